@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -22,7 +22,7 @@ from tessera.formulation.records.agents import DesiredGang, DesiredState, Heartb
 from tessera.formulation.records.clusters import NodeSpec
 
 _STORED = sa.text(f"""
-SELECT n.id, n.name, n.rack, n.agent_id, a.name AS agent, {SILENT_S} AS silent_s
+SELECT n.id, n.name, n.rack, n.cpus, n.host_bytes, n.agent_id, a.name AS agent, {SILENT_S} AS silent_s
 FROM nodes n LEFT JOIN agents a ON a.id = n.agent_id
 WHERE n.cluster_id = :cluster AND n.name = ANY(:names)
 """)  # noqa: S608 - a constant of tessera.db.rows
@@ -45,6 +45,15 @@ WHERE a.cluster_id = :cluster AND a.name = :name AND n.agent_id = a.id AND n.nam
 _JOIN = sa.text("""
 UPDATE nodes SET agent_id = :agent, heard_at = NULL
 WHERE cluster_id = :cluster AND name = ANY(:names)
+""")
+
+# Nodes on which jobs have GPUs keep what was found before: it may be less than the jobs need.
+_FIND = sa.text("""
+UPDATE nodes n SET found_cpus = r.cpus, found_host_bytes = r.host_bytes, version = n.version + 1
+FROM json_to_recordset(CAST(:rows AS json)) AS r(name text, cpus bigint, host_bytes bigint)
+WHERE n.cluster_id = :cluster AND n.name = r.name
+    AND (n.found_cpus, n.found_host_bytes) IS DISTINCT FROM (r.cpus, r.host_bytes)
+    AND NOT EXISTS (SELECT FROM allocations l WHERE l.node_id = n.id)
 """)
 
 _DELETED = sa.text("""
@@ -159,7 +168,7 @@ def register_agent(
     specs: Sequence[NodeSpec],
     silence_s: float,
 ) -> None:
-    """Register an agent and its nodes.
+    """Register an agent and its nodes, with the CPU cores and the host memory that it found.
 
     Nodes taken over from a dead agent lose the jobs that ran there. Nodes that were deleted since
     this incarnation started are left out. ``desired`` returns their names. If a node is new, has
@@ -191,16 +200,30 @@ def register_agent(
     _lose_nodes(turn, dead)
     if dead:
         connection.execute(_INTERRUPT, {"nodes": dead})
-    rack = {node.name: node.rack for node in stored}
-    changed = inventory.upsert_nodes(
-        turn, [replace(s, rack=s.rack or rack.get(s.name, ""), version=None) for s in specs]
-    )
-    values = me | {"names": names}
+    changed = inventory.upsert_nodes(turn, _as_stated(specs, stored))
+    found = [{"name": s.name, "cpus": s.cpus, "host_bytes": s.host_bytes} for s in specs]
+    values = me | {"names": names, "rows": dump_json(found)}
+    changed |= connection.execute(_FIND, values).rowcount > 0
     left = connection.execute(_LEAVE, values).rowcount > 0
     turn.needs_round |= returned or changed or left
     key = connection.execute(_REGISTER, values).scalar_one()
     connection.execute(_JOIN, values | {"agent": key})
     turn.end()
+
+
+def _as_stated(specs: Sequence[NodeSpec], stored: Sequence[sa.Row[Any]]) -> list[NodeSpec]:
+    """Return an agent's nodes with the CPU cores, the host memory and, if it has none, the rack as stored.
+
+    What an agent finds is not stated: it is stored separately.
+    """
+    known = {node.name: (node.rack, node.cpus, node.host_bytes) for node in stored}
+    nodes = []
+    for spec in specs:
+        rack, cpus, host_bytes = known.get(spec.name, ("", None, None))
+        nodes.append(
+            replace(spec, rack=spec.rack or rack, cpus=cpus, host_bytes=host_bytes, version=None)
+        )
+    return nodes
 
 
 def record_heartbeats(connection: sa.Connection, beats: Sequence[Heartbeat]) -> set[int]:

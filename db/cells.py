@@ -69,6 +69,8 @@ def estimate_rows(
             "v": e.provenance,
             "u": e.sd,
             "c": e.complete,
+            "q": e.cpus,
+            "h": e.host_bytes,
             "x": "" if e.traffic is None else e.traffic.to_json(),
         }
         for key, e in sorted(rows.items(), key=lambda row: row[0])

@@ -96,7 +96,7 @@ def read_decisions(
     if not pages:
         rows = connection.execute(_ROWS, values).mappings()
         return tuple(_record(dict(row)) for row in rows)
-    rows_of_pages = [row for page in pages for row in _unpack(page)]
+    rows_of_pages = [row for page in pages for row in unpack_page(page)]
     return tuple(_record(row) for row in sorted(rows_of_pages, key=lambda row: row["ordinal"]))
 
 
@@ -118,7 +118,7 @@ def find_reasons(
     pages_to_read = [pages[place].page for place in sorted(places)]
     values = {"cluster": cluster, "round": number, "pages": pages_to_read}
     for page in connection.execute(_SOME_PAGES, values).scalars():
-        for row in _unpack(page):
+        for row in unpack_page(page):
             if row["job"] in jobs and row["reason"] is not None:
                 yield row["job"], reason_from(row["reason"]), number
 
@@ -129,7 +129,8 @@ def _pack(page: Sequence[tuple[int, int]], records: Sequence[DecisionRecord]) ->
     return zlib.compress(dump_json(columns).encode(), _LEVEL)
 
 
-def _unpack(page: bytes | memoryview) -> Iterator[dict[str, Any]]:
+def unpack_page(page: bytes | memoryview) -> Iterator[dict[str, Any]]:
+    """Yield the decisions of a stored page as plain values."""
     columns = json.loads(zlib.decompress(page))
     for values in zip(*columns.values(), strict=True):
         yield dict(zip(columns, values, strict=True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -29,7 +29,8 @@ from tessera.formulation.records.estimates import (
     TuningRecord,
     UnestimatedWorkload,
 )
-from tessera.formulation.runtimes import RESTRICTED_RUNTIMES
+from tessera.formulation.runtimes import RUNTIMES
+from tessera.formulation.techniques import PlanLimits, Technique
 from tessera.formulation.values import PROFILING, Cell, EstimateSource, GpuType, Workload
 
 ESTIMATING_CHANNEL = "tessera_estimating"
@@ -65,7 +66,8 @@ ORDER BY model, params
 
 _KINDS = sa.text("""
 SELECT t.name, t.memory_bytes, t.dollars_per_hour, t.watts, coalesce(max(n.gpus), 0) AS node_gpus,
-    coalesce(sum(n.gpus), 0)::bigint AS gpus
+    coalesce(sum(n.gpus), 0)::bigint AS gpus, max(coalesce(n.cpus, n.found_cpus)) AS node_cpus,
+    max(coalesce(n.host_bytes, n.found_host_bytes)) AS node_host_bytes
 FROM gpu_types t LEFT JOIN nodes n ON n.gpu_type_id = t.id
 WHERE t.cluster_id = :cluster GROUP BY t.id ORDER BY t.ordinal
 """)
@@ -86,13 +88,16 @@ SELECT w.model, w.params, w.global_batch, w.derived_from,
     array_remove(array_agg(DISTINCT j.min_gpus) || array_agg(DISTINCT j.max_gpus), 0) AS bounds,
     (SELECT coalesce(array_agg(DISTINCT e.gpus ORDER BY e.gpus), '{{}}') FROM estimates e
         WHERE e.workload_id = w.id AND e.derived AND e.source > {int(EstimateSource.MEASURED)}) AS counts,
-    array_agg(DISTINCT j.runtime ORDER BY j.runtime)
-        FILTER (WHERE j.stated_plan_id IS NULL OR j.stated_plan_first) AS runtimes,
-    bool_or(j.profile) AS profile, w.waits_for IS NOT NULL AS has_reason,
+    coalesce(jsonb_agg(DISTINCT jsonb_build_array(j.runtime, j.techniques))
+        FILTER (WHERE j.stated_plan_id IS NULL OR j.stated_plan_first), '[]') AS limits,
+    bool_or(j.profile) AS profile,
+    coalesce((array_agg(j.name ORDER BY j.id) FILTER (WHERE j.profile))[1], '') AS asking_job,
+    w.waits_for IS NOT NULL AS has_reason,
     w.derived_from = '' AND EXISTS (
         SELECT FROM estimates e WHERE e.workload_id = w.id AND NOT e.derived) AS plans_only,
     (SELECT coalesce(json_agg(p.document ORDER BY p.name), '[]') FROM plans p WHERE p.id IN (
-        SELECT k.stated_plan_id FROM jobs k WHERE k.workload_id = w.id AND k.{LIVE})) AS plans,
+        SELECT unnest(ARRAY[k.stated_plan_id, k.submitted_plan_id])
+        FROM jobs k WHERE k.workload_id = w.id AND k.{LIVE})) AS plans,
     (SELECT coalesce(json_agg(json_build_array(t.name, e.gpus, e.pipeline_degree, p.name, e.nodes)
             ORDER BY t.ordinal, e.gpus, e.nodes, e.pipeline_degree, p.name), '[]')
         FROM estimates e JOIN gpu_types t ON t.id = e.gpu_type_id JOIN plans p ON p.id = e.plan_id
@@ -105,35 +110,40 @@ FROM workloads w JOIN jobs j ON j.workload_id = w.id
 WHERE w.cluster_id = :cluster AND w.model <> '{PROFILING}' AND j.{LIVE}
     AND (w.derived_from <> '' OR NOT EXISTS (
         SELECT FROM estimates e WHERE e.workload_id = w.id AND NOT e.derived)
-        OR (j.stated_plan_id IS NOT NULL AND NOT EXISTS (SELECT FROM estimates e
-            WHERE e.workload_id = w.id AND e.plan_id = j.stated_plan_id)))
+        OR EXISTS (SELECT FROM unnest(ARRAY[j.stated_plan_id, j.submitted_plan_id]) AS own(plan_id)
+            WHERE own.plan_id IS NOT NULL AND NOT EXISTS (SELECT FROM estimates e
+                WHERE e.workload_id = w.id AND e.plan_id = own.plan_id)))
 GROUP BY w.id ORDER BY min(j.id)
 """)  # noqa: S608 - a constant of tessera.db.tables
 
 # Source 0 is measured, the others are computed. Users' rows for the same GPUs do not replace those of
-# the plans that users state for jobs. A plan that ran out of memory here stays infeasible, even if
-# it was measured before.
+# the plans that jobs state or were submitted with. A plan that ran out of memory here stays
+# infeasible, even if it was measured before. A measured time says nothing of cores and host memory.
 _DERIVE = sa.text("""
 INSERT INTO estimates AS e
     (workload_id, gpu_type_id, gpus, nodes, pipeline_degree, plan_id, iter_time_s, source, provenance,
-     sd, complete, traffic, derived)
+     sd, complete, cpus, host_bytes, traffic, derived)
 SELECT r.*, true FROM json_to_recordset(CAST(:rows AS json)) AS r(
     w bigint, t bigint, g bigint, n bigint, d bigint, p bigint, s float8, k bigint, v text, u float8,
-    c boolean, x text)
+    c boolean, q bigint, h bigint, x text)
 WHERE r.k = 0 OR NOT EXISTS (
     SELECT FROM estimates o WHERE NOT o.derived AND o.workload_id = r.w AND o.gpu_type_id = r.t
         AND o.gpus = r.g)
-    OR EXISTS (SELECT FROM jobs j WHERE j.workload_id = r.w AND j.stated_plan_id = r.p)
+    OR EXISTS (SELECT FROM jobs j WHERE j.workload_id = r.w
+        AND r.p IN (j.stated_plan_id, j.submitted_plan_id))
 ON CONFLICT ON CONSTRAINT uq_estimates_shape DO UPDATE SET
     iter_time_s = excluded.iter_time_s, source = excluded.source, provenance = excluded.provenance,
     sd = excluded.sd, complete = excluded.complete,
+    cpus = CASE WHEN excluded.source > 0 OR excluded.cpus > 0 THEN excluded.cpus ELSE e.cpus END,
+    host_bytes = CASE WHEN excluded.source > 0 OR excluded.host_bytes > 0 THEN excluded.host_bytes
+        ELSE e.host_bytes END,
     traffic = coalesce(nullif(excluded.traffic, ''), e.traffic)
 WHERE e.derived AND (e.source > 0 OR (excluded.source = 0 AND e.iter_time_s < 'Infinity'))
 """)
 
 # Other plans are now the best ones of the shape and degree: one of all, and one of each runtime that
 # cannot run every plan. One that is known to run out of memory replaces nothing. Plans that jobs run
-# by or state are kept.
+# by, state or were submitted with are kept.
 _REPLACE = sa.text("""
 WITH news AS (
     SELECT * FROM json_to_recordset(CAST(:rows AS json)) AS r(
@@ -148,7 +158,8 @@ WHERE r.k > 0 AND e.derived AND e.source > 0
         WHERE x.workload_id = r.w AND x.gpu_type_id = r.t AND x.gpus = r.g AND x.nodes = r.n
         AND x.pipeline_degree = r.d AND x.plan_id = r.p AND x.source = 0 AND x.iter_time_s = 'Infinity')
     AND NOT EXISTS (SELECT FROM jobs j
-        WHERE j.workload_id = e.workload_id AND j.stated_plan_id = e.plan_id)
+        WHERE j.workload_id = e.workload_id
+            AND e.plan_id IN (j.stated_plan_id, j.submitted_plan_id))
     AND NOT EXISTS (SELECT FROM jobs j WHERE j.workload_id = e.workload_id
         AND j.cell_type_id = e.gpu_type_id AND j.cell_gpus = e.gpus
         AND j.cell_degree = e.pipeline_degree AND j.cell_plan_id = e.plan_id)
@@ -203,6 +214,8 @@ def load_estimation(connection: sa.Connection, cluster: str) -> EstimationInputs
                 ),
                 node_gpus=r.node_gpus,
                 gpus=r.gpus,
+                node_cpus=r.node_cpus,
+                node_host_bytes=r.node_host_bytes,
             )
             for r in connection.execute(_KINDS, of)
         ),
@@ -225,10 +238,12 @@ def load_estimation(connection: sa.Connection, cluster: str) -> EstimationInputs
                 counts=tuple(sorted({*r.counts, *r.bounds})),
                 derived_from=r.derived_from,
                 profile=r.profile,
+                asking_job=r.asking_job,
                 plans_only=r.plans_only,
                 plans=tuple(plan for text in r.plans if (plan := stored_plan(text)) is not None),
                 has_reason=r.has_reason,
-                runtimes=tuple(name for name in r.runtimes or () if name in RESTRICTED_RUNTIMES),
+                limits=tuple(own for own in _limits(r.limits) if not own.allow_every_plan),
+                is_open=not r.limits or not all(own.techniques for own in _limits(r.limits)),
                 exhausted=tuple(
                     Cell(gpu_type=t, gpus=g, pipeline_degree=d, plan=p, nodes=n)
                     for t, g, d, p, n in r.exhausted
@@ -239,7 +254,9 @@ def load_estimation(connection: sa.Connection, cluster: str) -> EstimationInputs
         ),
         profiles=profiling.load_profiles(connection, of["cluster"]),
         profiling=profiling.list_tasks(connection, of["cluster"]),
+        runs=profiling.list_runs(connection, of["cluster"]),
         gaps=profiling.load_gaps(connection, of["cluster"]),
+        hosts=profiling.load_hosts(connection, of["cluster"]),
         checks=collective_checks.load_checks(connection, of["cluster"]),
     )
 
@@ -323,6 +340,15 @@ def _models(connection: sa.Connection, cluster: int) -> list[ModelSpec]:
             model=r.model, params=r.params, architecture=r.architecture, **_reading(r.reading)
         )
         for r in connection.execute(_MODELS, {"cluster": cluster})
+    ]
+
+
+def _limits(stored: Iterable[tuple[str, list[str]]]) -> list[PlanLimits]:
+    """Return the limits of plans of runtimes that this release knows."""
+    return [
+        PlanLimits(runtime=runtime, techniques=tuple(map(Technique, techniques)))
+        for runtime, techniques in stored
+        if runtime in RUNTIMES
     ]
 
 

@@ -13,7 +13,14 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from tessera.db import embedded
-from tessera.formulation.errors import InvalidInput, NotMigrated, TesseraError, Unavailable
+from tessera.db.tables.triggers import NODE_CAPACITY
+from tessera.formulation.errors import (
+    InvalidInput,
+    NotAllowed,
+    NotMigrated,
+    TesseraError,
+    Unavailable,
+)
 
 T = TypeVar("T")
 
@@ -61,6 +68,7 @@ class Database:
         Raises:
             Unavailable: the database cannot be reached, or is too busy.
             InvalidInput: a constraint refused a value.
+            NotAllowed: jobs would need more of a node than it has.
         """
         for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
@@ -143,6 +151,8 @@ class Database:
             return NotMigrated(
                 f"the schema of {place} belongs to another release; run `tessera migrate`"
             )
+        if _constraint(error) == NODE_CAPACITY:
+            return NotAllowed(_detail(error))
         if state[:2] in _WRONG_VALUE_CLASSES:
             return InvalidInput("", f"the database refused a value: {_detail(error)}")
         if state in _FULL or "No space left on device" in str(error):
@@ -166,6 +176,12 @@ def sqlstate_of(error: DBAPIError | psycopg2.Error | PoolTimeout) -> str:
     """Return the database's five-character code for the error, or "" if it has none."""
     origin = error.orig if isinstance(error, DBAPIError) else error
     return str(getattr(origin, "pgcode", None) or "")
+
+
+def _constraint(error: DBAPIError | psycopg2.Error | PoolTimeout) -> str:
+    """Return the name of the constraint that refused a value, or "" if none did."""
+    origin = error.orig if isinstance(error, DBAPIError) else error
+    return str(getattr(getattr(origin, "diag", None), "constraint_name", None) or "")
 
 
 def _detail(error: DBAPIError | psycopg2.Error | PoolTimeout) -> str:

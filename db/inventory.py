@@ -111,20 +111,27 @@ ON CONFLICT (cluster_id, name) DO UPDATE SET memory_bytes = excluded.memory_byte
 _BUMP = sa.text("UPDATE clusters SET version = version + 1 WHERE id = :cluster")
 
 _NODES = sa.text("""
-SELECT n.id, n.name, t.name AS gpu_type, n.gpus, n.rack, n.version,
+SELECT n.id, n.name, t.name AS gpu_type, n.gpus, n.rack, n.cpus, n.host_bytes, n.version,
     coalesce((SELECT max(l.gpu) FROM allocations l WHERE l.node_id = n.id), -1) AS last_held
 FROM nodes n JOIN gpu_types t ON t.id = n.gpu_type_id
 WHERE n.cluster_id = :cluster AND n.name = ANY(:names)
 """)
 
 _PUT_NODES = sa.text("""
-INSERT INTO nodes (cluster_id, name, gpu_type_id, gpus, rack, version)
+INSERT INTO nodes (cluster_id, name, gpu_type_id, gpus, rack, cpus, host_bytes, version)
 SELECT :cluster, r.*, (SELECT c.node_version + 1 FROM clusters c WHERE c.id = :cluster)
 FROM json_to_recordset(CAST(:rows AS json)) AS
-    r(name text, gpu_type_id bigint, gpus bigint, rack text)
+    r(name text, gpu_type_id bigint, gpus bigint, rack text, cpus bigint, host_bytes bigint)
 ON CONFLICT (cluster_id, name) DO UPDATE SET gpu_type_id = excluded.gpu_type_id,
-    gpus = excluded.gpus, rack = excluded.rack, version = nodes.version + 1
+    gpus = excluded.gpus, rack = excluded.rack, cpus = excluded.cpus,
+    host_bytes = excluded.host_bytes, version = nodes.version + 1
 """)
+
+_PROPERTIES = ("gpu_type", "gpus", "rack", "cpus", "host_bytes")
+"""The properties of a stored node that its specification states."""
+
+_REQUIRE_CAPACITY = sa.text("SET CONSTRAINTS nodes_capacity IMMEDIATE")
+"""A check now, and not at the commit, which calls that only validate do not reach."""
 
 _DROP_GPUS = sa.text("""
 DELETE FROM gpus g USING nodes n
@@ -232,7 +239,8 @@ def upsert_nodes(turn: Turn, nodes: Sequence[NodeSpec]) -> bool:
     Raises:
         NotFound: a version was given for a node that does not exist. StaleEtag.
         InvalidInput: a node named twice, unknown GPU type, or a count outside 1..64.
-        NotAllowed: a node whose GPUs are held would change type or lose GPUs.
+        NotAllowed: a node whose GPUs are held would change type or lose GPUs, or a node would have
+            fewer CPU cores or less host memory than its jobs need.
     """
     names = [node.name for node in nodes]
     if len(set(names)) < len(names):
@@ -244,20 +252,23 @@ def upsert_nodes(turn: Turn, nodes: Sequence[NodeSpec]) -> bool:
     for node in nodes:
         old = stored.get(node.name)
         _require_node(turn.name, node, old)
-        if old is None or (old.gpu_type, old.gpus, old.rack) != (
-            node.gpu_type,
-            node.gpus,
-            node.rack,
-        ):
+        if old is None or any(getattr(old, name) != getattr(node, name) for name in _PROPERTIES):
             changed.append(node)
     if not changed:
         return False
     rows = [
-        {"name": n.name, "gpu_type_id": types[n.gpu_type].id, "gpus": n.gpus, "rack": n.rack}
+        {
+            "name": n.name,
+            "gpu_type_id": types[n.gpu_type].id,
+            "gpus": n.gpus,
+            "rack": n.rack,
+            "cpus": n.cpus,
+            "host_bytes": n.host_bytes,
+        }
         for n in changed
     ]
     values = {"cluster": turn.cluster, "names": [n.name for n in changed], "rows": dump_json(rows)}
-    for statement in (_PUT_NODES, _DROP_GPUS, _PUT_GPUS):
+    for statement in (_PUT_NODES, _REQUIRE_CAPACITY, _DROP_GPUS, _PUT_GPUS):
         turn.connection.execute(statement, values)
     return True
 

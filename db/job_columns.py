@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from tessera.db.tables.jobs import jobs
 from tessera.formulation.launch import launch_from_plain
 from tessera.formulation.records.jobs import JobSpec
+from tessera.formulation.techniques import Technique
 
 STATED_COLUMNS: Final = tuple(
     f.name
@@ -22,18 +23,13 @@ STATED_COLUMNS: Final = tuple(
         "avoid_nodes",
         "stated_plan",
         "submitted_plan",
-        "requested_cpus",
-        "techniques",
         "launch",
     }
 )
-"""The columns of ``jobs`` that hold a field of a ``JobSpec`` of the same name.
+"""The columns of ``jobs`` that hold a field of a ``JobSpec`` of the same name."""
 
-Submitted plans, requested CPUs and techniques are known to simulations only.
-"""
-
-UPDATABLE_COLUMNS: Final = frozenset({*STATED_COLUMNS, "avoid_nodes"})
-"""Fields of a job that may change after its submission. Its name and its workload may not."""
+UPDATABLE_COLUMNS: Final = frozenset({*STATED_COLUMNS, "avoid_nodes"} - {"techniques"})
+"""Fields of a job that may change after its submission. Its name, workload and techniques may not."""
 
 LAUNCH_COLUMNS: Final = ("runtime", "launch")
 """The columns of ``jobs`` that hold the launch: the runtime, never empty, and all else as JSON."""
@@ -42,6 +38,7 @@ SUBMITTED_COLUMNS: Final = (
     "name",
     "workload_id",
     "stated_plan_id",
+    "submitted_plan_id",
     *LAUNCH_COLUMNS,
     *STATED_COLUMNS,
 )
@@ -57,6 +54,7 @@ def stated_in(row: sa.RowMapping) -> dict[str, Any]:
     """Return the fields of a ``JobSpec`` in a row of ``jobs``, with lists as tuples."""
     values = {name: row[name] for name in STATED_COLUMNS}
     stated = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+    stated["techniques"] = tuple(map(Technique, values["techniques"]))
     return stated | {"launch": launch_from_plain(row["launch"] | {"runtime": row["runtime"]})}
 
 

@@ -8,6 +8,7 @@ import sqlalchemy as sa
 
 from tessera.db.documents import dump_json
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.execution_plan import ExecutionPlan
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
 
@@ -45,17 +46,24 @@ def ensure_plans(
     return ensure_documents(connection, cluster, plans)
 
 
-def ensure_stated_plans(
+def ensure_plans_of_jobs(
     connection: sa.Connection, cluster: int, jobs: Iterable[JobSpec]
 ) -> dict[str, int]:
-    """Return the keys of the plans that jobs state, by digest, creating missing ones.
+    """Return the keys of the plans that jobs state or are submitted with, by name, creating missing ones.
 
     They exist until the transaction ends.
+
+    Raises:
+        InvalidInput: a job names a plan that is not stored, and does not say what it is.
     """
-    stated = [job.stated_plan for job in jobs if job.stated_plan is not None]
-    if not stated:
-        return {}
-    return ensure_documents(connection, cluster, {plan.digest: plan.to_json() for plan in stated})
+    documents: dict[str, str] = {}
+    for job in jobs:
+        for plan in (job.stated_plan, job.submitted_plan):
+            if isinstance(plan, ExecutionPlan):
+                documents[plan.digest] = plan.to_json()
+            elif plan:
+                documents.setdefault(plan, "")
+    return ensure_documents(connection, cluster, documents) if documents else {}
 
 
 def ensure_documents(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -11,8 +13,14 @@ from tessera.db.rows import SERVICE_GPU_S, enter_cluster
 from tessera.db.tables import LIVE
 from tessera.db.workloads import ensure_workloads, require_types
 from tessera.formulation.lifecycle import JobState
-from tessera.formulation.records.estimates import ProfileGap, ProfileRow, ProfilingJob
-from tessera.formulation.values import PROFILING, Workload
+from tessera.formulation.records.estimates import (
+    HostProfile,
+    HostRates,
+    ProfileGap,
+    ProfileRow,
+    ProfilingJob,
+)
+from tessera.formulation.values import PROFILING, RUN_LABEL, Workload
 
 _ADD = sa.text("""
 INSERT INTO profiles (workload_id, gpu_type_id, task, source, kind, layers, samples, tp, dtype, forward_s,
@@ -57,11 +65,33 @@ WHERE w.cluster_id = :cluster
 ORDER BY g.added_at, g.id
 """)  # noqa: S608 - a constant of tessera.db.tables
 
-_TASKS = sa.text(f"""
-SELECT j.name, j.requested_type, j.state, j.last_error, j.command->>0 AS task,
-    {SERVICE_GPU_S} AS held_gpu_s,
+_PUT_HOST = sa.text("""
+INSERT INTO host_profiles (gpu_type_id, task, rates)
+VALUES (:gpu_type, :task, CAST(:rates AS jsonb))
+ON CONFLICT ON CONSTRAINT uq_host_profiles_task DO UPDATE SET
+    rates = excluded.rates, added_at = now()
+""")
+
+_HOSTS = sa.text("""
+SELECT DISTINCT ON (t.ordinal) t.name AS gpu_type, h.task, h.rates
+FROM host_profiles h JOIN gpu_types t ON t.id = h.gpu_type_id
+WHERE t.cluster_id = :cluster ORDER BY t.ordinal, h.added_at DESC, h.id DESC
+""")
+
+_JOB = f"""
+    j.name, j.requested_type, j.state, j.last_error, {SERVICE_GPU_S} AS held_gpu_s,
     greatest(extract(epoch FROM now() - j.created_at)::float8, 0) AS age_s,
     greatest(extract(epoch FROM now() - j.started_at)::float8, 0) AS started_ago_s
+"""
+
+_RUNS = sa.text(f"""
+SELECT {_JOB}, NULL AS task, NOT EXISTS (SELECT FROM jobs o
+    WHERE o.cluster_id = j.cluster_id AND o.name = j.labels->>'{RUN_LABEL}' AND o.{LIVE}) AS is_orphan
+FROM jobs j WHERE j.cluster_id = :cluster AND j.labels ? '{RUN_LABEL}' ORDER BY j.id
+""")  # noqa: S608 - constants of formulation and tessera.db
+
+_TASKS = sa.text(f"""
+SELECT {_JOB}, j.command->>0 AS task, false AS is_orphan
 FROM workloads w JOIN jobs j ON j.workload_id = w.id
 WHERE w.cluster_id = :cluster AND w.model = :model ORDER BY j.id
 """)  # noqa: S608 - a constant of tessera.db.rows
@@ -175,20 +205,52 @@ def load_gaps(connection: sa.Connection, cluster: int) -> tuple[ProfileGap, ...]
     )
 
 
+def put_host(connection: sa.Connection, cluster: str, host: HostProfile) -> None:
+    """Store the rates of a host, in place of what the same task measured before.
+
+    Raises:
+        NotFound: the cluster. InvalidInput: unknown GPU type.
+    """
+    key = enter_cluster(connection, cluster)
+    gpu_type = require_types(connection, key, {host.gpu_type})[host.gpu_type]
+    values = {"gpu_type": gpu_type.id, "task": host.task, "rates": dump_json(asdict(host.rates))}
+    connection.execute(_PUT_HOST, values)
+
+
+def load_hosts(connection: sa.Connection, cluster: int) -> tuple[HostProfile, ...]:
+    """Return the latest rates of hosts of each GPU type."""
+    return tuple(
+        HostProfile(
+            gpu_type=r.gpu_type,
+            task=r.task,
+            rates=HostRates(**{**r.rates, "updates": tuple(map(tuple, r.rates["updates"]))}),
+        )
+        for r in connection.execute(_HOSTS, {"cluster": cluster})
+    )
+
+
 def list_tasks(connection: sa.Connection, cluster: int) -> tuple[ProfilingJob, ...]:
     """Return the profiling tasks, including those that have ended, in order of submission."""
-    return tuple(
-        ProfilingJob(
-            name=r.name,
-            gpu_type=r.requested_type,
-            state=JobState(r.state),
-            last_error=r.last_error,
-            service_gpu_s=r.held_gpu_s,
-            age_s=r.age_s,
-            started_ago_s=r.started_ago_s,
-            task=r.task or "",
-        )
-        for r in connection.execute(_TASKS, {"cluster": cluster, "model": PROFILING})
+    rows = connection.execute(_TASKS, {"cluster": cluster, "model": PROFILING})
+    return tuple(map(_profiling_job, rows))
+
+
+def list_runs(connection: sa.Connection, cluster: int) -> tuple[ProfilingJob, ...]:
+    """Return the runs of jobs' programs that measure plans, in order of submission."""
+    return tuple(map(_profiling_job, connection.execute(_RUNS, {"cluster": cluster})))
+
+
+def _profiling_job(row: sa.Row[Any]) -> ProfilingJob:
+    return ProfilingJob(
+        name=row.name,
+        gpu_type=row.requested_type,
+        state=JobState(row.state),
+        last_error=row.last_error,
+        service_gpu_s=row.held_gpu_s,
+        age_s=row.age_s,
+        started_ago_s=row.started_ago_s,
+        task=row.task or "",
+        is_orphan=row.is_orphan,
     )
 
 

@@ -38,7 +38,7 @@ _JOB = sa.text("SELECT id FROM jobs WHERE cluster_id = :cluster AND name = :name
 _ESTIMATES = sa.text("""
 SELECT e.id, w.model, w.params, w.global_batch, t.name AS gpu_type, e.gpus, e.nodes,
     e.pipeline_degree, p.name AS plan, p.document AS plan_document, e.iter_time_s,
-    e.source, e.provenance, e.sd, e.traffic, e.complete
+    e.source, e.provenance, e.sd, e.traffic, e.complete, e.cpus, e.host_bytes
 FROM estimates e JOIN workloads w ON w.id = e.workload_id
 JOIN gpu_types t ON t.id = e.gpu_type_id JOIN plans p ON p.id = e.plan_id
 WHERE w.cluster_id = :cluster AND e.id > :after
@@ -145,6 +145,8 @@ def list_estimates(
             complete=r.complete,
             traffic=parse_cell_traffic(r.traffic) if r.traffic else None,
             plan=stored_plan(r.plan_document),
+            cpus=r.cpus,
+            host_bytes=r.host_bytes,
         )
         for r in rows[:limit]
     ]

@@ -18,7 +18,9 @@ from tessera.db.rows import cluster_id, json_rows, named_subqueries
 from tessera.db.snapshots import StoredSnapshot, has_base, pack_snapshot, pack_whole, read_base
 from tessera.db.turn import JobChange, NewCell, Turn
 from tessera.formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
+from tessera.formulation.demand import Demand
 from tessera.formulation.errors import DeadlineTooShort, NotFound, RoundSuperseded
+from tessera.formulation.given_demand import demand_on, demands_of_cells
 from tessera.formulation.lifecycle import ACTIVE, TERMINAL, JobState
 from tessera.formulation.records.rounds import (
     DecisionRecord,
@@ -43,10 +45,14 @@ _LAST_ROUND = sa.text("SELECT last_round FROM clusters WHERE name = :name")
 
 _WORLD = {
     "jobs": json_rows(
-        "j.name, j.id, j.version, j.state, j.generation",
+        "j.name, j.id, j.version, j.state, j.generation, j.cell_gpus, j.cell_cpus, j.cell_host_bytes",
         "jobs j WHERE j.cluster_id = :cluster AND j.name = ANY(:names)",
     ),
-    "nodes": json_rows("n.name, n.id, n.version", "nodes n WHERE n.cluster_id = :cluster"),
+    "nodes": json_rows(
+        "n.name, n.id, n.version, coalesce(n.cpus, n.found_cpus),"
+        " coalesce(n.host_bytes, n.found_host_bytes)",
+        "nodes n WHERE n.cluster_id = :cluster",
+    ),
     "owners": json_rows(
         "l.node_id, l.gpu, l.job_id",
         "allocations l JOIN nodes n ON n.id = l.node_id"
@@ -143,11 +149,13 @@ def _commit(
     snapshot, decisions, connection = commit.snapshot, commit.decisions, turn.connection
     # Skip decisions whose job or nodes changed during the solve.
     world = _world(turn, snapshot, decisions)
-    skips = find_skipped(snapshot, decisions, world)
+    known = demands_of_cells(snapshot.estimates)
+    needs = [demand_on(snapshot, known, d.job, d.cell) for d in decisions]
+    skips = find_skipped(snapshot, decisions, world, needs)
     changes = [
         change
         for i, decision in enumerate(decisions)
-        if i not in skips and (change := _change(snapshot, decision, world)) is not None
+        if i not in skips and (change := _change(snapshot, decision, world, needs[i])) is not None
     ]
     promises = _promises(turn, commit, world, skips)
     # Lock all rows before the first one is changed, to avoid deadlocks.
@@ -188,18 +196,32 @@ def _world(turn: Turn, snapshot: Snapshot, decisions: Sequence[Decision]) -> Com
     found = turn.connection.execute(_READ_WORLD, values).one()
     return CommitState(
         jobs={
-            name: CurrentJob(key=key, version=version, state=_STATE[state], generation=generation)
-            for name, key, version, state, generation in found.jobs
+            name: CurrentJob(
+                key=key,
+                version=version,
+                state=_STATE[state],
+                generation=generation,
+                needs=Demand(gpus=gpus or 0, cpus=cpus, host_bytes=host_bytes),
+            )
+            for name, key, version, state, generation, gpus, cpus, host_bytes in found.jobs
         },
-        nodes={name: CurrentNode(key=key, version=at) for name, key, at in found.nodes},
+        nodes={
+            name: CurrentNode(key=key, version=at, cpus=cpus, host_bytes=host_bytes)
+            for name, key, at, cpus, host_bytes in found.nodes
+        },
         owner={(node, gpu): job for node, gpu, job in found.owners},
         types=dict(found.types),
         plans=dict(found.plans),
     )
 
 
-def _change(snapshot: Snapshot, decision: Decision, world: CommitState) -> JobChange | None:
-    """Return the change of the job, or None if nothing happens to it."""
+def _change(
+    snapshot: Snapshot, decision: Decision, world: CommitState, needs: Demand
+) -> JobChange | None:
+    """Return the change of the job, or None if nothing happens to it.
+
+    ``needs`` is its demand on the decision's Cell.
+    """
     job = world.jobs[snapshot.jobs.name[decision.job]]
     event = event_of(decision, job.state)
     if event is None:
@@ -219,6 +241,8 @@ def _change(snapshot: Snapshot, decision: Decision, world: CommitState) -> JobCh
             rate=decision.rate,
             leader_id=keys[0],
             members=tuple(members),
+            cpus=needs.cpus,
+            host_bytes=needs.host_bytes,
         )
     why = decision.reason.message if decision.reason else ""
     return JobChange(
@@ -296,6 +320,7 @@ def _summary(
         started=kinds.count(DecisionKind.START),
         suspended=kinds.count(DecisionKind.SUSPEND),
         changed=sum(k in CHANGES_GPUS and k is not DecisionKind.START for k in kinds),
+        replanned=kinds.count(DecisionKind.REPLAN),
     )
 
 

@@ -145,6 +145,8 @@ def node_record(row: Row) -> NodeRecord:
         gpus=row["gpus"],
         rack=row["rack"],
         version=row["version"],
+        cpus=row["cpus"],
+        host_bytes=row["host_bytes"],
     )
     silent_s = row["silent_s"]
     return NodeRecord(
@@ -160,6 +162,8 @@ def node_record(row: Row) -> NodeRecord:
         drained_s=row["drained_s"],
         faults=tuple(fault.sentence for fault in stored_faults(row["faults"])),
         probation_end_s=row["probation_end_s"],
+        found_cpus=row["found_cpus"],
+        found_host_bytes=row["found_host_bytes"],
     )
 
 
@@ -178,6 +182,7 @@ SELECT j.*, {SERVICE_GPU_S} AS held_gpu_s,
         JOIN nodes n ON n.id = v.node_id WHERE v.job_id = j.id) AS avoid_nodes,
     c.name AS cluster, w.model, w.params, w.global_batch, w.waits_for, w.derived_from, t.name AS cell_type,
     p.name AS cell_plan, p.document AS plan_document, s.document AS stated_document,
+    u.name AS submitted_name, u.document AS submitted_document,
     m.iter_time_s AS reported_iter_time_s, m.source AS reported_source, {TRAINING_COLUMNS},
     {FORECAST_COLUMNS},
     extract(epoch FROM j.created_at)::float8 AS created_s,
@@ -189,6 +194,7 @@ JOIN workloads w ON w.id = j.workload_id
 LEFT JOIN gpu_types t ON t.id = j.cell_type_id
 LEFT JOIN plans p ON p.id = j.cell_plan_id
 LEFT JOIN plans s ON s.id = j.stated_plan_id
+LEFT JOIN plans u ON u.id = j.submitted_plan_id
 LEFT JOIN measurements m ON m.job_id = j.id AND m.generation = j.generation
 LEFT JOIN trainings tr ON tr.job_id = j.id
 LEFT JOIN forecasts f ON f.job_id = j.id
@@ -232,6 +238,7 @@ def job_spec(row: Row) -> JobSpec:
         ),
         avoid_nodes=tuple(row["avoid_nodes"]),
         stated_plan=stored_plan(row["stated_document"]),
+        submitted_plan=stored_plan(row["submitted_document"]) or row["submitted_name"] or "",
         **stated_in(row),
     )
 

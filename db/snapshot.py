@@ -11,8 +11,9 @@ import sqlalchemy as sa
 
 from tessera.db.copy import read_columns, wire_types
 from tessera.db.rows import SERVICE_GPU_S, json_rows, named_subqueries
-from tessera.db.runnable_plans import load_refused_plans
+from tessera.db.runnable_plans import TECHNIQUES_MASK, load_refused_plans
 from tessera.db.tables import LIVE
+from tessera.formulation.demand import NOT_STATED
 from tessera.formulation.errors import NotFound
 from tessera.formulation.network.facts import StandingNetworkPlan, TrafficMeasurements, Traffics
 from tessera.formulation.network.traffic import intern_traffic
@@ -50,7 +51,9 @@ _TABLES = {
     "plans": json_rows("p.id, p.name", "plans p WHERE p.cluster_id = c.id", "p.name"),
     "nodes": json_rows(
         "n.id, n.name, n.gpu_type_id, n.gpus, n.rack, n.version, NOT n.draining AND coalesce("
-        "extract(epoch FROM now() - a.heard_at)::float8 <= :silence_s, false)",
+        "extract(epoch FROM now() - a.heard_at)::float8 <= :silence_s, false),"
+        f" coalesce(n.cpus, n.found_cpus, {NOT_STATED}),"
+        f" coalesce(n.host_bytes, n.found_host_bytes, {NOT_STATED})",
         "nodes n LEFT JOIN agents a ON a.id = n.agent_id WHERE n.cluster_id = c.id",
         "n.name",
     ),
@@ -113,21 +116,28 @@ _JOB_EXPRESSIONS = {
     "current_gpus": "coalesce(j.cell_gpus, 0)",
     "current_degree": "coalesce(j.cell_degree, 0)",
     "current_plan": "coalesce(j.cell_plan_id, 0)",
+    "current_cpus": f"CASE WHEN j.cell_gpus IS NULL THEN {NOT_STATED} ELSE j.cell_cpus END",
+    "current_host_bytes": f"CASE WHEN j.cell_gpus IS NULL THEN {NOT_STATED} ELSE j.cell_host_bytes END",
     "stated_plan": "coalesce(j.stated_plan_id, 0)",
+    "submitted_plan": "coalesce(j.submitted_plan_id, 0)",
+    "techniques": TECHNIQUES_MASK,
     "runtime": "coalesce("
     + _case("j.runtime", {name: code for code, name in enumerate(RESTRICTED_RUNTIMES)})
     + ", -1)",
     "retry_s": "coalesce(date_part('epoch', j.retry_at), 0)",
     "restart_s": "coalesce(tr.restart_s, j.restart_s)",  # measured, or else as stated
+    "unsaved_since_s": "CASE WHEN (tr.start_times->>'stop_s')::float8 > 0"
+    " AND (tr.start_times->>'checkpoint_s')::float8 = 0 AND tr.checkpoint_at IS NOT NULL"
+    " THEN date_part('epoch', greatest(tr.checkpoint_at, j.since_at)) ELSE 0 END",
 }
 """Expressions for columns of ``Jobs`` that are not simply the column of the same name. References
 to other tables are their keys.
 """
 
-_NOT_STORED = frozenset({"unestimated", "assumed_efficiency", "submitted_plan", "requested_cpus"})
-"""Columns of ``Jobs`` that follow from other tables, or that only rounds or simulations fill."""
+_NOT_STORED = frozenset({"unestimated", "assumed_efficiency"})
+"""Columns of ``Jobs`` that follow from other tables, or that only rounds fill."""
 
-_JOB_COLUMNS = {"id": "int8"} | {
+_JOB_COLUMNS = {"id": "int8", "techniques": "int8"} | {
     name: kind for name, kind in wire_types(Jobs).items() if name not in _NOT_STORED
 }
 
@@ -140,7 +150,7 @@ WHERE j.cluster_id = {{cluster}} AND j.{LIVE} ORDER BY j.id
 
 _ESTIMATES = f"""
 SELECT e.workload_id, e.gpu_type_id, e.gpus, e.nodes, e.pipeline_degree, e.plan_id, e.iter_time_s,
-    e.source, coalesce(e.sd, 'NaN'), e.complete, 0::bigint, 0::bigint
+    e.source, coalesce(e.sd, 'NaN'), e.complete, e.cpus, e.host_bytes
 FROM estimates e JOIN workloads w ON w.id = e.workload_id WHERE w.cluster_id = {{cluster}}
     AND EXISTS (SELECT FROM jobs j WHERE j.workload_id = w.id AND j.{LIVE})
 """  # noqa: S608 - constants only
@@ -201,12 +211,14 @@ def load_snapshot(connection: sa.Connection, name: str, silence_s: float) -> Sna
         _Index([row[0] for row in rows])
         for rows in (cluster.gpu_types, cluster.workloads, cluster.plans, cluster.nodes)
     )
-    jobs, job_at = _jobs(connection, cluster, type_at, workload_at, plan_at)
+    jobs, techniques, job_at = _jobs(connection, cluster, type_at, workload_at, plan_at)
     estimates = _estimates(connection, cluster.id, type_at, workload_at, plan_at)
     plans = tuple(name for _, name in cluster.plans)
     if "" in plans:  # the plan by which jobs without estimates run
         jobs = replace(jobs, unestimated=_unestimated(cluster.workloads, jobs, estimates))
-    jobs, runtimes, refused = load_refused_plans(connection, cluster.id, jobs, estimates, plans)
+    jobs, runtimes, refused = load_refused_plans(
+        connection, cluster.id, jobs, techniques, estimates, plans
+    )
     a = read_columns(connection, _ALLOCATIONS.format(cluster=cluster.id), wire_types(Allocations))
     tenants, quotas = _tenants(cluster.tenants, cluster.quotas, type_at)
     avoiding, avoided = np.array(cluster.avoids, np.int64).reshape(-1, 2).T
@@ -322,7 +334,9 @@ class _Index:
 
 
 def _nodes(rows: Sequence[Sequence[Any]], type_at: _Index) -> Nodes:
-    _, names, types, gpus, racks, versions, schedulable = list(zip(*rows, strict=True)) or [()] * 7
+    _, names, types, gpus, racks, versions, schedulable, cpus, host_bytes = (
+        list(zip(*rows, strict=True)) or [()] * 9
+    )
     return Nodes(
         name=tuple(names),
         gpu_type=type_at.of(np.array(types, np.int64)),
@@ -330,6 +344,8 @@ def _nodes(rows: Sequence[Sequence[Any]], type_at: _Index) -> Nodes:
         rack=tuple(racks),
         schedulable=np.array(schedulable, np.bool_),
         version=np.array(versions, np.int64),
+        cpus=np.array(cpus, np.int64),
+        host_bytes=np.array(host_bytes, np.int64),
     )
 
 
@@ -339,16 +355,18 @@ def _jobs(
     type_at: _Index,
     workload_at: _Index,
     plan_at: _Index,
-) -> tuple[Jobs, _Index]:
+) -> tuple[Jobs, Ints, _Index]:
+    """Return the jobs, their techniques as ``TECHNIQUES_MASK`` has them, and the index of their keys."""
     names, tenants = list(zip(*cluster.job_names, strict=True)) or [()] * 2
     j = read_columns(connection, _JOBS.format(cluster=cluster.id), _JOB_COLUMNS)
-    keys = _Index(j.pop("id"))
+    keys, techniques = _Index(j.pop("id")), j.pop("techniques")
     for kind in ("requested_type", "current_type"):
         j[kind] = type_at.of(j[kind])
     j["workload"] = workload_at.of(j["workload"])
     j["current_plan"] = plan_at.of(j["current_plan"], absent=0)
-    j["stated_plan"] = plan_at.of(j["stated_plan"])
-    return Jobs(name=names, tenant=tenants, **j), keys
+    for kind in ("stated_plan", "submitted_plan"):
+        j[kind] = plan_at.of(j[kind])
+    return Jobs(name=names, tenant=tenants, **j), techniques, keys
 
 
 def _unestimated(workloads: Sequence[Sequence[Any]], jobs: Jobs, estimates: Estimates) -> Bools:

@@ -15,6 +15,7 @@ from tessera.db import (
     derived_estimates,
     forecasts,
     health,
+    job_rounds,
     migrate,
     network,
     outlook,
@@ -55,7 +56,13 @@ from tessera.formulation.records.clusters import (
 from tessera.formulation.records.estimates import EstimateRecord, EstimationInputs, ModelSpec
 from tessera.formulation.records.forecasts import ClusterForecast, ForecastHistory
 from tessera.formulation.records.jobs import JobEventRecord, JobRecord
-from tessera.formulation.records.rounds import NetworkCommit, RoundCommit, RoundRecord, RoundSummary
+from tessera.formulation.records.rounds import (
+    JobRound,
+    NetworkCommit,
+    RoundCommit,
+    RoundRecord,
+    RoundSummary,
+)
 from tessera.formulation.records.store import Request, Retention, StoreLimits
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.topologies.described import decode_topology
@@ -216,6 +223,11 @@ class PostgresStore:
         """Return the events of a job."""
         with self._database.read() as connection:
             return reads.job_history(connection, cluster, name)
+
+    def rounds_of_job(self, cluster: str, name: str, last: int, most: int) -> list[JobRound]:
+        """Return the decisions of rounds on a job, newest first."""
+        with self._database.read() as connection:
+            return job_rounds.rounds_of_job(connection, cluster, name, last, most)
 
     def list_estimates(
         self, cluster: str, model: str, params: str, global_batch: int, after: int, limit: int

@@ -13,10 +13,11 @@ from tessera.db.cells import stored_plan
 from tessera.db.documents import dump_json
 from tessera.db.plans import ensure_documents
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import ExecutionPlan
+from tessera.formulation.execution_plan import ExecutionPlan, read_execution_plan
 from tessera.formulation.records.agents import ObservedGang
 from tessera.formulation.records.estimates import TuningRecord
 from tessera.formulation.runtimes import RUNTIMES
+from tessera.formulation.techniques import read_techniques, refuse_techniques
 from tessera.formulation.values import EstimateSource, Workload
 
 log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ ON CONFLICT ON CONSTRAINT uq_tunings_plan DO UPDATE SET plans = excluded.plans,
 # The program reads its plans when it starts. A Cell whose plan was tuned in this space, or in all
 # of them, needs no other tuning.
 _TO_TRY = sa.text("""
-SELECT j.id, t.plans FROM jobs j JOIN tunings t ON t.workload_id = j.workload_id
+SELECT j.id, j.techniques, t.plans FROM jobs j JOIN tunings t ON t.workload_id = j.workload_id
     AND t.gpu_type_id = j.cell_type_id AND t.plan_id = j.cell_plan_id AND t.runtime = j.runtime
     AND t.space = j.launch->>'tuning_space'
 WHERE j.id = ANY(:ids) AND j.state = 'starting' AND NOT EXISTS (
@@ -54,7 +55,7 @@ WHERE j.id = ANY(:ids) AND j.state = 'starting' AND NOT EXISTS (
 """)
 
 _RUNNING = sa.text("""
-SELECT j.id, j.name, j.generation, j.runtime, n.name AS leader, j.cell_gpus, j.cell_degree,
+SELECT j.id, j.name, j.generation, j.runtime, j.techniques, n.name AS leader, j.cell_gpus, j.cell_degree,
     coalesce(j.launch->>'tuning_space', '') AS space, w.model, w.params, w.global_batch,
     p.name AS plan, p.document, coalesce(tr.tuned_generation, 0) AS tuned_generation
 FROM jobs j JOIN nodes n ON n.id = j.leader_id AND n.agent_id = :agent
@@ -139,12 +140,23 @@ def put_tunings(
 def load_plans_to_try(connection: sa.Connection, jobs: Sequence[int]) -> dict[int, tuple[str, ...]]:
     """Return the canonical JSON of the plans that starting jobs should try, by job (keys).
 
-    Jobs that should not tune at this start are absent.
+    Jobs that should not tune at this start are absent. So are plans that need techniques which
+    their job does not name.
     """
     if not jobs:
         return {}
     rows = connection.execute(_TO_TRY, {"ids": list(jobs)})
-    return {row.id: tuple(row.plans) for row in rows}
+    allowed = {row.id: _allowed_plans(row.plans, row.techniques) for row in rows}
+    return {job: plans for job, plans in allowed.items() if plans}
+
+
+def _allowed_plans(plans: Sequence[str], techniques: Sequence[str]) -> tuple[str, ...]:
+    if not techniques:
+        return tuple(plans)
+    named = read_techniques("techniques", techniques)
+    return tuple(
+        text for text in plans if not refuse_techniques(read_execution_plan("plans", text), named)
+    )
 
 
 def find_tuned_plans(
@@ -193,7 +205,8 @@ def _find_problem(row: sa.Row[Any], gang: ObservedGang, plan: ExecutionPlan) -> 
         return f"it has {plan.pipeline_degree} pipeline stages, but the Cell has {row.cell_degree}"
     if plan.precision is not planned.precision or plan.shape not in ((), planned.shape):
         return "its precision or its nodes are not those of the job's plan"
-    return runtime.refuse_plan(plan)
+    named = read_techniques("techniques", row.techniques)
+    return runtime.refuse_plan(plan) or refuse_techniques(plan, named)
 
 
 def _log_refusal(row: sa.Row[Any], digest: str, problem: str) -> None:

@@ -56,6 +56,8 @@ class NewCell:
     rate: float
     leader_id: int
     members: tuple[tuple[int, tuple[int, ...]], ...]  # (node's key, GPU indices)
+    cpus: int = 0  # cores that the job is given with the Cell
+    host_bytes: int = 0  # host memory that it is given with it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,11 +117,13 @@ UPDATE jobs j SET
     cell_degree = CASE WHEN c.active THEN coalesce(c.degree, j.cell_degree) END,
     cell_plan_id = CASE WHEN c.active THEN coalesce(c.plan_id, j.cell_plan_id) END,
     cell_rate = CASE WHEN c.active THEN coalesce(c.rate, j.cell_rate) END,
+    cell_cpus = CASE WHEN c.active THEN coalesce(c.cpus, j.cell_cpus) ELSE 0 END,
+    cell_host_bytes = CASE WHEN c.active THEN coalesce(c.host_bytes, j.cell_host_bytes) ELSE 0 END,
     leader_id = coalesce(c.leader_id, j.leader_id)
 FROM clock, json_to_recordset(CAST(:rows AS json)) AS c(
     id bigint, event text, state text, quiet boolean, active boolean, terminal boolean, error text,
     generation bigint, type_id bigint, gpus bigint, degree bigint, plan_id bigint, rate float8,
-    leader_id bigint
+    leader_id bigint, cpus bigint, host_bytes bigint
 )
 WHERE j.id = c.id
 """)  # noqa: S608 - constants of formulation
@@ -177,7 +181,8 @@ _GONE = json_rows(
     "j.id",
 )
 
-# A job that moves waits until its former gang is gone, which may still write a checkpoint.
+# A job that moves waits until its former gang is gone, which may still write a checkpoint. A job that
+# needs cores or host memory of a node that has a limit waits for all that leave the node.
 _SETTLE = sa.text(f"""
 WITH promoted AS (
     UPDATE allocations r SET hold = 'held'
@@ -187,6 +192,12 @@ WITH promoted AS (
         WHERE h.node_id = r.node_id AND h.gpu = r.gpu AND h.hold IN ('held', 'releasing')
     ) AND NOT EXISTS (
         SELECT FROM allocations o WHERE o.job_id = r.job_id AND o.hold = 'releasing'
+    ) AND NOT (
+        coalesce(n.cpus, n.found_cpus, n.host_bytes, n.found_host_bytes) IS NOT NULL
+        AND EXISTS (SELECT FROM jobs j WHERE j.id = r.job_id
+            AND (j.cell_cpus > 0 OR j.cell_host_bytes > 0))
+        AND EXISTS (SELECT FROM allocations o
+            WHERE o.node_id = r.node_id AND o.hold = 'releasing')
     )
     RETURNING r.gpu
 )

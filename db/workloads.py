@@ -43,13 +43,14 @@ FOR KEY SHARE OF w
 _UPSERT = sa.text("""
 INSERT INTO estimates
     (workload_id, gpu_type_id, gpus, nodes, pipeline_degree, plan_id, iter_time_s, source, provenance,
-     sd, complete, traffic)
+     sd, complete, cpus, host_bytes, traffic)
 SELECT r.* FROM json_to_recordset(CAST(:rows AS json)) AS r(
     w bigint, t bigint, g bigint, n bigint, d bigint, p bigint, s float8, k bigint, v text, u float8,
-    c boolean, x text)
+    c boolean, q bigint, h bigint, x text)
 ON CONFLICT ON CONSTRAINT uq_estimates_shape DO UPDATE SET
     iter_time_s = excluded.iter_time_s, source = excluded.source, provenance = excluded.provenance,
     sd = excluded.sd, complete = excluded.complete, derived = false,
+    cpus = excluded.cpus, host_bytes = excluded.host_bytes,
     traffic = coalesce(nullif(excluded.traffic, ''), estimates.traffic)
 """)
 
@@ -73,7 +74,8 @@ WHERE e.derived AND e.source > {int(EstimateSource.MEASURED)}
     AND NOT EXISTS (SELECT FROM jobs j WHERE j.workload_id = e.workload_id AND j.cell_type_id = r.t
         AND j.cell_gpus = r.g AND j.cell_degree = e.pipeline_degree AND j.cell_plan_id = e.plan_id)
     AND NOT EXISTS (SELECT FROM jobs j
-        WHERE j.workload_id = e.workload_id AND j.stated_plan_id = e.plan_id)
+        WHERE j.workload_id = e.workload_id
+            AND e.plan_id IN (j.stated_plan_id, j.submitted_plan_id))
 """)  # noqa: S608 - a constant of formulation
 
 _SMALLEST = sa.text("""

@@ -29,7 +29,7 @@ from tessera.db.job_columns import (
     typed_columns,
 )
 from tessera.db.limits import require_few, require_few_clusters, require_few_open_jobs
-from tessera.db.plans import ensure_stated_plans
+from tessera.db.plans import ensure_plans_of_jobs
 from tessera.db.rows import CLUSTER, cluster_record, enter_cluster, jobs_named, nodes_named
 from tessera.db.turn import JobChange, Turn, request_round
 from tessera.formulation.errors import AlreadyExists, InvalidInput, NotAllowed, NotFound, StaleEtag
@@ -46,6 +46,7 @@ from tessera.formulation.records.estimates import (
     CellFilter,
     CollectiveRecord,
     EstimateRecord,
+    HostProfile,
     ModelSpec,
     ProfileGap,
     ProfileRow,
@@ -180,18 +181,19 @@ class PostgresWriter:
             self._connection, key, {job.workload for job in jobs}
         )
         unestimated = workloads.require_fit(self._connection, key, jobs, workload_ids)
-        rows, plan_ids = [], ensure_stated_plans(self._connection, key, jobs)
-        restricted = any(job.runtime in RESTRICTED_RUNTIMES for job in jobs)
+        rows, plan_ids = [], ensure_plans_of_jobs(self._connection, key, jobs)
+        restricted = any(job.techniques or job.runtime in RESTRICTED_RUNTIMES for job in jobs)
         tunes = any(job.launch.tuning_space for job in jobs)
         if unestimated or plan_ids or restricted or tunes:
             derived_estimates.notify_estimators(self._connection, cluster)
         pins.require_future(self._connection, jobs)
         for job in jobs:
-            row = asdict(replace(job, stated_plan=None))
-            del row["workload"], row["avoid_nodes"], row["stated_plan"]
+            row = asdict(replace(job, stated_plan=None, submitted_plan=""))
+            del row["workload"], row["avoid_nodes"], row["stated_plan"], row["submitted_plan"]
             row |= launch_values(job) | {"workload_id": workload_ids[job.workload]}
             if job.stated_plan is not None:
                 row["stated_plan_id"] = plan_ids[job.stated_plan.digest]
+            row["submitted_plan_id"] = plan_ids.get(job.submitted_plan_id)
             # JSON cannot represent infinity.
             rows.append({k: str(v) if isinstance(v, float) else v for k, v in row.items()})
         found = self._connection.execute(_SUBMIT, {"cluster": key, "rows": _rows(rows)}).scalars()
@@ -298,14 +300,20 @@ class PostgresWriter:
         )
 
     def add_profiles(
-        self, cluster: str, rows: Sequence[ProfileRow], gap: ProfileGap | None = None
+        self,
+        cluster: str,
+        rows: Sequence[ProfileRow],
+        gap: ProfileGap | None = None,
+        host: HostProfile | None = None,
     ) -> int:
-        """Store measured layers, and what a task left out; return how many were new."""
+        """Store measured layers and hosts, and what a task left out; return how many layers were new."""
         added = profiling.add_profiles(self._connection, cluster, rows)
         if gap is None:
             profiling.drop_gaps(self._connection, cluster, rows)
         else:
             profiling.put_gap(self._connection, cluster, gap)
+        if host is not None:
+            profiling.put_host(self._connection, cluster, host)
         derived_estimates.notify_estimators(self._connection, cluster)
         return added
 

@@ -382,7 +382,8 @@ def _updates_s(
     moved_s = (weight + gradient) * updated / states.moved_bytes_per_s(hardware)
     # One host updates the states of all GPUs of the stage on its node.
     host_gpus = np.minimum(rows.dp * rows.tp, hardware.gpus_per_node)
-    host_s = 2 * training.state_bytes * updated * host_gpus / states.updated_bytes_per_s(hardware)
+    host_rate = states.updated_bytes_per_s(hardware, host_gpus)
+    host_s = 2 * training.state_bytes * updated * host_gpus / host_rate
     return np.asarray(moved_s + host_s, dtype=np.float64)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from tessera.estimator.graph import Graph
 from tessera.estimator.hardware import GIB, Hardware
@@ -37,20 +38,28 @@ class States:
     """Whether parameters are in the host's memory, too, and gathered from there before each pass
     (ZeRO-Infinity, SC 2021, section 5). The price of a plan adds the time that this takes."""
     host_bytes_per_s: float | None = None
-    """What is reached between host and one GPU. If None, half of the data sheet's bandwidth."""
+    """What is reached between host and one GPU. If None, what was measured on the GPU type, or else
+    half of the data sheet's bandwidth."""
     host_update_bytes_per_s: float | None = None
     """Bytes of states per second that the processors of one host update. If None, the hardware's."""
+    cpus_per_gpu: int = 0
+    """CPU cores for each GPU that update offloaded states. If it is 0, all of the host's do."""
 
     def moved_bytes_per_s(self, hardware: Hardware) -> float:
         """Return the bytes per second between the host and one GPU."""
         if self.host_bytes_per_s is not None:
             return self.host_bytes_per_s
+        if hardware.copied_bytes_per_s is not None:
+            return hardware.copied_bytes_per_s
         return hardware.host_bytes_per_s * HOST_UTILISATION
 
-    def updated_bytes_per_s(self, hardware: Hardware) -> float:
-        """Return the bytes of states per second that one host updates."""
-        own = self.host_update_bytes_per_s
-        return hardware.host_update_bytes_per_s if own is None else own
+    def updated_bytes_per_s(self, hardware: Hardware, gpus: ArrayLike = 1) -> Floats | float:
+        """Return the bytes of states per second that one host updates for some of its GPUs."""
+        if self.host_update_bytes_per_s is not None:
+            return self.host_update_bytes_per_s
+        if not self.cpus_per_gpu:
+            return hardware.host_update_bytes_per_s
+        return hardware.updated_bytes_per_s(self.cpus_per_gpu * np.asarray(gpus))
 
     def __post_init__(self) -> None:
         if self.zero not in (0, 1, 2, 3):
@@ -118,6 +127,22 @@ def state_bytes(
     if not states.offload:
         on_gpu = on_gpu + optimizer / divided[2]
     return np.asarray(parameters * on_gpu, dtype=np.float64)
+
+
+def host_state_bytes(
+    graph: Graph, training: Training, states: States, parameters: Floats, replicas: Ints
+) -> Floats:
+    """Return the bytes of host memory that the states of one GPU take, as in :func:`state_bytes`.
+
+    Optimizer states are kept there, and gradients arrive there (ZeRO-Offload, ATC 2021, section
+    4.1). With offloaded parameters, weights are kept there, too.
+    """
+    weight, gradient, optimizer = parameter_bytes(graph, training)
+    divided = [replicas if states.zero >= stage else 1 for stage in (3, 1)]
+    on_host = (gradient + optimizer) / divided[1] if states.offload else 0.0
+    if states.offload_parameters:
+        on_host = on_host + weight / divided[0]
+    return np.asarray(parameters * on_host, dtype=np.float64)
 
 
 def in_flight(schedule: Schedule, stages: int, micro_batches: int) -> Ints:

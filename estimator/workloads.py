@@ -32,16 +32,19 @@ from tessera.estimator.profiling.totals import ProfiledTotals
 from tessera.estimator.times import CellTimes
 from tessera.estimator.traffic import traffic_of
 from tessera.formulation.cancellation import never_cancelled
+from tessera.formulation.demand import Capacity
 from tessera.formulation.errors import InvalidInput, TesseraError
 from tessera.formulation.execution_plan import ExecutionPlan, model_name
 from tessera.formulation.records.estimates import (
     ClusterGpuType,
     EstimateRecord,
+    HostProfile,
     MeasurementRecord,
     ModelSpec,
     ProfileRow,
 )
 from tessera.formulation.release import installed_version
+from tessera.formulation.techniques import PlanLimits
 from tessera.formulation.values import Cell, EstimateSource, Workload
 
 GPU_MULTIPLES: Final = (0.5, 1.0, 2.0)
@@ -171,8 +174,15 @@ def unknown_model(workload: Workload) -> tuple[str, str]:
     )
 
 
-def hardware_of(field: str, kind: ClusterGpuType, catalogue: Mapping[str, Hardware]) -> Hardware:
+def hardware_of(
+    field: str,
+    kind: ClusterGpuType,
+    catalogue: Mapping[str, Hardware],
+    hosts: Iterable[HostProfile] = (),
+) -> Hardware:
     """Return the hardware of a GPU type, with the memory and node size of the cluster.
+
+    What ``hosts`` measured on its nodes replaces the catalogue's rates of hosts.
 
     Raises:
         InvalidInput: the type is not in the catalogue.
@@ -185,6 +195,9 @@ def hardware_of(field: str, kind: ClusterGpuType, catalogue: Mapping[str, Hardwa
             " use a name from the catalogue, describe the type in the server's setting `hardware`, or"
             " import profiles",
         )
+    for host in hosts:
+        if host.gpu_type == kind.gpu_type.name:
+            known = known.with_host(host.rates)
     return replace(
         known,
         memory_bytes=kind.gpu_type.memory_bytes,
@@ -349,6 +362,10 @@ class Estimator:
             found = others[degree]
         return subject, found
 
+    def knows(self, workload: Workload) -> bool:
+        """Return whether a workload's Cells can be estimated."""
+        return workload in self._models
+
     def know(self, workload: Workload, model: Model) -> None:
         """Add a model whose Cells are also to be estimated.
 
@@ -473,6 +490,7 @@ def measured_estimates(measurements: Sequence[MeasurementRecord]) -> list[Estima
             source=EstimateSource.MEASURED,
             sd=Residual().noise_sd / math.sqrt(len(times)),
             provenance=f"median of {len(times)} {'run' if len(times) == 1 else 'runs'} here",
+            cpus=0 if r.plan is None else r.plan.cpus,
         )
         for r, times in _runs(measurements).items()
     ]
@@ -506,18 +524,22 @@ def estimates_fingerprint(
     measurements: Sequence[MeasurementRecord],
     profiles: Mapping[str, Profile] = MappingProxyType({}),
     stated: Sequence[ExecutionPlan] = (),
-    runtimes: Sequence[str] = (),
+    limits: Sequence[PlanLimits] = (),
     exhausted: Sequence[Cell] = (),
     tunings: Sequence[tuple[str, str]] = (),
     checks: Sequence[str] = (),
+    nodes: Mapping[str, Capacity | None] = MappingProxyType({}),
+    explained: bool = False,
 ) -> str:
     """Return a digest of everything that a workload's estimates depend on.
 
     ``spec`` is None for a published model. ``asked`` has the numbers of GPUs by GPU type, and
     ``profiles`` the measurements of the workload by GPU type. ``stated`` are the plans that users
-    state for its jobs, ``runtimes`` those for which plans are searched separately, and
+    state for its jobs, ``limits`` those within which plans are searched separately, and
     ``exhausted`` the Cells by plans that ran out of memory. ``tunings`` are the runtimes and spaces
-    for which plans to try are listed, and ``checks`` the notes on its collectives.
+    for which plans to try are listed, and ``checks`` the notes on its collectives. ``nodes`` are
+    what nodes have, by GPU type, which only matters within limits. ``explained`` says that
+    provenances tell which runs a model of plans lacks.
     """
     plain = [
         installed_version(),
@@ -529,9 +551,11 @@ def estimates_fingerprint(
         _measurements_digest(tuple(measurements)),
         *({t: asdict(p)} for t, p in sorted(profiles.items()) if t in asked),
         *([plan.digest for plan in stated],) * bool(stated),
-        *({"runtimes": list(runtimes)},) * bool(runtimes),
+        *({"limits": list(map(str, limits))},) * bool(limits),
+        *({"nodes": {t: asdict(n) for t, n in nodes.items() if n and t in asked}},) * bool(limits),
         *({"exhausted": [asdict(cell) for cell in exhausted]},) * bool(exhausted),
         *({"tunings": [list(pair) for pair in tunings]},) * bool(tunings),
         *({"checks": list(checks)},) * bool(checks),
+        *({"explained": True},) * explained,
     ]
     return _digest(plain)

@@ -44,9 +44,9 @@ def pools_have_enough(draft: Draft) -> Draft:
     A row is added only where columns need the resource and all nodes of the pool state theirs. A
     node that does not state its capacity limits nothing, and neither does its pool.
     """
-    if draft.cells.demand.of_gpus_alone:
-        return draft
     demand, nodes = draft.demand, draft.snapshot.nodes
+    if demand.of_gpus_alone:
+        return draft
     rows = [
         *_rows(draft, RowKind.CPUS, demand.cpus, nodes.cpus, 1),
         *_rows(draft, RowKind.HOST_MEMORY, demand.host_bytes, nodes.host_bytes, _MEBIBYTE),

@@ -57,6 +57,8 @@ class Cells(CellTable):
     complete: Bools = usual(False, is_new=True)  # if true, it runs on no shapes other than these
     cpus: Ints = usual(0, is_new=True)  # cores that a job on the Cell needs in all
     host_bytes: Ints = usual(0, is_new=True)  # bytes of host memory that a job on it needs in all
+    sd: Floats = usual(0.0, is_new=True)
+    """Standard deviation of the logarithm of its rates, the largest of any shape. 0 if unknown."""
 
     def __post_init__(self) -> None:
         """Check that no demand is negative."""
@@ -113,12 +115,19 @@ class Cells(CellTable):
 
         On its own shape, that is the row itself. On another shape, it is the fastest row for that
         shape of the same workload, type and GPU count. If there is no such row, it is the row
-        itself, at the rate that ``rate_on`` infers.
+        itself, at the rate that ``rate_on`` infers. Rows that need more CPU cores or host memory
+        than row ``cell`` are left out, because the round has not set so much aside.
         """
         if self.nodes[cell] == nodes:
             return cell
         # Rows of a count are sorted by falling rate, so the first is the fastest.
-        return next((row for row in self.rows_like(cell) if self.nodes[row] == nodes), cell)
+        same_shape = (row for row in self.rows_like(cell) if self.nodes[row] == nodes)
+        return next((row for row in same_shape if self._needs_no_more(row, cell)), cell)
+
+    def _needs_no_more(self, row: int, than: int) -> bool:
+        return bool(
+            self.cpus[row] <= self.cpus[than] and self.host_bytes[row] <= self.host_bytes[than]
+        )
 
     def rows_like(self, cell: int) -> range:
         """Return the rows of the same workload, type and GPU count as row ``cell``."""
@@ -191,9 +200,15 @@ def build_cells(snapshot: Snapshot) -> Cells:
         shape_count=np.diff(begin)[of],
         shapes=Shapes(nodes=known.nodes, rate=known.rate),
         complete=known.complete[of],
-        cpus=e.cpus[first][of],
-        host_bytes=e.host_bytes[first][of],
+        cpus=_most(e.cpus, first)[of],
+        host_bytes=_most(e.host_bytes, first)[of],
+        sd=np.maximum.reduceat(np.nan_to_num(e.sd), first)[of] if len(first) else np.zeros(0),
     )
+
+
+def _most(needs: Ints, first: Ints) -> Ints:
+    """Return the most that an estimate of each Cell states, int64[cells]. Some may state nothing."""
+    return np.maximum.reduceat(needs, first) if len(first) and needs.any() else needs[first]
 
 
 def _marked_pairs(e: Estimates) -> Bools:

@@ -240,16 +240,22 @@ def _more_than_nodes_have(
 
     The share that a job needs on a node is that of its Cell's GPUs there, rounded up.
     """
-    nodes, cells = snapshot.nodes, problem.cells
-    for what, needs, has in (
-        ("CPU cores", cells.cpus, nodes.cpus),
-        ("bytes of host memory", cells.host_bytes, nodes.host_bytes),
+    nodes, cells, jobs = snapshot.nodes, problem.cells, snapshot.jobs
+    cell = problem.cell[solution.choice[given.job]]
+    # A job that stays on its Cell needs what it was given with it.
+    stays = jobs.current_cpus[given.job] >= 0
+    for current, name in zip(jobs.CELL, cells.CELL, strict=True):
+        stays &= getattr(jobs, current)[given.job] == getattr(cells, name)[cell]
+    for what, needs, current_needs, has in (
+        ("CPU cores", cells.cpus[cell], jobs.current_cpus, nodes.cpus),
+        ("bytes of host memory", cells.host_bytes[cell], jobs.current_host_bytes, nodes.host_bytes),
     ):
-        if not (needs.any() and (has >= 0).any()):
+        total = np.where(stays, current_needs[given.job], needs)
+        if not (total.any() and (has >= 0).any()):
             continue
-        cell = problem.cell[solution.choice[given.job]][given.gang]
         of_gpus = given.want_gpus[given.gang]
-        whole, part = np.divmod(needs[cell], of_gpus)  # separately: the product may overflow
+        # Divided separately, because the product may overflow.
+        whole, part = np.divmod(total[given.gang], of_gpus)
         used = np.zeros(len(nodes), dtype=np.int64)
         np.add.at(used, given.node, whole * given.count + -(-part * given.count // of_gpus))
         for node in np.flatnonzero((has >= 0) & (used > has)).tolist():
@@ -271,9 +277,10 @@ def _plans_that_runtimes_refuse(
         is_pipeline = key.pipeline_degree > 1 and not runtimes.pipelines[runtime]
         if ((runtime, key.plan) in pairs or is_pipeline) and jobs.key_at(job) != key:
             detail = f"{problem.jobs[job]} gets the plan {problem.plans[key.plan]!r}, which"
-            yield Violation(
-                rule="runnable plan", detail=f"{detail} {runtimes.name[runtime]} cannot run"
+            with_what = ", ".join(
+                filter(None, (runtimes.name[runtime], runtimes.techniques[runtime]))
             )
+            yield Violation(rule="runnable plan", detail=f"{detail} {with_what} cannot run")
 
 
 def _slower_than_promised(

@@ -9,7 +9,7 @@ import numpy as np
 
 from tessera.formulation.admission import Admission
 from tessera.formulation.cell_cache import cached_cells
-from tessera.formulation.cells import Cells, find_most_compact
+from tessera.formulation.cells import Cells, build_cells, find_most_compact
 from tessera.formulation.dominance import find_undominated_from
 from tessera.formulation.draft import Draft
 from tessera.formulation.information import apply_caution
@@ -50,6 +50,34 @@ def first_draft(
         spread = np.zeros(len(snapshot.jobs), dtype=np.int64)
     else:
         kept, spread = _with_bounded(snapshot, cells, best), snapshot.nodes_owned()
+    return _draft_of(snapshot, policy, cells, kept, spread, admission, waived)
+
+
+def draft_of_shapes(snapshot: Snapshot, policy: Policy) -> Draft:
+    """Return one column for each Cell of each job on each shape that is known. No rule applies yet.
+
+    The Cells are built for the call. Those of a question about one job would displace the Cells of
+    rounds from ``cell_cache``.
+    """
+    snapshot = apply_caution(snapshot, policy.caution)
+    cells = build_cells(snapshot)
+    every = np.ones(len(cells), dtype=np.bool_)
+    return _draft_of(snapshot, policy, cells, every, snapshot.nodes_owned())
+
+
+def _draft_of(
+    snapshot: Snapshot,
+    policy: Policy,
+    cells: Cells,
+    kept: Bools,
+    spread: Ints,
+    admission: Admission | None = None,
+    waived: frozenset[int] = frozenset(),
+) -> Draft:
+    """Return a draft of the ``cells`` that are ``kept`` (bool[cells]), with jobs' present columns.
+
+    ``spread`` is as for ``_current_cell``.
+    """
     job_start, cell, current = _columns(
         snapshot, cells, kept, _current_cell(snapshot, cells, spread)
     )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
-from itertools import repeat
 from operator import attrgetter
 from typing import Final, NamedTuple
 
@@ -16,6 +15,7 @@ from tessera.formulation.lifecycle import ACTIVE, SCHEDULABLE, JobState
 from tessera.formulation.placement import Gang, Placement, changed_gangs, current_gangs
 from tessera.formulation.problem import Problem
 from tessera.formulation.reasons import Reason
+from tessera.formulation.replans import Replan, unsaved_s
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution
 from tessera.formulation.statement import Statement
@@ -30,8 +30,8 @@ class DecisionKind(StrEnum):
     KEEP = "keep"  # continues unchanged
     RESIZE = "resize"  # other GPU count, same type
     RETYPE = "retype"  # other GPU type
-    REPLAN = "replan"  # same number and type of GPUs, other pipeline degree or execution plan
-    MOVE = "move"  # same Cell, other GPUs
+    REPLAN = "replan"  # the very same GPUs, other pipeline degree or execution plan
+    MOVE = "move"  # other GPUs, as many of the same type
     SUSPEND = "suspend"  # ran, now waits
     REJECT = "reject"  # can never run
     WAIT = "wait"  # waited, keeps waiting
@@ -46,7 +46,7 @@ CHANGES_GPUS = frozenset(
         DecisionKind.MOVE,
     }
 )
-"""Kinds that give the job a new allocation, and so a new generation."""
+"""Kinds that give the job a new allocation, and so a new generation. Its program restarts."""
 
 
 class Decision(NamedTuple):
@@ -55,7 +55,7 @@ class Decision(NamedTuple):
     ``cell``, ``rate`` (samples/s on the shape it was given) and ``gang`` describe what the job runs
     on after the round. If it does not run, they are ``NO_CELL``, 0 and None. ``restart_price`` is
     the restart cost that was charged, in units of the objective. ``reason`` says why the job does
-    not run, and is None if it runs. ``admitted`` is true if its deadline is promised.
+    not run, or why it is replanned, and is None otherwise. ``admitted`` is true if its deadline is promised.
     ``opportunistic`` is true if it was started past a blocked job and gives way to it later.
     """
 
@@ -128,6 +128,7 @@ def _running(
     cell = _placed_cells(problem, placement, job, column, now)
     kind = _kinds(snapshot, problem, placement, job, cell, now)
     starts = np.array([its is DecisionKind.START for its in kind], dtype=np.bool_)
+    rates = _rates(problem, placement, cell).tolist()
     past = np.where(starts, statement.opportunistic[job], jobs.opportunistic[job])
     admits = np.zeros(len(jobs), dtype=np.bool_)
     admits[list(statement.admits)] = True
@@ -136,10 +137,10 @@ def _running(
         job.tolist(),
         kind,
         problem.cells.keys(cell),
-        _rates(problem, placement, cell).tolist(),
+        rates,
         _prices(problem, placement, job, column).tolist(),
         placement.gangs.values(),
-        repeat(None),
+        _whys(snapshot, problem, job, cell, kind, rates, now),
         (promised[job] | admits[job]).tolist(),
         past.tolist(),
     )
@@ -149,8 +150,8 @@ _KINDS: Final = (
     DecisionKind.START,
     DecisionKind.RETYPE,
     DecisionKind.RESIZE,
-    DecisionKind.REPLAN,
     DecisionKind.MOVE,
+    DecisionKind.REPLAN,
     DecisionKind.KEEP,
 )
 """Kinds of running jobs. The first that applies is taken."""
@@ -171,11 +172,48 @@ def _kinds(
         ~(owns & jobs.among(ACTIVE)[job]),
         jobs.current_type[job] != cells.gpu_type[cell],
         jobs.current_gpus[job] != cells.gpus[cell],
+        np.array([one in moved for one in placement.gangs], dtype=np.bool_),
         (jobs.current_degree[job] != cells.pipeline_degree[cell])
         | (jobs.current_plan[job] != cells.plan[cell]),
-        np.array([one in moved for one in placement.gangs], dtype=np.bool_),
     ]
     return [_KINDS[k] for k in np.select(applies, range(5), 5).tolist()]
+
+
+def _whys(
+    snapshot: Snapshot,
+    problem: Problem,
+    job: Ints,
+    cell: Ints,
+    kinds: Sequence[DecisionKind],
+    rates: Sequence[float],
+    now: Mapping[int, Gang],
+) -> list[Reason | None]:
+    """Return why each placed job is replanned, or None.
+
+    The restart seconds of the snapshot include the training that is repeated.
+    """
+    whys: list[Reason | None] = [None] * len(kinds)
+    jobs, cells, plans = snapshot.jobs, problem.cells, snapshot.plans
+    replanned = [k for k, kind in enumerate(kinds) if kind is DecisionKind.REPLAN]
+    repeated_s = unsaved_s(snapshot) if replanned else jobs.restart_s
+    for k in replanned:
+        j, row, gang = int(job[k]), int(cell[k]), now[int(job[k])]
+        # Without a current column, the job could not have stayed as it was.
+        own = int(problem.cell[problem.current[j]]) if problem.current[j] >= 0 else -1
+        replan = Replan(
+            plan=plans[int(cells.plan[row])],
+            pipeline_degree=int(cells.pipeline_degree[row]),
+            former_plan=plans[int(jobs.current_plan[j])],
+            gpus=gang.gpus,
+            restart_s=float(jobs.restart_s[j] - repeated_s[j]),
+            unsaved_s=float(repeated_s[j]),
+            former_rate=cells.rate_on(own, gang.nodes) if own >= 0 else 0.0,
+            rate=rates[k],
+            cpus=int(cells.cpus[row] - cells.cpus[own]) if own >= 0 else 0,
+            host_bytes=int(cells.host_bytes[row] - cells.host_bytes[own]) if own >= 0 else 0,
+        )
+        whys[k] = replan.explain()
+    return whys
 
 
 def _placed_cells(

@@ -16,6 +16,7 @@ import numpy as np
 from tessera.formulation.admission import Admission
 from tessera.formulation.cells import Cells
 from tessera.formulation.demand import Demands
+from tessera.formulation.given_demand import demands_of_columns
 from tessera.formulation.policy import Policy
 from tessera.formulation.problem import CouplingRow
 from tessera.formulation.rates import (
@@ -107,7 +108,7 @@ class Draft:
     @cached_property
     def demand(self) -> Demands:
         """Return the total demand of each column on nodes."""
-        return self.cells.demand.at(self.cell)
+        return demands_of_columns(self.snapshot.jobs, self.cells, self.job, self.cell)
 
     @property
     def gpus(self) -> Ints:

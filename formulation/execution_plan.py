@@ -147,6 +147,8 @@ class ExecutionPlan:
     offload: Offload = Offload.NONE
     recomputation: Recomputation = Recomputation.NONE
     precision: Precision = Precision.BF16
+    cpus_per_gpu: int = 0
+    """CPU cores for each GPU that update offloaded states. If it is 0, the plan states no number."""
     shape: tuple[int, ...] = ()
     """GPUs on each node for which the plan was made, falling. If it is empty, any nodes will do."""
     model: str = ""
@@ -162,6 +164,12 @@ class ExecutionPlan:
         self._check_stages()
         self._check_schedule()
         self._check_shape()
+        _require_count("cpus_per_gpu", self.cpus_per_gpu, least=0)
+        if self.cpus_per_gpu and self.offload is Offload.NONE:
+            raise InvalidInput(
+                "cpus_per_gpu",
+                "is for states that the host updates; leave it out, or state an offload",
+            )
         if self.offload is Offload.PARAMETERS and self.zero is not ZeroStage.PARAMETERS:
             raise InvalidInput("offload", "of parameters needs ZeRO stage 3 (zero: 3)")
 
@@ -239,6 +247,11 @@ class ExecutionPlan:
         return sum(stage.gpus for stage in self.stages[: self.pipeline_degree])
 
     @property
+    def cpus(self) -> int:
+        """Return the number of CPU cores that update offloaded states. 0 if it is not stated."""
+        return self.cpus_per_gpu * self.gpus
+
+    @property
     def layers(self) -> int:
         """Return the number of the model's layers."""
         return self.stages[-1].end
@@ -281,12 +294,19 @@ class ExecutionPlan:
         return [
             names[self.schedule] if self.pipeline_degree > 1 else "",
             f"ZeRO-{self.zero.value}" if self.zero else "",
-            f"{self.offload} offload" if self.offload is not Offload.NONE else "",
+            f"{self.offload} offload{self._cores_text()}"
+            if self.offload is not Offload.NONE
+            else "",
             f"{self.recomputation} recomputation"
             if self.recomputation is not Recomputation.NONE
             else "",
             self.precision if self.precision is not Precision.BF16 else "",
         ]
+
+    def _cores_text(self) -> str:
+        if not self.cpus_per_gpu:
+            return ""
+        return f" on {self.cpus_per_gpu} CPU core{'s' * (self.cpus_per_gpu > 1)} per GPU"
 
     def _batch_text(self) -> str:
         replicas = {stage.dp for stage in self.stages}

@@ -12,7 +12,7 @@ from tessera.formulation.lifecycle import SCHEDULABLE, JobState
 from tessera.formulation.offers import explain_unchosen
 from tessera.formulation.problem import Problem
 from tessera.formulation.reasons import Reason, ReasonCode, held_reason, leaving_reason
-from tessera.formulation.runnable_plans import restriction_in_words
+from tessera.formulation.runnable_plans import restriction_in_words, runtime_and_techniques
 from tessera.formulation.snapshot import STATES, Snapshot
 from tessera.formulation.solution import Solution
 
@@ -123,14 +123,20 @@ def _no_cell(snapshot: Snapshot, job: int, *, estimated: bool, refused: bool) ->
 
 def _no_runnable_plan(snapshot: Snapshot, job: int) -> Reason:
     """Explain a job whose workload has estimates, but none of a plan that its runtime can run."""
-    runtime = snapshot.runtimes.name[int(snapshot.jobs.runtime[job])]
+    name, techniques = runtime_and_techniques(snapshot, int(snapshot.jobs.runtime[job]))
+    ability = f"{name} can run" if name else "its techniques allow"
+    more = " or more techniques" if techniques else ""
     key = snapshot.workloads[int(snapshot.jobs.workload[job])].key
     return Reason(
         code=ReasonCode.NO_RUNNABLE_PLAN,
         message=f"{key} has estimates, but none{restriction_in_words(snapshot, job)}",
         next_step="wait if the server is still deriving one; or submit the job with a plan that"
-        f" {runtime} can run, or with another runtime",
-        evidence=(("workload", key), ("runtime", runtime)),
+        f" {ability}, or with another runtime{more}",
+        evidence=(
+            ("workload", key),
+            *((("runtime", name),) if name else ()),
+            *((("techniques", techniques),) if techniques else ()),
+        ),
     )
 
 

@@ -52,6 +52,12 @@ MAX_FORESIGHT: Final = 4096
 Each takes about as long as a greedy round for each job that ends.
 """
 
+DEFAULT_REPLAN_SPACING: Final = 20.0
+"""Restart times between two replans, so that at most 5 % of a job's time goes into their restarts."""
+
+MAX_REPLAN_SPACING: Final = 1e6
+"""The largest number of restart times between two replans. No job runs for that long."""
+
 DEFAULT_OBJECTIVE: Final = "balanced:0.25"
 """The objective of a round if nobody names one, in the service, in simulations and in benchmarks.
 
@@ -87,6 +93,13 @@ class Policy:
     """Never suspend a launched job (Arena section 3.5)."""
     min_run_s: float = 0.0
     """Seconds that a job runs before it may be moved, resized or suspended."""
+    replan_spacing: float = DEFAULT_REPLAN_SPACING
+    """Restart times that a job runs before its plan may change on as many GPUs of its type.
+
+    The change must also make up for its restart in that time, even if the new plan is slower than
+    estimated by one standard deviation. With 20, a job therefore spends at most 5 % of its time in
+    replans, and differences of less than 5 % cause none. With 0, only the objective decides.
+    """
     max_changes: int = -1
     """Running jobs that a round may move, resize or suspend. -1 means any number.
 
@@ -152,6 +165,11 @@ class Policy:
             raise InvalidInput("defragment_every_rounds", "must be 0 (never) or more")
         if not (math.isfinite(self.min_run_s) and self.min_run_s >= 0):
             raise InvalidInput("min_run_s", "must be 0 or a number of seconds")
+        if not 0 <= self.replan_spacing <= MAX_REPLAN_SPACING:
+            raise InvalidInput(
+                "replan_spacing",
+                f"must be 0 (no limit) or a number of restart times up to {MAX_REPLAN_SPACING:g}",
+            )
         if self.max_changes < -1:
             raise InvalidInput("max_changes", "must be -1 (any number) or more")
         if self.deadlines not in ("", *DEADLINE_MODES):

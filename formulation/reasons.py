@@ -1,4 +1,4 @@
-"""The reason why a job does not run: a stable code, a sentence, a next step, and evidence.
+"""The reason why a job does not run, or is replanned: a code, a sentence, a next step, evidence.
 
 Programs may act on the codes. Evidence is flat, so that it can travel as strings.
 """
@@ -7,9 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.moments import format_rfc3339
+
+RESTART_GPU_S_KEY: Final = "restart GPU-s"
+LOST_SAMPLES_KEY: Final = "lost samples"
+"""Keys of a replan's evidence: GPU-seconds that its restart takes, and samples trained again."""
 
 
 class ReasonCode(StrEnum):
@@ -45,11 +50,84 @@ class ReasonCode(StrEnum):
     NOT_WORTH_RESTART = "NOT_WORTH_RESTART"
     NOT_CHOSEN = "NOT_CHOSEN"  # by the published scheduler that decided
     BUDGET_SPENT = "BUDGET_SPENT"
+    # The job runs, and its round says why it changed.
+    REPLANNED = "REPLANNED"  # it goes on by another execution plan on the GPUs that it has
+    # The job runs. Only an explanation has these codes; a round gives none of them.
+    STARTED = "STARTED"
+    UNCHANGED = "UNCHANGED"
+    GAINED = "GAINED"  # its new Cell is worth more
+    GAVE_WAY = "GAVE_WAY"  # it gave up GPUs, or a faster Cell, for other jobs
+    NODE_LEFT = "NODE_LEFT"  # a node that it ran on is drained, silent or avoided
+    MADE_ROOM = "MADE_ROOM"  # it was moved to other GPUs of the same Cell
+    CELL_EXCLUDED = "CELL_EXCLUDED"  # a promise, a pin or a bound excludes the Cell that it ran on
+
+
+class Cause(StrEnum):
+    """The coarse cause that codes belong to, in words for histories."""
+
+    HELD = "held"
+    ESTIMATES = "estimates missing"
+    NODES = "nodes"
+    CAPACITY = "capacity"
+    FRAGMENTATION = "fragmentation"
+    QUOTA = "quota"
+    PIN = "pin"
+    PLAN = "execution plan"
+    GUARANTEE = "guarantee"
+    DEADLINE = "deadline"
+    BACK_OFF = "back-off"
+    QUEUE = "queue"
+    RESTART = "restart cost"
+    WEIGHT = "no weight"
+    SCHEDULER = "scheduler"
+    TIME = "time of the round"
+    NONE = ""  # it runs
+
+
+CAUSES: Final[dict[ReasonCode, Cause]] = {
+    ReasonCode.HELD: Cause.HELD,
+    ReasonCode.LEAVING: Cause.HELD,
+    ReasonCode.ESTIMATING: Cause.ESTIMATES,
+    ReasonCode.NO_ESTIMATE: Cause.ESTIMATES,
+    ReasonCode.NO_RUNNABLE_PLAN: Cause.PLAN,
+    ReasonCode.NO_FEASIBLE_CELL: Cause.ESTIMATES,
+    ReasonCode.FITS_NOWHERE: Cause.NODES,
+    ReasonCode.NODES_AWAY: Cause.NODES,
+    ReasonCode.BACK_OFF: Cause.BACK_OFF,
+    ReasonCode.PLAN_UNUSABLE: Cause.PLAN,
+    ReasonCode.PINS_CONTRADICT: Cause.PIN,
+    ReasonCode.GUARANTEE_UNMET: Cause.GUARANTEE,
+    ReasonCode.DEADLINE_PAST: Cause.DEADLINE,
+    ReasonCode.DEADLINE_UNREACHABLE: Cause.DEADLINE,
+    ReasonCode.DEADLINE_REFUSED: Cause.DEADLINE,
+    ReasonCode.DEADLINE_PLANNED: Cause.DEADLINE,
+    ReasonCode.MISSING_DATA: Cause.ESTIMATES,
+    ReasonCode.BEHIND_QUEUE: Cause.QUEUE,
+    ReasonCode.RESERVED: Cause.QUEUE,
+    ReasonCode.QUOTA_SPENT: Cause.QUOTA,
+    ReasonCode.NO_WEIGHT: Cause.WEIGHT,
+    ReasonCode.FRAGMENTED: Cause.FRAGMENTATION,
+    ReasonCode.PROMISE_GIVEN_UP: Cause.GUARANTEE,
+    ReasonCode.OUTPRICED: Cause.CAPACITY,
+    ReasonCode.NO_CAPACITY: Cause.CAPACITY,
+    ReasonCode.NOT_WORTH_RESTART: Cause.RESTART,
+    ReasonCode.NOT_CHOSEN: Cause.SCHEDULER,
+    ReasonCode.BUDGET_SPENT: Cause.TIME,
+    ReasonCode.REPLANNED: Cause.NONE,
+    ReasonCode.STARTED: Cause.NONE,
+    ReasonCode.UNCHANGED: Cause.NONE,
+    ReasonCode.GAINED: Cause.NONE,
+    ReasonCode.GAVE_WAY: Cause.CAPACITY,
+    ReasonCode.NODE_LEFT: Cause.NODES,
+    ReasonCode.MADE_ROOM: Cause.FRAGMENTATION,
+    ReasonCode.CELL_EXCLUDED: Cause.PIN,
+}
+"""The cause of each code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """The reason why a job does not run."""
+    """The reason why a job does not run, or why it is replanned."""
 
     code: ReasonCode
     message: str

@@ -1,4 +1,7 @@
-"""Jobs whose runtime cannot run every execution plan: they are offered the Cells that it can run.
+"""Jobs that cannot run every execution plan: they are offered the Cells that they can run.
+
+Their runtime cannot run every plan, or they name the techniques that their scripts can use. Below,
+"runtime" is the runtime of a job with these techniques.
 
 A round gives the jobs of each such runtime and workload a workload of their own, with those of the
 workload's estimates whose plan the runtime can run. All rules, objectives and schedulers then hold
@@ -77,7 +80,22 @@ def restriction_in_words(snapshot: Snapshot, job: int) -> str:
     runtime = int(snapshot.jobs.runtime[job])
     if runtime < 0:
         return ""
-    return f" by a plan that the runtime {snapshot.runtimes.name[runtime]} can run"
+    name, techniques = runtime_and_techniques(snapshot, runtime)
+    of_runtime = f" that the runtime {name} can run" if name else ""
+    of_techniques = f" with no technique but {techniques}" if techniques else ""
+    return f" by a plan{of_runtime}{of_techniques}"
+
+
+def runtime_and_techniques(snapshot: Snapshot, runtime: int) -> tuple[str, str]:
+    """Return a row of the snapshot's runtimes: the name, and the techniques of its jobs."""
+    return snapshot.runtimes.name[runtime], snapshot.runtimes.techniques[runtime]
+
+
+def ability_in_words(snapshot: Snapshot, runtime: int) -> str:
+    """Return what would run a job's plans, as the subject of a sentence, e.g. "its runtime torchrun"."""
+    name, techniques = runtime_and_techniques(snapshot, runtime)
+    program = f"its runtime {name}" if name else "a program"
+    return f"{program} with the techniques {techniques}" if techniques else program
 
 
 def _runs_refused(snapshot: Snapshot, which: Ints) -> Bools:

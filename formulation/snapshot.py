@@ -124,13 +124,19 @@ class Jobs(CellTable):
     queued_s: Floats  # when it last began to wait: its submission, or the loss of its GPUs
     since_s: Floats = usual(0.0)  # start of its allocation, seconds since 1970; 0 if it has none
     service_gpu_s: Floats = usual(0.0)  # GPU-seconds that it has held until now
-    restart_s: Floats = usual(60.0)  # duration of a start, move or resize
+    restart_s: Floats = usual(60.0)  # duration of a start, move, resize or replan
+    unsaved_since_s: Floats = usual(0.0, is_new=True)
+    """Time since which its training is in no checkpoint that a restart would find, in seconds since
+    1970. 0 for a job that writes a checkpoint when it is stopped, or of which that is not known."""
     generation: Ints = usual(0)  # of the latest allocation; 0 if there was none yet
     # The Cell that an ACTIVE job runs on. It is NO_CELL without one.
     current_type: Ints = usual(-1)  # -1 without a Cell
     current_gpus: Ints = usual(0)
     current_degree: Ints = usual(0)
     current_plan: Ints = usual(0)  # index into Snapshot.plans
+    current_cpus: Ints = usual(NOT_STATED, is_new=True)
+    """Cores that it was given with its Cell. -1 if it has none, or if its Cell's estimates count."""
+    current_host_bytes: Ints = usual(NOT_STATED, is_new=True)  # the same for host memory
     min_gpus: Ints = usual(0, is_new=True)
     """Smallest GPU count of the job's columns. 0 means that there is no bound."""
     max_gpus: Ints = usual(0, is_new=True)
@@ -144,7 +150,7 @@ class Jobs(CellTable):
     -1 if it is not recorded."""
     requested_cpus: Ints = usual(0, is_new=True)  # cores in all; 0 if they are not stated
     runtime: Ints = usual(-1, is_new=True)
-    """Runtime of the job, an index into Snapshot.runtimes. -1 for one that runs any plan."""
+    """Runtime of the job and its techniques, an index into Snapshot.runtimes. -1 if it runs any plan."""
     failures: Ints = usual(0, is_new=True)  # consecutive failures
     retry_s: Floats = usual(0.0, is_new=True)
     """Time before which the job is not tried again, in seconds since 1970. 0 means immediately."""
@@ -207,11 +213,17 @@ class Avoids(Table):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Runtimes(Table):
-    """The runtimes of jobs that cannot run every execution plan."""
+    """The runtimes of jobs that cannot run every execution plan, alone or by a job's techniques.
+
+    The same runtime with other techniques is another row.
+    """
 
     INDEX: ClassVar[str] = "runtimes"
-    name: tuple[str, ...]  # one of formulation.runtimes.RESTRICTED_RUNTIMES
+    name: tuple[str, ...]
+    """One of formulation.runtimes.RESTRICTED_RUNTIMES. "" for one that is restricted by techniques alone."""
     pipelines: Bools  # whether it can run plans of several pipeline stages
+    techniques: tuple[str, ...] = usual("", is_new=True)
+    """The techniques that its jobs can use, e.g. "dp, zero1". "" for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -349,11 +361,14 @@ class Snapshot:
             ("jobs", "iterations_left", 0, True),
             ("jobs", "requested_gpus", 1, True),
             ("jobs", "requested_cpus", 0, True),
+            ("jobs", "current_cpus", NOT_STATED, True),
+            ("jobs", "current_host_bytes", NOT_STATED, True),
             ("jobs", "min_gpus", 0, True),
             ("jobs", "max_gpus", 0, True),
             ("jobs", "weight", 0, True),
             ("jobs", "restart_s", 0, True),
             ("jobs", "service_gpu_s", 0, True),
+            ("jobs", "unsaved_since_s", 0, True),
             ("jobs", "failures", 0, True),
             ("jobs", "retry_s", 0, True),
             ("tenants", "weight", 0, True),

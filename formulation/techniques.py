@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
@@ -13,6 +14,7 @@ from tessera.formulation.execution_plan import (
     Recomputation,
     ZeroStage,
 )
+from tessera.formulation.runtimes import RUNTIMES
 
 
 class Technique(StrEnum):
@@ -56,6 +58,44 @@ def techniques_of(plan: ExecutionPlan) -> frozenset[Technique]:
     }
     zero = {_OF_ZERO[plan.zero]} if plan.zero in _OF_ZERO else set()
     return frozenset({technique for technique, is_used in used.items() if is_used} | zero)
+
+
+def refuse_techniques(plan: ExecutionPlan, techniques: Collection[Technique]) -> str:
+    """Return why a job that can use only ``techniques`` cannot run ``plan``, or "" if it can.
+
+    The text is the end of a sentence that begins with the plan. No techniques stand for all.
+    """
+    others = techniques_of(plan) - set(techniques) if techniques else set()
+    if not others:
+        return ""
+    used = ", ".join(technique for technique in Technique if technique in others)
+    return f"uses {used}, and the job's techniques are {', '.join(techniques)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanLimits:
+    """The limits of the execution plans of some jobs: their runtime, and techniques that they name.
+
+    If ``techniques`` is empty, the runtime alone decides.
+    """
+
+    runtime: str
+    techniques: tuple[Technique, ...] = ()
+
+    def allow(self, plan: ExecutionPlan) -> bool:
+        """Return whether the jobs can run a plan."""
+        refuse_plan = RUNTIMES[self.runtime].refuse_plan
+        return not (refuse_plan(plan) or refuse_techniques(plan, self.techniques))
+
+    @property
+    def allow_every_plan(self) -> bool:
+        """Return whether no plan is excluded."""
+        return not self.techniques and RUNTIMES[self.runtime].runs_any_plan
+
+    def __str__(self) -> str:
+        """Return the limits in short, e.g. ``deepspeed with dp, zero2``."""
+        named = f" with {', '.join(self.techniques)}" if self.techniques else ""
+        return f"{self.runtime}{named}"
 
 
 def read_techniques(field: str, words: Iterable[str]) -> tuple[Technique, ...]:

@@ -16,6 +16,9 @@ The degree exists but was not recorded.
 PROFILING = "tessera.profiling"
 """Model of the workloads of profiling tasks, the service's own jobs on otherwise idle GPUs."""
 
+RUN_LABEL = "tessera.measures-plans-of"
+"""Label of the service's runs of a job's program, with the job's name. Users may not set it."""
+
 
 class EstimateSource(IntEnum):
     """The source of an iteration time: those of estimates, best first, and then ``REPLAYED``.

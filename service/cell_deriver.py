@@ -8,18 +8,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product
 from typing import Final
 
 from tessera.estimator.compiling.comparison import StepDegrees
 from tessera.estimator.hardware import Hardware
-from tessera.estimator.profiling.limits import overdue_tasks
+from tessera.estimator.plan_corrections import PlanCorrections, priced_runs
 from tessera.estimator.profiling.tasks import (
     Profile,
     ProfilingOptions,
-    missing_tasks,
-    nominal_estimates,
 )
 from tessera.estimator.runnable_plans import estimate_runnable_plans
 from tessera.estimator.stated.estimates import estimate_stated_plan
@@ -38,20 +35,19 @@ from tessera.estimator.workloads import (
     no_known_type,
     unknown_model,
 )
-from tessera.formulation.errors import AlreadyExists, TesseraError
+from tessera.formulation.errors import TesseraError
 from tessera.formulation.reasons import Reason, ReasonCode
 from tessera.formulation.records.estimates import (
     EstimateRecord,
     EstimationInputs,
     MeasurementRecord,
-    ProfileGap,
     TuningRecord,
     UnestimatedWorkload,
 )
-from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.values import Workload
 from tessera.service.collectivechecker import collective_notes, plan_degrees
 from tessera.service.ports import Store, Writer
+from tessera.service.profiling_queue import ProfilingQueue
 
 log = logging.getLogger(__name__)
 
@@ -91,11 +87,13 @@ class CellDeriver:
         profiling: ProfilingOptions | None = None,
     ) -> None:
         self._store, self._hardware, self._multiples = store, hardware, multiples
-        self._learns, self._profiling = learns, profiling or ProfilingOptions()
-        self._derives = derives
+        self._learns, self._derives = learns, derives
+        self._profiling = profiling or ProfilingOptions()
+        self._queue = ProfilingQueue(store, hardware, self._profiling)
         self._recorded: dict[tuple[str, Workload], Reason] = {}
         self._kept: dict[str, tuple[MeasurementRecord, ...]] = {}
         self._estimators: dict[str, tuple[object, Estimator]] = {}
+        self._corrections: dict[str, tuple[tuple[MeasurementRecord, ...], PlanCorrections]] = {}
 
     def derive(
         self,
@@ -115,7 +113,7 @@ class CellDeriver:
         """
         known = self._store.estimation(cluster)
         measurements = known.measurements if self._learns else ()
-        self._end_profiling(cluster, known)
+        self._queue.end_overdue(cluster, known)
         for wanted in known.wanted:
             if not wanted.has_reason:  # a user's estimates have cleared it, and were deleted
                 self._recorded.pop((cluster, wanted.workload), None)
@@ -123,7 +121,7 @@ class CellDeriver:
             self._mark_unestimated(cluster, known, measurements)
             return 0
         self._store_measured(cluster, measurements)
-        self._queue_profiling(cluster, known)
+        self._queue.queue_tasks(cluster, known)
         done = 0
         for task in self._tasks(cluster, known, measurements):
             # The workloads without estimates come first. Before each renewal, look whether new ones
@@ -150,6 +148,7 @@ class CellDeriver:
         """Drop everything that is remembered about the cluster."""
         self._kept.pop(cluster, None)
         self._estimators.pop(cluster, None)
+        self._corrections.pop(cluster, None)
         for key in [key for key in self._recorded if key[0] == cluster]:
             del self._recorded[key]
 
@@ -179,37 +178,6 @@ class CellDeriver:
             extra={"action": "cells_measured", "cluster": cluster},
         )
         self._kept[cluster] = measurements
-
-    def _queue_profiling(self, cluster: str, known: EstimationInputs) -> None:
-        """Queue the profiling tasks that are requested and were never created.
-
-        The name of a task ensures that it is created only once.
-        """
-        for spec in missing_tasks(known, self._hardware, self._profiling).values():
-            facts = {"action": "profiling_asked", "cluster": cluster}
-            try:
-                self._store.write(None, partial(_queue, cluster, spec))
-            except AlreadyExists:  # another replica was faster
-                continue
-            except TesseraError as error:
-                log.warning("cannot queue profiling task %s: %s", spec.name, error, extra=facts)
-                continue
-            log.info("queued profiling task %s, for %s", spec.name, spec.labels, extra=facts)
-
-    def _end_profiling(self, cluster: str, known: EstimationInputs) -> None:
-        """Cancel the profiling tasks that are past a limit, and store the reason.
-
-        A task keeps its limits itself. These ones wait for a GPU, or their agent is silent.
-        """
-        for name, gap in overdue_tasks(known.profiling, self._profiling.limits):
-            facts = {"action": "profiling_ended", "cluster": cluster}
-            try:
-                self._store.write(None, partial(_end, cluster, name, gap))
-            except TesseraError as error:  # it has just ended, or another replica was faster
-                log.info("profiling task %s is not cancelled: %s", name, error, extra=facts)
-                continue
-            reason = gap.reason if gap else "it is past a limit"
-            log.info("cancelled profiling task %s: %s", name, reason, extra=facts)
 
     def _tasks(
         self, cluster: str, known: EstimationInputs, measurements: Sequence[MeasurementRecord]
@@ -243,10 +211,12 @@ class CellDeriver:
                 measurements,
                 profiles,
                 wanted.plans,
-                runtimes=wanted.runtimes if counts else (),
+                limits=wanted.limits if counts else (),
                 exhausted=wanted.exhausted,
                 tunings=wanted.tunings if counts else (),
                 checks=list(collective_notes(known.checks, workload).values()),
+                explained=self._asks_for_runs(wanted),
+                nodes={kind.gpu_type.name: kind.node_capacity for kind in known.kinds},
             )
             if key != wanted.derived_from:
                 tasks.append(_EstimateTask(wanted=wanted, counts=counts, key=key))
@@ -274,7 +244,7 @@ class CellDeriver:
 
     def _hardware_of(self, known: EstimationInputs) -> dict[str, Hardware]:
         return {
-            kind.gpu_type.name: hardware_of("gpu_type", kind, self._hardware)
+            kind.gpu_type.name: hardware_of("gpu_type", kind, self._hardware, known.hosts)
             for kind in known.kinds
             if kind.gpu_type.name in self._hardware
         }
@@ -339,7 +309,7 @@ class CellDeriver:
         workload = task.wanted.workload
         estimator = self._estimator(cluster, known, measurements)
         estimator.know(workload, model_of("model", workload, known.models, known.profiles))
-        nodes = {kind.gpu_type.name: kind.nodes for kind in known.kinds}
+        kinds = {kind.gpu_type.name: kind for kind in known.kinds}
         records = []
         for gpu_type, counts in task.counts.items():
             for gpus in counts:
@@ -351,19 +321,22 @@ class CellDeriver:
                     gpus,
                     None,
                     cancelled,
-                    nodes=nodes[gpu_type],
+                    nodes=kinds[gpu_type].nodes,
                     exhausted=task.wanted.exhausted,
                 )
-                records += [cell.record for cell in estimates]
+                records += [
+                    cell.record for cell in estimates if _is_wanted(task.wanted, cell.record)
+                ]
                 records += estimate_runnable_plans(
                     estimator,
                     workload,
                     gpu_type,
                     gpus,
-                    task.wanted.runtimes,
+                    task.wanted.limits,
                     estimates,
-                    nodes[gpu_type],
+                    kinds[gpu_type].nodes,
                     exhausted=task.wanted.exhausted,
+                    node=kinds[gpu_type].node_capacity,
                 )
         for plan, kind in product(task.wanted.plans, known.kinds):
             if cancelled():
@@ -371,8 +344,31 @@ class CellDeriver:
             gpu_type = kind.gpu_type.name
             if gpu_type in self._hardware and plan.gpus <= kind.gpus:
                 records += estimate_stated_plan(estimator, workload, gpu_type, plan, kind.nodes)
+        corrections = self._plan_corrections(cluster, estimator, measurements)
+        if self._asks_for_runs(task.wanted) and not corrections.has_choice(workload):
+            self._queue.queue_runs(cluster, known, task.wanted, estimator, task.counts, corrections)
+        explain = self._asks_for_runs(task.wanted)
+        records = [corrections.correct(estimator, r, explain=explain) for r in records]
         notes = collective_notes(known.checks, workload)
         return [_with_notes(record, notes) for record in records] if notes else records
+
+    def _asks_for_runs(self, wanted: UnestimatedWorkload) -> bool:
+        return bool(self._profiling.runs and self._learns and wanted.asking_job)
+
+    def _plan_corrections(
+        self, cluster: str, estimator: Estimator, measurements: Sequence[MeasurementRecord]
+    ) -> PlanCorrections:
+        """Return the models of runs that correct estimates of plans, as of the latest measurements."""
+        before, corrections = self._corrections.get(cluster, ((), PlanCorrections()))
+        cells = tuple(measured_cells(measurements))
+        if cells == before:
+            return corrections
+        for model, gpu_type in corrections.learn(priced_runs(estimator, cells)):
+            choice = corrections.choices[model, gpu_type]
+            facts = {"action": "plan_model_chosen", "cluster": cluster}
+            log.info("times of plans of %s on %s: %s", model, gpu_type, choice, extra=facts)
+        self._corrections[cluster] = (cells, corrections)
+        return corrections
 
     def _tunings(
         self,
@@ -411,7 +407,9 @@ class CellDeriver:
         self._estimators.pop(cluster, None)
         self._estimators[cluster] = (key, estimator)
         while len(self._estimators) > MAX_ESTIMATORS:
-            del self._estimators[next(iter(self._estimators))]
+            oldest = next(iter(self._estimators))
+            del self._estimators[oldest]
+            self._corrections.pop(oldest, None)
         return estimator
 
     def _record_reasons(self, cluster: str, reasons: Mapping[Workload, Reason]) -> None:
@@ -457,6 +455,13 @@ def _profiles(known: EstimationInputs, workload: Workload) -> Mapping[str, Profi
     return model.profiles if model else {}
 
 
+def _is_wanted(wanted: UnestimatedWorkload, record: EstimateRecord) -> bool:
+    """Return whether some job of a workload may run by the plan of an estimate."""
+    if wanted.is_open or record.plan is None:
+        return wanted.is_open
+    return any(limits.allow(record.plan) for limits in wanted.limits)
+
+
 def _with_notes(record: EstimateRecord, notes: Mapping[StepDegrees, str]) -> EstimateRecord:
     """Return an estimate whose provenance says how its plan's collectives compare with XLA's."""
     said = [notes[degrees] for degrees in plan_degrees(record) if degrees in notes]
@@ -464,17 +469,6 @@ def _with_notes(record: EstimateRecord, notes: Mapping[StepDegrees, str]) -> Est
         return record
     provenance = "; ".join([record.provenance, *said])[:MAX_PROVENANCE]
     return replace(record, provenance=provenance)
-
-
-def _queue(cluster: str, spec: JobSpec, writer: Writer) -> bytes:
-    writer.derive(cluster, nominal_estimates([spec.requested_type]), {})
-    writer.submit_jobs(cluster, [spec])
-    return b""
-
-
-def _end(cluster: str, name: str, gap: ProfileGap | None, writer: Writer) -> bytes:
-    writer.end_profiling(cluster, name, gap)
-    return b""
 
 
 _RUNS_WITHOUT: Final = "a job that states a GPU type runs without"

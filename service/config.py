@@ -22,6 +22,8 @@ from tessera.estimator.hardware import CATALOGUE, Hardware
 from tessera.estimator.hardware.files import read_hardware
 from tessera.estimator.profiling.limits import ProfilingLimits
 from tessera.estimator.profiling.tasks import ProfilingOptions
+from tessera.estimator.reconfiguration.fitting import FITTED_RUNS
+from tessera.estimator.reconfiguration.judging import MAX_RUNS
 from tessera.estimator.schemas import (
     check_fields,
     check_value,
@@ -309,6 +311,12 @@ class Config:
     """
     profile_task_gpu_s: _Positive = 960.0
     """GPU-seconds of one profiling task. The default is what Arena's artifact charges for a profile."""
+    profile_runs: int = 0
+    """Number of plans that are measured by short runs of a job's own program, where a job asks for
+    profiling. 0 for none. Seven are enough for all models of plans.
+    """
+    profile_run_s: _Positive = 120.0
+    """Seconds of each of these runs, as predicted. The limits of profiling tasks hold for each."""
     check_collectives: bool = False
     """Whether the estimated collectives of published models are compared with those that XLA compiles
     for their JAX steps. Each comparison takes some tens of seconds of a core and needs the extra
@@ -553,10 +561,17 @@ class Config:
                     name, f"must be numbers from 1 to {MAX_PROFILED:,}, such as 1, 2"
                 )
             numbers[name] = tuple(sorted({int(t) for t in texts}))
+        if self.profile_runs and not FITTED_RUNS <= self.profile_runs <= MAX_RUNS:
+            raise InvalidInput(
+                "profile_runs",
+                f"must be 0, or from {FITTED_RUNS}, which the models of plans need, to {MAX_RUNS}",
+            )
         return ProfilingOptions(
             always=self.profile,
             samples=numbers["profile_samples"],
             tp=numbers["profile_tp"],
+            runs=self.profile_runs,
+            run_s=self.profile_run_s,
             limits=ProfilingLimits(
                 workload_s=self.profile_limit_s, task_gpu_s=self.profile_task_gpu_s
             ),

@@ -34,6 +34,7 @@ from tessera.solvers.base import Budget, require_wanted, unlimited_time
 from tessera.solvers.kernels.warm import run_every_loop
 from tessera.solvers.registry import make_solver as make_solver
 from tessera.solvers.rounds.due import due_s, next_leg_s
+from tessera.solvers.rounds.options import recorded_options
 from tessera.solvers.rounds.plan import RoundOptions, RoundOutcome, plan_round
 from tessera.solvers.schedulers import registry as policies
 from tessera.solvers.schedulers.registry import scheduler_of
@@ -253,7 +254,7 @@ class RoundLoop:
         record = self._store.get_round(cluster, number)
         snapshot = self._store.round_snapshot(cluster, number)
         if options is None:
-            recorded = RoundOptions(**record.summary.options)  # type: ignore[arg-type]
+            recorded = recorded_options(record.summary.options)
             options = replace(
                 recorded,
                 work=record.summary.work,
@@ -291,6 +292,42 @@ class RoundLoop:
             (d.job, d.kind, d.allocation) for d in record.decisions
         ]
         return again, same
+
+    def load(self, cluster: str) -> Snapshot:
+        """Return the present state of a cluster as a round would see it. Raises NotFound."""
+        return replace(self._store.snapshot(cluster), clock_factor=self._clock_factor)
+
+    def decide(
+        self,
+        snapshot: Snapshot,
+        options: RoundOptions,
+        *,
+        remaining_s: Callable[[], float],
+        cancelled: Callable[[], bool],
+    ) -> RoundOutcome:
+        """Return the outcome of a round on ``snapshot``, of which nothing is stored.
+
+        With recorded work in ``options``, the round is decided as recorded.
+
+        Raises:
+            DeadlineTooShort: the call was cancelled, or no time is left.
+        """
+        started_s = self._clock.monotonic_s()
+
+        def limit_s() -> float:
+            spent_s = self._clock.monotonic_s() - started_s
+            return float("inf") if options.work else options.solve_limit_s - spent_s
+
+        budget = Budget(
+            remaining_s=limit_s,
+            seed=options.seed,
+            gap=options.gap,
+            work=dict(options.work),
+            recorded=options.recorded,
+            cancelled=_over(remaining_s, cancelled),
+            left_s=remaining_s,
+        )
+        return self._plan(snapshot, options, budget, _Phases(self._clock), remaining_s)
 
     def _plan(
         self,
@@ -453,6 +490,7 @@ def summarise_round(
         started=kinds.count(DecisionKind.START),
         suspended=kinds.count(DecisionKind.SUSPEND),
         changed=sum(k in CHANGES_GPUS and k is not DecisionKind.START for k in kinds),
+        replanned=kinds.count(DecisionKind.REPLAN),
         samples_per_s=sum(d.rate for d in outcome.decisions),
         unit=problem.unit,
         versions=_VERSIONS,

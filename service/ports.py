@@ -29,6 +29,7 @@ from tessera.formulation.records.estimates import (
     CollectiveRecord,
     EstimateRecord,
     EstimationInputs,
+    HostProfile,
     ModelSpec,
     ProfileGap,
     ProfileRow,
@@ -37,7 +38,13 @@ from tessera.formulation.records.estimates import (
 from tessera.formulation.records.forecasts import ClusterForecast, ForecastHistory
 from tessera.formulation.records.jobs import JobEventRecord, JobRecord, JobSpec
 from tessera.formulation.records.logs import LogAnswer, LogRead, StartedJob
-from tessera.formulation.records.rounds import NetworkCommit, RoundCommit, RoundRecord, RoundSummary
+from tessera.formulation.records.rounds import (
+    JobRound,
+    NetworkCommit,
+    RoundCommit,
+    RoundRecord,
+    RoundSummary,
+)
 from tessera.formulation.records.store import Request, Retention
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.topologies.described import DescribedTopology
@@ -231,12 +238,17 @@ class Writer(Protocol):
         ...
 
     def add_profiles(
-        self, cluster: str, rows: Sequence[ProfileRow], gap: ProfileGap | None = None
+        self,
+        cluster: str,
+        rows: Sequence[ProfileRow],
+        gap: ProfileGap | None = None,
+        host: HostProfile | None = None,
     ) -> int:
         """Store measured layers; return how many were new. Stored ones are never changed.
 
         ``gap`` has the sizes that the task left out. It replaces an earlier one of the task.
-        Complete rows delete it.
+        Complete rows delete it. ``host`` are the rates of the node's host, of which each task has
+        the latest.
 
         Raises:
             NotFound: the cluster. InvalidInput: unknown GPU type.
@@ -409,6 +421,14 @@ class Store(Rounds, Protocol):
 
     def job_history(self, cluster: str, name: str) -> list[JobEventRecord]:
         """Return the events of a job, oldest first. Raises NotFound."""
+        ...
+
+    def rounds_of_job(self, cluster: str, name: str, last: int, most: int) -> list[JobRound]:
+        """Return the decisions on a job of up to ``most`` rounds that are kept, newest first.
+
+        They are of round ``last`` and the ones before it, or of all rounds if it is 0. Raises
+        NotFound.
+        """
         ...
 
     def list_estimates(

@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,10 +33,12 @@ from tessera.client import ChannelRefused, ChannelSettings, open_channel
 from tessera.estimator.profiling.limits import ProfilingLimits
 from tessera.formulation.errors import NotAllowed, TesseraError
 from tessera.formulation.logs import DiscreetFormatter
+from tessera.formulation.records.estimates import HostRates
 from tessera.formulation.release import install_hint
-from tessera.service.agent.files import write_json
+from tessera.service.agent.files import read_json, write_json
 from tessera.service.agent.runtimes.replay_job import STOP_SIGNALS, announce_running, write_outcome
 from tessera.service.profileclock import CLOCK_FILE, TaskClock
+from tessera.service.rpc.convert.profiles import of_host
 from tessera.v1 import estimates_pb2 as pb
 from tessera.v1 import estimates_pb2_grpc as rpc
 
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RECORDS_FILE: Final = "records.jsonl"
+HOST_FILE: Final = "host.json"
 CALL_S, RETRY_S = 20.0, 2.0
 """Deadline of a call, and pause after a server did not take the records."""
 
@@ -161,10 +165,37 @@ def measure_workload(
         log.warning("%d samples at tensor degree %d do not fit and are left out", samples, tp)
     if measured.stop_reason:
         log.warning("%s; left out: %s", measured.stop_reason, measured.left_out)
-    return request_of(spec, task, measured)
+    rates = measure_host_once(spec, task.get("host_parameters", 0), held, clock)
+    return request_of(spec, task, measured, rates)
 
 
-def request_of(spec: TaskSpec, task: TaskSpec, measured: MeasuredLayers) -> pb.AddProfilesRequest:
+def measure_host_once(
+    spec: TaskSpec, parameters: int, held: threading.Lock, clock: TaskClock
+) -> HostRates | None:
+    """Return the rates of the node's host, measured here or by an earlier process of the task.
+
+    If ``parameters`` is 0, the task does not measure them.
+    """
+    from tessera.estimator.profiling import host  # noqa: PLC0415 - only tasks that get so far
+
+    if not parameters:
+        return None
+    path = os.path.join(spec["checkpoints"], HOST_FILE)
+    if stored := read_json(path):
+        return HostRates(**{**stored, "updates": tuple(map(tuple, stored["updates"]))})
+    if reason := clock.stop_reason():
+        return host.unmeasured_host(reason)
+    rates = host.measure_host("jax", effort=host.HostEffort(parameters=parameters))
+    for gap in filter(None, (rates.copy_gap, rates.update_gap)):
+        log.warning("%s", gap)
+    with held:
+        write_json(path, asdict(rates))
+    return rates
+
+
+def request_of(
+    spec: TaskSpec, task: TaskSpec, measured: MeasuredLayers, rates: HostRates | None
+) -> pb.AddProfilesRequest:
     """Return the records and what was left out as a request that is safe to repeat."""
     model, params, batch = task["workload"]
     records = measured.records
@@ -194,6 +225,7 @@ def request_of(spec: TaskSpec, task: TaskSpec, measured: MeasuredLayers) -> pb.A
         ],
         left_out=[pb.ProfileSize(samples=s, tensor_parallel=tp) for s, tp in measured.left_out],
         left_out_reason=measured.stop_reason if measured.left_out else "",
+        host=None if rates is None else of_host(rates),
     )
     request.request_id = f"profile-{_digest(request)[:32]}"
     return request

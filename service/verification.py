@@ -9,7 +9,7 @@ from typing import Any
 from tessera.formulation.records.rounds import RoundRecord
 from tessera.service.ports import Rounds
 from tessera.solvers.base import Budget, unlimited_time
-from tessera.solvers.rounds.options import RoundOptions
+from tessera.solvers.rounds.options import recorded_options
 from tessera.solvers.rounds.proofs import GoalCheck, check_round
 
 
@@ -24,7 +24,7 @@ def verify_round(
     """
     record, proof = store.get_round(cluster, number), store.round_proof(cluster, number)
     snapshot = store.round_snapshot(cluster, number)
-    options = RoundOptions(**record.summary.options)  # type: ignore[arg-type] # recorded by field
+    options = recorded_options(record.summary.options)
     budget = Budget(
         remaining_s=unlimited_time,
         seed=options.seed,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tessera.formulation.columns import first_draft
+from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.draft import Draft
 from tessera.formulation.objectives.fairness import fair_rate
 from tessera.formulation.policy import Policy
@@ -148,6 +149,7 @@ class _Log:
         self.gpus = np.array([float(s.cell.gpus) for s in rows])
         self.iterations = np.array([s.iterations for s in rows])
         self.lost = np.array([s.lost for s in rows])
+        self.replanned = np.array([s.ended_by == DecisionKind.REPLAN for s in rows], dtype=np.bool_)
 
 
 def _integral(edges: Floats, start_s: Floats, end_s: Floats, height: Floats) -> Floats:
@@ -171,8 +173,9 @@ def run_figures(result: Result, reference: Reference, horizon_s: float) -> dict[
     Throughput, utilisation and ``finished`` are over the first ``horizon_s`` seconds, even if the
     run ended sooner. All other figures are over all jobs, to the end of the run. JCT is the time
     from a job's arrival to its end, over the jobs that ended. ``queue`` counts all time without
-    GPUs. ``restart_share`` and ``lost_share`` are shares of the GPU-hours held. ``profiling_share``
-    is a share of those GPU-hours plus the GPU-hours of profiling.
+    GPUs. ``restart_share`` and ``lost_share`` are shares of the GPU-hours held. ``replans`` is the
+    mean number of a job's replans, and ``replan_share`` their part of ``restart_share``.
+    ``profiling_share`` is a share of the GPU-hours held plus the GPU-hours of profiling.
 
     ``fairness`` is the JCT divided by the time that the job takes alone on one n-th of the cluster,
     where n is the mean number of jobs present during its life (Themis). ``fairness_worst`` is its
@@ -204,6 +207,8 @@ def run_figures(result: Result, reference: Reference, horizon_s: float) -> dict[
         "utilisation": float(series.gpus.mean() / result.scenario.gpus),
         "restarts": float(result.restarts.mean()) if len(jct_s) else 0.0,
         "restart_share": idle / max(held, 1.0),
+        "replans": float(log.replanned.sum()) / len(jct_s) if len(jct_s) else 0.0,
+        "replan_share": _replanning_gpu_s(log) / max(held, 1.0),
         "lost_share": lost / max(held, 1.0),
         "profiling_share": result.profiling_gpu_s / max(held + result.profiling_gpu_s, 1.0),
         "fairness": float(rho.mean()) if len(rho) else float("nan"),
@@ -234,6 +239,13 @@ def _queue_s(result: Result, log: _Log) -> Floats:
     ).astype(np.float64)
     left_s = np.minimum(result.end_s, result.ended_s)
     return np.maximum(left_s - result.arrival_s - held, 0.0)
+
+
+def _replanning_gpu_s(log: _Log) -> float:
+    """Return the GPU-seconds without training of the segments that follow a replan."""
+    order = np.lexsort((log.start_s, log.job))
+    begins = order[np.append(False, log.replanned[order][:-1])]  # a replan's job always has a next
+    return float((log.gpus * (log.ready_s - log.start_s))[begins].sum())
 
 
 def _lost_gpu_s(log: _Log) -> float:

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 
 from tessera.formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
 from tessera.formulation.demand import NOT_STATED
+from tessera.formulation.given_demand import demands_of_cells
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang
 from tessera.formulation.records.estimates import EstimateRecord
@@ -61,6 +62,8 @@ class AllocationChange:
     kind: DecisionKind
     cell: CellKey = NO_CELL
     gang: Gang | None = None
+    needs: tuple[int, int] = (0, 0)
+    """The CPU cores and the bytes of host memory that the job is given with ``cell``."""
 
 
 class MemoryStore:
@@ -105,6 +108,7 @@ class MemoryStore:
         self.estimates = estimates_table(
             profiles, self.gpu_types, self._nodes, self.workloads, self.plans
         )
+        self._demands = demands_of_cells(self.estimates)  # measuring a time changes none
         self._estimated = np.zeros(len(self.workloads), dtype=np.bool_)
         self._estimated[self.estimates.workload] = True
         self._hidden = self.estimates.at(np.zeros(0, dtype=np.int64))  # until they are profiled
@@ -306,9 +310,11 @@ class MemoryStore:
 
     def _change(self, decision: Decision) -> AllocationChange:
         kept = decision.gang if decision.kind in CHANGES_GPUS else None
-        return AllocationChange(
-            job=int(self._shown[decision.job]), kind=decision.kind, cell=decision.cell, gang=kept
-        )
+        job, cell = int(self._shown[decision.job]), decision.cell
+        needs = self._demands.get((int(self.workload[job]), cell), (0, 0))
+        if job in self.gangs and self._current(job) == cell:
+            needs = int(self.current_cpus[job]), int(self.current_host_bytes[job])
+        return AllocationChange(job=job, kind=decision.kind, cell=cell, gang=kept, needs=needs)
 
     def _take(self, change: AllocationChange, gang: Gang, now_s: float) -> None:
         job = change.job
@@ -335,6 +341,7 @@ class MemoryStore:
         self.generation[job] += 1
         self.version[job] += 1
         self._set_current(job, change.cell)
+        self.current_cpus[job], self.current_host_bytes[job] = change.needs
 
     def _release(self, job: int, now_s: float) -> None:
         nodes, gpus = self._gpus.pop(job)
@@ -343,6 +350,7 @@ class MemoryStore:
         self.service_gpu_s[job] += self.current_gpus[job] * (now_s - self.began_s[job])
         self.began_s[job] = np.nan
         self._set_current(job, NO_CELL)
+        self.current_cpus[job] = self.current_host_bytes[job] = NOT_STATED
 
     def _current(self, job: int) -> CellKey:
         return CellKey._make(int(getattr(self, column)[job]) for column in Jobs.CELL)
@@ -418,7 +426,7 @@ class MemoryStore:
             [plans[s.stated_plan.digest] if s.stated_plan else -1 for s in specs], dtype=np.int64
         )
         self._stated["submitted_plan"] = np.array(
-            [plans[s.submitted_plan] if s.submitted_plan else -1 for s in specs], dtype=np.int64
+            [plans[plan] if (plan := s.submitted_plan_id) else -1 for s in specs], dtype=np.int64
         )
         arrival_s = np.zeros(count)  # of tasks, until they are created
         arrival_s[: self.users_jobs] = [one.arrival_s for one in scenario.arrivals]
@@ -438,6 +446,8 @@ class MemoryStore:
         self.current_gpus = np.zeros(count, dtype=np.int64)
         self.current_degree = np.zeros(count, dtype=np.int64)
         self.current_plan = np.zeros(count, dtype=np.int64)
+        self.current_cpus = np.full(count, NOT_STATED, dtype=np.int64)
+        self.current_host_bytes = np.full(count, NOT_STATED, dtype=np.int64)
 
     def _set_up_avoids(self) -> Avoids:
         index = {name: i for i, name in enumerate(self._nodes.name)}
@@ -485,6 +495,8 @@ _STORED_COLUMNS = (
     "restart_s",
     "generation",
     *Jobs.CELL,
+    "current_cpus",
+    "current_host_bytes",
 )
 """The columns of a snapshot's jobs that are stored exactly as the snapshot shows them."""
 
@@ -502,7 +514,7 @@ def _named_plans(specs: Iterable[JobSpec]) -> set[str]:
     return {
         plan
         for spec in specs
-        for plan in (spec.stated_plan.digest if spec.stated_plan else "", spec.submitted_plan)
+        for plan in (spec.stated_plan.digest if spec.stated_plan else "", spec.submitted_plan_id)
         if plan
     }
 

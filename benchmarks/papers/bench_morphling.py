@@ -150,30 +150,9 @@ def run_morphling_traces(
         options_of(name)  # before anything runs
     if not is_ours(ours):
         raise InvalidInput("ours", f"{ours!r} is not ours; write ilp:OBJECTIVE, e.g. ilp:jct")
-    works = {
-        trace: [
-            WorkloadSpec(trace=trace, rounds=rounds, seed=seed + k)
-            for k in range(draws if trace in PROMISED_TRACES else 1)
-        ]
-        for trace in names
-    }
-    bounded = {trace: _BoundedTrace(of, overheads) for trace, of in works.items()}
+    works = draw_traces(names, rounds, seed, draws)
     asked = RunRequest(work=works[names[0]][0], policy="", overheads=overheads, round_s=tick_s)
-    tasks = {
-        (work.trace, policy, work.seed): replace(asked, work=work, policy=policy).task(
-            f"{policy} on {work.trace}, seed {work.seed}"
-        )
-        for of in works.values()
-        for work in of
-        for policy in contestants
-    }
-    runs = runs_of(tasks, sweep)
-    result = {
-        trace: bounded[trace].with_runs(
-            {p: pool_runs([runs[trace, p, w.seed] for w in of]) for p in contestants}
-        )
-        for trace, of in works.items()
-    }
+    result = run_traces(works, contestants, asked, sweep)
     usual = rounds >= USUAL_ROUNDS and ours == OURS
     made_here = Report(
         seed=seed,
@@ -193,6 +172,44 @@ def run_morphling_traces(
         )
         write_report(page, report)
     return made_here
+
+
+def draw_traces(
+    names: Sequence[str], rounds: int, seed: int, draws: int
+) -> dict[str, list[WorkloadSpec]]:
+    """Return the draws of each trace. Traces without guaranteed jobs have one."""
+    return {
+        trace: [
+            WorkloadSpec(trace=trace, rounds=rounds, seed=seed + k)
+            for k in range(draws if trace in PROMISED_TRACES else 1)
+        ]
+        for trace in names
+    }
+
+
+def run_traces(
+    works: Mapping[str, Sequence[WorkloadSpec]],
+    contestants: Sequence[str],
+    asked: RunRequest,
+    sweep: Sweep,
+) -> dict[str, TraceRuns]:
+    """Run each policy on all draws of each trace, as ``asked`` in everything else."""
+    bounded = {trace: _BoundedTrace(of, asked.overheads) for trace, of in works.items()}
+    tasks = {
+        (work.trace, policy, work.seed): replace(asked, work=work, policy=policy).task(
+            f"{policy} on {work.trace}, seed {work.seed}"
+        )
+        for of in works.values()
+        for work in of
+        for policy in contestants
+    }
+    runs = runs_of(tasks, sweep)
+    return {
+        trace: bounded[trace].with_runs(
+            {p: pool_runs([runs[trace, p, w.seed] for w in of]) for p in contestants}
+        )
+        for trace, of in works.items()
+    }
 
 
 class _BoundedTrace:

@@ -34,20 +34,24 @@ from tessera.simulator.figures import Figure, Report
 _LIMIT: Final = 0.15
 """Relative error over which a prediction is counted as wrong: the aim for the largest error."""
 
+MeasurementsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--data", help="Folder of Morphling's measurements. Default: next to the repository."
+    ),
+]
+
 
 @register_case(
     "morphling-model",
     smoke={},
-    mape=("<=", 0.08),
+    mape=("<=", 0.065),
     worst=("<=", 0.7),
-    authors_mape=("<=", 0.11),
-    authors_worst=("<=", 1.0),
+    authors_mape=("<=", 0.095),
+    authors_worst=("<=", 0.9),
 )
 def judge_performance_models(
-    data: Annotated[
-        Path | None,
-        typer.Option(help="Folder of Morphling's measurements. Default: next to the repository."),
-    ] = None,
+    data: MeasurementsOption = None,
 ) -> Report:
     """Predict iteration times from seven runs of each model, and compare them with measurements.
 
@@ -67,9 +71,12 @@ def judge_performance_models(
     appendix A.1; so 3D plans, which have no forward time in the data, are scaled, too.
 
     **Choices.** We chose the form of our model with these data in view, and saw mean errors of earlier
-    forms on the points that score. No constant is fitted to these points. Two values were chosen by
-    cross-validation on the fitted runs alone: the spread of ``runtime_ratio``, and the noise of
-    uneven placements. The micro-batch of the Figure 7 set, which the data lack, is the one with
+    forms on the points that score. No constant is fitted to these points. These were chosen by
+    cross-validation on the fitted runs alone: the spreads of ``runtime_ratio`` and
+    ``passes_ratio``, the noise of uneven placements, and whether 3D plans have
+    ``runtime_launch_ratio`` and ``handover_s``. With these last changes, other runs are chosen to be
+    fitted. That explains most of the step from a mean error of 0.071 to 0.058: with the former
+    runs, it is 0.070. The micro-batch of the Figure 7 set, which the data lack, is the one with
     which its fitted runs fit best (``figure7_micro_batch``, samples).
 
     **Authors' points.** Their 99 validation points as they count them, with the forward times that
@@ -86,7 +93,7 @@ def judge_performance_models(
     model with real volumes counts again. Their T5 points contradict the runs that they fitted, by up
     to 1.9 times.
     """
-    folder = _folder(data)
+    folder = measurements_folder(data)
     records, left = read_records(folder)
     fitted, others = split_records(records)
     micro_batch = choose_micro_batch(fitted)
@@ -99,29 +106,35 @@ def judge_performance_models(
     unfitted = authors.of(is_unfitted)
     updated = judge_updated_points(runs, points)
     figures: dict[str, Figure] = {
-        **_summary("", verdict.errors[OURS]),
+        **summarise_errors("", verdict.errors[OURS]),
         "median": float(np.median(np.abs(verdict.errors[OURS]))),
         "wrong": int((np.abs(verdict.errors[OURS]) > _LIMIT).sum()),
         "points": len(others),
         "fitted_runs": len(fitted),
         "left_out": len(left),
-        **_summary("appendix_", verdict.errors[APPENDIX]),
-        **_summary("artifact_", verdict.errors[ARTIFACT]),
-        **_summary("authors_", authors.errors[OURS]),
-        **_summary("authors_unfitted_", unfitted.errors[OURS]),
-        **_summary("authors_updated_", updated.errors[OURS]),
-        **_summary("authors_updated_unfitted_", updated.of(is_unfitted).errors[OURS]),
-        **_summary("authors_published_", authors.errors[ARTIFACT]),
-        **_summary("authors_published_unfitted_", unfitted.errors[ARTIFACT]),
+        **summarise_errors("appendix_", verdict.errors[APPENDIX]),
+        **summarise_errors("artifact_", verdict.errors[ARTIFACT]),
+        **summarise_errors("authors_", authors.errors[OURS]),
+        **summarise_errors("authors_unfitted_", unfitted.errors[OURS]),
+        **summarise_errors("authors_updated_", updated.errors[OURS]),
+        **summarise_errors("authors_updated_unfitted_", updated.of(is_unfitted).errors[OURS]),
+        **summarise_errors("authors_published_", authors.errors[ARTIFACT]),
+        **summarise_errors("authors_published_unfitted_", unfitted.errors[ARTIFACT]),
         "figure7_micro_batch": micro_batch,
     }
-    table = [*_rows("measured", verdict), *_rows("authors", authors)]
+    table = [*verdict_rows("measured", verdict), *verdict_rows("authors", authors)]
     table += [_listed("fitted", record.model, record.plan, record.label) for record in fitted]
     table += [_listed("left out", one.model, one.reason, one.label) for one in left]
     return Report(seed=0, figures=figures, table=table)
 
 
-def _folder(given: Path | None) -> Path:
+def measurements_folder(given: Path | None) -> Path:
+    """Return the folder of Morphling's measurements: ``given``, or that of the data folder.
+
+    Raises:
+        MissingData: there is no such folder.
+        InvalidInput: ``given`` has no measurements.
+    """
     if given is not None:
         if not (given / "measured.csv").is_file():
             raise InvalidInput("data", f"{given} has no measured.csv; give the folder that has it")
@@ -132,14 +145,14 @@ def _folder(given: Path | None) -> Path:
     return data / "morphling"
 
 
-def _summary(prefix: str, errors: Floats) -> dict[str, Figure]:
+def summarise_errors(prefix: str, errors: Floats) -> dict[str, Figure]:
     """Return the mean and the largest absolute error."""
     sizes = np.abs(errors)
     return {f"{prefix}mape": float(sizes.mean()), f"{prefix}worst": float(sizes.max())}
 
 
-def _rows(of: str, verdict: Verdict) -> list[dict[str, Figure | str]]:
-    """Return a row for each model and plan."""
+def verdict_rows(of: str, verdict: Verdict) -> list[dict[str, Figure | str]]:
+    """Return a row for each model and plan: mean and largest errors of each method."""
     groups = dict.fromkeys((record.model, record.plan) for record in verdict.records)
     return [
         _row(

@@ -25,7 +25,7 @@ DEADLINE_SHARE: Final = 0.1
 
 def draw_round(rng: np.random.Generator) -> tuple[Snapshot, Policy]:
     """Draw a round of a few jobs and its policy."""
-    snapshot = _with_equal_shares(
+    snapshot = with_equal_shares(
         draw_snapshot(rng, int(rng.integers(1, MAX_JOBS + 1)), int(rng.integers(4, 17)))
     )
     jobs = len(snapshot.jobs)
@@ -38,7 +38,7 @@ def draw_round(rng: np.random.Generator) -> tuple[Snapshot, Policy]:
     return replace(snapshot, jobs=changed), draw_policy(rng)
 
 
-def _with_equal_shares(snapshot: Snapshot) -> Snapshot:
+def with_equal_shares(snapshot: Snapshot) -> Snapshot:
     """Return the snapshot in which jobs with unequal numbers of GPUs on nodes wait instead."""
     held, jobs = snapshot.allocations, snapshot.jobs
     count = np.zeros((len(jobs), len(snapshot.nodes)), np.int64)

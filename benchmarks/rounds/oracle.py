@@ -170,6 +170,7 @@ class Oracle:
                 if (c.rate >= floor and self._price(c.gpu_type) > 0)
                 or (c.current and row["admitted"])  # a promised job may stay where it is
             ]
+        cells = [c for c in cells if self._may_replan(job, c, cells)]
         if self._policy.deadline_mode == "myopic" and math.isfinite(row["deadline_s"]):
             in_time = [c for c in cells if self._in_time(job, c)]
             if in_time:
@@ -177,6 +178,26 @@ class Oracle:
             if row["generation"] == 0 and not row["admitted"]:
                 return [None]  # it never ran, and would be too late
         return [None, *cells]
+
+    def _may_replan(self, job: int, cell: OracleOption, cells: list[OracleOption]) -> bool:
+        """Return whether the job may run on the Cell, as far as replans are limited (34a)."""
+        row, policy = self._jobs[job], self._policy
+        now = next((c for c in cells if c.current), None)
+        dated = math.isfinite(row["deadline_s"])
+        if policy.deadline_mode in ("ignore", "keep"):
+            dated = row["admitted"]
+        if now is None or cell.current or dated or not policy.replan_spacing:
+            return True
+        if (cell.gpu_type, cell.gpus) != (now.gpu_type, now.gpus):
+            return True
+        spaced_s = policy.replan_spacing * row["restart_s"]
+        if row["since_s"] > 0 and self._snapshot.now_s - row["since_s"] < spaced_s:
+            return False
+        within_s = min(spaced_s, policy.restart_horizon_s, self._work(job) / now.rate)
+        return bool(
+            within_s * (cell.rate - now.rate) >= row["restart_s"] * cell.rate
+            and cell.rate > now.rate
+        )
 
     def _in_time(self, job: int, cell: OracleOption) -> bool:
         """Return whether the job ends in time (Arena, Eq. 6).

@@ -149,7 +149,7 @@ def vary_load(
         dp_memory=memory_file([told], dp_memory),
     )
     drawn = range(seed, seed + seeds)
-    result = _ran(base, {varied: points[varied] for varied in chosen}, names, drawn, sweep)
+    result = run_points(base, {varied: points[varied] for varied in chosen}, names, drawn, sweep)
     made = Report(seed=seed, figures=sweep_figures(result), table=list(_table(result, work)))
     if report is not None:
         options = {
@@ -166,14 +166,14 @@ def vary_load(
             title="Load, lifespan and large models",
             options=options,
             seeds=list(drawn),
-            plots=list(_plots(result)),
+            plots=list(plot_points(result)),
             summary="Policies while jobs arrive faster, last longer or train larger models.",
         )
         write_report(page, report)
     return made
 
 
-def _ran(
+def run_points(
     base: RunRequest,
     points: Mapping[Varied, Sequence[float]],
     names: Sequence[str],
@@ -297,7 +297,8 @@ def common_jct_s(by_policy: ByPolicy, name: str) -> list[float]:
     return means
 
 
-def _plots(found: RunsByPoint) -> Iterator[Plot]:
+def plot_points(found: RunsByPoint) -> Iterator[Plot]:
+    """Yield the curves of mean JCT and of throughput along each sweep."""
     names = list(next(iter(next(iter(found.values())).values())))
     looks = series_styles(names, bold=[name for name in names if is_ours(name)])
     for sweep, by_x in found.items():

@@ -82,6 +82,11 @@ nodes = sa.Table(
     reference_column("gpu_type_id", "gpu_types.id"),
     count_column("gpus", None),
     text_column("rack", default=""),
+    # CPU cores and bytes of host memory as stated, and as the node's agent found; NULL if unknown
+    sa.Column("cpus", sa.BigInteger),
+    sa.Column("host_bytes", sa.BigInteger),
+    sa.Column("found_cpus", sa.BigInteger),
+    sa.Column("found_host_bytes", sa.BigInteger),
     sa.Column("draining", sa.Boolean, nullable=False, server_default=sa.false()),
     count_column("version", 1),
     reference_column("agent_id", "agents.id", nullable=True),
@@ -97,6 +102,10 @@ nodes = sa.Table(
     moment_column("probation_until", nullable=True),
     sa.UniqueConstraint("cluster_id", "name"),
     sa.CheckConstraint("gpus BETWEEN 1 AND 64", name="gpus"),
+    sa.CheckConstraint(
+        "cpus >= 0 AND host_bytes >= 0 AND found_cpus >= 0 AND found_host_bytes >= 0",
+        name="resources",
+    ),
     sa.CheckConstraint(
         "draining OR (drained_at IS NULL AND drain_reason = '' AND drained_by = '')", name="drain"
     ),

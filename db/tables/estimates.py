@@ -64,6 +64,8 @@ estimates = sa.Table(
     text_column("traffic", default=""),  # of its plan (formulation.network); "" if unknown
     text_column("tuned", default=""),  # space in which a job tuned it at launch; "" for none
     flag_column("complete"),  # its profile has all shapes that run of the workload on the type
+    count_column("cpus"),  # cores that a job on the Cell needs in all
+    count_column("host_bytes"),  # host memory that a job on the Cell needs in all
     sa.UniqueConstraint(
         "workload_id",
         "gpu_type_id",
@@ -78,6 +80,7 @@ estimates = sa.Table(
     sa.CheckConstraint("iter_time_s > 0 AND iter_time_s <= 'Infinity'", name="iter_time"),
     sa.CheckConstraint("source BETWEEN 0 AND 2", name="source"),
     sa.CheckConstraint("sd >= 0 AND sd < 'Infinity'", name="sd"),
+    sa.CheckConstraint("cpus >= 0 AND host_bytes >= 0", name="demand"),
     sa.Index(None, "gpu_type_id"),
     sa.Index(None, "plan_id"),
 )
@@ -200,6 +203,18 @@ profile_gaps = sa.Table(  # sizes that profiling tasks left out
         "jsonb_typeof(left_out) = 'array' AND left_out <> '[]' AND reason <> ''", name="content"
     ),
     sa.Index(None, "gpu_type_id"),
+)
+
+host_profiles = sa.Table(  # rates of nodes' hosts that profiling tasks measured
+    "host_profiles",
+    metadata,
+    id_column(),
+    reference_column("gpu_type_id", "gpu_types.id", ondelete="CASCADE"),
+    text_column("task"),  # the name of the job that measured, which may be deleted
+    sa.Column("rates", JSONB, nullable=False),  # formulation.records.estimates.HostRates
+    moment_column("added_at"),
+    sa.UniqueConstraint("gpu_type_id", "task", name="uq_host_profiles_task"),
+    sa.CheckConstraint("jsonb_typeof(rates) = 'object'", name="rates"),
 )
 
 collective_checks = sa.Table(  # estimated collectives of published models, compared with XLA's

@@ -45,6 +45,10 @@ jobs = sa.Table(
     count_column("max_gpus", 0),  # upper bound on its GPUs; 0 if it has none
     reference_column("stated_plan_id", "plans.id", nullable=True),  # as its user states it
     flag_column("stated_plan_first"),  # whether only its first start must use the stated plan
+    reference_column("submitted_plan_id", "plans.id", nullable=True),  # it binds nothing
+    # the techniques of plans that its script can use; [] for all of its runtime
+    sa.Column("techniques", JSONB, nullable=False, server_default=sa.text("'[]'")),
+    count_column("requested_cpus"),  # cores in all; 0 if they are not stated
     text_column("runtime"),  # the one that starts its program, whether stated or implied
     sa.Column("launch", JSONB, nullable=False, server_default=sa.text("'{}'")),  # the rest of it
     text_column("state", default=JobState.QUEUED.value),
@@ -69,6 +73,9 @@ jobs = sa.Table(
     sa.Column("cell_degree", sa.BigInteger),
     reference_column("cell_plan_id", "plans.id", nullable=True),
     real_column("cell_rate", nullable=True),
+    # The cores and the host memory that it was given with its Cell, whatever estimates say later.
+    count_column("cell_cpus"),
+    count_column("cell_host_bytes"),
     reference_column("leader_id", "nodes.id", nullable=True),
     count_column("failures"),  # consecutive ones
     moment_column("retry_at", nullable=True),  # it is not started again before this time
@@ -81,6 +88,9 @@ jobs = sa.Table(
         name="gpu_bounds",
     ),
     sa.CheckConstraint("NOT stated_plan_first OR stated_plan_id IS NOT NULL", name="stated_plan"),
+    sa.CheckConstraint(
+        "requested_cpus >= 0 AND jsonb_typeof(techniques) = 'array'", name="techniques"
+    ),
     sa.CheckConstraint("runtime <> '' AND jsonb_typeof(launch) = 'object'", name="launch"),
     sa.CheckConstraint("generation >= 0 AND retries >= 0 AND max_retries >= 0", name="counts"),
     sa.CheckConstraint("iterations_done >= 0 AND iterations_done < 'Infinity'", name="progress"),
@@ -92,6 +102,11 @@ jobs = sa.Table(
         " num_nulls(cell_type_id, cell_gpus, cell_degree, cell_plan_id, cell_rate, leader_id) = 0"
         " ELSE num_nonnulls(cell_type_id, cell_gpus, cell_degree, cell_plan_id, cell_rate) = 0 END",
         name="cell",
+    ),
+    sa.CheckConstraint(
+        "cell_cpus >= 0 AND cell_host_bytes >= 0"
+        " AND (cell_gpus IS NOT NULL OR (cell_cpus = 0 AND cell_host_bytes = 0))",
+        name="cell_demand",
     ),
     sa.CheckConstraint("NOT pinned_type OR requested_type <> ''", name="pinned_type"),
     sa.CheckConstraint(
@@ -135,6 +150,11 @@ sa.Index(
     "ix_jobs_stated_plan_id",
     jobs.c.stated_plan_id,
     postgresql_where=sa.text("stated_plan_id IS NOT NULL"),
+)
+sa.Index(
+    "ix_jobs_submitted_plan_id",
+    jobs.c.submitted_plan_id,
+    postgresql_where=sa.text("submitted_plan_id IS NOT NULL"),
 )
 sa.Index("ix_jobs_leader_id", jobs.c.leader_id, postgresql_where=sa.text("leader_id IS NOT NULL"))
 

@@ -1,11 +1,20 @@
-"""Triggers: transitions of jobs that the lifecycle does not have, and changes of the audit log."""
+"""Triggers that refuse what no constraint of one row can.
+
+These are transitions of jobs that the lifecycle does not have, nodes whose jobs need more than they
+have, and changes of the audit log.
+"""
 
 from __future__ import annotations
+
+from typing import Final
 
 import sqlalchemy as sa
 
 from tessera.db.tables.columns import metadata, one_of
 from tessera.formulation.lifecycle import ACTIVE, next_states
+
+NODE_CAPACITY: Final = "node_capacity"
+"""The name by which errors say that a node's jobs would need more than it has."""
 
 
 def _transitions() -> str:
@@ -39,6 +48,73 @@ BEGIN
     RETURN NULL;
 END $$
 """,
+    # Without statistics of rows that were just written, the planner would read all of them for each
+    # node: committing 1,280 starts on 8 GPUs took 18 s in place of 6 s.
+    f"""
+CREATE FUNCTION require_node_capacity(node bigint) RETURNS void LANGUAGE plpgsql
+SET enable_seqscan = off AS $$
+DECLARE
+    has record;
+    needs record;
+BEGIN
+    IF NOT EXISTS (
+        SELECT FROM nodes n WHERE n.id = node
+            AND (coalesce(n.cpus, n.found_cpus) IS NOT NULL
+                OR coalesce(n.host_bytes, n.found_host_bytes) IS NOT NULL)
+    ) THEN
+        RETURN;
+    END IF;
+    -- Whoever gives something of this node away waits here, and then sees what others gave.
+    SELECT n.name, coalesce(n.cpus, n.found_cpus) AS cpus,
+        coalesce(n.host_bytes, n.found_host_bytes) AS host_bytes
+    INTO has FROM nodes n WHERE n.id = node FOR NO KEY UPDATE;
+    -- A job's share is that of its GPUs here, rounded up, as in formulation.demand. Whole parts and
+    -- the rest are multiplied separately, so that nothing overflows.
+    SELECT coalesce(sum(cell_cpus / cell_gpus * gpus
+            + (cell_cpus % cell_gpus * gpus + cell_gpus - 1) / cell_gpus), 0) AS cpus,
+        coalesce(sum(cell_host_bytes / cell_gpus * gpus
+            + (cell_host_bytes % cell_gpus * gpus + cell_gpus - 1) / cell_gpus), 0) AS host_bytes
+    INTO needs FROM (
+        SELECT j.cell_cpus, j.cell_host_bytes, j.cell_gpus, count(*) AS gpus
+        FROM allocations a JOIN jobs j ON j.id = a.job_id
+        WHERE a.node_id = node AND a.hold <> 'releasing' AND j.cell_gpus > 0 GROUP BY j.id
+    ) AS shares;
+    IF needs.cpus > has.cpus THEN
+        RAISE EXCEPTION 'node % has % CPU cores, but its jobs need %; stop or move one of them first,'
+            ' or state more cores', has.name, has.cpus, needs.cpus
+            USING ERRCODE = 'check_violation', CONSTRAINT = '{NODE_CAPACITY}';
+    END IF;
+    IF needs.host_bytes > has.host_bytes THEN
+        RAISE EXCEPTION 'node % has % bytes of host memory, but its jobs need %; stop or move one of'
+            ' them first, or state more memory', has.name, has.host_bytes, needs.host_bytes
+            USING ERRCODE = 'check_violation', CONSTRAINT = '{NODE_CAPACITY}';
+    END IF;
+END $$
+""",  # noqa: S608 - a constant of this module
+    """
+CREATE FUNCTION check_allocation_capacity() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM require_node_capacity(NEW.node_id);
+    RETURN NULL;
+END $$
+""",
+    """
+CREATE FUNCTION check_job_capacity() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM require_node_capacity(a.node_id) FROM (
+        SELECT DISTINCT node_id FROM allocations WHERE job_id = NEW.id AND hold <> 'releasing'
+        ORDER BY node_id
+    ) AS a;
+    RETURN NULL;
+END $$
+""",
+    """
+CREATE FUNCTION check_node_capacity() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM require_node_capacity(NEW.id);
+    RETURN NULL;
+END $$
+""",
     """
 CREATE FUNCTION check_audit_log_change() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -61,6 +137,34 @@ WHEN (OLD.state IS DISTINCT FROM NEW.state) EXECUTE FUNCTION check_job_transitio
 CREATE CONSTRAINT TRIGGER jobs_own_nothing AFTER UPDATE OF state ON jobs
 DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
 WHEN (NEW.state NOT IN {one_of(sorted(ACTIVE))}) EXECUTE FUNCTION check_job_owns_nothing()
+""",
+    """
+CREATE CONSTRAINT TRIGGER allocations_capacity AFTER INSERT ON allocations
+DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
+WHEN (NEW.hold <> 'releasing') EXECUTE FUNCTION check_allocation_capacity()
+""",
+    """
+CREATE CONSTRAINT TRIGGER allocations_moved_capacity AFTER UPDATE OF node_id, job_id, hold ON allocations
+DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
+WHEN (NEW.hold <> 'releasing' AND (
+    OLD.hold = 'releasing' OR NEW.node_id <> OLD.node_id OR NEW.job_id <> OLD.job_id
+)) EXECUTE FUNCTION check_allocation_capacity()
+""",
+    """
+CREATE CONSTRAINT TRIGGER jobs_capacity AFTER UPDATE OF cell_cpus, cell_host_bytes, cell_gpus ON jobs
+DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
+WHEN ((NEW.cell_cpus > 0 OR NEW.cell_host_bytes > 0)
+    AND (NEW.cell_cpus, NEW.cell_host_bytes, NEW.cell_gpus)
+        IS DISTINCT FROM (OLD.cell_cpus, OLD.cell_host_bytes, OLD.cell_gpus))
+EXECUTE FUNCTION check_job_capacity()
+""",
+    """
+CREATE CONSTRAINT TRIGGER nodes_capacity
+AFTER UPDATE OF cpus, host_bytes, found_cpus, found_host_bytes ON nodes
+DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
+WHEN ((NEW.cpus, NEW.host_bytes, NEW.found_cpus, NEW.found_host_bytes)
+    IS DISTINCT FROM (OLD.cpus, OLD.host_bytes, OLD.found_cpus, OLD.found_host_bytes))
+EXECUTE FUNCTION check_node_capacity()
 """,
     """
 CREATE TRIGGER audit_log_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON audit_log

@@ -12,6 +12,7 @@
         network_bytes_per_s: 400e9    # of one node, one direction, all its ports
         host_bytes_per_s: 64e9        # optional: between a GPU and its host, one direction
         host_update_bytes_per_s: 100e9  # optional: optimizer states that a node's processors update
+        host_cores: 48                  # optional: the cores that this takes; fewer reach their share
 
 Without ``like``, every field is required except those of the host, ``tf32``, ``bf16`` and ``fp8``.
 A host that is not given has PCI Express 4.0. If ``tf32`` or
@@ -91,6 +92,7 @@ class HardwareEntry(Entry):
     network_bytes_per_s: Annotated[_Number, number_between(1e7, 1e14)] = 0.0
     host_bytes_per_s: Annotated[_Number, number_between(1e8, 1e13)] = 0.0
     host_update_bytes_per_s: Annotated[_Number, number_between(1e8, 1e13)] = 0.0
+    host_cores: Annotated[int, whole_between(1, 4096), BeforeValidator(_whole_from_text)] = 0
 
 
 class HardwareFile(Entry):
@@ -103,7 +105,7 @@ class HardwareFile(Entry):
     ]
 
 
-_OPTIONAL: Final = ("name", "like", "host_bytes_per_s", "host_update_bytes_per_s")
+_OPTIONAL: Final = ("name", "like", "host_bytes_per_s", "host_update_bytes_per_s", "host_cores")
 """Fields that an entry need not have without ``like``, or that every entry has."""
 _FLOPS: Final = {
     "f32": "fp32_flops",

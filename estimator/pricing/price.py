@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -9,7 +10,12 @@ import numpy as np
 
 from tessera.estimator.cells import Setting
 from tessera.estimator.graph import Graph
-from tessera.estimator.memory import Overflow, largest_overflow, limit_bytes
+from tessera.estimator.memory import (
+    Overflow,
+    host_state_bytes,
+    largest_overflow,
+    limit_bytes,
+)
 from tessera.estimator.pipeline import Pipelines, iteration_s
 from tessera.estimator.plans import Candidates, StageCosts
 from tessera.estimator.pricing.compute import PlanCompute
@@ -36,7 +42,7 @@ class PlanPrice:
 
     ``memory_bytes`` has the bytes on the fullest GPU of each stage, for as many stages as the
     pipeline degree. ``overflow`` is the stage that exceeds the GPU's memory most, or None if the
-    plan fits.
+    plan fits. ``host_bytes`` are the bytes of host memory that it needs on all nodes together.
     """
 
     plan: ExecutionPlan
@@ -44,6 +50,7 @@ class PlanPrice:
     memory_bytes: tuple[float, ...]
     limit_bytes: float
     overflow: Overflow | None
+    host_bytes: int = 0
 
 
 def price_plan(setting: Setting, plan: ExecutionPlan) -> PlanPrice:
@@ -85,6 +92,7 @@ def price_plan(setting: Setting, plan: ExecutionPlan) -> PlanPrice:
         memory_bytes=tuple(needed.tolist()),
         limit_bytes=most,
         overflow=largest_overflow(parts, needed, most),
+        host_bytes=_host_bytes(run, plan),
     )
 
 
@@ -109,6 +117,7 @@ def plan_setting(setting: Setting, plan: ExecutionPlan) -> Setting:
         zero=plan.zero.value,
         offload=plan.offload is not Offload.NONE,
         offload_parameters=plan.offload is Offload.PARAMETERS,
+        cpus_per_gpu=plan.cpus_per_gpu,
     )
     return replace(
         setting,
@@ -215,6 +224,21 @@ def _fetch_s(run: Setting, candidates: Candidates) -> Floats:
     passes = run.training.forwards + 1
     moved = passes * graph.element_bytes * (dense + experts)
     return np.asarray(moved / states.moved_bytes_per_s(run.hardware), dtype=np.float64)
+
+
+def _host_bytes(run: Setting, plan: ExecutionPlan) -> int:
+    """Return the bytes of host memory that the states of all GPUs need, on all nodes together."""
+    if plan.offload is Offload.NONE:
+        return 0
+    graph, candidates = run.graph, _candidates(run.graph, plan.stages)
+    dense = _sums(graph.weights, candidates) / candidates.tp
+    dense = dense + _sums(graph.shared_weights, candidates)
+    experts = _sums(graph.expert_weights, candidates) / candidates.ep
+    replicas = np.maximum(candidates.gpus // candidates.ep, 1)
+    states, training = run.runtime.states, run.training
+    each = host_state_bytes(graph, training, states, dense, candidates.dp)
+    each = each + host_state_bytes(graph, training, states, experts, replicas)
+    return math.ceil(float((each * candidates.gpus).sum()))
 
 
 def _sums(column: Floats, candidates: Candidates) -> Floats:

@@ -17,12 +17,14 @@ from typing import Final
 
 from tessera.estimator.architectures.published import jax_step
 from tessera.estimator.profiling.compute import Point
+from tessera.estimator.profiling.host import HostEffort
 from tessera.estimator.profiling.limits import ProfilingLimits, time_left_s
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.lifecycle import ACTIVE, JobState
 from tessera.formulation.records.estimates import (
     EstimateRecord,
     EstimationInputs,
+    HostRates,
     ModelSpec,
     ProfileGap,
     ProfileRow,
@@ -48,11 +50,19 @@ ArgumentValue = int | float | str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfilingOptions:
-    """The sizes to measure. ``always`` means all workloads, not only those of jobs that ask for it."""
+    """The sizes to measure. ``always`` means all workloads, not only those of jobs that ask for it.
+
+    ``host_parameters`` is the number of parameters whose states the host updates to measure it.
+    ``runs`` is the number of plans that are measured by runs of a job's own program, each for about
+    ``run_s`` seconds. If it is 0, there are no such runs.
+    """
 
     always: bool = False
     samples: tuple[int, ...] = (1, 2, 4, 8)
     tp: tuple[int, ...] = (1,)
+    host_parameters: int = HostEffort().parameters
+    runs: int = 0
+    run_s: float = 120.0
     limits: ProfilingLimits = field(default_factory=ProfilingLimits)
 
 
@@ -109,6 +119,7 @@ class TaskStatus:
     service_gpu_s: float = 0.0
     left_out: tuple[tuple[float, int], ...] = ()  # samples and tensor degree
     left_s: float | None = None  # until the limit of all tasks of the workload
+    host: HostRates | None = None  # the latest of the GPU type; None if no task measured them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +234,7 @@ def task_of(
         "source": step.source,
         "sizes": sizes,
         "workload": [workload.model, workload.params, workload.global_batch],
+        "host_parameters": options.host_parameters,
         "limits": asdict(options.limits),
     }
     return JobSpec(
@@ -342,6 +354,7 @@ def _task_status(
         service_gpu_s=task.service_gpu_s if task else 0.0,
         left_out=gap.left_out if gap and not waits else (),
         left_s=time_left_s(task, known.profiling, limits) if task and waits else None,
+        host=next((h.rates for h in known.hosts if h.gpu_type == gpu_type), None),
     )
 
 

@@ -14,6 +14,12 @@ from tessera.estimator.reconfiguration.fitting import (
     fit_appendix,
     needs_refit,
 )
+from tessera.estimator.reconfiguration.judging import (
+    ModelChoice,
+    PlanModel,
+    PricedRun,
+    choose_model,
+)
 from tessera.estimator.reconfiguration.pooling import PooledFit, choose_runs, fit_pooled
 
 __all__ = [
@@ -21,8 +27,12 @@ __all__ = [
     "Configuration",
     "MachineRates",
     "MeasuredRun",
+    "ModelChoice",
+    "PlanModel",
     "PooledFit",
+    "PricedRun",
     "TransformerFacts",
+    "choose_model",
     "choose_runs",
     "fit_appendix",
     "fit_pooled",

@@ -60,11 +60,11 @@ class MachineRates:
 
     @classmethod
     def of(cls, hardware: Hardware) -> Self:
-        """Return the rates of a GPU type's data sheets."""
+        """Return the rates of a GPU type's data sheets, and of copies as measured if they were."""
         return cls(
             intra_bytes_per_s=hardware.link_bytes_per_s,
             inter_bytes_per_s=hardware.network_bytes_per_s,
-            pcie_bytes_per_s=hardware.host_bytes_per_s,
+            pcie_bytes_per_s=hardware.copied_bytes_per_s or hardware.host_bytes_per_s,
             gpus_per_node=hardware.gpus_per_node,
             ports_per_node=max(1, round(hardware.network_bytes_per_s / PORT_BYTES_PER_S)),
         )

@@ -75,6 +75,11 @@ def fit_appendix(runs: Sequence[MeasuredRun]) -> AppendixFit:
             time is not positive.
     """
     check_runs(runs)
+    return minimise_error(runs)
+
+
+def minimise_error(runs: Sequence[MeasuredRun]) -> AppendixFit:
+    """Return the fit of :func:`fit_appendix` without its checks, e.g. while a run is left out."""
     table = ConfigurationTable.of([run.configuration for run in runs])
     measured_s = np.array([run.iter_time_s for run in runs])
 
@@ -108,6 +113,16 @@ def check_runs(runs: Sequence[MeasuredRun], *, least: int = FITTED_RUNS) -> None
     Raises:
         InvalidInput: they do not; the message says what would be enough.
     """
+    check_variety(runs, least=least)
+    check_offloaded(runs, least=least)
+
+
+def check_variety(runs: Sequence[MeasuredRun], *, least: int = FITTED_RUNS) -> None:
+    """Check that runs are enough, of one model, and of several plans.
+
+    Raises:
+        InvalidInput: they are not; the message says what would be enough.
+    """
     check_times(runs)
     if len(runs) < least:
         raise InvalidInput(
@@ -127,6 +142,14 @@ def check_runs(runs: Sequence[MeasuredRun], *, least: int = FITTED_RUNS) -> None
             f"are all of the plan {min(plans)}, so parts of the time cannot be separated;"
             f" add runs of another plan, e.g. {_other_plan(min(plans))}",
         )
+
+
+def check_offloaded(runs: Sequence[MeasuredRun], *, least: int = FITTED_RUNS) -> None:
+    """Check that enough runs use ZeRO-Offload.
+
+    Raises:
+        InvalidInput: they do not; the message says how many would be enough.
+    """
     offloaded = sum(run.configuration.offload for run in runs)
     if offloaded < min(OFFLOADED_RUNS, least):
         raise InvalidInput(

@@ -1,6 +1,6 @@
 """Our model of reconfigurable training: the parts of an iteration, added up, with shared rates.
 
-It has the parts of the published model (Morphling, appendix A), and differs in four points.
+It has the parts of the published model (Morphling, appendix A), and differs in five points.
 
 * Rates of machines are of the cluster. All models share them, and each may deviate a little
   (:mod:`tessera.estimator.reconfiguration.pooling`).
@@ -8,6 +8,7 @@ It has the parts of the published model (Morphling, appendix A), and differs in 
   depends on its GPUs on each node, so uneven placements are slower.
 * Launching kernels, starting ZeRO and passing activations on take time that does not shrink with
   the batch. The host's part of ZeRO-Offload has a part that replicas do not divide.
+* Stages of a pipeline that share a node pass activations on over its own links.
 * Nothing is assumed to overlap. What overlaps shows as a lower factor of the synchronisation.
 
 Arrays have shape (K,), one value for each configuration.
@@ -50,7 +51,7 @@ def _parameter(name: str, value: float, shared_sd: float, model_sd: float) -> Po
 
 POOLED_PARAMETERS: Final = (
     # Both passes over the forward pass: the backward pass has twice its products.
-    _parameter("passes_ratio", 3.2, 0.2, 0.5),
+    _parameter("passes_ratio", 3.2, 0.2, 0.25),
     # Launching the kernels of both passes: some 2,000 kernels at 10 us.
     _parameter("launch_s", 0.02, 0.7, 0.7),
     _parameter("constant_s", 0.005, 0.7, 0.7),
@@ -73,8 +74,13 @@ POOLED_PARAMETERS: Final = (
     _parameter("offload_factor", 0.8, 0.7, 0.5),
     # The passes of the runtime for tensor and pipeline parallelism over those of plain replicas.
     _parameter("runtime_ratio", 1.0, 0.3, 1.0),
+    # Launching its kernels over launching those of plain replicas: it launches more of them, and
+    # the ranks of a tensor group wait for the slowest in each layer.
+    _parameter("runtime_launch_ratio", 3.0, 0.7, 1.0),
     # Time that a pipeline takes to pass activations on, over volume by a port's bandwidth.
     _parameter("pipeline_factor", 3.0, 0.7, 1.5),
+    # Waiting of the ranks of two stages for each other, in both passes of an iteration.
+    _parameter("handover_s", 0.01, 0.7, 1.0),
     # A forward pass that is computed again, over both passes.
     _parameter("repeat_share", 1 / 3, 0.1, 0.1),
     _parameter("zero_s", 0.005, 0.7, 0.7),
@@ -135,7 +141,7 @@ def passes_s(table: ConfigurationTable, values: ParameterValues) -> Floats:
     computed = values["passes_ratio"] * np.where(is_other, values["runtime_ratio"], 1.0)
     computed = computed * table.forward_s
     turns = (table.micro_batches + table.pp - 1) / table.pp
-    launched = values["launch_s"] * turns
+    launched = values["launch_s"] * np.where(is_other, values["runtime_launch_ratio"], 1.0) * turns
     per_pass = (computed + launched) * repeated + turns * tensor_s(table, values)
     return np.asarray(table.accumulation * per_pass + pipeline_s(table, values), dtype=np.float64)
 
@@ -154,10 +160,20 @@ def tensor_s(table: ConfigurationTable, values: ParameterValues) -> Floats:
 
 
 def pipeline_s(table: ConfigurationTable, values: ParameterValues) -> Floats:
-    """Return the seconds in which stages pass activations and their gradients on."""
+    """Return the seconds in which stages pass activations and their gradients on.
+
+    Each boundary between stages has a part by volume and a constant one. As many boundaries as nodes
+    allow are between nodes, where a port limits them. The others are inside.
+    """
     volume = HALF_BYTES * 2 * table.samples * table.sequence * table.hidden
-    handed_s = volume / port_bytes_per_s(table, values)
-    return np.asarray(values["pipeline_factor"] * (table.pp - 1) * handed_s, dtype=np.float64)
+    boundaries = table.pp - 1
+    outside = np.minimum(boundaries, table.nodes - 1)
+    inside_rate = values["intra_share"] * table.intra_bytes_per_s
+    by_volume = volume * (
+        outside / port_bytes_per_s(table, values) + (boundaries - outside) / inside_rate
+    )
+    handed_s = values["pipeline_factor"] * by_volume + values["handover_s"] * boundaries
+    return np.asarray(handed_s, dtype=np.float64)
 
 
 def port_bytes_per_s(table: ConfigurationTable, values: ParameterValues) -> Floats:

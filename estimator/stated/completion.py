@@ -83,6 +83,7 @@ def complete_plan(stated: StatedPlan, context: PlanContext) -> ExecutionPlan:
             chunks=chunks,
             zero=stated.value("zero", context.zero),
             offload=stated.value("offload", Offload.NONE),
+            cpus_per_gpu=stated.value("cpus_per_gpu", 0),
             recomputation=stated.value("recomputation", recomputation),
             precision=stated.value("precision", Precision(context.graph.dtype)),
             shape=shape.each_node,

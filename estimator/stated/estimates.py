@@ -75,6 +75,8 @@ def _estimate_on(
         iter_time_s=price.iter_time_s,
         provenance=f"stated: {plan}"[:MAX_PROVENANCE],
         traffic=traffic_of_price(setting, price),
+        cpus=plan.cpus,
+        host_bytes=price.host_bytes,
     )
 
 

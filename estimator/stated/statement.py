@@ -50,6 +50,8 @@ class StatedPlan:
     schedule: Schedule | None = None
     zero: ZeroStage | None = None
     offload: Offload | None = None
+    cpus_per_gpu: int | None = None
+    """CPU cores for each GPU that update offloaded states."""
     recomputation: Recomputation | None = None
     precision: Precision | None = None
     micro_batch: int | None = None

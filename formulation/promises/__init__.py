@@ -32,7 +32,11 @@ from tessera.formulation.promises.quotas import (
     tenants_borrow_within_limits,
     unlent_quota_is_kept,
 )
-from tessera.formulation.promises.stability import changes_are_capped, jobs_run_their_minimum_time
+from tessera.formulation.promises.stability import (
+    changes_are_capped,
+    jobs_run_their_minimum_time,
+    replans_are_rare_and_pay_back,
+)
 from tessera.formulation.promises.stated_plans import stated_plans
 
 Rule = Callable[[Draft], Draft]
@@ -54,6 +58,7 @@ PROMISES: Final[tuple[Rule, ...]] = (
     failed_jobs_wait,  # only this round: later slots of a schedule may still hold such jobs
     guaranteed_jobs_are_as_fast_as_requested,
     jobs_run_their_minimum_time,
+    replans_are_rare_and_pay_back,
     launched_jobs_run,
     guaranteed_jobs_stay_within_quota,
     tenants_borrow_within_limits,

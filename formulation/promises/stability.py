@@ -1,4 +1,4 @@
-"""Limits on changes to running jobs: a minimum run time, and a cap on changes in a round."""
+"""Limits on changes to running jobs: a minimum run time, rare replans, a cap on changes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from dataclasses import replace
 import numpy as np
 
 from tessera.formulation.draft import Draft, RowUse
+from tessera.formulation.policy import MODES_WITHOUT_PROMISES
 from tessera.formulation.problem import CouplingRow, RowKind
 from tessera.formulation.promises.launched import is_launched
 from tessera.formulation.promises.packing import Packing
-from tessera.formulation.tables import Ints
+from tessera.formulation.rates import work_left
+from tessera.formulation.replans import pay_back_s
+from tessera.formulation.tables import Bools, Ints
 
 
 def jobs_run_their_minimum_time(draft: Draft) -> Draft:
@@ -30,6 +33,63 @@ def jobs_run_their_minimum_time(draft: Draft) -> Draft:
         return draft
     draft = draft.only(~(bound[draft.job] & draft.starts))
     return replace(draft, must_run=draft.must_run | bound, movable=draft.movable & ~bound)
+
+
+def replans_are_rare_and_pay_back(draft: Draft) -> Draft:
+    """Drop the columns that would replan a job too soon, or for too little (Eq. 34a).
+
+        x_c = 0  for the columns c of other plans than that of the current column k of j, with its
+                 GPU type, GPU count and shape, where
+                     now - since_j < N R_j                                       or
+                     R_j q_c / (q_c - r_k) > min(N R_j, H, W_j / r_k)  and  c frees nothing
+                     with q_c = r_c exp(-sqrt(sd_c^2 + sd_k^2))
+
+    ``N`` is ``replan_spacing``, ``R`` the seconds that a restart loses, ``r`` samples/s, ``W`` the
+    samples left and ``H`` the restart horizon. ``sd`` is the standard deviation of ln ``r``, as far
+    as estimates state it, because estimates that flicker must not cause replans. A column frees
+    something if it needs fewer CPU cores or less host memory than the current one. The objective
+    then decides whether others need them.
+
+    A job that cannot stay as it is may change at once. So may one with a deadline that is promised,
+    or may be.
+    """
+    snapshot, policy = draft.snapshot, draft.policy
+    bound = is_launched(snapshot) & (draft.current >= 0) & draft.promisable & ~_dated(draft)
+    if policy.replan_spacing <= 0 or not bound.any():
+        return draft
+    column = _other_plans(draft, np.flatnonzero(bound[draft.job] & draft.starts))
+    job = draft.job[column]
+    now, lost_s = draft.current[job], snapshot.jobs.restart_s[job]
+    spaced_s, since_s = policy.replan_spacing * lost_s, snapshot.jobs.since_s[job]
+    young = (since_s > 0) & (snapshot.now_s - since_s < spaced_s)
+    ends_s = work_left(snapshot)[job] / draft.rate[now]
+    within_s = np.minimum(np.minimum(spaced_s, policy.restart_horizon_s), ends_s)
+    doubt = np.hypot(draft.cells.sd[draft.cell[column]], draft.cells.sd[draft.cell[now]])
+    pays = pay_back_s(lost_s, draft.rate[now], draft.rate[column] * np.exp(-doubt)) <= within_s
+    demand = draft.demand
+    frees = demand.cpus[column] < demand.cpus[now]
+    frees |= demand.host_bytes[column] < demand.host_bytes[now]
+    keep = np.ones(len(draft.cell), dtype=np.bool_)
+    keep[column] = ~young & (pays | frees)
+    return draft.only(keep)
+
+
+def _other_plans(draft: Draft, column: Ints) -> Ints:
+    """Return those of ``column`` that differ from their job's current column only in the plan."""
+    cells, cell = draft.cells, draft.cell[column]
+    own = draft.cell[draft.current[draft.job[column]]]
+    alike = np.ones(len(column), dtype=np.bool_)
+    for values in (cells.gpu_type, cells.gpus, cells.nodes):
+        alike &= values[cell] == values[own]
+    return column[alike]
+
+
+def _dated(draft: Draft) -> Bools:
+    """Return the jobs with a deadline that this round keeps or may promise, bool[jobs]."""
+    jobs = draft.snapshot.jobs
+    if draft.policy.deadline_mode in MODES_WITHOUT_PROMISES:
+        return jobs.admitted
+    return np.isfinite(jobs.deadline_s)
 
 
 def changes_are_capped(draft: Draft) -> Draft:

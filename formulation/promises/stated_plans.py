@@ -6,7 +6,7 @@ import numpy as np
 
 from tessera.formulation.draft import Draft, find_losers
 from tessera.formulation.reasons import Reason, ReasonCode
-from tessera.formulation.runnable_plans import are_refused
+from tessera.formulation.runnable_plans import ability_in_words, are_refused
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.tables import Ints
 from tessera.formulation.values import BEST_FOUND
@@ -42,7 +42,7 @@ def _no_cell_of_plan(snapshot: Snapshot, job: int) -> Reason:
     name, key = snapshot.plans[plan][:12], snapshot.workloads[workload].key
     runtime = int(snapshot.jobs.runtime[job])
     if are_refused(snapshot, *(np.array([n]) for n in (runtime, plan, BEST_FOUND))).any():
-        problem = f"its runtime {snapshot.runtimes.name[runtime]} cannot run it"
+        problem = f"{ability_in_words(snapshot, runtime)} cannot run it"
         next_step = "submit the job with another plan, or with another runtime"
     elif not own.any():
         problem, next_step = (

@@ -81,6 +81,10 @@ class NodeRecord:
     """Sentences on the faults that its agent reports at present."""
     probation_end_s: float | None = None
     """Seconds since 1970. It is None if the node is not on probation."""
+    found_cpus: int | None = None
+    found_host_bytes: int | None = None
+    """The CPU cores and the host memory that its agent found, which count where ``spec`` states none.
+    They are None if it reports none."""
 
     @property
     def drained(self) -> bool:

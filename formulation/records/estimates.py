@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from tessera.formulation.demand import Capacity
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ExecutionPlan
 from tessera.formulation.launch import TuningSpace
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.network.traffic import CellTraffic
+from tessera.formulation.techniques import PlanLimits
 from tessera.formulation.values import ESTIMATE_SOURCES, Cell, EstimateSource, GpuType, Workload
 
 
@@ -129,6 +133,61 @@ class ProfileGap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostRates:
+    """The speed of a node's host under ZeRO-Offload, as measured on the node.
+
+    If a bandwidth is None, ``copy_gap`` says why it was not measured. ``updates`` are pairs of CPU
+    cores and the bytes of optimizer states that these read and write in a second, with rising
+    numbers of cores. If it is empty, ``update_gap`` says why.
+    """
+
+    to_device_bytes_per_s: float | None = None  # from pinned memory to one GPU, which copies alone
+    to_host_bytes_per_s: float | None = None  # the same in the other direction
+    copy_gap: str = ""
+    updates: tuple[tuple[int, float], ...] = ()
+    update_gap: str = ""
+    method: str = ""  # the libraries that copied and updated, with their versions
+    device: str = ""  # name of the GPU, or of the CPU if there is none
+    date: str = ""
+
+    def __post_init__(self) -> None:
+        """Check that each part was either measured or has a reason.
+
+        Raises:
+            InvalidInput: names the field.
+        """
+        copied = (self.to_device_bytes_per_s, self.to_host_bytes_per_s)
+        self._check_part("copy_gap", copied, all(copied))
+        self._check_part("update_gap", [rate for _, rate in self.updates], bool(self.updates))
+        cores = [count for count, _ in self.updates]
+        if any(count < 1 for count in cores) or cores != sorted(set(cores)):
+            raise InvalidInput("updates", f"must have rising numbers of cores from 1, not {cores}")
+
+    def _check_part(self, gap: str, rates: Sequence[float | None], measured: bool) -> None:
+        if measured == bool(getattr(self, gap)):
+            raise InvalidInput(gap, "must say why the rate is absent, and only if it is absent")
+        for rate in rates:
+            if rate is not None and not (math.isfinite(rate) and rate > 0):
+                raise InvalidInput(gap.replace("gap", "rate"), f"must be above 0 B/s, not {rate}")
+
+    @property
+    def copied_bytes_per_s(self) -> float | None:
+        """Return the bandwidth of the slower direction, or None if it was not measured."""
+        both = (self.to_device_bytes_per_s, self.to_host_bytes_per_s)
+        known = [rate for rate in both if rate is not None]
+        return min(known, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostProfile:
+    """The rates of a host that a profiling task measured on a node of a GPU type."""
+
+    gpu_type: str
+    task: str
+    rates: HostRates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveRecord:
     """The comparison of a published model's collectives with those that XLA compiled, as stored.
 
@@ -160,6 +219,7 @@ class ProfilingJob:
     age_s: float = 0.0  # since it was submitted
     started_ago_s: float | None = None  # since it first ran; None if it never did
     task: str = ""  # what it measures, as JSON; "" if that is not known
+    is_orphan: bool = False  # the job that it measures for has ended; never so for profiling tasks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +239,15 @@ class ClusterGpuType:
     gpu_type: GpuType
     node_gpus: int  # of the largest node; 0 if the cluster has none
     gpus: int  # of all nodes, including drained ones
+    node_cpus: int | None = None  # CPU cores of the node with most; None if none states them
+    node_host_bytes: int | None = None  # the same for host memory
+
+    @property
+    def node_capacity(self) -> Capacity | None:
+        """Return what a node has, or None if no node states anything but its GPUs."""
+        if self.node_cpus is None and self.node_host_bytes is None:
+            return None
+        return Capacity(gpus=self.node_gpus, cpus=self.node_cpus, host_bytes=self.node_host_bytes)
 
     @property
     def nodes(self) -> int:
@@ -195,12 +264,15 @@ class UnestimatedWorkload:
     counts: tuple[int, ...]  # GPU counts of its analytic estimates and of its jobs' bounds, rising
     derived_from: str  # digest of the inputs of its estimates; "" if there are no estimates
     profile: bool = False  # one of its jobs requests profiling
-    plans: tuple[ExecutionPlan, ...] = ()  # that users state for its jobs, by digest
+    asking_job: str = ""  # the first live job that requests profiling; "" if no job does
+    plans: tuple[ExecutionPlan, ...] = ()  # that its jobs state or were submitted with, by digest
     plans_only: bool = False  # users gave its other estimates, so only stated plans are estimated
     has_reason: bool = False  # it is stored why it has no estimates
-    runtimes: tuple[str, ...] = ()
-    """The runtimes that cannot run every plan of those of its jobs whose plans rounds choose, by
-    name."""
+    limits: tuple[PlanLimits, ...] = ()
+    """Distinct limits of those of its jobs whose plans rounds choose. Jobs without limits are left
+    out."""
+    is_open: bool = True
+    """Whether the best of all plans is wanted: not all of those jobs name techniques."""
     exhausted: tuple[Cell, ...] = ()
     """Cells on shapes whose execution plans ran out of memory here, so that others are searched."""
     tunings: tuple[tuple[str, TuningSpace], ...] = ()
@@ -219,6 +291,8 @@ class EstimationInputs:
     profiling: tuple[ProfilingJob, ...] = ()  # all tasks, in order of submission
     gaps: tuple[ProfileGap, ...] = ()  # what these left out, of models with live jobs, oldest first
     checks: tuple[CollectiveRecord, ...] = ()  # by model, params and degrees
+    hosts: tuple[HostProfile, ...] = ()  # the latest of each GPU type
+    runs: tuple[ProfilingJob, ...] = ()  # of jobs' programs that measure plans, by submission
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,9 +44,9 @@ class JobSpec:
     """The execution plan that the user states for the job, or None if rounds choose its plans."""
     stated_plan_first: bool = False
     """Whether only the first start must use the stated plan. If not, every one must."""
-    submitted_plan: str = ""
-    """The id of the execution plan that the job was submitted with. It binds nothing, but a guaranteed
-    job is owed the speed of this plan on its request. "" if it is not recorded."""
+    submitted_plan: ExecutionPlan | str = ""
+    """The execution plan that the job was submitted with, or only its id, as in traces. It binds
+    nothing, but a guaranteed job is owed the speed of this plan on its request. "" if not recorded."""
     requested_cpus: int = 0  # cores that it requests in all; 0 if that is not stated
     techniques: tuple[Technique, ...] = ()
     """The techniques of execution plans that its script can use. If empty, those of its runtime."""
@@ -62,6 +62,12 @@ class JobSpec:
         if self.workload.model == PROFILING:
             return PROFILER
         return self.launch.runtime or implied_runtime(self.command)
+
+    @property
+    def submitted_plan_id(self) -> str:
+        """Return the id of the submitted plan, or "" without one."""
+        plan = self.submitted_plan
+        return plan.digest if isinstance(plan, ExecutionPlan) else plan
 
     def contradicted_bound(self) -> tuple[str, str] | None:
         """Return the field and the problem of a bound on GPUs that contradicts the request.

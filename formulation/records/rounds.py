@@ -54,6 +54,7 @@ class RoundSummary:
     promises_due_s: float = math.inf  # when promised deadline schedules need the next round, or inf
     proved_by: str = ""  # of the last goal's bound, see GoalResult
     has_certificate: bool = False  # of the bound of any goal
+    replanned: int = 0  # of the jobs that it changed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +78,17 @@ class RoundRecord:
 
     summary: RoundSummary
     decisions: tuple[DecisionRecord, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRound:
+    """The decision of one round on a job, as stored."""
+
+    number: int
+    created_s: float  # seconds since 1970
+    kind: str
+    code: str  # of the reason; "" if the job runs
+    cell: str  # e.g. "4 x a100"; "" if the job does not run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

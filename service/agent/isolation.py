@@ -22,6 +22,9 @@ VISIBILITY_VARIABLES: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 MAX_SECRET_BYTES: Final = 65_536
 
+SHARE_OF_MEMORY: Final = 0.95
+"""The share of the host memory that programs may use in all."""
+
 CGROUP_ROOT: Final = Path("/sys/fs/cgroup")
 """Where version 2 of cgroups is mounted, if it is the machine's only version."""
 
@@ -209,15 +212,21 @@ def remove_cgroup(name: str, root: Path = CGROUP_ROOT) -> None:
             log.warning("cannot remove %s: %s", group, error, extra={"action": "cgroup"})
 
 
-def _own_cgroups(root: Path) -> tuple[Path, ...]:
-    """Return the agent's own cgroup and the one above, or nothing if they cannot be found."""
+def find_own_cgroup(root: Path = CGROUP_ROOT) -> Path | None:
+    """Return the agent's own cgroup (version 2), or None if it cannot be found."""
     try:
         lines = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()
     except OSError as error:
         log.debug("cannot read the agent's cgroup: %s", error, extra={"action": "cgroup"})
-        return ()
+        return None
     paths = [line.removeprefix("0::/") for line in lines if line.startswith("0::/")]
-    return tuple(group for path in paths for group in (root / path, (root / path).parent))
+    return root / paths[0] if paths else None
+
+
+def _own_cgroups(root: Path) -> tuple[Path, ...]:
+    """Return the agent's own cgroup and the one above, or nothing if they cannot be found."""
+    own = find_own_cgroup(root)
+    return () if own is None else (own, own.parent)
 
 
 def _passes_memory_on(group: Path) -> bool:

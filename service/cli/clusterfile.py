@@ -65,6 +65,8 @@ class NodeEntry(FileEntry):
         "probation_end_time",
         "drain_time",
         "drained",
+        "found_cpus",
+        "found_host_bytes",
     )
     """Further keys that `tessera nodes -o yaml` prints. They are ignored, except for the etag."""
 
@@ -74,6 +76,10 @@ class NodeEntry(FileEntry):
     gpus: Annotated[int, whole_between(1, limits.MAX_GPUS_PER_NODE)]
     rack: Text = ""
     nodes_per_rack: Annotated[int, whole_between(1, MAX_NODES)] = 1
+    cpus: Annotated[int, whole_between(0, limits.MAX_CPUS_PER_NODE)] | None = None
+    host_memory: Size | None = None
+    host_bytes: Size | None = None
+    """The same as ``host_memory``, as `tessera nodes -o yaml` prints it."""
     etag: Text = ""
 
 
@@ -209,11 +215,15 @@ def _nodes(where: str, entry: NodeEntry, known: list[str]) -> Iterator[Node]:
     if entry.count > 1 and "{}" not in entry.name:
         problem = f"must contain {{}} for the number, e.g. '{entry.name}-{{}}'"
         raise InvalidInput(f"{where}: name", problem)
+    if entry.host_memory is not None and entry.host_bytes is not None:
+        raise InvalidInput(f"{where}: host_memory", "is the same as 'host_bytes', so give only one")
     for i in range(entry.count):
         yield Node(
             name=entry.name.replace("{}", str(i)),
             gpu_type=entry.gpu_type,
             gpus=entry.gpus,
             rack=entry.rack.replace("{}", str(i // entry.nodes_per_rack)),
+            cpus=entry.cpus,
+            host_bytes=entry.host_bytes if entry.host_memory is None else entry.host_memory,
             etag=entry.etag,
         )

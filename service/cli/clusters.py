@@ -35,6 +35,7 @@ from tessera.service.cli.options import (
     ValidateOnly,
 )
 from tessera.service.cli.render import (
+    GIB,
     Column,
     count_noun,
     format_age,
@@ -51,8 +52,6 @@ from tessera.v1 import clusters_pb2
 
 if TYPE_CHECKING:
     from tessera.service.cli.clusterfile import ClusterFile
-
-GIB: Final = 2**30
 
 CLUSTER_COLUMNS: Final[Sequence[Column[clusters_pb2.Cluster]]] = (
     Column("CLUSTER", lambda c: short_name(c.name)),
@@ -304,6 +303,8 @@ def apply_cluster(
                     gpus=n.gpus,
                     rack=n.rack,
                     etag=n.etag,
+                    cpus=n.cpus if n.HasField("cpus") else None,
+                    host_bytes=n.host_bytes if n.HasField("host_bytes") else None,
                 )
                 for n in described.nodes
             ],

@@ -351,6 +351,8 @@ def _estimate(record: EstimateRecord) -> estimates_pb2.CellEstimate:
         source=_SOURCES[record.source],
         provenance=record.provenance,
         complete=record.complete,
+        cpus=record.cpus,
+        host_bytes=record.host_bytes,
     )
     if math.isfinite(record.iter_time_s):
         message.iter_time_s = record.iter_time_s
@@ -369,6 +371,7 @@ def _submission(arrival: Arrival, tenant: str, at: Timestamp) -> jobs_pb2.Submit
         tenant=tenant or spec.tenant,
         guaranteed=spec.guaranteed,
         labels=spec.labels,
+        requested_cpus=spec.requested_cpus,
     )
     if math.isfinite(spec.deadline_s):
         job.deadline.FromNanoseconds(at.ToNanoseconds() + round(spec.deadline_s * 1e9))

@@ -49,6 +49,10 @@ class JobEntry(FileEntry):
     plan: Text = ""
     """The file of an execution plan. A relative path begins at the folder of the job's file."""
     plan_first: bool = False
+    submitted_plan: Text = ""
+    """A file, as ``plan``, or the plan in JSON."""
+    techniques: Texts = Field(default_factory=list)
+    cpus: Annotated[int, whole_between(0, limits.MAX_CPUS)] = 0
     runtime: Text = ""
     environment: Labels = Field(default_factory=dict)
     working_directory: Text = ""
@@ -141,10 +145,11 @@ def _request(where: str, job: JobEntry, now: Timestamp, cluster: str) -> jobs_pb
         min_gpus=job.min_gpus,
         max_gpus=job.max_gpus,
         max_retries=job.max_retries,
+        techniques=job.techniques,
+        requested_cpus=job.cpus,
     )
-    if job.plan:
-        folder = Path(where.partition(": ")[0]).parent if where != "-" else Path()
-        message.stated_plan = options.read_plan_file(f"{where}: plan", str(folder / job.plan))
+    message.stated_plan = _plan(where, "plan", job.plan)
+    message.submitted_plan = _plan(where, "submitted_plan", job.submitted_plan)
     if job.plan_first and not job.plan:
         raise InvalidInput(f"{where}: plan_first", "needs a plan, that of the first start")
     message.stated_plan_first = job.plan_first
@@ -154,6 +159,14 @@ def _request(where: str, job: JobEntry, now: Timestamp, cluster: str) -> jobs_pb
     if job.deadline is not None:
         message.deadline.CopyFrom(_moment(f"{where}: deadline", job.deadline, now))
     return jobs_pb2.SubmitJobRequest(job_id=job.name, job=message)
+
+
+def _plan(where: str, key: str, value: str) -> str:
+    """Return the text of the plan that a key has: a file next to the job's, or JSON."""
+    if not value or value.lstrip().startswith("{"):
+        return value
+    folder = Path(where.partition(": ")[0]).parent if where != "-" else Path()
+    return options.read_plan_file(f"{where}: {key}", str(folder / value))
 
 
 def _launch(where: str, job: JobEntry) -> launch_pb2.Launch:

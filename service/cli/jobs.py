@@ -136,6 +136,26 @@ def submit_jobs(
             "--plan-first", help="Use --plan for the first start only. Then rounds may choose."
         ),
     ] = False,
+    submitted_plan: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE|JSON",
+            help="Execution plan with which the job is submitted, in the formats of --plan. Rounds may"
+            " choose others, but a guaranteed job is owed this plan's speed on what it requests.",
+        ),
+    ] = "",
+    techniques: Annotated[
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help="Techniques of plans that the script can use, e.g. dp,zero1,checkpointing. The job gets"
+            " no plan that uses another one. Default: all of its runtime.",
+        ),
+    ] = "",
+    cpus: Annotated[
+        int | None,
+        typer.Option(min=0, max=limits.MAX_CPUS, help="CPU cores requested for the whole job."),
+    ] = None,
     profile: Annotated[
         bool,
         typer.Option(
@@ -168,6 +188,9 @@ def submit_jobs(
         max_gpus=max_gpus or 0,
         stated_plan=options.read_plan_file("--plan", plan),
         stated_plan_first=plan_first,
+        submitted_plan=options.read_plan_file("--submitted-plan", submitted_plan),
+        techniques=options.split_words(techniques),
+        requested_cpus=cpus or 0,
     )
     job.MergeFrom(program)
     if plan_first and not plan:

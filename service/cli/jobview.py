@@ -154,7 +154,10 @@ def _request_facts(job: jobs_pb2.Job) -> list[tuple[str, str]]:
         ("restart cost", format_span(job.restart.ToNanoseconds() / 1e9)),
         ("pinned", "yes" if job.pinned else ""),
         ("labels", ", ".join(f"{k}={v}" for k, v in sorted(job.labels.items()))),
+        ("CPU cores", format_number(job.requested_cpus) if job.requested_cpus else ""),
         ("stated plan", _stated_plan_text(job)),
+        ("submitted plan", _submitted_plan_text(job)),
+        ("techniques", ", ".join(job.techniques)),
         *launch_facts(job),
     ]
 
@@ -222,6 +225,14 @@ def _stated_plan_text(job: jobs_pb2.Job) -> str:
     plan = read_execution_plan("stated_plan", job.stated_plan)
     use = "first start only" if job.stated_plan_first else "always"
     return f"{plan} ({plan.digest[:DIGEST_DIGITS]}), {use}"
+
+
+def _submitted_plan_text(job: jobs_pb2.Job) -> str:
+    if not job.submitted_plan:
+        return ""
+    plan = read_execution_plan("submitted_plan", job.submitted_plan)
+    owed = ", the speed that it is owed" if job.guaranteed else ""
+    return f"{plan} ({plan.digest[:DIGEST_DIGITS]}){owed}"
 
 
 def _rate_text(held: jobs_pb2.Allocation) -> str:
@@ -356,7 +367,24 @@ def _profiled_on(task: estimates_pb2.ProfilingTask) -> str:
             for size in task.left_out
         )
         text += f", without {', '.join(sizes)} samples"
+    if task.HasField("host"):
+        text += f", {_host_text(task.host)}"
     return f"{text}: {task.problem}" if task.problem else text
+
+
+def _host_text(rates: estimates_pb2.HostRates) -> str:
+    """Return the rates of a host in short, e.g. ``host copies 24.1 GB/s, updates 98.2 GB/s``."""
+    copied = [
+        rate
+        for name in ("to_device_bytes_per_s", "to_host_bytes_per_s")
+        if rates.HasField(name) and (rate := getattr(rates, name))
+    ]
+    copies = f"host copies {min(copied) / 1e9:.3g} GB/s" if copied else rates.copy_gap
+    if not rates.updates:
+        return copies if rates.update_gap == rates.copy_gap else f"{copies}, {rates.update_gap}"
+    fastest = max(rates.updates, key=lambda rate: rate.bytes_per_s)
+    updates = f"updates {fastest.bytes_per_s / 1e9:.3g} GB/s on {fastest.cores} CPU cores"
+    return f"{copies}, {updates}"
 
 
 MAX_EVENTS_SHOWN = 10

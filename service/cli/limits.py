@@ -11,7 +11,9 @@ from typing import Final
 MAX_BATCH: Final = 10**9
 MAX_ITERATIONS: Final = 10**12
 MAX_GPUS: Final = 65_536
+MAX_CPUS: Final = 2**24
 MAX_GPUS_PER_NODE: Final = 64
+MAX_CPUS_PER_NODE: Final = 65_536
 MAX_MEMORY_BYTES: Final = 2**50
 MAX_PRIORITY: Final = 100
 MIN_WEIGHT: Final = 1e-6

@@ -44,6 +44,8 @@ class DeferredCommand:
 
 CLIENT_MODULES: Final = {
     "jobs": ("submit", "jobs", "job"),
+    "explain": ("explain",),
+    "curves": ("curve",),
     "logs": ("logs",),
     "jobchanges": ("update", "cancel", "hold", "release"),
     "rounds": ("round", "rounds", "replay"),

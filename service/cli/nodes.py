@@ -27,12 +27,23 @@ from tessera.service.cli.options import (
     ValidateOnly,
     refuse_options,
 )
-from tessera.service.cli.render import Column, count_noun, format_time, print_note, show_list
+from tessera.service.cli.render import (
+    GIB,
+    Column,
+    count_noun,
+    format_number,
+    format_time,
+    print_note,
+    show_list,
+)
 from tessera.v1 import clusters_pb2
 
 NodeNames = Annotated[
     list[str], typer.Argument(metavar="NODE...", help="Ids or full names of the nodes.")
 ]
+
+NOT_STATED: Final = "not stated"
+"""The CPU cores or the host memory of a node that nobody knows. They limit nothing."""
 
 NODE_COLUMNS: Final[Sequence[Column[clusters_pb2.Node]]] = (
     Column("NODE", lambda n: short_name(n.name)),
@@ -40,6 +51,8 @@ NODE_COLUMNS: Final[Sequence[Column[clusters_pb2.Node]]] = (
     Column("TYPE", lambda n: n.gpu_type),
     Column("GPUS", lambda n: str(n.gpus), right=True),
     Column("FREE", lambda n: str(n.free_gpus), right=True),
+    Column("CPUS", lambda n: _cpus(n), right=True),
+    Column("HOST MEMORY", lambda n: _host_memory(n), right=True),
     Column("RACK", lambda n: n.rack),
     Column("JOBS", lambda n: ", ".join(short_name(j) for j in n.jobs)),
     Column("LAST REPORT", lambda n: _last_report(n.silent_s), wide=True, right=True),
@@ -125,6 +138,22 @@ def _state(node: clusters_pb2.Node) -> str:
     if node.HasField("probation_end_time"):
         return "PROBATION"
     return "DRAINED" if node.drained else clusters_pb2.Node.State.Name(node.state)
+
+
+def _cpus(node: clusters_pb2.Node) -> str:
+    """Return the CPU cores that a node states, or else those that its agent found."""
+    if node.HasField("cpus"):
+        return str(node.cpus)
+    return f"{node.found_cpus} (found)" if node.HasField("found_cpus") else NOT_STATED
+
+
+def _host_memory(node: clusters_pb2.Node) -> str:
+    """Return the host memory that a node states, or else what its agent found."""
+    if node.HasField("host_bytes"):
+        return f"{format_number(node.host_bytes / GIB)} GiB"
+    if node.HasField("found_host_bytes"):
+        return f"{format_number(node.found_host_bytes / GIB)} GiB (found)"
+    return NOT_STATED
 
 
 def _last_report(silent_s: float) -> str:

@@ -144,6 +144,11 @@ def size_bytes(where: str, text: str) -> int:
     return round(size)
 
 
+def split_words(text: str) -> list[str]:
+    """Return the words of a text such as ``dp,tp``, without spaces."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
 def parse_numbers(where: str, text: str) -> list[int]:
     """Return whole numbers such as ``1,2,4``, without duplicates."""
     parts = [part.strip() for part in text.split(",")]
@@ -249,9 +254,12 @@ def with_options(
 
 
 def read_plan_file(field: str, path: str) -> str:
-    """Return the text of an execution plan's file, or "" without a path. The server reads it."""
-    if not path:
-        return ""
+    """Return the text of an execution plan, or "" without one. The server reads it.
+
+    ``path`` is its file, or a plan in JSON itself.
+    """
+    if not path or path.lstrip().startswith("{"):
+        return path
     try:
         with Path(path).open("rb") as file:
             return file.read(STATED_PLAN.size_bytes + 1).decode()

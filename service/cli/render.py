@@ -22,6 +22,9 @@ from tessera.service.cli.options import Output
 _UNBOUNDED: Final = 1_000_000
 """Width in characters of a console that never folds or cuts; wrapping is left to the terminal."""
 
+GIB: Final = 2**30
+"""Bytes of a GiB."""
+
 GAP: Final = 2
 """Width in characters of the gap between two columns of a table."""
 

@@ -16,6 +16,7 @@ from tessera.formulation.policy import (
     DEFAULT_OBJECTIVE,
     MAX_CAUTION,
     MAX_FORESIGHT,
+    MAX_REPLAN_SPACING,
     NETWORK_LEVELS,
     Policy,
 )
@@ -274,6 +275,16 @@ def _limit_options(
             "Time for which a job must have run before it may be moved, resized or suspended. Default: 0s.",
         ),
     ] = None,
+    replan_spacing: Annotated[
+        Real,
+        _option(
+            _LIMITS,
+            "Number of restart times that a job runs before its plan may change on the GPUs that it has. The"
+            " change must make up for its restart in that time. 0: no limit. Default: 20.",
+            min=0.0,
+            max=MAX_REPLAN_SPACING,
+        ),
+    ] = None,
     max_changes: Annotated[
         Whole,
         _option(
@@ -339,6 +350,7 @@ def _limit_options(
     """Return the options on changes and on how the round is solved."""
     chosen = scheduler_pb2.RoundOptions(
         run_to_completion=run_to_completion,
+        replan_spacing=replan_spacing,
         max_changes=max_changes,
         defragment_every_rounds=defragment_every,
         solver=solver,

@@ -11,7 +11,8 @@ from typing import Final
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from tessera.formulation.execution_plan import read_execution_plan
-from tessera.formulation.policy import NETWORK_LEVELS
+from tessera.formulation.policy import DEFAULT_REPLAN_SPACING, NETWORK_LEVELS
+from tessera.formulation.reasons import LOST_SAMPLES_KEY, RESTART_GPU_S_KEY, ReasonCode
 from tessera.service.cli.jobview import allocation_text
 from tessera.service.cli.names import short_name
 from tessera.service.cli.render import (
@@ -64,6 +65,7 @@ def round_columns(now: Timestamp) -> Sequence[Column[scheduler_pb2.Round]]:
         Column("WAITING", lambda r: str(r.waiting), right=True),
         Column("STARTED", lambda r: str(r.started), right=True),
         Column("CHANGED", lambda r: str(r.changed), right=True),
+        Column("REPLANNED", lambda r: str(r.replanned), wide=True, right=True),
         Column("SUSPENDED", lambda r: str(r.suspended), right=True),
         Column("SECONDS", lambda r: f"{sum(r.seconds.values()):.2f}", right=True),
         Column("AGE", lambda r: format_age(r.create_time, now), right=True),
@@ -111,6 +113,9 @@ def show_round(value: scheduler_pb2.Round, *, everything: bool, wide: bool) -> N
     shown = [d for d in value.decisions if everything or d.kind not in UNCHANGED_KINDS]
     if shown:
         show_table(shown, _decisions(_plan_texts(value)), wide=wide)
+    replanned = [d for d in shown if d.reason.code == ReasonCode.REPLANNED]
+    if replanned:
+        show_table(replanned, REPLAN_COLUMNS)
     hidden = Counter(
         d.kind for d in value.decisions if not everything and d.kind in UNCHANGED_KINDS
     )
@@ -141,7 +146,7 @@ def _facts(value: scheduler_pb2.Round, *, wide: bool) -> list[tuple[str, str]]:
         (
             "jobs",
             f"{value.running} running, {value.waiting} waiting;"
-            f" {value.started} started, {value.changed} changed, {value.suspended} suspended",
+            f" {value.started} started, {_changed(value)}, {value.suspended} suspended",
         ),
         ("deadlines", _deadlines(value.decisions)),
         ("in use", _pairs({k: str(v) for k, v in value.used_gpus.items()})),
@@ -158,6 +163,11 @@ def _facts(value: scheduler_pb2.Round, *, wide: bool) -> list[tuple[str, str]]:
             ("versions", ", ".join(value.versions)),
         ]
     return facts
+
+
+def _changed(value: scheduler_pb2.Round) -> str:
+    replanned = f" ({value.replanned} replanned)" if value.replanned else ""
+    return f"{value.changed} changed{replanned}"
 
 
 def _proof(value: scheduler_pb2.Round) -> str:
@@ -242,6 +252,9 @@ def _policy(chosen: scheduler_pb2.RoundOptions) -> str:
         "minimum run": format_span(chosen.min_run.ToSeconds())
         if chosen.min_run.ToSeconds()
         else "",
+        "replan spacing": f"{chosen.replan_spacing:g} restart times"
+        if chosen.HasField("replan_spacing") and chosen.replan_spacing != DEFAULT_REPLAN_SPACING
+        else "",
         "maximum changes": str(chosen.max_changes) if _capped(chosen) else "",
     }
     texts = [f"{name} {value}" for name, value in rules.items() if value]
@@ -286,6 +299,16 @@ def _decisions(plans: Mapping[str, str]) -> Sequence[Column[scheduler_pb2.Decisi
         Column("REASON", lambda d: d.reason.code),
         Column("NOT APPLIED", lambda d: d.skipped),
     )
+
+
+REPLAN_COLUMNS: Final[Sequence[Column[scheduler_pb2.Decision]]] = (
+    Column("REPLANNED", lambda d: short_name(d.job)),
+    Column("PRICE", lambda d: format_number(d.restart_price), right=True),
+    Column("GPU-S", lambda d: d.reason.evidence.get(RESTART_GPU_S_KEY, ""), right=True),
+    Column("LOST SAMPLES", lambda d: d.reason.evidence.get(LOST_SAMPLES_KEY, ""), right=True),
+    Column("BECAUSE", lambda d: d.reason.message),
+)
+"""The price of each replan in units of the objective, in GPU-seconds and samples, and its reason."""
 
 
 def _nodes(decision: scheduler_pb2.Decision) -> str:

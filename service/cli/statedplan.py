@@ -98,6 +98,15 @@ def plan_options(
     offload: Annotated[
         Offload | None, _option("States in the host's memory. Default: none.")
     ] = None,
+    cpus_per_gpu: Annotated[
+        int | None,
+        _option(
+            "CPU cores for each GPU that update offloaded states. Default: all of the host's.",
+            "--cpus-per-gpu",
+            min=1,
+            max=limits.MAX_GPUS,
+        ),
+    ] = None,
     precision: Annotated[
         Precision | None, _option("Data type of products. Default: as --dtype says.")
     ] = None,
@@ -118,6 +127,7 @@ def plan_options(
             "micro_batch": ("--micro-batch", micro_batch),
             "recomputation": ("--recompute", recompute),
             "offload": ("--offload", offload),
+            "cpus_per_gpu": ("--cpus-per-gpu", cpus_per_gpu),
             "precision": ("--precision", precision),
             "schedule": ("--schedule", None if schedule is None else Schedule(schedule.value)),
         }

@@ -349,7 +349,13 @@ def _stored_nodes(client: Client, cluster: str) -> list[NodeSpec]:
     request = clusters_pb2.ListNodesRequest(parent=cluster)
     pages = client.pages(client.clusters.ListNodes, request)
     return [
-        NodeSpec(name=short_name(node.name), gpu_type=node.gpu_type, gpus=node.gpus)
+        NodeSpec(
+            name=short_name(node.name),
+            gpu_type=node.gpu_type,
+            gpus=node.gpus,
+            cpus=node.cpus if node.HasField("cpus") else None,
+            host_bytes=node.host_bytes if node.HasField("host_bytes") else None,
+        )
         for page in pages
         for node in page.nodes
     ]
@@ -374,6 +380,8 @@ def _stored_estimates(client: Client, cluster: str) -> list[EstimateRecord]:
             ),
             iter_time_s=math.inf if e.infeasible else e.iter_time_s,
             source=EstimateSource.MEASURED,
+            cpus=e.cpus,
+            host_bytes=e.host_bytes,
         )
         for page in pages
         for e in page.cells

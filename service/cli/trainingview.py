@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from tessera.formulation.exit_reasons import ExitReason
-from tessera.service.cli.render import format_age, format_number
+from tessera.service.cli.render import GIB, format_age, format_number
 from tessera.v1 import jobs_pb2, launch_pb2
-
-GIB: Final = 2**30
 
 
 def training_facts(training: jobs_pb2.Training, now: Timestamp) -> list[tuple[str, str]]:

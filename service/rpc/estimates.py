@@ -28,14 +28,19 @@ from tessera.estimator.workloads import (
 )
 from tessera.formulation.cancellation import require_caller
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.records.estimates import ClusterGpuType, EstimateRecord, ModelSpec
+from tessera.formulation.records.estimates import (
+    ClusterGpuType,
+    EstimateRecord,
+    EstimationInputs,
+    ModelSpec,
+)
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.values import Cell, Workload
 from tessera.service.ports import Store, Writer
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert import estimates as convert
 from tessera.service.rpc.convert.models import of_cell, of_model, of_published, to_model
-from tessera.service.rpc.convert.profiles import of_status, to_gap, to_profiles
+from tessera.service.rpc.convert.profiles import of_status, to_gap, to_host, to_profiles
 from tessera.service.rpc.lanes import CALLER, Lane, SizedCalls
 from tessera.service.rpc.paging import page_of
 from tessera.v1 import estimates_pb2 as pb
@@ -188,7 +193,7 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
         workload = spec.workload if spec else convert.to_workload("workload", request.workload)
         counts, degrees = _counts(request, spec), _degrees(request)
         known = self._store.estimation(cluster)
-        hardware = self._kinds(request, known.kinds)
+        hardware = self._kinds(request, known)
         measurements = known.measurements if self._learns else ()
         place = "job" if request.job else "workload"
         models = {
@@ -223,16 +228,20 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
         return kept[-1]
 
     def _kinds(
-        self, request: pb.EstimateCellsRequest, kinds: Sequence[ClusterGpuType]
+        self, request: pb.EstimateCellsRequest, known: EstimationInputs
     ) -> dict[str, Hardware]:
         """Return the requested GPU types, or if none are, all known types that have nodes."""
-        by_name = {kind.gpu_type.name: kind for kind in kinds}
+        by_name = {kind.gpu_type.name: kind for kind in known.kinds}
+
+        def hardware_at(field: str, kind: ClusterGpuType) -> Hardware:
+            return hardware_of(field, kind, self._hardware, known.hosts)
+
         if not request.gpu_types:
             there = {name: kind for name, kind in by_name.items() if kind.node_gpus}
             chosen = {name: kind for name, kind in there.items() if name in self._hardware}
             if not chosen:
                 raise InvalidInput("gpu_types", no_known_type(there, self._hardware))
-            return {n: hardware_of("gpu_types", kind, self._hardware) for n, kind in chosen.items()}
+            return {name: hardware_at("gpu_types", kind) for name, kind in chosen.items()}
         fields.require_distinct(
             (f"gpu_types[{i}]", name) for i, name in enumerate(request.gpu_types)
         )
@@ -243,7 +252,7 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
                 raise InvalidInput(
                     f"gpu_types[{i}]", f"the cluster has no GPU type {name[:80]!r}; it has: {has}"
                 )
-            hardware[name] = hardware_of(f"gpu_types[{i}]", by_name[name], self._hardware)
+            hardware[name] = hardware_at(f"gpu_types[{i}]", by_name[name])
         return hardware
 
     def _job(self, field: str, name: str, cluster: str) -> JobSpec:
@@ -253,11 +262,11 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
 
     def _add_profiles(self, request: pb.AddProfilesRequest) -> pb.AddProfilesResponse:
         cluster = names.parse_cluster("parent", request.parent)
-        rows, gap = to_profiles(request), to_gap(request)
+        rows, gap, host = to_profiles(request), to_gap(request), to_host(request)
         key = fields.request_key(request, request.request_id)
 
         def work(writer: Writer) -> bytes:
-            added = writer.add_profiles(cluster, rows, gap)
+            added = writer.add_profiles(cluster, rows, gap, host)
             return pb.AddProfilesResponse(added=added).SerializeToString()
 
         kept = self._store.write(key, work, validate_only=request.validate_only)

@@ -19,7 +19,9 @@ from tessera.service.ports import Store, Writer
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.calls import StreamPlaces, Wakeups
 from tessera.service.rpc.convert import jobs as convert
-from tessera.service.rpc.lanes import CALLER, SizedCalls
+from tessera.service.rpc.curves import CurveReader
+from tessera.service.rpc.explanations import ExplanationCalls
+from tessera.service.rpc.lanes import CALLER, Lane, SizedCalls
 from tessera.service.rpc.logs import OutputReader
 from tessera.service.rpc.paging import page_of
 from tessera.service.rpc.sharing import SharedReads
@@ -44,8 +46,9 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
     ``new_id`` chooses ids for jobs that have none. ``wall_s`` returns seconds since 1970, for
     refusing deadlines that have passed. ``poll_s`` is the time after which a watched job is read
     even without a wake-up. Batches and pages are heavy calls if they are large, and ``watches``
-    limits the number of watchers. ``output`` reads what jobs write. ``standing`` is the policy of
-    periodic rounds: answers warn of wishes that it ignores.
+    limits the number of watchers. ``output`` reads what jobs write, and ``curves`` reads their
+    sensitivity curves in the lane ``estimates``. ``explanations`` explains rounds' decisions.
+    ``standing`` is the policy of periodic rounds: answers warn of wishes that it ignores.
     """
 
     def __init__(
@@ -56,6 +59,9 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         *,
         watches: StreamPlaces,
         output: OutputReader,
+        explanations: ExplanationCalls,
+        curves: CurveReader,
+        estimates: Lane,
         new_id: Callable[[], str],
         wall_s: Callable[[], float],
         poll_s: float,
@@ -64,7 +70,9 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         self._standing = standing
         self._store, self._calls, self._wakeups = store, calls, wakeups
         self._watches, self._output = watches, output
+        self._curves, self._estimates = curves, estimates
         self._new_id, self._wall_s, self._poll_s = new_id, wall_s, poll_s
+        self._explanations = explanations
         self._watched = SharedReads(self._read_watched)
 
     async def SubmitJob(self, request: pb.SubmitJobRequest, context: _Context) -> pb.Job:
@@ -81,6 +89,17 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         """Return a job."""
         cluster, job = names.parse_job("name", request.name)
         return _shown(await self._calls.run(self._store.get_job, cluster, job))
+
+    async def GetJobCurves(
+        self, request: pb.GetJobCurvesRequest, context: _Context
+    ) -> pb.JobCurves:
+        """Return a job's sensitivity curves."""
+        names.parse_job("name", request.name)
+        return await self._estimates.run(
+            CALLER.get(),
+            f"GetJobCurves of {request.name}",
+            lambda turn: self._curves.read(request, turn.is_over),
+        )
 
     async def ListJobEvents(
         self, request: pb.ListJobEventsRequest, context: _Context
@@ -147,6 +166,12 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         async with contextlib.aclosing(self._output.read(request)) as parts:
             async for part in parts:
                 yield part
+
+    async def ExplainJob(
+        self, request: pb.ExplainJobRequest, context: _Context
+    ) -> pb.ExplainJobResponse:
+        """Explain a round's decision on a job, and try steps that would help it."""
+        return await self._explanations.explain(request, context)
 
     async def _read_watched(self, key: tuple[str, str]) -> JobRecord:
         return await self._calls.run(self._store.get_job, *key)

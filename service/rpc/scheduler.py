@@ -8,12 +8,12 @@ from typing import Any
 import grpc.aio
 
 from tessera.formulation.access import IDENTITY
-from tessera.formulation.clock import Clock
 from tessera.formulation.codec import encode
 from tessera.service.loop import RoundLoop
 from tessera.service.ports import Store
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert import rounds as convert
+from tessera.service.rpc.deadlines import CallDeadlines
 from tessera.service.rpc.lanes import CALLER, Lane, LaneTurn, SizedCalls
 from tessera.service.rpc.paging import page_of
 from tessera.service.rpc.visibility import hide_in_round
@@ -29,31 +29,28 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
     """The servicer of rounds: new ones from the loop, in lanes, and stored ones from the store.
 
     ``commits`` is the lane of rounds that are committed, ``trials`` that of dry runs and replays.
-    ``default_deadline_s`` is the deadline of a call that has none, and ``max_deadline_s`` the
-    longest that a call gets. ``standing`` fills in what the options of a call leave open.
+    ``deadlines`` limits the time of calls. ``standing`` fills in what the options of a call leave open.
     """
 
     def __init__(
         self,
         store: Store,
         rounds: RoundLoop,
-        clock: Clock,
         *,
         calls: SizedCalls,
         commits: Lane,
         trials: Lane,
-        default_deadline_s: float,
-        max_deadline_s: float,
+        deadlines: CallDeadlines,
         standing: RoundOptions,
     ) -> None:
-        self._store, self._rounds, self._clock = store, rounds, clock
+        self._store, self._rounds = store, rounds
         self._calls, self._commits, self._trials = calls, commits, trials
-        self._default_deadline_s, self._max_deadline_s = default_deadline_s, max_deadline_s
+        self._deadlines = deadlines
         self._standing = standing
 
     async def Schedule(self, request: pb.ScheduleRequest, context: _Context) -> pb.Round:
         """Decide one round within the caller's deadline, and commit it."""
-        remaining_s, longest_s = self._time_of(context)
+        remaining_s, longest_s = self._deadlines.of(context)
         cluster = names.parse_cluster("parent", request.parent)
         lane = self._trials if request.dry_run else self._commits
 
@@ -79,7 +76,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         self, request: pb.ReplayRoundRequest, context: _Context
     ) -> pb.ReplayRoundResponse:
         """Solve a stored round again; commit nothing."""
-        remaining_s, longest_s = self._time_of(context)
+        remaining_s, longest_s = self._deadlines.of(context)
         cluster, _ = names.parse_round("name", request.name)
 
         def work(turn: LaneTurn) -> pb.ReplayRoundResponse:
@@ -98,21 +95,6 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
             return self._verify(request, turn.is_over)
 
         return await self._trials.run(CALLER.get(), f"verification in {cluster}", work)
-
-    def _time_of(self, context: _Context) -> tuple[Callable[[], float], Callable[[], float]]:
-        """Return functions, safe in any thread, for the seconds left to the call and to its solver.
-
-        A long deadline is cut: the solver ends with its best answer after ``max_deadline_s``, and
-        everything after it may take the same time again.
-        """
-        now_s, given_s = self._clock.monotonic_s(), context.time_remaining()
-        left_s = self._default_deadline_s if given_s is None else given_s
-        longest_s = now_s + self._max_deadline_s
-        end_s = min(now_s + left_s, longest_s + self._max_deadline_s)
-        return (
-            lambda: end_s - self._clock.monotonic_s(),
-            lambda: longest_s - self._clock.monotonic_s(),
-        )
 
     def _schedule(
         self,

@@ -28,6 +28,7 @@ from tessera.service.config import (
     Config,
     TlsFiles,
 )
+from tessera.service.explaining import JobExplainer
 from tessera.service.loop import RoundLoop
 from tessera.service.network_planner import NetworkPlanner
 from tessera.service.ports import LogStore, Store
@@ -36,9 +37,12 @@ from tessera.service.rpc.agents import AgentCalls, AgentsServicer
 from tessera.service.rpc.answers import AnswerRoom, BoundedAnswers, shorten_left_clients
 from tessera.service.rpc.calls import Calls, StreamPlaces, Wakeups
 from tessera.service.rpc.clusters import ClustersServicer
+from tessera.service.rpc.curves import CurveReader
+from tessera.service.rpc.deadlines import CallDeadlines
 from tessera.service.rpc.enrolment import Enrolment, EnrolmentSettings
 from tessera.service.rpc.errors import code_of
 from tessera.service.rpc.estimates import EstimatesServicer
+from tessera.service.rpc.explanations import ExplanationCalls
 from tessera.service.rpc.health import HealthChecker
 from tessera.service.rpc.heartbeats import HeartbeatRecorder
 from tessera.service.rpc.interceptor import CallInterceptor
@@ -200,12 +204,19 @@ class Server:
             new_id=lambda: uuid.uuid4().hex,
             timing=LogTiming(poll_s=config.poll_s),
         )
+        deadlines = CallDeadlines(
+            clock=clock, default_s=config.default_deadline_s, longest_s=config.max_deadline_s
+        )
+        explainer = JobExplainer(store, rounds, config.round_options())
         jobs = JobsServicer(
             store,
             calls,
             wakeups,
             watches=self.watches,
             output=output,
+            curves=CurveReader(store, config.catalogue(), config.round_options()),
+            estimates=self._estimates,
+            explanations=ExplanationCalls(store, explainer, self._trials, deadlines),
             new_id=new_id,
             wall_s=wall_s,
             poll_s=config.poll_s,
@@ -214,12 +225,10 @@ class Server:
         scheduler = SchedulerServicer(
             store,
             rounds,
-            clock,
             calls=calls,
             commits=self._commits,
             trials=self._trials,
-            default_deadline_s=config.default_deadline_s,
-            max_deadline_s=config.max_deadline_s,
+            deadlines=deadlines,
             standing=config.round_options(),
         )
         places = StreamPlaces(

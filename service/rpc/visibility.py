@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, MutableMapping
 from typing import Any, Final
 
 from tessera.formulation.access import Identity
+from tessera.formulation.explanations.changes import ChangeKind
 from tessera.formulation.problem import RowKind
 from tessera.v1 import clusters_pb2, jobs_pb2, networks_pb2, scheduler_pb2
 
@@ -73,17 +74,55 @@ def hide_in_reason(identity: Identity, reason: jobs_pb2.Reason, own: Collection[
     hidden.discard("")
     if not hidden:
         return
-    # The longest goes first, because it may contain another.
-    names = "|".join(re.escape(name) for name in sorted(hidden, key=len, reverse=True))
-    pattern = re.compile(rf"(?<![\w.-])(?:{names})(?![\w-])")
-
-    def clean(text: str) -> str:
-        return pattern.sub(OTHERS, text)
-
+    clean = _cleaner(hidden)
     evidence = {clean(key): clean(value) for key, value in reason.evidence.items()}
     reason.evidence.clear()
     reason.evidence.update(evidence)
     reason.message, reason.next_step = clean(reason.message), clean(reason.next_step)
+
+
+def _cleaner(hidden: Collection[str]) -> Callable[[str], str]:
+    """Return a function that replaces the names ``hidden`` (at least one) in a text."""
+    # The longest goes first, because it may contain another.
+    names = "|".join(re.escape(name) for name in sorted(hidden, key=len, reverse=True))
+    pattern = re.compile(rf"(?<![\w.-])(?:{names})(?![\w-])")
+    return lambda text: pattern.sub(OTHERS, text)
+
+
+def hide_in_explanation(
+    identity: Identity,
+    cluster: str,
+    message: jobs_pb2.ExplainJobResponse,
+    tenants_of_jobs: TenantsOfJobs,
+) -> None:
+    """Leave the names of other tenants and of their jobs, and what these are worth, out."""
+    if identity.tenants is None:
+        return
+    changes = [change for step in message.steps for change in step.changes]
+    jobs = {short_id(d.job) for d in message.displaced_by}
+    jobs |= {short_id(job) for step in message.steps for job in step.loses}
+    jobs |= {change.subject for change in changes if change.kind == ChangeKind.END}
+    own = own_jobs(identity, cluster, jobs, tenants_of_jobs) | {short_id(message.job)}
+    tenants = {change.subject for change in changes if change.kind == ChangeKind.LEND}
+    hidden = (jobs - own) | {name for name in tenants if not identity.sees_tenant(name)}
+    hide_in_reason(identity, message.reason, own)
+    for displacement in message.displaced_by:
+        if short_id(displacement.job) not in own:
+            displacement.ClearField("job")
+            displacement.ClearField("value_per_gpu")
+    if not hidden:
+        return
+    clean = _cleaner(hidden)
+    message.reason.message = clean(message.reason.message)
+    message.reason.next_step = clean(message.reason.next_step)
+    for step in message.steps:
+        step.message = clean(step.message)
+        kept = [job for job in step.loses if short_id(job) in own]
+        del step.loses[:]
+        step.loses.extend(kept)
+        for change in step.changes:
+            if change.subject in hidden:
+                change.subject = OTHERS
 
 
 def hide_in_nodes(

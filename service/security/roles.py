@@ -130,6 +130,8 @@ _RULES: Final[dict[str, dict[str, Rule]]] = {
         "ReleaseJob": _change(USERS, _name),
         "WatchJob": _read(jobs=_name),
         "ReadLogs": _read(jobs=_name),
+        "GetJobCurves": _read(jobs=_name),
+        "ExplainJob": _read(jobs=_name),
     },
     "Networks": {
         "GetTopology": _read(),

@@ -54,7 +54,7 @@ def trace_csv(arrivals: Iterable[Arrival]) -> str:
                 deadline,
                 spec.tenant,
                 int(spec.guaranteed),
-                spec.submitted_plan or spec.labels.get(PLAN_LABEL, ""),
+                spec.submitted_plan_id or spec.labels.get(PLAN_LABEL, ""),
             ]
         )
     return text.getvalue()
@@ -83,6 +83,8 @@ def profiles_csv(records: Iterable[EstimateRecord]) -> str:
                 e.source.name.lower(),
                 e.provenance,
                 "true" if e.complete else "",
+                e.cpus or "",
+                e.host_bytes or "",
             ]
         )
     return text.getvalue()

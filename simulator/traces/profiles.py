@@ -20,9 +20,19 @@ REQUIRED = (
     "iter_time_s",
     "status",
 )
-OPTIONAL = ("pipeline_degree", "plan", "source", "provenance", "complete")
+OPTIONAL = (
+    "pipeline_degree",
+    "plan",
+    "source",
+    "provenance",
+    "complete",
+    "cpus",
+    "host_bytes",
+)
 FAILED = ("failed", "oom", "infeasible")
 MAX_COUNT = 2**31 - 1
+MAX_CPUS = 2**24
+MAX_HOST_BYTES = 2**60
 MAX_ITERATION_S = 1e6
 
 
@@ -97,4 +107,6 @@ def _record(row: CsvRow, file: str) -> EstimateRecord:
         source=source,
         provenance=row.text("provenance", 200) or file,
         complete=row.choice("complete", ("true", "false"), default="false") == "true",
+        cpus=row.whole("cpus", 0, MAX_CPUS, default=0),
+        host_bytes=row.whole("host_bytes", 0, MAX_HOST_BYTES, default=0),
     )

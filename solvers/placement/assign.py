@@ -97,8 +97,8 @@ def _place(
 def _place_directly(board: Board, pending: list[int], wanted: dict[int, int]) -> list[int]:
     """Seat jobs at their columns' shapes, big gangs first; return those that do not fit.
 
-    Jobs that only change shape or degree come first. They keep their GPUs if there is no better
-    place, and are then among those returned, too.
+    Jobs that only change their plan keep their GPUs. Those that change their shape come next. They
+    keep their GPUs if there is no better place, and are then among those returned, too.
     """
 
     def order(job: int) -> tuple[bool, int, bool, int, int]:
@@ -112,7 +112,10 @@ def _place_directly(board: Board, pending: list[int], wanted: dict[int, int]) ->
         )
 
     failed = []
-    for job in sorted(pending, key=order):
+    # Replans first, before other jobs take their GPUs.
+    replanned = {job for job in pending if board.is_replan(job, wanted[job])}
+    replanned = {job for job in sorted(replanned) if board.keep(job, wanted[job])}
+    for job in sorted(replanned.symmetric_difference(pending), key=order):
         column = wanted[job]
         # The job may not move, but its present nodes lack something now.
         stays = board.pinned(job, column)

@@ -10,6 +10,7 @@ import numpy as np
 
 from tessera.formulation.check import migration_price, placed_value
 from tessera.formulation.demand import Demand
+from tessera.formulation.given_demand import demands_of_columns
 from tessera.formulation.placement import Gang, Placement, current_gangs
 from tessera.formulation.problem import Problem, RowKind
 from tessera.formulation.snapshot import Snapshot
@@ -60,7 +61,11 @@ class Board:
         cells, cell = problem.cells, problem.cell
         # These are views, since there may be millions of columns and only few are read.
         self._cell: Sequence[int] = cell.data
-        self._demands = cells.demand if self.free.counts_more else None
+        self._demands = (
+            demands_of_columns(snapshot.jobs, cells, problem.column_job, cell)
+            if self.free.counts_more
+            else None
+        )
         self.gpus: Sequence[int] = cells.gpus[cell].data  # these four are by column
         self.gpu_type: Sequence[int] = cells.gpu_type[cell].data
         self.nodes: Sequence[int] = cells.nodes[cell].data
@@ -90,7 +95,7 @@ class Board:
 
     def demand(self, column: int) -> Demand | None:
         """Return the total demand of ``column``, or None if no node states more than its GPUs."""
-        return None if self._demands is None else self._demands.of(self._cell[column])
+        return None if self._demands is None else self._demands.of(column)
 
     def usage(self, column: int) -> Iterable[tuple[int, int]]:
         """Return (row, amount) of ``column``, less the use of rows by its job's waiting."""
@@ -226,6 +231,16 @@ class Board:
             present >= 0
             and self.gpus[present] == self.gpus[column]
             and self.gpu_type[present] == self.gpu_type[column]
+        )
+
+    def is_replan(self, job: int, column: int) -> bool:
+        """Return whether ``job`` may run ``column``, another plan, on the GPUs that it has."""
+        spots = self.now.get(job, ())
+        return (
+            column != self.current[job]
+            and len(spots) == self.nodes[column]
+            and sum(mask.bit_count() for _, mask in spots) == self.gpus[column]
+            and not any(node in self.avoided(job) for node, _ in spots)
         )
 
     def fewest_nodes(self, job: int, column: int) -> int:

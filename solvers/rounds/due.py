@@ -12,6 +12,7 @@ from tessera.formulation.decisions import CHANGES_GPUS, Decision
 from tessera.formulation.lookahead.grid import SAME_S
 from tessera.formulation.pace import to_real_pace
 from tessera.formulation.rates import work_left
+from tessera.formulation.replans import charge_unsaved_training
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.values import CellKey
 from tessera.solvers.rounds.plan import RoundOutcome
@@ -41,7 +42,7 @@ def due_s(snapshot: Snapshot, outcome: RoundOutcome, round_s: float) -> float:
         return math.inf
     legs, left = admission.legs, work_left(snapshot)
     rates, factor = _rates(outcome), snapshot.clock_factor
-    snapshot = to_real_pace(snapshot)
+    snapshot = charge_unsaved_training(to_real_pace(snapshot))
     reserve_s = np.zeros(len(left)) if admission.reserve_s is None else admission.reserve_s
     by_job: dict[int, list[int]] = {}
     for leg in range(len(legs)):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.parameters import PARAMETERS_FIELD, parse_parameters
@@ -49,3 +51,11 @@ class RoundOptions(Policy):
                 PARAMETERS_FIELD,
                 "needs a published scheduler; set scheduler, too, e.g. scheduler: arena",
             )
+
+
+def recorded_options(recorded: Mapping[str, Any]) -> RoundOptions:
+    """Return the options of a round as it recorded them, in this release or an earlier one.
+
+    Rounds that recorded no limit on replans had none.
+    """
+    return RoundOptions(**{"replan_spacing": 0.0, **recorded})

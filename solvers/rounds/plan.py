@@ -31,6 +31,7 @@ from tessera.formulation.packing.validity import find_false_rows
 from tessera.formulation.policy import KEEP_MODE, LOOK_AHEAD_MODES, Policy
 from tessera.formulation.problem import Problem
 from tessera.formulation.proofs import NO_PROOF, RoundProof
+from tessera.formulation.replans import charge_unsaved_training
 from tessera.formulation.runnable_plans import offer_runnable_plans
 from tessera.formulation.snapshot import Legs, Snapshot
 from tessera.formulation.solution import Solution
@@ -205,8 +206,11 @@ def restate_round(snapshot: Snapshot, policy: Policy, budget: Budget) -> RoundWo
 
 
 def _as_solved(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot with assumed rates and plans that can run, at the pace of the clock."""
-    return to_real_pace(offer_runnable_plans(assume_rates(snapshot)))
+    """Return the snapshot with assumed rates, plans that can run, and the full cost of restarts.
+
+    Its times are at the pace of the clock.
+    """
+    return charge_unsaved_training(to_real_pace(offer_runnable_plans(assume_rates(snapshot))))
 
 
 def _networked(

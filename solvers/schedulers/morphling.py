@@ -8,10 +8,11 @@ import numpy as np
 
 from tessera.formulation.draft import Draft
 from tessera.formulation.promises.launched import is_launched
+from tessera.formulation.sensitivity import Resource, SensitivityCurve
 from tessera.formulation.tables import Bools, Ints
 from tessera.solvers.schedulers.allowance import Allowance
 from tessera.solvers.schedulers.base import SchedulerView
-from tessera.solvers.schedulers.curves import Resource, SensitivityCurve, curves_of
+from tessera.solvers.schedulers.curves import curves_of
 from tessera.solvers.schedulers.packing import are_compact, host_capacity, runs_submitted_plan
 from tessera.solvers.schedulers.slots import jobs_in_order
 
@@ -23,7 +24,7 @@ class Morphling:
     A guaranteed job gets the least demand with which any execution plan reaches the rate of the
     plan that it was submitted with, on its request. Each job has a resource sensitivity curve: its
     best rate at each number of GPUs and CPU cores, flat where no execution plan runs
-    (``tessera.solvers.schedulers.curves``), in shares of its reference rate. A slope is a change of
+    (``tessera.formulation.sensitivity``), in shares of its reference rate. A slope is a change of
     the curve per GPU or per core.
 
     (1) Waiting guaranteed jobs are privileged while their minima fit their tenant's quota. They
@@ -209,7 +210,7 @@ class _Round:
         shrunk: list[tuple[int, int]] = []
         for resource in Resource:
             takes = curve.held(to)[resource] - curve.held(at)[resource]
-            gain = (curve.worth(to) - curve.worth(at)) / takes if takes > 0 else 0.0
+            gain = curve.gain(at, to, resource)
             if not self._reclaim(curve, resource, takes, gain, not curve.may_end(at), shrunk):
                 for other, before in reversed(shrunk):
                     self._move(other, before)
@@ -246,8 +247,7 @@ class _Round:
         curve, at, slopes = self._curves[job], self._at[job], []
         for resource in Resource:
             to = self._step_up(job, resource)
-            takes = curve.held(to)[resource] - curve.held(at)[resource] if to >= 0 else 0
-            slopes.append((curve.worth(to) - curve.worth(at)) / takes if takes > 0 else 0.0)
+            slopes.append(curve.gain(at, to, resource) if to >= 0 else 0.0)
         return slopes
 
     def _fits(self, curve: SensitivityCurve, to: int) -> bool:

@@ -76,3 +76,45 @@ def test_wrong_plans_are_refused_with_the_field_of_the_file(
     missing = tessera(*options, "--batch", "256", "--gpus", "4", "--plan", "nowhere", code=2)
     assert missing.stderr.startswith("error: --plan: nowhere cannot be read")
     assert read(tessera, "jobs")["jobs"] == []
+
+
+def test_a_submitted_plan_techniques_and_cores_are_kept_and_shown(
+    tessera: Tessera, fleet: Fleet, script: str
+) -> None:
+    assert fleet
+    submit(
+        tessera,
+        "first",
+        "--submitted-plan",
+        script,
+        "--techniques",
+        "tp, zero1,accumulation",
+        "--cpus",
+        "96",
+    )
+    job = read(tessera, "job", "first")
+    assert (job["techniques"], job["requested_cpus"]) == (["tp", "zero1", "accumulation"], 96)
+    assert job["stated_plan"] == ""
+    shown = tessera("job", "first").stdout
+    assert SHORT in shown
+    assert "tp, zero1, accumulation" in shown
+    submit(tessera, "again", "--submitted-plan", job["submitted_plan"])  # as JSON
+    assert read(tessera, "job", "again")["submitted_plan"] == job["submitted_plan"]
+
+
+def test_cores_and_memory_of_a_cluster_file_are_shown_next_to_nodes_that_state_none(
+    tessera: Tessera, tmp_path: Path
+) -> None:
+    file = tmp_path / "lab.yaml"
+    file.write_text(
+        "gpu_types: {a100: 40GiB}\nnodes:\n"
+        "  - {name: big, gpu_type: a100, gpus: 8, cpus: 96, host_memory: 1TiB}\n"
+        "  - {name: plain, gpu_type: a100, gpus: 8}\n"
+    )
+    tessera("cluster", "apply", "-f", str(file))
+    rows = tessera("nodes").stdout.splitlines()
+    (big,) = (row for row in rows if row.startswith("big"))
+    (plain,) = (row for row in rows if row.startswith("plain"))
+    assert "96" in big
+    assert "1,024 GiB" in big
+    assert plain.count("not stated") == 2

@@ -64,6 +64,11 @@ FROM workloads w JOIN gpu_types t ON t.cluster_id = w.cluster_id
 """
 
 
+HOST_PROFILES = """
+INSERT INTO host_profiles (gpu_type_id, task, rates) SELECT id, 'task', '{}' FROM gpu_types
+"""
+
+
 def delete_cluster(store: PostgresStore, name: str = C, **options: Any) -> None:
     values: dict[str, Any] = {"version": None, "force": True} | options
     do(store, lambda w: w.delete_cluster(name, **values))
@@ -108,6 +113,7 @@ def a_rich_cluster(store: PostgresStore, database: Database) -> None:
         PROFILES,
         PROFILE_GAPS,
         COLLECTIVE_CHECKS,
+        HOST_PROFILES,
         "INSERT INTO trainings (job_id) SELECT id FROM jobs WHERE name = 'runs'",
         "INSERT INTO tunings (workload_id, gpu_type_id, plan_id, runtime, space, plans, space_plans,"
         " whole_plans) SELECT w.id, t.id, p.id, 'jax', 'full', '{}', 1, 1"

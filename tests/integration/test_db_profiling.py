@@ -19,11 +19,13 @@ from tessera.estimator.profiling.tasks import (
     step_of,
     task_of,
 )
-from tessera.estimator.workloads import catalogue_of
+from tessera.estimator.workloads import catalogue_of, hardware_of
 from tessera.formulation.errors import InvalidInput, NotFound
 from tessera.formulation.lifecycle import JobEvent, JobState
 from tessera.formulation.records.estimates import (
     EstimateRecord,
+    HostProfile,
+    HostRates,
     ModelSpec,
     ProfileGap,
     ProfileRow,
@@ -31,6 +33,7 @@ from tessera.formulation.records.estimates import (
 from tessera.formulation.values import PROFILING, EstimateSource, GpuType, Workload
 from tessera.service.cell_deriver import CellDeriver
 from tessera.service.cli.jobview import profiling_facts
+from tessera.service.rpc.convert.profiles import of_host
 from tessera.v1 import estimates_pb2 as pb
 from tessera.v1 import estimates_pb2_grpc, jobs_pb2
 from tests.support.rpc import error_details, serving
@@ -253,6 +256,47 @@ def test_what_a_task_left_out_is_stored_until_it_has_measured_everything(
     assert store.estimation(C).gaps == (other,)
 
 
+RATES = HostRates(
+    to_device_bytes_per_s=24e9,
+    to_host_bytes_per_s=22e9,
+    updates=((1, 9e9), (8, 60e9)),
+    method="JAX 0.10.2, Adam in NumPy 2.4.6",
+    device="NVIDIA A100",
+    date="2026-11-21",
+)
+
+
+def put_host(store: PostgresStore, task: str, rates: HostRates, gpu_type: str = "a100") -> None:
+    host = HostProfile(gpu_type=gpu_type, task=task, rates=rates)
+    do(store, lambda w: w.add_profiles(C, [], None, host))
+
+
+def test_the_latest_rates_of_a_host_replace_those_of_the_catalogue(store: PostgresStore) -> None:
+    a_cluster(store)
+    put_host(store, "t", replace(RATES, to_host_bytes_per_s=1e9))
+    put_host(store, "u", replace(RATES, to_host_bytes_per_s=2e9))
+    put_host(store, "t", RATES)
+    known = store.estimation(C)
+    assert known.hosts == (HostProfile(gpu_type="a100", task="t", rates=RATES),)
+    (kind, *_) = known.kinds
+    hardware = hardware_of("t", kind, catalogue_of(), known.hosts)
+    assert hardware.copied_bytes_per_s == 22e9
+    assert hardware.host_update_bytes_per_s == 60e9
+    assert hardware.updated_bytes_per_s([1, 8, 16]).tolist() == [9e9, 60e9, 60e9]
+
+
+def test_rates_of_hosts_change_the_inputs_of_estimates_of_their_type_only(
+    store: PostgresStore,
+) -> None:
+    a_cluster(store)
+    submit(store, replace(ASKS, profile=False))
+    deriver = a_deriving(store)
+    assert deriver.derive(C) == 1
+    assert deriver.derive(C) == 0
+    put_host(store, "t", RATES)
+    assert deriver.derive(C) == 1
+
+
 def test_a_gap_goes_with_its_gpu_type_and_is_never_empty(
     store: PostgresStore, database: Database
 ) -> None:
@@ -439,6 +483,36 @@ async def test_records_sent_over_a_socket_are_added_once_and_bad_ones_are_refuse
     (task,) = profiling.tasks
     assert (task.state, task.records, task.device_seconds) == (pb.ProfilingTask.DONE, 1, 3.0)
     assert {c.estimate.source for c in estimated.cells} == {pb.PROFILED}
+
+
+async def test_rates_of_a_host_sent_over_a_socket_are_shown_and_bad_ones_are_refused(
+    store: PostgresStore,
+) -> None:
+    a_cluster(store)
+    submit(store, ASKS)
+    workload = pb.Workload(model="bert", params="1.3B", global_batch=256)
+    async with serving(store) as (channel, _):
+        stub = estimates_pb2_grpc.EstimatesStub(channel)
+        for host, field in (
+            (pb.HostRates(copy_gap="no GPU"), "host.update_gap"),
+            (pb.HostRates(copy_gap="no GPU", updates=[pb.CoreRate(cores=1)]), "bytes_per_s"),
+            (pb.HostRates(to_device_bytes_per_s=math.inf), "host.to_device_bytes_per_s"),
+        ):
+            request = a_request()
+            request.host.CopyFrom(host)
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stub.AddProfiles(request)
+            assert error_details(refused.value)[1][0].endswith(field)
+        good = a_request()
+        good.host.CopyFrom(of_host(RATES))
+        await stub.AddProfiles(good)
+        asked = pb.GetProfilingRequest(parent=f"clusters/{C}", workload=workload)
+        profiling = await stub.GetProfiling(asked)
+    (known,) = store.estimation(C).hosts
+    assert known == HostProfile(gpu_type="a100", task="t", rates=RATES)
+    assert [task.host for task in profiling.tasks] == [good.host]
+    text = profiling_facts(jobs_pb2.Job(profile=True), profiling)[1][1]
+    assert "host copies 22 GB/s, updates 60 GB/s on 8 CPU cores" in text
 
 
 def a_gap_request(**changed: Any) -> pb.AddProfilesRequest:

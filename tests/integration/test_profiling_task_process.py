@@ -28,7 +28,7 @@ from tessera.service.agent.runtimes.protocol import (
 )
 from tessera.service.agent.runtimes.replay import ReplayRuntime
 from tessera.service.profileclock import CLOCK_FILE
-from tessera.service.profiletask import RECORDS_FILE, require_jax
+from tessera.service.profiletask import HOST_FILE, RECORDS_FILE, require_jax
 from tessera.v1 import estimates_pb2
 from tests.support.agents import launch_leader, until
 
@@ -97,7 +97,7 @@ def a_task(
         Workload(model="tiny", params="1K", global_batch=64),
         StepTarget(target=f"tests.support.tiny_step:{step}", arguments=tuple(arguments.items())),
         "my-cpu",
-        ProfilingOptions(samples=samples),
+        ProfilingOptions(samples=samples, host_parameters=2**12),
     )
     return Gang(
         job=spec.name,
@@ -242,6 +242,33 @@ async def test_a_task_whose_workload_has_no_time_left_measures_nothing_and_repor
     (question,) = collector.questions
     assert question.workload.model == "tiny"
     assert not node.lines()
+
+
+async def test_a_task_measures_its_host_once_and_says_why_a_cpu_copies_nothing(
+    node: Node, collector: Collector
+) -> None:
+    assert (await end_of(node.start(1, (1,)))).outcome is ExitOutcome.SUCCEEDED
+    assert (await end_of(node.start(2, (1, 2)))).outcome is ExitOutcome.SUCCEEDED
+    first, second = collector.found
+    cores = [rate.cores for rate in first.host.updates]
+    assert cores[0] == 1
+    assert cores[-1] == len(os.sched_getaffinity(0))
+    assert all(rate.bytes_per_s > 0 for rate in first.host.updates)
+    assert not first.host.HasField("to_device_bytes_per_s")
+    assert "no GPU is visible to jax" in first.host.copy_gap
+    assert not first.host.update_gap
+    assert second.host == first.host
+    assert node.records.with_name(HOST_FILE).exists()
+
+
+async def test_a_task_at_a_limit_leaves_its_host_out_and_says_why(
+    node: Node, collector: Collector
+) -> None:
+    collector.left_s = 0.0
+    assert (await end_of(node.start(samples=(1,)))).outcome is ExitOutcome.SUCCEEDED
+    (request,) = collector.found
+    assert not request.host.updates
+    assert request.host.update_gap == request.host.copy_gap == request.left_out_reason
 
 
 async def test_a_server_that_knows_no_limit_does_not_stop_a_task(

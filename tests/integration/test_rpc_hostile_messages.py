@@ -207,11 +207,13 @@ def valid_requests() -> dict[str, list[Message]]:
         "ListJobs": [j.ListJobsRequest(parent=C, states=[j.QUEUED], page_size=5)],
         "UpdateJob": [j.UpdateJobRequest(job=j.Job(name=JOB, weight=2.0, priority=3))],
         "ListJobEvents": [j.ListJobEventsRequest(parent=f"{C}/jobs/j")],
+        "ExplainJob": [j.ExplainJobRequest(name=JOB), j.ExplainJobRequest(name=JOB, round=1)],
         "CancelJob": [j.CancelJobRequest(name=JOB, validate_only=True)],
         "HoldJob": [j.HoldJobRequest(name=JOB)],
         "ReleaseJob": [j.ReleaseJobRequest(name=JOB)],
         "WatchJob": [j.WatchJobRequest(name=JOB)],
         "ReadLogs": [j.ReadLogsRequest(name=JOB, rank=1, generation=1, offset=-9)],
+        "GetJobCurves": [j.GetJobCurvesRequest(name=JOB, gpus=2)],
         "GetTopology": [n.GetTopologyRequest(name=f"{C}/topology")],
         "UpdateTopology": [
             n.UpdateTopologyRequest(topology=n.Topology(name=f"{C}/topology", document=CLOS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 from dataclasses import replace
@@ -16,13 +17,21 @@ from tessera.db.notify import Listener
 from tessera.db.store import PostgresStore
 from tessera.estimator.workloads import catalogue_of
 from tessera.formulation.decisions import Decision
-from tessera.formulation.execution_plan import ExecutionPlan, PlanStage, Precision, ZeroStage
+from tessera.formulation.demand import Capacity
+from tessera.formulation.execution_plan import (
+    ExecutionPlan,
+    Offload,
+    PlanStage,
+    Precision,
+    ZeroStage,
+)
 from tessera.formulation.lifecycle import JobEvent
 from tessera.formulation.reasons import ReasonCode
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.runtimes import DEEPSPEED, MEGATRON, RUNTIMES, TORCHRUN
+from tessera.formulation.techniques import PlanLimits, Technique, techniques_of
 from tessera.formulation.values import GpuType, Workload
 from tessera.service.cell_deriver import CellDeriver
 from tessera.solvers.base import Budget
@@ -190,12 +199,12 @@ def test_a_job_that_must_run_by_a_stated_plan_needs_no_other(
 ) -> None:
     submit(cluster, database, {"torch": TORCHRUN}, stated_plan=a_plan(dp=8))
     (wanted,) = cluster.estimation(C).wanted
-    assert wanted.runtimes == ()
+    assert wanted.limits == ()
     submit(
         cluster, database, {"first": DEEPSPEED}, stated_plan=a_plan(dp=8), stated_plan_first=True
     )
     (wanted,) = cluster.estimation(C).wanted
-    assert wanted.runtimes == (DEEPSPEED,)
+    assert wanted.limits == (PlanLimits(runtime=DEEPSPEED),)
 
 
 def test_only_plans_of_restricted_jobs_are_looked_at(
@@ -240,3 +249,61 @@ def a_plan(dp: int, tp: int = 1) -> ExecutionPlan:
 def estimate_of(plan: ExecutionPlan) -> EstimateRecord:
     record = a_record(plan.gpus, workload=BERT, gpu_type="a40", iter_time_s=3.0)
     return record.with_plan(plan)
+
+
+def set_techniques(database: Database, name: str, *techniques: Technique) -> None:
+    words = json.dumps(techniques)
+    execute(database, f"UPDATE jobs SET techniques = '{words}' WHERE name = '{name}'")
+
+
+def test_jobs_get_plans_of_the_techniques_that_they_name(
+    cluster: PostgresStore, database: Database
+) -> None:
+    submit(cluster, database, {"any": "command", "some": "command"})
+    named = (Technique.DATA_PARALLELISM, Technique.ZERO_2, Technique.ACCUMULATION)
+    set_techniques(database, "some", *named)
+    (wanted,) = cluster.estimation(C).wanted
+    assert wanted.limits == (PlanLimits(runtime="command", techniques=named),)
+    assert wanted.is_open
+    derive(cluster)
+    both = plans_of(cluster)
+    assert any(plan.pipeline_degree > 1 for plan in both)
+    assert any(techniques_of(plan) <= {*named} for plan in both)
+    set_techniques(database, "any", *named)
+    (wanted,) = cluster.estimation(C).wanted
+    assert not wanted.is_open
+    fresh = replace(BERT, global_batch=64)
+    submit(cluster, database, {"fresh": "command"}, workload=fresh)
+    set_techniques(database, "fresh", *named)
+    derive(cluster)
+    plans = plans_of(cluster, fresh)
+    assert plans
+    assert all(techniques_of(plan) <= {*named} for plan in plans)
+
+
+def plans_of(store: PostgresStore, workload: Workload = BERT) -> list[ExecutionPlan]:
+    key = (workload.model, workload.params, workload.global_batch)
+    records, _ = store.list_estimates(C, *key, 0, 1000)
+    return [record.plan for record in records if record.plan is not None]
+
+
+def test_what_nodes_state_of_their_hosts_makes_choices_of_offloaded_plans(
+    cluster: PostgresStore, database: Database
+) -> None:
+    large = Workload(model="llama30", params="30B", global_batch=64)
+    submit(cluster, database, {"deep": DEEPSPEED}, workload=large)
+    (kind,) = cluster.estimation(C).kinds
+    assert kind.node_capacity is None
+    assert derive(cluster) == 1
+    assert {plan.cpus_per_gpu for plan in plans_of(cluster, large)} == {0}
+    execute(database, "UPDATE nodes SET cpus = 32, host_bytes = 2::bigint ^ 41 WHERE name = 'n0'")
+    (kind,) = cluster.estimation(C).kinds
+    assert kind.node_capacity == Capacity(gpus=8, cpus=32, host_bytes=2**41)
+    assert derive(cluster) == 1
+    assert {plan.cpus_per_gpu for plan in plans_of(cluster, large)} >= {1, 2, 4}
+    records, _ = cluster.list_estimates(C, large.model, large.params, 64, 0, 1000)
+    for record in records:
+        if record.plan is not None and math.isfinite(record.iter_time_s):
+            assert record.cpus == record.plan.cpus
+            assert (record.host_bytes > 0) == (record.plan.offload is not Offload.NONE)
+    assert derive(cluster) == 0

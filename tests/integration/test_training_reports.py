@@ -352,3 +352,32 @@ def test_facts_of_training_outlive_the_job_but_not_its_row(
     execute(database, "DELETE FROM jobs WHERE name = 'a'")
     with database.read() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM trainings").scalar() == 0
+
+
+def test_training_since_the_last_checkpoint_is_lost_if_the_last_stop_wrote_none(
+    pair: PostgresStore,
+) -> None:
+    def unsaved_since_s() -> float:
+        jobs = pair.snapshot(C).jobs
+        return float(jobs.unsaved_since_s[jobs.name.index("a")])
+
+    report_training(pair, "a", A0, checkpoint_iterations=4.0, checkpoint_age_s=0.0)
+    assert unsaved_since_s() == 0  # it has not been stopped yet
+    generation = move(pair, "a", 1)
+    since_s = pair.snapshot(C).now_s
+    report_training(pair, "a", A0, generation, restart_times=start_times(2.0, 20.0, 15.0))
+    assert since_s - 600 < unsaved_since_s() <= pair.snapshot(C).now_s
+    newer: dict[str, Any] = {
+        "checkpoint_iterations": 9.0,
+        "checkpoint_age_s": 0.0,
+        "iterations_done": 9.0,
+    }
+    report_training(pair, "a", A0, generation, **newer)
+    saved = training(pair, "a")
+    assert saved.checkpoint_s is not None
+    assert unsaved_since_s() == pytest.approx(saved.checkpoint_s, abs=1.0)
+    generation = move(pair, "a", 2)
+    with_one = start_times(2.0, 20.0, 15.0)
+    with_one.checkpoint_s = 1.0
+    report_training(pair, "a", A0, generation, restart_times=with_one)
+    assert unsaved_since_s() == 0

@@ -28,6 +28,7 @@ from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.records.store import Retention
 from tessera.formulation.runtimes import RUNTIMES, TORCHRUN
+from tessera.formulation.techniques import techniques_of
 from tessera.formulation.values import EstimateSource, GpuType, Workload
 from tessera.service.cell_deriver import CellDeriver
 from tessera.service.loop import RoundLoop
@@ -189,6 +190,23 @@ def test_a_narrower_space_has_only_plans_of_the_full_one(cluster: PostgresStore)
     assert half < whole
 
 
+def test_a_job_tries_only_plans_of_its_techniques(cluster: PostgresStore) -> None:
+    submit(cluster, a_tuner("any"))
+    derive(cluster)
+    decide(cluster)
+    own = techniques_of(plan_of(cluster, "any"))
+    tried = plans_to_try(cluster, "any")
+    assert any(techniques_of(plan) - own for plan in tried)
+
+    limited = replace(a_tuner("limited"), techniques=tuple(sorted(own)))
+    submit(cluster, limited)
+    derive(cluster)
+    decide(cluster)
+    left = plans_to_try(cluster, "limited")
+    assert left
+    assert all(techniques_of(plan) <= own for plan in left)
+
+
 def test_a_first_job_that_tunes_makes_the_workload_be_derived_again(
     cluster: PostgresStore, database: Database
 ) -> None:
@@ -346,6 +364,24 @@ def test_plans_of_other_degrees_gpus_layers_and_second_winners_are_refused(
     report(started, "a", winner.to_json(), 0.5)
     report(started, "a", replace(own, zero=ZeroStage.OPTIMIZER).to_json(), 0.25)
     assert plan_of(started, "a") == winner
+
+
+def test_a_winner_by_techniques_that_the_job_does_not_name_is_refused(
+    cluster: PostgresStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    submit(cluster, a_tuner("any"))
+    derive(cluster)
+    decide(cluster)
+    own = plan_of(cluster, "any")
+    others = [p for p in plans_to_try(cluster, "any") if techniques_of(p) - techniques_of(own)]
+    submit(cluster, replace(a_tuner("limited"), techniques=tuple(sorted(techniques_of(own)))))
+    derive(cluster)
+    decide(cluster)
+    agents_report(cluster)
+    given = plan_of(cluster, "limited")
+    report(cluster, "limited", others[0].to_json(), 0.5)
+    assert plan_of(cluster, "limited") == given
+    assert "and the job's techniques are" in caplog.text
 
 
 def test_only_the_leader_and_only_its_present_start_name_a_winner(started: PostgresStore) -> None:

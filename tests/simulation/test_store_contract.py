@@ -51,12 +51,18 @@ OFTEN = Overheads(save_s=0.0, load_s=0.0, search_s={1: 0.0}, checkpoint_every_s=
 """Checkpoints are taken every second, because agents never report progress that is lost later."""
 
 
+GIB = 2**30
+
 MYOPIC = replace(ILP, deadlines="myopic")
 """Looking ahead would depend on the exact time, which the stores do not share to the second."""
 
 
-def a_script() -> tuple[Scenario, list[Failure]]:
-    """Return arrivals at every step, on a cluster too small for all of them, and node failures."""
+def a_script(*, many_resources: bool = False) -> tuple[Scenario, list[Failure]]:
+    """Return arrivals at every step, on a cluster too small for all of them, and node failures.
+
+    With ``many_resources``, jobs need CPU cores and host memory, of which the nodes of one type have
+    too little for some Cells.
+    """
     work = 40_000
     profiles = [
         a_profile(n, 1.0 / n**0.8, gpu_type=kind, pipeline_degree=degree)
@@ -90,9 +96,16 @@ def a_script() -> tuple[Scenario, list[Failure]]:
         Failure(node="a100-1", down_s=2 * PASS_S, up_s=4 * PASS_S),
         Failure(node="v100-0", down_s=3 * PASS_S, up_s=5 * PASS_S),
     ]
+    nodes = some_specs(("v100", 2, 2), ("a100", 2, 4))
+    if many_resources:
+        nodes = [replace(n, cpus=9, host_bytes=7 * GIB) if n.gpus == 4 else n for n in nodes]
+        profiles = [
+            replace(p, cpus=2 * p.cell.gpus, host_bytes=p.cell.gpus * p.cell.pipeline_degree * GIB)
+            for p in profiles
+        ]
     scenario = a_scenario(
         *arrivals,
-        nodes=some_specs(("v100", 2, 2), ("a100", 2, 4)),
+        nodes=nodes,
         profiles=profiles,
         tenants=tenants,
         types=("v100", "a100"),
@@ -101,14 +114,22 @@ def a_script() -> tuple[Scenario, list[Failure]]:
 
 
 @pytest.mark.parametrize(
-    "policies",
-    [(GREEDY,), (replace(ILP, deadlines="ignore"), MYOPIC), (FCFS, ILP, GREEDY)],
-    ids=["greedy", "ilp and deadlines", "by turns"],
+    ("policies", "many_resources"),
+    [
+        ((GREEDY,), False),
+        ((replace(ILP, deadlines="ignore"), MYOPIC), False),
+        ((FCFS, ILP, GREEDY), False),
+        ((GREEDY, replace(ILP, deadlines="ignore")), True),
+    ],
+    ids=["greedy", "ilp and deadlines", "by turns", "many resources"],
 )
 def test_rounds_see_and_decide_the_same_in_both_stores(
-    store: PostgresStore, database: Database, policies: tuple[RoundOptions, ...]
+    store: PostgresStore,
+    database: Database,
+    policies: tuple[RoundOptions, ...],
+    many_resources: bool,
 ) -> None:
-    scenario, failures = a_script()
+    scenario, failures = a_script(many_resources=many_resources)
     memory, postgres = make_both_stores(store, database, scenario, failures, OFTEN)
     kinds: set[str] = set()
     for step in range(9):

@@ -103,6 +103,8 @@ def a_job(name: str, workload: int = 0, **overrides: Any) -> dict[str, Any]:
         "stated_plan_first": False,
         "submitted_plan": -1,
         "requested_cpus": 0,
+        "current_cpus": -1,
+        "current_host_bytes": -1,
         "runtime": -1,
         "tenant": "t",
         "queue": 1,
@@ -124,6 +126,7 @@ def a_job(name: str, workload: int = 0, **overrides: Any) -> dict[str, Any]:
         "current_plan": 0,
         "failures": 0,
         "retry_s": 0.0,
+        "unsaved_since_s": 0.0,
         "unestimated": False,
         "assumed_efficiency": math.nan,
     }

@@ -32,7 +32,7 @@ from tessera.solvers.base import Budget
 from tessera.solvers.registry import make_solver as make_solver
 from tessera.solvers.registry import solver_names as solver_names
 from tessera.solvers.rounds.network import plan_network
-from tessera.solvers.rounds.options import RoundOptions
+from tessera.solvers.rounds.options import RoundOptions, recorded_options
 from tessera.solvers.rounds.plan import RoundOutcome, plan_round
 from tessera.solvers.schedulers.registry import scheduler_names as scheduler_names
 from tessera.solvers.schedulers.registry import scheduler_of
@@ -69,7 +69,7 @@ def load_round(path: Path) -> RecordedRound:
     held = json.loads(gzip.decompress(path.read_bytes()))
     snapshot = decode(held["snapshot"].encode())
     assert isinstance(snapshot, Snapshot)
-    options = RoundOptions(**held["options"])
+    options = recorded_options(held["options"])
     return RecordedRound(
         name=held["name"], snapshot=snapshot, options=options, decided=held["decided"]
     )

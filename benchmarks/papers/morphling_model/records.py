@@ -178,13 +178,25 @@ def _busy_s(row: Mapping[str, str]) -> float | None:
 
 
 def with_micro_batch(record: Record, samples: int) -> Record:
-    """Return the record with micro-batches of ``samples`` in each replica of a pipeline."""
-    configuration = record.run.configuration
-    if configuration.pp == 1:
+    """Return the record of a 3D plan with micro-batches of ``samples`` in each replica."""
+    changed = divide_batch(record.run.configuration, samples)
+    if changed is record.run.configuration:
         return record
-    micro_batches = max(1, configuration.global_batch // (configuration.dp * samples))
-    changed = replace(configuration, micro_batches=micro_batches)
     return replace(record, run=replace(record.run, configuration=changed))
+
+
+def divide_batch(configuration: Configuration, samples: int) -> Configuration:
+    """Return a 3D plan's configuration with micro-batches of ``samples`` in each replica.
+
+    The runtime divides every batch alike. Without a pipeline, it accumulates the micro-batches'
+    gradients. Other plans stay as they are.
+    """
+    if configuration.pp * configuration.tp == 1:
+        return configuration
+    micro_batches = max(1, configuration.global_batch // (configuration.dp * samples))
+    if configuration.pp == 1:
+        return replace(configuration, accumulation=micro_batches)
+    return replace(configuration, micro_batches=micro_batches)
 
 
 def read_author_points(folder: Path) -> tuple[list[MeasuredRun], list[AuthorPoint]]:

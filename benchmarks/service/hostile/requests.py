@@ -216,6 +216,8 @@ def sample_requests(cluster: str = ATTACKED_CLUSTER, job: str = STEADY_JOB) -> d
             job=jobs_pb2.Job(name=job_name, labels={"x": "y"})
         ),
         (jobs, "ListJobEvents"): jobs_pb2.ListJobEventsRequest(parent=job_name),
+        (jobs, "ExplainJob"): jobs_pb2.ExplainJobRequest(name=job_name),
+        (jobs, "GetJobCurves"): jobs_pb2.GetJobCurvesRequest(name=job_name),
         (jobs, "CancelJob"): jobs_pb2.CancelJobRequest(name=job_name, validate_only=True),
         (jobs, "HoldJob"): jobs_pb2.HoldJobRequest(name=job_name, validate_only=True),
         (jobs, "ReleaseJob"): jobs_pb2.ReleaseJobRequest(name=job_name, validate_only=True),

@@ -7,7 +7,7 @@ from alembic import op
 from sqlalchemy.dialects import postgresql
 
 revision = "0026"
-down_revision = "0022"
+down_revision = "0024"
 branch_labels = None
 depends_on = None
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from tessera.formulation.errors import InvalidInput, Unavailable
 from tessera.service.agent.hardware.devices import Device, Devices, VirtualDevices
 from tessera.service.agent.hardware.discovery import describe_node, expected_uuids
+from tessera.service.agent.hardware.host import add_host_resources
 from tessera.service.agent.hardware.memory import HardwareMemory
 from tessera.service.agent.hardware.monitor import HealthSettings
 from tessera.service.agent.hardware.nvml import NvmlDevices, load_nvml
@@ -30,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--discover",
         action="store_true",
         help="In place of --node: name the node after this host, with the GPUs that NVIDIA's driver"
-        " reports.",
+        " reports, and the CPU cores and host memory that jobs may use.",
     )
     add(
         "--virtual-gpus",
@@ -110,7 +111,8 @@ def resolve_nodes(
     devices, found = _find_devices(options, needed=options.discover or watches)
     if options.discover:
         gpu_type = found[0].product if options.virtual_gpus else ""
-        nodes = [describe_node(host or socket.gethostname(), found, memory, gpu_type)]
+        node = describe_node(host or socket.gethostname(), found, memory, gpu_type)
+        nodes = [add_host_resources(node)]
     if not (watches or any(commands.values())):
         return nodes, None
     if len(nodes) != 1:

@@ -20,6 +20,7 @@ from tessera.formulation.execution_plan import ExecutionPlan, read_execution_pla
 from tessera.formulation.runtimes import RUNTIMES
 from tessera.service.agent.files import PASSAGE, make_private, open_private, write_json
 from tessera.service.agent.gangs import Gang
+from tessera.service.agent.hardware.host import find_host_bytes
 from tessera.service.agent.isolation import (
     ProgramUser,
     UserRule,
@@ -61,9 +62,6 @@ TUNING_FILE: Final = "tuning.json"
 
 CLIENT_MODULES: Final = ("progress", "jax")
 """The modules of tessera-client that programs may import without installing it."""
-
-SHARE_OF_MEMORY: Final = 0.95
-"""The share of a node's memory that its jobs may use together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,6 +281,7 @@ class ProgramRuntime:
         paths = [str(inbox / "site"), *filter(None, [stated.pop("PYTHONPATH", "")])]
         variables = {
             **inherited,
+            **self._thread_variables(member),
             "HOME": user.home,
             "USER": user.name,
             "LOGNAME": user.name,
@@ -315,12 +314,19 @@ class ProgramRuntime:
             }
         return variables
 
+    def _thread_variables(self, member: Member) -> dict[str, str]:
+        """Return the number of threads of each process, if the plan states the cores of its GPUs."""
+        plan = self._plan(member)
+        if plan is None or not plan.cpus_per_gpu:
+            return {}
+        cores = plan.cpus_per_gpu * len(member.gpus)
+        return {"OMP_NUM_THREADS": str(cores // len(self._ranks(member)))}
+
     def _cgroup(self, member: Member, node_gpus: int, mark: str) -> str:
         """Return the cgroup that limits the member's host memory, or "" where none can."""
         if not node_gpus:
             return ""
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        share = int(memory * SHARE_OF_MEMORY * len(member.gpus) / node_gpus)
+        share = find_host_bytes() * len(member.gpus) // node_gpus
         group = make_cgroup(_cgroup_name(mark), share)
         return str(group) if group else ""
 

@@ -26,7 +26,11 @@ from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.jobs import RestartTimes
 from tessera.formulation.records.logs import LogAnswer, LogRead
 from tessera.service.rpc import fields, names
-from tessera.service.rpc.convert.clusters import MAX_GPUS_A_NODE
+from tessera.service.rpc.convert.clusters import (
+    MAX_GPUS_A_NODE,
+    stated_cpus,
+    stated_host_bytes,
+)
 from tessera.service.rpc.convert.estimates import of_plan
 from tessera.service.rpc.convert.jobs import EXIT_NUMBERS, MAX_ITERATIONS
 from tessera.service.rpc.convert.launch import of_launch
@@ -80,6 +84,8 @@ def to_nodes(field: str, hello: pb.Hello) -> tuple[NodeSpec, ...]:
             gpu_type=names.require_gpu_type(f"{field}[{i}].gpu_type", m.gpu_type),
             gpus=fields.require_whole(f"{field}[{i}].gpus", m.gpus, 1, MAX_GPUS_A_NODE),
             rack=fields.require_text(f"{field}[{i}].rack", m.rack, 100),
+            cpus=stated_cpus(f"{field}[{i}].cpus", m),
+            host_bytes=stated_host_bytes(f"{field}[{i}].host_bytes", m),
         )
         for i, m in enumerate(hello.nodes)
     )

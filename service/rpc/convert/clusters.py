@@ -11,9 +11,11 @@ from tessera.formulation.records.clusters import ClusterRecord, NodeRecord, Node
 from tessera.formulation.values import GpuType
 from tessera.service.rpc import fields, names
 from tessera.v1 import clusters_pb2 as pb
+from tessera.v1.agents_pb2 import AgentNode
 
 MAX_GPU_TYPES: Final = 256
 MAX_GPUS_A_NODE: Final = 64
+MAX_CPUS_A_NODE: Final = 65_536
 MAX_MEMORY_BYTES: Final = 2**50
 MAX_DOLLARS_PER_HOUR, MAX_WATTS = 1e6, 1e6
 """Largest values of one GPU. A larger value is in a wrong unit."""
@@ -80,7 +82,23 @@ def to_node_spec(field: str, cluster: str, message: pb.Node) -> NodeSpec:
         gpus=fields.require_whole(f"{field}.gpus", message.gpus, 1, MAX_GPUS_A_NODE),
         rack=fields.require_text(f"{field}.rack", message.rack, 100),
         version=fields.version_of(message.etag),
+        cpus=stated_cpus(f"{field}.cpus", message),
+        host_bytes=stated_host_bytes(f"{field}.host_bytes", message),
     )
+
+
+def stated_cpus(field: str, message: pb.Node | AgentNode) -> int | None:
+    """Return the CPU cores that a message of a node states, or None if it states none."""
+    if not message.HasField("cpus"):
+        return None
+    return fields.require_whole(field, message.cpus, 0, MAX_CPUS_A_NODE)
+
+
+def stated_host_bytes(field: str, message: pb.Node | AgentNode) -> int | None:
+    """Return the host memory that a message of a node states, or None if it states none."""
+    if not message.HasField("host_bytes"):
+        return None
+    return fields.require_whole(field, message.host_bytes, 0, MAX_MEMORY_BYTES)
 
 
 def to_node_id(field: str, cluster: str, name: str) -> str:
@@ -119,4 +137,8 @@ def of_node(cluster: str, record: NodeRecord, lease_s: float) -> pb.Node:
         probation_end_time=None
         if record.probation_end_s is None
         else fields.timestamp_of(record.probation_end_s),
+        cpus=record.spec.cpus,
+        host_bytes=record.spec.host_bytes,
+        found_cpus=record.found_cpus,
+        found_host_bytes=record.found_host_bytes,
     )

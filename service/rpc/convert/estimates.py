@@ -15,6 +15,9 @@ from tessera.service.rpc.convert.networks import of_traffic, to_traffic
 from tessera.v1 import estimates_pb2 as pb
 
 MAX_GPUS: Final = 65_536
+MAX_CPUS: Final = 2**24
+MAX_HOST_BYTES: Final = 2**60
+"""Largest demand of a job in all: of cores, and of host memory in bytes."""
 MIN_ITER_TIME_S, MAX_ITER_TIME_S = 1e-6, 1e7
 """Range of iteration times in seconds. Others have a wrong unit and would drown the objective."""
 MAX_SD: Final = 5.0
@@ -123,6 +126,10 @@ def to_estimate(
         traffic=to_traffic(f"{field}.traffic", message.traffic, gpus)
         if message.HasField("traffic")
         else None,
+        cpus=fields.require_whole(f"{field}.cpus", message.cpus, 0, MAX_CPUS),
+        host_bytes=fields.require_whole(
+            f"{field}.host_bytes", message.host_bytes, 0, MAX_HOST_BYTES
+        ),
     )
     if not message.execution_plan:
         return record
@@ -148,6 +155,8 @@ def of_estimate(record: EstimateRecord) -> pb.CellEstimate:
         complete=record.complete,
         traffic=of_traffic(record.traffic),
         execution_plan=of_plan(record.plan),
+        cpus=record.cpus,
+        host_bytes=record.host_bytes,
     )
 
 

@@ -22,10 +22,12 @@ from tessera.formulation.records.jobs import (
     TrainingRecord,
 )
 from tessera.formulation.runtimes import PROFILER
-from tessera.formulation.values import PROFILING, Workload
+from tessera.formulation.techniques import Technique, read_techniques
+from tessera.formulation.values import PROFILING, RUN_LABEL, Workload
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert.clusters import to_node_id
 from tessera.service.rpc.convert.estimates import (
+    MAX_CPUS,
     MAX_GPUS,
     of_cell,
     of_plan,
@@ -33,7 +35,12 @@ from tessera.service.rpc.convert.estimates import (
     source_number,
     to_workload,
 )
-from tessera.service.rpc.convert.launch import of_launch, require_runnable, to_launch
+from tessera.service.rpc.convert.launch import (
+    MAX_SHOWN_CHARS,
+    of_launch,
+    require_runnable,
+    to_launch,
+)
 from tessera.v1 import jobs_pb2 as pb
 from tessera.v1 import launch_pb2
 
@@ -113,6 +120,11 @@ def to_job_spec(
         profile=m.profile,
         stated_plan=_stated_plan(f"{field}.stated_plan", m, read_plan),
         stated_plan_first=m.stated_plan_first,
+        submitted_plan=_plan(f"{field}.submitted_plan", m, m.submitted_plan, read_plan) or "",
+        techniques=_techniques(f"{field}.techniques", list(m.techniques)),
+        requested_cpus=fields.require_whole(
+            f"{field}.requested_cpus", m.requested_cpus, 0, MAX_CPUS
+        ),
         launch=to_launch(f"{field}.launch", m.launch),
         **to_changes(field, cluster, m),
     )
@@ -129,12 +141,23 @@ def to_job_spec(
 
 def _stated_plan(field: str, message: pb.Job, read_plan: PlanReader) -> ExecutionPlan | None:
     """Return the execution plan that a job states, or None if it states none."""
-    if not message.stated_plan:
-        if message.stated_plan_first:
-            raise InvalidInput(f"{field}_first", "needs stated_plan, the plan of the first start")
+    if not message.stated_plan and message.stated_plan_first:
+        raise InvalidInput(f"{field}_first", "needs stated_plan, the plan of the first start")
+    return _plan(field, message, message.stated_plan, read_plan)
+
+
+def _plan(field: str, message: pb.Job, text: str, read_plan: PlanReader) -> ExecutionPlan | None:
+    """Return the execution plan in a text of a job, or None without a text."""
+    if not text:
         return None
     workload = to_workload(f"{field}: workload", message.workload)
-    return read_plan(field, message.stated_plan, workload, message.requested_gpus)
+    return read_plan(field, text, workload, message.requested_gpus)
+
+
+def _techniques(field: str, words: list[str]) -> tuple[Technique, ...]:
+    if len(words) > len(Technique):
+        raise InvalidInput(field, f"names {len(words)}, but there are {len(Technique)} techniques")
+    return read_techniques(field, [word[:MAX_SHOWN_CHARS] for word in words])
 
 
 def require_type_of_pin(field: str, spec: JobSpec) -> None:
@@ -187,6 +210,7 @@ def to_states(field: str, numbers: list[pb.JobState.ValueType]) -> list[JobState
 
 def of_spec(cluster: str, spec: JobSpec) -> pb.Job:
     """Return the message of a job's specification, without a name."""
+    submitted = spec.submitted_plan
     message = pb.Job(
         workload=of_workload(spec.workload),
         iterations=spec.iterations,
@@ -207,6 +231,9 @@ def of_spec(cluster: str, spec: JobSpec) -> pb.Job:
         max_gpus=spec.max_gpus,
         stated_plan=of_plan(spec.stated_plan),
         stated_plan_first=spec.stated_plan_first,
+        submitted_plan=of_plan(submitted if isinstance(submitted, ExecutionPlan) else None),
+        techniques=spec.techniques,
+        requested_cpus=spec.requested_cpus,
         avoid_nodes=[names.node_name(cluster, node) for node in spec.avoid_nodes],
         launch=of_launch(spec),
     )
@@ -339,6 +366,8 @@ def _avoided(field: str, cluster: str, nodes: list[str]) -> tuple[str, ...]:
 
 
 def _labels(field: str, labels: Mapping[str, str]) -> dict[str, str]:
+    if RUN_LABEL in labels:
+        raise InvalidInput(field, f"may not have {RUN_LABEL}, which only the service sets")
     if len(labels) > MAX_LABELS:
         raise InvalidInput(field, f"must have at most {MAX_LABELS} entries; it has {len(labels)}")
     for key, value in labels.items():

@@ -13,6 +13,7 @@ from tessera.formulation.launch import LaunchSpec, SecretVariable, check_pattern
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.runtimes import RUNTIMES
 from tessera.formulation.secrets import holds_secret
+from tessera.formulation.techniques import refuse_techniques
 from tessera.service.rpc import fields
 from tessera.v1 import launch_pb2 as pb
 
@@ -74,7 +75,9 @@ def to_launch(field: str, message: pb.Launch) -> LaunchSpec:
 
 
 def require_runnable(field: str, spec: JobSpec) -> None:
-    """Check that the runtime of a user's job can run its command and its stated plan, and can tune.
+    """Check that a user's job can run its command and its plans, and can tune.
+
+    Its plans, stated or submitted, need nothing but the job's runtime and techniques.
 
     Raises InvalidInput.
     """
@@ -82,8 +85,9 @@ def require_runnable(field: str, spec: JobSpec) -> None:
     runtime.check_command(f"{field}.command", spec.command)
     if spec.launch.tuning_space:
         _require_tuning(f"{field}.launch.tuning_space", spec)
-    if spec.stated_plan is not None:
-        _require_plan(f"{field}.stated_plan", spec.runtime, spec.stated_plan)
+    for name, plan in (("stated_plan", spec.stated_plan), ("submitted_plan", spec.submitted_plan)):
+        if isinstance(plan, ExecutionPlan):
+            _require_plan(f"{field}.{name}", spec, plan)
 
 
 def of_launch(spec: JobSpec) -> pb.Launch:
@@ -105,11 +109,16 @@ def of_launch(spec: JobSpec) -> pb.Launch:
     )
 
 
-def _require_plan(field: str, runtime: str, plan: ExecutionPlan) -> None:
-    if problem := RUNTIMES[runtime].refuse_plan(plan):
+def _require_plan(field: str, spec: JobSpec, plan: ExecutionPlan) -> None:
+    if problem := RUNTIMES[spec.runtime].refuse_plan(plan):
         raise InvalidInput(
             field,
-            f"{problem}; the runtime {runtime!r} cannot run it, so state another plan or another runtime",
+            f"{problem}; the runtime {spec.runtime!r} cannot run it, so state another plan or another"
+            " runtime",
+        )
+    if problem := refuse_techniques(plan, spec.techniques):
+        raise InvalidInput(
+            field, f"{problem}; state another plan, or name all techniques that the script can use"
         )
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from tessera.estimator.profiling.records import METHODS
 from tessera.estimator.profiling.tasks import ProfilingStatus, TaskState, TaskStatus
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.records.estimates import ProfileGap, ProfileRow
+from tessera.formulation.records.estimates import (
+    HostProfile,
+    HostRates,
+    ProfileGap,
+    ProfileRow,
+)
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert.estimates import to_workload
 from tessera.service.rpc.convert.models import DTYPES
@@ -17,8 +22,14 @@ MAX_RECORDS: Final = 10_000
 MAX_VERSIONS: Final = 32
 MAX_LAYERS: Final = 10**6
 MAX_LAYER_S, MAX_DEVICE_S = 1e4, 1e7
+MAX_CORE_RATES, MAX_CORES = 64, 4096
+MIN_HOST_RATE, MAX_HOST_RATE = 1e5, 1e14
+"""Range of the rates of hosts in bytes per second. A rate outside it is in a wrong unit."""
 MIN_LAYER_S: Final = 1e-12
 """Range of the times of one layer in seconds. A time outside it is in a wrong unit."""
+
+
+_CopyRate = Literal["to_device_bytes_per_s", "to_host_bytes_per_s"]
 
 
 def to_profiles(message: pb.AddProfilesRequest) -> list[ProfileRow]:
@@ -102,6 +113,69 @@ def to_gap(message: pb.AddProfilesRequest) -> ProfileGap | None:
     )
 
 
+def to_host(message: pb.AddProfilesRequest) -> HostProfile | None:
+    """Return the rates of the node's host, or None if the task did not measure them.
+
+    Raises:
+        InvalidInput: a rate is impossible, or absent without a reason; names the field.
+    """
+    if not message.HasField("host"):
+        return None
+    m = message.host
+    if len(m.updates) > MAX_CORE_RATES:
+        raise InvalidInput("host.updates", f"must have at most {MAX_CORE_RATES} entries")
+    updates = tuple(
+        (
+            fields.require_whole(f"host.updates[{i}].cores", rate.cores, 1, MAX_CORES),
+            fields.require_real(
+                f"host.updates[{i}].bytes_per_s", rate.bytes_per_s, MIN_HOST_RATE, MAX_HOST_RATE
+            ),
+        )
+        for i, rate in enumerate(m.updates)
+    )
+
+    def text(name: str) -> str:
+        return fields.require_text(f"host.{name}", getattr(m, name), 1000)
+
+    def rate(name: _CopyRate) -> float | None:
+        if not m.HasField(name):
+            return None
+        return fields.require_real(f"host.{name}", getattr(m, name), MIN_HOST_RATE, MAX_HOST_RATE)
+
+    try:
+        rates = HostRates(
+            to_device_bytes_per_s=rate("to_device_bytes_per_s"),
+            to_host_bytes_per_s=rate("to_host_bytes_per_s"),
+            copy_gap=text("copy_gap"),
+            updates=updates,
+            update_gap=text("update_gap"),
+            method=text("method"),
+            device=text("device"),
+            date=text("date"),
+        )
+    except InvalidInput as wrong:
+        raise InvalidInput(f"host.{wrong.field}", wrong.problem) from wrong
+    return HostProfile(
+        gpu_type=names.require_gpu_type("gpu_type", message.gpu_type),
+        task=names.require_identifier("task", message.task),
+        rates=rates,
+    )
+
+
+def of_host(rates: HostRates) -> pb.HostRates:
+    """Return the message of a host's rates."""
+    return pb.HostRates(
+        to_device_bytes_per_s=rates.to_device_bytes_per_s,
+        to_host_bytes_per_s=rates.to_host_bytes_per_s,
+        copy_gap=rates.copy_gap,
+        updates=[pb.CoreRate(cores=c, bytes_per_s=rate) for c, rate in rates.updates],
+        update_gap=rates.update_gap,
+        method=rates.method,
+        device=rates.device,
+        date=rates.date,
+    )
+
+
 def _layer(field: str, layer: pb.LayerProfile) -> dict[str, Any]:
     if layer.method not in METHODS:
         raise InvalidInput(f"{field}.method", f"must be one of {', '.join(METHODS)}")
@@ -160,4 +234,5 @@ def _of_task(task: TaskStatus) -> pb.ProfilingTask:
         service_gpu_seconds=task.service_gpu_s,
         left_out=[pb.ProfileSize(samples=s, tensor_parallel=tp) for s, tp in task.left_out],
         left_seconds=task.left_s,
+        host=None if task.host is None else of_host(task.host),
     )

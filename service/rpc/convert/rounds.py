@@ -22,7 +22,7 @@ from tessera.formulation.records.rounds import DecisionRecord, RoundRecord, Roun
 from tessera.service import durations
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert.jobs import of_allocation, of_reason
-from tessera.solvers.rounds.options import RoundOptions
+from tessera.solvers.rounds.options import RoundOptions, recorded_options
 from tessera.solvers.rounds.proofs import GoalCheck
 from tessera.v1 import scheduler_pb2 as pb
 
@@ -149,7 +149,7 @@ def _value(path: str, name: str, value: Any) -> Any:
 
 def of_options(options: Mapping[str, str | float | int | bool]) -> pb.RoundOptions:
     """Return the message of options that were recorded with a round."""
-    o = RoundOptions(**options)  # type: ignore[arg-type] # they are recorded by field
+    o = recorded_options(options)
     message = pb.RoundOptions()
     for known in pb.RoundOptions.DESCRIPTOR.fields:
         value = getattr(o, _attribute(known))
@@ -194,6 +194,7 @@ def of_summary(s: RoundSummary) -> pb.Round:
         started=s.started,
         suspended=s.suspended,
         changed=s.changed,
+        replanned=s.replanned,
         used_gpus=s.used_gpus,
         seconds=s.seconds,
         unit=s.unit,

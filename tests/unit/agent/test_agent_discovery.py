@@ -18,6 +18,7 @@ from tessera.service.agent.hardware.discovery import (
     expected_uuids,
     gpu_type_of,
 )
+from tessera.service.agent.hardware.host import add_host_resources
 from tessera.service.agent.hardware.memory import HardwareMemory
 from tessera.service.agent.main import main
 from tessera.v1 import agents_pb2 as pb
@@ -117,7 +118,7 @@ def test_a_node_whose_gpus_are_all_lost_keeps_its_type(tmp_path: Path) -> None:
 
 def test_discovery_finds_the_node_and_watches_it(tmp_path: Path, nvml: FakeNvml) -> None:
     nodes, health = hardware.resolve_nodes(options_of(tmp_path, "--discover"), [], "n")
-    assert nodes == [pb.AgentNode(node="n", gpu_type="a100", gpus=4)]
+    assert nodes == [add_host_resources(pb.AgentNode(node="n", gpu_type="a100", gpus=4))]
     assert health is not None
     assert health.devices is not None
     assert health.uuids == ("GPU-0", "GPU-1", "GPU-2", "GPU-3")
@@ -142,15 +143,14 @@ def test_a_stated_node_is_watched_on_request_and_its_missing_gpus_are_lost(
 def test_virtual_gpus_need_no_driver(tmp_path: Path) -> None:
     options = options_of(tmp_path, "--discover", "--virtual-gpus", "a40:2")
     nodes, health = hardware.resolve_nodes(options, [], "n")
-    assert nodes == [pb.AgentNode(node="n", gpu_type="a40", gpus=2)]
+    assert nodes == [add_host_resources(pb.AgentNode(node="n", gpu_type="a40", gpus=2))]
     assert health is not None
     health.memory.uuids = health.uuids
     health.memory.path.parent.mkdir(exist_ok=True)
     health.memory.save()
     options = options_of(tmp_path, "--discover", "--virtual-gpus", "1")
-    assert hardware.resolve_nodes(options, [], "n")[0][0] == pb.AgentNode(
-        node="n", gpu_type="cpu", gpus=1
-    )
+    expected = add_host_resources(pb.AgentNode(node="n", gpu_type="cpu", gpus=1))
+    assert hardware.resolve_nodes(options, [], "n")[0][0] == expected
 
 
 @pytest.mark.parametrize(

@@ -215,15 +215,21 @@ def test_forward_passes_of_a_larger_model_follow_from_its_parameters(folder: Pat
     assert facts[FIGURE_SET].parameters == facts["llama7"].parameters
 
 
-def test_a_micro_batch_divides_only_pipelines(folder: Path) -> None:
+def test_a_micro_batch_divides_only_3d_plans(folder: Path) -> None:
     records, _ = read_records(folder)
-    pipeline = replace(
-        records[0],
-        run=replace(records[0].run, configuration=a_configuration(4, pp=2, tp=1, dp=2)),
+    pipeline, tensor = (
+        replace(
+            records[0],
+            run=replace(records[0].run, configuration=a_configuration(4, pp=pp, tp=tp, dp=2)),
+        )
+        for pp, tp in ((2, 1), (1, 2))
     )
 
     assert with_micro_batch(records[0], 1) is records[0]
     assert with_micro_batch(pipeline, 2).run.configuration.micro_batches == 4
+    assert with_micro_batch(pipeline, 2).run.configuration.accumulation == 1
+    assert with_micro_batch(tensor, 2).run.configuration.micro_batches == 1
+    assert with_micro_batch(tensor, 2).run.configuration.accumulation == 4
 
 
 def test_missing_data_skip_the_benchmark_and_a_wrong_folder_is_an_error(

@@ -210,3 +210,38 @@ def test_a_job_file_has_the_plan_of_a_file_next_to_it(tmp_path: Path) -> None:
 def test_a_plan_of_a_job_file_that_is_missing_is_named(keys: str, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         read_jobs(MINIMAL + keys, "j.yaml", NOW)
+
+
+def test_a_job_file_may_have_a_submitted_plan_techniques_and_cores(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("--tensor-model-parallel-size 8")
+    text = MINIMAL + "submitted_plan: run.sh\ntechniques: [dp, tp]\ncpus: 96\n"
+    (request,) = read_jobs(text, str(tmp_path / "jobs.yaml"), NOW)
+    assert request.job.submitted_plan == "--tensor-model-parallel-size 8"
+    assert not request.job.stated_plan
+    assert (list(request.job.techniques), request.job.requested_cpus) == (["dp", "tp"], 96)
+    (request,) = read_jobs(MINIMAL + "submitted_plan: '{\"stages\": []}'\n", "jobs.yaml", NOW)
+    assert request.job.submitted_plan == '{"stages": []}'
+
+
+def test_a_cluster_file_states_cores_and_host_memory_in_units() -> None:
+    text = (
+        "gpu_types: {a100: 40GiB}\nnodes:\n"
+        "- {name: 'n{}', count: 2, gpu_type: a100, gpus: 4, cpus: 96, host_memory: 1.5 TiB}\n"
+        "- {name: printed, gpu_type: a100, gpus: 4, cpus: 0, host_bytes: '1024'}\n"
+        "- {name: silent, gpu_type: a100, gpus: 4, found_cpus: 8, found_host_bytes: '1'}\n"
+    )
+    nodes = clusterfile.read_cluster(text, "c.yaml").nodes
+    stated = [(n.cpus, n.host_bytes) for n in nodes[:3]]
+    assert stated == [(96, 3 * 2**39), (96, 3 * 2**39), (0, 1024)]
+    assert nodes[2].HasField("cpus")
+    assert not nodes[3].HasField("cpus")
+    assert not nodes[3].HasField("host_bytes")
+
+
+def test_host_memory_may_be_stated_only_once() -> None:
+    text = (
+        "gpu_types: {a: 1GiB}\n"
+        "nodes: [{name: n, gpu_type: a, gpus: 1, host_memory: 1GiB, host_bytes: '1'}]\n"
+    )
+    with pytest.raises(InvalidInput, match=r"nodes\[0\]: host_memory: is the same as 'host_bytes'"):
+        clusterfile.read_cluster(text, "c.yaml")

@@ -135,6 +135,8 @@ def test_half_a_second_is_written_in_milliseconds() -> None:
 def test_the_clients_limits_equal_the_servers() -> None:
     assert limits.MAX_ITERATIONS == jobs.MAX_ITERATIONS
     assert limits.MAX_GPUS == estimates.MAX_GPUS
+    assert limits.MAX_CPUS == estimates.MAX_CPUS
+    assert limits.MAX_CPUS_PER_NODE == clusters.MAX_CPUS_A_NODE
     assert limits.MAX_GPUS_PER_NODE == clusters.MAX_GPUS_A_NODE
     assert limits.MAX_MEMORY_BYTES == clusters.MAX_MEMORY_BYTES
     assert limits.MAX_PRIORITY == jobs.MAX_PRIORITY

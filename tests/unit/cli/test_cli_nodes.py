@@ -37,3 +37,19 @@ def test_faults_and_the_end_of_probation_are_in_the_wide_table(
     assert "GPU 1: Xid 79; GPU 0: slowed down by heat" in bad
     assert back.split()[:2] == ["returning", "PROBATION"]
     assert "2027-01-15T08:00:00Z" in back
+
+
+def test_cores_and_host_memory_are_shown_as_stated_or_found_or_as_not_stated(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stated = clusters_pb2.Node(
+        name="clusters/c/nodes/stated", cpus=64, host_bytes=2**39, found_cpus=96
+    )
+    found = clusters_pb2.Node(name="clusters/c/nodes/found", found_cpus=96, found_host_bytes=2**40)
+    neither = clusters_pb2.Node(name="clusters/c/nodes/neither")
+    show_nodes([stated, found, neither], Output.TABLE)
+    head, *rows = (line.split() for line in capsys.readouterr().out.splitlines()[:4])
+    assert head[5:8] == ["CPUS", "HOST", "MEMORY"]
+    assert rows[0][-3:] == ["64", "512", "GiB"]
+    assert rows[1][-5:] == ["96", "(found)", "1,024", "GiB", "(found)"]
+    assert rows[2][-4:] == ["not", "stated", "not", "stated"]

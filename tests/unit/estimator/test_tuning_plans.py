@@ -19,6 +19,7 @@ from tessera.estimator.workloads import CellEstimate, Estimator, catalogue_of, k
 from tessera.formulation.execution_plan import ExecutionPlan, Schedule
 from tessera.formulation.launch import TuningSpace
 from tessera.formulation.runtimes import COMMAND, MEGATRON, RUNTIMES, TORCHRUN
+from tessera.formulation.techniques import PlanLimits
 from tessera.formulation.values import Workload
 
 WORKLOADS = (
@@ -123,8 +124,8 @@ def test_plans_that_a_runtime_refuses_or_that_ran_out_of_memory_are_left_out() -
 
 def test_a_plan_that_cuts_between_coarse_layers_has_a_space_with_its_own_cuts() -> None:
     setting, _ = cells(WORKLOADS[0], 8)[0]
-    price = find_runnable_plan(setting, TORCHRUN)
-    mega = find_runnable_plan(setting, MEGATRON)
+    price = find_runnable_plan(setting, PlanLimits(runtime=TORCHRUN))
+    mega = find_runnable_plan(setting, PlanLimits(runtime=MEGATRON))
     assert price is not None
     assert mega is not None
     for plan in (price.plan, mega.plan):

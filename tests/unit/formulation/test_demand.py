@@ -15,6 +15,8 @@ from tessera.formulation.codec import decode, digest, encode
 from tessera.formulation.demand import Capacity, Demand
 from tessera.formulation.dominance import find_undominated, find_undominated_from
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.given_demand import demand_on, demands_of_cells
+from tessera.formulation.lifecycle import JobState
 from tessera.formulation.policy import Policy
 from tessera.formulation.problem import Problem
 from tessera.formulation.snapshot import Nodes, Snapshot
@@ -194,3 +196,50 @@ def test_meaningless_numbers_are_refused() -> None:
         replace(snapshot, nodes=wrong)
     with pytest.raises(InvalidInput, match="at least 0"):
         with_demands(build_cells(snapshot), [1, -1])
+
+
+def test_a_job_that_stays_needs_what_it_was_given_and_others_what_estimates_say() -> None:
+    given = {"current_cpus": 3, "current_host_bytes": GIB}
+    running = a_job("stays", state=JobState.RUNNING, cell=(0, 1, 1)) | given
+    snapshot = a_snapshot(
+        nodes=[a_node("n", 0, 4, cpus=10)],
+        jobs=[running, a_job("starts")],
+        estimates=[an_estimate(gpus=1, cpus=8), an_estimate(gpus=2, iter_time_s=0.6, cpus=9)],
+    )
+    draft = draft_columns(snapshot, Policy())
+    columns = zip(draft.job.tolist(), draft.gpus.tolist(), draft.demand.cpus.tolist(), strict=True)
+    assert sorted(columns) == [(0, 1, 3), (0, 2, 9), (1, 1, 8), (1, 2, 9)]
+    known = demands_of_cells(snapshot.estimates)
+    own, other = snapshot.jobs.key_at(0), snapshot.jobs.key_at(0)._replace(gpus=2)
+    assert demand_on(snapshot, known, 0, own) == Demand(gpus=1, cpus=3, host_bytes=GIB)
+    assert demand_on(snapshot, known, 0, other) == Demand(gpus=2, cpus=9)
+    assert demand_on(snapshot, known, 1, own) == Demand(gpus=1, cpus=8)
+    again = decode(encode(snapshot))
+    assert isinstance(again, Snapshot)
+    assert again.jobs.current_cpus.tolist() == [3, -1]
+
+
+def test_the_shape_that_needs_most_counts_because_measurements_may_state_nothing() -> None:
+    snapshot = a_snapshot(
+        nodes=[a_node("n", 0, 2), a_node("m", 0, 2)],
+        jobs=[a_job("j")],
+        estimates=[an_estimate(gpus=2, nodes=1), an_estimate(gpus=2, nodes=2, cpus=8)],
+    )
+    assert build_cells(snapshot).cpus.tolist() == [8, 8]
+    assert list(demands_of_cells(snapshot.estimates).values()) == [(8, 0)]
+
+
+def test_a_wider_shape_is_not_given_a_cell_that_needs_more() -> None:
+    snapshot = a_snapshot(
+        nodes=[a_node("n", 0, 2), a_node("m", 0, 2)],
+        jobs=[a_job("j")],
+        plans=("", "offload"),
+        estimates=[
+            an_estimate(gpus=2, nodes=1),
+            an_estimate(gpus=2, nodes=2, iter_time_s=3.0),
+            an_estimate(gpus=2, nodes=2, plan=1, cpus=8),
+        ],
+    )
+    cells = build_cells(snapshot)
+    compact = int(np.flatnonzero(cells.nodes == 1)[0])
+    assert cells.plan[cells.row_on(compact, 2)] == 0

@@ -131,6 +131,7 @@ def a_running_round() -> Snapshot:
     [
         (DecisionKind.KEEP, (0, 2, 1), ((0, (0, 1)),)),
         (DecisionKind.MOVE, (0, 2, 1), ((1, (0, 1)),)),
+        (DecisionKind.MOVE, (0, 2, 2), ((0, (2, 3)),)),
         (DecisionKind.REPLAN, (0, 2, 2), ((0, (0, 1)),)),
         (DecisionKind.RESIZE, (0, 4, 1), ((1, (0, 1, 2, 3)),)),
         (DecisionKind.RETYPE, (1, 2, 1), ((2, (0, 1)),)),
@@ -164,6 +165,6 @@ def test_decisions_are_named_by_what_changed(
     placement = Placement(gangs={0: Gang(members=gang)})
     decisions = make_decisions(snapshot, statement, solution, placement, reasons)
     assert [d.kind for d in decisions] == [kind, DecisionKind.WAIT, DecisionKind.SUSPEND]
-    assert decisions[0].reason is None
+    assert (decisions[0].reason is not None) == (kind is DecisionKind.REPLAN)
     assert decisions[0].rate == pytest.approx(float(of.rate[problem.cell[column]]))
     assert all(d.reason is not None for d in decisions[1:])

@@ -21,7 +21,12 @@ from tessera.formulation.policy import Policy
 from tessera.formulation.promises.pins import pinned_type
 from tessera.formulation.promises.stated_plans import stated_plans
 from tessera.formulation.reasons import Reason, ReasonCode
-from tessera.formulation.runnable_plans import are_refused, offer_runnable_plans
+from tessera.formulation.runnable_plans import (
+    ability_in_words,
+    are_refused,
+    offer_runnable_plans,
+    restriction_in_words,
+)
 from tessera.formulation.runtimes import MEGATRON, RESTRICTED_RUNTIMES, RUNTIMES
 from tessera.formulation.snapshot import RefusedPlans, Runtimes, Snapshot
 from tessera.formulation.solution import Solution, SolveStatus
@@ -292,3 +297,17 @@ def test_megatron_runs_stages_of_equal_blocks_but_for_the_first_and_the_last(
     layers: tuple[int, ...], runs: bool
 ) -> None:
     assert (RUNTIMES[MEGATRON].refuse_plan(a_plan(*layers)) == "") is runs
+
+
+def test_techniques_restrict_like_a_runtime_and_are_named() -> None:
+    snapshot = a_round(a_job("j", **TORCH))
+    both = replace(snapshot, runtimes=replace(snapshot.runtimes, techniques=("dp, zero1",)))
+    alone = replace(both, runtimes=replace(both.runtimes, name=("",)))
+    assert offered(alone) == offered(snapshot)
+    assert restriction_in_words(snapshot, 0) == " by a plan that the runtime torchrun can run"
+    assert restriction_in_words(both, 0) == (
+        " by a plan that the runtime torchrun can run with no technique but dp, zero1"
+    )
+    assert restriction_in_words(alone, 0) == " by a plan with no technique but dp, zero1"
+    assert ability_in_words(alone, 0) == "a program with the techniques dp, zero1"
+    assert ability_in_words(both, 0) == "its runtime torchrun with the techniques dp, zero1"

@@ -12,7 +12,12 @@ from tessera.formulation.execution_plan import (
     Recomputation,
     ZeroStage,
 )
-from tessera.formulation.techniques import Technique, read_techniques, techniques_of
+from tessera.formulation.techniques import (
+    Technique,
+    read_techniques,
+    refuse_techniques,
+    techniques_of,
+)
 
 
 def test_a_plan_uses_the_techniques_of_its_degrees_and_switches() -> None:
@@ -38,3 +43,13 @@ def test_words_name_techniques_in_one_order() -> None:
 def test_an_unknown_technique_is_refused_with_those_that_exist() -> None:
     with pytest.raises(InvalidInput, match="has 'fsdp', but techniques are dp, tp, pp"):
         read_techniques("techniques", ["fsdp"])
+
+
+def test_a_plan_is_refused_if_it_uses_a_technique_that_is_not_named() -> None:
+    plan = ExecutionPlan(
+        stages=(PlanStage(start=0, end=4, dp=2, tp=2),), micro_batch=4, zero=ZeroStage.PARAMETERS
+    )
+    assert refuse_techniques(plan, ()) == ""
+    assert refuse_techniques(plan, read_techniques("t", ["dp", "tp", "zero3", "pp"])) == ""
+    problem = refuse_techniques(plan, read_techniques("t", ["dp", "zero1"]))
+    assert problem == "uses tp, zero3, and the job's techniques are dp, zero1"

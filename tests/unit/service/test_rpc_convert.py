@@ -148,6 +148,7 @@ any_options = st.builds(
     scheduler=st.sampled_from(["", "fcfs"]),
     caution=st.floats(0, 10),
     foresight=st.integers(0, 4096),
+    replan_spacing=st.floats(0, 1e6),
     network_measure_s=lengths | st.just(0.0),
 )
 all_options = any_options | any_options.map(

@@ -10,6 +10,7 @@ import pytest
 from tessera.formulation.access import Identity, Role
 from tessera.service.rpc.visibility import (
     OTHERS,
+    hide_in_explanation,
     hide_in_job,
     hide_in_nodes,
     hide_in_plan,
@@ -182,3 +183,47 @@ def test_a_network_plan_shows_a_tenant_its_own_jobs() -> None:
     assert "theirs" not in str(plan)
     hide_in_plan(OPERATOR, "c", whole := a_plan(), tenants_of_jobs)
     assert whole == a_plan()
+
+
+def an_explanation() -> jobs_pb2.ExplainJobResponse:
+    return jobs_pb2.ExplainJobResponse(
+        job=f"{JOB}mine",
+        reason=jobs_pb2.Reason(message="m", next_step="wait until theirs has ended"),
+        displaced_by=[
+            jobs_pb2.Displacement(job=f"{JOB}{name}", gpus=2, by="VALUE", value_per_gpu=0.5)
+            for name in ("theirs", "also-mine")
+        ],
+        steps=[
+            jobs_pb2.NextStep(
+                actor="time",
+                message="wait until theirs has ended",
+                changes=[jobs_pb2.StepChange(kind="END", subject="theirs")],
+                loses=[f"{JOB}theirs", f"{JOB}also-mine"],
+            ),
+            jobs_pb2.NextStep(
+                actor="operator",
+                message="let tenant red lend its quota",
+                changes=[jobs_pb2.StepChange(kind="LEND", subject="red")],
+            ),
+        ],
+    )
+
+
+def test_an_explanation_names_no_job_and_no_tenant_of_others() -> None:
+    message = an_explanation()
+    hide_in_explanation(caller(), "c", message, tenants_of_jobs)
+    shown = str(message)
+    assert "theirs" not in shown
+    assert "red" not in shown
+    others, mine = message.displaced_by
+    assert (others.job, others.HasField("value_per_gpu"), others.gpus) == ("", False, 2)
+    assert (mine.job, mine.value_per_gpu) == (f"{JOB}also-mine", 0.5)
+    assert message.reason.next_step == f"wait until {OTHERS} has ended"
+    assert message.steps[0].changes[0].subject == OTHERS
+    assert list(message.steps[0].loses) == [f"{JOB}also-mine"]
+
+
+def test_an_operator_sees_the_whole_explanation() -> None:
+    message = an_explanation()
+    hide_in_explanation(OPERATOR, "c", message, tenants_of_jobs)
+    assert message == an_explanation()

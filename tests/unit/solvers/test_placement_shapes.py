@@ -249,7 +249,7 @@ def test_a_job_keeps_the_shape_and_degree_that_it_runs_on_without_restart_cost(
     if on_nodes == 2:
         assert decision.kind is DecisionKind.KEEP
     else:  # the job runs for long, so the wide shape is worth a restart
-        assert decision.kind is DecisionKind.REPLAN
+        assert decision.kind is DecisionKind.MOVE
         assert decision.gang is not None
         assert decision.gang.nodes == 2
     assert decision.rate == pytest.approx(256 / 8.0)

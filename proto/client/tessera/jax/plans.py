@@ -56,6 +56,7 @@ class Plan:
     chunks: int = 1
     zero: int = 0
     offload: str = "none"
+    cpus_per_gpu: int = 0  # cores that update offloaded states; 0 if the plan states no number
     recomputation: str = "none"
     precision: str = "bf16"
 

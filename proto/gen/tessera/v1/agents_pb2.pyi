@@ -214,11 +214,16 @@ class AgentNode(_message.Message):
     GPU_TYPE_FIELD_NUMBER: _builtins.int
     GPUS_FIELD_NUMBER: _builtins.int
     RACK_FIELD_NUMBER: _builtins.int
+    CPUS_FIELD_NUMBER: _builtins.int
+    HOST_BYTES_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     """The node's id, without "clusters/{cluster}/nodes/"."""
     gpu_type: _builtins.str
     gpus: _builtins.int
     rack: _builtins.str
+    cpus: _builtins.int
+    """The CPU cores and the bytes of host memory that the agent found. Unset: it did not look."""
+    host_bytes: _builtins.int
     def __init__(
         self,
         *,
@@ -226,12 +231,21 @@ class AgentNode(_message.Message):
         gpu_type: _builtins.str = ...,
         gpus: _builtins.int = ...,
         rack: _builtins.str = ...,
+        cpus: _builtins.int | None = ...,
+        host_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_host_bytes", b"_host_bytes", "cpus", b"cpus", "host_bytes", b"host_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu_type", b"gpu_type", "gpus", b"gpus", "node", b"node", "rack", b"rack"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_host_bytes", b"_host_bytes", "cpus", b"cpus", "gpu_type", b"gpu_type", "gpus", b"gpus", "host_bytes", b"host_bytes", "node", b"node", "rack", b"rack"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__cpus: _TypeAlias = _typing.Literal["cpus"]  # noqa: Y015
+    _WhichOneofArgType__cpus: _TypeAlias = _typing.Literal["_cpus", b"_cpus"]  # noqa: Y015
+    _WhichOneofReturnType__host_bytes: _TypeAlias = _typing.Literal["host_bytes"]  # noqa: Y015
+    _WhichOneofArgType__host_bytes: _TypeAlias = _typing.Literal["_host_bytes", b"_host_bytes"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cpus) -> _WhichOneofReturnType__cpus | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__host_bytes) -> _WhichOneofReturnType__host_bytes | None: ...
 
 Global___AgentNode: _TypeAlias = AgentNode  # noqa: Y015
 

@@ -172,6 +172,10 @@ class Node(_message.Message):
     DRAINED_FIELD_NUMBER: _builtins.int
     FAULTS_FIELD_NUMBER: _builtins.int
     PROBATION_END_TIME_FIELD_NUMBER: _builtins.int
+    CPUS_FIELD_NUMBER: _builtins.int
+    HOST_BYTES_FIELD_NUMBER: _builtins.int
+    FOUND_CPUS_FIELD_NUMBER: _builtins.int
+    FOUND_HOST_BYTES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """"clusters/{cluster}/nodes/{node}" """
     gpu_type: _builtins.str
@@ -196,6 +200,17 @@ class Node(_message.Message):
     """Output only. Whether the node is DRAINING and no job holds a GPU there any more. No job will
     until UndrainNodes. This is not a state of its own, because older clients would not know it.
     """
+    cpus: _builtins.int
+    """The CPU cores and the bytes of host memory that jobs may use. Unset: not stated; then those that
+    the node's agent found count. Those that nobody knows limit nothing, whatever jobs need. They
+    cannot be set below what the node's jobs need.
+    """
+    host_bytes: _builtins.int
+    found_cpus: _builtins.int
+    """Output only. The CPU cores and the bytes of host memory that the node's agent found. Unset: not
+    reported.
+    """
+    found_host_bytes: _builtins.int
     @_builtins.property
     def jobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Output only. The jobs that hold GPUs here."""
@@ -239,12 +254,31 @@ class Node(_message.Message):
         drained: _builtins.bool = ...,
         faults: _abc.Iterable[_builtins.str] | None = ...,
         probation_end_time: _timestamp_pb2.Timestamp | None = ...,
+        cpus: _builtins.int | None = ...,
+        host_bytes: _builtins.int | None = ...,
+        found_cpus: _builtins.int | None = ...,
+        found_host_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["drain_time", b"drain_time", "probation_end_time", b"probation_end_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_found_cpus", b"_found_cpus", "_found_host_bytes", b"_found_host_bytes", "_host_bytes", b"_host_bytes", "cpus", b"cpus", "drain_time", b"drain_time", "found_cpus", b"found_cpus", "found_host_bytes", b"found_host_bytes", "host_bytes", b"host_bytes", "probation_end_time", b"probation_end_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain_reason", b"drain_reason", "drain_time", b"drain_time", "drained", b"drained", "drained_by", b"drained_by", "etag", b"etag", "faults", b"faults", "free_gpus", b"free_gpus", "gpu_type", b"gpu_type", "gpus", b"gpus", "jobs", b"jobs", "name", b"name", "network_remarks", b"network_remarks", "probation_end_time", b"probation_end_time", "rack", b"rack", "silent_s", b"silent_s", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_found_cpus", b"_found_cpus", "_found_host_bytes", b"_found_host_bytes", "_host_bytes", b"_host_bytes", "cpus", b"cpus", "drain_reason", b"drain_reason", "drain_time", b"drain_time", "drained", b"drained", "drained_by", b"drained_by", "etag", b"etag", "faults", b"faults", "found_cpus", b"found_cpus", "found_host_bytes", b"found_host_bytes", "free_gpus", b"free_gpus", "gpu_type", b"gpu_type", "gpus", b"gpus", "host_bytes", b"host_bytes", "jobs", b"jobs", "name", b"name", "network_remarks", b"network_remarks", "probation_end_time", b"probation_end_time", "rack", b"rack", "silent_s", b"silent_s", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__cpus: _TypeAlias = _typing.Literal["cpus"]  # noqa: Y015
+    _WhichOneofArgType__cpus: _TypeAlias = _typing.Literal["_cpus", b"_cpus"]  # noqa: Y015
+    _WhichOneofReturnType__found_cpus: _TypeAlias = _typing.Literal["found_cpus"]  # noqa: Y015
+    _WhichOneofArgType__found_cpus: _TypeAlias = _typing.Literal["_found_cpus", b"_found_cpus"]  # noqa: Y015
+    _WhichOneofReturnType__found_host_bytes: _TypeAlias = _typing.Literal["found_host_bytes"]  # noqa: Y015
+    _WhichOneofArgType__found_host_bytes: _TypeAlias = _typing.Literal["_found_host_bytes", b"_found_host_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__host_bytes: _TypeAlias = _typing.Literal["host_bytes"]  # noqa: Y015
+    _WhichOneofArgType__host_bytes: _TypeAlias = _typing.Literal["_host_bytes", b"_host_bytes"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cpus) -> _WhichOneofReturnType__cpus | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__found_cpus) -> _WhichOneofReturnType__found_cpus | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__found_host_bytes) -> _WhichOneofReturnType__found_host_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__host_bytes) -> _WhichOneofReturnType__host_bytes | None: ...
 
 Global___Node: _TypeAlias = Node  # noqa: Y015
 

@@ -137,6 +137,8 @@ class CellEstimate(_message.Message):
     TRAFFIC_FIELD_NUMBER: _builtins.int
     EXECUTION_PLAN_FIELD_NUMBER: _builtins.int
     COMPLETE_FIELD_NUMBER: _builtins.int
+    CPUS_FIELD_NUMBER: _builtins.int
+    HOST_BYTES_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     """The job whose workload is meant, "clusters/{cluster}/jobs/{job}". It replaces the workload."""
     nodes: _builtins.int
@@ -163,6 +165,11 @@ class CellEstimate(_message.Message):
     """Whether the profile that the estimate is from has every shape on which the workload runs on the
     GPU type. Then nothing is inferred for other shapes: what has no estimate does not run.
     """
+    cpus: _builtins.int
+    """The CPU cores and the bytes of host memory that a job on the Cell needs in all, equally for each
+    GPU. 0: none, or not known. All estimates of a Cell should state the same; the most counts.
+    """
+    host_bytes: _builtins.int
     @_builtins.property
     def workload(self) -> Global___Workload: ...
     @_builtins.property
@@ -188,10 +195,12 @@ class CellEstimate(_message.Message):
         traffic: Global___CellTraffic | None = ...,
         execution_plan: _builtins.str = ...,
         complete: _builtins.bool = ...,
+        cpus: _builtins.int = ...,
+        host_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_sd", b"_sd", "cell", b"cell", "sd", b"sd", "traffic", b"traffic", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sd", b"_sd", "cell", b"cell", "complete", b"complete", "execution_plan", b"execution_plan", "infeasible", b"infeasible", "iter_time_s", b"iter_time_s", "job", b"job", "nodes", b"nodes", "provenance", b"provenance", "sd", b"sd", "source", b"source", "traffic", b"traffic", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sd", b"_sd", "cell", b"cell", "complete", b"complete", "cpus", b"cpus", "execution_plan", b"execution_plan", "host_bytes", b"host_bytes", "infeasible", b"infeasible", "iter_time_s", b"iter_time_s", "job", b"job", "nodes", b"nodes", "provenance", b"provenance", "sd", b"sd", "source", b"source", "traffic", b"traffic", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__sd: _TypeAlias = _typing.Literal["sd"]  # noqa: Y015
     _WhichOneofArgType__sd: _TypeAlias = _typing.Literal["_sd", b"_sd"]  # noqa: Y015
@@ -992,6 +1001,7 @@ class AddProfilesRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     LEFT_OUT_FIELD_NUMBER: _builtins.int
     LEFT_OUT_REASON_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
     parent: _builtins.str
     """"clusters/{cluster}" """
     gpu_type: _builtins.str
@@ -1025,6 +1035,12 @@ class AddProfilesRequest(_message.Message):
         it. They replace those that the same task sent before.
         """
 
+    @_builtins.property
+    def host(self) -> Global___HostRates:
+        """The rates of the node's host. They replace those that the same task sent before. Absent if the
+        task did not measure them.
+        """
+
     def __init__(
         self,
         *,
@@ -1042,14 +1058,99 @@ class AddProfilesRequest(_message.Message):
         request_id: _builtins.str = ...,
         left_out: _abc.Iterable[Global___ProfileSize] | None = ...,
         left_out_reason: _builtins.str = ...,
+        host: Global___HostRates | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["workload", b"workload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["date", b"date", "device", b"device", "dtype", b"dtype", "gpu_type", b"gpu_type", "layers", b"layers", "left_out", b"left_out", "left_out_reason", b"left_out_reason", "parent", b"parent", "request_id", b"request_id", "source", b"source", "task", b"task", "validate_only", b"validate_only", "versions", b"versions", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["date", b"date", "device", b"device", "dtype", b"dtype", "gpu_type", b"gpu_type", "host", b"host", "layers", b"layers", "left_out", b"left_out", "left_out_reason", b"left_out_reason", "parent", b"parent", "request_id", b"request_id", "source", b"source", "task", b"task", "validate_only", b"validate_only", "versions", b"versions", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AddProfilesRequest: _TypeAlias = AddProfilesRequest  # noqa: Y015
+
+@_typing.final
+class HostRates(_message.Message):
+    """The speed of a node's host when optimizer states are offloaded to it, as measured on the node."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TO_DEVICE_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    TO_HOST_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    COPY_GAP_FIELD_NUMBER: _builtins.int
+    UPDATES_FIELD_NUMBER: _builtins.int
+    UPDATE_GAP_FIELD_NUMBER: _builtins.int
+    METHOD_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    DATE_FIELD_NUMBER: _builtins.int
+    to_device_bytes_per_s: _builtins.float
+    """The bandwidth from pinned memory of the host to one GPU, in bytes per second, while no other GPU
+    copies. Absent if it was not measured.
+    """
+    to_host_bytes_per_s: _builtins.float
+    """The same from the GPU to the host."""
+    copy_gap: _builtins.str
+    """Why these were not measured. Empty if they were."""
+    update_gap: _builtins.str
+    """Why these were not measured. Empty if they were."""
+    method: _builtins.str
+    """The libraries that copied and updated, with their versions."""
+    device: _builtins.str
+    """The name of the GPU, or of the CPU on a node without GPUs."""
+    date: _builtins.str
+    @_builtins.property
+    def updates(self) -> _containers.RepeatedCompositeFieldContainer[Global___CoreRate]:
+        """The bytes of optimizer states that CPU cores read and write, by rising numbers of cores."""
+
+    def __init__(
+        self,
+        *,
+        to_device_bytes_per_s: _builtins.float | None = ...,
+        to_host_bytes_per_s: _builtins.float | None = ...,
+        copy_gap: _builtins.str = ...,
+        updates: _abc.Iterable[Global___CoreRate] | None = ...,
+        update_gap: _builtins.str = ...,
+        method: _builtins.str = ...,
+        device: _builtins.str = ...,
+        date: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_to_device_bytes_per_s", b"_to_device_bytes_per_s", "_to_host_bytes_per_s", b"_to_host_bytes_per_s", "to_device_bytes_per_s", b"to_device_bytes_per_s", "to_host_bytes_per_s", b"to_host_bytes_per_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_to_device_bytes_per_s", b"_to_device_bytes_per_s", "_to_host_bytes_per_s", b"_to_host_bytes_per_s", "copy_gap", b"copy_gap", "date", b"date", "device", b"device", "method", b"method", "to_device_bytes_per_s", b"to_device_bytes_per_s", "to_host_bytes_per_s", b"to_host_bytes_per_s", "update_gap", b"update_gap", "updates", b"updates"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__to_device_bytes_per_s: _TypeAlias = _typing.Literal["to_device_bytes_per_s"]  # noqa: Y015
+    _WhichOneofArgType__to_device_bytes_per_s: _TypeAlias = _typing.Literal["_to_device_bytes_per_s", b"_to_device_bytes_per_s"]  # noqa: Y015
+    _WhichOneofReturnType__to_host_bytes_per_s: _TypeAlias = _typing.Literal["to_host_bytes_per_s"]  # noqa: Y015
+    _WhichOneofArgType__to_host_bytes_per_s: _TypeAlias = _typing.Literal["_to_host_bytes_per_s", b"_to_host_bytes_per_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__to_device_bytes_per_s) -> _WhichOneofReturnType__to_device_bytes_per_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__to_host_bytes_per_s) -> _WhichOneofReturnType__to_host_bytes_per_s | None: ...
+
+Global___HostRates: _TypeAlias = HostRates  # noqa: Y015
+
+@_typing.final
+class CoreRate(_message.Message):
+    """A number of CPU cores, and the bytes of optimizer states that they read and write in a second."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CORES_FIELD_NUMBER: _builtins.int
+    BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    cores: _builtins.int
+    bytes_per_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        cores: _builtins.int = ...,
+        bytes_per_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_s", b"bytes_per_s", "cores", b"cores"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CoreRate: _TypeAlias = CoreRate  # noqa: Y015
 
 @_typing.final
 class ProfileSize(_message.Message):
@@ -1205,6 +1306,7 @@ class ProfilingTask(_message.Message):
     SERVICE_GPU_SECONDS_FIELD_NUMBER: _builtins.int
     LEFT_OUT_FIELD_NUMBER: _builtins.int
     LEFT_SECONDS_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
     gpu_type: _builtins.str
     job: _builtins.str
     """The id of the task's job. Empty if it is not a job of this cluster."""
@@ -1223,6 +1325,10 @@ class ProfilingTask(_message.Message):
     def left_out(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProfileSize]:
         """The sizes that a limit left out. Estimates are made from the others."""
 
+    @_builtins.property
+    def host(self) -> Global___HostRates:
+        """What was measured last on a host of the GPU type. Absent if nothing was."""
+
     def __init__(
         self,
         *,
@@ -1235,10 +1341,11 @@ class ProfilingTask(_message.Message):
         service_gpu_seconds: _builtins.float = ...,
         left_out: _abc.Iterable[Global___ProfileSize] | None = ...,
         left_seconds: _builtins.float | None = ...,
+        host: Global___HostRates | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_left_seconds", b"_left_seconds", "left_seconds", b"left_seconds"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_left_seconds", b"_left_seconds", "host", b"host", "left_seconds", b"left_seconds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_left_seconds", b"_left_seconds", "device_seconds", b"device_seconds", "gpu_type", b"gpu_type", "job", b"job", "left_out", b"left_out", "left_seconds", b"left_seconds", "problem", b"problem", "records", b"records", "service_gpu_seconds", b"service_gpu_seconds", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_left_seconds", b"_left_seconds", "device_seconds", b"device_seconds", "gpu_type", b"gpu_type", "host", b"host", "job", b"job", "left_out", b"left_out", "left_seconds", b"left_seconds", "problem", b"problem", "records", b"records", "service_gpu_seconds", b"service_gpu_seconds", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__left_seconds: _TypeAlias = _typing.Literal["left_seconds"]  # noqa: Y015
     _WhichOneofArgType__left_seconds: _TypeAlias = _typing.Literal["_left_seconds", b"_left_seconds"]  # noqa: Y015

@@ -129,6 +129,9 @@ class Job(_message.Message):
     STATED_PLAN_FIELD_NUMBER: _builtins.int
     STATED_PLAN_FIRST_FIELD_NUMBER: _builtins.int
     LAUNCH_FIELD_NUMBER: _builtins.int
+    SUBMITTED_PLAN_FIELD_NUMBER: _builtins.int
+    TECHNIQUES_FIELD_NUMBER: _builtins.int
+    REQUESTED_CPUS_FIELD_NUMBER: _builtins.int
     ETAG_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
@@ -204,6 +207,15 @@ class Job(_message.Message):
     """
     stated_plan_first: _builtins.bool
     """Whether only the first start must use the stated plan. Later rounds may then choose another one."""
+    submitted_plan: _builtins.str
+    """The execution plan that the job was submitted with, on the GPUs that it requests, in the formats
+    of stated_plan. It binds nothing: rounds may choose other plans. A guaranteed job is owed the
+    speed of this plan on its request. The plan is priced on each GPU type. Empty: none.
+    """
+    requested_cpus: _builtins.int
+    """The CPU cores that the job requests in all. Published schedulers that divide cores, such as
+    Morphling, find what they owe a guaranteed job within them. 0: not stated.
+    """
     etag: _builtins.str
     """All fields from here on are output only. The etag is that of the stored version."""
     state: Global___JobState.ValueType
@@ -257,6 +269,13 @@ class Job(_message.Message):
     @_builtins.property
     def launch(self) -> _launch_pb2.Launch:
         """The way in which the job's program is started, and how its progress is read."""
+
+    @_builtins.property
+    def techniques(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The techniques of execution plans that the job's script can use, of dp, tp, pp, cp, ep, zero1,
+        zero2, zero3, offload, checkpointing and accumulation. Rounds offer the job no plan that uses
+        another one. Empty: all that its runtime can run.
+        """
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
@@ -339,6 +358,9 @@ class Job(_message.Message):
         stated_plan: _builtins.str = ...,
         stated_plan_first: _builtins.bool = ...,
         launch: _launch_pb2.Launch | None = ...,
+        submitted_plan: _builtins.str = ...,
+        techniques: _abc.Iterable[_builtins.str] | None = ...,
+        requested_cpus: _builtins.int = ...,
         etag: _builtins.str = ...,
         state: Global___JobState.ValueType = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
@@ -362,7 +384,7 @@ class Job(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "allocation", b"allocation", "create_time", b"create_time", "deadline", b"deadline", "end_time", b"end_time", "forecast", b"forecast", "launch", b"launch", "max_retries", b"max_retries", "queue_time", b"queue_time", "reason", b"reason", "restart", b"restart", "retry_time", b"retry_time", "start_time", b"start_time", "training", b"training", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "allocation", b"allocation", "avoid_nodes", b"avoid_nodes", "certificate", b"certificate", "command", b"command", "create_time", b"create_time", "deadline", b"deadline", "deadline_admitted", b"deadline_admitted", "end_time", b"end_time", "etag", b"etag", "forecast", b"forecast", "generation", b"generation", "guaranteed", b"guaranteed", "iterations", b"iterations", "iterations_done", b"iterations_done", "labels", b"labels", "last_error", b"last_error", "launch", b"launch", "max_gpus", b"max_gpus", "max_retries", b"max_retries", "min_gpus", b"min_gpus", "name", b"name", "opportunistic", b"opportunistic", "pinned", b"pinned", "pinned_gpu_type", b"pinned_gpu_type", "priority", b"priority", "profile", b"profile", "queue_time", b"queue_time", "reason", b"reason", "requested_gpu_type", b"requested_gpu_type", "requested_gpus", b"requested_gpus", "restart", b"restart", "retries", b"retries", "retry_time", b"retry_time", "service_gpu_seconds", b"service_gpu_seconds", "start_time", b"start_time", "state", b"state", "stated_plan", b"stated_plan", "stated_plan_first", b"stated_plan_first", "tenant", b"tenant", "training", b"training", "warnings", b"warnings", "weight", b"weight", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "allocation", b"allocation", "avoid_nodes", b"avoid_nodes", "certificate", b"certificate", "command", b"command", "create_time", b"create_time", "deadline", b"deadline", "deadline_admitted", b"deadline_admitted", "end_time", b"end_time", "etag", b"etag", "forecast", b"forecast", "generation", b"generation", "guaranteed", b"guaranteed", "iterations", b"iterations", "iterations_done", b"iterations_done", "labels", b"labels", "last_error", b"last_error", "launch", b"launch", "max_gpus", b"max_gpus", "max_retries", b"max_retries", "min_gpus", b"min_gpus", "name", b"name", "opportunistic", b"opportunistic", "pinned", b"pinned", "pinned_gpu_type", b"pinned_gpu_type", "priority", b"priority", "profile", b"profile", "queue_time", b"queue_time", "reason", b"reason", "requested_cpus", b"requested_cpus", "requested_gpu_type", b"requested_gpu_type", "requested_gpus", b"requested_gpus", "restart", b"restart", "retries", b"retries", "retry_time", b"retry_time", "service_gpu_seconds", b"service_gpu_seconds", "start_time", b"start_time", "state", b"state", "stated_plan", b"stated_plan", "stated_plan_first", b"stated_plan_first", "submitted_plan", b"submitted_plan", "techniques", b"techniques", "tenant", b"tenant", "training", b"training", "warnings", b"warnings", "weight", b"weight", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_retries: _TypeAlias = _typing.Literal["max_retries"]  # noqa: Y015
     _WhichOneofArgType__max_retries: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries"]  # noqa: Y015
@@ -1041,6 +1063,580 @@ class WatchJobRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchJobRequest: _TypeAlias = WatchJobRequest  # noqa: Y015
+
+@_typing.final
+class GetJobCurvesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """"clusters/{cluster}/jobs/{job}" """
+    gpus: _builtins.int
+    """The number of GPUs for which to return the curves of other resources. 0: as many as the job
+    holds, or else requests, or the nearest number for which there are Cells.
+    """
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        gpus: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpus", b"gpus", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetJobCurvesRequest: _TypeAlias = GetJobCurvesRequest  # noqa: Y015
+
+@_typing.final
+class JobCurves(_message.Message):
+    """The sensitivity curves of a job. They show what it could do if it had the cluster for it alone.
+    Rates are in samples/s.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ExecutionPlansEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NAME_FIELD_NUMBER: _builtins.int
+    REQUESTED_GPUS_FIELD_NUMBER: _builtins.int
+    REQUESTED_GPU_TYPE_FIELD_NUMBER: _builtins.int
+    GUARANTEED_FIELD_NUMBER: _builtins.int
+    GUARANTEED_RATE_FIELD_NUMBER: _builtins.int
+    REFERENCE_RATE_FIELD_NUMBER: _builtins.int
+    CURRENT_FIELD_NUMBER: _builtins.int
+    TYPES_FIELD_NUMBER: _builtins.int
+    EXECUTION_PLANS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """"clusters/{cluster}/jobs/{job}" """
+    requested_gpus: _builtins.int
+    requested_gpu_type: _builtins.str
+    guaranteed: _builtins.bool
+    """Whether the job is owed `guaranteed_rate`."""
+    guaranteed_rate: _builtins.float
+    """The rate of its submitted plan on its request. If the plan is not recorded, it is that of the
+    best plan there. 0: no Cell matches the request.
+    """
+    reference_rate: _builtins.float
+    """The best rate of its request. Schedulers divide gains by it to compare jobs."""
+    @_builtins.property
+    def current(self) -> Global___CurveCell:
+        """The Cell that the job runs on now, if it runs."""
+
+    @_builtins.property
+    def types(self) -> _containers.RepeatedCompositeFieldContainer[Global___TypeCurves]: ...
+    @_builtins.property
+    def execution_plans(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """The canonical JSON of the execution plans that the Cells name, by digest. Plans that were not
+        recorded are left out.
+        """
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        requested_gpus: _builtins.int = ...,
+        requested_gpu_type: _builtins.str = ...,
+        guaranteed: _builtins.bool = ...,
+        guaranteed_rate: _builtins.float = ...,
+        reference_rate: _builtins.float = ...,
+        current: Global___CurveCell | None = ...,
+        types: _abc.Iterable[Global___TypeCurves] | None = ...,
+        execution_plans: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["current", b"current"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["current", b"current", "execution_plans", b"execution_plans", "guaranteed", b"guaranteed", "guaranteed_rate", b"guaranteed_rate", "name", b"name", "reference_rate", b"reference_rate", "requested_gpu_type", b"requested_gpu_type", "requested_gpus", b"requested_gpus", "types", b"types"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobCurves: _TypeAlias = JobCurves  # noqa: Y015
+
+@_typing.final
+class TypeCurves(_message.Message):
+    """The curves on one GPU type. All but `gpus` are for `at_gpus` GPUs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GPU_TYPE_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
+    AT_GPUS_FIELD_NUMBER: _builtins.int
+    CPUS_FIELD_NUMBER: _builtins.int
+    HOST_BYTES_FIELD_NUMBER: _builtins.int
+    SHAPES_FIELD_NUMBER: _builtins.int
+    MINIMUM_DEMAND_FIELD_NUMBER: _builtins.int
+    BANDWIDTH_FIELD_NUMBER: _builtins.int
+    gpu_type: _builtins.str
+    at_gpus: _builtins.int
+    @_builtins.property
+    def gpus(self) -> _containers.RepeatedCompositeFieldContainer[Global___CurvePoint]: ...
+    @_builtins.property
+    def cpus(self) -> _containers.RepeatedCompositeFieldContainer[Global___CurvePoint]:
+        """Empty if the estimates do not state the CPU cores that Cells need."""
+
+    @_builtins.property
+    def host_bytes(self) -> _containers.RepeatedCompositeFieldContainer[Global___CurvePoint]:
+        """Empty if the estimates do not state the host memory that Cells need."""
+
+    @_builtins.property
+    def shapes(self) -> _containers.RepeatedCompositeFieldContainer[Global___CurveCell]:
+        """The fastest Cell on each number of nodes."""
+
+    @_builtins.property
+    def minimum_demand(self) -> Global___CurveCell:
+        """The minimum demand: the fewest GPUs, then CPU cores, then bytes of host memory, with which the job
+        is as fast as `guaranteed_rate`. Unset if it cannot be within its request.
+        """
+
+    @_builtins.property
+    def bandwidth(self) -> Global___BandwidthCurve: ...
+    def __init__(
+        self,
+        *,
+        gpu_type: _builtins.str = ...,
+        gpus: _abc.Iterable[Global___CurvePoint] | None = ...,
+        at_gpus: _builtins.int = ...,
+        cpus: _abc.Iterable[Global___CurvePoint] | None = ...,
+        host_bytes: _abc.Iterable[Global___CurvePoint] | None = ...,
+        shapes: _abc.Iterable[Global___CurveCell] | None = ...,
+        minimum_demand: Global___CurveCell | None = ...,
+        bandwidth: Global___BandwidthCurve | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bandwidth", b"bandwidth", "minimum_demand", b"minimum_demand"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_gpus", b"at_gpus", "bandwidth", b"bandwidth", "cpus", b"cpus", "gpu_type", b"gpu_type", "gpus", b"gpus", "host_bytes", b"host_bytes", "minimum_demand", b"minimum_demand", "shapes", b"shapes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TypeCurves: _TypeAlias = TypeCurves  # noqa: Y015
+
+@_typing.final
+class CurvePoint(_message.Message):
+    """The best that a job can do with an amount of a resource."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AMOUNT_FIELD_NUMBER: _builtins.int
+    CELL_FIELD_NUMBER: _builtins.int
+    BEST_RATE_FIELD_NUMBER: _builtins.int
+    GAIN_FIELD_NUMBER: _builtins.int
+    amount: _builtins.int
+    """GPUs, CPU cores or bytes of host memory."""
+    best_rate: _builtins.float
+    """The rate of the fastest Cell with this amount or less."""
+    gain: _builtins.float
+    """The samples/s per GPU or CPU core of a step from `cell` to the next amount with a faster Cell. 0:
+    no Cell is faster. It is always 0 for host memory.
+    """
+    @_builtins.property
+    def cell(self) -> Global___CurveCell:
+        """The fastest Cell with exactly this amount."""
+
+    def __init__(
+        self,
+        *,
+        amount: _builtins.int = ...,
+        cell: Global___CurveCell | None = ...,
+        best_rate: _builtins.float = ...,
+        gain: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cell", b"cell"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["amount", b"amount", "best_rate", b"best_rate", "cell", b"cell", "gain", b"gain"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CurvePoint: _TypeAlias = CurvePoint  # noqa: Y015
+
+@_typing.final
+class CurveCell(_message.Message):
+    """A Cell on a shape, with what it needs in all."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CELL_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    CPUS_FIELD_NUMBER: _builtins.int
+    HOST_BYTES_FIELD_NUMBER: _builtins.int
+    RATE_FIELD_NUMBER: _builtins.int
+    nodes: _builtins.int
+    cpus: _builtins.int
+    host_bytes: _builtins.int
+    rate: _builtins.float
+    @_builtins.property
+    def cell(self) -> _estimates_pb2.Cell: ...
+    def __init__(
+        self,
+        *,
+        cell: _estimates_pb2.Cell | None = ...,
+        nodes: _builtins.int = ...,
+        cpus: _builtins.int = ...,
+        host_bytes: _builtins.int = ...,
+        rate: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cell", b"cell"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell", b"cell", "cpus", b"cpus", "host_bytes", b"host_bytes", "nodes", b"nodes", "rate", b"rate"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CurveCell: _TypeAlias = CurveCell  # noqa: Y015
+
+@_typing.final
+class BandwidthCurve(_message.Message):
+    """The best rate by the bandwidth of the GPU type's network, as the cost model predicts it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POINTS_FIELD_NUMBER: _builtins.int
+    UNKNOWN_BECAUSE_FIELD_NUMBER: _builtins.int
+    unknown_because: _builtins.str
+    """Why there are no points."""
+    @_builtins.property
+    def points(self) -> _containers.RepeatedCompositeFieldContainer[Global___BandwidthPoint]: ...
+    def __init__(
+        self,
+        *,
+        points: _abc.Iterable[Global___BandwidthPoint] | None = ...,
+        unknown_because: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["points", b"points", "unknown_because", b"unknown_because"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BandwidthCurve: _TypeAlias = BandwidthCurve  # noqa: Y015
+
+@_typing.final
+class BandwidthPoint(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
+    CELL_FIELD_NUMBER: _builtins.int
+    bytes_per_second: _builtins.float
+    """Of one node, shared by its GPUs."""
+    @_builtins.property
+    def cell(self) -> Global___CurveCell:
+        """The fastest Cell at this bandwidth, with its rate there."""
+
+    def __init__(
+        self,
+        *,
+        bytes_per_second: _builtins.float = ...,
+        cell: Global___CurveCell | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cell", b"cell"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second", "cell", b"cell"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BandwidthPoint: _TypeAlias = BandwidthPoint  # noqa: Y015
+
+@_typing.final
+class ExplainJobRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    WITHOUT_STEPS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """"clusters/{cluster}/jobs/{job}" """
+    round: _builtins.int
+    """The number of the round to explain, on its own snapshot. Default (0): as of now. If the job
+    runs or was rejected, that is the last round that decided on it. If it waits, a round on the
+    present state is decided without committing it, with the options of the job's last round, so
+    that the steps help in the next one.
+    """
+    without_steps: _builtins.bool
+    """Whether to leave out the steps, so that no further round is decided."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        round: _builtins.int = ...,
+        without_steps: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "round", b"round", "without_steps", b"without_steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainJobRequest: _TypeAlias = ExplainJobRequest  # noqa: Y015
+
+@_typing.final
+class Displacement(_message.Message):
+    """A job that has GPUs which the explained job had, or would have with the first step."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    GPU_TYPE_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
+    TAKEN_GPUS_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
+    VALUE_PER_GPU_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    """"clusters/{cluster}/jobs/{job}". Empty for a job that the caller may not see."""
+    gpu_type: _builtins.str
+    """What that job holds after the round."""
+    gpus: _builtins.int
+    taken_gpus: _builtins.int
+    """The number of these that the explained job held before the round."""
+    by: _builtins.str
+    """The rule by which that job has them: VALUE, GUARANTEE, DEADLINE, LIMIT, QUEUE or SCHEDULER."""
+    value_per_gpu: _builtins.float
+    """What that job's GPUs are worth, each, in `unit` of ExplainJobResponse. Unset if the objective
+    has no common unit, or if the caller may not see the job.
+    """
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        gpu_type: _builtins.str = ...,
+        gpus: _builtins.int = ...,
+        taken_gpus: _builtins.int = ...,
+        by: _builtins.str = ...,
+        value_per_gpu: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_value_per_gpu", b"_value_per_gpu", "value_per_gpu", b"value_per_gpu"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_value_per_gpu", b"_value_per_gpu", "by", b"by", "gpu_type", b"gpu_type", "gpus", b"gpus", "job", b"job", "taken_gpus", b"taken_gpus", "value_per_gpu", b"value_per_gpu"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__value_per_gpu: _TypeAlias = _typing.Literal["value_per_gpu"]  # noqa: Y015
+    _WhichOneofArgType__value_per_gpu: _TypeAlias = _typing.Literal["_value_per_gpu", b"_value_per_gpu"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__value_per_gpu) -> _WhichOneofReturnType__value_per_gpu | None: ...
+
+Global___Displacement: _TypeAlias = Displacement  # noqa: Y015
+
+@_typing.final
+class StepChange(_message.Message):
+    """A change that a step makes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    AMOUNT_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """A stable code, e.g. WEIGHT. docs/concepts.md lists them."""
+    subject: _builtins.str
+    """The tenant, node, GPU type, option or job that is changed. Empty for the explained job."""
+    amount: _builtins.float
+    """The new amount: a weight, a number of GPUs, or a time in seconds since 1970. Infinite for no
+    deadline and no limit.
+    """
+    size: _builtins.float
+    """The GPUs of a node that is added, or the samples/s of a Cell that is added."""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        subject: _builtins.str = ...,
+        amount: _builtins.float = ...,
+        size: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["amount", b"amount", "kind", b"kind", "size", b"size", "subject", b"subject"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepChange: _TypeAlias = StepChange  # noqa: Y015
+
+@_typing.final
+class NextStep(_message.Message):
+    """A step that would help the job. A round on the changed snapshot has shown it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACTOR_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
+    CLAIM_FIELD_NUMBER: _builtins.int
+    THEN_FIELD_NUMBER: _builtins.int
+    LOSES_FIELD_NUMBER: _builtins.int
+    actor: _builtins.str
+    """Who can make it: user, operator or time."""
+    message: _builtins.str
+    """The step in words, with what would follow."""
+    claim: _builtins.str
+    """What follows: RUNS, KEEPS_RATE (it runs as fast as before the round), STAYS (it keeps its GPUs)
+    or OTHER_REASON (it waits for the reason `then`).
+    """
+    then: _builtins.str
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepChange]: ...
+    @_builtins.property
+    def loses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The names of the jobs that would stop or run more slowly."""
+
+    def __init__(
+        self,
+        *,
+        actor: _builtins.str = ...,
+        message: _builtins.str = ...,
+        changes: _abc.Iterable[Global___StepChange] | None = ...,
+        claim: _builtins.str = ...,
+        then: _builtins.str = ...,
+        loses: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "changes", b"changes", "claim", b"claim", "loses", b"loses", "message", b"message", "then", b"then"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NextStep: _TypeAlias = NextStep  # noqa: Y015
+
+@_typing.final
+class RoundSpan(_message.Message):
+    """Consecutive rounds with the same decision on a job, for the same reason."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_ROUND_FIELD_NUMBER: _builtins.int
+    LAST_ROUND_FIELD_NUMBER: _builtins.int
+    FIRST_TIME_FIELD_NUMBER: _builtins.int
+    LAST_TIME_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    CELL_FIELD_NUMBER: _builtins.int
+    first_round: _builtins.int
+    last_round: _builtins.int
+    kind: _builtins.str
+    """The kind of the decision, as in Decision."""
+    cause: _builtins.str
+    """The cause and the code of the reason. Empty if the job ran."""
+    code: _builtins.str
+    cell: _builtins.str
+    """What the job ran on, e.g. "4 x a100". Empty if it did not run."""
+    @_builtins.property
+    def first_time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def last_time(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        first_round: _builtins.int = ...,
+        last_round: _builtins.int = ...,
+        first_time: _timestamp_pb2.Timestamp | None = ...,
+        last_time: _timestamp_pb2.Timestamp | None = ...,
+        kind: _builtins.str = ...,
+        cause: _builtins.str = ...,
+        code: _builtins.str = ...,
+        cell: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["first_time", b"first_time", "last_time", b"last_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "cell", b"cell", "code", b"code", "first_round", b"first_round", "first_time", b"first_time", "kind", b"kind", "last_round", b"last_round", "last_time", b"last_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RoundSpan: _TypeAlias = RoundSpan  # noqa: Y015
+
+@_typing.final
+class ExplainJobResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    ROUND_TIME_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    DISPLACED_BY_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    VALUE_PER_GPU_FIELD_NUMBER: _builtins.int
+    UNIT_FIELD_NUMBER: _builtins.int
+    COMPLETE_FIELD_NUMBER: _builtins.int
+    NOTE_FIELD_NUMBER: _builtins.int
+    ROUNDS_TRIED_FIELD_NUMBER: _builtins.int
+    HISTORY_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    """"clusters/{cluster}/jobs/{job}" """
+    round: _builtins.str
+    """The explained round. Empty if a round on the present state was decided for this answer."""
+    kind: _builtins.str
+    """The kind of the decision, as in Decision. Empty if the job has ended."""
+    cause: _builtins.str
+    """The coarse cause that the reason's code belongs to, e.g. "capacity". Empty if the job runs well."""
+    value_per_gpu: _builtins.float
+    """What a GPU is worth to this job: those that it has, or those of its best offer. Unset if the
+    objective has no common unit.
+    """
+    unit: _builtins.str
+    """The unit of values. Empty without one."""
+    complete: _builtins.bool
+    """Whether all steps were tried that could help. `note` says why if not."""
+    note: _builtins.str
+    rounds_tried: _builtins.int
+    """The number of further rounds that were decided."""
+    @_builtins.property
+    def round_time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def reason(self) -> Global___Reason:
+        """The main reason. Its next step is the first of `steps`, if there is one."""
+
+    @_builtins.property
+    def displaced_by(self) -> _containers.RepeatedCompositeFieldContainer[Global___Displacement]: ...
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___NextStep]: ...
+    @_builtins.property
+    def history(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoundSpan]:
+        """The job's rounds until the explained one that are still kept, newest first."""
+
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        round: _builtins.str = ...,
+        round_time: _timestamp_pb2.Timestamp | None = ...,
+        kind: _builtins.str = ...,
+        reason: Global___Reason | None = ...,
+        cause: _builtins.str = ...,
+        displaced_by: _abc.Iterable[Global___Displacement] | None = ...,
+        steps: _abc.Iterable[Global___NextStep] | None = ...,
+        value_per_gpu: _builtins.float | None = ...,
+        unit: _builtins.str = ...,
+        complete: _builtins.bool = ...,
+        note: _builtins.str = ...,
+        rounds_tried: _builtins.int = ...,
+        history: _abc.Iterable[Global___RoundSpan] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_value_per_gpu", b"_value_per_gpu", "reason", b"reason", "round_time", b"round_time", "value_per_gpu", b"value_per_gpu"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_value_per_gpu", b"_value_per_gpu", "cause", b"cause", "complete", b"complete", "displaced_by", b"displaced_by", "history", b"history", "job", b"job", "kind", b"kind", "note", b"note", "reason", b"reason", "round", b"round", "round_time", b"round_time", "rounds_tried", b"rounds_tried", "steps", b"steps", "unit", b"unit", "value_per_gpu", b"value_per_gpu"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__value_per_gpu: _TypeAlias = _typing.Literal["value_per_gpu"]  # noqa: Y015
+    _WhichOneofArgType__value_per_gpu: _TypeAlias = _typing.Literal["_value_per_gpu", b"_value_per_gpu"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__value_per_gpu) -> _WhichOneofReturnType__value_per_gpu | None: ...
+
+Global___ExplainJobResponse: _TypeAlias = ExplainJobResponse  # noqa: Y015
 
 @_typing.final
 class Forecast(_message.Message):

@@ -90,6 +90,16 @@ class JobsStub:
                 request_serializer=tessera_dot_v1_dot_jobs__pb2.ReadLogsRequest.SerializeToString,
                 response_deserializer=tessera_dot_v1_dot_jobs__pb2.ReadLogsResponse.FromString,
                 _registered_method=True)
+        self.GetJobCurves = channel.unary_unary(
+                '/tessera.v1.Jobs/GetJobCurves',
+                request_serializer=tessera_dot_v1_dot_jobs__pb2.GetJobCurvesRequest.SerializeToString,
+                response_deserializer=tessera_dot_v1_dot_jobs__pb2.JobCurves.FromString,
+                _registered_method=True)
+        self.ExplainJob = channel.unary_unary(
+                '/tessera.v1.Jobs/ExplainJob',
+                request_serializer=tessera_dot_v1_dot_jobs__pb2.ExplainJobRequest.SerializeToString,
+                response_deserializer=tessera_dot_v1_dot_jobs__pb2.ExplainJobResponse.FromString,
+                _registered_method=True)
 
 
 class JobsServicer:
@@ -176,6 +186,22 @@ class JobsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetJobCurves(self, request, context):
+        """Returns how fast the job would be with other resources, each time by its best execution plan.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExplainJob(self, request, context):
+        """Explains why a job runs, waits or was changed in a round: one reason, who displaced it, steps
+        that would help, and its earlier rounds. Each step was tried by a round on the changed snapshot.
+        Nothing is committed. The call's deadline limits the rounds that are tried.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_JobsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -233,6 +259,16 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.ReadLogs,
                     request_deserializer=tessera_dot_v1_dot_jobs__pb2.ReadLogsRequest.FromString,
                     response_serializer=tessera_dot_v1_dot_jobs__pb2.ReadLogsResponse.SerializeToString,
+            ),
+            'GetJobCurves': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetJobCurves,
+                    request_deserializer=tessera_dot_v1_dot_jobs__pb2.GetJobCurvesRequest.FromString,
+                    response_serializer=tessera_dot_v1_dot_jobs__pb2.JobCurves.SerializeToString,
+            ),
+            'ExplainJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainJob,
+                    request_deserializer=tessera_dot_v1_dot_jobs__pb2.ExplainJobRequest.FromString,
+                    response_serializer=tessera_dot_v1_dot_jobs__pb2.ExplainJobResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -533,6 +569,60 @@ class Jobs:
             '/tessera.v1.Jobs/ReadLogs',
             tessera_dot_v1_dot_jobs__pb2.ReadLogsRequest.SerializeToString,
             tessera_dot_v1_dot_jobs__pb2.ReadLogsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetJobCurves(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.Jobs/GetJobCurves',
+            tessera_dot_v1_dot_jobs__pb2.GetJobCurvesRequest.SerializeToString,
+            tessera_dot_v1_dot_jobs__pb2.JobCurves.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.Jobs/ExplainJob',
+            tessera_dot_v1_dot_jobs__pb2.ExplainJobRequest.SerializeToString,
+            tessera_dot_v1_dot_jobs__pb2.ExplainJobResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -61,6 +61,13 @@ class JobsStub:
     """
     ReadLogs: _grpc.UnaryStreamMultiCallable[_jobs_pb2.ReadLogsRequest, _jobs_pb2.ReadLogsResponse]
     """Sends the output of a rank of the job, oldest first. The agent on the rank's node supplies it."""
+    GetJobCurves: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.GetJobCurvesRequest, _jobs_pb2.JobCurves]
+    """Returns how fast the job would be with other resources, each time by its best execution plan."""
+    ExplainJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ExplainJobRequest, _jobs_pb2.ExplainJobResponse]
+    """Explains why a job runs, waits or was changed in a round: one reason, who displaced it, steps
+    that would help, and its earlier rounds. Each step was tried by a round on the changed snapshot.
+    Nothing is committed. The call's deadline limits the rounds that are tried.
+    """
 
 @_typing.type_check_only
 class JobsAsyncStub(JobsStub):
@@ -95,6 +102,13 @@ class JobsAsyncStub(JobsStub):
     """
     ReadLogs: _aio.UnaryStreamMultiCallable[_jobs_pb2.ReadLogsRequest, _jobs_pb2.ReadLogsResponse]  # type: ignore[assignment]
     """Sends the output of a rank of the job, oldest first. The agent on the rank's node supplies it."""
+    GetJobCurves: _aio.UnaryUnaryMultiCallable[_jobs_pb2.GetJobCurvesRequest, _jobs_pb2.JobCurves]  # type: ignore[assignment]
+    """Returns how fast the job would be with other resources, each time by its best execution plan."""
+    ExplainJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ExplainJobRequest, _jobs_pb2.ExplainJobResponse]  # type: ignore[assignment]
+    """Explains why a job runs, waits or was changed in a round: one reason, who displaced it, steps
+    that would help, and its earlier rounds. Each step was tried by a round on the changed snapshot.
+    Nothing is committed. The call's deadline limits the rounds that are tried.
+    """
 
 class JobsServicer(metaclass=_abc_1.ABCMeta):
     """Submits training jobs, changes them and reports their state."""
@@ -192,5 +206,24 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_jobs_pb2.ReadLogsResponse], _abc.AsyncIterator[_jobs_pb2.ReadLogsResponse]]:
         """Sends the output of a rank of the job, oldest first. The agent on the rank's node supplies it."""
+
+    @_abc_1.abstractmethod
+    def GetJobCurves(
+        self,
+        request: _jobs_pb2.GetJobCurvesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_jobs_pb2.JobCurves, _abc.Awaitable[_jobs_pb2.JobCurves]]:
+        """Returns how fast the job would be with other resources, each time by its best execution plan."""
+
+    @_abc_1.abstractmethod
+    def ExplainJob(
+        self,
+        request: _jobs_pb2.ExplainJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_jobs_pb2.ExplainJobResponse, _abc.Awaitable[_jobs_pb2.ExplainJobResponse]]:
+        """Explains why a job runs, waits or was changed in a round: one reason, who displaced it, steps
+        that would help, and its earlier rounds. Each step was tried by a round on the changed snapshot.
+        Nothing is committed. The call's deadline limits the rounds that are tried.
+        """
 
 def add_JobsServicer_to_server(servicer: JobsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

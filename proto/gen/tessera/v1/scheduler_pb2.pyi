@@ -63,6 +63,7 @@ class RoundOptions(_message.Message):
     NETWORK_MEASURE_FIELD_NUMBER: _builtins.int
     SCHEDULER_PARAMETERS_FIELD_NUMBER: _builtins.int
     FORESIGHT_FIELD_NUMBER: _builtins.int
+    REPLAN_SPACING_FIELD_NUMBER: _builtins.int
     objective: _builtins.str
     """The objective. Default (also ""): "balanced:0.25". It is one of throughput, deadline, jct (mean
     completion time), balanced, cost, finish-time-fairness, max-min (least attained service) and
@@ -155,6 +156,11 @@ class RoundOptions(_message.Message):
     Promises and limits hold for every answer. Default: 0, with which the objective alone decides.
     A published scheduler ignores it.
     """
+    replan_spacing: _builtins.float
+    """The number of restart times that a job runs before its plan may change on the GPUs that it has.
+    The change must make up for its restart in that time. 0 to 1e6; with 0, only the objective
+    decides. Default: 20, with which a job spends at most 5 % of its time in such restarts.
+    """
     @_builtins.property
     def solve_limit(self) -> _duration_pb2.Duration:
         """The longest time for the solver. Unset: the time that the caller's deadline leaves."""
@@ -227,10 +233,11 @@ class RoundOptions(_message.Message):
         network_measure: _duration_pb2.Duration | None = ...,
         scheduler_parameters: _builtins.str | None = ...,
         foresight: _builtins.int | None = ...,
+        replan_spacing: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_caution", b"_caution", "_cost_of", b"_cost_of", "_deadlines", b"_deadlines", "_defragment_every_rounds", b"_defragment_every_rounds", "_fairness_levels", b"_fairness_levels", "_foresight", b"_foresight", "_gap", b"_gap", "_max_changes", b"_max_changes", "_max_restart_share", b"_max_restart_share", "_network_floor", b"_network_floor", "_network_levels", b"_network_levels", "_objective", b"_objective", "_opportunistic", b"_opportunistic", "_queue_order", b"_queue_order", "_queue_weights", b"_queue_weights", "_rate_floor", b"_rate_floor", "_raw_throughput", b"_raw_throughput", "_run_to_completion", b"_run_to_completion", "_scheduler", b"_scheduler", "_scheduler_parameters", b"_scheduler_parameters", "_seed", b"_seed", "_solver", b"_solver", "caution", b"caution", "cost_of", b"cost_of", "deadlines", b"deadlines", "defragment_every_rounds", b"defragment_every_rounds", "fairness_levels", b"fairness_levels", "foresight", b"foresight", "gap", b"gap", "max_changes", b"max_changes", "max_restart_share", b"max_restart_share", "min_run", b"min_run", "network_floor", b"network_floor", "network_levels", b"network_levels", "network_measure", b"network_measure", "objective", b"objective", "opportunistic", b"opportunistic", "promote_after", b"promote_after", "queue_order", b"queue_order", "queue_weights", b"queue_weights", "rate_floor", b"rate_floor", "raw_throughput", b"raw_throughput", "reserve_after", b"reserve_after", "restart_horizon", b"restart_horizon", "round", b"round", "run_to_completion", b"run_to_completion", "scheduler", b"scheduler", "scheduler_parameters", b"scheduler_parameters", "seed", b"seed", "solve_limit", b"solve_limit", "solver", b"solver"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_caution", b"_caution", "_cost_of", b"_cost_of", "_deadlines", b"_deadlines", "_defragment_every_rounds", b"_defragment_every_rounds", "_fairness_levels", b"_fairness_levels", "_foresight", b"_foresight", "_gap", b"_gap", "_max_changes", b"_max_changes", "_max_restart_share", b"_max_restart_share", "_network_floor", b"_network_floor", "_network_levels", b"_network_levels", "_objective", b"_objective", "_opportunistic", b"_opportunistic", "_queue_order", b"_queue_order", "_queue_weights", b"_queue_weights", "_rate_floor", b"_rate_floor", "_raw_throughput", b"_raw_throughput", "_replan_spacing", b"_replan_spacing", "_run_to_completion", b"_run_to_completion", "_scheduler", b"_scheduler", "_scheduler_parameters", b"_scheduler_parameters", "_seed", b"_seed", "_solver", b"_solver", "caution", b"caution", "cost_of", b"cost_of", "deadlines", b"deadlines", "defragment_every_rounds", b"defragment_every_rounds", "fairness_levels", b"fairness_levels", "foresight", b"foresight", "gap", b"gap", "max_changes", b"max_changes", "max_restart_share", b"max_restart_share", "min_run", b"min_run", "network_floor", b"network_floor", "network_levels", b"network_levels", "network_measure", b"network_measure", "objective", b"objective", "opportunistic", b"opportunistic", "promote_after", b"promote_after", "queue_order", b"queue_order", "queue_weights", b"queue_weights", "rate_floor", b"rate_floor", "raw_throughput", b"raw_throughput", "replan_spacing", b"replan_spacing", "reserve_after", b"reserve_after", "restart_horizon", b"restart_horizon", "round", b"round", "run_to_completion", b"run_to_completion", "scheduler", b"scheduler", "scheduler_parameters", b"scheduler_parameters", "seed", b"seed", "solve_limit", b"solve_limit", "solver", b"solver"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_caution", b"_caution", "_cost_of", b"_cost_of", "_deadlines", b"_deadlines", "_defragment_every_rounds", b"_defragment_every_rounds", "_fairness_levels", b"_fairness_levels", "_foresight", b"_foresight", "_gap", b"_gap", "_max_changes", b"_max_changes", "_max_restart_share", b"_max_restart_share", "_network_floor", b"_network_floor", "_network_levels", b"_network_levels", "_objective", b"_objective", "_opportunistic", b"_opportunistic", "_queue_order", b"_queue_order", "_queue_weights", b"_queue_weights", "_rate_floor", b"_rate_floor", "_raw_throughput", b"_raw_throughput", "_run_to_completion", b"_run_to_completion", "_scheduler", b"_scheduler", "_scheduler_parameters", b"_scheduler_parameters", "_seed", b"_seed", "_solver", b"_solver", "caution", b"caution", "cost_of", b"cost_of", "deadlines", b"deadlines", "defragment_every_rounds", b"defragment_every_rounds", "fairness_levels", b"fairness_levels", "foresight", b"foresight", "gap", b"gap", "max_changes", b"max_changes", "max_restart_share", b"max_restart_share", "min_run", b"min_run", "network_floor", b"network_floor", "network_levels", b"network_levels", "network_measure", b"network_measure", "objective", b"objective", "opportunistic", b"opportunistic", "promote_after", b"promote_after", "queue_order", b"queue_order", "queue_weights", b"queue_weights", "rate_floor", b"rate_floor", "raw_throughput", b"raw_throughput", "reserve_after", b"reserve_after", "restart_horizon", b"restart_horizon", "round", b"round", "run_to_completion", b"run_to_completion", "scheduler", b"scheduler", "scheduler_parameters", b"scheduler_parameters", "seed", b"seed", "solve_limit", b"solve_limit", "solver", b"solver"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_caution", b"_caution", "_cost_of", b"_cost_of", "_deadlines", b"_deadlines", "_defragment_every_rounds", b"_defragment_every_rounds", "_fairness_levels", b"_fairness_levels", "_foresight", b"_foresight", "_gap", b"_gap", "_max_changes", b"_max_changes", "_max_restart_share", b"_max_restart_share", "_network_floor", b"_network_floor", "_network_levels", b"_network_levels", "_objective", b"_objective", "_opportunistic", b"_opportunistic", "_queue_order", b"_queue_order", "_queue_weights", b"_queue_weights", "_rate_floor", b"_rate_floor", "_raw_throughput", b"_raw_throughput", "_replan_spacing", b"_replan_spacing", "_run_to_completion", b"_run_to_completion", "_scheduler", b"_scheduler", "_scheduler_parameters", b"_scheduler_parameters", "_seed", b"_seed", "_solver", b"_solver", "caution", b"caution", "cost_of", b"cost_of", "deadlines", b"deadlines", "defragment_every_rounds", b"defragment_every_rounds", "fairness_levels", b"fairness_levels", "foresight", b"foresight", "gap", b"gap", "max_changes", b"max_changes", "max_restart_share", b"max_restart_share", "min_run", b"min_run", "network_floor", b"network_floor", "network_levels", b"network_levels", "network_measure", b"network_measure", "objective", b"objective", "opportunistic", b"opportunistic", "promote_after", b"promote_after", "queue_order", b"queue_order", "queue_weights", b"queue_weights", "rate_floor", b"rate_floor", "raw_throughput", b"raw_throughput", "replan_spacing", b"replan_spacing", "reserve_after", b"reserve_after", "restart_horizon", b"restart_horizon", "round", b"round", "run_to_completion", b"run_to_completion", "scheduler", b"scheduler", "scheduler_parameters", b"scheduler_parameters", "seed", b"seed", "solve_limit", b"solve_limit", "solver", b"solver"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__caution: _TypeAlias = _typing.Literal["caution"]  # noqa: Y015
     _WhichOneofArgType__caution: _TypeAlias = _typing.Literal["_caution", b"_caution"]  # noqa: Y015
@@ -266,6 +273,8 @@ class RoundOptions(_message.Message):
     _WhichOneofArgType__rate_floor: _TypeAlias = _typing.Literal["_rate_floor", b"_rate_floor"]  # noqa: Y015
     _WhichOneofReturnType__raw_throughput: _TypeAlias = _typing.Literal["raw_throughput"]  # noqa: Y015
     _WhichOneofArgType__raw_throughput: _TypeAlias = _typing.Literal["_raw_throughput", b"_raw_throughput"]  # noqa: Y015
+    _WhichOneofReturnType__replan_spacing: _TypeAlias = _typing.Literal["replan_spacing"]  # noqa: Y015
+    _WhichOneofArgType__replan_spacing: _TypeAlias = _typing.Literal["_replan_spacing", b"_replan_spacing"]  # noqa: Y015
     _WhichOneofReturnType__run_to_completion: _TypeAlias = _typing.Literal["run_to_completion"]  # noqa: Y015
     _WhichOneofArgType__run_to_completion: _TypeAlias = _typing.Literal["_run_to_completion", b"_run_to_completion"]  # noqa: Y015
     _WhichOneofReturnType__scheduler: _TypeAlias = _typing.Literal["scheduler"]  # noqa: Y015
@@ -310,6 +319,8 @@ class RoundOptions(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__rate_floor) -> _WhichOneofReturnType__rate_floor | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__raw_throughput) -> _WhichOneofReturnType__raw_throughput | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__replan_spacing) -> _WhichOneofReturnType__replan_spacing | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__run_to_completion) -> _WhichOneofReturnType__run_to_completion | None: ...
     @_typing.overload
@@ -383,7 +394,7 @@ class Decision(_message.Message):
     kind: _builtins.str
     """One of start, keep, resize, retype, replan, move, suspend, reject and wait."""
     restart_price: _builtins.float
-    """The restart cost that the start, move or resize was charged, in units of the objective."""
+    """The restart cost that the start, move, resize or replan was charged, in units of the objective."""
     applied: _builtins.bool
     """Whether the decision was applied. It is false if the job or a node changed during the solve, so
     that the job was left alone. `skipped` then says why.
@@ -399,7 +410,9 @@ class Decision(_message.Message):
 
     @_builtins.property
     def reason(self) -> _jobs_pb2.Reason:
-        """Why the job does not run."""
+        """Why the job does not run, or why it is replanned. The evidence of a replan has its price and
+        what it gains.
+        """
 
     def __init__(
         self,
@@ -688,6 +701,7 @@ class Round(_message.Message):
     PROVED_BY_FIELD_NUMBER: _builtins.int
     HAS_CERTIFICATE_FIELD_NUMBER: _builtins.int
     FORESIGHT_FIELD_NUMBER: _builtins.int
+    REPLANNED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """"clusters/{cluster}/rounds/{number}". The number of a dry run is 0."""
     epoch: _builtins.int
@@ -735,6 +749,10 @@ class Round(_message.Message):
     """The same as `proved_by` of GoalResult, for `bound`."""
     has_certificate: _builtins.bool
     """Whether the bound of a goal has a certificate. VerifyRound checks and returns it."""
+    replanned: _builtins.int
+    """The number of jobs, among those that it changed, that go on by another execution plan on the
+    GPUs that they have.
+    """
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
@@ -814,10 +832,11 @@ class Round(_message.Message):
         proved_by: _builtins.str = ...,
         has_certificate: _builtins.bool = ...,
         foresight: Global___Foresight | None = ...,
+        replanned: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "foresight", b"foresight", "options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound", "bound_is_trivial", b"bound_is_trivial", "changed", b"changed", "create_time", b"create_time", "decisions", b"decisions", "epoch", b"epoch", "execution_plans", b"execution_plans", "foresight", b"foresight", "gap", b"gap", "goals", b"goals", "greedy_objective", b"greedy_objective", "has_certificate", b"has_certificate", "name", b"name", "objective", b"objective", "options", b"options", "outcome", b"outcome", "placed_score", b"placed_score", "prices", b"prices", "proved_by", b"proved_by", "running", b"running", "samples_per_s", b"samples_per_s", "seconds", b"seconds", "snapshot_digest", b"snapshot_digest", "solver", b"solver", "started", b"started", "status", b"status", "suspended", b"suspended", "unit", b"unit", "used_gpus", b"used_gpus", "verified", b"verified", "versions", b"versions", "violations", b"violations", "waiting", b"waiting", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound", "bound_is_trivial", b"bound_is_trivial", "changed", b"changed", "create_time", b"create_time", "decisions", b"decisions", "epoch", b"epoch", "execution_plans", b"execution_plans", "foresight", b"foresight", "gap", b"gap", "goals", b"goals", "greedy_objective", b"greedy_objective", "has_certificate", b"has_certificate", "name", b"name", "objective", b"objective", "options", b"options", "outcome", b"outcome", "placed_score", b"placed_score", "prices", b"prices", "proved_by", b"proved_by", "replanned", b"replanned", "running", b"running", "samples_per_s", b"samples_per_s", "seconds", b"seconds", "snapshot_digest", b"snapshot_digest", "solver", b"solver", "started", b"started", "status", b"status", "suspended", b"suspended", "unit", b"unit", "used_gpus", b"used_gpus", "verified", b"verified", "versions", b"versions", "violations", b"violations", "waiting", b"waiting", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -27,6 +27,7 @@ def plan_values(plan: ExecutionPlan) -> dict[str, str]:
         "zero": plan.zero.value,
         "schedule": plan.schedule.value,
         "offload": plan.offload.value,
+        "cpus_per_gpu": plan.cpus_per_gpu,
         "recomputation": plan.recomputation.value,
         "precision": plan.precision.value,
     }

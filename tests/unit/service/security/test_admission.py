@@ -61,6 +61,8 @@ def naming(job: str) -> dict[str, Message]:
         "Jobs/GetJob": j.GetJobRequest(name=job),
         "Jobs/WatchJob": j.WatchJobRequest(name=job),
         "Jobs/ReadLogs": j.ReadLogsRequest(name=job, follow=True),
+        "Jobs/GetJobCurves": j.GetJobCurvesRequest(name=job),
+        "Jobs/ExplainJob": j.ExplainJobRequest(name=job),
         "Jobs/ListJobEvents": j.ListJobEventsRequest(parent=job),
         "Jobs/UpdateJob": j.UpdateJobRequest(job=j.Job(name=job, etag='"999"')),
         "Jobs/CancelJob": j.CancelJobRequest(name=job, etag='"999"', validate_only=True),

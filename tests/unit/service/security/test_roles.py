@@ -56,7 +56,17 @@ def test_anyone_may_only_enrol_log_in_and_check_health() -> None:
 
 
 def test_methods_that_only_read_are_the_ones_whose_names_say_so() -> None:
-    reading = ("Get", "List", "Read", "Watch", "Replay", "Verify", "Check", "ServerReflection")
+    reading = (
+        "Get",
+        "List",
+        "Read",
+        "Watch",
+        "Replay",
+        "Verify",
+        "Check",
+        "Explain",
+        "ServerReflection",
+    )
     for method, rule in RULES.items():
         name = method.rpartition("/")[2]
         assert rule.changes != name.startswith(reading), method

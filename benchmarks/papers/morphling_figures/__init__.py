@@ -1,0 +1,1 @@
+"""Parts of the benchmark that repeats the figures of Morphling's paper."""

@@ -1,0 +1,129 @@
+"""The runs of a job's own program that teach the times of all of its plans (Morphling, A.3).
+
+A run is a job like the one that asked for it: the same program, for a short time, by a plan of its
+own. Seven are chosen before anything was measured, at least three with ZeRO-Offload if its plans may
+use that. They have the least weight and the last queue, and run on GPUs that nobody else wants. Their
+measured times are those of the workload, like any other's. Nothing here has side effects.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from tessera.estimator.plan_corrections import configuration_of
+from tessera.estimator.plans import shapes_of
+from tessera.estimator.profiling.tasks import LAST_QUEUE, LEAST_WEIGHT
+from tessera.estimator.reconfiguration import Configuration, choose_runs
+from tessera.estimator.runnable_plans import list_fitting_plans
+from tessera.estimator.workloads import Estimator
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.execution_plan import ExecutionPlan, model_name
+from tessera.formulation.records.estimates import ClusterGpuType
+from tessera.formulation.records.jobs import JobSpec
+from tessera.formulation.runtimes import RUNTIMES
+from tessera.formulation.techniques import PlanLimits
+from tessera.formulation.values import RUN_LABEL, Cell
+
+LEAST_ITERATIONS: Final = 30
+"""Fewest iterations of a run, of which the first ones are not measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanChoice:
+    """A plan that may be measured on a GPU type, with its predicted iteration time."""
+
+    gpu_type: str
+    plan: ExecutionPlan
+    iter_time_s: float
+    configuration: Configuration
+
+
+def why_not_run(spec: JobSpec) -> str:
+    """Return why plans of a job cannot be measured by runs of its program, or ""."""
+    if not RUNTIMES[spec.runtime].trains:
+        return f"its runtime {spec.runtime} trains nothing that could be measured"
+    if spec.stated_plan is not None and not spec.stated_plan_first:
+        return "it must run by the plan that its user states"
+    return ""
+
+
+def chosen_type(spec: JobSpec, kinds: Iterable[ClusterGpuType]) -> ClusterGpuType | None:
+    """Return the GPU type of a job's runs: the requested one, or else that with the most GPUs."""
+    there = {kind.gpu_type.name: kind for kind in kinds}
+    if spec.requested_type:
+        return there.get(spec.requested_type)
+    return max(there.values(), key=lambda kind: kind.gpus, default=None)
+
+
+def list_choices(
+    estimator: Estimator, spec: JobSpec, kind: ClusterGpuType, counts: Iterable[int]
+) -> list[PlanChoice]:
+    """Return the plans of a job that fit on some GPUs of a type and that the models cover."""
+    gpu_type, workload = kind.gpu_type.name, spec.workload
+    limits = PlanLimits(runtime=spec.runtime, techniques=spec.techniques)
+    choices = []
+    for gpus in counts:
+        for shape in shapes_of(gpus, estimator.hardware[gpu_type].gpus_per_node, kind.nodes):
+            cell = Cell(gpu_type=gpu_type, gpus=gpus, pipeline_degree=1, nodes=shape.nodes)
+            setting, name = estimator.setting(workload, cell, shape), model_name(workload)
+            for price in list_fitting_plans(setting, limits, name, kind.node_capacity):
+                try:
+                    configuration = configuration_of(setting, price.plan, name)
+                except InvalidInput:  # the models do not cover it, so it would teach nothing
+                    continue
+                choices.append(
+                    PlanChoice(
+                        gpu_type=gpu_type,
+                        plan=price.plan,
+                        iter_time_s=price.iter_time_s,
+                        configuration=configuration,
+                    )
+                )
+    return choices
+
+
+def runs_of_job(
+    spec: JobSpec, choices: Sequence[PlanChoice], runs: int, run_s: float
+) -> list[JobSpec]:
+    """Return the jobs that measure the plans of ``choices`` which teach most.
+
+    Each takes about ``run_s`` seconds, and at least :data:`LEAST_ITERATIONS` iterations. All
+    creators give the jobs the same names, so that they are created once.
+
+    Raises:
+        InvalidInput: there are fewer choices than runs; the message says what would be enough.
+    """
+    chosen = choose_runs([choice.configuration for choice in choices], runs=runs)
+    return [_run(spec, choices[at], number, run_s) for number, at in enumerate(chosen)]
+
+
+def _run(spec: JobSpec, choice: PlanChoice, number: int, run_s: float) -> JobSpec:
+    text = f"{model_name(spec.workload)}/{spec.workload.global_batch}/{spec.runtime}"
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    return replace(
+        spec,
+        name=f"run-{digest}-{number}-{choice.gpu_type}",
+        iterations=max(LEAST_ITERATIONS, math.ceil(run_s / choice.iter_time_s)),
+        requested_gpus=choice.plan.gpus,
+        requested_type=choice.gpu_type,
+        pinned_type=True,
+        queue=LAST_QUEUE,
+        weight=LEAST_WEIGHT,
+        guaranteed=False,
+        deadline_s=math.inf,
+        restart_s=0.0,
+        labels={RUN_LABEL: spec.name},
+        max_retries=1,
+        profile=False,
+        min_gpus=0,
+        max_gpus=0,
+        stated_plan=choice.plan,
+        stated_plan_first=False,
+        submitted_plan="",
+        requested_cpus=0,
+        launch=replace(spec.launch, tuning_space="", tuning_budget_s=0.0),
+    )

@@ -1,0 +1,216 @@
+"""The application of changes to a snapshot and a policy: pure functions, one for each kind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, Final, TypeVar
+
+import numpy as np
+
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.explanations.changes import Change, ChangeKind
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.policy import Policy
+from tessera.formulation.snapshot import STATE_CODE, Estimates, Nodes, Snapshot
+from tessera.formulation.values import EstimateSource
+
+PolicyT = TypeVar("PolicyT", bound=Policy)
+
+_FLAGS: Final = frozenset({"run_to_completion", "opportunistic", "queue_order"})
+"""Options of a policy that are true or false."""
+
+
+def apply_changes(
+    snapshot: Snapshot, policy: PolicyT, job: int, changes: Iterable[Change]
+) -> tuple[Snapshot, PolicyT]:
+    """Return the snapshot and the policy after ``changes``, which are for ``job``.
+
+    Jobs keep their indices: one that has ended stays as a job that leaves without GPUs.
+
+    Raises:
+        InvalidInput: the snapshot lacks the subject of a change.
+    """
+    for change in changes:
+        if change.kind is ChangeKind.POLICY:
+            policy = _with_option(policy, change)
+        else:
+            snapshot = _APPLY[change.kind](snapshot, job, change)
+    return snapshot, policy
+
+
+def _with_option(policy: PolicyT, change: Change) -> PolicyT:
+    value: Any = change.amount
+    if change.subject == "scheduler":  # no published scheduler decides
+        none: dict[str, Any] = {change.subject: "", "scheduler_parameters": ""}
+        return replace(policy, **none)
+    if change.subject in _FLAGS:
+        value = bool(value)
+    elif change.subject == "max_changes":
+        value = int(value)
+    return replace(policy, **{change.subject: value})
+
+
+def _with_job(snapshot: Snapshot, job: int, **values: Any) -> Snapshot:
+    columns: dict[str, Any] = {}
+    for name, value in values.items():
+        columns[name] = np.array(getattr(snapshot.jobs, name))
+        columns[name][job] = value
+    return replace(snapshot, jobs=replace(snapshot.jobs, **columns))
+
+
+def _index(names: Iterable[str], change: Change) -> int:
+    try:
+        return list(names).index(change.subject)
+    except ValueError:
+        raise InvalidInput(change.kind, f"the snapshot has no {change.subject}") from None
+
+
+def _type_index(snapshot: Snapshot, change: Change) -> int:
+    return _index((kind.name for kind in snapshot.gpu_types), change)
+
+
+def _set_amount(column: str) -> Callable[[Snapshot, int, Change], Snapshot]:
+    return lambda snapshot, job, change: _with_job(snapshot, job, **{column: change.amount})
+
+
+def _set_to(**values: Any) -> Callable[[Snapshot, int, Change], Snapshot]:
+    return lambda snapshot, job, _change: _with_job(snapshot, job, **values)
+
+
+def _use_any_node(snapshot: Snapshot, job: int, _change: Change) -> Snapshot:
+    avoids = snapshot.avoids
+    keep = avoids.job != job
+    return replace(snapshot, avoids=replace(avoids, job=avoids.job[keep], node=avoids.node[keep]))
+
+
+def _request_type(snapshot: Snapshot, job: int, change: Change) -> Snapshot:
+    return _with_job(snapshot, job, requested_type=_type_index(snapshot, change))
+
+
+def _set_quota(snapshot: Snapshot, _job: int, change: Change) -> Snapshot:
+    quotas, kinds = snapshot.quotas, snapshot.gpu_types
+    names = [
+        snapshot.tenants.name[t] + (f"/{kinds[k].name}" if k >= 0 else "")
+        for t, k in zip(quotas.tenant.tolist(), quotas.gpu_type.tolist(), strict=True)
+    ]
+    gpus = np.array(quotas.gpus)
+    gpus[_index(names, change)] = change.amount
+    return replace(snapshot, quotas=replace(quotas, gpus=gpus))
+
+
+def _set_tenant(column: str) -> Callable[[Snapshot, int, Change], Snapshot]:
+    def apply(snapshot: Snapshot, _job: int, change: Change) -> Snapshot:
+        values = np.array(getattr(snapshot.tenants, column))
+        values[_index(snapshot.tenants.name, change)] = change.amount
+        changed: dict[str, Any] = {column: values}
+        return replace(snapshot, tenants=replace(snapshot.tenants, **changed))
+
+    return apply
+
+
+def _undrain(snapshot: Snapshot, _job: int, change: Change) -> Snapshot:
+    schedulable = np.array(snapshot.nodes.schedulable)
+    schedulable[_index(snapshot.nodes.name, change)] = True
+    return replace(snapshot, nodes=replace(snapshot.nodes, schedulable=schedulable))
+
+
+def _add_gpus(snapshot: Snapshot, _job: int, change: Change) -> Snapshot:
+    """Add nodes of ``change.size`` GPUs, of which the last may be smaller, to the snapshot."""
+    kind, nodes = _type_index(snapshot, change), snapshot.nodes
+    own = np.flatnonzero(nodes.gpu_type == kind)
+    like = nodes.row(int(own[0])) if len(own) else nodes.row(0) | {"gpu_type": kind}
+    rows, left = [nodes.row(n) for n in range(len(nodes))], int(change.amount)
+    while left > 0:
+        gpus = min(left, int(change.size))
+        name = f"new-{change.subject}-{len(rows)}"
+        rows.append(like | {"name": name, "gpus": gpus, "schedulable": True})
+        left -= gpus
+    return replace(snapshot, nodes=Nodes.from_rows(rows))
+
+
+def _add_cell(snapshot: Snapshot, job: int, change: Change) -> Snapshot:
+    """Add a measured Cell of the job's workload, which gives ``change.size`` samples/s."""
+    kind, gpus, e = _type_index(snapshot, change), int(change.amount), snapshot.estimates
+    size = max(1, int(snapshot.nodes.gpus[snapshot.nodes.gpu_type == kind].max(initial=0)))
+    workload = int(snapshot.jobs.workload[job])
+    plans = snapshot.plans if "" in snapshot.plans else (*snapshot.plans, "")
+    added = {
+        "workload": workload,
+        "gpu_type": kind,
+        "gpus": gpus,
+        "nodes": -(-gpus // size),
+        "pipeline_degree": 1,
+        "plan": plans.index(""),
+        "iter_time_s": snapshot.workloads[workload].global_batch / change.size,
+        "source": int(EstimateSource.MEASURED),
+        "sd": math.nan,
+        "complete": False,
+        "cpus": 0,
+        "host_bytes": 0,
+    }
+    rows = e.followed_by(Estimates.from_rows([added]))
+    order = np.lexsort(
+        (rows.nodes, rows.plan, rows.pipeline_degree, rows.gpus, rows.gpu_type, rows.workload)
+    )
+    return replace(snapshot, estimates=rows.at(order), plans=plans)
+
+
+def _end(snapshot: Snapshot, _job: int, change: Change) -> Snapshot:
+    ended, held = _index(snapshot.jobs.name, change), snapshot.allocations
+    keep = held.job != ended
+    columns = ("job", "node", "gpu", "hold", "generation")
+    kept = {name: getattr(held, name)[keep] for name in columns}
+    legs = snapshot.legs
+    legs_left = {
+        name: getattr(legs, name)[legs.job != ended]
+        for name in ("job", "start_s", "end_s", *legs.CELL)
+    }
+    snapshot = replace(
+        snapshot,
+        allocations=replace(held, **kept),
+        legs=replace(legs, **legs_left),
+    )
+    return _with_job(
+        snapshot,
+        ended,
+        state=STATE_CODE[JobState.CANCELLING],
+        current_type=-1,
+        current_gpus=0,
+        current_degree=0,
+        current_plan=0,
+        admitted=False,
+        since_s=0.0,
+    )
+
+
+def _wait(snapshot: Snapshot, _job: int, change: Change) -> Snapshot:
+    return replace(snapshot, now_s=change.amount)
+
+
+_APPLY: Final[dict[ChangeKind, Callable[[Snapshot, int, Change], Snapshot]]] = {
+    ChangeKind.WEIGHT: _set_amount("weight"),
+    ChangeKind.QUEUE: _set_amount("queue"),
+    ChangeKind.DEADLINE: _set_amount("deadline_s"),
+    ChangeKind.ANY_TYPE: _set_to(pinned_type=False),
+    ChangeKind.ANY_NODE: _use_any_node,
+    ChangeKind.MIN_GPUS: _set_amount("min_gpus"),
+    ChangeKind.MAX_GPUS: _set_amount("max_gpus"),
+    ChangeKind.STAY: _set_to(movable=False),
+    ChangeKind.RELEASE: _set_to(state=STATE_CODE[JobState.QUEUED]),
+    ChangeKind.RETRY: _set_to(retry_s=0.0),
+    ChangeKind.REQUEST: _set_amount("requested_gpus"),
+    ChangeKind.REQUEST_TYPE: _request_type,
+    ChangeKind.BEST_EFFORT: _set_to(guaranteed=False),
+    ChangeKind.ANY_PLAN: _set_to(stated_plan=-1, stated_plan_first=False),
+    ChangeKind.QUOTA: _set_quota,
+    ChangeKind.BORROW: _set_tenant("borrow_gpus"),
+    ChangeKind.LEND: _set_tenant("lends"),
+    ChangeKind.TENANT_WEIGHT: _set_tenant("weight"),
+    ChangeKind.UNDRAIN: _undrain,
+    ChangeKind.ADD_GPUS: _add_gpus,
+    ChangeKind.ADD_CELL: _add_cell,
+    ChangeKind.END: _end,
+    ChangeKind.WAIT: _wait,
+}

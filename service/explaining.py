@@ -1,0 +1,244 @@
+"""The explanation of a job: of the last round that decided on it, of an earlier one, or as of now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Final
+
+from tessera.formulation.decisions import DecisionKind
+from tessera.formulation.errors import DeadlineTooShort, InvalidInput, NotAllowed
+from tessera.formulation.explanations.records import Explanation
+from tessera.formulation.lifecycle import ACTIVE, TERMINAL, JobState
+from tessera.formulation.reasons import Reason
+from tessera.formulation.records.jobs import JobRecord
+from tessera.formulation.records.rounds import JobRound, RoundRecord, decision_record
+from tessera.formulation.snapshot import Snapshot
+from tessera.service.loop import RoundLoop
+from tessera.service.ports import Store
+from tessera.solvers.rounds.explaining.explain import explain_job
+from tessera.solvers.rounds.options import RoundOptions
+from tessera.solvers.rounds.plan import RoundOutcome
+
+MAX_HISTORY_ROUNDS: Final = 500
+"""The largest number of rounds in a job's history."""
+
+ANSWER_S: Final = 1.0
+"""Seconds that are kept for the answer: no round is tried in them."""
+
+_NOT_REPEATED: Final = (
+    "no step was tried, because this release decides the round otherwise than it was decided"
+)
+_OUT_OF_TIME: Final = (
+    "not every step was tried, because the call's time ended; call again with a longer deadline"
+)
+_ENDED: Final = "the job has ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobExplanation:
+    """The explanation of a job, with the round that it is about and the job's earlier rounds.
+
+    ``number`` is 0 if a round on the present state was decided for it. ``kind`` is the round's
+    decision; it is "" if the job has ended. ``explanation`` is None if nothing more is known.
+    ``note`` says why steps may be missing; it is "" if none is.
+    """
+
+    number: int
+    created_s: float
+    kind: str
+    explanation: Explanation | None
+    history: Sequence[JobRound]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallTime:
+    """The time of a call: what is left of it, and whether its caller has left."""
+
+    remaining_s: Callable[[], float]
+    trying_s: Callable[[], float]  # for steps; at most the former
+    cancelled: Callable[[], bool]
+
+
+class JobExplainer:
+    """The explainer of jobs, from stored rounds. ``standing`` is the policy of periodic rounds."""
+
+    def __init__(self, store: Store, rounds: RoundLoop, standing: RoundOptions) -> None:
+        self._store, self._rounds, self._standing = store, rounds, standing
+
+    def explain(
+        self, cluster: str, name: str, number: int, time: CallTime, *, with_steps: bool
+    ) -> JobExplanation:
+        """Return the explanation of a job in round ``number``, or as of now if it is 0. Blocks.
+
+        Raises:
+            NotFound: the job or the round. InvalidInput: the round did not decide on the job.
+            DeadlineTooShort: the call was cancelled, or too short for the round itself.
+        """
+        record = self._store.get_job(cluster, name)
+        if number:
+            self._store.get_round(cluster, number)  # it exists, and is still kept
+        history = self._store.rounds_of_job(cluster, name, number, MAX_HISTORY_ROUNDS)
+        if number:
+            _require_decided(number, name, history)
+            return self._of_round(cluster, name, number, history, time, with_steps=with_steps)
+        if last := _deciding_round(record, history):
+            return self._of_round(cluster, name, last, history, time, with_steps=with_steps)
+        if record.state in TERMINAL:
+            return _ended(history)
+        return self._as_of_now(record, history, time, with_steps=with_steps)
+
+    def _of_round(
+        self,
+        cluster: str,
+        name: str,
+        number: int,
+        history: Sequence[JobRound],
+        time: CallTime,
+        *,
+        with_steps: bool,
+    ) -> JobExplanation:
+        """Explain the decision of a stored round. Its reason stays as it was given."""
+        record = self._store.get_round(cluster, number)
+        stored = next(d for d in record.decisions if d.job == name)
+        kept = JobExplanation(
+            number=number,
+            created_s=record.summary.created_s,
+            kind=stored.kind,
+            history=history,
+            explanation=None
+            if stored.reason is None
+            else Explanation(kind=DecisionKind(stored.kind), reason=stored.reason),
+        )
+        try:
+            snapshot = self._store.round_snapshot(cluster, number)
+        except NotAllowed as gone:
+            return replace(kept, note=f"no step was tried: {gone}")
+        options, outcome = self._repeat(record, snapshot, time)
+        job = snapshot.jobs.name.index(name)
+        again = decision_record(snapshot, outcome.decisions[job]) if outcome.decisions else None
+        if again is None or (again.kind, again.allocation) != (stored.kind, stored.allocation):
+            return replace(kept, note=_NOT_REPEATED)
+        explanation = self._try_steps(snapshot, options, job, outcome, time, with_steps=with_steps)
+        return replace(
+            kept,
+            explanation=_worded(explanation, stored.reason),
+            note="" if explanation.is_complete else _OUT_OF_TIME,
+        )
+
+    def _repeat(
+        self, record: RoundRecord, snapshot: Snapshot, time: CallTime
+    ) -> tuple[RoundOptions, RoundOutcome]:
+        """Decide a stored round as recorded. The options are those without the recorded work."""
+        summary = record.summary
+        options = _options_of(record)
+        recorded = self._store.round_proof(summary.cluster, summary.number).recorded
+        outcome = self._rounds.decide(
+            snapshot,
+            replace(options, work=summary.work, recorded=recorded),
+            remaining_s=time.remaining_s,
+            cancelled=time.cancelled,
+        )
+        return options, outcome
+
+    def _as_of_now(
+        self, record: JobRecord, history: Sequence[JobRound], time: CallTime, *, with_steps: bool
+    ) -> JobExplanation:
+        """Explain what a round would decide now, with the options of the job's last round.
+
+        So a step that helps does so in the next round. Nothing is committed.
+        """
+        snapshot, name = self._rounds.load(record.cluster), record.spec.name
+        options = self._standing
+        if history:
+            last = self._store.get_round(record.cluster, history[0].number)
+            options = _options_of(last)
+        outcome = self._rounds.decide(
+            snapshot, options, remaining_s=time.remaining_s, cancelled=time.cancelled
+        )
+        if name not in snapshot.jobs.name or outcome.violations:  # it has ended meanwhile
+            return _ended(history)
+        explanation = self._try_steps(
+            snapshot,
+            options,
+            snapshot.jobs.name.index(name),
+            outcome,
+            time,
+            with_steps=with_steps,
+        )
+        return JobExplanation(
+            number=0,
+            created_s=snapshot.now_s,
+            kind=explanation.kind,
+            explanation=_worded(explanation, None if record.reason_round else record.reason),
+            history=history,
+            note="" if explanation.is_complete else _OUT_OF_TIME,
+        )
+
+    def _try_steps(
+        self,
+        snapshot: Snapshot,
+        options: RoundOptions,
+        job: int,
+        outcome: RoundOutcome,
+        time: CallTime,
+        *,
+        with_steps: bool,
+    ) -> Explanation:
+        """Explain the job. A round that is not decided in time counts for nothing."""
+
+        def left_s() -> float:
+            return min(time.trying_s(), time.remaining_s() - ANSWER_S) if with_steps else 0.0
+
+        def plan(changed: Snapshot, changed_options: RoundOptions) -> RoundOutcome:
+            if left_s() > 0:
+                decided = self._rounds.decide(
+                    changed, changed_options, remaining_s=left_s, cancelled=time.cancelled
+                )
+                if left_s() > 0:
+                    return decided
+            raise DeadlineTooShort("no time is left to try a step")
+
+        explanation = explain_job(snapshot, options, job, outcome, plan)
+        return explanation if with_steps else replace(explanation, is_complete=True)
+
+
+def _ended(history: Sequence[JobRound]) -> JobExplanation:
+    return JobExplanation(
+        number=0, created_s=0.0, kind="", explanation=None, history=history, note=_ENDED
+    )
+
+
+def _worded(explanation: Explanation, given: Reason | None) -> Explanation:
+    """Return the explanation in the words of the reason that was ``given``, if the code is the same.
+
+    The given reason may know more: since when the job is held, or its last error.
+    """
+    if given is None or given.code is not explanation.reason.code:
+        return explanation
+    return replace(explanation, reason=replace(given, next_step=explanation.reason.next_step))
+
+
+def _options_of(record: RoundRecord) -> RoundOptions:
+    return RoundOptions(**record.summary.options)  # type: ignore[arg-type] # recorded by field
+
+
+def _deciding_round(record: JobRecord, history: Sequence[JobRound]) -> int:
+    """Return the round that rejected the job, or the last one if the job runs; else 0."""
+    if record.state is JobState.REJECTED:
+        return record.reason_round
+    return history[0].number if record.state in ACTIVE and history else 0
+
+
+def _require_decided(number: int, name: str, history: Sequence[JobRound]) -> None:
+    if history and history[0].number == number:
+        return
+    known = f"; rounds {history[-1].number} to {history[0].number} did" if history else ""
+    raise InvalidInput("round", f"round {number} did not decide on {name}{known}")
+
+
+def group_rounds(history: Sequence[JobRound]) -> list[list[JobRound]]:
+    """Return rounds (newest first) as spans of the same decision, for the same reason, on one Cell."""
+    return [list(span) for _, span in groupby(history, key=lambda r: (r.kind, r.code, r.cell))]

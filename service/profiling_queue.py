@@ -1,0 +1,124 @@
+"""The jobs that the service creates to measure: profiling tasks, and runs of jobs' own programs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from tessera.estimator.hardware import Hardware
+from tessera.estimator.plan_corrections import PlanCorrections
+from tessera.estimator.plan_runs import chosen_type, list_choices, runs_of_job, why_not_run
+from tessera.estimator.profiling.limits import overdue_tasks
+from tessera.estimator.profiling.tasks import ProfilingOptions, missing_tasks, nominal_estimates
+from tessera.estimator.workloads import Estimator
+from tessera.formulation.errors import AlreadyExists, InvalidInput, TesseraError
+from tessera.formulation.execution_plan import model_name
+from tessera.formulation.lifecycle import JobEvent, is_allowed
+from tessera.formulation.records.estimates import (
+    EstimationInputs,
+    ProfileGap,
+    UnestimatedWorkload,
+)
+from tessera.formulation.records.jobs import JobSpec
+from tessera.service.ports import Store, Writer
+
+log = logging.getLogger(__name__)
+
+
+class ProfilingQueue:
+    """Whoever creates and ends the jobs that measure. Its methods block."""
+
+    def __init__(
+        self, store: Store, hardware: Mapping[str, Hardware], options: ProfilingOptions
+    ) -> None:
+        self._store, self._hardware, self._options = store, hardware, options
+
+    def queue_tasks(self, cluster: str, known: EstimationInputs) -> None:
+        """Queue the profiling tasks that are requested and were never created.
+
+        The name of a task ensures that it is created only once.
+        """
+        for spec in missing_tasks(known, self._hardware, self._options).values():
+            self._submit(cluster, spec, partial(_submit_task, cluster, spec))
+
+    def queue_runs(
+        self,
+        cluster: str,
+        known: EstimationInputs,
+        wanted: UnestimatedWorkload,
+        estimator: Estimator,
+        counts: Mapping[str, Sequence[int]],
+        corrections: PlanCorrections,
+    ) -> None:
+        """Queue the runs of a job's program that measure its plans, unless they were created before.
+
+        If there can be none, ``corrections`` gets the reason, which estimates then show.
+        """
+        spec = self._store.get_job(cluster, wanted.asking_job).spec
+        kind = chosen_type(spec, known.kinds)
+        if kind is None or kind.gpu_type.name not in counts:
+            return
+        key = model_name(wanted.workload), kind.gpu_type.name
+        if problem := why_not_run(spec):
+            corrections.problems[key] = f"its plans cannot be measured: {problem}"
+            return
+        choices = list_choices(estimator, spec, kind, counts[kind.gpu_type.name])
+        try:
+            specs = runs_of_job(spec, choices, self._options.runs, self._options.run_s)
+        except InvalidInput as wrong:
+            corrections.problems[key] = str(wrong)
+            return
+        there = {run.name for run in known.runs}
+        if there.isdisjoint(run.name for run in specs):
+            for run in specs:
+                self._submit(cluster, run, partial(_submit_run, cluster, run))
+
+    def end_overdue(self, cluster: str, known: EstimationInputs) -> None:
+        """Cancel the jobs that are past a limit or measure for an ended job, and store the reason.
+
+        A profiling task keeps its limits itself. These ones wait for a GPU, or their agent is
+        silent.
+        """
+        overdue = overdue_tasks([*known.profiling, *known.runs], self._options.limits)
+        orphans: list[tuple[str, ProfileGap | None]] = [
+            (run.name, None)
+            for run in known.runs
+            if run.is_orphan and is_allowed(run.state, JobEvent.CANCEL)
+        ]
+        for name, gap in dict([*orphans, *overdue]).items():
+            facts = {"action": "profiling_ended", "cluster": cluster}
+            try:
+                self._store.write(None, partial(_end, cluster, name, gap))
+            except TesseraError as error:  # it has just ended, or another replica was faster
+                log.info("profiling task %s is not cancelled: %s", name, error, extra=facts)
+                continue
+            reason = gap.reason if gap else "it is past a limit, or the job that asked has ended"
+            log.info("cancelled profiling task %s: %s", name, reason, extra=facts)
+
+    def _submit(self, cluster: str, spec: JobSpec, work: partial[bytes]) -> None:
+        facts = {"action": "profiling_asked", "cluster": cluster}
+        try:
+            self._store.write(None, work)
+        except AlreadyExists:  # another replica was faster
+            return
+        except TesseraError as error:
+            log.warning("cannot queue profiling task %s: %s", spec.name, error, extra=facts)
+            return
+        log.info("queued profiling task %s, for %s", spec.name, spec.labels, extra=facts)
+
+
+def _submit_task(cluster: str, spec: JobSpec, writer: Writer) -> bytes:
+    writer.derive(cluster, nominal_estimates([spec.requested_type]), {})
+    writer.submit_jobs(cluster, [spec])
+    return b""
+
+
+def _submit_run(cluster: str, spec: JobSpec, writer: Writer) -> bytes:
+    writer.submit_jobs(cluster, [spec])
+    return b""
+
+
+def _end(cluster: str, name: str, gap: ProfileGap | None, writer: Writer) -> bytes:
+    writer.end_profiling(cluster, name, gap)
+    return b""

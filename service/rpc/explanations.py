@@ -1,0 +1,52 @@
+"""The calls that explain jobs: in the lane of trials, for they decide rounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc.aio
+
+from tessera.formulation.access import IDENTITY
+from tessera.formulation.errors import InvalidInput
+from tessera.service.explaining import CallTime, JobExplainer
+from tessera.service.ports import Store
+from tessera.service.rpc import names
+from tessera.service.rpc.convert.explanations import of_explanation
+from tessera.service.rpc.deadlines import CallDeadlines
+from tessera.service.rpc.lanes import CALLER, Lane, LaneTurn
+from tessera.service.rpc.visibility import hide_in_explanation
+from tessera.v1 import jobs_pb2 as pb
+
+
+class ExplanationCalls:
+    """The calls of ExplainJob. While others wait for a thread, a call tries no further steps."""
+
+    def __init__(
+        self, store: Store, explainer: JobExplainer, trials: Lane, deadlines: CallDeadlines
+    ) -> None:
+        self._store, self._explainer = store, explainer
+        self._trials, self._deadlines = trials, deadlines
+
+    async def explain(
+        self, request: pb.ExplainJobRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.ExplainJobResponse:
+        """Explain a job within the caller's deadline."""
+        remaining_s, longest_s = self._deadlines.of(context)
+        cluster, job = names.parse_job("name", request.name)
+        if request.round < 0:
+            raise InvalidInput("round", "must be the number of a round, or 0 for the last one")
+
+        def work(turn: LaneTurn) -> pb.ExplainJobResponse:
+            time = CallTime(
+                remaining_s=remaining_s,
+                trying_s=lambda: min(turn.left_s(), longest_s()),
+                cancelled=turn.is_over,
+            )
+            explained = self._explainer.explain(
+                cluster, job, request.round, time, with_steps=not request.without_steps
+            )
+            message = of_explanation(cluster, job, explained)
+            hide_in_explanation(IDENTITY.get(), cluster, message, self._store.tenants_of_jobs)
+            return message
+
+        return await self._trials.run(CALLER.get(), f"explanation of {job} in {cluster}", work)

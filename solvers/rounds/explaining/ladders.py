@@ -1,0 +1,332 @@
+"""The steps that could help a job, as ladders from the least to the most effect.
+
+Each function yields the ladders of one kind of change, or nothing if the kind cannot help.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from tessera.formulation.explanations.changes import Change, ChangeKind
+from tessera.formulation.lifecycle import ACTIVE, JobState
+from tessera.formulation.policy import MODES_WITHOUT_PROMISES
+from tessera.formulation.snapshot import STATES, Snapshot
+from tessera.formulation.tables import Ints
+from tessera.solvers.rounds.explaining.trials import Changes, Ladder
+from tessera.solvers.rounds.options import RoundOptions
+from tessera.solvers.rounds.plan import RoundOutcome
+
+MAX_WEIGHT: Final = 1e6
+"""The largest weight that a job may have."""
+
+WEIGHT_STEP: Final = 1.02
+"""The ratio of a weight to the next smaller one that is tried."""
+
+DEADLINE_STEP: Final = 1.03
+"""The ratio of a time to a deadline to the next smaller one that is tried."""
+
+SHORTEST_TIME_S: Final = 60.0
+LONGEST_TIME_S: Final = 3.2e8
+"""The shortest and the longest time to a deadline that is tried, in seconds: a minute, ten years."""
+
+MAX_NODES_ADDED: Final = 8
+MAX_JOBS_ENDED: Final = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Situation:
+    """The facts that ladders are made from.
+
+    ``rivals`` are jobs with GPUs after the round, by name, first those that displaced the job.
+    """
+
+    snapshot: Snapshot
+    options: RoundOptions
+    job: int
+    outcome: RoundOutcome
+    rivals: Sequence[str] = ()
+
+    def own_estimates(self) -> Ints:
+        """Return the rows of the job's estimates that run, int64[any]."""
+        e = self.snapshot.estimates
+        workload = self.snapshot.jobs.workload[self.job]
+        return np.flatnonzero((e.workload == workload) & np.isfinite(e.iter_time_s))
+
+    def gpu_counts(self) -> list[int]:
+        """Return the GPU counts that the job could run on, rising.
+
+        Without estimates, a job runs on its request only.
+        """
+        counts = set(self.snapshot.estimates.gpus[self.own_estimates()].tolist())
+        return sorted(counts) or [int(self.value_of("requested_gpus"))]
+
+    def value_of(self, column: str) -> float:
+        """Return the job's value in a column of the table of jobs."""
+        return float(getattr(self.snapshot.jobs, column)[self.job])
+
+
+Ladders = Iterator[Ladder]
+
+
+def _one(
+    kind: ChangeKind, amount: float = 0.0, before: float = math.nan, subject: str = ""
+) -> Changes:
+    return (Change(kind=kind, amount=amount, before=before, subject=subject),)
+
+
+def round_up(value: float, digits: int = 3) -> float:
+    """Return a positive value rounded up to a number of significant digits."""
+    step = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
+    return float(f"{math.ceil(value / step - 1e-9) * step:.{digits}g}")
+
+
+def _weights(s: Situation) -> Ladders:
+    now = s.value_of("weight")
+    begin = now if now > 0 else 0.01
+    count = int(math.log(MAX_WEIGHT / begin) / math.log(WEIGHT_STEP)) if begin < MAX_WEIGHT else 0
+    values = [round_up(begin * WEIGHT_STEP**k) for k in range(1, count + 1)]
+    kept = sorted({min(value, MAX_WEIGHT) for value in values if value > now})
+    yield [_one(ChangeKind.WEIGHT, value, now) for value in kept]
+
+
+def _queues(s: Situation) -> Ladders:
+    now = int(s.value_of("queue"))
+    if s.options.queue_order or s.options.queue_weights:
+        queues = [_one(ChangeKind.QUEUE, queue, now) for queue in range(now - 1, 0, -1)]
+        yield [changes + _some_weight(s) for changes in queues]
+
+
+def _some_weight(s: Situation) -> Changes:
+    """Return a weight of 1 for a job of weight 0, without which nothing helps it."""
+    now = s.value_of("weight")
+    return () if now > 0 else _one(ChangeKind.WEIGHT, 1, now)
+
+
+def _deadlines(s: Situation) -> Ladders:
+    due_s, now_s = s.value_of("deadline_s"), s.snapshot.now_s
+    if not math.isfinite(due_s) or s.options.deadline_mode in MODES_WITHOUT_PROMISES:
+        return
+    left_s = max(due_s - now_s, SHORTEST_TIME_S)
+    count = max(1, math.ceil(math.log(LONGEST_TIME_S / left_s) / math.log(DEADLINE_STEP)))
+    times = (math.ceil(now_s + left_s * DEADLINE_STEP**k) for k in range(1, count + 1))
+    later = sorted({float(time_s) for time_s in times if time_s > due_s})
+    yield [_one(ChangeKind.DEADLINE, time_s, due_s) for time_s in (*later, math.inf)]
+
+
+def _no_pin(s: Situation) -> Ladders:
+    if s.value_of("pinned_type") and s.value_of("requested_type") >= 0:
+        yield [_one(ChangeKind.ANY_TYPE)]
+
+
+def _any_node(s: Situation) -> Ladders:
+    if (s.snapshot.avoids.job == s.job).any():
+        yield [_one(ChangeKind.ANY_NODE)]
+
+
+def _fewer_gpus(s: Situation) -> Ladders:
+    least = int(s.value_of("min_gpus"))
+    yield [_one(ChangeKind.MIN_GPUS, n, least) for n in s.gpu_counts()[::-1] if n < least]
+
+
+def _more_gpus(s: Situation) -> Ladders:
+    most = int(s.value_of("max_gpus"))
+    if most:
+        yield [_one(ChangeKind.MAX_GPUS, n, most) for n in s.gpu_counts() if n > most]
+
+
+def _requests(s: Situation) -> Ladders:
+    now = int(s.value_of("requested_gpus"))
+    yield [_one(ChangeKind.REQUEST, n, now) for n in s.gpu_counts()[::-1] if n < now]
+
+
+def _stay(s: Situation) -> Ladders:
+    if s.value_of("movable"):
+        yield [_one(ChangeKind.STAY)]
+
+
+def _release(s: Situation) -> Ladders:
+    if STATES[s.snapshot.jobs.state[s.job]] in (JobState.HELD, JobState.HOLDING):
+        yield [_one(ChangeKind.RELEASE)]
+
+
+def _retry(s: Situation) -> Ladders:
+    if s.value_of("retry_s") > s.snapshot.now_s:
+        yield [_one(ChangeKind.RETRY)]
+
+
+def _request_types(s: Situation) -> Ladders:
+    if s.value_of("unestimated") and s.value_of("requested_type") < 0:
+        for kind in np.flatnonzero(_whole_gpus(s.snapshot)).tolist():
+            yield [_one(ChangeKind.REQUEST_TYPE, subject=s.snapshot.gpu_types[kind].name)]
+
+
+def _best_effort(s: Situation) -> Ladders:
+    if s.value_of("guaranteed"):
+        yield [_one(ChangeKind.BEST_EFFORT)]
+
+
+def _any_plan(s: Situation) -> Ladders:
+    if s.value_of("stated_plan") >= 0:
+        yield [_one(ChangeKind.ANY_PLAN)]
+
+
+def _quotas(s: Situation) -> Ladders:
+    snapshot, whole = s.snapshot, int(s.snapshot.nodes.gpus.sum())
+    for tenant, kind, gpus in zip(
+        *(getattr(snapshot.quotas, name).tolist() for name in ("tenant", "gpu_type", "gpus")),
+        strict=True,
+    ):
+        name = snapshot.tenants.name[tenant]
+        full = name if kind < 0 else f"{name}/{snapshot.gpu_types[kind].name}"
+        if name == snapshot.jobs.tenant[s.job]:
+            values = range(gpus + 1, max(gpus + 1, whole) + 1)
+            yield [_one(ChangeKind.QUOTA, n, gpus, subject=full) for n in values]
+
+
+def _borrowing(s: Situation) -> Ladders:
+    tenants, whole = s.snapshot.tenants, int(s.snapshot.nodes.gpus.sum())
+    for name, now in zip(tenants.name, tenants.borrow_gpus.tolist(), strict=True):
+        if name == s.snapshot.jobs.tenant[s.job] and now >= 0:
+            values = range(now + 1, max(now + 1, whole) + 1)
+            yield [_one(ChangeKind.BORROW, n, now, subject=name) for n in values]
+
+
+def _lending(s: Situation) -> Ladders:
+    tenants = s.snapshot.tenants
+    for name, lends in zip(tenants.name, tenants.lends.tolist(), strict=True):
+        if name != s.snapshot.jobs.tenant[s.job] and not lends:
+            yield [_one(ChangeKind.LEND, 1, subject=name)]
+
+
+def _tenant_weights(s: Situation) -> Ladders:
+    tenants = s.snapshot.tenants
+    for name, weight in zip(tenants.name, tenants.weight.tolist(), strict=True):
+        if name == s.snapshot.jobs.tenant[s.job] and weight == 0:
+            yield [_one(ChangeKind.TENANT_WEIGHT, 1, 0, subject=name) + _some_weight(s)]
+
+
+def _undraining(s: Situation) -> Ladders:
+    """Yield the nodes that are away, of the types that the job may run on: all of each type at most."""
+    nodes, e = s.snapshot.nodes, s.snapshot.estimates
+    kinds = set(e.gpu_type[s.own_estimates()].tolist())
+    for kind in sorted(kinds):
+        away = np.flatnonzero(~nodes.schedulable & (nodes.gpu_type == kind))
+        away = away[np.argsort(-nodes.gpus[away], kind="stable")]
+        names = [nodes.name[n] for n in away.tolist()]
+        yield [
+            tuple(Change(kind=ChangeKind.UNDRAIN, subject=name) for name in names[:count])
+            for count in range(1, len(names) + 1)
+        ]
+
+
+def _new_gpus(s: Situation) -> Ladders:
+    nodes, e = s.snapshot.nodes, s.snapshot.estimates
+    for kind in sorted(set(e.gpu_type[s.own_estimates()].tolist())):
+        own = nodes.gpus[nodes.gpu_type == kind]
+        size = int(own.max(initial=0)) or 8
+        counts = [*range(1, size + 1), *(k * size for k in range(2, MAX_NODES_ADDED + 1))]
+        name = s.snapshot.gpu_types[kind].name
+        yield [
+            (Change(kind=ChangeKind.ADD_GPUS, subject=name, amount=n, size=size),) for n in counts
+        ]
+
+
+def _whole_gpus(snapshot: Snapshot) -> Ints:
+    """Return the GPUs of each type, away or not, int64[types]."""
+    nodes, types = snapshot.nodes, len(snapshot.gpu_types)
+    return np.bincount(nodes.gpu_type, weights=nodes.gpus, minlength=types).astype(np.int64)
+
+
+def _new_cells(s: Situation) -> Ladders:
+    """Yield a Cell of the request on each type, or of all its GPUs, as fast as a typical estimate."""
+    snapshot, e = s.snapshot, s.snapshot.estimates
+    asks, whole = int(s.value_of("requested_gpus")), _whole_gpus(snapshot)
+    batch = np.array([w.global_batch for w in snapshot.workloads], dtype=np.float64)
+    runs = np.isfinite(e.iter_time_s) & (e.iter_time_s > 0)
+    rates = batch[e.workload[runs]] / e.iter_time_s[runs] / e.gpus[runs]
+    per_gpu = float(np.median(rates)) if len(rates) else 1.0
+    for kind in np.flatnonzero(whole).tolist():
+        gpus, name = min(asks, int(whole[kind])), snapshot.gpu_types[kind].name
+        rate = round_up(per_gpu * gpus)
+        yield [(Change(kind=ChangeKind.ADD_CELL, subject=name, amount=gpus, size=rate),)]
+
+
+def _policies(s: Situation) -> Ladders:
+    options, now = s.options, s.options.max_changes
+
+    def option(name: str, value: float, before: float) -> Changes:
+        return _one(ChangeKind.POLICY, value, before, subject=name)
+
+    if options.scheduler:
+        yield [option("scheduler", 0, math.nan)]
+        return
+    if now >= 0:
+        yield [option("max_changes", n, now) for n in (*range(now + 1, now + 9), -1)]
+    if options.min_run_s > 0:
+        yield [option("min_run_s", 0, options.min_run_s)]
+    if options.run_to_completion:
+        yield [option("run_to_completion", 0, 1)]
+    if options.queue_order and not options.opportunistic:
+        yield [option("opportunistic", 1, 0)]
+    if math.isfinite(options.reserve_after_s):
+        yield [option("reserve_after_s", math.inf, options.reserve_after_s)]
+    if options.max_restart_share > 0:
+        yield [option("max_restart_share", 0, options.max_restart_share)]
+    if math.isfinite(options.solve_limit_s):
+        yield [option("solve_limit_s", math.inf, options.solve_limit_s)]
+    if options.gap > 1e-6:
+        yield [option("gap", 1e-6, options.gap)]
+
+
+def _ends(s: Situation) -> Ladders:
+    jobs = [Change(kind=ChangeKind.END, subject=name) for name in s.rivals[:MAX_JOBS_ENDED]]
+    for job in jobs:
+        yield [(job,)]
+    yield [tuple(jobs[:count]) for count in range(2, len(jobs) + 1)]
+
+
+def _waits(s: Situation) -> Ladders:
+    jobs, now_s = s.snapshot.jobs, s.snapshot.now_s
+    times = [s.value_of("retry_s")]
+    if s.outcome.admission is not None:
+        legs = s.outcome.admission.legs
+        times += legs.start_s[legs.job == s.job].tolist()[:1]
+    if s.options.min_run_s > 0:
+        young = jobs.since_s[jobs.among(ACTIVE) & (jobs.since_s > 0)] + s.options.min_run_s
+        times += young.tolist()
+    later = sorted({float(math.ceil(time_s)) for time_s in times if time_s > now_s})
+    yield [_one(ChangeKind.WAIT, time_s, now_s) for time_s in later]
+
+
+LADDERS: Final[dict[ChangeKind, Callable[[Situation], Ladders]]] = {
+    ChangeKind.WEIGHT: _weights,
+    ChangeKind.QUEUE: _queues,
+    ChangeKind.DEADLINE: _deadlines,
+    ChangeKind.ANY_TYPE: _no_pin,
+    ChangeKind.ANY_NODE: _any_node,
+    ChangeKind.MIN_GPUS: _fewer_gpus,
+    ChangeKind.MAX_GPUS: _more_gpus,
+    ChangeKind.STAY: _stay,
+    ChangeKind.RELEASE: _release,
+    ChangeKind.RETRY: _retry,
+    ChangeKind.REQUEST: _requests,
+    ChangeKind.REQUEST_TYPE: _request_types,
+    ChangeKind.BEST_EFFORT: _best_effort,
+    ChangeKind.ANY_PLAN: _any_plan,
+    ChangeKind.QUOTA: _quotas,
+    ChangeKind.BORROW: _borrowing,
+    ChangeKind.LEND: _lending,
+    ChangeKind.TENANT_WEIGHT: _tenant_weights,
+    ChangeKind.UNDRAIN: _undraining,
+    ChangeKind.ADD_GPUS: _new_gpus,
+    ChangeKind.ADD_CELL: _new_cells,
+    ChangeKind.POLICY: _policies,
+    ChangeKind.END: _ends,
+    ChangeKind.WAIT: _waits,
+}
+"""The ladders of each kind of change."""

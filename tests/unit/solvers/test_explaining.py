@@ -1,0 +1,273 @@
+"""Explanations: the reason, who displaced the job, and steps that a further round confirms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tessera.formulation.decisions import DecisionKind
+from tessera.formulation.errors import DeadlineTooShort, InvalidInput
+from tessera.formulation.explanations.applying import apply_changes
+from tessera.formulation.explanations.changes import Actor, Change, ChangeKind
+from tessera.formulation.explanations.records import Claim, DisplacedBy, Explanation
+from tessera.formulation.explanations.words import describe_changes
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.placement import Gang
+from tessera.formulation.reasons import CAUSES, Cause, ReasonCode
+from tessera.formulation.snapshot import Snapshot
+from tessera.solvers.base import Budget
+from tessera.solvers.registry import make_solver
+from tessera.solvers.rounds.explaining.explain import explain_job
+from tessera.solvers.rounds.explaining.ladders import LADDERS
+from tessera.solvers.rounds.options import RoundOptions
+from tessera.solvers.rounds.plan import RoundOutcome, plan_round
+from tests.support.builders import a_job, a_node, a_snapshot, an_estimate
+from tests.support.driver import with_avoided_nodes, with_quotas
+
+OPTIONS = RoundOptions(objective="throughput")
+
+
+def decide(snapshot: Snapshot, options: RoundOptions) -> RoundOutcome:
+    return plan_round(snapshot, options, make_solver(), Budget(remaining_s=lambda: math.inf))
+
+
+def explain(
+    snapshot: Snapshot,
+    name: str,
+    options: RoundOptions = OPTIONS,
+    plan: Callable[[Snapshot, RoundOptions], RoundOutcome] = decide,
+) -> Explanation:
+    outcome = decide(snapshot, options)
+    assert outcome.violations == ()
+    return explain_job(snapshot, options, snapshot.jobs.name.index(name), outcome, plan)
+
+
+def two_jobs_for_one_gpu(**more: Any) -> Snapshot:
+    """Return a cluster of one GPU, which job ``strong`` wins from ``weak`` by its weight."""
+    return a_snapshot(
+        nodes=[a_node("n0", gpus=1)],
+        estimates=[an_estimate()],
+        jobs=[a_job("strong", weight=3.0), a_job("weak", **more)],
+    )
+
+
+def kinds(explanation: Explanation) -> list[ChangeKind]:
+    return [step.changes[0].kind for step in explanation.steps]
+
+
+def the_change(explanation: Explanation, kind: ChangeKind) -> Change:
+    return next(s.changes[0] for s in explanation.steps if s.changes[0].kind is kind)
+
+
+def test_an_outpriced_job_learns_the_weight_that_would_do_and_who_outbids_it() -> None:
+    snapshot = two_jobs_for_one_gpu()
+    explanation = explain(snapshot, "weak")
+    assert explanation.reason.code is ReasonCode.OUTPRICED
+    assert CAUSES[explanation.reason.code] is Cause.CAPACITY
+    change = the_change(explanation, ChangeKind.WEIGHT)
+    assert 3.0 <= change.amount <= 3.1
+    assert change.before == 1.0
+    (displacer,) = explanation.displaced_by
+    assert (displacer.job, displacer.gpus, displacer.gpu_type) == ("strong", 1, "a100")
+    assert displacer.by is DisplacedBy.VALUE
+    assert displacer.value_per_gpu == pytest.approx(3 * explanation.value_per_gpu)
+    changed, options = apply_changes(snapshot, OPTIONS, 1, [change])
+    assert decide(changed, options).decisions[1].gang is not None
+    less, options = apply_changes(snapshot, OPTIONS, 1, [replace(change, amount=2.9)])
+    assert decide(less, options).decisions[1].gang is None
+
+
+def test_the_first_step_is_the_next_step_and_says_what_others_would_lose() -> None:
+    explanation = explain(two_jobs_for_one_gpu(), "weak")
+    first = explanation.steps[0]
+    assert explanation.reason.next_step == first.message
+    assert first.message.startswith("raise the job's weight from 1 to 3")
+    assert first.message.endswith("the job would then run on 1 x a100, and strong would wait")
+    assert [effect.job for effect in first.effects] == ["strong"]
+
+
+def test_operators_and_time_can_help_too() -> None:
+    explanation = explain(two_jobs_for_one_gpu(), "weak")
+    assert {step.actor for step in explanation.steps} == set(Actor)
+    added = the_change(explanation, ChangeKind.ADD_GPUS)
+    assert (added.subject, added.amount) == ("a100", 1)
+    assert the_change(explanation, ChangeKind.END).subject == "strong"
+
+
+def test_a_suspended_job_is_displaced_by_the_job_that_got_its_gpus() -> None:
+    snapshot = a_snapshot(
+        nodes=[a_node("n0", gpus=2)],
+        estimates=[an_estimate(gpus=2)],
+        jobs=[
+            a_job("old", state=JobState.RUNNING, cell=(0, 2, 1), generation=1),
+            a_job("new", weight=9.0),
+        ],
+        gangs={0: Gang(members=((0, (0, 1)),))},
+    )
+    explanation = explain(snapshot, "old")
+    assert explanation.kind is DecisionKind.SUSPEND
+    (displacer,) = explanation.displaced_by
+    assert (displacer.job, displacer.taken) == ("new", 2)
+
+
+def test_a_job_that_shrinks_gives_way_and_learns_what_keeps_its_rate() -> None:
+    snapshot = a_snapshot(
+        nodes=[a_node("n0", gpus=2)],
+        estimates=[
+            an_estimate(0, gpus=1),
+            an_estimate(0, gpus=2, iter_time_s=0.6),
+            an_estimate(1, gpus=1),
+        ],
+        jobs=[
+            a_job("old", state=JobState.RUNNING, cell=(0, 2, 1), generation=1),
+            a_job("new", 1, weight=2.0),
+        ],
+        gangs={0: Gang(members=((0, (0, 1)),))},
+    )
+    explanation = explain(snapshot, "old")
+    assert explanation.kind is DecisionKind.RESIZE
+    assert explanation.reason.code is ReasonCode.GAVE_WAY
+    assert "new got GPUs that it held" in explanation.reason.message
+    assert explanation.steps[0].claim is Claim.KEEPS_RATE
+
+
+def test_a_job_that_had_to_leave_a_drained_node_is_told_so() -> None:
+    snapshot = a_snapshot(
+        nodes=[a_node("n0", gpus=1, schedulable=False), a_node("n1", gpus=1)],
+        estimates=[an_estimate()],
+        jobs=[a_job("j", state=JobState.RUNNING, cell=(0, 1, 1), generation=1)],
+        gangs={0: Gang(members=((0, (0,)),))},
+    )
+    explanation = explain(snapshot, "j")
+    assert explanation.reason.code is ReasonCode.NODE_LEFT
+    assert kinds(explanation) == [ChangeKind.UNDRAIN]
+    assert explanation.steps[0].claim is Claim.STAYS
+
+
+@pytest.mark.parametrize(
+    ("job", "code", "step", "subject"),
+    [
+        ({"state": JobState.HELD}, ReasonCode.HELD, ChangeKind.RELEASE, ""),
+        ({"retry_s": 2_000.0, "failures": 2}, ReasonCode.BACK_OFF, ChangeKind.RETRY, ""),
+        ({"weight": 0.0}, ReasonCode.NO_WEIGHT, ChangeKind.WEIGHT, ""),
+        ({"min_gpus": 4}, ReasonCode.PINS_CONTRADICT, ChangeKind.MIN_GPUS, ""),
+        (
+            {"requested_type": 1, "pinned_type": True},
+            ReasonCode.PINS_CONTRADICT,
+            ChangeKind.ANY_TYPE,
+            "",
+        ),
+        ({"workload": 1}, ReasonCode.NO_ESTIMATE, ChangeKind.ADD_CELL, "a100"),
+        ({"workload": 2}, ReasonCode.NODES_AWAY, ChangeKind.UNDRAIN, "away"),
+        ({"workload": 3}, ReasonCode.FITS_NOWHERE, ChangeKind.ADD_GPUS, "a100"),
+    ],
+)
+def test_each_reason_has_a_step_that_leads_out_of_it(
+    job: dict[str, Any], code: ReasonCode, step: ChangeKind, subject: str
+) -> None:
+    snapshot = a_snapshot(
+        nodes=[a_node("n0", gpus=2), a_node("away", 1, gpus=2, schedulable=False)],
+        estimates=[an_estimate(0), an_estimate(2, 1), an_estimate(3, gpus=8)],
+        jobs=[a_job("j", **({"workload": 0} | job))],
+        workloads=4,
+    )
+    explanation = explain(snapshot, "j")
+    assert explanation.reason.code is code
+    change = explanation.steps[0].changes[0]
+    assert (change.kind, change.subject) == (step, subject)
+    assert explanation.steps[0].claim is Claim.RUNS
+
+
+def test_a_release_that_only_leads_to_another_reason_says_which() -> None:
+    explanation = explain(two_jobs_for_one_gpu(state=JobState.HELD), "weak")
+    (step,) = explanation.steps
+    assert (step.claim, step.then) == (Claim.OTHER_REASON, ReasonCode.OUTPRICED)
+    assert "wait for another reason, OUTPRICED" in step.message
+
+
+def test_a_job_over_its_tenants_quota_learns_the_quota_that_would_do() -> None:
+    snapshot = with_quotas(
+        a_snapshot(
+            nodes=[a_node("n0", gpus=4)],
+            estimates=[an_estimate(gpus=2)],
+            jobs=[a_job("first"), a_job("second")],
+        ),
+        {"t": {-1: 2}},
+        borrow={"t": 0},
+    )
+    outcome = decide(snapshot, OPTIONS)
+    waits = next(d.job for d in outcome.decisions if d.gang is None)
+    explanation = explain(snapshot, snapshot.jobs.name[waits])
+    assert explanation.reason.code is ReasonCode.QUOTA_SPENT
+    quota = the_change(explanation, ChangeKind.QUOTA)
+    assert (quota.subject, quota.amount, quota.before) == ("t", 4, 2)
+
+
+def test_a_job_that_avoids_every_node_learns_that_it_must_not() -> None:
+    snapshot = with_avoided_nodes(
+        a_snapshot(nodes=[a_node("n0", gpus=1)], estimates=[an_estimate()], jobs=[a_job("j")]),
+        (0, 0),
+    )
+    explanation = explain(snapshot, "j")
+    assert explanation.reason.code is ReasonCode.PINS_CONTRADICT
+    assert kinds(explanation)[0] is ChangeKind.ANY_NODE
+
+
+def test_a_guaranteed_job_displaces_by_its_guarantee() -> None:
+    snapshot = a_snapshot(
+        nodes=[a_node("n0", gpus=1)],
+        estimates=[an_estimate()],
+        jobs=[
+            a_job(
+                "owed",
+                state=JobState.RUNNING,
+                cell=(0, 1, 1),
+                generation=1,
+                guaranteed=True,
+                requested_type=0,
+            ),
+            a_job("j", weight=9.0),
+        ],
+        gangs={0: Gang(members=((0, (0,)),))},
+    )
+    explanation = explain(snapshot, "j")
+    assert ChangeKind.WEIGHT not in kinds(explanation)
+    assert the_change(explanation, ChangeKind.END).subject == "owed"
+    assert [d.by for d in explanation.displaced_by] == [DisplacedBy.GUARANTEE]
+
+
+def test_a_job_that_runs_needs_no_step() -> None:
+    explanation = explain(two_jobs_for_one_gpu(), "strong")
+    assert explanation.reason.code is ReasonCode.STARTED
+    assert explanation.steps == ()
+    assert explanation.is_complete
+
+
+def test_without_time_the_reason_stays_and_the_explanation_is_incomplete() -> None:
+    def never(_snapshot: Snapshot, _options: RoundOptions) -> RoundOutcome:
+        raise DeadlineTooShort("no time")
+
+    snapshot = two_jobs_for_one_gpu()
+    explanation = explain(snapshot, "weak", plan=never)
+    assert explanation.reason == decide(snapshot, OPTIONS).decisions[1].reason
+    assert explanation.steps == ()
+    assert not explanation.is_complete
+
+
+def test_every_code_has_a_cause_and_every_kind_of_change_a_ladder_and_words() -> None:
+    assert set(CAUSES) == set(ReasonCode)
+    assert set(LADDERS) == set(ChangeKind)
+    for kind in ChangeKind:
+        subject = "gap" if kind is ChangeKind.POLICY else "x"
+        change = Change(kind=kind, subject=subject, amount=2, size=2, before=1)
+        assert describe_changes([change], "j")
+
+
+def test_a_change_of_what_the_snapshot_lacks_is_refused() -> None:
+    change = Change(kind=ChangeKind.UNDRAIN, subject="nowhere")
+    with pytest.raises(InvalidInput, match="the snapshot has no nowhere"):
+        apply_changes(two_jobs_for_one_gpu(), OPTIONS, 0, [change])
