@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from tessera.db.cells import cell_of_job, stored_plan
 from tessera.db.documents import certificate_from
+from tessera.db.forecasts import FORECAST_COLUMNS, forecast_record
 from tessera.db.job_columns import stated_in
 from tessera.db.tables import LIVE
 from tessera.db.training import TRAINING_COLUMNS, training_record
@@ -183,6 +184,7 @@ SELECT j.*, {SERVICE_GPU_S} AS held_gpu_s,
     p.name AS cell_plan, p.document AS plan_document, s.document AS stated_document,
     u.name AS submitted_name, u.document AS submitted_document,
     m.iter_time_s AS reported_iter_time_s, m.source AS reported_source, {TRAINING_COLUMNS},
+    {FORECAST_COLUMNS},
     extract(epoch FROM j.created_at)::float8 AS created_s,
     extract(epoch FROM j.started_at)::float8 AS started_s,
     extract(epoch FROM j.ended_at)::float8 AS ended_s
@@ -195,6 +197,7 @@ LEFT JOIN plans s ON s.id = j.stated_plan_id
 LEFT JOIN plans u ON u.id = j.submitted_plan_id
 LEFT JOIN measurements m ON m.job_id = j.id AND m.generation = j.generation
 LEFT JOIN trainings tr ON tr.job_id = j.id
+LEFT JOIN forecasts f ON f.job_id = j.id
 """  # noqa: S608 - a constant of this module
 
 JOBS_NAMED = sa.text(_JOBS + "WHERE j.cluster_id = :cluster AND j.name = ANY(:names) ORDER BY j.id")
@@ -282,6 +285,7 @@ def job_record(row: Row, shares: Shares, reason: Reason | None, reason_round: in
         queued_s=row["queued_s"],
         retry_s=row["retry_s"] or 0.0,
         training=training_record(row),
+        forecast=forecast_record(row),
     )
 
 

@@ -13,6 +13,7 @@ from tessera.db import (
     agents,
     audit_log,
     derived_estimates,
+    forecasts,
     health,
     job_rounds,
     migrate,
@@ -53,6 +54,7 @@ from tessera.formulation.records.clusters import (
     TopologyRecord,
 )
 from tessera.formulation.records.estimates import EstimateRecord, EstimationInputs, ModelSpec
+from tessera.formulation.records.forecasts import ClusterForecast, ForecastHistory
 from tessera.formulation.records.jobs import JobEventRecord, JobRecord
 from tessera.formulation.records.rounds import (
     JobRound,
@@ -360,6 +362,15 @@ class PostgresStore:
         with self._database.read() as connection:
             silence_s = self._believed_silence_s(connection)
             return outlook.load_outlooks(connection, clusters, silence_s)
+
+    def forecast_history(self, cluster: str) -> ForecastHistory:
+        """Return what a forecast learns from."""
+        with self._database.read() as connection:
+            return forecasts.load_history(connection, cluster)
+
+    def put_forecast(self, cluster: str, forecast: ClusterForecast) -> None:
+        """Store the forecasts of live jobs."""
+        self._database.write(lambda c: forecasts.put_forecast(c, cluster, forecast))
 
     def hello(self, cluster: str, agent: str, incarnation: str, nodes: Sequence[NodeSpec]) -> None:
         """Register an agent and its nodes."""

@@ -281,6 +281,12 @@ class Config:
     """Longest deadline of a round. A call with a longer one gets the best answer found by then."""
     grace_s: _Seconds = 10.0
     """Time for which a stopping server waits for calls to finish."""
+    forecast_period_s: _Seconds = 120.0
+    """Time between forecasts of when jobs start and finish. If it is 0, no forecasts are
+    made.
+    """
+    forecast_share: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Share of that time for which one forecast may use a core, at the lowest priority."""
     estimate_cells: bool = True
     """Whether jobs without estimates get analytic ones, on all GPU types of their cluster. If false,
     those that state a GPU type run on their request at an unknown rate.

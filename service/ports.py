@@ -35,6 +35,7 @@ from tessera.formulation.records.estimates import (
     ProfileRow,
     TuningRecord,
 )
+from tessera.formulation.records.forecasts import ClusterForecast, ForecastHistory
 from tessera.formulation.records.jobs import JobEventRecord, JobRecord, JobSpec
 from tessera.formulation.records.logs import LogAnswer, LogRead, StartedJob
 from tessera.formulation.records.rounds import (
@@ -567,6 +568,14 @@ class Store(Rounds, Protocol):
 
     def outlooks(self, clusters: Collection[str]) -> Mapping[str, ClusterOutlook]:
         """Return what time alone will bring to each of these clusters that exists, by name."""
+        ...
+
+    def forecast_history(self, cluster: str) -> ForecastHistory:
+        """Return what a forecast learns from: submissions of the last days, and past forecasts."""
+        ...
+
+    def put_forecast(self, cluster: str, forecast: ClusterForecast) -> None:
+        """Store the forecasts of jobs that are still live, in place of older ones."""
         ...
 
     def prune_batch(self, cluster: str, retention: Retention) -> dict[str, int]:

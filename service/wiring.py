@@ -33,6 +33,7 @@ from tessera.service.cluster_task import ClusterTask
 from tessera.service.collectivechecker import CollectiveChecker
 from tessera.service.config import Config
 from tessera.service.database import open_database
+from tessera.service.forecaster import Forecaster, forecast_options, forecast_rhythm
 from tessera.service.loop import RoundLoop
 from tessera.service.memory import give_back_repeatedly
 from tessera.service.periodic import PeriodicRounds
@@ -69,7 +70,7 @@ def _cluster_tasks(
 ) -> tuple[ClusterTask, ClusterTask, ClusterTask, list[ClusterTask]]:
     """Return the tasks that estimate Cells, plan networks and delete old rows, none of them started.
 
-    The list has the task that checks collectives, if the settings ask for it.
+    The list has the tasks that forecast jobs and check collectives, if the settings ask for them.
     """
     deriving = CellDeriver(
         store,
@@ -112,7 +113,20 @@ def _cluster_tasks(
         fails="no collectives were checked",
         action="checking_failed",
     )
-    return cells, networks, pruning, [checks] if config.check_collectives else []
+    forecasts = watch(
+        Forecaster(
+            store,
+            forecast_options(config.round_options()),
+            forecast_rhythm(config.round_spacing_s, config.period_s),
+            config.forecast_share * config.forecast_period_s,
+        ).refresh,
+        work=server.forecast_calls,
+        period_s=config.forecast_period_s,
+        fails="no jobs were forecast",
+        action="forecast_failed",
+    )
+    asked = ((checks, config.check_collectives), (forecasts, config.forecast_period_s > 0))
+    return cells, networks, pruning, [task for task, is_asked in asked if is_asked]
 
 
 @contextlib.asynccontextmanager

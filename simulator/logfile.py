@@ -29,7 +29,7 @@ FORMAT: Final = "tessera-allocations/2"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedJob:
-    """A job of the log."""
+    """A job of the log, with the iterations after which it ends."""
 
     name: str
     arrival_s: float
@@ -74,6 +74,7 @@ def log_of(result: Result) -> AllocationLog:
     """
     scenario, overheads = result.scenario, result.conditions.overheads
     arrivals = (*scenario.arrivals, *result.tasks)
+    ended_early = result.conditions.ended_early
     trained = {one.spec.workload for one in arrivals}
     profiles = (*scenario.profiles, *true_estimates(scenario.gpu_types, overheads.profile_s))
     jobs = [one.spec.name for one in scenario.arrivals]
@@ -100,7 +101,7 @@ def log_of(result: Result) -> AllocationLog:
                 name=one.spec.name,
                 arrival_s=float(one.arrival_s),
                 workload=one.spec.workload,
-                iterations=one.spec.iterations,
+                iterations=max(1, round(one.spec.iterations * ended_early.get(one.spec.name, 1.0))),
             )
             for one in arrivals
         ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -127,6 +127,9 @@ class Conditions:
     slowdowns: Slowdowns | None = None
     """The slowdowns of jobs that share links of the network
     (``tessera.simulator.network.slowdowns``). If it is None, no job is slowed by others."""
+    ended_early: Mapping[str, float] = field(default_factory=dict)
+    """The share of its iterations, above 0 and at most 1, after which each of these jobs ends, by
+    name: its user cancels it, or it fails. Rounds do not know it before."""
 
     def __post_init__(self) -> None:
         """Refuse values that have no meaning."""
@@ -136,6 +139,8 @@ class Conditions:
             raise InvalidInput(
                 "spacing_s", "must be a number of seconds, and needs rounds on events"
             )
+        if not all(0 < share <= 1 for share in self.ended_early.values()):
+            raise InvalidInput("ended_early", "must have shares above 0 and at most 1")
         if not (self.horizon_s > 0 and self.patience_s > 0):
             raise InvalidInput("horizon_s", "the horizon and the patience must be above 0")
 
@@ -207,8 +212,11 @@ def simulate(
     conditions: Conditions,
     clock: Clock,
     progress: Callable[[float, int], None] = lambda _now_s, _over: None,
+    observe: Callable[[World], None] = lambda _world: None,
 ) -> Result:
     """Run ``scenario`` to its end. ``progress`` gets the time and the number of jobs that are over.
+
+    ``observe`` is called after each round, and must not change the world.
 
     Raises:
         InvariantBroken: the world contradicts itself after a round.
@@ -220,6 +228,7 @@ def simulate(
         failures=conditions.failures,
         stragglers=conditions.stragglers,
         slowdowns=conditions.slowdowns,
+        ended_early=conditions.ended_early,
     )
     rows: list[RoundRow] = []
     refused, stuck, last_change_s, now_s = 0, False, 0.0, 0.0
@@ -246,6 +255,7 @@ def simulate(
                 if happened or last.changed:
                     last_change_s = now_s
                 happened = False
+                observe(world)
         if world.quiet() and now_s - last_change_s > conditions.patience_s:
             stuck = True
             break

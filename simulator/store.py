@@ -137,9 +137,9 @@ class MemoryStore:
         insort(self.live, job)
 
     def finish(self, job: int, now_s: float) -> None:
-        """Record the end of a job that has trained all of its iterations."""
-        self.done[job] = self.iterations[job]
-        self._end(job, JobState.SUCCEEDED, now_s)
+        """Record the end of a job. It has succeeded if it has trained all of its iterations."""
+        is_done = self.done[job] >= self.iterations[job]
+        self._end(job, JobState.SUCCEEDED if is_done else JobState.CANCELLED, now_s)
 
     def lose(self, job: int, now_s: float) -> None:
         """Record that a job has lost its GPUs, and queue it again."""
@@ -247,8 +247,8 @@ class MemoryStore:
             plan_kinds=self._plan_kinds,
             tenants=self._tenants,
             quotas=self._quotas,
-            avoids=_remapped(self._avoids, local),
-            legs=_remapped(self._legs, local),
+            avoids=renumber_jobs(self._avoids, local),
+            legs=renumber_jobs(self._legs, local),
             prices=Prices(
                 name=tuple(sorted(self._prices)),
                 price=np.array([self._prices[name] for name in sorted(self._prices)]),
@@ -551,8 +551,11 @@ def _stated(capacity: int | None) -> int:
     return NOT_STATED if capacity is None else capacity
 
 
-def _remapped(table: _OfJobs, local: Ints) -> _OfJobs:
-    """Return the rows of the jobs in the snapshot, with their indices in the snapshot."""
+def renumber_jobs(table: _OfJobs, local: Ints) -> _OfJobs:
+    """Return the rows of the jobs in a snapshot, with their indices in it.
+
+    ``local`` is int64[jobs], the index of each job in the snapshot, or -1.
+    """
     if not len(table):
         return table
     shown = local[table.job] >= 0

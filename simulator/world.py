@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
+from types import MappingProxyType
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -165,6 +166,7 @@ class World:
         failures: Sequence[Failure] = (),
         stragglers: Sequence[Straggler] = (),
         slowdowns: Slowdowns | None = None,
+        ended_early: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         """Set up the world at time 0, with its arrivals, failures and stragglers as events.
 
@@ -173,7 +175,7 @@ class World:
 
         ``visible`` are the estimates that rounds see. If it is None, rounds see the true ones.
         ``slowdowns`` is called whenever the running jobs or their GPUs have changed. If it is None,
-        no job is slowed by others.
+        no job is slowed by others. ``ended_early`` is described at ``Conditions``.
         """
         self.scenario, self.overheads, self.now_s = scenario, overheads, 0.0
         self._set_up_store(scenario.profiles if visible is None else visible)
@@ -181,6 +183,8 @@ class World:
         self.task_segments: list[Segment] = []  # their jobs are indices into ``tasks``
         self.events_handled = 0
         specs = self.store.specs
+        self._work = self.store.iterations * [ended_early.get(spec.name, 1.0) for spec in specs]
+        self._work = np.maximum(1.0, np.rint(self._work))  # iterations after which each job ends
         self.first_start_s = np.full(len(specs), np.inf)
         self.restarts = np.zeros(len(specs), dtype=np.int64)  # starts after the first, and changes
         self._runs: dict[int, _RunningJob] = {}
@@ -240,7 +244,7 @@ class World:
         jobs = np.array(list(self._runs), dtype=np.int64)
         done, left = self._pace.done_at(jobs, to_s), self._pace.speed[jobs] * MOMENT_S
         self.store.done[jobs] = done
-        ends = (to_s > self._pace.ready_s[jobs]) & (self.store.iterations[jobs] - done <= left)
+        ends = (to_s > self._pace.ready_s[jobs]) & (self._work[jobs] - done <= left)
         for job in jobs[ends].tolist():
             self._finish(job, self._runs[job].stamp)
         self._meet()
@@ -370,7 +374,7 @@ class World:
             / run.slowdown
         )
         if run.speed > 0:
-            left = float(self.store.iterations[job]) - run.done[-1]
+            left = float(self._work[job]) - run.done[-1]
             self._at(run.at_s[-1] + left / run.speed, partial(self._finish, job, run.stamp))
             if self.store.is_unestimated(job):
                 warm_s = run.at_s[-1] + MEASURED_ITERATIONS / run.speed
@@ -384,7 +388,7 @@ class World:
         if run is None or run.stamp != stamp:
             return  # the run has changed since the event was scheduled
         self.events_handled += 1
-        self._stop(job, "finish", done=float(self.store.iterations[job]))
+        self._stop(job, "finish", done=float(self._work[job]))
         self.store.finish(job, self.now_s)
         if self.store.is_task(job):
             subject = self._profiling.subject(job - self.store.users_jobs)

@@ -1,6 +1,15 @@
 """The tables, with constraints and triggers that make the database refuse invalid states."""
 
-from tessera.db.tables import access, clusters, estimates, jobs, rounds, service, triggers
+from tessera.db.tables import (
+    access,
+    clusters,
+    estimates,
+    forecasts,
+    jobs,
+    rounds,
+    service,
+    triggers,
+)
 from tessera.db.tables.columns import metadata
 from tessera.db.tables.jobs import LEAVES, LIVE
 
@@ -10,6 +19,7 @@ __all__ = [
     "access",
     "clusters",
     "estimates",
+    "forecasts",
     "jobs",
     "metadata",
     "rounds",

@@ -10,6 +10,7 @@ from tessera.formulation.exit_reasons import ExitReason
 from tessera.formulation.launch import DEFAULT_LAUNCH, LaunchSpec
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.reasons import Reason
+from tessera.formulation.records.forecasts import JobForecast
 from tessera.formulation.runtimes import PROFILER, implied_runtime
 from tessera.formulation.techniques import Technique
 from tessera.formulation.values import PROFILING, Cell, EstimateSource, Workload
@@ -173,6 +174,8 @@ class JobRecord:
     """Time before which it is not tried again after a failure, in seconds since 1970, or 0."""
     training: TrainingRecord | None = None
     """It is None before the first report of a program that trains."""
+    forecast: JobForecast | None = None
+    """It is None before the first forecast of the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

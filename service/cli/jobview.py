@@ -12,6 +12,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from tessera.formulation.execution_plan import read_execution_plan
+from tessera.service.cli.forecastview import forecast_facts, listed_band, listed_position
 from tessera.service.cli.launchview import launch_facts
 from tessera.service.cli.names import short_name
 from tessera.service.cli.options import Output
@@ -39,8 +40,17 @@ REFUSED_DEADLINE_CODES: Final = ("DEADLINE_PAST", "DEADLINE_UNREACHABLE", "DEADL
 """Reason codes of jobs whose deadline will not be met."""
 
 
-def job_columns(now: Timestamp) -> Sequence[Column[jobs_pb2.Job]]:
-    """Return the columns of a list of jobs. Ages are relative to ``now``."""
+def job_columns(jobs: Sequence[jobs_pb2.Job], now: Timestamp) -> Sequence[Column[jobs_pb2.Job]]:
+    """Return the columns of a list of ``jobs``. Ages are relative to ``now``.
+
+    If no job has a forecast, there are no columns of forecasts.
+    """
+    is_forecast = any(job.HasField("forecast") for job in jobs)
+    forecasts: Sequence[Column[jobs_pb2.Job]] = (
+        Column("POSITION", listed_position, wide=True, right=True),
+        Column("STARTS IN", lambda j: listed_band(j, "start", now)),
+        Column("FINISHES IN", lambda j: listed_band(j, "finish", now)),
+    )
     return (
         Column("JOB", lambda j: short_name(j.name)),
         Column("STATE", lambda j: jobs_pb2.JobState.Name(j.state)),
@@ -51,6 +61,7 @@ def job_columns(now: Timestamp) -> Sequence[Column[jobs_pb2.Job]]:
         ),
         Column("DONE %", lambda j: format_percent(j.iterations_done, j.iterations), right=True),
         Column("AGE", lambda j: format_age(j.create_time, now), right=True),
+        *(forecasts if is_forecast else ()),
         Column("TENANT", lambda j: j.tenant, wide=True),
         Column("PRIORITY", lambda j: str(j.priority), wide=True, right=True),
         Column("WEIGHT", lambda j: format_number(j.weight), wide=True, right=True),
@@ -64,7 +75,8 @@ def job_columns(now: Timestamp) -> Sequence[Column[jobs_pb2.Job]]:
 
 def show_jobs(jobs: Sequence[jobs_pb2.Job], now: Timestamp, output: Output) -> None:
     """Print a list of jobs."""
-    show_list(jobs_pb2.ListJobsResponse(jobs=jobs), jobs, job_columns(now), output)
+    response = jobs_pb2.ListJobsResponse(jobs=jobs)
+    show_list(response, jobs, job_columns(jobs, now), output)
 
 
 def workload_key(value: estimates_pb2.Workload) -> str:
@@ -110,6 +122,7 @@ def job_parts(job: jobs_pb2.Job, now: Timestamp, details: JobDetails) -> list[Re
         *training_facts(job.training, now),
         ("network", details.network),
         ("next round", details.next_round if waits else ""),
+        *forecast_facts(job, now),
         *_reason_facts(job),
         *profiling_facts(job, details.profiling),
         *_history(details.history),

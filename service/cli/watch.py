@@ -44,8 +44,8 @@ EXIT_CODES: Final = {
 }
 """Exit codes by the state in which a watched job ended."""
 
-CHANGING_FIELDS: Final = ("service_gpu_seconds", "iterations_done", "training")
-"""Fields that change constantly while a job runs."""
+CHANGING_FIELDS: Final = ("service_gpu_seconds", "iterations_done", "training", "forecast")
+"""Fields that change constantly while a job waits or runs."""
 
 
 def watch_jobs(
@@ -161,7 +161,7 @@ def _list_view(jobs: Sequence[jobs_pb2.Job], width: int | None, *, wide: bool) -
     """Return jobs as a table with their ages now. If ``width`` is None, the table is not cut."""
     if not jobs:
         return Text("no jobs")
-    columns = job_columns(current_timestamp())
+    columns = job_columns(jobs, current_timestamp())
     if width is None:
         return make_table(jobs, columns, wide=wide)
     return fit_rows(jobs, columns, width, wide=wide)

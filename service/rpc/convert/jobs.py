@@ -12,6 +12,7 @@ from tessera.formulation.execution_plan import ExecutionPlan, read_execution_pla
 from tessera.formulation.exit_reasons import ExitReason
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.reasons import Reason
+from tessera.formulation.records.forecasts import JobForecast
 from tessera.formulation.records.jobs import (
     AllocationRecord,
     JobEventRecord,
@@ -270,6 +271,27 @@ def of_job(record: JobRecord) -> pb.Job:
         message.reason.CopyFrom(of_reason(cluster, record.reason, record.reason_round))
     if record.training is not None:
         message.training.CopyFrom(_of_training(record.training))
+    if record.forecast is not None and record.ended_s is None:
+        message.forecast.CopyFrom(of_forecast(record.forecast))
+    return message
+
+
+def of_forecast(forecast: JobForecast) -> pb.Forecast:
+    """Return the message of a forecast. Times that are too far away are unset."""
+    message = pb.Forecast(
+        position=forecast.position,
+        coverage=forecast.coverage,
+        made_time=fields.timestamp_of(forecast.made_s),
+        why_not=forecast.why_not,
+    )
+    for band, own in ((forecast.start, message.start), (forecast.finish, message.finish)):
+        if band is None:
+            continue
+        own.earliest.CopyFrom(fields.timestamp_of(band.low_s))
+        if math.isfinite(band.median_s):
+            own.median.CopyFrom(fields.timestamp_of(band.median_s))
+        if math.isfinite(band.high_s):
+            own.latest.CopyFrom(fields.timestamp_of(band.high_s))
     return message
 
 

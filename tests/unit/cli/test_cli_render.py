@@ -62,7 +62,7 @@ def a_waiting_job() -> jobs_pb2.Job:
 
 def show_jobs(output: Output, capsys: pytest.CaptureFixture[str], *jobs: jobs_pb2.Job) -> str:
     response = jobs_pb2.ListJobsResponse(jobs=jobs)
-    render.show_list(response, jobs, job_columns(NOW), output)
+    render.show_list(response, jobs, job_columns(jobs, NOW), output)
     return capsys.readouterr().out
 
 

@@ -112,7 +112,7 @@ def test_the_longest_texts_are_cut_to_fit_and_numbers_never(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     jobs = [a_job("x" * 90, iterations_done=372.6), a_job("y")]
-    table = fit_rows(jobs, job_columns(Timestamp(seconds=START_S + 90)), 80, wide=False)
+    table = fit_rows(jobs, job_columns(jobs, Timestamp(seconds=START_S + 90)), 80, wide=False)
     Console(width=80).print(table)
     header, first, second = capsys.readouterr().out.splitlines()
     assert max(map(len, (header, first, second))) <= 80

@@ -151,6 +151,7 @@ class Job(_message.Message):
     RETRY_TIME_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
     TRAINING_FIELD_NUMBER: _builtins.int
+    FORECAST_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """"clusters/{cluster}/jobs/{job}" """
     iterations: _builtins.int
@@ -325,6 +326,12 @@ class Job(_message.Message):
         runtime that trains nothing.
         """
 
+    @_builtins.property
+    def forecast(self) -> Global___Forecast:
+        """When the job is expected to start and finish. Unset before the first forecast, and for a job
+        that has ended.
+        """
+
     def __init__(
         self,
         *,
@@ -373,10 +380,11 @@ class Job(_message.Message):
         retry_time: _timestamp_pb2.Timestamp | None = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
         training: Global___Training | None = ...,
+        forecast: Global___Forecast | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "allocation", b"allocation", "create_time", b"create_time", "deadline", b"deadline", "end_time", b"end_time", "launch", b"launch", "max_retries", b"max_retries", "queue_time", b"queue_time", "reason", b"reason", "restart", b"restart", "retry_time", b"retry_time", "start_time", b"start_time", "training", b"training", "workload", b"workload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "allocation", b"allocation", "create_time", b"create_time", "deadline", b"deadline", "end_time", b"end_time", "forecast", b"forecast", "launch", b"launch", "max_retries", b"max_retries", "queue_time", b"queue_time", "reason", b"reason", "restart", b"restart", "retry_time", b"retry_time", "start_time", b"start_time", "training", b"training", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "allocation", b"allocation", "avoid_nodes", b"avoid_nodes", "certificate", b"certificate", "command", b"command", "create_time", b"create_time", "deadline", b"deadline", "deadline_admitted", b"deadline_admitted", "end_time", b"end_time", "etag", b"etag", "generation", b"generation", "guaranteed", b"guaranteed", "iterations", b"iterations", "iterations_done", b"iterations_done", "labels", b"labels", "last_error", b"last_error", "launch", b"launch", "max_gpus", b"max_gpus", "max_retries", b"max_retries", "min_gpus", b"min_gpus", "name", b"name", "opportunistic", b"opportunistic", "pinned", b"pinned", "pinned_gpu_type", b"pinned_gpu_type", "priority", b"priority", "profile", b"profile", "queue_time", b"queue_time", "reason", b"reason", "requested_cpus", b"requested_cpus", "requested_gpu_type", b"requested_gpu_type", "requested_gpus", b"requested_gpus", "restart", b"restart", "retries", b"retries", "retry_time", b"retry_time", "service_gpu_seconds", b"service_gpu_seconds", "start_time", b"start_time", "state", b"state", "stated_plan", b"stated_plan", "stated_plan_first", b"stated_plan_first", "submitted_plan", b"submitted_plan", "techniques", b"techniques", "tenant", b"tenant", "training", b"training", "warnings", b"warnings", "weight", b"weight", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "allocation", b"allocation", "avoid_nodes", b"avoid_nodes", "certificate", b"certificate", "command", b"command", "create_time", b"create_time", "deadline", b"deadline", "deadline_admitted", b"deadline_admitted", "end_time", b"end_time", "etag", b"etag", "forecast", b"forecast", "generation", b"generation", "guaranteed", b"guaranteed", "iterations", b"iterations", "iterations_done", b"iterations_done", "labels", b"labels", "last_error", b"last_error", "launch", b"launch", "max_gpus", b"max_gpus", "max_retries", b"max_retries", "min_gpus", b"min_gpus", "name", b"name", "opportunistic", b"opportunistic", "pinned", b"pinned", "pinned_gpu_type", b"pinned_gpu_type", "priority", b"priority", "profile", b"profile", "queue_time", b"queue_time", "reason", b"reason", "requested_cpus", b"requested_cpus", "requested_gpu_type", b"requested_gpu_type", "requested_gpus", b"requested_gpus", "restart", b"restart", "retries", b"retries", "retry_time", b"retry_time", "service_gpu_seconds", b"service_gpu_seconds", "start_time", b"start_time", "state", b"state", "stated_plan", b"stated_plan", "stated_plan_first", b"stated_plan_first", "submitted_plan", b"submitted_plan", "techniques", b"techniques", "tenant", b"tenant", "training", b"training", "warnings", b"warnings", "weight", b"weight", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_retries: _TypeAlias = _typing.Literal["max_retries"]  # noqa: Y015
     _WhichOneofArgType__max_retries: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries"]  # noqa: Y015
@@ -1629,3 +1637,85 @@ class ExplainJobResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__value_per_gpu) -> _WhichOneofReturnType__value_per_gpu | None: ...
 
 Global___ExplainJobResponse: _TypeAlias = ExplainJobResponse  # noqa: Y015
+
+@_typing.final
+class Forecast(_message.Message):
+    """When a job is expected to start and finish, from sampled futures of its cluster."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POSITION_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    FINISH_FIELD_NUMBER: _builtins.int
+    COVERAGE_FIELD_NUMBER: _builtins.int
+    MADE_TIME_FIELD_NUMBER: _builtins.int
+    WHY_NOT_FIELD_NUMBER: _builtins.int
+    position: _builtins.int
+    """The job's place among waiting jobs by expected start, from 1. 0: it does not wait."""
+    coverage: _builtins.float
+    """The probability with which each event lies in its band, e.g. 0.8."""
+    why_not: _builtins.str
+    """Why there are no bands, and what to do about it."""
+    @_builtins.property
+    def start(self) -> Global___TimeBand:
+        """When a waiting job starts."""
+
+    @_builtins.property
+    def finish(self) -> Global___TimeBand:
+        """When the job finishes."""
+
+    @_builtins.property
+    def made_time(self) -> _timestamp_pb2.Timestamp:
+        """When the forecast was made. What has happened since then is not in it."""
+
+    def __init__(
+        self,
+        *,
+        position: _builtins.int = ...,
+        start: Global___TimeBand | None = ...,
+        finish: Global___TimeBand | None = ...,
+        coverage: _builtins.float = ...,
+        made_time: _timestamp_pb2.Timestamp | None = ...,
+        why_not: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "made_time", b"made_time", "start", b"start"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage", "finish", b"finish", "made_time", b"made_time", "position", b"position", "start", b"start", "why_not", b"why_not"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Forecast: _TypeAlias = Forecast  # noqa: Y015
+
+@_typing.final
+class TimeBand(_message.Message):
+    """An interval of time in which something is expected to happen."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EARLIEST_FIELD_NUMBER: _builtins.int
+    MEDIAN_FIELD_NUMBER: _builtins.int
+    LATEST_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def earliest(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def median(self) -> _timestamp_pb2.Timestamp:
+        """It is as likely before as after. Unset: it is too far away to say."""
+
+    @_builtins.property
+    def latest(self) -> _timestamp_pb2.Timestamp:
+        """Unset: it is too far away to say."""
+
+    def __init__(
+        self,
+        *,
+        earliest: _timestamp_pb2.Timestamp | None = ...,
+        median: _timestamp_pb2.Timestamp | None = ...,
+        latest: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["earliest", b"earliest", "latest", b"latest", "median", b"median"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["earliest", b"earliest", "latest", b"latest", "median", b"median"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TimeBand: _TypeAlias = TimeBand  # noqa: Y015

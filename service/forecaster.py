@@ -1,0 +1,188 @@
+"""Forecasts of when jobs start and finish, kept up to date in the background.
+
+Futures are followed in a process of its own with the lowest priority, so that they delay neither
+rounds nor calls. Its time is limited to a share of the time between forecasts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from typing import Final
+
+from tessera.formulation.clock import SystemClock
+from tessera.formulation.pace import to_real_pace
+from tessera.formulation.records.forecasts import ClusterForecast, ForecastHistory
+from tessera.formulation.snapshot import Snapshot
+from tessera.service.ports import Store
+from tessera.simulator.forecasts.calibration import learn_corrections
+from tessera.simulator.forecasts.draws import History
+from tessera.simulator.forecasts.forecast import make_forecast, sample_times
+from tessera.simulator.forecasts.future import RoundRhythm
+from tessera.simulator.run import Decider
+from tessera.solvers.rounds.options import RoundOptions
+
+log = logging.getLogger(__name__)
+
+FUTURES: Final = 32
+"""The sampled futures of a forecast, if there is time for all."""
+LEAST_FUTURES: Final = 8
+"""The futures below which no forecast is made, since its bands would be arbitrary."""
+COVERAGE: Final = 0.8
+"""The share of events that lie in their bands."""
+HORIZON_S: Final = 7 * 86_400.0
+"""The time for which futures are followed."""
+COARSENING: Final = 0.02
+"""The share of the time from now by which rounds of futures are apart (``RoundRhythm``)."""
+SOLVER: Final = "pricing"
+"""The solver of the rounds of futures, unless the standing policy has a published scheduler. It is
+about as good as the default and takes half as long."""
+POLL_S: Final = 0.2
+"""Seconds between checks whether a forecast is still wanted."""
+LOWEST_PRIORITY: Final = 19
+
+_SPAWN: Final = multiprocessing.get_context("spawn")  # a fork would copy other threads' locks
+_CLOCK: Final = SystemClock()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForecastOrder:
+    """A forecast to make. It must end before ``end_s`` of the machine's monotonic clock."""
+
+    snapshot: Snapshot
+    history: ForecastHistory
+    options: RoundOptions
+    rhythm: RoundRhythm
+    end_s: float
+
+
+class Forecaster:
+    """A keeper of a cluster's forecasts. Its methods block, and one thread uses it at a time.
+
+    ``options`` is the standing policy, and ``rhythm`` says when rounds take place. A forecast may
+    take ``limit_s`` seconds. ``make`` is the function that makes it.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        options: RoundOptions,
+        rhythm: RoundRhythm,
+        limit_s: float,
+        make: Callable[[ForecastOrder, Callable[[], bool]], ClusterForecast | None] | None = None,
+    ) -> None:
+        self._store, self._options, self._rhythm = store, options, rhythm
+        self._limit_s, self._make = limit_s, make or forecast_in_process
+
+    def refresh(
+        self,
+        cluster: str,
+        cancelled: Callable[[], bool],
+        _woken: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Forecast the cluster's jobs again.
+
+        If there is no time for enough futures, the old forecasts stay, with their time.
+
+        Raises:
+            NotFound: the cluster.
+        """
+        snapshot = to_real_pace(self._store.snapshot(cluster))
+        if not len(snapshot.jobs):
+            return
+        order = ForecastOrder(
+            snapshot=snapshot,
+            history=self._store.forecast_history(cluster),
+            options=self._options,
+            rhythm=self._rhythm,
+            end_s=_CLOCK.monotonic_s() + self._limit_s,
+        )
+        made = self._make(order, cancelled)
+        if made is not None:
+            self._store.put_forecast(cluster, made)
+        elif not cancelled():
+            log.info(
+                "made no forecast of %s, because fewer than %d futures were followed in %.0f s; raise"
+                " the setting forecast_share",
+                cluster,
+                LEAST_FUTURES,
+                self._limit_s,
+                extra={"action": "forecast_too_slow", "cluster": cluster},
+            )
+
+
+def make_ordered_forecast(order: ForecastOrder) -> ClusterForecast | None:
+    """Return the forecast, or None if there was no time for enough futures."""
+    sampled = sample_times(
+        order.snapshot,
+        History.of(order.history.submissions, order.snapshot),
+        Decider(order.options),
+        futures=FUTURES,
+        seed=order.snapshot.round_number,
+        rhythm=order.rhythm,
+        wanted=lambda: _CLOCK.monotonic_s() < order.end_s,
+    )
+    if len(sampled.start_s) < LEAST_FUTURES:
+        return None
+    corrections = learn_corrections(order.history.past, COVERAGE)
+    return make_forecast(sampled, corrections, COVERAGE)
+
+
+def forecast_in_process(
+    order: ForecastOrder, cancelled: Callable[[], bool]
+) -> ClusterForecast | None:
+    """Return the forecast as ``make_ordered_forecast`` does, from a process of its own.
+
+    None if it was cancelled, or if the process has died.
+    """
+    pipe, theirs = _SPAWN.Pipe()
+    process = _SPAWN.Process(target=_serve, args=(theirs,), name="tessera-forecast", daemon=True)
+    process.start()
+    theirs.close()  # so that the pipe ends with the process
+    try:
+        pipe.send(order)
+        while not pipe.poll(POLL_S):
+            if cancelled():
+                return None
+        made: ClusterForecast | None = pipe.recv()
+    except (EOFError, OSError):
+        process.join(1.0)
+        facts = {"action": "forecast_process_died", "exit_code": process.exitcode}
+        log.error("the process of a forecast died", extra=facts)
+        return None
+    else:
+        return made
+    finally:
+        process.kill()
+        process.join()
+        pipe.close()
+
+
+def _serve(pipe: Connection) -> None:
+    """Make the forecast that arrives through ``pipe``. Runs in the process of its own."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends its processes itself
+    with contextlib.suppress(OSError):  # not allowed in some containers
+        os.nice(LOWEST_PRIORITY)
+    pipe.send(make_ordered_forecast(pipe.recv()))
+
+
+def forecast_options(standing: RoundOptions) -> RoundOptions:
+    """Return the standing policy with a fast solver and without comparisons of answers."""
+    return replace(standing, solver=SOLVER, foresight=0)
+
+
+def forecast_rhythm(spacing_s: float, period_s: float) -> RoundRhythm:
+    """Return when rounds of futures take place, by the settings of a server."""
+    return RoundRhythm(
+        spacing_s=spacing_s,
+        period_s=period_s or math.inf,
+        horizon_s=HORIZON_S,
+        coarsening=COARSENING,
+    )

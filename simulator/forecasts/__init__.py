@@ -1,0 +1,1 @@
+"""Forecasts: when jobs will start and finish, from sampled futures of a snapshot."""

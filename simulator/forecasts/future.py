@@ -1,0 +1,387 @@
+"""One future of a snapshot: rounds, arrivals and ends, until the jobs of the snapshot are over.
+
+A future works on the tables of a live snapshot, so that everything that binds a round binds it, too.
+The decisions are those of the same code as in the service. ``simulator.world`` is the full world of a
+scenario, with failures, a log and checks. A future has none of these, and runs many times.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from tessera.formulation.cells import build_cells
+from tessera.formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.placement import current_gangs
+from tessera.formulation.snapshot import (
+    NO_LEGS,
+    STATE_CODE,
+    Allocations,
+    Estimates,
+    Jobs,
+    Legs,
+    Prices,
+    Snapshot,
+)
+from tessera.formulation.tables import Floats, Ints, array_columns
+from tessera.formulation.values import BEST_FOUND, NO_CELL, CellKey, Hold
+from tessera.simulator.store import renumber_jobs
+from tessera.solvers.rounds.due import due_s, next_leg_s
+from tessera.solvers.rounds.plan import RoundOutcome
+from tessera.solvers.rounds.times import RoundTimes
+
+MOMENT_S: Final = 1e-6
+"""The time within which two events are the same moment."""
+
+_AFTER: Final = {
+    JobState.STARTING: JobState.RUNNING,
+    JobState.STOPPING: JobState.QUEUED,
+    JobState.HOLDING: JobState.HELD,
+    JobState.CANCELLING: JobState.CANCELLED,
+    JobState.FAILING: JobState.FAILED,
+}
+"""The states that states in between lead to. Futures take that step at their beginning."""
+
+_QUEUED, _RUNNING = STATE_CODE[JobState.QUEUED], STATE_CODE[JobState.RUNNING]
+_OVER: Final = [STATE_CODE[s] for s in JobState if s in (JobState.CANCELLED, JobState.FAILED)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Draw:
+    """The facts of one future that no snapshot states.
+
+    ``iter_time_s`` is float64[estimates], the true times of the snapshot's estimates. ``share`` is
+    float64[jobs, then arrivals], the share of its iterations after which each job ends.
+    ``arrivals`` are the jobs to come, in order of ``submit_s``.
+    """
+
+    iter_time_s: Floats
+    share: Floats
+    arrivals: Jobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRhythm:
+    """The settings that say when rounds take place, and when a future ends.
+
+    Rounds after events are at least ``spacing_s`` apart, and ``coarsening`` times the time since the
+    snapshot. What is far away needs no rounds to the second, and this keeps their number small: with
+    0.02, a week has about 300.
+    """
+
+    spacing_s: float = 60.0
+    period_s: float = 300.0
+    horizon_s: float = 30 * 86_400.0
+    coarsening: float = 0.0
+    settled: bool = False
+    """Whether the snapshot is from just after a round, so that the next one needs an event."""
+
+    def times(self) -> RoundTimes:
+        """Return the rule for when rounds are due."""
+        return RoundTimes(spacing_s=self.spacing_s, period_s=self.period_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FutureTimes:
+    """The times of a future, float64[jobs of the snapshot], in seconds since 1970.
+
+    ``start_s`` is the first start after the snapshot. Both are inf for what did not happen before
+    the future's horizon.
+    """
+
+    start_s: Floats
+    finish_s: Floats
+
+
+def follow_future(
+    snapshot: Snapshot,
+    draw: Draw,
+    decide: Callable[[Snapshot], RoundOutcome],
+    rhythm: RoundRhythm,
+    wanted: Callable[[], bool] = lambda: True,
+) -> FutureTimes:
+    """Return when the jobs of ``snapshot`` start and finish in one future.
+
+    ``wanted`` is asked before each round. When it says no, the future ends as at its horizon.
+    """
+    future = _Future(snapshot, draw)
+    times, until_s = rhythm.times(), snapshot.now_s + rhythm.horizon_s
+    times.begin(future.now_s)
+    if not rhythm.settled:
+        times.ask(future.now_s)
+    while future.tracks() and future.now_s < until_s and wanted():
+        if times.due_s() <= future.now_s + MOMENT_S:
+            times.begin(future.now_s)
+            apart_s = rhythm.coarsening * (future.now_s - snapshot.now_s)
+            times.spacing_s = max(rhythm.spacing_s, apart_s)
+            times.need(future.decide_round(decide, rhythm))
+        event_s = future.next_event_s()
+        next_s = min(times.due_s(event_s), until_s)
+        if math.isinf(next_s):
+            break
+        if future.advance(next_s):
+            times.ask(event_s)
+    return FutureTimes(start_s=future.start_s, finish_s=future.finish_s)
+
+
+class _Future:
+    """The state of a future, as arrays by job: those of the snapshot, then the arrivals."""
+
+    def __init__(self, snapshot: Snapshot, draw: Draw) -> None:
+        self.base, self.now_s = snapshot, snapshot.now_s
+        self._tracked = len(snapshot.jobs)
+        self._set_up_jobs(snapshot.jobs.followed_by(draw.arrivals), draw)
+        self._set_up_gpus()
+        truth = replace(snapshot, estimates=_with_times(snapshot.estimates, draw.iter_time_s))
+        self._cells = build_cells(truth)
+        keys = zip(self._cells.workload.tolist(), self._cells.keys(), strict=True)
+        self._row = {key: row for row, key in enumerate(keys)}
+        self._batch = [w.global_batch for w in snapshot.workloads]
+        self._legs, self._prices, self._rounds = snapshot.legs, snapshot.prices, 0
+        self.start_s = np.full(self._tracked, np.inf)
+        self.finish_s = np.full(self._tracked, np.inf)
+        self._resume()
+
+    def _set_up_jobs(self, jobs: Jobs, draw: Draw) -> None:
+        self._names, self._tenants = np.array(jobs.name), np.array(jobs.tenant)
+        self._column = {name: np.array(getattr(jobs, name)) for name in array_columns(Jobs)}
+        column, count = self._column, len(jobs)
+        state = column["state"]
+        for before, after in _AFTER.items():
+            state[state == STATE_CODE[before]] = STATE_CODE[after]
+        arrival_s = np.where(np.arange(count) < self._tracked, -np.inf, column["submit_s"])
+        self._live = np.isneginf(arrival_s) & ~np.isin(state, _OVER)
+        # The iterations until a job really ends. It is shown as many as its user states.
+        total, left = column["iterations"], column["iterations_left"]
+        done = total - left
+        self._left = np.maximum(draw.share * total - done, 0.0)
+        self._stated_left = np.array(left)
+        self._speed, self._ready_s = np.zeros(count), np.full(count, np.inf)
+        self._trained_at_s = np.full(count, self.now_s)
+        self._stamp = np.zeros(count, dtype=np.int64)
+        self._events: list[tuple[float, int, int]] = []  # (time, job, stamp); stamp -1: it arrives
+        for job in range(self._tracked, count):
+            self._events.append((float(arrival_s[job]), job, -1))
+        for job in np.flatnonzero(self._live & (column["retry_s"] > self.now_s)).tolist():
+            self._events.append((float(column["retry_s"][job]), job, -2))
+        heapq.heapify(self._events)
+
+    def _set_up_gpus(self) -> None:
+        nodes = self.base.nodes
+        self._first_gpu = np.append(0, np.cumsum(nodes.gpus))
+        self._node_of = np.repeat(np.arange(len(nodes)), nodes.gpus)
+        self._owner = np.full(int(self._first_gpu[-1]), -1, dtype=np.int64)
+        self._gpus: dict[int, Ints] = {}
+
+    def _resume(self) -> None:
+        """Let the jobs that own GPUs go on."""
+        a, column = self.base.allocations, self._column
+        lost = set(np.unique(a.job[~self.base.nodes.schedulable[a.node] & (a.job >= 0)]).tolist())
+        for job, gang in current_gangs(self.base).items():
+            ended = not self._live[job] or column["state"][job] != _RUNNING
+            if ended or job in lost:
+                self._set_waiting(job)
+                continue
+            where = [int(self._first_gpu[n]) + gpu for n, gpus in gang.members for gpu in gpus]
+            self._gpus[job] = np.array(where, dtype=np.int64)
+            self._owner[self._gpus[job]] = job
+            started_s = float(column["since_s"][job]) + float(column["restart_s"][job])
+            cell = CellKey._make(int(column[name][job]) for name in Jobs.CELL)
+            self._train(job, cell, gang.nodes, max(self.now_s, started_s))
+        running = (column["state"] == _RUNNING) & self._live
+        for job in np.flatnonzero(running).tolist():
+            if job not in self._gpus:
+                self._set_waiting(job)
+
+    def _set_waiting(self, job: int) -> None:
+        column = self._column
+        for name, value in zip(Jobs.CELL, NO_CELL, strict=True):
+            column[name][job] = value
+        column["since_s"][job] = 0.0
+        if column["state"][job] == _RUNNING:
+            column["state"][job], column["queued_s"][job] = _QUEUED, self.now_s
+
+    # time
+
+    def tracks(self) -> bool:
+        """Return whether a job of the snapshot is left that may start or finish."""
+        held = self._column["state"][: self._tracked] == STATE_CODE[JobState.HELD]
+        return bool((self._live[: self._tracked] & ~held).any())
+
+    def next_event_s(self) -> float:
+        """Return the time of the next event, or inf without one."""
+        while self._events and self._events[0][2] >= 0:
+            _, job, stamp = self._events[0]
+            if self._stamp[job] == stamp:
+                break
+            heapq.heappop(self._events)
+        return self._events[0][0] if self._events else math.inf
+
+    def advance(self, to_s: float) -> bool:
+        """Let time pass until ``to_s``; return whether something happened that rounds see."""
+        happened = False
+        while self.next_event_s() <= to_s + MOMENT_S:
+            self.now_s, job, stamp = heapq.heappop(self._events)
+            happened = True
+            if stamp == -1:
+                self._live[job] = True
+            elif stamp >= 0:
+                self._end(job)
+        self.now_s = to_s
+        return happened
+
+    def _end(self, job: int) -> None:
+        self._release(job)
+        self._live[job] = False
+        if job < self._tracked:
+            self.finish_s[job] = self.now_s
+
+    def _settle(self, job: int) -> None:
+        """Count what the job has trained until now."""
+        since_s = max(float(self._trained_at_s[job]), float(self._ready_s[job]))
+        trained = self._speed[job] * max(0.0, self.now_s - since_s)
+        self._left[job] -= trained
+        self._stated_left[job] -= trained
+        self._trained_at_s[job] = self.now_s
+
+    def _release(self, job: int) -> None:
+        self._settle(job)
+        self._column["service_gpu_s"][job] += self._held_s(job) * len(self._gpus[job])
+        self._owner[self._gpus.pop(job)] = -1
+        self._speed[job], self._ready_s[job] = 0.0, math.inf
+        self._stamp[job] += 1
+        self._set_waiting(job)
+
+    def _held_s(self, job: int) -> float:
+        """Return the seconds since the snapshot for which the job has held its GPUs."""
+        return self.now_s - max(float(self._column["since_s"][job]), self.base.now_s)
+
+    def _train(self, job: int, cell: CellKey, nodes: int, ready_s: float) -> None:
+        self._speed[job] = self._iterations_per_s(job, cell, nodes)
+        self._ready_s[job], self._trained_at_s[job] = ready_s, self.now_s
+        self._stamp[job] += 1
+        if self._speed[job] > 0:
+            end_s = ready_s + float(self._left[job] / self._speed[job])
+            heapq.heappush(self._events, (end_s, job, int(self._stamp[job])))
+
+    def _iterations_per_s(self, job: int, cell: CellKey, nodes: int) -> float:
+        """Return the true speed of a job, or 0 if the Cell is not known to run."""
+        work = int(self._column["workload"][job])
+        row = self._row.get((work, cell))
+        if row is None and cell.pipeline_degree == BEST_FOUND:
+            alike = [
+                r
+                for (w, c), r in self._row.items()
+                if (w, c.gpu_type, c.gpus) == (work, cell.gpu_type, cell.gpus)
+            ]
+            row = max(alike, key=lambda r: float(self._cells.rate[r]), default=None)
+        return 0.0 if row is None else self._cells.rate_on(row, nodes) / self._batch[work]
+
+    # rounds
+
+    def decide_round(
+        self, decide: Callable[[Snapshot], RoundOutcome], rhythm: RoundRhythm
+    ) -> float:
+        """Decide a round and carry it out; return when promises need the next one."""
+        shown = np.flatnonzero(self._live)
+        snapshot = self._snapshot(shown)
+        outcome = decide(snapshot)
+        self._rounds += 1
+        if outcome.violations:
+            return math.inf
+        self._carry_out(outcome.decisions, shown)
+        legs = outcome.legs_after(snapshot)
+        self._legs = _renumber(legs, shown) if len(legs) else NO_LEGS
+        known = [
+            (name, max(price, 0.0))
+            for name, price in sorted(outcome.prices.items())
+            if math.isfinite(price)
+        ]
+        self._prices = Prices(
+            name=tuple(name for name, _ in known), price=np.array([price for _, price in known])
+        )
+        return min(due_s(snapshot, outcome, rhythm.period_s), next_leg_s(snapshot, outcome))
+
+    def _snapshot(self, shown: Ints) -> Snapshot:
+        """Return what a round sees now of the jobs ``shown``, which are live."""
+        local = np.full(len(self._live), -1, dtype=np.int64)
+        local[shown] = np.arange(len(shown))
+        return replace(
+            self.base,
+            epoch=self.base.epoch + self._rounds,
+            round_number=self.base.round_number + self._rounds,
+            now_s=self.now_s,
+            jobs=self._jobs(shown),
+            allocations=self._allocations(local),
+            avoids=renumber_jobs(self.base.avoids, local),
+            legs=renumber_jobs(self._legs, local),
+            prices=self._prices,
+        )
+
+    def _jobs(self, shown: Ints) -> Jobs:
+        rows = {name: column[shown] for name, column in self._column.items()}
+        since_s = np.maximum(self._trained_at_s[shown], self._ready_s[shown])
+        trained = self._speed[shown] * np.maximum(0.0, self.now_s - since_s)
+        rows["iterations_left"] = np.maximum(self._stated_left[shown] - trained, 0.0)
+        held_s = np.where(
+            rows["since_s"] > 0, self.now_s - np.maximum(rows["since_s"], self.base.now_s), 0.0
+        )
+        rows["service_gpu_s"] = rows["service_gpu_s"] + held_s * rows["current_gpus"]
+        return Jobs(name=tuple(self._names[shown]), tenant=tuple(self._tenants[shown]), **rows)
+
+    def _allocations(self, local: Ints) -> Allocations:
+        held = np.flatnonzero(self._owner >= 0)
+        job, node = self._owner[held], self._node_of[held]
+        return Allocations(
+            job=local[job],
+            node=node,
+            gpu=held - self._first_gpu[node],
+            hold=np.full(len(held), int(Hold.HELD), dtype=np.int64),
+            generation=self._column["generation"][job],
+        )
+
+    def _carry_out(self, decisions: Sequence[Decision], shown: Ints) -> None:
+        column = self._column
+        for decision in decisions:  # release all GPUs before any are taken
+            job = int(shown[decision.job])
+            column["admitted"][job] = decision.admitted
+            column["opportunistic"][job] = decision.opportunistic and decision.gang is not None
+            stays = decision.kind in (DecisionKind.KEEP, DecisionKind.WAIT)
+            if not stays and job in self._gpus:
+                self._release(job)
+            if decision.kind is DecisionKind.REJECT:
+                self._live[job] = False
+        for decision in decisions:
+            if decision.kind in CHANGES_GPUS and decision.gang is not None:
+                self._start(int(shown[decision.job]), decision)
+
+    def _start(self, job: int, decision: Decision) -> None:
+        column, gang = self._column, decision.gang
+        assert gang is not None  # noqa: S101 - the caller has checked it
+        where = [int(self._first_gpu[n]) + gpu for n, gpus in gang.members for gpu in gpus]
+        self._gpus[job] = np.array(where, dtype=np.int64)
+        self._owner[self._gpus[job]] = job
+        for name, value in zip(Jobs.CELL, decision.cell, strict=True):
+            column[name][job] = value
+        column["state"][job], column["since_s"][job] = _RUNNING, self.now_s
+        column["generation"][job] += 1
+        column["version"][job] += 1
+        if job < self._tracked:
+            self.start_s[job] = min(self.start_s[job], self.now_s)
+        ready_s = self.now_s + float(column["restart_s"][job])
+        self._train(job, decision.cell, gang.nodes, ready_s)
+
+
+def _with_times(estimates: Estimates, iter_time_s: Floats) -> Estimates:
+    return replace(estimates, iter_time_s=iter_time_s)
+
+
+def _renumber(legs: Legs, shown: Ints) -> Legs:
+    """Return the legs with the future's own indices of jobs."""
+    return replace(legs, job=shown[legs.job])

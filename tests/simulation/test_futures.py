@@ -1,0 +1,192 @@
+"""Futures of a snapshot, compared with the world that the snapshot is from."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tessera.formulation.records.forecasts import Submission
+from tessera.formulation.snapshot import Jobs, Snapshot
+from tessera.simulator.forecasts.draws import History, draw_facts
+from tessera.simulator.forecasts.future import Draw, RoundRhythm, follow_future
+from tessera.simulator.overheads import Overheads
+from tessera.simulator.run import Conditions, Decider, Result, simulate
+from tessera.simulator.store import EPOCH_S
+from tessera.simulator.traces.trace import Arrival
+from tessera.simulator.world import World
+from tessera.solvers.rounds.options import RoundOptions
+from tests.support.laws import examples
+from tests.support.snapshots import snapshots
+from tests.support.worlds import BERT, StoppedClock, a_scenario, an_arrival
+
+ROUND_S = 60.0
+RHYTHM = RoundRhythm(spacing_s=ROUND_S, period_s=math.inf, settled=True)
+SAME_COSTS = Overheads(save_s=0.0, load_s=30.0, search_s={1: 0.0})
+"""Overheads under which every start costs what the snapshot states."""
+
+
+def some_arrivals(seed: int, count: int = 24) -> list[Arrival]:
+    """Return jobs of one to eight GPUs that come more often than two nodes can serve."""
+    rng = np.random.default_rng(seed)
+    times = np.cumsum(rng.exponential(60.0, count))
+    return [
+        an_arrival(
+            f"j{i:02d}",
+            float(at_s),
+            iterations=int(rng.integers(200, 4000)),
+            requested_gpus=int(rng.choice([1, 2, 4, 8])),
+        )
+        for i, at_s in enumerate(times)
+    ]
+
+
+def watch(
+    arrivals: list[Arrival], from_s: float, early: dict[str, float]
+) -> tuple[Result, Snapshot]:
+    """Return a run, and its snapshot after the first round from ``from_s`` on."""
+    seen: list[Snapshot] = []
+
+    def observe(world: World) -> None:
+        if world.now_s >= from_s and not seen:
+            seen.append(world.snapshot())
+
+    conditions = Conditions(
+        overheads=SAME_COSTS, on_events=True, round_s=ROUND_S, ended_early=early
+    )
+    result = simulate(
+        a_scenario(*arrivals),
+        Decider(RoundOptions(solver="greedy")),
+        conditions,
+        StoppedClock(),
+        observe=observe,
+    )
+    return result, seen[0]
+
+
+def as_rows(snapshot: Snapshot, arrivals: list[Arrival]) -> Jobs:
+    """Return arrivals as jobs of the snapshot, which has one workload."""
+    return Jobs.from_rows(
+        [
+            {
+                "name": spec.name,
+                "workload": 0,
+                "iterations": float(spec.iterations),
+                "iterations_left": float(spec.iterations),
+                "requested_gpus": spec.requested_gpus,
+                "tenant": spec.tenant,
+                "submit_s": EPOCH_S + at_s,
+                "queued_s": EPOCH_S + at_s,
+                "restart_s": float(snapshot.jobs.restart_s[0]),
+            }
+            for at_s, spec in arrivals
+        ]
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_future_that_knows_everything_is_what_the_world_does(seed: int) -> None:
+    arrivals = some_arrivals(seed)
+    names = [one.spec.name for one in arrivals]
+    whole = {one.spec.name: one.spec.iterations for one in arrivals}
+    early = {names[job]: 0.1 * job for job in (2, 5, 9)}
+    early = {name: round(share * whole[name]) / whole[name] for name, share in early.items()}
+    result, snapshot = watch(arrivals, 900.0, early)
+    now_s = snapshot.now_s - EPOCH_S
+    later = [one for one in arrivals if one.arrival_s > now_s]
+    live = snapshot.jobs.name
+    share = [early.get(name, 1.0) for name in (*live, *(one.spec.name for one in later))]
+    draw = Draw(
+        iter_time_s=snapshot.estimates.iter_time_s,
+        share=np.array(share),
+        arrivals=as_rows(snapshot, later),
+    )
+    decide = Decider(RoundOptions(solver="greedy"))
+    future = follow_future(snapshot, draw, decide, RHYTHM)
+    own = [names.index(name) for name in live]
+    assert future.finish_s - EPOCH_S == pytest.approx(result.end_s[own], abs=0.01)
+    starts = [
+        min((s.start_s for s in result.segments if s.job == job and s.start_s > now_s), default=0.0)
+        for job in own
+    ]
+    waited = [snapshot.jobs.since_s[job] == 0 for job in range(len(own))]
+    assert any(waited)
+    first = [start_s for start_s, waits in zip(starts, waited, strict=True) if waits]
+    assert future.start_s[waited] - EPOCH_S == pytest.approx(first, abs=0.01)
+
+
+def test_a_future_ends_at_its_horizon_with_what_has_not_happened() -> None:
+    _, snapshot = watch(some_arrivals(0), 900.0, {})
+    count = len(snapshot.jobs)
+    draw = Draw(
+        iter_time_s=snapshot.estimates.iter_time_s,
+        share=np.ones(count),
+        arrivals=Jobs.from_rows([]),
+    )
+    decide = Decider(RoundOptions(solver="greedy"))
+    times = follow_future(snapshot, draw, decide, replace(RHYTHM, horizon_s=120.0))
+    assert not (times.finish_s > snapshot.now_s + 120.0 + 1.0)[np.isfinite(times.finish_s)].any()
+    assert np.isinf(times.finish_s).any()
+
+
+def test_nobody_follows_a_future_that_is_not_wanted() -> None:
+    _, snapshot = watch(some_arrivals(0), 900.0, {})
+    draw = draw_facts(snapshot, History.of([], snapshot), 60.0, np.random.default_rng(0))
+    decide = Decider(RoundOptions(solver="greedy"))
+    times = follow_future(snapshot, draw, decide, RHYTHM, lambda: False)
+    assert np.isinf(times.finish_s).all()
+
+
+@given(snapshots(), st.integers(0, 2**16))
+@examples(25)
+def test_futures_of_any_snapshot_hold_no_gpu_twice_and_end(snapshot: Snapshot, seed: int) -> None:
+    """Every round of a future is checked, so one that held a GPU twice would be refused."""
+    refused: list[object] = []
+    decide = Decider(RoundOptions(solver="greedy"))
+
+    def checked(seen: Snapshot) -> object:
+        outcome = decide(seen)
+        refused.extend(outcome.violations)
+        return outcome
+
+    past = [
+        Submission(
+            submit_s=snapshot.now_s - 50.0 * back,
+            workload=snapshot.workloads[back % len(snapshot.workloads)],
+            iterations=40,
+            requested_gpus=1,
+            trained_share=1.0,
+        )
+        for back in range(20, 0, -1)
+    ]
+    draw = draw_facts(snapshot, History.of(past, snapshot), 600.0, np.random.default_rng(seed))
+    rhythm = RoundRhythm(spacing_s=30.0, period_s=200.0, horizon_s=1200.0)
+    times = follow_future(snapshot, draw, checked, rhythm)  # type: ignore[arg-type]
+    assert not refused
+    assert not (times.start_s < snapshot.now_s).any()
+    assert not (times.finish_s < snapshot.now_s).any()
+
+
+def test_a_submission_of_an_unknown_workload_counts_for_the_rate_of_arrivals() -> None:
+    _, snapshot = watch(some_arrivals(0), 900.0, {})
+    other = replace(BERT, model="unheard")
+    past = [
+        Submission(
+            submit_s=snapshot.now_s - 1000.0 + 10.0 * i,
+            workload=BERT if i % 2 else other,
+            iterations=10,
+            requested_gpus=1,
+        )
+        for i in range(100)
+    ]
+    history = History.of(past, snapshot)
+    assert len(history.jobs) == 50
+    arrivals = [
+        len(draw_facts(snapshot, history, 5000.0, np.random.default_rng(seed)).arrivals)
+        for seed in range(40)
+    ]
+    assert np.mean(arrivals) == pytest.approx(500, rel=0.1)
