@@ -16,13 +16,10 @@ from tessera.formulation.records.forecasts import (
     FINISH,
     START,
     Band,
-    ClusterForecast,
-    ForecastHistory,
     JobForecast,
-    PastSpread,
-    Spread,
     Submission,
 )
+from tessera.formulation.spreads import ClusterForecast, ForecastHistory, PastSpread, Spread
 from tessera.formulation.values import PROFILING, Workload
 
 HISTORY_DAYS: Final = 7

@@ -54,7 +54,6 @@ from tessera.formulation.records.clusters import (
     TopologyRecord,
 )
 from tessera.formulation.records.estimates import EstimateRecord, EstimationInputs, ModelSpec
-from tessera.formulation.records.forecasts import ClusterForecast, ForecastHistory
 from tessera.formulation.records.jobs import JobEventRecord, JobRecord
 from tessera.formulation.records.rounds import (
     JobRound,
@@ -65,6 +64,7 @@ from tessera.formulation.records.rounds import (
 )
 from tessera.formulation.records.store import Request, Retention, StoreLimits
 from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.spreads import ClusterForecast, ForecastHistory
 from tessera.formulation.topologies.described import decode_topology
 from tessera.formulation.values import Workload
 

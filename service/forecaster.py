@@ -19,8 +19,8 @@ from typing import Final
 
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.pace import to_real_pace
-from tessera.formulation.records.forecasts import ClusterForecast, ForecastHistory
 from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.spreads import ClusterForecast, ForecastHistory
 from tessera.service.ports import Store
 from tessera.simulator.forecasts.calibration import learn_corrections
 from tessera.simulator.forecasts.draws import History

@@ -35,7 +35,6 @@ from tessera.formulation.records.estimates import (
     ProfileRow,
     TuningRecord,
 )
-from tessera.formulation.records.forecasts import ClusterForecast, ForecastHistory
 from tessera.formulation.records.jobs import JobEventRecord, JobRecord, JobSpec
 from tessera.formulation.records.logs import LogAnswer, LogRead, StartedJob
 from tessera.formulation.records.rounds import (
@@ -47,6 +46,7 @@ from tessera.formulation.records.rounds import (
 )
 from tessera.formulation.records.store import Request, Retention
 from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.spreads import ClusterForecast, ForecastHistory
 from tessera.formulation.topologies.described import DescribedTopology
 from tessera.formulation.values import GpuType, Workload
 

@@ -12,7 +12,8 @@ import typer
 from tessera.benchmarks.harness.options import SeedsOption, with_sweep
 from tessera.benchmarks.harness.registry import register_case
 from tessera.benchmarks.schedulers.foretold import ForetoldEvent, ForetoldRun, read_events
-from tessera.formulation.records.forecasts import EVENTS, PastSpread
+from tessera.formulation.records.forecasts import EVENTS
+from tessera.formulation.spreads import PastSpread
 from tessera.formulation.tables import Bools, Floats
 from tessera.simulator.comparison.workload import PHILLY, SYNTHETIC, WorkloadSpec
 from tessera.simulator.figures import Figure, Report

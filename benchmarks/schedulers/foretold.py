@@ -11,8 +11,9 @@ from typing import Any, Final
 import numpy as np
 
 from tessera.formulation.clock import SystemClock
-from tessera.formulation.records.forecasts import EVENTS, FINISH, START, Spread, Submission
+from tessera.formulation.records.forecasts import EVENTS, FINISH, START, Submission
 from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.spreads import Spread
 from tessera.formulation.tables import Floats
 from tessera.simulator.comparison.workload import WorkloadSpec, make_scenario
 from tessera.simulator.forecasts.draws import History

@@ -18,7 +18,8 @@ from typing import Final
 import numpy as np
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.records.forecasts import EVENTS, FINISH, START, PastSpread, Spread
+from tessera.formulation.records.forecasts import EVENTS, FINISH, START
+from tessera.formulation.spreads import PastSpread, Spread
 from tessera.formulation.tables import Bools, Floats
 
 

@@ -9,16 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tessera.formulation.lifecycle import JobState
-from tessera.formulation.records.forecasts import (
-    EVENTS,
-    FINISH,
-    START,
-    Band,
-    ClusterForecast,
-    JobForecast,
-    Spread,
-)
+from tessera.formulation.records.forecasts import EVENTS, FINISH, START, Band, JobForecast
 from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.spreads import ClusterForecast, Spread
 from tessera.formulation.tables import Bools, Floats
 from tessera.formulation.unknown_rates import assume_rates, has_unknown_rate
 from tessera.simulator.forecasts.calibration import Correction

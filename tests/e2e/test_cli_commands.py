@@ -21,7 +21,18 @@ def test_a_cluster_is_described_listed_and_shown(tessera: Tessera) -> None:
     assert [c["name"] for c in read(tessera, "cluster", "list")["clusters"]] == ["clusters/c"]
     assert "40 GiB" in tessera("cluster", "get", "c").stdout
     nodes = tessera("nodes").stdout.splitlines()
-    assert nodes[1].split() == ["n0", "UNREACHABLE", "a100", "4", "4", "not", "stated", "not", "stated", "r0"]
+    assert nodes[1].split() == [
+        "n0",
+        "UNREACHABLE",
+        "a100",
+        "4",
+        "4",
+        "not",
+        "stated",
+        "not",
+        "stated",
+        "r0",
+    ]
     assert tessera("cluster", "get", "absent", code=4).stdout == ""
 
 

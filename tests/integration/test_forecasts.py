@@ -9,14 +9,8 @@ import pytest
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
 from tessera.formulation.lifecycle import JobEvent
-from tessera.formulation.records.forecasts import (
-    FINISH,
-    START,
-    Band,
-    ClusterForecast,
-    JobForecast,
-    Spread,
-)
+from tessera.formulation.records.forecasts import FINISH, START, Band, JobForecast
+from tessera.formulation.spreads import ClusterForecast, Spread
 from tessera.service.forecaster import Forecaster, forecast_options, forecast_rhythm
 from tessera.solvers.rounds.options import RoundOptions
 from tests.support.stored_cluster import (

@@ -8,15 +8,8 @@ import numpy as np
 import pytest
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.records.forecasts import (
-    EVENTS,
-    SMOOTHING_S,
-    SMOOTHING_SHARE,
-    Band,
-    PastSpread,
-    Spread,
-    Submission,
-)
+from tessera.formulation.records.forecasts import EVENTS, Band, Submission
+from tessera.formulation.spreads import SMOOTHING_S, SMOOTHING_SHARE, PastSpread, Spread
 from tessera.formulation.values import Workload
 from tessera.simulator.forecasts.calibration import (
     censored_quantiles,
