@@ -282,8 +282,8 @@ class Config:
     grace_s: _Seconds = 10.0
     """Time for which a stopping server waits for calls to finish."""
     forecast_period_s: _Seconds = 120.0
-    """Time between forecasts of when jobs start and finish. If it is 0, no forecasts are
-    made.
+    """Time between forecasts of when jobs start and finish. If it is 0, or if there are no periodic
+    rounds, no forecasts are made.
     """
     forecast_share: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Share of that time for which one forecast may use a core, at the lowest priority."""

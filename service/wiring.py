@@ -125,7 +125,8 @@ def _cluster_tasks(
         fails="no jobs were forecast",
         action="forecast_failed",
     )
-    asked = ((checks, config.check_collectives), (forecasts, config.forecast_period_s > 0))
+    forecasts_asked = config.forecast_period_s > 0 and config.period_s > 0
+    asked = ((checks, config.check_collectives), (forecasts, forecasts_asked))
     return cells, networks, pruning, [task for task, is_asked in asked if is_asked]
 
 

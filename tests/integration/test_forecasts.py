@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 
 import pytest
@@ -11,8 +12,11 @@ from tessera.db.store import PostgresStore
 from tessera.formulation.lifecycle import JobEvent
 from tessera.formulation.records.forecasts import FINISH, START, Band, JobForecast
 from tessera.formulation.spreads import ClusterForecast, Spread
+from tessera.service.config import Config
 from tessera.service.forecaster import Forecaster, forecast_options, forecast_rhythm
+from tessera.service.wiring import run_server
 from tessera.solvers.rounds.options import RoundOptions
+from tests.support.patience import PATIENCE_S
 from tests.support.stored_cluster import (
     BERT,
     C,
@@ -134,3 +138,25 @@ def test_a_forecast_that_is_cancelled_stores_nothing(busy: PostgresStore) -> Non
     options = forecast_options(RoundOptions())
     Forecaster(busy, options, forecast_rhythm(3.0, 300.0), limit_s=600.0).refresh(C, lambda: True)
     assert job(busy, "b").forecast is None
+
+
+async def test_a_server_forecasts_its_jobs_in_the_background(
+    busy: PostgresStore, database: Database
+) -> None:
+    config = Config(
+        listen="127.0.0.1:0",
+        database_url=database.url,
+        period_s=3600.0,
+        forecast_period_s=3600.0,
+        estimate_cells=False,
+        grace_s=2.0,
+        store_threads=4,
+        lease_s=3600.0,
+    )
+    async with run_server(config):
+        async with asyncio.timeout(PATIENCE_S):
+            while (await asyncio.to_thread(job, busy, "a")).forecast is None:
+                await asyncio.sleep(0.1)
+    forecast = job(busy, "a").forecast
+    assert forecast is not None
+    assert forecast.finish is not None

@@ -10,10 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.forecasts import Submission
 from tessera.formulation.snapshot import Jobs, Snapshot
+from tessera.simulator.executor import replay_lines
 from tessera.simulator.forecasts.draws import History, draw_facts
 from tessera.simulator.forecasts.future import Draw, RoundRhythm, follow_future
+from tessera.simulator.logfile import lines_of, log_of
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.run import Conditions, Decider, Result, simulate
 from tessera.simulator.store import EPOCH_S
@@ -22,7 +25,7 @@ from tessera.simulator.world import World
 from tessera.solvers.rounds.options import RoundOptions
 from tests.support.laws import examples
 from tests.support.snapshots import snapshots
-from tests.support.worlds import BERT, StoppedClock, a_scenario, an_arrival
+from tests.support.worlds import BERT, StoppedClock, a_profile, a_scenario, an_arrival
 
 ROUND_S = 60.0
 RHYTHM = RoundRhythm(spacing_s=ROUND_S, period_s=math.inf, settled=True)
@@ -190,3 +193,23 @@ def test_a_submission_of_an_unknown_workload_counts_for_the_rate_of_arrivals() -
         for seed in range(40)
     ]
     assert np.mean(arrivals) == pytest.approx(500, rel=0.1)
+
+
+def test_a_job_that_ends_early_is_cancelled_and_its_log_replays() -> None:
+    arrivals = [an_arrival("a", iterations=1000), an_arrival("b", iterations=1000)]
+    conditions = Conditions(overheads=SAME_COSTS, ended_early={"a": 0.25})
+    result = simulate(
+        a_scenario(*arrivals, profiles=(a_profile(1, 1.0),)),
+        Decider(RoundOptions(solver="greedy")),
+        conditions,
+        StoppedClock(),
+    )
+    assert result.state == ("cancelled", "succeeded")
+    assert result.end_s.tolist() == pytest.approx([280.0, 1030.0])
+    assert replay_lines(lines_of(log_of(result))) == pytest.approx({"a": 280.0, "b": 1030.0})
+
+
+@pytest.mark.parametrize("share", [0.0, 1.5])
+def test_a_job_ends_after_a_share_of_its_iterations(share: float) -> None:
+    with pytest.raises(InvalidInput, match="ended_early"):
+        Conditions(ended_early={"a": share})
