@@ -62,7 +62,7 @@ def find_fault(
         return f"the round breaks a rule: {outcome.violations[0].detail}"
     decisions = find_decisions(changed, outcome)
     after = decisions[job]
-    code = "" if after.reason is None else after.reason.code.value
+    code = after.reason.code.value if after.reason and after.gang is None else ""
     true = {
         "RUNS": after.gang is not None,
         "KEEPS_RATE": after.gang is not None and after.rate >= rate_before * (1 - 1e-9),

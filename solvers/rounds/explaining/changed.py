@@ -63,7 +63,10 @@ def explain_running(
         return _reason(ReasonCode.UNCHANGED, f"the job stays on {cell}")
     job, jobs, problem = decision.job, snapshot.jobs, outcome.problem
     before = cell_in_words(snapshot, jobs.key_at(job))
+    same_cell = jobs.key_at(job) == decision.cell
     change = f"the job goes from {before} to {cell}"
+    if before == cell and not same_cell:
+        change = f"the job goes to other GPUs, {cell}, by another execution plan"
     evidence = (
         ("before", before),
         ("after", cell),
@@ -80,7 +83,7 @@ def explain_running(
         )
     takers = join_names([d.job for d in displaced_by]) if displaced_by else ""
     given = f", because {takers} got GPUs that it held" if takers else ""
-    if kind is DecisionKind.MOVE:
+    if kind is DecisionKind.MOVE and same_cell:
         return Reason(
             code=ReasonCode.GAVE_WAY if takers else ReasonCode.MADE_ROOM,
             message=f"the job goes to other GPUs of the same Cell, {cell}"

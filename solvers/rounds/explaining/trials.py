@@ -52,7 +52,8 @@ class Trial:
     @property
     def code(self) -> ReasonCode | None:
         """Return the code of the reason why the job does not run, or None if it runs."""
-        return None if self.decision.reason is None else self.decision.reason.code
+        waits = self.decision.gang is None
+        return self.decision.reason.code if waits and self.decision.reason else None
 
 
 @dataclass(kw_only=True, eq=False)

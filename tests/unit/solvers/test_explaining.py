@@ -135,6 +135,23 @@ def test_a_job_that_shrinks_gives_way_and_learns_what_keeps_its_rate() -> None:
     assert explanation.steps[0].claim is Claim.KEEPS_RATE
 
 
+def test_a_replanned_job_learns_what_its_replan_costs_and_gains() -> None:
+    """The job runs, so the reason that its round gives needs no step."""
+    snapshot = a_snapshot(
+        nodes=[a_node("n0", gpus=2)],
+        estimates=[
+            an_estimate(gpus=2, iter_time_s=1.0),
+            an_estimate(gpus=2, degree=2, iter_time_s=0.2),
+        ],
+        jobs=[a_job("old", state=JobState.RUNNING, cell=(0, 2, 1), generation=1, iterations=1e6)],
+        gangs={0: Gang(members=((0, (0, 1)),))},
+    )
+    explanation = explain(snapshot, "old")
+    assert explanation.kind is DecisionKind.REPLAN
+    assert explanation.reason.code is ReasonCode.REPLANNED
+    assert explanation.steps == ()
+
+
 def test_a_job_that_had_to_leave_a_drained_node_is_told_so() -> None:
     snapshot = a_snapshot(
         nodes=[a_node("n0", gpus=1, schedulable=False), a_node("n1", gpus=1)],
