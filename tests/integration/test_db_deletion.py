@@ -68,6 +68,16 @@ HOST_PROFILES = """
 INSERT INTO host_profiles (gpu_type_id, task, rates) SELECT id, 'task', '{}' FROM gpu_types
 """
 
+FORECASTS = """
+INSERT INTO forecasts (job_id, made_at, document) SELECT id, now(), '{"coverage": 0.8, "position": 0,
+    "start": null, "finish": null, "why_not": "no estimates"}' FROM jobs
+"""
+
+FORECAST_SPREADS = """
+INSERT INTO forecast_spreads (job_id, event, made_at, times_s)
+SELECT id, 'start', now(), '{60}' FROM jobs
+"""
+
 
 def delete_cluster(store: PostgresStore, name: str = C, **options: Any) -> None:
     values: dict[str, Any] = {"version": None, "force": True} | options
@@ -114,6 +124,8 @@ def a_rich_cluster(store: PostgresStore, database: Database) -> None:
         PROFILE_GAPS,
         COLLECTIVE_CHECKS,
         HOST_PROFILES,
+        FORECASTS,
+        FORECAST_SPREADS,
         "INSERT INTO trainings (job_id) SELECT id FROM jobs WHERE name = 'runs'",
         "INSERT INTO tunings (workload_id, gpu_type_id, plan_id, runtime, space, plans, space_plans,"
         " whole_plans) SELECT w.id, t.id, p.id, 'jax', 'full', '{}', 1, 1"
