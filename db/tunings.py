@@ -17,7 +17,7 @@ from tessera.formulation.execution_plan import ExecutionPlan, read_execution_pla
 from tessera.formulation.records.agents import ObservedGang
 from tessera.formulation.records.estimates import TuningRecord
 from tessera.formulation.runtimes import RUNTIMES
-from tessera.formulation.techniques import read_techniques, refuse_techniques
+from tessera.formulation.techniques import PlanLimits, Technique
 from tessera.formulation.values import EstimateSource, Workload
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ ON CONFLICT ON CONSTRAINT uq_tunings_plan DO UPDATE SET plans = excluded.plans,
 # The program reads its plans when it starts. A Cell whose plan was tuned in this space, or in all
 # of them, needs no other tuning.
 _TO_TRY = sa.text("""
-SELECT j.id, j.techniques, t.plans FROM jobs j JOIN tunings t ON t.workload_id = j.workload_id
+SELECT j.id, j.runtime, j.techniques, t.plans FROM jobs j JOIN tunings t ON t.workload_id = j.workload_id
     AND t.gpu_type_id = j.cell_type_id AND t.plan_id = j.cell_plan_id AND t.runtime = j.runtime
     AND t.space = j.launch->>'tuning_space'
 WHERE j.id = ANY(:ids) AND j.state = 'starting' AND NOT EXISTS (
@@ -146,17 +146,18 @@ def load_plans_to_try(connection: sa.Connection, jobs: Sequence[int]) -> dict[in
     if not jobs:
         return {}
     rows = connection.execute(_TO_TRY, {"ids": list(jobs)})
-    allowed = {row.id: _allowed_plans(row.plans, row.techniques) for row in rows}
+    allowed = {row.id: _allowed_plans(row.plans, _limits(row)) for row in rows}
     return {job: plans for job, plans in allowed.items() if plans}
 
 
-def _allowed_plans(plans: Sequence[str], techniques: Sequence[str]) -> tuple[str, ...]:
-    if not techniques:
+def _allowed_plans(plans: Sequence[str], limits: PlanLimits) -> tuple[str, ...]:
+    if not limits.techniques:  # the plans are those of the runtime
         return tuple(plans)
-    named = read_techniques("techniques", techniques)
-    return tuple(
-        text for text in plans if not refuse_techniques(read_execution_plan("plans", text), named)
-    )
+    return tuple(text for text in plans if limits.allow(read_execution_plan("plans", text)))
+
+
+def _limits(row: sa.Row[Any]) -> PlanLimits:
+    return PlanLimits(runtime=row.runtime, techniques=tuple(map(Technique, row.techniques)))
 
 
 def find_tuned_plans(
@@ -205,8 +206,7 @@ def _find_problem(row: sa.Row[Any], gang: ObservedGang, plan: ExecutionPlan) -> 
         return f"it has {plan.pipeline_degree} pipeline stages, but the Cell has {row.cell_degree}"
     if plan.precision is not planned.precision or plan.shape not in ((), planned.shape):
         return "its precision or its nodes are not those of the job's plan"
-    named = read_techniques("techniques", row.techniques)
-    return runtime.refuse_plan(plan) or refuse_techniques(plan, named)
+    return _limits(row).refuse(plan)
 
 
 def _log_refusal(row: sa.Row[Any], digest: str, problem: str) -> None:

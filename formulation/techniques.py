@@ -82,10 +82,14 @@ class PlanLimits:
     runtime: str
     techniques: tuple[Technique, ...] = ()
 
+    def refuse(self, plan: ExecutionPlan) -> str:
+        """Return why the jobs cannot run a plan, or "" if they can: the end of a sentence."""
+        refuse_plan = RUNTIMES[self.runtime].refuse_plan
+        return refuse_plan(plan) or refuse_techniques(plan, self.techniques)
+
     def allow(self, plan: ExecutionPlan) -> bool:
         """Return whether the jobs can run a plan."""
-        refuse_plan = RUNTIMES[self.runtime].refuse_plan
-        return not (refuse_plan(plan) or refuse_techniques(plan, self.techniques))
+        return not self.refuse(plan)
 
     @property
     def allow_every_plan(self) -> bool:
