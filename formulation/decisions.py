@@ -15,7 +15,7 @@ from tessera.formulation.lifecycle import ACTIVE, SCHEDULABLE, JobState
 from tessera.formulation.placement import Gang, Placement, changed_gangs, current_gangs
 from tessera.formulation.problem import Problem
 from tessera.formulation.reasons import Reason
-from tessera.formulation.replans import Replan, unsaved_s
+from tessera.formulation.replans import Replan, start_duration_s, unsaved_s
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution
 from tessera.formulation.statement import Statement
@@ -195,7 +195,7 @@ def _whys(
     whys: list[Reason | None] = [None] * len(kinds)
     jobs, cells, plans = snapshot.jobs, problem.cells, snapshot.plans
     replanned = [k for k, kind in enumerate(kinds) if kind is DecisionKind.REPLAN]
-    repeated_s = unsaved_s(snapshot) if replanned else jobs.restart_s
+    repeated_s, takes_s = unsaved_s(snapshot), start_duration_s(snapshot)
     for k in replanned:
         j, row, gang = int(job[k]), int(cell[k]), now[int(job[k])]
         # Without a current column, the job could not have stayed as it was.
@@ -205,7 +205,7 @@ def _whys(
             pipeline_degree=int(cells.pipeline_degree[row]),
             former_plan=plans[int(jobs.current_plan[j])],
             gpus=gang.gpus,
-            restart_s=float(jobs.restart_s[j] - repeated_s[j]),
+            restart_s=float(takes_s[j]),
             unsaved_s=float(repeated_s[j]),
             former_rate=cells.rate_on(own, gang.nodes) if own >= 0 else 0.0,
             rate=rates[k],

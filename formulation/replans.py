@@ -115,9 +115,13 @@ def pay_back_s(lost_s: Floats, former_rate: Floats, rate: Floats) -> Floats:
 
 
 def unsaved_s(snapshot: Snapshot) -> Floats:
-    """Return the seconds of training that a restart of each job would repeat, float64[jobs]."""
-    since_s = snapshot.jobs.unsaved_since_s
-    return np.where(since_s > 0, np.maximum(0.0, snapshot.now_s - since_s), 0.0)
+    """Return the seconds of training that a restart of each job would repeat, float64[jobs].
+
+    It is 0 for a job that waits: what it had trained since its checkpoint is lost already.
+    """
+    since_s, trains = snapshot.jobs.unsaved_since_s, snapshot.jobs.current_gpus > 0
+    repeated_s = np.maximum(0.0, snapshot.now_s - since_s)
+    return np.where((since_s > 0) & trains, repeated_s, 0.0)
 
 
 def charge_unsaved_training(snapshot: Snapshot) -> Snapshot:
@@ -126,6 +130,14 @@ def charge_unsaved_training(snapshot: Snapshot) -> Snapshot:
     if not (jobs.unsaved_since_s > 0).any():
         return snapshot
     return replace(snapshot, jobs=replace(jobs, restart_s=jobs.restart_s + unsaved_s(snapshot)))
+
+
+def start_duration_s(snapshot: Snapshot) -> Floats:
+    """Return the seconds that each job's last start takes, float64[jobs], if it repeats nothing.
+
+    ``snapshot`` is one of ``charge_unsaved_training``, in which the next restart takes longer.
+    """
+    return snapshot.jobs.restart_s - unsaved_s(snapshot)
 
 
 def _count(number: int, noun: str) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 
 from tessera.formulation.draft import Draft
 from tessera.formulation.rates import work_left
+from tessera.formulation.replans import start_duration_s
 from tessera.formulation.snapshot import Legs
 from tessera.formulation.tables import Bools, Floats, Ints
 
@@ -28,8 +29,9 @@ def rates_if_kept(draft: Draft, among: Ints) -> tuple[Floats, Floats]:
     # A job on another shape than its column's has the rate of that shape.
     for i in np.flatnonzero(spread != draft.cells.nodes[cell]).tolist():
         rate[running[i]] = draft.cells.rate_on(int(cell[i]), int(spread[i]))
-    left_s = np.where(jobs.since_s > 0, jobs.since_s + jobs.restart_s - snapshot.now_s, 0.0)
-    return rate, np.clip(left_s, 0.0, jobs.restart_s)
+    takes_s = start_duration_s(snapshot)
+    left_s = np.where(jobs.since_s > 0, jobs.since_s + takes_s - snapshot.now_s, 0.0)
+    return rate, np.clip(left_s, 0.0, takes_s)
 
 
 def reserve_columns(draft: Draft, among: Bools) -> list[tuple[int, float]]:

@@ -9,6 +9,7 @@ import numpy as np
 from tessera.formulation.policy import Policy
 from tessera.formulation.problem import Problem, RowKind
 from tessera.formulation.rates import expected_rate, unit_rate, work_left
+from tessera.formulation.replans import start_duration_s
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.tables import Bools, Floats
 from tessera.solvers.kernels.foresight import ForesightProblem
@@ -34,7 +35,7 @@ def state_future(snapshot: Snapshot, policy: Policy, problem: Problem) -> Foresi
     expected = expected_rate(snapshot, problem.cells, problem.weight)
     known = np.isfinite(unit) & np.isfinite(expected)
     counts = known & (np.diff(problem.job_start) > 0) & ~snapshot.profiling()
-    began_s = snapshot.jobs.since_s + snapshot.jobs.restart_s - snapshot.now_s
+    began_s = snapshot.jobs.since_s + start_duration_s(snapshot) - snapshot.now_s
     lasting = np.array([row.kind in LASTING_ROWS for row in problem.rows], dtype=np.bool_)
     return _with_rows(
         problem,

@@ -12,7 +12,7 @@ from tessera.formulation.decisions import CHANGES_GPUS, Decision
 from tessera.formulation.lookahead.grid import SAME_S
 from tessera.formulation.pace import to_real_pace
 from tessera.formulation.rates import work_left
-from tessera.formulation.replans import charge_unsaved_training
+from tessera.formulation.replans import charge_unsaved_training, start_duration_s
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.values import CellKey
 from tessera.solvers.rounds.plan import RoundOutcome
@@ -43,6 +43,7 @@ def due_s(snapshot: Snapshot, outcome: RoundOutcome, round_s: float) -> float:
     legs, left = admission.legs, work_left(snapshot)
     rates, factor = _rates(outcome), snapshot.clock_factor
     snapshot = charge_unsaved_training(to_real_pace(snapshot))
+    takes_s = start_duration_s(snapshot)
     reserve_s = np.zeros(len(left)) if admission.reserve_s is None else admission.reserve_s
     by_job: dict[int, list[int]] = {}
     for leg in range(len(legs)):
@@ -68,6 +69,7 @@ def due_s(snapshot: Snapshot, outcome: RoundOutcome, round_s: float) -> float:
             snapshot,
             decision._replace(rate=decision.rate * factor),
             float(left[job]),
+            float(takes_s[job]),
             planned,
             admission.until_s,
             float(reserve_s[job]),
@@ -103,17 +105,21 @@ def _lasts_s(
     snapshot: Snapshot,
     decision: Decision,
     left: float,
+    takes_s: float,
     legs: list[_Leg],
     until_s: float,
     reserve_s: float,
 ) -> float:
-    """Return the time until which a job may stay as it was decided, never before ``until_s``."""
+    """Return the time until which a job may stay as it was decided, never before ``until_s``.
+
+    ``takes_s`` is the duration of the start that it may still be in.
+    """
     jobs, job = snapshot.jobs, decision.job
     restart_s = float(jobs.restart_s[job])
     rate = decision.rate if decision.gang is not None else 0.0
     ready_s = snapshot.now_s + restart_s
     if decision.gang is not None and decision.kind not in CHANGES_GPUS:
-        ready_s = max(snapshot.now_s, float(jobs.since_s[job]) + restart_s)
+        ready_s = max(snapshot.now_s, float(jobs.since_s[job]) + takes_s)
 
     def short(at_s: float) -> bool:
         trained = rate * max(0.0, at_s - ready_s)

@@ -7,17 +7,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tessera.formulation.columns import first_draft
 from tessera.formulation.decisions import Decision, DecisionKind
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.lifecycle import JobState
+from tessera.formulation.lookahead import rates_if_kept
 from tessera.formulation.placement import Gang
 from tessera.formulation.policy import MAX_REPLAN_SPACING, Policy
 from tessera.formulation.promises.stability import replans_are_rare_and_pay_back
 from tessera.formulation.reasons import ReasonCode
-from tessera.formulation.replans import Replan
+from tessera.formulation.replans import Replan, charge_unsaved_training, start_duration_s
 from tessera.formulation.snapshot import Snapshot
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate, some_nodes
 from tests.support.driver import decide_round
@@ -250,6 +252,22 @@ def test_training_that_a_restart_would_repeat_is_part_of_its_price() -> None:
     assert dict(unsaved.reason.evidence)["restart GPU-s"] == "480"
     late = a_round(two_plans(1.5), unsaved_since_s=NOW_S - 990)
     assert decide(late, Policy(restart_horizon_s=3000.0)).kind is DecisionKind.KEEP
+
+
+def test_a_waiting_job_repeats_nothing_more_the_longer_it_waits() -> None:
+    waiting = a_job("waits", restart_s=30.0, unsaved_since_s=NOW_S - 900)
+    snapshot = a_round(two_plans(1.5), waiting, unsaved_since_s=NOW_S - 90)
+    assert charge_unsaved_training(snapshot).jobs.restart_s.tolist() == [120.0, 30.0]
+
+
+def test_a_start_does_not_take_longer_because_the_next_one_would() -> None:
+    """A job that has trained for long is past its start, however much a restart would repeat."""
+    charged = charge_unsaved_training(
+        a_round(two_plans(1.5), since_s=NOW_S - 90, unsaved_since_s=NOW_S - 90)
+    )
+    assert start_duration_s(charged).tolist() == [30.0]
+    _, left_s = rates_if_kept(first_draft(charged, Policy()), np.array([0]))
+    assert left_s.tolist() == [0.0]
 
 
 # words
