@@ -21,7 +21,7 @@ from tessera.formulation.network.facts import (
 )
 from tessera.formulation.tables import Bools, CellTable, Floats, Ints, Table, usual
 from tessera.formulation.topologies.described import DescribedTopology
-from tessera.formulation.values import PROFILING, Cell, CellKey, GpuType, Hold, Workload
+from tessera.formulation.values import NO_CELL, PROFILING, Cell, CellKey, GpuType, Hold, Workload
 
 STATES: tuple[JobState, ...] = tuple(JobState)
 """State of each code in ``Jobs.state``."""
@@ -167,6 +167,14 @@ class Jobs(CellTable):
         wanted[[STATE_CODE[state] for state in states]] = True
         is_among: Bools = wanted[self.state]
         return is_among
+
+
+WITHOUT_CELL: Final[dict[str, int]] = {
+    **dict(zip(Jobs.CELL, NO_CELL, strict=True)),
+    "current_cpus": NOT_STATED,
+    "current_host_bytes": NOT_STATED,
+}
+"""The columns of ``Jobs`` on its Cell, and on what it was given with it, of a job without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

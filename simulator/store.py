@@ -21,6 +21,7 @@ from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.snapshot import (
     NO_LEGS,
     STATE_CODE,
+    WITHOUT_CELL,
     Allocations,
     Avoids,
     Estimates,
@@ -349,8 +350,8 @@ class MemoryStore:
         self.owner[self._first_gpu[nodes] + gpus] = -1
         self.service_gpu_s[job] += self.current_gpus[job] * (now_s - self.began_s[job])
         self.began_s[job] = np.nan
-        self._set_current(job, NO_CELL)
-        self.current_cpus[job] = self.current_host_bytes[job] = NOT_STATED
+        for column, value in WITHOUT_CELL.items():
+            getattr(self, column)[job] = value
 
     def _current(self, job: int) -> CellKey:
         return CellKey._make(int(getattr(self, column)[job]) for column in Jobs.CELL)

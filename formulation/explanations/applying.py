@@ -13,7 +13,7 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.explanations.changes import Change, ChangeKind
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.policy import Policy
-from tessera.formulation.snapshot import STATE_CODE, Estimates, Nodes, Snapshot
+from tessera.formulation.snapshot import STATE_CODE, WITHOUT_CELL, Estimates, Nodes, Snapshot
 from tessera.formulation.values import EstimateSource
 
 PolicyT = TypeVar("PolicyT", bound=Policy)
@@ -176,12 +176,9 @@ def _end(snapshot: Snapshot, _job: int, change: Change) -> Snapshot:
         snapshot,
         ended,
         state=STATE_CODE[JobState.CANCELLING],
-        current_type=-1,
-        current_gpus=0,
-        current_degree=0,
-        current_plan=0,
         admitted=False,
         since_s=0.0,
+        **WITHOUT_CELL,
     )
 
 

@@ -21,7 +21,7 @@ from tessera.solvers.rounds.plan import RoundOutcome
 
 HELD = "the job is held; release it with: tessera release JOB"
 NO_ESTIMATE = "nobody knows how fast its model runs until its first iterations are measured"
-NO_CELL = "no estimate says that its model runs on this cluster"
+NO_CELL_RUNS = "no estimate says that its model runs on this cluster"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -145,5 +145,5 @@ def _reasons_without(snapshot: Snapshot) -> dict[int, str]:
     runs = np.zeros(len(snapshot.workloads), dtype=np.bool_)
     runs[snapshot.estimates.workload[np.isfinite(snapshot.estimates.iter_time_s)]] = True
     for job in np.flatnonzero(unknown | ~runs[jobs.workload]).tolist():
-        reasons.setdefault(job, NO_ESTIMATE if unknown[job] else NO_CELL)
+        reasons.setdefault(job, NO_ESTIMATE if unknown[job] else NO_CELL_RUNS)
     return reasons

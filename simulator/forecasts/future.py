@@ -22,15 +22,15 @@ from tessera.formulation.placement import current_gangs
 from tessera.formulation.snapshot import (
     NO_LEGS,
     STATE_CODE,
+    WITHOUT_CELL,
     Allocations,
-    Estimates,
     Jobs,
     Legs,
     Prices,
     Snapshot,
 )
 from tessera.formulation.tables import Floats, Ints, array_columns
-from tessera.formulation.values import BEST_FOUND, NO_CELL, CellKey, Hold
+from tessera.formulation.values import BEST_FOUND, CellKey, Hold
 from tessera.simulator.store import renumber_jobs
 from tessera.solvers.rounds.due import due_s, next_leg_s
 from tessera.solvers.rounds.plan import RoundOutcome
@@ -138,7 +138,8 @@ class _Future:
         self._tracked = len(snapshot.jobs)
         self._set_up_jobs(snapshot.jobs.followed_by(draw.arrivals), draw)
         self._set_up_gpus()
-        truth = replace(snapshot, estimates=_with_times(snapshot.estimates, draw.iter_time_s))
+        true_times = replace(snapshot.estimates, iter_time_s=draw.iter_time_s)
+        truth = replace(snapshot, estimates=true_times)
         self._cells = build_cells(truth)
         keys = zip(self._cells.workload.tolist(), self._cells.keys(), strict=True)
         self._row = {key: row for row, key in enumerate(keys)}
@@ -201,7 +202,7 @@ class _Future:
 
     def _set_waiting(self, job: int) -> None:
         column = self._column
-        for name, value in zip(Jobs.CELL, NO_CELL, strict=True):
+        for name, value in WITHOUT_CELL.items():
             column[name][job] = value
         column["since_s"][job] = 0.0
         if column["state"][job] == _RUNNING:
@@ -367,8 +368,12 @@ class _Future:
         where = [int(self._first_gpu[n]) + gpu for n, gpus in gang.members for gpu in gpus]
         self._gpus[job] = np.array(where, dtype=np.int64)
         self._owner[self._gpus[job]] = job
-        for name, value in zip(Jobs.CELL, decision.cell, strict=True):
+        # What it needs is what its Cell's estimates state, which never change here.
+        given = WITHOUT_CELL | dict(zip(Jobs.CELL, decision.cell, strict=True))
+        for name, value in given.items():
             column[name][job] = value
+        if column["unsaved_since_s"][job] > 0:  # it writes no checkpoint when it is stopped
+            column["unsaved_since_s"][job] = self.now_s
         column["state"][job], column["since_s"][job] = _RUNNING, self.now_s
         column["generation"][job] += 1
         column["version"][job] += 1
@@ -376,10 +381,6 @@ class _Future:
             self.start_s[job] = min(self.start_s[job], self.now_s)
         ready_s = self.now_s + float(column["restart_s"][job])
         self._train(job, decision.cell, gang.nodes, ready_s)
-
-
-def _with_times(estimates: Estimates, iter_time_s: Floats) -> Estimates:
-    return replace(estimates, iter_time_s=iter_time_s)
 
 
 def _renumber(legs: Legs, shown: Ints) -> Legs:

@@ -10,7 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tessera.formulation.demand import NOT_STATED
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.placement import Gang
 from tessera.formulation.records.forecasts import Submission
 from tessera.formulation.snapshot import Jobs, Snapshot
 from tessera.simulator.executor import replay_lines
@@ -23,6 +26,8 @@ from tessera.simulator.store import EPOCH_S
 from tessera.simulator.traces.trace import Arrival
 from tessera.simulator.world import World
 from tessera.solvers.rounds.options import RoundOptions
+from tessera.solvers.rounds.plan import RoundOutcome
+from tests.support.builders import a_job, a_node, a_snapshot, an_estimate
 from tests.support.laws import examples
 from tests.support.snapshots import snapshots
 from tests.support.worlds import BERT, StoppedClock, a_profile, a_scenario, an_arrival
@@ -142,6 +147,39 @@ def test_nobody_follows_a_future_that_is_not_wanted() -> None:
     decide = Decider(RoundOptions(solver="greedy"))
     times = follow_future(snapshot, draw, decide, RHYTHM, lambda: False)
     assert np.isinf(times.finish_s).all()
+
+
+def test_a_job_that_starts_again_has_neither_its_former_cell_nor_its_former_training() -> None:
+    """``old`` gives way to ``new``, and starts again when that has ended."""
+    old = {"cell": (0, 1, 1), "current_cpus": 8, "current_host_bytes": 9, "generation": 1}
+    snapshot = a_snapshot(
+        nodes=[a_node("n0", gpus=1)],
+        estimates=[an_estimate(cpus=4)],
+        jobs=[
+            a_job("old", state=JobState.RUNNING, unsaved_since_s=1.0, since_s=1.0, **old),
+            a_job("new", weight=1e3, iterations=50.0, iterations_left=50.0),
+        ],
+        gangs={0: Gang(members=((0, (0,)),))},
+    )
+    draw = Draw(
+        iter_time_s=snapshot.estimates.iter_time_s,
+        share=np.ones(2),
+        arrivals=Jobs.from_rows([]),
+    )
+    decide, seen = Decider(RoundOptions(solver="greedy")), list[Snapshot]()
+
+    def watched(now: Snapshot) -> RoundOutcome:
+        seen.append(now)
+        return decide(now)
+
+    follow_future(snapshot, draw, watched, replace(RHYTHM, period_s=60.0, horizon_s=1_000.0))
+    rows = [one.jobs.row(0) | {"now_s": one.now_s} for one in seen]
+    waits = next(row for row in rows if row["current_gpus"] == 0)
+    assert (waits["current_cpus"], waits["current_host_bytes"]) == (NOT_STATED, NOT_STATED)
+    again = next(row for row in rows if row["generation"] > 1)
+    assert again["current_gpus"] == 1
+    assert again["current_cpus"] == NOT_STATED  # what the estimates of its Cell state
+    assert again["unsaved_since_s"] == again["since_s"] > snapshot.now_s
 
 
 @given(snapshots(), st.integers(0, 2**16))
