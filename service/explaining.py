@@ -18,7 +18,7 @@ from tessera.formulation.snapshot import Snapshot
 from tessera.service.loop import RoundLoop
 from tessera.service.ports import Store
 from tessera.solvers.rounds.explaining.explain import explain_job
-from tessera.solvers.rounds.options import RoundOptions
+from tessera.solvers.rounds.options import RoundOptions, recorded_options
 from tessera.solvers.rounds.plan import RoundOutcome
 
 MAX_HISTORY_ROUNDS: Final = 500
@@ -133,7 +133,7 @@ class JobExplainer:
     ) -> tuple[RoundOptions, RoundOutcome]:
         """Decide a stored round as recorded. The options are those without the recorded work."""
         summary = record.summary
-        options = _options_of(record)
+        options = recorded_options(record.summary.options)
         recorded = self._store.round_proof(summary.cluster, summary.number).recorded
         outcome = self._rounds.decide(
             snapshot,
@@ -154,7 +154,7 @@ class JobExplainer:
         options = self._standing
         if history:
             last = self._store.get_round(record.cluster, history[0].number)
-            options = _options_of(last)
+            options = recorded_options(last.summary.options)
         outcome = self._rounds.decide(
             snapshot, options, remaining_s=time.remaining_s, cancelled=time.cancelled
         )
@@ -219,10 +219,6 @@ def _worded(explanation: Explanation, given: Reason | None) -> Explanation:
     if given is None or given.code is not explanation.reason.code:
         return explanation
     return replace(explanation, reason=replace(given, next_step=explanation.reason.next_step))
-
-
-def _options_of(record: RoundRecord) -> RoundOptions:
-    return RoundOptions(**record.summary.options)  # type: ignore[arg-type] # recorded by field
 
 
 def _deciding_round(record: JobRecord, history: Sequence[JobRound]) -> int:

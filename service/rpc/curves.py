@@ -126,7 +126,7 @@ class CurveReader:
         if kind is None:
             return BandwidthCurve(unknown_because=f"the GPU type {gpu_type} was deleted")
         try:
-            hardware = hardware_of("gpu_type", kind, self._hardware)
+            hardware = hardware_of("gpu_type", kind, self._hardware, known.hosts)
         except InvalidInput as wrong:
             return BandwidthCurve(unknown_because=wrong.problem)
         spec = next(
