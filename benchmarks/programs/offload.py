@@ -1,8 +1,9 @@
 """A program that times iterations of a GPT on one GPU, by execution plans that trade its resources.
 
 It is in PyTorch, and needs nothing else. For each model, each plan and each number of threads it
-prints a JSON object on a line: the size of the model, the plan, and the medians of the seconds of
-an iteration and of its forward passes, or that the plan ran out of memory.
+prints a JSON object on a line: the size of the model, the plan, and the seconds of an iteration and
+of its parts, or that the plan ran out of memory. The first line says where it runs.
+``tessera.estimator.profiling.host`` times the host alone.
 
 Plans differ by accumulation, activation checkpointing and ZeRO-Offload. With the latter, gradients
 are copied to the host during the backward pass, the host's threads update the states, and the
@@ -232,40 +233,6 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def time_host(device: torch.device, most_threads: int, elements: int) -> dict[str, Any]:
-    """Return bytes/s of copies of pinned memory each way, and of Adam by numbers of threads.
-
-    Adam is counted as 32 bytes of a parameter: it reads four values of 4 bytes, and writes four.
-    """
-    rates: dict[str, Any] = {"device": _device_name(device), "cpus": os.cpu_count()}
-    if device.type == "cuda":
-        host = torch.empty(elements, pin_memory=True)
-        there = torch.empty(elements, device=device)
-        for name, to, source in (("to_gpu", there, host), ("to_host", host, there)):
-            times = []
-            for _ in range(4):
-                begin = _now(device)
-                to.copy_(source, non_blocking=True)
-                times.append(_now(device) - begin)
-            rates[f"{name}_bytes_per_s"] = 4 * elements / min(times)
-    state = torch.zeros(elements)
-    state.grad = torch.ones(elements)
-    optimizer = torch.optim.AdamW([state], lr=LEARNING_RATE, fused=True)
-    by_threads = {}
-    threads = 1
-    while threads <= most_threads:
-        torch.set_num_threads(threads)
-        optimizer.step()
-        times = []
-        for _ in range(3):
-            begin = time.perf_counter()
-            optimizer.step()
-            times.append(time.perf_counter() - begin)
-        by_threads[threads] = 32 * elements / min(times)
-        threads *= 2
-    return rates | {"update_bytes_per_s": by_threads}
-
-
 def plans_to_time(threads: list[int]) -> list[Plan]:
     """Return the plans of a model, from the fewest resources of the host to the most."""
     plans = [Plan(a, again) for again in (False, True) for a in (1, 2, 4)]
@@ -293,13 +260,12 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=3)
     parser.add_argument("--threads", default="1,2,4,8,16")
     parser.add_argument("--seconds", type=float, default=1_800.0, help="after which none starts")
-    parser.add_argument("--elements", type=int, default=2**28, help="of the arrays of host times")
     given = parser.parse_args()
     threads = [int(word) for word in given.threads.split(",")]
     started = time.perf_counter()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    host = time_host(device, threads[-1], given.elements)
-    sys.stdout.write(json.dumps({"torch": torch.__version__} | host) + "\n")
+    facts = {"torch": torch.__version__, "device": _device_name(device), "cpus": os.cpu_count()}
+    sys.stdout.write(json.dumps(facts) + "\n")
     for name in given.models.split(","):
         for plan in plans_to_time(threads):
             if time.perf_counter() - started > given.seconds:

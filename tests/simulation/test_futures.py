@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -151,7 +152,12 @@ def test_nobody_follows_a_future_that_is_not_wanted() -> None:
 
 def test_a_job_that_starts_again_has_neither_its_former_cell_nor_its_former_training() -> None:
     """``old`` gives way to ``new``, and starts again when that has ended."""
-    old = {"cell": (0, 1, 1), "current_cpus": 8, "current_host_bytes": 9, "generation": 1}
+    old: dict[str, Any] = {
+        "cell": (0, 1, 1),
+        "current_cpus": 8,
+        "current_host_bytes": 9,
+        "generation": 1,
+    }
     snapshot = a_snapshot(
         nodes=[a_node("n0", gpus=1)],
         estimates=[an_estimate(cpus=4)],
