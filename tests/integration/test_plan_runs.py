@@ -13,7 +13,7 @@ from tessera.db.store import PostgresStore
 from tessera.estimator.plan_corrections import configuration_of
 from tessera.estimator.plans import Shape
 from tessera.estimator.profiling.tasks import LAST_QUEUE, LEAST_WEIGHT, ProfilingOptions
-from tessera.estimator.reconfiguration.appendix import AppendixParameters, appendix_iteration_s
+from tessera.estimator.reconfiguration.appendix import appendix_iteration_s
 from tessera.estimator.reconfiguration.configurations import ConfigurationTable
 from tessera.estimator.workloads import Estimator, catalogue_of, hardware_of, known_models
 from tessera.formulation.errors import InvalidInput
@@ -30,19 +30,11 @@ from tessera.service.config import Config
 from tessera.solvers.base import Budget
 from tessera.solvers.portfolio import Portfolio
 from tessera.solvers.rounds.plan import RoundOptions, plan_round
+from tests.support.configurations import TRUE
 from tests.support.stored_cluster import C, a_spec, apply_event, commit, do, execute, job
 
 BERT = Workload(model="bert", params="1.3B", global_batch=256)
 GPU = "a100-80"
-TRUE = AppendixParameters(
-    backward_ratio=2.3,
-    sync_overlap=1.5,
-    update_s_per_parameter=8e-11,
-    host_update_s_per_parameter=3e-9,
-    offload_overlap=2.0,
-    swap_overlap=3.0,
-    constant_s=0.02,
-)
 
 
 @pytest.fixture

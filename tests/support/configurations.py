@@ -64,3 +64,26 @@ def runs_of(
         MeasuredRun(configuration=configuration, iter_time_s=time_s)
         for configuration, time_s in zip(configurations, times.tolist(), strict=True)
     ]
+
+
+TRUE = AppendixParameters(
+    backward_ratio=2.3,
+    sync_overlap=1.5,
+    update_s_per_parameter=8e-11,
+    host_update_s_per_parameter=3e-9,
+    offload_overlap=2.0,
+    swap_overlap=3.0,
+    constant_s=0.02,
+)
+"""The parameters by which tests make times."""
+
+SEVEN = [
+    a_configuration(1),
+    a_configuration(8),
+    a_configuration(2, 2),
+    a_configuration(4, zero=ZeroStage.GRADIENTS),
+    an_offloaded(1),
+    an_offloaded(8),
+    an_offloaded(4, 4),
+]
+"""Runs that suffice to fit the published model."""

@@ -23,7 +23,7 @@ from tessera.estimator.reconfiguration import (
     PricedRun,
     choose_model,
 )
-from tessera.estimator.reconfiguration.appendix import AppendixParameters, appendix_iteration_s
+from tessera.estimator.reconfiguration.appendix import appendix_iteration_s
 from tessera.estimator.reconfiguration.configurations import ConfigurationTable
 from tessera.estimator.stated.estimates import estimate_stated_plan
 from tessera.estimator.workloads import Estimator, catalogue_of, known_models
@@ -38,26 +38,8 @@ from tessera.formulation.execution_plan import (
 )
 from tessera.formulation.records.estimates import EstimateRecord, MeasurementRecord
 from tessera.formulation.values import Cell, EstimateSource, Workload
-from tests.support.configurations import a_configuration, an_offloaded, runs_of
+from tests.support.configurations import SEVEN, TRUE, a_configuration, an_offloaded, runs_of
 
-TRUE = AppendixParameters(
-    backward_ratio=2.3,
-    sync_overlap=1.5,
-    update_s_per_parameter=8e-11,
-    host_update_s_per_parameter=3e-9,
-    offload_overlap=2.0,
-    swap_overlap=3.0,
-    constant_s=0.02,
-)
-SEVEN = [
-    a_configuration(1),
-    a_configuration(8),
-    a_configuration(2, 2),
-    a_configuration(4, zero=ZeroStage.GRADIENTS),
-    an_offloaded(1),
-    an_offloaded(8),
-    an_offloaded(4, 4),
-]
 NINE = [*SEVEN, a_configuration(4, 4), an_offloaded(2)]
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tessera.estimator.reconfiguration.appendix import AppendixParameters, appendix_iteration_s
+from tessera.estimator.reconfiguration.appendix import appendix_iteration_s
 from tessera.estimator.reconfiguration.configurations import Configuration, ConfigurationTable
 from tessera.estimator.reconfiguration.fitting import (
     MeasuredRun,
@@ -18,8 +18,9 @@ from tessera.estimator.reconfiguration.fitting import (
 from tessera.estimator.reconfiguration.pooled import POOLED_PARAMETERS, pooled_parts, reached_ports
 from tessera.estimator.reconfiguration.pooling import choose_runs, fit_pooled
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import ZeroStage
 from tests.support.configurations import (
+    SEVEN,
+    TRUE,
     a_configuration,
     a_table,
     a_transformer,
@@ -27,24 +28,6 @@ from tests.support.configurations import (
     runs_of,
 )
 
-TRUE = AppendixParameters(
-    backward_ratio=2.3,
-    sync_overlap=1.5,
-    update_s_per_parameter=8e-11,
-    host_update_s_per_parameter=3e-9,
-    offload_overlap=2.0,
-    swap_overlap=3.0,
-    constant_s=0.02,
-)
-SEVEN = [
-    a_configuration(1),
-    a_configuration(8),
-    a_configuration(2, 2),
-    a_configuration(4, zero=ZeroStage.GRADIENTS),
-    an_offloaded(1),
-    an_offloaded(8),
-    an_offloaded(4, 4),
-]
 UNSEEN = [a_configuration(4), a_configuration(4, 4), an_offloaded(2), an_offloaded(2, 2)]
 
 
