@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-train test test-full verify supply sbom lock docs proto bench clean
+.PHONY: help setup demo demo-train test test-full verify types static supply sbom lock docs proto bench clean
 PYTHON ?= python3
 unexport PYTHONDONTWRITEBYTECODE # many processes are started: each would compile all that it imports
 BIN := .venv/bin
@@ -35,17 +35,19 @@ test-full: $(DEV) ## the same with 15 times the examples of each law, for a nigh
 	HYPOTHESIS_PROFILE=full $(MAKE) test
 
 verify: $(DEV) ## what else must hold: format, lint, style, results, types, layers, stubs, the wire, packages, secrets, documents, bench smoke
+	$(MAKE) --jobs=2 --output-sync=line static types bench supply docs
+
+types: $(DEV) ## types, by mypy --strict
+	$(BIN)/mypy
+
+static: $(DEV) ## format, lint, style, results, layers, stubs, the wire
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/python scripts/style.py
 	$(BIN)/python -m tessera.benchmarks.harness.results --check
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/protos.py --check
 	$(BIN)/buf breaking proto --against proto/released.binpb
-	$(MAKE) supply
-	$(MAKE) docs
-	$(MAKE) bench
 
 supply: $(DEV) ## no new secret; packages locked, of allowed licences, and listed in build/sbom.json
 	$(BIN)/python scripts/leaks.py

@@ -6,6 +6,8 @@ import inspect
 import json
 import sys
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Annotated, Any
 
 import typer
@@ -17,6 +19,9 @@ from tessera.benchmarks.harness.cases import find_cases
 from tessera.benchmarks.harness.registry import BenchmarkCase, run_case
 
 out, err = Console(), Console(stderr=True)
+
+SMOKE_PROCESSES = 2
+"""How many benchmarks ``--smoke`` runs at a time. Its figures are no times."""
 
 
 def add(app: typer.Typer) -> None:
@@ -50,17 +55,28 @@ def _all(
         out.print(names)
         return
     broken = []
-    for found in find_cases().values():
-        err.print(f"bench {found.name} (smoke)")
-        result = run_case(found, found.smoke, ["bench", "--smoke"])
-        result.pop("table", None)
-        bounds = result["bounds"]  # times have no meaning at this size
-        result["bounds"] = {k: b for k, b in bounds.items() if not k.endswith("_s")}
-        _show(result)
-        broken += [k for k in result["bounds"] if not _holds(found.name, k, result["figures"][k])]
+    with ProcessPoolExecutor(SMOKE_PROCESSES, mp_context=get_context("spawn")) as processes:
+        for result in processes.map(_run_smoke, find_cases()):
+            _show(result)
+            figures = result["figures"]
+            broken += [k for k in result["bounds"] if not _holds(result["bench"], k, figures[k])]
     if broken:
         err.print(f"bounds that do not hold: {', '.join(broken)}", style="red")
         raise typer.Exit(1)
+
+
+def _run_smoke(name: str) -> dict[str, Any]:
+    """Run the small version of a benchmark, and return its result without table and bounds of times.
+
+    Times have no meaning at this size.
+    """
+    found = find_cases()[name]
+    err.print(f"bench {name} (smoke)")
+    result = run_case(found, found.smoke, ["bench", "--smoke"])
+    result.pop("table", None)
+    bounds = result["bounds"]
+    result["bounds"] = {k: b for k, b in bounds.items() if not k.endswith("_s")}
+    return result
 
 
 def _command(found: BenchmarkCase) -> Callable[..., None]:

@@ -100,7 +100,10 @@ def test_the_list_is_the_start_of_the_whole_space_by_estimates() -> None:
 
 
 def test_the_same_input_gives_the_same_list() -> None:
-    for space, (setting, plan) in product(TuningSpace, every_cell()):
+    setting, cell = cells(WORKLOADS[0], 4)[0]
+    plan = cell.record.plan
+    assert plan is not None
+    for space in TuningSpace:
         first, second = (list_tuning_plans(setting, plan, COMMAND, space) for _ in range(2))
         assert first == second
 
