@@ -17,7 +17,7 @@ MAX_LINE: Final = 2**20
 
 NO_GPUS: Final = "no GPUs"
 NO_START: Final = "no recorded start of its run"
-NO_END: Final = "no recorded end, because they still ran or the log was cut"
+NO_END: Final = "no recorded end: still running, or the log was cut"
 NO_DURATION: Final = "a duration of 0 or less"
 
 
@@ -44,8 +44,8 @@ class DroppedRows:
         """Return a line for each reason, most frequent first."""
         ranked = sorted(self.counts.items(), key=lambda item: -item[1])
         return [
-            f"{count:,} rows dropped with {reason}: {', '.join(self.names[reason])}"
-            + (", ..." if count > NAMES_SHOWN else "")
+            f"dropped {count:,} {'row' if count == 1 else 'rows'} ({reason}):"
+            f" {', '.join(self.names[reason])}" + (", ..." if count > NAMES_SHOWN else "")
             for reason, count in ranked
         ]
 

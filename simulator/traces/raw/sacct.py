@@ -27,8 +27,8 @@ from tessera.simulator.traces.trace import DurationJob
 ZONE: Final = "UTC"
 """The zone unless one is given: sacct prints times of the machine on which it runs."""
 COLUMNS: Final = ("JobID", "Submit", "Start", "End", "AllocTRES")
-STEP: Final = "a step of a job, which is counted with its job"
-NOT_STARTED: Final = "an array task or job that has not started"
+STEP: Final = "a step, which is part of its job"
+NOT_STARTED: Final = "not started"
 
 _GPU: Final = re.compile(r"gres/gpu(?::(?P<kind>[^=]+))?=(?P<count>[0-9]{1,9})", re.ASCII)
 

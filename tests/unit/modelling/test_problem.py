@@ -47,12 +47,8 @@ def two_jobs_for_one_node(weight: float = 2.0) -> Problem:
 def test_the_dozen_lines_of_the_page_place_a_job() -> None:
     result = two_jobs_for_one_node().solve("throughput")
     bert, gpt = result
-    assert (bert.gpu_type, bert.gpus, bert.pipeline_degree, bert.samples_per_s) == (
-        "h100",
-        8,
-        1,
-        pytest.approx(120.0),
-    )
+    assert (bert.gpu_type, bert.gpus, bert.pipeline_degree) == ("h100", 8, 1)
+    assert bert.samples_per_s == pytest.approx(120.0)
     assert bert.nodes == {"h100-0": tuple(range(8))}
     assert bert.runs
     assert not gpt.runs
@@ -206,7 +202,8 @@ def test_schedulers_and_objectives_of_ones_own_decide() -> None:
     assert math.isnan(by_scheduler.gap)
     by_objective = problem.solve(latest)
     assert [job.runs for job in by_objective] == [False, True]
-    assert (by_objective.objective, by_objective.unit) == (pytest.approx(2.0), "places")
+    assert by_objective.objective == pytest.approx(2.0)
+    assert by_objective.unit == "places"
     assert problem.solve("throughput", scheduler="fcfs")["bert"].runs
 
 

@@ -269,3 +269,9 @@ def test_the_examples_of_the_documents_decide_rounds(monkeypatch: pytest.MonkeyP
     count = [int(np.sum(one.solution.choice >= 0)) for one in (most, plain)]
     assert count[0] >= count[1]
     assert most.goals[0].objective == pytest.approx(count[0])
+
+
+@pytest.mark.parametrize("name", ["smallest_first.py", "most_jobs.py"])
+def test_the_page_on_simulating_shows_the_examples_as_they_are(name: str) -> None:
+    page = (EXAMPLES.parent / "simulating.md").read_text(encoding="utf-8")
+    assert f"$ cat {name}\n{(EXAMPLES / name).read_text(encoding='utf-8')}```" in page
