@@ -6,6 +6,8 @@
     percent   = a number from 0 to below 100
     share     = a number between 0 and 1
 
+A name may also be the reference of a plug-in, e.g. ``my_lab.values:running``, which is a sum.
+
 ``finish-time-fairness then throughput`` first makes the worst-off job as well off as possible. It
 then maximizes throughput among the answers that do so. ``max-min within 5% then throughput`` lets
 the later stages give away 5 % of what the stage before reached. ``0.7*throughput + 0.3*jct`` adds
@@ -25,6 +27,7 @@ from functools import lru_cache
 from typing import Final
 
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.plugins import REFERENCE_PATTERN, find_plugin
 
 LINEAR: Final = ("throughput", "deadline", "jct", "balanced", "cost")
 """Objectives that are sums over jobs."""
@@ -43,6 +46,9 @@ LARGEST_WEIGHT: Final = 1e9
 
 _WITHIN = re.compile(r"^(?P<sum>.*?)(?:\s+within\s+(?P<percent>[0-9.]+)\s*%)?$", re.DOTALL)
 _TERM = re.compile(r"^(?:(?P<weight>[0-9.eE+-]+)\s*\*\s*)?(?P<name>[a-z-]+)(?P<share>:[^:]*)?$")
+_PLUGIN_TERM = re.compile(
+    rf"^(?:(?P<weight>[0-9.eE+-]+)\s*\*\s*)?(?P<name>{REFERENCE_PATTERN})$", re.ASCII
+)
 _PLUS = re.compile(r"(?<![0-9.][eE])\+")  # not the plus sign of 1e+3
 
 
@@ -148,15 +154,26 @@ def _stage(text: str) -> Stage:
 
 
 def _term(text: str) -> Term:
+    plugin = _PLUGIN_TERM.match(text)
+    if plugin is not None and find_plugin(plugin["name"]) is not None:
+        return Term(objective=plugin["name"], weight=_weight(text, plugin["weight"]))
     match = _TERM.match(text)
     if match is None or match["name"] not in OBJECTIVES:
         raise _wrong(text)
-    weight = _number(match["weight"] or "1")
+    return Term(
+        objective=_with_share(text, match["name"], match["share"]),
+        weight=_weight(text, match["weight"]),
+    )
+
+
+def _weight(text: str, written: str | None) -> float:
+    """Return the weight of a term, which is 1 if none is written."""
+    weight = _number(written or "1")
     if not 0 <= weight <= LARGEST_WEIGHT:
         raise InvalidInput(
             "objective", f"{text!r}: a weight must be a number from 0 to {LARGEST_WEIGHT:,.0f}"
         )
-    return Term(objective=_with_share(text, match["name"], match["share"]), weight=weight)
+    return weight
 
 
 def _with_share(text: str, name: str, share: str | None) -> str:

@@ -94,9 +94,14 @@ class Table:
         )
 
     def followed_by(self, other: Self) -> Self:
-        """Return the rows of this table, then those of ``other``. All columns must be arrays."""
+        """Return the rows of this table, then those of ``other``. No column may be a table."""
         pairs = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
-        return type(self)(**{name: np.concatenate(pair) for name, pair in pairs.items()})
+        return type(self)(
+            **{
+                name: first + then if isinstance(first, tuple) else np.concatenate((first, then))
+                for name, (first, then) in pairs.items()
+            }
+        )
 
     def equals(self, other: Self) -> bool:
         """Return whether every column is equal. NaN equals NaN."""

@@ -15,7 +15,18 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-ROOMS: Final = ("formulation", "solvers", "estimator", "db", "service", "simulator", "benchmarks")
+ROOMS: Final = (
+    *(
+        "formulation",
+        "solvers",
+        "modelling",
+        "estimator",
+        "db",
+        "service",
+        "simulator",
+        "benchmarks",
+    ),
+)
 """The product: tests have sentences for names."""
 COLUMNS: Final = 100
 """Columns of a line of Markdown outside of tables and code."""

@@ -41,6 +41,7 @@ from tessera.formulation.release import install_hint
 from tessera.service.rpc.agents import AgentTiming
 from tessera.service.rpc.convert.rounds import read_options
 from tessera.service.security.oidc import OidcSettings
+from tessera.solvers.plugins import load_plugins
 from tessera.solvers.registry import solver_names as solver_names
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.schedulers.registry import scheduler_of
@@ -275,6 +276,11 @@ class Config:
     rounds follow it, and it fills in what a Schedule call leaves open. If it is empty, the defaults
     of RoundOptions apply.
     """
+    plugins: str = ""
+    """Schedulers and objectives of your own that rounds may name, as a comma-separated list of
+    MODULE:NAME. The server imports these modules when it starts, and runs their code as its own. A
+    request that names any other module is refused. If it is empty, rounds may name no plug-in.
+    """
     default_deadline_s: _Positive = 60.0
     """Deadline of a round for a call that has no deadline."""
     max_deadline_s: _Positive = 600.0
@@ -397,6 +403,7 @@ class Config:
     def __post_init__(self) -> None:
         """Refuse values that have no meaning or would expose the server by accident."""
         check_value(entry_of(Config), "", {f.name: getattr(self, f.name) for f in fields(self)})
+        load_plugins(self.plugins)  # the policy may name them
         self.agent_timing()
         self.round_options()
         self.estimate_multiples()

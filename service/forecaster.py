@@ -27,6 +27,7 @@ from tessera.simulator.forecasts.draws import History
 from tessera.simulator.forecasts.forecast import make_forecast, sample_times
 from tessera.simulator.forecasts.future import RoundRhythm
 from tessera.simulator.run import Decider
+from tessera.solvers.plugins import load_named
 from tessera.solvers.rounds.options import RoundOptions
 
 log = logging.getLogger(__name__)
@@ -170,7 +171,9 @@ def _serve(pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends its processes itself
     with contextlib.suppress(OSError):  # not allowed in some containers
         os.nice(LOWEST_PRIORITY)
-    pipe.send(make_ordered_forecast(pipe.recv()))
+    order = pipe.recv()
+    load_named(order.options.scheduler, order.options.objective)  # the server allowed them
+    pipe.send(make_ordered_forecast(order))
 
 
 def forecast_options(standing: RoundOptions) -> RoundOptions:

@@ -24,6 +24,7 @@ from tessera.formulation.errors import DeadlineTooShort, TesseraError, Unavailab
 from tessera.formulation.snapshot import Snapshot
 from tessera.solvers.base import Budget
 from tessera.solvers.kernels.warm import run_every_loop
+from tessera.solvers.plugins import load_named
 from tessera.solvers.registry import make_solver as make_solver
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import RoundOutcome, plan_round
@@ -323,6 +324,7 @@ def _answer(order: _RoundOrder) -> _RoundAnswer | _RaisedError:
         recorded=options.recorded,
     )
     try:
+        load_named(options.scheduler, options.objective)  # the server allowed them
         outcome = plan_round(
             order.snapshot,
             options,

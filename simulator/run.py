@@ -12,6 +12,7 @@ from tessera.formulation.clock import Clock
 from tessera.formulation.decisions import CHANGES_GPUS, DecisionKind
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.information import Information, all_estimates
+from tessera.formulation.plugins import is_reference
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.snapshot import STATES, Estimates, Snapshot
 from tessera.formulation.tables import Bools, Floats, Ints
@@ -24,6 +25,7 @@ from tessera.simulator.world import Failure, Slowdowns, Straggler, World
 from tessera.solvers.base import Budget
 from tessera.solvers.cpsat import CpSat
 from tessera.solvers.lookahead import ADMISSION
+from tessera.solvers.plugins import require_kept_rules
 from tessera.solvers.registry import make_solver as make_solver
 from tessera.solvers.rounds.due import due_s, next_leg_s
 from tessera.solvers.rounds.options import RoundOptions
@@ -93,12 +95,21 @@ class Decider:
 
         A published scheduler reads estimates through its information. Our own policies get a
         snapshot with those estimates.
+
+        Raises:
+            InvalidInput: a plug-in decides, and its decision breaks a rule.
         """
         if self._scheduler is None:
             snapshot = self._sees(snapshot)
-        return plan_round(
+        outcome = plan_round(
             snapshot, self.options, self._solver, self._budget, scheduler=self._scheduler
         )
+        if is_reference(self.options.scheduler):
+            require_kept_rules(
+                f"{self.options.scheduler}, in round {snapshot.round_number},",
+                [f"{v.rule}: {v.detail}" for v in outcome.violations],
+            )
+        return outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

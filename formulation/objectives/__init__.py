@@ -1,8 +1,8 @@
 """Objectives as pure functions of a draft, and the translation of a policy's stages into goals.
 
 ``LINEAR_VALUES`` has the objectives that are sums, except for ``balanced``, which has a share
-(``column_values``). ``LEVELS_OF`` has those that compare the worst-off jobs. ``NEEDS`` has the rules
-that drop columns for which an objective lacks data, each with a reason.
+(``column_values``), and for plug-ins. ``LEVELS_OF`` has those that compare the worst-off jobs.
+``NEEDS`` has the rules that drop columns for which an objective lacks data, each with a reason.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import reduce
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 
@@ -26,7 +26,8 @@ from tessera.formulation.objectives.cost import cost_values, jobs_running, price
 from tessera.formulation.objectives.fairness import finish_time_fairness, max_min
 from tessera.formulation.objectives.obligations import jobs_without_weight_wait
 from tessera.formulation.objectives.throughput import throughput_values
-from tessera.formulation.objectives.values import ColumnValues
+from tessera.formulation.objectives.values import ColumnValues, require_values
+from tessera.formulation.plugins import find_plugin
 from tessera.formulation.problem import VALUE_SCALE, bound_values, scale_values
 from tessera.formulation.tables import Floats
 
@@ -76,7 +77,13 @@ def goals_of(draft: Draft) -> tuple[Goal, ...]:
 
 
 def column_values(draft: Draft, objective: str) -> ColumnValues:
-    """Return the values of an objective that is a sum, with its share."""
+    """Return the values of an objective that is a sum, with its share.
+
+    Raises:
+        InvalidInput: the objective is a plug-in, and what it returns are not values of the columns.
+    """
+    if (plugin := find_plugin(objective)) is not None:
+        return require_values(draft, objective, cast(Callable[[Draft], object], plugin)(draft))
     name, share = share_of(objective)
     if name == BALANCED:
         return balance_throughput_and_completion(draft, share)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tessera.formulation.draft import Draft
+from tessera.formulation.errors import InvalidInput
 from tessera.formulation.goals import Levels
 from tessera.formulation.problem import VALUE_SCALE
 from tessera.formulation.tables import Floats
@@ -24,6 +25,33 @@ class ColumnValues:
     price: Floats
     unit: str
     scale: float = float(VALUE_SCALE)
+
+
+def require_values(draft: Draft, objective: str, values: object) -> ColumnValues:
+    """Return what the plug-in ``objective`` returned for ``draft``, if it can be decided by.
+
+    Raises:
+        InvalidInput: it is not ``ColumnValues`` with a finite number for each column.
+    """
+    if not isinstance(values, ColumnValues):
+        raise InvalidInput(
+            "objective", f"{objective} returned {type(values).__name__}; return ColumnValues"
+        )
+    columns = len(draft.cell)
+    for name, array in (("gross", values.gross), ("price", values.price)):
+        if not isinstance(array, np.ndarray) or array.shape != (columns,):
+            raise InvalidInput(
+                "objective",
+                f"{objective}: {name} has shape {np.shape(array)}, not ({columns},); return a number"
+                " for each column of the draft",
+            )
+        if array.dtype != np.float64 or not np.isfinite(array).all():
+            raise InvalidInput("objective", f"{objective}: {name} must be finite float64 numbers")
+    if not (values.price >= 0).all():
+        raise InvalidInput("objective", f"{objective}: price must not be negative")
+    if not (np.isfinite(values.scale) and values.scale > 0):
+        raise InvalidInput("objective", f"{objective}: scale must be above 0, not {values.scale}")
+    return values
 
 
 def make_levels(

@@ -36,6 +36,7 @@ from tessera.service.cli.options import (
     Server,
     ValidateOnly,
 )
+from tessera.service.cli.rawtraces import NOT_RECORDED, FromOption, RawTrace, ZoneOption
 from tessera.service.cli.render import err, print_note
 from tessera.service.cli.tenants import apply_tenants
 from tessera.simulator.traces.csv_writer import trace_csv
@@ -136,6 +137,8 @@ def import_trace(
             help="Divide `num_iterations` by this number. Use 1 for traces that are not Arena's.",
         ),
     ] = 5,
+    raw: FromOption = None,
+    time_zone: ZoneOption = "",
     tenant: Annotated[
         str, typer.Option(help="Tenant to which all jobs are accounted. Default: as in the trace.")
     ] = "",
@@ -147,14 +150,27 @@ def import_trace(
 
     Jobs that the cluster already has are left unchanged, so an import can be repeated after a failure.
     Options under "Shaping" change the trace first. The load, the model sizes and the dropped jobs of the
-    result are printed. With --to, the result is written to a file, and no server is needed.
+    result are printed. With --to, the result is written to a file, and no server is needed. A raw trace
+    (--from) is only converted if --to is given and no shaping is asked for.
     """
     if tenant and wanted.recipe.guaranteed_share is not None:
         raise InvalidInput(
             "--tenant", "cannot be combined with --guaranteed, which assigns tenants"
         )
     reading = TraceOptions(iteration_divisor=divide_iterations, limit=limit, screened=True)
-    jobs = read_rows(lambda path: trace_of(path, reading), file)
+    jobs: Sequence[Arrival] | Sequence[DurationJob]
+    if raw is not None:
+        trace = RawTrace(path=file, form=raw, time_zone=time_zone, limit=limit, tenant=tenant)
+        if wanted.to is not None and replace(wanted, to=None).is_plain:
+            written = _count(trace.convert(wanted.to), "job")
+            print_note(f"{written} written to {wanted.to}, as a trace without models")
+            print_note(NOT_RECORDED)
+            return
+        jobs = trace.jobs()
+    elif time_zone:
+        raise InvalidInput("--time-zone", "is for raw traces; give --from, too")
+    else:
+        jobs = read_rows(lambda path: trace_of(path, reading), file)
     if wanted.to is not None:
         _write(wanted.to, wanted, jobs, tenant)
         return

@@ -12,6 +12,7 @@ from google.protobuf import duration_pb2
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.grammar import LEXICOGRAPHIC, OBJECTIVES, parse_objective
 from tessera.formulation.parameters import parse_parameters
+from tessera.formulation.plugins import references_in
 from tessera.formulation.policy import (
     DEFAULT_OBJECTIVE,
     MAX_CAUTION,
@@ -180,7 +181,8 @@ def _objective_options(
     ] = None,
 ) -> scheduler_pb2.RoundOptions:
     """Return the options on the objective."""
-    _check("--objective", lambda: parse_objective(objective or DEFAULT_OBJECTIVE))
+    if not references_in(objective or ""):  # whoever decides the round knows its plug-ins
+        _check("--objective", lambda: parse_objective(objective or DEFAULT_OBJECTIVE))
     _check("--scheduler-parameters", lambda: parse_parameters(scheduler_parameters or ""))
     _check("--queue-weights", lambda: Policy(queue_weights=queue_weights or ""))
     chosen = scheduler_pb2.RoundOptions(

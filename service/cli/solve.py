@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from tessera.formulation.clock import SystemClock
-from tessera.formulation.codec import decode
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.plugins import is_reference
+from tessera.modelling.files import read_snapshot
 from tessera.service.cli.options import Output, OutputOption
 from tessera.service.cli.roundoptions import with_round_options
 from tessera.service.cli.rounds import (
@@ -23,6 +22,7 @@ from tessera.service.cli.rounds import (
 )
 from tessera.service.loop import decide_again
 from tessera.service.rpc.convert.rounds import of_round, to_options
+from tessera.solvers.plugins import load_named, require_kept_rules
 from tessera.v1 import scheduler_pb2
 
 
@@ -43,28 +43,20 @@ def solve(
     everything: Everything = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Solve a saved snapshot on this machine, without a server, e.g. to try another policy on it."""
+    """Solve a saved snapshot on this machine, without a server, e.g. to try another policy on it.
+
+    The scheduler, and objectives, may be plug-ins, MODULE:NAME, from the current folder or PYTHONPATH.
+    """
+    load_named(named.scheduler, named.objective)
     chosen, clock = to_options("options", named), SystemClock()
     end_s = clock.monotonic_s() + limit_s(time_limit, deadline)
     decided = decide_again(
-        _read(snapshot),
+        read_snapshot(snapshot),
         chosen,
         clock,
         remaining_s=lambda: end_s - clock.monotonic_s(),
         cancelled=lambda: False,
     )
+    if is_reference(chosen.scheduler):
+        require_kept_rules(chosen.scheduler, decided.summary.violations)
     show_decided(of_round(decided, summary_only=False), output, everything=everything)
-
-
-def _read(path: Path) -> Snapshot:
-    try:
-        saved = decode(path.read_bytes())
-        if isinstance(saved, Snapshot):
-            saved.traffic.require_readable()
-    except OSError as error:
-        raise InvalidInput(str(path), f"cannot be read: {error.strerror}") from error
-    except InvalidInput as error:
-        raise InvalidInput(str(path), f"is not a saved snapshot: {error}") from error
-    if not isinstance(saved, Snapshot):
-        raise InvalidInput(str(path), f"contains a {type(saved).__name__}, not a snapshot")
-    return saved

@@ -16,8 +16,10 @@ from tessera.formulation.information import (
     single_gpu,
 )
 from tessera.formulation.parameters import PARAMETERS_FIELD
+from tessera.formulation.plugins import is_reference
 from tessera.formulation.policy import DEFAULT_OBJECTIVE
 from tessera.simulator.comparison.information import read_dp_memory
+from tessera.solvers.plugins import load_objectives, load_scheduler, module_files
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.schedulers import registry
 
@@ -76,7 +78,8 @@ def is_ours(policy: str) -> bool:
 def options_of(policy: str, seed: int = 0) -> RoundOptions:
     """Return the options with which rounds are decided under a policy.
 
-    A published scheduler has its own name. ``ilp:OBJECTIVE`` and ``greedy:OBJECTIVE`` are our own
+    A published scheduler has its own name, and one of the user's own its reference, e.g.
+    ``my_lab.queues:SmallestFirst``, which is imported. ``ilp:OBJECTIVE`` and ``greedy:OBJECTIVE`` are our own
     policies with any objective of the grammar. ``@`` adds options of a round, e.g.
     ``ilp:jct@restart_horizon_s=7200``, and parameters of the scheduler, e.g. ``arena@depth=5``.
 
@@ -84,7 +87,9 @@ def options_of(policy: str, seed: int = 0) -> RoundOptions:
         InvalidInput: there is no such policy, or it has no such option or parameter.
     """
     name, *settings = (part.strip() for part in policy.split("@"))
-    if name in registry.scheduler_names():
+    if is_plugin := is_reference(name) and not is_ours(name):
+        load_scheduler(name)
+    if is_plugin or name in registry.scheduler_names():
         known = [parameter.name for parameter in registry.parameters_of(name)]
         own = [part for part in settings if part.partition("=")[0].strip() in known]
         given = dict(_setting(part, known) for part in settings if part not in own)
@@ -101,12 +106,20 @@ def options_of(policy: str, seed: int = 0) -> RoundOptions:
     for prefix, solver in ((ILP, "portfolio"), (GREEDY, "greedy")):
         if name.startswith(prefix):
             objective = name.removeprefix(prefix).strip()
+            load_objectives(objective)
             return RoundOptions(**given | {"seed": seed, "objective": objective, "solver": solver})
     raise InvalidInput(
         "policies",
         f"unknown policy {name!r}; use one of {', '.join(registry.scheduler_names())}, or ilp:OBJECTIVE"
-        " or greedy:OBJECTIVE, e.g. ilp:jct",
+        " or greedy:OBJECTIVE, e.g. ilp:jct, or MODULE:CLASS, a scheduler of your own",
     )
+
+
+def plugin_files(policy: str) -> tuple[Path, ...]:
+    """Return the files of the modules that a policy names, if it names any. Raises InvalidInput."""
+    options_of(policy)  # imports them
+    name = policy.partition("@")[0].strip()
+    return module_files(name.removeprefix(ILP).removeprefix(GREEDY))
 
 
 def _setting(text: str, parameters: Collection[str] = ()) -> tuple[str, Any]:

@@ -14,7 +14,7 @@ from tessera.formulation.tables import Floats
 from tessera.simulator.bounds import throughput_bound
 from tessera.simulator.comparison.estimate_rows import EstimateRow, records_of
 from tessera.simulator.comparison.judges import JudgedDecider, PausableClock
-from tessera.simulator.comparison.policies import information_of, options_of
+from tessera.simulator.comparison.policies import information_of, options_of, plugin_files
 from tessera.simulator.comparison.workload import (
     ROUND_S,
     PreparedScenario,
@@ -75,7 +75,10 @@ class RunRequest:
         """Return the run as a task of a sweep."""
         named = (Path(self.dp_memory),) if self.dp_memory else ()
         return Task(
-            name=name, function=TASK, options=asdict(self), files=(*self.work.files, *named)
+            name=name,
+            function=TASK,
+            options=asdict(self),
+            files=(*self.work.files, *named, *plugin_files(self.policy)),
         )
 
 

@@ -18,6 +18,7 @@ PACKAGES: Final = (
     "db",
     "estimator",
     "formulation",
+    "modelling",
     "service",
     "simulator",
     "solvers",

@@ -6,10 +6,17 @@ import csv
 import io
 import math
 from collections.abc import Iterable
+from typing import TextIO
 
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.simulator.traces.profiles import OPTIONAL, REQUIRED
-from tessera.simulator.traces.trace import EXACT_ITERATIONS_COLUMN, PLAN_LABEL, Arrival
+from tessera.simulator.traces.trace import (
+    DURATION_COLUMNS,
+    EXACT_ITERATIONS_COLUMN,
+    PLAN_LABEL,
+    Arrival,
+    DurationJob,
+)
 
 COLUMNS = (
     "job_id",
@@ -58,6 +65,24 @@ def trace_csv(arrivals: Iterable[Arrival]) -> str:
             ]
         )
     return text.getvalue()
+
+
+def write_durations(jobs: Iterable[DurationJob], file: TextIO) -> int:
+    """Write jobs without models to ``file`` one by one, and return their number.
+
+    The file is read back as the same jobs. Times keep the clock of the trace, to the microsecond.
+    """
+    writer, written = csv.writer(file, lineterminator="\n"), 0
+    writer.writerow((*DURATION_COLUMNS, "gpu_type", "tenant"))
+    for arrival_s, duration_s, spec in jobs:
+        times = (
+            f"{arrival_s:.6f}".rstrip("0").rstrip("."),
+            f"{duration_s:.6f}".rstrip("0").rstrip("."),
+        )
+        request = (spec.requested_gpus, spec.requested_type, spec.tenant)
+        writer.writerow((spec.name, *times, *request))
+        written += 1
+    return written
 
 
 def profiles_csv(records: Iterable[EstimateRecord]) -> str:

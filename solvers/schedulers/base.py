@@ -10,6 +10,7 @@ import numpy as np
 
 from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.draft import Draft
+from tessera.formulation.errors import InvalidInput
 from tessera.formulation.information import Information, all_estimates
 from tessera.formulation.policy import Policy
 from tessera.formulation.problem import Problem
@@ -96,6 +97,32 @@ class TimelessScheduler(Protocol):
         ...
 
 
+def require_choice(draft: Draft, name: str, choice: Ints) -> Ints:
+    """Return the answer of the scheduler ``name``, if it is a choice of columns of ``draft``.
+
+    Raises:
+        InvalidInput: it is not int64[jobs], or a job has a column that is not its own.
+    """
+    jobs = len(draft.current)
+    if not (
+        isinstance(choice, np.ndarray) and choice.shape == (jobs,) and choice.dtype.kind == "i"
+    ):
+        raise InvalidInput(
+            "scheduler",
+            f"{name} must return a whole number for each of the {jobs} jobs, int64[jobs]",
+        )
+    first, end = draft.job_start[:-1], draft.job_start[1:]
+    wrong = np.flatnonzero((choice != -1) & ((choice < first) | (choice >= end)))
+    if len(wrong):
+        job = int(wrong[0])
+        raise InvalidInput(
+            "scheduler",
+            f"{name} chose column {choice[job]} for {draft.snapshot.jobs.name[job]}, whose columns are"
+            f" {first[job]} up to but not including {end[job]}; -1 lets a job wait",
+        )
+    return choice.astype(np.int64, copy=False)
+
+
 def translate_choice(draft: Draft | Problem, problem: Problem, choice: Ints) -> Ints:
     """Return ``choice`` translated from ``draft`` to ``problem``, int64[jobs]; -1 if a job waits.
 
@@ -172,12 +199,13 @@ class Scheduler:
 
         Raises:
             DeadlineTooShort: ``cancelled`` has become true.
+            InvalidInput: the scheduler's answer is not a choice of the columns that it saw.
         """
         known = self.information(draft.snapshot)
         sees_all = known is draft.snapshot
         visible = draft if sees_all else draft_columns(known, draft.policy, every_cell=True)
         view = _seen(visible, seed, cancelled)
-        chosen = self.published.choose(view)
+        chosen = require_choice(view.draft, self.published.name, self.published.choose(view))
         choice = translate_choice(view.draft, problem, chosen)
         return SchedulerDecision(
             solution=make_solution(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.plugins import find_plugin, is_reference
 from tessera.solvers.schedulers.base import PublishedScheduler, Scheduler
 from tessera.solvers.schedulers.parameters import (
     SchedulerParameter,
@@ -75,9 +76,9 @@ def scheduler_names() -> tuple[str, ...]:
 def is_interruptible(name: str) -> bool:
     """Return whether the scheduler soon notices a cancelled round.
 
-    The empty name is interruptible.
+    The empty name is interruptible. A plug-in need not be.
     """
-    return name not in _UNINTERRUPTIBLE
+    return name not in _UNINTERRUPTIBLE and not is_reference(name)
 
 
 def parameters_of(name: str) -> tuple[SchedulerParameter, ...]:
@@ -115,7 +116,16 @@ def scheduler_of(name: str, parameters: str = "") -> Scheduler | None:
 
 
 def _find(name: str) -> tuple[type, Mapping[str, Any]]:
-    """Return the class of the scheduler of that name, and the arguments of the class."""
+    """Return the class of the scheduler of that name, and the arguments of the class.
+
+    A plug-in is only looked up: it must be loaded already (``tessera.solvers.plugins``).
+    """
+    if is_reference(name):
+        if (plugin := find_plugin(name)) is None:
+            raise InvalidInput(
+                "scheduler", f"{name!r} is not among the plug-ins that may be used here"
+            )
+        return cast(type, plugin), {}
     if name not in _CLASSES:
         raise InvalidInput(
             "scheduler", f"unknown {name!r}; choose one of {', '.join(scheduler_names())}"

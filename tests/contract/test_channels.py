@@ -6,7 +6,10 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("benchmarks", "db", "estimator", "formulation", "service", "simulator", "solvers")
+ROOMS = (
+    *("benchmarks", "db", "estimator", "formulation", "modelling", "service", "simulator"),
+    "solvers",
+)
 OPENERS = {"insecure_channel", "secure_channel"}
 
 

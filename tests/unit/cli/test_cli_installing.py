@@ -81,7 +81,10 @@ def test_the_distribution_is_named_as_in_installation_hints() -> None:
 
 def test_no_text_names_an_extra_of_an_unrelated_distribution() -> None:
     foreign = re.compile(r"tessera\[(?!\.)[a-z]")
-    rooms = ("benchmarks", "db", "estimator", "formulation", "service", "simulator", "solvers")
+    rooms = (
+        *("benchmarks", "db", "estimator", "formulation", "modelling"),
+        *("service", "simulator", "solvers"),
+    )
     files = [f for room in rooms for kind in ("py", "md") for f in (ROOT / room).rglob(f"*.{kind}")]
     assert len(files) > 100
     assert [str(f) for f in files if foreign.search(f.read_text(encoding="utf-8"))] == []

@@ -1,0 +1,40 @@
+"""Snapshots as files, which `tessera solve` and `tessera replay --save-snapshot` exchange, too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tessera.formulation.codec import decode, encode
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.snapshot import Snapshot
+
+
+def read_snapshot(path: Path) -> Snapshot:
+    """Return the snapshot in the file ``path``.
+
+    Raises:
+        InvalidInput: the file cannot be read, or is not a saved snapshot.
+    """
+    try:
+        saved = decode(path.read_bytes())
+        if isinstance(saved, Snapshot):
+            saved.traffic.require_readable()
+    except OSError as error:
+        raise InvalidInput(str(path), f"cannot be read: {error.strerror}") from error
+    except InvalidInput as error:
+        raise InvalidInput(str(path), f"is not a saved snapshot: {error}") from error
+    if not isinstance(saved, Snapshot):
+        raise InvalidInput(str(path), f"contains a {type(saved).__name__}, not a snapshot")
+    return saved
+
+
+def write_snapshot(path: Path, snapshot: Snapshot) -> None:
+    """Write ``snapshot`` to the file ``path``, which is replaced.
+
+    Raises:
+        InvalidInput: the file cannot be written.
+    """
+    try:
+        path.write_bytes(encode(snapshot))
+    except OSError as error:
+        raise InvalidInput(str(path), f"cannot be written: {error.strerror}") from error
