@@ -117,7 +117,10 @@ def show_message(message: Message, output: Output) -> bool:
         fields = MessageToDict(
             message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
         )
-        print_line(yaml.safe_dump(fields, sort_keys=False, allow_unicode=True).rstrip("\n"))
+        text = yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)
+        if _RAW_CONTROLS.search(text):  # YAML calls some of them printable
+            text = yaml.safe_dump(fields, sort_keys=False)
+        print_line(text.rstrip("\n"))
     return output in (Output.JSON, Output.YAML)
 
 
