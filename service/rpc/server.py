@@ -218,7 +218,7 @@ class Server:
             output=output,
             curves=CurveReader(store, config.catalogue(), config.round_options()),
             estimates=self._estimates,
-            explanations=ExplanationCalls(store, explainer, self._trials, deadlines),
+            explanations=ExplanationCalls(store, explainer, calls, self._trials, deadlines),
             new_id=new_id,
             wall_s=wall_s,
             poll_s=config.poll_s,

@@ -189,14 +189,16 @@ class AsyncClient:
         *,
         number: int = 0,
         steps: bool = True,
+        recorded: bool = False,
         deadline_s: float | None = None,
     ) -> jobs_pb2.ExplainJobResponse:
         """Return why a job waits, runs or was changed in round ``number``, and what would help.
 
-        0 stands for now. Without ``steps``, nothing is tried. Raises CallError.
+        0 stands for now. Without ``steps``, nothing is tried. With ``recorded``, no round is
+        decided either: the answer is quick, and has only what is recorded. Raises CallError.
         """
         request = jobs_pb2.ExplainJobRequest(
-            name=self._job(job), round=number, without_steps=not steps
+            name=self._job(job), round=number, without_steps=not steps, recorded_only=recorded
         )
         return await self.call(self.stubs.jobs.ExplainJob, request, deadline_s)
 
