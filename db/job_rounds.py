@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from tessera.db.decisions import unpack_page
-from tessera.db.documents import allocation_from
+from tessera.db.documents import allocation_from, reason_from
 from tessera.db.rows import cluster_id
 from tessera.formulation.errors import NotFound
 from tessera.formulation.records.rounds import JobRound
@@ -46,13 +46,15 @@ def rounds_of_job(
                 continue
             allocation = allocation_from(decision["allocation"])
             cell = None if allocation is None else allocation.cell
+            reason = reason_from(decision["reason"])
             rounds.append(
                 JobRound(
                     number=row.number,
                     created_s=row.created_s,
                     kind=decision["kind"],
-                    code=(decision["reason"] or {}).get("code", ""),
+                    code="" if reason is None else reason.code,
                     cell=f"{cell.gpus} x {cell.gpu_type}" if cell else "",
+                    reason=reason,
                 )
             )
     return rounds

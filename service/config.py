@@ -429,7 +429,7 @@ class Config:
 
     def __str__(self) -> str:
         """Return the settings as TOML, without secrets."""
-        return "".join(f"{f.name} = {_toml(self._shown(f.name))}\n" for f in fields(self))
+        return "".join(f"{f.name} = {_toml(self.shown(f.name))}\n" for f in fields(self))
 
     def uses_tls(self) -> bool:
         """Return whether the server takes only TLS connections."""
@@ -614,7 +614,8 @@ class Config:
             open_jobs=self.max_open_jobs,
         )
 
-    def _shown(self, name: str) -> _Value:
+    def shown(self, name: str) -> str | int | float | bool:
+        """Return the value of a setting without its secrets."""
         value: _Value = getattr(self, name)
         return without_password(str(value)) if name == "database_url" else value
 
@@ -628,14 +629,15 @@ def load_config(file: Path | None, environment: Mapping[str, str]) -> Config:
         InvalidInput: the file cannot be read, a key is unknown, or a value has the wrong type or
             range.
     """
-    values = _from_file(file) if file is not None else {}
-    return Config(**(values | _from_environment(environment)))
+    values = read_setting_file(file) if file is not None else {}
+    return Config(**(values | read_setting_variables(environment)))
 
 
 _TYPES: Final[dict[str, type[_Value]]] = get_type_hints(Config)
 
 
-def _from_file(file: Path) -> dict[str, Any]:
+def read_setting_file(file: Path) -> dict[str, Any]:
+    """Return the settings that a TOML file names. Raises InvalidInput."""
     try:
         settings = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -645,7 +647,8 @@ def _from_file(file: Path) -> dict[str, Any]:
     return check_fields(Config, str(file), settings)
 
 
-def _from_environment(environment: Mapping[str, str]) -> dict[str, _Value]:
+def read_setting_variables(environment: Mapping[str, str]) -> dict[str, _Value]:
+    """Return the settings that environment variables name. Raises InvalidInput."""
     values: dict[str, _Value] = {}
     for variable, text in environment.items():
         if variable.startswith(VARIABLE_PREFIX) and variable not in OTHER_VARIABLES:

@@ -24,6 +24,9 @@ from tessera.solvers.rounds.plan import RoundOutcome
 MAX_HISTORY_ROUNDS: Final = 500
 """The largest number of rounds in a job's history."""
 
+RECORDED_ROUNDS: Final = 5
+"""The number of last rounds in an answer from records alone. Each takes a millisecond to read."""
+
 ANSWER_S: Final = 1.0
 """Seconds that are kept for the answer: no round is tried in them."""
 
@@ -89,6 +92,39 @@ class JobExplainer:
         if record.state in TERMINAL:
             return _ended(history)
         return self._as_of_now(record, history, time, with_steps=with_steps)
+
+    def read_recorded(self, cluster: str, name: str, number: int) -> JobExplanation:
+        """Return what is recorded on a job in round ``number``, or at present if it is 0.
+
+        No round is decided. The explanation has a reason, and nothing that must be computed.
+
+        Raises:
+            NotFound: the job or the round. InvalidInput: the round did not decide on the job.
+        """
+        record = self._store.get_job(cluster, name)
+        history = self._store.rounds_of_job(cluster, name, number, RECORDED_ROUNDS)
+        if number:
+            if not history or history[0].number != number:
+                self._store.get_round(cluster, number)  # it exists, and is still kept
+            _require_decided(number, name, history)
+        if number or record.reason is None:
+            decides = bool(number) or record.state in ACTIVE
+            shown = history[0] if history and decides else None
+            reason = None if shown is None else shown.reason
+        else:
+            shown = next((r for r in history if r.number == record.reason_round), None)
+            reason = record.reason
+        kind = shown.kind if shown is not None else DecisionKind.WAIT if reason else ""
+        return JobExplanation(
+            number=0 if shown is None else shown.number,
+            created_s=0.0 if shown is None else shown.created_s,
+            kind=kind,
+            explanation=None
+            if reason is None
+            else Explanation(kind=DecisionKind(kind), reason=reason),
+            history=history,
+            note=_ENDED if record.state in TERMINAL and not number else "",
+        )
 
     def _of_round(
         self,

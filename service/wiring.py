@@ -23,6 +23,7 @@ from tessera.db.deletion import PURGE_CHANNEL
 from tessera.db.derived_estimates import ESTIMATING_CHANNEL as ESTIMATING
 from tessera.db.log_reads import LOGS_CHANNEL
 from tessera.db.log_store import PostgresLogStore
+from tessera.db.migrate import head_revision
 from tessera.db.notify import Listener
 from tessera.db.store import PostgresStore
 from tessera.db.tokens import ACCESS_CHANNEL
@@ -170,6 +171,7 @@ async def assemble_server(config: Config) -> AsyncIterator[RunningServer]:
             access=PostgresAccessStore(database),
             verifier=None if oidc is None else make_verifier(oidc, clock),
             logs=PostgresLogStore(database, config.lease_s),
+            schema=head_revision(),
         )
         # The background tasks. Those for a cluster run on the replica that holds its lease.
         holder = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:8]}"

@@ -89,6 +89,7 @@ class JobRound:
     kind: str
     code: str  # of the reason; "" if the job runs
     cell: str  # e.g. "4 x a100"; "" if the job does not run
+    reason: Reason | None = None  # why the round decided so; None if the job runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

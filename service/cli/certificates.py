@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Final
-
-import typer
+from typing import Final
 
 from tessera.service.cli.client import CallFailed, Client, Exit, connect
 from tessera.service.cli.names import full_name
@@ -15,6 +13,7 @@ from tessera.service.cli.options import (
     Cluster,
     Output,
     OutputOption,
+    RoundNumber,
     Server,
 )
 from tessera.service.cli.render import (
@@ -30,7 +29,6 @@ from tessera.v1 import scheduler_pb2
 LIMIT_S: Final = 300.0
 """Time limit of a call. A large round takes long to state and to check."""
 
-Number = Annotated[str, typer.Argument(metavar="ROUND", help="The round's number or full name.")]
 
 CHECK_COLUMNS: Final[Sequence[Column[scheduler_pb2.GoalCheck]]] = (
     Column("GOAL", lambda c: c.goal.name),
@@ -48,7 +46,7 @@ CHECK_COLUMNS: Final[Sequence[Column[scheduler_pb2.GoalCheck]]] = (
 
 
 def verify_certificate(
-    number: Number,
+    number: RoundNumber,
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
@@ -71,7 +69,7 @@ def verify_certificate(
 
 
 def export_certificate(
-    number: Number, server: Server = DEFAULT_SERVER, cluster: Cluster = DEFAULT_CLUSTER
+    number: RoundNumber, server: Server = DEFAULT_SERVER, cluster: Cluster = DEFAULT_CLUSTER
 ) -> None:
     """Write a round's certificate to stdout as JSON, for a program that trusts nothing of Tessera.
 

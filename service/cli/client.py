@@ -23,18 +23,10 @@ from tessera.client import (
     find_settings,
     open_channel,
 )
+from tessera.client.stubs import Stubs
 from tessera.formulation.errors import NotFound, TesseraError
 from tessera.formulation.secrets import hide_secrets
 from tessera.service.cli.channelfailures import advise_caller, explain_channel
-from tessera.v1 import (
-    access_pb2_grpc,
-    clusters_pb2_grpc,
-    estimates_pb2_grpc,
-    jobs_pb2_grpc,
-    networks_pb2_grpc,
-    scheduler_pb2_grpc,
-    tenants_pb2_grpc,
-)
 
 DEADLINE_S: Final = 60.0
 """Time limit, in seconds, of a call without its own ``--time-limit``."""
@@ -110,20 +102,14 @@ _Paged = TypeVar("_Paged", bound=Paged)
 _Page = TypeVar("_Page", bound=Page)
 
 
-class Client:
+class Client(Stubs):
     """The services of one server, over one channel."""
 
     def __init__(
         self, channel: grpc.Channel, server: str, settings: ChannelSettings = PLAIN_TEXT
     ) -> None:
+        super().__init__(channel)
         self.server, self._settings = server, settings
-        self.access = access_pb2_grpc.AccessStub(channel)
-        self.clusters = clusters_pb2_grpc.ClustersStub(channel)
-        self.estimates = estimates_pb2_grpc.EstimatesStub(channel)
-        self.jobs = jobs_pb2_grpc.JobsStub(channel)
-        self.networks = networks_pb2_grpc.NetworksStub(channel)
-        self.scheduler = scheduler_pb2_grpc.SchedulerStub(channel)
-        self.tenants = tenants_pb2_grpc.TenantsStub(channel)
 
     def call(
         self,

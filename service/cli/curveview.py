@@ -13,7 +13,6 @@ from rich.text import Text
 
 from tessera.formulation.execution_plan import read_execution_plan
 from tessera.service.cli.jobview import DIGEST_DIGITS, cell_text
-from tessera.service.cli.logs import visible_form
 from tessera.service.cli.render import (
     Column,
     count_noun,
@@ -21,6 +20,7 @@ from tessera.service.cli.render import (
     format_number,
     make_table,
 )
+from tessera.service.cli.terminal import visible_form
 from tessera.v1 import jobs_pb2 as pb
 
 GIB: Final = 2**30

@@ -86,6 +86,13 @@ def explain_job(
     time_limit: Annotated[
         str, typer.Option(help="Time limit for the answer. It limits the steps that are tried.")
     ] = "30s",
+    recorded: Annotated[
+        bool,
+        typer.Option(
+            "--recorded",
+            help="Show only what is recorded, at once: no round is decided, no step tried.",
+        ),
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
@@ -95,7 +102,9 @@ def explain_job(
 
     Each step that is shown was tried: the round was decided again with it. Nothing is committed.
     """
-    request = jobs_pb2.ExplainJobRequest(name=full_name(cluster, "jobs", name), round=number)
+    request = jobs_pb2.ExplainJobRequest(
+        name=full_name(cluster, "jobs", name), round=number, recorded_only=recorded
+    )
     with connect(server) as client:
         limit_s = parse_seconds("--time-limit", time_limit)
         answer = client.call(client.jobs.ExplainJob, request, limit_s)

@@ -19,6 +19,7 @@ from tessera.service.cli.client import (
     current_timestamp,
     new_request_id,
 )
+from tessera.service.cli.completion import complete_jobs
 from tessera.service.cli.jobview import print_warnings, show_jobs
 from tessera.service.cli.names import full_name, short_name
 from tessera.service.cli.options import (
@@ -45,7 +46,10 @@ _ChangeRequest = TypeVar(
 )
 
 JobNames = Annotated[
-    list[str], typer.Argument(metavar="JOB...", help="Ids or full names of the jobs.")
+    list[str],
+    typer.Argument(
+        metavar="JOB...", help="Ids or full names of the jobs.", autocompletion=complete_jobs
+    ),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import chain
 from typing import Annotated, Final
 
@@ -10,7 +11,14 @@ import typer
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import limits, options, yamlfile
 from tessera.service.cli.client import Client, connect, current_timestamp, new_request_id
-from tessera.service.cli.jobview import JobDetails, print_warnings, show_job, show_jobs
+from tessera.service.cli.completion import complete_tenants
+from tessera.service.cli.jobview import (
+    JobDetails,
+    job_columns,
+    print_warnings,
+    show_job,
+    show_jobs,
+)
 from tessera.service.cli.launchoptions import program_options, secret_warning
 from tessera.service.cli.names import cluster_name, full_name, short_name
 from tessera.service.cli.networks import describe_job_part
@@ -29,10 +37,11 @@ from tessera.service.cli.options import (
     Priority,
     Server,
     ValidateOnly,
+    Watch,
     Weight,
 )
 from tessera.service.cli.render import count_noun, print_line, print_note, show_message
-from tessera.service.cli.watch import watch_job, watch_jobs
+from tessera.service.cli.watch import watch_job, watch_list, watched_jobs
 from tessera.v1 import estimates_pb2, jobs_pb2
 
 READABLE_OUTPUTS: Final = (Output.TABLE, Output.WIDE)
@@ -49,12 +58,6 @@ Iterations = Annotated[
 ]
 Gpus = Annotated[
     int | None, typer.Option(min=1, max=limits.MAX_GPUS, help="Number of GPUs requested.")
-]
-Watch = Annotated[
-    bool,
-    typer.Option(
-        "--watch", "-w", help="Show every change, until the job ends or Ctrl-C is pressed."
-    ),
 ]
 
 
@@ -95,7 +98,10 @@ def submit_jobs(
         bool, typer.Option("--pin-type", help="Run the job only on the type that --gpu-type names.")
     ] = False,
     avoid_node: AvoidNode = None,
-    tenant: Annotated[str, typer.Option(help="Tenant to which the job is accounted.")] = "",
+    tenant: Annotated[
+        str,
+        typer.Option(help="Tenant to which the job is accounted.", autocompletion=complete_tenants),
+    ] = "",
     priority: Priority = None,
     weight: Weight = None,
     guaranteed: Annotated[
@@ -248,7 +254,8 @@ def list_jobs(
             )
 
         if watch:
-            watch_jobs(read, lambda: next_round_line(client, cluster_name(cluster)), output)
+            footer = partial(next_round_line, client, cluster_name(cluster))
+            watch_list(watched_jobs(read, footer, job_columns), output)
             return
         jobs = read()
         show_jobs(jobs, current_timestamp(), output)

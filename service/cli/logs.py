@@ -16,6 +16,7 @@ from tessera.service.cli.client import CallFailed, Client, Exit, connect
 from tessera.service.cli.names import full_name, short_name
 from tessera.service.cli.options import DEFAULT_CLUSTER, DEFAULT_SERVER, Cluster, JobName, Server
 from tessera.service.cli.render import print_note
+from tessera.service.cli.terminal import visible_form
 from tessera.v1 import jobs_pb2
 
 FIRST_TAIL_BYTES: Final = 64 * 2**10
@@ -258,13 +259,3 @@ class OutputPrinter:
             self._has_colours = True
             return match[1]
         return visible_form(match[0])
-
-
-def visible_form(character: str) -> str:
-    """Return a control character as text, e.g. ``^[`` for escape."""
-    number = ord(character)
-    if number < 32:
-        return f"^{chr(number + 64)}"
-    if number == 127:
-        return "^?"
-    return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}"

@@ -44,6 +44,7 @@ class DeferredCommand:
 
 CLIENT_MODULES: Final = {
     "jobs": ("submit", "jobs", "job"),
+    "queue": ("queue", "top"),
     "explain": ("explain",),
     "curves": ("curve",),
     "logs": ("logs",),
@@ -57,6 +58,8 @@ CLIENT_MODULES: Final = {
     "cells": ("cells",),
     "models": ("models",),
     "access": ("token", "join-token", "certificate", "audit"),
+    "doctor": ("doctor",),
+    "configprint": ("config",),
 }
 """The modules of the client's commands, with the names of the commands that each of them adds.
 

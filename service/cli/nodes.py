@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
 from typing import Annotated, Final
 
 import typer
 
-from tessera.service.cli.client import connect, new_request_id
+from tessera.service.cli.client import Client, connect, new_request_id
+from tessera.service.cli.completion import complete_nodes
 from tessera.service.cli.deletion import (
     AllowMissing,
     Yes,
@@ -17,6 +19,7 @@ from tessera.service.cli.deletion import (
     show_deleted,
 )
 from tessera.service.cli.names import cluster_name, full_name, short_name
+from tessera.service.cli.nextround import next_round_line
 from tessera.service.cli.options import (
     DEFAULT_CLUSTER,
     DEFAULT_SERVER,
@@ -25,6 +28,7 @@ from tessera.service.cli.options import (
     OutputOption,
     Server,
     ValidateOnly,
+    WatchList,
     refuse_options,
 )
 from tessera.service.cli.render import (
@@ -36,14 +40,21 @@ from tessera.service.cli.render import (
     print_note,
     show_list,
 )
+from tessera.service.cli.watch import WatchedList, watch_list
 from tessera.v1 import clusters_pb2
 
 NodeNames = Annotated[
-    list[str], typer.Argument(metavar="NODE...", help="Ids or full names of the nodes.")
+    list[str],
+    typer.Argument(
+        metavar="NODE...", help="Ids or full names of the nodes.", autocompletion=complete_nodes
+    ),
 ]
 
 NOT_STATED: Final = "not stated"
 """The CPU cores or the host memory of a node that nobody knows. They limit nothing."""
+
+SILENCE_FIELDS: Final = ("silent_s",)
+"""The field that changes while nothing happens to a node."""
 
 NODE_COLUMNS: Final[Sequence[Column[clusters_pb2.Node]]] = (
     Column("NODE", lambda n: short_name(n.name)),
@@ -78,6 +89,7 @@ def add_commands(app: typer.Typer) -> None:
 
 def list_nodes(
     context: typer.Context,
+    watch: WatchList = False,
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
@@ -87,9 +99,12 @@ def list_nodes(
         refuse_options(context)
         return
     with connect(server) as client:
-        request = clusters_pb2.ListNodesRequest(parent=cluster_name(cluster))
-        pages = client.pages(client.clusters.ListNodes, request)
-        nodes = list(chain.from_iterable(page.nodes for page in pages))
+        read = partial(read_nodes, client, cluster_name(cluster))
+        if watch:
+            footer = partial(next_round_line, client, cluster_name(cluster))
+            watch_list(_watched(read, footer), output)
+            return
+        nodes = read()
     show_nodes(nodes, output)
     if not nodes:
         print_note(
@@ -126,6 +141,26 @@ def delete_nodes(
         client.call(client.clusters.DeleteNodes, request)
     show_deleted(nodes, output)
     print_note(outcome_of(what, validate_only=validate_only))
+
+
+def read_nodes(client: Client, cluster: str) -> list[clusters_pb2.Node]:
+    """Return the nodes of ``clusters/{cluster}``. Raises CallFailed."""
+    request = clusters_pb2.ListNodesRequest(parent=cluster)
+    pages = client.pages(client.clusters.ListNodes, request)
+    return list(chain.from_iterable(page.nodes for page in pages))
+
+
+def _watched(
+    read: Callable[[], list[clusters_pb2.Node]], footer: Callable[[], str]
+) -> WatchedList[clusters_pb2.Node]:
+    return WatchedList(
+        read=read,
+        columns=lambda nodes, now: NODE_COLUMNS,
+        empty="no nodes",
+        steady=SILENCE_FIELDS,
+        moving=SILENCE_FIELDS,
+        footer=footer,
+    )
 
 
 def show_nodes(nodes: Sequence[clusters_pb2.Node], output: Output) -> None:

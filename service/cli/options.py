@@ -18,6 +18,7 @@ from tessera.formulation.documents import STATED_PLAN
 from tessera.formulation.errors import InvalidInput
 from tessera.service import durations
 from tessera.service.cli import limits
+from tessera.service.cli.completion import complete_jobs, complete_nodes, complete_rounds
 
 DEFAULT_SERVER: Final = "127.0.0.1:7070"
 DEFAULT_CLUSTER: Final = "default"
@@ -68,7 +69,28 @@ ValidateOnly = Annotated[
     typer.Option("--validate-only", help="Only check the request on the server; change nothing."),
 ]
 
-JobName = Annotated[str, typer.Argument(metavar="JOB", help="The job's id or full name.")]
+Watch = Annotated[
+    bool,
+    typer.Option(
+        "--watch", "-w", help="Show every change, until the job ends or Ctrl-C is pressed."
+    ),
+]
+WatchList = Annotated[
+    bool, typer.Option("--watch", "-w", help="Show every change, until Ctrl-C is pressed.")
+]
+
+JobName = Annotated[
+    str,
+    typer.Argument(metavar="JOB", help="The job's id or full name.", autocompletion=complete_jobs),
+]
+RoundNumber = Annotated[
+    str,
+    typer.Argument(
+        metavar="ROUND",
+        help="The round's number or full name.",
+        autocompletion=complete_rounds,
+    ),
+]
 Priority = Annotated[
     int | None,
     typer.Option(
@@ -109,7 +131,8 @@ MaxGpus = Annotated[
 AvoidNode = Annotated[
     list[str] | None,
     typer.Option(
-        help="A node that the job must not run on. Repeatable. `update` also accepts 'none'."
+        help="A node that the job must not run on. Repeatable. `update` also accepts 'none'.",
+        autocompletion=complete_nodes,
     ),
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
@@ -18,6 +19,7 @@ from rich.text import Text
 
 from tessera.formulation.secrets import hide_secrets
 from tessera.service.cli.options import Output
+from tessera.service.cli.terminal import make_cell, make_visible, print_long
 
 _UNBOUNDED: Final = 1_000_000
 """Width in characters of a console that never folds or cuts; wrapping is left to the terminal."""
@@ -47,6 +49,9 @@ _STYLES: Final = {
     "UNREACHABLE": "red",
     "refused": "red",
 }
+
+_RAW_CONTROLS: Final = re.compile(r"[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+"""Control characters that JSON need not escape. They occur within its strings only."""
 
 err = Console(stderr=True, markup=False, highlight=False, emoji=False, soft_wrap=True)
 """The console for progress, notes and errors."""
@@ -100,7 +105,8 @@ def show_items(
         for item in items:
             print_line((name_of or columns[0].value)(item))
     elif items:
-        console_for(fold=False).print(make_table(items, columns, wide=output is Output.WIDE))
+        table = make_table(items, columns, wide=output is Output.WIDE)
+        print_long([(console_for(fold=False), table)])
 
 
 def show_message(message: Message, output: Output) -> bool:
@@ -111,19 +117,23 @@ def show_message(message: Message, output: Output) -> bool:
         fields = MessageToDict(
             message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
         )
-        print_line(yaml.safe_dump(fields, sort_keys=False, allow_unicode=True).rstrip("\n"))
+        text = yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)
+        if _RAW_CONTROLS.search(text):  # YAML calls some of them printable
+            text = yaml.safe_dump(fields, sort_keys=False)
+        print_line(text.rstrip("\n"))
     return output in (Output.JSON, Output.YAML)
 
 
 def as_json(message: Message, indent: int | None = 2) -> str:
     """Return proto JSON with the protos' field names, on one line if ``indent`` is None."""
-    return MessageToJson(
+    text = MessageToJson(
         message,
         indent=indent,
         preserving_proto_field_name=True,
         always_print_fields_with_no_presence=True,
         ensure_ascii=False,
     )
+    return _RAW_CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def make_table(
@@ -138,7 +148,7 @@ def make_table(
         grid.add_column(column.title, justify="right" if column.right else "left", no_wrap=True)
     for item in items:
         cells = [column.value(item) for column in shown]
-        grid.add_row(*(Text(cell, _STYLES.get(cell, "")) for cell in cells))
+        grid.add_row(*map(_styled, cells))
     return grid
 
 
@@ -147,7 +157,7 @@ def fit_rows(
 ) -> Table:
     """Return ``items`` as rows that fit in ``width``. The longest texts are cut; numbers never are."""
     shown = [c for c in columns if wide or not c.wide]
-    texts = [[column.title, *(column.value(item) for item in items)] for column in shown]
+    texts = [[c.title, *(make_cell(c.value(item)) for item in items)] for c in shown]
     widths = [max(map(cell_len, column)) for column in texts]
     free = width - GAP * (len(shown) - 1)
     cuttable = [k for k, column in enumerate(shown) if not column.right]
@@ -167,8 +177,13 @@ def fit_rows(
             overflow="ellipsis",
         )
     for row in zip(*(column[1:] for column in texts), strict=True):
-        grid.add_row(*(Text(cell, _STYLES.get(cell, "")) for cell in row))
+        grid.add_row(*map(_styled, row))
     return grid
+
+
+def _styled(text: str) -> Text:
+    """Return the text of a cell of a table."""
+    return Text(make_cell(text), _STYLES.get(text, ""))
 
 
 def facts_grid(facts: Iterable[tuple[str, str]]) -> Table:
@@ -178,7 +193,7 @@ def facts_grid(facts: Iterable[tuple[str, str]]) -> Table:
     grid.add_column()
     for name, value in facts:
         if value:
-            grid.add_row(name, Text(value, _STYLES.get(value, "")))
+            grid.add_row(name, Text(make_visible(value), _STYLES.get(value, "")))
     return grid
 
 
@@ -189,8 +204,11 @@ def show_facts(facts: Iterable[tuple[str, str]]) -> None:
 
 def show_parts(parts: Iterable[RenderableType]) -> None:
     """Print the parts of a view below each other. On a terminal, texts are folded; tables are not."""
-    for part in parts:
-        console_for(fold=not isinstance(part, Table) or not part.show_header).print(part)
+
+    def is_text(part: RenderableType) -> bool:
+        return not isinstance(part, Table) or not part.show_header
+
+    print_long([(console_for(fold=is_text(part)), part) for part in parts])
 
 
 def show_table(
@@ -207,12 +225,12 @@ def print_line(text: str) -> None:
 
 def print_note(text: str) -> None:
     """Print a message for the user on stderr."""
-    err.print(hide_secrets(text))
+    err.print(make_visible(hide_secrets(text)))
 
 
 def print_error(text: str) -> None:
     """Print the error of a failed command on stderr."""
-    err.print(f"error: {hide_secrets(text)}", style="red")
+    err.print(f"error: {make_visible(hide_secrets(text))}", style="red")
 
 
 def console_for(*, fold: bool) -> Console:

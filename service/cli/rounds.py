@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -20,22 +21,25 @@ from tessera.service.cli.client import (
     new_request_id,
 )
 from tessera.service.cli.names import cluster_name, full_name
+from tessera.service.cli.nextround import next_round_line
 from tessera.service.cli.options import (
     DEFAULT_CLUSTER,
     DEFAULT_SERVER,
     Cluster,
     Output,
     OutputOption,
+    RoundNumber,
     Server,
+    WatchList,
 )
 from tessera.service.cli.render import print_line, print_note, show_list, show_message
 from tessera.service.cli.roundoptions import override_options, with_round_options
 from tessera.service.cli.roundview import round_columns, show_replay, show_round
+from tessera.service.cli.watch import WatchedList, watch_list
 from tessera.v1 import scheduler_pb2
 
 DEFAULT_TIME_LIMIT: Final = "60s"
 
-Number = Annotated[str, typer.Argument(metavar="ROUND", help="The round's number or full name.")]
 TimeLimit = Annotated[
     str,
     typer.Option(
@@ -130,7 +134,7 @@ def _decide_round(
 
 
 def show_stored_round(
-    number: Number,
+    number: RoundNumber,
     everything: Everything = False,
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
@@ -147,27 +151,45 @@ def list_rounds(
     limit: Annotated[
         int, typer.Option("--limit", "-n", min=1, help="Maximum number of rounds to list.")
     ] = 20,
+    watch: WatchList = False,
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """List rounds, newest first."""
-    rounds: list[scheduler_pb2.Round] = []
-    request = scheduler_pb2.ListRoundsRequest(parent=cluster_name(cluster))
     with connect(server) as client:
-        for page in client.pages(client.scheduler.ListRounds, request, min(limit, 1000)):
-            rounds += page.rounds
-            if len(rounds) >= limit:
-                break
-    response = scheduler_pb2.ListRoundsResponse(rounds=rounds[:limit])
-    show_list(response, rounds[:limit], round_columns(current_timestamp()), output)
+        read = partial(read_rounds, client, cluster_name(cluster), limit)
+        if watch:
+            footer = partial(next_round_line, client, cluster_name(cluster))
+            watched = WatchedList(
+                read=read,
+                columns=lambda rounds, now: round_columns(now),
+                empty="no rounds yet",
+                footer=footer,
+            )
+            watch_list(watched, output)
+            return
+        rounds = read()
+    response = scheduler_pb2.ListRoundsResponse(rounds=rounds)
+    show_list(response, rounds, round_columns(current_timestamp()), output)
     if not rounds:
         print_note("no rounds yet; `tessera round` runs one now")
 
 
+def read_rounds(client: Client, cluster: str, limit: int) -> list[scheduler_pb2.Round]:
+    """Return the last rounds of ``clusters/{cluster}``, newest first. Raises CallFailed."""
+    rounds: list[scheduler_pb2.Round] = []
+    request = scheduler_pb2.ListRoundsRequest(parent=cluster)
+    for page in client.pages(client.scheduler.ListRounds, request, min(limit, 1000)):
+        rounds += page.rounds
+        if len(rounds) >= limit:
+            break
+    return rounds[:limit]
+
+
 @with_round_options
 def replay(
-    number: Number,
+    number: RoundNumber,
     named: scheduler_pb2.RoundOptions,
     save_snapshot: Annotated[
         Path | None,

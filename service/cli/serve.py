@@ -20,6 +20,7 @@ from tessera.service import wiring
 from tessera.service.agent import main as agent_program
 from tessera.service.cli import options
 from tessera.service.cli.render import print_note
+from tessera.service.cli.serveoptions import serving_options
 from tessera.service.config import load_config
 from tessera.service.database import open_database
 from tessera.service.file_limit import raise_file_limit
@@ -44,7 +45,8 @@ LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 def add_commands(app: typer.Typer) -> None:
     """Add ``run_server`` and ``run_agent``."""
-    app.command("serve", rich_help_panel="Servers")(run_server)
+    serve = options.with_options(run_server, "given", serving_options)
+    app.command("serve", rich_help_panel="Servers")(serve)
     app.command(
         "agent",
         rich_help_panel="Servers",
@@ -54,39 +56,8 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def run_server(
-    listen: Annotated[
-        str,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Address on which the server listens. Default: 127.0.0.1:7070.",
-        ),
-    ] = "",
-    tls: Annotated[
-        str,
-        typer.Option(
-            metavar="DIR",
-            help="Directory of certificates made by `tessera ca init`. The server then takes only TLS"
-            " connections of callers with a token or a certificate.",
-        ),
-    ] = "",
-    socket: Annotated[
-        str,
-        typer.Option(
-            metavar="PATH",
-            help="Unix socket on which the server listens, too. Callers there need no token.",
-        ),
-    ] = "",
-    insecure: options.Insecure = False,
-    database_url: Annotated[
-        str,
-        typer.Option(
-            help="URL of a PostgreSQL database, postgresql://... Default: the embedded PostgreSQL."
-        ),
-    ] = "",
-    period: Annotated[
-        str, typer.Option(help="Time between two rounds. 0: rounds only on request. Default: 300s.")
-    ] = "",
-    policy: options.Policy = "",
+    *,
+    given: dict[str, Any],
     config: Annotated[
         Path | None, typer.Option("--config", metavar="FILE", help="File with settings (TOML).")
     ] = None,
@@ -110,18 +81,9 @@ def run_server(
 
     Options take precedence over TESSERA_* environment variables, and these over the settings file.
     """
-    given: dict[str, Any] = {
-        "insecure": insecure or "",
-        "tls_directory": tls,
-        "socket": socket,
-        "listen": listen,
-        "database_url": database_url,
-        "period_s": options.parse_seconds("--period", period) if period else "",
-        "policy": policy,
-    }
     settings = replace(
         load_config(config, os.environ),
-        **{name: value for name, value in given.items() if value != ""},
+        **given,
     )
     if print_config:
         typer.echo(str(settings), nl=False)

@@ -10,6 +10,7 @@ import typer
 
 from tessera.service.cli import yamlfile
 from tessera.service.cli.client import Client, connect, new_request_id
+from tessera.service.cli.completion import complete_tenants
 from tessera.service.cli.deletion import AllowMissing
 from tessera.service.cli.names import ANY_TYPE, cluster_name, full_name, short_name
 from tessera.service.cli.options import (
@@ -86,7 +87,12 @@ def list_tenants(
 
 def delete_tenants(
     names: Annotated[
-        list[str], typer.Argument(metavar="TENANT...", help="Ids or full names of the tenants.")
+        list[str],
+        typer.Argument(
+            metavar="TENANT...",
+            help="Ids or full names of the tenants.",
+            autocompletion=complete_tenants,
+        ),
     ],
     allow_missing: AllowMissing = False,
     validate_only: ValidateOnly = False,

@@ -1,7 +1,7 @@
-"""``--watch``: the jobs of a cluster, or one job, shown again whenever they change.
+"""``--watch``: a list, or one job, shown again whenever it changes.
 
 On a terminal, the view is redrawn in place, with columns fitted to its width and ages that advance.
-Elsewhere, a whole view is printed for each change. As JSON, YAML or names, the changed jobs are
+Elsewhere, a whole view is printed for each change. As JSON, YAML or names, the changed items are
 printed.
 """
 
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
 
 from google.protobuf.timestamp_pb2 import Timestamp
 from rich.console import Console, Group, RenderableType
@@ -17,10 +18,11 @@ from rich.live import Live
 from rich.text import Text
 
 from tessera.service.cli.client import CallFailed, Exit, current_timestamp
-from tessera.service.cli.jobview import JobDetails, job_columns, job_parts
+from tessera.service.cli.jobview import JobDetails, job_parts
 from tessera.service.cli.names import short_name
 from tessera.service.cli.options import Output
 from tessera.service.cli.render import (
+    Column,
     as_json,
     console_for,
     fit_rows,
@@ -28,7 +30,7 @@ from tessera.service.cli.render import (
     print_line,
     show_message,
 )
-from tessera.v1 import jobs_pb2
+from tessera.v1 import clusters_pb2, jobs_pb2, scheduler_pb2
 
 POLL_S: Final = 2.0
 """Seconds between two readings of the list of jobs."""
@@ -48,35 +50,71 @@ CHANGING_FIELDS: Final = ("service_gpu_seconds", "iterations_done", "training", 
 """Fields that change constantly while a job waits or runs."""
 
 
-def watch_jobs(
-    read: Callable[[], list[jobs_pb2.Job]], footer: Callable[[], str], output: Output
-) -> None:
-    """Show all jobs that ``read`` returns until the user interrupts.
+_M = TypeVar("_M", jobs_pb2.Job, clusters_pb2.Node, scheduler_pb2.Round)
 
-    ``footer`` is called as often as ``read``.
+
+# no slots: Python 3.11 cannot make a parametrised generic frozen with slots
+@dataclass(frozen=True, kw_only=True)
+class WatchedList(Generic[_M]):
+    """A list to show again and again.
+
+    ``columns`` are those of the items at a time, and ``empty`` is shown without items. ``steady``
+    are fields whose change is no change of an item. ``moving`` are fields that change all the time,
+    so that views are not printed again for them; they include the steady ones. ``footer`` is called
+    as often as ``read``.
     """
+
+    read: Callable[[], list[_M]]
+    columns: Callable[[Sequence[_M], Timestamp], Sequence[Column[_M]]]
+    empty: str
+    steady: Sequence[str] = ()
+    moving: Sequence[str] = ()
+    footer: Callable[[], str] = lambda: ""
+
+
+def watched_jobs(
+    read: Callable[[], list[jobs_pb2.Job]],
+    footer: Callable[[], str],
+    columns: Callable[[Sequence[jobs_pb2.Job], Timestamp], Sequence[Column[jobs_pb2.Job]]],
+) -> WatchedList[jobs_pb2.Job]:
+    """Return a list of jobs to watch."""
+    return WatchedList(
+        read=read,
+        columns=columns,
+        empty="no jobs",
+        steady=CHANGING_FIELDS[:1],
+        moving=CHANGING_FIELDS,
+        footer=footer,
+    )
+
+
+def watch_list(watched: WatchedList[_M], output: Output) -> None:
+    """Show all items of a list until the user interrupts."""
     if output not in (Output.TABLE, Output.WIDE):
-        for jobs in changed_jobs(read, lambda: time.sleep(POLL_S)):
-            _print_each(jobs, output)
+        for items in changed_items(watched.read, watched.steady, lambda: time.sleep(POLL_S)):
+            _print_each(items, output)
         return
     console, wide = console_for(fold=True), output is Output.WIDE
     if not console.is_terminal:
-        before: list[jobs_pb2.Job] | None = None
-        for jobs in _repeated(read):
-            if before is None or _all_settled(jobs) != _all_settled(before):
-                _print_apart(console_for(fold=False), _list_view(jobs, None, wide=wide), before)
-            before = jobs
+        before: list[_M] | None = None
+        for items in _repeated(watched.read):
+            settled = [_without(item, watched.moving) for item in items]
+            if settled != before:
+                _print_apart(
+                    console_for(fold=False), _list_view(watched, items, None, wide=wide), before
+                )
+            before = settled
         return
 
-    shown: list[jobs_pb2.Job] = []
+    shown: list[_M] = []
     below = ""
 
     def view() -> RenderableType:
-        return Group(_list_view(shown, console.width, wide=wide), Text(below, "dim"))
+        return Group(_list_view(watched, shown, console.width, wide=wide), Text(below, "dim"))
 
-    with _live(console, view) as live:
-        for jobs in _repeated(read):
-            shown, below = jobs, footer()
+    with live_view(console, view) as live:
+        for items in _repeated(watched.read):
+            shown, below = items, watched.footer()
             live.refresh()
 
 
@@ -110,64 +148,62 @@ def require_success(job: jobs_pb2.Job) -> None:
     raise CallFailed(f"{short_name(job.name)} {state}" + (f": {cause}" if cause else ""), code)
 
 
-def changed_jobs(
-    read: Callable[[], list[jobs_pb2.Job]], pause: Callable[[], None]
-) -> Iterator[list[jobs_pb2.Job]]:
-    """Yield all jobs, then after each ``pause`` the jobs that are new or changed.
+def changed_items(
+    read: Callable[[], list[_M]], steady: Sequence[str], pause: Callable[[], None]
+) -> Iterator[list[_M]]:
+    """Yield all items, then after each ``pause`` the items that are new or changed.
 
-    An increase of the GPU time that a job has used (``service_gpu_seconds``) is not a change.
+    A change of the ``steady`` fields alone is not a change.
     """
-    before: dict[str, jobs_pb2.Job] = {}
+    before: dict[str, _M] = {}
     while True:
-        jobs = read()
-        after = {job.name: _without(job, CHANGING_FIELDS[:1]) for job in jobs}
-        if changed := [job for job in jobs if before.get(job.name) != after[job.name]]:
+        items = read()
+        after = {item.name: _without(item, steady) for item in items}
+        if changed := [item for item in items if before.get(item.name) != after[item.name]]:
             yield changed
         before = after
         pause()
 
 
-def _repeated(read: Callable[[], list[jobs_pb2.Job]]) -> Iterator[list[jobs_pb2.Job]]:
+def _repeated(read: Callable[[], list[_M]]) -> Iterator[list[_M]]:
     while True:
         yield read()
         time.sleep(POLL_S)
 
 
-def _without(job: jobs_pb2.Job, fields: Sequence[str]) -> jobs_pb2.Job:
-    copied = jobs_pb2.Job()
-    copied.CopyFrom(job)
+def _without(item: _M, fields: Sequence[str]) -> _M:
+    copied = type(item)()
+    copied.CopyFrom(item)
     for name in fields:
-        copied.ClearField(name)  # type: ignore[arg-type] # names of CHANGING_FIELDS
+        copied.ClearField(name)  # type: ignore[arg-type] # names of its fields
     return copied
 
 
-def _all_settled(jobs: Sequence[jobs_pb2.Job]) -> list[jobs_pb2.Job]:
-    """Return the jobs without the fields that change all the time."""
-    return [_without(job, CHANGING_FIELDS) for job in jobs]
-
-
-def _print_each(jobs: Iterable[jobs_pb2.Job], output: Output) -> None:
-    for job in jobs:
+def _print_each(items: Iterable[_M], output: Output) -> None:
+    for item in items:
         if output is Output.JSON:
-            print_line(as_json(job, indent=None))
+            print_line(as_json(item, indent=None))
         elif output is Output.NAME:
-            print_line(job.name)
+            print_line(item.name)
         else:
             print_line("---")
-            show_message(job, output)
+            show_message(item, output)
 
 
-def _list_view(jobs: Sequence[jobs_pb2.Job], width: int | None, *, wide: bool) -> RenderableType:
-    """Return jobs as a table with their ages now. If ``width`` is None, the table is not cut."""
-    if not jobs:
-        return Text("no jobs")
-    columns = job_columns(jobs, current_timestamp())
+def _list_view(
+    watched: WatchedList[_M], items: Sequence[_M], width: int | None, *, wide: bool
+) -> RenderableType:
+    """Return items as a table with their ages now. If ``width`` is None, the table is not cut."""
+    if not items:
+        return Text(watched.empty)
+    columns = watched.columns(items, current_timestamp())
     if width is None:
-        return make_table(jobs, columns, wide=wide)
-    return fit_rows(jobs, columns, width, wide=wide)
+        return make_table(items, columns, wide=wide)
+    return fit_rows(items, columns, width, wide=wide)
 
 
-def _live(console: Console, view: Callable[[], RenderableType]) -> Live:
+def live_view(console: Console, view: Callable[[], RenderableType]) -> Live:
+    """Return a view that is redrawn in place, on a terminal."""
     return Live(
         get_renderable=view,
         console=console,
@@ -203,7 +239,7 @@ def _redraw(
     def view() -> RenderableType:
         return _job_view(job, known, current_timestamp()) if job.name else Text("")
 
-    with _live(console_for(fold=True), view) as live:
+    with live_view(console_for(fold=True), view) as live:
         for update in updates:
             known = details(update)
             job = update

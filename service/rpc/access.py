@@ -12,6 +12,7 @@ from google.protobuf.empty_pb2 import Empty
 
 from tessera.formulation.access import IDENTITY
 from tessera.formulation.errors import InvalidInput, NotAllowed
+from tessera.formulation.release import installed_version
 from tessera.formulation.secrets import (
     JOIN_PREFIX,
     USER_PREFIX,
@@ -53,7 +54,10 @@ def make_token() -> NewToken:
 
 
 class AccessServicer(access_pb2_grpc.AccessServicer):
-    """The servicer of identities. Without a store, the server asks nobody who they are."""
+    """The servicer of identities. Without a store, the server asks nobody who they are.
+
+    ``schema`` is the revision of the database's schema that this release needs.
+    """
 
     def __init__(
         self,
@@ -61,12 +65,20 @@ class AccessServicer(access_pb2_grpc.AccessServicer):
         calls: SizedCalls,
         login: pb.Login,
         wall_s: Callable[[], float],
+        schema: str,
     ) -> None:
         self._stored, self._calls, self._login, self._wall_s = store, calls, login, wall_s
+        self._schema = schema
 
     async def GetCaller(self, request: pb.GetCallerRequest, context: _Context) -> pb.Caller:
         """Return who the caller is."""
         return convert.of_caller(IDENTITY.get())
+
+    async def GetServer(self, request: pb.GetServerRequest, context: _Context) -> pb.Server:
+        """Return the server's release, schema and clock."""
+        answer = pb.Server(release=installed_version(), schema=self._schema)
+        answer.time.FromNanoseconds(round(self._wall_s() * 1e9))
+        return answer
 
     async def GetLogin(self, request: pb.GetLoginRequest, context: _Context) -> pb.Login:
         """Return how users of this server log in."""

@@ -1,4 +1,4 @@
-"""The calls that explain jobs: in the lane of trials, for they decide rounds."""
+"""The calls that explain jobs: in the lane of trials if they decide rounds, else short ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tessera.service.ports import Store
 from tessera.service.rpc import names
 from tessera.service.rpc.convert.explanations import of_explanation
 from tessera.service.rpc.deadlines import CallDeadlines
-from tessera.service.rpc.lanes import CALLER, Lane, LaneTurn
+from tessera.service.rpc.lanes import CALLER, Lane, LaneTurn, SizedCalls
 from tessera.service.rpc.visibility import hide_in_explanation
 from tessera.v1 import jobs_pb2 as pb
 
@@ -22,9 +22,14 @@ class ExplanationCalls:
     """The calls of ExplainJob. While others wait for a thread, a call tries no further steps."""
 
     def __init__(
-        self, store: Store, explainer: JobExplainer, trials: Lane, deadlines: CallDeadlines
+        self,
+        store: Store,
+        explainer: JobExplainer,
+        calls: SizedCalls,
+        trials: Lane,
+        deadlines: CallDeadlines,
     ) -> None:
-        self._store, self._explainer = store, explainer
+        self._store, self._explainer, self._calls = store, explainer, calls
         self._trials, self._deadlines = trials, deadlines
 
     async def explain(
@@ -35,6 +40,8 @@ class ExplanationCalls:
         cluster, job = names.parse_job("name", request.name)
         if request.round < 0:
             raise InvalidInput("round", "must be the number of a round, or 0 for the last one")
+        if request.recorded_only:
+            return await self._calls.run(self._read_recorded, cluster, job, request.round)
 
         def work(turn: LaneTurn) -> pb.ExplainJobResponse:
             time = CallTime(
@@ -50,3 +57,9 @@ class ExplanationCalls:
             return message
 
         return await self._trials.run(CALLER.get(), f"explanation of {job} in {cluster}", work)
+
+    def _read_recorded(self, cluster: str, job: str, number: int) -> pb.ExplainJobResponse:
+        recorded = self._explainer.read_recorded(cluster, job, number)
+        message = of_explanation(cluster, job, recorded)
+        hide_in_explanation(IDENTITY.get(), cluster, message, self._store.tenants_of_jobs)
+        return message

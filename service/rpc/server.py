@@ -141,12 +141,14 @@ class Server:
         access: AccessStore | None = None,
         verifier: Verifier | None = None,
         logs: LogStore | None = None,
+        schema: str = "",
     ) -> None:
         """Assemble the server.
 
         ``access`` keeps tokens, certificates and the audit log: a server that asks callers who they
         are needs it. ``verifier`` checks the tokens of an identity provider. ``logs`` keeps requests
-        for the output of jobs; without it, no output can be read.
+        for the output of jobs; without it, no output can be read. ``schema`` is the revision of the
+        database's schema, or "" if the store has none.
 
         Raises:
             InvalidInput: a file of TLS is wrong.
@@ -216,7 +218,7 @@ class Server:
             output=output,
             curves=CurveReader(store, config.catalogue(), config.round_options()),
             estimates=self._estimates,
-            explanations=ExplanationCalls(store, explainer, self._trials, deadlines),
+            explanations=ExplanationCalls(store, explainer, calls, self._trials, deadlines),
             new_id=new_id,
             wall_s=wall_s,
             poll_s=config.poll_s,
@@ -246,7 +248,7 @@ class Server:
             scopes=config.oidc_scopes if config.oidc_issuer else "",
         )
         access_pb2_grpc.add_AccessServicer_to_server(
-            AccessServicer(access, calls, login, wall_s), self._grpc
+            AccessServicer(access, calls, login, wall_s, schema), self._grpc
         )
         clusters = ClustersServicer(
             store,

@@ -77,6 +77,7 @@ def _job(request: Any) -> Iterable[str]:
 _RULES: Final[dict[str, dict[str, Rule]]] = {
     "Access": {
         "GetCaller": _read(EVERYBODY),
+        "GetServer": _read(),
         "GetLogin": Rule(roles=EVERYBODY, is_open=True),
         "CreateToken": _change(ADMINS),
         "ListTokens": _read(ADMINS),

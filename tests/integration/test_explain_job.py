@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import grpc.aio
 import pytest
 from grpc import StatusCode
 
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
 from tessera.formulation.records.clusters import NodeSpec
+from tessera.service.loop import RoundLoop
 from tessera.v1 import jobs_pb2
 from tests.support.api import (
     Api,
@@ -152,3 +154,32 @@ async def test_unknown_jobs_and_rounds_are_refused(
         await a.jobs.SubmitJob(a_submit("weak"))
         refused, why, _ = await refusal_of(a.jobs.ExplainJob(a_request(name, round=number)))
         assert (refused, why) == (code, reason)
+
+
+async def test_what_is_recorded_is_reported_without_deciding_a_round(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with two_nodes(store) as a:
+        await submit_three(a)
+        new = await a.jobs.ExplainJob(a_request(recorded_only=True))
+        assert (new.round, new.kind, new.reason.code, len(new.history)) == ("", "", "", 0)
+        for _ in range(2):
+            await a.scheduler.Schedule(a_round(objective="throughput"))
+        monkeypatch.setattr(RoundLoop, "decide", None)  # a call of it would fail
+        waits = await a.jobs.ExplainJob(a_request(recorded_only=True))
+        stored = await a.jobs.GetJob(jobs_pb2.GetJobRequest(name=JOB))
+        assert (waits.round, waits.kind, waits.cause) == (f"{C}/rounds/2", "wait", "capacity")
+        assert waits.reason == stored.reason
+        assert not waits.steps
+        assert not waits.displaced_by
+        assert waits.complete
+        earlier = await a.jobs.ExplainJob(a_request(recorded_only=True, round=1))
+        assert (earlier.round, earlier.reason.code) == (f"{C}/rounds/1", "OUTPRICED")
+        runs = await a.jobs.ExplainJob(a_request(f"{C}/jobs/one", recorded_only=True))
+        assert (runs.round, runs.kind, runs.reason.code) == (f"{C}/rounds/2", "keep", "")
+        await a.jobs.HoldJob(jobs_pb2.HoldJobRequest(name=JOB))
+        held = await a.jobs.ExplainJob(a_request(recorded_only=True))
+        assert (held.round, held.kind, held.reason.code) == ("", "wait", "HELD")
+        for number in (-1, 9):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await a.jobs.ExplainJob(a_request(recorded_only=True, round=number))

@@ -126,6 +126,7 @@ def valid_requests() -> dict[str, list[Message]]:
     )
     return {
         "GetCaller": [access_pb2.GetCallerRequest()],
+        "GetServer": [access_pb2.GetServerRequest()],
         "GetLogin": [access_pb2.GetLoginRequest()],
         "CreateToken": [access_pb2.CreateTokenRequest(token=token)],
         "ListTokens": [access_pb2.ListTokensRequest(with_ended=True)],

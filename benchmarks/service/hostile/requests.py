@@ -123,6 +123,7 @@ def sample_requests(cluster: str = ATTACKED_CLUSTER, job: str = STEADY_JOB) -> d
     join_token = access_pb2.JoinToken(nodes=["unused-*"])
     result: dict[tuple[str, str], Message] = {
         ("Access", "GetCaller"): access_pb2.GetCallerRequest(),
+        ("Access", "GetServer"): access_pb2.GetServerRequest(),
         ("Access", "GetLogin"): access_pb2.GetLoginRequest(),
         ("Access", "CreateToken"): access_pb2.CreateTokenRequest(
             token=access_pb2.Token(name="unused", role="viewer", all_tenants=True)

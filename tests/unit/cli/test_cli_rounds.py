@@ -20,7 +20,7 @@ from tessera.service.cli.roundoptions import (
     round_options,
 )
 from tessera.service.cli.roundview import show_replay, show_round
-from tessera.service.cli.watch import changed_jobs
+from tessera.service.cli.watch import CHANGING_FIELDS, changed_items
 from tessera.service.rpc.convert import clusters, jobs, rounds, tenants
 from tessera.solvers.rounds.plan import RoundOptions
 from tessera.v1 import estimates_pb2, jobs_pb2, scheduler_pb2
@@ -310,7 +310,7 @@ def test_only_new_or_changed_jobs_are_shown_again() -> None:
     runs, ends = a_dated_job(state=jobs_pb2.RUNNING), a_dated_job(state=jobs_pb2.SUCCEEDED)
     runs_on = a_dated_job(state=jobs_pb2.RUNNING, service_gpu_seconds=7.0)
     lists = iter([[runs], [runs_on], [ends]])
-    changes = changed_jobs(lambda: next(lists), lambda: None)
+    changes = changed_items(lambda: next(lists), CHANGING_FIELDS[:1], lambda: None)
     assert [next(changes), next(changes)] == [[runs], [ends]]
 
 

@@ -72,7 +72,12 @@ def watch_frames(
 ) -> None:
     frames_left = readings(*frames, monkeypatch=monkeypatch)
     with pytest.raises(UserInterrupt):
-        watch.watch_jobs(lambda: next(frames_left), lambda: "next round: within seconds", output)
+        watch.watch_list(
+            watch.watched_jobs(
+                lambda: next(frames_left), lambda: "next round: within seconds", job_columns
+            ),
+            output,
+        )
 
 
 def test_without_a_terminal_each_change_prints_one_whole_table(

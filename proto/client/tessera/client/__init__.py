@@ -1,15 +1,33 @@
-"""Channels to a Tessera server, with the identity of whoever opens them."""
+"""A client of Tessera, and channels to its servers with the identity of whoever opens them."""
 
+from tessera.client.aio import AsyncClient as AsyncClient
 from tessera.client.channels import check_files as check_files
 from tessera.client.channels import is_loopback as is_loopback
 from tessera.client.channels import is_on_this_machine as is_on_this_machine
 from tessera.client.channels import open_async_channel as open_async_channel
 from tessera.client.channels import open_channel as open_channel
+from tessera.client.errors import AlreadyExists as AlreadyExists
+from tessera.client.errors import CallError as CallError
+from tessera.client.errors import Conflict as Conflict
+from tessera.client.errors import DeadlineExceeded as DeadlineExceeded
+from tessera.client.errors import InvalidRequest as InvalidRequest
+from tessera.client.errors import JobNotSucceeded as JobNotSucceeded
+from tessera.client.errors import LimitReached as LimitReached
+from tessera.client.errors import NotAllowed as NotAllowed
+from tessera.client.errors import NotAuthenticated as NotAuthenticated
+from tessera.client.errors import NotFound as NotFound
+from tessera.client.errors import PermissionDenied as PermissionDenied
+from tessera.client.errors import ServerFailed as ServerFailed
+from tessera.client.errors import ServerTooOld as ServerTooOld
+from tessera.client.errors import Unavailable as Unavailable
 from tessera.client.logins import Login as Login
 from tessera.client.logins import forget_login as forget_login
 from tessera.client.logins import load_login as load_login
 from tessera.client.logins import save_login as save_login
 from tessera.client.refusals import ChannelRefused as ChannelRefused
+from tessera.client.requests import JobFields as JobFields
+from tessera.client.requests import make_job as make_job
 from tessera.client.settings import PLAIN_TEXT as PLAIN_TEXT
 from tessera.client.settings import ChannelSettings as ChannelSettings
 from tessera.client.settings import find_settings as find_settings
+from tessera.client.sync import Client as Client

@@ -26,7 +26,7 @@ from google.protobuf import empty_pb2 as google_dot_protobuf_dot_empty__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tessera/v1/access.proto\x12\ntessera.v1\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x12\n\x10GetCallerRequest\"\xb8\x01\n\x06\x43\x61ller\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x10\n\x08\x63lusters\x18\x03 \x03(\t\x12\x0f\n\x07tenants\x18\x04 \x03(\t\x12\x14\n\x0c\x61ll_clusters\x18\x05 \x01(\x08\x12\x13\n\x0b\x61ll_tenants\x18\x06 \x01(\x08\x12/\n\x0b\x65xpire_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08verified\x18\x08 \x01(\x08\"\x11\n\x0fGetLoginRequest\"L\n\x05Login\x12\x0e\n\x06issuer\x18\x01 \x01(\t\x12\x10\n\x08\x61udience\x18\x02 \x01(\t\x12\x11\n\tclient_id\x18\x03 \x01(\t\x12\x0e\n\x06scopes\x18\x04 \x01(\t\"\x8e\x02\n\x05Token\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x10\n\x08\x63lusters\x18\x04 \x03(\t\x12\x0f\n\x07tenants\x18\x05 \x03(\t\x12\x13\n\x0b\x61ll_tenants\x18\x06 \x01(\x08\x12/\n\x0b\x63reate_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\ncreated_by\x18\x08 \x01(\t\x12/\n\x0b\x65xpire_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0brevoke_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"6\n\x12\x43reateTokenRequest\x12 \n\x05token\x18\x01 \x01(\x0b\x32\x11.tessera.v1.Token\"E\n\x13\x43reateTokenResponse\x12 \n\x05token\x18\x01 \x01(\x0b\x32\x11.tessera.v1.Token\x12\x0c\n\x04text\x18\x02 \x01(\t\"\'\n\x11ListTokensRequest\x12\x12\n\nwith_ended\x18\x01 \x01(\x08\"7\n\x12ListTokensResponse\x12!\n\x06tokens\x18\x01 \x03(\x0b\x32\x11.tessera.v1.Token\"\"\n\x12RevokeTokenRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\xe9\x01\n\tJoinToken\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05nodes\x18\x02 \x03(\t\x12\x0c\n\x04uses\x18\x03 \x01(\x05\x12\x0c\n\x04used\x18\x04 \x01(\x05\x12/\n\x0b\x63reate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\ncreated_by\x18\x06 \x01(\t\x12/\n\x0b\x65xpire_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0brevoke_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"S\n\x16\x43reateJoinTokenRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12)\n\njoin_token\x18\x02 \x01(\x0b\x32\x15.tessera.v1.JoinToken\"R\n\x17\x43reateJoinTokenResponse\x12)\n\njoin_token\x18\x01 \x01(\x0b\x32\x15.tessera.v1.JoinToken\x12\x0c\n\x04text\x18\x02 \x01(\t\";\n\x15ListJoinTokensRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x12\n\nwith_ended\x18\x02 \x01(\x08\"D\n\x16ListJoinTokensResponse\x12*\n\x0bjoin_tokens\x18\x01 \x03(\x0b\x32\x15.tessera.v1.JoinToken\"4\n\x16RevokeJoinTokenRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\"\xe1\x01\n\x0b\x43\x65rtificate\x12\x0e\n\x06serial\x18\x01 \x01(\t\x12\r\n\x05\x61gent\x18\x02 \x01(\t\x12\r\n\x05nodes\x18\x03 \x03(\t\x12.\n\nissue_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\njoin_token\x18\x06 \x01(\t\x12/\n\x0brevoke_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\")\n\x17ListCertificatesRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\"I\n\x18ListCertificatesResponse\x12-\n\x0c\x63\x65rtificates\x18\x01 \x03(\x0b\x32\x17.tessera.v1.Certificate\"3\n\x12RevokeAgentRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\r\n\x05\x61gent\x18\x02 \x01(\t\"\xe6\x01\n\nAuditEntry\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07subject\x18\x03 \x01(\t\x12\x0c\n\x04role\x18\x04 \x01(\t\x12\r\n\x05proof\x18\x05 \x01(\t\x12\x0e\n\x06method\x18\x06 \x01(\t\x12\x0e\n\x06target\x18\x07 \x01(\t\x12\x0c\n\x04peer\x18\x08 \x01(\t\x12\x12\n\nrequest_id\x18\t \x01(\t\x12\x0f\n\x07outcome\x18\n \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x0b \x01(\t\x12\r\n\x05\x63ount\x18\x0c \x01(\x05\"\xd8\x01\n\x17ListAuditEntriesRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x0e\n\x06target\x18\x03 \x01(\t\x12\x0f\n\x07outcome\x18\x04 \x01(\t\x12)\n\x05since\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05until\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tpage_size\x18\x07 \x01(\x05\x12\x12\n\npage_token\x18\x08 \x01(\t\"\\\n\x18ListAuditEntriesResponse\x12\'\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x16.tessera.v1.AuditEntry\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t2\xea\x06\n\x06\x41\x63\x63\x65ss\x12=\n\tGetCaller\x12\x1c.tessera.v1.GetCallerRequest\x1a\x12.tessera.v1.Caller\x12:\n\x08GetLogin\x12\x1b.tessera.v1.GetLoginRequest\x1a\x11.tessera.v1.Login\x12N\n\x0b\x43reateToken\x12\x1e.tessera.v1.CreateTokenRequest\x1a\x1f.tessera.v1.CreateTokenResponse\x12K\n\nListTokens\x12\x1d.tessera.v1.ListTokensRequest\x1a\x1e.tessera.v1.ListTokensResponse\x12@\n\x0bRevokeToken\x12\x1e.tessera.v1.RevokeTokenRequest\x1a\x11.tessera.v1.Token\x12Z\n\x0f\x43reateJoinToken\x12\".tessera.v1.CreateJoinTokenRequest\x1a#.tessera.v1.CreateJoinTokenResponse\x12W\n\x0eListJoinTokens\x12!.tessera.v1.ListJoinTokensRequest\x1a\".tessera.v1.ListJoinTokensResponse\x12L\n\x0fRevokeJoinToken\x12\".tessera.v1.RevokeJoinTokenRequest\x1a\x15.tessera.v1.JoinToken\x12]\n\x10ListCertificates\x12#.tessera.v1.ListCertificatesRequest\x1a$.tessera.v1.ListCertificatesResponse\x12\x45\n\x0bRevokeAgent\x12\x1e.tessera.v1.RevokeAgentRequest\x1a\x16.google.protobuf.Empty\x12]\n\x10ListAuditEntries\x12#.tessera.v1.ListAuditEntriesRequest\x1a$.tessera.v1.ListAuditEntriesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tessera/v1/access.proto\x12\ntessera.v1\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x12\n\x10GetCallerRequest\"\xb8\x01\n\x06\x43\x61ller\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x10\n\x08\x63lusters\x18\x03 \x03(\t\x12\x0f\n\x07tenants\x18\x04 \x03(\t\x12\x14\n\x0c\x61ll_clusters\x18\x05 \x01(\x08\x12\x13\n\x0b\x61ll_tenants\x18\x06 \x01(\x08\x12/\n\x0b\x65xpire_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08verified\x18\x08 \x01(\x08\"\x12\n\x10GetServerRequest\"S\n\x06Server\x12\x0f\n\x07release\x18\x01 \x01(\t\x12\x0e\n\x06schema\x18\x02 \x01(\t\x12(\n\x04time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x11\n\x0fGetLoginRequest\"L\n\x05Login\x12\x0e\n\x06issuer\x18\x01 \x01(\t\x12\x10\n\x08\x61udience\x18\x02 \x01(\t\x12\x11\n\tclient_id\x18\x03 \x01(\t\x12\x0e\n\x06scopes\x18\x04 \x01(\t\"\x8e\x02\n\x05Token\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x10\n\x08\x63lusters\x18\x04 \x03(\t\x12\x0f\n\x07tenants\x18\x05 \x03(\t\x12\x13\n\x0b\x61ll_tenants\x18\x06 \x01(\x08\x12/\n\x0b\x63reate_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\ncreated_by\x18\x08 \x01(\t\x12/\n\x0b\x65xpire_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0brevoke_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"6\n\x12\x43reateTokenRequest\x12 \n\x05token\x18\x01 \x01(\x0b\x32\x11.tessera.v1.Token\"E\n\x13\x43reateTokenResponse\x12 \n\x05token\x18\x01 \x01(\x0b\x32\x11.tessera.v1.Token\x12\x0c\n\x04text\x18\x02 \x01(\t\"\'\n\x11ListTokensRequest\x12\x12\n\nwith_ended\x18\x01 \x01(\x08\"7\n\x12ListTokensResponse\x12!\n\x06tokens\x18\x01 \x03(\x0b\x32\x11.tessera.v1.Token\"\"\n\x12RevokeTokenRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\xe9\x01\n\tJoinToken\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05nodes\x18\x02 \x03(\t\x12\x0c\n\x04uses\x18\x03 \x01(\x05\x12\x0c\n\x04used\x18\x04 \x01(\x05\x12/\n\x0b\x63reate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\ncreated_by\x18\x06 \x01(\t\x12/\n\x0b\x65xpire_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0brevoke_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"S\n\x16\x43reateJoinTokenRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12)\n\njoin_token\x18\x02 \x01(\x0b\x32\x15.tessera.v1.JoinToken\"R\n\x17\x43reateJoinTokenResponse\x12)\n\njoin_token\x18\x01 \x01(\x0b\x32\x15.tessera.v1.JoinToken\x12\x0c\n\x04text\x18\x02 \x01(\t\";\n\x15ListJoinTokensRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x12\n\nwith_ended\x18\x02 \x01(\x08\"D\n\x16ListJoinTokensResponse\x12*\n\x0bjoin_tokens\x18\x01 \x03(\x0b\x32\x15.tessera.v1.JoinToken\"4\n\x16RevokeJoinTokenRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\"\xe1\x01\n\x0b\x43\x65rtificate\x12\x0e\n\x06serial\x18\x01 \x01(\t\x12\r\n\x05\x61gent\x18\x02 \x01(\t\x12\r\n\x05nodes\x18\x03 \x03(\t\x12.\n\nissue_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\njoin_token\x18\x06 \x01(\t\x12/\n\x0brevoke_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\")\n\x17ListCertificatesRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\"I\n\x18ListCertificatesResponse\x12-\n\x0c\x63\x65rtificates\x18\x01 \x03(\x0b\x32\x17.tessera.v1.Certificate\"3\n\x12RevokeAgentRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\r\n\x05\x61gent\x18\x02 \x01(\t\"\xe6\x01\n\nAuditEntry\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07subject\x18\x03 \x01(\t\x12\x0c\n\x04role\x18\x04 \x01(\t\x12\r\n\x05proof\x18\x05 \x01(\t\x12\x0e\n\x06method\x18\x06 \x01(\t\x12\x0e\n\x06target\x18\x07 \x01(\t\x12\x0c\n\x04peer\x18\x08 \x01(\t\x12\x12\n\nrequest_id\x18\t \x01(\t\x12\x0f\n\x07outcome\x18\n \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x0b \x01(\t\x12\r\n\x05\x63ount\x18\x0c \x01(\x05\"\xd8\x01\n\x17ListAuditEntriesRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x0e\n\x06target\x18\x03 \x01(\t\x12\x0f\n\x07outcome\x18\x04 \x01(\t\x12)\n\x05since\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05until\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tpage_size\x18\x07 \x01(\x05\x12\x12\n\npage_token\x18\x08 \x01(\t\"\\\n\x18ListAuditEntriesResponse\x12\'\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x16.tessera.v1.AuditEntry\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t2\xa9\x07\n\x06\x41\x63\x63\x65ss\x12=\n\tGetCaller\x12\x1c.tessera.v1.GetCallerRequest\x1a\x12.tessera.v1.Caller\x12=\n\tGetServer\x12\x1c.tessera.v1.GetServerRequest\x1a\x12.tessera.v1.Server\x12:\n\x08GetLogin\x12\x1b.tessera.v1.GetLoginRequest\x1a\x11.tessera.v1.Login\x12N\n\x0b\x43reateToken\x12\x1e.tessera.v1.CreateTokenRequest\x1a\x1f.tessera.v1.CreateTokenResponse\x12K\n\nListTokens\x12\x1d.tessera.v1.ListTokensRequest\x1a\x1e.tessera.v1.ListTokensResponse\x12@\n\x0bRevokeToken\x12\x1e.tessera.v1.RevokeTokenRequest\x1a\x11.tessera.v1.Token\x12Z\n\x0f\x43reateJoinToken\x12\".tessera.v1.CreateJoinTokenRequest\x1a#.tessera.v1.CreateJoinTokenResponse\x12W\n\x0eListJoinTokens\x12!.tessera.v1.ListJoinTokensRequest\x1a\".tessera.v1.ListJoinTokensResponse\x12L\n\x0fRevokeJoinToken\x12\".tessera.v1.RevokeJoinTokenRequest\x1a\x15.tessera.v1.JoinToken\x12]\n\x10ListCertificates\x12#.tessera.v1.ListCertificatesRequest\x1a$.tessera.v1.ListCertificatesResponse\x12\x45\n\x0bRevokeAgent\x12\x1e.tessera.v1.RevokeAgentRequest\x1a\x16.google.protobuf.Empty\x12]\n\x10ListAuditEntries\x12#.tessera.v1.ListAuditEntriesRequest\x1a$.tessera.v1.ListAuditEntriesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,48 +37,52 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETCALLERREQUEST']._serialized_end=119
   _globals['_CALLER']._serialized_start=122
   _globals['_CALLER']._serialized_end=306
-  _globals['_GETLOGINREQUEST']._serialized_start=308
-  _globals['_GETLOGINREQUEST']._serialized_end=325
-  _globals['_LOGIN']._serialized_start=327
-  _globals['_LOGIN']._serialized_end=403
-  _globals['_TOKEN']._serialized_start=406
-  _globals['_TOKEN']._serialized_end=676
-  _globals['_CREATETOKENREQUEST']._serialized_start=678
-  _globals['_CREATETOKENREQUEST']._serialized_end=732
-  _globals['_CREATETOKENRESPONSE']._serialized_start=734
-  _globals['_CREATETOKENRESPONSE']._serialized_end=803
-  _globals['_LISTTOKENSREQUEST']._serialized_start=805
-  _globals['_LISTTOKENSREQUEST']._serialized_end=844
-  _globals['_LISTTOKENSRESPONSE']._serialized_start=846
-  _globals['_LISTTOKENSRESPONSE']._serialized_end=901
-  _globals['_REVOKETOKENREQUEST']._serialized_start=903
-  _globals['_REVOKETOKENREQUEST']._serialized_end=937
-  _globals['_JOINTOKEN']._serialized_start=940
-  _globals['_JOINTOKEN']._serialized_end=1173
-  _globals['_CREATEJOINTOKENREQUEST']._serialized_start=1175
-  _globals['_CREATEJOINTOKENREQUEST']._serialized_end=1258
-  _globals['_CREATEJOINTOKENRESPONSE']._serialized_start=1260
-  _globals['_CREATEJOINTOKENRESPONSE']._serialized_end=1342
-  _globals['_LISTJOINTOKENSREQUEST']._serialized_start=1344
-  _globals['_LISTJOINTOKENSREQUEST']._serialized_end=1403
-  _globals['_LISTJOINTOKENSRESPONSE']._serialized_start=1405
-  _globals['_LISTJOINTOKENSRESPONSE']._serialized_end=1473
-  _globals['_REVOKEJOINTOKENREQUEST']._serialized_start=1475
-  _globals['_REVOKEJOINTOKENREQUEST']._serialized_end=1527
-  _globals['_CERTIFICATE']._serialized_start=1530
-  _globals['_CERTIFICATE']._serialized_end=1755
-  _globals['_LISTCERTIFICATESREQUEST']._serialized_start=1757
-  _globals['_LISTCERTIFICATESREQUEST']._serialized_end=1798
-  _globals['_LISTCERTIFICATESRESPONSE']._serialized_start=1800
-  _globals['_LISTCERTIFICATESRESPONSE']._serialized_end=1873
-  _globals['_REVOKEAGENTREQUEST']._serialized_start=1875
-  _globals['_REVOKEAGENTREQUEST']._serialized_end=1926
-  _globals['_AUDITENTRY']._serialized_start=1929
-  _globals['_AUDITENTRY']._serialized_end=2159
-  _globals['_LISTAUDITENTRIESREQUEST']._serialized_start=2162
-  _globals['_LISTAUDITENTRIESREQUEST']._serialized_end=2378
-  _globals['_LISTAUDITENTRIESRESPONSE']._serialized_start=2380
-  _globals['_LISTAUDITENTRIESRESPONSE']._serialized_end=2472
-  _globals['_ACCESS']._serialized_start=2475
-  _globals['_ACCESS']._serialized_end=3349
+  _globals['_GETSERVERREQUEST']._serialized_start=308
+  _globals['_GETSERVERREQUEST']._serialized_end=326
+  _globals['_SERVER']._serialized_start=328
+  _globals['_SERVER']._serialized_end=411
+  _globals['_GETLOGINREQUEST']._serialized_start=413
+  _globals['_GETLOGINREQUEST']._serialized_end=430
+  _globals['_LOGIN']._serialized_start=432
+  _globals['_LOGIN']._serialized_end=508
+  _globals['_TOKEN']._serialized_start=511
+  _globals['_TOKEN']._serialized_end=781
+  _globals['_CREATETOKENREQUEST']._serialized_start=783
+  _globals['_CREATETOKENREQUEST']._serialized_end=837
+  _globals['_CREATETOKENRESPONSE']._serialized_start=839
+  _globals['_CREATETOKENRESPONSE']._serialized_end=908
+  _globals['_LISTTOKENSREQUEST']._serialized_start=910
+  _globals['_LISTTOKENSREQUEST']._serialized_end=949
+  _globals['_LISTTOKENSRESPONSE']._serialized_start=951
+  _globals['_LISTTOKENSRESPONSE']._serialized_end=1006
+  _globals['_REVOKETOKENREQUEST']._serialized_start=1008
+  _globals['_REVOKETOKENREQUEST']._serialized_end=1042
+  _globals['_JOINTOKEN']._serialized_start=1045
+  _globals['_JOINTOKEN']._serialized_end=1278
+  _globals['_CREATEJOINTOKENREQUEST']._serialized_start=1280
+  _globals['_CREATEJOINTOKENREQUEST']._serialized_end=1363
+  _globals['_CREATEJOINTOKENRESPONSE']._serialized_start=1365
+  _globals['_CREATEJOINTOKENRESPONSE']._serialized_end=1447
+  _globals['_LISTJOINTOKENSREQUEST']._serialized_start=1449
+  _globals['_LISTJOINTOKENSREQUEST']._serialized_end=1508
+  _globals['_LISTJOINTOKENSRESPONSE']._serialized_start=1510
+  _globals['_LISTJOINTOKENSRESPONSE']._serialized_end=1578
+  _globals['_REVOKEJOINTOKENREQUEST']._serialized_start=1580
+  _globals['_REVOKEJOINTOKENREQUEST']._serialized_end=1632
+  _globals['_CERTIFICATE']._serialized_start=1635
+  _globals['_CERTIFICATE']._serialized_end=1860
+  _globals['_LISTCERTIFICATESREQUEST']._serialized_start=1862
+  _globals['_LISTCERTIFICATESREQUEST']._serialized_end=1903
+  _globals['_LISTCERTIFICATESRESPONSE']._serialized_start=1905
+  _globals['_LISTCERTIFICATESRESPONSE']._serialized_end=1978
+  _globals['_REVOKEAGENTREQUEST']._serialized_start=1980
+  _globals['_REVOKEAGENTREQUEST']._serialized_end=2031
+  _globals['_AUDITENTRY']._serialized_start=2034
+  _globals['_AUDITENTRY']._serialized_end=2264
+  _globals['_LISTAUDITENTRIESREQUEST']._serialized_start=2267
+  _globals['_LISTAUDITENTRIESREQUEST']._serialized_end=2483
+  _globals['_LISTAUDITENTRIESRESPONSE']._serialized_start=2485
+  _globals['_LISTAUDITENTRIESRESPONSE']._serialized_end=2577
+  _globals['_ACCESS']._serialized_start=2580
+  _globals['_ACCESS']._serialized_end=3517
 # @@protoc_insertion_point(module_scope)

@@ -89,6 +89,55 @@ class Caller(_message.Message):
 Global___Caller: _TypeAlias = Caller  # noqa: Y015
 
 @_typing.final
+class GetServerRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetServerRequest: _TypeAlias = GetServerRequest  # noqa: Y015
+
+@_typing.final
+class Server(_message.Message):
+    """The server that answers. Of several replicas, it is any of them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RELEASE_FIELD_NUMBER: _builtins.int
+    SCHEMA_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    release: _builtins.str
+    """The release, e.g. "0.1.0"."""
+    schema: _builtins.str
+    """The revision of the database's schema that this release needs. The server answers only while the
+    database has it.
+    """
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """The time by the clock of the server's machine."""
+
+    def __init__(
+        self,
+        *,
+        release: _builtins.str = ...,
+        schema: _builtins.str = ...,
+        time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["time", b"time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["release", b"release", "schema", b"schema", "time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Server: _TypeAlias = Server  # noqa: Y015
+
+@_typing.final
 class GetLoginRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -42,6 +42,11 @@ class AccessStub:
                 request_serializer=tessera_dot_v1_dot_access__pb2.GetCallerRequest.SerializeToString,
                 response_deserializer=tessera_dot_v1_dot_access__pb2.Caller.FromString,
                 _registered_method=True)
+        self.GetServer = channel.unary_unary(
+                '/tessera.v1.Access/GetServer',
+                request_serializer=tessera_dot_v1_dot_access__pb2.GetServerRequest.SerializeToString,
+                response_deserializer=tessera_dot_v1_dot_access__pb2.Server.FromString,
+                _registered_method=True)
         self.GetLogin = channel.unary_unary(
                 '/tessera.v1.Access/GetLogin',
                 request_serializer=tessera_dot_v1_dot_access__pb2.GetLoginRequest.SerializeToString,
@@ -101,6 +106,13 @@ class AccessServicer:
 
     def GetCaller(self, request, context):
         """Returns who the caller is to the server.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetServer(self, request, context):
+        """Returns the server's release, the schema of its database and its clock.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -185,6 +197,11 @@ def add_AccessServicer_to_server(servicer, server):
                     request_deserializer=tessera_dot_v1_dot_access__pb2.GetCallerRequest.FromString,
                     response_serializer=tessera_dot_v1_dot_access__pb2.Caller.SerializeToString,
             ),
+            'GetServer': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetServer,
+                    request_deserializer=tessera_dot_v1_dot_access__pb2.GetServerRequest.FromString,
+                    response_serializer=tessera_dot_v1_dot_access__pb2.Server.SerializeToString,
+            ),
             'GetLogin': grpc.unary_unary_rpc_method_handler(
                     servicer.GetLogin,
                     request_deserializer=tessera_dot_v1_dot_access__pb2.GetLoginRequest.FromString,
@@ -265,6 +282,33 @@ class Access:
             '/tessera.v1.Access/GetCaller',
             tessera_dot_v1_dot_access__pb2.GetCallerRequest.SerializeToString,
             tessera_dot_v1_dot_access__pb2.Caller.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetServer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.Access/GetServer',
+            tessera_dot_v1_dot_access__pb2.GetServerRequest.SerializeToString,
+            tessera_dot_v1_dot_access__pb2.Server.FromString,
             options,
             channel_credentials,
             insecure,

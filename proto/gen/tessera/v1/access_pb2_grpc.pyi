@@ -38,6 +38,8 @@ class AccessStub:
     def __new__(cls, channel: _aio.Channel) -> AccessAsyncStub: ...
     GetCaller: _grpc.UnaryUnaryMultiCallable[_access_pb2.GetCallerRequest, _access_pb2.Caller]
     """Returns who the caller is to the server."""
+    GetServer: _grpc.UnaryUnaryMultiCallable[_access_pb2.GetServerRequest, _access_pb2.Server]
+    """Returns the server's release, the schema of its database and its clock."""
     GetLogin: _grpc.UnaryUnaryMultiCallable[_access_pb2.GetLoginRequest, _access_pb2.Login]
     """Returns how users of this server log in. Anyone may call it."""
     CreateToken: _grpc.UnaryUnaryMultiCallable[_access_pb2.CreateTokenRequest, _access_pb2.CreateTokenResponse]
@@ -70,6 +72,8 @@ class AccessAsyncStub(AccessStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetCaller: _aio.UnaryUnaryMultiCallable[_access_pb2.GetCallerRequest, _access_pb2.Caller]  # type: ignore[assignment]
     """Returns who the caller is to the server."""
+    GetServer: _aio.UnaryUnaryMultiCallable[_access_pb2.GetServerRequest, _access_pb2.Server]  # type: ignore[assignment]
+    """Returns the server's release, the schema of its database and its clock."""
     GetLogin: _aio.UnaryUnaryMultiCallable[_access_pb2.GetLoginRequest, _access_pb2.Login]  # type: ignore[assignment]
     """Returns how users of this server log in. Anyone may call it."""
     CreateToken: _aio.UnaryUnaryMultiCallable[_access_pb2.CreateTokenRequest, _access_pb2.CreateTokenResponse]  # type: ignore[assignment]
@@ -105,6 +109,14 @@ class AccessServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_access_pb2.Caller, _abc.Awaitable[_access_pb2.Caller]]:
         """Returns who the caller is to the server."""
+
+    @_abc_1.abstractmethod
+    def GetServer(
+        self,
+        request: _access_pb2.GetServerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_access_pb2.Server, _abc.Awaitable[_access_pb2.Server]]:
+        """Returns the server's release, the schema of its database and its clock."""
 
     @_abc_1.abstractmethod
     def GetLogin(

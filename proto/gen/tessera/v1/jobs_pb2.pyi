@@ -1361,6 +1361,7 @@ class ExplainJobRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
     WITHOUT_STEPS_FIELD_NUMBER: _builtins.int
+    RECORDED_ONLY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """"clusters/{cluster}/jobs/{job}" """
     round: _builtins.int
@@ -1371,16 +1372,22 @@ class ExplainJobRequest(_message.Message):
     """
     without_steps: _builtins.bool
     """Whether to leave out the steps, so that no further round is decided."""
+    recorded_only: _builtins.bool
+    """Whether to answer with what is recorded, so that no round is decided at all: the decision and
+    the reason of the round, or else the present reason, and the last rounds. The answer is quick at
+    any number of jobs. It has no `displaced_by`, `steps` and `value_per_gpu`.
+    """
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         round: _builtins.int = ...,
         without_steps: _builtins.bool = ...,
+        recorded_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "round", b"round", "without_steps", b"without_steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "recorded_only", b"recorded_only", "round", b"round", "without_steps", b"without_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

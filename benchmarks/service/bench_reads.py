@@ -1,0 +1,214 @@
+"""The reads by which users ask why and when, at many jobs, while rounds go on."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import grpc
+import numpy as np
+import typer
+
+from tessera.benchmarks.harness.progress import track_steps
+from tessera.benchmarks.harness.registry import register_case
+from tessera.benchmarks.service.fleet import Fleet
+from tessera.client import Client
+from tessera.client.requests import ENDED
+from tessera.estimator.samples import sample_profiles
+from tessera.service.cli.demo.drive import (
+    CLUSTER,
+    PARENT,
+    add_estimates,
+    make_cluster,
+    schedule_round,
+    submit_jobs,
+    wait_until_settled,
+)
+from tessera.service.cli.demo.stack import Stack, run_stack
+from tessera.simulator.clusters import arena_table1
+from tessera.simulator.figures import Report
+from tessera.simulator.workloads.philly_like import philly_like
+from tessera.v1 import jobs_pb2
+
+PAGE_JOBS: Final = 100
+"""Number of jobs in a page of a list: the default of the API."""
+
+FULL_LIMIT_S: Final = 120.0
+"""Time limit of an explanation with steps that are tried. It decides whole rounds."""
+
+
+def cpu_ms(pid: int) -> float:
+    """Return the CPU time that a process has used so far, of all its threads, in milliseconds.
+
+    Linux counts it in nanoseconds for each thread. Threads that have ended are missing, so the
+    process must not end any while it is measured; a server keeps its threads.
+    """
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e6
+
+
+@dataclass(slots=True, kw_only=True)
+class ReadTimes:
+    """The measurements of one kind of read."""
+
+    cpu_ms: list[float] = field(default_factory=list)
+    wall_ms: list[float] = field(default_factory=list)
+
+    def row(self, name: str) -> dict[str, Any]:
+        """Return the row of the table."""
+        return {
+            "read": name,
+            "reads": len(self.cpu_ms),
+            "cpu_ms_p50": statistics.median(self.cpu_ms),
+            "cpu_ms_p99": percentile_99(self.cpu_ms),
+            "cpu_ms_max": max(self.cpu_ms),
+            "wall_ms_p50": statistics.median(self.wall_ms),
+            "wall_ms_p99": percentile_99(self.wall_ms),
+        }
+
+
+def percentile_99(values: Sequence[float]) -> float:
+    """Return the 99th percentile, which is one of the values."""
+    return float(np.percentile(values, 99, method="higher"))
+
+
+@contextmanager
+def rounds_in_background(stack: Stack, deadline_s: float, seed: int) -> Iterator[list[Any]]:
+    """Decide rounds one after another, in another thread, until the block ends.
+
+    Yields the list of the rounds so far, and raises the error of a round that failed.
+    """
+    ended, decided, failures = threading.Event(), list[Any](), list[Exception]()
+
+    def decide() -> None:
+        while not ended.is_set():
+            try:
+                decided.append(schedule_round(stack, deadline_s, seed=seed))
+            except grpc.RpcError as error:
+                failures.append(error)
+                return
+
+    thread = threading.Thread(target=decide)
+    thread.start()
+    try:
+        yield decided
+    finally:
+        ended.set()
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+def reads_of(client: Client) -> Mapping[str, Callable[[str, str], object]]:
+    """Return the reads, by name. Each takes the name of a job and the token of a page."""
+
+    def list_page(states: Sequence[jobs_pb2.JobState.ValueType], token: str) -> object:
+        request = jobs_pb2.ListJobsRequest(
+            parent=PARENT, states=states, page_size=PAGE_JOBS, page_token=token
+        )
+        return client.call(client.stubs.jobs.ListJobs, request)
+
+    live = [s for s in jobs_pb2.JobState.values() if s and s not in ENDED]
+    return {
+        "explain": lambda job, token: client.explain(job, recorded=True),
+        "position": lambda job, token: client.get_job(job).forecast.position,
+        "eta": lambda job, token: client.get_job(job).forecast.finish,
+        "queue": lambda job, token: list_page([jobs_pb2.QUEUED], token),
+        "list": lambda job, token: list_page(live, token),
+    }
+
+
+def page_tokens(client: Client, most: int) -> list[str]:
+    """Return tokens of pages of waiting jobs, from the first page on."""
+    tokens = [""]
+    request = jobs_pb2.ListJobsRequest(parent=PARENT, states=[jobs_pb2.QUEUED], page_size=PAGE_JOBS)
+    while len(tokens) < most:
+        page = client.call(client.stubs.jobs.ListJobs, request)
+        if not page.next_page_token:
+            break
+        request.page_token = page.next_page_token
+        tokens.append(page.next_page_token)
+    return tokens
+
+
+@register_case(
+    "reads",
+    smoke={"jobs": 40, "reads": 5},
+    read_cpu_ms=("<=", 20.0),
+    answered=("==", True),
+)
+def time_reads(
+    jobs: Annotated[int, typer.Option(help="Number of jobs that have not ended.")] = 50_000,
+    reads: Annotated[int, typer.Option(help="Number of reads of each kind.")] = 300,
+    deadline_s: Annotated[float, typer.Option(help="Deadline of each round in seconds.")] = 120.0,
+    seed: int = 0,
+) -> Report:
+    """Time the reads of users at many jobs while rounds go on, with PostgreSQL and two servers.
+
+    Both servers have one database. One decides rounds without a pause, and the other answers the
+    reads, one after another. So all CPU time of the second process belongs to reads, with its own
+    heartbeats and health checks. ``read_cpu_ms`` is the largest 99th percentile of any kind of
+    read; its bound of 20 ms lets a core answer 50 users a second. PostgreSQL's CPU time is not in
+    it; ``wall_ms`` is, as the caller waits for both.
+
+    ``explain`` is the answer from records (``recorded_only``), ``position`` and ``eta`` read a job
+    with its forecast, and ``queue`` and ``list`` a page of 100 jobs. ``explain_full_s`` is the time
+    of an explanation whose steps were tried, which decides rounds of all jobs; it is not a read.
+    """
+    types, nodes = arena_table1()
+    random = np.random.default_rng(seed)
+    workload = [spec for _, spec in philly_like(jobs, seed)]
+    settings = {"TESSERA_FORECAST_PERIOD_S": "0"}  # rounds alone keep the first server busy
+    with run_stack(replicas=2, settings=settings) as stack:
+        make_cluster(stack, types, nodes)
+        add_estimates(stack, sample_profiles())
+        submit_jobs(stack, workload)
+        pid = stack.servers[1].process.pid
+        with (
+            Fleet(stack.addresses[0], CLUSTER, nodes, "fleet") as fleet,
+            Client(stack.addresses[1], CLUSTER, settings=stack.channel) as client,
+        ):
+            schedule_round(stack, deadline_s, seed=seed)
+            wait_until_settled(stack)
+            fleet.advance(60.0)
+            tokens = page_tokens(client, 20)
+            calls = reads_of(client)
+            for call, _ in itertools.product(calls.values(), range(3)):  # connections, caches
+                call(workload[0].name, "")
+            times = {name: ReadTimes() for name in calls}
+            with rounds_in_background(stack, deadline_s, seed) as decided:
+                for _ in track_steps(reads, "reads"):
+                    name = workload[int(random.integers(len(workload)))].name
+                    token = tokens[int(random.integers(len(tokens)))]
+                    for kind, call in calls.items():
+                        started_s, before = time.perf_counter(), cpu_ms(pid)
+                        call(name, token)
+                        times[kind].cpu_ms.append(cpu_ms(pid) - before)
+                        times[kind].wall_ms.append((time.perf_counter() - started_s) * 1e3)
+            started_s = time.perf_counter()
+            waiting = next(iter(client.list_jobs(["queued"])), None)
+            full = None
+            if waiting is not None:
+                full = client.explain(waiting, deadline_s=FULL_LIMIT_S)
+            full_s = time.perf_counter() - started_s
+    table = [measured.row(kind) for kind, measured in times.items()]
+    return Report(
+        seed=seed,
+        figures={
+            "read_cpu_ms": max(row["cpu_ms_p99"] for row in table),
+            **{f"{row['read']}_cpu_ms": row["cpu_ms_p99"] for row in table},
+            "read_wall_ms": max(row["wall_ms_p99"] for row in table),
+            "rounds_meanwhile": len(decided),
+            "waiting": decided[-1].waiting if decided else 0,
+            "explain_full_s": full_s,
+            "answered": full is None or bool(full.reason.code),
+        },
+        table=table,
+    )

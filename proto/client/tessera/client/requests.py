@@ -1,0 +1,222 @@
+"""Requests from the arguments of a client's methods, for both clients."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final, TypedDict, TypeVar, Unpack
+
+from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from tessera.client.errors import JobNotSucceeded
+from tessera.client.settings import ChannelSettings, find_settings
+from tessera.v1 import clusters_pb2, jobs_pb2, scheduler_pb2
+
+DEFAULT_ADDRESS: Final = "127.0.0.1:7070"
+DEFAULT_CLUSTER: Final = "default"
+
+PAGE_SIZE: Final = 1000
+"""Number of items in a page of a list."""
+
+ENDED: Final = frozenset(
+    {jobs_pb2.SUCCEEDED, jobs_pb2.FAILED, jobs_pb2.CANCELLED, jobs_pb2.REJECTED}
+)
+"""The states of jobs that have ended."""
+
+READING_VERBS: Final = ("Get", "List", "Read", "Watch", "Replay", "Verify", "Explain", "WhatIf")
+"""Beginnings of the names of requests that change nothing."""
+
+CHANNEL_OPTIONS: Final = (
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+    ("grpc.max_receive_message_length", 256 << 20),  # the decisions of a round
+)
+
+Q = TypeVar("Q")
+"""A request."""
+
+
+class JobFields(TypedDict, total=False):
+    """The fields of a job that are often used, with short names.
+
+    Durations are in seconds. A deadline is a time with a time zone, or a time from now.
+    """
+
+    model: str
+    params: str
+    batch: int
+    iterations: int
+    gpus: int
+    min_gpus: int
+    max_gpus: int
+    gpu_type: str
+    pin_type: bool
+    command: Sequence[str]
+    runtime: str
+    environment: Mapping[str, str]
+    tenant: str
+    priority: int
+    weight: float
+    guaranteed: bool
+    deadline: datetime | timedelta
+    restart_s: float
+    labels: Mapping[str, str]
+    max_retries: int
+
+
+def make_job(**fields: Unpack[JobFields]) -> jobs_pb2.Job:
+    """Return the description of a job from fields with short names.
+
+    A ``jobs_pb2.Job`` can be made, or changed, directly for all other fields.
+    """
+    job = jobs_pb2.Job(
+        iterations=fields.get("iterations", 0),
+        requested_gpus=fields.get("gpus", 0),
+        min_gpus=fields.get("min_gpus", 0),
+        max_gpus=fields.get("max_gpus", 0),
+        requested_gpu_type=fields.get("gpu_type", ""),
+        pinned_gpu_type=fields.get("pin_type", False),
+        command=fields.get("command", ()),
+        tenant=fields.get("tenant", ""),
+        priority=fields.get("priority", 0),
+        weight=fields.get("weight", 0.0),
+        guaranteed=fields.get("guaranteed", False),
+        labels=fields.get("labels", {}),
+        max_retries=fields.get("max_retries"),
+    )
+    job.workload.model = fields.get("model", "")
+    job.workload.params = fields.get("params", "")
+    job.workload.global_batch = fields.get("batch", 0)
+    if "runtime" in fields or "environment" in fields:
+        job.launch.runtime = fields.get("runtime", "")
+        job.launch.environment.update(fields.get("environment", {}))
+    if "deadline" in fields:
+        job.deadline.FromDatetime(_moment(fields["deadline"]))
+    if "restart_s" in fields:
+        job.restart.FromNanoseconds(round(fields["restart_s"] * 1e9))
+    return job
+
+
+def _moment(value: datetime | timedelta) -> datetime:
+    if isinstance(value, timedelta):
+        now = Timestamp()
+        now.GetCurrentTime()
+        return now.ToDatetime(UTC) + value
+    if value.tzinfo is None:
+        raise ValueError("a deadline needs a time zone, e.g. tzinfo=timezone.utc")
+    return value
+
+
+def describe_job(job: jobs_pb2.Job | None, fields: JobFields) -> jobs_pb2.Job:
+    """Return the job of a message or of fields. Raises TypeError for both and for neither."""
+    if (job is None) == (not fields):
+        raise TypeError("submit takes either a Job or the fields of one")
+    return make_job(**fields) if job is None else job
+
+
+def choose_address(address: str) -> str:
+    """Return ``address``, or else the environment's, or else that of a server on this machine."""
+    return address or os.environ.get("TESSERA_SERVER") or DEFAULT_ADDRESS
+
+
+def choose_cluster(cluster: str) -> str:
+    """Return ``clusters/{cluster}``, by default the environment's cluster."""
+    chosen = cluster or os.environ.get("TESSERA_CLUSTER") or DEFAULT_CLUSTER
+    return chosen if chosen.startswith("clusters/") else f"clusters/{chosen}"
+
+
+def choose_settings(
+    address: str, token: str, authorities: str, settings: ChannelSettings | None
+) -> ChannelSettings:
+    """Return the settings of a channel: those given, or else those of the environment and login.
+
+    Raises:
+        ValueError: ``settings`` and parts of them are given.
+        ChannelRefused: the environment's settings contradict each other.
+    """
+    if settings is not None:
+        if token or authorities:
+            raise ValueError("give settings, or a token and authorities, but not both")
+        return settings
+    if not (token or authorities):
+        return find_settings(address, os.environ)
+    return ChannelSettings(token=token, authorities=authorities)
+
+
+def full_name(cluster: str, collection: str, resource: str | int | Message) -> str:
+    """Return the full name of a resource: of its id or number, its full name, or its message."""
+    if isinstance(resource, Message):
+        return str(resource.name)  # type: ignore[attr-defined] # all resources have one
+    text = str(resource)
+    return text if "/" in text else f"{cluster}/{collection}/{text}"
+
+
+def full_names(cluster: str, collection: str, resources: Iterable[str | Message]) -> list[str]:
+    """Return the full names of resources."""
+    return [full_name(cluster, collection, resource) for resource in resources]
+
+
+def prepare(request: Q) -> tuple[Q, bool]:
+    """Return a request that can be sent, and whether it can safely be sent again.
+
+    A request that changes something gets a request id if it has none, on a copy of it. The server
+    executes requests with the same id once.
+    """
+    if not isinstance(request, Message):
+        raise TypeError(f"{request!r} is not a message")
+    if "request_id" not in request.DESCRIPTOR.fields_by_name:
+        return request, request.DESCRIPTOR.name.startswith(READING_VERBS)
+    if request.request_id:  # type: ignore[attr-defined] # the field is there
+        return request, True
+    copied = type(request)()
+    copied.CopyFrom(request)
+    copied.request_id = str(uuid.uuid4())  # type: ignore[attr-defined] # the field is there
+    return copied, True
+
+
+def list_jobs(cluster: str, states: Iterable[str]) -> jobs_pb2.ListJobsRequest:
+    """Return the request for jobs in states, which are named as in ``JobState``, in any case.
+
+    Raises ValueError for an unknown state.
+    """
+    known = {name.lower(): value for name, value in jobs_pb2.JobState.items() if value}
+    wanted = [state.lower() for state in states]
+    for state in wanted:
+        if state not in known:
+            raise ValueError(f"unknown state {state!r}; the states are {', '.join(known)}")
+    values = [known[state] for state in wanted]
+    return jobs_pb2.ListJobsRequest(parent=cluster, states=values, page_size=PAGE_SIZE)
+
+
+def update_job(job: jobs_pb2.Job, paths: Iterable[str]) -> jobs_pb2.UpdateJobRequest:
+    """Return the request that sets the fields ``paths`` of a job."""
+    request = jobs_pb2.UpdateJobRequest(job=job)
+    request.update_mask.paths.extend(paths)
+    return request
+
+
+def drain_nodes(
+    cluster: str, nodes: Iterable[str | clusters_pb2.Node], reason: str
+) -> clusters_pb2.DrainNodesRequest:
+    """Return the request that drains nodes."""
+    names = full_names(cluster, "nodes", nodes)
+    return clusters_pb2.DrainNodesRequest(parent=cluster, names=names, reason=reason)
+
+
+def schedule(
+    cluster: str, options: scheduler_pb2.RoundOptions | None, *, dry_run: bool
+) -> scheduler_pb2.ScheduleRequest:
+    """Return the request that decides a round."""
+    return scheduler_pb2.ScheduleRequest(parent=cluster, options=options, dry_run=dry_run)
+
+
+def require_success(job: jobs_pb2.Job) -> jobs_pb2.Job:
+    """Return a job that has succeeded. Raises JobNotSucceeded for any other."""
+    state = jobs_pb2.JobState.Name(job.state)
+    if job.state == jobs_pb2.SUCCEEDED:
+        return job
+    cause = job.last_error or job.reason.message
+    raise JobNotSucceeded(f"{job.name} {state.lower()}" + (f": {cause}" if cause else ""), state)

@@ -1,0 +1,314 @@
+"""The client of programs without asyncio. ``aio`` has the same methods for asyncio."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Protocol, Self, TypeVar, Unpack
+
+import grpc
+
+from tessera.client import requests
+from tessera.client.channels import open_channel
+from tessera.client.errors import to_error
+from tessera.client.requests import JobFields
+from tessera.client.retries import Patience
+from tessera.client.settings import ChannelSettings
+from tessera.client.stubs import Stubs
+from tessera.v1 import (
+    access_pb2,
+    clusters_pb2,
+    jobs_pb2,
+    scheduler_pb2,
+    tenants_pb2,
+)
+
+_Q = TypeVar("_Q")
+_R = TypeVar("_R")
+_I = TypeVar("_I")
+
+
+class _Page(Protocol):
+    @property
+    def next_page_token(self) -> str: ...
+
+
+class _Paged(Protocol):
+    page_token: str
+
+
+_P = TypeVar("_P", bound=_Page)
+_PQ = TypeVar("_PQ", bound=_Paged)
+
+JobRef = str | jobs_pb2.Job
+"""A job: its id, its full name or its message."""
+
+
+class Client:
+    """A client of a server, for one cluster. It can be shared by threads.
+
+    Without ``token``, ``authorities`` and ``settings``, it uses the environment variables of the
+    command line, or else its login at the server. A call lasts at most ``deadline_s`` seconds. If no
+    server answers, it is tried again for ``retry_s`` seconds. What changes something carries a
+    request id, so that it happens once.
+
+    Raises:
+        ChannelRefused: the settings do not allow a channel, e.g. a token in plain text.
+    """
+
+    def __init__(
+        self,
+        address: str = "",
+        cluster: str = "",
+        *,
+        token: str = "",
+        authorities: str = "",
+        settings: ChannelSettings | None = None,
+        deadline_s: float = 60.0,
+        retry_s: float = 15.0,
+    ) -> None:
+        self.address = requests.choose_address(address)
+        self.cluster = requests.choose_cluster(cluster)
+        chosen = requests.choose_settings(self.address, token, authorities, settings)
+        self.deadline_s, self.retry_s = deadline_s, retry_s
+        self._channel = open_channel(self.address, chosen, requests.CHANNEL_OPTIONS)
+        self.stubs = Stubs(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the channel. Open streams end."""
+        self._channel.close()
+
+    def call(
+        self,
+        method: grpc.UnaryUnaryMultiCallable[_Q, _R],
+        request: _Q,
+        deadline_s: float | None = None,
+    ) -> _R:
+        """Call any method of ``stubs``, with retries. Raises CallError."""
+        sent, repeatable = requests.prepare(request)
+        limit_s = self.deadline_s if deadline_s is None else deadline_s
+        patience = Patience(limit_s, self.retry_s, repeatable=repeatable)
+        while True:
+            try:
+                return method(sent, timeout=patience.left_s())
+            except grpc.RpcError as failure:
+                error = to_error(failure, self.address)
+                time.sleep(patience.pause_s(error))
+
+    def pages(
+        self,
+        method: grpc.UnaryUnaryMultiCallable[_PQ, _P],
+        request: _PQ,
+        items: Callable[[_P], Iterable[_I]],
+    ) -> Iterator[_I]:
+        """Yield the items of all pages of a list. Raises CallError."""
+        while True:
+            page = self.call(method, request)
+            yield from items(page)
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
+    def submit(
+        self,
+        job: jobs_pb2.Job | None = None,
+        *,
+        name: str = "",
+        validate_only: bool = False,
+        **fields: Unpack[JobFields],
+    ) -> jobs_pb2.Job:
+        """Submit a job, from a message or from fields; return it as it is stored.
+
+        Without ``name``, the server chooses an id. Raises CallError.
+        """
+        request = jobs_pb2.SubmitJobRequest(
+            parent=self.cluster,
+            job_id=name,
+            job=requests.describe_job(job, fields),
+            validate_only=validate_only,
+        )
+        return self.call(self.stubs.jobs.SubmitJob, request)
+
+    def submit_many(self, jobs: Iterable[tuple[str, jobs_pb2.Job]]) -> Sequence[jobs_pb2.Job]:
+        """Submit up to 10,000 jobs with their names, all or none. Raises CallError."""
+        inner = [jobs_pb2.SubmitJobRequest(job_id=name, job=job) for name, job in jobs]
+        request = jobs_pb2.SubmitJobsRequest(parent=self.cluster, requests=inner)
+        return self.call(self.stubs.jobs.SubmitJobs, request).jobs
+
+    def get_job(self, job: JobRef) -> jobs_pb2.Job:
+        """Return a job as it is now. Raises CallError."""
+        return self.call(self.stubs.jobs.GetJob, jobs_pb2.GetJobRequest(name=self._job(job)))
+
+    def list_jobs(self, states: Iterable[str] = ()) -> Iterator[jobs_pb2.Job]:
+        """Yield the jobs in ``states``, e.g. ``["queued"]``, in order of submission.
+
+        Without states, all jobs. Raises CallError.
+        """
+        request = requests.list_jobs(self.cluster, states)
+        return self.pages(self.stubs.jobs.ListJobs, request, lambda page: page.jobs)
+
+    def update_job(self, job: jobs_pb2.Job, paths: Iterable[str]) -> jobs_pb2.Job:
+        """Set the fields ``paths`` of a stored job, e.g. ``["weight"]``. Raises CallError.
+
+        If somebody else changed the job since it was read, the error is a Conflict.
+        """
+        return self.call(self.stubs.jobs.UpdateJob, requests.update_job(job, paths))
+
+    def cancel(self, job: JobRef) -> jobs_pb2.Job:
+        """End a job. Raises CallError."""
+        request = jobs_pb2.CancelJobRequest(name=self._job(job))
+        return self.call(self.stubs.jobs.CancelJob, request)
+
+    def hold(self, job: JobRef) -> jobs_pb2.Job:
+        """Keep a job out of rounds. Raises CallError."""
+        return self.call(self.stubs.jobs.HoldJob, jobs_pb2.HoldJobRequest(name=self._job(job)))
+
+    def release(self, job: JobRef) -> jobs_pb2.Job:
+        """Let a held job into rounds again. Raises CallError."""
+        request = jobs_pb2.ReleaseJobRequest(name=self._job(job))
+        return self.call(self.stubs.jobs.ReleaseJob, request)
+
+    def explain(
+        self,
+        job: JobRef,
+        *,
+        number: int = 0,
+        steps: bool = True,
+        recorded: bool = False,
+        deadline_s: float | None = None,
+    ) -> jobs_pb2.ExplainJobResponse:
+        """Return why a job waits, runs or was changed in round ``number``, and what would help.
+
+        0 stands for now. Without ``steps``, nothing is tried. With ``recorded``, no round is
+        decided either: the answer is quick, and has only what is recorded. Raises CallError.
+        """
+        request = jobs_pb2.ExplainJobRequest(
+            name=self._job(job), round=number, without_steps=not steps, recorded_only=recorded
+        )
+        return self.call(self.stubs.jobs.ExplainJob, request, deadline_s)
+
+    def list_events(self, job: JobRef) -> Sequence[jobs_pb2.JobEvent]:
+        """Return the history of a job, oldest first. Raises CallError."""
+        request = jobs_pb2.ListJobEventsRequest(parent=self._job(job))
+        return self.call(self.stubs.jobs.ListJobEvents, request).events
+
+    def watch(self, job: JobRef, timeout_s: float | None = None) -> Iterator[jobs_pb2.Job]:
+        """Yield a job now and after each change, until it has ended.
+
+        If the server goes away, the watch continues with the next one. Raises CallError.
+        """
+        request = jobs_pb2.WatchJobRequest(name=self._job(job))
+        patience = Patience(timeout_s, self.retry_s, repeatable=True)
+        last = None
+        while True:
+            try:
+                for update in self.stubs.jobs.WatchJob(request, timeout=patience.left_s()):
+                    patience.answered()
+                    if update != last:
+                        yield update
+                    last = update
+                return
+            except grpc.RpcError as failure:
+                time.sleep(patience.pause_s(to_error(failure, self.address)))
+
+    def wait(
+        self, job: JobRef, timeout_s: float | None = None, *, check: bool = False
+    ) -> jobs_pb2.Job:
+        """Wait until a job has ended, and return it.
+
+        Raises:
+            JobNotSucceeded: it has not succeeded, and ``check`` is set.
+            DeadlineExceeded: it goes on after ``timeout_s`` seconds. It is a TimeoutError, too.
+            CallError: another call failed.
+        """
+        last = jobs_pb2.Job()
+        for update in self.watch(job, timeout_s):
+            last = update
+        return requests.require_success(last) if check else last
+
+    def read_logs(
+        self, job: JobRef, *, rank: int = 0, generation: int = 0, follow: bool = False
+    ) -> Iterator[jobs_pb2.ReadLogsResponse]:
+        """Yield parts of a rank's output, oldest first; -1 stands for the launcher.
+
+        With ``follow``, it goes on until the job ends. Raises CallError.
+        """
+        request = jobs_pb2.ReadLogsRequest(
+            name=self._job(job), rank=rank, generation=generation, follow=follow
+        )
+        try:
+            yield from self.stubs.jobs.ReadLogs(request)
+        except grpc.RpcError as failure:
+            raise to_error(failure, self.address) from failure
+
+    def get_cluster(self) -> clusters_pb2.Cluster:
+        """Return the cluster. Raises CallError."""
+        request = clusters_pb2.GetClusterRequest(name=self.cluster)
+        return self.call(self.stubs.clusters.GetCluster, request)
+
+    def list_nodes(self) -> Iterator[clusters_pb2.Node]:
+        """Yield the nodes of the cluster. Raises CallError."""
+        request = clusters_pb2.ListNodesRequest(parent=self.cluster, page_size=requests.PAGE_SIZE)
+        return self.pages(self.stubs.clusters.ListNodes, request, lambda page: page.nodes)
+
+    def drain(
+        self, nodes: Iterable[str | clusters_pb2.Node], reason: str = ""
+    ) -> Sequence[clusters_pb2.Node]:
+        """Take nodes out of rounds, and return them. Raises CallError."""
+        request = requests.drain_nodes(self.cluster, nodes, reason)
+        return self.call(self.stubs.clusters.DrainNodes, request).nodes
+
+    def undrain(self, nodes: Iterable[str | clusters_pb2.Node]) -> Sequence[clusters_pb2.Node]:
+        """Take drained nodes back into rounds, and return them. Raises CallError."""
+        names = requests.full_names(self.cluster, "nodes", nodes)
+        request = clusters_pb2.UndrainNodesRequest(parent=self.cluster, names=names)
+        return self.call(self.stubs.clusters.UndrainNodes, request).nodes
+
+    def schedule(
+        self,
+        options: scheduler_pb2.RoundOptions | None = None,
+        *,
+        dry_run: bool = False,
+        deadline_s: float | None = None,
+    ) -> scheduler_pb2.Round:
+        """Decide a round now. Raises CallError."""
+        request = requests.schedule(self.cluster, options, dry_run=dry_run)
+        return self.call(self.stubs.scheduler.Schedule, request, deadline_s)
+
+    def get_round(self, number: int | str) -> scheduler_pb2.Round:
+        """Return a round with its decisions. Raises CallError."""
+        name = requests.full_name(self.cluster, "rounds", number)
+        return self.call(self.stubs.scheduler.GetRound, scheduler_pb2.GetRoundRequest(name=name))
+
+    def list_rounds(self) -> Iterator[scheduler_pb2.Round]:
+        """Yield the rounds that are kept, newest first. Raises CallError."""
+        request = scheduler_pb2.ListRoundsRequest(parent=self.cluster, page_size=100)
+        return self.pages(self.stubs.scheduler.ListRounds, request, lambda page: page.rounds)
+
+    def list_tenants(self) -> Iterator[tenants_pb2.Tenant]:
+        """Yield the tenants with settings, by name. Raises CallError."""
+        request = tenants_pb2.ListTenantsRequest(parent=self.cluster, page_size=requests.PAGE_SIZE)
+        return self.pages(self.stubs.tenants.ListTenants, request, lambda page: page.tenants)
+
+    def get_caller(self) -> access_pb2.Caller:
+        """Return who you are to the server. Raises CallError."""
+        return self.call(self.stubs.access.GetCaller, access_pb2.GetCallerRequest())
+
+    def get_server(self) -> access_pb2.Server:
+        """Return the server's release, schema and clock. Raises CallError."""
+        return self.call(self.stubs.access.GetServer, access_pb2.GetServerRequest())
+
+    def _job(self, job: JobRef) -> str:
+        return requests.full_name(self.cluster, "jobs", job)

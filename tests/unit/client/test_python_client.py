@@ -1,0 +1,384 @@
+"""The Python client against servers that fail in prepared ways, and what it needs to be installed."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from tessera import client as package
+from tessera.client import (
+    PLAIN_TEXT,
+    AsyncClient,
+    CallError,
+    ChannelRefused,
+    Client,
+    Conflict,
+    DeadlineExceeded,
+    InvalidRequest,
+    JobNotSucceeded,
+    NotFound,
+    ServerTooOld,
+    Unavailable,
+    make_job,
+)
+from tessera.client import errors as client_errors
+from tessera.client.requests import prepare
+from tessera.client.stubs import AsyncStubs, Stubs
+from tessera.formulation import errors
+from tessera.service.rpc.errors import CODES, code_of, status_of
+from tessera.v1 import access_pb2, jobs_pb2, jobs_pb2_grpc, scheduler_pb2
+from tests.support.patience import PATIENCE_S
+
+PROTO = Path(__file__).parents[3] / "proto"
+ROOT = Path(__file__).parents[3]
+
+FAILURES = [
+    errors.InvalidInput("job.iterations", "must be at least 1"),
+    errors.NotFound("clusters/c/jobs/j"),
+    errors.AlreadyExists("clusters/c/jobs/j"),
+    errors.StaleEtag("it changed"),
+    errors.Unavailable("the database does not answer"),
+]
+
+
+class Jobs(jobs_pb2_grpc.JobsServicer):
+    """A servicer that fails first, as often and as prepared."""
+
+    def __init__(self) -> None:
+        self.failures: list[Exception] = []
+        self.requests: list[Any] = []
+
+    def _fail(self, request: Any, context: grpc.ServicerContext) -> None:
+        self.requests.append(request)
+        if self.failures:
+            from grpc_status import rpc_status  # noqa: PLC0415 - only here
+
+            error = self.failures.pop(0)
+            assert isinstance(error, errors.TesseraError)
+            context.abort_with_status(rpc_status.to_status(status_of(error)))
+
+    def SubmitJob(self, request: Any, context: Any) -> jobs_pb2.Job:
+        self._fail(request, context)
+        return jobs_pb2.Job(name=f"{request.parent}/jobs/{request.job_id}")
+
+    def GetJob(self, request: Any, context: Any) -> jobs_pb2.Job:
+        self._fail(request, context)
+        return jobs_pb2.Job(name=request.name)
+
+    def ListJobs(self, request: Any, context: Any) -> jobs_pb2.ListJobsResponse:
+        self._fail(request, context)
+        number = int(request.page_token or 0)
+        jobs = [jobs_pb2.Job(name=f"clusters/c/jobs/{number}-{k}") for k in range(2)]
+        token = str(number + 1) if number < 2 else ""
+        return jobs_pb2.ListJobsResponse(jobs=jobs, next_page_token=token)
+
+    def WatchJob(self, request: Any, context: Any) -> Iterator[jobs_pb2.Job]:
+        states = [jobs_pb2.QUEUED, jobs_pb2.RUNNING, jobs_pb2.FAILED]
+        for state in states:
+            yield jobs_pb2.Job(name=request.name, state=state, last_error="exit status 3")
+            if state == jobs_pb2.RUNNING:
+                self._fail(request, context)
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[Jobs, str]]:
+    jobs = Jobs()  # type: ignore[abstract] # other methods are not called
+    running = grpc.server(ThreadPoolExecutor(4))
+    jobs_pb2_grpc.add_JobsServicer_to_server(jobs, running)
+    port = running.add_insecure_port("127.0.0.1:0")
+    running.start()
+    yield jobs, f"127.0.0.1:{port}"
+    running.stop(None).wait(PATIENCE_S)
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tessera.client.retries.FIRST_PAUSE_S", 0.001)
+
+
+def a_client(address: str, **more: Any) -> Client:
+    return Client(address, "c", settings=PLAIN_TEXT, **more)
+
+
+@pytest.mark.parametrize("failure", FAILURES[:4], ids=lambda error: error.reason)
+def test_an_error_is_typed_and_keeps_its_reason_field_and_facts(
+    server: tuple[Jobs, str], failure: errors.TesseraError
+) -> None:
+    jobs, address = server
+    jobs.failures = [failure]
+    with a_client(address) as client, pytest.raises(CallError) as failed:
+        client.get_job("j")
+    error = failed.value
+    assert type(error) is client_errors.KINDS[code_of(failure)]
+    assert str(error) == str(failure)
+    assert error.reason == failure.reason
+    assert dict(error.facts) == failure.metadata()
+    if isinstance(error, InvalidRequest):
+        assert error.field == "job.iterations"
+        assert error.violations[0].description == "must be at least 1"
+    else:
+        assert error.field == ""
+    assert len(jobs.requests) == 1  # trying again would not help
+
+
+def test_there_is_a_class_for_each_code_that_the_server_uses() -> None:
+    used = set(CODES.values())
+    assert used <= set(client_errors.KINDS)
+    assert len(set(client_errors.KINDS.values())) == len(client_errors.KINDS)
+    assert issubclass(DeadlineExceeded, TimeoutError)
+    for kind in (Conflict, NotFound, Unavailable):
+        assert issubclass(kind, CallError)
+
+
+def test_a_call_that_changes_something_is_tried_again_with_the_same_request_id(
+    server: tuple[Jobs, str],
+) -> None:
+    jobs, address = server
+    jobs.failures = [FAILURES[4], FAILURES[4]]
+    with a_client(address) as client:
+        client.submit(name="j", model="bert", batch=8, iterations=10, gpus=1)
+        client.submit(name="k", model="bert", batch=8, iterations=10, gpus=1)
+    ids = [request.request_id for request in jobs.requests]
+    assert len(ids) == 4
+    assert len(set(ids[:3])) == 1
+    assert all(ids)
+    assert ids[3] != ids[0]
+
+
+def test_a_request_id_of_the_caller_is_kept_and_messages_of_the_caller_never_change() -> None:
+    given = jobs_pb2.CancelJobRequest(name="n", request_id="mine")
+    sent, repeatable = prepare(given)
+    assert (sent.request_id, repeatable) == ("mine", True)
+    empty = jobs_pb2.CancelJobRequest(name="n")
+    sent, _ = prepare(empty)
+    assert sent.request_id
+    assert not empty.request_id
+
+
+@pytest.mark.parametrize(
+    ("request_", "repeatable"),
+    [
+        (jobs_pb2.GetJobRequest(), True),
+        (jobs_pb2.ExplainJobRequest(), True),
+        (scheduler_pb2.ScheduleRequest(), True),  # it carries a request id
+        (access_pb2.CreateTokenRequest(), False),  # it does not, and makes something
+    ],
+)
+def test_only_what_happens_once_is_tried_again(request_: Any, repeatable: bool) -> None:
+    assert prepare(request_)[1] is repeatable
+
+
+def test_nobody_waits_for_a_server_for_longer_than_wanted() -> None:
+    with a_client("127.0.0.1:1", retry_s=0.0) as client, pytest.raises(Unavailable) as failed:
+        client.get_job("j")
+    assert "no server answers at 127.0.0.1:1" in str(failed.value)
+    assert failed.value.reason == ""
+
+
+def test_a_call_that_the_server_lacks_says_so(server: tuple[Jobs, str]) -> None:
+    with a_client(server[1]) as client, pytest.raises(ServerTooOld):
+        client.get_server()
+
+
+def test_the_stubs_of_all_services_for_users_are_there() -> None:
+    services = {
+        path.name.removesuffix("_pb2_grpc.py")
+        for path in (PROTO / "gen" / "tessera" / "v1").glob("*_pb2_grpc.py")
+        if re.search(r"^class \w+Stub\b", path.read_text(), re.MULTILINE)
+    }
+    with grpc.insecure_channel("127.0.0.1:1") as channel:
+        assert set(vars(Stubs(channel))) == services - {"agents"}
+
+
+async def test_the_stubs_for_asyncio_are_the_same() -> None:
+    async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
+        services = set(vars(AsyncStubs(channel)))
+    with grpc.insecure_channel("127.0.0.1:1") as channel:
+        assert services == set(vars(Stubs(channel)))
+
+
+def test_lists_are_iterators_over_all_pages(server: tuple[Jobs, str]) -> None:
+    jobs, address = server
+    with a_client(address) as client:
+        listed = client.list_jobs(["queued", "RUNNING"])
+        assert jobs.requests == []  # nothing is read before it is needed
+        names = [job.name.rpartition("/")[2] for job in listed]
+    assert names == ["0-0", "0-1", "1-0", "1-1", "2-0", "2-1"]
+    assert list(jobs.requests[0].states) == [jobs_pb2.QUEUED, jobs_pb2.RUNNING]
+
+
+def test_a_watch_goes_on_when_the_server_comes_back(server: tuple[Jobs, str]) -> None:
+    jobs, address = server
+    jobs.failures = [FAILURES[4]]
+    with a_client(address) as client:
+        states = [job.state for job in client.watch("j")]
+        assert states[-1] == jobs_pb2.FAILED
+        assert states[:2] == [jobs_pb2.QUEUED, jobs_pb2.RUNNING]
+        assert client.wait("j").state == jobs_pb2.FAILED
+        with pytest.raises(JobNotSucceeded, match="j failed: exit status 3") as failed:
+            client.wait("j", check=True)
+        assert failed.value.state == "FAILED"
+
+
+async def test_the_client_for_asyncio_does_the_same(server: tuple[Jobs, str]) -> None:
+    jobs, address = server
+    jobs.failures = [FAILURES[4]]
+    async with AsyncClient(address, "c", settings=PLAIN_TEXT) as client:
+        job = await client.submit(name="j", model="bert", batch=8, iterations=10, gpus=1)
+        assert job.name == "clusters/c/jobs/j"
+        assert len({request.request_id for request in jobs.requests}) == 1
+        assert len([job async for job in client.list_jobs()]) == 6
+        first, second = await asyncio.gather(client.get_job("a"), client.get_job(job))
+        assert (first.name, second.name) == ("clusters/c/jobs/a", "clusters/c/jobs/j")
+        assert (await client.wait(job)).state == jobs_pb2.FAILED
+        jobs.failures = [FAILURES[0]]
+        with pytest.raises(InvalidRequest) as failed:
+            await client.get_job("j")
+        assert failed.value.field == "job.iterations"
+
+
+def test_both_clients_have_the_same_methods_with_the_same_arguments() -> None:
+    def methods(kind: type) -> dict[str, list[str]]:
+        return {
+            name: list(inspect.signature(member).parameters)
+            for name, member in vars(kind).items()
+            if callable(member) and (not name.startswith("_") or name == "__init__")
+        }
+
+    assert methods(Client) == methods(AsyncClient)
+    assert len(methods(Client)) > 20
+
+
+def test_a_job_is_described_by_short_names() -> None:
+    deadline = datetime(2030, 1, 1, tzinfo=UTC)
+    job = make_job(
+        model="bert",
+        params="1.3B",
+        batch=256,
+        iterations=9,
+        gpus=8,
+        gpu_type="a100",
+        command=["python", "t.py"],
+        environment={"A": "b"},
+        restart_s=1.5,
+        deadline=deadline,
+        max_retries=0,
+    )
+    assert job.workload.global_batch == 256
+    assert job.launch.environment == {"A": "b"}
+    assert job.restart.ToMilliseconds() == 1500
+    assert job.deadline.ToDatetime(UTC) == deadline
+    assert job.HasField("max_retries")
+    assert not make_job(model="bert").HasField("max_retries")
+    assert not make_job(model="bert").HasField("launch")
+    assert make_job(deadline=timedelta(days=1)).deadline.seconds > 0
+    with pytest.raises(ValueError, match="time zone"):
+        make_job(deadline=datetime(2030, 1, 1))  # noqa: DTZ001 - that is the point
+
+
+def test_contradictory_arguments_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with a_client("127.0.0.1:1") as client:
+        with pytest.raises(TypeError, match="either"):
+            client.submit()
+        with pytest.raises(TypeError, match="either"):
+            client.submit(jobs_pb2.Job(), model="bert")
+        with pytest.raises(ValueError, match="sleeping"):
+            client.list_jobs(["sleeping"])
+    with pytest.raises(ValueError, match="not both"):
+        Client("127.0.0.1:1", token="x", settings=PLAIN_TEXT)
+    with pytest.raises(ChannelRefused, match="plain text"):
+        Client("server.example:7070", token="x")
+
+
+def test_address_cluster_and_token_come_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TESSERA_SERVER", "127.0.0.1:9")
+    monkeypatch.setenv("TESSERA_CLUSTER", "lab")
+    with Client() as client:
+        assert (client.address, client.cluster) == ("127.0.0.1:9", "clusters/lab")
+    monkeypatch.setenv("TESSERA_SERVER", "server.example:9")
+    monkeypatch.setenv("TESSERA_TOKEN", "secret")
+    with pytest.raises(ChannelRefused):  # the token was found, and is not sent in plain text
+        Client()
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the wheel's files and its dependencies, and nothing else."""
+    folder = tmp_path_factory.mktemp("installed")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder / "dist"],
+        cwd=PROTO,
+        check=True,
+        capture_output=True,
+    )
+    site = folder / "site"
+    (wheel,) = (folder / "dist").glob("tessera_client-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    libraries = Path(grpc.__file__).parents[1]
+    for name in ("grpc", "typing_extensions.py"):  # grpcio, and what it needs
+        (site / name).symlink_to(libraries / name)
+    (site / "google").mkdir()
+    for name in ("protobuf", "_upb"):
+        (site / "google" / name).symlink_to(libraries / "google" / name)
+    return site
+
+
+def run_installed(site: Path, code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.append({str(site)!r}); {code}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": os.environ["PATH"], "HOME": str(site)},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_the_wheel_brings_names_under_tessera_only_and_its_types(installed: Path) -> None:
+    (metadata,) = installed.glob("tessera_client-*.dist-info")
+    own = {path.name for path in installed.iterdir()} - {metadata.name}
+    assert own == {"tessera", "grpc", "google", "typing_extensions.py"}
+    assert not (installed / "tessera" / "__init__.py").exists()  # others share the name
+    assert (installed / "tessera" / "client" / "py.typed").is_file()
+    assert (installed / "tessera" / "v1" / "py.typed").is_file()
+
+
+def test_the_client_needs_grpc_and_protobuf_only(installed: Path) -> None:
+    project = tomllib.loads((PROTO / "pyproject.toml").read_text())["project"]
+    assert [text.partition(">")[0] for text in project["dependencies"]] == ["grpcio", "protobuf"]
+    code = (
+        "from tessera.client import Client, Unavailable, make_job\n"
+        "with Client('127.0.0.1:1', retry_s=0) as client:\n"
+        "    try: client.submit(make_job(model='m', batch=1, iterations=1, gpus=1))\n"
+        "    except Unavailable as error: print(error.code.name)\n"
+        "import sys; print('numpy' in sys.modules)"
+    )
+    assert run_installed(installed, f"exec({code!r})").split() == ["UNAVAILABLE", "False"]
+
+
+def test_everything_that_is_exported_is_documented() -> None:
+    page = (ROOT / "docs" / "python-client.md").read_text()
+    own: Callable[[str], bool] = lambda name: (  # noqa: E731 - it is short
+        not name.startswith("_") and inspect.isclass(getattr(package, name))
+    )
+    errors_ = [name for name in vars(package) if own(name) and name in vars(client_errors)]
+    assert len(errors_) > 10
+    assert [name for name in errors_ if f"`{name}`" not in page] == []
