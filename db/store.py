@@ -20,6 +20,7 @@ from tessera.db import (
     network,
     outlook,
     plans,
+    policies,
     proofs,
     prune,
     purge,
@@ -55,6 +56,7 @@ from tessera.formulation.records.clusters import (
 )
 from tessera.formulation.records.estimates import EstimateRecord, EstimationInputs, ModelSpec
 from tessera.formulation.records.jobs import JobEventRecord, JobRecord
+from tessera.formulation.records.policies import PolicyRecord
 from tessera.formulation.records.rounds import (
     JobRound,
     NetworkCommit,
@@ -213,6 +215,21 @@ class PostgresStore:
         """Return the tenants that have settings."""
         with self._database.read() as connection:
             return tenants.list_tenants(connection, cluster)
+
+    def newest_policy(self, cluster: str) -> PolicyRecord | None:
+        """Return the newest version of the standing policy, or None if none was set."""
+        with self._database.read() as connection:
+            return policies.newest_policy(connection, cluster)
+
+    def get_policy(self, cluster: str, version: int) -> PolicyRecord:
+        """Return a version of the standing policy."""
+        with self._database.read() as connection:
+            return policies.get_policy(connection, cluster, version)
+
+    def list_policies(self, cluster: str, before: int, limit: int) -> list[PolicyRecord]:
+        """Return versions of the standing policy, newest first."""
+        with self._database.read() as connection:
+            return policies.list_policies(connection, cluster, before, limit)
 
     def tenants_of_jobs(self, cluster: str, names: Collection[str]) -> dict[str, str]:
         """Return the tenant of each of these jobs that exists."""

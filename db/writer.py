@@ -17,6 +17,7 @@ from tessera.db import (
     inventory,
     network,
     pins,
+    policies,
     profiling,
     workloads,
 )
@@ -53,6 +54,7 @@ from tessera.formulation.records.estimates import (
     TuningRecord,
 )
 from tessera.formulation.records.jobs import JobRecord, JobSpec
+from tessera.formulation.records.policies import PolicyRecord
 from tessera.formulation.records.store import StoreLimits
 from tessera.formulation.runtimes import RESTRICTED_RUNTIMES
 from tessera.formulation.topologies.described import DescribedTopology
@@ -265,6 +267,19 @@ class PostgresWriter:
         turn = Turn.take(self._connection, cluster)
         settings.delete_tenants(turn, names, allow_missing=allow_missing)
         request_round(self._connection, turn.cluster)
+
+    def set_policy(
+        self,
+        cluster: str,
+        options: Mapping[str, Any] | None,
+        *,
+        set_by: str,
+        message: str,
+        version: int | None,
+    ) -> PolicyRecord:
+        """Add a version of the standing policy."""
+        turn = Turn.take(self._connection, cluster)
+        return policies.set_policy(turn, options, set_by=set_by, message=message, version=version)
 
     def upsert_estimates(self, cluster: str, estimates: Sequence[EstimateRecord]) -> int:
         """Create or replace estimates; return how many."""

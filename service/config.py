@@ -272,8 +272,8 @@ class Config:
     """The standing policy of rounds: YAML or JSON with the names of the API's RoundOptions.
 
     An example is ``{objective: deadline then jct, queue_order: true, promote_after: 2h}``. Periodic
-    rounds follow it, and it fills in what a Schedule call leaves open. If it is empty, the defaults
-    of RoundOptions apply.
+    rounds follow it, and it fills in what a Schedule call leaves open, in clusters whose policy nobody
+    set with ``tessera policy``. If it is empty, the defaults of RoundOptions apply.
     """
     default_deadline_s: _Positive = 60.0
     """Deadline of a round for a call that has no deadline."""
@@ -525,8 +525,7 @@ class Config:
             InvalidInput: it is not a policy, or it names an unknown solver or scheduler, or
                 parameters that the scheduler does not accept.
         """
-        usual = RoundOptions(round_s=self.period_s) if self.period_s else RoundOptions()
-        options = read_options("policy", self.policy, usual)
+        options = read_options("policy", self.policy, self.usual_options())
         if options.solver not in solver_names():
             choices = ", ".join(solver_names())
             raise InvalidInput(
@@ -537,6 +536,10 @@ class Config:
         except InvalidInput as wrong:
             raise InvalidInput(f"policy.{wrong.field}", wrong.problem) from wrong
         return options
+
+    def usual_options(self) -> RoundOptions:
+        """Return the options that a policy does not set. Rounds last for the period."""
+        return RoundOptions(round_s=self.period_s) if self.period_s else RoundOptions()
 
     def estimate_multiples(self) -> tuple[float, ...]:
         """Return the factors by which requested GPU counts are multiplied. Raises InvalidInput."""

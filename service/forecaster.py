@@ -22,6 +22,7 @@ from tessera.formulation.pace import to_real_pace
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.spreads import ClusterForecast, ForecastHistory
 from tessera.service.ports import Store
+from tessera.service.standing_policy import StandingPolicies
 from tessera.simulator.forecasts.calibration import learn_corrections
 from tessera.simulator.forecasts.draws import History
 from tessera.simulator.forecasts.forecast import make_forecast, sample_times
@@ -66,19 +67,19 @@ class ForecastOrder:
 class Forecaster:
     """A keeper of a cluster's forecasts. Its methods block, and one thread uses it at a time.
 
-    ``options`` is the standing policy, and ``rhythm`` says when rounds take place. A forecast may
+    ``policies`` are the standing policies, and ``rhythm`` says when rounds take place. A forecast may
     take ``limit_s`` seconds. ``make`` is the function that makes it.
     """
 
     def __init__(
         self,
         store: Store,
-        options: RoundOptions,
+        policies: StandingPolicies,
         rhythm: RoundRhythm,
         limit_s: float,
         make: Callable[[ForecastOrder, Callable[[], bool]], ClusterForecast | None] | None = None,
     ) -> None:
-        self._store, self._options, self._rhythm = store, options, rhythm
+        self._store, self._policies, self._rhythm = store, policies, rhythm
         self._limit_s, self._make = limit_s, make or forecast_in_process
 
     def refresh(
@@ -100,7 +101,7 @@ class Forecaster:
         order = ForecastOrder(
             snapshot=snapshot,
             history=self._store.forecast_history(cluster),
-            options=self._options,
+            options=forecast_options(self._policies.of(cluster).options),
             rhythm=self._rhythm,
             end_s=_CLOCK.monotonic_s() + self._limit_s,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.lifecycle import JobEvent, JobState
@@ -37,6 +37,7 @@ from tessera.formulation.records.estimates import (
 )
 from tessera.formulation.records.jobs import JobEventRecord, JobRecord, JobSpec
 from tessera.formulation.records.logs import LogAnswer, LogRead, StartedJob
+from tessera.formulation.records.policies import PolicyRecord
 from tessera.formulation.records.rounds import (
     JobRound,
     NetworkCommit,
@@ -181,6 +182,25 @@ class Writer(Protocol):
 
         Raises:
             NotFound: the cluster, or a tenant unless ``allow_missing``.
+        """
+        ...
+
+    def set_policy(
+        self,
+        cluster: str,
+        options: Mapping[str, Any] | None,
+        *,
+        set_by: str,
+        message: str,
+        version: int | None,
+    ) -> PolicyRecord:
+        """Add a version of the standing policy with ``options``, and ask for a round.
+
+        If ``options`` is None, it is the policy of the server's settings.
+
+        Raises:
+            NotFound: the cluster.
+            StaleEtag: ``version`` is given, and the newest version is another one.
         """
         ...
 
@@ -406,6 +426,21 @@ class Store(Rounds, Protocol):
 
     def list_tenants(self, cluster: str) -> list[TenantSpec]:
         """Return the tenants that have settings, by name. Raises NotFound (the cluster)."""
+        ...
+
+    def newest_policy(self, cluster: str) -> PolicyRecord | None:
+        """Return the newest version of the standing policy, or None if none was set.
+
+        A missing cluster has none.
+        """
+        ...
+
+    def get_policy(self, cluster: str, version: int) -> PolicyRecord:
+        """Return a version of the standing policy. Raises NotFound (the cluster or the version)."""
+        ...
+
+    def list_policies(self, cluster: str, before: int, limit: int) -> list[PolicyRecord]:
+        """Return versions below ``before`` (0: all), newest first. Raises NotFound (the cluster)."""
         ...
 
     def execution_plans(self, cluster: str, digests: Collection[str]) -> dict[str, str]:

@@ -33,7 +33,7 @@ from tessera.service.cluster_task import ClusterTask
 from tessera.service.collectivechecker import CollectiveChecker
 from tessera.service.config import Config
 from tessera.service.database import open_database
-from tessera.service.forecaster import Forecaster, forecast_options, forecast_rhythm
+from tessera.service.forecaster import Forecaster, forecast_rhythm
 from tessera.service.loop import RoundLoop
 from tessera.service.memory import give_back_repeatedly
 from tessera.service.periodic import PeriodicRounds
@@ -116,7 +116,7 @@ def _cluster_tasks(
     forecasts = watch(
         Forecaster(
             store,
-            forecast_options(config.round_options()),
+            server.policies,
             forecast_rhythm(config.round_spacing_s, config.period_s),
             config.forecast_share * config.forecast_period_s,
         ).refresh,
@@ -201,7 +201,7 @@ async def assemble_server(config: Config) -> AsyncIterator[RunningServer]:
                 spacing_s=config.round_spacing_s,
                 period_s=config.period_s,
                 deadline_s=min(config.period_s, config.default_deadline_s),
-                options=config.round_options(),
+                policies=server.policies,
             )
             listener.subscribe(_in_loop(loop, periodic.wake), ROUNDS_CHANNEL)
             tasks.append(periodic)

@@ -49,6 +49,7 @@ CLIENT_MODULES: Final = {
     "logs": ("logs",),
     "jobchanges": ("update", "cancel", "hold", "release"),
     "rounds": ("round", "rounds", "replay"),
+    "policies": ("policy",),
     "networks": ("network",),
     "clusters": ("cluster",),
     "nodes": ("nodes",),

@@ -78,6 +78,11 @@ def round_name(cluster: str, number: int) -> str:
     return f"clusters/{cluster}/rounds/{number}"
 
 
+def policy_name(cluster: str, version: int) -> str:
+    """Return ``clusters/{cluster}/policies/{version}``."""
+    return f"clusters/{cluster}/policies/{version}"
+
+
 def topology_name(cluster: str) -> str:
     """Return ``clusters/{cluster}/topology``."""
     return f"clusters/{cluster}/topology"

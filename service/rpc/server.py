@@ -59,6 +59,7 @@ from tessera.service.security.gate import Gate
 from tessera.service.security.ports import AccessStore
 from tessera.service.security.serving import CertificateFiles, ServingCertificate
 from tessera.service.security.sessions import Sessions
+from tessera.service.standing_policy import StandingPolicies
 from tessera.v1 import (
     access_pb2,
     access_pb2_grpc,
@@ -123,10 +124,11 @@ _OPTIONS: Final = (
 class Server:
     """The server of every API of Tessera, on ``config.listen``.
 
-    Create, start and stop it on one event loop. Others may share ``wakeups``, ``watches`` and
-    ``replanning``, and the threads that callers do not use. ``lease_calls`` is for leases and short
-    reads of the server's own tasks, and ``round_calls`` for periodic rounds. ``network_calls``,
-    ``estimate_calls``, ``cleaning_calls`` and ``check_calls`` are for the work between rounds.
+    Create, start and stop it on one event loop. Others may share ``wakeups``, ``watches``,
+    ``policies`` and ``replanning``, and the threads that callers do not use. ``lease_calls`` is for
+    leases and short reads of the server's own tasks, and ``round_calls`` for periodic rounds.
+    ``network_calls``, ``estimate_calls``, ``cleaning_calls`` and ``check_calls`` are for the work
+    between rounds.
     """
 
     def __init__(
@@ -152,6 +154,7 @@ class Server:
             InvalidInput: a file of TLS is wrong.
         """
         self.wakeups = Wakeups()
+        self.policies = StandingPolicies(store, config.round_options(), config.usual_options())
         self._config = config
         self.mutual_port = 0
         tls = config.tls_files()
@@ -207,20 +210,20 @@ class Server:
         deadlines = CallDeadlines(
             clock=clock, default_s=config.default_deadline_s, longest_s=config.max_deadline_s
         )
-        explainer = JobExplainer(store, rounds, config.round_options())
+        explainer = JobExplainer(store, rounds, self.policies)
         jobs = JobsServicer(
             store,
             calls,
             wakeups,
             watches=self.watches,
             output=output,
-            curves=CurveReader(store, config.catalogue(), config.round_options()),
+            curves=CurveReader(store, config.catalogue(), self.policies),
             estimates=self._estimates,
             explanations=ExplanationCalls(store, explainer, self._trials, deadlines),
             new_id=new_id,
             wall_s=wall_s,
             poll_s=config.poll_s,
-            standing=config.round_options(),
+            policies=self.policies,
         )
         scheduler = SchedulerServicer(
             store,
@@ -229,7 +232,7 @@ class Server:
             commits=self._commits,
             trials=self._trials,
             deadlines=deadlines,
-            standing=config.round_options(),
+            policies=self.policies,
         )
         places = StreamPlaces(
             config.agent_streams, config.agent_streams_per_client, "streams of agents"
@@ -269,7 +272,7 @@ class Server:
             self._grpc,
         )
         jobs_pb2_grpc.add_JobsServicer_to_server(jobs, self._grpc)
-        self.replanning = NetworkPlanner(store, clock, config.round_options())
+        self.replanning = NetworkPlanner(store, clock, self.policies)
         networks = NetworksServicer(
             store, calls, self._commits, self._trials, clock, self.replanning
         )

@@ -147,6 +147,9 @@ _RULES: Final[dict[str, dict[str, Rule]]] = {
         "ListRounds": _read(),
         "ReplayRound": _read(OPERATORS),
         "VerifyRound": _read(OPERATORS),
+        "SetPolicy": _change(),
+        "GetPolicy": _read(),
+        "ListPolicies": _read(),
     },
     "Tenants": {
         "UpsertTenants": _change(),

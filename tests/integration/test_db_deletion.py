@@ -101,6 +101,7 @@ def a_rich_cluster(store: PostgresStore, database: Database) -> None:
     """Create a cluster that has rows in every table, and end its jobs."""
     a_cluster(store)
     do(store, lambda w: w.upsert_tenants(C, [TenantSpec(name="nlp", quotas={"a100": 2, "": 3})]))
+    do(store, lambda w: w.set_policy(C, {}, set_by="", message="", version=None))
     do(store, lambda w: w.upsert_models(C, [ModelSpec(model="m", params="1B", architecture="{}")]))
     do(store, lambda w: w.set_topology(C, NETWORK, None))
     store.acquire_lease(C, "me", 60.0)

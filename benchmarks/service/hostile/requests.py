@@ -238,6 +238,11 @@ def sample_requests(cluster: str = ATTACKED_CLUSTER, job: str = STEADY_JOB) -> d
         (scheduler, "VerifyRound"): scheduler_pb2.VerifyRoundRequest(
             name=f"{place}/rounds/1", with_document=True
         ),
+        (scheduler, "SetPolicy"): scheduler_pb2.SetPolicyRequest(
+            parent=place, options=scheduler_pb2.RoundOptions(objective="jct"), message="m"
+        ),
+        (scheduler, "GetPolicy"): scheduler_pb2.GetPolicyRequest(parent=place),
+        (scheduler, "ListPolicies"): scheduler_pb2.ListPoliciesRequest(parent=place),
         ("Tenants", "UpsertTenants"): tenants_pb2.UpsertTenantsRequest(
             parent=place, tenants=[tenant]
         ),

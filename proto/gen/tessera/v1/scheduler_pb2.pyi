@@ -24,9 +24,9 @@ DESCRIPTOR: _descriptor.FileDescriptor
 @_typing.final
 class RoundOptions(_message.Message):
     """The policy of a round, with the settings of its solver. In a ScheduleRequest, a field that is not
-    set is taken from the server's standing policy (its setting `policy`). If the standing policy
-    does not set it either, and in a ReplayRoundRequest, the field has the default that is named
-    here.
+    set is taken from the cluster's standing policy (SetPolicy, or else the server's setting `policy`).
+    If the standing policy does not set it either, and in a ReplayRoundRequest, the field has the
+    default that is named here.
 
     A Duration that may be "never" means never if it is unset or the longest Duration,
     315,576,000,000 s.
@@ -702,6 +702,7 @@ class Round(_message.Message):
     HAS_CERTIFICATE_FIELD_NUMBER: _builtins.int
     FORESIGHT_FIELD_NUMBER: _builtins.int
     REPLANNED_FIELD_NUMBER: _builtins.int
+    POLICY_VERSION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """"clusters/{cluster}/rounds/{number}". The number of a dry run is 0."""
     epoch: _builtins.int
@@ -753,6 +754,8 @@ class Round(_message.Message):
     """The number of jobs, among those that it changed, that go on by another execution plan on the
     GPUs that they have.
     """
+    policy_version: _builtins.int
+    """The version of the standing policy that was in force. 0 is the policy of the server's settings."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
@@ -833,10 +836,11 @@ class Round(_message.Message):
         has_certificate: _builtins.bool = ...,
         foresight: Global___Foresight | None = ...,
         replanned: _builtins.int = ...,
+        policy_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "foresight", b"foresight", "options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound", "bound_is_trivial", b"bound_is_trivial", "changed", b"changed", "create_time", b"create_time", "decisions", b"decisions", "epoch", b"epoch", "execution_plans", b"execution_plans", "foresight", b"foresight", "gap", b"gap", "goals", b"goals", "greedy_objective", b"greedy_objective", "has_certificate", b"has_certificate", "name", b"name", "objective", b"objective", "options", b"options", "outcome", b"outcome", "placed_score", b"placed_score", "prices", b"prices", "proved_by", b"proved_by", "replanned", b"replanned", "running", b"running", "samples_per_s", b"samples_per_s", "seconds", b"seconds", "snapshot_digest", b"snapshot_digest", "solver", b"solver", "started", b"started", "status", b"status", "suspended", b"suspended", "unit", b"unit", "used_gpus", b"used_gpus", "verified", b"verified", "versions", b"versions", "violations", b"violations", "waiting", b"waiting", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound", "bound_is_trivial", b"bound_is_trivial", "changed", b"changed", "create_time", b"create_time", "decisions", b"decisions", "epoch", b"epoch", "execution_plans", b"execution_plans", "foresight", b"foresight", "gap", b"gap", "goals", b"goals", "greedy_objective", b"greedy_objective", "has_certificate", b"has_certificate", "name", b"name", "objective", b"objective", "options", b"options", "outcome", b"outcome", "placed_score", b"placed_score", "policy_version", b"policy_version", "prices", b"prices", "proved_by", b"proved_by", "replanned", b"replanned", "running", b"running", "samples_per_s", b"samples_per_s", "seconds", b"seconds", "snapshot_digest", b"snapshot_digest", "solver", b"solver", "started", b"started", "status", b"status", "suspended", b"suspended", "unit", b"unit", "used_gpus", b"used_gpus", "verified", b"verified", "versions", b"versions", "violations", b"violations", "waiting", b"waiting", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1069,3 +1073,192 @@ class VerifyRoundResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___VerifyRoundResponse: _TypeAlias = VerifyRoundResponse  # noqa: Y015
+
+@_typing.final
+class StandingPolicy(_message.Message):
+    """A version of the standing policy of a cluster's rounds. Periodic rounds follow the newest version,
+    and it fills in what a ScheduleRequest leaves open.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    EFFECTIVE_OPTIONS_FIELD_NUMBER: _builtins.int
+    FROM_SETTINGS_FIELD_NUMBER: _builtins.int
+    SET_BY_FIELD_NUMBER: _builtins.int
+    CREATE_TIME_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    ETAG_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """"clusters/{cluster}/policies/{version}". Versions count up from 1. Version 0 is the policy of
+    the server's settings, which is in force until a policy is set.
+    """
+    version: _builtins.int
+    from_settings: _builtins.bool
+    """Whether the options are those of the server's settings, whatever these are."""
+    set_by: _builtins.str
+    """Who set it, when and why. Empty and unset for version 0."""
+    message: _builtins.str
+    etag: _builtins.str
+    @_builtins.property
+    def options(self) -> Global___RoundOptions:
+        """The options that the policy sets. All others have their defaults."""
+
+    @_builtins.property
+    def effective_options(self) -> Global___RoundOptions:
+        """All options as rounds follow them."""
+
+    @_builtins.property
+    def create_time(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        version: _builtins.int = ...,
+        options: Global___RoundOptions | None = ...,
+        effective_options: Global___RoundOptions | None = ...,
+        from_settings: _builtins.bool = ...,
+        set_by: _builtins.str = ...,
+        create_time: _timestamp_pb2.Timestamp | None = ...,
+        message: _builtins.str = ...,
+        etag: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "effective_options", b"effective_options", "options", b"options"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "effective_options", b"effective_options", "etag", b"etag", "from_settings", b"from_settings", "message", b"message", "name", b"name", "options", b"options", "set_by", b"set_by", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StandingPolicy: _TypeAlias = StandingPolicy  # noqa: Y015
+
+@_typing.final
+class SetPolicyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARENT_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    RESTORE_VERSION_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    ETAG_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    parent: _builtins.str
+    """"clusters/{cluster}" """
+    restore_version: _builtins.int
+    """The earlier version whose options the new one has, in place of `options`. 0 goes back to the
+    policy of the server's settings.
+    """
+    message: _builtins.str
+    """Why it is set, for others to read: at most 500 characters. May be empty."""
+    etag: _builtins.str
+    """The etag of the version that is in force. If another version was set meanwhile, the call is
+    refused. Empty: it is not compared.
+    """
+    validate_only: _builtins.bool
+    request_id: _builtins.str
+    @_builtins.property
+    def options(self) -> Global___RoundOptions:
+        """The options of the new version. Those that are not set have their defaults, whatever the version
+        before or the server's setting `policy` says.
+        """
+
+    def __init__(
+        self,
+        *,
+        parent: _builtins.str = ...,
+        options: Global___RoundOptions | None = ...,
+        restore_version: _builtins.int | None = ...,
+        message: _builtins.str = ...,
+        etag: _builtins.str = ...,
+        validate_only: _builtins.bool = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_restore_version", b"_restore_version", "options", b"options", "restore_version", b"restore_version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_restore_version", b"_restore_version", "etag", b"etag", "message", b"message", "options", b"options", "parent", b"parent", "request_id", b"request_id", "restore_version", b"restore_version", "validate_only", b"validate_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__restore_version: _TypeAlias = _typing.Literal["restore_version"]  # noqa: Y015
+    _WhichOneofArgType__restore_version: _TypeAlias = _typing.Literal["_restore_version", b"_restore_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__restore_version) -> _WhichOneofReturnType__restore_version | None: ...
+
+Global___SetPolicyRequest: _TypeAlias = SetPolicyRequest  # noqa: Y015
+
+@_typing.final
+class GetPolicyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARENT_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    parent: _builtins.str
+    """"clusters/{cluster}" """
+    version: _builtins.int
+    """The version. Unset: the one in force."""
+    def __init__(
+        self,
+        *,
+        parent: _builtins.str = ...,
+        version: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_version", b"_version", "version", b"version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_version", b"_version", "parent", b"parent", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__version: _TypeAlias = _typing.Literal["version"]  # noqa: Y015
+    _WhichOneofArgType__version: _TypeAlias = _typing.Literal["_version", b"_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__version) -> _WhichOneofReturnType__version | None: ...
+
+Global___GetPolicyRequest: _TypeAlias = GetPolicyRequest  # noqa: Y015
+
+@_typing.final
+class ListPoliciesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARENT_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    parent: _builtins.str
+    """"clusters/{cluster}" """
+    page_size: _builtins.int
+    """The largest number of versions in the answer, up to 1,000. Default (also 0): 100."""
+    page_token: _builtins.str
+    def __init__(
+        self,
+        *,
+        parent: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token", "parent", b"parent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPoliciesRequest: _TypeAlias = ListPoliciesRequest  # noqa: Y015
+
+@_typing.final
+class ListPoliciesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICIES_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    @_builtins.property
+    def policies(self) -> _containers.RepeatedCompositeFieldContainer[Global___StandingPolicy]:
+        """The versions that were set, newest first. Version 0 is not among them."""
+
+    def __init__(
+        self,
+        *,
+        policies: _abc.Iterable[Global___StandingPolicy] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "policies", b"policies"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPoliciesResponse: _TypeAlias = ListPoliciesResponse  # noqa: Y015

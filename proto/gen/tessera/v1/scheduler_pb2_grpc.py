@@ -60,6 +60,21 @@ class SchedulerStub:
                 request_serializer=tessera_dot_v1_dot_scheduler__pb2.VerifyRoundRequest.SerializeToString,
                 response_deserializer=tessera_dot_v1_dot_scheduler__pb2.VerifyRoundResponse.FromString,
                 _registered_method=True)
+        self.SetPolicy = channel.unary_unary(
+                '/tessera.v1.Scheduler/SetPolicy',
+                request_serializer=tessera_dot_v1_dot_scheduler__pb2.SetPolicyRequest.SerializeToString,
+                response_deserializer=tessera_dot_v1_dot_scheduler__pb2.StandingPolicy.FromString,
+                _registered_method=True)
+        self.GetPolicy = channel.unary_unary(
+                '/tessera.v1.Scheduler/GetPolicy',
+                request_serializer=tessera_dot_v1_dot_scheduler__pb2.GetPolicyRequest.SerializeToString,
+                response_deserializer=tessera_dot_v1_dot_scheduler__pb2.StandingPolicy.FromString,
+                _registered_method=True)
+        self.ListPolicies = channel.unary_unary(
+                '/tessera.v1.Scheduler/ListPolicies',
+                request_serializer=tessera_dot_v1_dot_scheduler__pb2.ListPoliciesRequest.SerializeToString,
+                response_deserializer=tessera_dot_v1_dot_scheduler__pb2.ListPoliciesResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServicer:
@@ -105,6 +120,28 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetPolicy(self, request, context):
+        """Sets the standing policy of a cluster's rounds. Each call makes a new version, which every
+        replica follows from its next round on. Nothing needs to be restarted.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetPolicy(self, request, context):
+        """Returns the standing policy of a cluster, or an earlier version of it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPolicies(self, request, context):
+        """Lists the versions of a cluster's standing policy, newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -132,6 +169,21 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.VerifyRound,
                     request_deserializer=tessera_dot_v1_dot_scheduler__pb2.VerifyRoundRequest.FromString,
                     response_serializer=tessera_dot_v1_dot_scheduler__pb2.VerifyRoundResponse.SerializeToString,
+            ),
+            'SetPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPolicy,
+                    request_deserializer=tessera_dot_v1_dot_scheduler__pb2.SetPolicyRequest.FromString,
+                    response_serializer=tessera_dot_v1_dot_scheduler__pb2.StandingPolicy.SerializeToString,
+            ),
+            'GetPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetPolicy,
+                    request_deserializer=tessera_dot_v1_dot_scheduler__pb2.GetPolicyRequest.FromString,
+                    response_serializer=tessera_dot_v1_dot_scheduler__pb2.StandingPolicy.SerializeToString,
+            ),
+            'ListPolicies': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPolicies,
+                    request_deserializer=tessera_dot_v1_dot_scheduler__pb2.ListPoliciesRequest.FromString,
+                    response_serializer=tessera_dot_v1_dot_scheduler__pb2.ListPoliciesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -270,6 +322,87 @@ class Scheduler:
             '/tessera.v1.Scheduler/VerifyRound',
             tessera_dot_v1_dot_scheduler__pb2.VerifyRoundRequest.SerializeToString,
             tessera_dot_v1_dot_scheduler__pb2.VerifyRoundResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.Scheduler/SetPolicy',
+            tessera_dot_v1_dot_scheduler__pb2.SetPolicyRequest.SerializeToString,
+            tessera_dot_v1_dot_scheduler__pb2.StandingPolicy.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.Scheduler/GetPolicy',
+            tessera_dot_v1_dot_scheduler__pb2.GetPolicyRequest.SerializeToString,
+            tessera_dot_v1_dot_scheduler__pb2.StandingPolicy.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPolicies(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.Scheduler/ListPolicies',
+            tessera_dot_v1_dot_scheduler__pb2.ListPoliciesRequest.SerializeToString,
+            tessera_dot_v1_dot_scheduler__pb2.ListPoliciesResponse.FromString,
             options,
             channel_credentials,
             insecure,
