@@ -27,6 +27,7 @@ from tessera.db import (
     reads,
     requests,
     rounds,
+    shadows,
     snapshot,
     snapshots,
     tenants,
@@ -56,7 +57,7 @@ from tessera.formulation.records.clusters import (
 )
 from tessera.formulation.records.estimates import EstimateRecord, EstimationInputs, ModelSpec
 from tessera.formulation.records.jobs import JobEventRecord, JobRecord
-from tessera.formulation.records.policies import PolicyRecord
+from tessera.formulation.records.policies import PolicyRecord, ShadowRecord, ShadowRound
 from tessera.formulation.records.rounds import (
     JobRound,
     NetworkCommit,
@@ -230,6 +231,20 @@ class PostgresStore:
         """Return versions of the standing policy, newest first."""
         with self._database.read() as connection:
             return policies.list_policies(connection, cluster, before, limit)
+
+    def find_shadow(self, cluster: str) -> ShadowRecord | None:
+        """Return the cluster's shadow, or None if it has none."""
+        with self._database.read() as connection:
+            return shadows.find_shadow(connection, cluster)
+
+    def list_shadow_rounds(self, cluster: str, window_s: float) -> list[ShadowRound]:
+        """Return the rounds of the cluster's shadow in the last ``window_s`` seconds."""
+        with self._database.read() as connection:
+            return shadows.list_shadow_rounds(connection, cluster, window_s)
+
+    def add_shadow_round(self, key: int, decided: ShadowRound) -> None:
+        """Store a round of a shadow, unless the shadow is gone."""
+        self._database.write(lambda connection: shadows.add_shadow_round(connection, key, decided))
 
     def tenants_of_jobs(self, cluster: str, names: Collection[str]) -> dict[str, str]:
         """Return the tenant of each of these jobs that exists."""

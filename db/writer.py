@@ -19,6 +19,7 @@ from tessera.db import (
     pins,
     policies,
     profiling,
+    shadows,
     workloads,
 )
 from tessera.db import tenants as settings
@@ -54,7 +55,7 @@ from tessera.formulation.records.estimates import (
     TuningRecord,
 )
 from tessera.formulation.records.jobs import JobRecord, JobSpec
-from tessera.formulation.records.policies import PolicyRecord
+from tessera.formulation.records.policies import PolicyRecord, ShadowRecord
 from tessera.formulation.records.store import StoreLimits
 from tessera.formulation.runtimes import RESTRICTED_RUNTIMES
 from tessera.formulation.topologies.described import DescribedTopology
@@ -280,6 +281,18 @@ class PostgresWriter:
         """Add a version of the standing policy."""
         turn = Turn.take(self._connection, cluster)
         return policies.set_policy(turn, options, set_by=set_by, message=message, version=version)
+
+    def set_shadow(
+        self, cluster: str, options: Mapping[str, Any], *, set_by: str, message: str
+    ) -> ShadowRecord:
+        """Set the cluster's shadow in place of an earlier one."""
+        turn = Turn.take(self._connection, cluster)
+        return shadows.set_shadow(turn, options, set_by=set_by, message=message)
+
+    def drop_shadow(self, cluster: str, *, allow_missing: bool = False) -> None:
+        """Delete the cluster's shadow with its rounds."""
+        turn = Turn.take(self._connection, cluster)
+        shadows.drop_shadow(turn, allow_missing=allow_missing)
 
     def upsert_estimates(self, cluster: str, estimates: Sequence[EstimateRecord]) -> int:
         """Create or replace estimates; return how many."""

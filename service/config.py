@@ -77,12 +77,12 @@ short.
 """
 
 OTHER_THREADS: Final = (
-    HEAVY_THREADS + ESTIMATE_THREADS + LEASE_THREADS + IDENTITY_THREADS + LOG_THREADS + 5
+    HEAVY_THREADS + ESTIMATE_THREADS + LEASE_THREADS + IDENTITY_THREADS + LOG_THREADS + 8
 )
 """Number of threads that no setting controls.
 
-The 5 are one each for health, heartbeats of agents, automatic estimates, network plans and deletion
-in the background.
+The 8 are one each for health, heartbeats of agents, automatic estimates, network plans, deletion,
+checks of collectives, forecasts and shadows in the background.
 """
 
 MAX_RETAINED_DAYS: Final = 36_500
@@ -287,6 +287,10 @@ class Config:
     """
     forecast_share: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Share of that time for which one forecast may use a core, at the lowest priority."""
+    shadow_share: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Share of the time for which the shadow of a cluster may use a core, at the lowest priority. If
+    it is 0, shadows decide nothing.
+    """
     estimate_cells: bool = True
     """Whether jobs without estimates get analytic ones, on all GPU types of their cluster. If false,
     those that state a GPU type run on their request at an unknown rate.
@@ -536,6 +540,10 @@ class Config:
         except InvalidInput as wrong:
             raise InvalidInput(f"policy.{wrong.field}", wrong.problem) from wrong
         return options
+
+    def round_limit_s(self) -> float:
+        """Return the time that a periodic round may take."""
+        return min(self.period_s or math.inf, self.default_deadline_s)
 
     def usual_options(self) -> RoundOptions:
         """Return the options that a policy does not set. Rounds last for the period."""

@@ -37,7 +37,7 @@ from tessera.formulation.records.estimates import (
 )
 from tessera.formulation.records.jobs import JobEventRecord, JobRecord, JobSpec
 from tessera.formulation.records.logs import LogAnswer, LogRead, StartedJob
-from tessera.formulation.records.policies import PolicyRecord
+from tessera.formulation.records.policies import PolicyRecord, ShadowRecord, ShadowRound
 from tessera.formulation.records.rounds import (
     JobRound,
     NetworkCommit,
@@ -201,6 +201,24 @@ class Writer(Protocol):
         Raises:
             NotFound: the cluster.
             StaleEtag: ``version`` is given, and the newest version is another one.
+        """
+        ...
+
+    def set_shadow(
+        self, cluster: str, options: Mapping[str, Any], *, set_by: str, message: str
+    ) -> ShadowRecord:
+        """Set the cluster's shadow in place of an earlier one, whose rounds are deleted.
+
+        Raises:
+            NotFound: the cluster.
+        """
+        ...
+
+    def drop_shadow(self, cluster: str, *, allow_missing: bool = False) -> None:
+        """Delete the cluster's shadow with its rounds.
+
+        Raises:
+            NotFound: the cluster, or the shadow unless ``allow_missing``.
         """
         ...
 
@@ -441,6 +459,22 @@ class Store(Rounds, Protocol):
 
     def list_policies(self, cluster: str, before: int, limit: int) -> list[PolicyRecord]:
         """Return versions below ``before`` (0: all), newest first. Raises NotFound (the cluster)."""
+        ...
+
+    def find_shadow(self, cluster: str) -> ShadowRecord | None:
+        """Return the cluster's shadow, or None if it has none. A missing cluster has none."""
+        ...
+
+    def list_shadow_rounds(self, cluster: str, window_s: float) -> list[ShadowRound]:
+        """Return the rounds of the cluster's shadow in the last ``window_s`` s, newest first.
+
+        Raises:
+            NotFound: the cluster, or its shadow.
+        """
+        ...
+
+    def add_shadow_round(self, key: int, decided: ShadowRound) -> None:
+        """Store a round of the shadow ``key``, unless the shadow is gone."""
         ...
 
     def execution_plans(self, cluster: str, digests: Collection[str]) -> dict[str, str]:

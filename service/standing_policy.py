@@ -69,6 +69,10 @@ class StandingPolicies:
             return self.configured
         return read_stored_options(f"policies/{version}", options, self.usual)
 
+    def read_shadow(self, options: Mapping[str, Any]) -> RoundOptions:
+        """Return all options of a shadow. Raises InvalidInput if this release refuses them."""
+        return read_stored_options("shadow", options, self.usual)
+
 
 def unheeded_wishes(job: JobRecord, standing: RoundOptions) -> list[str]:
     """Return one message for each wish of a job that rounds under the ``standing`` policy ignore.

@@ -163,7 +163,7 @@ class Server:
         self.round_calls = Calls(config.round_threads, "periodic round")
         self.network_calls, self.estimate_calls = Calls(1, "network"), Calls(1, "estimate")
         self.cleaning_calls, self.check_calls = Calls(1, "cleaning"), Calls(1, "check")
-        self.forecast_calls = Calls(1, "forecast")
+        self.forecast_calls, self.shadow_calls = Calls(1, "forecast"), Calls(1, "shadow")
         self._heartbeat_calls = Calls(1, "heartbeat")
         # The threads of calls: short ones, heavy ones, rounds, trials and estimates.
         self._quick_calls = _fair_calls(config.store_threads, "store")
@@ -412,6 +412,8 @@ class Server:
             self.estimate_calls,
             self.cleaning_calls,
             self.check_calls,
+            self.forecast_calls,
+            self.shadow_calls,
             self._commits,
             self._trials,
             self._estimates,

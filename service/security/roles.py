@@ -150,6 +150,9 @@ _RULES: Final[dict[str, dict[str, Rule]]] = {
         "SetPolicy": _change(),
         "GetPolicy": _read(),
         "ListPolicies": _read(),
+        "SetShadow": _change(),
+        "GetShadow": _read(),
+        "DeleteShadow": _change(),
     },
     "Tenants": {
         "UpsertTenants": _change(),

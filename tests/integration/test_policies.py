@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
 from grpc import StatusCode
 
 from tessera.db.engine import Database
@@ -51,7 +52,7 @@ async def test_the_settings_are_version_0_until_a_policy_is_set(store: PostgresS
         found = await policy_in_force(a)
         assert (found.version, found.name, found.from_settings) == (0, f"{C}/policies/0", True)
         assert found.options == scheduler_pb2.RoundOptions(
-            objective="makespan", min_run={"seconds": 60}
+            objective="makespan", min_run=Duration(seconds=60)
         )
         assert found.effective_options.round.seconds == 100
         put = await a.scheduler.SetPolicy(a_policy(objective="jct", message="shorter waits"))

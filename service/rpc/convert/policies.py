@@ -27,7 +27,7 @@ def read_stored_options(field: str, stored: Mapping[str, Any], usual: RoundOptio
     Raises:
         InvalidInput: this release does not accept them, e.g. after a downgrade.
     """
-    return to_options(field, _message(field, stored), usual)
+    return to_options(field, options_message(field, stored), usual)
 
 
 def of_policy(
@@ -39,7 +39,7 @@ def of_policy(
         message.options.CopyFrom(_different_options(effective, usual))
         message.from_settings = True
     else:
-        message.options.CopyFrom(_message(f"policies/{record.version}", record.options))
+        message.options.CopyFrom(options_message(f"policies/{record.version}", record.options))
     message.set_by, message.message = record.set_by, record.message
     message.create_time.CopyFrom(fields.timestamp_of(record.set_s))
     return message
@@ -57,12 +57,13 @@ def _of_options(cluster: str, version: int, effective: RoundOptions) -> pb.Stand
     return pb.StandingPolicy(
         name=names.policy_name(cluster, version),
         version=version,
-        effective_options=_all_options(effective),
+        effective_options=all_options(effective),
         etag=fields.etag_of(version),
     )
 
 
-def _all_options(options: RoundOptions) -> pb.RoundOptions:
+def all_options(options: RoundOptions) -> pb.RoundOptions:
+    """Return the message of options, with every one of them."""
     plain = asdict(options)
     del plain["work"], plain["recorded"]
     return of_options(plain)
@@ -70,14 +71,13 @@ def _all_options(options: RoundOptions) -> pb.RoundOptions:
 
 def _different_options(options: RoundOptions, usual: RoundOptions) -> pb.RoundOptions:
     """Return the options that differ from the usual ones."""
-    message, before = _all_options(options), _all_options(usual)
-    for known, value in message.ListFields():
-        if before.HasField(known.name) and getattr(before, known.name) == value:
-            message.ClearField(known.name)
-    return message
+    plain, before = stored_options(all_options(options)), stored_options(all_options(usual))
+    different = {name: value for name, value in plain.items() if before.get(name) != value}
+    return options_message("policy", different)
 
 
-def _message(field: str, stored: Mapping[str, Any]) -> pb.RoundOptions:
+def options_message(field: str, stored: Mapping[str, Any]) -> pb.RoundOptions:
+    """Return the message of stored options. Raises InvalidInput if this release knows no such."""
     try:
         return ParseDict(dict(stored), pb.RoundOptions())
     except ParseError as error:

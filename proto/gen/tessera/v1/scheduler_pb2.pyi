@@ -1262,3 +1262,400 @@ class ListPoliciesResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListPoliciesResponse: _TypeAlias = ListPoliciesResponse  # noqa: Y015
+
+@_typing.final
+class Shadow(_message.Message):
+    """A policy that decides on the states of rounds, without any effect."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    EFFECTIVE_OPTIONS_FIELD_NUMBER: _builtins.int
+    SET_BY_FIELD_NUMBER: _builtins.int
+    CREATE_TIME_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """"clusters/{cluster}/shadow" """
+    set_by: _builtins.str
+    """Who set it, when and why."""
+    message: _builtins.str
+    @_builtins.property
+    def options(self) -> Global___RoundOptions:
+        """The options that it sets. All others have their defaults."""
+
+    @_builtins.property
+    def effective_options(self) -> Global___RoundOptions:
+        """All options as the shadow follows them."""
+
+    @_builtins.property
+    def create_time(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        options: Global___RoundOptions | None = ...,
+        effective_options: Global___RoundOptions | None = ...,
+        set_by: _builtins.str = ...,
+        create_time: _timestamp_pb2.Timestamp | None = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "effective_options", b"effective_options", "options", b"options"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "effective_options", b"effective_options", "message", b"message", "name", b"name", "options", b"options", "set_by", b"set_by"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Shadow: _TypeAlias = Shadow  # noqa: Y015
+
+@_typing.final
+class SetShadowRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARENT_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    parent: _builtins.str
+    """"clusters/{cluster}" """
+    message: _builtins.str
+    """Why it is set, for others to read: at most 500 characters. May be empty."""
+    validate_only: _builtins.bool
+    request_id: _builtins.str
+    @_builtins.property
+    def options(self) -> Global___RoundOptions:
+        """The options of the shadow. Those that are not set have their defaults."""
+
+    def __init__(
+        self,
+        *,
+        parent: _builtins.str = ...,
+        options: Global___RoundOptions | None = ...,
+        message: _builtins.str = ...,
+        validate_only: _builtins.bool = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "options", b"options", "parent", b"parent", "request_id", b"request_id", "validate_only", b"validate_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetShadowRequest: _TypeAlias = SetShadowRequest  # noqa: Y015
+
+@_typing.final
+class GetShadowRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    WINDOW_FIELD_NUMBER: _builtins.int
+    ROUNDS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """"clusters/{cluster}/shadow" """
+    rounds: _builtins.int
+    """The largest number of single rounds in the answer, newest first, up to 1,000. Default: 0."""
+    @_builtins.property
+    def window(self) -> _duration_pb2.Duration:
+        """The time until now whose rounds are compared. Default: 7 days."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        window: _duration_pb2.Duration | None = ...,
+        rounds: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["window", b"window"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "rounds", b"rounds", "window", b"window"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetShadowRequest: _TypeAlias = GetShadowRequest  # noqa: Y015
+
+@_typing.final
+class DecisionFigures(_message.Message):
+    """The figures of the decisions of one round."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BY_POLICY_FIELD_NUMBER: _builtins.int
+    BY_SHADOW_FIELD_NUMBER: _builtins.int
+    EFFECTIVE_GPUS_FIELD_NUMBER: _builtins.int
+    USED_GPUS_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    STARTED_FIELD_NUMBER: _builtins.int
+    SUSPENDED_FIELD_NUMBER: _builtins.int
+    CHANGED_FIELD_NUMBER: _builtins.int
+    SOLVE_SECONDS_FIELD_NUMBER: _builtins.int
+    GAP_FIELD_NUMBER: _builtins.int
+    effective_gpus: _builtins.float
+    """The normalised throughput."""
+    used_gpus: _builtins.int
+    running: _builtins.int
+    waiting: _builtins.int
+    started: _builtins.int
+    suspended: _builtins.int
+    changed: _builtins.int
+    """The number of jobs that were moved, resized, retyped or replanned."""
+    solve_seconds: _builtins.float
+    """The seconds from the loaded state to the checked answer. A shadow runs at the lowest priority."""
+    gap: _builtins.float
+    """The relative gap. Unset if nothing was proven."""
+    @_builtins.property
+    def by_policy(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The values by the goals of the policy in force, and by those of the shadow. The names of the
+        goals are those of `ShadowRound`. More is better in each.
+        """
+
+    @_builtins.property
+    def by_shadow(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    def __init__(
+        self,
+        *,
+        by_policy: _abc.Iterable[_builtins.float] | None = ...,
+        by_shadow: _abc.Iterable[_builtins.float] | None = ...,
+        effective_gpus: _builtins.float = ...,
+        used_gpus: _builtins.int = ...,
+        running: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+        started: _builtins.int = ...,
+        suspended: _builtins.int = ...,
+        changed: _builtins.int = ...,
+        solve_seconds: _builtins.float = ...,
+        gap: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_gap", b"_gap", "gap", b"gap"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gap", b"_gap", "by_policy", b"by_policy", "by_shadow", b"by_shadow", "changed", b"changed", "effective_gpus", b"effective_gpus", "gap", b"gap", "running", b"running", "solve_seconds", b"solve_seconds", "started", b"started", "suspended", b"suspended", "used_gpus", b"used_gpus", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__gap: _TypeAlias = _typing.Literal["gap"]  # noqa: Y015
+    _WhichOneofArgType__gap: _TypeAlias = _typing.Literal["_gap", b"_gap"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gap) -> _WhichOneofReturnType__gap | None: ...
+
+Global___DecisionFigures: _TypeAlias = DecisionFigures  # noqa: Y015
+
+@_typing.final
+class ShadowRound(_message.Message):
+    """The decisions of a shadow on the state of a round, and those of the round."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    CREATE_TIME_FIELD_NUMBER: _builtins.int
+    POLICY_GOALS_FIELD_NUMBER: _builtins.int
+    SHADOW_GOALS_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    SHADOW_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    round: _builtins.str
+    """"clusters/{cluster}/rounds/{number}" """
+    problem: _builtins.str
+    """Why the shadow failed. Empty if it did not."""
+    @_builtins.property
+    def create_time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def policy_goals(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The goals of both objectives, in order, with their units."""
+
+    @_builtins.property
+    def shadow_goals(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def policy(self) -> Global___DecisionFigures:
+        """Both are unset if the shadow failed."""
+
+    @_builtins.property
+    def shadow(self) -> Global___DecisionFigures: ...
+    def __init__(
+        self,
+        *,
+        round: _builtins.str = ...,
+        create_time: _timestamp_pb2.Timestamp | None = ...,
+        policy_goals: _abc.Iterable[_builtins.str] | None = ...,
+        shadow_goals: _abc.Iterable[_builtins.str] | None = ...,
+        policy: Global___DecisionFigures | None = ...,
+        shadow: Global___DecisionFigures | None = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "policy", b"policy", "shadow", b"shadow"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "policy", b"policy", "policy_goals", b"policy_goals", "problem", b"problem", "round", b"round", "shadow", b"shadow", "shadow_goals", b"shadow_goals"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShadowRound: _TypeAlias = ShadowRound  # noqa: Y015
+
+@_typing.final
+class ComparedFigure(_message.Message):
+    """A figure of the policy in force and of its shadow, over the rounds that both decided."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    SHADOW_FIELD_NUMBER: _builtins.int
+    DIFFERENCE_FIELD_NUMBER: _builtins.int
+    LOW_FIELD_NUMBER: _builtins.int
+    HIGH_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The figure, e.g. "effective GPUs" or "by the shadow: jct (mean hours)"."""
+    policy: _builtins.float
+    """The means over the rounds."""
+    shadow: _builtins.float
+    difference: _builtins.float
+    """The mean of the differences, shadow minus policy, and its 95 % interval. The interval is unset
+    for fewer than two rounds.
+    """
+    low: _builtins.float
+    high: _builtins.float
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        policy: _builtins.float = ...,
+        shadow: _builtins.float = ...,
+        difference: _builtins.float = ...,
+        low: _builtins.float | None = ...,
+        high: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_high", b"_high", "_low", b"_low", "high", b"high", "low", b"low"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_high", b"_high", "_low", b"_low", "difference", b"difference", "high", b"high", "low", b"low", "name", b"name", "policy", b"policy", "shadow", b"shadow"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__high: _TypeAlias = _typing.Literal["high"]  # noqa: Y015
+    _WhichOneofArgType__high: _TypeAlias = _typing.Literal["_high", b"_high"]  # noqa: Y015
+    _WhichOneofReturnType__low: _TypeAlias = _typing.Literal["low"]  # noqa: Y015
+    _WhichOneofArgType__low: _TypeAlias = _typing.Literal["_low", b"_low"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__high) -> _WhichOneofReturnType__high | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__low) -> _WhichOneofReturnType__low | None: ...
+
+Global___ComparedFigure: _TypeAlias = ComparedFigure  # noqa: Y015
+
+@_typing.final
+class ShadowVerdicts(_message.Message):
+    """The numbers of rounds in which the decisions of the shadow are better, equal or worse."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BETTER_FIELD_NUMBER: _builtins.int
+    EQUAL_FIELD_NUMBER: _builtins.int
+    WORSE_FIELD_NUMBER: _builtins.int
+    better: _builtins.int
+    equal: _builtins.int
+    worse: _builtins.int
+    def __init__(
+        self,
+        *,
+        better: _builtins.int = ...,
+        equal: _builtins.int = ...,
+        worse: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["better", b"better", "equal", b"equal", "worse", b"worse"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShadowVerdicts: _TypeAlias = ShadowVerdicts  # noqa: Y015
+
+@_typing.final
+class GetShadowResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHADOW_FIELD_NUMBER: _builtins.int
+    COMPARED_ROUNDS_FIELD_NUMBER: _builtins.int
+    FAILED_ROUNDS_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    FIGURES_FIELD_NUMBER: _builtins.int
+    BY_POLICY_FIELD_NUMBER: _builtins.int
+    BY_SHADOW_FIELD_NUMBER: _builtins.int
+    ROUNDS_FIELD_NUMBER: _builtins.int
+    compared_rounds: _builtins.int
+    """The number of rounds of the window that both decided. Only rounds under the newest objective of
+    the policy in force are compared.
+    """
+    failed_rounds: _builtins.int
+    """The number of rounds of the window on which the shadow failed, and the newest problem."""
+    problem: _builtins.str
+    @_builtins.property
+    def shadow(self) -> Global___Shadow: ...
+    @_builtins.property
+    def figures(self) -> _containers.RepeatedCompositeFieldContainer[Global___ComparedFigure]: ...
+    @_builtins.property
+    def by_policy(self) -> Global___ShadowVerdicts:
+        """By the goals of the policy in force, and by those of the shadow."""
+
+    @_builtins.property
+    def by_shadow(self) -> Global___ShadowVerdicts: ...
+    @_builtins.property
+    def rounds(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShadowRound]:
+        """Single rounds, newest first, as many as were asked for."""
+
+    def __init__(
+        self,
+        *,
+        shadow: Global___Shadow | None = ...,
+        compared_rounds: _builtins.int = ...,
+        failed_rounds: _builtins.int = ...,
+        problem: _builtins.str = ...,
+        figures: _abc.Iterable[Global___ComparedFigure] | None = ...,
+        by_policy: Global___ShadowVerdicts | None = ...,
+        by_shadow: Global___ShadowVerdicts | None = ...,
+        rounds: _abc.Iterable[Global___ShadowRound] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["by_policy", b"by_policy", "by_shadow", b"by_shadow", "shadow", b"shadow"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_policy", b"by_policy", "by_shadow", b"by_shadow", "compared_rounds", b"compared_rounds", "failed_rounds", b"failed_rounds", "figures", b"figures", "problem", b"problem", "rounds", b"rounds", "shadow", b"shadow"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetShadowResponse: _TypeAlias = GetShadowResponse  # noqa: Y015
+
+@_typing.final
+class DeleteShadowRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ALLOW_MISSING_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """"clusters/{cluster}/shadow" """
+    allow_missing: _builtins.bool
+    """Whether it is no error if there is no shadow."""
+    validate_only: _builtins.bool
+    request_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        allow_missing: _builtins.bool = ...,
+        validate_only: _builtins.bool = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_missing", b"allow_missing", "name", b"name", "request_id", b"request_id", "validate_only", b"validate_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteShadowRequest: _TypeAlias = DeleteShadowRequest  # noqa: Y015
+
+@_typing.final
+class DeleteShadowResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteShadowResponse: _TypeAlias = DeleteShadowResponse  # noqa: Y015
