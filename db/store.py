@@ -31,6 +31,7 @@ from tessera.db import (
     snapshot,
     snapshots,
     tenants,
+    usage,
 )
 from tessera.db.clock_watch import ClockWatch
 from tessera.db.engine import Database
@@ -66,6 +67,7 @@ from tessera.formulation.records.rounds import (
     RoundSummary,
 )
 from tessera.formulation.records.store import Request, Retention, StoreLimits
+from tessera.formulation.records.usage import ClusterUsage, UsageQuery
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.spreads import ClusterForecast, ForecastHistory
 from tessera.formulation.topologies.described import decode_topology
@@ -245,6 +247,11 @@ class PostgresStore:
     def add_shadow_round(self, key: int, decided: ShadowRound) -> None:
         """Store a round of a shadow, unless the shadow is gone."""
         self._database.write(lambda connection: shadows.add_shadow_round(connection, key, decided))
+
+    def sum_usage(self, cluster: str, query: UsageQuery) -> ClusterUsage:
+        """Return what the jobs of a cluster have used."""
+        with self._database.read() as connection:
+            return usage.sum_usage(connection, cluster, query)
 
     def tenants_of_jobs(self, cluster: str, names: Collection[str]) -> dict[str, str]:
         """Return the tenant of each of these jobs that exists."""

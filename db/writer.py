@@ -34,6 +34,7 @@ from tessera.db.limits import require_few, require_few_clusters, require_few_ope
 from tessera.db.plans import ensure_plans_of_jobs
 from tessera.db.rows import CLUSTER, cluster_record, enter_cluster, jobs_named, nodes_named
 from tessera.db.turn import JobChange, Turn, request_round
+from tessera.formulation.access import IDENTITY
 from tessera.formulation.errors import AlreadyExists, InvalidInput, NotAllowed, NotFound, StaleEtag
 from tessera.formulation.lifecycle import TERMINAL, JobEvent, JobState, is_allowed
 from tessera.formulation.reasons import Reason
@@ -63,9 +64,13 @@ from tessera.formulation.values import GpuType, Workload
 
 DEFAULT_LIMITS = StoreLimits()
 
+MAX_SUBMITTER = 200
+"""Characters that are kept of the name of who submits a job."""
+
 _SUBMIT = sa.text(f"""
-INSERT INTO jobs (cluster_id, {", ".join(SUBMITTED_COLUMNS)})
-SELECT :cluster, r.* FROM json_to_recordset(CAST(:rows AS json)) AS r({typed_columns(SUBMITTED_COLUMNS)})
+INSERT INTO jobs (cluster_id, submitted_by, {", ".join(SUBMITTED_COLUMNS)})
+SELECT :cluster, :submitted_by, r.*
+FROM json_to_recordset(CAST(:rows AS json)) AS r({typed_columns(SUBMITTED_COLUMNS)})
 ON CONFLICT (cluster_id, name) DO NOTHING
 RETURNING name
 """)  # noqa: S608 - a constant of this module
@@ -199,7 +204,8 @@ class PostgresWriter:
             row["submitted_plan_id"] = plan_ids.get(job.submitted_plan_id)
             # JSON cannot represent infinity.
             rows.append({k: str(v) if isinstance(v, float) else v for k, v in row.items()})
-        found = self._connection.execute(_SUBMIT, {"cluster": key, "rows": _rows(rows)}).scalars()
+        values = {"cluster": key, "submitted_by": _submitter(), "rows": _rows(rows)}
+        found = self._connection.execute(_SUBMIT, values).scalars()
         if missing := set(names) - set(found):
             raise AlreadyExists(f"clusters/{cluster}/jobs/{min(missing)}")
         pins.put_avoids(self._connection, key, [job for job in jobs if job.avoid_nodes])
@@ -387,6 +393,12 @@ class PostgresWriter:
                 " read it again and retry"
             )
         return row.id, JobState(row.state)
+
+
+def _submitter() -> str:
+    """Return who makes this call, or "" if the server does not ask callers who they are."""
+    identity = IDENTITY.get()
+    return identity.subject[:MAX_SUBMITTER] if identity.is_verified else ""
 
 
 _USER_EVENTS = {JobEvent.CANCEL: "cancelled", JobEvent.HOLD: "held", JobEvent.RELEASE: "released"}

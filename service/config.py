@@ -334,7 +334,7 @@ class Config:
     """
     retain_requests_days: _Days = 1.0
     """Days for which a repeated request gets its first answer again. In this setting and the next
-    five, 0 keeps everything for ever.
+    six, 0 keeps everything for ever.
     """
     retain_rounds_days: _Days = 30.0
     """Days for which rounds with their decisions, and network plans, are kept. The last 100 of a
@@ -350,6 +350,8 @@ class Config:
     """Days for which ended jobs are kept, and tokens that have ended. Older history of live jobs is
     deleted, too.
     """
+    retain_usage_days: _Days = 1100.0
+    """Days for which the daily sums of what deleted jobs have used are kept."""
     retain_audit_days: _Days = 365.0
     """Days for which entries of the audit log are kept."""
     max_clusters: _Limit = 1000
@@ -606,6 +608,7 @@ class Config:
             most_snapshots=self.retain_snapshots or math.inf,
             jobs_s=_days_s(self.retain_jobs_days),
             audit_s=_days_s(self.retain_audit_days),
+            usage_s=_days_s(self.retain_usage_days),
         )
 
     def limits(self) -> StoreLimits:

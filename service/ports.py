@@ -46,6 +46,7 @@ from tessera.formulation.records.rounds import (
     RoundSummary,
 )
 from tessera.formulation.records.store import Request, Retention
+from tessera.formulation.records.usage import ClusterUsage, UsageQuery
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.spreads import ClusterForecast, ForecastHistory
 from tessera.formulation.topologies.described import DescribedTopology
@@ -475,6 +476,15 @@ class Store(Rounds, Protocol):
 
     def add_shadow_round(self, key: int, decided: ShadowRound) -> None:
         """Store a round of the shadow ``key``, unless the shadow is gone."""
+        ...
+
+    def sum_usage(self, cluster: str, query: UsageQuery) -> ClusterUsage:
+        """Return what the jobs of a cluster have used, by the query's groups.
+
+        Raises:
+            NotFound: the cluster.
+            InvalidInput: there are too many groups.
+        """
         ...
 
     def execution_plans(self, cluster: str, digests: Collection[str]) -> dict[str, str]:

@@ -57,7 +57,7 @@ class Verdicts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowComparison:
-    """What the rounds of a shadow say about it."""
+    """The summary of the rounds of a shadow."""
 
     compared: int
     failed: int

@@ -10,6 +10,7 @@ from tessera.db.tables import (
     rounds,
     service,
     triggers,
+    usage,
 )
 from tessera.db.tables.columns import metadata
 from tessera.db.tables.jobs import LEAVES, LIVE
@@ -27,4 +28,5 @@ __all__ = [
     "rounds",
     "service",
     "triggers",
+    "usage",
 ]

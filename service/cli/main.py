@@ -56,6 +56,7 @@ CLIENT_MODULES: Final = {
     "nodes": ("nodes",),
     "drains": ("drain", "undrain"),
     "tenants": ("tenants",),
+    "usage": ("usage",),
     "cells": ("cells",),
     "models": ("models",),
     "access": ("token", "join-token", "certificate", "audit"),

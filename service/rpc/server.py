@@ -278,7 +278,9 @@ class Server:
         )
         networks_pb2_grpc.add_NetworksServicer_to_server(networks, self._grpc)
         scheduler_pb2_grpc.add_SchedulerServicer_to_server(scheduler, self._grpc)
-        tenants_pb2_grpc.add_TenantsServicer_to_server(TenantsServicer(store, calls), self._grpc)
+        tenants_pb2_grpc.add_TenantsServicer_to_server(
+            TenantsServicer(store, calls, wall_s), self._grpc
+        )
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, self._grpc)
         shown = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(shown, self._grpc)

@@ -158,6 +158,7 @@ _RULES: Final[dict[str, dict[str, Rule]]] = {
         "UpsertTenants": _change(),
         "ListTenants": _read(),
         "DeleteTenants": _change(),
+        "GetUsage": _read(),
     },
 }
 

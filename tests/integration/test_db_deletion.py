@@ -58,6 +58,16 @@ INSERT INTO collective_checks (cluster_id, model, params, dp, tp, release, note,
 SELECT id, 'bert', '1.3B', 2, 1, '1', '', '', '{}' FROM clusters
 """
 
+USAGE = """
+WITH used AS (
+    INSERT INTO stints (job_id, gpu_type, gpus, cpus, effective_gpus, began_at, ended_at, ending)
+    SELECT id, 'a100', 1, 0, 1, now(), now(), 'suspend' FROM jobs
+)
+INSERT INTO usage_days (cluster_id, day, tenant, gpu_type, submitted_by, labels, gpu_us, effective_gpu_s,
+    cpu_us, lost_gpu_us, preemptions, jobs_ended, jobs_finished, waited_us)
+SELECT id, now(), '', 'a100', '', '{}', 1, 1, 0, 0, 0, 1, 0, 0 FROM clusters
+"""
+
 PROFILE_GAPS = """
 INSERT INTO profile_gaps (workload_id, gpu_type_id, task, source, left_out, reason)
 SELECT w.id, t.id, 'task', 'step', '[[1, 1]]', 'a limit'
@@ -107,6 +117,7 @@ def a_rich_cluster(store: PostgresStore, database: Database) -> None:
     shadow = store.find_shadow(C)
     assert shadow is not None
     store.add_shadow_round(shadow.key, ShadowRound(number=1, created_s=1.8e9, problem="slow"))
+    execute(database, USAGE)
     do(store, lambda w: w.upsert_models(C, [ModelSpec(model="m", params="1B", architecture="{}")]))
     do(store, lambda w: w.set_topology(C, NETWORK, None))
     store.acquire_lease(C, "me", 60.0)

@@ -235,6 +235,7 @@ def valid_requests() -> dict[str, list[Message]]:
         "DeleteShadow": [s.DeleteShadowRequest(name=f"{C}/shadow", allow_missing=True)],
         "UpsertTenants": [some_tenants(a_tenant("t", weight=2.0, quotas={"a100": 1}))],
         "ListTenants": [t.ListTenantsRequest(parent=C)],
+        "GetUsage": [t.GetUsageRequest(parent=C, tenants=["t"], group_by=["type", "label:x"])],
         "DeleteTenants": [t.DeleteTenantsRequest(parent=C, names=[f"{C}/tenants/t"])],
         "Sync": [
             agents_pb2.AgentMessage(said_s=1.0, hello=hello),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 from collections.abc import Callable
@@ -12,20 +13,24 @@ from typing import Any
 import pytest
 from grpc import StatusCode
 
+from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.errors import NotFound
 from tessera.formulation.records.policies import DecisionFigures, ShadowRound
 from tessera.formulation.records.rounds import RoundRecord
+from tessera.service import wiring
 from tessera.service.background import run_in_process
 from tessera.service.loop import RoundLoop
 from tessera.service.shadowing import Decide, ShadowKeeper, ShadowOrder, decide_ordered_round
 from tessera.service.standing_policy import StandingPolicies
 from tessera.solvers.rounds.options import RoundOptions
-from tessera.v1 import scheduler_pb2
+from tessera.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tests.support.api import C as PLACE
 from tests.support.api import api, refusal_of
 from tests.support.hand_clock import HandClock
+from tests.support.patience import PATIENCE_S
+from tests.support.running_server import channel_to, settings
 from tests.support.stored_cluster import C, a_cluster, a_record, a_spec, do, submit
 
 
@@ -244,3 +249,23 @@ async def test_a_shadow_is_set_compared_and_deleted_by_call(store: PostgresStore
         assert [r.round for r in compared.rounds] == [f"{PLACE}/rounds/4", f"{PLACE}/rounds/3"]
         await a.scheduler.DeleteShadow(scheduler_pb2.DeleteShadowRequest(name=f"{PLACE}/shadow"))
         assert (await refusal_of(a.scheduler.GetShadow(request)))[0] is StatusCode.NOT_FOUND
+
+
+async def test_a_server_lets_the_shadow_decide_what_it_has_committed(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wiring, "SHADOW_PERIOD_S", 0.2)
+    store = PostgresStore(database)
+    a_cluster(store)
+    submit(store, a_spec("j"))
+    set_shadow(store, scheduler="fcfs")
+    async with channel_to(settings(database, shadow_share=1.0)) as channel:
+        stub = scheduler_pb2_grpc.SchedulerStub(channel)
+        await stub.Schedule(scheduler_pb2.ScheduleRequest(parent=f"clusters/{C}"))
+        async with asyncio.timeout(PATIENCE_S):
+            while not store.list_shadow_rounds(C, 3600.0):
+                await asyncio.sleep(0.1)
+    decided = only_round(store)
+    assert decided.problem == ""
+    assert decided.shadow is not None
+    assert (decided.number, decided.shadow.running, decided.shadow.started) == (1, 1, 1)

@@ -254,6 +254,9 @@ def sample_requests(cluster: str = ATTACKED_CLUSTER, job: str = STEADY_JOB) -> d
             parent=place, tenants=[tenant]
         ),
         ("Tenants", "ListTenants"): tenants_pb2.ListTenantsRequest(parent=place),
+        ("Tenants", "GetUsage"): tenants_pb2.GetUsageRequest(
+            parent=place, group_by=["tenant", "type", "day", "label:x"]
+        ),
         ("Tenants", "DeleteTenants"): tenants_pb2.DeleteTenantsRequest(
             parent=place, names=[tenant.name]
         ),
