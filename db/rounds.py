@@ -20,7 +20,7 @@ from tessera.db.turn import JobChange, NewCell, Turn
 from tessera.formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
 from tessera.formulation.demand import Demand
 from tessera.formulation.effective import effective_gpus
-from tessera.formulation.errors import DeadlineTooShort, NotFound, RoundSuperseded
+from tessera.formulation.errors import DeadlineTooShort, NoLongerKept, NotFound, RoundSuperseded
 from tessera.formulation.given_demand import demand_on, demands_of_cells
 from tessera.formulation.lifecycle import ACTIVE, TERMINAL, JobState
 from tessera.formulation.records.rounds import (
@@ -347,10 +347,14 @@ def find_committed_round(connection: sa.Connection, request: Request) -> RoundRe
 
 
 def get_round(connection: sa.Connection, cluster: str, number: int) -> RoundRecord:
-    """Return a round with its decisions. Raises NotFound."""
+    """Return a round with its decisions. Raises NotFound, and NoLongerKept if it was deleted."""
     row = connection.execute(_ROUND, {"name": cluster, "number": number}).one_or_none()
     if row is None:
-        raise NotFound(f"clusters/{cluster}/rounds/{number}")
+        last = connection.execute(_LAST_ROUND, {"name": cluster}).scalar()
+        name = f"clusters/{cluster}/rounds/{number}"
+        if last is not None and 0 < number <= last:
+            raise NoLongerKept(name, "retain_rounds_days and retain_rounds")
+        raise NotFound(name)
     decisions = read_decisions(connection, row.cluster_id, number)
     return RoundRecord(summary=summary_from(row.summary), decisions=decisions)
 

@@ -1,4 +1,4 @@
-"""What jobs have used: exact sums over their stints, which survive the deletion of the jobs.
+"""The use of GPUs by jobs: exact sums over their stints, which survive the deletion of the jobs.
 
 A stint ends in the statement that changes the job (``tessera.db.turn``). The stint that lasts is read
 from ``jobs``. When retention deletes jobs and stints, the same statement adds them to the sums of their

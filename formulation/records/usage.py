@@ -27,7 +27,7 @@ class UsageQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageRecord:
-    """What the jobs of one group have used."""
+    """The use of GPUs and cores by the jobs of one group."""
 
     group: Mapping[str, str]  # from the query's groups to their values
     gpu_s: float  # GPU-seconds

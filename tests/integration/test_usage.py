@@ -1,4 +1,4 @@
-"""What jobs have used: exact sums that adjoin, that retention does not change, and their calls."""
+"""The use of GPUs by jobs: exact sums that adjoin and that retention does not change, by call, too."""
 
 from __future__ import annotations
 

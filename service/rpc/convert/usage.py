@@ -1,4 +1,4 @@
-"""What jobs have used, as messages."""
+"""The use of a cluster by its tenants."""
 
 from __future__ import annotations
 
