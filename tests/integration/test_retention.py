@@ -232,7 +232,7 @@ def test_a_round_that_is_no_longer_kept_is_told_from_one_that_never_was(
 ) -> None:
     store_old_data(store, database, jobs=1)
     store.prune_batch(C, Retention(rounds_s=86_400.0, least_rounds=1))
-    with pytest.raises(NoLongerKept, match="rounds/3 is no longer kept; .* retain_rounds_days"):
+    with pytest.raises(NoLongerKept, match=r"rounds/3 is no longer kept; .* retain_rounds_days"):
         store.get_round(C, 3)
     with pytest.raises(NotFound, match="rounds/900 does not exist"):
         store.get_round(C, 900)

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from grpc import StatusCode
 
@@ -231,7 +232,7 @@ def valid_requests() -> dict[str, list[Message]]:
         "GetPolicy": [s.GetPolicyRequest(parent=C, version=0)],
         "ListPolicies": [s.ListPoliciesRequest(parent=C, page_size=1)],
         "SetShadow": [s.SetShadowRequest(parent=C, options=quick, message="m")],
-        "GetShadow": [s.GetShadowRequest(name=f"{C}/shadow", rounds=9, window={"seconds": 9})],
+        "GetShadow": [s.GetShadowRequest(name=f"{C}/shadow", rounds=9, window=Duration(seconds=9))],
         "DeleteShadow": [s.DeleteShadowRequest(name=f"{C}/shadow", allow_missing=True)],
         "UpsertTenants": [some_tenants(a_tenant("t", weight=2.0, quotas={"a100": 1}))],
         "ListTenants": [t.ListTenantsRequest(parent=C)],
