@@ -62,6 +62,8 @@ def summary_json(summary: RoundSummary) -> str:
             del plain[name]
     if summary.foresight is None:
         del plain["foresight"]
+    if not summary.policy_version:
+        del plain["policy_version"]
     return dump_json(to_plain_json(plain))
 
 

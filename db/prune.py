@@ -17,7 +17,9 @@ from tessera.db.derived_estimates import MAX_MEASUREMENTS
 from tessera.db.engine import Database
 from tessera.db.log_reads import FRESH
 from tessera.db.rows import cluster_id
+from tessera.db.shadows import MAX_SHADOW_ROUNDS
 from tessera.db.tables import LIVE
+from tessera.db.usage import DELETE_JOBS, DELETE_STINTS
 from tessera.formulation.records.store import Retention
 from tessera.formulation.values import EstimateSource
 
@@ -26,6 +28,9 @@ KEEP_EVENTS: Final = 50
 
 KEEP_STARTS: Final = 50
 """Number of latest starts of a live job whose places are kept as long as the job."""
+
+KEEP_POLICIES: Final = 50
+"""Number of latest versions of a cluster's policy that are kept, whatever their age."""
 
 BATCH_ROWS: Final = 500
 """Number of rows of a kind that a transaction deletes: rounds and users must not wait long."""
@@ -107,6 +112,38 @@ _OLD_STARTS = f"""
 _DROP_STARTS = f"""
 DELETE FROM job_starts WHERE (job_id, generation) IN ({_OLD_STARTS} LIMIT {BATCH_ROWS})
 """  # noqa: S608 - constants of this module
+
+_OLD_STINTS = f"""
+    SELECT s.id FROM jobs j CROSS JOIN LATERAL (
+        SELECT t.id, t.ended_at FROM stints t WHERE t.job_id = j.id ORDER BY t.id DESC OFFSET {KEEP_STARTS}
+    ) AS s
+    WHERE j.cluster_id = :cluster AND j.{LIVE} AND s.ended_at < now() - make_interval(secs => :jobs_s)
+"""  # noqa: S608 - constants only
+
+_OLD_DAYS = """
+    SELECT id FROM usage_days
+    WHERE cluster_id = :cluster AND day < now() AT TIME ZONE 'UTC' - make_interval(secs => :usage_s)
+"""
+
+_OLD_POLICIES = f"""
+    SELECT p.version FROM policies p WHERE p.cluster_id = :cluster
+        AND p.set_at < now() - make_interval(secs => :audit_s)
+        AND p.version <= (SELECT max(x.version) FROM policies x WHERE x.cluster_id = :cluster)
+            - {KEEP_POLICIES}
+"""  # noqa: S608 - constants only
+
+_OLD_SHADOW_ROUNDS = f"""
+    SELECT r.shadow_id, r.number FROM shadow_rounds r JOIN shadows s ON s.id = r.shadow_id
+    WHERE s.cluster_id = :cluster AND (r.created_at < now() - make_interval(secs => :rounds_s)
+        OR r.number < (SELECT min(x.number) FROM (
+            SELECT y.number FROM shadow_rounds y WHERE y.shadow_id = r.shadow_id
+            ORDER BY y.number DESC LIMIT {MAX_SHADOW_ROUNDS}) AS x))
+"""  # noqa: S608 - constants only
+
+_DROP_SHADOW_ROUNDS = """
+    DELETE FROM shadow_rounds r USING shadows s
+    WHERE s.id = r.shadow_id AND s.cluster_id = :cluster AND r.number = ANY(:keys)
+"""
 
 _EXPIRED_LOG_READS = f"SELECT id FROM log_reads WHERE NOT {FRESH}"  # noqa: S608 - a constant of db
 
@@ -195,7 +232,8 @@ class _RowKind:
         batch = {"keys": [key[-1] for key in keys], **values}
         deleted = 0
         for statement in self.statements if keys else ():
-            deleted = connection.execute(sa.text(statement), batch).rowcount
+            result = connection.execute(sa.text(statement), batch)
+            deleted = result.scalar_one() if result.returns_rows else result.rowcount
         return deleted
 
 
@@ -216,7 +254,14 @@ _KINDS: Final[Mapping[str, _RowKind]] = {
         ),
         waits_for_rounds=True,
     ),
-    "jobs": _RowKind(_OLD_JOBS, ("DELETE FROM jobs WHERE id = ANY(:keys)",)),
+    "jobs": _RowKind(_OLD_JOBS, (DELETE_JOBS,)),
+    "stints": _RowKind(_OLD_STINTS, (DELETE_STINTS,)),
+    "usage_days": _RowKind(_OLD_DAYS, ("DELETE FROM usage_days WHERE id = ANY(:keys)",)),
+    "policies": _RowKind(
+        _OLD_POLICIES,
+        ("DELETE FROM policies WHERE cluster_id = :cluster AND version = ANY(:keys)",),
+    ),
+    "shadow_rounds": _RowKind(_OLD_SHADOW_ROUNDS, (_DROP_SHADOW_ROUNDS,)),
     "job_history": _RowKind(_OLD_EVENTS, ("DELETE FROM job_history WHERE id = ANY(:keys)",)),
     "job_starts": _RowKind(_OLD_STARTS, (_DROP_STARTS,)),
     "log_reads": _RowKind(
@@ -321,6 +366,7 @@ def _values(retention: Retention) -> dict[str, object]:
         "rounds_s": min(retention.rounds_s, _CENTURY_S),
         "jobs_s": min(retention.jobs_s, _CENTURY_S),
         "audit_s": min(retention.audit_s, _CENTURY_S),
+        "usage_s": min(retention.usage_s, _CENTURY_S),
         "least_rounds": retention.least_rounds,
         "most_rounds": _count(retention.most_rounds),
         "most_snapshots": _count(retention.most_snapshots),

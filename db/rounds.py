@@ -19,7 +19,8 @@ from tessera.db.snapshots import StoredSnapshot, has_base, pack_snapshot, pack_w
 from tessera.db.turn import JobChange, NewCell, Turn
 from tessera.formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
 from tessera.formulation.demand import Demand
-from tessera.formulation.errors import DeadlineTooShort, NotFound, RoundSuperseded
+from tessera.formulation.effective import effective_gpus
+from tessera.formulation.errors import DeadlineTooShort, NoLongerKept, NotFound, RoundSuperseded
 from tessera.formulation.given_demand import demand_on, demands_of_cells
 from tessera.formulation.lifecycle import ACTIVE, TERMINAL, JobState
 from tessera.formulation.records.rounds import (
@@ -95,10 +96,11 @@ def commit_round(
         base = read_base(connection, commit.snapshot.cluster)
         # These take long, so they are done before the turn, when nobody waits for it.
         stored, proof = pack_snapshot(base, commit.encoded), pack_proof(commit.proof)
+        worth = effective_gpus(commit.snapshot, commit.decisions)
         turn = _advance(connection, commit)
         if isinstance(turn, RoundRecord):
             return turn
-        record = _commit(turn, commit, stored, proof)
+        record = _commit(turn, commit, stored, proof, worth)
         audit_log.record_change(connection)
         if not in_time():
             raise DeadlineTooShort(
@@ -144,8 +146,13 @@ def _advance(connection: sa.Connection, commit: RoundCommit) -> _RoundTurn | Rou
 
 
 def _commit(
-    turn: _RoundTurn, commit: RoundCommit, stored: StoredSnapshot, proof: bytes | None
+    turn: _RoundTurn,
+    commit: RoundCommit,
+    stored: StoredSnapshot,
+    proof: bytes | None,
+    worth: Mapping[int, float],
 ) -> RoundRecord:
+    """Write the round. ``worth`` has the effective GPUs of jobs, by their index."""
     snapshot, decisions, connection = commit.snapshot, commit.decisions, turn.connection
     # Skip decisions whose job or nodes changed during the solve.
     world = _world(turn, snapshot, decisions)
@@ -155,7 +162,8 @@ def _commit(
     changes = [
         change
         for i, decision in enumerate(decisions)
-        if i not in skips and (change := _change(snapshot, decision, world, needs[i])) is not None
+        if i not in skips
+        and (change := _change(snapshot, decision, world, needs[i], worth)) is not None
     ]
     promises = _promises(turn, commit, world, skips)
     # Lock all rows before the first one is changed, to avoid deadlocks.
@@ -216,11 +224,15 @@ def _world(turn: Turn, snapshot: Snapshot, decisions: Sequence[Decision]) -> Com
 
 
 def _change(
-    snapshot: Snapshot, decision: Decision, world: CommitState, needs: Demand
+    snapshot: Snapshot,
+    decision: Decision,
+    world: CommitState,
+    needs: Demand,
+    worth: Mapping[int, float],
 ) -> JobChange | None:
     """Return the change of the job, or None if nothing happens to it.
 
-    ``needs`` is its demand on the decision's Cell.
+    ``needs`` is its demand on the decision's Cell, and ``worth`` has the effective GPUs of jobs.
     """
     job = world.jobs[snapshot.jobs.name[decision.job]]
     event = event_of(decision, job.state)
@@ -243,6 +255,7 @@ def _change(
             members=tuple(members),
             cpus=needs.cpus,
             host_bytes=needs.host_bytes,
+            effective_gpus=worth.get(decision.job),
         )
     why = decision.reason.message if decision.reason else ""
     return JobChange(
@@ -334,10 +347,14 @@ def find_committed_round(connection: sa.Connection, request: Request) -> RoundRe
 
 
 def get_round(connection: sa.Connection, cluster: str, number: int) -> RoundRecord:
-    """Return a round with its decisions. Raises NotFound."""
+    """Return a round with its decisions. Raises NotFound, and NoLongerKept if it was deleted."""
     row = connection.execute(_ROUND, {"name": cluster, "number": number}).one_or_none()
     if row is None:
-        raise NotFound(f"clusters/{cluster}/rounds/{number}")
+        last = connection.execute(_LAST_ROUND, {"name": cluster}).scalar()
+        name = f"clusters/{cluster}/rounds/{number}"
+        if last is not None and 0 < number <= last:
+            raise NoLongerKept(name, "retain_rounds_days and retain_rounds")
+        raise NotFound(name)
     decisions = read_decisions(connection, row.cluster_id, number)
     return RoundRecord(summary=summary_from(row.summary), decisions=decisions)
 

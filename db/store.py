@@ -20,15 +20,18 @@ from tessera.db import (
     network,
     outlook,
     plans,
+    policies,
     proofs,
     prune,
     purge,
     reads,
     requests,
     rounds,
+    shadows,
     snapshot,
     snapshots,
     tenants,
+    usage,
 )
 from tessera.db.clock_watch import ClockWatch
 from tessera.db.engine import Database
@@ -55,6 +58,7 @@ from tessera.formulation.records.clusters import (
 )
 from tessera.formulation.records.estimates import EstimateRecord, EstimationInputs, ModelSpec
 from tessera.formulation.records.jobs import JobEventRecord, JobRecord
+from tessera.formulation.records.policies import PolicyRecord, ShadowRecord, ShadowRound
 from tessera.formulation.records.rounds import (
     JobRound,
     NetworkCommit,
@@ -63,6 +67,7 @@ from tessera.formulation.records.rounds import (
     RoundSummary,
 )
 from tessera.formulation.records.store import Request, Retention, StoreLimits
+from tessera.formulation.records.usage import ClusterUsage, UsageQuery
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.spreads import ClusterForecast, ForecastHistory
 from tessera.formulation.topologies.described import decode_topology
@@ -213,6 +218,40 @@ class PostgresStore:
         """Return the tenants that have settings."""
         with self._database.read() as connection:
             return tenants.list_tenants(connection, cluster)
+
+    def newest_policy(self, cluster: str) -> PolicyRecord | None:
+        """Return the newest version of the standing policy, or None if none was set."""
+        with self._database.read() as connection:
+            return policies.newest_policy(connection, cluster)
+
+    def get_policy(self, cluster: str, version: int) -> PolicyRecord:
+        """Return a version of the standing policy."""
+        with self._database.read() as connection:
+            return policies.get_policy(connection, cluster, version)
+
+    def list_policies(self, cluster: str, before: int, limit: int) -> list[PolicyRecord]:
+        """Return versions of the standing policy, newest first."""
+        with self._database.read() as connection:
+            return policies.list_policies(connection, cluster, before, limit)
+
+    def find_shadow(self, cluster: str) -> ShadowRecord | None:
+        """Return the cluster's shadow, or None if it has none."""
+        with self._database.read() as connection:
+            return shadows.find_shadow(connection, cluster)
+
+    def list_shadow_rounds(self, cluster: str, window_s: float) -> list[ShadowRound]:
+        """Return the rounds of the cluster's shadow in the last ``window_s`` seconds."""
+        with self._database.read() as connection:
+            return shadows.list_shadow_rounds(connection, cluster, window_s)
+
+    def add_shadow_round(self, key: int, decided: ShadowRound) -> None:
+        """Store a round of a shadow, unless the shadow is gone."""
+        self._database.write(lambda connection: shadows.add_shadow_round(connection, key, decided))
+
+    def sum_usage(self, cluster: str, query: UsageQuery) -> ClusterUsage:
+        """Return what the jobs of a cluster have used."""
+        with self._database.read() as connection:
+            return usage.sum_usage(connection, cluster, query)
 
     def tenants_of_jobs(self, cluster: str, names: Collection[str]) -> dict[str, str]:
         """Return the tenant of each of these jobs that exists."""

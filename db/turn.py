@@ -58,6 +58,7 @@ class NewCell:
     members: tuple[tuple[int, tuple[int, ...]], ...]  # (node's key, GPU indices)
     cpus: int = 0  # cores that the job is given with the Cell
     host_bytes: int = 0  # host memory that it is given with it
+    effective_gpus: float | None = None  # what it is worth (Eq. 6); None counts each GPU as one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +87,17 @@ _LOCK_JOBS = sa.text("SELECT id FROM jobs WHERE id = ANY(:ids) ORDER BY id FOR N
 _FAILURES = f"""CASE WHEN clock.at - j.ran_at >= make_interval(secs => {RAN_WELL_S}) THEN 0
         ELSE j.failures END"""
 
+# What the job has used until now ends with the GPUs that it had: `stints` are never changed later.
 _ADVANCE = sa.text(f"""
-WITH clock AS MATERIALIZED (SELECT clock_timestamp() AS at)
+WITH clock AS MATERIALIZED (SELECT clock_timestamp() AS at), ended AS (
+    INSERT INTO stints (job_id, gpu_type, gpus, cpus, effective_gpus, began_at, trained_at, ended_at, ending)
+    SELECT j.id, t.name, j.cell_gpus, j.cell_cpus, coalesce(j.cell_effective_gpus, j.cell_gpus),
+        j.since_at, j.ran_at, greatest(clock.at, j.since_at), c.event
+    FROM clock, json_to_recordset(CAST(:rows AS json)) AS c(
+        id bigint, event text, active boolean, gpus bigint
+    ) JOIN jobs j ON j.id = c.id JOIN gpu_types t ON t.id = j.cell_type_id
+    WHERE j.since_at IS NOT NULL AND NOT (c.active AND c.gpus IS NULL)
+)
 UPDATE jobs j SET
     state = c.state,
     version = j.version + CASE WHEN c.quiet THEN 0 ELSE 1 END,
@@ -117,13 +127,15 @@ UPDATE jobs j SET
     cell_degree = CASE WHEN c.active THEN coalesce(c.degree, j.cell_degree) END,
     cell_plan_id = CASE WHEN c.active THEN coalesce(c.plan_id, j.cell_plan_id) END,
     cell_rate = CASE WHEN c.active THEN coalesce(c.rate, j.cell_rate) END,
+    cell_effective_gpus = CASE WHEN NOT c.active THEN NULL WHEN c.gpus IS NULL THEN j.cell_effective_gpus
+        ELSE coalesce(c.effective_gpus, c.gpus) END,
     cell_cpus = CASE WHEN c.active THEN coalesce(c.cpus, j.cell_cpus) ELSE 0 END,
     cell_host_bytes = CASE WHEN c.active THEN coalesce(c.host_bytes, j.cell_host_bytes) ELSE 0 END,
     leader_id = coalesce(c.leader_id, j.leader_id)
 FROM clock, json_to_recordset(CAST(:rows AS json)) AS c(
     id bigint, event text, state text, quiet boolean, active boolean, terminal boolean, error text,
     generation bigint, type_id bigint, gpus bigint, degree bigint, plan_id bigint, rate float8,
-    leader_id bigint, cpus bigint, host_bytes bigint
+    leader_id bigint, cpus bigint, host_bytes bigint, effective_gpus float8
 )
 WHERE j.id = c.id
 """)  # noqa: S608 - constants of formulation

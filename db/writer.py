@@ -17,7 +17,9 @@ from tessera.db import (
     inventory,
     network,
     pins,
+    policies,
     profiling,
+    shadows,
     workloads,
 )
 from tessera.db import tenants as settings
@@ -32,6 +34,7 @@ from tessera.db.limits import require_few, require_few_clusters, require_few_ope
 from tessera.db.plans import ensure_plans_of_jobs
 from tessera.db.rows import CLUSTER, cluster_record, enter_cluster, jobs_named, nodes_named
 from tessera.db.turn import JobChange, Turn, request_round
+from tessera.formulation.access import IDENTITY
 from tessera.formulation.errors import AlreadyExists, InvalidInput, NotAllowed, NotFound, StaleEtag
 from tessera.formulation.lifecycle import TERMINAL, JobEvent, JobState, is_allowed
 from tessera.formulation.reasons import Reason
@@ -53,6 +56,7 @@ from tessera.formulation.records.estimates import (
     TuningRecord,
 )
 from tessera.formulation.records.jobs import JobRecord, JobSpec
+from tessera.formulation.records.policies import PolicyRecord, ShadowRecord
 from tessera.formulation.records.store import StoreLimits
 from tessera.formulation.runtimes import RESTRICTED_RUNTIMES
 from tessera.formulation.topologies.described import DescribedTopology
@@ -60,9 +64,13 @@ from tessera.formulation.values import GpuType, Workload
 
 DEFAULT_LIMITS = StoreLimits()
 
+MAX_SUBMITTER = 200
+"""Characters that are kept of the name of who submits a job."""
+
 _SUBMIT = sa.text(f"""
-INSERT INTO jobs (cluster_id, {", ".join(SUBMITTED_COLUMNS)})
-SELECT :cluster, r.* FROM json_to_recordset(CAST(:rows AS json)) AS r({typed_columns(SUBMITTED_COLUMNS)})
+INSERT INTO jobs (cluster_id, submitted_by, {", ".join(SUBMITTED_COLUMNS)})
+SELECT :cluster, :submitted_by, r.*
+FROM json_to_recordset(CAST(:rows AS json)) AS r({typed_columns(SUBMITTED_COLUMNS)})
 ON CONFLICT (cluster_id, name) DO NOTHING
 RETURNING name
 """)  # noqa: S608 - a constant of this module
@@ -196,7 +204,8 @@ class PostgresWriter:
             row["submitted_plan_id"] = plan_ids.get(job.submitted_plan_id)
             # JSON cannot represent infinity.
             rows.append({k: str(v) if isinstance(v, float) else v for k, v in row.items()})
-        found = self._connection.execute(_SUBMIT, {"cluster": key, "rows": _rows(rows)}).scalars()
+        values = {"cluster": key, "submitted_by": _submitter(), "rows": _rows(rows)}
+        found = self._connection.execute(_SUBMIT, values).scalars()
         if missing := set(names) - set(found):
             raise AlreadyExists(f"clusters/{cluster}/jobs/{min(missing)}")
         pins.put_avoids(self._connection, key, [job for job in jobs if job.avoid_nodes])
@@ -265,6 +274,31 @@ class PostgresWriter:
         turn = Turn.take(self._connection, cluster)
         settings.delete_tenants(turn, names, allow_missing=allow_missing)
         request_round(self._connection, turn.cluster)
+
+    def set_policy(
+        self,
+        cluster: str,
+        options: Mapping[str, Any] | None,
+        *,
+        set_by: str,
+        message: str,
+        version: int | None,
+    ) -> PolicyRecord:
+        """Add a version of the standing policy."""
+        turn = Turn.take(self._connection, cluster)
+        return policies.set_policy(turn, options, set_by=set_by, message=message, version=version)
+
+    def set_shadow(
+        self, cluster: str, options: Mapping[str, Any], *, set_by: str, message: str
+    ) -> ShadowRecord:
+        """Set the cluster's shadow in place of an earlier one."""
+        turn = Turn.take(self._connection, cluster)
+        return shadows.set_shadow(turn, options, set_by=set_by, message=message)
+
+    def drop_shadow(self, cluster: str, *, allow_missing: bool = False) -> None:
+        """Delete the cluster's shadow with its rounds."""
+        turn = Turn.take(self._connection, cluster)
+        shadows.drop_shadow(turn, allow_missing=allow_missing)
 
     def upsert_estimates(self, cluster: str, estimates: Sequence[EstimateRecord]) -> int:
         """Create or replace estimates; return how many."""
@@ -359,6 +393,12 @@ class PostgresWriter:
                 " read it again and retry"
             )
         return row.id, JobState(row.state)
+
+
+def _submitter() -> str:
+    """Return who makes this call, or "" if the server does not ask callers who they are."""
+    identity = IDENTITY.get()
+    return identity.subject[:MAX_SUBMITTER] if identity.is_verified else ""
 
 
 _USER_EVENTS = {JobEvent.CANCEL: "cancelled", JobEvent.HOLD: "held", JobEvent.RELEASE: "released"}

@@ -86,6 +86,17 @@ class NotFound(TesseraError):
         return {"resource": self.resource}
 
 
+class NoLongerKept(NotFound):
+    """The named resource existed, but retention has deleted it."""
+
+    def __init__(self, resource: str, settings: str) -> None:
+        """Name the resource, and the settings that say how long such resources are kept."""
+        super().__init__(resource)
+        self.args = (
+            f"{resource} is no longer kept; the servers' settings {settings} limit what is",
+        )
+
+
 class AlreadyExists(TesseraError):
     """The named resource exists already."""
 

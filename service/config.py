@@ -78,12 +78,12 @@ short.
 """
 
 OTHER_THREADS: Final = (
-    HEAVY_THREADS + ESTIMATE_THREADS + LEASE_THREADS + IDENTITY_THREADS + LOG_THREADS + 5
+    HEAVY_THREADS + ESTIMATE_THREADS + LEASE_THREADS + IDENTITY_THREADS + LOG_THREADS + 8
 )
 """Number of threads that no setting controls.
 
-The 5 are one each for health, heartbeats of agents, automatic estimates, network plans and deletion
-in the background.
+The 8 are one each for health, heartbeats of agents, automatic estimates, network plans, deletion,
+checks of collectives, forecasts and shadows in the background.
 """
 
 MAX_RETAINED_DAYS: Final = 36_500
@@ -273,8 +273,8 @@ class Config:
     """The standing policy of rounds: YAML or JSON with the names of the API's RoundOptions.
 
     An example is ``{objective: deadline then jct, queue_order: true, promote_after: 2h}``. Periodic
-    rounds follow it, and it fills in what a Schedule call leaves open. If it is empty, the defaults
-    of RoundOptions apply.
+    rounds follow it, and it fills in what a Schedule call leaves open, in clusters whose policy nobody
+    set with ``tessera policy``. If it is empty, the defaults of RoundOptions apply.
     """
     plugins: str = ""
     """Schedulers and objectives of your own that rounds may name, as a comma-separated list of
@@ -293,6 +293,10 @@ class Config:
     """
     forecast_share: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Share of that time for which one forecast may use a core, at the lowest priority."""
+    shadow_share: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Share of the time for which the shadow of a cluster may use a core, at the lowest priority. If
+    it is 0, shadows decide nothing.
+    """
     estimate_cells: bool = True
     """Whether jobs without estimates get analytic ones, on all GPU types of their cluster. If false,
     those that state a GPU type run on their request at an unknown rate.
@@ -336,7 +340,7 @@ class Config:
     """
     retain_requests_days: _Days = 1.0
     """Days for which a repeated request gets its first answer again. In this setting and the next
-    five, 0 keeps everything for ever.
+    six, 0 keeps everything for ever.
     """
     retain_rounds_days: _Days = 30.0
     """Days for which rounds with their decisions, and network plans, are kept. The last 100 of a
@@ -352,6 +356,8 @@ class Config:
     """Days for which ended jobs are kept, and tokens that have ended. Older history of live jobs is
     deleted, too.
     """
+    retain_usage_days: _Days = 1100.0
+    """Days for which the daily sums of what deleted jobs have used are kept."""
     retain_audit_days: _Days = 365.0
     """Days for which entries of the audit log are kept."""
     max_clusters: _Limit = 1000
@@ -532,8 +538,7 @@ class Config:
             InvalidInput: it is not a policy, or it names an unknown solver or scheduler, or
                 parameters that the scheduler does not accept.
         """
-        usual = RoundOptions(round_s=self.period_s) if self.period_s else RoundOptions()
-        options = read_options("policy", self.policy, usual)
+        options = read_options("policy", self.policy, self.usual_options())
         if options.solver not in solver_names():
             choices = ", ".join(solver_names())
             raise InvalidInput(
@@ -544,6 +549,14 @@ class Config:
         except InvalidInput as wrong:
             raise InvalidInput(f"policy.{wrong.field}", wrong.problem) from wrong
         return options
+
+    def round_limit_s(self) -> float:
+        """Return the time that a periodic round may take."""
+        return min(self.period_s or math.inf, self.default_deadline_s)
+
+    def usual_options(self) -> RoundOptions:
+        """Return the options that a policy does not set. Rounds last for the period."""
+        return RoundOptions(round_s=self.period_s) if self.period_s else RoundOptions()
 
     def estimate_multiples(self) -> tuple[float, ...]:
         """Return the factors by which requested GPU counts are multiplied. Raises InvalidInput."""
@@ -602,6 +615,7 @@ class Config:
             most_snapshots=self.retain_snapshots or math.inf,
             jobs_s=_days_s(self.retain_jobs_days),
             audit_s=_days_s(self.retain_audit_days),
+            usage_s=_days_s(self.retain_usage_days),
         )
 
     def limits(self) -> StoreLimits:

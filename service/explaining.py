@@ -17,6 +17,7 @@ from tessera.formulation.records.rounds import JobRound, RoundRecord, decision_r
 from tessera.formulation.snapshot import Snapshot
 from tessera.service.loop import RoundLoop
 from tessera.service.ports import Store
+from tessera.service.standing_policy import StandingPolicies
 from tessera.solvers.rounds.explaining.explain import explain_job
 from tessera.solvers.rounds.options import RoundOptions, recorded_options
 from tessera.solvers.rounds.plan import RoundOutcome
@@ -66,10 +67,10 @@ class CallTime:
 
 
 class JobExplainer:
-    """The explainer of jobs, from stored rounds. ``standing`` is the policy of periodic rounds."""
+    """The explainer of jobs, from stored rounds. ``policies`` are those of periodic rounds."""
 
-    def __init__(self, store: Store, rounds: RoundLoop, standing: RoundOptions) -> None:
-        self._store, self._rounds, self._standing = store, rounds, standing
+    def __init__(self, store: Store, rounds: RoundLoop, policies: StandingPolicies) -> None:
+        self._store, self._rounds, self._policies = store, rounds, policies
 
     def explain(
         self, cluster: str, name: str, number: int, time: CallTime, *, with_steps: bool
@@ -182,15 +183,18 @@ class JobExplainer:
     def _as_of_now(
         self, record: JobRecord, history: Sequence[JobRound], time: CallTime, *, with_steps: bool
     ) -> JobExplanation:
-        """Explain what a round would decide now, with the options of the job's last round.
+        """Explain what a round would decide now, so that a step that helps does so in the next round.
 
-        So a step that helps does so in the next round. Nothing is committed.
+        The options are those of the job's last round, unless the policy has changed since. Nothing
+        is committed.
         """
         snapshot, name = self._rounds.load(record.cluster), record.spec.name
-        options = self._standing
+        standing = self._policies.of(record.cluster)
+        options = standing.options
         if history:
-            last = self._store.get_round(record.cluster, history[0].number)
-            options = recorded_options(last.summary.options)
+            last = self._store.get_round(record.cluster, history[0].number).summary
+            if last.policy_version == standing.version:
+                options = recorded_options(last.options)
         outcome = self._rounds.decide(
             snapshot, options, remaining_s=time.remaining_s, cancelled=time.cancelled
         )

@@ -6,22 +6,19 @@ rounds nor calls. Its time is limited to a share of the time between forecasts.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
-import multiprocessing
-import os
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
 from typing import Final
 
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.pace import to_real_pace
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.spreads import ClusterForecast, ForecastHistory
+from tessera.service.background import run_in_process
 from tessera.service.ports import Store
+from tessera.service.standing_policy import StandingPolicies
 from tessera.simulator.forecasts.calibration import learn_corrections
 from tessera.simulator.forecasts.draws import History
 from tessera.simulator.forecasts.forecast import make_forecast, sample_times
@@ -45,11 +42,7 @@ COARSENING: Final = 0.02
 SOLVER: Final = "pricing"
 """The solver of the rounds of futures, unless the standing policy has a published scheduler. It is
 about as good as the default and takes half as long."""
-POLL_S: Final = 0.2
-"""Seconds between checks whether a forecast is still wanted."""
-LOWEST_PRIORITY: Final = 19
 
-_SPAWN: Final = multiprocessing.get_context("spawn")  # a fork would copy other threads' locks
 _CLOCK: Final = SystemClock()
 
 
@@ -67,19 +60,19 @@ class ForecastOrder:
 class Forecaster:
     """A keeper of a cluster's forecasts. Its methods block, and one thread uses it at a time.
 
-    ``options`` is the standing policy, and ``rhythm`` says when rounds take place. A forecast may
+    ``policies`` are the standing policies, and ``rhythm`` says when rounds take place. A forecast may
     take ``limit_s`` seconds. ``make`` is the function that makes it.
     """
 
     def __init__(
         self,
         store: Store,
-        options: RoundOptions,
+        policies: StandingPolicies,
         rhythm: RoundRhythm,
         limit_s: float,
         make: Callable[[ForecastOrder, Callable[[], bool]], ClusterForecast | None] | None = None,
     ) -> None:
-        self._store, self._options, self._rhythm = store, options, rhythm
+        self._store, self._policies, self._rhythm = store, policies, rhythm
         self._limit_s, self._make = limit_s, make or forecast_in_process
 
     def refresh(
@@ -101,7 +94,7 @@ class Forecaster:
         order = ForecastOrder(
             snapshot=snapshot,
             history=self._store.forecast_history(cluster),
-            options=self._options,
+            options=forecast_options(self._policies.of(cluster).options),
             rhythm=self._rhythm,
             end_s=_CLOCK.monotonic_s() + self._limit_s,
         )
@@ -121,6 +114,7 @@ class Forecaster:
 
 def make_ordered_forecast(order: ForecastOrder) -> ClusterForecast | None:
     """Return the forecast, or None if there was no time for enough futures."""
+    load_named(order.options.scheduler, order.options.objective)  # the server allowed them
     sampled = sample_times(
         order.snapshot,
         History.of(order.history.submissions, order.snapshot),
@@ -141,39 +135,12 @@ def forecast_in_process(
 ) -> ClusterForecast | None:
     """Return the forecast as ``make_ordered_forecast`` does, from a process of its own.
 
-    None if it was cancelled, or if the process has died.
+    None if it was cancelled.
+
+    Raises:
+        Unavailable: the process has died.
     """
-    pipe, theirs = _SPAWN.Pipe()
-    process = _SPAWN.Process(target=_serve, args=(theirs,), name="tessera-forecast", daemon=True)
-    process.start()
-    theirs.close()  # so that the pipe ends with the process
-    try:
-        pipe.send(order)
-        while not pipe.poll(POLL_S):
-            if cancelled():
-                return None
-        made: ClusterForecast | None = pipe.recv()
-    except (EOFError, OSError):
-        process.join(1.0)
-        facts = {"action": "forecast_process_died", "exit_code": process.exitcode}
-        log.error("the process of a forecast died", extra=facts)
-        return None
-    else:
-        return made
-    finally:
-        process.kill()
-        process.join()
-        pipe.close()
-
-
-def _serve(pipe: Connection) -> None:
-    """Make the forecast that arrives through ``pipe``. Runs in the process of its own."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends its processes itself
-    with contextlib.suppress(OSError):  # not allowed in some containers
-        os.nice(LOWEST_PRIORITY)
-    order = pipe.recv()
-    load_named(order.options.scheduler, order.options.objective)  # the server allowed them
-    pipe.send(make_ordered_forecast(order))
+    return run_in_process(make_ordered_forecast, order, cancelled, name="forecast")
 
 
 def forecast_options(standing: RoundOptions) -> RoundOptions:

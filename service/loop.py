@@ -152,9 +152,11 @@ class RoundLoop:
         request: Request | None,
         cancelled: Callable[[], bool],
         fair_s: Callable[[], float] = unlimited_time,
+        policy_version: int = 0,
     ) -> RoundRecord:
         """Decide a round and, unless ``dry_run``, commit it. Blocks.
 
+        ``policy_version`` is that of the standing policy, which the round records.
         ``remaining_s`` returns what is left of the caller's deadline (inf if it has no deadline).
         ``fair_s`` returns the time that waiting calls leave to the solver. After it the solver ends
         with its best answer.
@@ -165,7 +167,7 @@ class RoundLoop:
                 was written.
             RoundSuperseded: another replica committed first; no round was written.
         """
-        _require_known(options, commits=not dry_run)
+        require_known_solvers(options, commits=not dry_run)
         measured = self._measured.get(cluster) or _PhaseTimes()
         over = _over(remaining_s, cancelled)
         self._require(remaining_s(), measured, *NOT_SOLVING)
@@ -205,7 +207,10 @@ class RoundLoop:
         # From here on nothing is done for a caller that has left.
         require_wanted(over)
         encoded = encode(snapshot)
-        summary = summarise_round(snapshot, outcome, options, phases.seconds, digest_of(encoded))
+        summary = replace(
+            summarise_round(snapshot, outcome, options, phases.seconds, digest_of(encoded)),
+            policy_version=policy_version,
+        )
         if dry_run:
             return _uncommitted(snapshot, outcome, replace(summary, outcome="dry_run"))
         self._require(remaining_s(), measured, "commit")
@@ -250,7 +255,7 @@ class RoundLoop:
             TooBusy: others wait for the thread.
         """
         if options is not None:
-            _require_known(options, commits=False)
+            require_known_solvers(options, commits=False)
         record = self._store.get_round(cluster, number)
         snapshot = self._store.round_snapshot(cluster, number)
         if options is None:
@@ -393,7 +398,7 @@ def _over(remaining_s: Callable[[], float], cancelled: Callable[[], bool]) -> Ca
     return lambda: cancelled() or remaining_s() <= 0
 
 
-def _require_known(options: RoundOptions, *, commits: bool) -> None:
+def require_known_solvers(options: RoundOptions, *, commits: bool) -> None:
     """Refuse unknown solvers, schedulers and parameters before anything is loaded.
 
     Baselines, which exist for comparison, decide no round that is committed.

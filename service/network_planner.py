@@ -22,12 +22,13 @@ from tessera.formulation.network.running import (
     observe_traffic,
     running_now,
 )
-from tessera.formulation.policy import Policy
 from tessera.formulation.records.rounds import NetworkCommit
 from tessera.formulation.snapshot import Snapshot
 from tessera.service.ports import Store
+from tessera.service.standing_policy import StandingPolicies
 from tessera.solvers.base import require_wanted
 from tessera.solvers.rounds.network import plan_network
+from tessera.solvers.rounds.options import RoundOptions
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +52,8 @@ class NetworkPlanner:
     is left to do.
     """
 
-    def __init__(self, store: Store, clock: Clock, policy: Policy) -> None:
-        self._store, self._clock, self._policy = store, clock, policy
+    def __init__(self, store: Store, clock: Clock, policies: StandingPolicies) -> None:
+        self._store, self._clock, self._policies = store, clock, policies
         self._planned: dict[str, PlanBasis] = {}  # cluster -> basis of the plan in force
         self._again_s: dict[str, float] = {}  # cluster -> when the time of a measurement is over
 
@@ -77,7 +78,7 @@ class NetworkPlanner:
             self.forget(cluster)
             return None
         running = running_now(snapshot)
-        seen = observe_traffic(snapshot, running, self._policy)
+        seen = observe_traffic(snapshot, running, self._policy(snapshot))
         left_s = min((left_s for left_s, _ in seen.unmeasured), default=math.inf)
         self._again_s[cluster] = self._clock.monotonic_s() + left_s
         cause = self._cause(snapshot, running, _basis(snapshot, seen))
@@ -127,7 +128,7 @@ class NetworkPlanner:
             DeadlineTooShort: ``cancelled`` has become true; nothing was put in force.
         """
         began_s = self._clock.monotonic_s()
-        outcome = plan_network(snapshot, running, self._policy, cancelled)
+        outcome = plan_network(snapshot, running, self._policy(snapshot), cancelled)
         require_wanted(cancelled)
         took_s = self._clock.monotonic_s() - began_s
         facts = {"action": "network_planned", "cluster": snapshot.cluster, "seconds": took_s}
@@ -140,7 +141,7 @@ class NetworkPlanner:
         record = self._store.commit_network(
             NetworkCommit(snapshot=snapshot, outcome=outcome, cause=cause, seconds=took_s)
         )
-        seen = observe_traffic(snapshot, running, self._policy)
+        seen = observe_traffic(snapshot, running, self._policy(snapshot))
         self._planned[snapshot.cluster] = _basis(snapshot, seen)
         if record is not None:
             log.info(
@@ -161,7 +162,10 @@ class NetworkPlanner:
             InvalidInput: the options exceed what the network has.
             DeadlineTooShort: ``cancelled`` has become true.
         """
-        return plan_network(snapshot, running_now(snapshot), self._policy, cancelled)
+        return plan_network(snapshot, running_now(snapshot), self._policy(snapshot), cancelled)
+
+    def _policy(self, snapshot: Snapshot) -> RoundOptions:
+        return self._policies.of(snapshot.cluster).options
 
     def _cause(self, snapshot: Snapshot, running: list[RunningJob], basis: PlanBasis) -> str:
         """Return why a new plan is due, or "" if none is."""

@@ -18,10 +18,11 @@ from typing import Final
 from tessera.formulation.clock import Clock
 from tessera.formulation.errors import Conflict, TesseraError
 from tessera.formulation.records.clusters import ClusterOutlook, ClusterRecord
+from tessera.formulation.records.rounds import RoundRecord
 from tessera.service.loop import RoundLoop
 from tessera.service.ports import Store
 from tessera.service.rpc.calls import Calls
-from tessera.solvers.rounds.options import RoundOptions
+from tessera.service.standing_policy import StandingPolicies
 from tessera.solvers.rounds.times import RoundTimes
 
 log = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ class PeriodicRounds:
 
     Two rounds of a cluster that it begins after events begin at least ``spacing_s`` apart, one at a
     time. ``holder`` is a unique name of this replica. ``deadline_s`` is the time that a round may
-    take. ``options`` is the standing policy.
+    take. ``policies`` has the standing policies, which are read at the beginning of each round.
     """
 
     def __init__(
@@ -99,13 +100,13 @@ class PeriodicRounds:
         spacing_s: float,
         period_s: float,
         deadline_s: float,
-        options: RoundOptions | None = None,
+        policies: StandingPolicies | None = None,
     ) -> None:
         self._store, self._rounds, self._clock = store, rounds, clock
         self._calls, self._round_calls = calls, round_calls
         self._holder, self._deadline_s = holder, deadline_s
         self._spacing_s, self._period_s = spacing_s, period_s
-        self._options = options or RoundOptions()
+        self._policies = policies or StandingPolicies(store)
         self._tick_s = min(TICK_S, period_s)
         self._clusters: dict[str, _ClusterRounds] = {}
         self._resume_s = -math.inf  # nothing is begun before this time, because the store failed
@@ -280,15 +281,19 @@ class PeriodicRounds:
         self, cluster: str, known: _ClusterRounds, now_s: float, *, asked: bool
     ) -> None:
         end_s = now_s + self._deadline_s
-        work = partial(
-            self._rounds.schedule,
-            cluster,
-            self._options,
-            remaining_s=lambda: end_s - self._clock.monotonic_s(),
-            dry_run=False,
-            request=None,
-            cancelled=self._over.is_set,
-        )
+
+        def work() -> RoundRecord:
+            standing = self._policies.of(cluster)
+            return self._rounds.schedule(
+                cluster,
+                standing.options,
+                remaining_s=lambda: end_s - self._clock.monotonic_s(),
+                dry_run=False,
+                request=None,
+                cancelled=self._over.is_set,
+                policy_version=standing.version,
+            )
+
         facts = {"action": "periodic_round_failed", "cluster": cluster}
         try:
             record = await self._round_calls.run(work)

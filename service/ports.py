@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.lifecycle import JobEvent, JobState
@@ -37,6 +37,7 @@ from tessera.formulation.records.estimates import (
 )
 from tessera.formulation.records.jobs import JobEventRecord, JobRecord, JobSpec
 from tessera.formulation.records.logs import LogAnswer, LogRead, StartedJob
+from tessera.formulation.records.policies import PolicyRecord, ShadowRecord, ShadowRound
 from tessera.formulation.records.rounds import (
     JobRound,
     NetworkCommit,
@@ -45,6 +46,7 @@ from tessera.formulation.records.rounds import (
     RoundSummary,
 )
 from tessera.formulation.records.store import Request, Retention
+from tessera.formulation.records.usage import ClusterUsage, UsageQuery
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.spreads import ClusterForecast, ForecastHistory
 from tessera.formulation.topologies.described import DescribedTopology
@@ -181,6 +183,43 @@ class Writer(Protocol):
 
         Raises:
             NotFound: the cluster, or a tenant unless ``allow_missing``.
+        """
+        ...
+
+    def set_policy(
+        self,
+        cluster: str,
+        options: Mapping[str, Any] | None,
+        *,
+        set_by: str,
+        message: str,
+        version: int | None,
+    ) -> PolicyRecord:
+        """Add a version of the standing policy with ``options``, and ask for a round.
+
+        If ``options`` is None, it is the policy of the server's settings.
+
+        Raises:
+            NotFound: the cluster.
+            StaleEtag: ``version`` is given, and the newest version is another one.
+        """
+        ...
+
+    def set_shadow(
+        self, cluster: str, options: Mapping[str, Any], *, set_by: str, message: str
+    ) -> ShadowRecord:
+        """Set the cluster's shadow in place of an earlier one, whose rounds are deleted.
+
+        Raises:
+            NotFound: the cluster.
+        """
+        ...
+
+    def drop_shadow(self, cluster: str, *, allow_missing: bool = False) -> None:
+        """Delete the cluster's shadow with its rounds.
+
+        Raises:
+            NotFound: the cluster, or the shadow unless ``allow_missing``.
         """
         ...
 
@@ -406,6 +445,46 @@ class Store(Rounds, Protocol):
 
     def list_tenants(self, cluster: str) -> list[TenantSpec]:
         """Return the tenants that have settings, by name. Raises NotFound (the cluster)."""
+        ...
+
+    def newest_policy(self, cluster: str) -> PolicyRecord | None:
+        """Return the newest version of the standing policy, or None if none was set.
+
+        A missing cluster has none.
+        """
+        ...
+
+    def get_policy(self, cluster: str, version: int) -> PolicyRecord:
+        """Return a version of the standing policy. Raises NotFound (the cluster or the version)."""
+        ...
+
+    def list_policies(self, cluster: str, before: int, limit: int) -> list[PolicyRecord]:
+        """Return versions below ``before`` (0: all), newest first. Raises NotFound (the cluster)."""
+        ...
+
+    def find_shadow(self, cluster: str) -> ShadowRecord | None:
+        """Return the cluster's shadow, or None if it has none. A missing cluster has none."""
+        ...
+
+    def list_shadow_rounds(self, cluster: str, window_s: float) -> list[ShadowRound]:
+        """Return the rounds of the cluster's shadow in the last ``window_s`` s, newest first.
+
+        Raises:
+            NotFound: the cluster, or its shadow.
+        """
+        ...
+
+    def add_shadow_round(self, key: int, decided: ShadowRound) -> None:
+        """Store a round of the shadow ``key``, unless the shadow is gone."""
+        ...
+
+    def sum_usage(self, cluster: str, query: UsageQuery) -> ClusterUsage:
+        """Return what the jobs of a cluster have used, by the query's groups.
+
+        Raises:
+            NotFound: the cluster.
+            InvalidInput: there are too many groups.
+        """
         ...
 
     def execution_plans(self, cluster: str, digests: Collection[str]) -> dict[str, str]:

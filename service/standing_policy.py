@@ -1,12 +1,77 @@
-"""The standing policy of rounds, compared with what a job asks for."""
+"""The standing policy of each cluster's rounds, also compared with what a job asks for."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from tessera.formulation.policy import MODES_WITHOUT_PROMISES
 from tessera.formulation.records.jobs import JobRecord
+from tessera.formulation.records.policies import PolicyRecord
+from tessera.service.rpc.convert.policies import read_stored_options
 from tessera.solvers.rounds.options import RoundOptions
+
+
+@dataclass(frozen=True, slots=True)
+class StandingPolicy:
+    """The standing policy of a cluster's rounds, with its version."""
+
+    version: int  # 0 for the policy of the server's settings
+    options: RoundOptions
+
+
+class PolicyStore(Protocol):
+    """The part of ``tessera.service.ports.Store`` that keeps policies."""
+
+    def newest_policy(self, cluster: str) -> PolicyRecord | None:
+        """Return the newest version, or None if no policy was set."""
+        ...
+
+
+class StandingPolicies:
+    """The standing policies of all clusters.
+
+    A policy in the database goes before the one of the server's settings, which is ``configured``.
+    Nothing is remembered, so each replica follows a new version from its next round on. ``usual``
+    has the options that a policy of the database does not set.
+    """
+
+    def __init__(
+        self,
+        store: PolicyStore,
+        configured: RoundOptions | None = None,
+        usual: RoundOptions | None = None,
+    ) -> None:
+        self._store = store
+        self.usual = usual or RoundOptions()
+        self.configured = configured or self.usual
+
+    def of(self, cluster: str) -> StandingPolicy:
+        """Return the policy that is in force. A missing cluster has that of the settings.
+
+        Raises:
+            InvalidInput: this release does not accept the stored policy.
+        """
+        newest = self._store.newest_policy(cluster)
+        if newest is None:
+            return StandingPolicy(0, self.configured)
+        return StandingPolicy(newest.version, self.read(newest.version, newest.options))
+
+    def read(self, version: int, options: Mapping[str, Any] | None) -> RoundOptions:
+        """Return all options of a stored version (see ``PolicyRecord``).
+
+        Raises:
+            InvalidInput: this release does not accept them.
+        """
+        if options is None:
+            return self.configured
+        return read_stored_options(f"policies/{version}", options, self.usual)
+
+    def read_shadow(self, options: Mapping[str, Any]) -> RoundOptions:
+        """Return all options of a shadow. Raises InvalidInput if this release refuses them."""
+        return read_stored_options("shadow", options, self.usual)
 
 
 def unheeded_wishes(job: JobRecord, standing: RoundOptions) -> list[str]:

@@ -34,7 +34,7 @@ from tessera.service.cluster_task import ClusterTask
 from tessera.service.collectivechecker import CollectiveChecker
 from tessera.service.config import Config
 from tessera.service.database import open_database
-from tessera.service.forecaster import Forecaster, forecast_options, forecast_rhythm
+from tessera.service.forecaster import Forecaster, forecast_rhythm
 from tessera.service.loop import RoundLoop
 from tessera.service.memory import give_back_repeatedly
 from tessera.service.periodic import PeriodicRounds
@@ -43,6 +43,8 @@ from tessera.service.retention import PERIOD_S as RETENTION_PERIOD_S
 from tessera.service.retention import Pruner
 from tessera.service.rpc.server import Server
 from tessera.service.security.oidc import make_verifier
+from tessera.service.shadowing import PERIOD_S as SHADOW_PERIOD_S
+from tessera.service.shadowing import ShadowKeeper
 from tessera.service.shutdown import end_by, end_in_order
 from tessera.service.worker import SolveProcesses
 
@@ -71,7 +73,8 @@ def _cluster_tasks(
 ) -> tuple[ClusterTask, ClusterTask, ClusterTask, list[ClusterTask]]:
     """Return the tasks that estimate Cells, plan networks and delete old rows, none of them started.
 
-    The list has the tasks that forecast jobs and check collectives, if the settings ask for them.
+    The list has the tasks that forecast jobs, follow shadows and check collectives, if the settings ask
+    for them.
     """
     deriving = CellDeriver(
         store,
@@ -114,10 +117,17 @@ def _cluster_tasks(
         fails="no collectives were checked",
         action="checking_failed",
     )
+    shadowing = ShadowKeeper(
+        store,
+        server.policies,
+        clock,
+        limit_s=config.round_limit_s(),
+        share=config.shadow_share or 1.0,
+    )
     forecasts = watch(
         Forecaster(
             store,
-            forecast_options(config.round_options()),
+            server.policies,
             forecast_rhythm(config.round_spacing_s, config.period_s),
             config.forecast_share * config.forecast_period_s,
         ).refresh,
@@ -126,8 +136,20 @@ def _cluster_tasks(
         fails="no jobs were forecast",
         action="forecast_failed",
     )
+    shadows = watch(
+        shadowing.follow,
+        work=server.shadow_calls,
+        period_s=SHADOW_PERIOD_S,
+        fails="no shadow decided",
+        action="shadow_failed",
+        forget=shadowing.forget,
+    )
     forecasts_asked = config.forecast_period_s > 0 and config.period_s > 0
-    asked = ((checks, config.check_collectives), (forecasts, forecasts_asked))
+    asked = (
+        (checks, config.check_collectives),
+        (forecasts, forecasts_asked),
+        (shadows, config.shadow_share > 0),
+    )
     return cells, networks, pruning, [task for task, is_asked in asked if is_asked]
 
 
@@ -202,8 +224,8 @@ async def assemble_server(config: Config) -> AsyncIterator[RunningServer]:
                 holder=holder,
                 spacing_s=config.round_spacing_s,
                 period_s=config.period_s,
-                deadline_s=min(config.period_s, config.default_deadline_s),
-                options=config.round_options(),
+                deadline_s=config.round_limit_s(),
+                policies=server.policies,
             )
             listener.subscribe(_in_loop(loop, periodic.wake), ROUNDS_CHANNEL)
             tasks.append(periodic)

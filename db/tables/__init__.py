@@ -6,9 +6,11 @@ from tessera.db.tables import (
     estimates,
     forecasts,
     jobs,
+    policies,
     rounds,
     service,
     triggers,
+    usage,
 )
 from tessera.db.tables.columns import metadata
 from tessera.db.tables.jobs import LEAVES, LIVE
@@ -22,7 +24,9 @@ __all__ = [
     "forecasts",
     "jobs",
     "metadata",
+    "policies",
     "rounds",
     "service",
     "triggers",
+    "usage",
 ]

@@ -51,6 +51,7 @@ jobs = sa.Table(
     count_column("requested_cpus"),  # cores in all; 0 if they are not stated
     text_column("runtime"),  # the one that starts its program, whether stated or implied
     sa.Column("launch", JSONB, nullable=False, server_default=sa.text("'{}'")),  # the rest of it
+    text_column("submitted_by", default=""),  # who submitted it; "" if the server does not know
     text_column("state", default=JobState.QUEUED.value),
     count_column("version", 1),
     count_column("generation", 0),
@@ -73,6 +74,7 @@ jobs = sa.Table(
     sa.Column("cell_degree", sa.BigInteger),
     reference_column("cell_plan_id", "plans.id", nullable=True),
     real_column("cell_rate", nullable=True),
+    real_column("cell_effective_gpus", nullable=True),  # by the estimates of when it was given
     # The cores and the host memory that it was given with its Cell, whatever estimates say later.
     count_column("cell_cpus"),
     count_column("cell_host_bytes"),

@@ -55,6 +55,7 @@ class RoundSummary:
     proved_by: str = ""  # of the last goal's bound, see GoalResult
     has_certificate: bool = False  # of the bound of any goal
     replanned: int = 0  # of the jobs that it changed
+    policy_version: int = 0  # of the standing policy; 0 is that of the server's settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

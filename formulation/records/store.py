@@ -37,6 +37,8 @@ class Retention:
     """
     audit_s: float = math.inf
     """Time for which entries of the audit log are kept."""
+    usage_s: float = math.inf
+    """Time for which daily sums of what deleted jobs have used are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

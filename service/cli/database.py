@@ -94,7 +94,8 @@ def prune_database(
     """Delete old request ids, rounds, ended jobs and history, and print the number of each.
 
     Servers do this in the background, according to their retain_* settings. Entries of the audit log
-    are kept for as long as the setting retain_audit_days says, whatever --older-than is.
+    are kept for as long as the setting retain_audit_days says, whatever --older-than is. What deleted
+    jobs have used stays in the sums that `tessera usage` reads.
     """
     age_s = options.parse_seconds("--older-than", older_than)
     if age_s > MAX_AGE_S:

@@ -1,4 +1,4 @@
-"""The options of a round, which ``round``, ``replay`` and ``solve`` share."""
+"""The options of a round, which ``round``, ``replay``, ``solve``, ``policy set`` and ``shadow set`` share."""
 
 from __future__ import annotations
 
@@ -40,14 +40,18 @@ sum.
 """Part of the help of every command that decides a round. ``unset`` is a sentence of ``UNSET``."""
 
 UNSET: Final = {
-    "schedule": "Options that are not given are taken from the server's standing policy\n"
-    "(`TESSERA_POLICY`). If it does not set them either, they have their defaults.",
+    "schedule": "Options that are not given are taken from the cluster's standing policy\n"
+    "(`tessera policy show`). If it does not set them either, they have their defaults.",
+    "set_shadow": "Options that are not given have their defaults.",
+    "set_policy": "Options that are not given stay as in the policy in force.",
     "replay": "Options that are not given stay as they were in the recorded round.",
     "solve": "Options that are not given have their defaults.",
 }
 """The source of options that are not given, by the name of the command's function."""
 
 EXAMPLES: Final = {
+    "set_shadow": "tessera shadow set --objective jct --foresight 64 -m 'would foresight pay?'",
+    "set_policy": "tessera policy set --objective 'deadline then jct' -m 'deadlines count now'",
     "schedule": "tessera round --dry-run --objective 'deadline then jct' --queue-order --promote-after 2h",
     "replay": "tessera replay 2 --objective 'deadline then jct'",
     "solve": "tessera solve round.json --objective 'deadline then jct'",

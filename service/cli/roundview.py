@@ -132,7 +132,7 @@ def _facts(value: scheduler_pb2.Round, *, wide: bool) -> list[tuple[str, str]]:
         ("outcome", value.outcome),
         ("violations", "; ".join(value.violations)),
         ("decided", format_time(value.create_time)),
-        ("policy", _policy(value.options)),
+        ("policy", _policy(value)),
         ("objective", f"{format_number(value.objective)} {unit}, {value.status}; {_proof(value)}"),
         ("proved by", _proof_of_bound(value)),
         (
@@ -228,7 +228,13 @@ def _capped(chosen: scheduler_pb2.RoundOptions) -> bool:
     return chosen.HasField("max_changes") and chosen.max_changes >= 0
 
 
-def _policy(chosen: scheduler_pb2.RoundOptions) -> str:
+def _policy(value: scheduler_pb2.Round) -> str:
+    """Return the policy of a round, with the version of the standing policy if one was set."""
+    text = policy_text(value.options)
+    return f"{text} (policy version {value.policy_version})" if value.policy_version else text
+
+
+def policy_text(chosen: scheduler_pb2.RoundOptions) -> str:
     """Return the objective, or the scheduler that decided, and the chosen rules."""
     rules = {
         "deadlines": chosen.deadlines,

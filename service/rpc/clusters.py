@@ -215,7 +215,9 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
             facts = {
                 "reason": fields.require_text("reason", request.reason, MAX_REASON),
                 "drained_by": fields.require_text(
-                    "drained_by", request.drained_by or _caller_name(), MAX_DRAINED_BY
+                    "drained_by",
+                    request.drained_by or fields.caller_name(MAX_DRAINED_BY),
+                    MAX_DRAINED_BY,
                 ),
             }
 
@@ -294,9 +296,3 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
 
     def _messages(self, cluster: str, records: Sequence[NodeRecord]) -> list[pb.Node]:
         return [convert.of_node(cluster, record, self._lease_s) for record in records]
-
-
-def _caller_name() -> str:
-    """Return who calls, or "" if the server does not know."""
-    identity = IDENTITY.get()
-    return identity.subject[:MAX_DRAINED_BY] if identity.is_verified else ""

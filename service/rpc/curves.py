@@ -20,13 +20,13 @@ from tessera.formulation.errors import InvalidInput, NotAllowed
 from tessera.formulation.execution_plan import ExecutionPlan, read_execution_plan
 from tessera.formulation.focus import focus_on
 from tessera.formulation.job_curves import JobCurves, TypeCurves, curves_of_job
-from tessera.formulation.policy import Policy
 from tessera.formulation.records.estimates import EstimationInputs
 from tessera.formulation.snapshot import Snapshot
 from tessera.service.bandwidth import BandwidthCurve, trace_bandwidth
 from tessera.service.ports import Store
 from tessera.service.rpc import names
 from tessera.service.rpc.convert.curves import of_curves
+from tessera.service.standing_policy import StandingPolicies
 from tessera.v1 import jobs_pb2 as pb
 
 MAX_KEPT: Final = 256
@@ -62,11 +62,13 @@ class CurveReader:
     """A reader of jobs' curves. Its methods block.
 
     Results are kept by the content that they depend on, so nobody gets one of older estimates.
-    ``hardware`` is the catalogue by name, and ``policy`` that of periodic rounds.
+    ``hardware`` is the catalogue by name, and ``policies`` those of periodic rounds.
     """
 
-    def __init__(self, store: Store, hardware: Mapping[str, Hardware], policy: Policy) -> None:
-        self._store, self._hardware, self._policy = store, hardware, policy
+    def __init__(
+        self, store: Store, hardware: Mapping[str, Hardware], policies: StandingPolicies
+    ) -> None:
+        self._store, self._hardware, self._policies = store, hardware, policies
         self._curves = KeptResults[Hashable, JobCurves](MAX_KEPT)
         self._bandwidths = KeptResults[Hashable, BandwidthCurve](MAX_KEPT)
 
@@ -88,8 +90,9 @@ class CurveReader:
         require_caller(cancelled)
         focus = focus_on(snapshot, snapshot.jobs.name.index(job))
         key = digest(focus)
+        policy = self._policies.of(cluster).options
         found = self._curves.get(
-            (key, request.gpus), lambda: curves_of_job(focus, self._policy, request.gpus)
+            (key, policy, request.gpus), lambda: curves_of_job(focus, policy, request.gpus)
         )
         require_caller(cancelled)
         plans = self._plans(cluster, focus)

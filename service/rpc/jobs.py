@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+import math
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any, Final
@@ -26,7 +27,7 @@ from tessera.service.rpc.logs import OutputReader
 from tessera.service.rpc.paging import page_of
 from tessera.service.rpc.sharing import SharedReads
 from tessera.service.rpc.visibility import hide_in_job
-from tessera.service.standing_policy import unheeded_wishes
+from tessera.service.standing_policy import StandingPolicies, unheeded_wishes
 from tessera.service.stated_plans import read_job_plan
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.v1 import jobs_pb2 as pb
@@ -48,7 +49,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
     even without a wake-up. Batches and pages are heavy calls if they are large, and ``watches``
     limits the number of watchers. ``output`` reads what jobs write, and ``curves`` reads their
     sensitivity curves in the lane ``estimates``. ``explanations`` explains rounds' decisions.
-    ``standing`` is the policy of periodic rounds: answers warn of wishes that it ignores.
+    ``policies`` are those of periodic rounds: answers warn of wishes that they ignore.
     """
 
     def __init__(
@@ -65,9 +66,9 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         new_id: Callable[[], str],
         wall_s: Callable[[], float],
         poll_s: float,
-        standing: RoundOptions,
+        policies: StandingPolicies,
     ) -> None:
-        self._standing = standing
+        self._policies = policies
         self._store, self._calls, self._wakeups = store, calls, wakeups
         self._watches, self._output = watches, output
         self._curves, self._estimates = curves, estimates
@@ -181,19 +182,20 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         spec = self._spec("", cluster, request, self._plan_reader(cluster))
         key = fields.request_key(request, request.request_id)
 
+        standing = self._policy_on(cluster, [spec])
+
         def work(writer: Writer) -> bytes:
             self._require_future("job.deadline", spec)
             (record,) = writer.submit_jobs(cluster, [spec])
-            return self._warned(record).SerializeToString()
+            return _warned(record, standing).SerializeToString()
 
         kept = self._store.write(key, work, validate_only=request.validate_only)
         return pb.Job.FromString(kept)
 
-    def _warned(self, record: JobRecord) -> pb.Job:
-        """Return the message of a stored job, with warnings of what the standing policy ignores."""
-        message = _shown(record)
-        message.warnings.extend(unheeded_wishes(record, self._standing))
-        return message
+    def _policy_on(self, cluster: str, specs: Sequence[JobSpec]) -> RoundOptions | None:
+        """Return the standing policy if it may ignore a wish of the jobs, else None."""
+        wishes = any(math.isfinite(spec.deadline_s) for spec in specs)
+        return self._policies.of(cluster).options if wishes else None
 
     def _submit_jobs(self, request: pb.SubmitJobsRequest) -> pb.SubmitJobsResponse:
         cluster = names.parse_cluster("parent", request.parent)
@@ -207,11 +209,12 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
             (f"requests[{i}].job_id", spec.name) for i, spec in enumerate(specs)
         )
         key = fields.request_key(request, request.request_id)
+        standing = self._policy_on(cluster, specs)
 
         def work(writer: Writer) -> bytes:
             for i, spec in enumerate(specs):
                 self._require_future(f"requests[{i}].job.deadline", spec)
-            jobs = map(self._warned, writer.submit_jobs(cluster, specs))
+            jobs = [_warned(record, standing) for record in writer.submit_jobs(cluster, specs)]
             return pb.SubmitJobsResponse(jobs=jobs).SerializeToString()
 
         kept = self._store.write(key, work, validate_only=request.validate_only)
@@ -274,13 +277,14 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         if {"min_gpus", "max_gpus"} & set(paths):
             convert.require_bounds("job", spec)
 
+        standing = self._policy_on(cluster, [spec]) if "deadline" in paths else None
+
         def work(writer: Writer) -> bytes:
             if "deadline" in paths:
                 self._require_future("job.deadline", spec)
             changed = [convert.CHANGEABLE[path] for path in paths]
             record = writer.update_job(cluster, spec, changed, version)
-            warned = self._warned if "deadline" in paths else _shown
-            return warned(record).SerializeToString()
+            return _warned(record, standing).SerializeToString()
 
         kept = self._store.write(key, work, validate_only=request.validate_only)
         return pb.Job.FromString(kept)
@@ -294,6 +298,14 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
 
         kept = self._store.write(key, work, validate_only=request.validate_only)
         return pb.Job.FromString(kept)
+
+
+def _warned(record: JobRecord, standing: RoundOptions | None) -> pb.Job:
+    """Return the message of a stored job, with warnings of what the ``standing`` policy ignores."""
+    message = _shown(record)
+    if standing is not None:
+        message.warnings.extend(unheeded_wishes(record, standing))
+    return message
 
 
 def _shown(record: JobRecord) -> pb.Job:

@@ -16,9 +16,11 @@ from tessera.service.rpc.convert import rounds as convert
 from tessera.service.rpc.deadlines import CallDeadlines
 from tessera.service.rpc.lanes import CALLER, Lane, LaneTurn, SizedCalls
 from tessera.service.rpc.paging import page_of
+from tessera.service.rpc.policies import PolicyCalls
+from tessera.service.rpc.shadows import ShadowCalls
 from tessera.service.rpc.visibility import hide_in_round
+from tessera.service.standing_policy import StandingPolicies
 from tessera.service.verification import encode_document, verify_round
-from tessera.solvers.rounds.options import RoundOptions
 from tessera.v1 import scheduler_pb2 as pb
 from tessera.v1 import scheduler_pb2_grpc
 
@@ -29,7 +31,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
     """The servicer of rounds: new ones from the loop, in lanes, and stored ones from the store.
 
     ``commits`` is the lane of rounds that are committed, ``trials`` that of dry runs and replays.
-    ``deadlines`` limits the time of calls. ``standing`` fills in what the options of a call leave open.
+    ``deadlines`` limits the time of calls. The standing policy of ``policies`` fills in what the options
+    of a call leave open.
     """
 
     def __init__(
@@ -41,12 +44,13 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         commits: Lane,
         trials: Lane,
         deadlines: CallDeadlines,
-        standing: RoundOptions,
+        policies: StandingPolicies,
     ) -> None:
         self._store, self._rounds = store, rounds
         self._calls, self._commits, self._trials = calls, commits, trials
         self._deadlines = deadlines
-        self._standing = standing
+        self._policies, self._policy_calls = policies, PolicyCalls(store, policies)
+        self._shadow_calls = ShadowCalls(store, policies)
 
     async def Schedule(self, request: pb.ScheduleRequest, context: _Context) -> pb.Round:
         """Decide one round within the caller's deadline, and commit it."""
@@ -96,6 +100,36 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
 
         return await self._trials.run(CALLER.get(), f"verification in {cluster}", work)
 
+    async def SetPolicy(self, request: pb.SetPolicyRequest, context: _Context) -> pb.StandingPolicy:
+        """Add a version of the standing policy."""
+        return await self._calls.run(self._policy_calls.set, request)
+
+    async def GetPolicy(self, request: pb.GetPolicyRequest, context: _Context) -> pb.StandingPolicy:
+        """Return the standing policy, or an earlier version of it."""
+        return await self._calls.run(self._policy_calls.get, request)
+
+    async def ListPolicies(
+        self, request: pb.ListPoliciesRequest, context: _Context
+    ) -> pb.ListPoliciesResponse:
+        """Return a page of the versions of the standing policy, newest first."""
+        return await self._calls.run(self._policy_calls.list, request)
+
+    async def SetShadow(self, request: pb.SetShadowRequest, context: _Context) -> pb.Shadow:
+        """Set the shadow of a cluster."""
+        return await self._calls.run(self._shadow_calls.set, request)
+
+    async def GetShadow(
+        self, request: pb.GetShadowRequest, context: _Context
+    ) -> pb.GetShadowResponse:
+        """Compare the shadow of a cluster with the rounds."""
+        return await self._calls.run_heavy(self._shadow_calls.get, request)
+
+    async def DeleteShadow(
+        self, request: pb.DeleteShadowRequest, context: _Context
+    ) -> pb.DeleteShadowResponse:
+        """Delete the shadow of a cluster."""
+        return await self._calls.run(self._shadow_calls.delete, request)
+
     def _schedule(
         self,
         request: pb.ScheduleRequest,
@@ -104,7 +138,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         fair_s: Callable[[], float],
     ) -> pb.Round:
         cluster = names.parse_cluster("parent", request.parent)
-        options = convert.to_options("options", request.options, self._standing)
+        standing = self._policies.of(cluster)
+        options = convert.to_options("options", request.options, standing.options)
         key = fields.request_key(request, request.request_id)
         record = self._rounds.schedule(
             cluster,
@@ -114,6 +149,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
             request=None if request.dry_run else key,
             cancelled=cancelled,
             fair_s=fair_s,
+            policy_version=standing.version,
         )
         return self._with_plans(
             cluster, convert.of_round(record, summary_only=request.summary_only)

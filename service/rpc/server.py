@@ -59,6 +59,7 @@ from tessera.service.security.gate import Gate
 from tessera.service.security.ports import AccessStore
 from tessera.service.security.serving import CertificateFiles, ServingCertificate
 from tessera.service.security.sessions import Sessions
+from tessera.service.standing_policy import StandingPolicies
 from tessera.v1 import (
     access_pb2,
     access_pb2_grpc,
@@ -123,10 +124,11 @@ _OPTIONS: Final = (
 class Server:
     """The server of every API of Tessera, on ``config.listen``.
 
-    Create, start and stop it on one event loop. Others may share ``wakeups``, ``watches`` and
-    ``replanning``, and the threads that callers do not use. ``lease_calls`` is for leases and short
-    reads of the server's own tasks, and ``round_calls`` for periodic rounds. ``network_calls``,
-    ``estimate_calls``, ``cleaning_calls`` and ``check_calls`` are for the work between rounds.
+    Create, start and stop it on one event loop. Others may share ``wakeups``, ``watches``,
+    ``policies`` and ``replanning``, and the threads that callers do not use. ``lease_calls`` is for
+    leases and short reads of the server's own tasks, and ``round_calls`` for periodic rounds.
+    ``network_calls``, ``estimate_calls``, ``cleaning_calls`` and ``check_calls`` are for the work
+    between rounds.
     """
 
     def __init__(
@@ -154,6 +156,7 @@ class Server:
             InvalidInput: a file of TLS is wrong.
         """
         self.wakeups = Wakeups()
+        self.policies = StandingPolicies(store, config.round_options(), config.usual_options())
         self._config = config
         self.mutual_port = 0
         tls = config.tls_files()
@@ -162,7 +165,7 @@ class Server:
         self.round_calls = Calls(config.round_threads, "periodic round")
         self.network_calls, self.estimate_calls = Calls(1, "network"), Calls(1, "estimate")
         self.cleaning_calls, self.check_calls = Calls(1, "cleaning"), Calls(1, "check")
-        self.forecast_calls = Calls(1, "forecast")
+        self.forecast_calls, self.shadow_calls = Calls(1, "forecast"), Calls(1, "shadow")
         self._heartbeat_calls = Calls(1, "heartbeat")
         # The threads of calls: short ones, heavy ones, rounds, trials and estimates.
         self._quick_calls = _fair_calls(config.store_threads, "store")
@@ -209,20 +212,20 @@ class Server:
         deadlines = CallDeadlines(
             clock=clock, default_s=config.default_deadline_s, longest_s=config.max_deadline_s
         )
-        explainer = JobExplainer(store, rounds, config.round_options())
+        explainer = JobExplainer(store, rounds, self.policies)
         jobs = JobsServicer(
             store,
             calls,
             wakeups,
             watches=self.watches,
             output=output,
-            curves=CurveReader(store, config.catalogue(), config.round_options()),
+            curves=CurveReader(store, config.catalogue(), self.policies),
             estimates=self._estimates,
             explanations=ExplanationCalls(store, explainer, calls, self._trials, deadlines),
             new_id=new_id,
             wall_s=wall_s,
             poll_s=config.poll_s,
-            standing=config.round_options(),
+            policies=self.policies,
         )
         scheduler = SchedulerServicer(
             store,
@@ -231,7 +234,7 @@ class Server:
             commits=self._commits,
             trials=self._trials,
             deadlines=deadlines,
-            standing=config.round_options(),
+            policies=self.policies,
         )
         places = StreamPlaces(
             config.agent_streams, config.agent_streams_per_client, "streams of agents"
@@ -271,13 +274,15 @@ class Server:
             self._grpc,
         )
         jobs_pb2_grpc.add_JobsServicer_to_server(jobs, self._grpc)
-        self.replanning = NetworkPlanner(store, clock, config.round_options())
+        self.replanning = NetworkPlanner(store, clock, self.policies)
         networks = NetworksServicer(
             store, calls, self._commits, self._trials, clock, self.replanning
         )
         networks_pb2_grpc.add_NetworksServicer_to_server(networks, self._grpc)
         scheduler_pb2_grpc.add_SchedulerServicer_to_server(scheduler, self._grpc)
-        tenants_pb2_grpc.add_TenantsServicer_to_server(TenantsServicer(store, calls), self._grpc)
+        tenants_pb2_grpc.add_TenantsServicer_to_server(
+            TenantsServicer(store, calls, wall_s), self._grpc
+        )
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, self._grpc)
         shown = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(shown, self._grpc)
@@ -411,6 +416,8 @@ class Server:
             self.estimate_calls,
             self.cleaning_calls,
             self.check_calls,
+            self.forecast_calls,
+            self.shadow_calls,
             self._commits,
             self._trials,
             self._estimates,

@@ -148,11 +148,18 @@ _RULES: Final[dict[str, dict[str, Rule]]] = {
         "ListRounds": _read(),
         "ReplayRound": _read(OPERATORS),
         "VerifyRound": _read(OPERATORS),
+        "SetPolicy": _change(),
+        "GetPolicy": _read(),
+        "ListPolicies": _read(),
+        "SetShadow": _change(),
+        "GetShadow": _read(),
+        "DeleteShadow": _change(),
     },
     "Tenants": {
         "UpsertTenants": _change(),
         "ListTenants": _read(),
         "DeleteTenants": _change(),
+        "GetUsage": _read(),
     },
 }
 

@@ -171,7 +171,7 @@ def plan_round(
         budget.check()
 
     budget.check()
-    real = _as_solved(snapshot)
+    real = as_solved(snapshot)
     # Step 3: state the columns, the promises and limits, and the problem. Steps 4 and 5: reach its
     # goals in order. Step 6: place the solution on nodes.
     if scheduler is not None:
@@ -202,10 +202,10 @@ def restate_round(snapshot: Snapshot, policy: Policy, budget: Budget) -> RoundWo
     Raises:
         DeadlineTooShort: the budget was cancelled.
     """
-    return _begin(_as_solved(snapshot), policy, budget, _no_mark)
+    return _begin(as_solved(snapshot), policy, budget, _no_mark)
 
 
-def _as_solved(snapshot: Snapshot) -> Snapshot:
+def as_solved(snapshot: Snapshot) -> Snapshot:
     """Return the snapshot with assumed rates, plans that can run, and the full cost of restarts.
 
     Its times are at the pace of the clock.

@@ -18,6 +18,7 @@ from tessera.formulation.lifecycle import JobEvent, JobState
 from tessera.formulation.records.agents import ObservedGang
 from tessera.formulation.records.clusters import NodeSpec, TenantSpec
 from tessera.formulation.records.estimates import CellFilter, ModelSpec
+from tessera.formulation.records.policies import ShadowRound
 from tessera.formulation.topologies.described import decode_topology
 from tessera.formulation.values import EstimateSource, GpuType
 from tests.support.patience import PATIENCE_S
@@ -55,6 +56,16 @@ FROM workloads w JOIN gpu_types t ON t.cluster_id = w.cluster_id
 COLLECTIVE_CHECKS = """
 INSERT INTO collective_checks (cluster_id, model, params, dp, tp, release, note, problem, document)
 SELECT id, 'bert', '1.3B', 2, 1, '1', '', '', '{}' FROM clusters
+"""
+
+USAGE = """
+WITH used AS (
+    INSERT INTO stints (job_id, gpu_type, gpus, cpus, effective_gpus, began_at, ended_at, ending)
+    SELECT id, 'a100', 1, 0, 1, now(), now(), 'suspend' FROM jobs
+)
+INSERT INTO usage_days (cluster_id, day, tenant, gpu_type, submitted_by, labels, gpu_us, effective_gpu_s,
+    cpu_us, lost_gpu_us, preemptions, jobs_ended, jobs_finished, waited_us)
+SELECT id, now(), '', 'a100', '', '{}', 1, 1, 0, 0, 0, 1, 0, 0 FROM clusters
 """
 
 PROFILE_GAPS = """
@@ -101,6 +112,12 @@ def a_rich_cluster(store: PostgresStore, database: Database) -> None:
     """Create a cluster that has rows in every table, and end its jobs."""
     a_cluster(store)
     do(store, lambda w: w.upsert_tenants(C, [TenantSpec(name="nlp", quotas={"a100": 2, "": 3})]))
+    do(store, lambda w: w.set_policy(C, {}, set_by="", message="", version=None))
+    do(store, lambda w: w.set_shadow(C, {}, set_by="", message=""))
+    shadow = store.find_shadow(C)
+    assert shadow is not None
+    store.add_shadow_round(shadow.key, ShadowRound(number=1, created_s=1.8e9, problem="slow"))
+    execute(database, USAGE)
     do(store, lambda w: w.upsert_models(C, [ModelSpec(model="m", params="1B", architecture="{}")]))
     do(store, lambda w: w.set_topology(C, NETWORK, None))
     store.acquire_lease(C, "me", 60.0)

@@ -13,9 +13,9 @@ from tessera.formulation.lifecycle import JobEvent
 from tessera.formulation.records.forecasts import FINISH, START, Band, JobForecast
 from tessera.formulation.spreads import ClusterForecast, Spread
 from tessera.service.config import Config
-from tessera.service.forecaster import Forecaster, forecast_options, forecast_rhythm
+from tessera.service.forecaster import Forecaster, forecast_rhythm
+from tessera.service.standing_policy import StandingPolicies
 from tessera.service.wiring import run_server
-from tessera.solvers.rounds.options import RoundOptions
 from tests.support.patience import PATIENCE_S
 from tests.support.stored_cluster import (
     BERT,
@@ -110,8 +110,8 @@ def test_submissions_tell_what_ended_jobs_had_trained(
 
 
 def test_the_forecaster_tells_a_waiting_job_when_it_starts(busy: PostgresStore) -> None:
-    options = forecast_options(RoundOptions())
-    forecaster = Forecaster(busy, options, forecast_rhythm(3.0, 300.0), limit_s=600.0)
+    policies = StandingPolicies(busy)
+    forecaster = Forecaster(busy, policies, forecast_rhythm(3.0, 300.0), limit_s=600.0)
     forecaster.refresh(C, lambda: False)
     now_s = busy.snapshot(C).now_s
     running, waiting = job(busy, "a").forecast, job(busy, "b").forecast
@@ -129,14 +129,14 @@ def test_the_forecaster_tells_a_waiting_job_when_it_starts(busy: PostgresStore) 
 
 def test_without_time_for_futures_the_old_forecast_stays(busy: PostgresStore) -> None:
     busy.put_forecast(C, a_forecast(1000.0, "b"))
-    options = forecast_options(RoundOptions())
-    Forecaster(busy, options, forecast_rhythm(3.0, 300.0), limit_s=0.0).refresh(C, lambda: False)
+    policies = StandingPolicies(busy)
+    Forecaster(busy, policies, forecast_rhythm(3.0, 300.0), limit_s=0.0).refresh(C, lambda: False)
     assert job(busy, "b").forecast == a_forecast(1000.0, "b").jobs[0]
 
 
 def test_a_forecast_that_is_cancelled_stores_nothing(busy: PostgresStore) -> None:
-    options = forecast_options(RoundOptions())
-    Forecaster(busy, options, forecast_rhythm(3.0, 300.0), limit_s=600.0).refresh(C, lambda: True)
+    policies = StandingPolicies(busy)
+    Forecaster(busy, policies, forecast_rhythm(3.0, 300.0), limit_s=600.0).refresh(C, lambda: True)
     assert job(busy, "b").forecast is None
 
 

@@ -21,6 +21,7 @@ from tessera.service.cluster_task import ClusterTask
 from tessera.service.loop import RoundLoop
 from tessera.service.network_planner import MEASUREMENT_DELAY_S, NetworkPlanner
 from tessera.service.rpc.calls import Calls
+from tessera.service.standing_policy import StandingPolicies
 from tessera.service.wiring import run_server
 from tessera.solvers.rounds.network import plan_network
 from tessera.solvers.rounds.options import RoundOptions
@@ -85,7 +86,7 @@ def decisions_by_job(store: PostgresStore) -> dict[str, NetworkDecision]:
 def keep_network_plan(
     store: PostgresStore, options: RoundOptions = MEASURE
 ) -> NetworkPlanRecord | None:
-    return NetworkPlanner(store, StoppedClock(), options).keep(C)
+    return NetworkPlanner(store, StoppedClock(), StandingPolicies(store, options)).keep(C)
 
 
 def bytes_sent(decision: NetworkDecision) -> float:
@@ -199,7 +200,7 @@ def test_bytes_are_planned_as_measured_and_the_plan_says_so(store: PostgresStore
     before = decisions_by_job(store)
     for node in ("a100-0", "a100-1"):
         report_traffic(store, node, "one", period_s=0.2, sent_bytes=1.5 * LEAVES)
-    record = NetworkPlanner(store, StoppedClock(), RoundOptions()).keep(C)
+    record = NetworkPlanner(store, StoppedClock(), StandingPolicies(store)).keep(C)
     assert record is not None
     after = decisions_by_job(store)
     assert bytes_sent(after["one"]) == pytest.approx(1.5 * bytes_sent(before["one"]))
@@ -223,7 +224,7 @@ def test_an_implausible_measurement_changes_only_the_note(store: PostgresStore) 
 
 def test_a_measurement_triggers_one_immediate_plan(store: PostgresStore) -> None:
     start_one_job(store)
-    replanning = NetworkPlanner(store, StoppedClock(), RoundOptions())
+    replanning = NetworkPlanner(store, StoppedClock(), StandingPolicies(store))
     assert replanning.keep(C) is not None
     assert replanning.keep(C) is None
     report_traffic(store, "a100-0", "one", period_s=0.5, sent_bytes=6e9)
@@ -256,7 +257,7 @@ def test_the_measured_period_is_used_only_of_a_job_without_contention(store: Pos
 def test_a_new_job_gets_the_highest_priority_until_it_is_measured(store: PostgresStore) -> None:
     a_network(store, aggregations=1)
     start_two_jobs(store)
-    replanning = NetworkPlanner(store, StoppedClock(), MEASURE)
+    replanning = NetworkPlanner(store, StoppedClock(), StandingPolicies(store, MEASURE))
     replanning.keep(C)
     before = decisions_by_job(store)
     first, last = sorted(before.values(), key=lambda d: d.rank)
@@ -280,7 +281,7 @@ def test_the_measuring_time_is_bounded_and_known_in_advance(
     store: PostgresStore, database: Database
 ) -> None:
     start_one_job(store)
-    replanning = NetworkPlanner(store, StoppedClock(), MEASURE)
+    replanning = NetworkPlanner(store, StoppedClock(), StandingPolicies(store, MEASURE))
     assert replanning.again_in_s(C) is None
     replanning.keep(C)
     assert decisions_by_job(store)["one"].note.startswith("has the highest level")
@@ -297,7 +298,7 @@ def test_the_measuring_time_is_bounded_and_known_in_advance(
 
 def test_by_default_a_new_job_gets_no_precedence(store: PostgresStore) -> None:
     start_one_job(store)
-    replanning = NetworkPlanner(store, StoppedClock(), RoundOptions())
+    replanning = NetworkPlanner(store, StoppedClock(), StandingPolicies(store))
     replanning.keep(C)
     assert decisions_by_job(store)["one"].note == ""
     assert replanning.again_in_s(C) is None
@@ -322,7 +323,7 @@ def test_a_job_on_one_node_is_not_measured_first(store: PostgresStore) -> None:
     a_network(store)
     submit(store, a_spec("small", requested_gpus=4))
     run(store, small=[("a100-0", range(4))])
-    replanning = NetworkPlanner(store, StoppedClock(), MEASURE)
+    replanning = NetworkPlanner(store, StoppedClock(), StandingPolicies(store, MEASURE))
     replanning.keep(C)
     assert replanning.again_in_s(C) is None
 

@@ -20,6 +20,7 @@ from tessera.formulation.records.store import Request
 from tessera.formulation.topologies.described import decode_topology
 from tessera.service.loop import RoundLoop
 from tessera.service.network_planner import NetworkPlanner
+from tessera.service.standing_policy import StandingPolicies
 from tessera.solvers.rounds.network import plan_network
 from tessera.solvers.rounds.options import RoundOptions
 from tests.support.stored_cluster import (
@@ -110,7 +111,7 @@ def test_a_round_is_committed_although_its_network_was_dropped_during_the_solve(
 def test_a_round_made_for_another_topology_leaves_the_plan_in_force(
     sending: PostgresStore,
 ) -> None:
-    replanning = NetworkPlanner(sending, StoppedClock(), RoundOptions())
+    replanning = NetworkPlanner(sending, StoppedClock(), StandingPolicies(sending))
     replanning.keep(C)
 
     def replaced() -> None:
@@ -137,7 +138,7 @@ def test_a_network_plan_for_another_topology_does_not_come_into_force(
     other = NetworkPlanner(
         StoreWithInterference(sending, lambda: set_described_topology(sending)),
         StoppedClock(),
-        RoundOptions(),
+        StandingPolicies(sending),
     )
     assert other.keep(C) is None
     assert other.keep(C) is not None
@@ -162,7 +163,7 @@ def test_a_tag_assigned_during_planning_is_kept(sending: PostgresStore) -> None:
 
 def test_replanning_reaches_a_fixed_point(sending: PostgresStore) -> None:
     """A plan that is put in force wakes its planner, which must then keep the plan."""
-    replanning = NetworkPlanner(sending, StoppedClock(), RoundOptions())
+    replanning = NetworkPlanner(sending, StoppedClock(), StandingPolicies(sending))
     for happens in (
         lambda: None,
         lambda: set_described_topology(sending, aggregations=1),
@@ -174,7 +175,7 @@ def test_replanning_reaches_a_fixed_point(sending: PostgresStore) -> None:
 
 
 def test_a_tag_released_by_an_ended_job_is_not_reused_at_once(sending: PostgresStore) -> None:
-    replanning = NetworkPlanner(sending, StoppedClock(), RoundOptions())
+    replanning = NetworkPlanner(sending, StoppedClock(), StandingPolicies(sending))
     replanning.keep(C)
     before = {d.job: d.tag for d in sending.network_in_force(C).decisions}
     apply_event(sending, "one", JobEvent.CANCEL)

@@ -19,6 +19,7 @@ from tessera.formulation.records.rounds import NetworkCommit, RoundRecord
 from tessera.formulation.topologies.described import decode_topology
 from tessera.service.loop import RoundLoop
 from tessera.service.network_planner import NetworkPlanner
+from tessera.service.standing_policy import StandingPolicies
 from tessera.solvers.rounds import network
 from tessera.solvers.rounds.network import plan_network
 from tessera.solvers.rounds.options import RoundOptions
@@ -38,7 +39,7 @@ from tests.support.worlds import StoppedClock
 
 
 def replan(store: PostgresStore) -> NetworkPlanRecord | None:
-    return NetworkPlanner(store, StoppedClock(), RoundOptions()).keep(C)
+    return NetworkPlanner(store, StoppedClock(), StandingPolicies(store)).keep(C)
 
 
 def a_round(store: PostgresStore) -> RoundRecord:
@@ -88,7 +89,7 @@ def test_contending_jobs_get_different_paths_or_levels_and_name_each_other(
 def test_nothing_is_planned_again_until_something_changes(store: PostgresStore) -> None:
     a_network(store)
     start_two_jobs(store)
-    replanning = NetworkPlanner(store, StoppedClock(), RoundOptions())
+    replanning = NetworkPlanner(store, StoppedClock(), StandingPolicies(store))
     assert replanning.keep(C) is not None
     assert replanning.keep(C) is None
     apply_event(store, "two", JobEvent.CANCEL)
@@ -261,7 +262,7 @@ def test_without_a_topology_there_are_no_plans(store: PostgresStore) -> None:
     with pytest.raises(NotFound):
         store.network_in_force(C)
     with pytest.raises(NotFound):
-        NetworkPlanner(store, StoppedClock(), RoundOptions()).keep("nowhere")
+        NetworkPlanner(store, StoppedClock(), StandingPolicies(store)).keep("nowhere")
 
 
 def test_a_dropped_topology_takes_its_plans_along(store: PostgresStore, database: Database) -> None:

@@ -13,8 +13,9 @@ from typer.testing import CliRunner, Result
 from tessera.db import prune
 from tessera.db.engine import Database, connect_database
 from tessera.db.store import PostgresStore
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.errors import InvalidInput, NoLongerKept, NotFound
 from tessera.formulation.lifecycle import JobEvent
+from tessera.formulation.records.policies import ShadowRound
 from tessera.formulation.records.store import Request, Retention
 from tessera.service.cli.main import app
 from tessera.service.config import Config, load_config
@@ -27,6 +28,7 @@ from tests.support.stored_cluster import (
     a_spec,
     apply_event,
     commit,
+    do,
     execute,
     submit,
     wait,
@@ -223,3 +225,36 @@ def test_retention_settings_are_checked(setting: str, value: float) -> None:
     make: Callable[..., Config] = Config
     with pytest.raises(InvalidInput, match=setting):
         make(**settings)
+
+
+def test_a_round_that_is_no_longer_kept_is_told_from_one_that_never_was(
+    store: PostgresStore, database: Database
+) -> None:
+    store_old_data(store, database, jobs=1)
+    store.prune_batch(C, Retention(rounds_s=86_400.0, least_rounds=1))
+    with pytest.raises(NoLongerKept, match=r"rounds/3 is no longer kept; .* retain_rounds_days"):
+        store.get_round(C, 3)
+    with pytest.raises(NotFound, match="rounds/900 does not exist"):
+        store.get_round(C, 900)
+
+
+def test_old_policies_and_rounds_of_shadows_are_deleted_but_the_latest_policies(
+    store: PostgresStore, database: Database
+) -> None:
+    a_cluster(store)
+    for _ in range(prune.KEEP_POLICIES + 3):
+        do(store, lambda w: w.set_policy(C, {}, set_by="", message="", version=None))
+    do(store, lambda w: w.set_shadow(C, {}, set_by="", message=""))
+    shadow = store.find_shadow(C)
+    assert shadow is not None
+    for number in (1, 2):
+        store.add_shadow_round(shadow.key, ShadowRound(number=number, created_s=1.0 + number))
+    execute(database, "UPDATE policies SET set_at = set_at - interval '60 days'")
+    execute(database, "UPDATE shadow_rounds SET created_at = now() WHERE number = 2")
+    day_s = 86_400.0
+    deleted = store.prune_batch(C, Retention(audit_s=day_s, rounds_s=day_s))
+    assert (deleted["policies"], deleted["shadow_rounds"]) == (3, 1)
+    newest = store.newest_policy(C)
+    assert newest is not None
+    assert newest.version == prune.KEEP_POLICIES + 3
+    assert [decided.number for decided in store.list_shadow_rounds(C, day_s)] == [2]

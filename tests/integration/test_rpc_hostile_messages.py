@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from grpc import StatusCode
 
@@ -228,8 +229,15 @@ def valid_requests() -> dict[str, list[Message]]:
         "ListRounds": [s.ListRoundsRequest(parent=C, page_size=1)],
         "ReplayRound": [s.ReplayRoundRequest(name=f"{C}/rounds/1", with_snapshot=True)],
         "VerifyRound": [s.VerifyRoundRequest(name=f"{C}/rounds/1", with_document=True)],
+        "SetPolicy": [s.SetPolicyRequest(parent=C, options=quick, message="m", etag='"0"')],
+        "GetPolicy": [s.GetPolicyRequest(parent=C, version=0)],
+        "ListPolicies": [s.ListPoliciesRequest(parent=C, page_size=1)],
+        "SetShadow": [s.SetShadowRequest(parent=C, options=quick, message="m")],
+        "GetShadow": [s.GetShadowRequest(name=f"{C}/shadow", rounds=9, window=Duration(seconds=9))],
+        "DeleteShadow": [s.DeleteShadowRequest(name=f"{C}/shadow", allow_missing=True)],
         "UpsertTenants": [some_tenants(a_tenant("t", weight=2.0, quotas={"a100": 1}))],
         "ListTenants": [t.ListTenantsRequest(parent=C)],
+        "GetUsage": [t.GetUsageRequest(parent=C, tenants=["t"], group_by=["type", "label:x"])],
         "DeleteTenants": [t.DeleteTenantsRequest(parent=C, names=[f"{C}/tenants/t"])],
         "Sync": [
             agents_pb2.AgentMessage(said_s=1.0, hello=hello),

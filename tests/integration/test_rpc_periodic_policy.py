@@ -10,6 +10,7 @@ from tessera.service.config import Config
 from tessera.service.loop import RoundLoop
 from tessera.service.periodic import PeriodicRounds
 from tessera.service.rpc.calls import Calls
+from tessera.service.standing_policy import StandingPolicies
 from tests.support.stored_cluster import C, a_cluster, a_spec, submit
 
 
@@ -28,7 +29,7 @@ async def test_a_periodic_round_follows_the_standing_policy(store: PostgresStore
         spacing_s=config.round_spacing_s,
         period_s=config.period_s,
         deadline_s=30.0,
-        options=config.round_options(),
+        policies=StandingPolicies(store, config.round_options()),
     )
     await periodic.tick()
     await asyncio.gather(*periodic.begun())

@@ -204,6 +204,7 @@ def of_summary(s: RoundSummary) -> pb.Round:
         bound_is_trivial=s.bound_is_trivial,
         proved_by=s.proved_by,
         has_certificate=s.has_certificate,
+        policy_version=s.policy_version,
         foresight=None if s.foresight is None else _of_foresight(s.foresight),
     )
 

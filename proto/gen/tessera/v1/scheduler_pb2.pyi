@@ -24,9 +24,9 @@ DESCRIPTOR: _descriptor.FileDescriptor
 @_typing.final
 class RoundOptions(_message.Message):
     """The policy of a round, with the settings of its solver. In a ScheduleRequest, a field that is not
-    set is taken from the server's standing policy (its setting `policy`). If the standing policy
-    does not set it either, and in a ReplayRoundRequest, the field has the default that is named
-    here.
+    set is taken from the cluster's standing policy (SetPolicy, or else the server's setting `policy`).
+    If the standing policy does not set it either, and in a ReplayRoundRequest, the field has the
+    default that is named here.
 
     A Duration that may be "never" means never if it is unset or the longest Duration,
     315,576,000,000 s.
@@ -702,6 +702,7 @@ class Round(_message.Message):
     HAS_CERTIFICATE_FIELD_NUMBER: _builtins.int
     FORESIGHT_FIELD_NUMBER: _builtins.int
     REPLANNED_FIELD_NUMBER: _builtins.int
+    POLICY_VERSION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """"clusters/{cluster}/rounds/{number}". The number of a dry run is 0."""
     epoch: _builtins.int
@@ -753,6 +754,8 @@ class Round(_message.Message):
     """The number of jobs, among those that it changed, that go on by another execution plan on the
     GPUs that they have.
     """
+    policy_version: _builtins.int
+    """The version of the standing policy that was in force. 0 is the policy of the server's settings."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
@@ -833,10 +836,11 @@ class Round(_message.Message):
         has_certificate: _builtins.bool = ...,
         foresight: Global___Foresight | None = ...,
         replanned: _builtins.int = ...,
+        policy_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "foresight", b"foresight", "options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound", "bound_is_trivial", b"bound_is_trivial", "changed", b"changed", "create_time", b"create_time", "decisions", b"decisions", "epoch", b"epoch", "execution_plans", b"execution_plans", "foresight", b"foresight", "gap", b"gap", "goals", b"goals", "greedy_objective", b"greedy_objective", "has_certificate", b"has_certificate", "name", b"name", "objective", b"objective", "options", b"options", "outcome", b"outcome", "placed_score", b"placed_score", "prices", b"prices", "proved_by", b"proved_by", "replanned", b"replanned", "running", b"running", "samples_per_s", b"samples_per_s", "seconds", b"seconds", "snapshot_digest", b"snapshot_digest", "solver", b"solver", "started", b"started", "status", b"status", "suspended", b"suspended", "unit", b"unit", "used_gpus", b"used_gpus", "verified", b"verified", "versions", b"versions", "violations", b"violations", "waiting", b"waiting", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound", "bound_is_trivial", b"bound_is_trivial", "changed", b"changed", "create_time", b"create_time", "decisions", b"decisions", "epoch", b"epoch", "execution_plans", b"execution_plans", "foresight", b"foresight", "gap", b"gap", "goals", b"goals", "greedy_objective", b"greedy_objective", "has_certificate", b"has_certificate", "name", b"name", "objective", b"objective", "options", b"options", "outcome", b"outcome", "placed_score", b"placed_score", "policy_version", b"policy_version", "prices", b"prices", "proved_by", b"proved_by", "replanned", b"replanned", "running", b"running", "samples_per_s", b"samples_per_s", "seconds", b"seconds", "snapshot_digest", b"snapshot_digest", "solver", b"solver", "started", b"started", "status", b"status", "suspended", b"suspended", "unit", b"unit", "used_gpus", b"used_gpus", "verified", b"verified", "versions", b"versions", "violations", b"violations", "waiting", b"waiting", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1069,3 +1073,589 @@ class VerifyRoundResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___VerifyRoundResponse: _TypeAlias = VerifyRoundResponse  # noqa: Y015
+
+@_typing.final
+class StandingPolicy(_message.Message):
+    """A version of the standing policy of a cluster's rounds. Periodic rounds follow the newest version,
+    and it fills in what a ScheduleRequest leaves open.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    EFFECTIVE_OPTIONS_FIELD_NUMBER: _builtins.int
+    FROM_SETTINGS_FIELD_NUMBER: _builtins.int
+    SET_BY_FIELD_NUMBER: _builtins.int
+    CREATE_TIME_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    ETAG_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """"clusters/{cluster}/policies/{version}". Versions count up from 1. Version 0 is the policy of
+    the server's settings, which is in force until a policy is set.
+    """
+    version: _builtins.int
+    from_settings: _builtins.bool
+    """Whether the options are those of the server's settings, whatever these are."""
+    set_by: _builtins.str
+    """Who set it, when and why. Empty and unset for version 0."""
+    message: _builtins.str
+    etag: _builtins.str
+    @_builtins.property
+    def options(self) -> Global___RoundOptions:
+        """The options that the policy sets. All others have their defaults."""
+
+    @_builtins.property
+    def effective_options(self) -> Global___RoundOptions:
+        """All options as rounds follow them."""
+
+    @_builtins.property
+    def create_time(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        version: _builtins.int = ...,
+        options: Global___RoundOptions | None = ...,
+        effective_options: Global___RoundOptions | None = ...,
+        from_settings: _builtins.bool = ...,
+        set_by: _builtins.str = ...,
+        create_time: _timestamp_pb2.Timestamp | None = ...,
+        message: _builtins.str = ...,
+        etag: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "effective_options", b"effective_options", "options", b"options"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "effective_options", b"effective_options", "etag", b"etag", "from_settings", b"from_settings", "message", b"message", "name", b"name", "options", b"options", "set_by", b"set_by", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StandingPolicy: _TypeAlias = StandingPolicy  # noqa: Y015
+
+@_typing.final
+class SetPolicyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARENT_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    RESTORE_VERSION_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    ETAG_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    parent: _builtins.str
+    """"clusters/{cluster}" """
+    restore_version: _builtins.int
+    """The earlier version whose options the new one has, in place of `options`. 0 goes back to the
+    policy of the server's settings.
+    """
+    message: _builtins.str
+    """Why it is set, for others to read: at most 500 characters. May be empty."""
+    etag: _builtins.str
+    """The etag of the version that is in force. If another version was set meanwhile, the call is
+    refused. Empty: it is not compared.
+    """
+    validate_only: _builtins.bool
+    request_id: _builtins.str
+    @_builtins.property
+    def options(self) -> Global___RoundOptions:
+        """The options of the new version. Those that are not set have their defaults, whatever the version
+        before or the server's setting `policy` says.
+        """
+
+    def __init__(
+        self,
+        *,
+        parent: _builtins.str = ...,
+        options: Global___RoundOptions | None = ...,
+        restore_version: _builtins.int | None = ...,
+        message: _builtins.str = ...,
+        etag: _builtins.str = ...,
+        validate_only: _builtins.bool = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_restore_version", b"_restore_version", "options", b"options", "restore_version", b"restore_version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_restore_version", b"_restore_version", "etag", b"etag", "message", b"message", "options", b"options", "parent", b"parent", "request_id", b"request_id", "restore_version", b"restore_version", "validate_only", b"validate_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__restore_version: _TypeAlias = _typing.Literal["restore_version"]  # noqa: Y015
+    _WhichOneofArgType__restore_version: _TypeAlias = _typing.Literal["_restore_version", b"_restore_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__restore_version) -> _WhichOneofReturnType__restore_version | None: ...
+
+Global___SetPolicyRequest: _TypeAlias = SetPolicyRequest  # noqa: Y015
+
+@_typing.final
+class GetPolicyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARENT_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    parent: _builtins.str
+    """"clusters/{cluster}" """
+    version: _builtins.int
+    """The version. Unset: the one in force."""
+    def __init__(
+        self,
+        *,
+        parent: _builtins.str = ...,
+        version: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_version", b"_version", "version", b"version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_version", b"_version", "parent", b"parent", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__version: _TypeAlias = _typing.Literal["version"]  # noqa: Y015
+    _WhichOneofArgType__version: _TypeAlias = _typing.Literal["_version", b"_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__version) -> _WhichOneofReturnType__version | None: ...
+
+Global___GetPolicyRequest: _TypeAlias = GetPolicyRequest  # noqa: Y015
+
+@_typing.final
+class ListPoliciesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARENT_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    parent: _builtins.str
+    """"clusters/{cluster}" """
+    page_size: _builtins.int
+    """The largest number of versions in the answer, up to 1,000. Default (also 0): 100."""
+    page_token: _builtins.str
+    def __init__(
+        self,
+        *,
+        parent: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token", "parent", b"parent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPoliciesRequest: _TypeAlias = ListPoliciesRequest  # noqa: Y015
+
+@_typing.final
+class ListPoliciesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICIES_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    @_builtins.property
+    def policies(self) -> _containers.RepeatedCompositeFieldContainer[Global___StandingPolicy]:
+        """The versions that were set, newest first. Version 0 is not among them."""
+
+    def __init__(
+        self,
+        *,
+        policies: _abc.Iterable[Global___StandingPolicy] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "policies", b"policies"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPoliciesResponse: _TypeAlias = ListPoliciesResponse  # noqa: Y015
+
+@_typing.final
+class Shadow(_message.Message):
+    """A policy that decides on the states of rounds, without any effect."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    EFFECTIVE_OPTIONS_FIELD_NUMBER: _builtins.int
+    SET_BY_FIELD_NUMBER: _builtins.int
+    CREATE_TIME_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """"clusters/{cluster}/shadow" """
+    set_by: _builtins.str
+    """Who set it, when and why."""
+    message: _builtins.str
+    @_builtins.property
+    def options(self) -> Global___RoundOptions:
+        """The options that it sets. All others have their defaults."""
+
+    @_builtins.property
+    def effective_options(self) -> Global___RoundOptions:
+        """All options as the shadow follows them."""
+
+    @_builtins.property
+    def create_time(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        options: Global___RoundOptions | None = ...,
+        effective_options: Global___RoundOptions | None = ...,
+        set_by: _builtins.str = ...,
+        create_time: _timestamp_pb2.Timestamp | None = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "effective_options", b"effective_options", "options", b"options"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "effective_options", b"effective_options", "message", b"message", "name", b"name", "options", b"options", "set_by", b"set_by"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Shadow: _TypeAlias = Shadow  # noqa: Y015
+
+@_typing.final
+class SetShadowRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARENT_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    parent: _builtins.str
+    """"clusters/{cluster}" """
+    message: _builtins.str
+    """Why it is set, for others to read: at most 500 characters. May be empty."""
+    validate_only: _builtins.bool
+    request_id: _builtins.str
+    @_builtins.property
+    def options(self) -> Global___RoundOptions:
+        """The options of the shadow. Those that are not set have their defaults."""
+
+    def __init__(
+        self,
+        *,
+        parent: _builtins.str = ...,
+        options: Global___RoundOptions | None = ...,
+        message: _builtins.str = ...,
+        validate_only: _builtins.bool = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "options", b"options", "parent", b"parent", "request_id", b"request_id", "validate_only", b"validate_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetShadowRequest: _TypeAlias = SetShadowRequest  # noqa: Y015
+
+@_typing.final
+class GetShadowRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    WINDOW_FIELD_NUMBER: _builtins.int
+    ROUNDS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """"clusters/{cluster}/shadow" """
+    rounds: _builtins.int
+    """The largest number of single rounds in the answer, newest first, up to 1,000. Default: 0."""
+    @_builtins.property
+    def window(self) -> _duration_pb2.Duration:
+        """The time until now whose rounds are compared. Default: 7 days."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        window: _duration_pb2.Duration | None = ...,
+        rounds: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["window", b"window"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "rounds", b"rounds", "window", b"window"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetShadowRequest: _TypeAlias = GetShadowRequest  # noqa: Y015
+
+@_typing.final
+class DecisionFigures(_message.Message):
+    """The figures of the decisions of one round."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BY_POLICY_FIELD_NUMBER: _builtins.int
+    BY_SHADOW_FIELD_NUMBER: _builtins.int
+    EFFECTIVE_GPUS_FIELD_NUMBER: _builtins.int
+    USED_GPUS_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    STARTED_FIELD_NUMBER: _builtins.int
+    SUSPENDED_FIELD_NUMBER: _builtins.int
+    CHANGED_FIELD_NUMBER: _builtins.int
+    SOLVE_SECONDS_FIELD_NUMBER: _builtins.int
+    GAP_FIELD_NUMBER: _builtins.int
+    effective_gpus: _builtins.float
+    """The normalised throughput."""
+    used_gpus: _builtins.int
+    running: _builtins.int
+    waiting: _builtins.int
+    started: _builtins.int
+    suspended: _builtins.int
+    changed: _builtins.int
+    """The number of jobs that were moved, resized, retyped or replanned."""
+    solve_seconds: _builtins.float
+    """The seconds from the loaded state to the checked answer. A shadow runs at the lowest priority."""
+    gap: _builtins.float
+    """The relative gap. Unset if nothing was proven."""
+    @_builtins.property
+    def by_policy(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The values by the goals of the policy in force, and by those of the shadow. The names of the
+        goals are those of `ShadowRound`. More is better in each.
+        """
+
+    @_builtins.property
+    def by_shadow(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    def __init__(
+        self,
+        *,
+        by_policy: _abc.Iterable[_builtins.float] | None = ...,
+        by_shadow: _abc.Iterable[_builtins.float] | None = ...,
+        effective_gpus: _builtins.float = ...,
+        used_gpus: _builtins.int = ...,
+        running: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+        started: _builtins.int = ...,
+        suspended: _builtins.int = ...,
+        changed: _builtins.int = ...,
+        solve_seconds: _builtins.float = ...,
+        gap: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_gap", b"_gap", "gap", b"gap"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gap", b"_gap", "by_policy", b"by_policy", "by_shadow", b"by_shadow", "changed", b"changed", "effective_gpus", b"effective_gpus", "gap", b"gap", "running", b"running", "solve_seconds", b"solve_seconds", "started", b"started", "suspended", b"suspended", "used_gpus", b"used_gpus", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__gap: _TypeAlias = _typing.Literal["gap"]  # noqa: Y015
+    _WhichOneofArgType__gap: _TypeAlias = _typing.Literal["_gap", b"_gap"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gap) -> _WhichOneofReturnType__gap | None: ...
+
+Global___DecisionFigures: _TypeAlias = DecisionFigures  # noqa: Y015
+
+@_typing.final
+class ShadowRound(_message.Message):
+    """The decisions of a shadow on the state of a round, and those of the round."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    CREATE_TIME_FIELD_NUMBER: _builtins.int
+    POLICY_GOALS_FIELD_NUMBER: _builtins.int
+    SHADOW_GOALS_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    SHADOW_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    round: _builtins.str
+    """"clusters/{cluster}/rounds/{number}" """
+    problem: _builtins.str
+    """Why the shadow failed. Empty if it did not."""
+    @_builtins.property
+    def create_time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def policy_goals(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The goals of both objectives, in order, with their units."""
+
+    @_builtins.property
+    def shadow_goals(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def policy(self) -> Global___DecisionFigures:
+        """Both are unset if the shadow failed."""
+
+    @_builtins.property
+    def shadow(self) -> Global___DecisionFigures: ...
+    def __init__(
+        self,
+        *,
+        round: _builtins.str = ...,
+        create_time: _timestamp_pb2.Timestamp | None = ...,
+        policy_goals: _abc.Iterable[_builtins.str] | None = ...,
+        shadow_goals: _abc.Iterable[_builtins.str] | None = ...,
+        policy: Global___DecisionFigures | None = ...,
+        shadow: Global___DecisionFigures | None = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "policy", b"policy", "shadow", b"shadow"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "policy", b"policy", "policy_goals", b"policy_goals", "problem", b"problem", "round", b"round", "shadow", b"shadow", "shadow_goals", b"shadow_goals"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShadowRound: _TypeAlias = ShadowRound  # noqa: Y015
+
+@_typing.final
+class ComparedFigure(_message.Message):
+    """A figure of the policy in force and of its shadow, over the rounds that both decided."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    SHADOW_FIELD_NUMBER: _builtins.int
+    DIFFERENCE_FIELD_NUMBER: _builtins.int
+    LOW_FIELD_NUMBER: _builtins.int
+    HIGH_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The figure, e.g. "effective GPUs" or "by the shadow: jct (mean hours)"."""
+    policy: _builtins.float
+    """The means over the rounds."""
+    shadow: _builtins.float
+    difference: _builtins.float
+    """The mean of the differences, shadow minus policy, and its 95 % interval. The interval is unset
+    for fewer than two rounds.
+    """
+    low: _builtins.float
+    high: _builtins.float
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        policy: _builtins.float = ...,
+        shadow: _builtins.float = ...,
+        difference: _builtins.float = ...,
+        low: _builtins.float | None = ...,
+        high: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_high", b"_high", "_low", b"_low", "high", b"high", "low", b"low"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_high", b"_high", "_low", b"_low", "difference", b"difference", "high", b"high", "low", b"low", "name", b"name", "policy", b"policy", "shadow", b"shadow"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__high: _TypeAlias = _typing.Literal["high"]  # noqa: Y015
+    _WhichOneofArgType__high: _TypeAlias = _typing.Literal["_high", b"_high"]  # noqa: Y015
+    _WhichOneofReturnType__low: _TypeAlias = _typing.Literal["low"]  # noqa: Y015
+    _WhichOneofArgType__low: _TypeAlias = _typing.Literal["_low", b"_low"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__high) -> _WhichOneofReturnType__high | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__low) -> _WhichOneofReturnType__low | None: ...
+
+Global___ComparedFigure: _TypeAlias = ComparedFigure  # noqa: Y015
+
+@_typing.final
+class ShadowVerdicts(_message.Message):
+    """The numbers of rounds in which the decisions of the shadow are better, equal or worse."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BETTER_FIELD_NUMBER: _builtins.int
+    EQUAL_FIELD_NUMBER: _builtins.int
+    WORSE_FIELD_NUMBER: _builtins.int
+    better: _builtins.int
+    equal: _builtins.int
+    worse: _builtins.int
+    def __init__(
+        self,
+        *,
+        better: _builtins.int = ...,
+        equal: _builtins.int = ...,
+        worse: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["better", b"better", "equal", b"equal", "worse", b"worse"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShadowVerdicts: _TypeAlias = ShadowVerdicts  # noqa: Y015
+
+@_typing.final
+class GetShadowResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHADOW_FIELD_NUMBER: _builtins.int
+    COMPARED_ROUNDS_FIELD_NUMBER: _builtins.int
+    FAILED_ROUNDS_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    FIGURES_FIELD_NUMBER: _builtins.int
+    BY_POLICY_FIELD_NUMBER: _builtins.int
+    BY_SHADOW_FIELD_NUMBER: _builtins.int
+    ROUNDS_FIELD_NUMBER: _builtins.int
+    compared_rounds: _builtins.int
+    """The number of rounds of the window that both decided. Only rounds under the newest objective of
+    the policy in force are compared.
+    """
+    failed_rounds: _builtins.int
+    """The number of rounds of the window on which the shadow failed, and the newest problem."""
+    problem: _builtins.str
+    @_builtins.property
+    def shadow(self) -> Global___Shadow: ...
+    @_builtins.property
+    def figures(self) -> _containers.RepeatedCompositeFieldContainer[Global___ComparedFigure]: ...
+    @_builtins.property
+    def by_policy(self) -> Global___ShadowVerdicts:
+        """By the goals of the policy in force, and by those of the shadow."""
+
+    @_builtins.property
+    def by_shadow(self) -> Global___ShadowVerdicts: ...
+    @_builtins.property
+    def rounds(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShadowRound]:
+        """Single rounds, newest first, as many as were asked for."""
+
+    def __init__(
+        self,
+        *,
+        shadow: Global___Shadow | None = ...,
+        compared_rounds: _builtins.int = ...,
+        failed_rounds: _builtins.int = ...,
+        problem: _builtins.str = ...,
+        figures: _abc.Iterable[Global___ComparedFigure] | None = ...,
+        by_policy: Global___ShadowVerdicts | None = ...,
+        by_shadow: Global___ShadowVerdicts | None = ...,
+        rounds: _abc.Iterable[Global___ShadowRound] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["by_policy", b"by_policy", "by_shadow", b"by_shadow", "shadow", b"shadow"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_policy", b"by_policy", "by_shadow", b"by_shadow", "compared_rounds", b"compared_rounds", "failed_rounds", b"failed_rounds", "figures", b"figures", "problem", b"problem", "rounds", b"rounds", "shadow", b"shadow"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetShadowResponse: _TypeAlias = GetShadowResponse  # noqa: Y015
+
+@_typing.final
+class DeleteShadowRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ALLOW_MISSING_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """"clusters/{cluster}/shadow" """
+    allow_missing: _builtins.bool
+    """Whether it is no error if there is no shadow."""
+    validate_only: _builtins.bool
+    request_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        allow_missing: _builtins.bool = ...,
+        validate_only: _builtins.bool = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_missing", b"allow_missing", "name", b"name", "request_id", b"request_id", "validate_only", b"validate_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteShadowRequest: _TypeAlias = DeleteShadowRequest  # noqa: Y015
+
+@_typing.final
+class DeleteShadowResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteShadowResponse: _TypeAlias = DeleteShadowResponse  # noqa: Y015

@@ -60,6 +60,36 @@ class SchedulerStub:
                 request_serializer=tessera_dot_v1_dot_scheduler__pb2.VerifyRoundRequest.SerializeToString,
                 response_deserializer=tessera_dot_v1_dot_scheduler__pb2.VerifyRoundResponse.FromString,
                 _registered_method=True)
+        self.SetPolicy = channel.unary_unary(
+                '/tessera.v1.Scheduler/SetPolicy',
+                request_serializer=tessera_dot_v1_dot_scheduler__pb2.SetPolicyRequest.SerializeToString,
+                response_deserializer=tessera_dot_v1_dot_scheduler__pb2.StandingPolicy.FromString,
+                _registered_method=True)
+        self.GetPolicy = channel.unary_unary(
+                '/tessera.v1.Scheduler/GetPolicy',
+                request_serializer=tessera_dot_v1_dot_scheduler__pb2.GetPolicyRequest.SerializeToString,
+                response_deserializer=tessera_dot_v1_dot_scheduler__pb2.StandingPolicy.FromString,
+                _registered_method=True)
+        self.ListPolicies = channel.unary_unary(
+                '/tessera.v1.Scheduler/ListPolicies',
+                request_serializer=tessera_dot_v1_dot_scheduler__pb2.ListPoliciesRequest.SerializeToString,
+                response_deserializer=tessera_dot_v1_dot_scheduler__pb2.ListPoliciesResponse.FromString,
+                _registered_method=True)
+        self.SetShadow = channel.unary_unary(
+                '/tessera.v1.Scheduler/SetShadow',
+                request_serializer=tessera_dot_v1_dot_scheduler__pb2.SetShadowRequest.SerializeToString,
+                response_deserializer=tessera_dot_v1_dot_scheduler__pb2.Shadow.FromString,
+                _registered_method=True)
+        self.GetShadow = channel.unary_unary(
+                '/tessera.v1.Scheduler/GetShadow',
+                request_serializer=tessera_dot_v1_dot_scheduler__pb2.GetShadowRequest.SerializeToString,
+                response_deserializer=tessera_dot_v1_dot_scheduler__pb2.GetShadowResponse.FromString,
+                _registered_method=True)
+        self.DeleteShadow = channel.unary_unary(
+                '/tessera.v1.Scheduler/DeleteShadow',
+                request_serializer=tessera_dot_v1_dot_scheduler__pb2.DeleteShadowRequest.SerializeToString,
+                response_deserializer=tessera_dot_v1_dot_scheduler__pb2.DeleteShadowResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServicer:
@@ -105,6 +135,50 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetPolicy(self, request, context):
+        """Sets the standing policy of a cluster's rounds. Each call makes a new version, which every
+        replica follows from its next round on. Nothing needs to be restarted.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetPolicy(self, request, context):
+        """Returns the standing policy of a cluster, or an earlier version of it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPolicies(self, request, context):
+        """Lists the versions of a cluster's standing policy, newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetShadow(self, request, context):
+        """Sets the shadow of a cluster: a policy that decides on the states of committed rounds, without
+        any effect. It replaces an earlier shadow, whose rounds are deleted.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetShadow(self, request, context):
+        """Returns the shadow of a cluster, and compares its decisions with those of the rounds.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteShadow(self, request, context):
+        """Deletes the shadow of a cluster with its rounds.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -132,6 +206,36 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.VerifyRound,
                     request_deserializer=tessera_dot_v1_dot_scheduler__pb2.VerifyRoundRequest.FromString,
                     response_serializer=tessera_dot_v1_dot_scheduler__pb2.VerifyRoundResponse.SerializeToString,
+            ),
+            'SetPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPolicy,
+                    request_deserializer=tessera_dot_v1_dot_scheduler__pb2.SetPolicyRequest.FromString,
+                    response_serializer=tessera_dot_v1_dot_scheduler__pb2.StandingPolicy.SerializeToString,
+            ),
+            'GetPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetPolicy,
+                    request_deserializer=tessera_dot_v1_dot_scheduler__pb2.GetPolicyRequest.FromString,
+                    response_serializer=tessera_dot_v1_dot_scheduler__pb2.StandingPolicy.SerializeToString,
+            ),
+            'ListPolicies': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPolicies,
+                    request_deserializer=tessera_dot_v1_dot_scheduler__pb2.ListPoliciesRequest.FromString,
+                    response_serializer=tessera_dot_v1_dot_scheduler__pb2.ListPoliciesResponse.SerializeToString,
+            ),
+            'SetShadow': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetShadow,
+                    request_deserializer=tessera_dot_v1_dot_scheduler__pb2.SetShadowRequest.FromString,
+                    response_serializer=tessera_dot_v1_dot_scheduler__pb2.Shadow.SerializeToString,
+            ),
+            'GetShadow': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetShadow,
+                    request_deserializer=tessera_dot_v1_dot_scheduler__pb2.GetShadowRequest.FromString,
+                    response_serializer=tessera_dot_v1_dot_scheduler__pb2.GetShadowResponse.SerializeToString,
+            ),
+            'DeleteShadow': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteShadow,
+                    request_deserializer=tessera_dot_v1_dot_scheduler__pb2.DeleteShadowRequest.FromString,
+                    response_serializer=tessera_dot_v1_dot_scheduler__pb2.DeleteShadowResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -270,6 +374,168 @@ class Scheduler:
             '/tessera.v1.Scheduler/VerifyRound',
             tessera_dot_v1_dot_scheduler__pb2.VerifyRoundRequest.SerializeToString,
             tessera_dot_v1_dot_scheduler__pb2.VerifyRoundResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.Scheduler/SetPolicy',
+            tessera_dot_v1_dot_scheduler__pb2.SetPolicyRequest.SerializeToString,
+            tessera_dot_v1_dot_scheduler__pb2.StandingPolicy.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.Scheduler/GetPolicy',
+            tessera_dot_v1_dot_scheduler__pb2.GetPolicyRequest.SerializeToString,
+            tessera_dot_v1_dot_scheduler__pb2.StandingPolicy.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPolicies(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.Scheduler/ListPolicies',
+            tessera_dot_v1_dot_scheduler__pb2.ListPoliciesRequest.SerializeToString,
+            tessera_dot_v1_dot_scheduler__pb2.ListPoliciesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetShadow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.Scheduler/SetShadow',
+            tessera_dot_v1_dot_scheduler__pb2.SetShadowRequest.SerializeToString,
+            tessera_dot_v1_dot_scheduler__pb2.Shadow.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetShadow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.Scheduler/GetShadow',
+            tessera_dot_v1_dot_scheduler__pb2.GetShadowRequest.SerializeToString,
+            tessera_dot_v1_dot_scheduler__pb2.GetShadowResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteShadow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.Scheduler/DeleteShadow',
+            tessera_dot_v1_dot_scheduler__pb2.DeleteShadowRequest.SerializeToString,
+            tessera_dot_v1_dot_scheduler__pb2.DeleteShadowResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -50,6 +50,22 @@ class SchedulerStub:
     """Checks the certificates of a stored round against its objectives and bounds. The problem is
     stated again from the round's snapshot. Nothing is solved and nothing is committed.
     """
+    SetPolicy: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.SetPolicyRequest, _scheduler_pb2.StandingPolicy]
+    """Sets the standing policy of a cluster's rounds. Each call makes a new version, which every
+    replica follows from its next round on. Nothing needs to be restarted.
+    """
+    GetPolicy: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GetPolicyRequest, _scheduler_pb2.StandingPolicy]
+    """Returns the standing policy of a cluster, or an earlier version of it."""
+    ListPolicies: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ListPoliciesRequest, _scheduler_pb2.ListPoliciesResponse]
+    """Lists the versions of a cluster's standing policy, newest first."""
+    SetShadow: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.SetShadowRequest, _scheduler_pb2.Shadow]
+    """Sets the shadow of a cluster: a policy that decides on the states of committed rounds, without
+    any effect. It replaces an earlier shadow, whose rounds are deleted.
+    """
+    GetShadow: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GetShadowRequest, _scheduler_pb2.GetShadowResponse]
+    """Returns the shadow of a cluster, and compares its decisions with those of the rounds."""
+    DeleteShadow: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.DeleteShadowRequest, _scheduler_pb2.DeleteShadowResponse]
+    """Deletes the shadow of a cluster with its rounds."""
 
 @_typing.type_check_only
 class SchedulerAsyncStub(SchedulerStub):
@@ -73,6 +89,22 @@ class SchedulerAsyncStub(SchedulerStub):
     """Checks the certificates of a stored round against its objectives and bounds. The problem is
     stated again from the round's snapshot. Nothing is solved and nothing is committed.
     """
+    SetPolicy: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.SetPolicyRequest, _scheduler_pb2.StandingPolicy]  # type: ignore[assignment]
+    """Sets the standing policy of a cluster's rounds. Each call makes a new version, which every
+    replica follows from its next round on. Nothing needs to be restarted.
+    """
+    GetPolicy: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GetPolicyRequest, _scheduler_pb2.StandingPolicy]  # type: ignore[assignment]
+    """Returns the standing policy of a cluster, or an earlier version of it."""
+    ListPolicies: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ListPoliciesRequest, _scheduler_pb2.ListPoliciesResponse]  # type: ignore[assignment]
+    """Lists the versions of a cluster's standing policy, newest first."""
+    SetShadow: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.SetShadowRequest, _scheduler_pb2.Shadow]  # type: ignore[assignment]
+    """Sets the shadow of a cluster: a policy that decides on the states of committed rounds, without
+    any effect. It replaces an earlier shadow, whose rounds are deleted.
+    """
+    GetShadow: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GetShadowRequest, _scheduler_pb2.GetShadowResponse]  # type: ignore[assignment]
+    """Returns the shadow of a cluster, and compares its decisions with those of the rounds."""
+    DeleteShadow: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.DeleteShadowRequest, _scheduler_pb2.DeleteShadowResponse]  # type: ignore[assignment]
+    """Deletes the shadow of a cluster with its rounds."""
 
 class SchedulerServicer(metaclass=_abc_1.ABCMeta):
     """Decides rounds, commits them, and lists and replays earlier ones."""
@@ -123,5 +155,57 @@ class SchedulerServicer(metaclass=_abc_1.ABCMeta):
         """Checks the certificates of a stored round against its objectives and bounds. The problem is
         stated again from the round's snapshot. Nothing is solved and nothing is committed.
         """
+
+    @_abc_1.abstractmethod
+    def SetPolicy(
+        self,
+        request: _scheduler_pb2.SetPolicyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.StandingPolicy, _abc.Awaitable[_scheduler_pb2.StandingPolicy]]:
+        """Sets the standing policy of a cluster's rounds. Each call makes a new version, which every
+        replica follows from its next round on. Nothing needs to be restarted.
+        """
+
+    @_abc_1.abstractmethod
+    def GetPolicy(
+        self,
+        request: _scheduler_pb2.GetPolicyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.StandingPolicy, _abc.Awaitable[_scheduler_pb2.StandingPolicy]]:
+        """Returns the standing policy of a cluster, or an earlier version of it."""
+
+    @_abc_1.abstractmethod
+    def ListPolicies(
+        self,
+        request: _scheduler_pb2.ListPoliciesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.ListPoliciesResponse, _abc.Awaitable[_scheduler_pb2.ListPoliciesResponse]]:
+        """Lists the versions of a cluster's standing policy, newest first."""
+
+    @_abc_1.abstractmethod
+    def SetShadow(
+        self,
+        request: _scheduler_pb2.SetShadowRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.Shadow, _abc.Awaitable[_scheduler_pb2.Shadow]]:
+        """Sets the shadow of a cluster: a policy that decides on the states of committed rounds, without
+        any effect. It replaces an earlier shadow, whose rounds are deleted.
+        """
+
+    @_abc_1.abstractmethod
+    def GetShadow(
+        self,
+        request: _scheduler_pb2.GetShadowRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.GetShadowResponse, _abc.Awaitable[_scheduler_pb2.GetShadowResponse]]:
+        """Returns the shadow of a cluster, and compares its decisions with those of the rounds."""
+
+    @_abc_1.abstractmethod
+    def DeleteShadow(
+        self,
+        request: _scheduler_pb2.DeleteShadowRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.DeleteShadowResponse, _abc.Awaitable[_scheduler_pb2.DeleteShadowResponse]]:
+        """Deletes the shadow of a cluster with its rounds."""
 
 def add_SchedulerServicer_to_server(servicer: SchedulerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -6,6 +6,7 @@ isort:skip_file
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
@@ -242,3 +243,217 @@ class DeleteTenantsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DeleteTenantsResponse: _TypeAlias = DeleteTenantsResponse  # noqa: Y015
+
+@_typing.final
+class GetUsageRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARENT_FIELD_NUMBER: _builtins.int
+    TENANTS_FIELD_NUMBER: _builtins.int
+    START_TIME_FIELD_NUMBER: _builtins.int
+    END_TIME_FIELD_NUMBER: _builtins.int
+    GROUP_BY_FIELD_NUMBER: _builtins.int
+    parent: _builtins.str
+    """"clusters/{cluster}" """
+    @_builtins.property
+    def tenants(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The ids of the tenants whose jobs count, at most 1,000. Empty: all tenants."""
+
+    @_builtins.property
+    def start_time(self) -> _timestamp_pb2.Timestamp:
+        """The time that counts, without its end. Default of the end: now. Default of the start: 7 days
+        before the end. Use at the same time is never counted twice, so intervals that adjoin add up.
+        """
+
+    @_builtins.property
+    def end_time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def group_by(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The ways to group: "tenant", "type" (of GPU), "user" (who submitted the job), "day" (of UTC) and
+        "label:{key}", each once, at most 5. Empty: one row with the totals.
+        """
+
+    def __init__(
+        self,
+        *,
+        parent: _builtins.str = ...,
+        tenants: _abc.Iterable[_builtins.str] | None = ...,
+        start_time: _timestamp_pb2.Timestamp | None = ...,
+        end_time: _timestamp_pb2.Timestamp | None = ...,
+        group_by: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "start_time", b"start_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "group_by", b"group_by", "parent", b"parent", "start_time", b"start_time", "tenants", b"tenants"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetUsageRequest: _TypeAlias = GetUsageRequest  # noqa: Y015
+
+@_typing.final
+class UsageRow(_message.Message):
+    """What the jobs of a group have used."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class GroupEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    GPU_HOURS_FIELD_NUMBER: _builtins.int
+    EFFECTIVE_GPU_HOURS_FIELD_NUMBER: _builtins.int
+    CPU_HOURS_FIELD_NUMBER: _builtins.int
+    LOST_GPU_HOURS_FIELD_NUMBER: _builtins.int
+    PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    JOBS_ENDED_FIELD_NUMBER: _builtins.int
+    JOBS_FINISHED_FIELD_NUMBER: _builtins.int
+    MEAN_WAITING_SECONDS_FIELD_NUMBER: _builtins.int
+    CAPACITY_SHARE_FIELD_NUMBER: _builtins.int
+    QUOTA_GPU_HOURS_FIELD_NUMBER: _builtins.int
+    gpu_hours: _builtins.float
+    """GPU-hours: the time for which jobs were given GPUs, from the round that gave them to the one
+    that took them away, or to the end of the job.
+    """
+    effective_gpu_hours: _builtins.float
+    """The same in effective GPUs: each allocation counts as its rate by the rate of the job's best Cell
+    for each GPU, by the estimates of the round that gave it. Without estimates, GPUs count as one.
+    """
+    cpu_hours: _builtins.float
+    """Core-hours of the CPU cores that jobs were given."""
+    lost_gpu_hours: _builtins.float
+    """The part of `gpu_hours` before the job's program trained: its starts, and starts that failed.
+    Training that was repeated after a restart is not known, and not part of it.
+    """
+    preemptions: _builtins.int
+    """The number of times that rounds have suspended a job."""
+    jobs_ended: _builtins.int
+    """The numbers of jobs that ended, and of those that finished their training. They count where
+    they last ran.
+    """
+    jobs_finished: _builtins.int
+    mean_waiting_seconds: _builtins.float
+    """The mean time of the jobs that ended, from their submission until they first trained, or else
+    until their end. Unset if none ended.
+    """
+    capacity_share: _builtins.float
+    """The share of the GPUs that the cluster has at present, of the group's type if there is one, over
+    the same time. Unset if there are no such GPUs.
+    """
+    quota_gpu_hours: _builtins.float
+    """The tenant's present quota over the same time, of the group's type if there is one. Unset without
+    a quota, or if "tenant" is not in `group_by`.
+    """
+    @_builtins.property
+    def group(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """From `group_by` to values, e.g. {"tenant": "nlp", "label:team": "a"}. A job without the label
+        has "".
+        """
+
+    def __init__(
+        self,
+        *,
+        group: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        gpu_hours: _builtins.float = ...,
+        effective_gpu_hours: _builtins.float = ...,
+        cpu_hours: _builtins.float = ...,
+        lost_gpu_hours: _builtins.float = ...,
+        preemptions: _builtins.int = ...,
+        jobs_ended: _builtins.int = ...,
+        jobs_finished: _builtins.int = ...,
+        mean_waiting_seconds: _builtins.float | None = ...,
+        capacity_share: _builtins.float | None = ...,
+        quota_gpu_hours: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_capacity_share", b"_capacity_share", "_mean_waiting_seconds", b"_mean_waiting_seconds", "_quota_gpu_hours", b"_quota_gpu_hours", "capacity_share", b"capacity_share", "mean_waiting_seconds", b"mean_waiting_seconds", "quota_gpu_hours", b"quota_gpu_hours"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_capacity_share", b"_capacity_share", "_mean_waiting_seconds", b"_mean_waiting_seconds", "_quota_gpu_hours", b"_quota_gpu_hours", "capacity_share", b"capacity_share", "cpu_hours", b"cpu_hours", "effective_gpu_hours", b"effective_gpu_hours", "gpu_hours", b"gpu_hours", "group", b"group", "jobs_ended", b"jobs_ended", "jobs_finished", b"jobs_finished", "lost_gpu_hours", b"lost_gpu_hours", "mean_waiting_seconds", b"mean_waiting_seconds", "preemptions", b"preemptions", "quota_gpu_hours", b"quota_gpu_hours"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__capacity_share: _TypeAlias = _typing.Literal["capacity_share"]  # noqa: Y015
+    _WhichOneofArgType__capacity_share: _TypeAlias = _typing.Literal["_capacity_share", b"_capacity_share"]  # noqa: Y015
+    _WhichOneofReturnType__mean_waiting_seconds: _TypeAlias = _typing.Literal["mean_waiting_seconds"]  # noqa: Y015
+    _WhichOneofArgType__mean_waiting_seconds: _TypeAlias = _typing.Literal["_mean_waiting_seconds", b"_mean_waiting_seconds"]  # noqa: Y015
+    _WhichOneofReturnType__quota_gpu_hours: _TypeAlias = _typing.Literal["quota_gpu_hours"]  # noqa: Y015
+    _WhichOneofArgType__quota_gpu_hours: _TypeAlias = _typing.Literal["_quota_gpu_hours", b"_quota_gpu_hours"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__capacity_share) -> _WhichOneofReturnType__capacity_share | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__mean_waiting_seconds) -> _WhichOneofReturnType__mean_waiting_seconds | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__quota_gpu_hours) -> _WhichOneofReturnType__quota_gpu_hours | None: ...
+
+Global___UsageRow: _TypeAlias = UsageRow  # noqa: Y015
+
+@_typing.final
+class GetUsageResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class CapacityGpusEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    START_TIME_FIELD_NUMBER: _builtins.int
+    END_TIME_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    CAPACITY_GPUS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def start_time(self) -> _timestamp_pb2.Timestamp:
+        """The time that was counted. It ends now at the latest."""
+
+    @_builtins.property
+    def end_time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___UsageRow]:
+        """The rows, in order of their groups' values."""
+
+    @_builtins.property
+    def capacity_gpus(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """The GPUs that the cluster has at present, by type."""
+
+    def __init__(
+        self,
+        *,
+        start_time: _timestamp_pb2.Timestamp | None = ...,
+        end_time: _timestamp_pb2.Timestamp | None = ...,
+        rows: _abc.Iterable[Global___UsageRow] | None = ...,
+        capacity_gpus: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "start_time", b"start_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_gpus", b"capacity_gpus", "end_time", b"end_time", "rows", b"rows", "start_time", b"start_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetUsageResponse: _TypeAlias = GetUsageResponse  # noqa: Y015

@@ -51,6 +51,11 @@ class TenantsStub:
                 request_serializer=tessera_dot_v1_dot_tenants__pb2.DeleteTenantsRequest.SerializeToString,
                 response_deserializer=tessera_dot_v1_dot_tenants__pb2.DeleteTenantsResponse.FromString,
                 _registered_method=True)
+        self.GetUsage = channel.unary_unary(
+                '/tessera.v1.Tenants/GetUsage',
+                request_serializer=tessera_dot_v1_dot_tenants__pb2.GetUsageRequest.SerializeToString,
+                response_deserializer=tessera_dot_v1_dot_tenants__pb2.GetUsageResponse.FromString,
+                _registered_method=True)
 
 
 class TenantsServicer:
@@ -79,6 +84,13 @@ class TenantsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetUsage(self, request, context):
+        """Returns what the jobs of tenants have used. Callers that are bound to tenants see those only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TenantsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -96,6 +108,11 @@ def add_TenantsServicer_to_server(servicer, server):
                     servicer.DeleteTenants,
                     request_deserializer=tessera_dot_v1_dot_tenants__pb2.DeleteTenantsRequest.FromString,
                     response_serializer=tessera_dot_v1_dot_tenants__pb2.DeleteTenantsResponse.SerializeToString,
+            ),
+            'GetUsage': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetUsage,
+                    request_deserializer=tessera_dot_v1_dot_tenants__pb2.GetUsageRequest.FromString,
+                    response_serializer=tessera_dot_v1_dot_tenants__pb2.GetUsageResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -181,6 +198,33 @@ class Tenants:
             '/tessera.v1.Tenants/DeleteTenants',
             tessera_dot_v1_dot_tenants__pb2.DeleteTenantsRequest.SerializeToString,
             tessera_dot_v1_dot_tenants__pb2.DeleteTenantsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetUsage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.Tenants/GetUsage',
+            tessera_dot_v1_dot_tenants__pb2.GetUsageRequest.SerializeToString,
+            tessera_dot_v1_dot_tenants__pb2.GetUsageResponse.FromString,
             options,
             channel_credentials,
             insecure,

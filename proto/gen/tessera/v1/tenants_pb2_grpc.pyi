@@ -41,6 +41,8 @@ class TenantsStub:
     """Lists the tenants that have settings, by name."""
     DeleteTenants: _grpc.UnaryUnaryMultiCallable[_tenants_pb2.DeleteTenantsRequest, _tenants_pb2.DeleteTenantsResponse]
     """Deletes the settings of tenants, all or none. Their jobs stay."""
+    GetUsage: _grpc.UnaryUnaryMultiCallable[_tenants_pb2.GetUsageRequest, _tenants_pb2.GetUsageResponse]
+    """Returns what the jobs of tenants have used. Callers that are bound to tenants see those only."""
 
 @_typing.type_check_only
 class TenantsAsyncStub(TenantsStub):
@@ -55,6 +57,8 @@ class TenantsAsyncStub(TenantsStub):
     """Lists the tenants that have settings, by name."""
     DeleteTenants: _aio.UnaryUnaryMultiCallable[_tenants_pb2.DeleteTenantsRequest, _tenants_pb2.DeleteTenantsResponse]  # type: ignore[assignment]
     """Deletes the settings of tenants, all or none. Their jobs stay."""
+    GetUsage: _aio.UnaryUnaryMultiCallable[_tenants_pb2.GetUsageRequest, _tenants_pb2.GetUsageResponse]  # type: ignore[assignment]
+    """Returns what the jobs of tenants have used. Callers that are bound to tenants see those only."""
 
 class TenantsServicer(metaclass=_abc_1.ABCMeta):
     """Stores the weights, quotas and limits of tenants. A tenant without settings has weight 1 and no
@@ -84,5 +88,13 @@ class TenantsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_tenants_pb2.DeleteTenantsResponse, _abc.Awaitable[_tenants_pb2.DeleteTenantsResponse]]:
         """Deletes the settings of tenants, all or none. Their jobs stay."""
+
+    @_abc_1.abstractmethod
+    def GetUsage(
+        self,
+        request: _tenants_pb2.GetUsageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tenants_pb2.GetUsageResponse, _abc.Awaitable[_tenants_pb2.GetUsageResponse]]:
+        """Returns what the jobs of tenants have used. Callers that are bound to tenants see those only."""
 
 def add_TenantsServicer_to_server(servicer: TenantsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,338 @@
+"""The use of GPUs by jobs: exact sums that adjoin and that retention does not change, by call, too."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pytest
+
+from tessera.db.engine import Database
+from tessera.db.store import PostgresStore
+from tessera.formulation.clock import SystemClock
+from tessera.formulation.lifecycle import JobEvent
+from tessera.formulation.records.clusters import TenantSpec
+from tessera.formulation.records.store import Retention
+from tessera.formulation.records.usage import UsageQuery, UsageRecord
+from tessera.v1 import tenants_pb2
+from tests.support.api import C as PLACE
+from tests.support.api import a_submit, a_tenant, api, refusal_of, some_tenants
+from tests.support.stored_cluster import (
+    C,
+    a_cluster,
+    a_spec,
+    agents_report,
+    apply_event,
+    commit,
+    do,
+    execute,
+    job,
+    start,
+    submit,
+)
+
+DAY_S = 86_400.0
+BEGIN = datetime(2026, 1, 10, 7, 30, tzinfo=UTC)
+"""The time of the first stint. All of them end weeks before any clock of a test machine."""
+
+Group = tuple[str, ...]
+
+
+@dataclass
+class Stint:
+    """A stint as the test knows it, with what its job is."""
+
+    job: str
+    tenant: str
+    team: str
+    gpu_type: str
+    gpus: int
+    cpus: int
+    worth: float
+    began: datetime
+    trained: datetime | None
+    ended: datetime
+    ending: str
+
+
+@dataclass
+class History:
+    """Random stints of random jobs, and the times at which the jobs ended."""
+
+    stints: list[Stint] = field(default_factory=list)
+    ended: dict[str, datetime] = field(default_factory=dict)
+
+
+def random_history(seed: int, jobs: int = 12) -> History:
+    random, history = np.random.default_rng(seed), History()
+    for i in range(jobs):
+        at = BEGIN + timedelta(microseconds=int(random.integers(0, 4 * 86_400 * 10**6)))
+        tenant, team = f"t{i % 3}", f"team{i % 2}"
+        for _ in range(random.integers(1, 5)):
+            end = at + timedelta(microseconds=int(random.integers(1, 2 * 86_400 * 10**6)))
+            trained = at + (end - at) * float(random.uniform(0, 1))
+            history.stints.append(
+                Stint(
+                    job=f"j{i}",
+                    tenant=tenant,
+                    team=team,
+                    gpu_type=str(random.choice(["a100", "v100", "retired"])),
+                    gpus=int(random.integers(1, 65)),
+                    cpus=int(random.integers(0, 100)),
+                    worth=float(random.uniform(0.1, 64)),
+                    began=at,
+                    trained=trained if random.random() < 0.8 else None,
+                    ended=end,
+                    ending=str(random.choice(["suspend", "move", "crash", "finish"])),
+                )
+            )
+            at = end  # stints adjoin, as after a move
+        history.ended[f"j{i}"] = at
+    return history
+
+
+def store_history(store: PostgresStore, database: Database, history: History) -> None:
+    a_cluster(store)
+    of_job = {stint.job: stint for stint in history.stints}
+    for name, stint in of_job.items():
+        submit(store, a_spec(name, tenant=stint.tenant, labels={"team": stint.team, "x": name}))
+        apply_event(store, name, JobEvent.CANCEL)
+        ended = history.ended[name].isoformat()
+        execute(
+            database,
+            f"UPDATE jobs SET ended_at = '{ended}', created_at = '{BEGIN.isoformat()}' WHERE name = '{name}'",
+        )
+    rows = [
+        {
+            "job": s.job,
+            "gpu_type": s.gpu_type,
+            "gpus": s.gpus,
+            "cpus": s.cpus,
+            "effective_gpus": s.worth,
+            "began_at": s.began.isoformat(),
+            "trained_at": None if s.trained is None else s.trained.isoformat(),
+            "ended_at": s.ended.isoformat(),
+            "ending": s.ending,
+        }
+        for s in history.stints
+    ]
+    columns = (
+        "gpu_type text, gpus bigint, cpus bigint, effective_gpus float8, began_at timestamptz,"
+        " trained_at timestamptz, ended_at timestamptz, ending text"
+    )
+    names = [column.split()[0] for column in columns.split(", ")]
+    execute(
+        database,
+        f"INSERT INTO stints (job_id, {', '.join(names)})"
+        f" SELECT j.id, {', '.join('r.' + name for name in names)}"
+        f" FROM json_to_recordset('{json.dumps(rows)}') AS r(job text, {columns})"
+        " JOIN jobs j ON j.name = r.job ORDER BY r.began_at",
+    )
+
+
+def days_between(first: datetime, last: datetime) -> Iterator[tuple[datetime, datetime]]:
+    """Yield the parts of [first, last) by day of UTC."""
+    while first < last:
+        night = datetime(first.year, first.month, first.day, tzinfo=UTC) + timedelta(days=1)
+        yield first, min(night, last)
+        first = night
+
+
+def replay(
+    history: History, group_of: Callable[[Stint, datetime], Group], start: datetime, end: datetime
+) -> dict[Group, Counter[str]]:
+    """Return the sums of each group in microseconds, second by second of the history."""
+    sums: dict[Group, Counter[str]] = {}
+    for s in history.stints:
+        for low, high in days_between(max(s.began, start), min(s.ended, end)):
+            us = (high - low) // timedelta(microseconds=1)
+            lost = (min(high, s.trained or high) - low) // timedelta(microseconds=1)
+            found = sums.setdefault(group_of(s, low), Counter[str]())
+            found["gpu"] += s.gpus * us
+            found["cpu"] += s.cpus * us
+            found["lost"] += s.gpus * max(lost, 0)
+            found["worth"] += round(s.worth * us)
+        if s.ending == "suspend" and start <= s.ended < end:
+            sums.setdefault(group_of(s, s.ended), Counter())["preemptions"] += 1
+    return sums
+
+
+def record_sums(records: tuple[UsageRecord, ...]) -> dict[Group, dict[str, float]]:
+    return {
+        tuple(record.group.values()): dict(
+            gpu=round(record.gpu_s * 1e6),
+            cpu=round(record.cpu_s * 1e6),
+            lost=round(record.lost_gpu_s * 1e6),
+            worth=record.effective_gpu_s * 1e6,
+            preemptions=record.preemptions,
+        )
+        for record in records
+    }
+
+
+def require_equal(found: dict[Group, dict[str, float]], wanted: dict[Group, Counter[str]]) -> None:
+    found = {key: sums for key, sums in found.items() if any(sums.values())}
+    assert found.keys() == {key for key, sums in wanted.items() if any(sums.values())}
+    for key, sums in found.items():
+        for name in ("gpu", "cpu", "lost", "preemptions"):
+            assert sums[name] == wanted[key][name], (key, name)
+        assert sums["worth"] == pytest.approx(wanted[key]["worth"], rel=1e-9)
+
+
+GROUPINGS: list[tuple[tuple[str, ...], Callable[[Stint, datetime], Group]]] = [
+    ((), lambda s, at: ()),
+    (("tenant",), lambda s, at: (s.tenant,)),
+    (
+        ("tenant", "type", "day"),
+        lambda s, at: (s.tenant, s.gpu_type, at.date().isoformat()),
+    ),
+    (("label:team", "type"), lambda s, at: (s.team, s.gpu_type)),
+]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_sums_equal_a_replay_before_and_after_retention(
+    store: PostgresStore, database: Database, seed: int
+) -> None:
+    history = random_history(seed)
+    store_history(store, database, history)
+    midnight = datetime(2026, 1, 12, tzinfo=UTC)
+    windows = [
+        (BEGIN - timedelta(days=9), BEGIN + timedelta(days=90)),
+        (midnight, midnight + timedelta(days=2)),
+    ]
+
+    def require_replay() -> None:
+        for low, high in windows:
+            for groups, group_of in GROUPINGS:
+                query = UsageQuery(from_s=low.timestamp(), to_s=high.timestamp(), groups=groups)
+                found = record_sums(store.sum_usage(C, query).rows)
+                require_equal(found, replay(history, group_of, low, high))
+
+    require_replay()
+    odd = BEGIN + timedelta(days=1, hours=3, microseconds=17)  # no job is summed up by day yet
+    for low, high in ((windows[0][0], odd), (odd, windows[0][1])):
+        query = UsageQuery(from_s=low.timestamp(), to_s=high.timestamp(), groups=("tenant",))
+        found = record_sums(store.sum_usage(C, query).rows)
+        require_equal(found, replay(history, lambda s, at: (s.tenant,), low, high))
+    # Retention deletes some jobs, then all.
+    some = sorted(history.ended.values())[len(history.ended) // 2]
+    age_s = SystemClock().wall_s() - some.timestamp()
+    assert store.prune_batch(C, Retention(jobs_s=age_s))["jobs"] > 0
+    require_replay()
+    assert store.prune_batch(C, Retention(jobs_s=0.0))["jobs"] > 0
+    assert store.list_jobs(C, (), 0, 10)[0] == []
+    require_replay()
+
+
+def test_ends_and_waits_of_jobs_survive_their_deletion(
+    store: PostgresStore, database: Database
+) -> None:
+    history = random_history(7)
+    store_history(store, database, history)
+    first, last = BEGIN.timestamp(), BEGIN.timestamp() + 90 * DAY_S
+    query = UsageQuery(from_s=first, to_s=last, groups=("type",))
+    before = store.sum_usage(C, query).rows
+    assert sum(row.jobs_ended for row in before) == len(history.ended)
+    waited_s = sum((ended - BEGIN).total_seconds() for ended in history.ended.values())
+    assert sum(row.waited_s for row in before) == pytest.approx(waited_s)
+    store.prune_batch(C, Retention(jobs_s=0.0))
+    after = {row.group["type"]: row for row in store.sum_usage(C, query).rows}
+    for row in before:
+        kept = after.pop(row.group["type"])
+        assert kept.jobs_ended == row.jobs_ended
+        assert kept.waited_s == pytest.approx(row.waited_s)
+    assert not after
+
+
+def test_a_cluster_without_jobs_has_used_nothing(store: PostgresStore) -> None:
+    a_cluster(store)
+    found = store.sum_usage(C, UsageQuery(from_s=0.0, to_s=2e9, groups=("tenant",)))
+    assert (found.rows, found.capacity) == ((), {"a100": 8})
+    (total,) = store.sum_usage(C, UsageQuery(from_s=0.0, to_s=2e9)).rows
+    assert (total.gpu_s, total.jobs_ended) == (0.0, 0)
+
+
+def test_stints_begin_and_end_with_allocations_and_agree_with_the_jobs_service(
+    store: PostgresStore, database: Database
+) -> None:
+    a_cluster(store)
+    do(store, lambda w: w.upsert_tenants(C, [TenantSpec(name="nlp", quotas={"a100": 2})]))
+    submit(store, a_spec("a", tenant="nlp", requested_gpus=2), a_spec("b"))
+    snapshot = store.snapshot(C)
+    commit(
+        store,
+        snapshot,
+        start(snapshot, "a", [("a100-0", (0, 1))]),
+        start(snapshot, "b", [("a100-1", (0,))]),
+    )
+    hour = UsageQuery(from_s=0.0, to_s=4e9, groups=("tenant", "type"))
+    running = {row.group["tenant"]: row for row in store.sum_usage(C, hour).rows}
+    assert running["nlp"].gpu_s > 0
+    assert running["nlp"].lost_gpu_s == running["nlp"].gpu_s  # it has not trained yet
+    # Each GPU of this cluster is worth one: all Cells are equally efficient.
+    assert running["nlp"].effective_gpu_s == pytest.approx(running["nlp"].gpu_s)
+    agents_report(store)
+    apply_event(store, "a", JobEvent.CANCEL)
+    found = store.sum_usage(C, hour)
+    used = {row.group["tenant"]: row for row in found.rows}["nlp"]
+    assert used.gpu_s == pytest.approx(job(store, "a").service_gpu_s, abs=1e-5)
+    assert 0 < used.lost_gpu_s < used.gpu_s
+    assert found.quotas == {"nlp": {"a100": 2}}
+    assert store.sum_usage(C, hour).rows[-1].gpu_s == used.gpu_s  # it has ended
+    own = UsageQuery(from_s=0.0, to_s=4e9, groups=("tenant",), tenants={""})
+    assert [row.group for row in store.sum_usage(C, own).rows] == [{"tenant": ""}]
+
+
+def test_old_stints_of_a_live_job_are_summed_up(store: PostgresStore, database: Database) -> None:
+    a_cluster(store)
+    submit(store, a_spec("lives"))
+    execute(
+        database,
+        "INSERT INTO stints (job_id, gpu_type, gpus, cpus, effective_gpus, began_at, ended_at, ending)"
+        " SELECT j.id, 'a100', 2, 0, 2, t, t + interval '1 hour', 'suspend' FROM jobs j,"
+        " generate_series('2026-01-01'::timestamptz, '2026-01-05', interval '1 hour') AS t",
+    )
+    query = UsageQuery(from_s=0.0, to_s=4e9, groups=("tenant",))
+    before = store.sum_usage(C, query).rows
+    assert store.prune_batch(C, Retention(jobs_s=3600.0))["stints"] == 97 - 50
+    assert store.sum_usage(C, query).rows == before
+
+
+async def test_use_is_read_by_call_with_shares_of_capacity_and_quotas(
+    store: PostgresStore, database: Database
+) -> None:
+    async with api(store, real_time=True) as a:
+        await a.tenants.UpsertTenants(some_tenants(a_tenant("nlp", quotas={"a100": 4, "": 2})))
+        await a.jobs.SubmitJob(a_submit("j", tenant="nlp", labels={"team": "x"}))
+        execute(
+            database,
+            "INSERT INTO stints"
+            " (job_id, gpu_type, gpus, cpus, effective_gpus, began_at, ended_at, ending)"
+            " SELECT id, 'a100', 4, 8, 2, now() - interval '6 hours', now() - interval '2 hours', 'suspend'"
+            " FROM jobs",
+        )
+        request = tenants_pb2.GetUsageRequest(parent=PLACE, group_by=["tenant", "label:team"])
+        request.start_time.FromSeconds(int(SystemClock().wall_s()) - 8 * 3600)
+        (row,) = (await a.tenants.GetUsage(request)).rows
+        assert dict(row.group) == {"tenant": "nlp", "label:team": "x"}
+        assert row.gpu_hours == row.lost_gpu_hours == pytest.approx(16.0)
+        assert row.effective_gpu_hours == pytest.approx(8.0)
+        assert row.cpu_hours == pytest.approx(32.0)
+        assert row.preemptions == 1
+        assert row.quota_gpu_hours == pytest.approx(4 * 8, rel=1e-2)
+        assert row.capacity_share == pytest.approx(4 * 4 / (16 * 8), rel=1e-2)
+        assert not row.HasField("mean_waiting_seconds")
+        request.tenants.append("other")
+        assert not (await a.tenants.GetUsage(request)).rows
+        for wrong in ("colour", "label:"):
+            request = tenants_pb2.GetUsageRequest(parent=PLACE, group_by=[wrong])
+            assert (await refusal_of(a.tenants.GetUsage(request)))[2] == ["group_by[0]"]
+        request = tenants_pb2.GetUsageRequest(parent=PLACE)
+        request.end_time.FromSeconds(5)
+        request.start_time.FromSeconds(5)
+        assert (await refusal_of(a.tenants.GetUsage(request)))[2] == ["start_time"]
