@@ -11,6 +11,7 @@ from typing import Self
 
 import sqlalchemy as sa
 
+from tessera.db import dependencies
 from tessera.db.documents import dump_json
 from tessera.db.rows import json_rows
 from tessera.db.tables import LEAVES, LIVE
@@ -254,6 +255,35 @@ class Turn:
         ]
         self.connection.execute(_RECORD, {"rows": dump_json(history)})
         self._reserve(changes)
+        self._resolve_dependencies([c.job for c in changes if c.after in TERMINAL])
+
+    def _resolve_dependencies(self, ended: Sequence[int]) -> None:
+        """Free the jobs that waited for the ``ended`` ones, and reject those that never can start.
+
+        They have no GPUs, so nobody outside a turn changes them, and they are locked late.
+        """
+        if not ended:
+            return
+        awaited, frees = dependencies.note_ends(self.connection, ended)
+        self.needs_round |= frees
+        if not awaited:
+            return
+        broken = dependencies.find_broken(self.connection, ended)
+        self.apply(
+            [
+                JobChange(
+                    job=job.key,
+                    state=job.state,
+                    event=JobEvent.REJECT,
+                    detail=job.reason.message,
+                    error=job.reason.message,
+                )
+                for job in broken
+            ]
+        )
+        if broken:
+            dependencies.store_reasons(self.connection, broken)
+        self.needs_round |= dependencies.meet_dependencies(self.connection, ended)
 
     def change_plans(self, rows: Sequence[Mapping[str, object]]) -> None:
         """Note the plans by which running jobs run after a tuning, which are stored plans.

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, Final
 
 import sqlalchemy as sa
 
 from tessera.db import (
     agents,
+    arrays,
     collective_checks,
     deletion,
+    dependencies,
     derived_estimates,
     inventory,
     network,
@@ -32,6 +34,7 @@ from tessera.db.limits import require_few, require_few_clusters, require_few_ope
 from tessera.db.plans import ensure_plans_of_jobs
 from tessera.db.rows import CLUSTER, cluster_record, enter_cluster, jobs_named, nodes_named
 from tessera.db.turn import JobChange, Turn, request_round
+from tessera.formulation.arrays import ArrayRecord
 from tessera.formulation.errors import AlreadyExists, InvalidInput, NotAllowed, NotFound, StaleEtag
 from tessera.formulation.lifecycle import TERMINAL, JobEvent, JobState, is_allowed
 from tessera.formulation.reasons import Reason
@@ -59,6 +62,14 @@ from tessera.formulation.topologies.described import DescribedTopology
 from tessera.formulation.values import GpuType, Workload
 
 DEFAULT_LIMITS = StoreLimits()
+
+_NOT_COLUMNS: Final[dict[str, Any]] = {
+    "stated_plan": None,
+    "submitted_plan": "",
+    "after": (),
+    "array": None,
+}
+"""Fields of a job that are not columns of the same name, with their empty values."""
 
 _SUBMIT = sa.text(f"""
 INSERT INTO jobs (cluster_id, {", ".join(SUBMITTED_COLUMNS)})
@@ -171,8 +182,13 @@ class PostgresWriter:
         turn = Turn.take(self._connection, cluster)
         deletion.delete_nodes(turn, names, versions, allow_missing=allow_missing)
 
-    def submit_jobs(self, cluster: str, jobs: Sequence[JobSpec]) -> list[JobRecord]:
+    def submit_jobs(
+        self, cluster: str, jobs: Sequence[JobSpec], tenants: Collection[str] | None = None
+    ) -> list[JobRecord]:
         """Queue jobs, all or none."""
+        dependent = [job for job in jobs if job.after]
+        if dependent:  # no job that they name may end in the meantime
+            Turn.take(self._connection, cluster)
         key, names = enter_cluster(self._connection, cluster), [job.name for job in jobs]
         repeated = [name for name, count in Counter(names).items() if count > 1]
         if repeated:
@@ -187,10 +203,14 @@ class PostgresWriter:
         if unestimated or plan_ids or restricted or tunes:
             derived_estimates.notify_estimators(self._connection, cluster)
         pins.require_future(self._connection, jobs)
+        array_ids = arrays.add_arrays(self._connection, key, cluster, jobs)
         for job in jobs:
-            row = asdict(replace(job, stated_plan=None, submitted_plan=""))
-            del row["workload"], row["avoid_nodes"], row["stated_plan"], row["submitted_plan"]
+            row = asdict(replace(job, **_NOT_COLUMNS))
+            for name in ("workload", "avoid_nodes", *_NOT_COLUMNS):
+                del row[name]
             row |= launch_values(job) | {"workload_id": workload_ids[job.workload]}
+            if job.array is not None:
+                row |= {"array_id": array_ids[job.array.array], "array_index": job.array.index}
             if job.stated_plan is not None:
                 row["stated_plan_id"] = plan_ids[job.stated_plan.digest]
             row["submitted_plan_id"] = plan_ids.get(job.submitted_plan_id)
@@ -200,6 +220,8 @@ class PostgresWriter:
         if missing := set(names) - set(found):
             raise AlreadyExists(f"clusters/{cluster}/jobs/{min(missing)}")
         pins.put_avoids(self._connection, key, [job for job in jobs if job.avoid_nodes])
+        if dependent:
+            dependencies.put_dependencies(self._connection, key, jobs, tenants)
         request_round(self._connection, key)
         require_few_open_jobs(self._connection, cluster, {job.tenant for job in jobs}, self._limits)
         order = {name: i for i, name in enumerate(names)}
@@ -249,6 +271,15 @@ class PostgresWriter:
         turn.apply([JobChange(job=job, state=state, event=event)])
         turn.end()
         return jobs_named(self._connection, turn.cluster, [name])[0]
+
+    def array_event(self, cluster: str, name: str, event: JobEvent) -> ArrayRecord:
+        """Apply a user's event to all members of an array to which it may happen."""
+        turn = Turn.take(self._connection, cluster)
+        states = [state for state in JobState if is_allowed(state, event)]
+        members = arrays.members_in(self._connection, turn.cluster, name, states)
+        turn.apply([JobChange(job=job, state=state, event=event) for job, state in members])
+        turn.end()
+        return arrays.get_array(self._connection, cluster, name)
 
     def upsert_tenants(self, cluster: str, tenants: Sequence[TenantSpec]) -> list[TenantSpec]:
         """Create tenants or replace their settings, all or none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
+from tessera.formulation.arrays import ArrayRecord
 from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.lifecycle import JobEvent, JobState
 from tessera.formulation.network.outcome import NetworkPlanRecord
@@ -136,14 +137,18 @@ class Writer(Protocol):
         """
         ...
 
-    def submit_jobs(self, cluster: str, jobs: Sequence[JobSpec]) -> list[JobRecord]:
+    def submit_jobs(
+        self, cluster: str, jobs: Sequence[JobSpec], tenants: Collection[str] | None = None
+    ) -> list[JobRecord]:
         """Queue jobs, all or none.
+
+        Jobs of other ``tenants`` that they wait for count as unknown, unless it is None.
 
         Raises:
             NotFound: the cluster. AlreadyExists: a job.
-            InvalidInput: unknown GPU type or node; a deadline that has passed; a pinned GPU type on
-                which the workload has no Cells although it has some on others; or its Cells do not
-                fit the cluster.
+            InvalidInput: unknown GPU type, node or dependency; jobs that wait for each other; a
+                deadline that has passed; a pinned GPU type on which the workload has no Cells
+                although it has some on others; or its Cells do not fit the cluster.
             LimitReached: a tenant would have too many live jobs.
         """
         ...
@@ -163,6 +168,10 @@ class Writer(Protocol):
 
     def job_event(self, cluster: str, name: str, event: JobEvent, version: int | None) -> JobRecord:
         """Apply a user's event (cancel, hold, release). Raises NotFound, StaleEtag, NotAllowed."""
+        ...
+
+    def array_event(self, cluster: str, name: str, event: JobEvent) -> ArrayRecord:
+        """Apply a user's event to all jobs of an array to which it may happen. Raises NotFound."""
         ...
 
     def upsert_tenants(self, cluster: str, tenants: Sequence[TenantSpec]) -> list[TenantSpec]:
@@ -385,6 +394,10 @@ class Store(Rounds, Protocol):
 
     def get_job(self, cluster: str, name: str) -> JobRecord:
         """Return a job. Raises NotFound."""
+        ...
+
+    def get_array(self, cluster: str, name: str) -> ArrayRecord:
+        """Return an array of jobs, with the numbers of its jobs. Raises NotFound."""
         ...
 
     def list_jobs(

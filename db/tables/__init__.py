@@ -9,6 +9,7 @@ from tessera.db.tables import (
     rounds,
     service,
     triggers,
+    webhooks,
 )
 from tessera.db.tables.columns import metadata
 from tessera.db.tables.jobs import LEAVES, LIVE
@@ -25,4 +26,5 @@ __all__ = [
     "rounds",
     "service",
     "triggers",
+    "webhooks",
 ]

@@ -128,6 +128,8 @@ _RULES: Final[dict[str, dict[str, Rule]]] = {
         "CancelJob": _change(USERS, _name),
         "HoldJob": _change(USERS, _name),
         "ReleaseJob": _change(USERS, _name),
+        "GetArray": _read(),  # the servicer compares the tenant of the array
+        "ChangeArray": _change(USERS),
         "WatchJob": _read(jobs=_name),
         "ReadLogs": _read(jobs=_name),
         "GetJobCurves": _read(jobs=_name),
