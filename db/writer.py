@@ -20,6 +20,7 @@ from tessera.db import (
     network,
     pins,
     profiling,
+    webhooks,
     workloads,
 )
 from tessera.db import tenants as settings
@@ -60,6 +61,7 @@ from tessera.formulation.records.store import StoreLimits
 from tessera.formulation.runtimes import RESTRICTED_RUNTIMES
 from tessera.formulation.topologies.described import DescribedTopology
 from tessera.formulation.values import GpuType, Workload
+from tessera.formulation.webhooks import WebhookRecord, WebhookSpec
 
 DEFAULT_LIMITS = StoreLimits()
 
@@ -296,6 +298,18 @@ class PostgresWriter:
         turn = Turn.take(self._connection, cluster)
         settings.delete_tenants(turn, names, allow_missing=allow_missing)
         request_round(self._connection, turn.cluster)
+
+    def add_webhook(self, cluster: str, spec: WebhookSpec) -> WebhookRecord:
+        """Store a webhook."""
+        return webhooks.add_webhook(self._connection, cluster, spec)
+
+    def delete_webhook(self, cluster: str, name: str, tenants: Collection[str] | None) -> None:
+        """Delete a webhook with its events."""
+        webhooks.delete_webhook(self._connection, cluster, name, tenants)
+
+    def revive_webhook(self, cluster: str, name: str) -> None:
+        """Let a webhook get events again."""
+        webhooks.revive_webhook(self._connection, cluster, name)
 
     def upsert_estimates(self, cluster: str, estimates: Sequence[EstimateRecord]) -> int:
         """Create or replace estimates; return how many."""

@@ -23,6 +23,7 @@ webhooks = sa.Table(
     reference_column("cluster_id", "clusters.id"),
     text_column("name"),
     text_column("tenant", default=""),  # whose jobs it reports
+    flag_column("all_tenants"),
     text_column("url"),
     names_column("events"),  # of ``WebhookEvent``
     sa.Column("labels", JSONB, nullable=False),  # that a job must have

@@ -34,6 +34,7 @@ from tessera.v1 import (
     networks_pb2_grpc,
     scheduler_pb2_grpc,
     tenants_pb2_grpc,
+    webhooks_pb2_grpc,
 )
 
 DEADLINE_S: Final = 60.0
@@ -124,6 +125,7 @@ class Client:
         self.networks = networks_pb2_grpc.NetworksStub(channel)
         self.scheduler = scheduler_pb2_grpc.SchedulerStub(channel)
         self.tenants = tenants_pb2_grpc.TenantsStub(channel)
+        self.webhooks = webhooks_pb2_grpc.WebhooksStub(channel)
 
     def call(
         self,

@@ -354,9 +354,8 @@ def _requests(
 def _submit(
     client: Client, to: str, requests: list[jobs_pb2.SubmitJobRequest], *, validate_only: bool
 ) -> list[jobs_pb2.Job]:
-    if len(requests) == 1 and not requests[0].HasField(
-        "array"
-    ):  # the result is the same, but errors name the field without an index
+    # Of one job, the result is the same, but errors name the field without an index.
+    if len(requests) == 1 and not requests[0].HasField("array"):
         request = jobs_pb2.SubmitJobRequest(
             parent=to,
             job_id=requests[0].job_id,

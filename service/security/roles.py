@@ -155,6 +155,12 @@ _RULES: Final[dict[str, dict[str, Rule]]] = {
         "ListTenants": _read(),
         "DeleteTenants": _change(),
     },
+    "Webhooks": {  # the servicer compares their tenants
+        "CreateWebhook": _change(USERS),
+        "ListWebhooks": _read(USERS),
+        "DeleteWebhook": _change(USERS),
+        "TestWebhook": _change(USERS),
+    },
 }
 
 PACKAGE: Final = "tessera.v1"

@@ -164,6 +164,7 @@ def upgrade() -> None:
         sa.Column("cluster_id", sa.BigInteger(), nullable=False),
         _text("name"),
         _text("tenant", ""),
+        sa.Column("all_tenants", sa.Boolean(), server_default=sa.text("false"), nullable=False),
         _text("url"),
         sa.Column("events", postgresql.ARRAY(sa.Text(collation="C")), nullable=False),
         sa.Column("labels", postgresql.JSONB(), nullable=False),

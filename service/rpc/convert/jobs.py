@@ -189,7 +189,7 @@ def to_changes(field: str, cluster: str, message: pb.Job) -> dict[str, Any]:
         "queue": fields.require_whole(f"{field}.priority", message.priority or 1, 1, MAX_PRIORITY),
         "movable": not message.pinned,
         "deadline_s": deadline_s,
-        "labels": _labels(f"{field}.labels", message.labels),
+        "labels": to_labels(f"{field}.labels", message.labels),
         "pinned_type": message.pinned_gpu_type,
         "avoid_nodes": _avoided(f"{field}.avoid_nodes", cluster, list(message.avoid_nodes)),
         "min_gpus": fields.require_whole(f"{field}.min_gpus", message.min_gpus, 0, MAX_GPUS),
@@ -370,7 +370,8 @@ def _avoided(field: str, cluster: str, nodes: list[str]) -> tuple[str, ...]:
     return ids
 
 
-def _labels(field: str, labels: Mapping[str, str]) -> dict[str, str]:
+def to_labels(field: str, labels: Mapping[str, str]) -> dict[str, str]:
+    """Return the labels of a job, or those that it must have. Raises InvalidInput."""
     if RUN_LABEL in labels:
         raise InvalidInput(field, f"may not have {RUN_LABEL}, which only the service sets")
     if len(labels) > MAX_LABELS:
