@@ -37,21 +37,21 @@ EVENTS_PER_CLAIM: Final = 50
 
 MAX_ERROR_CHARS: Final = 300
 
-_EVENTS = ", ".join(f"('{event}', '{told}')" for event, told in EVENT_OF.items())
+_EVENTS = ", ".join(f"('{event}', '{name}')" for event, name in EVENT_OF.items())
 
 # A round's reasons may name jobs of other tenants. What a job's own program reported may not.
 _WRITE = """
 INSERT INTO webhook_events (webhook_id, at, event, document)
-SELECT w.id, h.at, h.told, jsonb_build_object(
+SELECT w.id, h.at, h.reported, jsonb_build_object(
     'cluster', c.name, 'job', j.name, 'tenant', j.tenant, 'labels', j.labels, 'state', h.state,
     'generation', j.generation, 'gpu_type', t.name, 'gpus', j.cell_gpus,
     'time', to_char(h.at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"'),
-    'error', CASE WHEN h.told IN ('crashed', 'failed') THEN h.detail ELSE '' END)
+    'error', CASE WHEN h.reported IN ('crashed', 'failed') THEN h.detail ELSE '' END)
 FROM happened h JOIN jobs j ON j.id = h.job_id JOIN clusters c ON c.id = j.cluster_id
 LEFT JOIN gpu_types t ON t.id = j.cell_type_id
 JOIN webhooks w ON w.cluster_id = j.cluster_id AND NOT w.dead
     AND (w.all_tenants OR w.tenant = j.tenant) AND j.labels @> w.labels
-    AND (w.events = '{}' OR h.told = ANY(w.events))
+    AND (w.events = '{}' OR h.reported = ANY(w.events))
 ORDER BY h.number, w.id
 """
 
@@ -62,8 +62,8 @@ WITH recorded AS (
     FROM json_to_recordset(CAST(:rows AS json)) AS c(id bigint, event text, state text, detail text)
     RETURNING id, job_id, at, event, state, detail
 ), happened AS (
-    SELECT r.id AS number, r.job_id, r.at, r.state, r.detail, e.told
-    FROM recorded r JOIN (VALUES {_EVENTS}) AS e(event, told) ON e.event = r.event
+    SELECT r.id AS number, r.job_id, r.at, r.state, r.detail, e.reported
+    FROM recorded r JOIN (VALUES {_EVENTS}) AS e(event, reported) ON e.event = r.event
 )
 {_WRITE}
 """)  # noqa: S608 - constants of formulation
@@ -72,7 +72,7 @@ WITH recorded AS (
 _RECORD_LAPSED = sa.text(f"""
 WITH happened AS (
     SELECT j.id AS number, j.id AS job_id, clock_timestamp() AS at, j.state, '' AS detail,
-        '{WebhookEvent.DEADLINE_LAPSED}' COLLATE "C" AS told
+        '{WebhookEvent.DEADLINE_LAPSED}' COLLATE "C" AS reported
     FROM jobs j WHERE j.id = ANY(:jobs)
 )
 {_WRITE}
@@ -246,7 +246,7 @@ def _record(row: sa.RowMapping) -> WebhookRecord:
 
 
 def claim_webhook(connection: sa.Connection) -> ClaimedWebhook | None:
-    """Claim a webhook that has events to deliver now, and return it; None if there is none."""
+    """Claim a webhook that has events to deliver now, and return it, or None without one."""
     row = connection.execute(_CLAIM, {"claim_s": CLAIM_S}).one_or_none()
     if row is None:
         return None

@@ -156,7 +156,7 @@ class Jobs(CellTable):
     retry_s: Floats = usual(0.0, is_new=True)
     """Time before which the job is not tried again, in seconds since 1970. 0 means immediately."""
     unmet: Ints = usual(0, is_new=True)
-    """Dependencies of the job that are not met yet. It may not run until there are none."""
+    """Dependencies of the job that are not met yet. It may not run until this is 0."""
     array: Ints = usual(-1, is_new=True)
     """Array of the job, if its members share a limit: a number that all of them have. -1 if not."""
     array_limit: Ints = usual(0, is_new=True)

@@ -20,7 +20,7 @@ def arrays_run_few_members(draft: Draft) -> Draft:
     """Leave columns to no more members of an array than its limit, first to those that have GPUs.
 
     Members differ only in their index, so it costs little that a round chooses among the first ones
-    only. A row would say the same, and would couple jobs that are decided by themselves now.
+    only. A row would say the same, and would couple jobs that are decided separately now.
     """
     jobs = draft.snapshot.jobs
     if not (jobs.array >= 0).any():

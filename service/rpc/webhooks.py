@@ -27,7 +27,10 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookParts:
-    """What a server needs to send to webhooks. ``key`` is None if its operator has set none."""
+    """The means by which a server sends to webhooks.
+
+    ``key`` is None if its operator has not set one.
+    """
 
     store: WebhookStore
     sender: Sender

@@ -25,7 +25,7 @@ MAX_URL_CHARS: Final = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendingOptions:
-    """What an operator allows: plain HTTP, and networks that are not public.
+    """The limits that an operator sets: plain HTTP, and networks that are not public.
 
     ``authorities`` is a file of certificates (PEM) to trust. "" means those of this machine.
     """
@@ -127,13 +127,15 @@ class _PinnedConnection(http.client.HTTPConnection):
         with contextlib.closing(self):
             self.connect()
             # A server that sends a byte now and then would keep within the limit of each step.
-            plain = self.sock
-            timer = threading.Timer(self._limit_s, self._give_up, [plain])
+            timer = threading.Timer(self._limit_s, self._give_up)
             timer.daemon = True
             timer.start()
             try:
                 if self._trust is not None:
-                    self.sock = self._trust.wrap_socket(plain, server_hostname=self.host)
+                    self.sock = self._trust.wrap_socket(
+                        self.sock, do_handshake_on_connect=False, server_hostname=self.host
+                    )
+                    self.sock.do_handshake()
                 self.request("POST", target, body, headers)
                 return self.getresponse().status
             except (OSError, http.client.HTTPException, ValueError):
@@ -143,10 +145,12 @@ class _PinnedConnection(http.client.HTTPConnection):
             finally:
                 timer.cancel()
 
-    def _give_up(self, plain: socket.socket) -> None:
-        self._is_late = True
+    def _give_up(self) -> None:
+        """End the connection. It runs in a thread of its own."""
+        self._is_late, connected = True, self.sock
         with contextlib.suppress(OSError):  # it is closed already
-            socket.socket.shutdown(plain, socket.SHUT_RDWR)
+            if connected is not None:
+                socket.socket.shutdown(connected, socket.SHUT_RDWR)  # TLS has nothing to say
 
 
 def _cause(error: Exception) -> str:

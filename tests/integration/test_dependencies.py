@@ -59,6 +59,10 @@ def members(name: str, last: int, limit: int = 0, **more: Any) -> list[JobSpec]:
     return [a_spec(m.name, array=m, **more) for m in indices.members(name)]
 
 
+def change_array(store: PostgresStore, name: str, event: JobEvent) -> None:
+    do(store, lambda w: w.array_event(C, name, event))
+
+
 def finish(store: PostgresStore, name: str) -> None:
     """Run a job to its success."""
     run(store, **{name: [(A0, [0])]})
@@ -219,7 +223,7 @@ def test_an_array_is_changed_as_a_whole(lab: PostgresStore) -> None:
         (JobEvent.RELEASE, JobState.QUEUED),
         (JobEvent.CANCEL, JobState.CANCELLED),
     ):
-        do(lab, lambda w, event=event: w.array_event(C, "swarm", event))
+        change_array(lab, "swarm", event)
         record = lab.get_array(C, "swarm")
         assert record.states == {JobState.SUCCEEDED: 1, state: 3}
     assert (record.size, record.limit, record.live) == (4, 2, 0)
