@@ -24,6 +24,8 @@ STATED_COLUMNS: Final = tuple(
         "stated_plan",
         "submitted_plan",
         "launch",
+        "after",
+        "array",
     }
 )
 """The columns of ``jobs`` that hold a field of a ``JobSpec`` of the same name."""
@@ -39,6 +41,8 @@ SUBMITTED_COLUMNS: Final = (
     "workload_id",
     "stated_plan_id",
     "submitted_plan_id",
+    "array_id",
+    "array_index",
     *LAUNCH_COLUMNS,
     *STATED_COLUMNS,
 )

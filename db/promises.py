@@ -27,7 +27,8 @@ WHERE j.id = c.id
 class Promise:
     """The result of a round for a job, given by its key.
 
-    ``rejected`` says why the job can never run. It is None if it can.
+    ``rejected`` says why the job can never run. It is None if it can. ``lapsed`` says whether the round
+    gives up a deadline that was promised.
     """
 
     job: int
@@ -36,6 +37,7 @@ class Promise:
     certificate: Sequence[LegRecord]
     round: int
     rejected: Reason | None = None
+    lapsed: bool = False
 
 
 def record_promises(connection: sa.Connection, promises: Sequence[Promise]) -> None:

@@ -93,6 +93,18 @@ _OLD_JOBS = """
         AND NOT EXISTS (SELECT FROM allocations l WHERE l.job_id = j.id)
 """
 
+_UNUSED_ARRAYS = """
+    SELECT a.id FROM job_arrays a WHERE a.cluster_id = :cluster AND a.ended = a.size
+        AND NOT EXISTS (SELECT FROM jobs j WHERE j.array_id = a.id)
+"""
+"""The arrays of which no job is stored any more. A dependency that they met stays met."""
+
+_OLD_WEBHOOK_EVENTS = """
+    SELECT e.id FROM webhook_events e JOIN webhooks w ON w.id = e.webhook_id
+    WHERE w.cluster_id = :cluster AND e.at < now() - make_interval(secs => :jobs_s)
+"""
+"""The events that dead webhooks did not take."""
+
 _OLD_EVENTS = f"""
     SELECT h.id FROM jobs j CROSS JOIN LATERAL (
         SELECT e.id, e.at FROM job_history e WHERE e.job_id = j.id ORDER BY e.id DESC OFFSET {KEEP_EVENTS}
@@ -262,6 +274,10 @@ _KINDS: Final[Mapping[str, _RowKind]] = {
         ("DELETE FROM policies WHERE cluster_id = :cluster AND version = ANY(:keys)",),
     ),
     "shadow_rounds": _RowKind(_OLD_SHADOW_ROUNDS, (_DROP_SHADOW_ROUNDS,)),
+    "job_arrays": _RowKind(_UNUSED_ARRAYS, ("DELETE FROM job_arrays WHERE id = ANY(:keys)",)),
+    "webhook_events": _RowKind(
+        _OLD_WEBHOOK_EVENTS, ("DELETE FROM webhook_events WHERE id = ANY(:keys)",)
+    ),
     "job_history": _RowKind(_OLD_EVENTS, ("DELETE FROM job_history WHERE id = ANY(:keys)",)),
     "job_starts": _RowKind(_OLD_STARTS, (_DROP_STARTS,)),
     "log_reads": _RowKind(

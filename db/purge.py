@@ -35,6 +35,13 @@ _STATEMENTS = (
     _delete("network_plans", "x.cluster_id = :cluster", ROWS_PER_BATCH),
     _delete("networks", "x.cluster_id = :cluster", ROWS_PER_BATCH),
     _delete("jobs", "x.cluster_id = :cluster", JOBS_PER_BATCH),
+    _delete("job_arrays", "x.cluster_id = :cluster", ROWS_PER_BATCH),
+    _delete(
+        "webhook_events",
+        "x.webhook_id IN (SELECT w.id FROM webhooks w WHERE w.cluster_id = :cluster)",
+        ROWS_PER_BATCH,
+    ),
+    _delete("webhooks", "x.cluster_id = :cluster", ROWS_PER_BATCH),
     _delete("tunings", f"x.workload_id IN ({_OF_WORKLOADS})", ROWS_PER_BATCH),
     _delete("estimates", f"x.workload_id IN ({_OF_WORKLOADS})", ROWS_PER_BATCH),
     _delete("measurements", f"x.workload_id IN ({_OF_WORKLOADS})", ROWS_PER_BATCH),

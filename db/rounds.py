@@ -17,6 +17,7 @@ from tessera.db.proofs import pack_proof
 from tessera.db.rows import cluster_id, json_rows, named_subqueries
 from tessera.db.snapshots import StoredSnapshot, has_base, pack_snapshot, pack_whole, read_base
 from tessera.db.turn import JobChange, NewCell, Turn
+from tessera.db.webhooks import record_lapsed_deadlines
 from tessera.formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
 from tessera.formulation.demand import Demand
 from tessera.formulation.effective import effective_gpus
@@ -170,6 +171,7 @@ def _commit(
     turn.lock([row.job for row in promises] + [change.job for change in changes])
     turn.apply(changes)
     record_promises(connection, promises)
+    record_lapsed_deadlines(connection, [row.job for row in promises if row.lapsed])
     plan = commit.network
     # A network plan is only valid for the topology that it was made for.
     if plan and not plan.violations and network.is_described_by(turn, snapshot.topology):
@@ -297,6 +299,7 @@ def _promises(
                 certificate=legs,
                 round=turn.number,
                 rejected=d.reason if rejected else None,
+                lapsed=then[0] and not admitted and not rejected,
             )
         )
     return promises

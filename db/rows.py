@@ -9,12 +9,15 @@ from typing import Any
 import sqlalchemy as sa
 
 from tessera.db.cells import cell_of_job, stored_plan
+from tessera.db.dependencies import DEPENDENCIES, stored_dependencies
 from tessera.db.documents import certificate_from
 from tessera.db.forecasts import FORECAST_COLUMNS, forecast_record
 from tessera.db.job_columns import stated_in
 from tessera.db.tables import LIVE
 from tessera.db.training import TRAINING_COLUMNS, training_record
 from tessera.db.wait_reasons import reasons_of
+from tessera.formulation.arrays import ArrayMember
+from tessera.formulation.dependencies import Dependency
 from tessera.formulation.errors import NotFound
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.reasons import Reason
@@ -185,6 +188,8 @@ SELECT j.*, {SERVICE_GPU_S} AS held_gpu_s,
     u.name AS submitted_name, u.document AS submitted_document,
     m.iter_time_s AS reported_iter_time_s, m.source AS reported_source, {TRAINING_COLUMNS},
     {FORECAST_COLUMNS},
+    {DEPENDENCIES} AS dependencies, g.name AS array_name, g.size AS array_size,
+    g.running_limit AS array_limit,
     extract(epoch FROM j.created_at)::float8 AS created_s,
     extract(epoch FROM j.started_at)::float8 AS started_s,
     extract(epoch FROM j.ended_at)::float8 AS ended_s
@@ -198,6 +203,7 @@ LEFT JOIN plans u ON u.id = j.submitted_plan_id
 LEFT JOIN measurements m ON m.job_id = j.id AND m.generation = j.generation
 LEFT JOIN trainings tr ON tr.job_id = j.id
 LEFT JOIN forecasts f ON f.job_id = j.id
+LEFT JOIN job_arrays g ON g.id = j.array_id
 """  # noqa: S608 - a constant of this module
 
 JOBS_NAMED = sa.text(_JOBS + "WHERE j.cluster_id = :cluster AND j.name = ANY(:names) ORDER BY j.id")
@@ -239,7 +245,23 @@ def job_spec(row: Row) -> JobSpec:
         avoid_nodes=tuple(row["avoid_nodes"]),
         stated_plan=stored_plan(row["stated_document"]),
         submitted_plan=stored_plan(row["submitted_document"]) or row["submitted_name"] or "",
+        after=tuple(
+            Dependency(job=d.job, condition=d.condition)
+            for d in stored_dependencies(row["dependencies"])
+        ),
+        array=_array_member(row),
         **stated_in(row),
+    )
+
+
+def _array_member(row: Row) -> ArrayMember | None:
+    if row["array_name"] is None:
+        return None
+    return ArrayMember(
+        array=row["array_name"],
+        index=row["array_index"],
+        size=row["array_size"],
+        limit=row["array_limit"],
     )
 
 
@@ -286,6 +308,7 @@ def job_record(row: Row, shares: Shares, reason: Reason | None, reason_round: in
         retry_s=row["retry_s"] or 0.0,
         training=training_record(row),
         forecast=forecast_record(row),
+        dependencies=stored_dependencies(row["dependencies"]),
     )
 
 

@@ -14,6 +14,7 @@ from tessera.db.rows import SERVICE_GPU_S, json_rows, named_subqueries
 from tessera.db.runnable_plans import TECHNIQUES_MASK, load_refused_plans
 from tessera.db.tables import LIVE
 from tessera.formulation.demand import NOT_STATED
+from tessera.formulation.dependencies import CONDITIONS, Condition
 from tessera.formulation.errors import NotFound
 from tessera.formulation.network.facts import StandingNetworkPlan, TrafficMeasurements, Traffics
 from tessera.formulation.network.traffic import intern_traffic
@@ -23,6 +24,7 @@ from tessera.formulation.snapshot import (
     STATES,
     Allocations,
     Avoids,
+    Dependencies,
     Estimates,
     Jobs,
     Legs,
@@ -77,6 +79,13 @@ _TABLES = {
         f" WHERE j.cluster_id = c.id AND j.{LIVE}",
         "j.id, n.name",
     ),
+    "dependencies": json_rows(
+        "d.job_id, d.on_job_id, d.condition",
+        "jobs j JOIN job_dependencies d ON d.job_id = j.id"
+        f" WHERE j.cluster_id = c.id AND j.{LIVE} AND j.unmet > 0 AND NOT d.met"
+        " AND d.on_job_id IS NOT NULL",
+        "j.id, d.position",
+    ),
     "prices": json_rows(
         "p.key, greatest(p.value::float8, 0)",
         "rounds r CROSS JOIN LATERAL jsonb_each(r.summary->'prices') AS p"
@@ -124,6 +133,8 @@ _JOB_EXPRESSIONS = {
     "runtime": "coalesce("
     + _case("j.runtime", {name: code for code, name in enumerate(RESTRICTED_RUNTIMES)})
     + ", -1)",
+    "array": "CASE WHEN g.running_limit > 0 THEN g.id ELSE -1 END",
+    "array_limit": "coalesce(g.running_limit, 0)",
     "retry_s": "coalesce(date_part('epoch', j.retry_at), 0)",
     "restart_s": "coalesce(tr.restart_s, j.restart_s)",  # measured, or else as stated
     "unsaved_since_s": "CASE WHEN (tr.start_times->>'stop_s')::float8 > 0"
@@ -144,7 +155,7 @@ _JOB_COLUMNS = {"id": "int8", "techniques": "int8"} | {
 _JOBS = f"""
 SELECT {", ".join(_JOB_EXPRESSIONS.get(name, f"j.{name}") for name in _JOB_COLUMNS)}
 FROM jobs j LEFT JOIN gpu_types t ON t.cluster_id = j.cluster_id AND t.name = j.requested_type
-LEFT JOIN trainings tr ON tr.job_id = j.id
+LEFT JOIN trainings tr ON tr.job_id = j.id LEFT JOIN job_arrays g ON g.id = j.array_id
 WHERE j.cluster_id = {{cluster}} AND j.{LIVE} ORDER BY j.id
 """  # noqa: S608 - constants only
 
@@ -264,6 +275,7 @@ def load_snapshot(connection: sa.Connection, name: str, silence_s: float) -> Sna
         ),
         runtimes=runtimes,
         refused_plans=refused,
+        dependencies=_dependencies(cluster.dependencies, job_at),
         **_network(connection, cluster, (job_at, workload_at, type_at, plan_at, node_at)),
     )
 
@@ -366,7 +378,19 @@ def _jobs(
     j["current_plan"] = plan_at.of(j["current_plan"], absent=0)
     for kind in ("stated_plan", "submitted_plan"):
         j[kind] = plan_at.of(j[kind])
+    limited = j["array"] >= 0
+    j["array"][limited] = np.unique(j["array"][limited], return_inverse=True)[1]
     return Jobs(name=names, tenant=tenants, **j), techniques, keys
+
+
+def _dependencies(rows: Sequence[tuple[int, int, str]], job_at: _Index) -> Dependencies:
+    jobs, others, conditions = list(zip(*rows, strict=True)) or [()] * 3
+    codes = [CONDITIONS.index(Condition(condition)) for condition in conditions]
+    return Dependencies(
+        job=job_at.of(np.array(jobs, np.int64)),
+        on=job_at.of(np.array(others, np.int64)),
+        condition=np.array(codes, np.int64),
+    )
 
 
 def _unestimated(workloads: Sequence[Sequence[Any]], jobs: Jobs, estimates: Estimates) -> Bools:

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from tessera.db import (
     agents,
+    arrays,
     audit_log,
     derived_estimates,
     forecasts,
@@ -38,6 +39,7 @@ from tessera.db.engine import Database
 from tessera.db.limits import require_few
 from tessera.db.observe import record_observation
 from tessera.db.writer import DEFAULT_LIMITS, PostgresWriter
+from tessera.formulation.arrays import ArrayRecord
 from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.network.outcome import NetworkPlanRecord
@@ -200,6 +202,11 @@ class PostgresStore:
         """Return a job."""
         with self._database.read() as connection:
             return reads.get_job(connection, cluster, name)
+
+    def get_array(self, cluster: str, name: str) -> ArrayRecord:
+        """Return an array of jobs."""
+        with self._database.read() as connection:
+            return arrays.get_array(connection, cluster, name)
 
     def list_jobs(
         self,

@@ -11,9 +11,11 @@ from typing import Self
 
 import sqlalchemy as sa
 
+from tessera.db import dependencies
 from tessera.db.documents import dump_json
 from tessera.db.rows import json_rows
 from tessera.db.tables import LEAVES, LIVE
+from tessera.db.webhooks import RECORD_EVENTS, notify_deliverers
 from tessera.formulation.errors import NotFound
 from tessera.formulation.lifecycle import ACTIVE, TERMINAL, JobEvent, JobState, advance_state
 from tessera.formulation.promises.backoff import FIRST_S, MAX_S, RAN_WELL_S
@@ -149,12 +151,6 @@ WHERE j.id = c.id AND j.generation = c.generation AND j.cell_gpus IS NOT NULL
     AND p.cluster_id = j.cluster_id AND p.name = c.plan
 """)
 
-_RECORD = sa.text("""
-INSERT INTO job_history (job_id, at, event, state, detail)
-SELECT c.id, clock_timestamp(), c.event, c.state, c.detail
-FROM json_to_recordset(CAST(:rows AS json)) AS c(id bigint, event text, state text, detail text)
-""")
-
 # A gang that still waited for one of its GPUs was never started, so its start is forgotten.
 _RELEASE = sa.text("""
 WITH unreserved AS (
@@ -264,8 +260,38 @@ class Turn:
         history = [
             {"id": c.job, "event": c.event, "state": c.after, "detail": c.detail} for c in changes
         ]
-        self.connection.execute(_RECORD, {"rows": dump_json(history)})
+        if self.connection.execute(RECORD_EVENTS, {"rows": dump_json(history)}).rowcount:
+            notify_deliverers(self.connection)
         self._reserve(changes)
+        self._resolve_dependencies([c.job for c in changes if c.after in TERMINAL])
+
+    def _resolve_dependencies(self, ended: Sequence[int]) -> None:
+        """Free the jobs that waited for the ``ended`` ones, and reject those that never can start.
+
+        They have no GPUs, so nobody outside a turn changes them, and they are locked late.
+        """
+        if not ended:
+            return
+        awaited, frees = dependencies.note_ends(self.connection, ended)
+        self.needs_round |= frees
+        if not awaited:
+            return
+        broken = dependencies.find_broken(self.connection, ended)
+        self.apply(
+            [
+                JobChange(
+                    job=job.key,
+                    state=job.state,
+                    event=JobEvent.REJECT,
+                    detail=job.reason.message,
+                    error=job.reason.message,
+                )
+                for job in broken
+            ]
+        )
+        if broken:
+            dependencies.store_reasons(self.connection, broken)
+        self.needs_round |= dependencies.meet_dependencies(self.connection, ended)
 
     def change_plans(self, rows: Sequence[Mapping[str, object]]) -> None:
         """Note the plans by which running jobs run after a tuning, which are stored plans.

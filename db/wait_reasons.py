@@ -11,7 +11,9 @@ from typing import Final
 import sqlalchemy as sa
 
 from tessera.db.decisions import find_reasons
+from tessera.db.dependencies import stored_dependencies
 from tessera.db.documents import reason_from
+from tessera.formulation.dependencies import waiting_reason
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.promises.backoff import back_off_over_reason, back_off_reason
 from tessera.formulation.reasons import Reason, ReasonCode, held_reason, leaving_reason
@@ -22,7 +24,9 @@ WaitReason = tuple[Reason | None, int]
 _ROUND_STATES: Final = frozenset({JobState.QUEUED, JobState.STOPPING})
 """States of waiting jobs that rounds decide on. For other states the state itself is the reason."""
 
-_PAST_REASONS: Final = frozenset({ReasonCode.HELD, ReasonCode.LEAVING, ReasonCode.BACK_OFF})
+_PAST_REASONS: Final = frozenset(
+    {ReasonCode.HELD, ReasonCode.LEAVING, ReasonCode.BACK_OFF, ReasonCode.WAITS_FOR_JOBS}
+)
 """Reasons that only describe the job's state at the time of the round."""
 
 
@@ -55,6 +59,9 @@ def _why(row: sa.RowMapping, given: Reason | None, number: int) -> WaitReason:
         return leaving_reason(state), 0
     if state not in _ROUND_STATES:
         return None, 0
+    if row["unmet"]:
+        unmet = [d for d in stored_dependencies(row["dependencies"]) if not d.met]
+        return waiting_reason(unmet), 0
     if row["retry_s"] is not None and row["retry_s"] > row["now_s"]:
         return back_off_reason(row["failures"], row["retry_s"], row["last_error"]), 0
     if given is not None and given.code in _PAST_REASONS:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, Final
 
 import sqlalchemy as sa
 
 from tessera.db import (
     agents,
+    arrays,
     collective_checks,
     deletion,
+    dependencies,
     derived_estimates,
     inventory,
     network,
@@ -20,6 +22,7 @@ from tessera.db import (
     policies,
     profiling,
     shadows,
+    webhooks,
     workloads,
 )
 from tessera.db import tenants as settings
@@ -35,6 +38,7 @@ from tessera.db.plans import ensure_plans_of_jobs
 from tessera.db.rows import CLUSTER, cluster_record, enter_cluster, jobs_named, nodes_named
 from tessera.db.turn import JobChange, Turn, request_round
 from tessera.formulation.access import IDENTITY
+from tessera.formulation.arrays import ArrayRecord
 from tessera.formulation.errors import AlreadyExists, InvalidInput, NotAllowed, NotFound, StaleEtag
 from tessera.formulation.lifecycle import TERMINAL, JobEvent, JobState, is_allowed
 from tessera.formulation.reasons import Reason
@@ -61,11 +65,19 @@ from tessera.formulation.records.store import StoreLimits
 from tessera.formulation.runtimes import RESTRICTED_RUNTIMES
 from tessera.formulation.topologies.described import DescribedTopology
 from tessera.formulation.values import GpuType, Workload
+from tessera.formulation.webhooks import WebhookRecord, WebhookSpec
 
 DEFAULT_LIMITS = StoreLimits()
 
 MAX_SUBMITTER = 200
 """Characters that are kept of the name of who submits a job."""
+_NOT_COLUMNS: Final[dict[str, Any]] = {
+    "stated_plan": None,
+    "submitted_plan": "",
+    "after": (),
+    "array": None,
+}
+"""Fields of a job that are not columns of the same name, with their empty values."""
 
 _SUBMIT = sa.text(f"""
 INSERT INTO jobs (cluster_id, submitted_by, {", ".join(SUBMITTED_COLUMNS)})
@@ -179,8 +191,13 @@ class PostgresWriter:
         turn = Turn.take(self._connection, cluster)
         deletion.delete_nodes(turn, names, versions, allow_missing=allow_missing)
 
-    def submit_jobs(self, cluster: str, jobs: Sequence[JobSpec]) -> list[JobRecord]:
+    def submit_jobs(
+        self, cluster: str, jobs: Sequence[JobSpec], tenants: Collection[str] | None = None
+    ) -> list[JobRecord]:
         """Queue jobs, all or none."""
+        dependent = [job for job in jobs if job.after]
+        if dependent:  # no job that they name may end in the meantime
+            Turn.take(self._connection, cluster)
         key, names = enter_cluster(self._connection, cluster), [job.name for job in jobs]
         repeated = [name for name, count in Counter(names).items() if count > 1]
         if repeated:
@@ -195,10 +212,14 @@ class PostgresWriter:
         if unestimated or plan_ids or restricted or tunes:
             derived_estimates.notify_estimators(self._connection, cluster)
         pins.require_future(self._connection, jobs)
+        array_ids = arrays.add_arrays(self._connection, key, cluster, jobs)
         for job in jobs:
-            row = asdict(replace(job, stated_plan=None, submitted_plan=""))
-            del row["workload"], row["avoid_nodes"], row["stated_plan"], row["submitted_plan"]
+            row = asdict(replace(job, **_NOT_COLUMNS))
+            for name in ("workload", "avoid_nodes", *_NOT_COLUMNS):
+                del row[name]
             row |= launch_values(job) | {"workload_id": workload_ids[job.workload]}
+            if job.array is not None:
+                row |= {"array_id": array_ids[job.array.array], "array_index": job.array.index}
             if job.stated_plan is not None:
                 row["stated_plan_id"] = plan_ids[job.stated_plan.digest]
             row["submitted_plan_id"] = plan_ids.get(job.submitted_plan_id)
@@ -209,6 +230,8 @@ class PostgresWriter:
         if missing := set(names) - set(found):
             raise AlreadyExists(f"clusters/{cluster}/jobs/{min(missing)}")
         pins.put_avoids(self._connection, key, [job for job in jobs if job.avoid_nodes])
+        if dependent:
+            dependencies.put_dependencies(self._connection, key, jobs, tenants)
         request_round(self._connection, key)
         require_few_open_jobs(self._connection, cluster, {job.tenant for job in jobs}, self._limits)
         order = {name: i for i, name in enumerate(names)}
@@ -259,6 +282,15 @@ class PostgresWriter:
         turn.end()
         return jobs_named(self._connection, turn.cluster, [name])[0]
 
+    def array_event(self, cluster: str, name: str, event: JobEvent) -> ArrayRecord:
+        """Apply a user's event to all members of an array to which it may happen."""
+        turn = Turn.take(self._connection, cluster)
+        states = [state for state in JobState if is_allowed(state, event)]
+        members = arrays.members_in(self._connection, turn.cluster, name, states)
+        turn.apply([JobChange(job=job, state=state, event=event) for job, state in members])
+        turn.end()
+        return arrays.get_array(self._connection, cluster, name)
+
     def upsert_tenants(self, cluster: str, tenants: Sequence[TenantSpec]) -> list[TenantSpec]:
         """Create tenants or replace their settings, all or none."""
         turn = Turn.take(self._connection, cluster)
@@ -299,6 +331,17 @@ class PostgresWriter:
         """Delete the cluster's shadow with its rounds."""
         turn = Turn.take(self._connection, cluster)
         shadows.drop_shadow(turn, allow_missing=allow_missing)
+    def add_webhook(self, cluster: str, spec: WebhookSpec) -> WebhookRecord:
+        """Store a webhook."""
+        return webhooks.add_webhook(self._connection, cluster, spec)
+
+    def delete_webhook(self, cluster: str, name: str, tenants: Collection[str] | None) -> None:
+        """Delete a webhook with its events."""
+        webhooks.delete_webhook(self._connection, cluster, name, tenants)
+
+    def revive_webhook(self, cluster: str, name: str) -> None:
+        """Let a webhook get events again."""
+        webhooks.revive_webhook(self._connection, cluster, name)
 
     def upsert_estimates(self, cluster: str, estimates: Sequence[EstimateRecord]) -> int:
         """Create or replace estimates; return how many."""

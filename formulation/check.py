@@ -13,7 +13,7 @@ from itertools import chain
 
 import numpy as np
 
-from tessera.formulation.lifecycle import SCHEDULABLE
+from tessera.formulation.lifecycle import LEAVING
 from tessera.formulation.placement import Gang, Placement, changed_gangs, current_gangs
 from tessera.formulation.problem import Problem, RowKind
 from tessera.formulation.snapshot import STATES, Snapshot
@@ -101,7 +101,7 @@ def find_placement_violations(
     * Nodes are schedulable, GPUs exist, and no GPU is given twice.
     * Each node gives the same number of GPUs, or whole nodes are given and one smaller share. If
       the count does not divide by the number of nodes, all nodes but one give the same number.
-    * No job is placed that may not run.
+    * No job is placed that may not run, and no more members of an array than its limit.
     * A job that keeps its Cell keeps its GPUs unless it is migrated. Pinned jobs never are.
     * No job is on a node that it avoids, or is given a shape slower than it was promised.
     * No job is given an execution plan that its runtime cannot run, unless it runs by it already.
@@ -119,6 +119,7 @@ def find_placement_violations(
     ]
     given = _given(problem, solution, placement)
     broken.extend(_wrong_gangs(snapshot, problem, given))
+    broken.extend(_arrays_over_limit(snapshot, given))
     broken.extend(_wrong_nodes(snapshot, problem, given))
     broken.extend(_wrong_gpus(snapshot, problem, given))
     broken.extend(_more_than_nodes_have(snapshot, problem, solution, given))
@@ -166,12 +167,11 @@ def _wrong_gangs(snapshot: Snapshot, problem: Problem, given: _Given) -> Iterato
     """Yield violations: jobs that may not run, wrong numbers of GPUs, and uneven shapes."""
     gangs = len(given.job)
     code = snapshot.jobs.state[given.job]
-    may = snapshot.jobs.among(SCHEDULABLE)[given.job]
+    may = snapshot.jobs.may_run()[given.job]
     for job, state in zip(given.job[~may].tolist(), code[~may].tolist(), strict=True):
-        yield Violation(
-            rule="may run",
-            detail=f"{problem.jobs[job]} is {STATES[state]}, a state in which it may not run",
-        )
+        unmet = int(snapshot.jobs.unmet[job])
+        why = f"waits for {unmet} jobs" if unmet else f"is {STATES[state]}"
+        yield Violation(rule="may run", detail=f"{problem.jobs[job]} {why}, so it may not run")
     has = np.zeros(gangs, dtype=np.int64)
     np.add.at(has, given.gang, given.count)
     for k in np.flatnonzero(has != given.want_gpus).tolist():
@@ -189,6 +189,22 @@ def _wrong_gangs(snapshot: Snapshot, problem: Problem, given: _Given) -> Iterato
             continue
         detail = f"{problem.jobs[given.job[k]]} has unequal numbers of GPUs on its nodes: {shares}"
         yield Violation(rule="equal shares", detail=detail)
+
+
+def _arrays_over_limit(snapshot: Snapshot, given: _Given) -> Iterator[Violation]:
+    """Yield violations: arrays of which more members would run than their limit.
+
+    Members that still give their GPUs back count, too.
+    """
+    jobs = snapshot.jobs
+    counts = jobs.among(LEAVING)
+    counts[given.job] = True
+    arrays, first, members = np.unique(jobs.array[counts], return_index=True, return_counts=True)
+    limits = jobs.array_limit[counts][first]
+    for k in np.flatnonzero((arrays >= 0) & (members > limits)).tolist():
+        name = snapshot.jobs.name[np.flatnonzero(counts)[first[k]]]
+        detail = f"{members[k]} jobs of the array of {name} would run, but at most {limits[k]} may"
+        yield Violation(rule="array limit", detail=detail)
 
 
 def _wrong_nodes(snapshot: Snapshot, problem: Problem, given: _Given) -> Iterator[Violation]:

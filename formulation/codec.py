@@ -26,6 +26,7 @@ from tessera.formulation.problem import CouplingRow, Problem
 from tessera.formulation.snapshot import (
     Allocations,
     Avoids,
+    Dependencies,
     Estimates,
     Jobs,
     Legs,
@@ -50,6 +51,7 @@ _CLASSES: Final[dict[str, type[Any]]] = {
     "Allocations": Allocations,
     "Avoids": Avoids,
     "Cells": Cells,
+    "Dependencies": Dependencies,
     "Estimates": Estimates,
     "GpuType": GpuType,
     "Jobs": Jobs,
@@ -103,7 +105,15 @@ def _usual_fields(value: Any) -> frozenset[str]:
     if isinstance(value, Table):
         return value.without_news()
     if isinstance(value, Snapshot):
-        tables = ("traffic", "standing", "measured", "runtimes", "refused_plans", "plan_kinds")
+        tables = (
+            "traffic",
+            "standing",
+            "measured",
+            "runtimes",
+            "refused_plans",
+            "plan_kinds",
+            "dependencies",
+        )
         silent = {n for n in tables if not len(getattr(value, n))}
         silent |= {"topology"} if value.topology is None else set()
         silent |= {"clock_factor"} if value.clock_factor == 1.0 else set()

@@ -13,7 +13,6 @@ from tessera.formulation.cells import Cells, build_cells, find_most_compact
 from tessera.formulation.dominance import find_undominated_from
 from tessera.formulation.draft import Draft
 from tessera.formulation.information import apply_caution
-from tessera.formulation.lifecycle import SCHEDULABLE
 from tessera.formulation.packing.wide import add_wide_shapes
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import Snapshot
@@ -152,7 +151,7 @@ def _columns(
     # The kept Cells of a workload are adjacent, so a job's columns are one range of them.
     first = np.searchsorted(cells.workload[keep], jobs.workload)
     count = np.searchsorted(cells.workload[keep], jobs.workload, side="right") - first
-    count = np.where(snapshot.jobs.among(SCHEDULABLE), count, 0)
+    count = np.where(snapshot.jobs.may_run(), count, 0)
     kept = keep[concatenate_ranges(first, count)] if len(keep) else np.zeros(0, np.int64)
     owner = np.repeat(np.arange(len(jobs), dtype=np.int64), count)
     is_current = np.flatnonzero(kept == running[owner])
@@ -180,7 +179,7 @@ def _current_cell(snapshot: Snapshot, cells: Cells, spread: Ints) -> Ints:
     """
     jobs = snapshot.jobs
     current = np.full(len(jobs), -1, dtype=np.int64)
-    stays = (jobs.current_gpus > 0) & ~snapshot.disturbed() & snapshot.jobs.among(SCHEDULABLE)
+    stays = (jobs.current_gpus > 0) & ~snapshot.disturbed() & snapshot.jobs.may_run()
     if not len(cells):
         return current
     most, types = int(cells.gpus.max()), len(snapshot.gpu_types)

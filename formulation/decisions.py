@@ -11,7 +11,7 @@ import numpy as np
 
 from tessera.formulation.admission import Admission
 from tessera.formulation.check import migration_price
-from tessera.formulation.lifecycle import ACTIVE, SCHEDULABLE, JobState
+from tessera.formulation.lifecycle import ACTIVE, JobState
 from tessera.formulation.placement import Gang, Placement, changed_gangs, current_gangs
 from tessera.formulation.problem import Problem
 from tessera.formulation.reasons import Reason
@@ -87,7 +87,7 @@ def make_decisions(
     now = current_gangs(snapshot) if now is None else now
     promised = np.array(admission.admitted if admission is not None else snapshot.jobs.admitted)
     promised[list(statement.lapsed)] = False
-    stuck = ~snapshot.jobs.among(SCHEDULABLE)
+    stuck = ~snapshot.jobs.may_run()
     for job in placement.gangs.keys() & np.flatnonzero(stuck).tolist():
         # The checker has already refused this.
         raise AssertionError(f"{snapshot.jobs.name[job]} may not run but was placed")

@@ -8,7 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.lifecycle import SCHEDULABLE, JobState
+from tessera.formulation.dependencies import CONDITIONS, DependencyRecord, waiting_reason
+from tessera.formulation.lifecycle import JobState
 from tessera.formulation.offers import explain_unchosen
 from tessera.formulation.problem import Problem
 from tessera.formulation.reasons import Reason, ReasonCode, held_reason, leaving_reason
@@ -43,7 +44,7 @@ def explain_waiting_jobs(
     has_columns = problem.job_start[waits + 1] > problem.job_start[waits]
     reasons: dict[int, Reason] = {}
     others: list[int] = []
-    may_run = snapshot.jobs.among(SCHEDULABLE)[waits]
+    may_run = snapshot.jobs.may_run()[waits]
     for job, may, workload, runs, offered in zip(
         waits.tolist(),
         may_run.tolist(),
@@ -53,9 +54,7 @@ def explain_waiting_jobs(
         strict=True,
     ):
         if not may:
-            reasons[job] = _not_schedulable(
-                STATES[snapshot.jobs.state[job]], snapshot.jobs.name[job]
-            )
+            reasons[job] = _not_schedulable(snapshot, job)
         elif not runs:
             reasons[job] = _no_cell(
                 snapshot,
@@ -88,8 +87,27 @@ _GIVEN_UP: Final = Reason(
 )
 
 
-def _not_schedulable(state: JobState, name: str) -> Reason:
-    return held_reason(state, name) if state is JobState.HELD else leaving_reason(state)
+def _not_schedulable(snapshot: Snapshot, job: int) -> Reason:
+    jobs = snapshot.jobs
+    state = STATES[jobs.state[job]]
+    if state is JobState.HELD:
+        return held_reason(state, jobs.name[job])
+    if state is not JobState.QUEUED:
+        return leaving_reason(state)
+    d = snapshot.dependencies
+    unmet = [
+        DependencyRecord(
+            job=jobs.name[on],
+            condition=CONDITIONS[condition],
+            tenant=jobs.tenant[on],
+            met=False,
+            state=STATES[jobs.state[on]],
+        )
+        for on, condition in zip(
+            d.on[d.job == job].tolist(), d.condition[d.job == job].tolist(), strict=True
+        )
+    ]
+    return waiting_reason(unmet, int(jobs.unmet[job]))
 
 
 def _no_cell(snapshot: Snapshot, job: int, *, estimated: bool, refused: bool) -> Reason:

@@ -56,6 +56,7 @@ TRANSITIONS: Final[dict[tuple[JobState, JobEvent], JobState]] = {
     (_S.QUEUED, _E.REJECT): _S.REJECTED,
     (_S.HELD, _E.RELEASE): _S.QUEUED,
     (_S.HELD, _E.CANCEL): _S.CANCELLED,
+    (_S.HELD, _E.REJECT): _S.REJECTED,
     (_S.STARTING, _E.RAN): _S.RUNNING,
     (_S.STARTING, _E.MOVE): _S.STARTING,
     (_S.STARTING, _E.SUSPEND): _S.STOPPING,

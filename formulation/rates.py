@@ -6,7 +6,6 @@ import numpy as np
 
 from tessera.formulation.cells import Cells, find_most_compact
 from tessera.formulation.errors import ProblemTooLarge
-from tessera.formulation.lifecycle import SCHEDULABLE
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.tables import Floats, begins_group
@@ -65,7 +64,7 @@ def expected_rate(snapshot: Snapshot, cells: Cells, weight: Floats) -> Floats:
     ``weight`` (float64[jobs], Eq. 9). A workload without a Cell that small has the best rate of its
     smallest GPU count. It is NaN for a job without Cells.
     """
-    may_run = snapshot.jobs.among(SCHEDULABLE) & ~snapshot.profiling() & (weight > 0)
+    may_run = snapshot.jobs.may_run() & ~snapshot.profiling() & (weight > 0)
     share = max(1, int(snapshot.schedulable_gpus().sum()) // max(1, int(may_run.sum())))
     smallest = np.full(len(snapshot.workloads), np.iinfo(np.int64).max)
     np.minimum.at(smallest, cells.workload, cells.gpus)

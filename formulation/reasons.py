@@ -22,6 +22,8 @@ class ReasonCode(StrEnum):
 
     HELD = "HELD"
     LEAVING = "LEAVING"
+    WAITS_FOR_JOBS = "WAITS_FOR_JOBS"  # jobs that must end before it have not ended yet
+    DEPENDENCY_BROKEN = "DEPENDENCY_BROKEN"  # one of them did not end as it must; never starts
     ESTIMATING = "ESTIMATING"  # its estimates are still to be computed
     NO_ESTIMATE = "NO_ESTIMATE"  # there is none, and it states no GPU type to run on without one
     NO_RUNNABLE_PLAN = "NO_RUNNABLE_PLAN"  # its runtime can run the plan of no estimate
@@ -30,6 +32,7 @@ class ReasonCode(StrEnum):
     NODES_AWAY = "NODES_AWAY"
     # A rule of the round leaves the job no column.
     BACK_OFF = "BACK_OFF"  # it failed, and is tried again later
+    ARRAY_LIMIT = "ARRAY_LIMIT"  # as many members of its array run as may run at the same time
     PLAN_UNUSABLE = "PLAN_UNUSABLE"  # the execution plan that its user states runs nowhere
     PINS_CONTRADICT = "PINS_CONTRADICT"  # pinned type and avoided nodes leave no GPUs
     GUARANTEE_UNMET = "GUARANTEE_UNMET"  # no Cell is as fast as the request
@@ -77,6 +80,8 @@ class Cause(StrEnum):
     DEADLINE = "deadline"
     BACK_OFF = "back-off"
     QUEUE = "queue"
+    DEPENDENCY = "dependency"
+    ARRAY = "array limit"
     RESTART = "restart cost"
     WEIGHT = "no weight"
     SCHEDULER = "scheduler"
@@ -87,6 +92,8 @@ class Cause(StrEnum):
 CAUSES: Final[dict[ReasonCode, Cause]] = {
     ReasonCode.HELD: Cause.HELD,
     ReasonCode.LEAVING: Cause.HELD,
+    ReasonCode.WAITS_FOR_JOBS: Cause.DEPENDENCY,
+    ReasonCode.DEPENDENCY_BROKEN: Cause.DEPENDENCY,
     ReasonCode.ESTIMATING: Cause.ESTIMATES,
     ReasonCode.NO_ESTIMATE: Cause.ESTIMATES,
     ReasonCode.NO_RUNNABLE_PLAN: Cause.PLAN,
@@ -94,6 +101,7 @@ CAUSES: Final[dict[ReasonCode, Cause]] = {
     ReasonCode.FITS_NOWHERE: Cause.NODES,
     ReasonCode.NODES_AWAY: Cause.NODES,
     ReasonCode.BACK_OFF: Cause.BACK_OFF,
+    ReasonCode.ARRAY_LIMIT: Cause.ARRAY,
     ReasonCode.PLAN_UNUSABLE: Cause.PLAN,
     ReasonCode.PINS_CONTRADICT: Cause.PIN,
     ReasonCode.GUARANTEE_UNMET: Cause.GUARANTEE,

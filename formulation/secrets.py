@@ -12,13 +12,15 @@ from tessera.formulation.errors import InvalidInput
 
 USER_PREFIX: Final = "tessera_token"
 JOIN_PREFIX: Final = "tessera_join"
+HOOK_PREFIX: Final = "tessera_hook"
+"""The beginnings of users' tokens, of join tokens, and of the secrets of webhooks."""
 
 HIDDEN: Final = "***"
 
 _RANDOM: Final = r"[A-Za-z0-9_-]{43}"  # 32 random bytes in URL-safe base64
 _TOKEN: Final = re.compile(rf"({USER_PREFIX}|{JOIN_PREFIX})_([a-z0-9]{{12}})_({_RANDOM})")
 _SECRETS: Final = re.compile(
-    r"tessera_(?:token|join)_[A-Za-z0-9_-]{8,}"  # ours, whole or cut short
+    r"tessera_(?:token|join|hook)_[A-Za-z0-9_-]{8,}"  # ours, whole or cut short
     r"|eyJ[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*){1,4}"  # JSON web tokens
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
     r"|(?<=[?&]password=)[^&\s]+|(?<=[?&]sslpassword=)[^&\s]+"  # a password in a URL's query

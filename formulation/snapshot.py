@@ -9,8 +9,9 @@ from typing import ClassVar, Final, Self
 import numpy as np
 
 from tessera.formulation.demand import NOT_STATED, Capacity
+from tessera.formulation.dependencies import CONDITIONS
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.lifecycle import JobState
+from tessera.formulation.lifecycle import SCHEDULABLE, JobState
 from tessera.formulation.network.facts import (
     NO_MEASURED,
     NO_STANDING,
@@ -154,6 +155,12 @@ class Jobs(CellTable):
     failures: Ints = usual(0, is_new=True)  # consecutive failures
     retry_s: Floats = usual(0.0, is_new=True)
     """Time before which the job is not tried again, in seconds since 1970. 0 means immediately."""
+    unmet: Ints = usual(0, is_new=True)
+    """Dependencies of the job that are not met yet. It may not run until this is 0."""
+    array: Ints = usual(-1, is_new=True)
+    """Array of the job, if its members share a limit: a number that all of them have. -1 if not."""
+    array_limit: Ints = usual(0, is_new=True)
+    """Largest number of the array's members that may run at the same time. 0 without a limit."""
     unestimated: Bools = usual(False, is_new=True)
     """Whether the job's workload has no estimates, and none can be derived. If the job states a GPU
     type, it runs on its request at an unknown rate (``formulation.unknown_rates``)."""
@@ -167,6 +174,11 @@ class Jobs(CellTable):
         wanted[[STATE_CODE[state] for state in states]] = True
         is_among: Bools = wanted[self.state]
         return is_among
+
+    def may_run(self) -> Bools:
+        """Return whether a round may give each job GPUs, by its state and dependencies, bool[jobs]."""
+        may_run: Bools = self.among(SCHEDULABLE) & (self.unmet == 0)
+        return may_run
 
 
 WITHOUT_CELL: Final[dict[str, int]] = {
@@ -217,6 +229,16 @@ class Avoids(Table):
     INDEX: ClassVar[str] = "avoids"
     job: Ints  # index into Snapshot.jobs
     node: Ints  # index into Snapshot.nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Dependencies(Table):
+    """The dependencies on single jobs that are not met yet. Those on arrays are only counted."""
+
+    INDEX: ClassVar[str] = "dependencies"
+    job: Ints  # index into Snapshot.jobs, the one that waits
+    on: Ints  # index into Snapshot.jobs, the one that must end
+    condition: Ints  # index into CONDITIONS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -278,6 +300,7 @@ class Prices(Table):
 NO_TENANTS: Final = Tenants.from_rows([])
 NO_QUOTAS: Final = Quotas.from_rows([])
 NO_AVOIDS: Final = Avoids.from_rows([])
+NO_DEPENDENCIES: Final = Dependencies.from_rows([])
 NO_LEGS: Final = Legs.from_rows([])
 NO_PRICES: Final = Prices.from_rows([])
 NO_RUNTIMES: Final = Runtimes.from_rows([])
@@ -313,6 +336,7 @@ class Snapshot:
     runtimes: Runtimes = NO_RUNTIMES
     refused_plans: RefusedPlans = NO_REFUSED_PLANS
     plan_kinds: PlanKinds = NO_PLAN_KINDS
+    dependencies: Dependencies = NO_DEPENDENCIES
     clock_factor: float = 1.0
     """Seconds of training that the cluster's agents replay in a second. 1 if jobs really train."""
 
@@ -343,6 +367,9 @@ class Snapshot:
             ("quotas", "gpu_type", -1, types),
             ("avoids", "job", 0, len(self.jobs)),
             ("avoids", "node", 0, len(self.nodes)),
+            ("dependencies", "job", 0, len(self.jobs)),
+            ("dependencies", "on", 0, len(self.jobs)),
+            ("dependencies", "condition", 0, len(CONDITIONS)),
             ("legs", "job", 0, len(self.jobs)),
             ("legs", "gpu_type", 0, types),
             ("legs", "plan", 0, max(1, len(self.plans))),
@@ -378,6 +405,9 @@ class Snapshot:
             ("jobs", "service_gpu_s", 0, True),
             ("jobs", "unsaved_since_s", 0, True),
             ("jobs", "failures", 0, True),
+            ("jobs", "unmet", 0, True),
+            ("jobs", "array", -1, True),
+            ("jobs", "array_limit", 0, True),
             ("jobs", "retry_s", 0, True),
             ("tenants", "weight", 0, True),
             ("tenants", "borrow_gpus", -1, True),

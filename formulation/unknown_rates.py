@@ -15,7 +15,6 @@ import numpy as np
 
 from tessera.formulation.cell_cache import cached_cells
 from tessera.formulation.decisions import Decision
-from tessera.formulation.lifecycle import SCHEDULABLE
 from tessera.formulation.reasons import Reason
 from tessera.formulation.snapshot import Estimates, Snapshot
 from tessera.formulation.tables import Bools, Floats, Ints, begins_group
@@ -145,7 +144,7 @@ class _TypicalJobs:
         best = np.zeros(len(snapshot.workloads))
         np.maximum.at(best, workload, per_gpu)
         batch = np.array([w.global_batch for w in snapshot.workloads], dtype=np.float64)
-        counts = snapshot.jobs.among(SCHEDULABLE) & ~snapshot.profiling()
+        counts = snapshot.jobs.may_run() & ~snapshot.profiling()
         jobs = np.bincount(snapshot.jobs.workload[counts], minlength=len(snapshot.workloads))
         return cls(
             gpu_type=cells.gpu_type[fastest],

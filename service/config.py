@@ -42,6 +42,8 @@ from tessera.service.rpc.agents import AgentTiming
 from tessera.service.rpc.convert.rounds import read_options
 from tessera.service.security.oidc import OidcSettings
 from tessera.solvers.plugins import load_plugins
+from tessera.service.webhooks.addresses import read_networks
+from tessera.service.webhooks.sending import SendingOptions
 from tessera.solvers.registry import solver_names as solver_names
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.schedulers.registry import scheduler_of
@@ -224,6 +226,21 @@ class Config:
     """
     oidc_default_role: str = ""
     """The role of callers without a known one. If it is empty, they are refused."""
+    webhook_key_file: str = ""
+    """A file with at least 32 random characters, the same for all replicas, from which the secrets of
+    webhooks are derived. Other users must not be able to read it. If it is empty, there are no
+    webhooks. With another key, all secrets change.
+    """
+    webhook_networks: str = ""
+    """Networks that are not public, such as 10.0.0.0/8, to which webhooks may lead. If it is empty,
+    webhooks lead to public addresses only.
+    """
+    webhook_plain_http: bool = False
+    """Whether the URLs of webhooks may begin with http://. Others can then read what they are sent."""
+    webhook_authorities: str = ""
+    """File of the authorities (PEM) that certificates of webhooks' hosts may be signed by. If it is
+    empty, those of this machine.
+    """
     calls_per_minute: _Count = 6_000
     """Largest number of calls of a tenant in a minute, for callers who are viewers or users. 0: any
     number.
@@ -421,6 +438,7 @@ class Config:
             )
         self.tls_files()
         self.oidc()
+        self.webhook_options()
         allowed = self.insecure or self.insecure_any_interface or self.uses_tls()
         if not (allowed or is_on_this_machine(self.listen)):
             danger = (
@@ -616,6 +634,14 @@ class Config:
             jobs_s=_days_s(self.retain_jobs_days),
             audit_s=_days_s(self.retain_audit_days),
             usage_s=_days_s(self.retain_usage_days),
+        )
+
+    def webhook_options(self) -> SendingOptions:
+        """Return where webhooks may lead. Raises InvalidInput."""
+        return SendingOptions(
+            plain_http=self.webhook_plain_http,
+            networks=read_networks("webhook_networks", self.webhook_networks),
+            authorities=self.webhook_authorities,
         )
 
     def limits(self) -> StoreLimits:

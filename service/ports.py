@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
+from tessera.formulation.arrays import ArrayRecord
 from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.lifecycle import JobEvent, JobState
 from tessera.formulation.network.outcome import NetworkPlanRecord
@@ -51,6 +52,7 @@ from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.spreads import ClusterForecast, ForecastHistory
 from tessera.formulation.topologies.described import DescribedTopology
 from tessera.formulation.values import GpuType, Workload
+from tessera.formulation.webhooks import ClaimedWebhook, WebhookRecord, WebhookSpec
 
 
 class Writer(Protocol):
@@ -138,14 +140,18 @@ class Writer(Protocol):
         """
         ...
 
-    def submit_jobs(self, cluster: str, jobs: Sequence[JobSpec]) -> list[JobRecord]:
+    def submit_jobs(
+        self, cluster: str, jobs: Sequence[JobSpec], tenants: Collection[str] | None = None
+    ) -> list[JobRecord]:
         """Queue jobs, all or none.
+
+        Jobs of other ``tenants`` that they wait for count as unknown, unless it is None.
 
         Raises:
             NotFound: the cluster. AlreadyExists: a job.
-            InvalidInput: unknown GPU type or node; a deadline that has passed; a pinned GPU type on
-                which the workload has no Cells although it has some on others; or its Cells do not
-                fit the cluster.
+            InvalidInput: unknown GPU type, node or dependency; jobs that wait for each other; a
+                deadline that has passed; a pinned GPU type on which the workload has no Cells
+                although it has some on others; or its Cells do not fit the cluster.
             LimitReached: a tenant would have too many live jobs.
         """
         ...
@@ -165,6 +171,25 @@ class Writer(Protocol):
 
     def job_event(self, cluster: str, name: str, event: JobEvent, version: int | None) -> JobRecord:
         """Apply a user's event (cancel, hold, release). Raises NotFound, StaleEtag, NotAllowed."""
+        ...
+
+    def array_event(self, cluster: str, name: str, event: JobEvent) -> ArrayRecord:
+        """Apply a user's event to all jobs of an array to which it may happen. Raises NotFound."""
+        ...
+
+    def add_webhook(self, cluster: str, spec: WebhookSpec) -> WebhookRecord:
+        """Store a webhook. Raises NotFound (the cluster), AlreadyExists, LimitReached."""
+        ...
+
+    def delete_webhook(self, cluster: str, name: str, tenants: Collection[str] | None) -> None:
+        """Delete a webhook with its events.
+
+        Callers bound to ``tenants`` see only those of them; None sees all. Raises NotFound.
+        """
+        ...
+
+    def revive_webhook(self, cluster: str, name: str) -> None:
+        """Let a webhook that failed get its events at once, if there is one."""
         ...
 
     def upsert_tenants(self, cluster: str, tenants: Sequence[TenantSpec]) -> list[TenantSpec]:
@@ -424,6 +449,10 @@ class Store(Rounds, Protocol):
 
     def get_job(self, cluster: str, name: str) -> JobRecord:
         """Return a job. Raises NotFound."""
+        ...
+
+    def get_array(self, cluster: str, name: str) -> ArrayRecord:
+        """Return an array of jobs, with the numbers of its jobs. Raises NotFound."""
         ...
 
     def list_jobs(
@@ -712,4 +741,39 @@ class LogStore(Protocol):
 
     def store_answers(self, cluster: str, agent: str, answers: Sequence[LogAnswer]) -> None:
         """Store an agent's answers. Those to requests that it was not asked are ignored."""
+        ...
+
+
+class WebhookStore(Protocol):
+    """The store of webhooks, of which any server may claim some to deliver to.
+
+    Callers bound to ``tenants`` see only the webhooks of these; None sees all.
+    """
+
+    def get_webhook(
+        self, cluster: str, name: str, tenants: Collection[str] | None
+    ) -> WebhookRecord:
+        """Return a webhook. Raises NotFound."""
+        ...
+
+    def list_webhooks(
+        self, cluster: str, after: str, limit: int, tenants: Collection[str] | None
+    ) -> list[WebhookRecord]:
+        """Return up to ``limit`` webhooks after a name, by name."""
+        ...
+
+    def claim_webhook(self) -> ClaimedWebhook | None:
+        """Return a webhook that has events to deliver now, which no other server has; None if none has."""
+        ...
+
+    def note_delivery(self, webhook: ClaimedWebhook, number: int) -> bool:
+        """Remove a delivered event; return whether the webhook is still claimed by the caller."""
+        ...
+
+    def note_failure(self, webhook: ClaimedWebhook, error: str) -> bool:
+        """Note that the oldest event was not delivered; return whether the webhook is dead now."""
+        ...
+
+    def release_webhook(self, webhook: ClaimedWebhook) -> None:
+        """Leave a claimed webhook to any server."""
         ...

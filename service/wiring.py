@@ -21,6 +21,7 @@ from tessera.db import embedded
 from tessera.db.access_store import PostgresAccessStore
 from tessera.db.deletion import PURGE_CHANNEL
 from tessera.db.derived_estimates import ESTIMATING_CHANNEL as ESTIMATING
+from tessera.db.engine import Database
 from tessera.db.log_reads import LOGS_CHANNEL
 from tessera.db.log_store import PostgresLogStore
 from tessera.db.migrate import head_revision
@@ -28,7 +29,10 @@ from tessera.db.notify import Listener
 from tessera.db.store import PostgresStore
 from tessera.db.tokens import ACCESS_CHANNEL
 from tessera.db.turn import ROUNDS_CHANNEL
+from tessera.db.webhook_store import PostgresWebhookStore
+from tessera.db.webhooks import WEBHOOKS_CHANNEL
 from tessera.formulation.clock import SystemClock
+from tessera.formulation.errors import InvalidInput
 from tessera.service.cell_deriver import CellDeriver
 from tessera.service.cluster_task import ClusterTask
 from tessera.service.collectivechecker import CollectiveChecker
@@ -42,11 +46,18 @@ from tessera.service.purger import ClusterPurger
 from tessera.service.retention import PERIOD_S as RETENTION_PERIOD_S
 from tessera.service.retention import Pruner
 from tessera.service.rpc.server import Server
+from tessera.service.rpc.webhooks import WebhookParts
+from tessera.service.security.key_files import read_file
 from tessera.service.security.oidc import make_verifier
 from tessera.service.shadowing import PERIOD_S as SHADOW_PERIOD_S
 from tessera.service.shadowing import ShadowKeeper
 from tessera.service.shutdown import end_by, end_in_order
+from tessera.service.webhooks.deliverer import WebhookDeliverer
+from tessera.service.webhooks.sending import Sender
 from tessera.service.worker import SolveProcesses
+
+MIN_KEY_BYTES: Final = 32
+"""Least length of the key from which the secrets of webhooks are derived."""
 
 NETWORK_PERIOD_S: Final = 60.0
 """Seconds between checks of network plans. They are also checked when allocations change."""
@@ -153,6 +164,20 @@ def _cluster_tasks(
     return cells, networks, pruning, [task for task, is_asked in asked if is_asked]
 
 
+def _webhook_parts(config: Config, database: Database, clock: SystemClock) -> WebhookParts:
+    """Return what a server sends to webhooks with. Raises InvalidInput."""
+    key = None
+    if config.webhook_key_file:
+        path = Path(config.webhook_key_file)
+        key = read_file(path, private=True).strip()
+        if len(key) < MIN_KEY_BYTES:
+            raise InvalidInput(
+                "webhook_key_file", f"{path} must have at least {MIN_KEY_BYTES} random characters"
+            )
+    sender = Sender(config.webhook_options(), clock.wall_s)
+    return WebhookParts(store=PostgresWebhookStore(database), sender=sender, key=key)
+
+
 @contextlib.asynccontextmanager
 async def assemble_server(config: Config) -> AsyncIterator[RunningServer]:
     """Run a server inside the block; yield it.
@@ -182,7 +207,7 @@ async def assemble_server(config: Config) -> AsyncIterator[RunningServer]:
             store, clock, workers, config.solve_process_from_jobs, config.clock_factor
         )
         stack.callback(rounds.close)
-        oidc = config.oidc()
+        oidc, webhooks = config.oidc(), _webhook_parts(config, database, clock)
         server = Server(
             config,
             store,
@@ -194,6 +219,7 @@ async def assemble_server(config: Config) -> AsyncIterator[RunningServer]:
             verifier=None if oidc is None else make_verifier(oidc, clock),
             logs=PostgresLogStore(database, config.lease_s),
             schema=head_revision(),
+            webhooks=webhooks,
         )
         # The background tasks. Those for a cluster run on the replica that holds its lease.
         holder = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
@@ -207,13 +233,19 @@ async def assemble_server(config: Config) -> AsyncIterator[RunningServer]:
         listener.subscribe(_in_loop(loop, purger.wake), PURGE_CHANNEL)
         listener.subscribe(_in_loop(loop, server.gate.note_revocation), ACCESS_CHANNEL)
         listener.subscribe(_in_loop(loop, cells.wake), ESTIMATING)
-        tasks: list[ClusterPurger | ClusterTask | PeriodicRounds] = [
+        tasks: list[ClusterPurger | ClusterTask | PeriodicRounds | WebhookDeliverer] = [
             purger,
             cells,
             networks,
             pruning,
             *checks,
         ]
+        if webhooks.key is not None:
+            deliverer = WebhookDeliverer(
+                webhooks.store, webhooks.sender, server.webhook_calls, clock, webhooks.key
+            )
+            listener.subscribe(_in_loop(loop, deliverer.wake), WEBHOOKS_CHANNEL)
+            tasks.append(deliverer)
         if config.period_s:
             periodic = PeriodicRounds(
                 store,

@@ -46,6 +46,7 @@ from tessera.formulation.values import (
 )
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.truth import estimates_table
+from tessera.simulator.waiting import WaitingJobs, number_limited_arrays
 
 EPOCH_S = 1_500_000_000.0
 """The time at which every world begins, in seconds since 1970: a whole number of rounds."""
@@ -117,6 +118,9 @@ class MemoryStore:
         self._node_of = np.repeat(np.arange(len(self._nodes)), self._nodes.gpus)  # of each GPU
         self.owner = np.full(int(self._first_gpu[-1]), -1, dtype=np.int64)
         self._set_up_jobs(scenario, np.append(restart_s, np.zeros(len(tasks))))
+        self._waits = WaitingJobs(self.specs)
+        self.unmet = self._waits.unmet
+        self.array, self.array_limit = number_limited_arrays(self.specs)
         self._avoids = self._set_up_avoids()
         self._tenants, self._quotas = self._set_up_tenants(scenario)
         self.gangs: dict[int, Gang] = {}
@@ -136,6 +140,8 @@ class MemoryStore:
         if self.is_task(job):
             self.submit_s[job] = EPOCH_S + now_s
         insort(self.live, job)
+        if self._waits.is_broken(job):
+            self._end(job, JobState.REJECTED, now_s)
 
     def finish(self, job: int, now_s: float) -> None:
         """Record the end of a job. It has succeeded if it has trained all of its iterations."""
@@ -250,6 +256,7 @@ class MemoryStore:
             quotas=self._quotas,
             avoids=renumber_jobs(self._avoids, local),
             legs=renumber_jobs(self._legs, local),
+            dependencies=self._waits.table(local),
             prices=Prices(
                 name=tuple(sorted(self._prices)),
                 price=np.array([self._prices[name] for name in sorted(self._prices)]),
@@ -371,6 +378,11 @@ class MemoryStore:
         self.state[job] = STATE_CODE[state]
         self.ended_s[job] = now_s
         self.live.remove(job)
+        freed, broken = self._waits.end(job, succeeded=state is JobState.SUCCEEDED)
+        self.queued_s[freed] = EPOCH_S + now_s
+        for other in broken:
+            if self.state[other] == _QUEUED:
+                self._end(other, JobState.REJECTED, now_s)
 
     def _jobs(self, live: Ints, now_s: float) -> Jobs:
         began_s = self.began_s[live]
@@ -498,6 +510,9 @@ _STORED_COLUMNS = (
     *Jobs.CELL,
     "current_cpus",
     "current_host_bytes",
+    "unmet",
+    "array",
+    "array_limit",
 )
 """The columns of a snapshot's jobs that are stored exactly as the snapshot shows them."""
 

@@ -11,6 +11,7 @@ from tessera.db.tables import (
     service,
     triggers,
     usage,
+    webhooks,
 )
 from tessera.db.tables.columns import metadata
 from tessera.db.tables.jobs import LEAVES, LIVE
@@ -29,4 +30,5 @@ __all__ = [
     "service",
     "triggers",
     "usage",
+    "webhooks",
 ]

@@ -16,8 +16,27 @@ from tessera.db.tables.columns import (
     reference_column,
     text_column,
 )
+from tessera.formulation.dependencies import Condition
 from tessera.formulation.lifecycle import ACTIVE, LEAVING, JobState
 from tessera.formulation.values import Hold
+
+job_arrays = sa.Table(
+    "job_arrays",
+    metadata,
+    id_column(),
+    reference_column("cluster_id", "clusters.id"),
+    text_column("name"),
+    text_column("tenant", default=""),
+    count_column("size", None),  # members that were submitted
+    count_column("running_limit"),  # of members that run at the same time; 0 if there is none
+    count_column("ended"),  # members that have ended, whether they are still stored or not
+    count_column("lost"),  # of these, those that have ended without success
+    moment_column("created_at"),
+    sa.UniqueConstraint("cluster_id", "name"),
+    sa.CheckConstraint("size > 0 AND running_limit >= 0", name="size"),
+    sa.CheckConstraint("lost BETWEEN 0 AND ended AND ended <= size", name="ends"),
+)
+"""Jobs that differ only in an index. The jobs themselves are rows of ``jobs``."""
 
 jobs = sa.Table(
     "jobs",
@@ -82,6 +101,9 @@ jobs = sa.Table(
     count_column("failures"),  # consecutive ones
     moment_column("retry_at", nullable=True),  # it is not started again before this time
     moment_column("ran_at", nullable=True),  # when its gang first reported that it runs
+    count_column("unmet"),  # dependencies that are not met yet
+    reference_column("array_id", "job_arrays.id", nullable=True),
+    sa.Column("array_index", sa.BigInteger),
     sa.UniqueConstraint("cluster_id", "name"),
     sa.CheckConstraint("state IN " + one_of([s.value for s in JobState]), name="state"),
     sa.CheckConstraint("iterations > 0 AND requested_gpus > 0 AND queue > 0", name="positive"),
@@ -121,6 +143,12 @@ jobs = sa.Table(
     ),
     sa.CheckConstraint("rejection IS NULL OR state = 'rejected'", name="rejection"),
     sa.CheckConstraint("failures >= 0", name="back_off"),
+    # No job starts before those that it waits for have ended.
+    sa.CheckConstraint(
+        "unmet = 0 OR (unmet > 0 AND state IN ('queued', 'held', 'cancelled', 'rejected'))",
+        name="dependencies",
+    ),
+    sa.CheckConstraint("(array_id IS NULL) = (array_index IS NULL)", name="array"),
     sa.CheckConstraint(
         "NOT opportunistic OR state IN " + one_of(sorted(ACTIVE)), name="opportunistic"
     ),
@@ -159,6 +187,25 @@ sa.Index(
     postgresql_where=sa.text("submitted_plan_id IS NOT NULL"),
 )
 sa.Index("ix_jobs_leader_id", jobs.c.leader_id, postgresql_where=sa.text("leader_id IS NOT NULL"))
+sa.Index("ix_jobs_array_id", jobs.c.array_id, postgresql_where=sa.text("array_id IS NOT NULL"))
+
+job_dependencies = sa.Table(
+    "job_dependencies",
+    metadata,
+    reference_column("job_id", "jobs.id", ondelete="CASCADE", primary_key=True),
+    sa.Column("position", sa.BigInteger, primary_key=True),  # in the order of the user
+    text_column("name"),  # of the job or array, which may be deleted once it has ended
+    text_column("tenant"),
+    text_column("condition"),
+    flag_column("met"),
+    reference_column("on_job_id", "jobs.id", nullable=True, ondelete="SET NULL"),
+    reference_column("on_array_id", "job_arrays.id", nullable=True, ondelete="SET NULL"),
+    sa.CheckConstraint("condition IN " + one_of([c.value for c in Condition]), name="condition"),
+    sa.CheckConstraint("num_nonnulls(on_job_id, on_array_id) <= 1", name="target"),
+    sa.Index(None, "on_job_id", postgresql_where=sa.text("on_job_id IS NOT NULL")),
+    sa.Index(None, "on_array_id", postgresql_where=sa.text("on_array_id IS NOT NULL")),
+)
+"""The jobs that must end before a job may start. ``jobs.unmet`` counts those that are not met."""
 
 job_avoids = sa.Table(
     "job_avoids",

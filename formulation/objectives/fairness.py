@@ -7,7 +7,6 @@ import numpy as np
 from tessera.formulation.dominance import find_fastest
 from tessera.formulation.draft import Draft
 from tessera.formulation.goals import Levels
-from tessera.formulation.lifecycle import SCHEDULABLE
 from tessera.formulation.objectives.completion import restart_loss_s, time_to_finish_s
 from tessera.formulation.objectives.values import make_levels
 from tessera.formulation.promises.stated_plans import bound_plans
@@ -56,7 +55,7 @@ def fair_share(draft: Draft) -> Floats:
 
     It is the job's weight relative to the total of the jobs that may run.
     """
-    shares = draft.snapshot.jobs.among(SCHEDULABLE) & ~np.isnan(draft.unit_rate)
+    shares = draft.snapshot.jobs.may_run() & ~np.isnan(draft.unit_rate)
     weight = np.where(shares, draft.weight, 0.0)
     weight /= max(weight.max(initial=0.0), np.finfo(np.float64).tiny)  # the sum stays finite
     weight /= max(weight.sum(), 1.0)

@@ -12,6 +12,7 @@ from typing import Final
 
 from tessera.formulation.capacity import pools_have_enough
 from tessera.formulation.draft import Draft
+from tessera.formulation.promises.arrays import arrays_run_few_members
 from tessera.formulation.promises.backoff import failed_jobs_wait
 from tessera.formulation.promises.deadlines import deadlines_are_kept
 from tessera.formulation.promises.guarantee import guaranteed_jobs_are_as_fast_as_requested
@@ -51,11 +52,12 @@ PHYSICAL: Final[tuple[Rule, ...]] = (
 )
 """Rules that hold under every policy: where a job may run, and capacities other than GPUs."""
 
-PUBLISHED: Final[tuple[Rule, ...]] = (*PHYSICAL, failed_jobs_wait)
+PUBLISHED: Final[tuple[Rule, ...]] = (*PHYSICAL, failed_jobs_wait, arrays_run_few_members)
 """The rules that apply if a published scheduler decides."""
 
 PROMISES: Final[tuple[Rule, ...]] = (
     failed_jobs_wait,  # only this round: later slots of a schedule may still hold such jobs
+    arrays_run_few_members,  # after the back-off, so that a failed member leaves its place to others
     guaranteed_jobs_are_as_fast_as_requested,
     jobs_run_their_minimum_time,
     replans_are_rare_and_pay_back,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from tessera.formulation.arrays import ArrayMember
+from tessera.formulation.dependencies import Dependency, DependencyRecord
 from tessera.formulation.execution_plan import ExecutionPlan
 from tessera.formulation.exit_reasons import ExitReason
 from tessera.formulation.launch import DEFAULT_LAUNCH, LaunchSpec
@@ -52,6 +54,10 @@ class JobSpec:
     """The techniques of execution plans that its script can use. If empty, those of its runtime."""
     launch: LaunchSpec = DEFAULT_LAUNCH
     """The way in which its program is started. A stored job always names its runtime."""
+    after: tuple[Dependency, ...] = ()
+    """The jobs that must end before it may start."""
+    array: ArrayMember | None = None
+    """Its place in the array that it was submitted with, or None if it is a job of its own."""
 
     @property
     def runtime(self) -> str:
@@ -176,6 +182,8 @@ class JobRecord:
     """It is None before the first report of a program that trains."""
     forecast: JobForecast | None = None
     """It is None before the first forecast of the job."""
+    dependencies: tuple[DependencyRecord, ...] = ()
+    """Those of ``spec.after`` in the same order, with what has become of their jobs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,6 +85,8 @@ class Gang:
     member_gpus: tuple[int, ...] = ()
     """The number of GPUs on each of ``members``. It is empty if the server did not say."""
     job_number: int = 0  # distinguishes the job from an earlier one of its name; 0 if unknown
+    array_index: int = 0  # of the job in its array
+    array_size: int = 0  # jobs of that array; 0 if the job is in none
     tuning_plans: tuple[str, ...] = field(default=(), compare=False, repr=False)
     """Canonical JSON of the execution plans to try at this start, the best estimate first. Only the
     start itself needs them, so they are not stored."""
@@ -192,6 +194,8 @@ def gang_from_message(message: pb.DesiredGang) -> Gang:
         cell=Cell(gpu_type=m.gpu_type, gpus=m.gpus, pipeline_degree=m.pipeline_degree, plan=m.plan),
         iter_time_s=m.iter_time_s,
         iterations_total=m.iterations_total,
+        array_index=m.array_index,
+        array_size=m.array_size,
         iterations_done=m.iterations_done,
         restart_s=m.restart_s,
         command=tuple(m.command),

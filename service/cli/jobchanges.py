@@ -9,7 +9,7 @@ import grpc
 import typer
 from google.protobuf.field_mask_pb2 import FieldMask
 
-from tessera.formulation.errors import InvalidInput, NotAllowed
+from tessera.formulation.errors import InvalidInput, NotAllowed, NotFound
 from tessera.service.cli import options
 from tessera.service.cli.client import (
     CallFailed,
@@ -20,7 +20,7 @@ from tessera.service.cli.client import (
     new_request_id,
 )
 from tessera.service.cli.completion import complete_jobs
-from tessera.service.cli.jobview import print_warnings, show_jobs
+from tessera.service.cli.jobview import READABLE_OUTPUTS, print_warnings, show_jobs
 from tessera.service.cli.names import full_name, short_name
 from tessera.service.cli.options import (
     DEFAULT_CLUSTER,
@@ -48,7 +48,9 @@ _ChangeRequest = TypeVar(
 JobNames = Annotated[
     list[str],
     typer.Argument(
-        metavar="JOB...", help="Ids or full names of the jobs.", autocompletion=complete_jobs
+        metavar="JOB...",
+        help="Ids or full names of jobs, or ids of arrays.",
+        autocompletion=complete_jobs,
     ),
 ]
 
@@ -143,7 +145,10 @@ def cancel_jobs(
     with connect(server) as client:
         method, request = client.jobs.CancelJob, jobs_pb2.CancelJobRequest
         requests = _change_requests(request, cluster, names, validate_only=validate_only)
-        _change_jobs(client, method, requests, (jobs_pb2.CANCELLING, jobs_pb2.CANCELLED), output)
+        change = jobs_pb2.ChangeArrayRequest.CANCEL
+        _change_jobs(
+            client, method, change, requests, (jobs_pb2.CANCELLING, jobs_pb2.CANCELLED), output
+        )
 
 
 def hold_jobs(
@@ -157,7 +162,8 @@ def hold_jobs(
     with connect(server) as client:
         method, request = client.jobs.HoldJob, jobs_pb2.HoldJobRequest
         requests = _change_requests(request, cluster, names, validate_only=validate_only)
-        _change_jobs(client, method, requests, (jobs_pb2.HOLDING, jobs_pb2.HELD), output)
+        change = jobs_pb2.ChangeArrayRequest.HOLD
+        _change_jobs(client, method, change, requests, (jobs_pb2.HOLDING, jobs_pb2.HELD), output)
 
 
 def release_jobs(
@@ -171,7 +177,8 @@ def release_jobs(
     with connect(server) as client:
         method, request = client.jobs.ReleaseJob, jobs_pb2.ReleaseJobRequest
         requests = _change_requests(request, cluster, names, validate_only=validate_only)
-        _change_jobs(client, method, requests, (), output)
+        change = jobs_pb2.ChangeArrayRequest.RELEASE
+        _change_jobs(client, method, change, requests, (), output)
 
 
 def _change_requests(
@@ -188,20 +195,23 @@ def _change_requests(
 def _change_jobs(
     client: Client,
     method: grpc.UnaryUnaryMultiCallable[_ChangeRequest, jobs_pb2.Job],
+    change: jobs_pb2.ChangeArrayRequest.Change.ValueType,
     requests: list[_ChangeRequest],
     wanted: Collection[jobs_pb2.JobState.ValueType],
     output: Output,
 ) -> None:
     """Call ``method`` for each job, print the changed jobs and report each refusal by name.
 
-    A job that is already in a ``wanted`` state is not a failure. The command ends with the highest
-    exit code of the failures. If no server answers, the remaining jobs are not tried.
+    A name that no job has may be that of an array, to which ``change`` happens. A job that is already
+    in a ``wanted`` state is not a failure. The command ends with the highest exit code of the
+    failures. If no server answers, the remaining jobs are not tried.
     """
     changed: list[jobs_pb2.Job] = []
     worst = Exit.OK
     for number, request in enumerate(requests):
         try:
-            changed.append(_change_job(client, method, request, wanted))
+            if job := _change_named(client, method, change, request, wanted):
+                changed.append(job)
         except CallFailed as error:
             print_error(f"{short_name(request.name)}: {error}")
             worst = max(worst, error.exit_code)
@@ -209,9 +219,49 @@ def _change_jobs(
                 if rest := [short_name(r.name) for r in requests[number + 1 :]]:
                     print_error(f"not tried: {', '.join(rest)}")
                 break
-    show_jobs(changed, current_timestamp(), output)
+    if changed or output not in READABLE_OUTPUTS:
+        show_jobs(changed, current_timestamp(), output)
     if worst:
         raise typer.Exit(worst)
+
+
+def _change_named(
+    client: Client,
+    method: grpc.UnaryUnaryMultiCallable[_ChangeRequest, jobs_pb2.Job],
+    change: jobs_pb2.ChangeArrayRequest.Change.ValueType,
+    request: _ChangeRequest,
+    wanted: Collection[jobs_pb2.JobState.ValueType],
+) -> jobs_pb2.Job | None:
+    """Return the changed job, or None if an array has the name and was changed."""
+    try:
+        return _change_job(client, method, request, wanted)
+    except CallFailed as error:
+        if error.reason != NotFound.reason or not _change_array(client, request, change):
+            raise
+        return None
+
+
+def _change_array(
+    client: Client,
+    request: _ChangeRequest,
+    change: jobs_pb2.ChangeArrayRequest.Change.ValueType,
+) -> bool:
+    """Change the array that has the name of ``request``; return whether there is one."""
+    asked = jobs_pb2.ChangeArrayRequest(
+        name=request.name.replace("/jobs/", "/arrays/"),
+        change=change,
+        validate_only=request.validate_only,
+        request_id=new_request_id(),
+    )
+    try:
+        array = client.call(client.jobs.ChangeArray, asked)
+    except CallFailed as error:
+        if error.reason == NotFound.reason:
+            return False
+        raise
+    counts = ", ".join(f"{count:,} {state}" for state, count in sorted(array.states.items()))
+    print_note(f"array {short_name(array.name)}: {counts}")
+    return True
 
 
 def _change_job(

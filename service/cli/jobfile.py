@@ -16,6 +16,7 @@ from tessera.service.cli import limits, options
 from tessera.service.cli.entries import FileEntry, Labels, Real, Seconds, Text, Texts
 from tessera.service.cli.launchoptions import make_launch, set_launch
 from tessera.service.cli.names import full_name
+from tessera.service.cli.workflow import parse_after, parse_array
 from tessera.service.cli.yamlfile import read_documents
 from tessera.v1 import estimates_pb2, jobs_pb2, launch_pb2
 
@@ -46,6 +47,10 @@ class JobEntry(FileEntry):
     profile: bool = False
     min_gpus: Annotated[int, whole_between(0, limits.MAX_GPUS)] = 0
     max_gpus: Annotated[int, whole_between(0, limits.MAX_GPUS)] = 0
+    after: Texts = Field(default_factory=list)
+    """Jobs that must end before it starts, e.g. ``JOB`` or ``JOB:ended``."""
+    array: Text = ""
+    """The indices of an array of such jobs, e.g. ``0-99:2%8``."""
     plan: Text = ""
     """The file of an execution plan. A relative path begins at the folder of the job's file."""
     plan_first: bool = False
@@ -147,6 +152,7 @@ def _request(where: str, job: JobEntry, now: Timestamp, cluster: str) -> jobs_pb
         max_retries=job.max_retries,
         techniques=job.techniques,
         requested_cpus=job.cpus,
+        after=parse_after(f"{where}: after", job.after, cluster),
     )
     message.stated_plan = _plan(where, "plan", job.plan)
     message.submitted_plan = _plan(where, "submitted_plan", job.submitted_plan)
@@ -158,7 +164,10 @@ def _request(where: str, job: JobEntry, now: Timestamp, cluster: str) -> jobs_pb
         message.restart.CopyFrom(options.to_duration(job.restart))
     if job.deadline is not None:
         message.deadline.CopyFrom(_moment(f"{where}: deadline", job.deadline, now))
-    return jobs_pb2.SubmitJobRequest(job_id=job.name, job=message)
+    request = jobs_pb2.SubmitJobRequest(job_id=job.name, job=message)
+    if job.array:
+        request.array.CopyFrom(parse_array(f"{where}: array", job.array))
+    return request
 
 
 def _plan(where: str, key: str, value: str) -> str:

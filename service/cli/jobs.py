@@ -13,6 +13,7 @@ from tessera.service.cli import limits, options, yamlfile
 from tessera.service.cli.client import Client, connect, current_timestamp, new_request_id
 from tessera.service.cli.completion import complete_tenants
 from tessera.service.cli.jobview import (
+    READABLE_OUTPUTS,
     JobDetails,
     job_columns,
     print_warnings,
@@ -42,10 +43,8 @@ from tessera.service.cli.options import (
 )
 from tessera.service.cli.render import count_noun, print_line, print_note, show_message
 from tessera.service.cli.watch import watch_job, watch_list, watched_jobs
+from tessera.service.cli.workflow import After, Array, parse_after, parse_array
 from tessera.v1 import estimates_pb2, jobs_pb2
-
-READABLE_OUTPUTS: Final = (Output.TABLE, Output.WIDE)
-"""Output formats for people."""
 
 ENDED_STATE_NAMES: Final = ("SUCCEEDED", "FAILED", "CANCELLED", "REJECTED")
 
@@ -168,6 +167,8 @@ def submit_jobs(
             "--profile", help="Measure the layers of the model on one idle GPU of each type."
         ),
     ] = False,
+    after: After = None,
+    array: Array = "",
     watch: Watch = False,
     validate_only: ValidateOnly = False,
     server: Server = DEFAULT_SERVER,
@@ -197,6 +198,7 @@ def submit_jobs(
         submitted_plan=options.read_plan_file("--submitted-plan", submitted_plan),
         techniques=options.split_words(techniques),
         requested_cpus=cpus or 0,
+        after=parse_after("--after", after or [], cluster),
     )
     job.MergeFrom(program)
     if plan_first and not plan:
@@ -208,6 +210,12 @@ def submit_jobs(
     if pin_type and not gpu_type:
         raise InvalidInput("--pin-type", "pins the type that --gpu-type names, so give both")
     requests = _requests(name, job, file or [], cluster)
+    if array and file:
+        raise InvalidInput("--array", "is for the job of options; write 'array:' in the job file")
+    if array:
+        requests[0].array.CopyFrom(parse_array("--array", array))
+    if watch and array:
+        raise InvalidInput("--watch", "follows a single job; use `tessera jobs --watch` for arrays")
     if watch and (len(requests) != 1 or validate_only):
         raise InvalidInput(
             "--watch",
@@ -221,7 +229,7 @@ def submit_jobs(
         if watch:
             _follow(client, jobs[0].name, output)
             return
-        show_jobs(jobs, current_timestamp(), output)
+        show_jobs(jobs, current_timestamp(), output, expand=False)
         if validate_only:
             print_note(f"{count_noun(len(jobs), 'job')} valid; nothing changed")
             return
@@ -237,6 +245,10 @@ def list_jobs(
     ] = None,
     everything: Annotated[
         bool, typer.Option("--all", "-a", help="List jobs that have ended, too.")
+    ] = False,
+    expand: Annotated[
+        bool,
+        typer.Option("--expand", help="List every job of arrays. Default: one line for an array."),
     ] = False,
     watch: Watch = False,
     server: Server = DEFAULT_SERVER,
@@ -258,7 +270,7 @@ def list_jobs(
             watch_list(watched_jobs(read, footer, job_columns), output)
             return
         jobs = read()
-        show_jobs(jobs, current_timestamp(), output)
+        show_jobs(jobs, current_timestamp(), output, expand=expand)
         if any(job.state == jobs_pb2.QUEUED for job in jobs) and output in READABLE_OUTPUTS:
             _note_next_round(client, cluster_name(cluster))
     if not jobs:
@@ -344,7 +356,8 @@ def _requests(
 def _submit(
     client: Client, to: str, requests: list[jobs_pb2.SubmitJobRequest], *, validate_only: bool
 ) -> list[jobs_pb2.Job]:
-    if len(requests) == 1:  # the result is the same, but errors name the field without an index
+    # Of one job, the result is the same, but errors name the field without an index.
+    if len(requests) == 1 and not requests[0].HasField("array"):
         request = jobs_pb2.SubmitJobRequest(
             parent=to,
             job_id=requests[0].job_id,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -31,19 +32,28 @@ from tessera.service.cli.render import (
     show_parts,
 )
 from tessera.service.cli.trainingview import training_facts
+from tessera.service.cli.workflow import after_text, array_text, fold_arrays
 from tessera.v1 import estimates_pb2, jobs_pb2
 
 DIGEST_DIGITS: Final = 12
 """Digits of a plan's digest that are shown."""
 
+READABLE_OUTPUTS: Final = (Output.TABLE, Output.WIDE)
+"""Output formats for people."""
+
+NO_STATES: Final[Mapping[str, str]] = MappingProxyType({})
+
 REFUSED_DEADLINE_CODES: Final = ("DEADLINE_PAST", "DEADLINE_UNREACHABLE", "DEADLINE_REFUSED")
 """Reason codes of jobs whose deadline will not be met."""
 
 
-def job_columns(jobs: Sequence[jobs_pb2.Job], now: Timestamp) -> Sequence[Column[jobs_pb2.Job]]:
+def job_columns(
+    jobs: Sequence[jobs_pb2.Job], now: Timestamp, states: Mapping[str, str] = NO_STATES
+) -> Sequence[Column[jobs_pb2.Job]]:
     """Return the columns of a list of ``jobs``. Ages are relative to ``now``.
 
-    If no job has a forecast, there are no columns of forecasts.
+    If no job has a forecast, there are no columns of forecasts. ``states`` has the states of lines
+    that stand for several jobs, by name.
     """
     is_forecast = any(job.HasField("forecast") for job in jobs)
     forecasts: Sequence[Column[jobs_pb2.Job]] = (
@@ -53,7 +63,7 @@ def job_columns(jobs: Sequence[jobs_pb2.Job], now: Timestamp) -> Sequence[Column
     )
     return (
         Column("JOB", lambda j: short_name(j.name)),
-        Column("STATE", lambda j: jobs_pb2.JobState.Name(j.state)),
+        Column("STATE", lambda j: states.get(j.name) or jobs_pb2.JobState.Name(j.state)),
         Column("MODEL", lambda j: workload_key(j.workload)),
         Column("REQUESTED", lambda j: str(j.requested_gpus), right=True),
         Column(
@@ -73,10 +83,16 @@ def job_columns(jobs: Sequence[jobs_pb2.Job], now: Timestamp) -> Sequence[Column
     )
 
 
-def show_jobs(jobs: Sequence[jobs_pb2.Job], now: Timestamp, output: Output) -> None:
-    """Print a list of jobs."""
+def show_jobs(
+    jobs: Sequence[jobs_pb2.Job], now: Timestamp, output: Output, *, expand: bool = True
+) -> None:
+    """Print a list of jobs. If not ``expand``, people see each array as one line."""
     response = jobs_pb2.ListJobsResponse(jobs=jobs)
-    show_list(response, jobs, job_columns(jobs, now), output)
+    states: Mapping[str, str] = NO_STATES
+    if output in READABLE_OUTPUTS and not expand:
+        folded = fold_arrays(jobs)
+        jobs, states = folded.jobs, folded.states
+    show_list(response, jobs, job_columns(jobs, now, states), output)
 
 
 def workload_key(value: estimates_pb2.Workload) -> str:
@@ -151,6 +167,8 @@ def _request_facts(job: jobs_pb2.Job) -> list[tuple[str, str]]:
         ("priority", f"queue {job.priority}, weight {format_number(job.weight)}"),
         ("promise", "guaranteed" if job.guaranteed else "best effort"),
         ("deadline", _deadline(job)),
+        ("array", array_text(job)),
+        ("starts after", after_text(job)),
         ("restart cost", format_span(job.restart.ToNanoseconds() / 1e9)),
         ("pinned", "yes" if job.pinned else ""),
         ("labels", ", ".join(f"{k}={v}" for k, v in sorted(job.labels.items()))),

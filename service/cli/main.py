@@ -58,6 +58,7 @@ CLIENT_MODULES: Final = {
     "drains": ("drain", "undrain"),
     "tenants": ("tenants",),
     "usage": ("usage",),
+    "webhooks": ("webhooks",),
     "cells": ("cells",),
     "models": ("models",),
     "access": ("token", "join-token", "certificate", "audit"),

@@ -7,6 +7,7 @@ import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from itertools import chain
 from typing import Any, Final
 
 import grpc.aio
@@ -18,6 +19,7 @@ from tessera.formulation.records.jobs import JobRecord, JobSpec
 from tessera.formulation.records.store import Request
 from tessera.service.ports import Store, Writer
 from tessera.service.rpc import fields, names
+from tessera.service.rpc.arrays import ArrayCalls, expand_array, ranges_of
 from tessera.service.rpc.calls import StreamPlaces, Wakeups
 from tessera.service.rpc.convert import jobs as convert
 from tessera.service.rpc.curves import CurveReader
@@ -75,6 +77,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         self._new_id, self._wall_s, self._poll_s = new_id, wall_s, poll_s
         self._explanations = explanations
         self._watched = SharedReads(self._read_watched)
+        self._arrays = ArrayCalls(store)
 
     async def SubmitJob(self, request: pb.SubmitJobRequest, context: _Context) -> pb.Job:
         """Queue a job."""
@@ -133,6 +136,14 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         key = fields.request_key(request, request.request_id)
         return await self._calls.run(self._job_event, request, key, JobEvent.RELEASE)
 
+    async def GetArray(self, request: pb.GetArrayRequest, context: _Context) -> pb.JobArray:
+        """Return an array of jobs."""
+        return await self._calls.run(self._arrays.get, request)
+
+    async def ChangeArray(self, request: pb.ChangeArrayRequest, context: _Context) -> pb.JobArray:
+        """Cancel, hold or release the jobs of an array."""
+        return await self._calls.run(self._arrays.change, request)
+
     async def WatchJob(
         self, request: pb.WatchJobRequest, context: _Context
     ) -> AsyncIterator[pb.Job]:
@@ -179,6 +190,8 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
 
     def _submit_job(self, request: pb.SubmitJobRequest) -> pb.Job:
         cluster = names.parse_cluster("parent", request.parent)
+        if request.HasField("array"):
+            raise InvalidInput("array", "is for SubmitJobs, which returns several jobs; call that")
         spec = self._spec("", cluster, request, self._plan_reader(cluster))
         key = fields.request_key(request, request.request_id)
 
@@ -186,7 +199,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
 
         def work(writer: Writer) -> bytes:
             self._require_future("job.deadline", spec)
-            (record,) = writer.submit_jobs(cluster, [spec])
+            (record,) = writer.submit_jobs(cluster, [spec], IDENTITY.get().tenants)
             return _warned(record, standing).SerializeToString()
 
         kept = self._store.write(key, work, validate_only=request.validate_only)
@@ -201,20 +214,30 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         cluster = names.parse_cluster("parent", request.parent)
         fields.require_batch_size("requests", len(request.requests), MAX_JOBS)
         read_plan = self._plan_reader(cluster)
-        specs = [
+        ranges = ranges_of(request.requests, MAX_JOBS)
+        stated = [
             self._inner_spec(i, cluster, inner, read_plan)
             for i, inner in enumerate(request.requests)
         ]
+        expanded = [
+            [spec] if indices is None else expand_array(f"requests[{i}]", spec, indices)
+            for i, (spec, indices) in enumerate(zip(stated, ranges, strict=True))
+        ]
+        specs = list(chain.from_iterable(expanded))
         fields.require_distinct(
-            (f"requests[{i}].job_id", spec.name) for i, spec in enumerate(specs)
+            (f"requests[{i}].job_id", spec.name) for i, own in enumerate(expanded) for spec in own
+        )
+        fields.require_distinct(
+            (f"requests[{i}].job_id", spec.name) for i, spec in enumerate(stated)
         )
         key = fields.request_key(request, request.request_id)
         standing = self._policy_on(cluster, specs)
 
         def work(writer: Writer) -> bytes:
-            for i, spec in enumerate(specs):
+            for i, spec in enumerate(stated):
                 self._require_future(f"requests[{i}].job.deadline", spec)
-            jobs = [_warned(record, standing) for record in writer.submit_jobs(cluster, specs)]
+            stored = writer.submit_jobs(cluster, specs, IDENTITY.get().tenants)
+            jobs = [_warned(record, standing) for record in stored]
             return pb.SubmitJobsResponse(jobs=jobs).SerializeToString()
 
         kept = self._store.write(key, work, validate_only=request.validate_only)
@@ -311,5 +334,6 @@ def _warned(record: JobRecord, standing: RoundOptions | None) -> pb.Job:
 def _shown(record: JobRecord) -> pb.Job:
     """Return the message of a stored job, with what its caller may see."""
     message = convert.of_job(record)
-    hide_in_job(IDENTITY.get(), message)
+    others = [d.job for d in record.dependencies if not IDENTITY.get().sees_tenant(d.tenant)]
+    hide_in_job(IDENTITY.get(), message, others)
     return message

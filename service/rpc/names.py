@@ -68,6 +68,16 @@ def job_name(cluster: str, job: str) -> str:
     return f"clusters/{cluster}/jobs/{job}"
 
 
+def array_name(cluster: str, array: str) -> str:
+    """Return ``clusters/{cluster}/arrays/{array}``."""
+    return f"clusters/{cluster}/arrays/{array}"
+
+
+def webhook_name(cluster: str, webhook: str) -> str:
+    """Return ``clusters/{cluster}/webhooks/{webhook}``."""
+    return f"clusters/{cluster}/webhooks/{webhook}"
+
+
 def tenant_name(cluster: str, tenant: str) -> str:
     """Return ``clusters/{cluster}/tenants/{tenant}``."""
     return f"clusters/{cluster}/tenants/{tenant}"
@@ -138,6 +148,18 @@ def parse_job(field: str, name: str) -> tuple[str, str]:
     """Return the ids of the cluster and the job."""
     cluster, job = _parse(field, name, "clusters", "jobs")
     return cluster, job
+
+
+def parse_array(field: str, name: str) -> tuple[str, str]:
+    """Return the ids of the cluster and the array of jobs."""
+    cluster, array = _parse(field, name, "clusters", "arrays")
+    return cluster, array
+
+
+def parse_webhook(field: str, name: str) -> tuple[str, str]:
+    """Return the ids of the cluster and the webhook."""
+    cluster, webhook = _parse(field, name, "clusters", "webhooks")
+    return cluster, webhook
 
 
 def parse_tenant(field: str, name: str) -> tuple[str, str]:

@@ -52,6 +52,7 @@ from tessera.service.rpc.logs import LogTiming, OutputReader
 from tessera.service.rpc.networks import NetworksServicer
 from tessera.service.rpc.scheduler import SchedulerServicer
 from tessera.service.rpc.tenants import TenantsServicer
+from tessera.service.rpc.webhooks import WebhookParts, WebhooksServicer
 from tessera.service.security.admission import Admission
 from tessera.service.security.auditing import RefusalRecorder
 from tessera.service.security.authenticator import Authenticator, Verifier
@@ -60,6 +61,7 @@ from tessera.service.security.ports import AccessStore
 from tessera.service.security.serving import CertificateFiles, ServingCertificate
 from tessera.service.security.sessions import Sessions
 from tessera.service.standing_policy import StandingPolicies
+from tessera.service.webhooks.deliverer import THREADS as WEBHOOK_THREADS
 from tessera.v1 import (
     access_pb2,
     access_pb2_grpc,
@@ -77,6 +79,8 @@ from tessera.v1 import (
     scheduler_pb2_grpc,
     tenants_pb2,
     tenants_pb2_grpc,
+    webhooks_pb2,
+    webhooks_pb2_grpc,
 )
 
 log = logging.getLogger(__name__)
@@ -92,6 +96,10 @@ LOG_STREAMS: Final = 256
 LOG_STREAMS_PER_CLIENT: Final = 32
 """Largest numbers of streams of the output of jobs, in all and of one client."""
 
+TEST_THREADS: Final = 2
+MAX_WAITING_TESTS: Final = 64
+"""Number of tests of webhooks that run at the same time, and that wait. Each waits for another server."""
+
 AFTER_GRACE_S: Final = 0.3
 """Seconds that calls have to end after they were cancelled, before they are abandoned."""
 
@@ -106,6 +114,7 @@ SERVICES: Final = tuple(
         networks_pb2,
         scheduler_pb2,
         tenants_pb2,
+        webhooks_pb2,
     )
     for service in module.DESCRIPTOR.services_by_name.values()
 )
@@ -144,13 +153,14 @@ class Server:
         verifier: Verifier | None = None,
         logs: LogStore | None = None,
         schema: str = "",
+        webhooks: WebhookParts | None = None,
     ) -> None:
         """Assemble the server.
 
         ``access`` keeps tokens, certificates and the audit log: a server that asks callers who they
         are needs it. ``verifier`` checks the tokens of an identity provider. ``logs`` keeps requests
         for the output of jobs; without it, no output can be read. ``schema`` is the revision of the
-        database's schema, or "" if the store has none.
+        database's schema, or "" if the store has none. ``webhooks`` are needed for webhooks.
 
         Raises:
             InvalidInput: a file of TLS is wrong.
@@ -166,6 +176,11 @@ class Server:
         self.network_calls, self.estimate_calls = Calls(1, "network"), Calls(1, "estimate")
         self.cleaning_calls, self.check_calls = Calls(1, "cleaning"), Calls(1, "check")
         self.forecast_calls, self.shadow_calls = Calls(1, "forecast"), Calls(1, "shadow")
+        self.webhook_calls = Calls(WEBHOOK_THREADS, "webhook")
+        one_test = LaneLimits(client=1, cluster=TEST_THREADS, share=1)
+        self._test_calls = FairCalls(
+            Lane(TEST_THREADS, "webhook test", one_test, most_waiting=MAX_WAITING_TESTS)
+        )
         self._heartbeat_calls = Calls(1, "heartbeat")
         # The threads of calls: short ones, heavy ones, rounds, trials and estimates.
         self._quick_calls = _fair_calls(config.store_threads, "store")
@@ -283,6 +298,10 @@ class Server:
         tenants_pb2_grpc.add_TenantsServicer_to_server(
             TenantsServicer(store, calls, wall_s), self._grpc
         )
+        if webhooks is not None:
+            webhooks_pb2_grpc.add_WebhooksServicer_to_server(
+                WebhooksServicer(store, webhooks, calls, self._test_calls), self._grpc
+            )
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, self._grpc)
         shown = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(shown, self._grpc)
@@ -415,6 +434,8 @@ class Server:
             self.network_calls,
             self.estimate_calls,
             self.cleaning_calls,
+            self.webhook_calls,
+            self._test_calls,
             self.check_calls,
             self.forecast_calls,
             self.shadow_calls,

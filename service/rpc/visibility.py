@@ -55,15 +55,29 @@ def hide_in_round(
     del message.violations[:]  # they may name any job
 
 
-def hide_in_job(identity: Identity, message: jobs_pb2.Job) -> None:
-    """Leave the names of other tenants and their jobs out of the reason why a job waits."""
+def hide_in_job(identity: Identity, message: jobs_pb2.Job, others: Collection[str] = ()) -> None:
+    """Leave the names of other tenants and their jobs out of the reason why a job waits.
+
+    ``others`` are the jobs of other tenants that it waits for.
+    """
+    for dependency in message.after:
+        if short_id(dependency.job) in others:
+            dependency.job = OTHERS
     if identity.tenants is not None and message.HasField("reason"):
-        hide_in_reason(identity, message.reason, {short_id(message.name)})
+        hide_in_reason(identity, message.reason, {short_id(message.name)}, others)
 
 
-def hide_in_reason(identity: Identity, reason: jobs_pb2.Reason, own: Collection[str]) -> None:
-    """Leave the names of other tenants, and of jobs that are not in ``own``, out of a reason."""
-    hidden = set[str]()
+def hide_in_reason(
+    identity: Identity,
+    reason: jobs_pb2.Reason,
+    own: Collection[str],
+    others: Collection[str] = (),
+) -> None:
+    """Leave the names of other tenants, and of jobs that are not in ``own``, out of a reason.
+
+    ``others`` are further jobs of other tenants that it may name.
+    """
+    hidden = set(others)
     for key, value in reason.evidence.items():
         if key == _BLOCKED and value not in own:
             hidden.add(value)

@@ -129,6 +129,8 @@ _RULES: Final[dict[str, dict[str, Rule]]] = {
         "CancelJob": _change(USERS, _name),
         "HoldJob": _change(USERS, _name),
         "ReleaseJob": _change(USERS, _name),
+        "GetArray": _read(),  # the servicer compares the tenant of the array
+        "ChangeArray": _change(USERS),
         "WatchJob": _read(jobs=_name),
         "ReadLogs": _read(jobs=_name),
         "GetJobCurves": _read(jobs=_name),
@@ -160,6 +162,12 @@ _RULES: Final[dict[str, dict[str, Rule]]] = {
         "ListTenants": _read(),
         "DeleteTenants": _change(),
         "GetUsage": _read(),
+    },
+    "Webhooks": {  # the servicer compares their tenants
+        "CreateWebhook": _change(USERS),
+        "ListWebhooks": _read(USERS),
+        "DeleteWebhook": _change(USERS),
+        "TestWebhook": _change(USERS),
     },
 }
 

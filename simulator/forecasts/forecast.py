@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from tessera.formulation.dependencies import CONDITIONS, Condition
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.records.forecasts import EVENTS, FINISH, START, Band, JobForecast
 from tessera.formulation.snapshot import Snapshot
@@ -21,6 +22,7 @@ from tessera.solvers.rounds.plan import RoundOutcome
 
 HELD = "the job is held; release it with: tessera release JOB"
 NO_ESTIMATE = "nobody knows how fast its model runs until its first iterations are measured"
+WAITS_FOR_UNKNOWN = "the job waits for jobs of which nobody knows when they end as they must"
 NO_CELL_RUNS = "no estimate says that its model runs on this cluster"
 
 
@@ -146,4 +148,22 @@ def _reasons_without(snapshot: Snapshot) -> dict[int, str]:
     runs[snapshot.estimates.workload[np.isfinite(snapshot.estimates.iter_time_s)]] = True
     for job in np.flatnonzero(unknown | ~runs[jobs.workload]).tolist():
         reasons.setdefault(job, NO_ESTIMATE if unknown[job] else NO_CELL_RUNS)
+    for job in _wait_for_unknown(snapshot, reasons):
+        reasons.setdefault(job, WAITS_FOR_UNKNOWN)
     return reasons
+
+
+def _wait_for_unknown(snapshot: Snapshot, without: Collection[int]) -> list[int]:
+    """Return the jobs that wait for the end of an array, for a failure, or for a job without a forecast.
+
+    ``without`` are the jobs that have no forecast for other reasons.
+    """
+    d = snapshot.dependencies
+    known = d.condition != CONDITIONS.index(Condition.FAILED)
+    followed = np.bincount(d.job[known], minlength=len(snapshot.jobs))
+    lacks = snapshot.jobs.unmet > followed
+    lacks |= snapshot.jobs.among([JobState.CANCELLING, JobState.FAILING])
+    lacks[list(without)] = True
+    while (more := np.setdiff1d(d.job[lacks[d.on]], np.flatnonzero(lacks))).size:
+        lacks[more] = True
+    return np.flatnonzero(lacks & (snapshot.jobs.unmet > 0)).tolist()

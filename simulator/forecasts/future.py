@@ -17,9 +17,11 @@ import numpy as np
 
 from tessera.formulation.cells import build_cells
 from tessera.formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
+from tessera.formulation.dependencies import CONDITIONS, Condition
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import current_gangs
 from tessera.formulation.snapshot import (
+    NO_DEPENDENCIES,
     NO_LEGS,
     STATE_CODE,
     WITHOUT_CELL,
@@ -211,9 +213,13 @@ class _Future:
     # time
 
     def tracks(self) -> bool:
-        """Return whether a job of the snapshot is left that may start or finish."""
-        held = self._column["state"][: self._tracked] == STATE_CODE[JobState.HELD]
-        return bool((self._live[: self._tracked] & ~held).any())
+        """Return whether a job of the snapshot is left that may start or finish.
+
+        Those that wait for others do not count: while they wait, another one is left.
+        """
+        state, unmet = self._column["state"][: self._tracked], self._column["unmet"]
+        idle = (state == STATE_CODE[JobState.HELD]) | (unmet[: self._tracked] > 0)
+        return bool((self._live[: self._tracked] & ~idle).any())
 
     def next_event_s(self) -> float:
         """Return the time of the next event, or inf without one."""
@@ -242,6 +248,15 @@ class _Future:
         self._live[job] = False
         if job < self._tracked:
             self.finish_s[job] = self.now_s
+            self._free_dependents(job)
+
+    def _free_dependents(self, job: int) -> None:
+        """Note that a job has succeeded, so that those which waited for that only may start."""
+        d = self.base.dependencies
+        met = (d.on == job) & (d.condition != CONDITIONS.index(Condition.FAILED))
+        for waits in d.job[met].tolist():
+            self._column["unmet"][waits] -= 1
+            self._column["queued_s"][waits] = self.now_s
 
     def _settle(self, job: int) -> None:
         """Count what the job has trained until now."""
@@ -321,6 +336,7 @@ class _Future:
             jobs=self._jobs(shown),
             allocations=self._allocations(local),
             avoids=renumber_jobs(self.base.avoids, local),
+            dependencies=NO_DEPENDENCIES,  # rounds only need their number
             legs=renumber_jobs(self._legs, local),
             prices=self._prices,
         )

@@ -13,6 +13,8 @@ from tessera.db import purge, tables
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
 from tessera.db.writer import PostgresWriter
+from tessera.formulation.arrays import ArrayRange
+from tessera.formulation.dependencies import Dependency
 from tessera.formulation.errors import InUse, InvalidInput, NotFound, RoundSuperseded, StaleEtag
 from tessera.formulation.lifecycle import JobEvent, JobState
 from tessera.formulation.records.agents import ObservedGang
@@ -21,6 +23,7 @@ from tessera.formulation.records.estimates import CellFilter, ModelSpec
 from tessera.formulation.records.policies import ShadowRound
 from tessera.formulation.topologies.described import decode_topology
 from tessera.formulation.values import EstimateSource, GpuType
+from tessera.formulation.webhooks import WebhookSpec
 from tests.support.patience import PATIENCE_S
 from tests.support.rows import rows_left
 from tests.support.stored_cluster import (
@@ -90,6 +93,11 @@ SELECT id, 'start', now(), '{60}' FROM jobs
 """
 
 
+WEBHOOK_EVENTS = """
+INSERT INTO webhook_events (webhook_id, event, document) SELECT id, 'started', '{}' FROM webhooks
+"""
+
+
 def delete_cluster(store: PostgresStore, name: str = C, **options: Any) -> None:
     values: dict[str, Any] = {"version": None, "force": True} | options
     do(store, lambda w: w.delete_cluster(name, **values))
@@ -121,7 +129,17 @@ def a_rich_cluster(store: PostgresStore, database: Database) -> None:
     do(store, lambda w: w.upsert_models(C, [ModelSpec(model="m", params="1B", architecture="{}")]))
     do(store, lambda w: w.set_topology(C, NETWORK, None))
     store.acquire_lease(C, "me", 60.0)
-    submit(store, a_spec("runs", avoid_nodes=("a100-1",)), a_spec("waits"))
+    do(
+        store,
+        lambda w: w.add_webhook(C, WebhookSpec(name="h", url="https://example.com/", salt="s")),
+    )
+    (member,) = ArrayRange(first=0, last=0).members("swarm")
+    submit(
+        store,
+        a_spec("runs", avoid_nodes=("a100-1",)),
+        a_spec("waits", after=(Dependency(job="swarm"),)),
+        a_spec(member.name, array=member),
+    )
     run(store, runs=[("a100-0", [0])])
     for done in range(8):
         agents_report(store)
@@ -143,6 +161,7 @@ def a_rich_cluster(store: PostgresStore, database: Database) -> None:
         HOST_PROFILES,
         FORECASTS,
         FORECAST_SPREADS,
+        WEBHOOK_EVENTS,
         "INSERT INTO trainings (job_id) SELECT id FROM jobs WHERE name = 'runs'",
         "INSERT INTO tunings (workload_id, gpu_type_id, plan_id, runtime, space, plans, space_plans,"
         " whole_plans) SELECT w.id, t.id, p.id, 'jax', 'full', '{}', 1, 1"
@@ -164,6 +183,7 @@ def a_rich_cluster(store: PostgresStore, database: Database) -> None:
         execute(database, statement)
     apply_event(store, "runs", JobEvent.CANCEL)
     apply_event(store, "waits", JobEvent.CANCEL)
+    apply_event(store, "swarm.0", JobEvent.CANCEL)
     agents_report(store)
 
 

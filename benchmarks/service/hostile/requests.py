@@ -19,6 +19,7 @@ from tessera.v1 import (
     networks_pb2,
     scheduler_pb2,
     tenants_pb2,
+    webhooks_pb2,
 )
 
 ATTACKED_CLUSTER: Final = "attacked"
@@ -39,6 +40,7 @@ MODULES: Final = (
     networks_pb2,
     scheduler_pb2,
     tenants_pb2,
+    webhooks_pb2,
 )
 
 GPU_TYPE: Final = "a40"
@@ -222,6 +224,12 @@ def sample_requests(cluster: str = ATTACKED_CLUSTER, job: str = STEADY_JOB) -> d
         (jobs, "CancelJob"): jobs_pb2.CancelJobRequest(name=job_name, validate_only=True),
         (jobs, "HoldJob"): jobs_pb2.HoldJobRequest(name=job_name, validate_only=True),
         (jobs, "ReleaseJob"): jobs_pb2.ReleaseJobRequest(name=job_name, validate_only=True),
+        (jobs, "GetArray"): jobs_pb2.GetArrayRequest(name=f"{place}/arrays/swarm"),
+        (jobs, "ChangeArray"): jobs_pb2.ChangeArrayRequest(
+            name=f"{place}/arrays/swarm",
+            change=jobs_pb2.ChangeArrayRequest.CANCEL,
+            validate_only=True,
+        ),
         ("Networks", "GetTopology"): networks_pb2.GetTopologyRequest(name=topology),
         ("Networks", "UpdateTopology"): networks_pb2.UpdateTopologyRequest(
             topology=networks_pb2.Topology(name=topology, document=clos)
@@ -261,6 +269,17 @@ def sample_requests(cluster: str = ATTACKED_CLUSTER, job: str = STEADY_JOB) -> d
         ("Tenants", "DeleteTenants"): tenants_pb2.DeleteTenantsRequest(
             parent=place, names=[tenant.name]
         ),
+        ("Webhooks", "CreateWebhook"): webhooks_pb2.CreateWebhookRequest(
+            parent=place,
+            webhook_id="w",
+            webhook=webhooks_pb2.Webhook(url="https://hooks.invalid/w"),
+            validate_only=True,
+        ),
+        ("Webhooks", "ListWebhooks"): webhooks_pb2.ListWebhooksRequest(parent=place),
+        ("Webhooks", "DeleteWebhook"): webhooks_pb2.DeleteWebhookRequest(
+            name=f"{place}/webhooks/w", validate_only=True
+        ),
+        ("Webhooks", "TestWebhook"): webhooks_pb2.TestWebhookRequest(name=f"{place}/webhooks/w"),
     }
     return {f"/tessera.v1.{service}/{name}": request for (service, name), request in result.items()}
 

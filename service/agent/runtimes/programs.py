@@ -301,6 +301,9 @@ class ProgramRuntime:
             "TESSERA_ITERATIONS": f"{gang.iterations_total:.0f}",
             "TESSERA_GLOBAL_BATCH": str(gang.global_batch),
         }
+        if gang.array_size:
+            variables["TESSERA_ARRAY_INDEX"] = str(gang.array_index)
+            variables["TESSERA_ARRAY_SIZE"] = str(gang.array_size)
         if gang.execution_plan:
             variables["TESSERA_PLAN_FILE"] = str(inbox / "plan.json")
         if self._tunes(member):

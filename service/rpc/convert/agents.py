@@ -248,6 +248,8 @@ def _of_gang(gang: DesiredGang, nodes: Collection[str], levels: int) -> pb.Desir
         plan=cell.plan,
         iter_time_s=spec.workload.global_batch / rate if rate > 0 else 0.0,
         iterations_total=spec.iterations,
+        array_index=spec.array.index if spec.array else 0,
+        array_size=spec.array.size if spec.array else 0,
         iterations_done=gang.iterations_done,
         restart_s=spec.restart_s,
         command=spec.command,

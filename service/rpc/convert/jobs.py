@@ -41,6 +41,7 @@ from tessera.service.rpc.convert.launch import (
     require_runnable,
     to_launch,
 )
+from tessera.service.rpc.convert.workflows import of_array_member, of_dependency, to_dependencies
 from tessera.v1 import jobs_pb2 as pb
 from tessera.v1 import launch_pb2
 
@@ -126,6 +127,7 @@ def to_job_spec(
             f"{field}.requested_cpus", m.requested_cpus, 0, MAX_CPUS
         ),
         launch=to_launch(f"{field}.launch", m.launch),
+        after=to_dependencies(f"{field}.after", cluster, m.after),
         **to_changes(field, cluster, m),
     )
     require_type_of_pin(field, spec)
@@ -187,7 +189,7 @@ def to_changes(field: str, cluster: str, message: pb.Job) -> dict[str, Any]:
         "queue": fields.require_whole(f"{field}.priority", message.priority or 1, 1, MAX_PRIORITY),
         "movable": not message.pinned,
         "deadline_s": deadline_s,
-        "labels": _labels(f"{field}.labels", message.labels),
+        "labels": to_labels(f"{field}.labels", message.labels),
         "pinned_type": message.pinned_gpu_type,
         "avoid_nodes": _avoided(f"{field}.avoid_nodes", cluster, list(message.avoid_nodes)),
         "min_gpus": fields.require_whole(f"{field}.min_gpus", message.min_gpus, 0, MAX_GPUS),
@@ -251,6 +253,9 @@ def of_job(record: JobRecord) -> pb.Job:
     message.create_time.CopyFrom(fields.timestamp_of(record.created_s))
     message.iterations_done = record.iterations_done
     message.generation = record.generation
+    message.after.extend(of_dependency(cluster, one) for one in record.dependencies)
+    if record.spec.array is not None:
+        message.array.CopyFrom(of_array_member(cluster, record.spec.array))
     message.retries = record.retries
     message.last_error = record.last_error
     message.deadline_admitted = record.admitted
@@ -365,7 +370,8 @@ def _avoided(field: str, cluster: str, nodes: list[str]) -> tuple[str, ...]:
     return ids
 
 
-def _labels(field: str, labels: Mapping[str, str]) -> dict[str, str]:
+def to_labels(field: str, labels: Mapping[str, str]) -> dict[str, str]:
+    """Return the labels of a job, or those that it must have. Raises InvalidInput."""
     if RUN_LABEL in labels:
         raise InvalidInput(field, f"may not have {RUN_LABEL}, which only the service sets")
     if len(labels) > MAX_LABELS:

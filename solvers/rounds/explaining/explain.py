@@ -107,8 +107,16 @@ _COMPETES: Final = frozenset(
 )
 """Reasons of jobs that others have displaced."""
 
-_NO_STEPS: Final = frozenset({_R.STARTED, _R.UNCHANGED, _R.GAINED, _R.LEAVING})
-"""Reasons of jobs that nobody needs to help."""
+_NO_STEPS: Final = frozenset(
+    {
+        *(_R.STARTED, _R.UNCHANGED, _R.GAINED, _R.LEAVING),
+        *(
+            _R.WAITS_FOR_JOBS,
+            _R.ARRAY_LIMIT,
+        ),  # only the ends of the jobs that the reason names help
+    }
+)
+"""Reasons of jobs that no change helps, or that need no help."""
 
 
 def explain_job(

@@ -13,6 +13,7 @@ from tessera.v1 import (
     networks_pb2_grpc,
     scheduler_pb2_grpc,
     tenants_pb2_grpc,
+    webhooks_pb2_grpc,
 )
 
 
@@ -27,6 +28,7 @@ class Stubs:
         self.networks = networks_pb2_grpc.NetworksStub(channel)
         self.scheduler = scheduler_pb2_grpc.SchedulerStub(channel)
         self.tenants = tenants_pb2_grpc.TenantsStub(channel)
+        self.webhooks = webhooks_pb2_grpc.WebhooksStub(channel)
 
 
 class AsyncStubs:
@@ -40,3 +42,4 @@ class AsyncStubs:
         self.networks = networks_pb2_grpc.NetworksStub(channel)
         self.scheduler = scheduler_pb2_grpc.SchedulerStub(channel)
         self.tenants = tenants_pb2_grpc.TenantsStub(channel)
+        self.webhooks = webhooks_pb2_grpc.WebhooksStub(channel)

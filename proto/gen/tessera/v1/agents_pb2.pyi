@@ -861,6 +861,8 @@ class DesiredGang(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     MEMBER_GPUS_FIELD_NUMBER: _builtins.int
     TUNING_PLANS_FIELD_NUMBER: _builtins.int
+    ARRAY_INDEX_FIELD_NUMBER: _builtins.int
+    ARRAY_SIZE_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     generation: _builtins.int
     leader: _builtins.str
@@ -894,6 +896,9 @@ class DesiredGang(_message.Message):
     """The canonical JSON of the execution plan. Empty if the plan was not recorded."""
     tenant: _builtins.str
     """The tenant that the job is accounted to. Its secrets are those of this tenant."""
+    array_index: _builtins.int
+    """The index of the job in its array, and the number of jobs of that. 0 jobs: it is in none."""
+    array_size: _builtins.int
     @_builtins.property
     def shares(self) -> _containers.RepeatedCompositeFieldContainer[Global___AgentShare]:
         """The members of the gang on this agent's nodes."""
@@ -952,10 +957,12 @@ class DesiredGang(_message.Message):
         tenant: _builtins.str = ...,
         member_gpus: _abc.Iterable[_builtins.int] | None = ...,
         tuning_plans: _abc.Iterable[_builtins.str] | None = ...,
+        array_index: _builtins.int = ...,
+        array_size: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["launch", b"launch", "network", b"network"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "execution_plan", b"execution_plan", "generation", b"generation", "global_batch", b"global_batch", "gpu_type", b"gpu_type", "gpus", b"gpus", "iter_time_s", b"iter_time_s", "iterations_done", b"iterations_done", "iterations_total", b"iterations_total", "job", b"job", "job_number", b"job_number", "launch", b"launch", "leader", b"leader", "member_gpus", b"member_gpus", "members", b"members", "model", b"model", "network", b"network", "params", b"params", "pipeline_degree", b"pipeline_degree", "plan", b"plan", "restart_s", b"restart_s", "runtime", b"runtime", "shares", b"shares", "tenant", b"tenant", "tuning_plans", b"tuning_plans"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["array_index", b"array_index", "array_size", b"array_size", "command", b"command", "execution_plan", b"execution_plan", "generation", b"generation", "global_batch", b"global_batch", "gpu_type", b"gpu_type", "gpus", b"gpus", "iter_time_s", b"iter_time_s", "iterations_done", b"iterations_done", "iterations_total", b"iterations_total", "job", b"job", "job_number", b"job_number", "launch", b"launch", "leader", b"leader", "member_gpus", b"member_gpus", "members", b"members", "model", b"model", "network", b"network", "params", b"params", "pipeline_degree", b"pipeline_degree", "plan", b"plan", "restart_s", b"restart_s", "runtime", b"runtime", "shares", b"shares", "tenant", b"tenant", "tuning_plans", b"tuning_plans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

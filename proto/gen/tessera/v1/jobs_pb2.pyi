@@ -152,6 +152,8 @@ class Job(_message.Message):
     WARNINGS_FIELD_NUMBER: _builtins.int
     TRAINING_FIELD_NUMBER: _builtins.int
     FORECAST_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    ARRAY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """"clusters/{cluster}/jobs/{job}" """
     iterations: _builtins.int
@@ -332,6 +334,16 @@ class Job(_message.Message):
         that has ended.
         """
 
+    @_builtins.property
+    def after(self) -> _containers.RepeatedCompositeFieldContainer[Global___Dependency]:
+        """The jobs that must end before this one may start, at most 100. Set when the job is submitted. If
+        one of them does not end as it must, the job is REJECTED.
+        """
+
+    @_builtins.property
+    def array(self) -> Global___ArrayMember:
+        """The array that the job was submitted with. Only answers have it."""
+
     def __init__(
         self,
         *,
@@ -381,16 +393,277 @@ class Job(_message.Message):
         warnings: _abc.Iterable[_builtins.str] | None = ...,
         training: Global___Training | None = ...,
         forecast: Global___Forecast | None = ...,
+        after: _abc.Iterable[Global___Dependency] | None = ...,
+        array: Global___ArrayMember | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "allocation", b"allocation", "create_time", b"create_time", "deadline", b"deadline", "end_time", b"end_time", "forecast", b"forecast", "launch", b"launch", "max_retries", b"max_retries", "queue_time", b"queue_time", "reason", b"reason", "restart", b"restart", "retry_time", b"retry_time", "start_time", b"start_time", "training", b"training", "workload", b"workload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "allocation", b"allocation", "array", b"array", "create_time", b"create_time", "deadline", b"deadline", "end_time", b"end_time", "forecast", b"forecast", "launch", b"launch", "max_retries", b"max_retries", "queue_time", b"queue_time", "reason", b"reason", "restart", b"restart", "retry_time", b"retry_time", "start_time", b"start_time", "training", b"training", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "allocation", b"allocation", "avoid_nodes", b"avoid_nodes", "certificate", b"certificate", "command", b"command", "create_time", b"create_time", "deadline", b"deadline", "deadline_admitted", b"deadline_admitted", "end_time", b"end_time", "etag", b"etag", "forecast", b"forecast", "generation", b"generation", "guaranteed", b"guaranteed", "iterations", b"iterations", "iterations_done", b"iterations_done", "labels", b"labels", "last_error", b"last_error", "launch", b"launch", "max_gpus", b"max_gpus", "max_retries", b"max_retries", "min_gpus", b"min_gpus", "name", b"name", "opportunistic", b"opportunistic", "pinned", b"pinned", "pinned_gpu_type", b"pinned_gpu_type", "priority", b"priority", "profile", b"profile", "queue_time", b"queue_time", "reason", b"reason", "requested_cpus", b"requested_cpus", "requested_gpu_type", b"requested_gpu_type", "requested_gpus", b"requested_gpus", "restart", b"restart", "retries", b"retries", "retry_time", b"retry_time", "service_gpu_seconds", b"service_gpu_seconds", "start_time", b"start_time", "state", b"state", "stated_plan", b"stated_plan", "stated_plan_first", b"stated_plan_first", "submitted_plan", b"submitted_plan", "techniques", b"techniques", "tenant", b"tenant", "training", b"training", "warnings", b"warnings", "weight", b"weight", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "after", b"after", "allocation", b"allocation", "array", b"array", "avoid_nodes", b"avoid_nodes", "certificate", b"certificate", "command", b"command", "create_time", b"create_time", "deadline", b"deadline", "deadline_admitted", b"deadline_admitted", "end_time", b"end_time", "etag", b"etag", "forecast", b"forecast", "generation", b"generation", "guaranteed", b"guaranteed", "iterations", b"iterations", "iterations_done", b"iterations_done", "labels", b"labels", "last_error", b"last_error", "launch", b"launch", "max_gpus", b"max_gpus", "max_retries", b"max_retries", "min_gpus", b"min_gpus", "name", b"name", "opportunistic", b"opportunistic", "pinned", b"pinned", "pinned_gpu_type", b"pinned_gpu_type", "priority", b"priority", "profile", b"profile", "queue_time", b"queue_time", "reason", b"reason", "requested_cpus", b"requested_cpus", "requested_gpu_type", b"requested_gpu_type", "requested_gpus", b"requested_gpus", "restart", b"restart", "retries", b"retries", "retry_time", b"retry_time", "service_gpu_seconds", b"service_gpu_seconds", "start_time", b"start_time", "state", b"state", "stated_plan", b"stated_plan", "stated_plan_first", b"stated_plan_first", "submitted_plan", b"submitted_plan", "techniques", b"techniques", "tenant", b"tenant", "training", b"training", "warnings", b"warnings", "weight", b"weight", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_retries: _TypeAlias = _typing.Literal["max_retries"]  # noqa: Y015
     _WhichOneofArgType__max_retries: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_retries) -> _WhichOneofReturnType__max_retries | None: ...
 
 Global___Job: _TypeAlias = Job  # noqa: Y015
+
+@_typing.final
+class Dependency(_message.Message):
+    """A job, or all jobs of an array, that must end before another job may start."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Condition:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _ConditionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Dependency._Condition.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        CONDITION_UNSPECIFIED: Dependency._Condition.ValueType  # 0
+        """SUCCEEDED."""
+        SUCCEEDED: Dependency._Condition.ValueType  # 1
+        """The job has succeeded. All jobs of an array have."""
+        ENDED: Dependency._Condition.ValueType  # 2
+        """The job has ended in any way. All jobs of an array have."""
+        FAILED: Dependency._Condition.ValueType  # 3
+        """The job has ended without success: it failed, or was cancelled or rejected. All jobs of an array
+        have ended, and one of them did so.
+        """
+
+    class Condition(_Condition, metaclass=_ConditionEnumTypeWrapper):
+        """The condition that an end must meet."""
+
+    CONDITION_UNSPECIFIED: Dependency.Condition.ValueType  # 0
+    """SUCCEEDED."""
+    SUCCEEDED: Dependency.Condition.ValueType  # 1
+    """The job has succeeded. All jobs of an array have."""
+    ENDED: Dependency.Condition.ValueType  # 2
+    """The job has ended in any way. All jobs of an array have."""
+    FAILED: Dependency.Condition.ValueType  # 3
+    """The job has ended without success: it failed, or was cancelled or rejected. All jobs of an array
+    have ended, and one of them did so.
+    """
+
+    JOB_FIELD_NUMBER: _builtins.int
+    CONDITION_FIELD_NUMBER: _builtins.int
+    MET_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    """"clusters/{cluster}/jobs/{job}", or "clusters/{cluster}/jobs/{array}" for all jobs of an array."""
+    condition: Global___Dependency.Condition.ValueType
+    met: _builtins.bool
+    """Whether the condition is met. It stays so if the job is deleted later. Only answers have it."""
+    state: _builtins.str
+    """The state of the job, e.g. "running", or how many jobs of the array have ended. Only answers have
+    it. Empty if the job was deleted.
+    """
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        condition: Global___Dependency.Condition.ValueType = ...,
+        met: _builtins.bool = ...,
+        state: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["condition", b"condition", "job", b"job", "met", b"met", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Dependency: _TypeAlias = Dependency  # noqa: Y015
+
+@_typing.final
+class ArrayMember(_message.Message):
+    """The place of a job in the array that it was submitted with."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ARRAY_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    MAX_RUNNING_FIELD_NUMBER: _builtins.int
+    array: _builtins.str
+    """"clusters/{cluster}/arrays/{array}" """
+    index: _builtins.int
+    size: _builtins.int
+    """The number of jobs that the array was submitted with."""
+    max_running: _builtins.int
+    """The most jobs of the array that run at the same time. 0: no limit."""
+    def __init__(
+        self,
+        *,
+        array: _builtins.str = ...,
+        index: _builtins.int = ...,
+        size: _builtins.int = ...,
+        max_running: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["array", b"array", "index", b"index", "max_running", b"max_running", "size", b"size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ArrayMember: _TypeAlias = ArrayMember  # noqa: Y015
+
+@_typing.final
+class ArrayIndices(_message.Message):
+    """The indices of an array: `first`, `first` + `step` and so on, up to `last`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    MAX_RUNNING_FIELD_NUMBER: _builtins.int
+    first: _builtins.int
+    last: _builtins.int
+    step: _builtins.int
+    """Default (also 0): 1."""
+    max_running: _builtins.int
+    """The most jobs of the array that run at the same time. 0: no limit."""
+    def __init__(
+        self,
+        *,
+        first: _builtins.int = ...,
+        last: _builtins.int = ...,
+        step: _builtins.int = ...,
+        max_running: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "last", b"last", "max_running", b"max_running", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ArrayIndices: _TypeAlias = ArrayIndices  # noqa: Y015
+
+@_typing.final
+class JobArray(_message.Message):
+    """An array of jobs that differ only in an index."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class StatesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    MAX_RUNNING_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """"clusters/{cluster}/arrays/{array}" """
+    tenant: _builtins.str
+    size: _builtins.int
+    """The number of jobs that it was submitted with."""
+    max_running: _builtins.int
+    @_builtins.property
+    def states(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """The number of its jobs in each state, by the name of the state, e.g. "QUEUED". Jobs that were
+        deleted after their end are left out.
+        """
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        size: _builtins.int = ...,
+        max_running: _builtins.int = ...,
+        states: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_running", b"max_running", "name", b"name", "size", b"size", "states", b"states", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobArray: _TypeAlias = JobArray  # noqa: Y015
+
+@_typing.final
+class GetArrayRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """"clusters/{cluster}/arrays/{array}" """
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetArrayRequest: _TypeAlias = GetArrayRequest  # noqa: Y015
+
+@_typing.final
+class ChangeArrayRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Change:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _ChangeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[ChangeArrayRequest._Change.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        CHANGE_UNSPECIFIED: ChangeArrayRequest._Change.ValueType  # 0
+        CANCEL: ChangeArrayRequest._Change.ValueType  # 1
+        HOLD: ChangeArrayRequest._Change.ValueType  # 2
+        RELEASE: ChangeArrayRequest._Change.ValueType  # 3
+
+    class Change(_Change, metaclass=_ChangeEnumTypeWrapper):
+        """The change of each job of an array to which it may happen."""
+
+    CHANGE_UNSPECIFIED: ChangeArrayRequest.Change.ValueType  # 0
+    CANCEL: ChangeArrayRequest.Change.ValueType  # 1
+    HOLD: ChangeArrayRequest.Change.ValueType  # 2
+    RELEASE: ChangeArrayRequest.Change.ValueType  # 3
+
+    NAME_FIELD_NUMBER: _builtins.int
+    CHANGE_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """"clusters/{cluster}/arrays/{array}" """
+    change: Global___ChangeArrayRequest.Change.ValueType
+    validate_only: _builtins.bool
+    request_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        change: Global___ChangeArrayRequest.Change.ValueType = ...,
+        validate_only: _builtins.bool = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "name", b"name", "request_id", b"request_id", "validate_only", b"validate_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChangeArrayRequest: _TypeAlias = ChangeArrayRequest  # noqa: Y015
 
 @_typing.final
 class Training(_message.Message):
@@ -697,6 +970,7 @@ class SubmitJobRequest(_message.Message):
     JOB_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ARRAY_FIELD_NUMBER: _builtins.int
     parent: _builtins.str
     """"clusters/{cluster}" """
     job_id: _builtins.str
@@ -710,6 +984,14 @@ class SubmitJobRequest(_message.Message):
     request_id: _builtins.str
     @_builtins.property
     def job(self) -> Global___Job: ...
+    @_builtins.property
+    def array(self) -> Global___ArrayIndices:
+        """If set, an array of jobs is submitted, of which each gets an index. `job_id` is the id of the
+        array, and "{array}.{index}" is that of a job. Only requests of SubmitJobs may have it. All jobs of
+        a call, with those of arrays, are at most 10,000. Programs find TESSERA_ARRAY_INDEX and
+        TESSERA_ARRAY_SIZE in their environment.
+        """
+
     def __init__(
         self,
         *,
@@ -718,10 +1000,11 @@ class SubmitJobRequest(_message.Message):
         job: Global___Job | None = ...,
         validate_only: _builtins.bool = ...,
         request_id: _builtins.str = ...,
+        array: Global___ArrayIndices | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["array", b"array", "job", b"job"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "job_id", b"job_id", "parent", b"parent", "request_id", b"request_id", "validate_only", b"validate_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["array", b"array", "job", b"job", "job_id", b"job_id", "parent", b"parent", "request_id", b"request_id", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

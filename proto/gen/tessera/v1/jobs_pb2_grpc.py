@@ -80,6 +80,16 @@ class JobsStub:
                 request_serializer=tessera_dot_v1_dot_jobs__pb2.ReleaseJobRequest.SerializeToString,
                 response_deserializer=tessera_dot_v1_dot_jobs__pb2.Job.FromString,
                 _registered_method=True)
+        self.GetArray = channel.unary_unary(
+                '/tessera.v1.Jobs/GetArray',
+                request_serializer=tessera_dot_v1_dot_jobs__pb2.GetArrayRequest.SerializeToString,
+                response_deserializer=tessera_dot_v1_dot_jobs__pb2.JobArray.FromString,
+                _registered_method=True)
+        self.ChangeArray = channel.unary_unary(
+                '/tessera.v1.Jobs/ChangeArray',
+                request_serializer=tessera_dot_v1_dot_jobs__pb2.ChangeArrayRequest.SerializeToString,
+                response_deserializer=tessera_dot_v1_dot_jobs__pb2.JobArray.FromString,
+                _registered_method=True)
         self.WatchJob = channel.unary_stream(
                 '/tessera.v1.Jobs/WatchJob',
                 request_serializer=tessera_dot_v1_dot_jobs__pb2.WatchJobRequest.SerializeToString,
@@ -114,7 +124,7 @@ class JobsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SubmitJobs(self, request, context):
-        """Queues up to 10,000 jobs, all or none.
+        """Queues up to 10,000 jobs, all or none. They may wait for each other, and may be arrays.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -166,6 +176,20 @@ class JobsServicer:
     def ReleaseJob(self, request, context):
         """Lets a held job into rounds again, and ends its back-off after a failure. To end the back-off
         of a queued job, hold the job and release it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetArray(self, request, context):
+        """Returns an array of jobs, with the numbers of its jobs by state.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ChangeArray(self, request, context):
+        """Cancels, holds or releases all jobs of an array that can be. Others stay as they are.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -249,6 +273,16 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.ReleaseJob,
                     request_deserializer=tessera_dot_v1_dot_jobs__pb2.ReleaseJobRequest.FromString,
                     response_serializer=tessera_dot_v1_dot_jobs__pb2.Job.SerializeToString,
+            ),
+            'GetArray': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetArray,
+                    request_deserializer=tessera_dot_v1_dot_jobs__pb2.GetArrayRequest.FromString,
+                    response_serializer=tessera_dot_v1_dot_jobs__pb2.JobArray.SerializeToString,
+            ),
+            'ChangeArray': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeArray,
+                    request_deserializer=tessera_dot_v1_dot_jobs__pb2.ChangeArrayRequest.FromString,
+                    response_serializer=tessera_dot_v1_dot_jobs__pb2.JobArray.SerializeToString,
             ),
             'WatchJob': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchJob,
@@ -515,6 +549,60 @@ class Jobs:
             '/tessera.v1.Jobs/ReleaseJob',
             tessera_dot_v1_dot_jobs__pb2.ReleaseJobRequest.SerializeToString,
             tessera_dot_v1_dot_jobs__pb2.Job.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetArray(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.Jobs/GetArray',
+            tessera_dot_v1_dot_jobs__pb2.GetArrayRequest.SerializeToString,
+            tessera_dot_v1_dot_jobs__pb2.JobArray.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeArray(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.Jobs/ChangeArray',
+            tessera_dot_v1_dot_jobs__pb2.ChangeArrayRequest.SerializeToString,
+            tessera_dot_v1_dot_jobs__pb2.JobArray.FromString,
             options,
             channel_credentials,
             insecure,

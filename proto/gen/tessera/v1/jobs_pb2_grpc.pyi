@@ -36,7 +36,7 @@ class JobsStub:
     SubmitJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.SubmitJobRequest, _jobs_pb2.Job]
     """Queues a job."""
     SubmitJobs: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.SubmitJobsRequest, _jobs_pb2.SubmitJobsResponse]
-    """Queues up to 10,000 jobs, all or none."""
+    """Queues up to 10,000 jobs, all or none. They may wait for each other, and may be arrays."""
     GetJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.GetJobRequest, _jobs_pb2.Job]
     """Returns a job."""
     ListJobs: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ListJobsRequest, _jobs_pb2.ListJobsResponse]
@@ -55,6 +55,10 @@ class JobsStub:
     """Lets a held job into rounds again, and ends its back-off after a failure. To end the back-off
     of a queued job, hold the job and release it.
     """
+    GetArray: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.GetArrayRequest, _jobs_pb2.JobArray]
+    """Returns an array of jobs, with the numbers of its jobs by state."""
+    ChangeArray: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ChangeArrayRequest, _jobs_pb2.JobArray]
+    """Cancels, holds or releases all jobs of an array that can be. Others stay as they are."""
     WatchJob: _grpc.UnaryStreamMultiCallable[_jobs_pb2.WatchJobRequest, _jobs_pb2.Job]
     """Sends the job now, and again after each change until it has ended. A change of
     service_gpu_seconds alone, while the job holds GPUs, does not count.
@@ -77,7 +81,7 @@ class JobsAsyncStub(JobsStub):
     SubmitJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.SubmitJobRequest, _jobs_pb2.Job]  # type: ignore[assignment]
     """Queues a job."""
     SubmitJobs: _aio.UnaryUnaryMultiCallable[_jobs_pb2.SubmitJobsRequest, _jobs_pb2.SubmitJobsResponse]  # type: ignore[assignment]
-    """Queues up to 10,000 jobs, all or none."""
+    """Queues up to 10,000 jobs, all or none. They may wait for each other, and may be arrays."""
     GetJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.GetJobRequest, _jobs_pb2.Job]  # type: ignore[assignment]
     """Returns a job."""
     ListJobs: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ListJobsRequest, _jobs_pb2.ListJobsResponse]  # type: ignore[assignment]
@@ -96,6 +100,10 @@ class JobsAsyncStub(JobsStub):
     """Lets a held job into rounds again, and ends its back-off after a failure. To end the back-off
     of a queued job, hold the job and release it.
     """
+    GetArray: _aio.UnaryUnaryMultiCallable[_jobs_pb2.GetArrayRequest, _jobs_pb2.JobArray]  # type: ignore[assignment]
+    """Returns an array of jobs, with the numbers of its jobs by state."""
+    ChangeArray: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ChangeArrayRequest, _jobs_pb2.JobArray]  # type: ignore[assignment]
+    """Cancels, holds or releases all jobs of an array that can be. Others stay as they are."""
     WatchJob: _aio.UnaryStreamMultiCallable[_jobs_pb2.WatchJobRequest, _jobs_pb2.Job]  # type: ignore[assignment]
     """Sends the job now, and again after each change until it has ended. A change of
     service_gpu_seconds alone, while the job holds GPUs, does not count.
@@ -127,7 +135,7 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.SubmitJobsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_jobs_pb2.SubmitJobsResponse, _abc.Awaitable[_jobs_pb2.SubmitJobsResponse]]:
-        """Queues up to 10,000 jobs, all or none."""
+        """Queues up to 10,000 jobs, all or none. They may wait for each other, and may be arrays."""
 
     @_abc_1.abstractmethod
     def GetJob(
@@ -188,6 +196,22 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         """Lets a held job into rounds again, and ends its back-off after a failure. To end the back-off
         of a queued job, hold the job and release it.
         """
+
+    @_abc_1.abstractmethod
+    def GetArray(
+        self,
+        request: _jobs_pb2.GetArrayRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_jobs_pb2.JobArray, _abc.Awaitable[_jobs_pb2.JobArray]]:
+        """Returns an array of jobs, with the numbers of its jobs by state."""
+
+    @_abc_1.abstractmethod
+    def ChangeArray(
+        self,
+        request: _jobs_pb2.ChangeArrayRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_jobs_pb2.JobArray, _abc.Awaitable[_jobs_pb2.JobArray]]:
+        """Cancels, holds or releases all jobs of an array that can be. Others stay as they are."""
 
     @_abc_1.abstractmethod
     def WatchJob(

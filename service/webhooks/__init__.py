@@ -1,0 +1,1 @@
+"""The delivery of events of jobs to the URLs that tenants have registered."""

@@ -1,0 +1,115 @@
+"""The delivery of events to webhooks in the background, by any replica.
+
+Each replica claims a webhook before it delivers to it, so events arrive in order and usually once. An
+event may arrive again if a replica dies between a delivery and its record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Final
+
+from tessera.formulation.clock import Clock
+from tessera.formulation.errors import TesseraError, Unavailable
+from tessera.formulation.webhooks import ClaimedWebhook, derive_secret
+from tessera.service.ports import WebhookStore
+from tessera.service.rpc.calls import Calls
+from tessera.service.webhooks.sending import Sender
+
+log = logging.getLogger(__name__)
+
+THREADS: Final = 4
+"""Number of webhooks to which a server delivers at the same time."""
+
+TURN_S: Final = 20.0
+"""Time after which a webhook leaves its thread to others. It is shorter than the time of a claim."""
+
+RETRY_S: Final = 5.0
+"""Seconds between checks of the store when no notice arrives, as for deliveries to be tried again."""
+
+
+class WebhookDeliverer:
+    """A task that delivers events as soon as they are stored, and tries failed deliveries again.
+
+    ``calls`` are its threads, ``THREADS`` of them. ``key`` is the key from which secrets are derived.
+    """
+
+    def __init__(
+        self, store: WebhookStore, sender: Sender, calls: Calls, clock: Clock, key: bytes
+    ) -> None:
+        self._store, self._sender, self._calls = store, sender, calls
+        self._clock, self._key = clock, key
+        self._notice = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin, on the running event loop."""
+        self._task = asyncio.create_task(self._repeat())
+
+    async def stop(self) -> None:
+        """End after the deliveries that are being made."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def wake(self, _cluster: str) -> None:
+        """Note that there are events to deliver."""
+        self._notice.set()
+
+    async def deliver(self) -> None:
+        """Deliver all events that are due. Raises what the store raises."""
+
+        async def take_turns() -> None:
+            while await self._calls.run(self.take_turn):
+                pass
+
+        await asyncio.gather(*(take_turns() for _ in range(THREADS)))
+
+    def take_turn(self) -> bool:
+        """Deliver to one webhook that has events; return whether there was one. Blocks."""
+        webhook = self._store.claim_webhook()
+        if webhook is None:
+            return False
+        end_s = self._clock.monotonic_s() + TURN_S
+        secret = derive_secret(self._key, webhook.salt)
+        for delivery in webhook.deliveries:
+            if self._clock.monotonic_s() >= end_s:
+                break
+            try:
+                self._sender.send(webhook.url, secret, delivery)
+            except Unavailable as error:
+                self._note_failure(webhook, str(error))
+                return True
+            if not self._store.note_delivery(webhook, delivery.number):
+                return True  # another server has it now
+        self._store.release_webhook(webhook)
+        return True
+
+    def _note_failure(self, webhook: ClaimedWebhook, error: str) -> None:
+        is_dead = self._store.note_failure(webhook, error)
+        facts = {"action": "webhook_failed", "cluster": webhook.cluster, "webhook": webhook.name}
+        log.log(
+            logging.WARNING if is_dead else logging.INFO,
+            "webhook %s of %s %s: %s",
+            webhook.name,
+            webhook.cluster,
+            "failed too often and is dead now" if is_dead else "will be tried again",
+            error,
+            extra=facts,
+        )
+
+    async def _repeat(self) -> None:
+        while True:
+            self._notice.clear()
+            try:
+                await self.deliver()
+            except TesseraError as error:
+                facts = {"action": "webhooks_failed"}
+                log.warning("events are not delivered yet: %s", error, extra=facts)
+            except Exception:  # the outermost guard of this task: it must outlive any mistake
+                log.exception("events are not delivered yet", extra={"action": "webhooks_failed"})
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RETRY_S):
+                    await self._notice.wait()

@@ -1,0 +1,286 @@
+"""Webhooks on PostgreSQL: what arrives where, in which order, and what happens if it does not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tessera.db.engine import Database
+from tessera.db.store import PostgresStore
+from tessera.db.webhook_store import PostgresWebhookStore
+from tessera.formulation.clock import SystemClock
+from tessera.formulation.decisions import DecisionKind
+from tessera.formulation.errors import AlreadyExists, LimitReached, NotFound
+from tessera.formulation.lifecycle import JobEvent
+from tessera.formulation.webhooks import (
+    MAX_FAILURES,
+    MAX_WEBHOOKS,
+    WebhookEvent,
+    WebhookRecord,
+    WebhookSpec,
+)
+from tessera.service.rpc.calls import Calls
+from tessera.service.webhooks.addresses import read_networks
+from tessera.service.webhooks.deliverer import WebhookDeliverer
+from tessera.service.webhooks.sending import Sender, SendingOptions
+from tests.support.hook_target import HookTarget, hook_target
+from tests.support.stored_cluster import (
+    C,
+    a_cluster,
+    a_leg,
+    a_spec,
+    agents_report,
+    apply_event,
+    commit,
+    do,
+    execute,
+    fail,
+    legs_of,
+    run,
+    start,
+    submit,
+    wait,
+)
+
+A0 = "a100-0"
+KEY = b"k" * 32
+
+
+@pytest.fixture
+def lab(store: PostgresStore) -> PostgresStore:
+    """Return a store with two nodes of four GPUs."""
+    a_cluster(store)
+    return store
+
+
+@pytest.fixture
+def target() -> Iterator[HookTarget]:
+    """Return a user's server."""
+    with hook_target() as found:
+        yield found
+
+
+@pytest.fixture
+def hooks(database: Database) -> PostgresWebhookStore:
+    """Return the store of webhooks."""
+    return PostgresWebhookStore(database)
+
+
+@pytest.fixture
+def deliverer(hooks: PostgresWebhookStore) -> WebhookDeliverer:
+    """Return a replica's deliverer, which works only when the test lets it."""
+    options = SendingOptions(plain_http=True, networks=read_networks("n", "127.0.0.0/8"))
+    clock = SystemClock()
+    return WebhookDeliverer(hooks, Sender(options, clock.wall_s), Calls(1, "test"), clock, KEY)
+
+
+def register(store: PostgresStore, target: HookTarget, name: str = "h", **more: Any) -> None:
+    spec = WebhookSpec(**{"name": name, "url": target.url, "salt": name} | more)
+    do(store, lambda w: w.add_webhook(C, spec))
+
+
+def delete(store: PostgresStore, name: str, tenant: str) -> None:
+    do(store, lambda w: w.delete_webhook(C, name, [tenant]))
+
+
+def record(hooks: PostgresWebhookStore, name: str = "h") -> WebhookRecord:
+    return hooks.get_webhook(C, name, None)
+
+
+def deliver_all(deliverer: WebhookDeliverer) -> None:
+    while deliverer.take_turn():
+        pass
+
+
+def taken(target: HookTarget) -> list[dict[str, Any]]:
+    return [json.loads(delivery.body) for delivery in target.taken]
+
+
+def reported(target: HookTarget) -> list[tuple[str, str]]:
+    return [(body["job"], body["event"]) for body in taken(target)]
+
+
+def test_the_events_of_jobs_arrive_in_order(
+    lab: PostgresStore,
+    hooks: PostgresWebhookStore,
+    deliverer: WebhookDeliverer,
+    target: HookTarget,
+) -> None:
+    register(lab, target)
+    submit(lab, a_spec("a", max_retries=0), a_spec("b"), a_spec("c"))
+    run(lab, a=[(A0, [0])], b=[(A0, [1])])
+    fail(lab, "a", "out of memory")
+    agents_report(lab, phase="succeeded")
+    apply_event(lab, "c", JobEvent.CANCEL)
+    assert record(hooks).pending == 5
+    deliver_all(deliverer)
+    assert sorted(reported(target)[:2]) == [("a", "started"), ("b", "started")]
+    assert reported(target)[2:] == [("a", "failed"), ("b", "finished"), ("c", "cancelled")]
+    failed = taken(target)[2]
+    assert failed["error"] == "on a100-0: out of memory"
+    assert failed["cluster"] == C
+    assert failed["time"].endswith("Z")
+    found = record(hooks)
+    assert (found.delivered, found.pending, found.failures) == (5, 0, 0)
+
+
+def test_only_events_that_a_webhook_asks_for_are_stored(
+    lab: PostgresStore,
+    hooks: PostgresWebhookStore,
+    deliverer: WebhookDeliverer,
+    target: HookTarget,
+) -> None:
+    register(lab, target, "nlp", tenant="nlp", labels={"team": "x"})
+    register(lab, target, "ends", all_tenants=True, events=(WebhookEvent.CANCELLED,))
+    submit(
+        lab,
+        a_spec("mine", tenant="nlp", labels={"team": "x", "more": "y"}),
+        a_spec("unlabelled", tenant="nlp"),
+        a_spec("theirs", tenant="vision", labels={"team": "x"}),
+    )
+    run(lab, mine=[(A0, [0])], unlabelled=[(A0, [1])], theirs=[(A0, [2])])
+    apply_event(lab, "theirs", JobEvent.CANCEL)
+    assert (record(hooks, "nlp").pending, record(hooks, "ends").pending) == (1, 1)
+    deliver_all(deliverer)
+    assert sorted(reported(target)) == [("mine", "started"), ("theirs", "cancelled")]
+
+
+def test_reasons_of_rounds_are_not_sent_since_they_may_name_other_tenants(
+    lab: PostgresStore, deliverer: WebhookDeliverer, target: HookTarget
+) -> None:
+    register(lab, target)
+    submit(lab, a_spec("a"))
+    run(lab, a=[(A0, [0])])
+    snapshot = lab.snapshot(C)
+    commit(lab, snapshot, wait(snapshot, "a", DecisionKind.SUSPEND))
+    deliver_all(deliverer)
+    assert reported(target) == [("a", "started"), ("a", "suspended")]
+    assert b"no GPU is free" not in target.taken[1].body
+
+
+def test_a_promise_that_lapses_is_reported(
+    lab: PostgresStore, deliverer: WebhookDeliverer, target: HookTarget
+) -> None:
+    register(lab, target, events=(WebhookEvent.DEADLINE_LAPSED,))
+    submit(lab, a_spec("a", deadline_s=4e9))
+    snapshot = lab.snapshot(C)
+    begun = start(snapshot, "a", [(A0, [0])])._replace(admitted=True)
+    commit(lab, snapshot, begun, legs=legs_of(snapshot, a=[a_leg()]))
+    agents_report(lab)
+    snapshot = lab.snapshot(C)
+    commit(lab, snapshot, start(snapshot, "a", [(A0, [0])], DecisionKind.KEEP))
+    deliver_all(deliverer)
+    assert reported(target) == [("a", "deadline_lapsed")]
+
+
+def test_failed_deliveries_are_tried_again_until_the_webhook_is_dead(
+    lab: PostgresStore,
+    database: Database,
+    hooks: PostgresWebhookStore,
+    deliverer: WebhookDeliverer,
+    target: HookTarget,
+) -> None:
+    register(lab, target)
+    submit(lab, a_spec("a"), a_spec("b"))
+    apply_event(lab, "a", JobEvent.CANCEL)
+    target.status = 503
+    for _ in range(MAX_FAILURES):
+        assert not record(hooks).dead
+        deliver_all(deliverer)  # once: it waits longer and longer
+        execute(database, "UPDATE webhooks SET retry_at = now() WHERE retry_at > now()")
+    found = record(hooks)
+    assert (found.dead, found.failures, found.pending) == (True, MAX_FAILURES, 1)
+    assert "answered 503" in found.last_error
+    assert len(target.taken) == MAX_FAILURES
+    apply_event(lab, "b", JobEvent.CANCEL)  # a dead webhook gets nothing new
+    target.status = 200
+    do(lab, lambda w: w.revive_webhook(C, "h"))
+    deliver_all(deliverer)
+    assert reported(target)[MAX_FAILURES:] == [("a", "cancelled")]
+    assert not record(hooks).dead
+
+
+def test_a_webhook_that_fails_does_not_delay_others(
+    lab: PostgresStore, deliverer: WebhookDeliverer, target: HookTarget
+) -> None:
+    with hook_target() as broken:
+        broken.status = 500
+        register(lab, broken, "broken")
+        register(lab, target, "works")
+        submit(lab, a_spec("a"))
+        apply_event(lab, "a", JobEvent.CANCEL)
+        deliver_all(deliverer)
+        assert len(broken.taken) == 1
+    assert reported(target) == [("a", "cancelled")]
+
+
+def test_replicas_deliver_each_event_once_and_in_order(
+    lab: PostgresStore, deliverer: WebhookDeliverer, target: HookTarget
+) -> None:
+    register(lab, target)
+    names = [f"j{i:02}" for i in range(20)]
+    submit(lab, *map(a_spec, names))
+    for name in names:
+        apply_event(lab, name, JobEvent.CANCEL)
+    with ThreadPoolExecutor(4) as replicas:
+        list(replicas.map(deliver_all, [deliverer] * 4))
+    assert [job for job, _ in reported(target)] == names
+
+
+def test_another_replica_goes_on_after_one_that_died(
+    lab: PostgresStore,
+    database: Database,
+    hooks: PostgresWebhookStore,
+    deliverer: WebhookDeliverer,
+    target: HookTarget,
+) -> None:
+    register(lab, target)
+    submit(lab, a_spec("a"))
+    apply_event(lab, "a", JobEvent.CANCEL)
+    dead = hooks.claim_webhook()
+    assert dead is not None
+    assert not deliverer.take_turn()
+    execute(database, "UPDATE webhooks SET claimed_until = now() - interval '1 s'")
+    deliver_all(deliverer)
+    assert reported(target) == [("a", "cancelled")]
+    assert not hooks.note_delivery(dead, dead.deliveries[0].number)
+    hooks.note_failure(dead, "late")  # its claim is over, so this changes nothing
+    assert record(hooks).failures == 0
+
+
+def test_an_event_that_is_rolled_back_is_not_sent(
+    lab: PostgresStore, hooks: PostgresWebhookStore, target: HookTarget
+) -> None:
+    register(lab, target)
+    submit(lab, a_spec("a"))
+
+    def work(writer: Any) -> bytes:
+        writer.job_event(C, "a", JobEvent.CANCEL, None)
+        return b""
+
+    lab.write(None, work, validate_only=True)
+    assert record(hooks).pending == 0
+
+
+def test_webhooks_are_limited_and_belong_to_tenants(
+    lab: PostgresStore, hooks: PostgresWebhookStore, target: HookTarget
+) -> None:
+    for i in range(MAX_WEBHOOKS):
+        register(lab, target, f"h{i}", tenant="nlp")
+    with pytest.raises(LimitReached):
+        register(lab, target, "more", tenant="nlp")
+    with pytest.raises(AlreadyExists):
+        register(lab, target, "h1", tenant="vision")
+    register(lab, target, "all", all_tenants=True)
+    assert hooks.list_webhooks(C, "", 100, ["vision"]) == []
+    assert len(hooks.list_webhooks(C, "", 100, ["nlp"])) == MAX_WEBHOOKS
+    for hidden in ("h1", "all"):
+        with pytest.raises(NotFound):
+            hooks.get_webhook(C, hidden, ["vision"])
+        with pytest.raises(NotFound):
+            delete(lab, hidden, "vision")
+    delete(lab, "h1", "nlp")
