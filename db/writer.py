@@ -331,6 +331,7 @@ class PostgresWriter:
         """Delete the cluster's shadow with its rounds."""
         turn = Turn.take(self._connection, cluster)
         shadows.drop_shadow(turn, allow_missing=allow_missing)
+
     def add_webhook(self, cluster: str, spec: WebhookSpec) -> WebhookRecord:
         """Store a webhook."""
         return webhooks.add_webhook(self._connection, cluster, spec)

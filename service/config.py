@@ -41,9 +41,9 @@ from tessera.formulation.release import install_hint
 from tessera.service.rpc.agents import AgentTiming
 from tessera.service.rpc.convert.rounds import read_options
 from tessera.service.security.oidc import OidcSettings
-from tessera.solvers.plugins import load_plugins
 from tessera.service.webhooks.addresses import read_networks
 from tessera.service.webhooks.sending import SendingOptions
+from tessera.solvers.plugins import load_plugins
 from tessera.solvers.registry import solver_names as solver_names
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.schedulers.registry import scheduler_of
