@@ -31,6 +31,7 @@ from tessera.service.cli.options import (
     ValidateOnly,
     Weight,
 )
+from tessera.service.cli.placing import Placing, placing_options
 from tessera.service.cli.render import count_noun, print_line, print_note, show_message
 from tessera.service.cli.watch import watch_job, watch_jobs
 from tessera.v1 import estimates_pb2, jobs_pb2
@@ -62,6 +63,7 @@ def add_commands(app: typer.Typer) -> None:
     """Add the commands on jobs."""
     panel = "Jobs"
     submit = options.with_options(submit_jobs, "program", program_options)
+    submit = options.with_options(submit, "placing", placing_options)
     app.command("submit", rich_help_panel=panel)(submit)
     app.command("jobs", rich_help_panel=panel)(list_jobs)
     app.command("job", rich_help_panel=panel)(print_job)
@@ -70,6 +72,7 @@ def add_commands(app: typer.Typer) -> None:
 def submit_jobs(
     *,
     program: jobs_pb2.Job,
+    placing: Placing,
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="The job's id. Default: the server chooses one.")
     ] = "",
@@ -193,6 +196,7 @@ def submit_jobs(
         requested_cpus=cpus or 0,
     )
     job.MergeFrom(program)
+    job.MergeFrom(placing.job)
     if plan_first and not plan:
         raise InvalidInput("--plan-first", "needs --plan, the plan of the first start")
     if restart:

@@ -8,6 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
+from tessera.formulation.selectors import Selector
 from tessera.service.cli.client import connect, new_request_id
 from tessera.service.cli.deletion import (
     AllowMissing,
@@ -54,6 +55,9 @@ NODE_COLUMNS: Final[Sequence[Column[clusters_pb2.Node]]] = (
     Column("CPUS", lambda n: _cpus(n), right=True),
     Column("HOST MEMORY", lambda n: _host_memory(n), right=True),
     Column("RACK", lambda n: n.rack),
+    Column(
+        "LABELS", lambda n: ", ".join(f"{k}={v}" for k, v in sorted(n.labels.items())), wide=True
+    ),
     Column("JOBS", lambda n: ", ".join(short_name(j) for j in n.jobs)),
     Column("LAST REPORT", lambda n: _last_report(n.silent_s), wide=True, right=True),
     Column("DRAINED BY", lambda n: n.drained_by, wide=True),
@@ -78,6 +82,13 @@ def add_commands(app: typer.Typer) -> None:
 
 def list_nodes(
     context: typer.Context,
+    selector: Annotated[
+        str,
+        typer.Option(
+            metavar="LABELS",
+            help="Only the nodes with these labels, e.g. 'zone=a, disk in (ssd, nvme), owner!=lab'.",
+        ),
+    ] = "",
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
@@ -86,11 +97,15 @@ def list_nodes(
     if context.invoked_subcommand is not None:
         refuse_options(context)
         return
+    wanted = Selector.read("--selector", selector)
     with connect(server) as client:
         request = clusters_pb2.ListNodesRequest(parent=cluster_name(cluster))
         pages = client.pages(client.clusters.ListNodes, request)
         nodes = list(chain.from_iterable(page.nodes for page in pages))
-    show_nodes(nodes, output)
+    matching = [node for node in nodes if wanted.matches(node.labels)]
+    show_nodes(matching, output)
+    if nodes and not matching:
+        print_note(f"no node has the labels {wanted}; `tessera nodes --output wide` lists labels")
     if not nodes:
         print_note(
             f"cluster {short_name(cluster_name(cluster))} has no nodes; add them with"

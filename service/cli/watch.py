@@ -44,7 +44,10 @@ EXIT_CODES: Final = {
 }
 """Exit codes by the state in which a watched job ended."""
 
-CHANGING_FIELDS: Final = ("service_gpu_seconds", "iterations_done", "training", "forecast")
+CHANGING_FIELDS: Final = (
+    *("service_gpu_seconds", "run_seconds"),
+    *("iterations_done", "training", "forecast"),
+)
 """Fields that change constantly while a job waits or runs."""
 
 
@@ -120,7 +123,7 @@ def changed_jobs(
     before: dict[str, jobs_pb2.Job] = {}
     while True:
         jobs = read()
-        after = {job.name: _without(job, CHANGING_FIELDS[:1]) for job in jobs}
+        after = {job.name: _without(job, CHANGING_FIELDS[:2]) for job in jobs}
         if changed := [job for job in jobs if before.get(job.name) != after[job.name]]:
             yield changed
         before = after
