@@ -38,7 +38,7 @@ def permitted_nodes(draft: Draft) -> Draft:
 
 
 def selected_nodes_have_enough(draft: Draft) -> Draft:
-    """Add rows for the GPUs that jobs with selectors share (Eq. 3d).
+    """Add rows for the GPUs that jobs with selectors share (Eq. 3c).
 
         sum_{c on t of j: N_j within N} n_c x_c <= GPUs of type t on the schedulable nodes in N
 

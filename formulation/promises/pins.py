@@ -26,7 +26,7 @@ def pinned_type(draft: Draft) -> Draft:
 
 
 def allowed_types(draft: Draft) -> Draft:
-    """Keep only columns on the GPU types that the job may run on (Eq. 31e).
+    """Keep only columns on the GPU types that the job may run on (Eq. 31f).
 
         x_c = 0  where t_c is not in A_j
 

@@ -20,7 +20,7 @@ _PANEL: Final = "Where the job runs, and for how long"
 
 
 class Placing(NamedTuple):
-    """What options state: the fields of a job, and the names of those that were given."""
+    """The fields of a job that options state, and the names of those that were given."""
 
     job: jobs_pb2.Job
     paths: list[str]
