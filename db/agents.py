@@ -22,7 +22,8 @@ from tessera.formulation.records.agents import DesiredGang, DesiredState, Heartb
 from tessera.formulation.records.clusters import NodeSpec
 
 _STORED = sa.text(f"""
-SELECT n.id, n.name, n.rack, n.cpus, n.host_bytes, n.agent_id, a.name AS agent, {SILENT_S} AS silent_s
+SELECT n.id, n.name, n.rack, n.cpus, n.host_bytes, n.labels, n.agent_id, a.name AS agent,
+    {SILENT_S} AS silent_s
 FROM nodes n LEFT JOIN agents a ON a.id = n.agent_id
 WHERE n.cluster_id = :cluster AND n.name = ANY(:names)
 """)  # noqa: S608 - a constant of tessera.db.rows
@@ -212,17 +213,25 @@ def register_agent(
 
 
 def _as_stated(specs: Sequence[NodeSpec], stored: Sequence[sa.Row[Any]]) -> list[NodeSpec]:
-    """Return an agent's nodes with the CPU cores, the host memory and, if it has none, the rack as stored.
+    """Return an agent's nodes with what users have stated of them.
 
-    What an agent finds is not stated: it is stored separately.
+    These are the CPU cores, the host memory, the labels and, if the agent has none, the rack. What an
+    agent finds is not stated: it is stored separately.
     """
-    known = {node.name: (node.rack, node.cpus, node.host_bytes) for node in stored}
+    known = {node.name: node for node in stored}
     nodes = []
     for spec in specs:
-        rack, cpus, host_bytes = known.get(spec.name, ("", None, None))
-        nodes.append(
-            replace(spec, rack=spec.rack or rack, cpus=cpus, host_bytes=host_bytes, version=None)
-        )
+        as_found = replace(spec, cpus=None, host_bytes=None, version=None)
+        node = known.get(spec.name)
+        if node is not None:
+            as_found = replace(
+                as_found,
+                rack=spec.rack or node.rack,
+                cpus=node.cpus,
+                host_bytes=node.host_bytes,
+                labels=node.labels,
+            )
+        nodes.append(as_found)
     return nodes
 
 

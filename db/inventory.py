@@ -67,7 +67,7 @@ JOIN tenants n ON n.id = q.tenant_id WHERE {_TYPES_NAMED}
         "live jobs that ask for it",
         f"""
 SELECT j.name, j.id AS at FROM jobs j WHERE j.cluster_id = :cluster
-    AND j.requested_type = ANY(:names) AND j.{LIVE}
+    AND (j.requested_type = ANY(:names) OR j.allowed_types ?| CAST(:names AS text[])) AND j.{LIVE}
 """,  # noqa: S608 - a constant of this module
     ),
 )
@@ -111,23 +111,24 @@ ON CONFLICT (cluster_id, name) DO UPDATE SET memory_bytes = excluded.memory_byte
 _BUMP = sa.text("UPDATE clusters SET version = version + 1 WHERE id = :cluster")
 
 _NODES = sa.text("""
-SELECT n.id, n.name, t.name AS gpu_type, n.gpus, n.rack, n.cpus, n.host_bytes, n.version,
+SELECT n.id, n.name, t.name AS gpu_type, n.gpus, n.rack, n.cpus, n.host_bytes, n.labels, n.version,
     coalesce((SELECT max(l.gpu) FROM allocations l WHERE l.node_id = n.id), -1) AS last_held
 FROM nodes n JOIN gpu_types t ON t.id = n.gpu_type_id
 WHERE n.cluster_id = :cluster AND n.name = ANY(:names)
 """)
 
 _PUT_NODES = sa.text("""
-INSERT INTO nodes (cluster_id, name, gpu_type_id, gpus, rack, cpus, host_bytes, version)
+INSERT INTO nodes (cluster_id, name, gpu_type_id, gpus, rack, cpus, host_bytes, labels, version)
 SELECT :cluster, r.*, (SELECT c.node_version + 1 FROM clusters c WHERE c.id = :cluster)
 FROM json_to_recordset(CAST(:rows AS json)) AS
-    r(name text, gpu_type_id bigint, gpus bigint, rack text, cpus bigint, host_bytes bigint)
+    r(name text, gpu_type_id bigint, gpus bigint, rack text, cpus bigint, host_bytes bigint,
+        labels jsonb)
 ON CONFLICT (cluster_id, name) DO UPDATE SET gpu_type_id = excluded.gpu_type_id,
     gpus = excluded.gpus, rack = excluded.rack, cpus = excluded.cpus,
-    host_bytes = excluded.host_bytes, version = nodes.version + 1
+    host_bytes = excluded.host_bytes, labels = excluded.labels, version = nodes.version + 1
 """)
 
-_PROPERTIES = ("gpu_type", "gpus", "rack", "cpus", "host_bytes")
+_PROPERTIES = ("gpu_type", "gpus", "rack", "cpus", "host_bytes", "labels")
 """The properties of a stored node that its specification states."""
 
 _REQUIRE_CAPACITY = sa.text("SET CONSTRAINTS nodes_capacity IMMEDIATE")
@@ -264,6 +265,7 @@ def upsert_nodes(turn: Turn, nodes: Sequence[NodeSpec]) -> bool:
             "rack": n.rack,
             "cpus": n.cpus,
             "host_bytes": n.host_bytes,
+            "labels": n.labels,
         }
         for n in changed
     ]

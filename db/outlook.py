@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 import sqlalchemy as sa
 
-from tessera.db.rows import SILENT_S
+from tessera.db.rows import RUN_S, SILENT_S
 from tessera.db.tables import LIVE
 from tessera.formulation.records.clusters import ClusterOutlook
 
@@ -20,14 +20,19 @@ HEARD_AHEAD = "heard_at > clock_timestamp() + interval '1 s'"
 # ``tessera.db.agents.expire_silent_nodes``. A promise that was due before the last round is left
 # out: that round was refused, and another one would be, too.
 _OUTLOOK = sa.text(f"""
-SELECT c.name, least(w.retry_in_s, n.probation_in_s) AS event_in_s, p.promise_in_s, n.silent_in_s,
-    n.schedulable,
+SELECT c.name, least(w.retry_in_s, n.probation_in_s, o.run_left_s) AS event_in_s, p.promise_in_s,
+    n.silent_in_s, n.schedulable,
     coalesce(n.is_lost OR n.is_ahead, false) AS needs_round
 FROM clusters c
 CROSS JOIN LATERAL (
     SELECT extract(epoch FROM min(j.retry_at) - clock_timestamp())::float8 AS retry_in_s
     FROM jobs j WHERE j.cluster_id = c.id AND j.{LIVE} AND j.retry_at > clock_timestamp()
 ) w
+CROSS JOIN LATERAL (
+    SELECT min(j.longest_run_s - ({RUN_S})) AS run_left_s
+    FROM jobs j WHERE j.cluster_id = c.id AND j.{LIVE} AND j.longest_run_s < 'Infinity'
+        AND (j.since_at IS NOT NULL OR j.state = 'queued' AND j.run_s >= j.longest_run_s)
+) o
 LEFT JOIN LATERAL (
     SELECT (r.summary->>'promises_due_s')::float8
         - extract(epoch FROM clock_timestamp())::float8 AS promise_in_s

@@ -31,7 +31,9 @@ JOIN nodes n ON n.cluster_id = :cluster AND n.name = r.node
 
 _KNOWN = sa.text("SELECT name FROM nodes WHERE cluster_id = :cluster AND name = ANY(:names)")
 
-_FITS = frozenset({"requested_type", "pinned_type", "requested_gpus", "min_gpus", "max_gpus"})
+_FITS = frozenset(
+    {"requested_type", "pinned_type", "allowed_types", "requested_gpus", "min_gpus", "max_gpus"}
+)
 """Fields that decide whether a job can ever run."""
 
 
@@ -103,10 +105,19 @@ def keeps_promise(before: JobSpec, after: JobSpec) -> bool:
         and after.deadline_s >= before.deadline_s
         and after.iterations <= before.iterations
         and set(after.avoid_nodes) <= set(before.avoid_nodes)
+        and after.node_selector in ("", before.node_selector)
+        and after.longest_run_s >= before.longest_run_s
+        and _allows_types_of(before, after)
         and pinned
         and guarantee
         and _allows_what(before, after)
     )
+
+
+def _allows_types_of(before: JobSpec, after: JobSpec) -> bool:
+    """Return whether all GPU types that the job could run on ``before`` a change are allowed after."""
+    types = set(after.allowed_types)
+    return not types or bool(before.allowed_types and types.issuperset(before.allowed_types))
 
 
 def _allows_what(before: JobSpec, after: JobSpec) -> bool:

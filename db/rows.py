@@ -56,6 +56,11 @@ SERVICE_GPU_S = """
 """
 """GPU-seconds that a job (j) has held, in earlier allocations and the present one."""
 
+RUN_S = """
+    j.run_s + coalesce(greatest(extract(epoch FROM now() - j.since_at)::float8, 0), 0)
+"""
+"""Seconds for which a job (j) has held GPUs, in earlier allocations and the present one."""
+
 _CLUSTERS = f"""
 SELECT c.*, extract(epoch FROM c.created_at)::float8 AS created_s,
     (SELECT count(*) FROM nodes n WHERE n.cluster_id = c.id) AS node_count,
@@ -150,6 +155,7 @@ def node_record(row: Row) -> NodeRecord:
         version=row["version"],
         cpus=row["cpus"],
         host_bytes=row["host_bytes"],
+        labels=row["labels"],
     )
     silent_s = row["silent_s"]
     return NodeRecord(
@@ -176,7 +182,7 @@ def stored_faults(rows: Sequence[tuple[int, str, str]]) -> tuple[HealthFault, ..
 
 
 _JOBS = f"""
-SELECT j.*, {SERVICE_GPU_S} AS held_gpu_s,
+SELECT j.*, {SERVICE_GPU_S} AS held_gpu_s, {RUN_S} AS ran_s,
     extract(epoch FROM j.queued_at)::float8 AS queued_s,
     extract(epoch FROM j.retry_at)::float8 AS retry_s, extract(epoch FROM now())::float8 AS now_s,
     CASE WHEN j.state IN ('held', 'holding') THEN (SELECT extract(epoch FROM max(h.at))::float8
@@ -304,6 +310,7 @@ def job_record(row: Row, shares: Shares, reason: Reason | None, reason_round: in
         certificate=certificate_from(row["certificate"]),
         opportunistic=row["opportunistic"],
         service_gpu_s=row["held_gpu_s"],
+        run_s=row["ran_s"],
         queued_s=row["queued_s"],
         retry_s=row["retry_s"] or 0.0,
         training=training_record(row),

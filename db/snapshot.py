@@ -10,7 +10,7 @@ import numpy as np
 import sqlalchemy as sa
 
 from tessera.db.copy import read_columns, wire_types
-from tessera.db.rows import SERVICE_GPU_S, json_rows, named_subqueries
+from tessera.db.rows import RUN_S, SERVICE_GPU_S, json_rows, named_subqueries
 from tessera.db.runnable_plans import TECHNIQUES_MASK, load_refused_plans
 from tessera.db.tables import LIVE
 from tessera.formulation.demand import NOT_STATED
@@ -18,6 +18,14 @@ from tessera.formulation.dependencies import CONDITIONS, Condition
 from tessera.formulation.errors import NotFound
 from tessera.formulation.network.facts import StandingNetworkPlan, TrafficMeasurements, Traffics
 from tessera.formulation.network.traffic import intern_traffic
+from tessera.formulation.permissions import (
+    NO_SELECTORS,
+    NO_UNMATCHED_NODES,
+    AllowedTypes,
+    Selectors,
+    UnmatchedNodes,
+    match_selectors,
+)
 from tessera.formulation.reasons import ReasonCode
 from tessera.formulation.runtimes import RESTRICTED_RUNTIMES
 from tessera.formulation.snapshot import (
@@ -55,7 +63,7 @@ _TABLES = {
         "n.id, n.name, n.gpu_type_id, n.gpus, n.rack, n.version, NOT n.draining AND coalesce("
         "extract(epoch FROM now() - a.heard_at)::float8 <= :silence_s, false),"
         f" coalesce(n.cpus, n.found_cpus, {NOT_STATED}),"
-        f" coalesce(n.host_bytes, n.found_host_bytes, {NOT_STATED})",
+        f" coalesce(n.host_bytes, n.found_host_bytes, {NOT_STATED}), n.labels",
         "nodes n LEFT JOIN agents a ON a.id = n.agent_id WHERE n.cluster_id = c.id",
         "n.name",
     ),
@@ -85,6 +93,19 @@ _TABLES = {
         f" WHERE j.cluster_id = c.id AND j.{LIVE} AND j.unmet > 0 AND NOT d.met"
         " AND d.on_job_id IS NOT NULL",
         "j.id, d.position",
+    ),
+    "allowed_types": json_rows(
+        "j.id, t.id",
+        "jobs j CROSS JOIN LATERAL jsonb_array_elements_text(j.allowed_types) AS a(name)"
+        " JOIN gpu_types t ON t.cluster_id = j.cluster_id AND t.name = a.name"
+        f" WHERE j.cluster_id = c.id AND j.{LIVE} AND j.allowed_types <> '[]'",
+        "j.id, t.ordinal",
+    ),
+    "selections": json_rows(
+        "j.id, j.node_selector, j.preferred_labels",
+        f"jobs j WHERE j.cluster_id = c.id AND j.{LIVE}"
+        " AND (j.node_selector <> '' OR j.preferred_labels <> '')",
+        "j.id",
     ),
     "prices": json_rows(
         "p.key, greatest(p.value::float8, 0)",
@@ -121,6 +142,7 @@ _JOB_EXPRESSIONS = {
     "queued_s": "date_part('epoch', j.queued_at)",
     "since_s": "coalesce(date_part('epoch', j.since_at), 0)",
     "service_gpu_s": SERVICE_GPU_S,
+    "run_left_s": f"greatest(j.longest_run_s - ({RUN_S}), 0)",
     "current_type": "coalesce(j.cell_type_id, 0)",
     "current_gpus": "coalesce(j.cell_gpus, 0)",
     "current_degree": "coalesce(j.cell_degree, 0)",
@@ -145,7 +167,9 @@ _JOB_EXPRESSIONS = {
 to other tables are their keys.
 """
 
-_NOT_STORED = frozenset({"unestimated", "assumed_efficiency"})
+_NOT_STORED = frozenset(
+    {"unestimated", "assumed_efficiency", "required_selector", "preferred_selector"}
+)
 """Columns of ``Jobs`` that follow from other tables, or that only rounds fill."""
 
 _JOB_COLUMNS = {"id": "int8", "techniques": "int8"} | {
@@ -233,6 +257,8 @@ def load_snapshot(connection: sa.Connection, name: str, silence_s: float) -> Sna
     a = read_columns(connection, _ALLOCATIONS.format(cluster=cluster.id), wire_types(Allocations))
     tenants, quotas = _tenants(cluster.tenants, cluster.quotas, type_at)
     avoiding, avoided = np.array(cluster.avoids, np.int64).reshape(-1, 2).T
+    allowing, allowed = np.array(cluster.allowed_types, np.int64).reshape(-1, 2).T
+    jobs, selectors, unmatched = _with_selectors(jobs, job_at, cluster)
     legs = read_columns(connection, _LEGS.format(cluster=cluster.id), wire_types(Legs))
     legs |= {
         "job": job_at.of(legs["job"]),
@@ -268,6 +294,9 @@ def load_snapshot(connection: sa.Connection, name: str, silence_s: float) -> Sna
         tenants=tenants,
         quotas=quotas,
         avoids=Avoids(job=job_at.of(avoiding), node=node_at.of(avoided)),
+        allowed_types=AllowedTypes(job=job_at.of(allowing), gpu_type=type_at.of(allowed)),
+        selectors=selectors,
+        unmatched_nodes=unmatched,
         legs=Legs(**legs),
         prices=Prices(
             name=tuple(key for key, _ in cluster.prices),
@@ -346,8 +375,8 @@ class _Index:
 
 
 def _nodes(rows: Sequence[Sequence[Any]], type_at: _Index) -> Nodes:
-    _, names, types, gpus, racks, versions, schedulable, cpus, host_bytes = (
-        list(zip(*rows, strict=True)) or [()] * 9
+    _, names, types, gpus, racks, versions, schedulable, cpus, host_bytes, _ = (
+        list(zip(*rows, strict=True)) or [()] * 10
     )
     return Nodes(
         name=tuple(names),
@@ -391,6 +420,24 @@ def _dependencies(rows: Sequence[tuple[int, int, str]], job_at: _Index) -> Depen
         on=job_at.of(np.array(others, np.int64)),
         condition=np.array(codes, np.int64),
     )
+
+
+def _with_selectors(
+    jobs: Jobs, job_at: _Index, cluster: sa.Row[Any]
+) -> tuple[Jobs, Selectors, UnmatchedNodes]:
+    """Return the jobs with their selectors, and the nodes that do not match these."""
+    if not cluster.selections:
+        return jobs, NO_SELECTORS, NO_UNMATCHED_NODES
+    keys, required, preferred = zip(*cluster.selections, strict=True)
+    labels = [row[-1] for row in cluster.nodes]
+    selectors, unmatched = match_selectors((*required, *preferred), labels)
+    index = {text: i for i, text in enumerate(selectors.text)} | {"": -1}
+    at, columns = job_at.of(np.array(keys, np.int64)), dict[str, Any]()
+    for name, texts in (("required_selector", required), ("preferred_selector", preferred)):
+        column = np.array(getattr(jobs, name))
+        column[at] = [index[text] for text in texts]
+        columns[name] = column
+    return replace(jobs, **columns), selectors, unmatched
 
 
 def _unestimated(workloads: Sequence[Sequence[Any]], jobs: Jobs, estimates: Estimates) -> Bools:

@@ -28,6 +28,7 @@ from tessera.db import (
     reads,
     requests,
     rounds,
+    run_times,
     shadows,
     snapshot,
     snapshots,
@@ -286,8 +287,8 @@ class PostgresStore:
     def begin_round(self, cluster: str, request: Request | None) -> Snapshot | RoundRecord:
         """Return the snapshot of a new round; see ``tessera.service.ports.Rounds``.
 
-        If no node has fallen silent, this is one transaction that only reads, because rounds begin
-        often.
+        If no node has fallen silent and no job has timed out, this is one transaction that only
+        reads, because rounds begin often.
         """
         with self._database.read() as connection:
             if (
@@ -299,11 +300,16 @@ class PostgresStore:
             silence_s = self._silence_limit_s(self._clock_watch.sees(silence.clock_s))
             returning = silence.returning_s <= silence_s
             if not silence.is_ahead and silence.longest_s <= silence_s and not returning:
-                return snapshot.load_snapshot(connection, cluster, silence_s)
+                loaded = snapshot.load_snapshot(connection, cluster, silence_s)
+                if not run_times.has_overlong_jobs(loaded):
+                    return loaded
         if returning:
             self._end_probations(cluster)
         if lost := self.expire(cluster):
             log.warning("nodes fell silent", extra={"action": "expired", "jobs": lost})
+        ended = self._database.write(lambda c: run_times.end_overlong_jobs(c, cluster))
+        if ended:
+            log.info("jobs timed out", extra={"action": "timed out", "jobs": ended})
         return self.snapshot(cluster)
 
     def expire(self, cluster: str) -> list[str]:

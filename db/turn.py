@@ -116,6 +116,9 @@ UPDATE jobs j SET
     service_gpu_s = j.service_gpu_s + CASE
         WHEN j.since_at IS NULL OR (c.active AND c.gpus IS NULL) THEN 0
         ELSE j.cell_gpus * greatest(extract(epoch FROM clock.at - j.since_at)::float8, 0) END,
+    run_s = j.run_s + CASE
+        WHEN j.since_at IS NULL OR (c.active AND c.gpus IS NULL) THEN 0
+        ELSE greatest(extract(epoch FROM clock.at - j.since_at)::float8, 0) END,
     failures = CASE WHEN c.event = 'release' THEN 0
         ELSE {_FAILURES} + CASE WHEN c.event IN ('crash', 'fail') THEN 1 ELSE 0 END END,
     retry_at = CASE WHEN c.event = 'crash' THEN clock.at + make_interval(

@@ -146,12 +146,12 @@ def require_fit(
     whether a workload has no Cells yet.
 
     Raises:
-        InvalidInput: an unknown type; a pinned type without Cells; a bound on GPUs that contradicts
-            the request; more GPUs requested than there are; or every Cell is too large.
+        InvalidInput: an unknown type; a pinned type or allowed types without Cells; allowed types or
+            a bound on GPUs that contradict the request; more GPUs requested than there are; or every
+            Cell is too large.
     """
-    types = require_types(
-        connection, cluster, {job.requested_type for job in jobs if job.requested_type}
-    )
+    named = {kind for job in jobs for kind in (job.requested_type, *job.allowed_types)}
+    types = require_types(connection, cluster, named - {""})
     total = sum(row.gpus for row in types.values())
     # Find the smallest Cell of each workload on each GPU type.
     needs: dict[int, dict[str, int]] = {}
@@ -159,9 +159,10 @@ def require_fit(
     for workload, gpu_type, least in connection.execute(_SMALLEST, {"workloads": keys}):
         needs.setdefault(workload, {})[gpu_type] = least
     for job in jobs:
-        if contradiction := job.contradicted_bound():
+        if contradiction := job.contradicted_bound() or job.contradicted_type():
             raise InvalidInput(f"jobs/{job.name}.{contradiction[0]}", contradiction[1])
-        smallest = _on_pinned_type(job, needs.get(workload_ids[job.workload], {}))
+        smallest = _on_allowed_types(job, needs.get(workload_ids[job.workload], {}))
+        smallest = _on_pinned_type(job, smallest)
         if total == 0:
             continue
         if job.requested_gpus > total:
@@ -178,6 +179,23 @@ def require_fit(
                 f"even its smallest Cells exceed the cluster: it needs {text}; add Cells with fewer GPUs",
             )
     return any(key not in needs for key in keys)
+
+
+def _on_allowed_types(job: JobSpec, smallest: dict[str, int]) -> dict[str, int]:
+    """Return the GPUs of the smallest Cell by type, only on the types that the job may run on.
+
+    A workload without any Cells may get them later.
+    """
+    if not job.allowed_types or not smallest:
+        return smallest
+    kept = {name: least for name, least in smallest.items() if name in job.allowed_types}
+    if not kept:
+        raise InvalidInput(
+            f"jobs/{job.name}.allowed_types",
+            f"are {', '.join(job.allowed_types)}, and {job.workload.model} has no Cells on them; it has"
+            f" some on {', '.join(smallest)}: allow one of these, or add Cells",
+        )
+    return kept
 
 
 def _on_pinned_type(job: JobSpec, smallest: dict[str, int]) -> dict[str, int]:

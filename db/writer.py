@@ -256,7 +256,7 @@ class PostgresWriter:
         pins.require_change(self._connection, turn.cluster, new, fields)
         if fields:
             values = {f: getattr(new, f) for f in fields if f != "avoid_nodes"}
-            for document in {"labels", "command"} & values.keys():
+            for document in {"labels", "command", "allowed_types"} & values.keys():
                 values[document] = dump_json(values[document])
             if not pins.keeps_promise(old, new):
                 values |= {"admitted": False, "certificate": "[]"}

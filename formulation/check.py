@@ -103,7 +103,8 @@ def find_placement_violations(
       the count does not divide by the number of nodes, all nodes but one give the same number.
     * No job is placed that may not run, and no more members of an array than its limit.
     * A job that keeps its Cell keeps its GPUs unless it is migrated. Pinned jobs never are.
-    * No job is on a node that it avoids, or is given a shape slower than it was promised.
+    * No job is on a node that it avoids or that its selector does not match, or on a GPU type
+      that it may not run on. No job is given a shape slower than it was promised.
     * No job is given an execution plan that its runtime cannot run, unless it runs by it already.
     * The jobs on a node need no more CPU cores and host memory than the node states to have.
     * No more running jobs change than the round may change. Those that are migrated count with
@@ -208,8 +209,9 @@ def _arrays_over_limit(snapshot: Snapshot, given: _Given) -> Iterator[Violation]
 
 
 def _wrong_nodes(snapshot: Snapshot, problem: Problem, given: _Given) -> Iterator[Violation]:
-    """Yield violations: nodes of another type, unschedulable or avoided ones, and repeated ones."""
+    """Yield violations: nodes that a job may not run on, unschedulable ones, and repeated ones."""
     nodes, avoids, count = snapshot.nodes, snapshot.avoids, len(snapshot.nodes)
+    unmatched, allowed = snapshot.unmatched_nodes, snapshot.allowed_types
     job, node = given.job[given.gang], given.node
     pair = job * count + node
     _, first = np.unique(pair, return_index=True)
@@ -219,6 +221,22 @@ def _wrong_nodes(snapshot: Snapshot, problem: Problem, given: _Given) -> Iterato
         ("one GPU type", nodes.gpu_type[node] != given.want_type[given.gang]),
         ("schedulable node", ~nodes.schedulable[node]),
         ("avoided node", np.isin(pair, avoids.job * count + avoids.node)),
+        (
+            "node selector",
+            (snapshot.jobs.required_selector[job] >= 0)
+            & np.isin(
+                snapshot.jobs.required_selector[job] * count + node,
+                unmatched.selector * count + unmatched.node,
+            ),
+        ),
+        (
+            "allowed type",
+            np.isin(job, allowed.job)
+            & ~np.isin(
+                job * len(snapshot.gpu_types) + nodes.gpu_type[node],
+                allowed.job * len(snapshot.gpu_types) + allowed.gpu_type,
+            ),
+        ),
         ("node once", again),
     ):
         for k in np.flatnonzero(wrong).tolist():

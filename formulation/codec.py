@@ -22,6 +22,7 @@ from tessera.formulation.documents import SNAPSHOT, NotJson, read_json
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.facts import StandingNetworkPlan, TrafficMeasurements, Traffics
 from tessera.formulation.network.traffic import DescribedTraffic, intern_traffic
+from tessera.formulation.permissions import AllowedTypes, Selectors, UnmatchedNodes
 from tessera.formulation.problem import CouplingRow, Problem
 from tessera.formulation.snapshot import (
     Allocations,
@@ -49,6 +50,7 @@ FORMAT_VERSION = 2
 
 _CLASSES: Final[dict[str, type[Any]]] = {
     "Allocations": Allocations,
+    "AllowedTypes": AllowedTypes,
     "Avoids": Avoids,
     "Cells": Cells,
     "Dependencies": Dependencies,
@@ -65,12 +67,14 @@ _CLASSES: Final[dict[str, type[Any]]] = {
     "RefusedPlans": RefusedPlans,
     "Row": CouplingRow,
     "Runtimes": Runtimes,
+    "Selectors": Selectors,
     "Shapes": Shapes,
     "Snapshot": Snapshot,
     "Solution": Solution,
     "Standing": StandingNetworkPlan,
     "Tenants": Tenants,
     "Traffics": Traffics,
+    "UnmatchedNodes": UnmatchedNodes,
     "Workload": Workload,
 }
 """Classes by their names in the JSON form, which stay as they are when a class is renamed."""
@@ -97,6 +101,21 @@ def _plain_float(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
+_NEW_TABLES: Final = (
+    "traffic",
+    "standing",
+    "measured",
+    "runtimes",
+    "refused_plans",
+    "plan_kinds",
+    "dependencies",
+    "allowed_types",
+    "selectors",
+    "unmatched_nodes",
+)
+"""Tables of a snapshot that are not written while they are empty."""
+
+
 def _usual_fields(value: Any) -> frozenset[str]:
     """Return the fields at their usual value.
 
@@ -105,16 +124,7 @@ def _usual_fields(value: Any) -> frozenset[str]:
     if isinstance(value, Table):
         return value.without_news()
     if isinstance(value, Snapshot):
-        tables = (
-            "traffic",
-            "standing",
-            "measured",
-            "runtimes",
-            "refused_plans",
-            "plan_kinds",
-            "dependencies",
-        )
-        silent = {n for n in tables if not len(getattr(value, n))}
+        silent = {name for name in _NEW_TABLES if not len(getattr(value, name))}
         silent |= {"topology"} if value.topology is None else set()
         silent |= {"clock_factor"} if value.clock_factor == 1.0 else set()
         return frozenset(silent)

@@ -68,11 +68,7 @@ def explain_waiting_jobs(
         elif not offered:
             reasons[job] = _fits_nowhere(snapshot, workload)
         elif job in unplaced:
-            reasons[job] = Reason(
-                code=ReasonCode.FRAGMENTED,
-                message=f"GPUs are free, but they are fragmented: {unplaced[job]}",
-                next_step="allow running jobs to be moved, or accept a smaller GPU count",
-            )
+            reasons[job] = _unplaced(snapshot, job, unplaced[job])
         elif job in given_up:
             reasons[job] = _GIVEN_UP
         else:
@@ -108,6 +104,30 @@ def _not_schedulable(snapshot: Snapshot, job: int) -> Reason:
         )
     ]
     return waiting_reason(unmet, int(jobs.unmet[job]))
+
+
+def _unplaced(snapshot: Snapshot, job: int, shortage: str) -> Reason:
+    """Explain a job that was chosen and for which placement found no GPUs."""
+    selector = int(snapshot.jobs.required_selector[job])
+    if selector < 0:
+        return Reason(
+            code=ReasonCode.FRAGMENTED,
+            message=f"GPUs are free, but they are fragmented: {shortage}",
+            next_step="allow running jobs to be moved, or accept a smaller GPU count",
+        )
+    text = snapshot.selectors.text[selector]
+    nodes = np.flatnonzero(snapshot.matching_nodes()[selector] & snapshot.nodes.schedulable)
+    return Reason(
+        code=ReasonCode.NODES_TAKEN,
+        message=f"no nodes with {text} have GPUs free as the job needs them: {shortage}",
+        next_step=f"let the job run on more nodes: `tessera update {snapshot.jobs.name[job]}"
+        " --node-selector none`",
+        evidence=(("node selector", text), ("schedulable nodes that match", str(len(nodes)))),
+    )
+
+
+def _not_schedulable(state: JobState, name: str) -> Reason:
+    return held_reason(state, name) if state is JobState.HELD else leaving_reason(state)
 
 
 def _no_cell(snapshot: Snapshot, job: int, *, estimated: bool, refused: bool) -> Reason:

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from tessera.formulation.lifecycle import ACTIVE, JobState
+from tessera.formulation.permissions import Selectors
 from tessera.formulation.snapshot import STATE_CODE, Jobs, Snapshot
 from tessera.formulation.tables import Bools, Ints, Table
 from tessera.formulation.values import NO_CELL
@@ -23,6 +24,7 @@ _KEPT: Final = (
     "max_gpus",
     "stated_plan_first",
     "requested_cpus",
+    "required_selector",
     "current_cpus",
     "current_host_bytes",
     "runtime",
@@ -50,6 +52,10 @@ def focus_on(snapshot: Snapshot, job: int) -> Snapshot:
     refused = _rows_of(refused, (refused.runtime == row["runtime"]) & np.isin(refused.plan, plans))
     held = _rows_of(snapshot.allocations, snapshot.allocations.job == job)
     avoids = _rows_of(snapshot.avoids, snapshot.avoids.job == job)
+    allowed = _rows_of(snapshot.allowed_types, snapshot.allowed_types.job == job)
+    selector, unmatched = row["required_selector"], snapshot.unmatched_nodes
+    unmatched = _rows_of(unmatched, unmatched.selector == selector)
+    row["required_selector"] = min(selector, 0)
     return Snapshot(
         cluster=snapshot.cluster,
         epoch=0,
@@ -63,6 +69,9 @@ def focus_on(snapshot: Snapshot, job: int) -> Snapshot:
         jobs=Jobs.from_rows([row]),
         allocations=replace(held, job=_zeros(held), generation=_zeros(held)),
         avoids=replace(avoids, job=_zeros(avoids)),
+        allowed_types=replace(allowed, job=_zeros(allowed)),
+        selectors=Selectors(text=() if selector < 0 else (snapshot.selectors.text[selector],)),
+        unmatched_nodes=replace(unmatched, selector=_zeros(unmatched)),
         runtimes=snapshot.runtimes,
         refused_plans=replace(refused, plan=np.searchsorted(plans, refused.plan)),
     )

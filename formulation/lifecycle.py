@@ -44,6 +44,7 @@ class JobEvent(StrEnum):
     FINISH = "finish"
     CRASH = "crash"  # exited with an error, a retry is left
     FAIL = "fail"  # exited with an error, no retry is left
+    TIME_OUT = "time_out"  # has run for its longest run time
     REJECT = "reject"
 
 
@@ -54,6 +55,7 @@ TRANSITIONS: Final[dict[tuple[JobState, JobEvent], JobState]] = {
     (_S.QUEUED, _E.HOLD): _S.HELD,
     (_S.QUEUED, _E.CANCEL): _S.CANCELLED,
     (_S.QUEUED, _E.REJECT): _S.REJECTED,
+    (_S.QUEUED, _E.TIME_OUT): _S.FAILED,
     (_S.HELD, _E.RELEASE): _S.QUEUED,
     (_S.HELD, _E.CANCEL): _S.CANCELLED,
     (_S.HELD, _E.REJECT): _S.REJECTED,
@@ -65,6 +67,7 @@ TRANSITIONS: Final[dict[tuple[JobState, JobEvent], JobState]] = {
     (_S.STARTING, _E.FINISH): _S.SUCCEEDED,
     (_S.STARTING, _E.CRASH): _S.STOPPING,
     (_S.STARTING, _E.FAIL): _S.FAILING,
+    (_S.STARTING, _E.TIME_OUT): _S.FAILING,
     (_S.STARTING, _E.LOST): _S.STOPPING,
     (_S.RUNNING, _E.MOVE): _S.STARTING,
     (_S.RUNNING, _E.SUSPEND): _S.STOPPING,
@@ -73,12 +76,14 @@ TRANSITIONS: Final[dict[tuple[JobState, JobEvent], JobState]] = {
     (_S.RUNNING, _E.FINISH): _S.SUCCEEDED,
     (_S.RUNNING, _E.CRASH): _S.STOPPING,
     (_S.RUNNING, _E.FAIL): _S.FAILING,
+    (_S.RUNNING, _E.TIME_OUT): _S.FAILING,
     (_S.RUNNING, _E.LOST): _S.STOPPING,
     (_S.STOPPING, _E.GONE): _S.QUEUED,
     (_S.STOPPING, _E.START): _S.STARTING,
     (_S.STOPPING, _E.HOLD): _S.HOLDING,
     (_S.STOPPING, _E.CANCEL): _S.CANCELLING,
     (_S.STOPPING, _E.FINISH): _S.SUCCEEDED,
+    (_S.STOPPING, _E.TIME_OUT): _S.FAILING,
     (_S.HOLDING, _E.GONE): _S.HELD,
     (_S.HOLDING, _E.RELEASE): _S.STOPPING,
     (_S.HOLDING, _E.CANCEL): _S.CANCELLING,
@@ -88,6 +93,9 @@ TRANSITIONS: Final[dict[tuple[JobState, JobEvent], JobState]] = {
     (_S.FAILING, _E.GONE): _S.FAILED,
 }
 """(state, event) -> next state. A pair that is absent is not allowed."""
+
+TIMES_OUT: Final = frozenset(s for s, event in TRANSITIONS if event is _E.TIME_OUT)
+"""States in which a job ends once it has run for its longest run time."""
 
 TERMINAL: Final = frozenset({_S.SUCCEEDED, _S.FAILED, _S.CANCELLED, _S.REJECTED})
 """States that no event leaves."""

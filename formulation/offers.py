@@ -144,6 +144,7 @@ _AMOUNTS: Final[dict[RowKind, str]] = {
     RowKind.GPUS: "{amount} x {what}",
     RowKind.CPUS: "{amount} CPU cores of {what} nodes",
     RowKind.HOST_MEMORY: "{amount} MiB of host memory of {what} nodes",
+    RowKind.SELECTED: "{amount} x {what}",
     RowKind.CHANGES: "{amount} of the changes that the round may make",
     RowKind.PACKING: "{amount} of the room on nodes ({what})",
 }
@@ -159,11 +160,13 @@ def _amount_of(row: CouplingRow, amount: int) -> str:
 
 def _shortage_of(row: CouplingRow, left: int) -> str:
     """Return in words how much of a row the chosen jobs have left."""
-    if row.kind is RowKind.GPUS:
+    if row.kind in (RowKind.GPUS, RowKind.SELECTED):
+        name, _, selected = row.subject.partition(" ")
+        gpus = f"{name} GPUs {selected}".rstrip()
         taken = "are taken by jobs of higher value"
         if left <= 0:
-            return f"all {row.subject} GPUs {taken}"
-        return f"all but {left} of the {row.capacity} {row.subject} GPUs {taken}"
+            return f"all {gpus} {taken}"
+        return f"all but {left} of the {row.capacity} {gpus} {taken}"
     return f"only {_amount_of(row, max(left, 0))} are left"
 
 

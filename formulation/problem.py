@@ -43,6 +43,7 @@ class RowKind(StrEnum):
     GPUS = "gpus"  # of a GPU type
     CPUS = "cpus"  # cores of the nodes of a GPU type
     HOST_MEMORY = "host memory"  # MiB of the nodes of a GPU type
+    SELECTED = "selected"  # GPUs of the nodes of a GPU type that a selector matches
     QUOTA = "quota"  # GPUs that count against the quota of a tenant's guaranteed jobs
     HELD = "held"  # GPUs that a tenant may hold: its quota and what it may borrow
     KEPT = "kept for"  # GPUs that others may hold if a tenant's quota is not lent

@@ -34,7 +34,7 @@ class ReasonCode(StrEnum):
     BACK_OFF = "BACK_OFF"  # it failed, and is tried again later
     ARRAY_LIMIT = "ARRAY_LIMIT"  # as many members of its array run as may run at the same time
     PLAN_UNUSABLE = "PLAN_UNUSABLE"  # the execution plan that its user states runs nowhere
-    PINS_CONTRADICT = "PINS_CONTRADICT"  # pinned type and avoided nodes leave no GPUs
+    PINS_CONTRADICT = "PINS_CONTRADICT"  # its GPU types, selector and avoided nodes leave no GPUs
     GUARANTEE_UNMET = "GUARANTEE_UNMET"  # no Cell is as fast as the request
     DEADLINE_PAST = "DEADLINE_PAST"
     DEADLINE_UNREACHABLE = "DEADLINE_UNREACHABLE"  # its best Cell would finish too late
@@ -47,6 +47,7 @@ class ReasonCode(StrEnum):
     NO_WEIGHT = "NO_WEIGHT"
     # The job had columns but was not chosen.
     FRAGMENTED = "FRAGMENTED"
+    NODES_TAKEN = "NODES_TAKEN"  # others are on the nodes that its selector matches
     PROMISE_GIVEN_UP = "PROMISE_GIVEN_UP"
     OUTPRICED = "OUTPRICED"
     NO_CAPACITY = "NO_CAPACITY"
@@ -115,6 +116,7 @@ CAUSES: Final[dict[ReasonCode, Cause]] = {
     ReasonCode.QUOTA_SPENT: Cause.QUOTA,
     ReasonCode.NO_WEIGHT: Cause.WEIGHT,
     ReasonCode.FRAGMENTED: Cause.FRAGMENTATION,
+    ReasonCode.NODES_TAKEN: Cause.NODES,
     ReasonCode.PROMISE_GIVEN_UP: Cause.GUARANTEE,
     ReasonCode.OUTPRICED: Cause.CAPACITY,
     ReasonCode.NO_CAPACITY: Cause.CAPACITY,

@@ -20,6 +20,14 @@ from tessera.formulation.network.facts import (
     TrafficMeasurements,
     Traffics,
 )
+from tessera.formulation.permissions import (
+    NO_ALLOWED_TYPES,
+    NO_SELECTORS,
+    NO_UNMATCHED_NODES,
+    AllowedTypes,
+    Selectors,
+    UnmatchedNodes,
+)
 from tessera.formulation.tables import Bools, CellTable, Floats, Ints, Table, usual
 from tessera.formulation.topologies.described import DescribedTopology
 from tessera.formulation.values import NO_CELL, PROFILING, Cell, CellKey, GpuType, Hold, Workload
@@ -150,6 +158,12 @@ class Jobs(CellTable):
     """Execution plan that the job was submitted with, an index into Snapshot.plans. It binds nothing.
     -1 if it is not recorded."""
     requested_cpus: Ints = usual(0, is_new=True)  # cores in all; 0 if they are not stated
+    required_selector: Ints = usual(-1, is_new=True)
+    """Selector that its nodes must match, an index into Snapshot.selectors. -1 without one."""
+    preferred_selector: Ints = usual(-1, is_new=True)
+    """Selector whose nodes it prefers, an index into Snapshot.selectors. -1 without one."""
+    run_left_s: Floats = usual(np.inf, is_new=True)
+    """Seconds for which it may still hold GPUs, after which it fails. inf without such a limit."""
     runtime: Ints = usual(-1, is_new=True)
     """Runtime of the job and its techniques, an index into Snapshot.runtimes. -1 if it runs any plan."""
     failures: Ints = usual(0, is_new=True)  # consecutive failures
@@ -337,6 +351,9 @@ class Snapshot:
     refused_plans: RefusedPlans = NO_REFUSED_PLANS
     plan_kinds: PlanKinds = NO_PLAN_KINDS
     dependencies: Dependencies = NO_DEPENDENCIES
+    allowed_types: AllowedTypes = NO_ALLOWED_TYPES
+    selectors: Selectors = NO_SELECTORS
+    unmatched_nodes: UnmatchedNodes = NO_UNMATCHED_NODES
     clock_factor: float = 1.0
     """Seconds of training that the cluster's agents replay in a second. 1 if jobs really train."""
 
@@ -370,6 +387,12 @@ class Snapshot:
             ("dependencies", "job", 0, len(self.jobs)),
             ("dependencies", "on", 0, len(self.jobs)),
             ("dependencies", "condition", 0, len(CONDITIONS)),
+            ("allowed_types", "job", 0, len(self.jobs)),
+            ("allowed_types", "gpu_type", 0, types),
+            ("jobs", "required_selector", -1, len(self.selectors)),
+            ("jobs", "preferred_selector", -1, len(self.selectors)),
+            ("unmatched_nodes", "selector", 0, len(self.selectors)),
+            ("unmatched_nodes", "node", 0, len(self.nodes)),
             ("legs", "job", 0, len(self.jobs)),
             ("legs", "gpu_type", 0, types),
             ("legs", "plan", 0, max(1, len(self.plans))),
@@ -409,6 +432,7 @@ class Snapshot:
             ("jobs", "array", -1, True),
             ("jobs", "array_limit", 0, True),
             ("jobs", "retry_s", 0, True),
+            ("jobs", "run_left_s", 0, False),
             ("tenants", "weight", 0, True),
             ("tenants", "borrow_gpus", -1, True),
             ("quotas", "gpus", 0, True),
@@ -465,6 +489,14 @@ class Snapshot:
         ok = self.nodes.schedulable
         np.maximum.at(size, self.nodes.gpu_type[ok], self.nodes.gpus[ok])
         return size
+
+    def type_choices(self) -> tuple[Ints, Bools]:
+        """Return the sets of GPU types that jobs may run on (``AllowedTypes.choices``)."""
+        return self.allowed_types.choices(len(self.jobs), len(self.gpu_types))
+
+    def matching_nodes(self) -> Bools:
+        """Return the nodes that match each selector, bool[selectors, nodes]."""
+        return self.unmatched_nodes.matches(len(self.selectors), len(self.nodes))
 
     @property
     def global_batch(self) -> Ints:

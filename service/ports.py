@@ -368,7 +368,8 @@ class Rounds(Protocol):
 
         A node is silent if it was not heard from for longer than lease plus margin, by the
         database's clock. Its jobs go through LOST. The GPUs of the dead node need no report; those
-        of a gang's members on live nodes do. Nodes whose probation is over are undrained. If
+        of a gang's members on live nodes do. Nodes whose probation is over are undrained. Jobs that
+        have held GPUs for their longest run time go through TIME_OUT. If
         ``request`` committed a round before, nothing happens, and that round is returned.
 
         Raises:

@@ -131,7 +131,9 @@ def _run(s: Row, job: _Job, fact: Row, rate: float, table: Row) -> None:
         job.finish_s = ready_s + needs_s
         return
     _require(s, "do no more than its work", trains_s < needs_s or _near(trains_s, needs_s))
-    if s["ended_by"] == "speed":
+    if s["ended_by"] == "timed out":
+        job.finish_s = end_s
+    elif s["ended_by"] == "speed":
         job.continued = s
     elif end_s < ready_s:
         job.saved, job.last = job.owed

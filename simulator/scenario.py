@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.clusters import NodeSpec, TenantSpec
 from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.selectors import Selector
 from tessera.formulation.values import GpuType
 from tessera.simulator.traces.trace import Arrival
 
@@ -48,6 +49,15 @@ class Scenario:
         _require_in_cluster(
             "arrivals", "the type", known, (one.spec.requested_type for one in self.arrivals)
         )
+        _require_in_cluster(
+            "arrivals",
+            "the type",
+            known,
+            (t for one in self.arrivals for t in one.spec.allowed_types),
+        )
+        for one in self.arrivals:
+            for text in (one.spec.node_selector, one.spec.preferred_labels):
+                Selector.read(f"arrivals/{one.spec.name}", text)
         nodes = {node.name for node in self.nodes}
         avoided = (name for one in self.arrivals for name in one.spec.avoid_nodes)
         _require_in_cluster("arrivals", "the node", nodes, avoided)

@@ -15,6 +15,7 @@ from tessera.formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
 from tessera.formulation.demand import NOT_STATED
 from tessera.formulation.given_demand import demands_of_cells
 from tessera.formulation.lifecycle import JobState
+from tessera.formulation.permissions import AllowedTypes
 from tessera.formulation.placement import Gang
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
@@ -44,6 +45,7 @@ from tessera.formulation.values import (
     Hold,
     Workload,
 )
+from tessera.simulator.permissions import avoids_of, selectors_of, types_of
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.truth import estimates_table
 from tessera.simulator.waiting import WaitingJobs, number_limited_arrays
@@ -121,7 +123,14 @@ class MemoryStore:
         self._waits = WaitingJobs(self.specs)
         self.unmet = self._waits.unmet
         self.array, self.array_limit = number_limited_arrays(self.specs)
-        self._avoids = self._set_up_avoids()
+        names = [kind.name for kind in self.gpu_types]
+        self._avoids = avoids_of(self.specs, self._nodes)
+        self._allowed = types_of(self.specs, names)
+        labels = {node.name: node.labels for node in scenario.nodes}
+        self._selectors, self._unmatched, of_jobs = selectors_of(
+            self.specs, [labels[name] for name in self._nodes.name]
+        )
+        self._stated |= of_jobs
         self._tenants, self._quotas = self._set_up_tenants(scenario)
         self.gangs: dict[int, Gang] = {}
         # job -> node and index of each GPU that it holds
@@ -179,6 +188,14 @@ class MemoryStore:
     def live_jobs(self) -> int:
         """Return how many of the scenario's jobs have arrived and not ended."""
         return bisect_left(self.live, self.users_jobs)
+
+    def time_out(self, job: int, now_s: float) -> None:
+        """Record that a job has held GPUs for its longest run time, which ends it."""
+        self._end(job, JobState.FAILED, now_s)
+
+    def run_left_s(self, job: int) -> float:
+        """Return the seconds for which a job may hold GPUs after the runs that have ended, or inf."""
+        return max(0.0, self.specs[job].longest_run_s - float(self.run_s[job]))
 
     def does_not_run(self, job: int) -> None:
         """Record that the Cell of a job does not run on its shape, contrary to its estimate."""
@@ -255,6 +272,9 @@ class MemoryStore:
             tenants=self._tenants,
             quotas=self._quotas,
             avoids=renumber_jobs(self._avoids, local),
+            allowed_types=renumber_jobs(self._allowed, local),
+            selectors=self._selectors,
+            unmatched_nodes=self._unmatched,
             legs=renumber_jobs(self._legs, local),
             dependencies=self._waits.table(local),
             prices=Prices(
@@ -356,6 +376,7 @@ class MemoryStore:
         del self.gangs[job]
         self.owner[self._first_gpu[nodes] + gpus] = -1
         self.service_gpu_s[job] += self.current_gpus[job] * (now_s - self.began_s[job])
+        self.run_s[job] += now_s - self.began_s[job]
         self.began_s[job] = np.nan
         for column, value in WITHOUT_CELL.items():
             getattr(self, column)[job] = value
@@ -394,6 +415,7 @@ class MemoryStore:
             iterations_left=np.maximum(self.iterations[live] - self.done[live], 0.0),
             service_gpu_s=self.service_gpu_s[live] + self.current_gpus[live] * held_s,
             since_s=np.where(holds, EPOCH_S + began_s, 0.0),
+            run_left_s=np.maximum(self._longest_run_s[live] - self.run_s[live] - held_s, 0.0),
             unestimated=~self._estimated[self.workload[live]],
             **{name: getattr(self, name)[live] for name in _STORED_COLUMNS},
             **{name: column[live] for name, column in self._stated.items()},
@@ -449,6 +471,8 @@ class MemoryStore:
         self.restart_s = np.array(restart_s)
         self.began_s = np.full(count, np.nan)  # time at which it got its GPUs; NaN: it has none
         self.service_gpu_s = np.zeros(count)  # of the runs that have ended
+        self.run_s = np.zeros(count)  # duration of the runs that have ended
+        self._longest_run_s = np.array([s.longest_run_s for s in specs], dtype=np.float64)
         self.admitted = np.zeros(count, dtype=np.bool_)
         self.promised = np.zeros(count, dtype=np.bool_)  # its deadline was admitted at some time
         self.opportunistic = np.zeros(count, dtype=np.bool_)
@@ -461,18 +485,6 @@ class MemoryStore:
         self.current_plan = np.zeros(count, dtype=np.int64)
         self.current_cpus = np.full(count, NOT_STATED, dtype=np.int64)
         self.current_host_bytes = np.full(count, NOT_STATED, dtype=np.int64)
-
-    def _set_up_avoids(self) -> Avoids:
-        index = {name: i for i, name in enumerate(self._nodes.name)}
-        pairs = [
-            (job, index[name])
-            for job, s in enumerate(self.specs)
-            for name in sorted(set(s.avoid_nodes))
-        ]
-        return Avoids(
-            job=np.array([job for job, _ in pairs], dtype=np.int64),
-            node=np.array([node for _, node in pairs], dtype=np.int64),
-        )
 
     def _set_up_tenants(self, scenario: Scenario) -> tuple[Tenants, Quotas]:
         tenants = sorted(scenario.tenants, key=lambda t: t.name)
@@ -490,7 +502,7 @@ class MemoryStore:
         ), Quotas(tenant=rows[:, 0], gpu_type=rows[:, 1], gpus=rows[:, 2])
 
 
-_OfJobs = TypeVar("_OfJobs", Avoids, Legs)
+_OfJobs = TypeVar("_OfJobs", AllowedTypes, Avoids, Legs)
 
 _QUEUED, _RUNNING = STATE_CODE[JobState.QUEUED], STATE_CODE[JobState.RUNNING]
 

@@ -361,6 +361,10 @@ class World:
             done=[float(self.store.done[job])],
         )
         self._runs[job], self._others_run = run, True
+        self._at(
+            self.now_s + self.store.run_left_s(job),
+            partial(self._time_out, job, int(self.store.generation[job])),
+        )
         self._set_speed(job, run)
 
     def _set_speed(self, job: int, run: _RunningJob) -> None:
@@ -393,6 +397,14 @@ class World:
         if self.store.is_task(job):
             subject = self._profiling.subject(job - self.store.users_jobs)
             self.store.show_estimates(subject.covers)
+
+    def _time_out(self, job: int, generation: int) -> None:
+        """End a job that has held GPUs for its longest run time."""
+        if job not in self._runs or self.store.generation[job] != generation:
+            return  # the run of which the event is the end is over
+        self.events_handled += 1
+        self._stop(job, "timed out")
+        self.store.time_out(job, self.now_s)
 
     def _measure(self, job: int, stamp: int) -> None:
         """Let rounds see the iteration time of a job whose rate was unknown."""

@@ -11,6 +11,7 @@ import numpy as np
 from tessera.benchmarks.rounds.fuzzed_rounds import with_equal_shares
 from tessera.benchmarks.rounds.small_rounds import GPU_COUNTS, draw_snapshot
 from tessera.formulation.lifecycle import JobState
+from tessera.formulation.permissions import AllowedTypes, Selectors, UnmatchedNodes
 from tessera.formulation.snapshot import (
     STATE_CODE,
     Avoids,
@@ -52,12 +53,15 @@ def draw_explained_round(rng: np.random.Generator, number: int) -> tuple[Snapsho
     """Draw round ``number``: 4 to 9 jobs for few GPUs, with everything that may keep a job waiting.
 
     Each feature is in about a third of the rounds: quotas with limits on borrowing and lending,
-    guaranteed jobs, pinned types, avoided and drained nodes, held and failed jobs, jobs without
-    estimates, bounds on GPUs, weights of 0.
+    guaranteed jobs, pinned and allowed types, avoided and drained nodes, node selectors, held and
+    failed jobs, jobs without estimates, bounds on GPUs, weights of 0.
     """
     jobs, gpus = int(rng.integers(MIN_JOBS, MAX_JOBS + 1)), int(rng.choice([4, 8, 12]))
     snapshot = with_equal_shares(draw_snapshot(rng, jobs, gpus))
-    for add in (_with_wishes, _with_quotas, _with_drained_nodes, _with_avoids, _without_estimates):
+    for add in (
+        *(_with_wishes, _with_quotas, _with_drained_nodes, _with_avoids, _without_estimates),
+        *(with_allowed_types, with_selectors),
+    ):
         snapshot = add(rng, snapshot)
     return snapshot, POLICIES[number % len(POLICIES)]
 
@@ -135,6 +139,29 @@ def _with_avoids(rng: np.random.Generator, snapshot: Snapshot) -> Snapshot:
     pairs = np.argwhere(rng.random((len(snapshot.jobs), len(snapshot.nodes))) < 0.3)
     rows = [{"job": job, "node": node} for job, node in pairs.tolist()]
     return replace(snapshot, avoids=Avoids.from_rows(rows))
+
+
+def with_allowed_types(rng: np.random.Generator, snapshot: Snapshot) -> Snapshot:
+    """Let some jobs run on one random GPU type only."""
+    jobs = np.flatnonzero(_share(rng, len(snapshot.jobs), 0.5))
+    types = rng.integers(0, len(snapshot.gpu_types), len(jobs))
+    return replace(snapshot, allowed_types=AllowedTypes(job=jobs, gpu_type=types))
+
+
+def with_selectors(rng: np.random.Generator, snapshot: Snapshot) -> Snapshot:
+    """Let some jobs require one of three selectors, each of which matches some nodes."""
+    count, nodes = len(snapshot.jobs), len(snapshot.nodes)
+    chosen = _share(rng, count, 0.5)
+    if not chosen.any():
+        return snapshot
+    selector, node = np.nonzero(rng.random((3, nodes)) < 0.4)
+    required = np.where(chosen, rng.integers(0, 3, count), -1)
+    return replace(
+        snapshot,
+        selectors=Selectors(text=("zone=a", "zone=b", "zone=c")),
+        unmatched_nodes=UnmatchedNodes(selector=selector, node=node),
+        jobs=replace(snapshot.jobs, required_selector=required),
+    )
 
 
 def _without_estimates(rng: np.random.Generator, snapshot: Snapshot) -> Snapshot:

@@ -14,6 +14,7 @@ from typing import Any
 from tessera.formulation.decisions import Decision
 from tessera.formulation.explanations.changes import Change
 from tessera.formulation.explanations.records import Step
+from tessera.formulation.permissions import AllowedTypes, UnmatchedNodes
 from tessera.formulation.snapshot import (
     STATES,
     Allocations,
@@ -117,7 +118,17 @@ def _apply_one(
             gpus = min(left, int(change.size))
             nodes.append(like | {"name": f"more-{len(nodes)}", "gpus": gpus})
             left -= gpus
-        return replace(snapshot, nodes=Nodes.from_rows(nodes)), options
+        # The new nodes have the labels of the first node of their type.
+        first = next((i for i, n in enumerate(nodes) if n["gpu_type"] == types.index(subject)), -1)
+        unmatched = _rows(snapshot.unmatched_nodes)
+        unmatched += [
+            {"selector": row["selector"], "node": node}
+            for row in unmatched
+            if row["node"] == first
+            for node in range(len(snapshot.nodes), len(nodes))
+        ]
+        changed = replace(snapshot, nodes=Nodes.from_rows(nodes))
+        return replace(changed, unmatched_nodes=UnmatchedNodes.from_rows(unmatched)), options
     if kind in ("BORROW", "LEND", "TENANT_WEIGHT"):
         column = {"BORROW": "borrow_gpus", "LEND": "lends", "TENANT_WEIGHT": "weight"}[kind]
         _named(tenants, subject)[column] = amount
@@ -137,6 +148,11 @@ def _apply_one(
         index = jobs.index(job)
         kept = [row for row in _rows(snapshot.avoids) if row["job"] != index]
         return replace(snapshot, avoids=Avoids.from_rows(kept)), options
+    if kind == "ALLOW_TYPE":
+        allowed = [r for r in _rows(snapshot.allowed_types) if r["job"] != jobs.index(job)]
+        for name_of_type in subject.split(","):
+            allowed.append({"job": jobs.index(job), "gpu_type": types.index(name_of_type)})
+        return replace(snapshot, allowed_types=AllowedTypes.from_rows(allowed)), options
     if kind == "ADD_CELL":
         return _with_cell(snapshot, job["workload"], types.index(subject), change), options
     job.update(_JOB_CHANGES[kind](amount, subject, types))
@@ -148,6 +164,7 @@ _JOB_CHANGES: dict[str, Any] = {
     "QUEUE": lambda amount, *_: {"queue": int(amount)},
     "DEADLINE": lambda amount, *_: {"deadline_s": amount},
     "ANY_TYPE": lambda *_: {"pinned_type": False},
+    "ANY_LABELS": lambda *_: {"required_selector": -1},
     "MIN_GPUS": lambda amount, *_: {"min_gpus": int(amount)},
     "MAX_GPUS": lambda amount, *_: {"max_gpus": int(amount)},
     "STAY": lambda *_: {"movable": False},
@@ -181,6 +198,7 @@ def _without_job(snapshot: Snapshot, name: str) -> Snapshot:
         jobs=Jobs.from_rows(jobs[:gone] + jobs[gone + 1 :]),
         allocations=Allocations.from_rows(left(snapshot.allocations)),
         avoids=Avoids.from_rows(left(snapshot.avoids)),
+        allowed_types=AllowedTypes.from_rows(left(snapshot.allowed_types)),
     )
 
 

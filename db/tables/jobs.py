@@ -62,6 +62,11 @@ jobs = sa.Table(
     flag_column("profile"),  # whether the layers of its workload are to be measured
     count_column("min_gpus", 0),  # lower bound on its GPUs; 0 if it has none
     count_column("max_gpus", 0),  # upper bound on its GPUs; 0 if it has none
+    # the GPU types that it may run on; [] for all
+    sa.Column("allowed_types", JSONB, nullable=False, server_default=sa.text("'[]'")),
+    text_column("node_selector", default=""),  # of the labels of its nodes
+    text_column("preferred_labels", default=""),
+    real_column("longest_run_s", default="'Infinity'"),  # 'Infinity' for no limit
     reference_column("stated_plan_id", "plans.id", nullable=True),  # as its user states it
     flag_column("stated_plan_first"),  # whether only its first start must use the stated plan
     reference_column("submitted_plan_id", "plans.id", nullable=True),  # it binds nothing
@@ -83,6 +88,7 @@ jobs = sa.Table(
     moment_column("queued_at"),  # when it last began to wait
     moment_column("since_at", nullable=True),  # when its present allocation began
     real_column("service_gpu_s", default="0"),  # of earlier allocations
+    real_column("run_s", default="0"),  # duration of earlier allocations
     flag_column("admitted"),
     sa.Column("certificate", JSONB, nullable=False, server_default=sa.text("'[]'")),
     flag_column("opportunistic"),
@@ -137,6 +143,11 @@ jobs = sa.Table(
         "(since_at IS NOT NULL) = (state IN " + one_of(sorted(ACTIVE)) + ")", name="since"
     ),
     sa.CheckConstraint("service_gpu_s >= 0 AND service_gpu_s < 'Infinity'", name="service"),
+    sa.CheckConstraint("jsonb_typeof(allowed_types) = 'array'", name="allowed_types"),
+    sa.CheckConstraint(
+        "longest_run_s > 0 AND longest_run_s <= 'Infinity' AND run_s >= 0 AND run_s < 'Infinity'",
+        name="run_time",
+    ),
     sa.CheckConstraint(
         "jsonb_typeof(certificate) = 'array' AND (admitted OR certificate = '[]')",
         name="certificate",

@@ -12,6 +12,7 @@ import numpy as np
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.explanations.changes import Change, ChangeKind
 from tessera.formulation.lifecycle import JobState
+from tessera.formulation.permissions import AllowedTypes, UnmatchedNodes
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import STATE_CODE, WITHOUT_CELL, Estimates, Nodes, Snapshot
 from tessera.formulation.values import EstimateSource
@@ -85,6 +86,17 @@ def _use_any_node(snapshot: Snapshot, job: int, _change: Change) -> Snapshot:
     return replace(snapshot, avoids=replace(avoids, job=avoids.job[keep], node=avoids.node[keep]))
 
 
+def _allow_types(snapshot: Snapshot, job: int, change: Change) -> Snapshot:
+    kept = snapshot.allowed_types.job != job
+    names = [kind.name for kind in snapshot.gpu_types]
+    types = [_index(names, replace(change, subject=name)) for name in change.subject.split(",")]
+    allowed = AllowedTypes(
+        job=np.append(snapshot.allowed_types.job[kept], np.full(len(types), job)),
+        gpu_type=np.append(snapshot.allowed_types.gpu_type[kept], types),
+    )
+    return replace(snapshot, allowed_types=allowed)
+
+
 def _request_type(snapshot: Snapshot, job: int, change: Change) -> Snapshot:
     return _with_job(snapshot, job, requested_type=_type_index(snapshot, change))
 
@@ -117,7 +129,10 @@ def _undrain(snapshot: Snapshot, _job: int, change: Change) -> Snapshot:
 
 
 def _add_gpus(snapshot: Snapshot, _job: int, change: Change) -> Snapshot:
-    """Add nodes of ``change.size`` GPUs, of which the last may be smaller, to the snapshot."""
+    """Add nodes of ``change.size`` GPUs, of which the last may be smaller, to the snapshot.
+
+    They have the labels of the first node of the type.
+    """
     kind, nodes = _type_index(snapshot, change), snapshot.nodes
     own = np.flatnonzero(nodes.gpu_type == kind)
     like = nodes.row(int(own[0])) if len(own) else nodes.row(0) | {"gpu_type": kind}
@@ -127,7 +142,15 @@ def _add_gpus(snapshot: Snapshot, _job: int, change: Change) -> Snapshot:
         name = f"new-{change.subject}-{len(rows)}"
         rows.append(like | {"name": name, "gpus": gpus, "schedulable": True})
         left -= gpus
-    return replace(snapshot, nodes=Nodes.from_rows(rows))
+    unmatched, new = snapshot.unmatched_nodes, np.arange(len(nodes), len(rows))
+    alike = (
+        unmatched.selector[unmatched.node == int(own[0])] if len(own) else unmatched.selector[:0]
+    )
+    unmatched = UnmatchedNodes(
+        selector=np.append(unmatched.selector, np.repeat(alike, len(new))),
+        node=np.append(unmatched.node, np.tile(new, len(alike))),
+    )
+    return replace(snapshot, nodes=Nodes.from_rows(rows), unmatched_nodes=unmatched)
 
 
 def _add_cell(snapshot: Snapshot, job: int, change: Change) -> Snapshot:
@@ -192,6 +215,8 @@ _APPLY: Final[dict[ChangeKind, Callable[[Snapshot, int, Change], Snapshot]]] = {
     ChangeKind.DEADLINE: _set_amount("deadline_s"),
     ChangeKind.ANY_TYPE: _set_to(pinned_type=False),
     ChangeKind.ANY_NODE: _use_any_node,
+    ChangeKind.ANY_LABELS: _set_to(required_selector=-1),
+    ChangeKind.ALLOW_TYPE: _allow_types,
     ChangeKind.MIN_GPUS: _set_amount("min_gpus"),
     ChangeKind.MAX_GPUS: _set_amount("max_gpus"),
     ChangeKind.STAY: _set_to(movable=False),

@@ -19,6 +19,8 @@ class ChangeKind(StrEnum):
     DEADLINE = "DEADLINE"  # amount: the job's deadline in seconds since 1970; inf for none
     ANY_TYPE = "ANY_TYPE"  # the job is no longer pinned to its GPU type
     ANY_NODE = "ANY_NODE"  # the job avoids no node
+    ANY_LABELS = "ANY_LABELS"  # the job requires no labels of its nodes
+    ALLOW_TYPE = "ALLOW_TYPE"  # subject: the GPU types that the job may run on, "TYPE,TYPE"
     MIN_GPUS = "MIN_GPUS"  # amount: the job's least GPUs; 0 for no bound
     MAX_GPUS = "MAX_GPUS"  # amount: the job's most GPUs; 0 for no bound
     STAY = "STAY"  # the job is not moved to reduce fragmentation

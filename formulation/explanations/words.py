@@ -94,6 +94,13 @@ _TEXTS: Final[dict[ChangeKind, Callable[[Change, str], str]]] = {
     ChangeKind.ANY_NODE: lambda _, job: (
         f"let the job run on the nodes that it avoids: `tessera update {job} --avoid-node none`"
     ),
+    ChangeKind.ANY_LABELS: lambda _, job: (
+        f"let the job run on nodes with any labels: `tessera update {job} --node-selector none`"
+    ),
+    ChangeKind.ALLOW_TYPE: lambda c, job: (
+        f"let the job run on {join_names(c.subject.split(','))}:"
+        f" `tessera update {job} --gpu-types {c.subject}`"
+    ),
     ChangeKind.MIN_GPUS: _bound("least", "--min-gpus"),
     ChangeKind.MAX_GPUS: _bound("most", "--max-gpus"),
     ChangeKind.STAY: lambda _, job: (

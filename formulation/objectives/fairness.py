@@ -67,7 +67,7 @@ def fair_rate(draft: Draft, share: Floats | None = None) -> Floats:
 
     ``share`` is the fair share, float64[jobs]. If it is None, ``fair_share`` is used.
 
-    Only Cells of the job's stated plan, within its pin and its bounds on GPUs, count. Jobs with the
+    Only Cells of the job's stated plan, on its types and within its bounds on GPUs, count. Jobs with the
     same choice of Cells share one function of the share, which is computed at its corners. If
     nothing can be had (no Cell, or no share), the rate is the least positive number that is safe to
     divide by. Such jobs have no columns, or are not counted.
@@ -78,15 +78,19 @@ def fair_rate(draft: Draft, share: Floats | None = None) -> Floats:
     pin = np.where(jobs.pinned_type, jobs.requested_type, -1)
     fair = np.zeros(len(jobs))
     # Group jobs by the Cells that they may choose from.
-    choices = np.stack([jobs.workload, pin, jobs.min_gpus, jobs.max_gpus, bound_plans(snapshot)])
+    types, sets = snapshot.type_choices()
+    bounds_of = (jobs.min_gpus, jobs.max_gpus, bound_plans(snapshot))
+    choices = np.stack([jobs.workload, pin, types, *bounds_of])
     distinct, which = np.unique(choices, axis=1, return_inverse=True)
     order = np.argsort(which.ravel(), kind="stable")
     bounds = np.searchsorted(which.ravel()[order], np.arange(distinct.shape[1] + 1))
-    for k, (workload, pinned, least, most, plan) in enumerate(distinct.T.tolist()):
+    for k, (workload, pinned, allowed, *limits) in enumerate(distinct.T.tolist()):
         members = order[bounds[k] : bounds[k + 1]]
         draft.check()
         shares, where = np.unique(share[members], return_inverse=True)
-        cells = _cells_of(draft, workload, pinned, least, most, plan)
+        cells = _cells_of(draft, workload, *limits)
+        kinds = draft.cells.gpu_type[cells]
+        cells = cells[sets[allowed][kinds] & ((pinned < 0) | (kinds == pinned))]
         at, slope = _corners(draft, cells, capacity)
         best = np.full(len(shares), np.inf)
         for level, rise in zip(at.tolist(), slope.tolist(), strict=True):
@@ -95,12 +99,10 @@ def fair_rate(draft: Draft, share: Floats | None = None) -> Floats:
     return np.maximum(fair, 1e-100)
 
 
-def _cells_of(
-    draft: Draft, workload: int, pin: int, min_gpus: int, max_gpus: int, plan: int
-) -> Ints:
-    """Return the fastest Cells of ``workload`` within its pin and its bounds, one for each count.
+def _cells_of(draft: Draft, workload: int, min_gpus: int, max_gpus: int, plan: int) -> Ints:
+    """Return the fastest Cells of ``workload`` within its bounds, one for each type and count.
 
-    ``pin`` is a type, or -1 for any type. ``plan`` is a stated plan, or -1 for any plan.
+    ``plan`` is a stated plan, or -1 for any plan.
     """
     table = draft.cells
     if plan >= 0:
@@ -111,12 +113,7 @@ def _cells_of(
         cells = find_fastest(table, workload, min_gpus)
         # Of the Cells of a type and count, which may differ in CPUs, the fastest comes first.
         cells = cells[begins_group(table.gpu_type[cells], table.gpus[cells])]
-    within = np.ones(len(cells), dtype=np.bool_)
-    if pin >= 0:
-        within &= table.gpu_type[cells] == pin
-    if max_gpus:
-        within &= table.gpus[cells] <= max_gpus
-    return cells[within]
+    return cells[table.gpus[cells] <= max_gpus] if max_gpus else cells
 
 
 def _corners(draft: Draft, cells: Ints, capacity: Ints) -> tuple[Floats, Floats]:

@@ -17,8 +17,9 @@ from tessera.formulation.promises.backoff import failed_jobs_wait
 from tessera.formulation.promises.deadlines import deadlines_are_kept
 from tessera.formulation.promises.guarantee import guaranteed_jobs_are_as_fast_as_requested
 from tessera.formulation.promises.launched import launched_jobs_run
+from tessera.formulation.promises.nodes import permitted_nodes, selected_nodes_have_enough
 from tessera.formulation.promises.pins import (
-    avoided_nodes,
+    allowed_types,
     bounded_gpus,
     pinned_type,
     unmovable_jobs_keep_their_shape,
@@ -45,10 +46,12 @@ Rule = Callable[[Draft], Draft]
 PHYSICAL: Final[tuple[Rule, ...]] = (
     stated_plans,
     pinned_type,
+    allowed_types,
     bounded_gpus,
-    avoided_nodes,
+    permitted_nodes,
     unmovable_jobs_keep_their_shape,
     pools_have_enough,
+    selected_nodes_have_enough,
 )
 """Rules that hold under every policy: where a job may run, and capacities other than GPUs."""
 

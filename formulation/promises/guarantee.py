@@ -65,7 +65,7 @@ def request_rate(draft: Draft) -> Floats:
     """Return F_j, samples/s of the request, float64[jobs] (Eq. 32). It is 0 without a guarantee.
 
         F_j = max { r_c : n_c = requested GPUs, t_c = requested type, p_c = submitted plan }
-            = min over types t of that, where the type is free, because any type honors the request
+            = min over allowed types t of that, where the type is free, because any honors the request
 
     If it is not recorded with which plan the job was submitted, or if that plan has no Cell at the
     request, F_j is the best plan's. Only Cells on the fewest nodes count, because a request is for
@@ -118,22 +118,26 @@ class _Request(NamedTuple):
     gpus: int
     gpu_type: int  # -1 for any type
     plan: int  # that the jobs were submitted with; -1 if it is not recorded
+    allowed: tuple[bool, ...]  # by type, whether the jobs may run on it
 
 
 def _requests(draft: Draft) -> Iterator[_Request]:
     """Yield the distinct requests of guaranteed jobs."""
     owed, jobs = np.flatnonzero(has_guaranteed_rate(draft)), draft.snapshot.jobs
-    columns = (jobs.workload, jobs.requested_gpus, jobs.requested_type, jobs.submitted_plan)
+    types, sets = draft.snapshot.type_choices()
+    columns = (jobs.workload, jobs.requested_gpus, jobs.requested_type, jobs.submitted_plan, types)
     keys = np.stack([column[owed] for column in columns])
     unique, which = np.unique(keys, axis=1, return_inverse=True)
     order = np.argsort(which.ravel(), kind="stable")
     bounds = np.searchsorted(which.ravel()[order], np.arange(unique.shape[1] + 1))
-    for k, key in enumerate(unique.T.tolist()):
-        yield _Request(owed[order[bounds[k] : bounds[k + 1]]], *key)
+    for k, (work, gpus, kind, plan, choice) in enumerate(unique.T.tolist()):
+        members = owed[order[bounds[k] : bounds[k + 1]]]
+        yield _Request(members, work, gpus, kind, plan, tuple(sets[choice].tolist()))
 
 
 def _rate_of_request(cells: Cells, request: _Request) -> float:
     own = (cells.workload == request.workload) & (cells.gpus == request.gpus)
+    own &= np.array(request.allowed, dtype=np.bool_)[cells.gpu_type]
     if request.gpu_type >= 0:
         own &= cells.gpu_type == request.gpu_type
     submitted = np.flatnonzero(own & (cells.plan == request.plan))

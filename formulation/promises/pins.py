@@ -1,8 +1,6 @@
-"""Restrictions on where a job may run: its pinned type, its bounds on GPUs, and avoided nodes."""
+"""Restrictions on what a job may run on: its GPU types, its bounds on GPUs, and its shape."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import numpy as np
 
@@ -10,8 +8,7 @@ from tessera.formulation.draft import Draft, find_losers
 from tessera.formulation.reasons import Reason, ReasonCode
 from tessera.formulation.runnable_plans import restriction_in_words
 from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.tables import Bools, Ints
-from tessera.formulation.values import Hold
+from tessera.formulation.tables import Bools
 
 
 def pinned_type(draft: Draft) -> Draft:
@@ -26,6 +23,23 @@ def pinned_type(draft: Draft) -> Draft:
     keep = ~pinned[draft.job] | (draft.gpu_type == jobs.requested_type[draft.job])
     lost = find_losers(draft, keep)
     return draft.only(keep, {job: _no_cell_on_pin(draft.snapshot, job) for job in lost})
+
+
+def allowed_types(draft: Draft) -> Draft:
+    """Keep only columns on the GPU types that the job may run on (Eq. 31f).
+
+        x_c = 0  where t_c is not in A_j
+
+    A running job whose type is not allowed any more moves or is stopped.
+    """
+    types, sets = draft.snapshot.type_choices()
+    if sets.all():
+        return draft
+    keep = sets[types[draft.job], draft.gpu_type]
+    lost = find_losers(draft, keep)
+    return draft.only(
+        keep, {job: _no_cell_on_allowed(draft, sets[types[job]], job) for job in lost}
+    )
 
 
 def bounded_gpus(draft: Draft) -> Draft:
@@ -47,23 +61,6 @@ def bounded_gpus(draft: Draft) -> Draft:
     return draft.only(keep, why)
 
 
-def avoided_nodes(draft: Draft) -> Draft:
-    """Keep only columns that fit on the schedulable nodes that the job does not avoid (Eq. 31).
-
-    Nodes are counted by type. A job that owns GPUs of a node which it now avoids cannot stay
-    unchanged: wherever it goes, it restarts.
-    """
-    snapshot = draft.snapshot
-    if not len(snapshot.avoids):
-        return draft
-    room = _room(snapshot)
-    keep = draft.gpus <= room[draft.job, draft.gpu_type]
-    why = {job: _contradiction(draft, room, job) for job in find_losers(draft, keep)}
-    draft = draft.only(keep, why)
-    leaves = _sits_on_avoided(snapshot)
-    return replace(draft, current=np.where(leaves, -1, draft.current))
-
-
 def unmovable_jobs_keep_their_shape(draft: Draft) -> Draft:
     """Drop the other shapes of the Cell that a job runs on, if the job may not be moved (Eq. 31c).
 
@@ -77,26 +74,6 @@ def unmovable_jobs_keep_their_shape(draft: Draft) -> Draft:
     keep = np.ones(len(draft.cell), dtype=np.bool_)
     keep[column[draft.cells.have_same_cell(cell, own)]] = False
     return draft.only(keep)
-
-
-def _room(snapshot: Snapshot) -> Ints:
-    """Return the number of schedulable GPUs that each job does not avoid, int64[jobs, types]."""
-    nodes, avoids = snapshot.nodes, snapshot.avoids
-    room = np.tile(snapshot.schedulable_gpus(), (len(snapshot.jobs), 1))
-    pairs = np.unique(np.stack([avoids.job, avoids.node]), axis=1)
-    job, node = pairs[:, nodes.schedulable[pairs[1]]]
-    np.subtract.at(room, (job, nodes.gpu_type[node]), nodes.gpus[node])
-    return room
-
-
-def _sits_on_avoided(snapshot: Snapshot) -> Bools:
-    """Return whether each job owns a GPU, held or reserved, of an avoided node, bool[jobs]."""
-    a, nodes = snapshot.allocations, len(snapshot.nodes)
-    own = (a.hold != Hold.RELEASING) & (a.job >= 0)
-    avoided = snapshot.avoids.job * nodes + snapshot.avoids.node
-    out = np.zeros(len(snapshot.jobs), dtype=np.bool_)
-    out[a.job[own][np.isin(a.job[own] * nodes + a.node[own], avoided)]] = True
-    return out
 
 
 def _no_cell_on_pin(snapshot: Snapshot, job: int) -> Reason:
@@ -129,6 +106,44 @@ def _no_cell_on_pin(snapshot: Snapshot, job: int) -> Reason:
     )
 
 
+def _no_cell_on_allowed(draft: Draft, allowed: Bools, job: int) -> Reason:
+    """Explain a job without a column on its types: nodes are away, or there is no Cell that fits.
+
+    ``allowed`` is bool[types].
+    """
+    snapshot, jobs = draft.snapshot, draft.snapshot.jobs
+    names = " or ".join(snapshot.gpu_types[t].name for t in np.flatnonzero(allowed).tolist())
+    e, workload = snapshot.estimates, int(jobs.workload[job])
+    own = (e.workload == workload) & allowed[e.gpu_type] & np.isfinite(e.iter_time_s)
+    whole = np.bincount(
+        snapshot.nodes.gpu_type, weights=snapshot.nodes.gpus, minlength=len(allowed)
+    )
+    now, there = int(snapshot.schedulable_gpus()[allowed].sum()), int(whole[allowed].sum())
+    others = ", ".join(
+        snapshot.gpu_types[t].name
+        for t in np.unique(draft.gpu_type[draft.columns_of(job)]).tolist()
+    )
+    key = snapshot.workloads[workload].key
+    if np.any(e.gpus[own] <= whole[e.gpu_type[own]]):
+        code, away = ReasonCode.NODES_AWAY, True
+        problem = f"too few of these GPUs are schedulable: {now} of {there}"
+    else:
+        code, away = ReasonCode.PINS_CONTRADICT, False
+        lack = (
+            f"needs at least {int(e.gpus[own].min())} of one type"
+            if own.any()
+            else "has no Cell there"
+        )
+        problem = f"{key} {lack}, and the cluster has {there} of these GPUs"
+    first = f"start the agents of the {names} nodes, undrain the nodes, or " if away else ""
+    return Reason(
+        code=code,
+        message=f"the job may run on {names} only, but {problem}",
+        next_step=f"{first}allow another GPU type on which it has Cells: {others}",
+        evidence=(("allowed types", names), ("workload", key), ("schedulable", str(now))),
+    )
+
+
 def _no_cell_within_bounds(draft: Draft, job: int) -> Reason:
     """Explain a job that has Cells, but none within its bounds on GPUs."""
     snapshot, jobs = draft.snapshot, draft.snapshot.jobs
@@ -142,30 +157,4 @@ def _no_cell_within_bounds(draft: Draft, job: int) -> Reason:
         message=f"the job may run on {bounds}, but {key} has Cells only on {counts} GPUs",
         next_step=f"change the job's min_gpus or max_gpus, or add Cells of {key} within the bounds",
         evidence=(("bounds", bounds), ("workload", key), ("GPU counts of its Cells", counts)),
-    )
-
-
-def _contradiction(draft: Draft, room: Ints, job: int) -> Reason:
-    """Explain a job whose Cells all need more GPUs than the nodes that it does not avoid have."""
-    snapshot, jobs = draft.snapshot, draft.snapshot.jobs
-    own = slice(int(draft.job_start[job]), int(draft.job_start[job + 1]))
-    kinds, gpus = draft.gpu_type[own], draft.gpus[own]
-    whole = snapshot.schedulable_gpus()
-    left = "; ".join(
-        f"it needs {int(gpus[kinds == t].min())} x {snapshot.gpu_types[t].name}, but may use only"
-        f" {int(room[job, t])} of {int(whole[t])}"
-        for t in sorted(set(kinds.tolist()))
-    )
-    nodes = sorted(
-        {snapshot.nodes.name[n] for n in snapshot.avoids.node[snapshot.avoids.job == job].tolist()}
-    )
-    more = len(nodes) - 4
-    others = f" and {more} more node{'s' if more > 1 else ''}" if more > 0 else ""
-    pin = int(jobs.requested_type[job]) if jobs.pinned_type[job] else -1
-    pinned = f"is pinned to {snapshot.gpu_types[pin].name} and " if pin >= 0 else ""
-    return Reason(
-        code=ReasonCode.PINS_CONTRADICT,
-        message=f"the job {pinned}avoids {', '.join(nodes[:4])}{others}, which leaves too few GPUs: {left}",
-        next_step="let the job run on more nodes" + (", or unpin its type" if pinned else ""),
-        evidence=(("avoided nodes", " ".join(nodes[:16])), ("needs", left)),
     )

@@ -55,6 +55,7 @@ class NodeSpec:
     version: int | None = None
     cpus: int | None = None  # cores; None if they are not stated
     host_bytes: int | None = None  # bytes of host memory; None if they are not stated
+    labels: dict[str, str] = field(default_factory=dict)  # by which jobs select nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

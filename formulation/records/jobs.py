@@ -29,6 +29,13 @@ class JobSpec:
     requested_type: str = ""  # "" for any type
     pinned_type: bool = False  # the requested type is required
     avoid_nodes: tuple[str, ...] = ()
+    allowed_types: tuple[str, ...] = ()  # the GPU types that it may run on; empty for all
+    node_selector: str = ""
+    """The requirements on the labels of its nodes (``formulation.selectors``). "" for none."""
+    preferred_labels: str = ""
+    """A selector whose nodes it prefers among equal placements. "" for none."""
+    longest_run_s: float = math.inf
+    """Seconds for which it may hold GPUs over all its starts, after which it fails. inf for no limit."""
     tenant: str = ""
     queue: int = 1
     weight: float = 1.0
@@ -74,6 +81,20 @@ class JobSpec:
         """Return the id of the submitted plan, or "" without one."""
         plan = self.submitted_plan
         return plan.digest if isinstance(plan, ExecutionPlan) else plan
+
+    def contradicted_type(self) -> tuple[str, str] | None:
+        """Return the field and the problem of allowed types that contradict the requested one.
+
+        Return None if they do not.
+        """
+        if not self.requested_type or self.requested_type in (
+            self.allowed_types or (self.requested_type,)
+        ):
+            return None
+        return "allowed_types", (
+            f"are {', '.join(self.allowed_types)}, but the job requests {self.requested_type}; allow"
+            " that, too, or request one of these"
+        )
 
     def contradicted_bound(self) -> tuple[str, str] | None:
         """Return the field and the problem of a bound on GPUs that contradicts the request.
@@ -175,6 +196,7 @@ class JobRecord:
     certificate: tuple[LegRecord, ...] = ()  # its deadline schedule
     opportunistic: bool = False
     service_gpu_s: float = 0.0
+    run_s: float = 0.0  # seconds for which it has held GPUs over all its starts
     queued_s: float = 0.0  # time at which it last began to wait
     retry_s: float = 0.0
     """Time before which it is not tried again after a failure, in seconds since 1970, or 0."""

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, RootModel
 from tessera.estimator.schemas import STRICT, check_value, number_between, whole_between
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import limits, options, tenantfile
-from tessera.service.cli.entries import FileEntry, Real, Size, Text
+from tessera.service.cli.entries import FileEntry, Labels, Real, Size, Text
 from tessera.service.cli.names import ANY_TYPE, short_name
 from tessera.service.cli.yamlfile import read_documents
 from tessera.v1.clusters_pb2 import GpuType, Node
@@ -80,6 +80,7 @@ class NodeEntry(FileEntry):
     host_memory: Size | None = None
     host_bytes: Size | None = None
     """The same as ``host_memory``, as `tessera nodes -o yaml` prints it."""
+    labels: Labels = Field(default_factory=dict)
     etag: Text = ""
 
 
@@ -226,4 +227,5 @@ def _nodes(where: str, entry: NodeEntry, known: list[str]) -> Iterator[Node]:
             cpus=entry.cpus,
             host_bytes=entry.host_bytes if entry.host_memory is None else entry.host_memory,
             etag=entry.etag,
+            labels=entry.labels,
         )

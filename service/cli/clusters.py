@@ -305,6 +305,7 @@ def apply_cluster(
                     etag=n.etag,
                     cpus=n.cpus if n.HasField("cpus") else None,
                     host_bytes=n.host_bytes if n.HasField("host_bytes") else None,
+                    labels=n.labels,
                 )
                 for n in described.nodes
             ],

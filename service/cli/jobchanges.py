@@ -38,6 +38,7 @@ from tessera.service.cli.options import (
     ValidateOnly,
     Weight,
 )
+from tessera.service.cli.placing import Placing, placing_options
 from tessera.service.cli.render import print_error, print_note
 from tessera.v1 import jobs_pb2
 
@@ -58,7 +59,8 @@ JobNames = Annotated[
 def add_commands(app: typer.Typer) -> None:
     """Add the commands that change jobs."""
     panel = "Jobs"
-    app.command("update", rich_help_panel=panel)(update_job)
+    update = options.with_options(update_job, "placing", placing_options)
+    app.command("update", rich_help_panel=panel)(update)
     app.command("cancel", rich_help_panel=panel)(cancel_jobs)
     app.command("hold", rich_help_panel=panel)(hold_jobs)
     app.command("release", rich_help_panel=panel)(release_jobs)
@@ -88,13 +90,16 @@ def update_job(
     avoid_node: AvoidNode = None,
     min_gpus: MinGpus = None,
     max_gpus: MaxGpus = None,
+    *,
+    placing: Placing,
     validate_only: ValidateOnly = False,
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Change a job's weight, queue, deadline, labels, GPU limits, avoided nodes or pins."""
+    """Change a job's weight, queue, deadline, labels, limits, pins, or where it may run."""
     job = jobs_pb2.Job(name=full_name(cluster, "jobs", name))
+    job.MergeFrom(placing.job)
     given: dict[str, object] = {
         "weight": weight,
         "priority": priority,
@@ -106,13 +111,13 @@ def update_job(
         "min_gpus": min_gpus,
         "max_gpus": max_gpus,
     }
-    paths = [path for path, value in given.items() if value is not None]
+    paths = [path for path, value in given.items() if value is not None] + placing.paths
     if not paths:
         raise InvalidInput(
             "update",
             "needs at least one of --weight, --priority, --deadline, --label,"
-            " --pinned, --movable, --pin-type, --any-type, --avoid-node,"
-            " --min-gpus, --max-gpus",
+            " --pinned, --movable, --pin-type, --any-type, --gpu-types, --avoid-node,"
+            " --node-selector, --prefer-labels, --min-gpus, --max-gpus, --longest-run",
         )
     job.weight, job.priority, job.pinned = weight or 0.0, priority or 0, bool(pinned)  # 0: unset
     job.pinned_gpu_type = bool(pin_type)

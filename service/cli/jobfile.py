@@ -43,7 +43,12 @@ class JobEntry(FileEntry):
     command: Texts = Field(default_factory=list)
     max_retries: Annotated[int, whole_between(0, limits.MAX_RETRIES)] | None = None
     pin_type: bool = False
+    gpu_types: Texts = Field(default_factory=list)
+    """The GPU types that the job may run on."""
     avoid_nodes: Texts = Field(default_factory=list)
+    node_selector: Text = ""
+    preferred_labels: Text = ""
+    longest_run: Seconds | None = None
     profile: bool = False
     min_gpus: Annotated[int, whole_between(0, limits.MAX_GPUS)] = 0
     max_gpus: Annotated[int, whole_between(0, limits.MAX_GPUS)] = 0
@@ -146,7 +151,10 @@ def _request(where: str, job: JobEntry, now: Timestamp, cluster: str) -> jobs_pb
         command=job.command,
         pinned_gpu_type=job.pin_type,
         profile=job.profile,
+        allowed_gpu_types=job.gpu_types,
         avoid_nodes=[full_name(cluster, "nodes", node) for node in job.avoid_nodes],
+        node_selector=job.node_selector,
+        preferred_labels=job.preferred_labels,
         min_gpus=job.min_gpus,
         max_gpus=job.max_gpus,
         max_retries=job.max_retries,
@@ -162,6 +170,8 @@ def _request(where: str, job: JobEntry, now: Timestamp, cluster: str) -> jobs_pb
     set_launch(message, _launch(where, job))
     if job.restart is not None:
         message.restart.CopyFrom(options.to_duration(job.restart))
+    if job.longest_run is not None:
+        message.longest_run.CopyFrom(options.to_duration(job.longest_run))
     if job.deadline is not None:
         message.deadline.CopyFrom(_moment(f"{where}: deadline", job.deadline, now))
     request = jobs_pb2.SubmitJobRequest(job_id=job.name, job=message)

@@ -41,6 +41,7 @@ from tessera.service.cli.options import (
     Watch,
     Weight,
 )
+from tessera.service.cli.placing import Placing, placing_options
 from tessera.service.cli.render import count_noun, print_line, print_note, show_message
 from tessera.service.cli.watch import watch_job, watch_list, watched_jobs
 from tessera.service.cli.workflow import After, Array, parse_after, parse_array
@@ -64,6 +65,7 @@ def add_commands(app: typer.Typer) -> None:
     """Add the commands on jobs."""
     panel = "Jobs"
     submit = options.with_options(submit_jobs, "program", program_options)
+    submit = options.with_options(submit, "placing", placing_options)
     app.command("submit", rich_help_panel=panel)(submit)
     app.command("jobs", rich_help_panel=panel)(list_jobs)
     app.command("job", rich_help_panel=panel)(print_job)
@@ -72,6 +74,7 @@ def add_commands(app: typer.Typer) -> None:
 def submit_jobs(
     *,
     program: jobs_pb2.Job,
+    placing: Placing,
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="The job's id. Default: the server chooses one.")
     ] = "",
@@ -201,6 +204,7 @@ def submit_jobs(
         after=parse_after("--after", after or [], cluster),
     )
     job.MergeFrom(program)
+    job.MergeFrom(placing.job)
     if plan_first and not plan:
         raise InvalidInput("--plan-first", "needs --plan, the plan of the first start")
     if restart:

@@ -17,6 +17,7 @@ from tessera.service.cli.forecastview import forecast_facts, listed_band, listed
 from tessera.service.cli.launchview import launch_facts
 from tessera.service.cli.names import short_name
 from tessera.service.cli.options import Output
+from tessera.service.cli.placing import placing_facts
 from tessera.service.cli.render import (
     Column,
     facts_grid,
@@ -163,6 +164,7 @@ def _request_facts(job: jobs_pb2.Job) -> list[tuple[str, str]]:
         ("model", workload_key(job.workload)),
         ("requested", f"{requested}{_bounds(job)}"),
         ("avoids", ", ".join(map(short_name, job.avoid_nodes))),
+        *placing_facts(job),
         ("tenant", job.tenant),
         ("priority", f"queue {job.priority}, weight {format_number(job.weight)}"),
         ("promise", "guaranteed" if job.guaranteed else "best effort"),

@@ -9,6 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
+from tessera.formulation.selectors import Selector
 from tessera.service.cli.client import Client, connect, new_request_id
 from tessera.service.cli.completion import complete_nodes
 from tessera.service.cli.deletion import (
@@ -65,6 +66,9 @@ NODE_COLUMNS: Final[Sequence[Column[clusters_pb2.Node]]] = (
     Column("CPUS", lambda n: _cpus(n), right=True),
     Column("HOST MEMORY", lambda n: _host_memory(n), right=True),
     Column("RACK", lambda n: n.rack),
+    Column(
+        "LABELS", lambda n: ", ".join(f"{k}={v}" for k, v in sorted(n.labels.items())), wide=True
+    ),
     Column("JOBS", lambda n: ", ".join(short_name(j) for j in n.jobs)),
     Column("LAST REPORT", lambda n: _last_report(n.silent_s), wide=True, right=True),
     Column("DRAINED BY", lambda n: n.drained_by, wide=True),
@@ -90,6 +94,13 @@ def add_commands(app: typer.Typer) -> None:
 def list_nodes(
     context: typer.Context,
     watch: WatchList = False,
+    selector: Annotated[
+        str,
+        typer.Option(
+            metavar="LABELS",
+            help="Only the nodes with these labels, e.g. 'zone=a, disk in (ssd, nvme), owner!=lab'.",
+        ),
+    ] = "",
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
@@ -98,15 +109,22 @@ def list_nodes(
     if context.invoked_subcommand is not None:
         refuse_options(context)
         return
+    wanted = Selector.read("--selector", selector)
     with connect(server) as client:
-        read = partial(read_nodes, client, cluster_name(cluster))
+
+        def read() -> list[clusters_pb2.Node]:
+            nodes = read_nodes(client, cluster_name(cluster))
+            return [node for node in nodes if wanted.matches(node.labels)]
+
         if watch:
             footer = partial(next_round_line, client, cluster_name(cluster))
             watch_list(_watched(read, footer), output)
             return
         nodes = read()
     show_nodes(nodes, output)
-    if not nodes:
+    if not nodes and selector:
+        print_note(f"no node has the labels {wanted}; `tessera nodes --output wide` lists labels")
+    elif not nodes:
         print_note(
             f"cluster {short_name(cluster_name(cluster))} has no nodes; add them with"
             " `tessera cluster apply -f FILE`"

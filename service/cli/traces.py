@@ -355,6 +355,7 @@ def _stored_nodes(client: Client, cluster: str) -> list[NodeSpec]:
             gpus=node.gpus,
             cpus=node.cpus if node.HasField("cpus") else None,
             host_bytes=node.host_bytes if node.HasField("host_bytes") else None,
+            labels=dict(node.labels),
         )
         for page in pages
         for node in page.nodes

@@ -46,7 +46,10 @@ EXIT_CODES: Final = {
 }
 """Exit codes by the state in which a watched job ended."""
 
-CHANGING_FIELDS: Final = ("service_gpu_seconds", "iterations_done", "training", "forecast")
+CHANGING_FIELDS: Final = (
+    *("service_gpu_seconds", "run_seconds"),
+    *("iterations_done", "training", "forecast"),
+)
 """Fields that change constantly while a job waits or runs."""
 
 
@@ -82,7 +85,7 @@ def watched_jobs(
         read=read,
         columns=columns,
         empty="no jobs",
-        steady=CHANGING_FIELDS[:1],
+        steady=CHANGING_FIELDS[:2],
         moving=CHANGING_FIELDS,
         footer=footer,
     )

@@ -149,8 +149,8 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
     ) -> AsyncIterator[pb.Job]:
         """Send the job now and after each change, until it has ended.
 
-        Slow readers skip versions. A change of ``service_gpu_s`` alone, while the job holds GPUs,
-        does not count. The more streams watch, the less often each is read: together they read
+        Slow readers skip versions. A change of ``service_gpu_s`` and ``run_s`` alone, while the job
+        holds GPUs, does not count. The more streams watch, the less often each is read: together they read
         about ``JOBS_PER_POLL`` jobs in ``poll_s``.
         """
         cluster, job = names.parse_job("name", request.name)
@@ -163,7 +163,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
                 record = await self._watched.get((cluster, job))
                 if not IDENTITY.get().sees_tenant(record.spec.tenant):  # another job of this name
                     raise NotFound(names.job_name(cluster, job))
-                compared = replace(record, service_gpu_s=0.0)
+                compared = replace(record, service_gpu_s=0.0, run_s=0.0)
                 if compared != sent:
                     yield _shown(record)
                     sent = compared
@@ -297,6 +297,8 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         spec = replace(self._store.get_job(cluster, job).spec, **changes)
         if "pinned_gpu_type" in paths:
             convert.require_type_of_pin("job", spec)
+        if "allowed_gpu_types" in paths:
+            convert.require_allowed_types("job", spec)
         if {"min_gpus", "max_gpus"} & set(paths):
             convert.require_bounds("job", spec)
 

@@ -269,6 +269,7 @@ class _Future:
     def _release(self, job: int) -> None:
         self._settle(job)
         self._column["service_gpu_s"][job] += self._held_s(job) * len(self._gpus[job])
+        self._column["run_left_s"][job] -= self._held_s(job)
         self._owner[self._gpus.pop(job)] = -1
         self._speed[job], self._ready_s[job] = 0.0, math.inf
         self._stamp[job] += 1
@@ -282,8 +283,11 @@ class _Future:
         self._speed[job] = self._iterations_per_s(job, cell, nodes)
         self._ready_s[job], self._trained_at_s[job] = ready_s, self.now_s
         self._stamp[job] += 1
+        # It ends when it is trained, or at the latest when it has run for its longest run time.
+        end_s = self.now_s + float(self._column["run_left_s"][job])
         if self._speed[job] > 0:
-            end_s = ready_s + float(self._left[job] / self._speed[job])
+            end_s = min(end_s, ready_s + float(self._left[job] / self._speed[job]))
+        if end_s < math.inf:
             heapq.heappush(self._events, (end_s, job, int(self._stamp[job])))
 
     def _iterations_per_s(self, job: int, cell: CellKey, nodes: int) -> float:
@@ -337,6 +341,7 @@ class _Future:
             allocations=self._allocations(local),
             avoids=renumber_jobs(self.base.avoids, local),
             dependencies=NO_DEPENDENCIES,  # rounds only need their number
+            allowed_types=renumber_jobs(self.base.allowed_types, local),
             legs=renumber_jobs(self._legs, local),
             prices=self._prices,
         )
@@ -350,6 +355,7 @@ class _Future:
             rows["since_s"] > 0, self.now_s - np.maximum(rows["since_s"], self.base.now_s), 0.0
         )
         rows["service_gpu_s"] = rows["service_gpu_s"] + held_s * rows["current_gpus"]
+        rows["run_left_s"] = np.maximum(rows["run_left_s"] - held_s, 0.0)
         return Jobs(name=tuple(self._names[shown]), tenant=tuple(self._tenants[shown]), **rows)
 
     def _allocations(self, local: Ints) -> Allocations:

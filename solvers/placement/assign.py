@@ -95,16 +95,18 @@ def _place(
 
 
 def _place_directly(board: Board, pending: list[int], wanted: dict[int, int]) -> list[int]:
-    """Seat jobs at their columns' shapes, big gangs first; return those that do not fit.
+    """Seat jobs at their columns' shapes; return those that do not fit.
 
+    Jobs that may run only on some nodes come before the others, and big gangs before small ones.
     Jobs that only change their plan keep their GPUs. Those that change their shape come next. They
     keep their GPUs if there is no better place, and are then among those returned, too.
     """
 
-    def order(job: int) -> tuple[bool, int, bool, int, int]:
+    def order(job: int) -> tuple[bool, bool, int, bool, int, int]:
         column = wanted[job]
         return (
             not board.has_gpus_of(job, column),
+            not board.avoided(job),
             -board.gpus[column],
             not board.must_run[job],
             -board.value[column],

@@ -16,6 +16,7 @@ from tessera.formulation.problem import Problem, RowKind
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.tables import Ints
 from tessera.solvers.placement.blocks import carve_share, indices_of, mask_of
+from tessera.solvers.placement.choices import NodeChoices
 from tessera.solvers.placement.free import FreeGpus, Spots
 
 Seat = tuple[int, Spots]
@@ -84,11 +85,7 @@ class Board:
         kinds = [row.kind for row in problem.rows]
         self._changes = kinds.index(RowKind.CHANGES) if RowKind.CHANGES in kinds else -1
         self._watched = sorted({*problem.idle_row.tolist(), *({self._changes} - {-1})})
-        self._avoids: dict[int, frozenset[int]] = {}
-        for job, node in zip(
-            snapshot.avoids.job.tolist(), snapshot.avoids.node.tolist(), strict=True
-        ):
-            self._avoids[job] = self._avoids.get(job, frozenset()) | {node}
+        self._choices = NodeChoices(snapshot)
         self._kept_back: list[int] = [0] * len(problem.rows)
         self._value_on: dict[tuple[int, int], float] = {}
         self._alternatives: dict[int, list[int]] = {}
@@ -254,7 +251,11 @@ class Board:
 
     def avoided(self, job: int) -> frozenset[int]:
         """Return the nodes that ``job`` must not run on."""
-        return self._avoids.get(job, frozenset())
+        return self._choices.avoided(job)
+
+    def may_leave_to(self, job: int, other: int) -> bool:
+        """Return whether ``job`` may run on a node that ``other`` must not run on."""
+        return not self.avoided(other) <= self.avoided(job)
 
     def overdraft(self) -> list[int]:
         """Return the overdraft of each row that counts waiting jobs or moves.
@@ -339,21 +340,26 @@ class Board:
     def find(self, job: int, column: int, max_nodes: int, *, aligned: bool = True) -> Spots | None:
         """Return the best free GPUs for ``job`` on the column's shape, or on a wider one.
 
-        The result is on at most ``max_nodes`` nodes, and shapes with fewer nodes come first. Shapes
-        on which the Cell is known not to run are skipped. Return None if there are no such GPUs.
+        The result is on at most ``max_nodes`` nodes, and shapes with fewer nodes come first. Of one
+        shape, nodes that the job prefers come first. Shapes on which the Cell is known not to run are
+        skipped. Return None if there are no such GPUs.
         """
         kind, gpus, fewest = self.gpu_type[column], self.gpus[column], self.nodes[column]
         if self.free.total[kind] < gpus:
             return None
-        near, avoid, demand = dict(self.now.get(job, ())), self.avoided(job), self.demand(column)
+        near, demand = dict(self.now.get(job, ())), self.demand(column)
+        avoided = self._choices.in_order(job)
         for layout in self.free.layouts(kind, gpus, fewest):
             if layout.nodes > max_nodes:
                 continue
             if not (layout.mixed or self.runs_on(column, layout.nodes)):
                 continue
-            spots = self.free.find(kind, layout, near, aligned=aligned, avoid=avoid, demand=demand)
-            if spots and fewest <= len(spots) <= max_nodes and self.runs_on(column, len(spots)):
-                return spots
+            for avoid in avoided:  # preferred nodes alone first
+                spots = self.free.find(
+                    kind, layout, near, aligned=aligned, avoid=avoid, demand=demand
+                )
+                if spots and fewest <= len(spots) <= max_nodes and self.runs_on(column, len(spots)):
+                    return spots
         return None
 
     def runs_on(self, column: int, nodes: int) -> bool:

@@ -70,37 +70,41 @@ def describe_shortage(board: Board, column: int) -> str:
     """Return, in numbers, the reason why the Cell of ``column`` finds no place at its own shape now."""
     kind, gpus, free = board.gpu_type[column], board.gpus[column], board.free
     job = board.job_of(column)
-    name = board.snapshot.gpu_types[kind].name
+    name, nodes = board.snapshot.gpu_types[kind].name, _nodes_for(board, job, kind)
     if free.total[kind] < gpus:
         return f"the job needs {gpus} x {name}, but only {free.total[kind]} are free"
+    left = sum(free.mask[node].bit_count() for node in nodes)
+    if left < gpus:
+        return f"the job needs {gpus} x {name} on nodes that it may run on, but only {left} are free there"
     layout = free.layouts(kind, gpus, board.nodes[column])[0]
     shortage_of_rest = _shortage_of_rest(board, column, layout)
     if shortage_of_rest:
         return shortage_of_rest
-    most = max(free.mask[node].bit_count() for node in free.of_type[kind])
+    most = max(free.mask[node].bit_count() for node in nodes)
     if layout.count == 0:
         need = f"the job needs {gpus} free GPUs on one {name} node"
         if most < gpus:
             return f"{need}, but the freest node has {most}"
         return f"{need}, and the freest node has {most}, but not in aligned blocks"
     if not layout.whole:
-        there = sum(
-            carve_share(free.mask[node], layout.each) > 0 and node not in board.avoided(job)
-            for node in free.of_type[kind]
-        )
+        there = sum(carve_share(free.mask[node], layout.each) > 0 for node in nodes)
         rest = f" and {layout.rest} GPUs on one more" if layout.rest else ""
         return (
             f"the job needs {layout.each} free GPUs on each of {layout.count} {name} nodes{rest}, but"
             f" {there} have them"
         )
-    whole = sum(
-        free.mask[node].bit_count() == free.size[node] == layout.each for node in free.of_type[kind]
-    )
+    whole = sum(free.mask[node].bit_count() == free.size[node] == layout.each for node in nodes)
     rest = f" and {layout.rest} GPUs on one more" if layout.rest else ""
     return (
         f"the job needs {layout.count} wholly free {name} nodes of {layout.each} GPUs{rest},"
         f" but {whole} are wholly free"
     )
+
+
+def _nodes_for(board: Board, job: int, kind: int) -> list[int]:
+    """Return the schedulable nodes of a type that ``job`` may run on."""
+    avoided = board.avoided(job)
+    return [node for node in board.free.of_type[kind] if node not in avoided]
 
 
 def _shortage_of_rest(board: Board, column: int, layout: Layout) -> str:
@@ -111,7 +115,7 @@ def _shortage_of_rest(board: Board, column: int, layout: Layout) -> str:
     share = demand.on_node(layout.each or layout.rest)
     short = sum(
         carve_share(free.mask[node], share.gpus) > 0 and not free.fits(node, share)
-        for node in free.of_type[board.gpu_type[column]]
+        for node in _nodes_for(board, board.job_of(column), board.gpu_type[column])
     )
     if not short:
         return ""

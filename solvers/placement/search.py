@@ -150,7 +150,8 @@ def moving_cost(board: Board, job: int, column: int) -> Cost:
     """Return the cost of moving other jobs within their Cells to make room for ``job``.
 
     Only jobs with fewer GPUs than ``column`` may be moved, and equally large ones on more nodes
-    than they need: than their column has, or a narrower alternative. A job that was already moved,
+    than they need: than their column has, or a narrower alternative. A job of any size may be moved
+    if it may run on nodes that ``job`` must not run on. A job that was already moved,
     or that starts in this round, moves free of charge. A job that may not be moved stays. ``job``
     itself costs nothing.
     """
@@ -160,7 +161,8 @@ def moving_cost(board: Board, job: int, column: int) -> Cost:
             return 0.0
         own_column = board.seats[victim][0]
         spread = len(board.seats[victim][1]) > board.fewest_nodes(victim, own_column)
-        if board.gpus[own_column] >= board.gpus[column] + spread:
+        is_large = board.gpus[own_column] >= board.gpus[column] + spread
+        if is_large and not board.may_leave_to(victim, job):
             return None
         if not board.kept(victim):
             return 0.0

@@ -49,6 +49,7 @@ def some_arrivals(seed: int, count: int = 24) -> list[Arrival]:
             float(at_s),
             iterations=int(rng.integers(200, 4000)),
             requested_gpus=int(rng.choice([1, 2, 4, 8])),
+            longest_run_s=(math.inf, math.inf, 300.0, 900.0)[i % 4],
         )
         for i, at_s in enumerate(times)
     ]
@@ -91,6 +92,7 @@ def as_rows(snapshot: Snapshot, arrivals: list[Arrival]) -> Jobs:
                 "submit_s": EPOCH_S + at_s,
                 "queued_s": EPOCH_S + at_s,
                 "restart_s": float(snapshot.jobs.restart_s[0]),
+                "run_left_s": spec.longest_run_s,
             }
             for at_s, spec in arrivals
         ]
@@ -251,6 +253,18 @@ def test_a_job_that_ends_early_is_cancelled_and_its_log_replays() -> None:
     assert result.state == ("cancelled", "succeeded")
     assert result.end_s.tolist() == pytest.approx([280.0, 1030.0])
     assert replay_lines(lines_of(log_of(result))) == pytest.approx({"a": 280.0, "b": 1030.0})
+
+
+def test_a_job_that_times_out_has_failed_and_its_log_replays() -> None:
+    arrivals = [an_arrival("a", iterations=1000, longest_run_s=280.0)]
+    result = simulate(
+        a_scenario(*arrivals, profiles=(a_profile(1, 1.0),)),
+        Decider(RoundOptions(solver="greedy")),
+        Conditions(overheads=SAME_COSTS),
+        StoppedClock(),
+    )
+    assert (result.state, result.end_s.tolist()) == (("failed",), [280.0])
+    assert replay_lines(lines_of(log_of(result))) == pytest.approx({"a": 280.0})
 
 
 @pytest.mark.parametrize("share", [0.0, 1.5])

@@ -38,6 +38,32 @@ def segments(world: World) -> list[tuple[float, float, float, str]]:
     return [(s.start_s, s.ready_s, s.end_s, s.ended_by) for s in world.segments]
 
 
+# the longest run time
+
+
+def test_a_job_ends_when_it_has_held_gpus_for_its_longest_run_time_over_all_its_starts() -> None:
+    world = a_world(a_scenario(an_arrival("a", longest_run_s=300.0)), FREE)
+    give(world, "a", ONE)
+    world.advance(100)
+    take(world, "a")
+    world.advance(1000)
+    assert world.snapshot().jobs.run_left_s.tolist() == [200.0]
+    give(world, "a", TWO)
+    world.advance(1050)
+    assert world.snapshot().jobs.run_left_s.tolist() == [150.0]
+    assert end_s(world, "a") == 1200
+    assert iterations_done(world, "a") == 100 + 2 * 200
+    assert segments(world)[-1][-1] == "timed out"
+    assert world.over()
+
+
+def test_a_job_that_is_trained_before_its_longest_run_time_has_succeeded() -> None:
+    world = a_world(a_scenario(an_arrival("a", longest_run_s=1001.0)), FREE)
+    give(world, "a", ONE)
+    assert end_s(world, "a") == 1000
+    assert segments(world)[-1][-1] == "finish"
+
+
 # the cost of a start; COSTLY: save 7, load 11, search 20 / 30 / 40 s on 1 / 2 / 4 GPUs
 
 

@@ -83,6 +83,9 @@ def a_script(*, many_resources: bool = False) -> tuple[Scenario, list[Failure]]:
             guaranteed=i % 5 == 0,
             movable=i % 4 != 0,
             avoid_nodes=("v100-1", "a100-0") if i == 4 else (),
+            allowed_types=("v100",) if i in (8, 9) else (),
+            node_selector="zone in (0, 2)" if i in (6, 13) else "",
+            preferred_labels="zone=1" if i % 4 == 0 else "",
             deadline_s=PASS_S * (0.5 + 2 * (i % 3)) if i % 2 else math.inf,
             restart_s=0.0,
         )
@@ -96,7 +99,10 @@ def a_script(*, many_resources: bool = False) -> tuple[Scenario, list[Failure]]:
         Failure(node="a100-1", down_s=2 * PASS_S, up_s=4 * PASS_S),
         Failure(node="v100-0", down_s=3 * PASS_S, up_s=5 * PASS_S),
     ]
-    nodes = some_specs(("v100", 2, 2), ("a100", 2, 4))
+    nodes = [
+        replace(node, labels={"zone": node.name[-1]})
+        for node in some_specs(("v100", 2, 2), ("a100", 2, 4))
+    ]
     if many_resources:
         nodes = [replace(n, cpus=9, host_bytes=7 * GIB) if n.gpus == 4 else n for n in nodes]
         profiles = [

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from tessera.formulation.decisions import CHANGES_GPUS, DecisionKind
 from tessera.formulation.lifecycle import JobState
+from tessera.formulation.permissions import AllowedTypes, Selectors, UnmatchedNodes
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import (
     STATE_CODE,
@@ -113,6 +116,37 @@ def with_quotas(
         for name in names
     ]
     return replace(snapshot, tenants=Tenants.from_rows(tenants), quotas=Quotas.from_rows(rows))
+
+
+def with_allowed_types(snapshot: Snapshot, *pairs: tuple[int, int]) -> Snapshot:
+    """Let jobs run only on the GPU types with which they are paired: (job, GPU type)."""
+    rows = [{"job": job, "gpu_type": kind} for job, kind in pairs]
+    return replace(snapshot, allowed_types=AllowedTypes.from_rows(rows))
+
+
+def with_selectors(
+    snapshot: Snapshot, required: Mapping[int, Collection[int]], column: str = "required_selector"
+) -> Snapshot:
+    """Let jobs require nodes: job -> nodes that its selector matches. Each job has its own selector.
+
+    With another ``column``, they prefer these nodes.
+    """
+    first = len(snapshot.selectors)
+    texts, unmatched = list(snapshot.selectors.text), snapshot.unmatched_nodes
+    rows = [unmatched.row(k) for k in range(len(unmatched))]
+    chosen = np.array(getattr(snapshot.jobs, column))
+    for selector, (job, nodes) in enumerate(required.items(), first):
+        texts.append(f"s={selector}")
+        chosen[job] = selector
+        others = sorted(set(range(len(snapshot.nodes))) - set(nodes))
+        rows += [{"selector": selector, "node": node} for node in others]
+    columns: dict[str, Any] = {column: chosen}
+    return replace(
+        snapshot,
+        jobs=replace(snapshot.jobs, **columns),
+        selectors=Selectors(text=tuple(texts)),
+        unmatched_nodes=UnmatchedNodes.from_rows(rows),
+    )
 
 
 def with_avoided_nodes(snapshot: Snapshot, *pairs: tuple[int, int]) -> Snapshot:

@@ -293,6 +293,21 @@ def view(snapshot: Snapshot) -> dict[str, list[Row] | int]:
             (jobs.name[r["job"]], s.nodes.name[r["node"]])
             for r in map(s.avoids.row, range(len(s.avoids)))
         ],
+        "allowed types": [
+            (jobs.name[r["job"]], types[r["gpu_type"]])
+            for r in map(s.allowed_types.row, range(len(s.allowed_types)))
+        ],
+        "selectors": [
+            (jobs.name[job], name, s.selectors.text[selector])
+            for name in ("required_selector", "preferred_selector")
+            for job, selector in enumerate(getattr(jobs, name).tolist())
+            if selector >= 0
+        ],
+        "unmatched nodes": [
+            (s.selectors.text[r["selector"]], s.nodes.name[r["node"]])
+            for r in map(s.unmatched_nodes.row, range(len(s.unmatched_nodes)))
+            if r["selector"] in {*jobs.required_selector, *jobs.preferred_selector}
+        ],
         "legs": [
             (
                 jobs.name[r["job"]],

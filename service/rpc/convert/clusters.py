@@ -8,6 +8,7 @@ from typing import Final
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.clusters import ClusterRecord, NodeRecord, NodeSpec
+from tessera.formulation.selectors import require_node_labels
 from tessera.formulation.values import GpuType
 from tessera.service.rpc import fields, names
 from tessera.v1 import clusters_pb2 as pb
@@ -84,6 +85,7 @@ def to_node_spec(field: str, cluster: str, message: pb.Node) -> NodeSpec:
         version=fields.version_of(message.etag),
         cpus=stated_cpus(f"{field}.cpus", message),
         host_bytes=stated_host_bytes(f"{field}.host_bytes", message),
+        labels=require_node_labels(f"{field}.labels", message.labels),
     )
 
 
@@ -141,4 +143,5 @@ def of_node(cluster: str, record: NodeRecord, lease_s: float) -> pb.Node:
         host_bytes=record.spec.host_bytes,
         found_cpus=record.found_cpus,
         found_host_bytes=record.found_host_bytes,
+        labels=record.spec.labels,
     )

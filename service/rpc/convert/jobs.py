@@ -22,10 +22,11 @@ from tessera.formulation.records.jobs import (
     TrainingRecord,
 )
 from tessera.formulation.runtimes import PROFILER
+from tessera.formulation.selectors import Selector
 from tessera.formulation.techniques import Technique, read_techniques
 from tessera.formulation.values import PROFILING, RUN_LABEL, Workload
 from tessera.service.rpc import fields, names
-from tessera.service.rpc.convert.clusters import to_node_id
+from tessera.service.rpc.convert.clusters import MAX_GPU_TYPES, to_node_id
 from tessera.service.rpc.convert.estimates import (
     MAX_CPUS,
     MAX_GPUS,
@@ -63,9 +64,13 @@ CHANGEABLE: Final[dict[str, str]] = {
     "deadline": "deadline_s",
     "labels": "labels",
     "pinned_gpu_type": "pinned_type",
+    "allowed_gpu_types": "allowed_types",
     "avoid_nodes": "avoid_nodes",
+    "node_selector": "node_selector",
+    "preferred_labels": "preferred_labels",
     "min_gpus": "min_gpus",
     "max_gpus": "max_gpus",
+    "longest_run": "longest_run_s",
 }
 """The fields of Job that may change after submission, with the fields of JobSpec."""
 
@@ -131,6 +136,7 @@ def to_job_spec(
         **to_changes(field, cluster, m),
     )
     require_type_of_pin(field, spec)
+    require_allowed_types(field, spec)
     require_bounds(field, spec)
     if spec.runtime == PROFILER:
         raise InvalidInput(
@@ -171,6 +177,12 @@ def require_type_of_pin(field: str, spec: JobSpec) -> None:
         )
 
 
+def require_allowed_types(field: str, spec: JobSpec) -> None:
+    """Check that the requested GPU type is among those that the job may run on."""
+    if contradiction := spec.contradicted_type():
+        raise InvalidInput(f"{field}.allowed_gpu_types", contradiction[1])
+
+
 def require_bounds(field: str, spec: JobSpec) -> None:
     """Check that the requested GPUs lie within the job's own bounds."""
     if contradiction := spec.contradicted_bound():
@@ -191,7 +203,13 @@ def to_changes(field: str, cluster: str, message: pb.Job) -> dict[str, Any]:
         "deadline_s": deadline_s,
         "labels": to_labels(f"{field}.labels", message.labels),
         "pinned_type": message.pinned_gpu_type,
+        "allowed_types": _allowed(f"{field}.allowed_gpu_types", list(message.allowed_gpu_types)),
         "avoid_nodes": _avoided(f"{field}.avoid_nodes", cluster, list(message.avoid_nodes)),
+        "node_selector": str(Selector.read(f"{field}.node_selector", message.node_selector)),
+        "preferred_labels": str(
+            Selector.read(f"{field}.preferred_labels", message.preferred_labels)
+        ),
+        "longest_run_s": _longest_run_s(f"{field}.longest_run", message),
         "min_gpus": fields.require_whole(f"{field}.min_gpus", message.min_gpus, 0, MAX_GPUS),
         "max_gpus": fields.require_whole(f"{field}.max_gpus", message.max_gpus, 0, MAX_GPUS),
     }
@@ -236,11 +254,16 @@ def of_spec(cluster: str, spec: JobSpec) -> pb.Job:
         submitted_plan=of_plan(submitted if isinstance(submitted, ExecutionPlan) else None),
         techniques=spec.techniques,
         requested_cpus=spec.requested_cpus,
+        allowed_gpu_types=spec.allowed_types,
         avoid_nodes=[names.node_name(cluster, node) for node in spec.avoid_nodes],
+        node_selector=spec.node_selector,
+        preferred_labels=spec.preferred_labels,
         launch=of_launch(spec),
     )
     if math.isfinite(spec.deadline_s):
         message.deadline.CopyFrom(fields.timestamp_of(spec.deadline_s))
+    if math.isfinite(spec.longest_run_s):
+        message.longest_run.CopyFrom(fields.duration_of(spec.longest_run_s))
     return message
 
 
@@ -262,6 +285,7 @@ def of_job(record: JobRecord) -> pb.Job:
     message.certificate.extend(_of_leg(leg) for leg in record.certificate)
     message.opportunistic = record.opportunistic
     message.service_gpu_seconds = record.service_gpu_s
+    message.run_seconds = record.run_s
     if record.queued_s:
         message.queue_time.CopyFrom(fields.timestamp_of(record.queued_s))
     if record.retry_s:
@@ -360,6 +384,25 @@ def _of_leg(leg: LegRecord) -> pb.Leg:
         end_time=fields.timestamp_of(leg.end_s),
         cell=of_cell(leg.cell),
     )
+
+
+def _allowed(field: str, types: list[str]) -> tuple[str, ...]:
+    if len(types) > MAX_GPU_TYPES:
+        raise InvalidInput(field, f"must name at most {MAX_GPU_TYPES} types; it names {len(types)}")
+    for i, name in enumerate(types):
+        names.require_gpu_type(f"{field}[{i}]", name)
+    fields.require_distinct((f"{field}[{i}]", name) for i, name in enumerate(types))
+    return tuple(types)
+
+
+def _longest_run_s(field: str, message: pb.Job) -> float:
+    """Return the longest run time of a job in seconds, or inf without one."""
+    if not message.HasField("longest_run"):
+        return math.inf
+    longest_s = fields.seconds_of_duration(field, message.longest_run)
+    if longest_s <= 0:
+        raise InvalidInput(field, "must be above 0 s; leave it out for no limit")
+    return longest_s
 
 
 def _avoided(field: str, cluster: str, nodes: list[str]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import numpy as np
 from tessera.formulation.decisions import Decision, DecisionKind
 from tessera.formulation.explanations.records import Displacement
 from tessera.formulation.explanations.words import join_names
+from tessera.formulation.promises.nodes import sits_elsewhere
 from tessera.formulation.reasons import Reason, ReasonCode
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.values import CellKey
@@ -121,7 +122,5 @@ def _reason(code: ReasonCode, message: str) -> Reason:
 
 
 def _leaves_node(snapshot: Snapshot, job: int) -> bool:
-    """Return whether the job owns GPUs of a node that is not schedulable, or that it avoids."""
-    avoided = snapshot.avoids.node[snapshot.avoids.job == job]
-    held = snapshot.allocations.node[snapshot.allocations.job == job]
-    return bool(snapshot.disturbed()[job] or np.isin(held, avoided).any())
+    """Return whether the job owns GPUs of a node that is not schedulable, or that it may not use."""
+    return bool(snapshot.disturbed()[job] or sits_elsewhere(snapshot)[job])

@@ -40,6 +40,8 @@ _COMPETITION: Final = (
     _K.QUEUE,
     _K.ANY_TYPE,
     _K.ANY_NODE,
+    _K.ANY_LABELS,
+    _K.ALLOW_TYPE,
     _K.MIN_GPUS,
     _K.MAX_GPUS,
     _K.DEADLINE,
@@ -64,11 +66,11 @@ _FIRST: Final[dict[ReasonCode, tuple[ChangeKind, ...]]] = {
     _R.NO_RUNNABLE_PLAN: (_K.ADD_CELL,),
     _R.NO_FEASIBLE_CELL: (_K.ADD_CELL,),
     _R.FITS_NOWHERE: (_K.ADD_GPUS, _K.ADD_CELL),
-    _R.NODES_AWAY: (_K.UNDRAIN, _K.ANY_TYPE),
+    _R.NODES_AWAY: (_K.UNDRAIN, _K.ANY_TYPE, _K.ALLOW_TYPE),
     _R.BACK_OFF: (_K.RETRY, _K.WAIT),
     _R.PLAN_UNUSABLE: (_K.ANY_PLAN,),
     _R.PINS_CONTRADICT: (
-        *(_K.ANY_TYPE, _K.ANY_NODE, _K.MIN_GPUS, _K.MAX_GPUS),
+        *(_K.ANY_TYPE, _K.ALLOW_TYPE, _K.ANY_NODE, _K.ANY_LABELS, _K.MIN_GPUS, _K.MAX_GPUS),
         *(_K.UNDRAIN, _K.ADD_GPUS),
     ),
     _R.GUARANTEE_UNMET: (_K.REQUEST, _K.BEST_EFFORT),
@@ -81,11 +83,12 @@ _FIRST: Final[dict[ReasonCode, tuple[ChangeKind, ...]]] = {
     _R.QUOTA_SPENT: (_K.BEST_EFFORT, _K.QUOTA, _K.BORROW, _K.LEND),
     _R.NO_WEIGHT: (_K.WEIGHT, _K.TENANT_WEIGHT, _K.QUEUE),
     _R.FRAGMENTED: (_K.MIN_GPUS, _K.ADD_GPUS, _K.END),
+    _R.NODES_TAKEN: (_K.ANY_LABELS, _K.MIN_GPUS, _K.ADD_GPUS, _K.END),
     _R.BUDGET_SPENT: (_K.POLICY,),
     _R.GAVE_WAY: (_K.WEIGHT, _K.STAY),
     _R.MADE_ROOM: (_K.STAY,),
     _R.NODE_LEFT: (_K.UNDRAIN,),
-    _R.CELL_EXCLUDED: (_K.ANY_TYPE, _K.MIN_GPUS, _K.MAX_GPUS, _K.ANY_PLAN),
+    _R.CELL_EXCLUDED: (_K.ANY_TYPE, _K.ALLOW_TYPE, _K.MIN_GPUS, _K.MAX_GPUS, _K.ANY_PLAN),
     _R.NOT_CHOSEN: (_K.POLICY,),
 }
 """Kinds of changes to try first for a reason. They may also lead to another reason."""
@@ -100,7 +103,8 @@ _ONLY_FIRST: Final = frozenset(
 
 _COMPETES: Final = frozenset(
     {
-        *(_R.OUTPRICED, _R.NO_CAPACITY, _R.FRAGMENTED, _R.QUOTA_SPENT, _R.NOT_CHOSEN),
+        *(_R.OUTPRICED, _R.NO_CAPACITY, _R.FRAGMENTED, _R.NODES_TAKEN),
+        *(_R.QUOTA_SPENT, _R.NOT_CHOSEN),
         *(_R.BEHIND_QUEUE, _R.RESERVED, _R.PROMISE_GIVEN_UP, _R.DEADLINE_REFUSED),
         *(_R.DEADLINE_PLANNED, _R.BUDGET_SPENT, _R.GAVE_WAY),
     }

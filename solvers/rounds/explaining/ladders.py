@@ -128,6 +128,20 @@ def _any_node(s: Situation) -> Ladders:
         yield [_one(ChangeKind.ANY_NODE)]
 
 
+def _any_labels(s: Situation) -> Ladders:
+    if s.value_of("required_selector") >= 0:
+        yield [_one(ChangeKind.ANY_LABELS)]
+
+
+def _more_types(s: Situation) -> Ladders:
+    """Yield each further GPU type on which the job has estimates, with those that it may run on."""
+    allowed, names = s.snapshot.allowed_types, [kind.name for kind in s.snapshot.gpu_types]
+    now = allowed.gpu_type[allowed.job == s.job].tolist()
+    own = set(s.snapshot.estimates.gpu_type[s.own_estimates()].tolist())
+    for kind in sorted(own - set(now)) if now else ():
+        yield [_one(ChangeKind.ALLOW_TYPE, subject=",".join(names[t] for t in (*now, kind)))]
+
+
 def _fewer_gpus(s: Situation) -> Ladders:
     least = int(s.value_of("min_gpus"))
     yield [_one(ChangeKind.MIN_GPUS, n, least) for n in s.gpu_counts()[::-1] if n < least]
@@ -309,6 +323,8 @@ LADDERS: Final[dict[ChangeKind, Callable[[Situation], Ladders]]] = {
     ChangeKind.DEADLINE: _deadlines,
     ChangeKind.ANY_TYPE: _no_pin,
     ChangeKind.ANY_NODE: _any_node,
+    ChangeKind.ANY_LABELS: _any_labels,
+    ChangeKind.ALLOW_TYPE: _more_types,
     ChangeKind.MIN_GPUS: _fewer_gpus,
     ChangeKind.MAX_GPUS: _more_gpus,
     ChangeKind.STAY: _stay,

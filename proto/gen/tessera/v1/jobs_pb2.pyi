@@ -152,6 +152,11 @@ class Job(_message.Message):
     WARNINGS_FIELD_NUMBER: _builtins.int
     TRAINING_FIELD_NUMBER: _builtins.int
     FORECAST_FIELD_NUMBER: _builtins.int
+    ALLOWED_GPU_TYPES_FIELD_NUMBER: _builtins.int
+    LONGEST_RUN_FIELD_NUMBER: _builtins.int
+    NODE_SELECTOR_FIELD_NUMBER: _builtins.int
+    PREFERRED_LABELS_FIELD_NUMBER: _builtins.int
+    RUN_SECONDS_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
     ARRAY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
@@ -238,6 +243,18 @@ class Job(_message.Message):
     """
     service_gpu_seconds: _builtins.float
     """The GPU-seconds that the job has held so far."""
+    node_selector: _builtins.str
+    """Input: the labels that all nodes of the job must have, as "zone=a, disk in (ssd, nvme), owner!=lab".
+    A node without a label meets only "!=". At most 16 requirements. A running job whose nodes do not
+    match any more moves, or is stopped, in the next round. Empty: any nodes.
+    """
+    preferred_labels: _builtins.str
+    """Input: the labels of the nodes that the job prefers, in the same form. Among placements on as many
+    nodes, one on nodes that all match is chosen. This never decides whether or on what the job runs,
+    nor moves a job. Empty: none.
+    """
+    run_seconds: _builtins.float
+    """Output only. The seconds for which the job has held GPUs so far, over all its starts."""
     @_builtins.property
     def workload(self) -> _estimates_pb2.Workload: ...
     @_builtins.property
@@ -335,6 +352,21 @@ class Job(_message.Message):
         """
 
     @_builtins.property
+    def allowed_gpu_types(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Input: the GPU types that the job may run on, at most 256. Empty: all. requested_gpu_type must be
+        among them. A running job whose type is not allowed any more moves, or is stopped, in the next
+        round.
+        """
+
+    @_builtins.property
+    def longest_run(self) -> _duration_pb2.Duration:
+        """Input: the longest time for which the job may hold GPUs, in total over all its starts. A start
+        counts from the round that gave the job its GPUs until it lost them. When the time has passed, the
+        next round stops the job, which then is FAILED with its last_error saying so. Its checkpoint is
+        kept. Unset: no limit.
+        """
+
+    @_builtins.property
     def after(self) -> _containers.RepeatedCompositeFieldContainer[Global___Dependency]:
         """The jobs that must end before this one may start, at most 100. Set when the job is submitted. If
         one of them does not end as it must, the job is REJECTED.
@@ -393,12 +425,17 @@ class Job(_message.Message):
         warnings: _abc.Iterable[_builtins.str] | None = ...,
         training: Global___Training | None = ...,
         forecast: Global___Forecast | None = ...,
+        allowed_gpu_types: _abc.Iterable[_builtins.str] | None = ...,
+        longest_run: _duration_pb2.Duration | None = ...,
+        node_selector: _builtins.str = ...,
+        preferred_labels: _builtins.str = ...,
+        run_seconds: _builtins.float = ...,
         after: _abc.Iterable[Global___Dependency] | None = ...,
         array: Global___ArrayMember | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "allocation", b"allocation", "array", b"array", "create_time", b"create_time", "deadline", b"deadline", "end_time", b"end_time", "forecast", b"forecast", "launch", b"launch", "max_retries", b"max_retries", "queue_time", b"queue_time", "reason", b"reason", "restart", b"restart", "retry_time", b"retry_time", "start_time", b"start_time", "training", b"training", "workload", b"workload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "allocation", b"allocation", "array", b"array", "create_time", b"create_time", "deadline", b"deadline", "end_time", b"end_time", "forecast", b"forecast", "launch", b"launch", "longest_run", b"longest_run", "max_retries", b"max_retries", "queue_time", b"queue_time", "reason", b"reason", "restart", b"restart", "retry_time", b"retry_time", "start_time", b"start_time", "training", b"training", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "after", b"after", "allocation", b"allocation", "array", b"array", "avoid_nodes", b"avoid_nodes", "certificate", b"certificate", "command", b"command", "create_time", b"create_time", "deadline", b"deadline", "deadline_admitted", b"deadline_admitted", "end_time", b"end_time", "etag", b"etag", "forecast", b"forecast", "generation", b"generation", "guaranteed", b"guaranteed", "iterations", b"iterations", "iterations_done", b"iterations_done", "labels", b"labels", "last_error", b"last_error", "launch", b"launch", "max_gpus", b"max_gpus", "max_retries", b"max_retries", "min_gpus", b"min_gpus", "name", b"name", "opportunistic", b"opportunistic", "pinned", b"pinned", "pinned_gpu_type", b"pinned_gpu_type", "priority", b"priority", "profile", b"profile", "queue_time", b"queue_time", "reason", b"reason", "requested_cpus", b"requested_cpus", "requested_gpu_type", b"requested_gpu_type", "requested_gpus", b"requested_gpus", "restart", b"restart", "retries", b"retries", "retry_time", b"retry_time", "service_gpu_seconds", b"service_gpu_seconds", "start_time", b"start_time", "state", b"state", "stated_plan", b"stated_plan", "stated_plan_first", b"stated_plan_first", "submitted_plan", b"submitted_plan", "techniques", b"techniques", "tenant", b"tenant", "training", b"training", "warnings", b"warnings", "weight", b"weight", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "after", b"after", "allocation", b"allocation", "allowed_gpu_types", b"allowed_gpu_types", "array", b"array", "avoid_nodes", b"avoid_nodes", "certificate", b"certificate", "command", b"command", "create_time", b"create_time", "deadline", b"deadline", "deadline_admitted", b"deadline_admitted", "end_time", b"end_time", "etag", b"etag", "forecast", b"forecast", "generation", b"generation", "guaranteed", b"guaranteed", "iterations", b"iterations", "iterations_done", b"iterations_done", "labels", b"labels", "last_error", b"last_error", "launch", b"launch", "longest_run", b"longest_run", "max_gpus", b"max_gpus", "max_retries", b"max_retries", "min_gpus", b"min_gpus", "name", b"name", "node_selector", b"node_selector", "opportunistic", b"opportunistic", "pinned", b"pinned", "pinned_gpu_type", b"pinned_gpu_type", "preferred_labels", b"preferred_labels", "priority", b"priority", "profile", b"profile", "queue_time", b"queue_time", "reason", b"reason", "requested_cpus", b"requested_cpus", "requested_gpu_type", b"requested_gpu_type", "requested_gpus", b"requested_gpus", "restart", b"restart", "retries", b"retries", "retry_time", b"retry_time", "run_seconds", b"run_seconds", "service_gpu_seconds", b"service_gpu_seconds", "start_time", b"start_time", "state", b"state", "stated_plan", b"stated_plan", "stated_plan_first", b"stated_plan_first", "submitted_plan", b"submitted_plan", "techniques", b"techniques", "tenant", b"tenant", "training", b"training", "warnings", b"warnings", "weight", b"weight", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_retries: _TypeAlias = _typing.Literal["max_retries"]  # noqa: Y015
     _WhichOneofArgType__max_retries: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries"]  # noqa: Y015
@@ -1188,7 +1225,8 @@ class JobEvent(_message.Message):
     event: _builtins.str
     """One of hold, release, start, move, ran (the gang reported that it runs), suspend, gone (every
     agent has reported the gang gone), lost (a node that ran part of it is gone), cancel, finish,
-    crash (it failed and is tried again), fail (it failed for good) and reject.
+    crash (it failed and is tried again), fail (it failed for good), time_out (it has run for its
+    longest run time) and reject.
     """
     state: Global___JobState.ValueType
     """The state that the event led to."""

@@ -43,7 +43,8 @@ class JobsStub:
     """Lists the jobs of a cluster in order of submission."""
     UpdateJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.UpdateJobRequest, _jobs_pb2.Job]
     """Changes the fields of `update_mask`. The fields that can change are weight, priority, pinned,
-    deadline, labels, pinned_gpu_type, avoid_nodes, min_gpus and max_gpus.
+    deadline, labels, pinned_gpu_type, allowed_gpu_types, avoid_nodes, node_selector,
+    preferred_labels, min_gpus, max_gpus and longest_run.
     """
     ListJobEvents: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ListJobEventsRequest, _jobs_pb2.ListJobEventsResponse]
     """Lists the events of a job, oldest first."""
@@ -88,7 +89,8 @@ class JobsAsyncStub(JobsStub):
     """Lists the jobs of a cluster in order of submission."""
     UpdateJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.UpdateJobRequest, _jobs_pb2.Job]  # type: ignore[assignment]
     """Changes the fields of `update_mask`. The fields that can change are weight, priority, pinned,
-    deadline, labels, pinned_gpu_type, avoid_nodes, min_gpus and max_gpus.
+    deadline, labels, pinned_gpu_type, allowed_gpu_types, avoid_nodes, node_selector,
+    preferred_labels, min_gpus, max_gpus and longest_run.
     """
     ListJobEvents: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ListJobEventsRequest, _jobs_pb2.ListJobEventsResponse]  # type: ignore[assignment]
     """Lists the events of a job, oldest first."""
@@ -160,7 +162,8 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_jobs_pb2.Job, _abc.Awaitable[_jobs_pb2.Job]]:
         """Changes the fields of `update_mask`. The fields that can change are weight, priority, pinned,
-        deadline, labels, pinned_gpu_type, avoid_nodes, min_gpus and max_gpus.
+        deadline, labels, pinned_gpu_type, allowed_gpu_types, avoid_nodes, node_selector,
+        preferred_labels, min_gpus, max_gpus and longest_run.
         """
 
     @_abc_1.abstractmethod

@@ -1,0 +1,64 @@
+"""The GPU types and nodes that the jobs of a scenario may run on, as tables of a snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tessera.formulation.permissions import (
+    AllowedTypes,
+    Selectors,
+    UnmatchedNodes,
+    match_selectors,
+)
+from tessera.formulation.records.jobs import JobSpec
+from tessera.formulation.selectors import stored_selector
+from tessera.formulation.snapshot import Avoids, Nodes
+from tessera.formulation.tables import Ints
+
+
+def avoids_of(specs: Sequence[JobSpec], nodes: Nodes) -> Avoids:
+    """Return the nodes that jobs avoid, by the indices of both."""
+    index = {name: i for i, name in enumerate(nodes.name)}
+    pairs = [
+        (job, index[name]) for job, s in enumerate(specs) for name in sorted(set(s.avoid_nodes))
+    ]
+    job, node = _columns(pairs)
+    return Avoids(job=job, node=node)
+
+
+def types_of(specs: Sequence[JobSpec], names: Sequence[str]) -> AllowedTypes:
+    """Return the GPU types that jobs may run on. ``names`` are those of all types, in order."""
+    pairs = [
+        (job, kind)
+        for job, s in enumerate(specs)
+        for kind in sorted(map(names.index, s.allowed_types))
+    ]
+    job, gpu_type = _columns(pairs)
+    return AllowedTypes(job=job, gpu_type=gpu_type)
+
+
+def selectors_of(
+    specs: Sequence[JobSpec], labels: Sequence[Mapping[str, str]]
+) -> tuple[Selectors, UnmatchedNodes, dict[str, Ints]]:
+    """Return the selectors of jobs, the nodes that do not match them, and those of each job.
+
+    ``labels`` are those of the nodes. The last result has the columns of ``Jobs`` by name.
+    """
+    texts = {
+        "required_selector": [str(stored_selector(s.node_selector)) for s in specs],
+        "preferred_selector": [str(stored_selector(s.preferred_labels)) for s in specs],
+    }
+    selectors, unmatched = match_selectors([t for column in texts.values() for t in column], labels)
+    index = {text: i for i, text in enumerate(selectors.text)} | {"": -1}
+    of_jobs = {
+        name: np.array([index[text] for text in column], dtype=np.int64)
+        for name, column in texts.items()
+    }
+    return selectors, unmatched, of_jobs
+
+
+def _columns(pairs: Sequence[tuple[int, int]]) -> tuple[Ints, Ints]:
+    columns = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    return columns[:, 0].copy(), columns[:, 1].copy()

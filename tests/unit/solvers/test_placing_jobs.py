@@ -1,0 +1,249 @@
+"""Rounds with allowed GPU types, required and preferred labels, on obvious small cases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tessera.formulation.check import find_placement_violations
+from tessera.formulation.decisions import DecisionKind
+from tessera.formulation.explanations.changes import ChangeKind
+from tessera.formulation.explanations.records import Explanation
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.placement import Gang
+from tessera.formulation.policy import Policy
+from tessera.formulation.problem import RowKind
+from tessera.formulation.reasons import ReasonCode
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.statement import state_round
+from tessera.solvers.base import Budget
+from tessera.solvers.registry import make_solver
+from tessera.solvers.rounds.explaining.explain import explain_job
+from tessera.solvers.rounds.options import RoundOptions
+from tessera.solvers.rounds.plan import RoundOutcome, plan_round
+from tests.support.builders import a_job, a_node, a_snapshot, an_estimate
+from tests.support.driver import (
+    FOREVER,
+    decide_round,
+    with_allowed_types,
+    with_avoided_nodes,
+    with_selectors,
+)
+
+TWO_TYPES = (an_estimate(0, 0, 4, iter_time_s=1.0), an_estimate(0, 1, 4, iter_time_s=2.0))
+
+
+def two_types(*jobs: dict[str, Any], gangs: dict[int, Gang] | None = None) -> Snapshot:
+    """Return a snapshot with two nodes of four GPUs of each of two types; the first type is faster."""
+    nodes = [a_node(f"n{i}", i // 2, gpus=4) for i in range(4)]
+    return a_snapshot(nodes=nodes, estimates=TWO_TYPES, jobs=jobs, gangs=gangs)
+
+
+def four_nodes(*jobs: dict[str, Any], gangs: dict[int, Gang] | None = None) -> Snapshot:
+    """Return a snapshot with four nodes of four GPUs, for jobs on one, two or four GPUs."""
+    estimates = [an_estimate(0, 0, n, iter_time_s=8.0 / n) for n in (1, 2, 4)]
+    estimates.append(an_estimate(1, 0, 4, iter_time_s=2.0))  # a workload that runs on four only
+    return a_snapshot(
+        nodes=[a_node(f"n{i}", gpus=4) for i in range(4)],
+        estimates=estimates,
+        jobs=jobs,
+        gangs=gangs,
+    )
+
+
+def a_running_job(name: str, gpus: int, workload: int = 0, **fields: Any) -> dict[str, Any]:
+    return a_job(
+        name,
+        workload,
+        **{"state": JobState.RUNNING, "cell": (0, gpus, 1), "generation": 1, **fields},
+    )
+
+
+def whole(node: int) -> Gang:
+    return Gang(members=((node, (0, 1, 2, 3)),))
+
+
+def nodes_of(outcome: RoundOutcome, job: int) -> set[int]:
+    return {node for node, _ in outcome.placed.placement.gangs[job].members}
+
+
+def decide(snapshot: Snapshot, options: RoundOptions) -> RoundOutcome:
+    return plan_round(snapshot, options, make_solver(), FOREVER)
+
+
+def explain(snapshot: Snapshot, name: str) -> Explanation:
+    options = RoundOptions(objective="throughput")
+    job = snapshot.jobs.name.index(name)
+    return explain_job(snapshot, options, job, decide(snapshot, options), decide)
+
+
+# allowed types
+
+
+def test_a_job_runs_only_on_the_types_that_it_may_run_on() -> None:
+    snapshot = with_allowed_types(two_types(a_job("j"), a_job("k")), (0, 1))
+    outcome = decide_round(snapshot, Policy())
+    assert [d.cell.gpu_type for d in outcome.decisions] == [1, 0]
+
+
+def test_a_running_job_leaves_a_type_that_is_not_allowed_any_more() -> None:
+    snapshot = two_types(a_running_job("j", 4), gangs={0: whole(0)})
+    (decision,) = decide_round(with_allowed_types(snapshot, (0, 1)), Policy()).decisions
+    assert (decision.kind, decision.cell.gpu_type) == (DecisionKind.RETYPE, 1)
+    full = two_types(
+        a_running_job("j", 4),
+        *(a_running_job(f"b{i}", 4, cell=(1, 4, 1), guaranteed=True) for i in range(2)),
+        gangs={0: whole(0), 1: whole(2), 2: whole(3)},
+    )
+    outcome = decide_round(with_allowed_types(full, (0, 1), (1, 1), (2, 1)), Policy())
+    assert outcome.decisions[0].kind is DecisionKind.SUSPEND
+
+
+def test_a_guaranteed_job_is_owed_the_slowest_of_the_types_that_it_may_run_on() -> None:
+    job = a_job("j", requested_gpus=4, guaranteed=True)
+    anywhere = state_round(two_types(job), Policy()).problem
+    fast = state_round(with_allowed_types(two_types(job), (0, 0)), Policy()).problem
+    assert fast.least_rate[0] == pytest.approx(2 * anywhere.least_rate[0])
+
+
+def test_the_checker_refuses_a_type_that_a_job_may_not_run_on() -> None:
+    snapshot = two_types(a_job("j"))
+    outcome = decide_round(snapshot, Policy())
+    parts = (outcome.problem, outcome.solution, outcome.placed.placement)
+    broken = find_placement_violations(with_allowed_types(snapshot, (0, 1)), *parts)
+    assert [v.rule for v in broken] == ["allowed type"]
+    assert not find_placement_violations(with_allowed_types(snapshot, (0, 0)), *parts)
+
+
+def test_a_job_whose_types_have_no_gpus_learns_which_type_to_allow() -> None:
+    snapshot = with_allowed_types(two_types(a_job("j")), (0, 1))
+    away = replace(
+        snapshot, nodes=replace(snapshot.nodes, schedulable=np.array([True, True, False, False]))
+    )
+    explanation = explain(away, "j")
+    assert explanation.reason.code is ReasonCode.NODES_AWAY
+    assert "may run on v100 only, but too few of these GPUs are schedulable: 0 of 8" in (
+        explanation.reason.message
+    )
+    changes = {step.changes[0].kind: step for step in explanation.steps}
+    step = changes[ChangeKind.ALLOW_TYPE]
+    assert step.changes[0].subject == "v100,a100"
+    assert "`tessera update j --gpu-types v100,a100`; the job would then run" in step.message
+
+
+# required labels
+
+
+def test_a_job_runs_only_on_nodes_that_its_selector_matches() -> None:
+    snapshot = with_selectors(four_nodes(a_job("j"), a_job("k")), {0: [2]})
+    outcome = decide_round(snapshot, Policy())
+    assert nodes_of(outcome, 0) == {2}
+
+
+def test_jobs_are_not_chosen_for_gpus_that_their_selectors_exclude() -> None:
+    """Three jobs want the four GPUs of one node, and the cheapest of them is a strong one's."""
+    jobs = [a_job(f"j{i}", 1, weight=weight) for i, weight in enumerate((1.0, 3.0, 2.0))]
+    snapshot = with_selectors(four_nodes(*jobs, a_job("free", 1)), {0: [1], 1: [1], 2: [1, 3]})
+    stated = state_round(snapshot, Policy()).problem
+    rows = {row.subject: row.capacity for row in stated.rows if row.kind is RowKind.SELECTED}
+    assert rows == {"a100 with s=0": 4, "a100 with s=2": 8}
+    outcome = decide_round(snapshot, Policy(), "cp-sat")
+    assert [d.gang is not None for d in outcome.decisions] == [False, True, True, True]
+    assert not outcome.placed.unplaced
+    assert (nodes_of(outcome, 1), nodes_of(outcome, 2)) == ({1}, {3})
+
+
+def test_the_bound_of_a_round_knows_what_selectors_exclude() -> None:
+    jobs = [a_job(f"j{i}", 1) for i in range(4)]
+    snapshot = with_selectors(four_nodes(*jobs), {job: [0] for job in range(4)})
+    problem = state_round(snapshot, Policy()).problem
+    exact = make_solver("cp-sat").solve(problem, Budget(remaining_s=lambda: np.inf, gap=0.0))
+    assert exact.objective == exact.bound == int(problem.value.max())
+
+
+def test_a_running_job_leaves_a_node_whose_labels_do_not_match_any_more() -> None:
+    snapshot = four_nodes(a_running_job("j", 4, 1), gangs={0: whole(0)})
+    outcome = decide_round(with_selectors(snapshot, {0: [3]}), Policy())
+    assert outcome.decisions[0].kind is DecisionKind.MOVE
+    assert nodes_of(outcome, 0) == {3}
+
+
+def test_a_job_that_may_run_elsewhere_makes_room_for_one_that_may_not() -> None:
+    """Both take a whole node, and the only node of the waiting job is taken."""
+    jobs = [a_running_job("r", 4, 1, weight=1.0), a_job("w", 1, weight=5.0)]
+    snapshot = with_selectors(four_nodes(*jobs, gangs={0: whole(2)}), {1: [2]})
+    outcome = decide_round(snapshot, Policy())
+    assert nodes_of(outcome, 1) == {2}
+    assert outcome.placed.placement.migrated == {0}
+
+
+def test_avoided_nodes_and_selectors_leave_what_both_allow() -> None:
+    snapshot = with_selectors(four_nodes(a_job("j", 1)), {0: [0, 1]})
+    assert nodes_of(decide_round(with_avoided_nodes(snapshot, (0, 0)), Policy()), 0) == {1}
+    none = decide_round(with_avoided_nodes(snapshot, (0, 0), (0, 1), (0, 2)), Policy())
+    reason = none.decisions[0].reason
+    assert reason is not None
+    assert reason.code is ReasonCode.PINS_CONTRADICT
+    assert "the job runs only on nodes with s=0 and avoids n0, n1, n2" in reason.message
+
+
+def test_the_checker_refuses_a_node_that_a_selector_does_not_match() -> None:
+    snapshot = four_nodes(a_job("j", 1))
+    outcome = decide_round(snapshot, Policy())
+    (node,) = nodes_of(outcome, 0)
+    parts = (outcome.problem, outcome.solution, outcome.placed.placement)
+    others = with_selectors(snapshot, {0: {0, 1, 2, 3} - {node}})
+    assert [v.rule for v in find_placement_violations(others, *parts)] == ["node selector"]
+    assert not find_placement_violations(with_selectors(snapshot, {0: [node]}), *parts)
+
+
+def test_a_job_whose_nodes_are_taken_learns_that_and_what_would_help() -> None:
+    """The job on its only node may not be moved, and three other nodes are free."""
+    jobs = [a_running_job("r", 4, 1, movable=False, guaranteed=True), a_job("w", 1)]
+    explanation = explain(with_selectors(four_nodes(*jobs, gangs={0: whole(2)}), {1: [2]}), "w")
+    assert explanation.reason.code is ReasonCode.NODES_TAKEN
+    assert "no nodes with s=0 have GPUs free as the job needs them" in explanation.reason.message
+    step = explanation.steps[0]
+    assert step.changes[0].kind is ChangeKind.ANY_LABELS
+    assert "`tessera update w --node-selector none`; the job would then run" in step.message
+
+
+def test_a_node_more_helps_a_job_only_if_it_has_the_labels() -> None:
+    """A further node has the labels of the first one, which the job's selector matches or not."""
+    jobs = [a_running_job("r", 4, 1, movable=False, guaranteed=True), a_job("w", 1)]
+    for own, kinds in ((0, {ChangeKind.ADD_GPUS}), (2, set())):
+        snapshot = with_selectors(four_nodes(*jobs, gangs={0: whole(own)}), {1: [own]})
+        steps = explain(snapshot, "w").steps
+        assert {s.changes[0].kind for s in steps} & {ChangeKind.ADD_GPUS} == kinds
+
+
+# preferred labels
+
+
+def test_of_equal_placements_preferred_nodes_win() -> None:
+    snapshot = with_selectors(four_nodes(a_job("j", 1)), {0: [3]}, "preferred_selector")
+    assert nodes_of(decide_round(snapshot, Policy()), 0) == {3}
+
+
+def test_a_preference_keeps_no_job_from_running_and_moves_none() -> None:
+    jobs = [a_running_job("r", 4, 1), a_job("w", 1)]
+    snapshot = with_selectors(
+        four_nodes(*jobs, gangs={0: whole(0)}), {0: [1], 1: [0]}, "preferred_selector"
+    )
+    outcome = decide_round(snapshot, Policy())
+    assert [d.kind for d in outcome.decisions] == [DecisionKind.KEEP, DecisionKind.START]
+    assert nodes_of(outcome, 0) == {0}
+
+
+def test_fewer_nodes_come_before_preferred_ones() -> None:
+    """Two preferred nodes have two free GPUs each, and one other node has four."""
+    jobs = [
+        *(a_running_job(f"r{i}", 2, movable=False, guaranteed=True) for i in range(2)),
+        a_job("w", 1),
+    ]
+    gangs = {i: Gang(members=((i, (0, 1)),)) for i in range(2)}
+    snapshot = with_selectors(four_nodes(*jobs, gangs=gangs), {2: [0, 1]}, "preferred_selector")
+    assert len(nodes_of(decide_round(snapshot, Policy()), 2)) == 1
