@@ -23,6 +23,7 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.facts import StandingNetworkPlan, TrafficMeasurements, Traffics
 from tessera.formulation.network.traffic import DescribedTraffic, intern_traffic
 from tessera.formulation.problem import CouplingRow, Problem
+from tessera.formulation.reserved import Bars, Entitlements, Reservations, ReservedNodes
 from tessera.formulation.snapshot import (
     Allocations,
     Avoids,
@@ -49,7 +50,9 @@ FORMAT_VERSION = 2
 _CLASSES: Final[dict[str, type[Any]]] = {
     "Allocations": Allocations,
     "Avoids": Avoids,
+    "Bars": Bars,
     "Cells": Cells,
+    "Entitlements": Entitlements,
     "Estimates": Estimates,
     "GpuType": GpuType,
     "Jobs": Jobs,
@@ -61,6 +64,8 @@ _CLASSES: Final[dict[str, type[Any]]] = {
     "Problem": Problem,
     "Quotas": Quotas,
     "RefusedPlans": RefusedPlans,
+    "Reservations": Reservations,
+    "ReservedNodes": ReservedNodes,
     "Row": CouplingRow,
     "Runtimes": Runtimes,
     "Shapes": Shapes,
@@ -74,6 +79,21 @@ _CLASSES: Final[dict[str, type[Any]]] = {
 """Classes by their names in the JSON form, which stay as they are when a class is renamed."""
 _NAMES: Final = {cls: name for name, cls in _CLASSES.items()}
 _ENUMS: dict[str, type[StrEnum]] = {"SolveStatus": SolveStatus}
+
+
+_NEW_TABLES: Final = (
+    "traffic",
+    "standing",
+    "measured",
+    "runtimes",
+    "refused_plans",
+    "plan_kinds",
+    "reservations",
+    "reserved_nodes",
+    "entitlements",
+    "bars",
+)
+"""The tables of snapshots that are not written if they are empty."""
 
 
 def _topology(text: Any) -> DescribedTopology | None:
@@ -103,8 +123,7 @@ def _usual_fields(value: Any) -> frozenset[str]:
     if isinstance(value, Table):
         return value.without_news()
     if isinstance(value, Snapshot):
-        tables = ("traffic", "standing", "measured", "runtimes", "refused_plans", "plan_kinds")
-        silent = {n for n in tables if not len(getattr(value, n))}
+        silent = {name for name in _NEW_TABLES if not len(getattr(value, name))}
         silent |= {"topology"} if value.topology is None else set()
         silent |= {"clock_factor"} if value.clock_factor == 1.0 else set()
         return frozenset(silent)

@@ -38,6 +38,7 @@ from tessera.formulation.promises.stability import (
     replans_are_rare_and_pay_back,
 )
 from tessera.formulation.promises.stated_plans import stated_plans
+from tessera.formulation.promises.windows import windows_are_kept
 
 Rule = Callable[[Draft], Draft]
 
@@ -46,6 +47,7 @@ PHYSICAL: Final[tuple[Rule, ...]] = (
     pinned_type,
     bounded_gpus,
     avoided_nodes,
+    windows_are_kept,
     unmovable_jobs_keep_their_shape,
     pools_have_enough,
 )

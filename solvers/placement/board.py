@@ -15,6 +15,7 @@ from tessera.formulation.placement import Gang, Placement, current_gangs
 from tessera.formulation.problem import Problem, RowKind
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.tables import Ints
+from tessera.solvers.placement.avoided import AvoidedNodes
 from tessera.solvers.placement.blocks import carve_share, indices_of, mask_of
 from tessera.solvers.placement.free import FreeGpus, Spots
 
@@ -84,11 +85,7 @@ class Board:
         kinds = [row.kind for row in problem.rows]
         self._changes = kinds.index(RowKind.CHANGES) if RowKind.CHANGES in kinds else -1
         self._watched = sorted({*problem.idle_row.tolist(), *({self._changes} - {-1})})
-        self._avoids: dict[int, frozenset[int]] = {}
-        for job, node in zip(
-            snapshot.avoids.job.tolist(), snapshot.avoids.node.tolist(), strict=True
-        ):
-            self._avoids[job] = self._avoids.get(job, frozenset()) | {node}
+        self._avoided = AvoidedNodes(snapshot, problem)
         self._kept_back: list[int] = [0] * len(problem.rows)
         self._value_on: dict[tuple[int, int], float] = {}
         self._alternatives: dict[int, list[int]] = {}
@@ -132,7 +129,7 @@ class Board:
         spots = tuple(
             [(node, carve_share(self.free.mask[node], gpus)) for node, gpus in sorted(shares)]
         )
-        demand, avoided = self.demand(column), self.avoided(job)
+        demand, avoided = self.demand(column), self.avoided(job, column)
         if self.pinned(job, column) or not all(
             mask and node not in avoided and self.free.gpu_type[node] == self.gpu_type[column]
             for node, mask in spots
@@ -240,7 +237,7 @@ class Board:
             column != self.current[job]
             and len(spots) == self.nodes[column]
             and sum(mask.bit_count() for _, mask in spots) == self.gpus[column]
-            and not any(node in self.avoided(job) for node, _ in spots)
+            and not any(node in self.avoided(job, column) for node, _ in spots)
         )
 
     def fewest_nodes(self, job: int, column: int) -> int:
@@ -252,9 +249,9 @@ class Board:
         """Return the job of ``column``."""
         return bisect_right(self._job_start, column) - 1
 
-    def avoided(self, job: int) -> frozenset[int]:
-        """Return the nodes that ``job`` must not run on."""
-        return self._avoids.get(job, frozenset())
+    def avoided(self, job: int, column: int) -> frozenset[int]:
+        """Return the nodes that ``job`` must not run on with ``column``."""
+        return self._avoided.of(job, column)
 
     def overdraft(self) -> list[int]:
         """Return the overdraft of each row that counts waiting jobs or moves.
@@ -345,7 +342,8 @@ class Board:
         kind, gpus, fewest = self.gpu_type[column], self.gpus[column], self.nodes[column]
         if self.free.total[kind] < gpus:
             return None
-        near, avoid, demand = dict(self.now.get(job, ())), self.avoided(job), self.demand(column)
+        near, demand = dict(self.now.get(job, ())), self.demand(column)
+        avoid = self.avoided(job, column)
         for layout in self.free.layouts(kind, gpus, fewest):
             if layout.nodes > max_nodes:
                 continue

@@ -85,7 +85,7 @@ def describe_shortage(board: Board, column: int) -> str:
         return f"{need}, and the freest node has {most}, but not in aligned blocks"
     if not layout.whole:
         there = sum(
-            carve_share(free.mask[node], layout.each) > 0 and node not in board.avoided(job)
+            carve_share(free.mask[node], layout.each) > 0 and node not in board.avoided(job, column)
             for node in free.of_type[kind]
         )
         rest = f" and {layout.rest} GPUs on one more" if layout.rest else ""

@@ -235,7 +235,8 @@ def _clearings(
     The search covers the emptiest nodes: ``need`` of them and some more. If ``only`` is not 0, just
     nodes of that size are searched.
     """
-    avoid, demand = board.avoided(board.job_of(column)), board.demand(column)
+    avoid = board.avoided(board.job_of(column), column)
+    demand = board.demand(column)
     share = Demand(gpus=gpus) if demand is None else demand.on_node(gpus)
     nodes = [
         node
