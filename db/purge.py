@@ -44,6 +44,7 @@ _STATEMENTS = (
     _delete("plans", "x.cluster_id = :cluster", ROWS_PER_BATCH),
     _delete("collective_checks", "x.cluster_id = :cluster", ROWS_PER_BATCH),
     _delete("models", "x.cluster_id = :cluster", ROUNDS_PER_BATCH),
+    _delete("reservations", "x.cluster_id = :cluster", JOBS_PER_BATCH),
     _delete("tenants", "x.cluster_id = :cluster", JOBS_PER_BATCH),
     _delete(
         "gpus",

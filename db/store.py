@@ -25,6 +25,7 @@ from tessera.db import (
     purge,
     reads,
     requests,
+    reservations,
     rounds,
     snapshot,
     snapshots,
@@ -55,6 +56,7 @@ from tessera.formulation.records.clusters import (
 )
 from tessera.formulation.records.estimates import EstimateRecord, EstimationInputs, ModelSpec
 from tessera.formulation.records.jobs import JobEventRecord, JobRecord
+from tessera.formulation.records.reservations import ReservationRecord
 from tessera.formulation.records.rounds import (
     JobRound,
     NetworkCommit,
@@ -213,6 +215,16 @@ class PostgresStore:
         """Return the tenants that have settings."""
         with self._database.read() as connection:
             return tenants.list_tenants(connection, cluster)
+
+    def list_reservations(self, cluster: str) -> list[ReservationRecord]:
+        """Return the reservations by start, those that have ended, too."""
+        with self._database.read() as connection:
+            return reservations.list_reservations(connection, cluster)
+
+    def get_reservation(self, cluster: str, name: str) -> ReservationRecord:
+        """Return a reservation."""
+        with self._database.read() as connection:
+            return reservations.get_reservation(connection, cluster, name)
 
     def tenants_of_jobs(self, cluster: str, names: Collection[str]) -> dict[str, str]:
         """Return the tenant of each of these jobs that exists."""

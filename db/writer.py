@@ -18,6 +18,7 @@ from tessera.db import (
     network,
     pins,
     profiling,
+    reservations,
     workloads,
 )
 from tessera.db import tenants as settings
@@ -53,6 +54,7 @@ from tessera.formulation.records.estimates import (
     TuningRecord,
 )
 from tessera.formulation.records.jobs import JobRecord, JobSpec
+from tessera.formulation.records.reservations import ReservationRecord, ReservationSpec
 from tessera.formulation.records.store import StoreLimits
 from tessera.formulation.runtimes import RESTRICTED_RUNTIMES
 from tessera.formulation.topologies.described import DescribedTopology
@@ -265,6 +267,29 @@ class PostgresWriter:
         turn = Turn.take(self._connection, cluster)
         settings.delete_tenants(turn, names, allow_missing=allow_missing)
         request_round(self._connection, turn.cluster)
+
+    def create_reservation(self, cluster: str, spec: ReservationSpec) -> ReservationRecord:
+        """Create a reservation."""
+        return reservations.create_reservation(Turn.take(self._connection, cluster), spec)
+
+    def update_reservation(
+        self,
+        cluster: str,
+        name: str,
+        start_s: float | None,
+        end_s: float | None,
+        version: int | None,
+    ) -> ReservationRecord:
+        """Change the times of a reservation. A time that is None stays."""
+        turn = Turn.take(self._connection, cluster)
+        return reservations.update_reservation(turn, name, start_s, end_s, version)
+
+    def delete_reservations(
+        self, cluster: str, names: Sequence[str], *, allow_missing: bool = False
+    ) -> None:
+        """Delete reservations, all or none."""
+        turn = Turn.take(self._connection, cluster)
+        reservations.delete_reservations(turn, names, allow_missing=allow_missing)
 
     def upsert_estimates(self, cluster: str, estimates: Sequence[EstimateRecord]) -> int:
         """Create or replace estimates; return how many."""

@@ -69,7 +69,8 @@ def _on_others_nodes(
             for job, gang in shares.items():
                 if job not in serves.get(r, ()) and (there := nodes & gang.keys()):
                     where = ", ".join(snapshot.nodes.name[node] for node in sorted(there))
-                    detail = f"{snapshot.jobs.name[job]} is on {where}, which {snapshot.reservations.name[r]} has"
+                    name = snapshot.reservations.name[r]
+                    detail = f"{snapshot.jobs.name[job]} is on {where}, which {name} has for others"
                     yield Violation(rule="reservation", detail=detail)
 
 
@@ -96,7 +97,9 @@ def _more_than_left(
                 left = max(0, schedulable - sum(int(table.gpus[r]) for r in some))
                 if used > left:
                     names = ", ".join(table.name[r] for r in some)
-                    detail = f"{names}: other jobs have {used} x {gpu_type.name}, but {left} are left"
+                    detail = (
+                        f"{names}: other jobs have {used} x {gpu_type.name}, but {left} are left"
+                    )
                     yield Violation(rule="reservation", detail=detail)
 
 
@@ -118,7 +121,13 @@ def _last_into_windows(
         for job, gang in shares.items():
             there, choice = nodes & gang.keys(), int(solution.choice[job])
             was_there = any((job, node) in owns for node in nodes)
-            if jobs.movable[job] or not there or was_there or job in serves.get(r, ()) or choice < 0:
+            if (
+                jobs.movable[job]
+                or not there
+                or was_there
+                or job in serves.get(r, ())
+                or choice < 0
+            ):
                 continue
             batch = snapshot.workloads[int(jobs.workload[job])].global_batch
             rate = float(problem.cells.rate[problem.cell[choice]])

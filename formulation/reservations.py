@@ -15,9 +15,8 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.lifecycle import ACTIVE
 from tessera.formulation.policy import Policy
-from tessera.formulation.reserved import Bars, ReservedNodes
+from tessera.formulation.reserved import NO_BARS, Bars, ReservedNodes
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.tables import Bools, Ints
 from tessera.formulation.values import Hold
@@ -134,7 +133,7 @@ def _bars(snapshot: Snapshot, policy: Policy, entitled: Bools, active: Bools) ->
     """Return the jobs that each reservation keeps out (``with_reservations``)."""
     table, jobs = snapshot.reservations, snapshot.jobs
     stuck = ~jobs.movable | policy.run_to_completion
-    parts: list[Bars] = []
+    bars = NO_BARS
     for r in np.flatnonzero(table.end_s > snapshot.now_s).tolist():
         if active[r]:
             if table.maintenance[r]:
@@ -143,20 +142,13 @@ def _bars(snapshot: Snapshot, policy: Policy, entitled: Bools, active: Bools) ->
         else:
             left_s = float(table.start_s[r]) - snapshot.now_s
             hurried = jobs.restart_s * RESTARTS_BEFORE_WINDOW >= left_s
-            launched = jobs.among(ACTIVE)
             sits = _sits_on(snapshot, r)
             by_node = (stuck | hurried) & ~sits
-            out = ~entitled[r] & (stuck | jobs.guaranteed | (hurried & ~(launched & sits)))
+            out = ~entitled[r] & (stuck | jobs.guaranteed | (hurried & ~sits))
         job = np.flatnonzero(out)
-        parts.append(Bars(reservation=np.full(len(job), r), job=job, by_node=by_node[job]))
-    return Bars(
-        **{
-            name: np.concatenate([getattr(part, name) for part in parts])
-            if parts
-            else np.zeros(0, dtype=np.int64)
-            for name in ("reservation", "job", "by_node")
-        }
-    )
+        own = Bars(reservation=np.full(len(job), r), job=job, by_node=by_node[job])
+        bars = bars.followed_by(own)
+    return bars
 
 
 def _sits_on(snapshot: Snapshot, reservation: int) -> Bools:

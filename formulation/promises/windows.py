@@ -29,7 +29,7 @@ class _Window:
 
 
 def windows_are_kept(draft: Draft) -> Draft:
-    """Keep jobs off the GPUs that reservations have for others (Eq. 40).
+    """Keep jobs off the GPUs that reservations have for others (Eq. 39a).
 
         sum_{j not entitled to any of S} sum_{c of j on t} n_c x_c
             <= max(0, schedulable GPUs of t - sum_{r in S} n_{r, t})
@@ -80,8 +80,8 @@ def _windows(draft: Draft) -> Iterator[_Window]:
         yield _Window(
             members=(r,), active=bool(active[r]), out=out, gpus=gpus[r], name=table.name[r]
         )
-    now = np.flatnonzero(active & barred.any(axis=1))
-    if len(now) < 2:  # noqa: PLR2004 - a set of one has its window already
+    now = np.flatnonzero(active & (barred.sum(axis=1) > 0))
+    if len(now) < 2:
         return
     for some in np.unique(barred[now].T, axis=0):
         members = tuple(now[some].tolist())
@@ -89,7 +89,7 @@ def _windows(draft: Draft) -> Iterator[_Window]:
             yield _Window(
                 members=members,
                 active=True,
-                out=barred[list(members)].all(axis=0)[draft.job],
+                out=np.asarray(barred[list(members)].all(axis=0))[draft.job],
                 gpus=gpus[list(members)].sum(axis=0),
                 name="+".join(table.name[r] for r in members),
             )
@@ -132,4 +132,25 @@ def _held(snapshot: Snapshot, window: _Window) -> Reason:
             ("begins", format_rfc3339(start_s)),
             ("ends", format_rfc3339(end_s)),
         ),
+    )
+
+
+def with_window(snapshot: Snapshot, reason: Reason) -> Reason:
+    """Return the reason with when the reservation ends, if a row of one holds a job back."""
+    row = dict(reason.evidence).get("row", "")
+    if reason.code is not ReasonCode.HELD_FOR_RESERVATION or not row:
+        return reason
+    names = row.split("/")[1].split("+")
+    ends = [
+        float(end_s)
+        for name, end_s in zip(
+            snapshot.reservations.name, snapshot.reservations.end_s.tolist(), strict=True
+        )
+        if name in names
+    ]
+    end = format_rfc3339(max(ends))
+    return replace(
+        reason,
+        message=f"{reason.message}; it ends at {end}",
+        evidence=(*reason.evidence, ("reservation", "+".join(names)), ("ends", end)),
     )

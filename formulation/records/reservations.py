@@ -118,7 +118,8 @@ def require_room(
     for other in meeting:
         if both := set(spec.nodes) & set(other.nodes):
             raise InvalidInput(
-                "nodes", f"{min(both)} is reserved by {_in_words(other)}; choose another time or node"
+                "nodes",
+                f"{min(both)} is reserved by {_in_words(other)}; choose another time or node",
             )
     moments = sorted({spec.start_s, *(max(o.start_s, spec.start_s) for o in meeting)})
     for kind in sorted({spec.gpu_type, *(nodes[name].gpu_type for name in spec.nodes)} - {""}):

@@ -54,6 +54,7 @@ CLIENT_MODULES: Final = {
     "nodes": ("nodes",),
     "drains": ("drain", "undrain"),
     "tenants": ("tenants",),
+    "reservations": ("reserve",),
     "cells": ("cells",),
     "models": ("models",),
     "access": ("token", "join-token", "certificate", "audit"),

@@ -80,7 +80,7 @@ async def setup(server_url: str, tmp_path_factory: pytest.TempPathFactory) -> As
             yield found
 
 
-UNANSWERED = "/GetNetworkPlan", "/GetNode", "/ReadLogs", "/GetJobCurves"
+UNANSWERED = "/GetNetworkPlan", "/GetNode", "/ReadLogs", "/GetJobCurves", "/GetReservation"
 """Methods that cannot answer in this set-up."""
 
 
