@@ -94,7 +94,8 @@ _TABLES = {
         "r.id, j.id",
         "reservations r JOIN jobs j ON j.cluster_id = r.cluster_id"
         f" WHERE r.cluster_id = c.id AND r.end_at > now() AND j.{LIVE} AND NOT r.maintenance"
-        " AND (j.tenant = r.tenant OR (r.tenant = '' AND j.labels->>r.label_key = r.label_value))",
+        " AND CASE r.tenant WHEN '' THEN j.labels->>r.label_key = r.label_value"
+        " ELSE j.tenant = r.tenant END",
         "r.start_at, r.name, j.id",
     ),
     "prices": json_rows(
