@@ -71,6 +71,7 @@ _DROP_NODES = tuple(
     for statement in (
         "UPDATE jobs SET leader_id = NULL WHERE leader_id = ANY(:nodes)",  # of jobs that have ended
         "DELETE FROM job_avoids WHERE node_id = ANY(:nodes)",
+        "DELETE FROM reservation_nodes WHERE node_id = ANY(:nodes)",
         "DELETE FROM measured_traffic WHERE node_id = ANY(:nodes)",
         "DELETE FROM gpus WHERE node_id = ANY(:nodes)",
         "DELETE FROM nodes WHERE id = ANY(:nodes)",

@@ -62,6 +62,15 @@ JOIN tenants n ON n.id = q.tenant_id WHERE {_TYPES_NAMED}
 """,  # noqa: S608 - a constant of this module
     ),
     Users(
+        "reservations",
+        "reservation of it",
+        "reservations of it",
+        f"""
+SELECT r.name, r.id AS at FROM reservations r JOIN gpu_types t ON t.id = r.gpu_type_id
+WHERE {_TYPES_NAMED}
+""",  # noqa: S608 - a constant of this module
+    ),
+    Users(
         "jobs",
         "live job that asks for it",
         "live jobs that ask for it",
@@ -77,6 +86,7 @@ _ADVICE = {
     "nodes": "`tessera nodes delete`",
     "workloads": "`tessera cells delete --gpu-type {name}`",
     "tenants": "`tessera tenants apply` without the quota",
+    "reservations": "`tessera reserve delete`",
     "jobs": "`tessera cancel`",
 }
 """The command that removes each kind of users of a type."""

@@ -1,5 +1,5 @@
-"""The outlook of clusters, which time alone brings: ends of back-offs and of probations, due promises,
-silent nodes.
+"""The outlook of clusters, which time alone brings: ends of back-offs and of probations, windows
+of reservations, due promises, silent nodes.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ HEARD_AHEAD = "heard_at > clock_timestamp() + interval '1 s'"
 # ``tessera.db.agents.expire_silent_nodes``. A promise that was due before the last round is left
 # out: that round was refused, and another one would be, too.
 _OUTLOOK = sa.text(f"""
-SELECT c.name, least(w.retry_in_s, n.probation_in_s, o.run_left_s) AS event_in_s, p.promise_in_s,
-    n.silent_in_s, n.schedulable,
+SELECT c.name, least(w.retry_in_s, n.probation_in_s, o.run_left_s, v.window_in_s) AS event_in_s,
+    p.promise_in_s, n.silent_in_s, n.schedulable,
     coalesce(n.is_lost OR n.is_ahead, false) AS needs_round
 FROM clusters c
 CROSS JOIN LATERAL (
@@ -33,6 +33,10 @@ CROSS JOIN LATERAL (
     FROM jobs j WHERE j.cluster_id = c.id AND j.{LIVE} AND j.longest_run_s < 'Infinity'
         AND (j.since_at IS NOT NULL OR j.state = 'queued' AND j.run_s >= j.longest_run_s)
 ) o
+    SELECT extract(epoch FROM min(b.at) - clock_timestamp())::float8 AS window_in_s
+    FROM reservations r CROSS JOIN LATERAL (VALUES (r.start_at), (r.end_at)) AS b(at)
+    WHERE r.cluster_id = c.id AND b.at > clock_timestamp()
+) v
 LEFT JOIN LATERAL (
     SELECT (r.summary->>'promises_due_s')::float8
         - extract(epoch FROM clock_timestamp())::float8 AS promise_in_s

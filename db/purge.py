@@ -59,6 +59,7 @@ _STATEMENTS = (
     _delete("shadows", "x.cluster_id = :cluster", ROWS_PER_BATCH),
     _delete("policies", "x.cluster_id = :cluster", ROWS_PER_BATCH),
     _delete("usage_days", "x.cluster_id = :cluster", ROWS_PER_BATCH),
+    _delete("reservations", "x.cluster_id = :cluster", JOBS_PER_BATCH),
     _delete("tenants", "x.cluster_id = :cluster", JOBS_PER_BATCH),
     _delete(
         "gpus",

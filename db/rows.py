@@ -131,11 +131,16 @@ def enter_cluster(connection: sa.Connection, name: str) -> int:
 _NODES = f"""
 SELECT n.*, extract(epoch FROM n.drained_at)::float8 AS drained_s, t.name AS gpu_type,
     extract(epoch FROM n.probation_until)::float8 AS probation_end_s,
-    {SILENT_S} AS silent_s, a.network_remarks,
+    {SILENT_S} AS silent_s, a.network_remarks, w.name AS maintenance,
+    extract(epoch FROM w.start_at)::float8 AS maintenance_s,
     n.gpus - (SELECT count(DISTINCT l.gpu) FROM allocations l WHERE l.node_id = n.id) AS free_gpus,
     (SELECT coalesce(json_agg(DISTINCT j.name COLLATE "C" ORDER BY j.name COLLATE "C"), '[]')
         FROM allocations l JOIN jobs j ON j.id = l.job_id WHERE l.node_id = n.id) AS job_names
 FROM nodes n JOIN gpu_types t ON t.id = n.gpu_type_id LEFT JOIN agents a ON a.id = n.agent_id
+LEFT JOIN LATERAL (
+    SELECT r.name, r.start_at FROM reservation_nodes x JOIN reservations r ON r.id = x.reservation_id
+    WHERE x.node_id = n.id AND r.maintenance AND r.start_at <= now() AND now() < r.end_at LIMIT 1
+) w ON true
 """  # noqa: S608 - a constant of this module
 
 NODES_NAMED = sa.text(_NODES + "WHERE n.cluster_id = :cluster AND n.name = ANY(:names)")
@@ -157,18 +162,18 @@ def node_record(row: Row) -> NodeRecord:
         host_bytes=row["host_bytes"],
         labels=row["labels"],
     )
-    silent_s = row["silent_s"]
+    silent_s, maintained = row["silent_s"], row["maintenance"] is not None and not row["draining"]
     return NodeRecord(
         spec=spec,
-        draining=row["draining"],
+        draining=row["draining"] or maintained,
         version=row["version"],
         free_gpus=row["free_gpus"],
         jobs=tuple(row["job_names"]),
         silent_s=float("inf") if silent_s is None else max(0.0, silent_s),
         network_remarks=tuple(row["network_remarks"] or ()),
-        drain_reason=row["drain_reason"],
+        drain_reason=f"maintenance {row['maintenance']}" if maintained else row["drain_reason"],
         drained_by=row["drained_by"],
-        drained_s=row["drained_s"],
+        drained_s=row["maintenance_s"] if maintained else row["drained_s"],
         faults=tuple(fault.sentence for fault in stored_faults(row["faults"])),
         probation_end_s=row["probation_end_s"],
         found_cpus=row["found_cpus"],

@@ -27,6 +27,7 @@ from tessera.formulation.permissions import (
     match_selectors,
 )
 from tessera.formulation.reasons import ReasonCode
+from tessera.formulation.reserved import Entitlements, Reservations, ReservedNodes
 from tessera.formulation.runtimes import RESTRICTED_RUNTIMES
 from tessera.formulation.snapshot import (
     STATES,
@@ -106,6 +107,26 @@ _TABLES = {
         f"jobs j WHERE j.cluster_id = c.id AND j.{LIVE}"
         " AND (j.node_selector <> '' OR j.preferred_labels <> '')",
         "j.id",
+    ),
+    "reservations": json_rows(
+        "r.id, r.name, extract(epoch FROM r.start_at)::float8, extract(epoch FROM r.end_at)::float8,"
+        " coalesce(r.gpu_type_id, 0), r.gpus, r.maintenance",
+        "reservations r WHERE r.cluster_id = c.id AND r.end_at > now()",
+        "r.start_at, r.name",
+    ),
+    "reserved_nodes": json_rows(
+        "r.id, x.node_id",
+        "reservations r JOIN reservation_nodes x ON x.reservation_id = r.id"
+        " JOIN nodes n ON n.id = x.node_id WHERE r.cluster_id = c.id AND r.end_at > now()",
+        "r.start_at, r.name, n.name",
+    ),
+    "entitlements": json_rows(
+        "r.id, j.id",
+        "reservations r JOIN jobs j ON j.cluster_id = r.cluster_id"
+        f" WHERE r.cluster_id = c.id AND r.end_at > now() AND j.{LIVE} AND NOT r.maintenance"
+        " AND CASE r.tenant WHEN '' THEN j.labels->>r.label_key = r.label_value"
+        " ELSE j.tenant = r.tenant END",
+        "r.start_at, r.name, j.id",
     ),
     "prices": json_rows(
         "p.key, greatest(p.value::float8, 0)",
@@ -298,6 +319,7 @@ def load_snapshot(connection: sa.Connection, name: str, silence_s: float) -> Sna
         selectors=selectors,
         unmatched_nodes=unmatched,
         legs=Legs(**legs),
+        **_reservations(cluster, type_at, node_at, job_at),
         prices=Prices(
             name=tuple(key for key, _ in cluster.prices),
             price=np.array([price for _, price in cluster.prices], np.float64),
@@ -307,6 +329,38 @@ def load_snapshot(connection: sa.Connection, name: str, silence_s: float) -> Sna
         dependencies=_dependencies(cluster.dependencies, job_at),
         **_network(connection, cluster, (job_at, workload_at, type_at, plan_at, node_at)),
     )
+
+
+class _ReservationFacts(TypedDict):
+    reservations: Reservations
+    reserved_nodes: ReservedNodes
+    entitlements: Entitlements
+
+
+def _reservations(
+    row: sa.Row[Any], type_at: _Index, node_at: _Index, job_at: _Index
+) -> _ReservationFacts:
+    """Return the snapshot's facts about reservations."""
+    keys, names, start_s, end_s, types, gpus, maintenance = (
+        list(zip(*row.reservations, strict=True)) or [()] * 7
+    )
+    at = _Index(keys)
+    (of_nodes, nodes), (of_jobs, jobs) = (
+        np.array(pairs, np.int64).reshape(-1, 2).T
+        for pairs in (row.reserved_nodes, row.entitlements)
+    )
+    return {
+        "reservations": Reservations(
+            name=tuple(names),
+            start_s=np.array(start_s, np.float64),
+            end_s=np.array(end_s, np.float64),
+            gpu_type=type_at.of(np.array(types, np.int64)),
+            gpus=np.array(gpus, np.int64),
+            maintenance=np.array(maintenance, np.bool_),
+        ),
+        "reserved_nodes": ReservedNodes(reservation=at.of(of_nodes), node=node_at.of(nodes)),
+        "entitlements": Entitlements(reservation=at.of(of_jobs), job=job_at.of(jobs)),
+    }
 
 
 class _NetworkFacts(TypedDict, total=False):

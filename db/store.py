@@ -27,6 +27,7 @@ from tessera.db import (
     purge,
     reads,
     requests,
+    reservations,
     rounds,
     run_times,
     shadows,
@@ -62,6 +63,7 @@ from tessera.formulation.records.clusters import (
 from tessera.formulation.records.estimates import EstimateRecord, EstimationInputs, ModelSpec
 from tessera.formulation.records.jobs import JobEventRecord, JobRecord
 from tessera.formulation.records.policies import PolicyRecord, ShadowRecord, ShadowRound
+from tessera.formulation.records.reservations import ReservationRecord
 from tessera.formulation.records.rounds import (
     JobRound,
     NetworkCommit,
@@ -260,6 +262,16 @@ class PostgresStore:
         """Return what the jobs of a cluster have used."""
         with self._database.read() as connection:
             return usage.sum_usage(connection, cluster, query)
+
+    def list_reservations(self, cluster: str) -> list[ReservationRecord]:
+        """Return the reservations by start, those that have ended, too."""
+        with self._database.read() as connection:
+            return reservations.list_reservations(connection, cluster)
+
+    def get_reservation(self, cluster: str, name: str) -> ReservationRecord:
+        """Return a reservation."""
+        with self._database.read() as connection:
+            return reservations.get_reservation(connection, cluster, name)
 
     def tenants_of_jobs(self, cluster: str, names: Collection[str]) -> dict[str, str]:
         """Return the tenant of each of these jobs that exists."""

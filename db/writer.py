@@ -21,6 +21,7 @@ from tessera.db import (
     pins,
     policies,
     profiling,
+    reservations,
     shadows,
     webhooks,
     workloads,
@@ -61,6 +62,7 @@ from tessera.formulation.records.estimates import (
 )
 from tessera.formulation.records.jobs import JobRecord, JobSpec
 from tessera.formulation.records.policies import PolicyRecord, ShadowRecord
+from tessera.formulation.records.reservations import ReservationRecord, ReservationSpec
 from tessera.formulation.records.store import StoreLimits
 from tessera.formulation.runtimes import RESTRICTED_RUNTIMES
 from tessera.formulation.topologies.described import DescribedTopology
@@ -343,6 +345,29 @@ class PostgresWriter:
     def revive_webhook(self, cluster: str, name: str) -> None:
         """Let a webhook get events again."""
         webhooks.revive_webhook(self._connection, cluster, name)
+
+    def create_reservation(self, cluster: str, spec: ReservationSpec) -> ReservationRecord:
+        """Create a reservation."""
+        return reservations.create_reservation(Turn.take(self._connection, cluster), spec)
+
+    def update_reservation(
+        self,
+        cluster: str,
+        name: str,
+        start_s: float | None,
+        end_s: float | None,
+        version: int | None,
+    ) -> ReservationRecord:
+        """Change the times of a reservation. A time that is None stays."""
+        turn = Turn.take(self._connection, cluster)
+        return reservations.update_reservation(turn, name, start_s, end_s, version)
+
+    def delete_reservations(
+        self, cluster: str, names: Sequence[str], *, allow_missing: bool = False
+    ) -> None:
+        """Delete reservations, all or none."""
+        turn = Turn.take(self._connection, cluster)
+        reservations.delete_reservations(turn, names, allow_missing=allow_missing)
 
     def upsert_estimates(self, cluster: str, estimates: Sequence[EstimateRecord]) -> int:
         """Create or replace estimates; return how many."""

@@ -24,6 +24,7 @@ from tessera.formulation.network.facts import StandingNetworkPlan, TrafficMeasur
 from tessera.formulation.network.traffic import DescribedTraffic, intern_traffic
 from tessera.formulation.permissions import AllowedTypes, Selectors, UnmatchedNodes
 from tessera.formulation.problem import CouplingRow, Problem
+from tessera.formulation.reserved import Bars, Entitlements, Reservations, ReservedNodes
 from tessera.formulation.snapshot import (
     Allocations,
     Avoids,
@@ -52,8 +53,10 @@ _CLASSES: Final[dict[str, type[Any]]] = {
     "Allocations": Allocations,
     "AllowedTypes": AllowedTypes,
     "Avoids": Avoids,
+    "Bars": Bars,
     "Cells": Cells,
     "Dependencies": Dependencies,
+    "Entitlements": Entitlements,
     "Estimates": Estimates,
     "GpuType": GpuType,
     "Jobs": Jobs,
@@ -65,6 +68,8 @@ _CLASSES: Final[dict[str, type[Any]]] = {
     "Problem": Problem,
     "Quotas": Quotas,
     "RefusedPlans": RefusedPlans,
+    "Reservations": Reservations,
+    "ReservedNodes": ReservedNodes,
     "Row": CouplingRow,
     "Runtimes": Runtimes,
     "Selectors": Selectors,
@@ -80,6 +85,21 @@ _CLASSES: Final[dict[str, type[Any]]] = {
 """Classes by their names in the JSON form, which stay as they are when a class is renamed."""
 _NAMES: Final = {cls: name for name, cls in _CLASSES.items()}
 _ENUMS: dict[str, type[StrEnum]] = {"SolveStatus": SolveStatus}
+
+
+_NEW_TABLES: Final = (
+    "traffic",
+    "standing",
+    "measured",
+    "runtimes",
+    "refused_plans",
+    "plan_kinds",
+    "reservations",
+    "reserved_nodes",
+    "entitlements",
+    "bars",
+)
+"""The tables of snapshots that are not written if they are empty."""
 
 
 def _topology(text: Any) -> DescribedTopology | None:

@@ -25,6 +25,7 @@ from tessera.formulation.rates import (
     requested_rate,
     restart_share,
     unit_rate,
+    work_left,
 )
 from tessera.formulation.reasons import Reason
 from tessera.formulation.snapshot import Snapshot
@@ -104,6 +105,17 @@ class Draft:
     def rate(self) -> Floats:
         """Return samples/s of each column at its Cell's own shape, float64[columns]."""
         return self.cells.rate[self.cell]
+
+    @cached_property
+    def end_s(self) -> Floats:
+        """Return the end of each column's job if it runs there, float64[columns].
+
+        Times are in seconds since 1970.
+        """
+        left_s = work_left(self.snapshot)[self.job] / self.rate
+        restart_s = np.where(self.starts, self.snapshot.jobs.restart_s[self.job], 0.0)
+        end_s: Floats = self.snapshot.now_s + restart_s + left_s
+        return end_s
 
     @cached_property
     def demand(self) -> Demands:

@@ -12,6 +12,7 @@ from tessera.formulation.dependencies import CONDITIONS, DependencyRecord, waiti
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.offers import explain_unchosen
 from tessera.formulation.problem import Problem
+from tessera.formulation.promises.windows import with_window
 from tessera.formulation.reasons import Reason, ReasonCode, held_reason, leaving_reason
 from tessera.formulation.runnable_plans import restriction_in_words, runtime_and_techniques
 from tessera.formulation.snapshot import STATES, Snapshot
@@ -73,7 +74,8 @@ def explain_waiting_jobs(
             reasons[job] = _GIVEN_UP
         else:
             others.append(job)
-    return reasons | explain_unchosen(problem, solution, np.array(others, dtype=np.int64))
+    unchosen = explain_unchosen(problem, solution, np.array(others, dtype=np.int64))
+    return reasons | {job: with_window(snapshot, reason) for job, reason in unchosen.items()}
 
 
 _GIVEN_UP: Final = Reason(

@@ -51,6 +51,12 @@ _LIMITS: Final[dict[RowKind, tuple[ReasonCode, str, str]]] = {
         " but the job needs {amount}",
         "wait for a job of another tenant to end, or let the quota be lent",
     ),
+    RowKind.WINDOW: (
+        ReasonCode.HELD_FOR_RESERVATION,
+        "the reservation {what} leaves {capacity} GPUs to other jobs, of which {free} are left, but the"
+        " job needs {amount}",
+        "wait for another job or the reservation to end, or entitle the job to the reservation",
+    ),
     RowKind.RESERVED: (
         ReasonCode.RESERVED,
         "GPUs are reserved for {what}, which has waited long: other jobs may hold {capacity} beyond its"

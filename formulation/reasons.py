@@ -43,6 +43,7 @@ class ReasonCode(StrEnum):
     MISSING_DATA = "MISSING_DATA"  # the objective needs unknown data
     BEHIND_QUEUE = "BEHIND_QUEUE"  # a job of a higher queue is blocked
     RESERVED = "RESERVED"  # the GPUs are reserved for a job that has waited long
+    HELD_FOR_RESERVATION = "HELD_FOR_RESERVATION"  # a reservation keeps the GPUs for others
     QUOTA_SPENT = "QUOTA_SPENT"
     NO_WEIGHT = "NO_WEIGHT"
     # The job had columns but was not chosen.
@@ -83,6 +84,7 @@ class Cause(StrEnum):
     QUEUE = "queue"
     DEPENDENCY = "dependency"
     ARRAY = "array limit"
+    RESERVATION = "reservation"
     RESTART = "restart cost"
     WEIGHT = "no weight"
     SCHEDULER = "scheduler"
@@ -113,6 +115,7 @@ CAUSES: Final[dict[ReasonCode, Cause]] = {
     ReasonCode.MISSING_DATA: Cause.ESTIMATES,
     ReasonCode.BEHIND_QUEUE: Cause.QUEUE,
     ReasonCode.RESERVED: Cause.QUEUE,
+    ReasonCode.HELD_FOR_RESERVATION: Cause.RESERVATION,
     ReasonCode.QUOTA_SPENT: Cause.QUOTA,
     ReasonCode.NO_WEIGHT: Cause.WEIGHT,
     ReasonCode.FRAGMENTED: Cause.FRAGMENTATION,

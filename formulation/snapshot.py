@@ -28,6 +28,16 @@ from tessera.formulation.permissions import (
     Selectors,
     UnmatchedNodes,
 )
+from tessera.formulation.reserved import (
+    NO_BARS,
+    NO_ENTITLEMENTS,
+    NO_RESERVATIONS,
+    NO_RESERVED_NODES,
+    Bars,
+    Entitlements,
+    Reservations,
+    ReservedNodes,
+)
 from tessera.formulation.tables import Bools, CellTable, Floats, Ints, Table, usual
 from tessera.formulation.topologies.described import DescribedTopology
 from tessera.formulation.values import NO_CELL, PROFILING, Cell, CellKey, GpuType, Hold, Workload
@@ -354,6 +364,12 @@ class Snapshot:
     allowed_types: AllowedTypes = NO_ALLOWED_TYPES
     selectors: Selectors = NO_SELECTORS
     unmatched_nodes: UnmatchedNodes = NO_UNMATCHED_NODES
+    reservations: Reservations = NO_RESERVATIONS
+    reserved_nodes: ReservedNodes = NO_RESERVED_NODES
+    """The nodes that reservations name. A round adds those that it chooses (``with_reservations``)."""
+    entitlements: Entitlements = NO_ENTITLEMENTS
+    bars: Bars = NO_BARS
+    """The jobs that reservations keep out. A round fills it, and it is empty in stored snapshots."""
     clock_factor: float = 1.0
     """Seconds of training that the cluster's agents replay in a second. 1 if jobs really train."""
 
@@ -402,6 +418,13 @@ class Snapshot:
             ("standing", "job", -1, len(self.jobs)),
             ("measured", "job", 0, len(self.jobs)),
             ("measured", "node", 0, len(self.nodes)),
+            ("reservations", "gpu_type", -1, types),
+            ("reserved_nodes", "reservation", 0, len(self.reservations)),
+            ("reserved_nodes", "node", 0, len(self.nodes)),
+            ("entitlements", "reservation", 0, len(self.reservations)),
+            ("entitlements", "job", 0, len(self.jobs)),
+            ("bars", "reservation", 0, len(self.reservations)),
+            ("bars", "job", 0, len(self.jobs)),
         ):
             values = getattr(getattr(self, table), column)
             if len(values) and not (values.min() >= low and values.max() < high):
@@ -440,6 +463,7 @@ class Snapshot:
             ("prices", "price", 0, True),
             ("measured", "period_s", 0, True),
             ("measured", "sent_bytes", 0, True),
+            ("reservations", "gpus", 0, True),
         ):
             values = getattr(getattr(self, table), column)
             if not len(values):

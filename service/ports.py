@@ -39,6 +39,7 @@ from tessera.formulation.records.estimates import (
 from tessera.formulation.records.jobs import JobEventRecord, JobRecord, JobSpec
 from tessera.formulation.records.logs import LogAnswer, LogRead, StartedJob
 from tessera.formulation.records.policies import PolicyRecord, ShadowRecord, ShadowRound
+from tessera.formulation.records.reservations import ReservationRecord, ReservationSpec
 from tessera.formulation.records.rounds import (
     JobRound,
     NetworkCommit,
@@ -245,6 +246,45 @@ class Writer(Protocol):
 
         Raises:
             NotFound: the cluster, or the shadow unless ``allow_missing``.
+        """
+        ...
+
+    def create_reservation(self, cluster: str, spec: ReservationSpec) -> ReservationRecord:
+        """Create a reservation, and request a round.
+
+        Raises:
+            NotFound: the cluster.
+            AlreadyExists: the name.
+            InvalidInput: an unknown node, GPU type or tenant; a window in the past; or more GPUs
+                than other reservations leave.
+            LimitReached: too many reservations.
+        """
+        ...
+
+    def update_reservation(
+        self,
+        cluster: str,
+        name: str,
+        start_s: float | None,
+        end_s: float | None,
+        version: int | None,
+    ) -> ReservationRecord:
+        """Change the times of a reservation. A time that is None stays.
+
+        Raises:
+            NotFound: the cluster, or the reservation.
+            StaleEtag: another ``version`` is stored.
+            InvalidInput: as for ``create_reservation``.
+        """
+        ...
+
+    def delete_reservations(
+        self, cluster: str, names: Sequence[str], *, allow_missing: bool = False
+    ) -> None:
+        """Delete reservations, all or none.
+
+        Raises:
+            NotFound: the cluster, or a reservation unless ``allow_missing``.
         """
         ...
 
@@ -515,6 +555,14 @@ class Store(Rounds, Protocol):
             NotFound: the cluster.
             InvalidInput: there are too many groups.
         """
+        ...
+
+    def list_reservations(self, cluster: str) -> list[ReservationRecord]:
+        """Return the reservations by start, those that have ended, too. Raises NotFound (the cluster)."""
+        ...
+
+    def get_reservation(self, cluster: str, name: str) -> ReservationRecord:
+        """Return a reservation. Raises NotFound (the cluster, the reservation)."""
         ...
 
     def execution_plans(self, cluster: str, digests: Collection[str]) -> dict[str, str]:

@@ -301,7 +301,7 @@ class _DecidedRound:
     row: RoundRow
     broken: bool  # whether it broke a rule, so that nothing was carried out
     changed: bool  # whether it changed any job
-    needed_s: float  # the time at which promises need a round
+    needed_s: float  # the time at which promises or reservations need a round
     stands_until: int  # number of the next round that may change something (``RoundOutcome``)
 
 
@@ -325,6 +325,7 @@ def _round(
     world.check()
     problem, solution, store = outcome.problem, outcome.solution, world.store
     needed_s = due_s(snapshot, outcome, conditions.round_s)
+    needed_s = min(needed_s, snapshot.reservations.next_change_s(snapshot.now_s))
     if conditions.spacing_s is not None:
         needed_s = min(needed_s, next_leg_s(snapshot, outcome))
     row = RoundRow(

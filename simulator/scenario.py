@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.clusters import NodeSpec, TenantSpec
 from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.records.reservations import NodeSize, ReservationSpec, require_room
 from tessera.formulation.selectors import Selector
 from tessera.formulation.values import GpuType
 from tessera.simulator.traces.trace import Arrival
@@ -28,6 +29,7 @@ class Scenario:
     profiles: Sequence[EstimateRecord]
     arrivals: Sequence[Arrival]
     tenants: Sequence[TenantSpec] = ()
+    reservations: Sequence[ReservationSpec] = ()
 
     def __post_init__(self) -> None:
         """Refuse input that would make a run meaningless."""
@@ -41,6 +43,7 @@ class Scenario:
         _require_unique("nodes", (node.name for node in self.nodes))
         _require_unique("arrivals", (one.spec.name for one in self.arrivals))
         _require_unique("tenants", (tenant.name for tenant in self.tenants))
+        _require_unique("reservations", (one.name for one in self.reservations))
         times_s = [one.arrival_s for one in self.arrivals]
         if not all(0 <= at_s < math.inf for at_s in times_s) or times_s != sorted(times_s):
             raise InvalidInput("arrivals", "must be ordered by time, from 0 s on")
@@ -64,6 +67,9 @@ class Scenario:
         _require_in_cluster(
             "tenants", "the type", known, (t for one in self.tenants for t in one.quotas)
         )
+        sizes = {n.name: NodeSize(gpu_type=n.gpu_type, gpus=n.gpus) for n in self.nodes}
+        for index, one in enumerate(self.reservations):
+            require_room(one, self.reservations[:index], sizes)
 
     @property
     def gpus(self) -> int:

@@ -19,6 +19,7 @@ from tessera.formulation.permissions import AllowedTypes
 from tessera.formulation.placement import Gang
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
+from tessera.formulation.reserved import Entitlements, Reservations, ReservedNodes
 from tessera.formulation.snapshot import (
     NO_LEGS,
     STATE_CODE,
@@ -132,6 +133,7 @@ class MemoryStore:
         )
         self._stated |= of_jobs
         self._tenants, self._quotas = self._set_up_tenants(scenario)
+        self._reservations = _reservations(scenario, self.specs, self._nodes)
         self.gangs: dict[int, Gang] = {}
         # job -> node and index of each GPU that it holds
         self._gpus: dict[int, tuple[Ints, Ints]] = {}
@@ -275,6 +277,9 @@ class MemoryStore:
             allowed_types=renumber_jobs(self._allowed, local),
             selectors=self._selectors,
             unmatched_nodes=self._unmatched,
+            reservations=self._reservations.table,
+            reserved_nodes=self._reservations.nodes,
+            entitlements=renumber_jobs(self._reservations.entitlements, local),
             legs=renumber_jobs(self._legs, local),
             dependencies=self._waits.table(local),
             prices=Prices(
@@ -502,7 +507,7 @@ class MemoryStore:
         ), Quotas(tenant=rows[:, 0], gpu_type=rows[:, 1], gpus=rows[:, 2])
 
 
-_OfJobs = TypeVar("_OfJobs", AllowedTypes, Avoids, Legs)
+_OfJobs = TypeVar("_OfJobs", AllowedTypes, Avoids, Entitlements, Legs)
 
 _QUEUED, _RUNNING = STATE_CODE[JobState.QUEUED], STATE_CODE[JobState.RUNNING]
 
@@ -572,6 +577,41 @@ def _nodes(scenario: Scenario) -> Nodes:
         version=np.ones(len(nodes), dtype=np.int64),
         cpus=np.array([_stated(n.cpus) for n in nodes], dtype=np.int64),
         host_bytes=np.array([_stated(n.host_bytes) for n in nodes], dtype=np.int64),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _ReservationTables:
+    """The reservations of a scenario. ``entitlements`` has indices into its arrivals."""
+
+    table: Reservations
+    nodes: ReservedNodes
+    entitlements: Entitlements
+
+
+def _reservations(scenario: Scenario, specs: Sequence[JobSpec], nodes: Nodes) -> _ReservationTables:
+    own = sorted(scenario.reservations, key=lambda one: (one.start_s, one.name))
+    types = {"": -1} | {kind.name: i for i, kind in enumerate(scenario.gpu_types)}
+    index = {name: i for i, name in enumerate(nodes.name)}
+    named = [(r, index[name]) for r, one in enumerate(own) for name in one.nodes]
+    served = [
+        (r, job)
+        for r, one in enumerate(own)
+        for job, spec in enumerate(specs)
+        if one.serves((spec.tenant,), spec.labels)
+    ]
+    of_nodes, of_jobs = (np.array(rows, dtype=np.int64).reshape(-1, 2) for rows in (named, served))
+    return _ReservationTables(
+        table=Reservations(
+            name=tuple(one.name for one in own),
+            start_s=np.array([EPOCH_S + one.start_s for one in own], dtype=np.float64),
+            end_s=np.array([EPOCH_S + one.end_s for one in own], dtype=np.float64),
+            gpu_type=np.array([types[one.gpu_type] for one in own], dtype=np.int64),
+            gpus=np.array([one.gpus for one in own], dtype=np.int64),
+            maintenance=np.array([one.maintenance for one in own], dtype=np.bool_),
+        ),
+        nodes=ReservedNodes(reservation=of_nodes[:, 0], node=of_nodes[:, 1]),
+        entitlements=Entitlements(reservation=of_jobs[:, 0], job=of_jobs[:, 1]),
     )
 
 

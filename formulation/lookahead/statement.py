@@ -14,7 +14,8 @@ from tessera.formulation.lookahead.plan import Lookahead, all_trained_samples, p
 from tessera.formulation.lookahead.reservations import rates_if_kept, reserve_columns
 from tessera.formulation.policy import KEEP_MODE, PLANNED_MODE
 from tessera.formulation.rates import work_left
-from tessera.formulation.snapshot import Legs, Nodes
+from tessera.formulation.reservations import reserved_gpus
+from tessera.formulation.snapshot import Legs, Nodes, Snapshot
 from tessera.formulation.tables import Bools, Floats, Ints, concatenate_ranges
 
 
@@ -203,4 +204,20 @@ def _free(draft: Draft, taking: Ints, boundary_s: Floats) -> Ints:
         free[int(draft.gpu_type[column]), slots] -= int(draft.gpus[column])
         for r, row in enumerate(rows):
             free[types + r, slots] -= int(row.amount[row.column == column].sum())
+    _take_windows(snapshot, taking, boundary_s, free)
     return np.maximum(free, 0)
+
+
+def _take_windows(snapshot: Snapshot, taking: Ints, boundary_s: Floats, free: Ints) -> None:
+    """Take the GPUs of windows to come out of ``free`` (int64[resources, slots]).
+
+    Those that serve a job of ``taking`` stay free, because schedules do not tell jobs apart there.
+    The windows that have begun have rows, which hold for all slots.
+    """
+    table, gpus = snapshot.reservations, reserved_gpus(snapshot)
+    served = snapshot.entitlements.reservation[np.isin(snapshot.entitlements.job, taking)]
+    to_come = table.start_s > snapshot.now_s
+    to_come[served] = False
+    for r in np.flatnonzero(to_come).tolist():
+        slots = (boundary_s[:-1] < table.end_s[r]) & (table.start_s[r] < boundary_s[1:])
+        free[: gpus.shape[1], slots] -= gpus[r][:, None]

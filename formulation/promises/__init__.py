@@ -40,6 +40,7 @@ from tessera.formulation.promises.stability import (
     replans_are_rare_and_pay_back,
 )
 from tessera.formulation.promises.stated_plans import stated_plans
+from tessera.formulation.promises.windows import windows_are_kept
 
 Rule = Callable[[Draft], Draft]
 
@@ -49,6 +50,7 @@ PHYSICAL: Final[tuple[Rule, ...]] = (
     allowed_types,
     bounded_gpus,
     permitted_nodes,
+    windows_are_kept,
     unmovable_jobs_keep_their_shape,
     pools_have_enough,
     selected_nodes_have_enough,

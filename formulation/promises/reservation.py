@@ -10,7 +10,6 @@ from tessera.formulation.draft import Draft, RowUse
 from tessera.formulation.problem import CouplingRow, RowKind
 from tessera.formulation.promises.launched import is_launched
 from tessera.formulation.promises.packing import NO_COLUMN_GPUS, Packing
-from tessera.formulation.rates import work_left
 from tessera.formulation.tables import Bools, Floats, Ints
 
 
@@ -47,7 +46,7 @@ def reserve_gpus(draft: Draft, packing: Packing, job: int, past: Bools) -> Reser
     because shrunk jobs end later. Source: EASY backfilling (Lifka 1995).
     """
     packing.restore()
-    end_s = _end_s(draft)
+    end_s = draft.end_s
     best: tuple[float, float, int] | None = None
     # Choose the type with the earliest shadow time. Among equals, choose the smallest share.
     for kind, need in enumerate(packing.need[job].tolist()):
@@ -61,17 +60,6 @@ def reserve_gpus(draft: Draft, packing: Packing, job: int, past: Bools) -> Reser
     row = _row(draft, packing, job, best[2], end_s > best[0], past)
     packing.add_row(row)
     return ReservationResult(draft, row)
-
-
-def _end_s(draft: Draft) -> Floats:
-    """Return the end of each column's job if it runs there, float64[columns].
-
-    Times are in seconds since 1970.
-    """
-    left_s = work_left(draft.snapshot)[draft.job] / draft.rate
-    restart_s = np.where(draft.starts, draft.snapshot.jobs.restart_s[draft.job], 0.0)
-    end_s: Floats = draft.snapshot.now_s + restart_s + left_s
-    return end_s
 
 
 def _lasting(draft: Draft, packing: Packing) -> Ints:

@@ -33,8 +33,9 @@ class ClusterOutlook:
     """The things that time alone will bring to a cluster."""
 
     event_in_s: float
-    """Seconds until the next event that a round can act on: a back-off or a node's probation ends. It
-    is 0 if jobs hold GPUs of a node that has fallen silent, and inf if no event is known.
+    """Seconds until the next event that a round can act on: a back-off or a node's probation ends, or
+    a reservation begins or ends. It is 0 if jobs hold GPUs of a node that has fallen silent, and inf
+    if no event is known.
     """
     promises_due_in_s: float
     """Seconds until promised deadline schedules need a round, or inf. It is 0 if they need it now."""

@@ -59,6 +59,7 @@ CLIENT_MODULES: Final = {
     "tenants": ("tenants",),
     "usage": ("usage",),
     "webhooks": ("webhooks",),
+    "reservations": ("reserve",),
     "cells": ("cells",),
     "models": ("models",),
     "access": ("token", "join-token", "certificate", "audit"),

@@ -1,4 +1,4 @@
-"""tessera.v1.Clusters: clusters, their GPU types and their nodes."""
+"""tessera.v1.Clusters: clusters, their GPU types, their nodes and reservations."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert import clusters as convert
 from tessera.service.rpc.lanes import SizedCalls
 from tessera.service.rpc.paging import page_of
+from tessera.service.rpc.reservations import ReservationCalls
 from tessera.service.rpc.visibility import hide_in_nodes
 from tessera.v1 import clusters_pb2 as pb
-from tessera.v1 import clusters_pb2_grpc
+from tessera.v1 import clusters_pb2_grpc, reservations_pb2
 
 MAX_NODES: Final = 100_000
 """Largest number of nodes in one call."""
@@ -59,6 +60,7 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
         """
         self._store, self._calls, self._lease_s = store, calls, lease_s
         self._period_s, self._wall_s = period_s, wall_s
+        self._reservations = ReservationCalls(store, wall_s)
 
     async def UpsertCluster(
         self, request: pb.UpsertClusterRequest, context: _Context
@@ -125,6 +127,36 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
     async def DeleteNodes(self, request: pb.DeleteNodesRequest, context: _Context) -> Empty:
         """Delete nodes that no job uses, all or none."""
         return await self._calls.run_by_size(self._delete_nodes, request)
+
+    async def CreateReservation(
+        self, request: reservations_pb2.CreateReservationRequest, context: _Context
+    ) -> reservations_pb2.Reservation:
+        """Reserve GPUs or nodes for a time."""
+        return await self._calls.run(self._reservations.create, request)
+
+    async def GetReservation(
+        self, request: reservations_pb2.GetReservationRequest, context: _Context
+    ) -> reservations_pb2.Reservation:
+        """Return a reservation."""
+        return await self._calls.run(self._reservations.get, request)
+
+    async def ListReservations(
+        self, request: reservations_pb2.ListReservationsRequest, context: _Context
+    ) -> reservations_pb2.ListReservationsResponse:
+        """Return a page of reservations, by id."""
+        return await self._calls.run_by_size(self._reservations.list, request)
+
+    async def UpdateReservation(
+        self, request: reservations_pb2.UpdateReservationRequest, context: _Context
+    ) -> reservations_pb2.Reservation:
+        """Change the times of a reservation."""
+        return await self._calls.run(self._reservations.update, request)
+
+    async def DeleteReservations(
+        self, request: reservations_pb2.DeleteReservationsRequest, context: _Context
+    ) -> Empty:
+        """Delete reservations, all or none."""
+        return await self._calls.run(self._reservations.delete, request)
 
     def _upsert_cluster(self, request: pb.UpsertClusterRequest) -> pb.Cluster:
         cluster = names.parse_cluster("cluster.name", request.cluster.name)

@@ -83,6 +83,11 @@ def tenant_name(cluster: str, tenant: str) -> str:
     return f"clusters/{cluster}/tenants/{tenant}"
 
 
+def reservation_name(cluster: str, reservation: str) -> str:
+    """Return ``clusters/{cluster}/reservations/{reservation}``."""
+    return f"clusters/{cluster}/reservations/{reservation}"
+
+
 def round_name(cluster: str, number: int) -> str:
     """Return ``clusters/{cluster}/rounds/{number}``."""
     return f"clusters/{cluster}/rounds/{number}"
@@ -166,6 +171,12 @@ def parse_tenant(field: str, name: str) -> tuple[str, str]:
     """Return the ids of the cluster and the tenant."""
     cluster, tenant = _parse(field, name, "clusters", "tenants")
     return cluster, tenant
+
+
+def parse_reservation(field: str, name: str) -> tuple[str, str]:
+    """Return the ids of the cluster and the reservation."""
+    cluster, reservation = _parse(field, name, "clusters", "reservations")
+    return cluster, reservation
 
 
 def parse_round(field: str, name: str) -> tuple[str, int]:

@@ -107,6 +107,11 @@ _RULES: Final[dict[str, dict[str, Rule]]] = {
         "DeleteGpuTypes": _change(),
         "DeleteNode": _change(),
         "DeleteNodes": _change(),
+        "CreateReservation": _change(),
+        "GetReservation": _read(),
+        "ListReservations": _read(),
+        "UpdateReservation": _change(),
+        "DeleteReservations": _change(),
     },
     "Estimates": {
         "UpsertCells": _change(),

@@ -308,7 +308,7 @@ class _Future:
     def decide_round(
         self, decide: Callable[[Snapshot], RoundOutcome], rhythm: RoundRhythm
     ) -> float:
-        """Decide a round and carry it out; return when promises need the next one."""
+        """Decide a round and carry it out; return when promises or reservations need the next one."""
         shown = np.flatnonzero(self._live)
         snapshot = self._snapshot(shown)
         outcome = decide(snapshot)
@@ -326,7 +326,11 @@ class _Future:
         self._prices = Prices(
             name=tuple(name for name, _ in known), price=np.array([price for _, price in known])
         )
-        return min(due_s(snapshot, outcome, rhythm.period_s), next_leg_s(snapshot, outcome))
+        return min(
+            due_s(snapshot, outcome, rhythm.period_s),
+            next_leg_s(snapshot, outcome),
+            snapshot.reservations.next_change_s(self.now_s),
+        )
 
     def _snapshot(self, shown: Ints) -> Snapshot:
         """Return what a round sees now of the jobs ``shown``, which are live."""
@@ -342,6 +346,7 @@ class _Future:
             avoids=renumber_jobs(self.base.avoids, local),
             dependencies=NO_DEPENDENCIES,  # rounds only need their number
             allowed_types=renumber_jobs(self.base.allowed_types, local),
+            entitlements=renumber_jobs(self.base.entitlements, local),
             legs=renumber_jobs(self._legs, local),
             prices=self._prices,
         )

@@ -106,7 +106,7 @@ def _place_directly(board: Board, pending: list[int], wanted: dict[int, int]) ->
         column = wanted[job]
         return (
             not board.has_gpus_of(job, column),
-            not board.avoided(job),
+            not board.avoided(job, column),
             -board.gpus[column],
             not board.must_run[job],
             -board.value[column],

@@ -18,6 +18,7 @@ from tessera.formulation.tables import Ints
 from tessera.solvers.placement.blocks import carve_share, indices_of, mask_of
 from tessera.solvers.placement.choices import NodeChoices
 from tessera.solvers.placement.free import FreeGpus, Spots
+from tessera.solvers.placement.windows import ClosedWindows
 
 Seat = tuple[int, Spots]
 """A job's column and GPUs."""
@@ -86,6 +87,7 @@ class Board:
         self._changes = kinds.index(RowKind.CHANGES) if RowKind.CHANGES in kinds else -1
         self._watched = sorted({*problem.idle_row.tolist(), *({self._changes} - {-1})})
         self._choices = NodeChoices(snapshot)
+        self._windows = ClosedWindows(snapshot, problem)
         self._kept_back: list[int] = [0] * len(problem.rows)
         self._value_on: dict[tuple[int, int], float] = {}
         self._alternatives: dict[int, list[int]] = {}
@@ -129,7 +131,7 @@ class Board:
         spots = tuple(
             [(node, carve_share(self.free.mask[node], gpus)) for node, gpus in sorted(shares)]
         )
-        demand, avoided = self.demand(column), self.avoided(job)
+        demand, avoided = self.demand(column), self.avoided(job, column)
         if self.pinned(job, column) or not all(
             mask and node not in avoided and self.free.gpu_type[node] == self.gpu_type[column]
             for node, mask in spots
@@ -237,7 +239,7 @@ class Board:
             column != self.current[job]
             and len(spots) == self.nodes[column]
             and sum(mask.bit_count() for _, mask in spots) == self.gpus[column]
-            and not any(node in self.avoided(job) for node, _ in spots)
+            and not any(node in self.avoided(job, column) for node, _ in spots)
         )
 
     def fewest_nodes(self, job: int, column: int) -> int:
@@ -249,13 +251,14 @@ class Board:
         """Return the job of ``column``."""
         return bisect_right(self._job_start, column) - 1
 
-    def avoided(self, job: int) -> frozenset[int]:
-        """Return the nodes that ``job`` must not run on."""
-        return self._choices.avoided(job)
+    def avoided(self, job: int, column: int) -> frozenset[int]:
+        """Return the nodes that ``job`` must not run on with ``column``."""
+        avoided, closed = self._choices.avoided(job), self._windows.closed(job, column)
+        return avoided | closed if closed else avoided
 
-    def may_leave_to(self, job: int, other: int) -> bool:
-        """Return whether ``job`` may run on a node that ``other`` must not run on."""
-        return not self.avoided(other) <= self.avoided(job)
+    def may_leave_to(self, job: int, other: int, column: int) -> bool:
+        """Return whether ``job`` may run on a node that ``other`` must not run on with ``column``."""
+        return not self.avoided(other, column) <= self.avoided(job, self.seats[job][0])
 
     def overdraft(self) -> list[int]:
         """Return the overdraft of each row that counts waiting jobs or moves.
@@ -348,13 +351,14 @@ class Board:
         if self.free.total[kind] < gpus:
             return None
         near, demand = dict(self.now.get(job, ())), self.demand(column)
-        avoided = self._choices.in_order(job)
+        closed = self._windows.closed(job, column)
         for layout in self.free.layouts(kind, gpus, fewest):
             if layout.nodes > max_nodes:
                 continue
             if not (layout.mixed or self.runs_on(column, layout.nodes)):
                 continue
-            for avoid in avoided:  # preferred nodes alone first
+            for avoided in self._choices.in_order(job):  # preferred nodes alone first
+                avoid = avoided | closed if closed else avoided
                 spots = self.free.find(
                     kind, layout, near, aligned=aligned, avoid=avoid, demand=demand
                 )

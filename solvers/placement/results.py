@@ -69,8 +69,7 @@ def explain_change(
 def describe_shortage(board: Board, column: int) -> str:
     """Return, in numbers, the reason why the Cell of ``column`` finds no place at its own shape now."""
     kind, gpus, free = board.gpu_type[column], board.gpus[column], board.free
-    job = board.job_of(column)
-    name, nodes = board.snapshot.gpu_types[kind].name, _nodes_for(board, job, kind)
+    name, nodes = board.snapshot.gpu_types[kind].name, _nodes_for(board, column)
     if free.total[kind] < gpus:
         return f"the job needs {gpus} x {name}, but only {free.total[kind]} are free"
     left = sum(free.mask[node].bit_count() for node in nodes)
@@ -101,10 +100,10 @@ def describe_shortage(board: Board, column: int) -> str:
     )
 
 
-def _nodes_for(board: Board, job: int, kind: int) -> list[int]:
-    """Return the schedulable nodes of a type that ``job`` may run on."""
-    avoided = board.avoided(job)
-    return [node for node in board.free.of_type[kind] if node not in avoided]
+def _nodes_for(board: Board, column: int) -> list[int]:
+    """Return the schedulable nodes of the column's type that its job may run on with it."""
+    avoided = board.avoided(board.job_of(column), column)
+    return [node for node in board.free.of_type[board.gpu_type[column]] if node not in avoided]
 
 
 def _shortage_of_rest(board: Board, column: int, layout: Layout) -> str:
@@ -115,7 +114,7 @@ def _shortage_of_rest(board: Board, column: int, layout: Layout) -> str:
     share = demand.on_node(layout.each or layout.rest)
     short = sum(
         carve_share(free.mask[node], share.gpus) > 0 and not free.fits(node, share)
-        for node in _nodes_for(board, board.job_of(column), board.gpu_type[column])
+        for node in _nodes_for(board, column)
     )
     if not short:
         return ""

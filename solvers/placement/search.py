@@ -162,7 +162,7 @@ def moving_cost(board: Board, job: int, column: int) -> Cost:
         own_column = board.seats[victim][0]
         spread = len(board.seats[victim][1]) > board.fewest_nodes(victim, own_column)
         is_large = board.gpus[own_column] >= board.gpus[column] + spread
-        if is_large and not board.may_leave_to(victim, job):
+        if is_large and not board.may_leave_to(victim, job, column):
             return None
         if not board.kept(victim):
             return 0.0
@@ -237,7 +237,8 @@ def _clearings(
     The search covers the emptiest nodes: ``need`` of them and some more. If ``only`` is not 0, just
     nodes of that size are searched.
     """
-    avoid, demand = board.avoided(board.job_of(column)), board.demand(column)
+    avoid = board.avoided(board.job_of(column), column)
+    demand = board.demand(column)
     share = Demand(gpus=gpus) if demand is None else demand.on_node(gpus)
     nodes = [
         node

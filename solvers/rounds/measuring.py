@@ -48,7 +48,7 @@ def measure_decisions(
     Raises:
         DeadlineTooShort: the budget was cancelled.
     """
-    real = as_solved(snapshot)
+    real = as_solved(snapshot, policy)
     statement = state_round(real, policy, published=True, check=budget.check)
     problem = statement.problem
     choice, placement = _chosen_columns(real, problem, decisions)
@@ -68,9 +68,10 @@ def count_effective_gpus(snapshot: Snapshot, decisions: Sequence[DecisionRecord]
 
     A job counts as its rate on the shape that it got, by the rate of its best Cell for each GPU.
     """
-    real = as_solved(snapshot)
+    policy = Policy(objective="throughput")
+    real = as_solved(snapshot, policy)
     per_gpu = unit_rate(real, build_cells(real))
-    problem = state_round(real, Policy(objective="throughput"), published=True).problem
+    problem = state_round(real, policy, published=True).problem
     choice, placement = _chosen_columns(real, problem, decisions)
     total = 0.0
     for job in np.flatnonzero(choice >= 0).tolist():

@@ -32,6 +32,8 @@ from tessera.formulation.policy import KEEP_MODE, LOOK_AHEAD_MODES, Policy
 from tessera.formulation.problem import Problem
 from tessera.formulation.proofs import NO_PROOF, RoundProof
 from tessera.formulation.replans import charge_unsaved_training
+from tessera.formulation.reservation_check import find_reservation_violations
+from tessera.formulation.reservations import with_reservations
 from tessera.formulation.runnable_plans import offer_runnable_plans
 from tessera.formulation.snapshot import Legs, Snapshot
 from tessera.formulation.solution import Solution
@@ -171,7 +173,7 @@ def plan_round(
         budget.check()
 
     budget.check()
-    real = as_solved(snapshot)
+    real = as_solved(snapshot, policy)
     # Step 3: state the columns, the promises and limits, and the problem. Steps 4 and 5: reach its
     # goals in order. Step 6: place the solution on nodes.
     if scheduler is not None:
@@ -189,7 +191,8 @@ def plan_round(
     if snapshot.topology is not None and not outcome.violations:
         outcome = _networked(snapshot, outcome, policy, budget)
         mark("network")
-    if scheduler is not None and scheduler.lasts(policy) and _changes_nothing(outcome):
+    lasts = scheduler is not None and scheduler.lasts(policy) and not len(snapshot.reservations)
+    if lasts and _changes_nothing(outcome):
         return replace(outcome, stands_until=next_defragmentation(snapshot, policy))
     return outcome
 
@@ -202,15 +205,16 @@ def restate_round(snapshot: Snapshot, policy: Policy, budget: Budget) -> RoundWo
     Raises:
         DeadlineTooShort: the budget was cancelled.
     """
-    return _begin(as_solved(snapshot), policy, budget, _no_mark)
+    return _begin(as_solved(snapshot, policy), policy, budget, _no_mark)
 
 
-def as_solved(snapshot: Snapshot) -> Snapshot:
+def as_solved(snapshot: Snapshot, policy: Policy) -> Snapshot:
     """Return the snapshot with assumed rates, plans that can run, and the full cost of restarts.
 
-    Its times are at the pace of the clock.
+    Its times are at the pace of the clock. Reservations have their nodes.
     """
-    return charge_unsaved_training(to_real_pace(offer_runnable_plans(assume_rates(snapshot))))
+    real = charge_unsaved_training(to_real_pace(offer_runnable_plans(assume_rates(snapshot))))
+    return with_reservations(real, policy)
 
 
 def _networked(
@@ -367,6 +371,7 @@ def _checked(answered: _PlacedRound) -> RoundOutcome:
         *find_violations(problem, solution),
         *find_false_rows(snapshot, problem, gangs),
         *find_placement_violations(snapshot, problem, solution, placed.placement, gangs),
+        *find_reservation_violations(snapshot, problem, solution, placed.placement),
     ]
     reasons = explain_waiting_jobs(
         snapshot, problem, solution, placed.unplaced, given_up, statement.absent

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
@@ -13,7 +13,7 @@ from tessera.formulation.draft import Draft
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.information import Information, all_estimates
 from tessera.formulation.policy import Policy
-from tessera.formulation.problem import Problem
+from tessera.formulation.problem import Problem, RowKind
 from tessera.formulation.reasons import Reason, ReasonCode
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution
@@ -157,12 +157,13 @@ class SchedulerDecision:
     """A scheduler's decision: a solution of the true problem, and the jobs whose Cell does not run.
 
     ``opportunistic`` is bool[jobs]: the jobs that, if they start now, give way to a blocked one
-    later.
+    later. ``held`` are the jobs that were left out because of reservations.
     """
 
     solution: Solution
     dropped: frozenset[int]
     opportunistic: Bools
+    held: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +208,15 @@ class Scheduler:
         view = _seen(visible, seed, cancelled)
         chosen = require_choice(view.draft, self.published.name, self.published.choose(view))
         choice = translate_choice(view.draft, problem, chosen)
+        held: set[int] = set()
+        while over := _find_over_windows(problem, choice):
+            # Windows are not in its paper, so it chooses again without the jobs that they keep out.
+            held |= over
+            view = replace(view, draft=view.draft.without(dict.fromkeys(over, HELD)))
+            chosen = self.published.choose(view)
+            choice = translate_choice(view.draft, problem, chosen)
         return SchedulerDecision(
+            held=frozenset(held),
             solution=make_solution(
                 problem, choice, bound=trivial_bound(problem), solver=self.published.name, seed=seed
             ),
@@ -223,6 +232,37 @@ _TASK_WAITS: Final = Reason(
     message="a published scheduler decides this round, and leaves no GPU of the type idle",
     next_step="wait until a GPU of the type is idle, or profile by hand: `tessera profile`",
 )
+
+
+HELD: Final = Reason(
+    code=ReasonCode.HELD_FOR_RESERVATION,
+    message="a published scheduler chose GPUs for the job that a reservation has for others",
+    next_step="wait for the end of the reservation, or entitle the job to it: `tessera reserve list`",
+)
+
+
+def _find_over_windows(problem: Problem, choice: Ints) -> set[int]:
+    """Return jobs without which ``choice`` (int64[jobs]) leaves reservations their GPUs.
+
+    The jobs that would start are left out first, then those that run. Of these, the later ones in
+    order of submission come first.
+    """
+    over: set[int] = set()
+    rows = [r for r, row in enumerate(problem.rows) if row.kind is RowKind.WINDOW]
+    left = np.array(choice)
+    for row in rows:
+        jobs = np.flatnonzero(left >= 0)
+        use = np.array([problem.usage_of(int(left[job])).get(row, 0) for job in jobs], np.int64)
+        excess = int(use.sum()) - problem.rows[row].capacity
+        jobs, use = jobs[use > 0], use[use > 0]
+        runs = left[jobs] == problem.current[jobs]
+        for k in np.lexsort((-jobs, runs)).tolist():
+            if excess <= 0:
+                break
+            excess -= int(use[k])
+            over.add(int(jobs[k]))
+            left[jobs[k]] = -1
+    return over
 
 
 def explain_not_chosen(
@@ -243,7 +283,13 @@ def explain_not_chosen(
     could = (decided.solution.choice < 0) & (np.diff(problem.job_start) > 0)
     tasks = snapshot.profiling()
     return {
-        job: _TASK_WAITS if tasks[job] else misled if job in decided.dropped else plain
+        job: _TASK_WAITS
+        if tasks[job]
+        else HELD
+        if job in decided.held
+        else misled
+        if job in decided.dropped
+        else plain
         for job in np.flatnonzero(could).tolist()
     }
 

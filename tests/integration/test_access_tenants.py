@@ -87,6 +87,7 @@ UNANSWERED = (
     "/GetJobCurves",
     "/GetShadow",
     "/GetArray",
+    "/GetReservation",
 )
 """Methods that cannot answer in this set-up."""
 

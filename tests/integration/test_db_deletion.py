@@ -174,6 +174,10 @@ def a_rich_cluster(store: PostgresStore, database: Database) -> None:
         " SELECT j.id, n.id, 1, 1, 1 FROM jobs j, nodes n WHERE j.name = 'runs' AND n.name = 'a100-1'",
         "INSERT INTO log_reads (id, cluster_id, agent_id, client, job, job_number, generation, rank,"
         " node, first_byte, max_bytes) SELECT 'r', id, 1, '', 'runs', 1, 1, 0, 'a100-0', 0, 1 FROM clusters",
+        "INSERT INTO reservations (cluster_id, name, end_at, maintenance)"
+        " SELECT id, 'm', now() + interval '1 h', true FROM clusters",
+        "INSERT INTO reservation_nodes (reservation_id, node_id)"
+        " SELECT r.id, n.id FROM reservations r, nodes n WHERE n.name = 'a100-1'",
         "INSERT INTO join_tokens (id, secret_hash, cluster_id, nodes, uses, created_by, expires_at)"
         " SELECT 'j', sha256(''), id, '{*}', 1, 'ops', now() + interval '1 h' FROM clusters",
         "INSERT INTO agent_certificates"

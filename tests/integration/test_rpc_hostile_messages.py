@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import StatusCode
 
 from tessera.db.access_store import PostgresAccessStore
@@ -31,6 +32,7 @@ from tessera.v1 import (
     estimates_pb2,
     jobs_pb2,
     networks_pb2,
+    reservations_pb2,
     scheduler_pb2,
     tenants_pb2,
 )
@@ -159,6 +161,28 @@ def valid_requests() -> dict[str, list[Message]]:
         "GetNode": [clusters_pb2.GetNodeRequest(name=f"{C}/nodes/n1")],
         "ListNodes": [clusters_pb2.ListNodesRequest(parent=C, page_size=1)],
         "DrainNodes": [clusters_pb2.DrainNodesRequest(parent=C, names=[f"{C}/nodes/n1"])],
+        "CreateReservation": [
+            reservations_pb2.CreateReservationRequest(
+                parent=C,
+                reservation=reservations_pb2.Reservation(
+                    name=f"{C}/reservations/r",
+                    end_time=Timestamp(seconds=4_000_000_000),
+                    nodes=["n1"],
+                    maintenance=True,
+                ),
+                validate_only=True,
+            )
+        ],
+        "GetReservation": [reservations_pb2.GetReservationRequest(name=f"{C}/reservations/r")],
+        "ListReservations": [reservations_pb2.ListReservationsRequest(parent=C)],
+        "UpdateReservation": [
+            reservations_pb2.UpdateReservationRequest(name=f"{C}/reservations/r", etag="1")
+        ],
+        "DeleteReservations": [
+            reservations_pb2.DeleteReservationsRequest(
+                parent=C, names=[f"{C}/reservations/r"], allow_missing=True
+            )
+        ],
         "UndrainNodes": [clusters_pb2.UndrainNodesRequest(parent=C, names=[f"{C}/nodes/n1"])],
         "UpsertCells": [
             some_cells(a_cell(2), a_cell(4, sd=0.1), a_cell(8, infeasible=True, iter_time_s=0.0))

@@ -9,6 +9,7 @@ from typing import Final
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from tessera.v1 import (
     access_pb2,
@@ -17,6 +18,7 @@ from tessera.v1 import (
     estimates_pb2,
     jobs_pb2,
     networks_pb2,
+    reservations_pb2,
     scheduler_pb2,
     tenants_pb2,
     webhooks_pb2,
@@ -158,6 +160,26 @@ def sample_requests(cluster: str = ATTACKED_CLUSTER, job: str = STEADY_JOB) -> d
         ("Clusters", "UpsertNodes"): clusters_pb2.UpsertNodesRequest(parent=place, nodes=[node]),
         ("Clusters", "GetNode"): clusters_pb2.GetNodeRequest(name=node.name),
         ("Clusters", "ListNodes"): clusters_pb2.ListNodesRequest(parent=place, page_size=1000),
+        ("Clusters", "CreateReservation"): reservations_pb2.CreateReservationRequest(
+            parent=place,
+            reservation=reservations_pb2.Reservation(
+                name=f"{place}/reservations/r",
+                end_time=Timestamp(seconds=4_000_000_000),
+                nodes=["n"],
+                maintenance=True,
+            ),
+            validate_only=True,
+        ),
+        ("Clusters", "GetReservation"): reservations_pb2.GetReservationRequest(
+            name=f"{place}/reservations/r"
+        ),
+        ("Clusters", "ListReservations"): reservations_pb2.ListReservationsRequest(parent=place),
+        ("Clusters", "UpdateReservation"): reservations_pb2.UpdateReservationRequest(
+            name=f"{place}/reservations/r", end_time=Timestamp(seconds=4_000_000_000)
+        ),
+        ("Clusters", "DeleteReservations"): reservations_pb2.DeleteReservationsRequest(
+            parent=place, names=[f"{place}/reservations/r"], allow_missing=True
+        ),
         ("Clusters", "DrainNodes"): clusters_pb2.DrainNodesRequest(parent=place, names=[node.name]),
         ("Clusters", "UndrainNodes"): clusters_pb2.UndrainNodesRequest(
             parent=place, names=[node.name]

@@ -80,6 +80,7 @@ _FIRST: Final[dict[ReasonCode, tuple[ChangeKind, ...]]] = {
     _R.DEADLINE_PLANNED: (_K.WAIT,),
     _R.BEHIND_QUEUE: (_K.QUEUE, _K.POLICY),
     _R.RESERVED: (_K.POLICY,),
+    _R.HELD_FOR_RESERVATION: (_K.WAIT,),
     _R.QUOTA_SPENT: (_K.BEST_EFFORT, _K.QUOTA, _K.BORROW, _K.LEND),
     _R.NO_WEIGHT: (_K.WEIGHT, _K.TENANT_WEIGHT, _K.QUEUE),
     _R.FRAGMENTED: (_K.MIN_GPUS, _K.ADD_GPUS, _K.END),
@@ -106,7 +107,7 @@ _COMPETES: Final = frozenset(
         *(_R.OUTPRICED, _R.NO_CAPACITY, _R.FRAGMENTED, _R.NODES_TAKEN),
         *(_R.QUOTA_SPENT, _R.NOT_CHOSEN),
         *(_R.BEHIND_QUEUE, _R.RESERVED, _R.PROMISE_GIVEN_UP, _R.DEADLINE_REFUSED),
-        *(_R.DEADLINE_PLANNED, _R.BUDGET_SPENT, _R.GAVE_WAY),
+        *(_R.DEADLINE_PLANNED, _R.BUDGET_SPENT, _R.GAVE_WAY, _R.HELD_FOR_RESERVATION),
     }
 )
 """Reasons of jobs that others have displaced."""

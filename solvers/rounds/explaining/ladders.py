@@ -310,6 +310,8 @@ def _waits(s: Situation) -> Ladders:
     if s.outcome.admission is not None:
         legs = s.outcome.admission.legs
         times += legs.start_s[legs.job == s.job].tolist()[:1]
+    windows = s.snapshot.reservations
+    times += windows.end_s[windows.are_active(now_s)].tolist()
     if s.options.min_run_s > 0:
         young = jobs.since_s[jobs.among(ACTIVE) & (jobs.since_s > 0)] + s.options.min_run_s
         times += young.tolist()

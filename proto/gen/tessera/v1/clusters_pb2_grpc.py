@@ -5,6 +5,7 @@ import warnings
 
 from google.protobuf import empty_pb2 as google_dot_protobuf_dot_empty__pb2
 from tessera.v1 import clusters_pb2 as tessera_dot_v1_dot_clusters__pb2
+from tessera.v1 import reservations_pb2 as tessera_dot_v1_dot_reservations__pb2
 
 GRPC_GENERATED_VERSION = '1.81.1'
 GRPC_VERSION = grpc.__version__
@@ -94,6 +95,31 @@ class ClustersStub:
         self.DeleteNodes = channel.unary_unary(
                 '/tessera.v1.Clusters/DeleteNodes',
                 request_serializer=tessera_dot_v1_dot_clusters__pb2.DeleteNodesRequest.SerializeToString,
+                response_deserializer=google_dot_protobuf_dot_empty__pb2.Empty.FromString,
+                _registered_method=True)
+        self.CreateReservation = channel.unary_unary(
+                '/tessera.v1.Clusters/CreateReservation',
+                request_serializer=tessera_dot_v1_dot_reservations__pb2.CreateReservationRequest.SerializeToString,
+                response_deserializer=tessera_dot_v1_dot_reservations__pb2.Reservation.FromString,
+                _registered_method=True)
+        self.GetReservation = channel.unary_unary(
+                '/tessera.v1.Clusters/GetReservation',
+                request_serializer=tessera_dot_v1_dot_reservations__pb2.GetReservationRequest.SerializeToString,
+                response_deserializer=tessera_dot_v1_dot_reservations__pb2.Reservation.FromString,
+                _registered_method=True)
+        self.ListReservations = channel.unary_unary(
+                '/tessera.v1.Clusters/ListReservations',
+                request_serializer=tessera_dot_v1_dot_reservations__pb2.ListReservationsRequest.SerializeToString,
+                response_deserializer=tessera_dot_v1_dot_reservations__pb2.ListReservationsResponse.FromString,
+                _registered_method=True)
+        self.UpdateReservation = channel.unary_unary(
+                '/tessera.v1.Clusters/UpdateReservation',
+                request_serializer=tessera_dot_v1_dot_reservations__pb2.UpdateReservationRequest.SerializeToString,
+                response_deserializer=tessera_dot_v1_dot_reservations__pb2.Reservation.FromString,
+                _registered_method=True)
+        self.DeleteReservations = channel.unary_unary(
+                '/tessera.v1.Clusters/DeleteReservations',
+                request_serializer=tessera_dot_v1_dot_reservations__pb2.DeleteReservationsRequest.SerializeToString,
                 response_deserializer=google_dot_protobuf_dot_empty__pb2.Empty.FromString,
                 _registered_method=True)
 
@@ -194,6 +220,44 @@ class ClustersServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateReservation(self, request, context):
+        """Reserves GPUs of a type, or nodes, for a time. During it, they serve only the jobs of a tenant or
+        with a label; nodes under maintenance serve none. Other jobs leave when it begins. The error is
+        INVALID_ARGUMENT if the window is in the past, or if the cluster does not have what this and
+        overlapping reservations take together.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetReservation(self, request, context):
+        """Returns a reservation.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListReservations(self, request, context):
+        """Lists the reservations of a cluster by id.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateReservation(self, request, context):
+        """Changes the times of a reservation, under the same conditions as CreateReservation.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteReservations(self, request, context):
+        """Deletes reservations, all or none. Their GPUs serve all jobs from the next round on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ClustersServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -255,6 +319,31 @@ def add_ClustersServicer_to_server(servicer, server):
             'DeleteNodes': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteNodes,
                     request_deserializer=tessera_dot_v1_dot_clusters__pb2.DeleteNodesRequest.FromString,
+                    response_serializer=google_dot_protobuf_dot_empty__pb2.Empty.SerializeToString,
+            ),
+            'CreateReservation': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateReservation,
+                    request_deserializer=tessera_dot_v1_dot_reservations__pb2.CreateReservationRequest.FromString,
+                    response_serializer=tessera_dot_v1_dot_reservations__pb2.Reservation.SerializeToString,
+            ),
+            'GetReservation': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetReservation,
+                    request_deserializer=tessera_dot_v1_dot_reservations__pb2.GetReservationRequest.FromString,
+                    response_serializer=tessera_dot_v1_dot_reservations__pb2.Reservation.SerializeToString,
+            ),
+            'ListReservations': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListReservations,
+                    request_deserializer=tessera_dot_v1_dot_reservations__pb2.ListReservationsRequest.FromString,
+                    response_serializer=tessera_dot_v1_dot_reservations__pb2.ListReservationsResponse.SerializeToString,
+            ),
+            'UpdateReservation': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateReservation,
+                    request_deserializer=tessera_dot_v1_dot_reservations__pb2.UpdateReservationRequest.FromString,
+                    response_serializer=tessera_dot_v1_dot_reservations__pb2.Reservation.SerializeToString,
+            ),
+            'DeleteReservations': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteReservations,
+                    request_deserializer=tessera_dot_v1_dot_reservations__pb2.DeleteReservationsRequest.FromString,
                     response_serializer=google_dot_protobuf_dot_empty__pb2.Empty.SerializeToString,
             ),
     }
@@ -582,6 +671,141 @@ class Clusters:
             target,
             '/tessera.v1.Clusters/DeleteNodes',
             tessera_dot_v1_dot_clusters__pb2.DeleteNodesRequest.SerializeToString,
+            google_dot_protobuf_dot_empty__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateReservation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.Clusters/CreateReservation',
+            tessera_dot_v1_dot_reservations__pb2.CreateReservationRequest.SerializeToString,
+            tessera_dot_v1_dot_reservations__pb2.Reservation.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetReservation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.Clusters/GetReservation',
+            tessera_dot_v1_dot_reservations__pb2.GetReservationRequest.SerializeToString,
+            tessera_dot_v1_dot_reservations__pb2.Reservation.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListReservations(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.Clusters/ListReservations',
+            tessera_dot_v1_dot_reservations__pb2.ListReservationsRequest.SerializeToString,
+            tessera_dot_v1_dot_reservations__pb2.ListReservationsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateReservation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.Clusters/UpdateReservation',
+            tessera_dot_v1_dot_reservations__pb2.UpdateReservationRequest.SerializeToString,
+            tessera_dot_v1_dot_reservations__pb2.Reservation.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteReservations(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.Clusters/DeleteReservations',
+            tessera_dot_v1_dot_reservations__pb2.DeleteReservationsRequest.SerializeToString,
             google_dot_protobuf_dot_empty__pb2.Empty.FromString,
             options,
             channel_credentials,

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import empty_pb2 as _empty_pb2
 from grpc import aio as _aio
 from tessera.v1 import clusters_pb2 as _clusters_pb2
+from tessera.v1 import reservations_pb2 as _reservations_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys
@@ -70,6 +71,20 @@ class ClustersStub:
     """
     DeleteNodes: _grpc.UnaryUnaryMultiCallable[_clusters_pb2.DeleteNodesRequest, _empty_pb2.Empty]
     """Deletes nodes like DeleteNode, all or none."""
+    CreateReservation: _grpc.UnaryUnaryMultiCallable[_reservations_pb2.CreateReservationRequest, _reservations_pb2.Reservation]
+    """Reserves GPUs of a type, or nodes, for a time. During it, they serve only the jobs of a tenant or
+    with a label; nodes under maintenance serve none. Other jobs leave when it begins. The error is
+    INVALID_ARGUMENT if the window is in the past, or if the cluster does not have what this and
+    overlapping reservations take together.
+    """
+    GetReservation: _grpc.UnaryUnaryMultiCallable[_reservations_pb2.GetReservationRequest, _reservations_pb2.Reservation]
+    """Returns a reservation."""
+    ListReservations: _grpc.UnaryUnaryMultiCallable[_reservations_pb2.ListReservationsRequest, _reservations_pb2.ListReservationsResponse]
+    """Lists the reservations of a cluster by id."""
+    UpdateReservation: _grpc.UnaryUnaryMultiCallable[_reservations_pb2.UpdateReservationRequest, _reservations_pb2.Reservation]
+    """Changes the times of a reservation, under the same conditions as CreateReservation."""
+    DeleteReservations: _grpc.UnaryUnaryMultiCallable[_reservations_pb2.DeleteReservationsRequest, _empty_pb2.Empty]
+    """Deletes reservations, all or none. Their GPUs serve all jobs from the next round on."""
 
 @_typing.type_check_only
 class ClustersAsyncStub(ClustersStub):
@@ -112,6 +127,20 @@ class ClustersAsyncStub(ClustersStub):
     """
     DeleteNodes: _aio.UnaryUnaryMultiCallable[_clusters_pb2.DeleteNodesRequest, _empty_pb2.Empty]  # type: ignore[assignment]
     """Deletes nodes like DeleteNode, all or none."""
+    CreateReservation: _aio.UnaryUnaryMultiCallable[_reservations_pb2.CreateReservationRequest, _reservations_pb2.Reservation]  # type: ignore[assignment]
+    """Reserves GPUs of a type, or nodes, for a time. During it, they serve only the jobs of a tenant or
+    with a label; nodes under maintenance serve none. Other jobs leave when it begins. The error is
+    INVALID_ARGUMENT if the window is in the past, or if the cluster does not have what this and
+    overlapping reservations take together.
+    """
+    GetReservation: _aio.UnaryUnaryMultiCallable[_reservations_pb2.GetReservationRequest, _reservations_pb2.Reservation]  # type: ignore[assignment]
+    """Returns a reservation."""
+    ListReservations: _aio.UnaryUnaryMultiCallable[_reservations_pb2.ListReservationsRequest, _reservations_pb2.ListReservationsResponse]  # type: ignore[assignment]
+    """Lists the reservations of a cluster by id."""
+    UpdateReservation: _aio.UnaryUnaryMultiCallable[_reservations_pb2.UpdateReservationRequest, _reservations_pb2.Reservation]  # type: ignore[assignment]
+    """Changes the times of a reservation, under the same conditions as CreateReservation."""
+    DeleteReservations: _aio.UnaryUnaryMultiCallable[_reservations_pb2.DeleteReservationsRequest, _empty_pb2.Empty]  # type: ignore[assignment]
+    """Deletes reservations, all or none. Their GPUs serve all jobs from the next round on."""
 
 class ClustersServicer(metaclass=_abc_1.ABCMeta):
     """Creates, changes and deletes clusters, their GPU types and their nodes."""
@@ -223,5 +252,49 @@ class ClustersServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]:
         """Deletes nodes like DeleteNode, all or none."""
+
+    @_abc_1.abstractmethod
+    def CreateReservation(
+        self,
+        request: _reservations_pb2.CreateReservationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_reservations_pb2.Reservation, _abc.Awaitable[_reservations_pb2.Reservation]]:
+        """Reserves GPUs of a type, or nodes, for a time. During it, they serve only the jobs of a tenant or
+        with a label; nodes under maintenance serve none. Other jobs leave when it begins. The error is
+        INVALID_ARGUMENT if the window is in the past, or if the cluster does not have what this and
+        overlapping reservations take together.
+        """
+
+    @_abc_1.abstractmethod
+    def GetReservation(
+        self,
+        request: _reservations_pb2.GetReservationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_reservations_pb2.Reservation, _abc.Awaitable[_reservations_pb2.Reservation]]:
+        """Returns a reservation."""
+
+    @_abc_1.abstractmethod
+    def ListReservations(
+        self,
+        request: _reservations_pb2.ListReservationsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_reservations_pb2.ListReservationsResponse, _abc.Awaitable[_reservations_pb2.ListReservationsResponse]]:
+        """Lists the reservations of a cluster by id."""
+
+    @_abc_1.abstractmethod
+    def UpdateReservation(
+        self,
+        request: _reservations_pb2.UpdateReservationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_reservations_pb2.Reservation, _abc.Awaitable[_reservations_pb2.Reservation]]:
+        """Changes the times of a reservation, under the same conditions as CreateReservation."""
+
+    @_abc_1.abstractmethod
+    def DeleteReservations(
+        self,
+        request: _reservations_pb2.DeleteReservationsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]:
+        """Deletes reservations, all or none. Their GPUs serve all jobs from the next round on."""
 
 def add_ClustersServicer_to_server(servicer: ClustersServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
