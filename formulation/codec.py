@@ -94,6 +94,10 @@ _NEW_TABLES: Final = (
     "runtimes",
     "refused_plans",
     "plan_kinds",
+    "dependencies",
+    "allowed_types",
+    "selectors",
+    "unmatched_nodes",
     "reservations",
     "reserved_nodes",
     "entitlements",
@@ -121,18 +125,6 @@ def _plain_float(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
-_NEW_TABLES: Final = (
-    "traffic",
-    "standing",
-    "measured",
-    "runtimes",
-    "refused_plans",
-    "plan_kinds",
-    "dependencies",
-    "allowed_types",
-    "selectors",
-    "unmatched_nodes",
-)
 """Tables of a snapshot that are not written while they are empty."""
 
 

@@ -128,10 +128,6 @@ def _unplaced(snapshot: Snapshot, job: int, shortage: str) -> Reason:
     )
 
 
-def _not_schedulable(state: JobState, name: str) -> Reason:
-    return held_reason(state, name) if state is JobState.HELD else leaving_reason(state)
-
-
 def _no_cell(snapshot: Snapshot, job: int, *, estimated: bool, refused: bool) -> Reason:
     """Explain a job without a feasible estimate, of which its runtime may have ``refused`` some."""
     key = snapshot.workloads[int(snapshot.jobs.workload[job])].key

@@ -68,8 +68,8 @@ class Scenario:
             "tenants", "the type", known, (t for one in self.tenants for t in one.quotas)
         )
         sizes = {n.name: NodeSize(gpu_type=n.gpu_type, gpus=n.gpus) for n in self.nodes}
-        for index, one in enumerate(self.reservations):
-            require_room(one, self.reservations[:index], sizes)
+        for index, spec in enumerate(self.reservations):
+            require_room(spec, self.reservations[:index], sizes)
 
     @property
     def gpus(self) -> int:
