@@ -7,7 +7,7 @@ from alembic import op
 from sqlalchemy.dialects import postgresql
 
 revision = "0032"
-down_revision = "0026"
+down_revision = "0031"
 branch_labels = None
 depends_on = None
 
