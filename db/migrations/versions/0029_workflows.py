@@ -18,6 +18,7 @@ CREATE OR REPLACE FUNCTION check_job_transition() RETURNS trigger LANGUAGE plpgs
 BEGIN
     IF (OLD.state, NEW.state) NOT IN (
         ('queued', 'cancelled'),
+        ('queued', 'failed'),
         ('queued', 'held'),
         ('queued', 'rejected'),
         ('queued', 'starting'),
@@ -36,6 +37,7 @@ BEGIN
         ('running', 'stopping'),
         ('running', 'succeeded'),
         ('stopping', 'cancelling'),
+        ('stopping', 'failing'),
         ('stopping', 'holding'),
         ('stopping', 'queued'),
         ('stopping', 'starting'),
