@@ -48,7 +48,9 @@ OnBadOption = Annotated[
 PoliciesOption = Annotated[
     str,
     typer.Option(
-        "--policies", help="Comma-separated policies. ilp:OBJECTIVE and greedy:OBJECTIVE are ours."
+        "--policies",
+        help="Comma-separated policies. ilp:OBJECTIVE and greedy:OBJECTIVE are ours, and MODULE:CLASS"
+        " is a scheduler of your own.",
     ),
 ]
 InformationOption = Annotated[

@@ -104,7 +104,8 @@ def _objective_options(
         Text,
         _option(
             _OBJECTIVE,
-            "A published scheduler that decides the round instead, e.g. fcfs. Default: none ('').",
+            "A published scheduler that decides the round instead, e.g. fcfs, or a plug-in,"
+            " MODULE:CLASS. Default: none ('').",
         ),
     ] = None,
     scheduler_parameters: Annotated[

@@ -62,6 +62,8 @@ PARAMETERS: Final = "; ".join(
 EPILOG: Final = f"""\
 A policy is one of our integer programs, `ilp:OBJECTIVE` (e.g. ilp:jct, 'ilp:0.5*throughput + jct'), greedy on
 the same statement, `greedy:OBJECTIVE`, or a published scheduler: {", ".join(registry.scheduler_names())}.
+`MODULE:CLASS` is a scheduler of your own, and `ilp:MODULE:FUNCTION` an objective, in a module in the current
+folder or on PYTHONPATH (docs/simulating.md).
 `@OPTION=VALUE` changes an option of a round, e.g. ilp:jct@max_changes=3, or a parameter of a published
 scheduler, e.g. arena@depth=5. These have parameters: {PARAMETERS}.
 All policies run on the same jobs, see the same estimates and pay the same overheads. Jobs progress at the
@@ -72,6 +74,7 @@ Examples:
     tessera simulate
     tessera simulate trace.csv --profiles profiles.csv --nodes a100=8x4 --policy fcfs --policy ilp:jct
     tessera simulate trace.csv --profiles profiles.csv --cluster testbed-a --on-bad drop --report out
+    tessera simulate --policy fcfs --policy smallest_first:SmallestFirst
 """
 
 
