@@ -95,7 +95,7 @@ class _LabelValues:
                 -1 if value is None else numbers.setdefault(value, len(numbers)) for value in found
             ]
             self._of_key[requirement.key] = np.array(of_node, dtype=np.int64), numbers
-        of_node_, numbers = self._of_key[requirement.key]
+        values, numbers = self._of_key[requirement.key]
         wanted = [numbers[value] for value in requirement.values if value in numbers]
-        has: Bools = np.isin(of_node_, wanted)
+        has: Bools = np.isin(values, wanted)
         return has ^ requirement.negated

@@ -87,9 +87,7 @@ class JobSpec:
 
         Return None if they do not.
         """
-        if not self.requested_type or self.requested_type in (
-            self.allowed_types or (self.requested_type,)
-        ):
+        if not self.allowed_types or self.requested_type in ("", *self.allowed_types):
             return None
         return "allowed_types", (
             f"are {', '.join(self.allowed_types)}, but the job requests {self.requested_type}; allow"

@@ -129,8 +129,11 @@ def _any_node(s: Situation) -> Ladders:
 
 
 def _any_labels(s: Situation) -> Ladders:
-    if s.value_of("required_selector") >= 0:
-        yield [_one(ChangeKind.ANY_LABELS)]
+    if s.value_of("required_selector") < 0:
+        return
+    yield [_one(ChangeKind.ANY_LABELS)]
+    for other in (*_any_node(s), *_more_types(s)):
+        yield [_one(ChangeKind.ANY_LABELS) + changes for changes in other]
 
 
 def _more_types(s: Situation) -> Ladders:
