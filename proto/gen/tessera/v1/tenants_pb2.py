@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18tessera/v1/tenants.proto\x12\ntessera.v1\"\xd9\x01\n\x06Tenant\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x06weight\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x0b\x62orrow_gpus\x18\x03 \x01(\x05H\x01\x88\x01\x01\x12\x18\n\x10keeps_idle_quota\x18\x04 \x01(\x08\x12.\n\x06quotas\x18\x05 \x03(\x0b\x32\x1e.tessera.v1.Tenant.QuotasEntry\x1a-\n\x0bQuotasEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x42\t\n\x07_weightB\x0e\n\x0c_borrow_gpus\"v\n\x14UpsertTenantsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12#\n\x07tenants\x18\x02 \x03(\x0b\x32\x12.tessera.v1.Tenant\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"<\n\x15UpsertTenantsResponse\x12#\n\x07tenants\x18\x01 \x03(\x0b\x32\x12.tessera.v1.Tenant\"K\n\x12ListTenantsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"S\n\x13ListTenantsResponse\x12#\n\x07tenants\x18\x01 \x03(\x0b\x32\x12.tessera.v1.Tenant\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"w\n\x14\x44\x65leteTenantsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\r\n\x05names\x18\x02 \x03(\t\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x15\n\rallow_missing\x18\x05 \x01(\x08\"\x17\n\x15\x44\x65leteTenantsResponse2\x85\x02\n\x07Tenants\x12T\n\rUpsertTenants\x12 .tessera.v1.UpsertTenantsRequest\x1a!.tessera.v1.UpsertTenantsResponse\x12N\n\x0bListTenants\x12\x1e.tessera.v1.ListTenantsRequest\x1a\x1f.tessera.v1.ListTenantsResponse\x12T\n\rDeleteTenants\x12 .tessera.v1.DeleteTenantsRequest\x1a!.tessera.v1.DeleteTenantsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18tessera/v1/tenants.proto\x12\ntessera.v1\"\xe9\x01\n\x06Tenant\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x06weight\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x0b\x62orrow_gpus\x18\x03 \x01(\x05H\x01\x88\x01\x01\x12\x18\n\x10keeps_idle_quota\x18\x04 \x01(\x08\x12.\n\x06quotas\x18\x05 \x03(\x0b\x32\x1e.tessera.v1.Tenant.QuotasEntry\x12\x0e\n\x06parent\x18\x14 \x01(\t\x1a-\n\x0bQuotasEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x42\t\n\x07_weightB\x0e\n\x0c_borrow_gpus\"v\n\x14UpsertTenantsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12#\n\x07tenants\x18\x02 \x03(\x0b\x32\x12.tessera.v1.Tenant\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"<\n\x15UpsertTenantsResponse\x12#\n\x07tenants\x18\x01 \x03(\x0b\x32\x12.tessera.v1.Tenant\"K\n\x12ListTenantsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"S\n\x13ListTenantsResponse\x12#\n\x07tenants\x18\x01 \x03(\x0b\x32\x12.tessera.v1.Tenant\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"w\n\x14\x44\x65leteTenantsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\r\n\x05names\x18\x02 \x03(\t\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x15\n\rallow_missing\x18\x05 \x01(\x08\"\x17\n\x15\x44\x65leteTenantsResponse2\x85\x02\n\x07Tenants\x12T\n\rUpsertTenants\x12 .tessera.v1.UpsertTenantsRequest\x1a!.tessera.v1.UpsertTenantsResponse\x12N\n\x0bListTenants\x12\x1e.tessera.v1.ListTenantsRequest\x1a\x1f.tessera.v1.ListTenantsResponse\x12T\n\rDeleteTenants\x12 .tessera.v1.DeleteTenantsRequest\x1a!.tessera.v1.DeleteTenantsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,21 +34,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TENANT_QUOTASENTRY']._loaded_options = None
   _globals['_TENANT_QUOTASENTRY']._serialized_options = b'8\001'
   _globals['_TENANT']._serialized_start=41
-  _globals['_TENANT']._serialized_end=258
-  _globals['_TENANT_QUOTASENTRY']._serialized_start=186
-  _globals['_TENANT_QUOTASENTRY']._serialized_end=231
-  _globals['_UPSERTTENANTSREQUEST']._serialized_start=260
-  _globals['_UPSERTTENANTSREQUEST']._serialized_end=378
-  _globals['_UPSERTTENANTSRESPONSE']._serialized_start=380
-  _globals['_UPSERTTENANTSRESPONSE']._serialized_end=440
-  _globals['_LISTTENANTSREQUEST']._serialized_start=442
-  _globals['_LISTTENANTSREQUEST']._serialized_end=517
-  _globals['_LISTTENANTSRESPONSE']._serialized_start=519
-  _globals['_LISTTENANTSRESPONSE']._serialized_end=602
-  _globals['_DELETETENANTSREQUEST']._serialized_start=604
-  _globals['_DELETETENANTSREQUEST']._serialized_end=723
-  _globals['_DELETETENANTSRESPONSE']._serialized_start=725
-  _globals['_DELETETENANTSRESPONSE']._serialized_end=748
-  _globals['_TENANTS']._serialized_start=751
-  _globals['_TENANTS']._serialized_end=1012
+  _globals['_TENANT']._serialized_end=274
+  _globals['_TENANT_QUOTASENTRY']._serialized_start=202
+  _globals['_TENANT_QUOTASENTRY']._serialized_end=247
+  _globals['_UPSERTTENANTSREQUEST']._serialized_start=276
+  _globals['_UPSERTTENANTSREQUEST']._serialized_end=394
+  _globals['_UPSERTTENANTSRESPONSE']._serialized_start=396
+  _globals['_UPSERTTENANTSRESPONSE']._serialized_end=456
+  _globals['_LISTTENANTSREQUEST']._serialized_start=458
+  _globals['_LISTTENANTSREQUEST']._serialized_end=533
+  _globals['_LISTTENANTSRESPONSE']._serialized_start=535
+  _globals['_LISTTENANTSRESPONSE']._serialized_end=618
+  _globals['_DELETETENANTSREQUEST']._serialized_start=620
+  _globals['_DELETETENANTSREQUEST']._serialized_end=739
+  _globals['_DELETETENANTSRESPONSE']._serialized_start=741
+  _globals['_DELETETENANTSRESPONSE']._serialized_end=764
+  _globals['_TENANTS']._serialized_start=767
+  _globals['_TENANTS']._serialized_end=1028
 # @@protoc_insertion_point(module_scope)

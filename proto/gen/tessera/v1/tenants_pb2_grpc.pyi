@@ -40,7 +40,9 @@ class TenantsStub:
     ListTenants: _grpc.UnaryUnaryMultiCallable[_tenants_pb2.ListTenantsRequest, _tenants_pb2.ListTenantsResponse]
     """Lists the tenants that have settings, by name."""
     DeleteTenants: _grpc.UnaryUnaryMultiCallable[_tenants_pb2.DeleteTenantsRequest, _tenants_pb2.DeleteTenantsResponse]
-    """Deletes the settings of tenants, all or none. Their jobs stay."""
+    """Deletes the settings of tenants, all or none. Their jobs stay. The error is FAILED_PRECONDITION
+    with the reason IN_USE if one is the parent of a tenant that is not deleted with it.
+    """
 
 @_typing.type_check_only
 class TenantsAsyncStub(TenantsStub):
@@ -54,7 +56,9 @@ class TenantsAsyncStub(TenantsStub):
     ListTenants: _aio.UnaryUnaryMultiCallable[_tenants_pb2.ListTenantsRequest, _tenants_pb2.ListTenantsResponse]  # type: ignore[assignment]
     """Lists the tenants that have settings, by name."""
     DeleteTenants: _aio.UnaryUnaryMultiCallable[_tenants_pb2.DeleteTenantsRequest, _tenants_pb2.DeleteTenantsResponse]  # type: ignore[assignment]
-    """Deletes the settings of tenants, all or none. Their jobs stay."""
+    """Deletes the settings of tenants, all or none. Their jobs stay. The error is FAILED_PRECONDITION
+    with the reason IN_USE if one is the parent of a tenant that is not deleted with it.
+    """
 
 class TenantsServicer(metaclass=_abc_1.ABCMeta):
     """Stores the weights, quotas and limits of tenants. A tenant without settings has weight 1 and no
@@ -83,6 +87,8 @@ class TenantsServicer(metaclass=_abc_1.ABCMeta):
         request: _tenants_pb2.DeleteTenantsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tenants_pb2.DeleteTenantsResponse, _abc.Awaitable[_tenants_pb2.DeleteTenantsResponse]]:
-        """Deletes the settings of tenants, all or none. Their jobs stay."""
+        """Deletes the settings of tenants, all or none. Their jobs stay. The error is FAILED_PRECONDITION
+        with the reason IN_USE if one is the parent of a tenant that is not deleted with it.
+        """
 
 def add_TenantsServicer_to_server(servicer: TenantsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
