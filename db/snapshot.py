@@ -37,6 +37,18 @@ from tessera.formulation.tables import Bools, Ints
 from tessera.formulation.topologies.described import DescribedTopology, decode_topology
 from tessera.formulation.values import GpuType, Hold, Workload
 
+_SERVED = f"""
+reservations r JOIN jobs j ON j.cluster_id = r.cluster_id
+WHERE r.cluster_id = c.id AND r.end_at > now() AND j.{LIVE} AND NOT r.maintenance
+    AND CASE r.tenant WHEN '' THEN j.labels->>r.label_key = r.label_value
+        ELSE j.tenant = r.tenant OR j.tenant IN (WITH RECURSIVE below AS (
+            SELECT n.id, n.name FROM tenants n
+            WHERE n.cluster_id = r.cluster_id AND n.name = r.tenant
+            UNION SELECT n.id, n.name FROM tenants n JOIN below b ON n.parent_id = b.id
+        ) SELECT b.name FROM below b) END
+"""  # noqa: S608 - a constant of db
+"""The jobs that reservations serve. Those of a tenant serve the tenants below it, too."""
+
 _TABLES = {
     "gpu_types": json_rows(
         "t.id, t.name, t.memory_bytes, t.dollars_per_hour, t.watts",
@@ -92,13 +104,7 @@ _TABLES = {
     ),
     "entitlements": json_rows(
         "r.id, j.id",
-        "reservations r JOIN jobs j ON j.cluster_id = r.cluster_id"
-        f" WHERE r.cluster_id = c.id AND r.end_at > now() AND j.{LIVE} AND NOT r.maintenance"
-        " AND CASE r.tenant WHEN '' THEN j.labels->>r.label_key = r.label_value"
-        " ELSE j.tenant = r.tenant OR j.tenant IN (WITH RECURSIVE below AS ("
-        "SELECT n.id, n.name FROM tenants n WHERE n.cluster_id = r.cluster_id AND n.name = r.tenant"
-        " UNION SELECT n.id, n.name FROM tenants n JOIN below b ON n.parent_id = b.id)"
-        " SELECT b.name FROM below b) END",  # noqa: S608 - a constant of db
+        _SERVED,
         "r.start_at, r.name, j.id",
     ),
     "prices": json_rows(

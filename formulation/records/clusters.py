@@ -103,7 +103,7 @@ class TenantSpec:
     lends: bool = True
     quotas: dict[str, int] = field(default_factory=dict)
     parent: str = ""
-    """The tenant above it, whose quotas its jobs count against, too. "" if there is none."""
+    """The tenant above it, whose quotas its jobs count against, too. "" without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
