@@ -47,6 +47,18 @@ from tessera.formulation.tables import Bools, Ints
 from tessera.formulation.topologies.described import DescribedTopology, decode_topology
 from tessera.formulation.values import GpuType, Hold, Workload
 
+_SERVED = f"""
+reservations r JOIN jobs j ON j.cluster_id = r.cluster_id
+WHERE r.cluster_id = c.id AND r.end_at > now() AND j.{LIVE} AND NOT r.maintenance
+    AND CASE r.tenant WHEN '' THEN j.labels->>r.label_key = r.label_value
+        ELSE j.tenant = r.tenant OR j.tenant IN (WITH RECURSIVE below AS (
+            SELECT n.id, n.name FROM tenants n
+            WHERE n.cluster_id = r.cluster_id AND n.name = r.tenant
+            UNION SELECT n.id, n.name FROM tenants n JOIN below b ON n.parent_id = b.id
+        ) SELECT b.name FROM below b) END
+"""  # noqa: S608 - a constant of db
+"""The jobs that reservations serve. Those of a tenant serve the tenants below it, too."""
+
 _TABLES = {
     "gpu_types": json_rows(
         "t.id, t.name, t.memory_bytes, t.dollars_per_hour, t.watts",
@@ -72,7 +84,7 @@ _TABLES = {
         "j.name, j.tenant", f"jobs j WHERE j.cluster_id = c.id AND j.{LIVE}", "j.id"
     ),
     "tenants": json_rows(
-        "n.id, n.name, n.weight, n.borrow_gpus, n.lends",
+        "n.id, n.name, n.weight, n.borrow_gpus, n.lends, coalesce(n.parent_id, 0)",
         "tenants n WHERE n.cluster_id = c.id",
         "n.name",
     ),
@@ -122,10 +134,7 @@ _TABLES = {
     ),
     "entitlements": json_rows(
         "r.id, j.id",
-        "reservations r JOIN jobs j ON j.cluster_id = r.cluster_id"
-        f" WHERE r.cluster_id = c.id AND r.end_at > now() AND j.{LIVE} AND NOT r.maintenance"
-        " AND CASE r.tenant WHEN '' THEN j.labels->>r.label_key = r.label_value"
-        " ELSE j.tenant = r.tenant END",
+        _SERVED,
         "r.start_at, r.name, j.id",
     ),
     "prices": json_rows(
@@ -504,13 +513,14 @@ def _unestimated(workloads: Sequence[Sequence[Any]], jobs: Jobs, estimates: Esti
 def _tenants(
     tenants: Sequence[Sequence[Any]], quotas: Sequence[Sequence[int]], type_at: _Index
 ) -> tuple[Tenants, Quotas]:
-    keys, names, weights, borrow_gpus, lends = list(zip(*tenants, strict=True)) or [()] * 5
+    keys, names, weights, borrow_gpus, lends, parents = list(zip(*tenants, strict=True)) or [()] * 6
     of_tenants, of_types, gpus = np.array(quotas, np.int64).reshape(-1, 3).T
     return Tenants(
         name=tuple(names),
         weight=np.array(weights, np.float64),
         borrow_gpus=np.array(borrow_gpus, np.int64),
         lends=np.array(lends, np.bool_),
+        parent=_Index(keys).of(np.array(parents, np.int64)),
     ), Quotas(
         tenant=_Index(keys).of(of_tenants),
         gpu_type=type_at.of(of_types),

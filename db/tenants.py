@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 
 import sqlalchemy as sa
@@ -11,16 +11,17 @@ from tessera.db.documents import dump_json
 from tessera.db.rows import cluster_id
 from tessera.db.turn import Turn
 from tessera.db.workloads import require_types
-from tessera.formulation.errors import InvalidInput, NotFound
+from tessera.formulation.errors import InUse, InvalidInput, NotFound, Use
+from tessera.formulation.hierarchy import lines_of_tenants
 from tessera.formulation.records.clusters import TenantSpec
 
 _TENANTS = sa.text("""
-SELECT n.name, n.weight, n.borrow_gpus, n.lends,
+SELECT n.name, n.weight, n.borrow_gpus, n.lends, coalesce(p.name, '') AS parent,
     coalesce(json_object_agg(coalesce(t.name, ''), q.gpus ORDER BY t.ordinal NULLS FIRST)
         FILTER (WHERE q.id IS NOT NULL), '{}') AS quotas
 FROM tenants n LEFT JOIN quotas q ON q.tenant_id = n.id
-LEFT JOIN gpu_types t ON t.id = q.gpu_type_id
-WHERE n.cluster_id = :cluster GROUP BY n.id ORDER BY n.name
+LEFT JOIN gpu_types t ON t.id = q.gpu_type_id LEFT JOIN tenants p ON p.id = n.parent_id
+WHERE n.cluster_id = :cluster GROUP BY n.id, p.name ORDER BY n.name
 """)
 
 _PUT = sa.text("""
@@ -29,6 +30,19 @@ SELECT :cluster, r.* FROM json_to_recordset(CAST(:rows AS json)) AS
     r(name text, weight float8, borrow_gpus bigint, lends boolean)
 ON CONFLICT (cluster_id, name) DO UPDATE SET weight = excluded.weight,
     borrow_gpus = excluded.borrow_gpus, lends = excluded.lends
+""")
+
+_PUT_PARENTS = sa.text("""
+UPDATE tenants n SET parent_id = p.id
+FROM json_to_recordset(CAST(:rows AS json)) AS r(name text, parent text)
+LEFT JOIN tenants p ON p.cluster_id = :cluster AND p.name = r.parent
+WHERE n.cluster_id = :cluster AND n.name = r.name
+""")
+
+_CHILDREN = sa.text("""
+SELECT n.name AS child, p.name AS parent FROM tenants n JOIN tenants p ON p.id = n.parent_id
+WHERE n.cluster_id = :cluster AND p.name = ANY(:names) AND n.name <> ALL(:names)
+ORDER BY p.name, n.name LIMIT 3
 """)
 
 _DROP_QUOTAS = sa.text("""
@@ -66,6 +80,7 @@ def _stored(connection: sa.Connection, cluster: int) -> list[TenantSpec]:
             borrow_gpus=row.borrow_gpus,
             lends=row.lends,
             quotas=row.quotas,
+            parent=row.parent,
         )
         for row in connection.execute(_TENANTS, {"cluster": cluster})
     ]
@@ -88,8 +103,9 @@ def upsert_tenants(turn: Turn, tenants: Sequence[TenantSpec]) -> list[TenantSpec
     """Create tenants or replace their settings, all or none; return them as given.
 
     Raises:
-        InvalidInput: a tenant named twice, an unknown GPU type, a number without meaning, or quotas
-            that together exceed the cluster.
+        InvalidInput: a tenant named twice, an unknown GPU type, a number without meaning, a parent
+            that is missing or below the tenant itself, too many levels, or quotas that together
+            exceed the cluster or a parent's quota.
     """
     names = [tenant.name for tenant in tenants]
     if repeated := [name for name, count in Counter(names).items() if count > 1]:
@@ -100,9 +116,16 @@ def upsert_tenants(turn: Turn, tenants: Sequence[TenantSpec]) -> list[TenantSpec
     merged = {t.name: t for t in _stored(turn.connection, turn.cluster)} | {
         t.name: t for t in tenants
     }
+    lines_of_tenants({t.name: t.parent for t in merged.values()})  # refuses circles
     _require_room(list(merged.values()), {row.name: row.gpus for row in types.values()})
     rows = [
-        {"name": t.name, "weight": str(t.weight), "borrow_gpus": t.borrow_gpus, "lends": t.lends}
+        {
+            "name": t.name,
+            "weight": str(t.weight),
+            "borrow_gpus": t.borrow_gpus,
+            "lends": t.lends,
+            "parent": t.parent,
+        }
         for t in tenants
     ]
     quotas = [
@@ -112,6 +135,7 @@ def upsert_tenants(turn: Turn, tenants: Sequence[TenantSpec]) -> list[TenantSpec
     ]
     values = {"cluster": turn.cluster, "names": names}
     turn.connection.execute(_PUT, values | {"rows": dump_json(rows)})
+    turn.connection.execute(_PUT_PARENTS, values | {"rows": dump_json(rows)})
     turn.connection.execute(_DROP_QUOTAS, values)
     turn.connection.execute(_PUT_QUOTAS, values | {"rows": dump_json(quotas)})
     stored = {t.name: t for t in _stored(turn.connection, turn.cluster)}
@@ -122,21 +146,38 @@ def _require_room(tenants: Sequence[TenantSpec], gpus: dict[str, int]) -> None:
     """Check that all quotas can be used at the same time, on all nodes, including drained and
     silent ones.
 
-    In the sum over all GPU types, a tenant counts with the larger of two numbers: its quota for any
-    type, or the sum of its quotas for single types.
+    A tenant counts with its own quota, or with those of its children if it has none. Its quota must
+    be enough for its children. In the sum over all GPU types, it counts with the largest of three
+    numbers: its quota for any type, the sum of its quotas for single types, and its children's.
     """
+    children: defaultdict[str, list[TenantSpec]] = defaultdict(list)
+    for tenant in tenants:
+        children[tenant.parent].append(tenant)
+
+    def need(tenant: TenantSpec, kind: str) -> int:
+        below = sum(need(child, kind) for child in children[tenant.name])
+        quota = tenant.quotas.get(kind)
+        if quota is not None and below > max(0, quota):
+            what = kind or "any type"
+            raise InvalidInput(
+                "quotas",
+                f"the quotas of {what} of the tenants below {tenant.name} sum to {below} GPUs, but"
+                f" its own is {quota}; lower some, or raise its own",
+            )
+        if kind:
+            return below if quota is None else quota
+        single = sum(n for name, n in tenant.quotas.items() if name)
+        return max(quota or 0, single, below)
+
     for name, there_are in gpus.items():
-        promised = sum(tenant.quotas.get(name, 0) for tenant in tenants)
+        promised = sum(need(tenant, name) for tenant in children[""])
         if promised > there_are:
             raise InvalidInput(
                 "quotas",
                 f"tenants' quotas of {name} sum to {promised} GPUs, but the cluster has {there_are};"
                 " lower some, or add nodes first",
             )
-    promised = sum(
-        max(t.quotas.get("", 0), sum(n for name, n in t.quotas.items() if name)) for t in tenants
-    )
-    total = sum(gpus.values())
+    promised, total = sum(need(tenant, "") for tenant in children[""]), sum(gpus.values())
     if promised > total:
         raise InvalidInput(
             "quotas",
@@ -146,8 +187,28 @@ def _require_room(tenants: Sequence[TenantSpec], gpus: dict[str, int]) -> None:
 
 
 def delete_tenants(turn: Turn, names: Sequence[str], *, allow_missing: bool = False) -> None:
-    """Delete the settings of tenants. Raises NotFound, unless ``allow_missing``."""
+    """Delete the settings of tenants.
+
+    Raises:
+        NotFound: one of them, unless ``allow_missing``.
+        InUse: one is the parent of a tenant that is not deleted with it.
+    """
     values = {"cluster": turn.cluster, "names": list(names)}
+    if rows := turn.connection.execute(_CHILDREN, values).all():
+        children = tuple(row.child for row in rows)
+        raise InUse(
+            f"clusters/{turn.name}/tenants/{rows[0].parent}",
+            [
+                Use(
+                    kind="tenants",
+                    one="child",
+                    many="children",
+                    count=len(children),
+                    names=children,
+                )
+            ],
+            "delete these, too, or give them another parent with `tessera tenants apply`",
+        )
     gone = turn.connection.execute(_DELETE, values).scalars().all()
     missing = set(names) - set(gone)
     if missing and not allow_missing:

@@ -6,6 +6,7 @@ import numpy as np
 
 from tessera.formulation.cells import Cells, find_most_compact
 from tessera.formulation.errors import ProblemTooLarge
+from tessera.formulation.hierarchy import weights_of_tenants
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.tables import Floats, begins_group
@@ -19,6 +20,8 @@ def work_left(snapshot: Snapshot) -> Floats:
 def effective_weight(snapshot: Snapshot, policy: Policy) -> Floats:
     """Return each job's weight times its tenant's and its queue's (Eq. 9).
 
+    A tenant's weight counts together with those of all tenants above it.
+
     Raises:
         ProblemTooLarge: a product is not finite.
     """
@@ -26,7 +29,7 @@ def effective_weight(snapshot: Snapshot, policy: Policy) -> Floats:
     weight = np.array(jobs.weight)
     with np.errstate(over="ignore"):
         if len(tenants):
-            by_name = dict(zip(tenants.name, tenants.weight.tolist(), strict=True))
+            by_name = weights_of_tenants(snapshot)
             weight *= np.array([by_name.get(name, 1.0) for name in jobs.tenant])
         for queue, factor in policy.weight_of_queue.items():
             weight[jobs.queue == queue] *= factor

@@ -234,6 +234,7 @@ class Tenants(Table):
     weight: Floats
     borrow_gpus: Ints  # GPUs that it may hold beyond its quota; -1 for any number
     lends: Bools  # if false, others may not use the quota even while the tenant does not
+    parent: Ints = usual(-1, is_new=True)  # index into Snapshot.tenants; -1 without one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -396,6 +397,7 @@ class Snapshot:
             ("refused_plans", "plan", 0, len(self.plans)),
             ("allocations", "job", -1, len(self.jobs)),
             ("allocations", "node", 0, len(self.nodes)),
+            ("tenants", "parent", -1, len(self.tenants)),
             ("quotas", "tenant", 0, len(self.tenants)),
             ("quotas", "gpu_type", -1, types),
             ("avoids", "job", 0, len(self.jobs)),

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.hierarchy import lines_of_tenants
 from tessera.formulation.records.clusters import NodeSpec, TenantSpec
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.reservations import NodeSize, ReservationSpec, require_room
@@ -43,6 +44,7 @@ class Scenario:
         _require_unique("nodes", (node.name for node in self.nodes))
         _require_unique("arrivals", (one.spec.name for one in self.arrivals))
         _require_unique("tenants", (tenant.name for tenant in self.tenants))
+        lines_of_tenants({tenant.name: tenant.parent for tenant in self.tenants})  # refuses circles
         _require_unique("reservations", (one.name for one in self.reservations))
         times_s = [one.arrival_s for one in self.arrivals]
         if not all(0 <= at_s < math.inf for at_s in times_s) or times_s != sorted(times_s):

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 from tessera.formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
 from tessera.formulation.demand import NOT_STATED
 from tessera.formulation.given_demand import demands_of_cells
+from tessera.formulation.hierarchy import lines_of_tenants
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.permissions import AllowedTypes
 from tessera.formulation.placement import Gang
@@ -504,6 +505,13 @@ class MemoryStore:
             weight=np.array([t.weight for t in tenants]),
             borrow_gpus=np.array([t.borrow_gpus for t in tenants], dtype=np.int64),
             lends=np.array([t.lends for t in tenants], dtype=np.bool_),
+            parent=np.array(
+                [
+                    -1 if not t.parent else [o.name for o in tenants].index(t.parent)
+                    for t in tenants
+                ],
+                dtype=np.int64,
+            ),
         ), Quotas(tenant=rows[:, 0], gpu_type=rows[:, 1], gpus=rows[:, 2])
 
 
@@ -594,11 +602,12 @@ def _reservations(scenario: Scenario, specs: Sequence[JobSpec], nodes: Nodes) ->
     types = {"": -1} | {kind.name: i for i, kind in enumerate(scenario.gpu_types)}
     index = {name: i for i, name in enumerate(nodes.name)}
     named = [(r, index[name]) for r, one in enumerate(own) for name in one.nodes]
+    lines = lines_of_tenants({t.name: t.parent for t in scenario.tenants})
     served = [
         (r, job)
         for r, one in enumerate(own)
         for job, spec in enumerate(specs)
-        if one.serves((spec.tenant,), spec.labels)
+        if one.serves(lines.get(spec.tenant, (spec.tenant,)), spec.labels)
     ]
     of_nodes, of_jobs = (np.array(rows, dtype=np.int64).reshape(-1, 2) for rows in (named, served))
     return _ReservationTables(

@@ -135,6 +135,8 @@ tenants = sa.Table(
     real_column("weight"),
     count_column("borrow_gpus", -1),  # beyond its quota; -1 for any number
     flag_column("lends", default=True),
+    reference_column("parent_id", "tenants.id", nullable=True, ondelete="SET NULL"),
+    sa.Index(None, "parent_id"),
     sa.UniqueConstraint("cluster_id", "name"),
     sa.CheckConstraint("weight >= 0 AND weight < 'Infinity'", name="weight"),
     sa.CheckConstraint("borrow_gpus >= -1", name="borrow"),

@@ -3,6 +3,10 @@
 A tenant without a quota is unlimited. One with a quota only on some types is unlimited on the
 others, so a tenant needs a quota of 0 GPUs for the types it may not use. A quota that is cut below
 the use of launched promises does not break them. The row then has room for exactly these.
+
+Tenants may have parents. A tenant's jobs are then those of all tenants below it, too. So what a
+child uses counts in the quotas of its parent, and a parent that does not lend keeps its quota for
+the tenants below it, which lend to each other.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from tessera.formulation.draft import Draft, RowUse
+from tessera.formulation.hierarchy import jobs_by_tenant
 from tessera.formulation.problem import CouplingRow, RowKind
 from tessera.formulation.promises.guarantee import has_guaranteed_rate, min_demand
 from tessera.formulation.tables import Bools, Ints
@@ -70,19 +75,19 @@ def _with_rows(draft: Draft, rows: list[RowUse]) -> Draft:
 Quota = tuple[int, int, str, Bools, Bools, int]
 """(tenant, type or -1, their names, the tenant's jobs, columns of the type, GPUs).
 
-The jobs are bool[jobs] and the columns bool[columns].
+The jobs are those of the tenant and of all below it, bool[jobs]. The columns are bool[columns].
 """
 
 
 def _quotas(draft: Draft) -> list[Quota]:
     snapshot = draft.snapshot
-    quotas, owner = snapshot.quotas, np.array(snapshot.jobs.tenant, dtype=object)
+    quotas, has = snapshot.quotas, jobs_by_tenant(snapshot)
     rows: list[Quota] = []
     for tenant, kind, gpus in zip(
         quotas.tenant.tolist(), quotas.gpu_type.tolist(), quotas.gpus.tolist(), strict=True
     ):
         name = snapshot.tenants.name[tenant]
-        of = np.asarray(owner == name, dtype=np.bool_)
+        of = has[tenant]
         on = (draft.gpu_type == kind) | (kind < 0)
         full = name if kind < 0 else f"{name}/{snapshot.gpu_types[kind].name}"
         rows.append((tenant, kind, full, of, on, gpus))

@@ -103,6 +103,8 @@ class TenantSpec:
     borrow_gpus: int = -1  # beyond its quota; -1 for any number
     lends: bool = True
     quotas: dict[str, int] = field(default_factory=dict)
+    parent: str = ""
+    """The tenant above it, whose quotas its jobs count against, too. "" without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

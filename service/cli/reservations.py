@@ -240,7 +240,7 @@ def parse_moment(where: str, text: str, after: datetime, zone: tzinfo | None) ->
     of this machine if that is None.
 
     Raises:
-        InvalidInput: it is none of these.
+        InvalidInput: another text.
     """
     if durations.is_duration(text):
         return _later(where, after, text)

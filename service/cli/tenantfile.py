@@ -41,6 +41,7 @@ class TenantEntry(FileEntry):
     ] = Field(default_factory=dict)
     borrow_gpus: Annotated[int, whole_between(0, limits.MAX_QUOTA)] | None = None
     keeps_idle_quota: bool = False
+    parent: Text = ""
 
 
 class PrintedTenant(TenantEntry):
@@ -114,4 +115,5 @@ def _tenant(name: str, settings: TenantEntry) -> Tenant:
         },
         borrow_gpus=settings.borrow_gpus,
         keeps_idle_quota=settings.keeps_idle_quota,
+        parent=settings.parent,
     )

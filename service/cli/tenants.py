@@ -31,7 +31,11 @@ TENANT_COLUMNS: Final[Sequence[Column[tenants_pb2.Tenant]]] = (
     Column("QUOTAS", lambda t: _quotas(t)),
     Column("BORROWS", lambda t: str(t.borrow_gpus) if t.HasField("borrow_gpus") else "any number"),
     Column("LENDS", lambda t: "no" if t.keeps_idle_quota else "yes"),
+    Column("PARENT", lambda t: t.parent, wide=True),
 )
+
+INDENT: Final = "  "
+"""The indentation of a level of tenants in a tree."""
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -69,6 +73,9 @@ def apply_tenant_file(
 
 
 def list_tenants(
+    tree: Annotated[
+        bool, typer.Option("--tree", help="Show each tenant below its parent, indented.")
+    ] = False,
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
@@ -78,7 +85,10 @@ def list_tenants(
         request = tenants_pb2.ListTenantsRequest(parent=cluster_name(cluster))
         pages = client.pages(client.tenants.ListTenants, request)
         tenants = list(chain.from_iterable(page.tenants for page in pages))
-    _show(tenants, output)
+    if tree:
+        show_tree(tenants, output)
+    else:
+        _show(tenants, output)
     if not tenants:
         print_note(
             "no tenant has settings, so each has weight 1 and no limits; `tessera tenants apply` sets some"
@@ -130,13 +140,36 @@ def apply_tenants(
     return client.call(client.tenants.UpsertTenants, request)
 
 
-def _show(tenants: Sequence[tenants_pb2.Tenant], output: Output) -> None:
+def show_tree(tenants: Sequence[tenants_pb2.Tenant], output: Output) -> None:
+    """Print each tenant below its parent. One whose parent is not among them is at the top."""
+    children: dict[str, list[tenants_pb2.Tenant]] = {}
+    known = {short_name(tenant.name) for tenant in tenants}
+    for tenant in tenants:
+        children.setdefault(tenant.parent if tenant.parent in known else "", []).append(tenant)
+    level: dict[str, int] = {}
+    rows, left = list[tenants_pb2.Tenant](), [(0, tenant) for tenant in children.get("", [])]
+    while left:
+        depth, tenant = left.pop(0)
+        rows.append(tenant)
+        level[tenant.name] = depth
+        left = [(depth + 1, child) for child in children.get(short_name(tenant.name), [])] + left
+    first = Column[tenants_pb2.Tenant](
+        "TENANT", lambda t: INDENT * level[t.name] + short_name(t.name)
+    )
+    _show(rows, output, (first, *TENANT_COLUMNS[1:]))
+
+
+def _show(
+    tenants: Sequence[tenants_pb2.Tenant],
+    output: Output,
+    columns: Sequence[Column[tenants_pb2.Tenant]] = TENANT_COLUMNS,
+) -> None:
     """Print tenants. Their quota of any type is called ``any``, as in files."""
     response = tenants_pb2.ListTenantsResponse(tenants=tenants)
     for tenant in response.tenants:
         if "" in tenant.quotas:
             tenant.quotas[ANY_TYPE] = tenant.quotas.pop("")
-    show_list(response, response.tenants, TENANT_COLUMNS, output)
+    show_list(response, response.tenants, columns, output)
 
 
 def _quotas(tenant: tenants_pb2.Tenant) -> str:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from tessera.formulation.hierarchy import lines_of_snapshot
 from tessera.formulation.snapshot import Snapshot
 
 
 class Allowance:
     """The GPUs left of each quota; a tenant without a quota has no limit.
 
-    Published schedulers know no borrowing, so the GPUs that a tenant lends or borrows are left out.
+    GPUs are charged to the quotas of all tenants above, too. Published schedulers know no
+    borrowing, so the GPUs that a tenant lends or borrows are left out.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._left: dict[str, list[tuple[int, list[int]]]] = {}  # tenant -> (type or -1, [left])
-        quotas = snapshot.quotas
+        quotas, self._lines = snapshot.quotas, lines_of_snapshot(snapshot)
         for tenant, gpu_type, gpus in zip(
             quotas.tenant.tolist(), quotas.gpu_type.tolist(), quotas.gpus.tolist(), strict=True
         ):
@@ -36,4 +38,6 @@ class Allowance:
         return True
 
     def _counters(self, tenant: str, gpu_type: int) -> list[list[int]]:
-        return [left for t, left in self._left.get(tenant, ()) if t in (-1, gpu_type)]
+        line = self._lines.get(tenant, (tenant,))
+        counters = (counter for above in line for counter in self._left.get(above, ()))
+        return [left for t, left in counters if t in (-1, gpu_type)]

@@ -10,10 +10,11 @@ import pytest
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
 from tessera.db.writer import PostgresWriter
-from tessera.formulation.errors import InvalidInput, NotFound
+from tessera.formulation.errors import InUse, InvalidInput, NotFound
 from tessera.formulation.lifecycle import JobEvent
 from tessera.formulation.records.clusters import TenantSpec
 from tessera.formulation.records.jobs import JobSpec
+from tessera.formulation.records.reservations import ReservationSpec
 from tessera.formulation.values import GpuType, Workload
 from tests.support.stored_cluster import (
     C,
@@ -287,3 +288,42 @@ def test_a_deadline_must_be_in_the_future(store: PostgresStore, database: Databa
     # The deadline has passed, but other fields may change.
     update_job(store, a_spec("a", weight=2.0), "weight")
     assert job(store, "a").spec.weight == 2.0
+
+
+def test_parents_read_back_and_their_quotas_bound_those_of_children(store: PostgresStore) -> None:
+    a_cluster(store)
+    lab = TenantSpec(name="lab", quotas={"a100": 3})
+    nlp, chat = TenantSpec(name="nlp", parent="lab"), TenantSpec(name="chat", parent="nlp")
+    upsert_tenants(store, chat, nlp, lab)
+    assert store.list_tenants(C) == [chat, lab, nlp]
+    tenants = store.snapshot(C).tenants
+    assert [tenants.name[p] if p >= 0 else "" for p in tenants.parent.tolist()] == [
+        "nlp",
+        "",
+        "lab",
+    ]
+    with pytest.raises(InvalidInput, match="tenants below lab sum to 4 GPUs"):
+        upsert_tenants(store, TenantSpec(name="chat", parent="nlp", quotas={"a100": 4}))
+    with pytest.raises(InvalidInput, match="circle"):
+        upsert_tenants(store, TenantSpec(name="lab", parent="chat"))
+    with pytest.raises(InvalidInput, match="the parent of x, y, has no settings"):
+        upsert_tenants(store, TenantSpec(name="x", parent="y"))
+    with pytest.raises(InUse, match=r"tenants/nlp is in use by 1 child \(chat\)"):
+        do(store, lambda w: w.delete_tenants(C, ["nlp"]))
+    upsert_tenants(store, TenantSpec(name="chat"))
+    do(store, lambda w: w.delete_tenants(C, ["nlp", "lab"]))
+    assert store.list_tenants(C) == [TenantSpec(name="chat")]
+
+
+def test_a_reservation_of_a_tenant_serves_the_jobs_of_those_below_it(store: PostgresStore) -> None:
+    a_cluster(store)
+    upsert_tenants(store, TenantSpec(name="lab"), TenantSpec(name="nlp", parent="lab"))
+    submit(store, a_spec("below", tenant="nlp"), a_spec("own", tenant="lab"), a_spec("no"))
+    now_s = store.snapshot(C).now_s
+    spec = ReservationSpec(
+        name="r", start_s=now_s, end_s=now_s + 60.0, gpu_type="a100", gpus=1, tenant="lab"
+    )
+    do(store, lambda w: w.create_reservation(C, spec))
+    snapshot = store.snapshot(C)
+    served = {snapshot.jobs.name[job] for job in snapshot.entitlements.job.tolist()}
+    assert served == {"below", "own"}

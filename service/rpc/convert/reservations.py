@@ -56,8 +56,9 @@ def of_reservation(
     that sees only some tenants sees no label and no reason.
     """
     spec = record.spec
-    sees = identity is None or identity.tenants is None
-    sees = sees or spec.maintenance or (bool(spec.tenant) and identity.sees_tenant(spec.tenant))
+    sees = identity is None or identity.tenants is None or spec.maintenance
+    if identity is not None and spec.tenant:
+        sees = sees or identity.sees_tenant(spec.tenant)
     state = pb.Reservation.PLANNED
     if record.ended:
         state = pb.Reservation.ENDED

@@ -33,6 +33,7 @@ def to_tenant(field: str, cluster: str, message: pb.Tenant) -> TenantSpec:
         borrow_gpus=borrow_gpus,
         lends=not m.keeps_idle_quota,
         quotas=_quotas(f"{field}.quotas", m.quotas),
+        parent=names.require_identifier(f"{field}.parent", m.parent) if m.parent else "",
     )
 
 
@@ -63,4 +64,5 @@ def of_tenant(cluster: str, spec: TenantSpec) -> pb.Tenant:
         borrow_gpus=spec.borrow_gpus if spec.borrow_gpus >= 0 else None,
         keeps_idle_quota=not spec.lends,
         quotas=spec.quotas,
+        parent=spec.parent,
     )

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from tessera.formulation.explanations.changes import Change, ChangeKind
+from tessera.formulation.hierarchy import lines_of_snapshot
 from tessera.formulation.lifecycle import ACTIVE, JobState
 from tessera.formulation.policy import MODES_WITHOUT_PROMISES
 from tessera.formulation.snapshot import STATES, Snapshot
@@ -50,6 +51,12 @@ class Situation:
     job: int
     outcome: RoundOutcome
     rivals: Sequence[str] = ()
+
+    @property
+    def line(self) -> tuple[str, ...]:
+        """Return the job's tenant and all above it."""
+        tenant = self.snapshot.jobs.tenant[self.job]
+        return lines_of_snapshot(self.snapshot).get(tenant, (tenant,))
 
     def own_estimates(self) -> Ints:
         """Return the rows of the job's estimates that run, int64[any]."""
@@ -200,7 +207,7 @@ def _quotas(s: Situation) -> Ladders:
     ):
         name = snapshot.tenants.name[tenant]
         full = name if kind < 0 else f"{name}/{snapshot.gpu_types[kind].name}"
-        if name == snapshot.jobs.tenant[s.job]:
+        if name in s.line:
             values = range(gpus + 1, max(gpus + 1, whole) + 1)
             yield [_one(ChangeKind.QUOTA, n, gpus, subject=full) for n in values]
 
@@ -208,7 +215,7 @@ def _quotas(s: Situation) -> Ladders:
 def _borrowing(s: Situation) -> Ladders:
     tenants, whole = s.snapshot.tenants, int(s.snapshot.nodes.gpus.sum())
     for name, now in zip(tenants.name, tenants.borrow_gpus.tolist(), strict=True):
-        if name == s.snapshot.jobs.tenant[s.job] and now >= 0:
+        if name in s.line and now >= 0:
             values = range(now + 1, max(now + 1, whole) + 1)
             yield [_one(ChangeKind.BORROW, n, now, subject=name) for n in values]
 
@@ -216,14 +223,14 @@ def _borrowing(s: Situation) -> Ladders:
 def _lending(s: Situation) -> Ladders:
     tenants = s.snapshot.tenants
     for name, lends in zip(tenants.name, tenants.lends.tolist(), strict=True):
-        if name != s.snapshot.jobs.tenant[s.job] and not lends:
+        if name not in s.line and not lends:
             yield [_one(ChangeKind.LEND, 1, subject=name)]
 
 
 def _tenant_weights(s: Situation) -> Ladders:
     tenants = s.snapshot.tenants
     for name, weight in zip(tenants.name, tenants.weight.tolist(), strict=True):
-        if name == s.snapshot.jobs.tenant[s.job] and weight == 0:
+        if name in s.line and weight == 0:
             yield [_one(ChangeKind.TENANT_WEIGHT, 1, 0, subject=name) + _some_weight(s)]
 
 

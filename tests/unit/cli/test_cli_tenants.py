@@ -12,7 +12,9 @@ from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import main, tenantfile
 from tessera.service.cli.clusterfile import read_cluster
 from tessera.service.cli.jobfile import read_jobs
+from tessera.service.cli.options import Output
 from tessera.service.cli.tenantfile import read_tenants
+from tessera.service.cli.tenants import show_tree
 from tessera.v1.tenants_pb2 import Tenant
 
 JOB = "model: bert\nglobal_batch: 256\niterations: 1000\ngpus: 8\n"
@@ -36,8 +38,9 @@ def test_every_key_of_a_tenant_reaches_the_request() -> None:
 def test_the_documented_tenants_are_a_valid_file() -> None:
     page = (Path(__file__).parents[3] / "docs" / "command-line.md").read_text()
     examples = [part.partition("```")[0] for part in page.split("```yaml\n")[1:]]
-    nlp, vision = tenantfile.read_tenants(examples[-1], "command-line.md")
+    research, nlp, vision = tenantfile.read_tenants(examples[-1], "command-line.md")
     assert (nlp.borrow_gpus, dict(vision.quotas)) == (16, {"": 24})
+    assert (nlp.parent, research.parent) == (research.name, "")
     assert [t.name for t in read_cluster(examples[2], "command-line.md").tenants] == ["nlp"]
 
 
@@ -115,3 +118,12 @@ def test_a_pin_without_a_type_is_refused_in_a_file_and_from_options() -> None:
         2,
         "error: --pin-type: pins the type that --gpu-type names, so give both\n",
     )
+
+
+def test_the_tree_shows_each_tenant_below_its_parent(capsys: pytest.CaptureFixture[str]) -> None:
+    place = "clusters/c/tenants"
+    parents = {"chat": "nlp", "lab": "", "nlp": "lab", "orphan": "unseen", "vision": "lab"}
+    tenants = [Tenant(name=f"{place}/{name}", parent=p) for name, p in parents.items()]
+    show_tree(tenants, Output.TABLE)
+    names = [line[:12].rstrip() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert names == ["lab", "  nlp", "    chat", "  vision", "orphan"]

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18tessera/v1/tenants.proto\x12\ntessera.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd9\x01\n\x06Tenant\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x06weight\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x0b\x62orrow_gpus\x18\x03 \x01(\x05H\x01\x88\x01\x01\x12\x18\n\x10keeps_idle_quota\x18\x04 \x01(\x08\x12.\n\x06quotas\x18\x05 \x03(\x0b\x32\x1e.tessera.v1.Tenant.QuotasEntry\x1a-\n\x0bQuotasEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x42\t\n\x07_weightB\x0e\n\x0c_borrow_gpus\"v\n\x14UpsertTenantsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12#\n\x07tenants\x18\x02 \x03(\x0b\x32\x12.tessera.v1.Tenant\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"<\n\x15UpsertTenantsResponse\x12#\n\x07tenants\x18\x01 \x03(\x0b\x32\x12.tessera.v1.Tenant\"K\n\x12ListTenantsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"S\n\x13ListTenantsResponse\x12#\n\x07tenants\x18\x01 \x03(\x0b\x32\x12.tessera.v1.Tenant\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"w\n\x14\x44\x65leteTenantsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\r\n\x05names\x18\x02 \x03(\t\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x15\n\rallow_missing\x18\x05 \x01(\x08\"\x17\n\x15\x44\x65leteTenantsResponse\"\xa2\x01\n\x0fGetUsageRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x0f\n\x07tenants\x18\x02 \x03(\t\x12.\n\nstart_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08group_by\x18\x05 \x03(\t\"\xa1\x03\n\x08UsageRow\x12.\n\x05group\x18\x01 \x03(\x0b\x32\x1f.tessera.v1.UsageRow.GroupEntry\x12\x11\n\tgpu_hours\x18\x02 \x01(\x01\x12\x1b\n\x13\x65\x66\x66\x65\x63tive_gpu_hours\x18\x03 \x01(\x01\x12\x11\n\tcpu_hours\x18\x04 \x01(\x01\x12\x16\n\x0elost_gpu_hours\x18\x05 \x01(\x01\x12\x13\n\x0bpreemptions\x18\x06 \x01(\x03\x12\x12\n\njobs_ended\x18\x07 \x01(\x03\x12\x15\n\rjobs_finished\x18\x08 \x01(\x03\x12!\n\x14mean_waiting_seconds\x18\t \x01(\x01H\x00\x88\x01\x01\x12\x1b\n\x0e\x63\x61pacity_share\x18\n \x01(\x01H\x01\x88\x01\x01\x12\x1c\n\x0fquota_gpu_hours\x18\x0b \x01(\x01H\x02\x88\x01\x01\x1a,\n\nGroupEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x17\n\x15_mean_waiting_secondsB\x11\n\x0f_capacity_shareB\x12\n\x10_quota_gpu_hours\"\x90\x02\n\x10GetUsageResponse\x12.\n\nstart_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\"\n\x04rows\x18\x03 \x03(\x0b\x32\x14.tessera.v1.UsageRow\x12\x45\n\rcapacity_gpus\x18\x04 \x03(\x0b\x32..tessera.v1.GetUsageResponse.CapacityGpusEntry\x1a\x33\n\x11\x43\x61pacityGpusEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x32\xcc\x02\n\x07Tenants\x12T\n\rUpsertTenants\x12 .tessera.v1.UpsertTenantsRequest\x1a!.tessera.v1.UpsertTenantsResponse\x12N\n\x0bListTenants\x12\x1e.tessera.v1.ListTenantsRequest\x1a\x1f.tessera.v1.ListTenantsResponse\x12T\n\rDeleteTenants\x12 .tessera.v1.DeleteTenantsRequest\x1a!.tessera.v1.DeleteTenantsResponse\x12\x45\n\x08GetUsage\x12\x1b.tessera.v1.GetUsageRequest\x1a\x1c.tessera.v1.GetUsageResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18tessera/v1/tenants.proto\x12\ntessera.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe9\x01\n\x06Tenant\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x06weight\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x0b\x62orrow_gpus\x18\x03 \x01(\x05H\x01\x88\x01\x01\x12\x18\n\x10keeps_idle_quota\x18\x04 \x01(\x08\x12.\n\x06quotas\x18\x05 \x03(\x0b\x32\x1e.tessera.v1.Tenant.QuotasEntry\x12\x0e\n\x06parent\x18\x14 \x01(\t\x1a-\n\x0bQuotasEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x42\t\n\x07_weightB\x0e\n\x0c_borrow_gpus\"v\n\x14UpsertTenantsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12#\n\x07tenants\x18\x02 \x03(\x0b\x32\x12.tessera.v1.Tenant\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"<\n\x15UpsertTenantsResponse\x12#\n\x07tenants\x18\x01 \x03(\x0b\x32\x12.tessera.v1.Tenant\"K\n\x12ListTenantsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"S\n\x13ListTenantsResponse\x12#\n\x07tenants\x18\x01 \x03(\x0b\x32\x12.tessera.v1.Tenant\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"w\n\x14\x44\x65leteTenantsRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\r\n\x05names\x18\x02 \x03(\t\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x15\n\rallow_missing\x18\x05 \x01(\x08\"\x17\n\x15\x44\x65leteTenantsResponse\"\xa2\x01\n\x0fGetUsageRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x0f\n\x07tenants\x18\x02 \x03(\t\x12.\n\nstart_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08group_by\x18\x05 \x03(\t\"\xa1\x03\n\x08UsageRow\x12.\n\x05group\x18\x01 \x03(\x0b\x32\x1f.tessera.v1.UsageRow.GroupEntry\x12\x11\n\tgpu_hours\x18\x02 \x01(\x01\x12\x1b\n\x13\x65\x66\x66\x65\x63tive_gpu_hours\x18\x03 \x01(\x01\x12\x11\n\tcpu_hours\x18\x04 \x01(\x01\x12\x16\n\x0elost_gpu_hours\x18\x05 \x01(\x01\x12\x13\n\x0bpreemptions\x18\x06 \x01(\x03\x12\x12\n\njobs_ended\x18\x07 \x01(\x03\x12\x15\n\rjobs_finished\x18\x08 \x01(\x03\x12!\n\x14mean_waiting_seconds\x18\t \x01(\x01H\x00\x88\x01\x01\x12\x1b\n\x0e\x63\x61pacity_share\x18\n \x01(\x01H\x01\x88\x01\x01\x12\x1c\n\x0fquota_gpu_hours\x18\x0b \x01(\x01H\x02\x88\x01\x01\x1a,\n\nGroupEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x17\n\x15_mean_waiting_secondsB\x11\n\x0f_capacity_shareB\x12\n\x10_quota_gpu_hours\"\x90\x02\n\x10GetUsageResponse\x12.\n\nstart_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\"\n\x04rows\x18\x03 \x03(\x0b\x32\x14.tessera.v1.UsageRow\x12\x45\n\rcapacity_gpus\x18\x04 \x03(\x0b\x32..tessera.v1.GetUsageResponse.CapacityGpusEntry\x1a\x33\n\x11\x43\x61pacityGpusEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x32\xcc\x02\n\x07Tenants\x12T\n\rUpsertTenants\x12 .tessera.v1.UpsertTenantsRequest\x1a!.tessera.v1.UpsertTenantsResponse\x12N\n\x0bListTenants\x12\x1e.tessera.v1.ListTenantsRequest\x1a\x1f.tessera.v1.ListTenantsResponse\x12T\n\rDeleteTenants\x12 .tessera.v1.DeleteTenantsRequest\x1a!.tessera.v1.DeleteTenantsResponse\x12\x45\n\x08GetUsage\x12\x1b.tessera.v1.GetUsageRequest\x1a\x1c.tessera.v1.GetUsageResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,31 +39,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETUSAGERESPONSE_CAPACITYGPUSENTRY']._loaded_options = None
   _globals['_GETUSAGERESPONSE_CAPACITYGPUSENTRY']._serialized_options = b'8\001'
   _globals['_TENANT']._serialized_start=74
-  _globals['_TENANT']._serialized_end=291
-  _globals['_TENANT_QUOTASENTRY']._serialized_start=219
-  _globals['_TENANT_QUOTASENTRY']._serialized_end=264
-  _globals['_UPSERTTENANTSREQUEST']._serialized_start=293
-  _globals['_UPSERTTENANTSREQUEST']._serialized_end=411
-  _globals['_UPSERTTENANTSRESPONSE']._serialized_start=413
-  _globals['_UPSERTTENANTSRESPONSE']._serialized_end=473
-  _globals['_LISTTENANTSREQUEST']._serialized_start=475
-  _globals['_LISTTENANTSREQUEST']._serialized_end=550
-  _globals['_LISTTENANTSRESPONSE']._serialized_start=552
-  _globals['_LISTTENANTSRESPONSE']._serialized_end=635
-  _globals['_DELETETENANTSREQUEST']._serialized_start=637
-  _globals['_DELETETENANTSREQUEST']._serialized_end=756
-  _globals['_DELETETENANTSRESPONSE']._serialized_start=758
-  _globals['_DELETETENANTSRESPONSE']._serialized_end=781
-  _globals['_GETUSAGEREQUEST']._serialized_start=784
-  _globals['_GETUSAGEREQUEST']._serialized_end=946
-  _globals['_USAGEROW']._serialized_start=949
-  _globals['_USAGEROW']._serialized_end=1366
-  _globals['_USAGEROW_GROUPENTRY']._serialized_start=1258
-  _globals['_USAGEROW_GROUPENTRY']._serialized_end=1302
-  _globals['_GETUSAGERESPONSE']._serialized_start=1369
-  _globals['_GETUSAGERESPONSE']._serialized_end=1641
-  _globals['_GETUSAGERESPONSE_CAPACITYGPUSENTRY']._serialized_start=1590
-  _globals['_GETUSAGERESPONSE_CAPACITYGPUSENTRY']._serialized_end=1641
-  _globals['_TENANTS']._serialized_start=1644
-  _globals['_TENANTS']._serialized_end=1976
+  _globals['_TENANT']._serialized_end=307
+  _globals['_TENANT_QUOTASENTRY']._serialized_start=235
+  _globals['_TENANT_QUOTASENTRY']._serialized_end=280
+  _globals['_UPSERTTENANTSREQUEST']._serialized_start=309
+  _globals['_UPSERTTENANTSREQUEST']._serialized_end=427
+  _globals['_UPSERTTENANTSRESPONSE']._serialized_start=429
+  _globals['_UPSERTTENANTSRESPONSE']._serialized_end=489
+  _globals['_LISTTENANTSREQUEST']._serialized_start=491
+  _globals['_LISTTENANTSREQUEST']._serialized_end=566
+  _globals['_LISTTENANTSRESPONSE']._serialized_start=568
+  _globals['_LISTTENANTSRESPONSE']._serialized_end=651
+  _globals['_DELETETENANTSREQUEST']._serialized_start=653
+  _globals['_DELETETENANTSREQUEST']._serialized_end=772
+  _globals['_DELETETENANTSRESPONSE']._serialized_start=774
+  _globals['_DELETETENANTSRESPONSE']._serialized_end=797
+  _globals['_GETUSAGEREQUEST']._serialized_start=800
+  _globals['_GETUSAGEREQUEST']._serialized_end=962
+  _globals['_USAGEROW']._serialized_start=965
+  _globals['_USAGEROW']._serialized_end=1382
+  _globals['_USAGEROW_GROUPENTRY']._serialized_start=1274
+  _globals['_USAGEROW_GROUPENTRY']._serialized_end=1318
+  _globals['_GETUSAGERESPONSE']._serialized_start=1385
+  _globals['_GETUSAGERESPONSE']._serialized_end=1657
+  _globals['_GETUSAGERESPONSE_CAPACITYGPUSENTRY']._serialized_start=1606
+  _globals['_GETUSAGERESPONSE_CAPACITYGPUSENTRY']._serialized_end=1657
+  _globals['_TENANTS']._serialized_start=1660
+  _globals['_TENANTS']._serialized_end=1992
 # @@protoc_insertion_point(module_scope)

@@ -50,6 +50,7 @@ class Tenant(_message.Message):
     BORROW_GPUS_FIELD_NUMBER: _builtins.int
     KEEPS_IDLE_QUOTA_FIELD_NUMBER: _builtins.int
     QUOTAS_FIELD_NUMBER: _builtins.int
+    PARENT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """"clusters/{cluster}/tenants/{tenant}". Jobs name the tenant by its id."""
     weight: _builtins.float
@@ -60,6 +61,10 @@ class Tenant(_message.Message):
     """
     keeps_idle_quota: _builtins.bool
     """Whether other tenants may not use its quota while it does not."""
+    parent: _builtins.str
+    """The tenant above it, by id, which must have settings. Empty: none. Its jobs count in the quotas
+    and limits of all tenants above, and their weights are multiplied. There are at most 8 levels.
+    """
     @_builtins.property
     def quotas(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """The number of GPUs that its guaranteed jobs may claim, by GPU type. "" stands for GPUs of any
@@ -75,10 +80,11 @@ class Tenant(_message.Message):
         borrow_gpus: _builtins.int | None = ...,
         keeps_idle_quota: _builtins.bool = ...,
         quotas: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        parent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_borrow_gpus", b"_borrow_gpus", "_weight", b"_weight", "borrow_gpus", b"borrow_gpus", "weight", b"weight"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_borrow_gpus", b"_borrow_gpus", "_weight", b"_weight", "borrow_gpus", b"borrow_gpus", "keeps_idle_quota", b"keeps_idle_quota", "name", b"name", "quotas", b"quotas", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_borrow_gpus", b"_borrow_gpus", "_weight", b"_weight", "borrow_gpus", b"borrow_gpus", "keeps_idle_quota", b"keeps_idle_quota", "name", b"name", "parent", b"parent", "quotas", b"quotas", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__borrow_gpus: _TypeAlias = _typing.Literal["borrow_gpus"]  # noqa: Y015
     _WhichOneofArgType__borrow_gpus: _TypeAlias = _typing.Literal["_borrow_gpus", b"_borrow_gpus"]  # noqa: Y015

@@ -78,7 +78,8 @@ class TenantsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteTenants(self, request, context):
-        """Deletes the settings of tenants, all or none. Their jobs stay.
+        """Deletes the settings of tenants, all or none. Their jobs stay. The error is FAILED_PRECONDITION
+        with the reason IN_USE if one is the parent of a tenant that is not deleted with it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -40,7 +40,9 @@ class TenantsStub:
     ListTenants: _grpc.UnaryUnaryMultiCallable[_tenants_pb2.ListTenantsRequest, _tenants_pb2.ListTenantsResponse]
     """Lists the tenants that have settings, by name."""
     DeleteTenants: _grpc.UnaryUnaryMultiCallable[_tenants_pb2.DeleteTenantsRequest, _tenants_pb2.DeleteTenantsResponse]
-    """Deletes the settings of tenants, all or none. Their jobs stay."""
+    """Deletes the settings of tenants, all or none. Their jobs stay. The error is FAILED_PRECONDITION
+    with the reason IN_USE if one is the parent of a tenant that is not deleted with it.
+    """
     GetUsage: _grpc.UnaryUnaryMultiCallable[_tenants_pb2.GetUsageRequest, _tenants_pb2.GetUsageResponse]
     """Returns what the jobs of tenants have used. Callers that are bound to tenants see those only."""
 
@@ -56,7 +58,9 @@ class TenantsAsyncStub(TenantsStub):
     ListTenants: _aio.UnaryUnaryMultiCallable[_tenants_pb2.ListTenantsRequest, _tenants_pb2.ListTenantsResponse]  # type: ignore[assignment]
     """Lists the tenants that have settings, by name."""
     DeleteTenants: _aio.UnaryUnaryMultiCallable[_tenants_pb2.DeleteTenantsRequest, _tenants_pb2.DeleteTenantsResponse]  # type: ignore[assignment]
-    """Deletes the settings of tenants, all or none. Their jobs stay."""
+    """Deletes the settings of tenants, all or none. Their jobs stay. The error is FAILED_PRECONDITION
+    with the reason IN_USE if one is the parent of a tenant that is not deleted with it.
+    """
     GetUsage: _aio.UnaryUnaryMultiCallable[_tenants_pb2.GetUsageRequest, _tenants_pb2.GetUsageResponse]  # type: ignore[assignment]
     """Returns what the jobs of tenants have used. Callers that are bound to tenants see those only."""
 
@@ -87,7 +91,9 @@ class TenantsServicer(metaclass=_abc_1.ABCMeta):
         request: _tenants_pb2.DeleteTenantsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tenants_pb2.DeleteTenantsResponse, _abc.Awaitable[_tenants_pb2.DeleteTenantsResponse]]:
-        """Deletes the settings of tenants, all or none. Their jobs stay."""
+        """Deletes the settings of tenants, all or none. Their jobs stay. The error is FAILED_PRECONDITION
+        with the reason IN_USE if one is the parent of a tenant that is not deleted with it.
+        """
 
     @_abc_1.abstractmethod
     def GetUsage(

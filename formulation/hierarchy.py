@@ -1,0 +1,72 @@
+"""The hierarchy of tenants: a tenant may have a parent, whose quota and weight bear on it, too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.tables import Bools
+
+MAX_DEPTH: Final = 8
+"""Largest number of levels of tenants."""
+
+
+def lines_of_tenants(parents: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """Return each tenant's line: the tenant itself and then those above it, the nearest first.
+
+    ``parents`` has the parent of each tenant, or "" if it has none.
+
+    Raises:
+        InvalidInput: a parent that is missing, a circle, or more than ``MAX_DEPTH`` levels.
+    """
+    lines: dict[str, tuple[str, ...]] = {}
+    for name in parents:
+        line = [name]
+        while parent := parents[line[-1]]:
+            if parent not in parents:
+                raise InvalidInput(
+                    "parent", f"the parent of {line[-1]}, {parent}, has no settings; add it first"
+                )
+            if parent in line:
+                circle = " > ".join([parent, *reversed(line[line.index(parent) :])])
+                raise InvalidInput("parent", f"tenants form a circle, {circle}; remove a parent")
+            line.append(parent)
+            if len(line) > MAX_DEPTH:
+                raise InvalidInput(
+                    "parent",
+                    f"{name} is on level {len(line)} of tenants, but there may be {MAX_DEPTH}",
+                )
+        lines[name] = tuple(line)
+    return lines
+
+
+def lines_of_snapshot(snapshot: Snapshot) -> dict[str, tuple[str, ...]]:
+    """Return the line of each tenant that has settings (``lines_of_tenants``)."""
+    names, parents = snapshot.tenants.name, snapshot.tenants.parent.tolist()
+    return lines_of_tenants(
+        {name: names[p] if p >= 0 else "" for name, p in zip(names, parents, strict=True)}
+    )
+
+
+def jobs_by_tenant(snapshot: Snapshot) -> Bools:
+    """Return whether each tenant has each job, or a tenant below it does, bool[tenants, jobs]."""
+    index = {name: i for i, name in enumerate(snapshot.tenants.name)}
+    owner = np.array(snapshot.jobs.tenant, dtype=object)
+    has = np.zeros((len(index), len(snapshot.jobs)), dtype=np.bool_)
+    for name, line in lines_of_snapshot(snapshot).items():
+        own = np.asarray(owner == name, dtype=np.bool_)
+        has[[index[above] for above in line]] |= own
+    return has
+
+
+def weights_of_tenants(snapshot: Snapshot) -> dict[str, float]:
+    """Return the weight of each tenant, times the weights of all above it."""
+    own = dict(zip(snapshot.tenants.name, snapshot.tenants.weight.tolist(), strict=True))
+    return {
+        name: float(np.prod([own[above] for above in line]))
+        for name, line in lines_of_snapshot(snapshot).items()
+    }
