@@ -40,6 +40,9 @@ from tessera.v1 import jobs_pb2
 PAGE_JOBS: Final = 100
 """Number of jobs in a page of a list: the default of the API."""
 
+READ_PAGES: Final = 20
+"""Number of pages of a list, from its first one on, among which one is read."""
+
 FULL_LIMIT_S: Final = 120.0
 """Time limit of an explanation with steps that are tried. It decides whole rounds."""
 
@@ -106,30 +109,43 @@ def rounds_in_background(stack: Stack, deadline_s: float, seed: int) -> Iterator
         raise failures[0]
 
 
-def reads_of(client: Client) -> Mapping[str, Callable[[str, str], object]]:
-    """Return the reads, by name. Each takes the name of a job and the token of a page."""
+LIVE: Final = [state for state in jobs_pb2.JobState.values() if state and state not in ENDED]
+"""The states of jobs that have not ended."""
 
-    def list_page(states: Sequence[jobs_pb2.JobState.ValueType], token: str) -> object:
-        request = jobs_pb2.ListJobsRequest(
-            parent=PARENT, states=states, page_size=PAGE_JOBS, page_token=token
-        )
-        return client.call(client.stubs.jobs.ListJobs, request)
 
-    live = [s for s in jobs_pb2.JobState.values() if s and s not in ENDED]
+def reads_of(client: Client) -> Mapping[str, Callable[[str, int], object]]:
+    """Return the reads, by name. Each takes the name of a job and any number, for the page."""
+
+    def list_pages(
+        states: Sequence[jobs_pb2.JobState.ValueType],
+    ) -> Callable[[str, int], object]:
+        tokens = page_tokens(client, states)
+
+        def read(job: str, number: int) -> object:
+            request = jobs_pb2.ListJobsRequest(
+                parent=PARENT,
+                states=states,
+                page_size=PAGE_JOBS,
+                page_token=tokens[number % len(tokens)],
+            )
+            return client.call(client.stubs.jobs.ListJobs, request)
+
+        return read
+
     return {
-        "explain": lambda job, token: client.explain(job, recorded=True),
-        "position": lambda job, token: client.get_job(job).forecast.position,
-        "eta": lambda job, token: client.get_job(job).forecast.finish,
-        "queue": lambda job, token: list_page([jobs_pb2.QUEUED], token),
-        "list": lambda job, token: list_page(live, token),
+        "explain": lambda job, number: client.explain(job, recorded=True),
+        "position": lambda job, number: client.get_job(job).forecast.position,
+        "eta": lambda job, number: client.get_job(job).forecast.finish,
+        "queue": list_pages([jobs_pb2.QUEUED]),
+        "list": list_pages(LIVE),
     }
 
 
-def page_tokens(client: Client, most: int) -> list[str]:
-    """Return tokens of pages of waiting jobs, from the first page on."""
+def page_tokens(client: Client, states: Sequence[jobs_pb2.JobState.ValueType]) -> list[str]:
+    """Return the tokens of the first pages of jobs in ``states``."""
     tokens = [""]
-    request = jobs_pb2.ListJobsRequest(parent=PARENT, states=[jobs_pb2.QUEUED], page_size=PAGE_JOBS)
-    while len(tokens) < most:
+    request = jobs_pb2.ListJobsRequest(parent=PARENT, states=states, page_size=PAGE_JOBS)
+    while len(tokens) < READ_PAGES:
         page = client.call(client.stubs.jobs.ListJobs, request)
         if not page.next_page_token:
             break
@@ -178,18 +194,17 @@ def time_reads(
             schedule_round(stack, deadline_s, seed=seed)
             wait_until_settled(stack)
             fleet.advance(60.0)
-            tokens = page_tokens(client, 20)
             calls = reads_of(client)
             for call, _ in itertools.product(calls.values(), range(3)):  # connections, caches
-                call(workload[0].name, "")
+                call(workload[0].name, 0)
             times = {name: ReadTimes() for name in calls}
             with rounds_in_background(stack, deadline_s, seed) as decided:
                 for _ in track_steps(reads, "reads"):
                     name = workload[int(random.integers(len(workload)))].name
-                    token = tokens[int(random.integers(len(tokens)))]
+                    number = int(random.integers(READ_PAGES))
                     for kind, call in calls.items():
                         started_s, before = time.perf_counter(), cpu_ms(pid)
-                        call(name, token)
+                        call(name, number)
                         times[kind].cpu_ms.append(cpu_ms(pid) - before)
                         times[kind].wall_ms.append((time.perf_counter() - started_s) * 1e3)
             started_s = time.perf_counter()
