@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import zlib
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -118,8 +118,8 @@ def find_reasons(
     pages_to_read = [pages[place].page for place in sorted(places)]
     values = {"cluster": cluster, "round": number, "pages": pages_to_read}
     for page in connection.execute(_SOME_PAGES, values).scalars():
-        for row in unpack_page(page):
-            if row["job"] in jobs and row["reason"] is not None:
+        for row in unpack_page(page, jobs):
+            if row["reason"] is not None:
                 yield row["job"], reason_from(row["reason"]), number
 
 
@@ -129,11 +129,14 @@ def _pack(page: Sequence[tuple[int, int]], records: Sequence[DecisionRecord]) ->
     return zlib.compress(dump_json(columns).encode(), _LEVEL)
 
 
-def unpack_page(page: bytes | memoryview) -> Iterator[dict[str, Any]]:
-    """Yield the decisions of a stored page as plain values."""
+def unpack_page(
+    page: bytes | memoryview, jobs: Container[str] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield the decisions of a stored page on ``jobs``, or on all if it is None, as plain values."""
     columns = json.loads(zlib.decompress(page))
-    for values in zip(*columns.values(), strict=True):
-        yield dict(zip(columns, values, strict=True))
+    for row, job in enumerate(columns["job"]):
+        if jobs is None or job in jobs:
+            yield {name: values[row] for name, values in columns.items()}
 
 
 def _plain(ordinal: int, record: DecisionRecord) -> dict[str, Any]:

@@ -41,9 +41,7 @@ def rounds_of_job(
     values = {"cluster": key, "job": job.id, "since": job.created_at, "last": last, "most": most}
     rounds = []
     for row in connection.execute(_PAGES, values):
-        for decision in unpack_page(row.document):
-            if decision["job"] != name:
-                continue
+        for decision in unpack_page(row.document, {name}):
             allocation = allocation_from(decision["allocation"])
             cell = None if allocation is None else allocation.cell
             reason = reason_from(decision["reason"])
