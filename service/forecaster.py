@@ -6,21 +6,17 @@ rounds nor calls. Its time is limited to a share of the time between forecasts.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
-import multiprocessing
-import os
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
 from typing import Final
 
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.pace import to_real_pace
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.spreads import ClusterForecast, ForecastHistory
+from tessera.service.background import FOR_NOBODY, ProcessDied, compute_in_process
 from tessera.service.ports import Store
 from tessera.simulator.forecasts.calibration import learn_corrections
 from tessera.simulator.forecasts.draws import History
@@ -44,11 +40,6 @@ COARSENING: Final = 0.02
 SOLVER: Final = "pricing"
 """The solver of the rounds of futures, unless the standing policy has a published scheduler. It is
 about as good as the default and takes half as long."""
-POLL_S: Final = 0.2
-"""Seconds between checks whether a forecast is still wanted."""
-LOWEST_PRIORITY: Final = 19
-
-_SPAWN: Final = multiprocessing.get_context("spawn")  # a fork would copy other threads' locks
 _CLOCK: Final = SystemClock()
 
 
@@ -142,35 +133,12 @@ def forecast_in_process(
 
     None if it was cancelled, or if the process has died.
     """
-    pipe, theirs = _SPAWN.Pipe()
-    process = _SPAWN.Process(target=_serve, args=(theirs,), name="tessera-forecast", daemon=True)
-    process.start()
-    theirs.close()  # so that the pipe ends with the process
     try:
-        pipe.send(order)
-        while not pipe.poll(POLL_S):
-            if cancelled():
-                return None
-        made: ClusterForecast | None = pipe.recv()
-    except (EOFError, OSError):
-        process.join(1.0)
-        facts = {"action": "forecast_process_died", "exit_code": process.exitcode}
+        return compute_in_process(make_ordered_forecast, order, cancelled, FOR_NOBODY)
+    except ProcessDied as died:
+        facts = {"action": "forecast_process_died", "exit_code": died.exit_code}
         log.error("the process of a forecast died", extra=facts)
         return None
-    else:
-        return made
-    finally:
-        process.kill()
-        process.join()
-        pipe.close()
-
-
-def _serve(pipe: Connection) -> None:
-    """Make the forecast that arrives through ``pipe``. Runs in the process of its own."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends its processes itself
-    with contextlib.suppress(OSError):  # not allowed in some containers
-        os.nice(LOWEST_PRIORITY)
-    pipe.send(make_ordered_forecast(pipe.recv()))
 
 
 def forecast_options(standing: RoundOptions) -> RoundOptions:

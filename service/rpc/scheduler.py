@@ -17,10 +17,11 @@ from tessera.service.rpc.deadlines import CallDeadlines
 from tessera.service.rpc.lanes import CALLER, Lane, LaneTurn, SizedCalls
 from tessera.service.rpc.paging import page_of
 from tessera.service.rpc.visibility import hide_in_round
+from tessera.service.rpc.what_if import WhatIfCalls
 from tessera.service.verification import encode_document, verify_round
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.v1 import scheduler_pb2 as pb
-from tessera.v1 import scheduler_pb2_grpc
+from tessera.v1 import scheduler_pb2_grpc, what_if_pb2
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -30,6 +31,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
 
     ``commits`` is the lane of rounds that are committed, ``trials`` that of dry runs and replays.
     ``deadlines`` limits the time of calls. ``standing`` fills in what the options of a call leave open.
+    ``what_if`` answers questions about what would happen.
     """
 
     def __init__(
@@ -42,11 +44,12 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         trials: Lane,
         deadlines: CallDeadlines,
         standing: RoundOptions,
+        what_if: WhatIfCalls,
     ) -> None:
         self._store, self._rounds = store, rounds
         self._calls, self._commits, self._trials = calls, commits, trials
         self._deadlines = deadlines
-        self._standing = standing
+        self._standing, self._what_if = standing, what_if
 
     async def Schedule(self, request: pb.ScheduleRequest, context: _Context) -> pb.Round:
         """Decide one round within the caller's deadline, and commit it."""
@@ -95,6 +98,12 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
             return self._verify(request, turn.is_over)
 
         return await self._trials.run(CALLER.get(), f"verification in {cluster}", work)
+
+    async def WhatIf(
+        self, request: pb.WhatIfRequest, context: _Context
+    ) -> what_if_pb2.WhatIfResponse:
+        """Say what a change would do that nobody has made; commit nothing."""
+        return await self._what_if.ask(request, context)
 
     def _schedule(
         self,

@@ -52,6 +52,7 @@ from tessera.service.rpc.logs import LogTiming, OutputReader
 from tessera.service.rpc.networks import NetworksServicer
 from tessera.service.rpc.scheduler import SchedulerServicer
 from tessera.service.rpc.tenants import TenantsServicer
+from tessera.service.rpc.what_if import WhatIfCalls
 from tessera.service.security.admission import Admission
 from tessera.service.security.auditing import RefusalRecorder
 from tessera.service.security.authenticator import Authenticator, Verifier
@@ -59,6 +60,7 @@ from tessera.service.security.gate import Gate
 from tessera.service.security.ports import AccessStore
 from tessera.service.security.serving import CertificateFiles, ServingCertificate
 from tessera.service.security.sessions import Sessions
+from tessera.service.what_if.asking import make_asker
 from tessera.v1 import (
     access_pb2,
     access_pb2_grpc,
@@ -230,6 +232,15 @@ class Server:
             trials=self._trials,
             deadlines=deadlines,
             standing=config.round_options(),
+            what_if=WhatIfCalls(
+                store,
+                make_asker(config, store, clock),
+                self._trials,
+                deadlines,
+                standing=config.round_options(),
+                new_id=new_id,
+                wall_s=wall_s,
+            ),
         )
         places = StreamPlaces(
             config.agent_streams, config.agent_streams_per_client, "streams of agents"

@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from tessera.v1 import scheduler_pb2 as tessera_dot_v1_dot_scheduler__pb2
+from tessera.v1 import what_if_pb2 as tessera_dot_v1_dot_what__if__pb2
 
 GRPC_GENERATED_VERSION = '1.81.1'
 GRPC_VERSION = grpc.__version__
@@ -60,6 +61,11 @@ class SchedulerStub:
                 request_serializer=tessera_dot_v1_dot_scheduler__pb2.VerifyRoundRequest.SerializeToString,
                 response_deserializer=tessera_dot_v1_dot_scheduler__pb2.VerifyRoundResponse.FromString,
                 _registered_method=True)
+        self.WhatIf = channel.unary_unary(
+                '/tessera.v1.Scheduler/WhatIf',
+                request_serializer=tessera_dot_v1_dot_scheduler__pb2.WhatIfRequest.SerializeToString,
+                response_deserializer=tessera_dot_v1_dot_what__if__pb2.WhatIfResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServicer:
@@ -105,6 +111,14 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WhatIf(self, request, context):
+        """Says what a change would do that nobody has made: to the next round, and over the next hours.
+        Nothing is committed and nothing is stored.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -132,6 +146,11 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.VerifyRound,
                     request_deserializer=tessera_dot_v1_dot_scheduler__pb2.VerifyRoundRequest.FromString,
                     response_serializer=tessera_dot_v1_dot_scheduler__pb2.VerifyRoundResponse.SerializeToString,
+            ),
+            'WhatIf': grpc.unary_unary_rpc_method_handler(
+                    servicer.WhatIf,
+                    request_deserializer=tessera_dot_v1_dot_scheduler__pb2.WhatIfRequest.FromString,
+                    response_serializer=tessera_dot_v1_dot_what__if__pb2.WhatIfResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -270,6 +289,33 @@ class Scheduler:
             '/tessera.v1.Scheduler/VerifyRound',
             tessera_dot_v1_dot_scheduler__pb2.VerifyRoundRequest.SerializeToString,
             tessera_dot_v1_dot_scheduler__pb2.VerifyRoundResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WhatIf(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.Scheduler/WhatIf',
+            tessera_dot_v1_dot_scheduler__pb2.WhatIfRequest.SerializeToString,
+            tessera_dot_v1_dot_what__if__pb2.WhatIfResponse.FromString,
             options,
             channel_credentials,
             insecure,

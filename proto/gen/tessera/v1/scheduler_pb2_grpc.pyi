@@ -6,6 +6,7 @@ isort:skip_file
 from collections import abc as _abc
 from grpc import aio as _aio
 from tessera.v1 import scheduler_pb2 as _scheduler_pb2
+from tessera.v1 import what_if_pb2 as _what_if_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys
@@ -50,6 +51,10 @@ class SchedulerStub:
     """Checks the certificates of a stored round against its objectives and bounds. The problem is
     stated again from the round's snapshot. Nothing is solved and nothing is committed.
     """
+    WhatIf: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.WhatIfRequest, _what_if_pb2.WhatIfResponse]
+    """Says what a change would do that nobody has made: to the next round, and over the next hours.
+    Nothing is committed and nothing is stored.
+    """
 
 @_typing.type_check_only
 class SchedulerAsyncStub(SchedulerStub):
@@ -72,6 +77,10 @@ class SchedulerAsyncStub(SchedulerStub):
     VerifyRound: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.VerifyRoundRequest, _scheduler_pb2.VerifyRoundResponse]  # type: ignore[assignment]
     """Checks the certificates of a stored round against its objectives and bounds. The problem is
     stated again from the round's snapshot. Nothing is solved and nothing is committed.
+    """
+    WhatIf: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.WhatIfRequest, _what_if_pb2.WhatIfResponse]  # type: ignore[assignment]
+    """Says what a change would do that nobody has made: to the next round, and over the next hours.
+    Nothing is committed and nothing is stored.
     """
 
 class SchedulerServicer(metaclass=_abc_1.ABCMeta):
@@ -122,6 +131,16 @@ class SchedulerServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_scheduler_pb2.VerifyRoundResponse, _abc.Awaitable[_scheduler_pb2.VerifyRoundResponse]]:
         """Checks the certificates of a stored round against its objectives and bounds. The problem is
         stated again from the round's snapshot. Nothing is solved and nothing is committed.
+        """
+
+    @_abc_1.abstractmethod
+    def WhatIf(
+        self,
+        request: _scheduler_pb2.WhatIfRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_what_if_pb2.WhatIfResponse, _abc.Awaitable[_what_if_pb2.WhatIfResponse]]:
+        """Says what a change would do that nobody has made: to the next round, and over the next hours.
+        Nothing is committed and nothing is stored.
         """
 
 def add_SchedulerServicer_to_server(servicer: SchedulerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
