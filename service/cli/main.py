@@ -45,6 +45,7 @@ class DeferredCommand:
 CLIENT_MODULES: Final = {
     "jobs": ("submit", "jobs", "job"),
     "explain": ("explain",),
+    "whatif": ("whatif",),
     "curves": ("curve",),
     "logs": ("logs",),
     "jobchanges": ("update", "cancel", "hold", "release"),

@@ -6,7 +6,7 @@ snapshot is exactly that of the round after a real one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from tessera.estimator.hardware import Hardware
@@ -14,6 +14,7 @@ from tessera.formulation.records.estimates import EstimationInputs
 from tessera.formulation.records.jobs import JobRecord, JobSpec
 from tessera.formulation.records.store import Request
 from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.values import Workload
 from tessera.service.cell_deriver import CellDeriver
 from tessera.service.ports import Store, Writer
 
@@ -53,37 +54,45 @@ class JobPreviewer:
             writer.submit_jobs(cluster, jobs)
             return b""
 
-        snapshot, known = self._store.rehearse(cluster, [submit])
-        new = {job.workload for job in jobs}
-        wanted = tuple(
-            replace(one, profile=False, asking_job="")  # nothing is measured for a question
-            for one in known.wanted
-            if one.workload in new and not one.derived_from
-        )
-        if not wanted:
-            return snapshot
-        rehearsal = _Rehearsal(self._store, replace(known, wanted=wanted))
-        CellDeriver(
-            rehearsal,
-            self._hardware,
-            self._multiples,
-            derives=self._derives,
-            learns=self._learns,
-        ).derive(cluster, cancelled)
-        return self._store.rehearse(cluster, [submit, *rehearsal.works])[0]
+        rehearsal = _Rehearsal(self._store, cluster, submit)
+        if rehearsal.keep_wanted({job.workload for job in jobs}):
+            CellDeriver(
+                rehearsal,
+                self._hardware,
+                self._multiples,
+                derives=self._derives,
+                learns=self._learns,
+            ).derive(cluster, cancelled)
+        return rehearsal.snapshot
 
 
 class _Rehearsal:
-    """A store of estimates that shows what is known, and keeps changes for a rehearsal."""
+    """A store of estimates whose changes last only as long as this object.
 
-    def __init__(self, store: Store, known: EstimationInputs) -> None:
-        self._store, self._known = store, known
-        self.works: list[Callable[[Writer], bytes]] = []
+    Each write repeats those before it in one transaction, which is rolled back. ``snapshot`` is that
+    after the last one.
+    """
+
+    def __init__(self, store: Store, cluster: str, first: Callable[[Writer], bytes]) -> None:
+        self._store, self._cluster, self._works = store, cluster, [first]
+        self.snapshot, self._known = store.rehearse(cluster, self._works)
+
+    def keep_wanted(self, workloads: Collection[Workload]) -> bool:
+        """Leave only ``workloads`` to be estimated; return whether any of them has no estimates."""
+        wanted = tuple(
+            replace(one, profile=False, asking_job="")  # nothing is measured for a question
+            for one in self._known.wanted
+            if one.workload in workloads and not one.derived_from
+        )
+        self._known = replace(self._known, wanted=wanted)
+        return bool(wanted)
 
     def estimation(self, _cluster: str) -> EstimationInputs:
+        """Return what estimates are computed from, with the workloads that were left."""
         return self._known
 
     def get_job(self, cluster: str, name: str) -> JobRecord:
+        """Return a stored job."""
         return self._store.get_job(cluster, name)
 
     def write(
@@ -93,6 +102,15 @@ class _Rehearsal:
         *,
         validate_only: bool = False,
     ) -> bytes:
+        """Do ``work`` after all works before it; keep it unless ``validate_only``."""
+        results: list[bytes] = []
+
+        def kept(writer: Writer) -> bytes:
+            results.append(work(writer))
+            return results[-1]
+
+        snapshot, _ = self._store.rehearse(self._cluster, [*self._works, kept])
         if not validate_only:
-            self.works.append(work)
-        return b""
+            self._works.append(work)
+            self.snapshot = snapshot
+        return results[-1]

@@ -30,7 +30,7 @@ DAYS_FOR_HOURS: Final = 3.0
 """The days of history from which on arrivals are drawn by hour of day."""
 HOURS_ALIKE: Final = 2.0
 """The hours of day by which a block may begin earlier or later than the time it is drawn for."""
-LEAST_SPAN_S: Final = 3600.0
+LEAST_SPAN_S: Final = 900.0
 """The least time in which the submissions of a history count as made. A new cluster often begins with a
 burst, which would otherwise be taken to go on for ever."""
 LEAST_ENDED: Final = 10

@@ -12,7 +12,14 @@ from tessera.formulation.access import LOCAL, PEOPLE, Identity, Role
 from tessera.formulation.errors import InvalidInput, NotFound, PermissionDenied, TooBusy
 from tessera.service.security.admission import Admission
 from tessera.service.security.roles import RULES
-from tessera.v1 import clusters_pb2, estimates_pb2, jobs_pb2, networks_pb2
+from tessera.v1 import (
+    clusters_pb2,
+    estimates_pb2,
+    jobs_pb2,
+    networks_pb2,
+    scheduler_pb2,
+    what_if_pb2,
+)
 
 TENANTS = {
     ("c", "mine"): "blue",
@@ -73,6 +80,9 @@ def naming(job: str) -> dict[str, Message]:
         ),
         "Networks/GetNetworkPlan": networks_pb2.GetNetworkPlanRequest(
             name="clusters/c/networkPlans/-", job=job
+        ),
+        "Scheduler/WhatIf": scheduler_pb2.WhatIfRequest(
+            parent="clusters/c", needed_weight=what_if_pb2.NeededWeightQuestion(job=job)
         ),
     }
 
