@@ -77,7 +77,7 @@ class JudgedChange:
 
 @register_case(
     "what-if",
-    smoke={"cases": 2, "jobs": 24, "futures": 4, "workers": 0},
+    smoke={"cases": 2, "jobs": 12, "futures": 4, "horizon_s": 600.0, "workers": 0},
     sign_right=(">=", LEAST_SIGN_RIGHT),
     median_error=("<=", LARGEST_ERROR),
 )
