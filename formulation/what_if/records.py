@@ -83,7 +83,7 @@ class RoundDifference:
     """The difference between the next rounds without and with a change.
 
     ``jobs`` has those that differ, the gravest effects first; ``unchanged`` counts the others. The
-    objectives can be compared only if both rounds have the same one.
+    objectives can be compared only if both rounds have the same one, and the same weights.
     """
 
     before: ClusterOutlook

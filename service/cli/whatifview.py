@@ -66,30 +66,32 @@ def show_answer(answer: what_if_pb2.WhatIfResponse) -> None:
 
 def _facts(answer: what_if_pb2.WhatIfResponse) -> list[tuple[str, str]]:
     old, new = answer.now.before, answer.now.after
-    same = answer.now.same_objective
-    objective = _changed(old.objective, new.objective)
-    hours = answer.hours
-    within = format_span(hours.horizon.ToSeconds())
-    return [
+    facts = [
         ("as of", format_time(answer.made_time)),
         ("running jobs", _counts(old.running, new.running)),
         ("waiting jobs", _counts(old.waiting, new.waiting)),
-        ("throughput", f"{_changed(old.effective_gpus, new.effective_gpus)} effective GPUs"),
+        ("throughput", _changed(old.effective_gpus, new.effective_gpus, " effective GPUs")),
         ("samples/s", _changed(old.samples_per_s, new.samples_per_s)),
         ("GPUs in use", _gpus(old, new)),
-        ("objective", f"{objective} {new.unit}" if same else "another one, so not comparable"),
         (
-            f"next {within}" if hours.futures else "",
-            f"{hours.futures} pairs of futures; intervals hold {hours.coverage:.0%} of them",
+            "objective",
+            _changed(old.objective, new.objective, f" {new.unit}")
+            if answer.now.same_objective
+            else "not comparable, because jobs are valued in another way",
         ),
-        *(_hours_facts(hours) if hours.futures else []),
     ]
+    return facts + (_hours_facts(answer.hours) if answer.hours.futures else [])
 
 
 def _hours_facts(hours: what_if_pb2.HoursDifference) -> list[tuple[str, str]]:
     wait, work, done = hours.mean_wait_seconds, hours.work_gpu_hours, hours.finished_jobs
     spans = [_signed_span(value) for value in (wait.change, wait.low, wait.high)]
+    within = format_span(hours.horizon.ToSeconds())
     return [
+        (
+            f"next {within}",
+            f"{hours.futures} pairs of futures; intervals hold {hours.coverage:.0%} of them",
+        ),
         (
             "mean waiting",
             f"{format_span(wait.before)} -> {format_span(wait.after)}: {_interval(spans)}",
@@ -122,11 +124,11 @@ def _counts(old: int, new: int) -> str:
     return f"{new}, as without it" if old == new else f"{old} -> {new}"
 
 
-def _changed(old: float, new: float) -> str:
+def _changed(old: float, new: float, unit: str = "") -> str:
     if abs(new - old) <= SMALLEST_SHARE * max(abs(old), abs(new)):
-        return f"{format_number(new)}, as without it,"
+        return f"{format_number(new)}{unit}, as without it"
     share = f" ({(new - old) / abs(old):+.1%})" if old else ""
-    return f"{format_number(old)} -> {format_number(new)}{share}"
+    return f"{format_number(old)} -> {format_number(new)}{unit}{share}"
 
 
 def _gpus(old: what_if_pb2.ClusterOutlook, new: what_if_pb2.ClusterOutlook) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from tessera.formulation.cells import build_cells
 from tessera.formulation.decisions import Decision, DecisionKind
-from tessera.formulation.rates import unit_rate
+from tessera.formulation.rates import effective_weight, unit_rate
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.tables import Floats
 from tessera.formulation.unknown_rates import assume_rates
@@ -99,18 +99,20 @@ def compare_rounds(
         after=describe_cluster(after),
         jobs=tuple(differences),
         unchanged=len(after.outcome.decisions) - len(differences),
-        same_objective=_objective(before.options) == _objective(after.options),
+        same_objective=_value_alike(before, after, gone),
     )
 
 
-def _objective(options: RoundOptions) -> tuple[object, ...]:
-    return (
-        options.objective,
-        options.raw_throughput,
-        options.queue_weights,
-        options.cost_of,
-        options.caution,
-    )
+def _value_alike(before: DecidedRound, after: DecidedRound, gone: Collection[str]) -> bool:
+    """Return whether both rounds value the jobs that are in both in the same way."""
+    one, other = before.options, after.options
+    names = ("objective", "raw_throughput", "cost_of", "caution", "restart_horizon_s")
+    if any(getattr(one, name) != getattr(other, name) for name in names):
+        return False
+    stays = np.array([name not in gone for name in before.snapshot.jobs.name], dtype=np.bool_)
+    old = effective_weight(before.snapshot, one)
+    new = effective_weight(after.snapshot, other)[: len(old)]
+    return bool(np.array_equal(old[stays], new[stays]))
 
 
 def _outlook(snapshot: Snapshot, decision: Decision) -> JobOutlook:

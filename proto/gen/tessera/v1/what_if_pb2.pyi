@@ -484,7 +484,9 @@ class RoundDifference(_message.Message):
     unchanged_jobs: _builtins.int
     """The number of jobs that do not differ."""
     same_objective: _builtins.bool
-    """Whether both rounds have the same objective, so that its values can be compared."""
+    """Whether both rounds value jobs in the same way, by the same objective and weights, so that the
+    values of the objective can be compared.
+    """
     @_builtins.property
     def before(self) -> Global___ClusterOutlook: ...
     @_builtins.property
