@@ -38,7 +38,7 @@ LARGEST_ERROR: Final = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedChange:
-    """A foretold change of a measure, beside what happened. All are in the measure's unit."""
+    """A foretold change of a measure, and what happened. All are in the measure's unit."""
 
     kind: str
     measure: str

@@ -169,7 +169,7 @@ def submit_jobs(
         bool,
         typer.Option(
             "--dry-run",
-            help="Show what the jobs would get now, whom they would displace, and when they would run."
+            help="Show what the jobs would get now, which jobs would lose by it, and when they would run."
             " Submit nothing.",
         ),
     ] = False,

@@ -84,7 +84,7 @@ def test_now_and_the_next_hours_are_shown_at_a_glance(capsys: pytest.CaptureFixt
     assert "note: 16 of 32 pairs" in text
 
 
-def test_an_added_job_is_shown_with_its_price_and_whom_it_displaces(
+def test_an_added_job_is_shown_with_its_price_and_the_jobs_that_it_displaces(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     offer = what_if_pb2.JobOffer(
