@@ -37,6 +37,6 @@ def test_a_foretold_change_of_nothing_is_wrong_where_something_changed() -> None
 
 def test_without_changes_beyond_noise_nothing_is_claimed() -> None:
     figures = describe_changes([a_change(1.0, 1.0)])
-    assert math.isnan(figures["sign_right"])  # type: ignore[arg-type]
-    assert math.isnan(figures["median_error"])  # type: ignore[arg-type]
+    assert math.isnan(figures["sign_right"])
+    assert math.isnan(figures["median_error"])
     assert figures["covered"] == 1.0
