@@ -70,11 +70,26 @@ class Database:
             InvalidInput: a constraint refused a value.
             NotAllowed: jobs would need more of a node than it has.
         """
+        return self._attempt(work, sa.Connection.commit)
+
+    def rehearse(self, work: Callable[[sa.Connection], T]) -> T:
+        """Run ``work`` in a transaction that sees one moment and is never committed.
+
+        The errors are those of ``write``.
+        """
+        return self._attempt(work, sa.Connection.rollback, isolation_level="REPEATABLE READ")
+
+    def _attempt(
+        self,
+        work: Callable[[sa.Connection], T],
+        end: Callable[[sa.Connection], None],
+        **options: Any,
+    ) -> T:
         for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
-                with self._begin() as connection:
+                with self._begin(**options) as connection:
                     result = work(connection)
-                    connection.commit()
+                    end(connection)
                     return result
             except (DBAPIError, psycopg2.Error, PoolTimeout) as error:
                 if sqlstate_of(error) not in CONFLICT_STATES or attempt == MAX_ATTEMPTS:

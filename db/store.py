@@ -181,6 +181,23 @@ class PostgresStore:
         except _DryRun as done:
             return done.response
 
+    def rehearse(
+        self, cluster: str, works: Sequence[Callable[[PostgresWriter], bytes]]
+    ) -> tuple[Snapshot, EstimationInputs]:
+        """Return the snapshot, and the inputs of estimates, after changes that are rolled back."""
+
+        def transaction(connection: sa.Connection) -> tuple[Snapshot, EstimationInputs]:
+            writer = PostgresWriter(connection, self._silence_s, self._limits)
+            for work in works:
+                work(writer)
+            silence_s = self._believed_silence_s(connection)
+            return (
+                snapshot.load_snapshot(connection, cluster, silence_s),
+                derived_estimates.load_estimation(connection, cluster),
+            )
+
+        return self._database.rehearse(transaction)
+
     def get_cluster(self, cluster: str) -> ClusterRecord:
         """Return a cluster."""
         with self._database.read() as connection:

@@ -77,8 +77,8 @@ class NotFound(TesseraError):
 
     reason = "NOT_FOUND"
 
-    def __init__(self, resource: str) -> None:
-        super().__init__(f"{resource} does not exist")
+    def __init__(self, resource: str, next_step: str = "") -> None:
+        super().__init__(f"{resource} does not exist" + (f"; {next_step}" if next_step else ""))
         self.resource = resource
 
     def metadata(self) -> dict[str, str]:

@@ -46,7 +46,7 @@ from tessera.formulation.records.estimates import (
 )
 from tessera.formulation.values import Workload
 from tessera.service.collectivechecker import collective_notes, plan_degrees
-from tessera.service.ports import Store, Writer
+from tessera.service.ports import EstimationStore, Writer
 from tessera.service.profiling_queue import ProfilingQueue
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class CellDeriver:
 
     def __init__(
         self,
-        store: Store,
+        store: EstimationStore,
         hardware: Mapping[str, Hardware],
         multiples: Sequence[float],
         *,

@@ -167,7 +167,7 @@ class RoundLoop:
                 was written.
             RoundSuperseded: another replica committed first; no round was written.
         """
-        require_known_solvers(options, commits=not dry_run)
+        require_known_options(options, commits=not dry_run)
         measured = self._measured.get(cluster) or _PhaseTimes()
         over = _over(remaining_s, cancelled)
         self._require(remaining_s(), measured, *NOT_SOLVING)
@@ -255,7 +255,7 @@ class RoundLoop:
             TooBusy: others wait for the thread.
         """
         if options is not None:
-            require_known_solvers(options, commits=False)
+            require_known_options(options, commits=False)
         record = self._store.get_round(cluster, number)
         snapshot = self._store.round_snapshot(cluster, number)
         if options is None:
@@ -398,7 +398,7 @@ def _over(remaining_s: Callable[[], float], cancelled: Callable[[], bool]) -> Ca
     return lambda: cancelled() or remaining_s() <= 0
 
 
-def require_known_solvers(options: RoundOptions, *, commits: bool) -> None:
+def require_known_options(options: RoundOptions, *, commits: bool) -> None:
     """Refuse unknown solvers, schedulers and parameters before anything is loaded.
 
     Baselines, which exist for comparison, decide no round that is committed.

@@ -449,11 +449,8 @@ class Rounds(Protocol):
         ...
 
 
-class Store(Rounds, Protocol):
-    """The place where everything is kept.
-
-    Every method is one transaction, and safe to call from any thread.
-    """
+class EstimationStore(Protocol):
+    """The part of a store that automatic estimates need. Every method is one transaction."""
 
     def write(
         self,
@@ -472,6 +469,33 @@ class Store(Rounds, Protocol):
         """
         ...
 
+    def estimation(self, cluster: str) -> EstimationInputs:
+        """Return everything that a cluster's estimates are computed from. Raises NotFound."""
+        ...
+
+    def get_job(self, cluster: str, name: str) -> JobRecord:
+        """Return a job. Raises NotFound."""
+        ...
+
+
+class Store(Rounds, EstimationStore, Protocol):
+    """The place where everything is kept.
+
+    Every method is one transaction, and safe to call from any thread.
+    """
+
+    def rehearse(
+        self, cluster: str, works: Sequence[Callable[[Writer], bytes]]
+    ) -> tuple[Snapshot, EstimationInputs]:
+        """Return what a round, and what estimates, would see after ``works``, in that order.
+
+        Everything is checked as in ``write``, and rolled back.
+
+        Raises:
+            NotFound: the cluster. What ``works`` raise.
+        """
+        ...
+
     def get_cluster(self, cluster: str) -> ClusterRecord:
         """Return a cluster. Raises NotFound."""
         ...
@@ -486,10 +510,6 @@ class Store(Rounds, Protocol):
 
     def list_nodes(self, cluster: str, after: str, limit: int) -> list[NodeRecord]:
         """Return nodes whose name sorts after ``after``, by name. Raises NotFound (the cluster)."""
-        ...
-
-    def get_job(self, cluster: str, name: str) -> JobRecord:
-        """Return a job. Raises NotFound."""
         ...
 
     def get_array(self, cluster: str, name: str) -> ArrayRecord:
@@ -599,10 +619,6 @@ class Store(Rounds, Protocol):
 
     def list_models(self, cluster: str) -> list[ModelSpec]:
         """Return the users' models, by name. Raises NotFound (the cluster)."""
-        ...
-
-    def estimation(self, cluster: str) -> EstimationInputs:
-        """Return everything that the cluster's estimates are computed from. Raises NotFound."""
         ...
 
     def has_topology(self, cluster: str) -> bool:

@@ -21,7 +21,7 @@ from tessera.formulation.records.estimates import (
     UnestimatedWorkload,
 )
 from tessera.formulation.records.jobs import JobSpec
-from tessera.service.ports import Store, Writer
+from tessera.service.ports import EstimationStore, Writer
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class ProfilingQueue:
     """Whoever creates and ends the jobs that measure. Its methods block."""
 
     def __init__(
-        self, store: Store, hardware: Mapping[str, Hardware], options: ProfilingOptions
+        self, store: EstimationStore, hardware: Mapping[str, Hardware], options: ProfilingOptions
     ) -> None:
         self._store, self._hardware, self._options = store, hardware, options
 

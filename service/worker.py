@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.errors import DeadlineTooShort, TesseraError, Unavailable
@@ -64,13 +64,23 @@ class _RoundAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _RaisedError:
+class RaisedError:
     """An error in parts. Unpickling an error itself would call its class with other arguments."""
 
     kind: type[Exception]
     args: tuple[Any, ...]
     facts: dict[str, Any]
     where: str
+
+    @classmethod
+    def of(cls, error: Exception) -> Self:
+        """Return the parts of an error."""
+        return cls(
+            kind=type(error),
+            args=error.args,
+            facts=dict(vars(error)),
+            where="".join(traceback.format_exception(error)),
+        )
 
     def error(self) -> Exception:
         """Return the error as it was raised, with a note that says where."""
@@ -142,7 +152,7 @@ class SolveProcesses:
             self._end(worker)
             raise
         self._give(worker)
-        if isinstance(answer, _RaisedError):
+        if isinstance(answer, RaisedError):
             raise answer.error()
         for phase, seconds in answer.seconds:
             mark(phase, seconds)
@@ -305,7 +315,7 @@ def _serve(pipe: Connection) -> None:
         pipe.send(_answer(order))
 
 
-def _answer(order: _RoundOrder) -> _RoundAnswer | _RaisedError:
+def _answer(order: _RoundOrder) -> _RoundAnswer | RaisedError:
     seconds: list[tuple[str, float]] = []
     last_s = _CLOCK.monotonic_s()
 
@@ -343,10 +353,5 @@ def _answer(order: _RoundOrder) -> _RoundAnswer | _RaisedError:
         TypeError,
         ValueError,
     ) as error:
-        return _RaisedError(
-            kind=type(error),
-            args=error.args,
-            facts=dict(vars(error)),
-            where="".join(traceback.format_exception(error)),
-        )
+        return RaisedError.of(error)
     return _RoundAnswer(outcome=outcome, seconds=tuple(seconds))

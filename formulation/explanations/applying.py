@@ -122,10 +122,13 @@ def _set_tenant(column: str) -> Callable[[Snapshot, int, Change], Snapshot]:
     return apply
 
 
-def _undrain(snapshot: Snapshot, _job: int, change: Change) -> Snapshot:
-    schedulable = np.array(snapshot.nodes.schedulable)
-    schedulable[_index(snapshot.nodes.name, change)] = True
-    return replace(snapshot, nodes=replace(snapshot.nodes, schedulable=schedulable))
+def _set_schedulable(value: bool) -> Callable[[Snapshot, int, Change], Snapshot]:
+    def apply(snapshot: Snapshot, _job: int, change: Change) -> Snapshot:
+        schedulable = np.array(snapshot.nodes.schedulable)
+        schedulable[_index(snapshot.nodes.name, change)] = value
+        return replace(snapshot, nodes=replace(snapshot.nodes, schedulable=schedulable))
+
+    return apply
 
 
 def _add_gpus(snapshot: Snapshot, _job: int, change: Change) -> Snapshot:
@@ -135,6 +138,8 @@ def _add_gpus(snapshot: Snapshot, _job: int, change: Change) -> Snapshot:
     """
     kind, nodes = _type_index(snapshot, change), snapshot.nodes
     own = np.flatnonzero(nodes.gpu_type == kind)
+    same = own[nodes.gpus[own] == change.size]  # a node of that size states what such nodes have
+    own = same if len(same) else own
     like = nodes.row(int(own[0])) if len(own) else nodes.row(0) | {"gpu_type": kind}
     rows, left = [nodes.row(n) for n in range(len(nodes))], int(change.amount)
     while left > 0:
@@ -230,7 +235,8 @@ _APPLY: Final[dict[ChangeKind, Callable[[Snapshot, int, Change], Snapshot]]] = {
     ChangeKind.BORROW: _set_tenant("borrow_gpus"),
     ChangeKind.LEND: _set_tenant("lends"),
     ChangeKind.TENANT_WEIGHT: _set_tenant("weight"),
-    ChangeKind.UNDRAIN: _undrain,
+    ChangeKind.UNDRAIN: _set_schedulable(True),
+    ChangeKind.LOSE: _set_schedulable(False),
     ChangeKind.ADD_GPUS: _add_gpus,
     ChangeKind.ADD_CELL: _add_cell,
     ChangeKind.END: _end,

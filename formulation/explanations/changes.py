@@ -36,6 +36,7 @@ class ChangeKind(StrEnum):
     LEND = "LEND"  # subject: the tenant, which lends its quota
     TENANT_WEIGHT = "TENANT_WEIGHT"  # subject: the tenant; amount: its weight
     UNDRAIN = "UNDRAIN"  # subject: the node, which is schedulable again
+    LOSE = "LOSE"  # subject: the node, which is away
     ADD_GPUS = "ADD_GPUS"  # subject: the GPU type; amount: GPUs, on nodes of `size`
     ADD_CELL = "ADD_CELL"  # subject: the GPU type; amount: GPUs; size: samples/s
     POLICY = "POLICY"  # subject: the option of the policy; amount: its value
@@ -59,6 +60,7 @@ _OF_OPERATOR: Final = frozenset(
         ChangeKind.LEND,
         ChangeKind.TENANT_WEIGHT,
         ChangeKind.UNDRAIN,
+        ChangeKind.LOSE,
         ChangeKind.ADD_GPUS,
         ChangeKind.ADD_CELL,
         ChangeKind.POLICY,

@@ -133,6 +133,7 @@ _TEXTS: Final[dict[ChangeKind, Callable[[Change, str], str]]] = {
     ChangeKind.UNDRAIN: lambda c, _: (
         f"undrain node {c.subject}, or start its agent: `tessera undrain {c.subject}`"
     ),
+    ChangeKind.LOSE: lambda c, _: f"do without node {c.subject}: `tessera drain {c.subject}`",
     ChangeKind.ADD_GPUS: _new_gpus,
     ChangeKind.ADD_CELL: _cell,
     ChangeKind.POLICY: lambda c, _: _OPTIONS[c.subject](c),

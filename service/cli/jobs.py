@@ -44,6 +44,7 @@ from tessera.service.cli.options import (
 from tessera.service.cli.placing import Placing, placing_options
 from tessera.service.cli.render import count_noun, print_line, print_note, show_message
 from tessera.service.cli.watch import watch_job, watch_list, watched_jobs
+from tessera.service.cli.whatif import dry_run_jobs
 from tessera.service.cli.workflow import After, Array, parse_after, parse_array
 from tessera.v1 import estimates_pb2, jobs_pb2
 
@@ -174,6 +175,14 @@ def submit_jobs(
     array: Array = "",
     watch: Watch = False,
     validate_only: ValidateOnly = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Show what the jobs would get now, which jobs would lose by it, and when they would run."
+            " Submit nothing.",
+        ),
+    ] = False,
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
@@ -225,9 +234,14 @@ def submit_jobs(
             "--watch",
             "follows a single submitted job; use `tessera jobs --watch` to follow several",
         )
+    if dry_run and (watch or validate_only):
+        raise InvalidInput("--dry-run", "cannot be combined with --watch or --validate-only")
     if warning := secret_warning(request.job for request in requests):
         print_note(warning)
     with connect(server) as client:
+        if dry_run:
+            dry_run_jobs(client, cluster_name(cluster), requests, output)
+            return
         jobs = _submit(client, cluster_name(cluster), requests, validate_only=validate_only)
         print_warnings(jobs)
         if watch:

@@ -46,6 +46,7 @@ CLIENT_MODULES: Final = {
     "jobs": ("submit", "jobs", "job"),
     "queue": ("queue", "top"),
     "explain": ("explain",),
+    "whatif": ("whatif",),
     "curves": ("curve",),
     "logs": ("logs",),
     "jobchanges": ("update", "cancel", "hold", "release"),

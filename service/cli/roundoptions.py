@@ -46,6 +46,8 @@ UNSET: Final = {
     "set_policy": "Options that are not given stay as in the policy in force.",
     "replay": "Options that are not given stay as they were in the recorded round.",
     "solve": "Options that are not given have their defaults.",
+    "ask_what_if": "Options of rounds that are given are those of rounds with the change. All others, and\n"
+    "rounds without the change, follow the server's standing policy (`TESSERA_POLICY`).",
 }
 """The source of options that are not given, by the name of the command's function."""
 
@@ -55,6 +57,7 @@ EXAMPLES: Final = {
     "schedule": "tessera round --dry-run --objective 'deadline then jct' --queue-order --promote-after 2h",
     "replay": "tessera replay 2 --objective 'deadline then jct'",
     "solve": "tessera solve round.json --objective 'deadline then jct'",
+    "ask_what_if": "tessera whatif --add-nodes h100:4 --objective jct --hours 6",
 }
 """An example for each command that decides a round, by the name of the command's function."""
 

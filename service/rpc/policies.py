@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.policies import MAX_MESSAGE, PolicyRecord
-from tessera.service.loop import require_known_solvers
+from tessera.service.loop import require_known_options
 from tessera.service.ports import Store, Writer
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert import policies as convert
@@ -33,7 +33,7 @@ class PolicyCalls:
         if request.HasField("restore_version"):
             options = self._earlier_options(cluster, request)
         else:
-            require_known_solvers(
+            require_known_options(
                 to_options("options", request.options, self._policies.usual), commits=True
             )
             options = convert.stored_options(request.options)
@@ -83,7 +83,7 @@ class PolicyCalls:
         if not version:
             return None
         record = self._store.get_policy(cluster, version)
-        require_known_solvers(self._policies.read(version, record.options), commits=True)
+        require_known_options(self._policies.read(version, record.options), commits=True)
         return None if record.options is None else dict(record.options)
 
     def _message(self, cluster: str, record: PolicyRecord) -> pb.StandingPolicy:

@@ -19,10 +19,11 @@ from tessera.service.rpc.paging import page_of
 from tessera.service.rpc.policies import PolicyCalls
 from tessera.service.rpc.shadows import ShadowCalls
 from tessera.service.rpc.visibility import hide_in_round
+from tessera.service.rpc.what_if import WhatIfCalls
 from tessera.service.standing_policy import StandingPolicies
 from tessera.service.verification import encode_document, verify_round
 from tessera.v1 import scheduler_pb2 as pb
-from tessera.v1 import scheduler_pb2_grpc
+from tessera.v1 import scheduler_pb2_grpc, what_if_pb2
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -32,7 +33,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
 
     ``commits`` is the lane of rounds that are committed, ``trials`` that of dry runs and replays.
     ``deadlines`` limits the time of calls. The standing policy of ``policies`` fills in what the options
-    of a call leave open.
+    of a call leave open. ``what_if`` answers questions about what would happen.
     """
 
     def __init__(
@@ -45,12 +46,13 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         trials: Lane,
         deadlines: CallDeadlines,
         policies: StandingPolicies,
+        what_if: WhatIfCalls,
     ) -> None:
         self._store, self._rounds = store, rounds
         self._calls, self._commits, self._trials = calls, commits, trials
         self._deadlines = deadlines
         self._policies, self._policy_calls = policies, PolicyCalls(store, policies)
-        self._shadow_calls = ShadowCalls(store, policies)
+        self._shadow_calls, self._what_if = ShadowCalls(store, policies), what_if
 
     async def Schedule(self, request: pb.ScheduleRequest, context: _Context) -> pb.Round:
         """Decide one round within the caller's deadline, and commit it."""
@@ -129,6 +131,12 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
     ) -> pb.DeleteShadowResponse:
         """Delete the shadow of a cluster."""
         return await self._calls.run(self._shadow_calls.delete, request)
+
+    async def WhatIf(
+        self, request: pb.WhatIfRequest, context: _Context
+    ) -> what_if_pb2.WhatIfResponse:
+        """Say what a change would do that nobody has made; commit nothing."""
+        return await self._what_if.ask(request, context)
 
     def _schedule(
         self,

@@ -53,6 +53,7 @@ from tessera.service.rpc.networks import NetworksServicer
 from tessera.service.rpc.scheduler import SchedulerServicer
 from tessera.service.rpc.tenants import TenantsServicer
 from tessera.service.rpc.webhooks import WebhookParts, WebhooksServicer
+from tessera.service.rpc.what_if import WhatIfCalls
 from tessera.service.security.admission import Admission
 from tessera.service.security.auditing import RefusalRecorder
 from tessera.service.security.authenticator import Authenticator, Verifier
@@ -62,6 +63,7 @@ from tessera.service.security.serving import CertificateFiles, ServingCertificat
 from tessera.service.security.sessions import Sessions
 from tessera.service.standing_policy import StandingPolicies
 from tessera.service.webhooks.deliverer import THREADS as WEBHOOK_THREADS
+from tessera.service.what_if.asking import make_asker
 from tessera.v1 import (
     access_pb2,
     access_pb2_grpc,
@@ -250,6 +252,15 @@ class Server:
             trials=self._trials,
             deadlines=deadlines,
             policies=self.policies,
+            what_if=WhatIfCalls(
+                store,
+                make_asker(config, store, clock),
+                self._trials,
+                deadlines,
+                policies=self.policies,
+                new_id=new_id,
+                wall_s=wall_s,
+            ),
         )
         places = StreamPlaces(
             config.agent_streams, config.agent_streams_per_client, "streams of agents"

@@ -7,7 +7,7 @@ from typing import Final
 from tessera.formulation.access import IDENTITY
 from tessera.formulation.errors import NotFound
 from tessera.formulation.records.policies import MAX_MESSAGE
-from tessera.service.loop import require_known_solvers
+from tessera.service.loop import require_known_options
 from tessera.service.ports import Store, Writer
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert import shadows as convert
@@ -36,7 +36,7 @@ class ShadowCalls:
         cluster = names.parse_cluster("parent", request.parent)
         message = fields.require_text("message", request.message, MAX_MESSAGE)
         effective = to_options("options", request.options, self._policies.usual)
-        require_known_solvers(effective, commits=False)
+        require_known_options(effective, commits=False)
         options = stored_options(request.options)
         key = fields.request_key(request, request.request_id)
 

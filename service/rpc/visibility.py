@@ -12,7 +12,7 @@ from typing import Any, Final
 from tessera.formulation.access import Identity
 from tessera.formulation.explanations.changes import ChangeKind
 from tessera.formulation.problem import RowKind
-from tessera.v1 import clusters_pb2, jobs_pb2, networks_pb2, scheduler_pb2
+from tessera.v1 import clusters_pb2, jobs_pb2, networks_pb2, scheduler_pb2, what_if_pb2
 
 TenantsOfJobs = Callable[[str, Collection[str]], dict[str, str]]
 
@@ -120,16 +120,25 @@ def hide_in_explanation(
     tenants = {change.subject for change in changes if change.kind == ChangeKind.LEND}
     hidden = (jobs - own) | {name for name in tenants if not identity.sees_tenant(name)}
     hide_in_reason(identity, message.reason, own)
+    _hide_in_steps(message.steps, hidden, own)
     for displacement in message.displaced_by:
         if short_id(displacement.job) not in own:
             displacement.ClearField("job")
             displacement.ClearField("value_per_gpu")
+    if hidden:
+        clean = _cleaner(hidden)
+        message.reason.message = clean(message.reason.message)
+        message.reason.next_step = clean(message.reason.next_step)
+
+
+def _hide_in_steps(
+    steps: Iterable[jobs_pb2.NextStep], hidden: Collection[str], own: Collection[str]
+) -> None:
+    """Leave the names ``hidden``, and jobs that are not in ``own``, out of steps."""
     if not hidden:
         return
     clean = _cleaner(hidden)
-    message.reason.message = clean(message.reason.message)
-    message.reason.next_step = clean(message.reason.next_step)
-    for step in message.steps:
+    for step in steps:
         step.message = clean(step.message)
         kept = [job for job in step.loses if short_id(job) in own]
         del step.loses[:]
@@ -137,6 +146,34 @@ def hide_in_explanation(
         for change in step.changes:
             if change.subject in hidden:
                 change.subject = OTHERS
+
+
+def hide_in_what_if(
+    identity: Identity,
+    cluster: str,
+    message: what_if_pb2.WhatIfResponse,
+    tenants_of_jobs: TenantsOfJobs,
+) -> None:
+    """Leave the names of other tenants and of their jobs out of reasons and of a needed weight.
+
+    Their jobs are already left out of the lists of jobs, and counted.
+    """
+    if identity.tenants is None:
+        return
+    reasons = [offer.reason for offer in message.offers if offer.HasField("reason")]
+    for job in message.now.jobs:
+        for outlook in (job.before, job.after):
+            reasons += [outlook.reason] if outlook.HasField("reason") else []
+    said = {value for reason in reasons for value in reason.evidence.values()}
+    mentioned = {part for value in said for part in (value, value.partition("/")[2])} - {""}
+    own = own_jobs(identity, cluster, mentioned, tenants_of_jobs)
+    for reason in reasons:
+        hide_in_reason(identity, reason, own)
+    needed = message.needed_weight
+    losers = {short_id(job) for job in needed.step.loses}
+    own = own_jobs(identity, cluster, losers, tenants_of_jobs)
+    if needed.HasField("step"):
+        _hide_in_steps([needed.step], losers - own, own)
 
 
 def hide_in_nodes(

@@ -100,7 +100,11 @@ def require_role(identity: Identity, method: str, rule: Rule) -> None:
 
 def submitted_jobs(request: Any) -> Iterable[tuple[str, Any]]:
     """Yield the place and the description of each job that a request submits."""
-    if hasattr(request, "requests"):
+    if hasattr(request, "hypothesis"):
+        for k, change in enumerate(request.hypothesis.changes):
+            if change.HasField("job_added"):
+                yield f"hypothesis.changes[{k}].job_added.job", change.job_added.job
+    elif hasattr(request, "requests"):
         for k, inner in enumerate(request.requests):
             yield f"requests[{k}].job", inner.job
     else:

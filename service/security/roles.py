@@ -74,6 +74,16 @@ def _job(request: Any) -> Iterable[str]:
     return (request.job,) if request.job else ()
 
 
+def _supposed_jobs(request: Any) -> Iterable[str]:
+    """Return the live jobs that a question about what would happen names."""
+    changes = request.hypothesis.changes
+    return (
+        request.needed_weight.job,
+        *(change.job_removed for change in changes),
+        *(change.job_changed.job for change in changes),
+    )
+
+
 _RULES: Final[dict[str, dict[str, Rule]]] = {
     "Access": {
         "GetCaller": _read(EVERYBODY),
@@ -161,6 +171,7 @@ _RULES: Final[dict[str, dict[str, Rule]]] = {
         "SetShadow": _change(),
         "GetShadow": _read(),
         "DeleteShadow": _change(),
+        "WhatIf": Rule(roles=VIEWERS, jobs=_supposed_jobs, has_specs=True),
     },
     "Tenants": {
         "UpsertTenants": _change(),

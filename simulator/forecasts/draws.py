@@ -30,6 +30,9 @@ DAYS_FOR_HOURS: Final = 3.0
 """The days of history from which on arrivals are drawn by hour of day."""
 HOURS_ALIKE: Final = 2.0
 """The hours of day by which a block may begin earlier or later than the time it is drawn for."""
+LEAST_SPAN_S: Final = 900.0
+"""The least time in which the submissions of a history count as made. A new cluster often begins with a
+burst, which would otherwise be taken to go on for ever."""
 LEAST_ENDED: Final = 10
 """The ended jobs below which no early ends are drawn, since their rate is not known."""
 
@@ -59,7 +62,7 @@ class History:
         estimated = set(np.unique(snapshot.estimates.workload).tolist())
         index = {w: i for i, w in enumerate(snapshot.workloads) if i in estimated}
         known = [one for one in ordered if one.workload in index]
-        span_s = snapshot.now_s - ordered[0].submit_s if ordered else 0.0
+        span_s = max(snapshot.now_s - ordered[0].submit_s, LEAST_SPAN_S) if ordered else 0.0
         submit_s = np.array([one.submit_s for one in known])
         gap_s = np.diff(submit_s, prepend=ordered[0].submit_s) if known else np.zeros(0)
         if known and gap_s.sum() > 0:  # the known ones arrive at the rate of all

@@ -108,7 +108,7 @@ def make_forecast(
             if job in reasons or (event == START and not waits[job]):
                 continue
             spreads[event, name] = spread = sampled.spread(event, job)
-            bands[event] = _band(spread, corrections[event], snapshot.now_s, sampled.horizon_s)
+            bands[event] = make_band(spread, corrections[event], snapshot.now_s, sampled.horizon_s)
         made.append(
             JobForecast(
                 job=name,
@@ -128,7 +128,7 @@ def make_forecast(
     )
 
 
-def _band(spread: Spread, correction: Correction, made_s: float, horizon_s: float) -> Band:
+def make_band(spread: Spread, correction: Correction, made_s: float, horizon_s: float) -> Band:
     """Return a band in seconds since 1970. Times beyond the horizon are not known."""
     low_s, median_s, high_s = correction.times(spread)
     known = [at_s if at_s < horizon_s else math.inf for at_s in (median_s, high_s)]

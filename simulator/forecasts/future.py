@@ -83,6 +83,8 @@ class RoundRhythm:
     coarsening: float = 0.0
     settled: bool = False
     """Whether the snapshot is from just after a round, so that the next one needs an event."""
+    to_horizon: bool = False
+    """Whether the future goes on until its horizon, even once the jobs of the snapshot are over."""
 
     def times(self) -> RoundTimes:
         """Return the rule for when rounds are due."""
@@ -91,14 +93,21 @@ class RoundRhythm:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FutureTimes:
-    """The times of a future, float64[jobs of the snapshot], in seconds since 1970.
+    """The times and the work of a future.
 
+    ``start_s`` and ``finish_s`` are float64[jobs of the snapshot], in seconds since 1970.
     ``start_s`` is the first start after the snapshot. Both are inf for what did not happen before
-    the future's horizon.
+    the future's horizon. The others are float64[jobs, then arrivals], from the snapshot to the
+    future's end: the seconds for which each job waited, and the iterations that it trained. Of an
+    arrival that the future did not reach, ``waited_s`` is NaN. ``finished`` counts the jobs that
+    ended, arrivals included.
     """
 
     start_s: Floats
     finish_s: Floats
+    waited_s: Floats
+    trained: Floats
+    finished: int
 
 
 def follow_future(
@@ -117,7 +126,7 @@ def follow_future(
     times.begin(future.now_s)
     if not rhythm.settled:
         times.ask(future.now_s)
-    while future.tracks() and future.now_s < until_s and wanted():
+    while (rhythm.to_horizon or future.tracks()) and future.now_s < until_s and wanted():
         if times.due_s() <= future.now_s + MOMENT_S:
             times.begin(future.now_s)
             apart_s = rhythm.coarsening * (future.now_s - snapshot.now_s)
@@ -129,7 +138,7 @@ def follow_future(
             break
         if future.advance(next_s):
             times.ask(event_s)
-    return FutureTimes(start_s=future.start_s, finish_s=future.finish_s)
+    return future.times()
 
 
 class _Future:
@@ -165,6 +174,8 @@ class _Future:
         done = total - left
         self._left = np.maximum(draw.share * total - done, 0.0)
         self._stated_left = np.array(left)
+        self._left_at_first, self._finished = np.array(self._left), 0
+        self._waited_s = np.zeros(count)
         self._speed, self._ready_s = np.zeros(count), np.full(count, np.inf)
         self._trained_at_s = np.full(count, self.now_s)
         self._stamp = np.zeros(count, dtype=np.int64)
@@ -221,6 +232,24 @@ class _Future:
         idle = (state == STATE_CODE[JobState.HELD]) | (unmet[: self._tracked] > 0)
         return bool((self._live[: self._tracked] & ~idle).any())
 
+    def times(self) -> FutureTimes:
+        """Return the times of jobs, and what they have done until now."""
+        for job in list(self._gpus):
+            self._settle(job)
+        waited_s = np.array(self._waited_s)
+        waits = self._live & (self._column["state"] == _QUEUED)
+        waited_s[waits] += self.now_s - np.maximum(self._column["queued_s"][waits], self.base.now_s)
+        to_come = np.arange(len(waits)) >= self._tracked
+        to_come &= self._column["submit_s"] > self.now_s
+        waited_s[to_come] = np.nan
+        return FutureTimes(
+            start_s=self.start_s,
+            finish_s=self.finish_s,
+            waited_s=waited_s,
+            trained=self._left_at_first - self._left,
+            finished=self._finished,
+        )
+
     def next_event_s(self) -> float:
         """Return the time of the next event, or inf without one."""
         while self._events and self._events[0][2] >= 0:
@@ -246,6 +275,7 @@ class _Future:
     def _end(self, job: int) -> None:
         self._release(job)
         self._live[job] = False
+        self._finished += 1
         if job < self._tracked:
             self.finish_s[job] = self.now_s
             self._free_dependents(job)
@@ -310,6 +340,8 @@ class _Future:
     ) -> float:
         """Decide a round and carry it out; return when promises or reservations need the next one."""
         shown = np.flatnonzero(self._live)
+        if not len(shown):
+            return math.inf
         snapshot = self._snapshot(shown)
         outcome = decide(snapshot)
         self._rounds += 1
@@ -384,10 +416,17 @@ class _Future:
             if not stays and job in self._gpus:
                 self._release(job)
             if decision.kind is DecisionKind.REJECT:
+                self._count_wait(job)
                 self._live[job] = False
         for decision in decisions:
             if decision.kind in CHANGES_GPUS and decision.gang is not None:
                 self._start(int(shown[decision.job]), decision)
+
+    def _count_wait(self, job: int) -> None:
+        """Count the time for which the job has waited, if it waits."""
+        if self._column["state"][job] == _QUEUED:
+            since_s = max(float(self._column["queued_s"][job]), self.base.now_s)
+            self._waited_s[job] += self.now_s - since_s
 
     def _start(self, job: int, decision: Decision) -> None:
         column, gang = self._column, decision.gang
@@ -395,6 +434,7 @@ class _Future:
         where = [int(self._first_gpu[n]) + gpu for n, gpus in gang.members for gpu in gpus]
         self._gpus[job] = np.array(where, dtype=np.int64)
         self._owner[self._gpus[job]] = job
+        self._count_wait(job)
         # What it needs is what its Cell's estimates state, which never change here.
         given = WITHOUT_CELL | dict(zip(Jobs.CELL, decision.cell, strict=True))
         for name, value in given.items():

@@ -247,7 +247,7 @@ async def test_jobs_of_another_tenant_answer_like_ones_that_never_were(
             assert other == (code, details.replace(FOREIGN_JOB, "never-1"))
     path = "/tessera.v1.Jobs/GetJob"
     assert other == await setup.outcome("admin", path, never[path])
-    assert tried == {"viewer": 6, "user": 10}[who]
+    assert tried == {"viewer": 7, "user": 11}[who]
     assert await asyncio.to_thread(setup.server.fingerprint) == before
 
 

@@ -35,6 +35,7 @@ from tessera.v1 import (
     reservations_pb2,
     scheduler_pb2,
     tenants_pb2,
+    what_if_pb2,
 )
 from tests.support.api import (
     Api,
@@ -89,6 +90,7 @@ WRONG: Final = frozenset({StatusCode.INTERNAL, StatusCode.UNKNOWN, StatusCode.DE
 def valid_requests() -> dict[str, list[Message]]:
     """Return valid requests by the name of their method; streams have the messages of one call."""
     e, j, n, s, t = estimates_pb2, jobs_pb2, networks_pb2, scheduler_pb2, tenants_pb2
+    w = what_if_pb2
     quick = s.RoundOptions(solver="greedy", seed=1)
     layer = e.LayerProfile(
         kind="block",
@@ -252,6 +254,7 @@ def valid_requests() -> dict[str, list[Message]]:
         "GetRound": [s.GetRoundRequest(name=f"{C}/rounds/1")],
         "ListRounds": [s.ListRoundsRequest(parent=C, page_size=1)],
         "ReplayRound": [s.ReplayRoundRequest(name=f"{C}/rounds/1", with_snapshot=True)],
+        "WhatIf": [s.WhatIfRequest(parent=C, needed_weight=w.NeededWeightQuestion(job=JOB))],
         "VerifyRound": [s.VerifyRoundRequest(name=f"{C}/rounds/1", with_document=True)],
         "SetPolicy": [s.SetPolicyRequest(parent=C, options=quick, message="m", etag='"0"')],
         "GetPolicy": [s.GetPolicyRequest(parent=C, version=0)],

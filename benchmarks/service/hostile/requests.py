@@ -22,6 +22,7 @@ from tessera.v1 import (
     scheduler_pb2,
     tenants_pb2,
     webhooks_pb2,
+    what_if_pb2,
 )
 
 ATTACKED_CLUSTER: Final = "attacked"
@@ -265,6 +266,9 @@ def sample_requests(cluster: str = ATTACKED_CLUSTER, job: str = STEADY_JOB) -> d
         (scheduler, "Schedule"): scheduler_pb2.ScheduleRequest(parent=place, summary_only=True),
         (scheduler, "GetRound"): scheduler_pb2.GetRoundRequest(name=f"{place}/rounds/1"),
         (scheduler, "ListRounds"): scheduler_pb2.ListRoundsRequest(parent=place, page_size=100),
+        (scheduler, "WhatIf"): scheduler_pb2.WhatIfRequest(
+            parent=place, needed_weight=what_if_pb2.NeededWeightQuestion(job=job_name)
+        ),
         (scheduler, "ReplayRound"): scheduler_pb2.ReplayRoundRequest(name=f"{place}/rounds/1"),
         (scheduler, "VerifyRound"): scheduler_pb2.VerifyRoundRequest(
             name=f"{place}/rounds/1", with_document=True

@@ -33,7 +33,7 @@ def of_explanation(cluster: str, job: str, found: JobExplanation) -> pb.ExplainJ
     message.cause = CAUSES[explanation.reason.code]
     message.reason.CopyFrom(of_reason(cluster, explanation.reason, found.number))
     message.displaced_by.extend(_of_displacement(cluster, d) for d in explanation.displaced_by)
-    message.steps.extend(_of_step(cluster, step) for step in explanation.steps)
+    message.steps.extend(of_step(cluster, step) for step in explanation.steps)
     message.rounds_tried = explanation.rounds_tried
     if math.isfinite(explanation.value_per_gpu):
         message.value_per_gpu = explanation.value_per_gpu
@@ -51,7 +51,8 @@ def _of_displacement(cluster: str, d: Displacement) -> pb.Displacement:
     )
 
 
-def _of_step(cluster: str, step: Step) -> pb.NextStep:
+def of_step(cluster: str, step: Step) -> pb.NextStep:
+    """Return the message of a step."""
     return pb.NextStep(
         actor=step.actor,
         message=step.message,

@@ -12,7 +12,7 @@ from tessera.formulation.execution_plan import ExecutionPlan, read_execution_pla
 from tessera.formulation.exit_reasons import ExitReason
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.reasons import Reason
-from tessera.formulation.records.forecasts import JobForecast
+from tessera.formulation.records.forecasts import Band, JobForecast
 from tessera.formulation.records.jobs import (
     AllocationRecord,
     JobEventRecord,
@@ -314,13 +314,18 @@ def of_forecast(forecast: JobForecast) -> pb.Forecast:
         why_not=forecast.why_not,
     )
     for band, own in ((forecast.start, message.start), (forecast.finish, message.finish)):
-        if band is None:
-            continue
-        own.earliest.CopyFrom(fields.timestamp_of(band.low_s))
-        if math.isfinite(band.median_s):
-            own.median.CopyFrom(fields.timestamp_of(band.median_s))
-        if math.isfinite(band.high_s):
-            own.latest.CopyFrom(fields.timestamp_of(band.high_s))
+        if band is not None:
+            own.CopyFrom(of_band(band))
+    return message
+
+
+def of_band(band: Band) -> pb.TimeBand:
+    """Return the message of a band. Times that are too far away are unset."""
+    message = pb.TimeBand(earliest=fields.timestamp_of(band.low_s))
+    if math.isfinite(band.median_s):
+        message.median.CopyFrom(fields.timestamp_of(band.median_s))
+    if math.isfinite(band.high_s):
+        message.latest.CopyFrom(fields.timestamp_of(band.high_s))
     return message
 
 

@@ -32,12 +32,12 @@ def to_tenant(field: str, cluster: str, message: pb.Tenant) -> TenantSpec:
         weight=weight,
         borrow_gpus=borrow_gpus,
         lends=not m.keeps_idle_quota,
-        quotas=_quotas(f"{field}.quotas", m.quotas),
+        quotas=to_quotas(f"{field}.quotas", m.quotas),
         parent=names.require_identifier(f"{field}.parent", m.parent) if m.parent else "",
     )
 
 
-def _quotas(field: str, quotas: Mapping[str, int]) -> dict[str, int]:
+def to_quotas(field: str, quotas: Mapping[str, int]) -> dict[str, int]:
     """Return quotas by GPU type, with "" for any type. In messages ``ANY_TYPE`` means the same."""
     if ANY_TYPE in quotas and "" in quotas:
         raise InvalidInput(field, f'has both "" and {ANY_TYPE!r}, which mean any type; give one')

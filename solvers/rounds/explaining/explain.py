@@ -222,17 +222,7 @@ class _StepSearch:
         return trial.code not in (None, self._first.reason.code, ReasonCode.LEAVING)
 
     def _add(self, trial: Trial, claim: Claim) -> None:
-        effects = find_effects(self._snapshot, self._outcome, trial)
-        decision = trial.decision
-        cell = "" if decision.gang is None else cell_in_words(self._snapshot, decision.cell)
-        then, name = trial.code, self._snapshot.jobs.name[self._job]
-        step = Step(
-            changes=trial.changes,
-            claim=claim,
-            message=describe_step(trial.changes, name, claim, cell, then, effects),
-            then=then,
-            effects=effects,
-        )
+        step = _make_step(self._snapshot, self._outcome, trial, claim)
         self._steps.append((trial, step))
         if step.actor is Actor.USER:
             losers = self._losers()
@@ -260,6 +250,43 @@ class _StepSearch:
             if d.gang is not None and d.job != self._job and d.cell.gpu_type in kinds
         ]
         return [j for _, _, j in sorted(others, key=lambda o: (o[0], _rank(o[1]), o[2]))]
+
+
+def _make_step(snapshot: Snapshot, outcome: RoundOutcome, trial: Trial, claim: Claim) -> Step:
+    """Return a step that was tried, with what it does to the job and to others."""
+    effects, decision = find_effects(snapshot, outcome, trial), trial.decision
+    cell = "" if decision.gang is None else cell_in_words(snapshot, decision.cell)
+    then, name = trial.code, snapshot.jobs.name[decision.job]
+    return Step(
+        changes=trial.changes,
+        claim=claim,
+        message=describe_step(trial.changes, name, claim, cell, then, effects),
+        then=then,
+        effects=effects,
+    )
+
+
+def find_needed_weight(
+    snapshot: Snapshot, options: RoundOptions, job: int, outcome: RoundOutcome, plan: PlanRound
+) -> Step | None:
+    """Return the least weight with which a waiting job runs, as a step that a round has shown.
+
+    The arguments are those of ``explain_job``, which tries the same weights. The weight is the least
+    of the ladder's, whose steps are 2 % apart. The result is None if no weight helps.
+
+    Raises:
+        DeadlineTooShort: no time is left to try a weight.
+    """
+    situation = Situation(snapshot=snapshot, options=options, job=job, outcome=outcome)
+    trials, wish = (
+        Trials(snapshot=snapshot, options=options, job=job, plan=plan),
+        Wish(claim=Claim.RUNS),
+    )
+    for ladder in LADDERS[ChangeKind.WEIGHT](situation):
+        trial = trials.find_least(ladder, lambda found: wish.is_met(found.decision))
+        if trial is not None:
+            return _make_step(snapshot, outcome, trial, Claim.RUNS)
+    return None
 
 
 def _rank(value: float) -> float:

@@ -10,6 +10,7 @@ from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from tessera.v1 import jobs_pb2 as _jobs_pb2
+from tessera.v1 import what_if_pb2 as _what_if_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -1659,3 +1660,93 @@ class DeleteShadowResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DeleteShadowResponse: _TypeAlias = DeleteShadowResponse  # noqa: Y015
+
+@_typing.final
+class Hypothesis(_message.Message):
+    """Changes, and the options of rounds with them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGES_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[_what_if_pb2.HypotheticalChange]:
+        """The changes, at most 1,000."""
+
+    @_builtins.property
+    def options(self) -> Global___RoundOptions:
+        """The options of rounds with the changes. A field that is not set is taken from the server's
+        standing policy, by which rounds without the changes are decided.
+        """
+
+    def __init__(
+        self,
+        *,
+        changes: _abc.Iterable[_what_if_pb2.HypotheticalChange] | None = ...,
+        options: Global___RoundOptions | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "options", b"options"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Hypothesis: _TypeAlias = Hypothesis  # noqa: Y015
+
+@_typing.final
+class WhatIfRequest(_message.Message):
+    """A question about what would happen."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARENT_FIELD_NUMBER: _builtins.int
+    HYPOTHESIS_FIELD_NUMBER: _builtins.int
+    NODE_WORTH_FIELD_NUMBER: _builtins.int
+    RULE_PRICES_FIELD_NUMBER: _builtins.int
+    NEEDED_WEIGHT_FIELD_NUMBER: _builtins.int
+    HORIZON_FIELD_NUMBER: _builtins.int
+    FUTURES_FIELD_NUMBER: _builtins.int
+    MAX_JOBS_FIELD_NUMBER: _builtins.int
+    parent: _builtins.str
+    """"clusters/{cluster}" """
+    futures: _builtins.int
+    """The most pairs of futures, up to 256. Default (0): 32. There are fewer if the caller's deadline
+    ends before.
+    """
+    max_jobs: _builtins.int
+    """The most jobs in the answer, up to 10,000. Default (0): 100. The others are counted."""
+    @_builtins.property
+    def hypothesis(self) -> Global___Hypothesis: ...
+    @_builtins.property
+    def node_worth(self) -> _what_if_pb2.NodeWorthQuestion: ...
+    @_builtins.property
+    def rule_prices(self) -> _what_if_pb2.RulePriceQuestion: ...
+    @_builtins.property
+    def needed_weight(self) -> _what_if_pb2.NeededWeightQuestion: ...
+    @_builtins.property
+    def horizon(self) -> _duration_pb2.Duration:
+        """The time over which futures are followed, up to 7 days. Unset or 0: the next round only. Rule
+        prices and needed weights have none.
+        """
+
+    def __init__(
+        self,
+        *,
+        parent: _builtins.str = ...,
+        hypothesis: Global___Hypothesis | None = ...,
+        node_worth: _what_if_pb2.NodeWorthQuestion | None = ...,
+        rule_prices: _what_if_pb2.RulePriceQuestion | None = ...,
+        needed_weight: _what_if_pb2.NeededWeightQuestion | None = ...,
+        horizon: _duration_pb2.Duration | None = ...,
+        futures: _builtins.int = ...,
+        max_jobs: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["horizon", b"horizon", "hypothesis", b"hypothesis", "needed_weight", b"needed_weight", "node_worth", b"node_worth", "question", b"question", "rule_prices", b"rule_prices"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["futures", b"futures", "horizon", b"horizon", "hypothesis", b"hypothesis", "max_jobs", b"max_jobs", "needed_weight", b"needed_weight", "node_worth", b"node_worth", "parent", b"parent", "question", b"question", "rule_prices", b"rule_prices"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_question: _TypeAlias = _typing.Literal["hypothesis", "node_worth", "rule_prices", "needed_weight"]  # noqa: Y015
+    _WhichOneofArgType_question: _TypeAlias = _typing.Literal["question", b"question"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_question) -> _WhichOneofReturnType_question | None: ...
+
+Global___WhatIfRequest: _TypeAlias = WhatIfRequest  # noqa: Y015

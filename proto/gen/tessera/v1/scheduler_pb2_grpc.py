@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from tessera.v1 import scheduler_pb2 as tessera_dot_v1_dot_scheduler__pb2
+from tessera.v1 import what_if_pb2 as tessera_dot_v1_dot_what__if__pb2
 
 GRPC_GENERATED_VERSION = '1.81.1'
 GRPC_VERSION = grpc.__version__
@@ -89,6 +90,11 @@ class SchedulerStub:
                 '/tessera.v1.Scheduler/DeleteShadow',
                 request_serializer=tessera_dot_v1_dot_scheduler__pb2.DeleteShadowRequest.SerializeToString,
                 response_deserializer=tessera_dot_v1_dot_scheduler__pb2.DeleteShadowResponse.FromString,
+                _registered_method=True)
+        self.WhatIf = channel.unary_unary(
+                '/tessera.v1.Scheduler/WhatIf',
+                request_serializer=tessera_dot_v1_dot_scheduler__pb2.WhatIfRequest.SerializeToString,
+                response_deserializer=tessera_dot_v1_dot_what__if__pb2.WhatIfResponse.FromString,
                 _registered_method=True)
 
 
@@ -179,6 +185,14 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WhatIf(self, request, context):
+        """Says what a change would do that nobody has made: to the next round, and over the next hours.
+        Nothing is committed and nothing is stored.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -236,6 +250,11 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.DeleteShadow,
                     request_deserializer=tessera_dot_v1_dot_scheduler__pb2.DeleteShadowRequest.FromString,
                     response_serializer=tessera_dot_v1_dot_scheduler__pb2.DeleteShadowResponse.SerializeToString,
+            ),
+            'WhatIf': grpc.unary_unary_rpc_method_handler(
+                    servicer.WhatIf,
+                    request_deserializer=tessera_dot_v1_dot_scheduler__pb2.WhatIfRequest.FromString,
+                    response_serializer=tessera_dot_v1_dot_what__if__pb2.WhatIfResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -536,6 +555,33 @@ class Scheduler:
             '/tessera.v1.Scheduler/DeleteShadow',
             tessera_dot_v1_dot_scheduler__pb2.DeleteShadowRequest.SerializeToString,
             tessera_dot_v1_dot_scheduler__pb2.DeleteShadowResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WhatIf(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tessera.v1.Scheduler/WhatIf',
+            tessera_dot_v1_dot_scheduler__pb2.WhatIfRequest.SerializeToString,
+            tessera_dot_v1_dot_what__if__pb2.WhatIfResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -6,6 +6,7 @@ isort:skip_file
 from collections import abc as _abc
 from grpc import aio as _aio
 from tessera.v1 import scheduler_pb2 as _scheduler_pb2
+from tessera.v1 import what_if_pb2 as _what_if_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys
@@ -66,6 +67,10 @@ class SchedulerStub:
     """Returns the shadow of a cluster, and compares its decisions with those of the rounds."""
     DeleteShadow: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.DeleteShadowRequest, _scheduler_pb2.DeleteShadowResponse]
     """Deletes the shadow of a cluster with its rounds."""
+    WhatIf: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.WhatIfRequest, _what_if_pb2.WhatIfResponse]
+    """Says what a change would do that nobody has made: to the next round, and over the next hours.
+    Nothing is committed and nothing is stored.
+    """
 
 @_typing.type_check_only
 class SchedulerAsyncStub(SchedulerStub):
@@ -105,6 +110,10 @@ class SchedulerAsyncStub(SchedulerStub):
     """Returns the shadow of a cluster, and compares its decisions with those of the rounds."""
     DeleteShadow: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.DeleteShadowRequest, _scheduler_pb2.DeleteShadowResponse]  # type: ignore[assignment]
     """Deletes the shadow of a cluster with its rounds."""
+    WhatIf: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.WhatIfRequest, _what_if_pb2.WhatIfResponse]  # type: ignore[assignment]
+    """Says what a change would do that nobody has made: to the next round, and over the next hours.
+    Nothing is committed and nothing is stored.
+    """
 
 class SchedulerServicer(metaclass=_abc_1.ABCMeta):
     """Decides rounds, commits them, and lists and replays earlier ones."""
@@ -207,5 +216,15 @@ class SchedulerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.DeleteShadowResponse, _abc.Awaitable[_scheduler_pb2.DeleteShadowResponse]]:
         """Deletes the shadow of a cluster with its rounds."""
+
+    @_abc_1.abstractmethod
+    def WhatIf(
+        self,
+        request: _scheduler_pb2.WhatIfRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_what_if_pb2.WhatIfResponse, _abc.Awaitable[_what_if_pb2.WhatIfResponse]]:
+        """Says what a change would do that nobody has made: to the next round, and over the next hours.
+        Nothing is committed and nothing is stored.
+        """
 
 def add_SchedulerServicer_to_server(servicer: SchedulerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +12,14 @@ from tessera.formulation.access import LOCAL, PEOPLE, Identity, Role
 from tessera.formulation.errors import InvalidInput, NotFound, PermissionDenied, TooBusy
 from tessera.service.security.admission import Admission
 from tessera.service.security.roles import RULES
-from tessera.v1 import clusters_pb2, estimates_pb2, jobs_pb2, networks_pb2
+from tessera.v1 import (
+    clusters_pb2,
+    estimates_pb2,
+    jobs_pb2,
+    networks_pb2,
+    scheduler_pb2,
+    what_if_pb2,
+)
 
 TENANTS = {
     ("c", "mine"): "blue",
@@ -74,6 +81,9 @@ def naming(job: str) -> dict[str, Message]:
         "Networks/GetNetworkPlan": networks_pb2.GetNetworkPlanRequest(
             name="clusters/c/networkPlans/-", job=job
         ),
+        "Scheduler/WhatIf": scheduler_pb2.WhatIfRequest(
+            parent="clusters/c", needed_weight=what_if_pb2.NeededWeightQuestion(job=job)
+        ),
     }
 
 
@@ -84,6 +94,9 @@ def test_every_method_with_a_job_in_its_rule_is_tried_here() -> None:
     class Anything:
         def __getattr__(self, name: str) -> Anything:
             return self
+
+        def __iter__(self) -> Iterator[Anything]:
+            return iter(())
 
     with_jobs = {path for path, rule in RULES.items() if tuple(rule.jobs(Anything()))}
     assert with_jobs == {f"/tessera.v1.{method}" for method in NAMING}

@@ -65,6 +65,7 @@ def test_methods_that_only_read_are_the_ones_whose_names_say_so() -> None:
         "Verify",
         "Check",
         "Explain",
+        "WhatIf",
         "ServerReflection",
     )
     for method, rule in RULES.items():

@@ -1,0 +1,1 @@
+"""Hypothetical changes of a cluster, and the records of what they would change."""

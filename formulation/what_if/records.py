@@ -1,0 +1,235 @@
+"""The records of what a hypothetical change would do, now and over the next hours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tessera.formulation.decisions import DecisionKind
+from tessera.formulation.explanations.records import Step
+from tessera.formulation.reasons import Reason
+from tessera.formulation.records.forecasts import Band
+from tessera.formulation.values import Cell
+
+
+class JobEffect(StrEnum):
+    """The difference that a change makes to a job in the next round, the gravest first."""
+
+    ADDED = "added"  # the job is only there with the change
+    REMOVED = "removed"  # the job is only there without the change
+    STOPS = "stops"  # it runs only without the change
+    STARTS = "starts"  # it runs only with the change
+    RETYPES = "retypes"  # it runs on another GPU type
+    RESIZES = "resizes"  # it runs on another number of GPUs
+    REPLANS = "replans"  # it runs by another plan on as many GPUs of its type
+    MOVES = "moves"  # it moves to other GPUs, or no longer does
+    RATE = "rate"  # it runs on its Cell at another rate, since its nodes differ
+    REASON = "reason"  # it waits in both, but for another reason
+    NONE = ""  # nothing that its user would notice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOutlook:
+    """The decision of a round on a job. ``cell`` is None, and ``rate`` 0, if the job does not run.
+
+    ``rate`` is in samples/s. ``reason`` says why it waits.
+    """
+
+    kind: DecisionKind
+    cell: Cell | None = None
+    rate: float = 0.0
+    reason: Reason | None = None
+
+    @property
+    def code(self) -> str:
+        """Return the code of the reason why the job waits, or ""."""
+        return "" if self.reason is None else self.reason.code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobDifference:
+    """The difference that the change makes to a job now. A side is None if the job is not there."""
+
+    job: str
+    tenant: str
+    effect: JobEffect
+    before: JobOutlook | None
+    after: JobOutlook | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOutlook:
+    """The state of a cluster after a round.
+
+    ``effective_gpus`` is the normalised throughput: the sum of the rates of all jobs, each over that
+    of one GPU at the workload's most efficient Cell (Eq. 6). ``gpus`` and ``used_gpus`` are by GPU
+    type. ``objective`` is in ``unit``.
+    """
+
+    running: int
+    waiting: int
+    gpus: Mapping[str, int]
+    used_gpus: Mapping[str, int]
+    effective_gpus: float
+    samples_per_s: float
+    objective: float
+    unit: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundDifference:
+    """The difference between the next rounds without and with a change.
+
+    ``jobs`` has those that differ, the gravest effects first; ``unchanged`` counts the others. The
+    objectives can be compared only if both rounds have the same one, and the same weights.
+    """
+
+    before: ClusterOutlook
+    after: ClusterOutlook
+    jobs: tuple[JobDifference, ...]
+    unchanged: int
+    same_objective: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairedFigure:
+    """A figure of sampled futures without and with a change, each pair with the same chance.
+
+    ``before`` and ``after`` are medians. ``change`` is the median of the differences of the pairs,
+    and the interval from ``low`` to ``high`` holds ``COVERAGE`` of them.
+    """
+
+    before: float
+    after: float
+    change: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobHours:
+    """The forecast start and finish of a job, without and with the change.
+
+    A band is None if the job does not wait, is not there, or has no forecast.
+    """
+
+    job: str
+    start_before: Band | None = None
+    start_after: Band | None = None
+    finish_before: Band | None = None
+    finish_after: Band | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoursDifference:
+    """The difference that a change makes over the next ``horizon_s`` seconds, in paired futures.
+
+    ``mean_wait_s`` is the mean time for which the jobs wait that are there in both, arrivals
+    included. ``work`` is in effective GPU-hours, and ``finished`` counts jobs.
+    """
+
+    horizon_s: float
+    futures: int
+    mean_wait_s: PairedFigure
+    work: PairedFigure
+    finished: PairedFigure
+    jobs: tuple[JobHours, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeWorth:
+    """The worth of one more node of a GPU type, like the largest that the cluster has of it.
+
+    ``price`` is the shadow price of the node's GPUs in the round without it, in ``unit``: NaN if no
+    prices are known. The changes are those of the next round. ``hours`` is None if no futures were
+    followed.
+    """
+
+    gpu_type: str
+    gpus: int
+    price: float
+    objective_change: float
+    effective_gpus_change: float
+    samples_per_s_change: float
+    starts: int
+    unit: str
+    hours: HoursDifference | None = None
+
+
+class Rule(StrEnum):
+    """A rule of rounds that may cost something."""
+
+    QUEUE_ORDER = "queue-order"
+    GUARANTEES = "guarantees"
+    DEADLINES = "deadlines"
+    FAIRNESS = "fairness"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RulePrice:
+    """The cost of a rule now: the round without it, less the round with it.
+
+    ``why_free`` says why the rule binds nothing, and is "" if it is in force. ``objective`` is NaN if
+    the rule is the objective itself.
+    """
+
+    rule: Rule
+    why_free: str = ""
+    objective: float = 0.0
+    unit: str = ""
+    effective_gpus: float = 0.0
+    samples_per_s: float = 0.0
+    jobs_changed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOffer:
+    """The Cell that an added job gets in the next round, compared with the second-best one.
+
+    ``cell`` is None if the job waits, with ``reason``. ``runner_up`` is None without another Cell,
+    or if the objective has no common unit. ``worse_by``, ``price`` and ``value`` are in ``unit``;
+    they are NaN if they are not known. ``stopped`` and ``slowed`` are (job, tenant) of those that
+    lose by it.
+    """
+
+    job: str
+    cell: Cell | None = None
+    rate: float = 0.0
+    runner_up: Cell | None = None
+    runner_up_rate: float = 0.0
+    worse_by: float = math.nan
+    price: float = math.nan
+    value: float = math.nan
+    unit: str = ""
+    stopped: tuple[tuple[str, str], ...] = ()
+    slowed: tuple[tuple[str, str], ...] = ()
+    reason: Reason | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeededWeight:
+    """The least weight with which a waiting job runs now. ``step`` is None if ``why_none`` says why."""
+
+    job: str
+    weight: float
+    step: Step | None = None
+    why_none: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIfAnswer:
+    """The answer to a question, on the state at ``made_s`` (since 1970). Most parts are empty.
+
+    ``notes`` say what it leaves out.
+    """
+
+    made_s: float
+    now: RoundDifference | None = None
+    hours: HoursDifference | None = None
+    offers: tuple[JobOffer, ...] = ()
+    node_worths: tuple[NodeWorth, ...] = ()
+    rule_prices: tuple[RulePrice, ...] = ()
+    needed_weight: NeededWeight | None = None
+    notes: tuple[str, ...] = ()

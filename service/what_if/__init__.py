@@ -1,0 +1,1 @@
+"""Answers to questions about what would happen, of which nothing is stored."""

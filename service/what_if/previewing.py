@@ -1,0 +1,116 @@
+"""The snapshot of a cluster with jobs that nobody has submitted, as a round would see them.
+
+They are submitted in a transaction that is rolled back. So all checks of a submission hold, and the
+snapshot is exactly that of the round after a real one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+
+from tessera.estimator.hardware import Hardware
+from tessera.formulation.records.estimates import EstimationInputs
+from tessera.formulation.records.jobs import JobRecord, JobSpec
+from tessera.formulation.records.store import Request
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.values import Workload
+from tessera.service.cell_deriver import CellDeriver
+from tessera.service.ports import Store, Writer
+
+
+class JobPreviewer:
+    """A maker of snapshots with further jobs.
+
+    If ``derives`` is set, workloads without estimates get those that the server would make for
+    them, on the GPU types of ``hardware`` and at the requests times ``multiples``.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        hardware: Mapping[str, Hardware],
+        multiples: Sequence[float],
+        *,
+        derives: bool,
+        learns: bool,
+    ) -> None:
+        self._store, self._hardware, self._multiples = store, hardware, multiples
+        self._derives, self._learns = derives, learns
+
+    def snapshot_with(
+        self, cluster: str, jobs: Sequence[JobSpec], cancelled: Callable[[], bool]
+    ) -> Snapshot:
+        """Return the cluster's snapshot with ``jobs`` as its last ones. Blocks.
+
+        Raises:
+            NotFound: the cluster. AlreadyExists, InvalidInput, LimitReached: a submission of the
+                jobs would be refused.
+        """
+        if not jobs:
+            return self._store.snapshot(cluster)
+
+        def submit(writer: Writer) -> bytes:
+            writer.submit_jobs(cluster, jobs)
+            return b""
+
+        rehearsal = _Rehearsal(self._store, cluster, submit)
+        if rehearsal.keep_wanted({job.workload for job in jobs}):
+            CellDeriver(
+                rehearsal,
+                self._hardware,
+                self._multiples,
+                derives=self._derives,
+                learns=self._learns,
+            ).derive(cluster, cancelled)
+        return rehearsal.snapshot
+
+
+class _Rehearsal:
+    """A store of estimates whose changes last only as long as this object.
+
+    Each write repeats those before it in one transaction, which is rolled back. ``snapshot`` is that
+    after the last one.
+    """
+
+    def __init__(self, store: Store, cluster: str, first: Callable[[Writer], bytes]) -> None:
+        self._store, self._cluster, self._works = store, cluster, [first]
+        self.snapshot, self._known = store.rehearse(cluster, self._works)
+
+    def keep_wanted(self, workloads: Collection[Workload]) -> bool:
+        """Leave only ``workloads`` to be estimated; return whether any of them has no estimates."""
+        wanted = tuple(
+            replace(one, profile=False, asking_job="")  # nothing is measured for a question
+            for one in self._known.wanted
+            if one.workload in workloads and not one.derived_from
+        )
+        self._known = replace(self._known, wanted=wanted)
+        return bool(wanted)
+
+    def estimation(self, _cluster: str) -> EstimationInputs:
+        """Return what estimates are computed from, with the workloads that were left."""
+        return self._known
+
+    def get_job(self, cluster: str, name: str) -> JobRecord:
+        """Return a stored job."""
+        return self._store.get_job(cluster, name)
+
+    def write(
+        self,
+        _request: Request | None,
+        work: Callable[[Writer], bytes],
+        *,
+        validate_only: bool = False,
+    ) -> bytes:
+        """Do ``work`` after all works before it; keep it unless ``validate_only``."""
+        results: list[bytes] = []
+
+        def kept(writer: Writer) -> bytes:
+            results.append(work(writer))
+            return results[-1]
+
+        snapshot, _ = self._store.rehearse(self._cluster, [*self._works, kept])
+        if not validate_only:
+            self._works.append(work)
+            self.snapshot = snapshot
+        return results[-1]

@@ -1,0 +1,1 @@
+"""Comparisons of rounds and of futures without and with a hypothetical change."""

@@ -1,0 +1,221 @@
+"""The comparison of the next hours without and with changes, in futures of the same chance.
+
+Both sides of a pair have the same true times, early ends and arrivals. Their difference is therefore
+due to the change, and varies far less than either side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.records.forecasts import EVENTS, FINISH, START, Band
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.spreads import Spread
+from tessera.formulation.tables import Bools, Floats
+from tessera.formulation.unknown_rates import assume_rates
+from tessera.formulation.what_if.records import HoursDifference, JobHours, PairedFigure
+from tessera.simulator.forecasts.calibration import Correction
+from tessera.simulator.forecasts.draws import History, draw_facts
+from tessera.simulator.forecasts.forecast import make_band
+from tessera.simulator.forecasts.future import Draw, FutureTimes, RoundRhythm, follow_future
+from tessera.simulator.what_if.rounds import unit_rates
+from tessera.solvers.rounds.plan import RoundOutcome
+
+COVERAGE: Final = 0.8
+"""The share of the pairs whose difference lies in its interval."""
+
+LEAST_PAIRS: Final = 4
+"""The pairs of futures below which nothing is stated, since their interval would be arbitrary."""
+
+HOUR_S: Final = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Side:
+    """A snapshot at the beginning of futures, and the decision maker of their rounds."""
+
+    snapshot: Snapshot
+    decide: Callable[[Snapshot], RoundOutcome]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FollowedSide:
+    """The sums of a side's futures. Arrays are float64[futures], or float64[futures, jobs]."""
+
+    start_s: Floats
+    finish_s: Floats
+    waited_s: Sequence[Floats]  # of each job and arrival, by future
+    work: Floats  # effective GPU-hours
+    finished: Floats
+
+
+def follow_pairs(
+    before: Side,
+    changed: Sequence[Side],
+    history: History,
+    *,
+    futures: int,
+    seed: int,
+    rhythm: RoundRhythm,
+    wanted: Callable[[], bool] = lambda: True,
+    draw: Callable[[int], Draw] | None = None,
+) -> list[FollowedSide]:
+    """Follow up to ``futures`` futures of ``before`` and of each of ``changed``; return all sides.
+
+    Jobs of ``before`` have the same indices on the other sides, which may have more. ``wanted`` is
+    asked often; when it says no, the futures at hand are dropped on all sides. ``draw`` returns the
+    facts of a future by number, for the side with the most jobs; by default, they are drawn.
+    """
+    sides = [_with_real_rates(side) for side in (before, *changed)]
+    rhythm = replace(rhythm, to_horizon=True)
+    most = max(sides, key=lambda side: len(side.snapshot.jobs)).snapshot
+
+    def drawn(number: int) -> Draw:
+        rng = np.random.default_rng([seed, number])
+        return draw_facts(most, history, rhythm.horizon_s, rng)
+
+    rows: list[list[tuple[FutureTimes, float]]] = [[] for _ in sides]
+    for number in range(futures):
+        facts = (draw or drawn)(number)
+        found = [_follow(side, facts, len(most.jobs), rhythm, wanted) for side in sides]
+        if not wanted():
+            break
+        for row, one in zip(rows, found, strict=True):
+            row.append(one)
+    return [_summed(side.snapshot, row) for side, row in zip(sides, rows, strict=True)]
+
+
+def _with_real_rates(side: Side) -> Side:
+    return replace(side, snapshot=assume_rates(side.snapshot))
+
+
+def _follow(
+    side: Side, facts: Draw, most: int, rhythm: RoundRhythm, wanted: Callable[[], bool]
+) -> tuple[FutureTimes, float]:
+    """Return a future of a side, and the effective GPU-hours of work in it.
+
+    ``facts`` are for ``most`` jobs, of which the side has the first ones.
+    """
+    own = len(side.snapshot.jobs)
+    shares = np.append(facts.share[:own], facts.share[most:])
+    times = follow_future(side.snapshot, replace(facts, share=shares), side.decide, rhythm, wanted)
+    everyone = side.snapshot.jobs.followed_by(facts.arrivals)
+    batch = np.array([w.global_batch for w in side.snapshot.workloads], dtype=np.float64)
+    unit = unit_rates(replace(side.snapshot, jobs=everyone))
+    samples = times.trained * batch[everyone.workload]
+    return times, float(np.nansum(samples / unit)) / HOUR_S
+
+
+def _summed(snapshot: Snapshot, rows: Sequence[tuple[FutureTimes, float]]) -> FollowedSide:
+    shape = len(rows), len(snapshot.jobs)
+    starts = np.array([times.start_s for times, _ in rows]).reshape(shape)
+    finishes = np.array([times.finish_s for times, _ in rows]).reshape(shape)
+    return FollowedSide(
+        start_s=starts - snapshot.now_s,
+        finish_s=finishes - snapshot.now_s,
+        waited_s=[times.waited_s for times, _ in rows],
+        work=np.array([work for _, work in rows]),
+        finished=np.array([float(times.finished) for times, _ in rows]),
+    )
+
+
+def mean_waits_s(
+    sides: tuple[Side, Side], followed: tuple[FollowedSide, FollowedSide], removed: Sequence[str]
+) -> tuple[Floats, Floats]:
+    """Return the mean waiting time of two sides in each future, float64[futures].
+
+    Only jobs that are on both sides and not ``removed`` count, and all arrivals.
+    """
+    both = set(sides[0].snapshot.jobs.name) & set(sides[1].snapshot.jobs.name) - set(removed)
+    means = []
+    for side, found in zip(sides, followed, strict=True):
+        counted = np.array([name in both for name in side.snapshot.jobs.name], dtype=np.bool_)
+        means.append(np.array([_mean_wait_s(waited, counted) for waited in found.waited_s]))
+    return means[0], means[1]
+
+
+def _mean_wait_s(waited_s: Floats, counted: Bools) -> float:
+    arrived = waited_s[len(counted) :]
+    every = np.append(waited_s[: len(counted)][counted], arrived[~np.isnan(arrived)])
+    return float(every.mean()) if len(every) else 0.0
+
+
+def pair_figures(before: Floats, after: Floats) -> PairedFigure:
+    """Return the medians and the paired differences of two sides, float64[futures]."""
+    low, middle, high = np.quantile(
+        after - before, [(1 - COVERAGE) / 2, 0.5, (1 + COVERAGE) / 2]
+    ).tolist()
+    return PairedFigure(
+        before=float(np.median(before)),
+        after=float(np.median(after)),
+        change=middle,
+        low=low,
+        high=high,
+    )
+
+
+def compare_hours(
+    sides: tuple[Side, Side],
+    followed: tuple[FollowedSide, FollowedSide],
+    rhythm: RoundRhythm,
+    corrections: Mapping[str, Correction],
+    *,
+    removed: Sequence[str] = (),
+    shown: Sequence[str] = (),
+) -> HoursDifference | None:
+    """Return the difference between two followed sides, or None if there are too few futures.
+
+    ``removed`` are jobs that the change removes, and ``shown`` those whose starts and finishes are
+    stated, with bands by ``corrections``.
+    """
+    futures = len(followed[0].work)
+    if futures < LEAST_PAIRS:
+        return None
+    before_s, after_s = mean_waits_s(sides, followed, removed)
+    return HoursDifference(
+        horizon_s=rhythm.horizon_s,
+        futures=futures,
+        mean_wait_s=pair_figures(before_s, after_s),
+        work=pair_figures(followed[0].work, followed[1].work),
+        finished=pair_figures(followed[0].finished, followed[1].finished),
+        jobs=tuple(
+            _job_hours(sides, followed, rhythm, job, corrections, gone=job in removed)
+            for job in shown
+        ),
+    )
+
+
+def _job_hours(
+    sides: tuple[Side, Side],
+    followed: tuple[FollowedSide, FollowedSide],
+    rhythm: RoundRhythm,
+    job: str,
+    corrections: Mapping[str, Correction],
+    *,
+    gone: bool,
+) -> JobHours:
+    bands: dict[str, Band | None] = {}
+    for which, side, found in zip(("before", "after"), sides, followed, strict=True):
+        for event in EVENTS:
+            bands[f"{event}_{which}"] = None
+            if job in side.snapshot.jobs.name and not (gone and which == "after"):
+                index = side.snapshot.jobs.name.index(job)
+                times_s = (found.start_s if event == START else found.finish_s)[:, index]
+                if event == FINISH or _waits(side.snapshot, index):
+                    known_s = np.sort(np.minimum(times_s, rhythm.horizon_s))
+                    bands[f"{event}_{which}"] = make_band(
+                        Spread(tuple(known_s.tolist())),
+                        corrections[event],
+                        side.snapshot.now_s,
+                        rhythm.horizon_s,
+                    )
+    return JobHours(job=job, **bands)
+
+
+def _waits(snapshot: Snapshot, job: int) -> bool:
+    return bool(snapshot.jobs.among([JobState.QUEUED, JobState.STOPPING])[job])

@@ -1,0 +1,42 @@
+"""The judgement of foretold changes: noise has no direction, and no change is never right."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tessera.benchmarks.schedulers.bench_what_if import JudgedChange, describe_changes
+
+
+def a_change(foretold: float, true: float, measure: str = "work", **more: float) -> JudgedChange:
+    values = {"low": foretold - 1.0, "high": foretold + 1.0, "true_before": 100.0} | more
+    return JudgedChange(kind="weight", measure=measure, foretold=foretold, true=true, **values)
+
+
+def test_a_change_within_noise_is_not_judged_but_counted() -> None:
+    figures = describe_changes([a_change(10.0, 11.0), a_change(9.0, 1.9), a_change(-1.0, -1.9)])
+    assert figures["noise_share"] == pytest.approx(2 / 3)
+    assert figures["calm_share"] == 0.5
+    assert figures["sign_right"] == 1.0
+    assert figures["median_error"] == pytest.approx(1 / 11)
+
+
+def test_waiting_has_at_least_a_minute_of_noise() -> None:
+    assert a_change(0.0, 59.0, "wait").is_noise
+    assert not a_change(0.0, 61.0, "wait").is_noise
+    assert a_change(0.0, 61.0, "wait", true_before=10_000.0).is_noise
+
+
+def test_a_foretold_change_of_nothing_is_wrong_where_something_changed() -> None:
+    figures = describe_changes([a_change(0.0, 10.0), a_change(-5.0, 10.0), a_change(5.0, 10.0)])
+    assert figures["sign_right"] == pytest.approx(1 / 3)
+    assert figures["clear_share"] == pytest.approx(2 / 3)
+    assert figures["sign_right_clear"] == 0.5
+
+
+def test_without_changes_beyond_noise_nothing_is_claimed() -> None:
+    figures = describe_changes([a_change(1.0, 1.0)])
+    assert math.isnan(figures["sign_right"])
+    assert math.isnan(figures["median_error"])
+    assert figures["covered"] == 1.0

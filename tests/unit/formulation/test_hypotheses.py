@@ -1,0 +1,167 @@
+"""Hypothetical changes: what they do to a snapshot, and which contradict each other."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tessera.formulation.errors import InvalidInput, NotFound
+from tessera.formulation.explanations.changes import Change, ChangeKind
+from tessera.formulation.policy import Policy
+from tessera.formulation.snapshot import Legs, Snapshot
+from tessera.formulation.what_if.hypotheses import Hypothesis, append_jobs, apply_hypotheses
+from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
+
+POLICY = Policy(objective="throughput")
+
+
+def two_jobs(**job: Any) -> Snapshot:
+    """Return a cluster of two nodes of four GPUs, and the jobs a and b of tenant t."""
+    return a_snapshot(
+        nodes=some_nodes((0, 2, 4)),
+        estimates=[an_estimate(0, 0, 4, 1)],
+        jobs=[a_job("a", requested_gpus=4, **job), a_job("b", requested_gpus=4)],
+    )
+
+
+def a_change(kind: ChangeKind, job: str = "", **values: Any) -> Hypothesis:
+    return Hypothesis(change=Change(kind=kind, **values), job=job, field=values.pop("at", "x"))
+
+
+def after(snapshot: Snapshot, *hypotheses: Hypothesis) -> Snapshot:
+    return apply_hypotheses(snapshot, POLICY, hypotheses)[0]
+
+
+def test_nodes_without_a_size_are_like_the_largest_of_their_type() -> None:
+    added = a_change(ChangeKind.ADD_GPUS, subject="a100", amount=2)
+    assert after(two_jobs(), added).nodes.gpus.tolist() == [4, 4, 4, 4]
+    sized = a_change(ChangeKind.ADD_GPUS, subject="a100", amount=16, size=8)
+    assert after(two_jobs(), sized).nodes.gpus.tolist() == [4, 4, 8, 8]
+
+
+def test_two_additions_of_nodes_add_up() -> None:
+    added = a_change(ChangeKind.ADD_GPUS, subject="a100", amount=1)
+    assert len(after(two_jobs(), added, added).nodes) == 4
+
+
+def test_a_lost_node_stays_in_place_and_is_not_schedulable() -> None:
+    snapshot = two_jobs()
+    name = snapshot.nodes.name[0]
+    changed = after(snapshot, a_change(ChangeKind.LOSE, subject=name))
+    assert changed.nodes.schedulable.tolist() == [False, True]
+
+
+def test_a_quota_of_a_tenant_without_settings_is_added() -> None:
+    changed = after(two_jobs(), a_change(ChangeKind.QUOTA, subject="t/a100", amount=4))
+    assert changed.tenants.name == ("t",)
+    assert changed.quotas.gpus.tolist() == [4]
+    assert changed.quotas.gpu_type.tolist() == [0]
+    again = after(changed, a_change(ChangeKind.QUOTA, subject="t/a100", amount=2))
+    assert again.quotas.gpus.tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("change", "kept"),
+    [
+        ({"kind": ChangeKind.DEADLINE, "amount": 5000.0}, False),
+        ({"kind": ChangeKind.DEADLINE, "amount": math.inf}, False),
+        ({"kind": ChangeKind.DEADLINE, "amount": 20_000.0}, True),
+        ({"kind": ChangeKind.MAX_GPUS, "amount": 4}, False),
+        ({"kind": ChangeKind.WEIGHT, "amount": 4.0}, True),
+    ],
+)
+def test_a_promise_is_withdrawn_from_a_job_that_asks_for_more(
+    change: dict[str, Any], kept: bool
+) -> None:
+    promised = two_jobs(deadline_s=10_000.0, admitted=True)
+    legs = Legs.from_rows(
+        [
+            {
+                "job": 0,
+                "start_s": 1000.0,
+                "end_s": 2000.0,
+                "gpu_type": 0,
+                "gpus": 4,
+                "pipeline_degree": 1,
+                "plan": 0,
+            }
+        ]
+    )
+    changed = after(replace(promised, legs=legs), a_change(job="a", **change))
+    assert bool(changed.jobs.admitted[0]) is kept
+    assert len(changed.legs) == int(kept)
+
+
+def test_an_added_job_has_a_name_of_its_own() -> None:
+    snapshot = two_jobs()
+    with pytest.raises(InvalidInput, match="adds job a, which exists"):
+        append_jobs(snapshot, snapshot.jobs)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "why"),
+    [
+        (
+            a_change(ChangeKind.LOSE, subject="node-0"),
+            a_change(ChangeKind.LOSE, subject="node-0"),
+            "loses node node-0",
+        ),
+        (
+            a_change(ChangeKind.QUOTA, subject="t", amount=1),
+            a_change(ChangeKind.QUOTA, subject="t", amount=2),
+            "sets the quota of tenant t",
+        ),
+        (
+            a_change(ChangeKind.QUEUE, "b", amount=2),
+            a_change(ChangeKind.END, subject="b"),
+            "removes; leave out one",
+        ),
+        (
+            a_change(ChangeKind.END, subject="b"),
+            a_change(ChangeKind.END, subject="b"),
+            "removes job b",
+        ),
+    ],
+)
+def test_changes_that_contradict_each_other_are_refused(
+    first: Hypothesis, second: Hypothesis, why: str
+) -> None:
+    snapshot = two_jobs()
+    names = dict(zip(("node-0", "node-1"), snapshot.nodes.name, strict=True))
+    both = [
+        replace(
+            one,
+            change=replace(one.change, subject=names.get(one.change.subject, one.change.subject)),
+            field=field,
+        )
+        for one, field in ((first, "one"), (second, "two"))
+    ]
+    with pytest.raises(InvalidInput, match=why.replace("node-0", names["node-0"])) as caught:
+        after(snapshot, *both)
+    assert {"one", "two"} <= {caught.value.field, *str(caught.value).replace(",", "").split()}
+
+
+@pytest.mark.parametrize("amount", [999.0, 1000.0, np.nan])
+def test_a_deadline_must_lie_in_the_future(amount: float) -> None:
+    with pytest.raises(InvalidInput, match="has passed"):
+        after(two_jobs(), a_change(ChangeKind.DEADLINE, "a", amount=amount))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        a_change(ChangeKind.WEIGHT, "none", amount=2.0),
+        a_change(ChangeKind.END, subject="none"),
+        a_change(ChangeKind.LOSE, subject="none"),
+        a_change(ChangeKind.TENANT_WEIGHT, subject="none", amount=2.0),
+        a_change(ChangeKind.QUOTA, subject="t/none", amount=2),
+        a_change(ChangeKind.ADD_GPUS, subject="none", amount=1),
+    ],
+)
+def test_what_does_not_exist_is_not_found_with_what_to_do(change: Hypothesis) -> None:
+    with pytest.raises(NotFound, match=r"none.*does not exist; x needs"):
+        after(two_jobs(), change)
