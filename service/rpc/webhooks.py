@@ -73,11 +73,14 @@ class WebhooksServicer(webhooks_pb2_grpc.WebhooksServicer):
         cluster = names.parse_cluster("parent", request.parent)
         name = names.require_identifier("webhook_id", request.webhook_id)
         key, options = self._key(), self._parts.sender.options
-        identity = IDENTITY.get()
+        identity, webhook = IDENTITY.get(), pb.Webhook()
+        webhook.CopyFrom(request.webhook)
+        if not (webhook.tenant or webhook.all_tenants) and len(identity.tenants or ()) == 1:
+            (webhook.tenant,) = identity.tenants or ()  # as in a submission
         spec = convert.to_webhook(
             "webhook",
             name,
-            request.webhook,
+            webhook,
             options,
             salt=secrets.token_hex(SALT_BYTES),
             created_by=identity.subject,
