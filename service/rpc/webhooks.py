@@ -75,8 +75,9 @@ class WebhooksServicer(webhooks_pb2_grpc.WebhooksServicer):
         key, options = self._key(), self._parts.sender.options
         identity, webhook = IDENTITY.get(), pb.Webhook()
         webhook.CopyFrom(request.webhook)
-        if not (webhook.tenant or webhook.all_tenants) and len(identity.tenants or ()) == 1:
-            (webhook.tenant,) = identity.tenants or ()  # as in a submission
+        own = sorted(identity.tenants or ())
+        if len(own) == 1 and not (webhook.tenant or webhook.all_tenants):
+            webhook.tenant = own[0]  # as in a submission
         spec = convert.to_webhook(
             "webhook",
             name,
