@@ -70,41 +70,67 @@ EXISTS (SELECT FROM job_arrays a JOIN gone g ON g.array_id = a.id WHERE a.runnin
 """)
 
 # The jobs that can never start, with those that can never start because of them. A dependency on an
-# array is broken by its first member that ends without success.
+# array is broken by its first member that ends without success. Only one of the members that are
+# lost in a step keeps the array's key, so that a step looks for dependents of an array once.
 _BROKEN = sa.text("""
-WITH RECURSIVE lost (id, state, name, condition) AS (
-    SELECT j.id, CAST(NULL AS text) COLLATE "C", CAST(NULL AS text) COLLATE "C",
+WITH RECURSIVE lost (id, array_id, state, name, condition) AS (
+    SELECT j.id,
+        CASE WHEN row_number() OVER (PARTITION BY j.array_id ORDER BY j.id) = 1 THEN j.array_id END,
+        CAST(NULL AS text) COLLATE "C", CAST(NULL AS text) COLLATE "C",
         CAST(NULL AS text) COLLATE "C"
     FROM jobs j WHERE j.id = ANY(:ended) AND j.state <> 'succeeded'
 UNION
-    SELECT j.id, j.state, d.name, d.condition
-    FROM lost l JOIN jobs o ON o.id = l.id
-    JOIN job_dependencies d ON d.on_job_id = o.id OR d.on_array_id = o.array_id
-    JOIN jobs j ON j.id = d.job_id AND j.ended_at IS NULL
-    WHERE NOT d.met AND d.condition = 'succeeded'
+    SELECT b.id,
+        CASE WHEN row_number() OVER (PARTITION BY b.array_id ORDER BY b.id) = 1 THEN b.array_id END,
+        b.state, b.name, b.condition
+    FROM lost l CROSS JOIN LATERAL (
+        SELECT j.id, j.array_id, j.state, d.name, d.condition
+        FROM (
+            SELECT * FROM job_dependencies WHERE on_job_id = l.id
+            UNION ALL
+            SELECT * FROM job_dependencies WHERE on_array_id = l.array_id
+        ) AS d JOIN jobs j ON j.id = d.job_id AND j.ended_at IS NULL
+        WHERE NOT d.met AND d.condition = 'succeeded'
+    ) AS b
 )
 SELECT DISTINCT ON (l.id) l.id, l.state, l.name, l.condition FROM lost l WHERE l.state IS NOT NULL
 """)
 
+# Without statistics of rows that were just written, the planner would read all rows at each step.
+_USE_INDEXES = sa.text("SET LOCAL enable_seqscan = off")
+_PLAN_AS_USUAL = sa.text("SET LOCAL enable_seqscan = DEFAULT")
+
 _NEVER_FAILED = sa.text("""
+WITH succeeded AS (
+    SELECT id, array_id FROM jobs WHERE id = ANY(:ended) AND state = 'succeeded'
+)
 SELECT DISTINCT ON (j.id) j.id, j.state, d.name, d.condition
-FROM jobs o LEFT JOIN job_arrays a ON a.id = o.array_id AND a.ended = a.size AND a.lost = 0
-JOIN job_dependencies d ON d.on_job_id = o.id OR d.on_array_id = a.id
-JOIN jobs j ON j.id = d.job_id AND j.ended_at IS NULL
-WHERE o.id = ANY(:ended) AND o.state = 'succeeded' AND NOT d.met AND d.condition = 'failed'
+FROM (
+    SELECT * FROM job_dependencies WHERE on_job_id IN (SELECT id FROM succeeded)
+    UNION ALL
+    SELECT * FROM job_dependencies WHERE on_array_id IN (
+        SELECT a.id FROM job_arrays a WHERE a.id IN (SELECT array_id FROM succeeded)
+            AND a.ended = a.size AND a.lost = 0)
+) AS d JOIN jobs j ON j.id = d.job_id AND j.ended_at IS NULL
+WHERE NOT d.met AND d.condition = 'failed'
 """)
 
 _MEET = sa.text("""
 WITH ended AS (
-    SELECT j.id AS on_job, CAST(NULL AS bigint) AS on_array, j.state = 'succeeded' AS succeeded
-    FROM jobs j WHERE j.id = ANY(:ended)
-UNION ALL
-    SELECT NULL, a.id, a.lost = 0 FROM job_arrays a WHERE a.ended = a.size
-        AND a.id IN (SELECT j.array_id FROM jobs j WHERE j.id = ANY(:ended))
+    SELECT id, array_id, state = 'succeeded' AS succeeded FROM jobs WHERE id = ANY(:ended)
+), whole AS (
+    SELECT a.id, a.lost = 0 AS succeeded FROM job_arrays a
+    WHERE a.ended = a.size AND a.id IN (SELECT array_id FROM ended)
+), decided AS (
+    SELECT d.job_id, d.position, d.condition, e.succeeded
+    FROM job_dependencies d JOIN ended e ON d.on_job_id = e.id WHERE NOT d.met
+    UNION ALL
+    SELECT d.job_id, d.position, d.condition, w.succeeded
+    FROM job_dependencies d JOIN whole w ON d.on_array_id = w.id WHERE NOT d.met
 ), met AS (
-    UPDATE job_dependencies d SET met = true FROM ended e
-    WHERE (d.on_job_id = e.on_job OR d.on_array_id = e.on_array) AND NOT d.met
-        AND (d.condition = 'ended' OR (d.condition = 'succeeded') = e.succeeded)
+    UPDATE job_dependencies d SET met = true FROM decided c
+    WHERE d.job_id = c.job_id AND d.position = c.position
+        AND (d.condition = 'ended' OR (d.condition = 'succeeded') = c.succeeded)
     RETURNING d.job_id
 )
 UPDATE jobs j SET unmet = j.unmet - m.count,
@@ -218,10 +244,12 @@ def note_ends(connection: sa.Connection, ended: Sequence[int]) -> tuple[bool, bo
 def find_broken(connection: sa.Connection, ended: Sequence[int]) -> list[BrokenJob]:
     """Return the jobs that can never start now that jobs have ``ended`` (keys)."""
     values = {"ended": list(ended)}
+    connection.execute(_USE_INDEXES)
     never = connection.execute(_NEVER_FAILED, values).all()
     # Those that this breaks are broken by jobs that have not ended yet, as are those in _BROKEN.
     beginning = {"ended": [*ended, *(row.id for row in never)]}
     rows = {row.id: row for row in (*connection.execute(_BROKEN, beginning), *never)}
+    connection.execute(_PLAN_AS_USUAL)
     return [
         BrokenJob(
             key=key,

@@ -45,13 +45,18 @@ def ranges_of(requests: Sequence[pb.SubmitJobRequest], most: int) -> list[ArrayR
 def expand_array(field: str, spec: JobSpec, indices: ArrayRange) -> list[JobSpec]:
     """Return the jobs of an array, of which ``spec`` has the id and all that they share."""
     names.require_identifier(f"{field}.job_id", spec.name + LONGEST_SUFFIX * "0")
-    if indices.limit and math.isfinite(spec.deadline_s):
-        raise InvalidInput(
-            f"{field}.job.deadline",
-            "cannot be promised to jobs that also wait for each other; leave out max_running or it",
-        )
     members = indices.members(spec.name)
-    return [replace(spec, name=member.name, array=member) for member in members]
+    specs = [replace(spec, name=member.name, array=member) for member in members]
+    require_schedulable_deadline(f"{field}.job.deadline", specs[0])
+    return specs
+
+
+def require_schedulable_deadline(field: str, spec: JobSpec) -> None:
+    """Refuse a deadline of a job in a limited array, whose start its schedule could not promise."""
+    if spec.array is not None and spec.array.limit and math.isfinite(spec.deadline_s):
+        raise InvalidInput(
+            field, "cannot be promised to jobs whose array has a limit; leave out one of them"
+        )
 
 
 class ArrayCalls:

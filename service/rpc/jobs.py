@@ -19,7 +19,12 @@ from tessera.formulation.records.jobs import JobRecord, JobSpec
 from tessera.formulation.records.store import Request
 from tessera.service.ports import Store, Writer
 from tessera.service.rpc import fields, names
-from tessera.service.rpc.arrays import ArrayCalls, expand_array, ranges_of
+from tessera.service.rpc.arrays import (
+    ArrayCalls,
+    expand_array,
+    ranges_of,
+    require_schedulable_deadline,
+)
 from tessera.service.rpc.calls import StreamPlaces, Wakeups
 from tessera.service.rpc.convert import jobs as convert
 from tessera.service.rpc.curves import CurveReader
@@ -295,6 +300,8 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         version = fields.version_of(request.job.etag)
         key = fields.request_key(request, request.request_id)
         spec = replace(self._store.get_job(cluster, job).spec, **changes)
+        if "deadline" in paths:
+            require_schedulable_deadline("job.deadline", spec)
         if "pinned_gpu_type" in paths:
             convert.require_type_of_pin("job", spec)
         if "allowed_gpu_types" in paths:

@@ -73,11 +73,15 @@ class WebhooksServicer(webhooks_pb2_grpc.WebhooksServicer):
         cluster = names.parse_cluster("parent", request.parent)
         name = names.require_identifier("webhook_id", request.webhook_id)
         key, options = self._key(), self._parts.sender.options
-        identity = IDENTITY.get()
+        identity, webhook = IDENTITY.get(), pb.Webhook()
+        webhook.CopyFrom(request.webhook)
+        own = sorted(identity.tenants or ())
+        if len(own) == 1 and not (webhook.tenant or webhook.all_tenants):
+            webhook.tenant = own[0]  # as in a submission
         spec = convert.to_webhook(
             "webhook",
             name,
-            request.webhook,
+            webhook,
             options,
             salt=secrets.token_hex(SALT_BYTES),
             created_by=identity.subject,

@@ -313,7 +313,8 @@ async def test_the_environment_has_the_contract_and_no_secret_of_the_agent(
         "PGPASSWORD": "secret",
     }
     program = "import json, os; print(json.dumps(dict(os.environ)))"
-    gang = bench.gang(program, launch={"environment": {"MINE": "1"}}, execution_plan="")
+    launch = {"environment": {"MINE": "1"}}
+    gang = bench.gang(program, launch=launch, execution_plan="", array_index=3, array_size=10)
     handle = bench.start(gang, environment=environment)
     assert await end_of(handle) == SUCCESS
     seen = json.loads(bench.output())
@@ -328,6 +329,8 @@ async def test_the_environment_has_the_contract_and_no_secret_of_the_agent(
         "TESSERA_NODE_RANK": "0",
         "TESSERA_NODE_GPUS": "2",
         "TESSERA_GPUS": "2",
+        "TESSERA_ARRAY_INDEX": "3",
+        "TESSERA_ARRAY_SIZE": "10",
         "TESSERA_ITERATIONS": "10",
         "TESSERA_GLOBAL_BATCH": "8",
         "TESSERA_JOB_DIR": str(bench.store / "files"),

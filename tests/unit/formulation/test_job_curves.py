@@ -253,6 +253,7 @@ def test_a_focus_keeps_or_drops_each_column_of_jobs_on_purpose() -> None:
     dropped = {"version", "tenant", "queue", "weight", "guaranteed", "movable", "deadline_s"}
     dropped |= {"admitted", "opportunistic", "since_s", "service_gpu_s", "restart_s"}
     dropped |= {"unsaved_since_s", "run_left_s", "preferred_selector"}
+    dropped |= {"unmet", "array", "array_limit"}
     dropped |= {"failures", "retry_s", "unestimated", "assumed_efficiency"}
     stated = {"stated_plan", "submitted_plan", "state", "workload", "generation"}
     stated |= {"iterations", "iterations_left", "submit_s", "queued_s"}
