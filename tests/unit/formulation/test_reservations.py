@@ -31,8 +31,8 @@ NOW_S = 1_000.0
 def a_spec(
     name: str = "r", start_s: float = 0.0, end_s: float = 10.0, **rest: Any
 ) -> ReservationSpec:
-    what = {} if "nodes" in rest else {"gpu_type": "a100", "gpus": 8}
-    serves = {} if rest.get("maintenance") else {"tenant": "t"}
+    what: dict[str, Any] = {} if "nodes" in rest else {"gpu_type": "a100", "gpus": 8}
+    serves: dict[str, Any] = {} if rest.get("maintenance") else {"tenant": "t"}
     return ReservationSpec(name=name, start_s=start_s, end_s=end_s, **what | serves | rest)
 
 
@@ -152,7 +152,7 @@ def test_a_job_that_fits_only_on_reserved_gpus_is_told_the_reservation_and_its_e
 
 
 def test_a_reservation_of_gpus_prefers_the_nodes_of_entitled_jobs_and_then_empty_ones() -> None:
-    runs = {"state": JobState.RUNNING, "cell": (0, 1, 1)}
+    runs: dict[str, Any] = {"state": JobState.RUNNING, "cell": (0, 1, 1)}
     own, other = a_job("own", **runs), a_job("other", tenant="other", **runs)
     gangs = {0: Gang(members=((1, (0,)),)), 1: Gang(members=((0, (0,)),))}
     chosen = with_reservations(
@@ -188,7 +188,8 @@ def test_two_reservations_leave_a_third_party_what_neither_has() -> None:
 def test_before_a_window_only_jobs_start_that_can_leave_or_end_in_time(
     changes: dict[str, Any], policy: dict[str, Any], starts_on_the_node: bool
 ) -> None:
-    job = a_job("j", **{"tenant": "other", "min_gpus": 1, "max_gpus": 1} | changes)
+    stated: dict[str, Any] = {"tenant": "other", "min_gpus": 1, "max_gpus": 1}
+    job = a_job("j", **stated | changes)
     window = a_spec(start_s=100.0, end_s=200.0, nodes=("a100-0", "a100-1"), maintenance=True)
     outcome = decide(reserved(a_cluster(job), window), **policy)
     assert bool(held_by(outcome, 0)) is starts_on_the_node
