@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection
-from typing import Annotated, TypeVar
+from functools import partial
+from typing import Annotated, Any, Final, TypeVar
 
 import grpc
 import typer
@@ -39,8 +41,16 @@ from tessera.service.cli.options import (
     Weight,
 )
 from tessera.service.cli.placing import Placing, placing_options
-from tessera.service.cli.render import print_error, print_note
-from tessera.v1 import jobs_pb2
+from tessera.service.cli.render import print_error, print_note, show_message
+from tessera.service.cli.whatif import ask_about_change, change_of_job
+from tessera.service.cli.whatifview import describe_effect, show_answer
+from tessera.v1 import jobs_pb2, what_if_pb2
+
+SUPPOSABLE: Final = ("weight", "priority", "deadline", "min_gpus", "max_gpus")
+"""The values of a job for which the server says what a change of them would do."""
+DRY_RUN_HOURS: Final = 6.0
+ANSWER_S: Final = 60.0
+"""Time limit of such an answer."""
 
 _ChangeRequest = TypeVar(
     "_ChangeRequest", jobs_pb2.CancelJobRequest, jobs_pb2.HoldJobRequest, jobs_pb2.ReleaseJobRequest
@@ -93,11 +103,22 @@ def update_job(
     *,
     placing: Placing,
     validate_only: ValidateOnly = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Show what the change would do, now and over the next hours. Change nothing.",
+        ),
+    ] = False,
     server: Server = DEFAULT_SERVER,
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Change a job's weight, queue, deadline, labels, limits, pins, or where it may run."""
+    """Change a job's weight, queue, deadline, labels, limits, pins, or where it may run.
+
+    On a terminal, it also says what a new weight, queue, deadline or limit of GPUs does to the next
+    round.
+    """
     job = jobs_pb2.Job(name=full_name(cluster, "jobs", name))
     job.MergeFrom(placing.job)
     given: dict[str, object] = {
@@ -133,10 +154,45 @@ def update_job(
         validate_only=validate_only,
         request_id=new_request_id(),
     )
+    supposed = {path: given[path] for path in SUPPOSABLE if given[path] is not None}
+    if dry_run and (validate_only or len(supposed) < len(paths)):
+        raise InvalidInput(
+            "--dry-run",
+            "is for changes of --weight, --priority, --deadline, --min-gpus and --max-gpus alone; give"
+            " the other options without it",
+        )
+    ask = partial(_ask_about, job.name, supposed)
     with connect(server) as client:
+        if dry_run:
+            answer = ask(client, DRY_RUN_HOURS)
+            if not show_message(answer, output):
+                show_answer(answer)
+            return
+        shows = output in READABLE_OUTPUTS and sys.stdout.isatty() and not validate_only
+        effect = _effect_of(job.name, partial(ask, client)) if supposed and shows else ""
         changed = client.call(client.jobs.UpdateJob, request)
         show_jobs([changed], current_timestamp(), output)
         print_warnings([changed])
+        if effect:
+            print_note(effect)
+
+
+def _ask_about(
+    job: str, values: dict[str, Any], client: Client, hours: float = 0.0
+) -> what_if_pb2.WhatIfResponse:
+    """Return what new values of a job, by names of ``SUPPOSABLE``, do to it and to others."""
+    cluster, _, _ = job.rpartition("/jobs/")
+    rest = {name: value for name, value in values.items() if name != "deadline"}
+    change = change_of_job(cluster, job, rest, values.get("deadline"))
+    return ask_about_change(client, cluster, change, hours, ANSWER_S)
+
+
+def _effect_of(job: str, ask: Callable[[], what_if_pb2.WhatIfResponse]) -> str:
+    """Return a sentence on what a change of ``job`` does to the next round, or why nobody knows."""
+    try:
+        return describe_effect(ask(), job)
+    except CallFailed as error:
+        return f"what the change does to the next round is not known: {error}"
 
 
 def cancel_jobs(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Final
 
 import typer
@@ -167,7 +167,7 @@ def ask_what_if(
         *map(_added_nodes, add_nodes or []),
         *(Change(node_lost=full_name(cluster, "nodes", node)) for node in lose_node or []),
         *(Change(job_removed=full_name(cluster, "jobs", one)) for one in remove_job or []),
-        *_job_change(cluster, job, job_fields, deadline),
+        *_named_job_change(cluster, job, job_fields, deadline),
         *_tenant_change(cluster, tenant, tenant_weight, quota or []),
         *_added_jobs(job_file or [], cluster),
     ]
@@ -247,26 +247,50 @@ def _added_nodes(text: str) -> Change:
     return Change(nodes_added=added)
 
 
-def _job_change(
-    cluster: str, job: str, values: dict[str, float | int | None], deadline: str | None
+def _named_job_change(
+    cluster: str, job: str, values: Mapping[str, float | int | None], deadline: str | None
 ) -> list[Change]:
-    given = {name: value for name, value in values.items() if value is not None}
-    if not job:
-        if given or deadline is not None:
-            names = [*given, *(["deadline"] if deadline is not None else [])]
-            flags = " and ".join(f"--{name.replace('_', '-')}" for name in names)
-            raise InvalidInput("--job", f"is needed, since {flags} is for a job")
-        return []
+    given = [name for name, value in {**values, "deadline": deadline}.items() if value is not None]
+    if job and not given:
+        raise InvalidInput("--job", "needs what to change of the job, e.g. --weight 2")
+    if given and not job:
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise InvalidInput("--job", f"is needed, since {flags} is for a job")
+    return [change_of_job(cluster, job, values, deadline)] if job else []
+
+
+def change_of_job(
+    cluster: str, job: str, values: Mapping[str, float | int | None], deadline: str | None
+) -> Change:
+    """Return the change of a job to the given ``values`` (weight, priority, ...) and ``deadline``.
+
+    What is None stays as it is.
+    """
     change = what_if_pb2.JobChange(job=full_name(cluster, "jobs", job))
-    for name, value in given.items():
-        setattr(change, name, value)
+    for name, value in values.items():
+        if value is not None:
+            setattr(change, name, value)
     if deadline == NO_DEADLINE:
         change.no_deadline = True
     elif deadline is not None:
         change.deadline.CopyFrom(options.parse_time("--deadline", deadline, current_timestamp()))
-    elif not given:
-        raise InvalidInput("--job", "needs what to change of the job, e.g. --weight 2")
-    return [Change(job_changed=change)]
+    return Change(job_changed=change)
+
+
+def ask_about_change(
+    client: Client, cluster: str, change: Change, hours: float, limit_s: float
+) -> what_if_pb2.WhatIfResponse:
+    """Return what one change does to the next round and, unless ``hours`` is 0, afterwards.
+
+    ``cluster`` is a full name. Raises CallFailed.
+    """
+    request = scheduler_pb2.WhatIfRequest(
+        parent=cluster, hypothesis=scheduler_pb2.Hypothesis(changes=[change])
+    )
+    if hours:
+        request.horizon.CopyFrom(to_duration(hours * HOUR_S))
+    answer: what_if_pb2.WhatIfResponse = client.call(client.scheduler.WhatIf, request, limit_s)
+    return answer
 
 
 def _tenant_change(

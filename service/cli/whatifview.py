@@ -12,6 +12,7 @@ from tessera.service.cli.jobview import cell_text
 from tessera.service.cli.names import short_name
 from tessera.service.cli.render import (
     Column,
+    count_noun,
     format_number,
     format_span,
     format_time,
@@ -62,6 +63,24 @@ def show_answer(answer: what_if_pb2.WhatIfResponse) -> None:
         _show_needed_weight(answer.needed_weight)
     for note in answer.notes:
         print_note(f"note: {note}")
+
+
+def describe_effect(answer: what_if_pb2.WhatIfResponse, job: str) -> str:
+    """Return a sentence on what the change of ``job``, a full name, does to it in the next round."""
+    others = len(answer.now.jobs) + sum(answer.now.other_jobs.values())
+    for one in answer.now.jobs:
+        if one.job != job:
+            continue
+        others -= 1
+        rest = f"; it changes {count_noun(others, 'other job')}, too" if others else ""
+        return f"the next round: the job {_told(one.after)}; without the change it {_told(one.before)}{rest}"
+    rest = f", but {count_noun(others, 'other job')} would change" if others else ""
+    return f"the next round: the job gets the same as without the change{rest}"
+
+
+def _told(outlook: what_if_pb2.JobOutlook) -> str:
+    side = _side(outlook, is_there=True)
+    return f"gets {side}" if outlook.HasField("cell") else side
 
 
 def _facts(answer: what_if_pb2.WhatIfResponse) -> list[tuple[str, str]]:

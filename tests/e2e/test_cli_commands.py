@@ -105,6 +105,9 @@ def test_jobs_are_held_released_changed_and_cancelled(tessera: Tessera) -> None:
     tessera("hold", "a", "b")
     assert {job["state"] for job in read(tessera, "jobs")["jobs"]} == {"HELD"}
     tessera("release", "clusters/c/jobs/a")
+    supposed = read(tessera, "update", "a", "--weight", "2.5", "--dry-run")
+    assert "before" in supposed["now"]
+    assert read(tessera, "job", "a")["weight"] == 1.0
     tessera("update", "a", "--weight", "2.5", "--pinned", "--deadline", "2h", "--label", "k=v")
     job = read(tessera, "job", "a")
     assert (job["state"], job["weight"], job["pinned"]) == ("QUEUED", 2.5, True)

@@ -10,7 +10,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from typer.testing import CliRunner
 
 from tessera.service.cli.main import app
-from tessera.service.cli.whatifview import show_answer
+from tessera.service.cli.whatifview import describe_effect, show_answer
 from tessera.v1 import estimates_pb2, jobs_pb2, what_if_pb2
 
 J = "clusters/c/jobs/"
@@ -152,3 +152,21 @@ def test_a_wrong_question_is_refused_before_a_server_is_asked(
     result = CliRunner().invoke(app, ["whatif", "--server", "127.0.0.1:1", *arguments])
     assert result.exit_code == 2
     assert why in " ".join(result.output.split())
+
+
+def test_the_effect_of_a_change_on_its_job_is_one_sentence() -> None:
+    assert describe_effect(an_answer(), f"{J}weak") == (
+        "the next round: the job gets 8 x a100, pp 2; without the change it waits (OUTPRICED); it"
+        " changes 2 other jobs, too"
+    )
+    assert describe_effect(an_answer(), f"{J}else") == (
+        "the next round: the job gets the same as without the change, but 3 other jobs would change"
+    )
+
+
+def test_a_dry_run_of_what_no_question_can_ask_is_refused_before_a_server_is_asked() -> None:
+    result = CliRunner().invoke(
+        app, ["update", "j", "--weight", "2", "--label", "a=b", "--dry-run"]
+    )
+    assert result.exit_code != 0
+    assert "--dry-run" in str(result.exception) + result.output
