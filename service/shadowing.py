@@ -25,6 +25,7 @@ from tessera.service.loop import decide_again
 from tessera.service.ports import Store
 from tessera.service.standing_policy import StandingPolicies
 from tessera.solvers.base import Budget
+from tessera.solvers.plugins import load_named
 from tessera.solvers.rounds.measuring import count_effective_gpus, measure_decisions
 from tessera.solvers.rounds.options import RoundOptions, recorded_options
 
@@ -135,6 +136,9 @@ class ShadowKeeper:
 def decide_ordered_round(order: ShadowOrder) -> ShadowRound:
     """Return the shadow's decisions on the state of a round, compared with the round's own."""
     end_s = _CLOCK.monotonic_s() + order.limit_s
+    policy = recorded_options(order.record.summary.options)
+    for options in (order.options, policy):
+        load_named(options.scheduler, options.objective)  # the server allowed them
     shadow = decide_again(
         order.snapshot,
         order.options,
@@ -143,7 +147,6 @@ def decide_ordered_round(order: ShadowOrder) -> ShadowRound:
         cancelled=never_cancelled,
     )
     summary = order.record.summary
-    policy = recorded_options(summary.options)
     by_policy, by_shadow = (
         [
             measure_decisions(

@@ -47,6 +47,7 @@ from tessera.simulator.what_if.rounds import DecidedRound, compare_rounds
 from tessera.simulator.what_if.rules import price_rule, without_rule
 from tessera.simulator.what_if.worth import nodes_to_add, rank_nodes, value_node
 from tessera.solvers.base import Budget
+from tessera.solvers.plugins import load_named
 from tessera.solvers.registry import make_solver
 from tessera.solvers.rounds.explaining.explain import find_needed_weight
 from tessera.solvers.rounds.options import RoundOptions
@@ -69,6 +70,11 @@ def answer_question(order: WhatIfOrder) -> WhatIfAnswer:
         NotAllowed: a round breaks a rule, so that nothing can be said.
         DeadlineTooShort: there is no time for the rounds.
     """
+    asked = (
+        order.question.options if isinstance(order.question, HypothesisQuestion) else order.options
+    )
+    for options in (order.options, asked):
+        load_named(options.scheduler, options.objective)  # the server allowed them
     rounds = _Rounds(order)
     match order.question:
         case HypothesisQuestion():
