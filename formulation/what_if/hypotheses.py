@@ -11,10 +11,13 @@ import numpy as np
 from tessera.formulation.errors import InvalidInput, NotFound
 from tessera.formulation.explanations.applying import apply_changes
 from tessera.formulation.explanations.changes import Change, ChangeKind
+from tessera.formulation.permissions import AllowedTypes
 from tessera.formulation.policy import Policy
+from tessera.formulation.reserved import Entitlements
 from tessera.formulation.snapshot import (
     NO_LEGS,
     Avoids,
+    Dependencies,
     Jobs,
     Legs,
     Quotas,
@@ -24,7 +27,7 @@ from tessera.formulation.snapshot import (
 from tessera.formulation.tables import Bools, array_columns
 
 PolicyT = TypeVar("PolicyT", bound=Policy)
-RowsT = TypeVar("RowsT", Avoids, Legs)
+RowsT = TypeVar("RowsT", AllowedTypes, Avoids, Dependencies, Entitlements, Legs)
 
 ANY_TYPE: Final = -1
 """The GPU type of a quota that counts GPUs of all types."""
@@ -265,5 +268,11 @@ def without_last_jobs(snapshot: Snapshot, count: int) -> Snapshot:
     own, left = snapshot.jobs, len(snapshot.jobs) - count
     columns: dict[str, Any] = {name: getattr(own, name)[:left] for name in array_columns(Jobs)}
     jobs = Jobs(**columns, name=own.name[:left], tenant=own.tenant[:left])
-    avoids = _keep_rows(snapshot.avoids, snapshot.avoids.job < left)
-    return replace(snapshot, jobs=jobs, avoids=avoids)
+    return replace(
+        snapshot,
+        jobs=jobs,
+        avoids=_keep_rows(snapshot.avoids, snapshot.avoids.job < left),
+        allowed_types=_keep_rows(snapshot.allowed_types, snapshot.allowed_types.job < left),
+        entitlements=_keep_rows(snapshot.entitlements, snapshot.entitlements.job < left),
+        dependencies=_keep_rows(snapshot.dependencies, snapshot.dependencies.job < left),
+    )
