@@ -80,12 +80,13 @@ short.
 """
 
 OTHER_THREADS: Final = (
-    HEAVY_THREADS + ESTIMATE_THREADS + LEASE_THREADS + IDENTITY_THREADS + LOG_THREADS + 8
+    HEAVY_THREADS + ESTIMATE_THREADS + LEASE_THREADS + IDENTITY_THREADS + LOG_THREADS + 6
 )
-"""Number of threads that no setting controls.
+"""Number of threads that no setting controls and that use the database at the same time.
 
-The 8 are one each for health, heartbeats of agents, automatic estimates, network plans, deletion,
-checks of collectives, forecasts and shadows in the background.
+The 6 are one each for health and heartbeats of agents, and four for what runs in the background:
+automatic estimates, network plans, deletion, checks of collectives, forecasts, shadows and webhooks.
+These seldom use the database at the same time. If they do, some wait for a connection.
 """
 
 MAX_RETAINED_DAYS: Final = 36_500

@@ -39,7 +39,8 @@ from tessera.v1 import scheduler_pb2
 
 HONESTY: Final = (
     "each round starts from what the policy in force made of the cluster: this compares single decisions,"
-    " not what would have become of the cluster; `tessera simulate` compares policies over time"
+    " not what would have become of the cluster; `tessera whatif` with the same options compares the next"
+    " hours"
 )
 
 FIGURE_COLUMNS: Final[Sequence[Column[scheduler_pb2.ComparedFigure]]] = (

@@ -26,6 +26,9 @@ from tessera.v1 import jobs_pb2, what_if_pb2
 SMALLEST_SHARE: Final = 0.0005
 """The relative change below which two figures are shown as the same."""
 
+TINY_SHARE: Final = 1e-9
+"""The relative change that is left by rounding, and shown as 0."""
+
 
 def _side(outlook: what_if_pb2.JobOutlook, is_there: bool) -> str:
     if not is_there:
@@ -121,7 +124,9 @@ def _hours_facts(hours: what_if_pb2.HoursDifference) -> list[tuple[str, str]]:
 
 
 def _figure(figure: what_if_pb2.PairedFigure) -> str:
-    spread = [_signed(value) for value in (figure.change, figure.low, figure.high)]
+    least = TINY_SHARE * max(abs(figure.before), abs(figure.after))
+    parts = (figure.change, figure.low, figure.high)
+    spread = [_signed(value if abs(value) > least else 0.0) for value in parts]
     before, after = format_number(figure.before), format_number(figure.after)
     return f"{before} -> {after}: {_interval(spread)}"
 

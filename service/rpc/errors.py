@@ -31,6 +31,7 @@ CODES: Final[dict[type[errors.TesseraError], grpc.StatusCode]] = {
     errors.ProblemTooLarge: grpc.StatusCode.FAILED_PRECONDITION,  # from stored values, not the caller's
     errors.InvalidCertificate: grpc.StatusCode.FAILED_PRECONDITION,  # it was stored, too
     errors.NotFound: grpc.StatusCode.NOT_FOUND,
+    errors.NoLongerKept: grpc.StatusCode.NOT_FOUND,
     errors.AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
     errors.Conflict: grpc.StatusCode.ABORTED,
     errors.StaleEtag: grpc.StatusCode.ABORTED,

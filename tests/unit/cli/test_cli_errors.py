@@ -178,6 +178,7 @@ def test_wrong_usage_exits_with_code_2_and_calls_no_server(
 def test_each_failed_job_is_named_and_the_others_are_changed(server: ScriptedServer) -> None:
     answers: list[Answer] = [
         NotFound("clusters/default/jobs/a"),
+        NotFound("clusters/default/arrays/a"),
         a_submitted_job(),
         AlreadyExists("it"),
     ]
@@ -185,7 +186,7 @@ def test_each_failed_job_is_named_and_the_others_are_changed(server: ScriptedSer
     assert result.exit_code == 4  # the highest of 4, 0 and 1
     assert result.stdout == "clusters/default/jobs/j\n"
     assert [line.split(":")[1].strip() for line in result.stderr.splitlines()] == ["a", "c"]
-    assert len(server.requests) == 3
+    assert len(server.requests) == 4
 
 
 def test_jobs_not_tried_because_the_server_is_gone_are_named(server: ScriptedServer) -> None:
