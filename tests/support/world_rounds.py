@@ -33,13 +33,15 @@ class WorldRounds:
         self._world = world
         self._kept: list[_Kept] = []  # of rounds 1, 2, ...
 
-    def begin_round(self, cluster: str, request: Request | None) -> Snapshot | RoundRecord:
+    def begin_round(
+        self, cluster: str, request: Request | None, use_half_life_s: float = 0.0
+    ) -> Snapshot | RoundRecord:
         """Return the snapshot for a round now, or the round that the request committed."""
         if request is not None and (done := self._replayed(request)) is not None:
             return done
         return self.snapshot(cluster)
 
-    def snapshot(self, cluster: str) -> Snapshot:
+    def snapshot(self, cluster: str, use_half_life_s: float = 0.0) -> Snapshot:
         """Return the snapshot for a round now."""
         self._require(cluster)
         return self._world.snapshot()
