@@ -1,4 +1,4 @@
-"""Fair shares over many rounds: tenants come to use what is their share, which they otherwise do not."""
+"""Fair shares over many rounds: tenants then use what is their share, which they otherwise do not."""
 
 from __future__ import annotations
 
