@@ -15,7 +15,7 @@ _MAX_HALF_LIVES: Final = 40
 
 def _left_after(moment: str) -> str:
     """Return SQL for the part of use that is left of a ``moment``. It is 1 in the future."""
-    age_s = f"greatest(extract(epoch FROM now() - ({moment}))::float8, 0)"
+    age_s = f"greatest(date_part('epoch', now() - {moment}), 0)"  # faster than extract
     return f"power(0.5::float8, least({age_s} / :half_life_s, {_MAX_HALF_LIVES}))"
 
 
@@ -23,7 +23,7 @@ def _left_after(moment: str) -> str:
 _USES: Final = sa.text(f"""
 WITH bounds AS MATERIALIZED (
     SELECT now() - make_interval(
-        secs => least({_MAX_HALF_LIVES} * :half_life_s, extract(epoch FROM now())::float8)
+        secs => least({_MAX_HALF_LIVES} * :half_life_s, date_part('epoch', now()))
     ) AS from_at
 ), days AS (
     SELECT d.*, CAST(d.day AS timestamp) AT TIME ZONE 'UTC' AS began_at,
@@ -41,7 +41,7 @@ WITH bounds AS MATERIALIZED (
     SELECT d.tenant, d.gpu_type, d.gpu_us / 1e6 / l.length_s, d.cpu_us / 1e6 / l.length_s,
         d.began_at, d.ended_at
     FROM days d CROSS JOIN bounds b CROSS JOIN LATERAL (
-        SELECT extract(epoch FROM d.ended_at - d.began_at)::float8 AS length_s
+        SELECT date_part('epoch', d.ended_at - d.began_at) AS length_s
     ) AS l
     WHERE d.cluster_id = :cluster AND d.ended_at > b.from_at AND l.length_s > 0
 ), parts AS (
@@ -50,7 +50,7 @@ WITH bounds AS MATERIALIZED (
     FROM spans s
 )
 SELECT p.tenant, p.gpu_type, sum(p.gpus * p.part) AS gpus, sum(p.cpus * p.part) AS cpus
-FROM parts p WHERE p.part > 0 GROUP BY p.tenant, p.gpu_type
+FROM parts p GROUP BY p.tenant, p.gpu_type
 """)  # noqa: S608 - constants of this module
 
 
