@@ -33,6 +33,7 @@ CROSS JOIN LATERAL (
     FROM jobs j WHERE j.cluster_id = c.id AND j.{LIVE} AND j.longest_run_s < 'Infinity'
         AND (j.since_at IS NOT NULL OR j.state = 'queued' AND j.run_s >= j.longest_run_s)
 ) o
+CROSS JOIN LATERAL (
     SELECT extract(epoch FROM min(b.at) - clock_timestamp())::float8 AS window_in_s
     FROM reservations r CROSS JOIN LATERAL (VALUES (r.start_at), (r.end_at)) AS b(at)
     WHERE r.cluster_id = c.id AND b.at > clock_timestamp()

@@ -10,9 +10,11 @@ import numpy as np
 import sqlalchemy as sa
 
 from tessera.db.copy import read_columns, wire_types
+from tessera.db.decayed_use import load_uses
 from tessera.db.rows import RUN_S, SERVICE_GPU_S, json_rows, named_subqueries
 from tessera.db.runnable_plans import TECHNIQUES_MASK, load_refused_plans
 from tessera.db.tables import LIVE
+from tessera.formulation.decayed_use import NO_USES
 from tessera.formulation.demand import NOT_STATED
 from tessera.formulation.dependencies import CONDITIONS, Condition
 from tessera.formulation.errors import NotFound
@@ -258,10 +260,13 @@ WHERE j.cluster_id = {{cluster}} AND j.{LIVE} ORDER BY j.id, n.name
 """  # noqa: S608 - constants only
 
 
-def load_snapshot(connection: sa.Connection, name: str, silence_s: float) -> Snapshot:
+def load_snapshot(
+    connection: sa.Connection, name: str, silence_s: float, use_half_life_s: float = 0.0
+) -> Snapshot:
     """Return the cluster's snapshot.
 
-    Nodes that were not heard for ``silence_s`` are not schedulable. The keys of rows never appear
+    Nodes that were not heard for ``silence_s`` are not schedulable. The use of tenants decays by
+    ``use_half_life_s``, and is not read if that is 0. The keys of rows never appear
     in it: the same content gives the same snapshot in any database.
 
     Raises:
@@ -295,6 +300,10 @@ def load_snapshot(connection: sa.Connection, name: str, silence_s: float) -> Sna
         "gpu_type": type_at.of(legs["gpu_type"]),
         "plan": plan_at.of(legs["plan"]),
     }
+    uses = NO_USES
+    if use_half_life_s > 0:
+        names = [row[1] for row in cluster.gpu_types]
+        uses = load_uses(connection, cluster.id, names, use_half_life_s)
     return Snapshot(
         cluster=name,
         epoch=cluster.epoch,
@@ -335,6 +344,8 @@ def load_snapshot(connection: sa.Connection, name: str, silence_s: float) -> Sna
         ),
         runtimes=runtimes,
         refused_plans=refused,
+        uses=uses,
+        use_half_life_s=use_half_life_s,
         dependencies=_dependencies(cluster.dependencies, job_at),
         **_network(connection, cluster, (job_at, workload_at, type_at, plan_at, node_at)),
     )

@@ -313,7 +313,9 @@ class PostgresStore:
         with self._database.read() as connection:
             return reads.list_estimates(connection, cluster, workload, after, limit)
 
-    def begin_round(self, cluster: str, request: Request | None) -> Snapshot | RoundRecord:
+    def begin_round(
+        self, cluster: str, request: Request | None, use_half_life_s: float = 0.0
+    ) -> Snapshot | RoundRecord:
         """Return the snapshot of a new round; see ``tessera.service.ports.Rounds``.
 
         If no node has fallen silent and no job has timed out, this is one transaction that only
@@ -329,7 +331,7 @@ class PostgresStore:
             silence_s = self._silence_limit_s(self._clock_watch.sees(silence.clock_s))
             returning = silence.returning_s <= silence_s
             if not silence.is_ahead and silence.longest_s <= silence_s and not returning:
-                loaded = snapshot.load_snapshot(connection, cluster, silence_s)
+                loaded = snapshot.load_snapshot(connection, cluster, silence_s, use_half_life_s)
                 if not run_times.has_overlong_jobs(loaded):
                     return loaded
         if returning:
@@ -339,7 +341,7 @@ class PostgresStore:
         ended = self._database.write(lambda c: run_times.end_overlong_jobs(c, cluster))
         if ended:
             log.info("jobs timed out", extra={"action": "timed out", "jobs": ended})
-        return self.snapshot(cluster)
+        return self.snapshot(cluster, use_half_life_s)
 
     def expire(self, cluster: str) -> list[str]:
         """Free the GPUs of silent nodes; return the names of the jobs that lost some."""
@@ -353,10 +355,11 @@ class PostgresStore:
         ):
             _log_health(cluster, node, health.HealthEvent.RETURN)
 
-    def snapshot(self, cluster: str) -> Snapshot:
+    def snapshot(self, cluster: str, use_half_life_s: float = 0.0) -> Snapshot:
         """Read everything a round may look at."""
         with self._database.read() as connection:
-            return snapshot.load_snapshot(connection, cluster, self._believed_silence_s(connection))
+            silence_s = self._believed_silence_s(connection)
+            return snapshot.load_snapshot(connection, cluster, silence_s, use_half_life_s)
 
     def commit(
         self, commit: RoundCommit, in_time: Callable[[], bool] = lambda: True

@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from tessera.formulation.cells import Cells, Shapes
+from tessera.formulation.decayed_use import Uses
 from tessera.formulation.documents import SNAPSHOT, NotJson, read_json
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.facts import StandingNetworkPlan, TrafficMeasurements, Traffics
@@ -80,6 +81,7 @@ _CLASSES: Final[dict[str, type[Any]]] = {
     "Tenants": Tenants,
     "Traffics": Traffics,
     "UnmatchedNodes": UnmatchedNodes,
+    "Uses": Uses,
     "Workload": Workload,
 }
 """Classes by their names in the JSON form, which stay as they are when a class is renamed."""
@@ -102,6 +104,7 @@ _NEW_TABLES: Final = (
     "reserved_nodes",
     "entitlements",
     "bars",
+    "uses",
 )
 """The tables of snapshots that are not written if they are empty."""
 
@@ -138,6 +141,7 @@ def _usual_fields(value: Any) -> frozenset[str]:
     if isinstance(value, Snapshot):
         silent = {name for name in _NEW_TABLES if not len(getattr(value, name))}
         silent |= {"topology"} if value.topology is None else set()
+        silent |= {"use_half_life_s"} if value.use_half_life_s == 0.0 else set()
         silent |= {"clock_factor"} if value.clock_factor == 1.0 else set()
         return frozenset(silent)
     return frozenset()

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
 import numpy as np
 
+from tessera.formulation.decisions import Decision
 from tessera.formulation.dependencies import CONDITIONS, DependencyRecord, waiting_reason
+from tessera.formulation.fair_share import FairShare, fair_shares
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.offers import explain_unchosen
+from tessera.formulation.policy import Policy
 from tessera.formulation.problem import Problem
 from tessera.formulation.promises.windows import with_window
 from tessera.formulation.reasons import Reason, ReasonCode, held_reason, leaving_reason
 from tessera.formulation.runnable_plans import restriction_in_words, runtime_and_techniques
 from tessera.formulation.snapshot import STATES, Snapshot
 from tessera.formulation.solution import Solution
+
+FAIR_SHARE_FACTOR: Final = "fair-share factor"
+"""Key of the evidence that states the factor of a job's tenant."""
 
 
 def explain_waiting_jobs(
@@ -201,4 +208,34 @@ def _fits_nowhere(snapshot: Snapshot, workload: int) -> Reason:
         message=f"the job's smallest Cells exceed the cluster; it needs {needs}",
         next_step="add nodes, or Cells with fewer GPUs",
         evidence=(("needs", needs),),
+    )
+
+
+def state_fair_shares(
+    snapshot: Snapshot, policy: Policy, decisions: Iterable[Decision]
+) -> tuple[Decision, ...]:
+    """Return the decisions. The reasons of jobs whose weight a fair share has lowered say so."""
+    if not policy.fair_share:
+        return tuple(decisions)
+    shares, tenants = fair_shares(snapshot, policy), snapshot.jobs.tenant
+    lowered = {
+        name: _fair_share_in_words(share) for name, share in shares.items() if 0 < share.factor < 1
+    }
+    return tuple(
+        d._replace(
+            reason=replace(
+                d.reason,
+                evidence=(*d.reason.evidence, (FAIR_SHARE_FACTOR, lowered[tenants[d.job]])),
+            )
+        )
+        if d.reason is not None and d.gang is None and tenants[d.job] in lowered
+        else d
+        for d in decisions
+    )
+
+
+def _fair_share_in_words(share: FairShare) -> str:
+    return (
+        f"{share.factor:.2f}: the tenant used {share.used:.0%} of the cluster, and"
+        f" {share.target:.0%} is its share"
     )

@@ -52,6 +52,14 @@ MAX_FORESIGHT: Final = 4096
 Each takes about as long as a greedy round for each job that ends.
 """
 
+GPU_SHARE: Final = "gpus"
+DRF: Final = "drf"
+FAIR_SHARES: Final = (GPU_SHARE, DRF)
+"""The measures of fair shares: GPUs of all types, or the dominant resource."""
+
+DEFAULT_FAIR_HALF_LIFE_S: Final = 86_400.0
+"""The half-life of use. After a week, less than a hundredth of it is left."""
+
 DEFAULT_REPLAN_SPACING: Final = 20.0
 """Restart times between two replans, so that at most 5 % of a job's time goes into their restarts."""
 
@@ -75,6 +83,15 @@ class Policy:
     """Sum samples/s without normalization (Arena Eq. 5 to the letter). This favors small models."""
     queue_weights: str = ""
     """Factor on the weight of each queue's jobs, e.g. ``1:4,2:1``. Default of a queue: 1."""
+    fair_share: str = ""
+    """Lower the weights of tenants that used more than their share of the cluster.
+
+    ``gpus`` counts GPUs of all types alike. ``drf`` counts the resource of which the tenant used the
+    largest part: GPUs of a type, or CPU cores. A tenant's weight is then its share, and no factor on
+    the weights of its jobs. Empty means that the past does not count.
+    """
+    fair_half_life_s: float = DEFAULT_FAIR_HALF_LIFE_S
+    """With ``fair_share``, the age at which use counts half as much as present use."""
     restart_horizon_s: float = 3600.0
     """Restart seconds are spread over this time, or the job's remaining time if that is less."""
     max_restart_share: float = 0.9
@@ -174,6 +191,10 @@ class Policy:
             raise InvalidInput("max_changes", "must be -1 (any number) or more")
         if self.deadlines not in ("", *DEADLINE_MODES):
             raise InvalidInput("deadlines", f"must be one of {', '.join(DEADLINE_MODES)}")
+        if self.fair_share not in ("", *FAIR_SHARES):
+            raise InvalidInput("fair_share", f"must be one of {', '.join(FAIR_SHARES)}, or empty")
+        if not (math.isfinite(self.fair_half_life_s) and self.fair_half_life_s > 0):
+            raise InvalidInput("fair_half_life_s", "must be a positive number of seconds")
         if self.cost_of not in ("dollars", "watts"):
             raise InvalidInput("cost_of", "must be dollars or watts")
         if not 0 <= self.rate_floor <= 1:
@@ -216,6 +237,11 @@ class Policy:
             raise InvalidInput(
                 "queue_weights", f"has a factor above {MAX_QUEUE_WEIGHT:,.0f}; lower it"
             )
+
+    @property
+    def use_half_life_s(self) -> float:
+        """Return the half-life of the use that a round's snapshot must have, or 0 if it needs none."""
+        return self.fair_half_life_s if self.fair_share else 0.0
 
     @property
     def stages(self) -> tuple[Stage, ...]:

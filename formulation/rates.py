@@ -6,6 +6,7 @@ import numpy as np
 
 from tessera.formulation.cells import Cells, find_most_compact
 from tessera.formulation.errors import ProblemTooLarge
+from tessera.formulation.fair_share import fair_share_factors
 from tessera.formulation.hierarchy import weights_of_tenants
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import Snapshot
@@ -20,15 +21,19 @@ def work_left(snapshot: Snapshot) -> Floats:
 def effective_weight(snapshot: Snapshot, policy: Policy) -> Floats:
     """Return each job's weight times its tenant's and its queue's (Eq. 9).
 
-    A tenant's weight counts together with those of all tenants above it.
+    A tenant's weight counts together with those of all tenants above it. Under ``fair_share``, it is
+    replaced by the factor of the tenant's fair share (Eq. 9f).
 
     Raises:
         ProblemTooLarge: a product is not finite.
+        InvalidInput: the policy needs use that the snapshot does not have.
     """
     jobs, tenants = snapshot.jobs, snapshot.tenants
     weight = np.array(jobs.weight)
     with np.errstate(over="ignore"):
-        if len(tenants):
+        if policy.fair_share:
+            weight *= fair_share_factors(snapshot, policy)
+        elif len(tenants):
             by_name = weights_of_tenants(snapshot)
             weight *= np.array([by_name.get(name, 1.0) for name in jobs.tenant])
         for queue, factor in policy.weight_of_queue.items():

@@ -8,6 +8,7 @@ from typing import ClassVar, Final, Self
 
 import numpy as np
 
+from tessera.formulation.decayed_use import CPU_CORES, NO_USES, Uses
 from tessera.formulation.demand import NOT_STATED, Capacity
 from tessera.formulation.dependencies import CONDITIONS
 from tessera.formulation.errors import InvalidInput
@@ -371,6 +372,10 @@ class Snapshot:
     entitlements: Entitlements = NO_ENTITLEMENTS
     bars: Bars = NO_BARS
     """The jobs that reservations keep out. A round fills it, and it is empty in stored snapshots."""
+    uses: Uses = NO_USES
+    """What tenants used until now. It is empty if nobody asked for it."""
+    use_half_life_s: float = 0.0
+    """The half-life by which ``uses`` decays, or 0 if nobody asked for it."""
     clock_factor: float = 1.0
     """Seconds of training that the cluster's agents replay in a second. 1 if jobs really train."""
 
@@ -378,6 +383,8 @@ class Snapshot:
         """Check that every index is in range and every number is meaningful."""
         if not 0 < self.clock_factor < np.inf:
             raise InvalidInput("clock_factor", "must be above 0 and finite")
+        if not 0 <= self.use_half_life_s < np.inf:
+            raise InvalidInput("use_half_life_s", "must be 0 or a positive number of seconds")
         types, works = len(self.gpu_types), len(self.workloads)
         for table, column, low, high in (
             ("nodes", "gpu_type", 0, types),
@@ -425,6 +432,7 @@ class Snapshot:
             ("reserved_nodes", "node", 0, len(self.nodes)),
             ("entitlements", "reservation", 0, len(self.reservations)),
             ("entitlements", "job", 0, len(self.jobs)),
+            ("uses", "resource", CPU_CORES, types),
             ("bars", "reservation", 0, len(self.reservations)),
             ("bars", "job", 0, len(self.jobs)),
         ):
@@ -466,6 +474,7 @@ class Snapshot:
             ("measured", "period_s", 0, True),
             ("measured", "sent_bytes", 0, True),
             ("reservations", "gpus", 0, True),
+            ("uses", "amount", 0, True),
         ):
             values = getattr(getattr(self, table), column)
             if not len(values):

@@ -188,13 +188,14 @@ class JobExplainer:
         The options are those of the job's last round, unless the policy has changed since. Nothing
         is committed.
         """
-        snapshot, name = self._rounds.load(record.cluster), record.spec.name
+        name = record.spec.name
         standing = self._policies.of(record.cluster)
         options = standing.options
         if history:
             last = self._store.get_round(record.cluster, history[0].number).summary
             if last.policy_version == standing.version:
                 options = recorded_options(last.options)
+        snapshot = self._rounds.load(record.cluster, options)
         outcome = self._rounds.decide(
             snapshot, options, remaining_s=time.remaining_s, cancelled=time.cancelled
         )

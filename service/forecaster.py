@@ -88,13 +88,14 @@ class Forecaster:
         Raises:
             NotFound: the cluster.
         """
-        snapshot = to_real_pace(self._store.snapshot(cluster))
+        options = forecast_options(self._policies.of(cluster).options)
+        snapshot = to_real_pace(self._store.snapshot(cluster, options.use_half_life_s))
         if not len(snapshot.jobs):
             return
         order = ForecastOrder(
             snapshot=snapshot,
             history=self._store.forecast_history(cluster),
-            options=forecast_options(self._policies.of(cluster).options),
+            options=options,
             rhythm=self._rhythm,
             end_s=_CLOCK.monotonic_s() + self._limit_s,
         )

@@ -173,7 +173,9 @@ class RoundLoop:
         self._require(remaining_s(), measured, *NOT_SOLVING)
         phases = _Phases(self._clock)
         begun = (
-            self._store.snapshot(cluster) if dry_run else self._store.begin_round(cluster, request)
+            self._store.snapshot(cluster, options.use_half_life_s)
+            if dry_run
+            else self._store.begin_round(cluster, request, options.use_half_life_s)
         )
         if isinstance(begun, RoundRecord):
             return begun
@@ -298,9 +300,10 @@ class RoundLoop:
         ]
         return again, same
 
-    def load(self, cluster: str) -> Snapshot:
-        """Return the present state of a cluster as a round would see it. Raises NotFound."""
-        return replace(self._store.snapshot(cluster), clock_factor=self._clock_factor)
+    def load(self, cluster: str, options: RoundOptions) -> Snapshot:
+        """Return the state of a cluster as a round with ``options`` would see it. Raises NotFound."""
+        snapshot = self._store.snapshot(cluster, options.use_half_life_s)
+        return replace(snapshot, clock_factor=self._clock_factor)
 
     def decide(
         self,

@@ -403,7 +403,9 @@ class Writer(Protocol):
 class Rounds(Protocol):
     """The part of a store that rounds need. Every method is one transaction."""
 
-    def begin_round(self, cluster: str, request: Request | None) -> Snapshot | RoundRecord:
+    def begin_round(
+        self, cluster: str, request: Request | None, use_half_life_s: float = 0.0
+    ) -> Snapshot | RoundRecord:
         """Return the snapshot of a new round, after nodes that fell silent have lost their jobs.
 
         A node is silent if it was not heard from for longer than lease plus margin, by the
@@ -412,13 +414,18 @@ class Rounds(Protocol):
         have held GPUs for their longest run time go through TIME_OUT. If
         ``request`` committed a round before, nothing happens, and that round is returned.
 
+        The snapshot has the use of tenants that decays by ``use_half_life_s``, unless that is 0.
+
         Raises:
             NotFound: the cluster. RequestIdReused.
         """
         ...
 
-    def snapshot(self, cluster: str) -> Snapshot:
-        """Read the snapshot of a round in one REPEATABLE READ transaction. Raises NotFound."""
+    def snapshot(self, cluster: str, use_half_life_s: float = 0.0) -> Snapshot:
+        """Read the snapshot of a round in one REPEATABLE READ transaction. Raises NotFound.
+
+        It has the use of tenants that decays by ``use_half_life_s``, unless that is 0.
+        """
         ...
 
     def commit(

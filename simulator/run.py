@@ -241,6 +241,8 @@ def simulate(
         slowdowns=conditions.slowdowns,
         ended_early=conditions.ended_early,
     )
+    if isinstance(decide, Decider) and decide.options.fair_share:
+        world.store.count_use(decide.options.fair_half_life_s)
     rows: list[RoundRow] = []
     refused, stuck, last_change_s, now_s = 0, False, 0.0, 0.0
     times, happened = conditions.round_times(), False

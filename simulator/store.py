@@ -11,6 +11,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
+from tessera.formulation.decayed_use import NO_USES, Stint, UseMeter, Uses
 from tessera.formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
 from tessera.formulation.demand import NOT_STATED
 from tessera.formulation.given_demand import demands_of_cells
@@ -140,8 +141,17 @@ class MemoryStore:
         self._gpus: dict[int, tuple[Ints, Ints]] = {}
         self._legs: Legs = NO_LEGS  # by indices into the arrivals
         self._prices: dict[str, float] = {}
+        self._meter: UseMeter | None = None  # counts only if rounds need it
+        self._use_half_life_s = 0.0
         self.rounds = 0  # rounds that were decided or refused
         self._shown = np.zeros(0, dtype=np.int64)  # the jobs of the last snapshot
+
+    def count_use(self, half_life_s: float) -> None:
+        """Let snapshots have the use of tenants from now on, which decays by ``half_life_s``.
+
+        No job may have GPUs yet.
+        """
+        self._use_half_life_s, self._meter = half_life_s, UseMeter(half_life_s)
 
     # reports of the world
 
@@ -283,6 +293,8 @@ class MemoryStore:
             entitlements=renumber_jobs(self._reservations.entitlements, local),
             legs=renumber_jobs(self._legs, local),
             dependencies=self._waits.table(local),
+            uses=self._uses(now_s),
+            use_half_life_s=self._use_half_life_s,
             prices=Prices(
                 name=tuple(sorted(self._prices)),
                 price=np.array([self._prices[name] for name in sorted(self._prices)]),
@@ -377,7 +389,24 @@ class MemoryStore:
         self._set_current(job, change.cell)
         self.current_cpus[job], self.current_host_bytes[job] = change.needs
 
+    def _uses(self, now_s: float) -> Uses:
+        if self._meter is None:
+            return NO_USES
+        return self._meter.read(EPOCH_S + now_s, map(self._stint, self.gangs))
+
+    def _stint(self, job: int) -> Stint:
+        """Return what a job holds."""
+        return Stint(
+            tenant=self.specs[job].tenant,
+            gpu_type=int(self.current_type[job]),
+            gpus=int(self.current_gpus[job]),
+            cpus=max(0, int(self.current_cpus[job])),
+            began_s=EPOCH_S + float(self.began_s[job]),
+        )
+
     def _release(self, job: int, now_s: float) -> None:
+        if self._meter is not None:
+            self._meter.add(self._stint(job), EPOCH_S + now_s)
         nodes, gpus = self._gpus.pop(job)
         del self.gangs[job]
         self.owner[self._first_gpu[nodes] + gpus] = -1

@@ -15,6 +15,8 @@ from tessera.formulation.parameters import parse_parameters
 from tessera.formulation.plugins import references_in
 from tessera.formulation.policy import (
     DEFAULT_OBJECTIVE,
+    DRF,
+    GPU_SHARE,
     MAX_CAUTION,
     MAX_FORESIGHT,
     MAX_REPLAN_SPACING,
@@ -60,6 +62,14 @@ EXAMPLES: Final = {
     "ask_what_if": "tessera whatif --add-nodes h100:4 --objective jct --hours 6",
 }
 """An example for each command that decides a round, by the name of the command's function."""
+
+
+class FairShareMeasure(StrEnum):
+    """A choice of the measure of fair shares. ``NONE`` leaves the past out."""
+
+    NONE = "none"
+    GPUS = GPU_SHARE
+    DRF = DRF
 
 
 class DeadlineTreatment(StrEnum):
@@ -168,6 +178,21 @@ def _objective_options(
             max=limits.MAX_FAIRNESS_LEVELS,
         ),
     ] = None,
+    fair_share: Annotated[
+        FairShareMeasure | None,
+        _option(
+            _OBJECTIVE,
+            "Measure of fair shares: gpus, or drf for the dominant resource. Tenants that used more than"
+            " their share count for less. Default: none, the past does not count.",
+        ),
+    ] = None,
+    fair_half_life: Annotated[
+        Text,
+        _option(
+            _OBJECTIVE,
+            "With --fair-share: age at which use counts half as much as present use. Default: 1d.",
+        ),
+    ] = None,
     caution: Annotated[
         Real,
         _option(
@@ -205,8 +230,10 @@ def _objective_options(
         fairness_levels=fairness_levels,
         caution=caution,
         foresight=foresight,
+        fair_share="" if fair_share is FairShareMeasure.NONE else fair_share,
     )
     _read(chosen.restart_horizon, "--restart-horizon", restart_horizon)
+    _read(chosen.fair_half_life, "--fair-half-life", fair_half_life)
     return chosen
 
 

@@ -241,6 +241,10 @@ def policy_text(chosen: scheduler_pb2.RoundOptions) -> str:
         "queue weights": chosen.queue_weights,
         "caution": f"{chosen.caution:g}" if chosen.caution else "",
         "foresight": str(chosen.foresight) if chosen.foresight else "",
+        "fair share": chosen.fair_share,
+        "fair half-life": format_span(chosen.fair_half_life.ToSeconds())
+        if chosen.fair_share and chosen.HasField("fair_half_life")
+        else "",
         "network levels": "" if (n := chosen.network_levels) in (0, NETWORK_LEVELS) else str(n),
         "network floor": f"{chosen.network_floor:g}" if chosen.network_floor else "",
         "network measure": format_span(chosen.network_measure.ToSeconds())

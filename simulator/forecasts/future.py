@@ -16,8 +16,11 @@ from typing import Final
 import numpy as np
 
 from tessera.formulation.cells import build_cells
+from tessera.formulation.decayed_use import Stint, UseMeter
 from tessera.formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
+from tessera.formulation.demand import NOT_STATED
 from tessera.formulation.dependencies import CONDITIONS, Condition
+from tessera.formulation.given_demand import demands_of_cells
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import current_gangs
 from tessera.formulation.snapshot import (
@@ -155,6 +158,10 @@ class _Future:
         keys = zip(self._cells.workload.tolist(), self._cells.keys(), strict=True)
         self._row = {key: row for row, key in enumerate(keys)}
         self._batch = [w.global_batch for w in snapshot.workloads]
+        self._demands = demands_of_cells(snapshot.estimates)
+        self._meter: UseMeter | None = None
+        if snapshot.use_half_life_s > 0:
+            self._meter = UseMeter(snapshot.use_half_life_s, snapshot.uses, snapshot.now_s)
         self._legs, self._prices, self._rounds = snapshot.legs, snapshot.prices, 0
         self.start_s = np.full(self._tracked, np.inf)
         self.finish_s = np.full(self._tracked, np.inf)
@@ -298,12 +305,29 @@ class _Future:
 
     def _release(self, job: int) -> None:
         self._settle(job)
+        if self._meter is not None:
+            self._meter.add(self._stint(job), self.now_s)
         self._column["service_gpu_s"][job] += self._held_s(job) * len(self._gpus[job])
         self._column["run_left_s"][job] -= self._held_s(job)
         self._owner[self._gpus.pop(job)] = -1
         self._speed[job], self._ready_s[job] = 0.0, math.inf
         self._stamp[job] += 1
         self._set_waiting(job)
+
+    def _stint(self, job: int) -> Stint:
+        """Return what the job has held since the snapshot, which has what it held before."""
+        column = self._column
+        cell = CellKey._make(int(column[name][job]) for name in Jobs.CELL)
+        cpus = int(column["current_cpus"][job])
+        if cpus == NOT_STATED:
+            cpus, _ = self._demands.get((int(column["workload"][job]), cell), (0, 0))
+        return Stint(
+            tenant=str(self._tenants[job]),
+            gpu_type=cell.gpu_type,
+            gpus=len(self._gpus[job]),
+            cpus=cpus,
+            began_s=self.now_s - self._held_s(job),
+        )
 
     def _held_s(self, job: int) -> float:
         """Return the seconds since the snapshot for which the job has held its GPUs."""
@@ -381,6 +405,9 @@ class _Future:
             entitlements=renumber_jobs(self.base.entitlements, local),
             legs=renumber_jobs(self._legs, local),
             prices=self._prices,
+            uses=self.base.uses
+            if self._meter is None
+            else self._meter.read(self.now_s, map(self._stint, self._gpus)),
         )
 
     def _jobs(self, shown: Ints) -> Jobs:

@@ -21,7 +21,7 @@ from tessera.formulation.check import (
     score_solution,
 )
 from tessera.formulation.decisions import Decision, DecisionKind, make_decisions
-from tessera.formulation.explain import explain_waiting_jobs
+from tessera.formulation.explain import explain_waiting_jobs, state_fair_shares
 from tessera.formulation.foresight import Foresight
 from tessera.formulation.goals import GoalResult
 from tessera.formulation.network.outcome import NetworkOutcome
@@ -186,13 +186,15 @@ def plan_round(
     mark("check")
     decisions = to_training_pace(outcome.decisions, snapshot.clock_factor)
     decisions = without_assumed_rates(snapshot, decisions)
+    if scheduler is None:
+        decisions = state_fair_shares(snapshot, policy, decisions)
     outcome = replace(outcome, decisions=decisions)
     # Step 6, continued: network paths and priorities, which only jobs that may run have.
     if snapshot.topology is not None and not outcome.violations:
         outcome = _networked(snapshot, outcome, policy, budget)
         mark("network")
     lasts = scheduler is not None and scheduler.lasts(policy) and not len(snapshot.reservations)
-    if lasts and _changes_nothing(outcome):
+    if lasts and not policy.fair_share and _changes_nothing(outcome):
         return replace(outcome, stands_until=next_defragmentation(snapshot, policy))
     return outcome
 

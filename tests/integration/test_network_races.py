@@ -74,13 +74,15 @@ class StoreWithInterference:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    def snapshot(self, cluster: str) -> Any:
-        loaded = self._store.snapshot(cluster)
+    def snapshot(self, cluster: str, use_half_life_s: float = 0.0) -> Any:
+        loaded = self._store.snapshot(cluster, use_half_life_s)
         self._happens()
         return loaded
 
-    def begin_round(self, cluster: str, request: Request | None) -> Any:
-        begun = self._store.begin_round(cluster, request)
+    def begin_round(
+        self, cluster: str, request: Request | None, use_half_life_s: float = 0.0
+    ) -> Any:
+        begun = self._store.begin_round(cluster, request, use_half_life_s)
         self._happens()
         return begun
 

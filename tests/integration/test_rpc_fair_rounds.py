@@ -57,10 +57,12 @@ class TwoClusters:
     def ready(self) -> None:
         return None
 
-    def begin_round(self, cluster: str, _request: Request | None) -> Snapshot:
+    def begin_round(
+        self, cluster: str, _request: Request | None, _use_half_life_s: float = 0.0
+    ) -> Snapshot:
         return self.snapshot(cluster)
 
-    def snapshot(self, cluster: str) -> Snapshot:
+    def snapshot(self, cluster: str, use_half_life_s: float = 0.0) -> Snapshot:
         if cluster not in self._found:
             raise NotFound(cluster)
         if cluster == "huge":

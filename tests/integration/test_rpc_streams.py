@@ -127,10 +127,12 @@ class ScriptedStore:
     def get_round(self, *_: Any) -> None:
         raise ZeroDivisionError("secret of the implementation")
 
-    def snapshot(self, cluster: str) -> None:
+    def snapshot(self, cluster: str, use_half_life_s: float = 0.0) -> None:
         raise NotFound(cluster)
 
-    def begin_round(self, cluster: str, _request: Request | None) -> None:
+    def begin_round(
+        self, cluster: str, _request: Request | None, _use_half_life_s: float = 0.0
+    ) -> None:
         self.snapshot(cluster)
 
     def _fail(self) -> None:

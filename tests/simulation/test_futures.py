@@ -50,13 +50,17 @@ def some_arrivals(seed: int, count: int = 24) -> list[Arrival]:
             iterations=int(rng.integers(200, 4000)),
             requested_gpus=int(rng.choice([1, 2, 4, 8])),
             longest_run_s=(math.inf, math.inf, 300.0, 900.0)[i % 4],
+            tenant="research" if i % 3 else "product",
         )
         for i, at_s in enumerate(times)
     ]
 
 
 def watch(
-    arrivals: list[Arrival], from_s: float, early: dict[str, float]
+    arrivals: list[Arrival],
+    from_s: float,
+    early: dict[str, float],
+    options: RoundOptions | None = None,
 ) -> tuple[Result, Snapshot]:
     """Return a run, and its snapshot after the first round from ``from_s`` on."""
     seen: list[Snapshot] = []
@@ -70,7 +74,7 @@ def watch(
     )
     result = simulate(
         a_scenario(*arrivals),
-        Decider(RoundOptions(solver="greedy")),
+        Decider(options or RoundOptions(solver="greedy")),
         conditions,
         StoppedClock(),
         observe=observe,
@@ -99,14 +103,17 @@ def as_rows(snapshot: Snapshot, arrivals: list[Arrival]) -> Jobs:
     )
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_a_future_that_knows_everything_is_what_the_world_does(seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "fair_share"), [(0, ""), (1, ""), (2, ""), (3, ""), (0, "drf"), (1, "gpus")]
+)
+def test_a_future_that_knows_everything_is_what_the_world_does(seed: int, fair_share: str) -> None:
+    options = RoundOptions(solver="greedy", fair_share=fair_share, fair_half_life_s=900.0)
     arrivals = some_arrivals(seed)
     names = [one.spec.name for one in arrivals]
     whole = {one.spec.name: one.spec.iterations for one in arrivals}
     early = {names[job]: 0.1 * job for job in (2, 5, 9)}
     early = {name: round(share * whole[name]) / whole[name] for name, share in early.items()}
-    result, snapshot = watch(arrivals, 900.0, early)
+    result, snapshot = watch(arrivals, 900.0, early, options)
     now_s = snapshot.now_s - EPOCH_S
     later = [one for one in arrivals if one.arrival_s > now_s]
     live = snapshot.jobs.name
@@ -116,8 +123,7 @@ def test_a_future_that_knows_everything_is_what_the_world_does(seed: int) -> Non
         share=np.array(share),
         arrivals=as_rows(snapshot, later),
     )
-    decide = Decider(RoundOptions(solver="greedy"))
-    future = follow_future(snapshot, draw, decide, RHYTHM)
+    future = follow_future(snapshot, draw, Decider(options), RHYTHM)
     own = [names.index(name) for name in live]
     assert future.finish_s - EPOCH_S == pytest.approx(result.end_s[own], abs=0.01)
     starts = [

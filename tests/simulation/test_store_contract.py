@@ -18,6 +18,7 @@ from tessera.formulation.records.clusters import TenantSpec
 from tessera.formulation.records.rounds import RoundCommit, RoundRecord
 from tessera.formulation.records.store import Request
 from tessera.formulation.snapshot import Snapshot
+from tessera.service.loop import RoundLoop
 from tessera.service.ports import Rounds
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.scenario import Scenario
@@ -40,6 +41,7 @@ from tests.support.worlds import (
     FCFS,
     GREEDY,
     ILP,
+    StoppedClock,
     a_profile,
     a_scenario,
     an_arrival,
@@ -152,6 +154,43 @@ def test_rounds_see_and_decide_the_same_in_both_stores(
     assert kinds >= {DecisionKind(name) for name in ("start", "keep", "wait", "resize", "retype")}
     ends = {s.ended_by for s in memory.world.segments}
     assert ends >= {"finish", "failure"}, ends
+
+
+def test_tenants_have_used_the_same_in_both_stores(
+    store: PostgresStore, database: Database
+) -> None:
+    scenario, failures = a_script(many_resources=True)
+    endless = [  # PostgreSQL hears of ends only after each step
+        one._replace(spec=replace(one.spec, iterations=10**9)) for one in scenario.arrivals
+    ]
+    scenario = replace(scenario, arrivals=endless)
+    memory, postgres = make_both_stores(store, database, scenario, failures, OFTEN)
+    options = replace(GREEDY, fair_share="drf", fair_half_life_s=1.5 * PASS_S)
+    memory.world.store.count_use(options.fair_half_life_s)
+    suspended = 0
+    for step in range(7):
+        records = [decide(stored, options) for stored in (memory, postgres)]
+        suspended += records[0].summary.suspended
+        assert decision_rows(records[1]) == decision_rows(records[0]), step
+        memory.pass_time()
+        postgres.pass_time()
+        ours, theirs = (
+            stored.rounds.snapshot(C, options.fair_half_life_s).uses
+            for stored in (memory, postgres)
+        )
+        assert (theirs.tenant, theirs.resource.tolist()) == (ours.tenant, ours.resource.tolist())
+        assert theirs.amount.tolist() == pytest.approx(ours.amount.tolist(), rel=0.01, abs=1e-3)
+    assert suspended > 0
+    assert {-1, 0, 1} <= set(ours.resource.tolist())
+    loop = RoundLoop(store, StoppedClock())
+    for number in (3, 7):
+        stored_round = store.round_snapshot(C, number)
+        assert stored_round.use_half_life_s == options.fair_half_life_s
+        assert len(stored_round.uses) > 0
+        _, same = loop.replay(
+            C, number, None, remaining_s=lambda: math.inf, cancelled=lambda: False
+        )
+        assert same
 
 
 def test_a_job_that_lost_its_node_waits_like_any_other(

@@ -184,6 +184,7 @@ class InPostgres:
 
 
 _OLDER = (
+    "UPDATE stints SET began_at = began_at - interval '{s} s', ended_at = ended_at - interval '{s} s'",
     """
 UPDATE jobs SET created_at = created_at - interval '{s} s', queued_at = queued_at - interval '{s} s',
     since_at = since_at - interval '{s} s', started_at = started_at - interval '{s} s',

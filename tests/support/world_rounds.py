@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from tessera.formulation.decayed_use import NO_USES
 from tessera.formulation.errors import DeadlineTooShort, NotFound, RequestIdReused, RoundSuperseded
 from tessera.formulation.proofs import RoundProof
 from tessera.formulation.records.rounds import RoundCommit, RoundRecord, decision_record
@@ -33,16 +34,22 @@ class WorldRounds:
         self._world = world
         self._kept: list[_Kept] = []  # of rounds 1, 2, ...
 
-    def begin_round(self, cluster: str, request: Request | None) -> Snapshot | RoundRecord:
+    def begin_round(
+        self, cluster: str, request: Request | None, use_half_life_s: float = 0.0
+    ) -> Snapshot | RoundRecord:
         """Return the snapshot for a round now, or the round that the request committed."""
         if request is not None and (done := self._replayed(request)) is not None:
             return done
-        return self.snapshot(cluster)
+        return self.snapshot(cluster, use_half_life_s)
 
-    def snapshot(self, cluster: str) -> Snapshot:
-        """Return the snapshot for a round now."""
+    def snapshot(self, cluster: str, use_half_life_s: float = 0.0) -> Snapshot:
+        """Return the snapshot for a round now. The world must count use by the same half-life."""
         self._require(cluster)
-        return self._world.snapshot()
+        snapshot = self._world.snapshot()
+        if use_half_life_s == 0.0:
+            return replace(snapshot, uses=NO_USES, use_half_life_s=0.0)
+        assert snapshot.use_half_life_s == use_half_life_s
+        return snapshot
 
     def commit(
         self, commit: RoundCommit, in_time: Callable[[], bool] = lambda: True

@@ -35,6 +35,7 @@ _DURATION: Final = Duration.DESCRIPTOR.full_name
 
 _SECONDS: Final = {
     "restart_horizon": (MIN_HORIZON_S, MAX_HORIZON_S),
+    "fair_half_life": (MIN_HORIZON_S, MAX_HORIZON_S),
     "round": (MIN_HORIZON_S, MAX_HORIZON_S),
     "min_run": (0.0, MAX_HORIZON_S),
     "network_measure": (0.0, MAX_HORIZON_S),

@@ -16,6 +16,7 @@ from tessera.service.cli.jobview import show_job
 from tessera.service.cli.roundoptions import (
     CostOf,
     DeadlineTreatment,
+    FairShareMeasure,
     override_options,
     round_options,
 )
@@ -38,6 +39,8 @@ EVERYTHING = {
     "rate_floor": 0.25,
     "fairness_levels": 2,
     "caution": 1.5,
+    "fair_share": FairShareMeasure.DRF,
+    "fair_half_life": "12h",
     "foresight": 16,
     "replan_spacing": 40.0,
     "deadlines": DeadlineTreatment.MYOPIC,
@@ -74,6 +77,8 @@ def test_every_option_reaches_the_call() -> None:
         rate_floor=0.25,
         fairness_levels=2,
         caution=1.5,
+        fair_share="drf",
+        fair_half_life_s=43200.0,
         foresight=16,
         replan_spacing=40.0,
         deadlines="myopic",
@@ -107,10 +112,18 @@ def test_options_not_given_are_not_sent() -> None:
 
 def test_an_option_may_contradict_the_standing_policy() -> None:
     standing = RoundOptions(
-        queue_order=True, promote_after_s=60.0, deadlines="myopic", max_changes=2
+        queue_order=True,
+        promote_after_s=60.0,
+        deadlines="myopic",
+        max_changes=2,
+        fair_share="gpus",
     )
     named = round_options(
-        queue_order=False, promote_after="never", deadlines=DeadlineTreatment.AUTO, max_changes=-1
+        queue_order=False,
+        promote_after="never",
+        deadlines=DeadlineTreatment.AUTO,
+        max_changes=-1,
+        fair_share=FairShareMeasure.NONE,
     )
     assert rounds.to_options("options", named, standing) == RoundOptions()
 

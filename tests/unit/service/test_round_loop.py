@@ -44,13 +44,15 @@ class SingleClusterStore:
     def _spend(self, name: str) -> None:
         self.clock.now_s += self.takes.get(name, 0.0)
 
-    def begin_round(self, cluster: str, request: Request | None) -> Snapshot | RoundRecord:
+    def begin_round(
+        self, cluster: str, request: Request | None, use_half_life_s: float = 0.0
+    ) -> Snapshot | RoundRecord:
         for number, commit in enumerate(self.committed, 1):
             if request is not None and commit.request == request:
                 return self.record(number, commit)
         return self.snapshot(cluster)
 
-    def snapshot(self, cluster: str) -> Snapshot:
+    def snapshot(self, cluster: str, use_half_life_s: float = 0.0) -> Snapshot:
         self._spend("snapshot")
         return self.found
 

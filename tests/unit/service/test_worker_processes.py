@@ -49,7 +49,9 @@ class SnapshotStore:
         self.found = snapshot
         self.committed: list[RoundCommit] = []
 
-    def begin_round(self, cluster: str, _request: Request | None) -> Snapshot:
+    def begin_round(
+        self, cluster: str, _request: Request | None, _use_half_life_s: float = 0.0
+    ) -> Snapshot:
         return self.found
 
     def commit(self, commit: RoundCommit, in_time: Callable[[], bool]) -> None:

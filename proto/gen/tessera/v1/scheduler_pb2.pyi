@@ -65,6 +65,8 @@ class RoundOptions(_message.Message):
     SCHEDULER_PARAMETERS_FIELD_NUMBER: _builtins.int
     FORESIGHT_FIELD_NUMBER: _builtins.int
     REPLAN_SPACING_FIELD_NUMBER: _builtins.int
+    FAIR_SHARE_FIELD_NUMBER: _builtins.int
+    FAIR_HALF_LIFE_FIELD_NUMBER: _builtins.int
     objective: _builtins.str
     """The objective. Default (also ""): "balanced:0.25". It is one of throughput, deadline, jct (mean
     completion time), balanced, cost, finish-time-fairness, max-min (least attained service) and
@@ -162,6 +164,14 @@ class RoundOptions(_message.Message):
     The change must make up for its restart in that time. 0 to 1e6; with 0, only the objective
     decides. Default: 20, with which a job spends at most 5 % of its time in such restarts.
     """
+    fair_share: _builtins.str
+    """The measure of fair shares. Tenants that used more than their share of the cluster count for less:
+      "gpus": GPUs of all types are counted alike.
+      "drf":  the resource counts of which the tenant used the largest part: GPUs of a type, or CPU
+              cores.
+    The weights of tenants are then their shares, and no factors on the weights of jobs. Default
+    (""): the past does not count.
+    """
     @_builtins.property
     def solve_limit(self) -> _duration_pb2.Duration:
         """The longest time for the solver. Unset: the time that the caller's deadline leaves."""
@@ -202,6 +212,10 @@ class RoundOptions(_message.Message):
         --measure-traffic says so.
         """
 
+    @_builtins.property
+    def fair_half_life(self) -> _duration_pb2.Duration:
+        """With fair_share: the age at which use counts half as much as present use. Default: 1 day."""
+
     def __init__(
         self,
         *,
@@ -235,10 +249,12 @@ class RoundOptions(_message.Message):
         scheduler_parameters: _builtins.str | None = ...,
         foresight: _builtins.int | None = ...,
         replan_spacing: _builtins.float | None = ...,
+        fair_share: _builtins.str | None = ...,
+        fair_half_life: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_caution", b"_caution", "_cost_of", b"_cost_of", "_deadlines", b"_deadlines", "_defragment_every_rounds", b"_defragment_every_rounds", "_fairness_levels", b"_fairness_levels", "_foresight", b"_foresight", "_gap", b"_gap", "_max_changes", b"_max_changes", "_max_restart_share", b"_max_restart_share", "_network_floor", b"_network_floor", "_network_levels", b"_network_levels", "_objective", b"_objective", "_opportunistic", b"_opportunistic", "_queue_order", b"_queue_order", "_queue_weights", b"_queue_weights", "_rate_floor", b"_rate_floor", "_raw_throughput", b"_raw_throughput", "_replan_spacing", b"_replan_spacing", "_run_to_completion", b"_run_to_completion", "_scheduler", b"_scheduler", "_scheduler_parameters", b"_scheduler_parameters", "_seed", b"_seed", "_solver", b"_solver", "caution", b"caution", "cost_of", b"cost_of", "deadlines", b"deadlines", "defragment_every_rounds", b"defragment_every_rounds", "fairness_levels", b"fairness_levels", "foresight", b"foresight", "gap", b"gap", "max_changes", b"max_changes", "max_restart_share", b"max_restart_share", "min_run", b"min_run", "network_floor", b"network_floor", "network_levels", b"network_levels", "network_measure", b"network_measure", "objective", b"objective", "opportunistic", b"opportunistic", "promote_after", b"promote_after", "queue_order", b"queue_order", "queue_weights", b"queue_weights", "rate_floor", b"rate_floor", "raw_throughput", b"raw_throughput", "replan_spacing", b"replan_spacing", "reserve_after", b"reserve_after", "restart_horizon", b"restart_horizon", "round", b"round", "run_to_completion", b"run_to_completion", "scheduler", b"scheduler", "scheduler_parameters", b"scheduler_parameters", "seed", b"seed", "solve_limit", b"solve_limit", "solver", b"solver"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_caution", b"_caution", "_cost_of", b"_cost_of", "_deadlines", b"_deadlines", "_defragment_every_rounds", b"_defragment_every_rounds", "_fair_share", b"_fair_share", "_fairness_levels", b"_fairness_levels", "_foresight", b"_foresight", "_gap", b"_gap", "_max_changes", b"_max_changes", "_max_restart_share", b"_max_restart_share", "_network_floor", b"_network_floor", "_network_levels", b"_network_levels", "_objective", b"_objective", "_opportunistic", b"_opportunistic", "_queue_order", b"_queue_order", "_queue_weights", b"_queue_weights", "_rate_floor", b"_rate_floor", "_raw_throughput", b"_raw_throughput", "_replan_spacing", b"_replan_spacing", "_run_to_completion", b"_run_to_completion", "_scheduler", b"_scheduler", "_scheduler_parameters", b"_scheduler_parameters", "_seed", b"_seed", "_solver", b"_solver", "caution", b"caution", "cost_of", b"cost_of", "deadlines", b"deadlines", "defragment_every_rounds", b"defragment_every_rounds", "fair_half_life", b"fair_half_life", "fair_share", b"fair_share", "fairness_levels", b"fairness_levels", "foresight", b"foresight", "gap", b"gap", "max_changes", b"max_changes", "max_restart_share", b"max_restart_share", "min_run", b"min_run", "network_floor", b"network_floor", "network_levels", b"network_levels", "network_measure", b"network_measure", "objective", b"objective", "opportunistic", b"opportunistic", "promote_after", b"promote_after", "queue_order", b"queue_order", "queue_weights", b"queue_weights", "rate_floor", b"rate_floor", "raw_throughput", b"raw_throughput", "replan_spacing", b"replan_spacing", "reserve_after", b"reserve_after", "restart_horizon", b"restart_horizon", "round", b"round", "run_to_completion", b"run_to_completion", "scheduler", b"scheduler", "scheduler_parameters", b"scheduler_parameters", "seed", b"seed", "solve_limit", b"solve_limit", "solver", b"solver"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_caution", b"_caution", "_cost_of", b"_cost_of", "_deadlines", b"_deadlines", "_defragment_every_rounds", b"_defragment_every_rounds", "_fairness_levels", b"_fairness_levels", "_foresight", b"_foresight", "_gap", b"_gap", "_max_changes", b"_max_changes", "_max_restart_share", b"_max_restart_share", "_network_floor", b"_network_floor", "_network_levels", b"_network_levels", "_objective", b"_objective", "_opportunistic", b"_opportunistic", "_queue_order", b"_queue_order", "_queue_weights", b"_queue_weights", "_rate_floor", b"_rate_floor", "_raw_throughput", b"_raw_throughput", "_replan_spacing", b"_replan_spacing", "_run_to_completion", b"_run_to_completion", "_scheduler", b"_scheduler", "_scheduler_parameters", b"_scheduler_parameters", "_seed", b"_seed", "_solver", b"_solver", "caution", b"caution", "cost_of", b"cost_of", "deadlines", b"deadlines", "defragment_every_rounds", b"defragment_every_rounds", "fairness_levels", b"fairness_levels", "foresight", b"foresight", "gap", b"gap", "max_changes", b"max_changes", "max_restart_share", b"max_restart_share", "min_run", b"min_run", "network_floor", b"network_floor", "network_levels", b"network_levels", "network_measure", b"network_measure", "objective", b"objective", "opportunistic", b"opportunistic", "promote_after", b"promote_after", "queue_order", b"queue_order", "queue_weights", b"queue_weights", "rate_floor", b"rate_floor", "raw_throughput", b"raw_throughput", "replan_spacing", b"replan_spacing", "reserve_after", b"reserve_after", "restart_horizon", b"restart_horizon", "round", b"round", "run_to_completion", b"run_to_completion", "scheduler", b"scheduler", "scheduler_parameters", b"scheduler_parameters", "seed", b"seed", "solve_limit", b"solve_limit", "solver", b"solver"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_caution", b"_caution", "_cost_of", b"_cost_of", "_deadlines", b"_deadlines", "_defragment_every_rounds", b"_defragment_every_rounds", "_fair_share", b"_fair_share", "_fairness_levels", b"_fairness_levels", "_foresight", b"_foresight", "_gap", b"_gap", "_max_changes", b"_max_changes", "_max_restart_share", b"_max_restart_share", "_network_floor", b"_network_floor", "_network_levels", b"_network_levels", "_objective", b"_objective", "_opportunistic", b"_opportunistic", "_queue_order", b"_queue_order", "_queue_weights", b"_queue_weights", "_rate_floor", b"_rate_floor", "_raw_throughput", b"_raw_throughput", "_replan_spacing", b"_replan_spacing", "_run_to_completion", b"_run_to_completion", "_scheduler", b"_scheduler", "_scheduler_parameters", b"_scheduler_parameters", "_seed", b"_seed", "_solver", b"_solver", "caution", b"caution", "cost_of", b"cost_of", "deadlines", b"deadlines", "defragment_every_rounds", b"defragment_every_rounds", "fair_half_life", b"fair_half_life", "fair_share", b"fair_share", "fairness_levels", b"fairness_levels", "foresight", b"foresight", "gap", b"gap", "max_changes", b"max_changes", "max_restart_share", b"max_restart_share", "min_run", b"min_run", "network_floor", b"network_floor", "network_levels", b"network_levels", "network_measure", b"network_measure", "objective", b"objective", "opportunistic", b"opportunistic", "promote_after", b"promote_after", "queue_order", b"queue_order", "queue_weights", b"queue_weights", "rate_floor", b"rate_floor", "raw_throughput", b"raw_throughput", "replan_spacing", b"replan_spacing", "reserve_after", b"reserve_after", "restart_horizon", b"restart_horizon", "round", b"round", "run_to_completion", b"run_to_completion", "scheduler", b"scheduler", "scheduler_parameters", b"scheduler_parameters", "seed", b"seed", "solve_limit", b"solve_limit", "solver", b"solver"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__caution: _TypeAlias = _typing.Literal["caution"]  # noqa: Y015
     _WhichOneofArgType__caution: _TypeAlias = _typing.Literal["_caution", b"_caution"]  # noqa: Y015
@@ -248,6 +264,8 @@ class RoundOptions(_message.Message):
     _WhichOneofArgType__deadlines: _TypeAlias = _typing.Literal["_deadlines", b"_deadlines"]  # noqa: Y015
     _WhichOneofReturnType__defragment_every_rounds: _TypeAlias = _typing.Literal["defragment_every_rounds"]  # noqa: Y015
     _WhichOneofArgType__defragment_every_rounds: _TypeAlias = _typing.Literal["_defragment_every_rounds", b"_defragment_every_rounds"]  # noqa: Y015
+    _WhichOneofReturnType__fair_share: _TypeAlias = _typing.Literal["fair_share"]  # noqa: Y015
+    _WhichOneofArgType__fair_share: _TypeAlias = _typing.Literal["_fair_share", b"_fair_share"]  # noqa: Y015
     _WhichOneofReturnType__fairness_levels: _TypeAlias = _typing.Literal["fairness_levels"]  # noqa: Y015
     _WhichOneofArgType__fairness_levels: _TypeAlias = _typing.Literal["_fairness_levels", b"_fairness_levels"]  # noqa: Y015
     _WhichOneofReturnType__foresight: _TypeAlias = _typing.Literal["foresight"]  # noqa: Y015
@@ -294,6 +312,8 @@ class RoundOptions(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__deadlines) -> _WhichOneofReturnType__deadlines | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__defragment_every_rounds) -> _WhichOneofReturnType__defragment_every_rounds | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fair_share) -> _WhichOneofReturnType__fair_share | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__fairness_levels) -> _WhichOneofReturnType__fairness_levels | None: ...
     @_typing.overload
