@@ -182,7 +182,10 @@ class PostgresStore:
             return done.response
 
     def rehearse(
-        self, cluster: str, works: Sequence[Callable[[PostgresWriter], bytes]]
+        self,
+        cluster: str,
+        works: Sequence[Callable[[PostgresWriter], bytes]],
+        use_half_life_s: float = 0.0,
     ) -> tuple[Snapshot, EstimationInputs]:
         """Return the snapshot, and the inputs of estimates, after changes that are rolled back."""
 
@@ -192,7 +195,7 @@ class PostgresStore:
                 work(writer)
             silence_s = self._believed_silence_s(connection)
             return (
-                snapshot.load_snapshot(connection, cluster, silence_s),
+                snapshot.load_snapshot(connection, cluster, silence_s, use_half_life_s),
                 derived_estimates.load_estimation(connection, cluster),
             )
 

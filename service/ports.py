@@ -492,11 +492,15 @@ class Store(Rounds, EstimationStore, Protocol):
     """
 
     def rehearse(
-        self, cluster: str, works: Sequence[Callable[[Writer], bytes]]
+        self,
+        cluster: str,
+        works: Sequence[Callable[[Writer], bytes]],
+        use_half_life_s: float = 0.0,
     ) -> tuple[Snapshot, EstimationInputs]:
         """Return what a round, and what estimates, would see after ``works``, in that order.
 
-        Everything is checked as in ``write``, and rolled back.
+        Everything is checked as in ``write``, and rolled back. ``use_half_life_s`` is as in
+        ``snapshot``.
 
         Raises:
             NotFound: the cluster. What ``works`` raise.

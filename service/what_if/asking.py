@@ -84,10 +84,12 @@ class WhatIfAsker:
                 would be refused.
             DeadlineTooShort: the time ended, or the call was cancelled.
         """
+        half_life_s = standing.use_half_life_s
         if isinstance(question, HypothesisQuestion):
             require_known_options(question.options, commits=False)
+            half_life_s = half_life_s or question.options.use_half_life_s
         snapshot = replace(
-            self._previewer.snapshot_with(cluster, jobs, cancelled),
+            self._previewer.snapshot_with(cluster, jobs, half_life_s, cancelled),
             clock_factor=self._clock_factor,
         )
         self._check(snapshot, question)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from tessera.estimator.hardware import Hardware
+from tessera.formulation.access import IDENTITY
 from tessera.formulation.records.estimates import EstimationInputs
 from tessera.formulation.records.jobs import JobRecord, JobSpec
 from tessera.formulation.records.store import Request
@@ -39,22 +40,29 @@ class JobPreviewer:
         self._derives, self._learns = derives, learns
 
     def snapshot_with(
-        self, cluster: str, jobs: Sequence[JobSpec], cancelled: Callable[[], bool]
+        self,
+        cluster: str,
+        jobs: Sequence[JobSpec],
+        use_half_life_s: float,
+        cancelled: Callable[[], bool],
     ) -> Snapshot:
         """Return the cluster's snapshot with ``jobs`` as its last ones. Blocks.
+
+        It has the use of tenants that decays by ``use_half_life_s``, unless that is 0.
 
         Raises:
             NotFound: the cluster. AlreadyExists, InvalidInput, LimitReached: a submission of the
                 jobs would be refused.
         """
         if not jobs:
-            return self._store.snapshot(cluster)
+            return self._store.snapshot(cluster, use_half_life_s)
+        tenants = IDENTITY.get().tenants
 
         def submit(writer: Writer) -> bytes:
-            writer.submit_jobs(cluster, jobs)
+            writer.submit_jobs(cluster, jobs, tenants)
             return b""
 
-        rehearsal = _Rehearsal(self._store, cluster, submit)
+        rehearsal = _Rehearsal(self._store, cluster, submit, use_half_life_s)
         if rehearsal.keep_wanted({job.workload for job in jobs}):
             CellDeriver(
                 rehearsal,
@@ -73,9 +81,16 @@ class _Rehearsal:
     after the last one.
     """
 
-    def __init__(self, store: Store, cluster: str, first: Callable[[Writer], bytes]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        cluster: str,
+        first: Callable[[Writer], bytes],
+        use_half_life_s: float,
+    ) -> None:
         self._store, self._cluster, self._works = store, cluster, [first]
-        self.snapshot, self._known = store.rehearse(cluster, self._works)
+        self._use_half_life_s = use_half_life_s
+        self.snapshot, self._known = store.rehearse(cluster, self._works, use_half_life_s)
 
     def keep_wanted(self, workloads: Collection[Workload]) -> bool:
         """Leave only ``workloads`` to be estimated; return whether any of them has no estimates."""
@@ -109,7 +124,8 @@ class _Rehearsal:
             results.append(work(writer))
             return results[-1]
 
-        snapshot, _ = self._store.rehearse(self._cluster, [*self._works, kept])
+        works = [*self._works, kept]
+        snapshot, _ = self._store.rehearse(self._cluster, works, self._use_half_life_s)
         if not validate_only:
             self._works.append(work)
             self.snapshot = snapshot
