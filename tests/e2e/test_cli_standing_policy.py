@@ -1,4 +1,4 @@
-"""The commands on standing policies, shadows and use, with a server."""
+"""The commands on standing policies, shadows, use and reservations, with a server."""
 
 from __future__ import annotations
 
@@ -64,3 +64,35 @@ def test_use_is_shown_as_a_table_as_json_and_as_csv(tessera: Tessera, fleet: Fle
     assert float(line["gpu_hours"]) > 0
     assert "--csv" in tessera("usage", "--csv", "-o", "json", code=2).stderr
     assert "label:KEY" in tessera("usage", "--by", "colour", code=1).stderr
+
+
+def test_gpus_and_nodes_are_reserved_listed_moved_and_given_back(tessera: Tessera) -> None:
+    submit(tessera, "j", "--tenant", "nlp")
+    node, *_ = read(tessera, "nodes")["nodes"]
+    name = node["name"].rpartition("/")[2]
+    what = ("--gpus", "1", "--gpu-type", node["gpu_type"], "--tenant", "nlp")
+    tessera("reserve", "create", "exam", *what, "--from", "2099-12-01 09:00", "--to", "17:00")
+    tessera(
+        "reserve",
+        "create",
+        "fans",
+        "--nodes",
+        name,
+        "--maintenance",
+        "--from",
+        "2099-12-02",
+        "--for",
+        "3h",
+    )
+    listed = tessera("reserve", "list").stdout
+    assert "exam" in listed
+    assert "maintenance" in listed
+    tessera("reserve", "update", "exam", "--to", "2099-12-01 18:00")
+    clash = tessera(
+        *("reserve", "create", "more", "--nodes", name, "--tenant", "nlp"),
+        *("--from", "2099-12-02 01:00", "--for", "1h"),
+        code=1,
+    )
+    assert "fans" in clash.stderr
+    tessera("reserve", "delete", "exam", "fans")
+    assert "nothing is reserved" in tessera("reserve", "list").stderr
