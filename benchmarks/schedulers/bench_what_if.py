@@ -141,6 +141,10 @@ def measure_what_if(
     realisations: Annotated[
         int, typer.Option(min=2, help="Worlds in which each change really happens.")
     ] = 6,
+    known: Annotated[
+        bool,
+        typer.Option("--known", help="Let the what-if know what comes: a limit for all of them."),
+    ] = False,
     horizon_s: Annotated[
         float, typer.Option(min=600.0, help="Seconds over which changes are foretold.")
     ] = 3600.0,
@@ -176,6 +180,9 @@ def measure_what_if(
     ``covered`` is the share of realisations, those of noise included, within the foretold 80 %
     intervals.
 
+    With ``--known``, futures have the jobs to come, the ends and the times of the realisations. What
+    is left is the error of the futures' own mechanics, which no knowledge of chance can lessen.
+
     The bounds are aims, and are waived with fewer than 50 changes beyond noise. No constant of
     what-ifs was chosen on these cases.
     """
@@ -200,6 +207,7 @@ def measure_what_if(
             horizon_s=horizon_s,
             futures=futures,
             realisations=realisations,
+            known=known,
         )
     results = sweep.run([run.task(name) for name, run in runs.items()])
     judged = [change for result in results.values() for change in judge_result(result)]

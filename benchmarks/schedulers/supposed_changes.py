@@ -18,6 +18,7 @@ from numpy.random import Generator
 
 from tessera.benchmarks.schedulers.foretold import known_submissions
 from tessera.benchmarks.schedulers.supposed_worlds import (
+    MOMENT_S,
     OVERHEADS,
     PERIOD_S,
     SOON_S,
@@ -40,7 +41,7 @@ from tessera.formulation.tables import Floats
 from tessera.formulation.what_if.hypotheses import Hypothesis, append_jobs, apply_hypotheses
 from tessera.simulator.comparison.workload import WorkloadSpec, make_scenario
 from tessera.simulator.forecasts.draws import History
-from tessera.simulator.forecasts.future import RoundRhythm
+from tessera.simulator.forecasts.future import Draw, RoundRhythm
 from tessera.simulator.run import Decider
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.store import EPOCH_S
@@ -75,7 +76,8 @@ class SupposedRun:
 
     Estimates are wrong by ``error`` on average, and know it. A share of ``quitters`` of the jobs
     ends early. The what-if follows ``futures`` pairs of futures for ``horizon_s`` seconds. What happens
-    is simulated in ``realisations`` worlds, of which the first one is the workload's own.
+    is simulated in ``realisations`` worlds, of which the first one is the workload's own. If the
+    future is ``known``, the what-if follows exactly those realisations, with true times.
     """
 
     work: WorkloadSpec
@@ -84,6 +86,7 @@ class SupposedRun:
     horizon_s: float
     futures: int
     realisations: int
+    known: bool = False
     error: float = 0.1
     quitters: float = 0.25
 
@@ -135,7 +138,16 @@ def foretell_change(work: Mapping[str, Any], **options: Any) -> dict[str, Any]:
     return {
         "kind": run.kind,
         "jobs": len(snapshot.jobs),
-        "foretold": _foretell(run, snapshot, supposed, history, standing),
+        "foretold": _foretell(
+            run,
+            snapshot,
+            supposed,
+            history,
+            standing,
+            known=[_known_draw(worlds, chance, snapshot, supposed) for chance in chances]
+            if run.known
+            else [],
+        ),
         "happened": [
             happened.compare(worlds.follow(chance), worlds.follow(chance, supposed))
             for chance in chances
@@ -236,8 +248,12 @@ def _foretell(
     supposed: Supposed,
     history: list[Submission],
     standing: RoundOptions,
+    known: list[Draw],
 ) -> dict[str, dict[str, float]]:
-    """Return what the what-if says of each measure: now, and over the next hours."""
+    """Return what the what-if says of each measure: now, and over the next hours.
+
+    If draws are ``known``, futures have these.
+    """
     whole = append_jobs(snapshot, _rows_of(snapshot, supposed.added))
     changed, options = apply_hypotheses(whole, supposed.options, supposed.hypotheses)
     sides = (
@@ -248,8 +264,9 @@ def _foretell(
         sides[0],
         [sides[1]],
         History.of(history, snapshot),
-        futures=run.futures,
+        futures=len(known) or run.futures,
         seed=run.work.seed,
+        draw=known.__getitem__ if known else None,
         rhythm=RoundRhythm(
             spacing_s=SPACING_S,
             period_s=PERIOD_S,
@@ -263,6 +280,23 @@ def _foretell(
         "work": asdict(pair_figures(one.work, other.work)),
         "wait": asdict(pair_figures(*waits)),
     }
+
+
+def _known_draw(
+    worlds: SupposedWorlds, chance: Chance, snapshot: Snapshot, supposed: Supposed
+) -> Draw:
+    """Return the facts of a realisation, which no what-if knows."""
+    now_s = snapshot.now_s - EPOCH_S
+    to_come = [one for one in chance.arrivals if one.arrival_s > now_s + MOMENT_S]
+    names = [*snapshot.jobs.name, *(one.name for one in supposed.added)]
+    names += [one.spec.name for one in to_come]
+    submit_s = EPOCH_S + np.array([one.arrival_s for one in to_come])
+    arrivals = _rows_of(snapshot, tuple(one.spec for one in to_come))
+    return Draw(
+        iter_time_s=worlds.true_times_s(snapshot),
+        share=np.array([chance.early.get(name, 1.0) for name in names]),
+        arrivals=replace(arrivals, submit_s=submit_s, queued_s=submit_s),
+    )
 
 
 def _foretell_round(

@@ -21,7 +21,7 @@ from tessera.formulation.lifecycle import JobState
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.snapshot import Estimates, Jobs, Snapshot
-from tessera.formulation.tables import Ints
+from tessera.formulation.tables import Floats, Ints
 from tessera.formulation.values import Cell, CellKey, EstimateSource, Workload
 from tessera.formulation.what_if.hypotheses import Hypothesis
 from tessera.simulator.log import Segment
@@ -71,7 +71,7 @@ class Supposed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chance:
-    """What a realisation draws: the jobs with their times, and the shares at which jobs end early."""
+    """The draws of a realisation: jobs with their times, and the shares at which jobs end early."""
 
     arrivals: Sequence[Arrival]
     early: Mapping[str, float]
@@ -140,10 +140,11 @@ class MeasuredTimes:
         more = {keys[job] for job in np.flatnonzero(trains).tolist()} - self.known
         if more or self._estimates is None:
             self.known |= more
-            self._estimates = self._measured(snapshot)
+            self._estimates = self.corrected(snapshot)
         return replace(snapshot, estimates=self._estimates)
 
-    def _measured(self, snapshot: Snapshot) -> Estimates:
+    def corrected(self, snapshot: Snapshot) -> Estimates:
+        """Return the snapshot's estimates, of which those of the Cells that are known are corrected."""
         e = snapshot.estimates
         time_s, source, sd = np.array(e.iter_time_s), np.array(e.source), np.array(e.sd)
         for row, key in enumerate(_cell_keys(e.workload, [getattr(e, c) for c in Estimates.CELL])):
@@ -223,6 +224,13 @@ class SupposedWorlds:
         )
         return self._simulate(changed, decide, change.failures)
 
+    def true_times_s(self, snapshot: Snapshot) -> Floats:
+        """Return the true times of the estimates of a snapshot, float64[estimates]."""
+        e = snapshot.estimates
+        keys = set(_cell_keys(e.workload, [getattr(e, name) for name in Estimates.CELL]))
+        unmeasured = keys - self._known
+        return MeasuredTimes(self._truth_over_seen, unmeasured).corrected(snapshot).iter_time_s
+
     @cached_property
     def _visible(self) -> list[EstimateRecord]:
         sd = self.error * math.sqrt(math.pi / 2)
@@ -231,8 +239,11 @@ class SupposedWorlds:
 
     @cached_property
     def _truth_over_seen(self) -> dict[tuple[Workload, Cell], float]:
+        """Return the factors of ``MeasuredTimes``: 1 for Cells that are known not to run."""
         return {
             (true.workload, true.cell.on(0)): true.iter_time_s / seen.iter_time_s
+            if math.isfinite(seen.iter_time_s)
+            else 1.0
             for true, seen in zip(self.scenario.profiles, self._visible, strict=True)
         }
 
@@ -269,7 +280,7 @@ def _with_weights(snapshot: Snapshot, weights: Mapping[str, float]) -> Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Happened:
-    """What happens in worlds from ``from_s`` on, in seconds since the world began.
+    """The measures of worlds from ``from_s`` on, in seconds since the world began.
 
     ``unit`` has the samples/s of one effective GPU of each workload. Sums over time end ``length_s``
     seconds later. Jobs ``without`` are left out of waiting.
