@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final
 
 import numpy as np
@@ -12,11 +12,8 @@ import typer
 
 from tessera.benchmarks.harness.options import with_sweep
 from tessera.benchmarks.harness.registry import register_case
-from tessera.benchmarks.schedulers.supposed_changes import (
-    SPACING_S,
-    SupposedKind,
-    SupposedRun,
-)
+from tessera.benchmarks.schedulers.supposed_changes import SupposedKind, SupposedRun
+from tessera.benchmarks.schedulers.supposed_worlds import SPACING_S
 from tessera.simulator.comparison.workload import SYNTHETIC, WorkloadSpec
 from tessera.simulator.figures import Figure, Report
 from tessera.simulator.sweeps.runner import Sweep
@@ -24,12 +21,18 @@ from tessera.simulator.workloads.synthetic import ArrivalProcess
 
 ARRIVALS: Final[Sequence[ArrivalProcess]] = ("philly-like", "poisson")
 """The generators of jobs, which take turns."""
-MEASURES: Final = ("work", "wait")
-"""The measures: throughput as work done in the hours after the change, and mean waiting."""
+MEASURES: Final[Mapping[str, float]] = {
+    "throughput": 0.0,
+    "waiting": 0.5,
+    "work": 0.0,
+    "wait": SPACING_S,
+}
+"""The measures, with the change below which a change is noise in any case: effective GPUs and waiting
+jobs after the next round, and work (effective GPU-hours) and mean waiting (s) over the next hour."""
 NOISE_SHARE: Final = 0.02
-"""The share of a measure without the change below which its true change counts as noise."""
-LEAST_WAIT_S: Final = SPACING_S
-"""The change of mean waiting below which it counts as noise in any case: the time between rounds."""
+"""The share of a measure below which its true change counts as noise."""
+SURE_ERRORS: Final = 2.0
+"""The standard errors of a true change below which its direction is not known."""
 JUDGED_CHANGES: Final = 50
 """The changes beyond noise from which bounds are judged. With fewer, chance decides."""
 LEAST_SIGN_RIGHT: Final = 0.95
@@ -38,26 +41,50 @@ LARGEST_ERROR: Final = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedChange:
-    """A foretold change of a measure, and what happened. All are in the measure's unit."""
+    """A foretold change of a measure, and what happened. All are in the measure's unit.
+
+    ``happened`` has the measure without and with the change in each realisation. What the next round
+    changes has no interval, so that ``low`` and ``high`` are NaN.
+    """
 
     kind: str
     measure: str
     foretold: float
-    low: float
-    high: float
-    true: float
-    true_before: float
+    low: float = math.nan
+    high: float = math.nan
+    happened: tuple[tuple[float, float], ...]
 
     @property
-    def noise(self) -> float:
-        """Return the size below which a change of the measure counts as noise."""
-        least = LEAST_WAIT_S if self.measure == "wait" else 0.0
-        return max(NOISE_SHARE * self.true_before, least)
+    def changes(self) -> list[float]:
+        """Return the true change in each realisation."""
+        return [after - before for before, after in self.happened]
+
+    @property
+    def true(self) -> float:
+        """Return the true change: the mean over the realisations."""
+        return float(np.mean(self.changes))
+
+    @property
+    def size(self) -> float:
+        """Return the measure's mean without or with the change, whichever is larger."""
+        return float(np.mean(self.happened, axis=0).max())
+
+    @property
+    def least(self) -> float:
+        """Return the size below which a change of the measure counts as none."""
+        return max(NOISE_SHARE * self.size, MEASURES[self.measure])
 
     @property
     def is_noise(self) -> bool:
-        """Return whether the true change is too small to have a direction."""
-        return abs(self.true) <= self.noise
+        """Return whether the true change is too small to have a direction, or it is not known."""
+        spread = float(np.std(self.changes, ddof=1)) if len(self.changes) > 1 else 0.0
+        error = spread / math.sqrt(len(self.changes))
+        return abs(self.true) <= max(self.least, SURE_ERRORS * error)
+
+    @property
+    def is_calm(self) -> bool:
+        """Return whether no change was foretold: a small one, or one whose interval contains 0."""
+        return abs(self.foretold) <= self.least or self.low <= 0 <= self.high
 
     @property
     def is_clear(self) -> bool:
@@ -71,13 +98,36 @@ class JudgedChange:
 
     @property
     def error(self) -> float:
-        """Return the relative error of the foretold change."""
+        """Return the error of the foretold change, relative to the true change."""
         return abs(self.foretold - self.true) / abs(self.true)
+
+    @property
+    def error_of_measure(self) -> float:
+        """Return the error of the foretold change, relative to the measure."""
+        return abs(self.foretold - self.true) / self.size
+
+    @property
+    def covered(self) -> float:
+        """Return the share of the realisations whose change lies in the interval; NaN without one."""
+        if math.isnan(self.low):
+            return math.nan
+        return float(np.mean([self.low <= change <= self.high for change in self.changes]))
+
+    def once(self) -> JudgedChange:
+        """Return the judgement by the first realisation only."""
+        return replace(self, happened=self.happened[:1])
 
 
 @register_case(
     "what-if",
-    smoke={"cases": 2, "jobs": 12, "futures": 4, "horizon_s": 600.0, "workers": 0},
+    smoke={
+        "cases": 2,
+        "jobs": 12,
+        "futures": 4,
+        "realisations": 2,
+        "horizon_s": 600.0,
+        "workers": 0,
+    },
     sign_right=(">=", LEAST_SIGN_RIGHT),
     median_error=("<=", LARGEST_ERROR),
 )
@@ -87,7 +137,14 @@ def measure_what_if(
     cases: Annotated[int, typer.Option(min=1, help="Number of changes that are foretold.")] = 100,
     jobs: Annotated[int, typer.Option(min=10, help="Number of jobs of each case.")] = 100,
     load: Annotated[float, typer.Option(min=0.1, help="Load of the jobs on the GPUs.")] = 2.5,
-    futures: Annotated[int, typer.Option(min=4, help="Pairs of futures of each what-if.")] = 8,
+    futures: Annotated[int, typer.Option(min=4, help="Pairs of futures of each what-if.")] = 16,
+    realisations: Annotated[
+        int, typer.Option(min=2, help="Worlds in which each change really happens.")
+    ] = 6,
+    known: Annotated[
+        bool,
+        typer.Option("--known", help="Let the what-if know what comes: a limit for all of them."),
+    ] = False,
     horizon_s: Annotated[
         float, typer.Option(min=600.0, help="Seconds over which changes are foretold.")
     ] = 3600.0,
@@ -100,17 +157,31 @@ def measure_what_if(
     10 to 30 % of the nodes lost, another job, 10 to 30 % of the running jobs removed, a job's weight
     times ten or a tenth, and another objective. A case has its own jobs on 64 GPUs of the published
     cluster's types, more than it can run at once. The what-if sees the snapshot, and the submissions
-    before it. Jobs to come are hidden from it, times are wrong by 10 % on average, and a quarter of
-    the jobs ends early. It foretells the median change of the work that is done in the next hour
-    (effective GPU-hours, so throughput), and of the mean waiting of all jobs that are in both runs.
+    before it. Jobs to come are hidden from it, a quarter of the jobs ends early, and times are wrong
+    by 10 % on average, except on Cells on which a job has run, whose times are measured.
 
-    A true change of less than 2 % of the measure, and of less than a minute of waiting, is noise: it
-    has no direction that anyone could foretell. ``noise_share`` is the share of such changes, and
-    ``calm_share`` that of them for which the foretold change is as small, too. All other changes are
-    judged. ``sign_right`` is the share of these whose direction is right, where a foretold change of
-    exactly 0 is wrong. ``sign_right_clear`` is that of those whose interval does not contain 0, which
-    are the share ``clear_share``. ``median_error`` is the median of the error over the true change.
-    ``covered`` is the share of true changes, noise included, within the foretold 80 % intervals.
+    Four measures are foretold: throughput (effective GPUs) and waiting jobs after the next round, and
+    work (effective GPU-hours) and mean waiting over the next hour. What-ifs foretell expectations. So
+    the true change is the mean over several realisations of what comes next, with the same past:
+    other jobs come next, and other jobs end early. A single one also depends on chance, for one job
+    that comes or ends at another time changes all later rounds. Figures that end with ``once`` judge
+    by the first realisation only.
+
+    A true change is noise if it is at most 2 % of the measure, half a job or a minute of waiting, or
+    not larger than two standard errors of its mean, so that its direction is not known. ``calm_share``
+    is the share of such changes for which no clear change was foretold. All others are judged.
+    ``sign_right`` is the share of these whose direction is right, where a foretold change of exactly
+    0 is wrong. ``sign_right_clear`` is that of those whose interval does not contain 0, which are the
+    share ``clear_share`` of those with intervals.
+
+    ``median_error`` is the median of the error over the true change, and ``median_error_of_measure``
+    that of the error over the measure itself, such as the mean waiting. To foretell no change at all
+    has an error of 1 over the change, and of ``no_change_error_of_measure`` over the measure.
+    ``covered`` is the share of realisations, those of noise included, within the foretold 80 %
+    intervals.
+
+    With ``--known``, futures have the jobs to come, the ends and the times of the realisations. What
+    is left is the error of the futures' own mechanics, which no knowledge of chance can lessen.
 
     The bounds are aims, and are waived with fewer than 50 changes beyond noise. No constant of
     what-ifs was chosen on these cases.
@@ -135,6 +206,8 @@ def measure_what_if(
             moment=float(np.random.default_rng([own, 2]).uniform(0.4, 0.7)),
             horizon_s=horizon_s,
             futures=futures,
+            realisations=realisations,
+            known=known,
         )
     results = sweep.run([run.task(name) for name, run in runs.items()])
     judged = [change for result in results.values() for change in judge_result(result)]
@@ -154,24 +227,28 @@ def judge_result(result: Mapping[str, Any]) -> list[JudgedChange]:
         JudgedChange(
             kind=result["kind"],
             measure=measure,
-            foretold=result[f"{measure}_change"],
-            low=result[f"{measure}_low"],
-            high=result[f"{measure}_high"],
-            true=result[f"{measure}_true"],
-            true_before=result[f"{measure}_true_before"],
+            foretold=foretold["change"],
+            low=foretold.get("low", math.nan),
+            high=foretold.get("high", math.nan),
+            happened=tuple((before, after) for before, after in _of(result, measure)),
         )
-        for measure in MEASURES
+        for measure, foretold in result["foretold"].items()
     ]
 
 
+def _of(result: Mapping[str, Any], measure: str) -> list[Sequence[float]]:
+    return [realisation[measure] for realisation in result["happened"]]
+
+
 def describe_changes(judged: Sequence[JudgedChange]) -> dict[str, Figure]:
-    """Return the figures of judged changes, of all and by measure."""
+    """Return the figures of judged changes: of all, by one realisation, and by measure."""
     figures = _figures(judged)
+    once = _figures([change.once() for change in judged])
+    names = "sign_right", "median_error", "median_error_of_measure"
+    figures |= {f"{name}_once": once[name] for name in names}
     for measure in MEASURES:
         own = _figures([change for change in judged if change.measure == measure])
-        figures |= {
-            f"{name}_{measure}": own[name] for name in ("sign_right", "median_error", "covered")
-        }
+        figures |= {f"{name}_{measure}": own[name] for name in (*names, "covered")}
     return figures
 
 
@@ -179,20 +256,31 @@ def _figures(judged: Sequence[JudgedChange]) -> dict[str, Figure]:
     noise = [change for change in judged if change.is_noise]
     large = [change for change in judged if not change.is_noise]
     clear = [change for change in large if change.is_clear]
+    with_interval = [change for change in large if not math.isnan(change.low)]
     return {
         "changes": len(judged),
         "noise_share": _share(noise, judged),
-        "calm_share": _share([c for c in noise if abs(c.foretold) <= c.noise], noise),
+        "calm_share": _share([c for c in noise if c.is_calm], noise),
         "sign_right": _share([c for c in large if c.sign_right], large),
-        "clear_share": _share(clear, large),
+        "clear_share": _share(clear, with_interval),
         "sign_right_clear": _share([c for c in clear if c.sign_right], clear),
-        "median_error": float(np.median([c.error for c in large])) if large else math.nan,
-        "covered": _share([c for c in judged if c.low <= c.true <= c.high], judged),
+        "median_error": _median([c.error for c in large]),
+        "median_error_of_measure": _median([c.error_of_measure for c in large]),
+        "no_change_error_of_measure": _median([abs(c.true) / c.size for c in large]),
+        "covered": _mean([c.covered for c in judged if not math.isnan(c.covered)]),
     }
 
 
 def _share(part: Sequence[JudgedChange], whole: Sequence[JudgedChange]) -> float:
     return len(part) / len(whole) if whole else math.nan
+
+
+def _median(values: Sequence[float]) -> float:
+    return float(np.median(values)) if values else math.nan
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else math.nan
 
 
 def _table(judged: Sequence[JudgedChange]) -> list[dict[str, Figure | str]]:

@@ -97,8 +97,8 @@ class RoundDifference:
 class PairedFigure:
     """A figure of sampled futures without and with a change, each pair with the same chance.
 
-    ``before`` and ``after`` are medians. ``change`` is the median of the differences of the pairs,
-    and the interval from ``low`` to ``high`` holds ``COVERAGE`` of them.
+    ``before`` and ``after`` are means, and ``change`` is the mean of the differences of the pairs.
+    One more pair has its difference between ``low`` and ``high`` with probability ``COVERAGE``.
     """
 
     before: float

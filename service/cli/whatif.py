@@ -35,7 +35,7 @@ NO_DEADLINE: Final = "none"
 ALL_RULES: Final = "all"
 HOUR_S: Final = 3600.0
 DRY_RUN_HOURS: Final = 24.0
-DRY_RUN_FUTURES: Final = 8
+DRY_RUN_FUTURES: Final = 9
 """The hours and the pairs of futures from which a dry run says when its jobs start and finish."""
 
 _CHANGES, _QUESTIONS = "Changes", "Other questions"

@@ -112,7 +112,7 @@ def _hours_facts(hours: what_if_pb2.HoursDifference) -> list[tuple[str, str]]:
     return [
         (
             f"next {within}",
-            f"{hours.futures} pairs of futures; intervals hold {hours.coverage:.0%} of them",
+            f"{hours.futures} pairs of futures; {hours.coverage:.0%} intervals",
         ),
         (
             "mean waiting",

@@ -27,10 +27,11 @@ from tessera.simulator.what_if.rounds import unit_rates
 from tessera.solvers.rounds.plan import RoundOutcome
 
 COVERAGE: Final = 0.8
-"""The share of the pairs whose difference lies in its interval."""
+"""The probability with which the difference of one more pair lies in the interval."""
 
-LEAST_PAIRS: Final = 4
-"""The pairs of futures below which nothing is stated, since their interval would be arbitrary."""
+LEAST_PAIRS: Final = 9
+"""The pairs of futures below which nothing is stated: one more difference is below all of 8 others, or
+above all of them, with a probability of 2/9, which is more than the interval may leave out."""
 
 HOUR_S: Final = 3600.0
 
@@ -146,16 +147,23 @@ def _mean_wait_s(waited_s: Floats, counted: Bools) -> float:
 
 
 def pair_figures(before: Floats, after: Floats) -> PairedFigure:
-    """Return the medians and the paired differences of two sides, float64[futures]."""
-    low, middle, high = np.quantile(
-        after - before, [(1 - COVERAGE) / 2, 0.5, (1 + COVERAGE) / 2]
-    ).tolist()
+    """Return the means and the paired differences of two sides, float64[futures].
+
+    What really happens is one more future. If it comes from the same distribution as ``n`` others,
+    it lies below the i-th smallest of them with probability i / (n + 1). Quantiles are therefore
+    those at Weibull's positions. NumPy's own hold that share of the futures at hand, but fewer of
+    all others: 62 % in place of 80 % with 8 futures. The interval contains the mean in any case.
+    """
+    change = after - before
+    tails = [(1 - COVERAGE) / 2, (1 + COVERAGE) / 2]
+    low, high = np.quantile(change, tails, method="weibull").tolist()
+    mean = float(change.mean())
     return PairedFigure(
-        before=float(np.median(before)),
-        after=float(np.median(after)),
-        change=middle,
-        low=low,
-        high=high,
+        before=float(before.mean()),
+        after=float(after.mean()),
+        change=mean,
+        low=min(low, mean),
+        high=max(high, mean),
     )
 
 

@@ -48,8 +48,8 @@ def unit_rates(snapshot: Snapshot) -> Floats:
     return unit_rate(real, build_cells(real))
 
 
-def describe_cluster(decided: DecidedRound) -> ClusterOutlook:
-    """Return the state of the cluster after a round."""
+def describe_cluster(decided: DecidedRound, gone: Collection[str] = ()) -> ClusterOutlook:
+    """Return the state of the cluster after a round. Jobs that are ``gone`` do not wait."""
     snapshot, outcome = decided.snapshot, decided.outcome
     nodes, types = snapshot.nodes, [kind.name for kind in snapshot.gpu_types]
     held = np.zeros(len(types), dtype=np.int64)
@@ -61,10 +61,11 @@ def describe_cluster(decided: DecidedRound) -> ClusterOutlook:
     )
     rate = np.array([decision.rate for decision in outcome.decisions])
     running = sum(decision.gang is not None for decision in outcome.decisions)
+    there_to_run = sum(name not in gone for name in snapshot.jobs.name)
     effective = rate / unit_rates(snapshot) if len(rate) else rate
     return ClusterOutlook(
         running=running,
-        waiting=len(outcome.decisions) - running,
+        waiting=there_to_run - running,
         gpus=dict(zip(types, there.astype(np.int64).tolist(), strict=True)),
         used_gpus=dict(zip(types, held.tolist(), strict=True)),
         effective_gpus=float(np.nansum(effective)),
@@ -96,7 +97,7 @@ def compare_rounds(
     differences.sort(key=lambda d: _GRAVITY[d.effect])
     return RoundDifference(
         before=describe_cluster(before),
-        after=describe_cluster(after),
+        after=describe_cluster(after, gone),
         jobs=tuple(differences),
         unchanged=len(after.outcome.decisions) - len(differences),
         same_objective=_value_alike(before, after, gone),

@@ -58,6 +58,7 @@ def test_the_examples_of_the_page_run_in_order(
     assert "RUNNING" in shown
     assert "CANCELLED" in shown
     assert "NO_ESTIMATE" in shown
+    assert names["answer"].now.unchanged_jobs + len(names["answer"].now.jobs) > 0
     assert "INVALID_INPUT job.iterations" in shown
     assert "clusters/c/jobs/absent" in shown
     assert "sweep-100" in shown

@@ -71,7 +71,7 @@ def a_question(
             options=scheduler_pb2.RoundOptions(**options),  # type: ignore[arg-type]
         ),
         horizon=Duration(seconds=int(3600 * hours)),
-        futures=4,
+        futures=9,
     )
 
 
@@ -109,7 +109,7 @@ async def test_a_node_starts_the_waiting_job_now_and_saves_waiting_over_the_next
     assert (answer.now.before.gpus["a100"], answer.now.after.gpus["a100"]) == (16, 24)
     assert answer.now.after.effective_gpus > answer.now.before.effective_gpus
     assert answer.now.unchanged_jobs == 2
-    assert answer.hours.futures == 4
+    assert answer.hours.futures == 9
     assert answer.hours.mean_wait_seconds.high < 0
     (hours,) = answer.hours.jobs
     assert hours.start_after.earliest.seconds < hours.start_before.earliest.seconds
@@ -200,7 +200,7 @@ async def test_a_node_is_worth_a_start_and_a_quota_or_a_lost_node_stops_jobs(
                     parent=C,
                     node_worth=what_if_pb2.NodeWorthQuestion(),
                     horizon=Duration(seconds=600),
-                    futures=4,
+                    futures=9,
                 )
             )
         ).node_worths

@@ -23,7 +23,7 @@ from tessera.simulator.forecasts.calibration import learn_corrections
 from tessera.simulator.forecasts.draws import History
 from tessera.simulator.forecasts.future import RoundRhythm
 from tessera.simulator.run import Decider
-from tessera.simulator.what_if.hours import COVERAGE, Side, compare_hours, follow_pairs
+from tessera.simulator.what_if.hours import COVERAGE, LEAST_PAIRS, Side, compare_hours, follow_pairs
 from tessera.simulator.what_if.rounds import DecidedRound, compare_rounds
 from tessera.solvers.rounds.options import RoundOptions
 from tests.support.laws import examples
@@ -57,7 +57,9 @@ def test_no_change_changes_nothing_over_the_next_hours(snapshot: Snapshot, seed:
         Side(snapshot=snapshot, decide=Decider(OPTIONS)),
     )
     history = History.of([], snapshot)
-    one, other = follow_pairs(sides[0], [sides[1]], history, futures=4, seed=seed, rhythm=RHYTHM)
+    one, other = follow_pairs(
+        sides[0], [sides[1]], history, futures=LEAST_PAIRS, seed=seed, rhythm=RHYTHM
+    )
     corrections = learn_corrections(dict.fromkeys(EVENTS, ()), COVERAGE)
     found = compare_hours(sides, (one, other), RHYTHM, corrections, shown=snapshot.jobs.name)
     assert found is not None
@@ -97,6 +99,7 @@ def test_a_removed_job_runs_no_more_and_no_other_job_is_gone(
     assert not outcome.violations
     assert outcome.decisions[changed.jobs.name.index(name)].gang is None
     found = compare_rounds(decided(snapshot), decided(changed), [name])
+    assert found.after.running + found.after.waiting == len(snapshot.jobs) - 1
     (gone,) = (job for job in found.jobs if job.job == name)
     assert (gone.effect, gone.after) == ("removed", None)
 

@@ -76,7 +76,7 @@ def test_now_and_the_next_hours_are_shown_at_a_glance(capsys: pytest.CaptureFixt
     assert "running jobs 2 -> 3" in text
     assert "throughput 10 -> 15 effective GPUs (+50.0%)" in text
     assert "GPUs in use a100 16 of 16 -> 24 of 24" in text
-    assert "next 6h 16 pairs of futures; intervals hold 80% of them" in text
+    assert "next 6h 16 pairs of futures; 80% intervals" in text
     assert "mean waiting 25m -> 12m: -13m (-18m to -9m)" in text
     assert "weak starts waits (OUTPRICED) 8 x a100, pp 2" in text
     assert "weak 10m-20m 0s-1m" in text

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypedDict, TypeVar, Unpack
 
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from tessera.client.errors import JobNotSucceeded
 from tessera.client.settings import ChannelSettings, find_settings
-from tessera.v1 import clusters_pb2, jobs_pb2, scheduler_pb2
+from tessera.v1 import clusters_pb2, jobs_pb2, scheduler_pb2, what_if_pb2
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:7070"
 DEFAULT_CLUSTER: Final = "default"
@@ -211,6 +212,22 @@ def schedule(
 ) -> scheduler_pb2.ScheduleRequest:
     """Return the request that decides a round."""
     return scheduler_pb2.ScheduleRequest(parent=cluster, options=options, dry_run=dry_run)
+
+
+def what_if(
+    cluster: str,
+    changes: Iterable[what_if_pb2.HypotheticalChange],
+    options: scheduler_pb2.RoundOptions | None,
+    hours: float,
+    futures: int,
+) -> scheduler_pb2.WhatIfRequest:
+    """Return the request that asks what changes would do."""
+    return scheduler_pb2.WhatIfRequest(
+        parent=cluster,
+        hypothesis=scheduler_pb2.Hypothesis(changes=changes, options=options),
+        horizon=Duration(seconds=round(3600 * hours)),
+        futures=futures,
+    )
 
 
 def require_success(job: jobs_pb2.Job) -> jobs_pb2.Job:

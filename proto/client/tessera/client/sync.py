@@ -22,6 +22,7 @@ from tessera.v1 import (
     jobs_pb2,
     scheduler_pb2,
     tenants_pb2,
+    what_if_pb2,
 )
 
 _Q = TypeVar("_Q")
@@ -286,6 +287,22 @@ class Client:
         """Decide a round now. Raises CallError."""
         request = requests.schedule(self.cluster, options, dry_run=dry_run)
         return self.call(self.stubs.scheduler.Schedule, request, deadline_s)
+
+    def what_if(
+        self,
+        *changes: what_if_pb2.HypotheticalChange,
+        options: scheduler_pb2.RoundOptions | None = None,
+        hours: float = 0.0,
+        futures: int = 0,
+        deadline_s: float | None = None,
+    ) -> what_if_pb2.WhatIfResponse:
+        """Return what changes would do that nobody has made. Nothing is changed.
+
+        The answer is about the next round and, with ``hours``, about the hours that follow, from at
+        most ``futures`` pairs of futures (0: 32). ``options`` decide its round. Raises CallError.
+        """
+        request = requests.what_if(self.cluster, changes, options, hours, futures)
+        return self.call(self.stubs.scheduler.WhatIf, request, deadline_s)
 
     def get_round(self, number: int | str) -> scheduler_pb2.Round:
         """Return a round with its decisions. Raises CallError."""

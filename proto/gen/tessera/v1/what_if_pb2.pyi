@@ -531,10 +531,12 @@ class PairedFigure(_message.Message):
     LOW_FIELD_NUMBER: _builtins.int
     HIGH_FIELD_NUMBER: _builtins.int
     before: _builtins.float
-    """The medians."""
+    """The means."""
     after: _builtins.float
     change: _builtins.float
-    """The median of the differences of the pairs, and the interval that holds `coverage` of them."""
+    """The mean of the differences of the pairs, and the interval in which the difference of one more
+    pair lies with probability `coverage`.
+    """
     low: _builtins.float
     high: _builtins.float
     def __init__(
@@ -608,7 +610,7 @@ class HoursDifference(_message.Message):
     futures: _builtins.int
     """The number of pairs of futures."""
     coverage: _builtins.float
-    """The share of the pairs that lie in the intervals, and of events that lie in the bands."""
+    """The probability with which a difference lies in its interval, and an event in its band."""
     @_builtins.property
     def horizon(self) -> _duration_pb2.Duration: ...
     @_builtins.property
