@@ -251,6 +251,12 @@ def test_old_rows_are_pruned_and_young_ones_are_kept(
         "tokens": 0,
         "join_tokens": 0,
         "agent_certificates": 0,
+        "job_arrays": 0,
+        "policies": 0,
+        "shadow_rounds": 0,
+        "stints": 0,
+        "usage_days": 0,
+        "webhook_events": 0,
     }
     assert store.prune(3600.0, 2) == deleted
     assert states(store) == {"young": JobState.CANCELLED, "waits": JobState.QUEUED}
