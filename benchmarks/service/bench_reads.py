@@ -178,8 +178,8 @@ def time_reads(
 
     ``explain`` is the answer from records (``recorded_only``), ``position`` and ``eta`` read a job
     with its forecast, and ``queue`` and ``list`` a page of 100 jobs. ``answered`` says whether every
-    answer was about the job, or had jobs as they were asked for. Explanations whose steps are tried decide rounds of all
-    jobs, so they are no reads; `bench explain` measures them.
+    answer was about the job, or had jobs as they were asked for. Explanations whose steps are tried
+    decide rounds of all jobs, so they are no reads; `bench explain` measures them.
     """
     types, nodes = arena_table1()
     random = np.random.default_rng(seed)
