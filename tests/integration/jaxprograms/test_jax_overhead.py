@@ -11,6 +11,7 @@ from tessera.benchmarks.service.runtime.jaxoverhead import (
 )
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_both_programs_run_in_turn_in_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")

@@ -60,6 +60,7 @@ def _compile_fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_a_gpt_with_dropout_goes_through_nine_plans_as_if_undisturbed() -> None:
     sizes = {"width": 16, "sequence": 8, "dropout": 0.1}
     worst, fall = train_chain(GPT, make_plans(), 3, sizes)
