@@ -26,7 +26,7 @@ from tessera.db.store import PostgresStore
 from tessera.service import wiring
 from tessera.service.config import Config
 
-def wait_for_ever(self, cluster):
+def wait_for_ever(self, cluster, use_half_life_s):
     print("begun", flush=True)
     threading.Event().wait()
 
