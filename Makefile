@@ -26,10 +26,10 @@ demo-train: $(DEV) ## real training in JAX and PyTorch, scaled and moved by roun
 	@test -n "$$TESSERA_TORCH_PYTHON" || $(BIN)/python scripts/torch_env.py || true # without PyTorch, it trains other programs
 	$(BIN)/tessera demo-train
 
-test: $(DEV) ## all tests, four files at a time; one follows the documents as a newcomer would
+test: $(DEV) ## all tests, three files at a time; one follows the documents as a newcomer would
 	@test -n "$$TESSERA_TORCH_PYTHON" || $(BIN)/python scripts/torch_env.py --with-transformers \
 	    || echo "tests that train with PyTorch will be skipped"
-	$(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder # the long files of e2e first
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder # the long files of e2e first
 
 test-full: $(DEV) ## the same with 15 times the examples of each law, for a night
 	HYPOTHESIS_PROFILE=full $(MAKE) test

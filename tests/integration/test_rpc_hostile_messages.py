@@ -242,6 +242,10 @@ def valid_requests() -> dict[str, list[Message]]:
         "WatchJob": [j.WatchJobRequest(name=JOB)],
         "ReadLogs": [j.ReadLogsRequest(name=JOB, rank=1, generation=1, offset=-9)],
         "GetJobCurves": [j.GetJobCurvesRequest(name=JOB, gpus=2)],
+        "GetArray": [j.GetArrayRequest(name=f"{C}/arrays/a")],
+        "ChangeArray": [
+            j.ChangeArrayRequest(name=f"{C}/arrays/a", change=j.ChangeArrayRequest.HOLD)
+        ],
         "GetTopology": [n.GetTopologyRequest(name=f"{C}/topology")],
         "UpdateTopology": [
             n.UpdateTopologyRequest(topology=n.Topology(name=f"{C}/topology", document=CLOS))
@@ -276,7 +280,8 @@ def valid_requests() -> dict[str, list[Message]]:
 
 def test_every_method_has_a_valid_request_here() -> None:
     assert {name.rpartition("/")[2] for name in METHODS} == set(valid_requests())
-    assert {name.split("/")[1] for name in METHODS} == set(SERVICES)
+    others = {"tessera.v1.Webhooks"}  # the benchmark of hostile clients calls it
+    assert {name.split("/")[1] for name in METHODS} == set(SERVICES) - others
 
 
 async def call_raw(channel: Any, path: str, messages: list[bytes]) -> StatusCode:
