@@ -26,7 +26,7 @@ from tessera.formulation.permissions import (
     AllowedTypes,
     Selectors,
     UnmatchedNodes,
-    match_selectors,
+    tabulate_selectors,
 )
 from tessera.formulation.reasons import ReasonCode
 from tessera.formulation.reserved import Entitlements, Reservations, ReservedNodes
@@ -50,14 +50,15 @@ from tessera.formulation.topologies.described import DescribedTopology, decode_t
 from tessera.formulation.values import GpuType, Hold, Workload
 
 _SERVED = f"""
-reservations r JOIN jobs j ON j.cluster_id = r.cluster_id
+reservations r CROSS JOIN LATERAL (
+    WITH RECURSIVE below AS (
+        SELECT n.id, n.name FROM tenants n WHERE n.cluster_id = r.cluster_id AND n.name = r.tenant
+        UNION SELECT n.id, n.name FROM tenants n JOIN below b ON n.parent_id = b.id
+    ) SELECT array_agg(b.name) AS names FROM below b
+) served JOIN jobs j ON j.cluster_id = r.cluster_id
 WHERE r.cluster_id = c.id AND r.end_at > now() AND j.{LIVE} AND NOT r.maintenance
     AND CASE r.tenant WHEN '' THEN j.labels->>r.label_key = r.label_value
-        ELSE j.tenant = r.tenant OR j.tenant IN (WITH RECURSIVE below AS (
-            SELECT n.id, n.name FROM tenants n
-            WHERE n.cluster_id = r.cluster_id AND n.name = r.tenant
-            UNION SELECT n.id, n.name FROM tenants n JOIN below b ON n.parent_id = b.id
-        ) SELECT b.name FROM below b) END
+        ELSE j.tenant = r.tenant OR j.tenant = ANY(served.names) END
 """  # noqa: S608 - a constant of db
 """The jobs that reservations serve. Those of a tenant serve the tenants below it, too."""
 
@@ -266,8 +267,8 @@ def load_snapshot(
     """Return the cluster's snapshot.
 
     Nodes that were not heard for ``silence_s`` are not schedulable. The use of tenants decays by
-    ``use_half_life_s``, and is not read if that is 0. The keys of rows never appear
-    in it: the same content gives the same snapshot in any database.
+    ``use_half_life_s``, and is not read if that is 0. The keys of rows never appear in it: the same
+    content gives the same snapshot in any database.
 
     Raises:
         NotFound: the cluster.
@@ -504,13 +505,11 @@ def _with_selectors(
         return jobs, NO_SELECTORS, NO_UNMATCHED_NODES
     keys, required, preferred = zip(*cluster.selections, strict=True)
     labels = [row[-1] for row in cluster.nodes]
-    selectors, unmatched = match_selectors((*required, *preferred), labels)
-    index = {text: i for i, text in enumerate(selectors.text)} | {"": -1}
+    selectors, unmatched, stated = tabulate_selectors(required, preferred, labels)
     at, columns = job_at.of(np.array(keys, np.int64)), dict[str, Any]()
-    for name, texts in (("required_selector", required), ("preferred_selector", preferred)):
-        column = np.array(getattr(jobs, name))
-        column[at] = [index[text] for text in texts]
-        columns[name] = column
+    for name, indices in stated.items():
+        columns[name] = np.array(getattr(jobs, name))
+        columns[name][at] = indices
     return replace(jobs, **columns), selectors, unmatched
 
 

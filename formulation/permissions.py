@@ -79,6 +79,24 @@ def match_selectors(
     return Selectors(text=tuple(distinct)), UnmatchedNodes(selector=selector, node=node)
 
 
+def tabulate_selectors(
+    required: Sequence[str], preferred: Sequence[str], labels: Sequence[Mapping[str, str]]
+) -> tuple[Selectors, UnmatchedNodes, dict[str, Ints]]:
+    """Return the selectors of jobs, the nodes that do not match them, and those of each job.
+
+    ``required`` and ``preferred`` are texts by job, "" for none, and ``labels`` those of the nodes.
+    The last result has the columns of ``Jobs`` by name, int64[jobs].
+    """
+    texts = {"required_selector": required, "preferred_selector": preferred}
+    selectors, unmatched = match_selectors((*required, *preferred), labels)
+    index = {text: i for i, text in enumerate(selectors.text)} | {"": -1}
+    columns = {
+        name: np.array([index[text] for text in column], dtype=np.int64)
+        for name, column in texts.items()
+    }
+    return selectors, unmatched, columns
+
+
 class _LabelValues:
     """The values of labels by node, as numbers. Each key is looked up once for all selectors."""
 

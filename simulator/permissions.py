@@ -10,7 +10,7 @@ from tessera.formulation.permissions import (
     AllowedTypes,
     Selectors,
     UnmatchedNodes,
-    match_selectors,
+    tabulate_selectors,
 )
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.selectors import stored_selector
@@ -46,17 +46,11 @@ def selectors_of(
 
     ``labels`` are those of the nodes. The last result has the columns of ``Jobs`` by name.
     """
-    texts = {
-        "required_selector": [str(stored_selector(s.node_selector)) for s in specs],
-        "preferred_selector": [str(stored_selector(s.preferred_labels)) for s in specs],
-    }
-    selectors, unmatched = match_selectors([t for column in texts.values() for t in column], labels)
-    index = {text: i for i, text in enumerate(selectors.text)} | {"": -1}
-    of_jobs = {
-        name: np.array([index[text] for text in column], dtype=np.int64)
-        for name, column in texts.items()
-    }
-    return selectors, unmatched, of_jobs
+    return tabulate_selectors(
+        [str(stored_selector(s.node_selector)) for s in specs],
+        [str(stored_selector(s.preferred_labels)) for s in specs],
+        labels,
+    )
 
 
 def _columns(pairs: Sequence[tuple[int, int]]) -> tuple[Ints, Ints]:
