@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import numpy as np
@@ -52,15 +52,21 @@ def lines_of_snapshot(snapshot: Snapshot) -> dict[str, tuple[str, ...]]:
     )
 
 
-def jobs_by_tenant(snapshot: Snapshot) -> Bools:
-    """Return whether each tenant has each job, or a tenant below it does, bool[tenants, jobs]."""
+def jobs_of_tenants(snapshot: Snapshot, tenants: Collection[int]) -> dict[int, Bools]:
+    """Return the jobs of each of ``tenants`` and of all tenants below it, bool[jobs] by tenant.
+
+    ``tenants`` are indices into ``Snapshot.tenants``.
+    """
+    if not tenants:
+        return {}
     index = {name: i for i, name in enumerate(snapshot.tenants.name)}
-    owner = np.array(snapshot.jobs.tenant, dtype=object)
-    has = np.zeros((len(index), len(snapshot.jobs)), dtype=np.bool_)
+    members: dict[int, list[int]] = {tenant: [] for tenant in tenants}
     for name, line in lines_of_snapshot(snapshot).items():
-        own = np.asarray(owner == name, dtype=np.bool_)
-        has[[index[above] for above in line]] |= own
-    return has
+        for above in line:
+            if (tenant := index[above]) in members:
+                members[tenant].append(index[name])
+    owner = np.array([index.get(name, -1) for name in snapshot.jobs.tenant], dtype=np.int64)
+    return {tenant: np.isin(owner, below) for tenant, below in members.items()}
 
 
 def weights_of_tenants(snapshot: Snapshot) -> dict[str, float]:

@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from tessera.formulation.draft import Draft, RowUse
-from tessera.formulation.hierarchy import jobs_by_tenant
+from tessera.formulation.hierarchy import jobs_of_tenants
 from tessera.formulation.problem import CouplingRow, RowKind
 from tessera.formulation.promises.guarantee import has_guaranteed_rate, min_demand
 from tessera.formulation.tables import Bools, Ints
@@ -81,13 +81,14 @@ The jobs are those of the tenant and of all below it, bool[jobs]. The columns ar
 
 def _quotas(draft: Draft) -> list[Quota]:
     snapshot = draft.snapshot
-    quotas, has = snapshot.quotas, jobs_by_tenant(snapshot)
+    quotas = snapshot.quotas
+    jobs_of = jobs_of_tenants(snapshot, set(quotas.tenant.tolist()))
     rows: list[Quota] = []
     for tenant, kind, gpus in zip(
         quotas.tenant.tolist(), quotas.gpu_type.tolist(), quotas.gpus.tolist(), strict=True
     ):
         name = snapshot.tenants.name[tenant]
-        of = has[tenant]
+        of = jobs_of[tenant]
         on = (draft.gpu_type == kind) | (kind < 0)
         full = name if kind < 0 else f"{name}/{snapshot.gpu_types[kind].name}"
         rows.append((tenant, kind, full, of, on, gpus))
