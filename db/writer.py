@@ -227,7 +227,8 @@ class PostgresWriter:
             row["submitted_plan_id"] = plan_ids.get(job.submitted_plan_id)
             # JSON cannot represent infinity.
             rows.append({k: str(v) if isinstance(v, float) else v for k, v in row.items()})
-        values = {"cluster": key, "submitted_by": _submitter(), "rows": _rows(rows)}
+        submitter = IDENTITY.get().known_subject(MAX_SUBMITTER)
+        values = {"cluster": key, "submitted_by": submitter, "rows": _rows(rows)}
         found = self._connection.execute(_SUBMIT, values).scalars()
         if missing := set(names) - set(found):
             raise AlreadyExists(f"clusters/{cluster}/jobs/{min(missing)}")
@@ -462,12 +463,6 @@ class PostgresWriter:
                 " read it again and retry"
             )
         return row.id, JobState(row.state)
-
-
-def _submitter() -> str:
-    """Return who makes this call, or "" if the server does not ask callers who they are."""
-    identity = IDENTITY.get()
-    return identity.subject[:MAX_SUBMITTER] if identity.is_verified else ""
 
 
 _USER_EVENTS = {JobEvent.CANCEL: "cancelled", JobEvent.HOLD: "held", JobEvent.RELEASE: "released"}

@@ -71,6 +71,10 @@ class Identity:
             if not self.sees_tenant(tenant):
                 raise NotFound(f"clusters/{cluster}/tenants/{tenant}")
 
+    def known_subject(self, most: int) -> str:
+        """Return up to ``most`` characters of the subject, or "" if nobody was asked for it."""
+        return self.subject[:most] if self.is_verified else ""
+
 
 LOCAL: Final = Identity(subject="local", role=Role.ADMIN, key="local", is_verified=False)
 """Whoever calls a server that asks nobody who they are. It may do everything, as agents may."""

@@ -248,7 +248,7 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
                 "reason": fields.require_text("reason", request.reason, MAX_REASON),
                 "drained_by": fields.require_text(
                     "drained_by",
-                    request.drained_by or fields.caller_name(MAX_DRAINED_BY),
+                    request.drained_by or IDENTITY.get().known_subject(MAX_DRAINED_BY),
                     MAX_DRAINED_BY,
                 ),
             }

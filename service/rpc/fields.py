@@ -124,12 +124,6 @@ def mask_paths(field: str, mask: FieldMask, allowed: Collection[str]) -> list[st
     return list(dict.fromkeys(mask.paths))
 
 
-def caller_name(most: int) -> str:
-    """Return up to ``most`` characters of who calls, or "" if the server does not know."""
-    identity = IDENTITY.get()
-    return identity.subject[:most] if identity.is_verified else ""
-
-
 def request_key(message: _M, request_id: str) -> Request | None:
     """Return the key that makes ``message`` safe to repeat, or None if it has no request id."""
     if not request_id:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tessera.formulation.access import IDENTITY
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.policies import MAX_MESSAGE, PolicyRecord
 from tessera.service.loop import require_known_options
@@ -42,7 +43,7 @@ class PolicyCalls:
             record = writer.set_policy(
                 cluster,
                 options,
-                set_by=fields.caller_name(MAX_SUBJECT),
+                set_by=IDENTITY.get().known_subject(MAX_SUBJECT),
                 message=message,
                 version=version,
             )

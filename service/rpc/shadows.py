@@ -42,7 +42,7 @@ class ShadowCalls:
 
         def work(writer: Writer) -> bytes:
             record = writer.set_shadow(
-                cluster, options, set_by=fields.caller_name(MAX_SUBJECT), message=message
+                cluster, options, set_by=IDENTITY.get().known_subject(MAX_SUBJECT), message=message
             )
             return convert.of_shadow(cluster, record, effective).SerializeToString()
 
