@@ -6,7 +6,7 @@ import os
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Final, TypedDict, TypeVar, Unpack
+from typing import Final, Protocol, TypedDict, TypeVar, Unpack
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
@@ -38,6 +38,25 @@ CHANNEL_OPTIONS: Final = (
 
 Q = TypeVar("Q")
 """A request."""
+
+
+class Page(Protocol):
+    """A page of a list."""
+
+    @property
+    def next_page_token(self) -> str:
+        """Return the token of the next page, or "" if there is none."""
+        ...
+
+
+class Paged(Protocol):
+    """A request for a page of a list."""
+
+    page_token: str
+
+
+JobRef = str | jobs_pb2.Job
+"""A job: its id, its full name or its message."""
 
 
 class JobFields(TypedDict, total=False):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Protocol, Self, TypeVar, Unpack
+from typing import Self, TypeVar, Unpack
 
 import grpc
 
 from tessera.client import requests
 from tessera.client.channels import open_channel
 from tessera.client.errors import to_error
-from tessera.client.requests import JobFields
+from tessera.client.requests import JobFields, JobRef, Page, Paged
 from tessera.client.retries import Patience
 from tessera.client.settings import ChannelSettings
 from tessera.client.stubs import Stubs
@@ -28,22 +28,8 @@ from tessera.v1 import (
 _Q = TypeVar("_Q")
 _R = TypeVar("_R")
 _I = TypeVar("_I")
-
-
-class _Page(Protocol):
-    @property
-    def next_page_token(self) -> str: ...
-
-
-class _Paged(Protocol):
-    page_token: str
-
-
-_P = TypeVar("_P", bound=_Page)
-_PQ = TypeVar("_PQ", bound=_Paged)
-
-JobRef = str | jobs_pb2.Job
-"""A job: its id, its full name or its message."""
+_P = TypeVar("_P", bound=Page)
+_PQ = TypeVar("_PQ", bound=Paged)
 
 
 class Client:
