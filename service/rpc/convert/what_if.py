@@ -29,7 +29,7 @@ from tessera.formulation.what_if.records import (
 )
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert import jobs as convert_jobs
-from tessera.service.rpc.convert.estimates import MAX_GPUS
+from tessera.service.rpc.convert.estimates import MAX_GPUS, of_cell
 from tessera.service.rpc.convert.explanations import of_step
 from tessera.service.rpc.convert.tenants import MAX_WEIGHT as MAX_TENANT_WEIGHT
 from tessera.service.rpc.convert.tenants import to_quotas, to_tenant_id
@@ -221,14 +221,7 @@ def _of_outlook(cluster: str, found: JobOutlook | None) -> pb.JobOutlook | None:
 
 
 def _of_cell(cell: Cell | None) -> estimates_pb2.Cell | None:
-    if cell is None:
-        return None
-    return estimates_pb2.Cell(
-        gpu_type=cell.gpu_type,
-        gpus=cell.gpus,
-        pipeline_degree=cell.pipeline_degree,
-        plan=cell.plan,
-    )
+    return None if cell is None else of_cell(cell)
 
 
 def _of_figure(found: PairedFigure) -> pb.PairedFigure:
