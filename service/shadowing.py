@@ -147,20 +147,17 @@ def decide_ordered_round(order: ShadowOrder) -> ShadowRound:
         cancelled=never_cancelled,
     )
     summary = order.record.summary
+    decisions = [order.record.decisions, shadow.decisions]
     by_policy, by_shadow = (
-        [
-            measure_decisions(
-                order.snapshot, options, side.decisions, Budget(remaining_s=lambda: math.inf)
-            )
-            for side in (order.record, shadow)
-        ]
+        measure_decisions(order.snapshot, options, decisions, Budget(remaining_s=lambda: math.inf))
         for options in (policy, order.options)
     )
+    effective = count_effective_gpus(order.snapshot, decisions)
     sides = [
         DecisionFigures(
             by_policy=of_policy.values,
             by_shadow=of_shadow.values,
-            effective_gpus=count_effective_gpus(order.snapshot, side.decisions),
+            effective_gpus=gpus,
             used_gpus=sum(d.allocation.cell.gpus for d in side.decisions if d.allocation),
             running=side.summary.running,
             waiting=side.summary.waiting,
@@ -170,8 +167,8 @@ def decide_ordered_round(order: ShadowOrder) -> ShadowRound:
             solve_s=sum(side.summary.seconds.get(phase, 0.0) for phase in DECIDING),
             gap=math.nan if side.summary.bound_is_trivial else side.summary.gap,
         )
-        for side, of_policy, of_shadow in zip(
-            (order.record, shadow), by_policy, by_shadow, strict=True
+        for side, of_policy, of_shadow, gpus in zip(
+            (order.record, shadow), by_policy, by_shadow, effective, strict=True
         )
     ]
     return ShadowRound(

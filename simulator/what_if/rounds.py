@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.cells import build_cells
+from tessera.formulation.cell_cache import cached_cells
 from tessera.formulation.decisions import Decision, DecisionKind
 from tessera.formulation.rates import effective_weight, unit_rate
 from tessera.formulation.snapshot import Snapshot
@@ -45,7 +45,7 @@ def unit_rates(snapshot: Snapshot) -> Floats:
     It is that of the jobs' workloads at the pace of their estimates, NaN without any.
     """
     real = assume_rates(snapshot)
-    return unit_rate(real, build_cells(real))
+    return unit_rate(real, cached_cells(real)[0])
 
 
 def describe_cluster(decided: DecidedRound, gone: Collection[str] = ()) -> ClusterOutlook:

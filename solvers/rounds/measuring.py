@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tessera.formulation.cells import build_cells
 from tessera.formulation.check import score_solution
 from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.placement import Gang, Placement
@@ -16,7 +15,7 @@ from tessera.formulation.problem import Problem
 from tessera.formulation.rates import unit_rate
 from tessera.formulation.records.rounds import DecisionRecord
 from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.statement import state_round
+from tessera.formulation.statement import Statement, state_round
 from tessera.formulation.tables import Ints
 from tessera.formulation.values import CellKey
 from tessera.solvers.answers import make_solution, trivial_bound
@@ -38,9 +37,9 @@ class MeasuredDecisions:
 
 
 def measure_decisions(
-    snapshot: Snapshot, policy: Policy, decisions: Sequence[DecisionRecord], budget: Budget
-) -> MeasuredDecisions:
-    """Return what decisions on ``snapshot`` are worth by the objective of ``policy``.
+    snapshot: Snapshot, policy: Policy, sides: Sequence[Sequence[DecisionRecord]], budget: Budget
+) -> list[MeasuredDecisions]:
+    """Return what each side's decisions on ``snapshot`` are worth by the objective of ``policy``.
 
     Only the objective counts, with the price of restarts: promises and limits are not stated, since
     the decisions may be another policy's. The last goal counts Cells on the shapes that they got.
@@ -50,8 +49,17 @@ def measure_decisions(
     """
     real = as_solved(snapshot, policy)
     statement = state_round(real, policy, published=True, check=budget.check)
+    return [_measure_side(real, statement, decisions, budget) for decisions in sides]
+
+
+def _measure_side(
+    snapshot: Snapshot,
+    statement: Statement,
+    decisions: Sequence[DecisionRecord],
+    budget: Budget,
+) -> MeasuredDecisions:
     problem = statement.problem
-    choice, placement = _chosen_columns(real, problem, decisions)
+    choice, placement = _chosen_columns(snapshot, problem, decisions)
     solution = make_solution(
         problem, choice, bound=trivial_bound(problem), solver=MEASURED, seed=budget.seed
     )
@@ -63,21 +71,26 @@ def measure_decisions(
     )
 
 
-def count_effective_gpus(snapshot: Snapshot, decisions: Sequence[DecisionRecord]) -> float:
-    """Return the normalised throughput of decisions on ``snapshot``: the effective GPUs (Eq. 6).
+def count_effective_gpus(
+    snapshot: Snapshot, sides: Sequence[Sequence[DecisionRecord]]
+) -> list[float]:
+    """Return the normalised throughput of each side's decisions: the effective GPUs (Eq. 6).
 
     A job counts as its rate on the shape that it got, by the rate of its best Cell for each GPU.
     """
     policy = Policy(objective="throughput")
     real = as_solved(snapshot, policy)
-    per_gpu = unit_rate(real, build_cells(real))
     problem = state_round(real, policy, published=True).problem
-    choice, placement = _chosen_columns(real, problem, decisions)
-    total = 0.0
-    for job in np.flatnonzero(choice >= 0).tolist():
-        rate = problem.cells.rate_on(int(problem.cell[choice[job]]), placement.gangs[job].nodes)
-        total += rate / float(per_gpu[job])
-    return total
+    per_gpu = unit_rate(real, problem.cells)
+    totals = []
+    for decisions in sides:
+        choice, placement = _chosen_columns(real, problem, decisions)
+        total = 0.0
+        for job in np.flatnonzero(choice >= 0).tolist():
+            rate = problem.cells.rate_on(int(problem.cell[choice[job]]), placement.gangs[job].nodes)
+            total += rate / float(per_gpu[job])
+        totals.append(total)
+    return totals
 
 
 def _chosen_columns(
