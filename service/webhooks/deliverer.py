@@ -7,13 +7,13 @@ event may arrive again if a replica dies between a delivery and its record.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from typing import Final
 
 from tessera.formulation.clock import Clock
-from tessera.formulation.errors import TesseraError, Unavailable
+from tessera.formulation.errors import Unavailable
 from tessera.formulation.webhooks import ClaimedWebhook, derive_secret
+from tessera.service.noticed_task import NoticedTask
 from tessera.service.ports import WebhookStore
 from tessera.service.rpc.calls import Calls
 from tessera.service.webhooks.sending import Sender
@@ -30,7 +30,7 @@ RETRY_S: Final = 5.0
 """Seconds between checks of the store when no notice arrives, as for deliveries to be tried again."""
 
 
-class WebhookDeliverer:
+class WebhookDeliverer(NoticedTask):
     """A task that delivers events as soon as they are stored, and tries failed deliveries again.
 
     ``calls`` are its threads, ``THREADS`` of them. ``key`` is the key from which secrets are derived.
@@ -39,26 +39,11 @@ class WebhookDeliverer:
     def __init__(
         self, store: WebhookStore, sender: Sender, calls: Calls, clock: Clock, key: bytes
     ) -> None:
+        super().__init__(log, "events are not delivered yet", "webhooks_failed", RETRY_S)
         self._store, self._sender, self._calls = store, sender, calls
         self._clock, self._key = clock, key
-        self._notice = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Begin, on the running event loop."""
-        self._task = asyncio.create_task(self._repeat())
-
-    async def stop(self) -> None:
-        """End after the deliveries that are being made."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    def wake(self, _cluster: str) -> None:
-        """Note that there are events to deliver."""
-        self._notice.set()
-
-    async def deliver(self) -> None:
+    async def work(self) -> None:
         """Deliver all events that are due. Raises what the store raises."""
 
         async def take_turns() -> None:
@@ -99,17 +84,3 @@ class WebhookDeliverer:
             error,
             extra=facts,
         )
-
-    async def _repeat(self) -> None:
-        while True:
-            self._notice.clear()
-            try:
-                await self.deliver()
-            except TesseraError as error:
-                facts = {"action": "webhooks_failed"}
-                log.warning("events are not delivered yet: %s", error, extra=facts)
-            except Exception:  # the outermost guard of this task: it must outlive any mistake
-                log.exception("events are not delivered yet", extra={"action": "webhooks_failed"})
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RETRY_S):
-                    await self._notice.wait()
