@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection
-from functools import partial
+from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any, Final, TypeVar
 
 import grpc
@@ -42,9 +41,9 @@ from tessera.service.cli.options import (
 )
 from tessera.service.cli.placing import Placing, placing_options
 from tessera.service.cli.render import print_error, print_note, show_message
-from tessera.service.cli.whatif import ask_about_change, change_of_job
+from tessera.service.cli.whatif import ask_about_job
 from tessera.service.cli.whatifview import describe_effect, show_answer
-from tessera.v1 import jobs_pb2, what_if_pb2
+from tessera.v1 import jobs_pb2
 
 SUPPOSABLE: Final = ("weight", "priority", "deadline", "min_gpus", "max_gpus")
 """The values of a job for which the server says what a change of them would do."""
@@ -161,15 +160,14 @@ def update_job(
             "is for changes of --weight, --priority, --deadline, --min-gpus and --max-gpus alone; give"
             " the other options without it",
         )
-    ask = partial(_ask_about, job.name, supposed)
     with connect(server) as client:
         if dry_run:
-            answer = ask(client, DRY_RUN_HOURS)
+            answer = ask_about_job(client, job.name, supposed, DRY_RUN_HOURS, ANSWER_S)
             if not show_message(answer, output):
                 show_answer(answer)
             return
         shows = output in READABLE_OUTPUTS and sys.stdout.isatty() and not validate_only
-        effect = _effect_of(job.name, partial(ask, client)) if supposed and shows else ""
+        effect = _effect_of(client, job.name, supposed) if supposed and shows else ""
         changed = client.call(client.jobs.UpdateJob, request)
         show_jobs([changed], current_timestamp(), output)
         print_warnings([changed])
@@ -177,20 +175,10 @@ def update_job(
             print_note(effect)
 
 
-def _ask_about(
-    job: str, values: dict[str, Any], client: Client, hours: float = 0.0
-) -> what_if_pb2.WhatIfResponse:
-    """Return what new values of a job, by names of ``SUPPOSABLE``, do to it and to others."""
-    cluster, _, _ = job.rpartition("/jobs/")
-    rest = {name: value for name, value in values.items() if name != "deadline"}
-    change = change_of_job(cluster, job, rest, values.get("deadline"))
-    return ask_about_change(client, cluster, change, hours, ANSWER_S)
-
-
-def _effect_of(job: str, ask: Callable[[], what_if_pb2.WhatIfResponse]) -> str:
-    """Return a sentence on what a change of ``job`` does to the next round, or why nobody knows."""
+def _effect_of(client: Client, job: str, values: Mapping[str, Any]) -> str:
+    """Return a sentence on what new values of ``job`` do to the next round, or why nobody knows."""
     try:
-        return describe_effect(ask(), job)
+        return describe_effect(ask_about_job(client, job, values, 0.0, ANSWER_S), job)
     except CallFailed as error:
         return f"what the change does to the next round is not known: {error}"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -162,12 +162,13 @@ def ask_what_if(
         "priority": priority,
         "min_gpus": min_gpus,
         "max_gpus": max_gpus,
+        "deadline": deadline,
     }
     changes = [
         *map(_added_nodes, add_nodes or []),
         *(Change(node_lost=full_name(cluster, "nodes", node)) for node in lose_node or []),
         *(Change(job_removed=full_name(cluster, "jobs", one)) for one in remove_job or []),
-        *_named_job_change(cluster, job, job_fields, deadline),
+        *_named_job_change(cluster, job, job_fields),
         *_tenant_change(cluster, tenant, tenant_weight, quota or []),
         *_added_jobs(job_file or [], cluster),
     ]
@@ -247,29 +248,23 @@ def _added_nodes(text: str) -> Change:
     return Change(nodes_added=added)
 
 
-def _named_job_change(
-    cluster: str, job: str, values: Mapping[str, float | int | None], deadline: str | None
-) -> list[Change]:
-    given = [name for name, value in {**values, "deadline": deadline}.items() if value is not None]
+def _named_job_change(cluster: str, job: str, values: Mapping[str, Any]) -> list[Change]:
+    given = [name for name, value in values.items() if value is not None]
     if job and not given:
         raise InvalidInput("--job", "needs what to change of the job, e.g. --weight 2")
     if given and not job:
         flags = " and ".join(f"--{name.replace('_', '-')}" for name in given)
         raise InvalidInput("--job", f"is needed, since {flags} is for a job")
-    return [change_of_job(cluster, job, values, deadline)] if job else []
+    return [_change_of_job(full_name(cluster, "jobs", job), values)] if job else []
 
 
-def change_of_job(
-    cluster: str, job: str, values: Mapping[str, float | int | None], deadline: str | None
-) -> Change:
-    """Return the change of a job to the given ``values`` (weight, priority, ...) and ``deadline``.
-
-    What is None stays as it is.
-    """
-    change = what_if_pb2.JobChange(job=full_name(cluster, "jobs", job))
+def _change_of_job(job: str, values: Mapping[str, Any]) -> Change:
+    """Return the change of a job, a full name, to ``values`` by options. What is None stays as it is."""
+    change = what_if_pb2.JobChange(job=job)
     for name, value in values.items():
-        if value is not None:
+        if value is not None and name != "deadline":
             setattr(change, name, value)
+    deadline = values.get("deadline")
     if deadline == NO_DEADLINE:
         change.no_deadline = True
     elif deadline is not None:
@@ -277,15 +272,16 @@ def change_of_job(
     return Change(job_changed=change)
 
 
-def ask_about_change(
-    client: Client, cluster: str, change: Change, hours: float, limit_s: float
+def ask_about_job(
+    client: Client, job: str, values: Mapping[str, Any], hours: float, limit_s: float
 ) -> what_if_pb2.WhatIfResponse:
-    """Return what one change does to the next round and, unless ``hours`` is 0, afterwards.
+    """Return what new ``values`` of a job do to the next round and, unless ``hours`` is 0, afterwards.
 
-    ``cluster`` is a full name. Raises CallFailed.
+    ``job`` is a full name, and the values are those of the options for a job. Raises CallFailed.
     """
+    changes = [_change_of_job(job, values)]
     request = scheduler_pb2.WhatIfRequest(
-        parent=cluster, hypothesis=scheduler_pb2.Hypothesis(changes=[change])
+        parent=job.rpartition("/jobs/")[0], hypothesis=scheduler_pb2.Hypothesis(changes=changes)
     )
     if hours:
         request.horizon.CopyFrom(to_duration(hours * HOUR_S))
