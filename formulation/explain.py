@@ -53,6 +53,7 @@ def explain_waiting_jobs(
     reasons: dict[int, Reason] = {}
     others: list[int] = []
     may_run = snapshot.jobs.may_run()[waits]
+    unmet = _unmet_dependencies(snapshot)
     for job, may, workload, runs, offered in zip(
         waits.tolist(),
         may_run.tolist(),
@@ -62,7 +63,7 @@ def explain_waiting_jobs(
         strict=True,
     ):
         if not may:
-            reasons[job] = _not_schedulable(snapshot, job)
+            reasons[job] = _not_schedulable(snapshot, job, unmet.get(job, []))
         elif not runs:
             reasons[job] = _no_cell(
                 snapshot,
@@ -92,26 +93,31 @@ _GIVEN_UP: Final = Reason(
 )
 
 
-def _not_schedulable(snapshot: Snapshot, job: int) -> Reason:
-    jobs = snapshot.jobs
-    state = STATES[jobs.state[job]]
-    if state is JobState.HELD:
-        return held_reason(state, jobs.name[job])
-    if state is not JobState.QUEUED:
-        return leaving_reason(state)
-    d = snapshot.dependencies
-    unmet = [
-        DependencyRecord(
+def _unmet_dependencies(snapshot: Snapshot) -> dict[int, list[DependencyRecord]]:
+    """Return the dependencies on single jobs that each job still waits for."""
+    jobs, table = snapshot.jobs, snapshot.dependencies
+    unmet: dict[int, list[DependencyRecord]] = {}
+    for job, on, condition in zip(
+        table.job.tolist(), table.on.tolist(), table.condition.tolist(), strict=True
+    ):
+        record = DependencyRecord(
             job=jobs.name[on],
             condition=CONDITIONS[condition],
             tenant=jobs.tenant[on],
             met=False,
             state=STATES[jobs.state[on]],
         )
-        for on, condition in zip(
-            d.on[d.job == job].tolist(), d.condition[d.job == job].tolist(), strict=True
-        )
-    ]
+        unmet.setdefault(job, []).append(record)
+    return unmet
+
+
+def _not_schedulable(snapshot: Snapshot, job: int, unmet: list[DependencyRecord]) -> Reason:
+    jobs = snapshot.jobs
+    state = STATES[jobs.state[job]]
+    if state is JobState.HELD:
+        return held_reason(state, jobs.name[job])
+    if state is not JobState.QUEUED:
+        return leaving_reason(state)
     return waiting_reason(unmet, int(jobs.unmet[job]))
 
 
