@@ -89,8 +89,12 @@ def unheeded_wishes(job: JobRecord, standing: RoundOptions) -> list[str]:
         return []  # it was promised before, and the promise is kept
     else:
         why = f"the standing policy (deadlines: {standing.deadline_mode}) promises no new deadline"
+    options = "--objective 'deadline then throughput'"
+    if standing.scheduler:
+        options += " --scheduler ''"
+    if standing.deadlines:
+        options += " --deadlines auto"
     return [
-        f"rounds will ignore this job's deadline: {why}; decide rounds with"
-        " `tessera round --objective 'deadline then throughput'`, or set the server's standing policy:"
-        " TESSERA_POLICY='{objective: deadline then throughput}'"
+        f"rounds will ignore this job's deadline: {why}; set the standing policy with"
+        f" `tessera policy set {options}`, or decide one round with `tessera round {options}`"
     ]

@@ -128,8 +128,8 @@ async def test_a_deadline_that_the_standing_policy_ignores_produces_a_warning(
         job = await a.jobs.SubmitJob(a_submit("a", deadline=SOON, request_id="r"))
         (warning,) = job.warnings
         assert "promises no new deadline" in warning
-        assert "--objective 'deadline then throughput'" in warning
-        assert "TESSERA_POLICY=" in warning
+        assert "`tessera policy set --objective 'deadline then throughput'`" in warning
+        assert "`tessera round --objective 'deadline then throughput'`" in warning
         again = await a.jobs.SubmitJob(a_submit("a", deadline=SOON, request_id="r"))
         assert again == job
         answer = await a.jobs.SubmitJobs(a_batch(a_submit("b", deadline=SOON), a_submit("c")))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.records.jobs import JobRecord, JobSpec
+from tessera.formulation.values import Workload
 from tessera.service.config import Config, load_config
+from tessera.service.standing_policy import unheeded_wishes
 from tessera.solvers.rounds.plan import RoundOptions
 
 POLICY = "{objective: deadline then jct, queue_order: true, promote_after: 7200s, max_changes: 8}"
@@ -64,3 +69,45 @@ def test_an_invalid_policy_is_refused_when_the_server_starts(policy: str, messag
     with pytest.raises(InvalidInput) as caught:
         load_config(None, {"TESSERA_POLICY": policy})
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("standing", "options"),
+    [
+        (RoundOptions(objective="jct"), ""),
+        (RoundOptions(scheduler="fcfs"), " --scheduler ''"),
+        (RoundOptions(objective="deadline then jct", deadlines="ignore"), " --deadlines auto"),
+    ],
+)
+def test_the_advice_for_an_ignored_deadline_undoes_what_ignores_it(
+    standing: RoundOptions, options: str
+) -> None:
+    spec = JobSpec(
+        name="a",
+        workload=Workload(model="bert", params="0.76B", global_batch=256),
+        iterations=10,
+        requested_gpus=1,
+        deadline_s=1e9,
+    )
+    job = JobRecord(
+        cluster="lab",
+        spec=spec,
+        version=1,
+        state=JobState.QUEUED,
+        created_s=0.0,
+        started_s=None,
+        ended_s=None,
+        iterations_done=0.0,
+        generation=0,
+        retries=0,
+        last_error="",
+        allocation=None,
+        reason=None,
+        reason_round=0,
+    )
+    (warning,) = unheeded_wishes(job, standing)
+    advice = f"--objective 'deadline then throughput'{options}`"
+    assert f"tessera policy set {advice}" in warning
+    assert f"tessera round {advice}" in warning
+    followed = replace(standing, objective="deadline then throughput", scheduler="", deadlines="")
+    assert not unheeded_wishes(job, followed)
