@@ -191,14 +191,15 @@ def _require_future(connection: sa.Connection, spec: ReservationSpec, *, moved: 
 
 
 def _require_room(turn: Turn, spec: ReservationSpec) -> None:
+    """Refuse what others leave no room for, and one more reservation than there may be."""
     rows = turn.connection.execute(_NODES, {"cluster": turn.cluster})
     nodes = {row.name: NodeSize(gpu_type=row.gpu_type, gpus=row.gpus) for row in rows}
-    others = [record.spec for record in _stored(turn.connection, turn.cluster) if not record.ended]
-    if len(others) >= MAX_RESERVATIONS:
+    current = [record.spec for record in _stored(turn.connection, turn.cluster) if not record.ended]
+    if len(current) >= MAX_RESERVATIONS and all(stored.name != spec.name for stored in current):
         raise LimitReached(
-            f"cluster {turn.name} has {len(others)} reservations, which is the limit; delete some"
+            f"cluster {turn.name} has {len(current)} reservations, which is the limit; delete some"
         )
-    require_room(spec, others, nodes)
+    require_room(spec, current, nodes)
 
 
 def _stored(connection: sa.Connection, cluster: int) -> list[ReservationRecord]:

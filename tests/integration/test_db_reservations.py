@@ -6,10 +6,18 @@ from typing import Any
 
 import pytest
 
+from tessera.db import reservations
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
 from tessera.formulation.clock import SystemClock
-from tessera.formulation.errors import AlreadyExists, InUse, InvalidInput, NotFound, StaleEtag
+from tessera.formulation.errors import (
+    AlreadyExists,
+    InUse,
+    InvalidInput,
+    LimitReached,
+    NotFound,
+    StaleEtag,
+)
 from tessera.formulation.records.clusters import TenantSpec
 from tessera.formulation.records.reservations import ReservationRecord, ReservationSpec
 from tests.support.stored_cluster import C, a_cluster, a_spec, do, execute, submit
@@ -91,6 +99,27 @@ def test_times_change_only_to_what_others_leave(cluster: PostgresStore) -> None:
     changed = cluster.get_reservation(C, "second")
     assert changed.version == 2
     assert changed.spec.end_s - changed.spec.start_s == pytest.approx(120.0, abs=1e-3)
+
+
+def test_at_the_limit_reservations_change_but_none_is_added_or_reopened(
+    cluster: PostgresStore, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reservations, "MAX_RESERVATIONS", 1)
+    first = create(cluster, a_reservation("first"))
+    end_s = first.spec.end_s + 60.0
+    do(cluster, lambda w: w.update_reservation(C, "first", None, end_s, None))
+    assert cluster.get_reservation(C, "first").spec.end_s == pytest.approx(end_s, abs=1e-3)
+    with pytest.raises(LimitReached, match="lab has 1 reservations, which is the limit"):
+        create(cluster, a_reservation("second", after_s=9e4))
+    with pytest.raises(AlreadyExists):
+        create(cluster, a_reservation("first", after_s=9e4))
+    execute(
+        database,
+        "UPDATE reservations SET start_at = now() - interval '1 h', end_at = now() - interval '1 s'",
+    )
+    create(cluster, a_reservation("second", after_s=9e4))
+    with pytest.raises(LimitReached):
+        do(cluster, lambda w: w.update_reservation(C, "first", None, end_s, None))
 
 
 def test_the_snapshot_has_windows_that_last_with_their_nodes_and_jobs(
