@@ -57,6 +57,12 @@ WHERE n.cluster_id = :cluster AND n.name = r.name
     AND NOT EXISTS (SELECT FROM allocations l WHERE l.node_id = n.id)
 """)
 
+_LABEL = sa.text("""
+UPDATE nodes n SET agent_labels = r.labels, version = n.version + 1
+FROM json_to_recordset(CAST(:rows AS json)) AS r(name text, labels jsonb)
+WHERE n.cluster_id = :cluster AND n.name = r.name AND n.agent_labels <> r.labels
+""")
+
 _DELETED = sa.text("""
 SELECT deleted_nodes FROM agents
 WHERE cluster_id = :cluster AND name = :name AND incarnation = :incarnation
@@ -169,7 +175,7 @@ def register_agent(
     specs: Sequence[NodeSpec],
     silence_s: float,
 ) -> None:
-    """Register an agent and its nodes, with the CPU cores and the host memory that it found.
+    """Register an agent and its nodes, with the labels that it gives them and the capacity it found.
 
     Nodes taken over from a dead agent lose the jobs that ran there. Nodes that were deleted since
     this incarnation started are left out. ``desired`` returns their names. If a node is new, has
@@ -202,9 +208,13 @@ def register_agent(
     if dead:
         connection.execute(_INTERRUPT, {"nodes": dead})
     changed = inventory.upsert_nodes(turn, _as_stated(specs, stored))
-    found = [{"name": s.name, "cpus": s.cpus, "host_bytes": s.host_bytes} for s in specs]
+    found = [
+        {"name": s.name, "cpus": s.cpus, "host_bytes": s.host_bytes, "labels": s.labels}
+        for s in specs
+    ]
     values = me | {"names": names, "rows": dump_json(found)}
-    changed |= connection.execute(_FIND, values).rowcount > 0
+    for statement in (_FIND, _LABEL):
+        changed |= connection.execute(statement, values).rowcount > 0
     left = connection.execute(_LEAVE, values).rowcount > 0
     turn.needs_round |= returned or changed or left
     key = connection.execute(_REGISTER, values).scalar_one()
@@ -216,12 +226,12 @@ def _as_stated(specs: Sequence[NodeSpec], stored: Sequence[sa.Row[Any]]) -> list
     """Return an agent's nodes with what users have stated of them.
 
     These are the CPU cores, the host memory, the labels and, if the agent has none, the rack. What an
-    agent finds is not stated: it is stored separately.
+    agent finds, and its labels, are not stated: they are stored separately.
     """
     known = {node.name: node for node in stored}
     nodes = []
     for spec in specs:
-        as_found = replace(spec, cpus=None, host_bytes=None, version=None)
+        as_found = replace(spec, cpus=None, host_bytes=None, labels={}, version=None)
         node = known.get(spec.name)
         if node is not None:
             as_found = replace(

@@ -178,6 +178,7 @@ def node_record(row: Row) -> NodeRecord:
         probation_end_s=row["probation_end_s"],
         found_cpus=row["found_cpus"],
         found_host_bytes=row["found_host_bytes"],
+        agent_labels=row["agent_labels"],
     )
 
 

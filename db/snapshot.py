@@ -79,7 +79,7 @@ _TABLES = {
         "n.id, n.name, n.gpu_type_id, n.gpus, n.rack, n.version, NOT n.draining AND coalesce("
         "extract(epoch FROM now() - a.heard_at)::float8 <= :silence_s, false),"
         f" coalesce(n.cpus, n.found_cpus, {NOT_STATED}),"
-        f" coalesce(n.host_bytes, n.found_host_bytes, {NOT_STATED}), n.labels",
+        f" coalesce(n.host_bytes, n.found_host_bytes, {NOT_STATED}), n.agent_labels || n.labels",
         "nodes n LEFT JOIN agents a ON a.id = n.agent_id WHERE n.cluster_id = c.id",
         "n.name",
     ),

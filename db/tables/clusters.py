@@ -87,8 +87,9 @@ nodes = sa.Table(
     sa.Column("host_bytes", sa.BigInteger),
     sa.Column("found_cpus", sa.BigInteger),
     sa.Column("found_host_bytes", sa.BigInteger),
-    # the labels by which jobs select nodes
+    # the labels by which jobs select nodes, as stated, and as its agent gives them
     sa.Column("labels", JSONB, server_default=sa.text("'{}'"), nullable=False),
+    sa.Column("agent_labels", JSONB, server_default=sa.text("'{}'"), nullable=False),
     sa.Column("draining", sa.Boolean, nullable=False, server_default=sa.false()),
     count_column("version", 1),
     reference_column("agent_id", "agents.id", nullable=True),
@@ -112,6 +113,7 @@ nodes = sa.Table(
         "draining OR (drained_at IS NULL AND drain_reason = '' AND drained_by = '')", name="drain"
     ),
     sa.CheckConstraint("jsonb_typeof(labels) = 'object'", name="labels"),
+    sa.CheckConstraint("jsonb_typeof(agent_labels) = 'object'", name="agent_labels"),
     sa.CheckConstraint("draining OR NOT health_drain", name="health_drain"),
     sa.CheckConstraint("health_drain OR probation_until IS NULL", name="probation"),
     sa.Index(None, "agent_id"),

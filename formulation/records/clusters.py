@@ -87,6 +87,8 @@ class NodeRecord:
     found_host_bytes: int | None = None
     """The CPU cores and the host memory that its agent found, which count where ``spec`` states none.
     They are None if it reports none."""
+    agent_labels: dict[str, str] = field(default_factory=dict)
+    """The labels that its agent gives it, which count where ``spec`` has none with the same key."""
 
     @property
     def drained(self) -> bool:

@@ -17,6 +17,7 @@ from tessera.formulation.clock import SystemClock
 from tessera.formulation.documents import NODE_LIST, NotJson, read_json
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.release import install_hint, installed_version
+from tessera.formulation.selectors import require_node_labels
 from tessera.service.agent.credentials import (
     Credentials,
     EnrolledCredentials,
@@ -89,7 +90,7 @@ def parse_node(text: str) -> pb.AgentNode:
 
 
 def read_nodes(path: Path) -> list[pb.AgentNode]:
-    """Read nodes from a JSON list of objects with node, gpu_type, gpus and, optionally, rack.
+    """Read nodes from a JSON list of objects with node, gpu_type, gpus and, optionally, rack and labels.
 
     Raises:
         InvalidInput: the file does not hold such a list.
@@ -102,14 +103,30 @@ def read_nodes(path: Path) -> list[pb.AgentNode]:
                 gpu_type=row["gpu_type"],
                 gpus=row["gpus"],
                 rack=row.get("rack", ""),
+                labels=dict(row.get("labels", {}).items()),
             )
             for row in read_json("--nodes-file", path.read_text(encoding="utf-8"), NODE_LIST)
         ]
     except (NotJson, ValueError, TypeError, KeyError, AttributeError) as error:
         raise InvalidInput(
             "--nodes-file",
-            f"{path} must hold a JSON list of objects with node, gpu_type, gpus (and rack): {error!r}",
+            f"{path} must hold a JSON list of objects with node, gpu_type, gpus (and rack,"
+            f" labels): {error!r}",
         ) from error
+
+
+def _label_nodes(nodes: Sequence[pb.AgentNode], texts: Sequence[str]) -> None:
+    """Give the labels of ``--label`` to nodes that have none with the same keys."""
+    given = dict(_parse_label(text) for text in texts)
+    for node in nodes:
+        node.labels.update(require_node_labels("--label", {**given, **node.labels}))
+
+
+def _parse_label(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise InvalidInput("--label", f"expected KEY=VALUE, not {text!r}")
+    return key, value
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -171,7 +188,19 @@ def _add_nodes(parser: argparse.ArgumentParser) -> None:
         metavar="NAME:TYPE:GPUS[:RACK]",
         help="A node with its GPU type and number of GPUs. Repeatable.",
     )
-    add("--nodes-file", type=Path, help="JSON file with a list of {node, gpu_type, gpus, rack}.")
+    add(
+        "--nodes-file",
+        type=Path,
+        help="JSON file with a list of {node, gpu_type, gpus, rack, labels}.",
+    )
+    add(
+        "--label",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="A label of the agent's nodes, by which jobs select nodes. Repeatable. A label with the"
+        " same key in --nodes-file, or that operators give to the node, counts before it.",
+    )
     add(
         "--agent-id",
         default="",
@@ -258,6 +287,7 @@ def build_config(options: argparse.Namespace, incarnation: str) -> AgentConfig:
         raise InvalidInput(
             "--node", "name at least one node, here or in --nodes-file, or pass --discover"
         )
+    _label_nodes(nodes, options.label)
     # The name becomes a part of the path of checkpoints.
     if not CLUSTER_PATTERN.fullmatch(options.cluster):
         raise InvalidInput(

@@ -67,6 +67,7 @@ class NodeEntry(FileEntry):
         "drained",
         "found_cpus",
         "found_host_bytes",
+        "agent_labels",
     )
     """Further keys that `tessera nodes -o yaml` prints. They are ignored, except for the etag."""
 

@@ -67,7 +67,9 @@ NODE_COLUMNS: Final[Sequence[Column[clusters_pb2.Node]]] = (
     Column("HOST MEMORY", lambda n: _host_memory(n), right=True),
     Column("RACK", lambda n: n.rack),
     Column(
-        "LABELS", lambda n: ", ".join(f"{k}={v}" for k, v in sorted(n.labels.items())), wide=True
+        "LABELS",
+        lambda n: ", ".join(f"{k}={v}" for k, v in sorted(labels_of(n).items())),
+        wide=True,
     ),
     Column("JOBS", lambda n: ", ".join(short_name(j) for j in n.jobs)),
     Column("LAST REPORT", lambda n: _last_report(n.silent_s), wide=True, right=True),
@@ -114,7 +116,7 @@ def list_nodes(
 
         def read() -> list[clusters_pb2.Node]:
             nodes = read_nodes(client, cluster_name(cluster))
-            return [node for node in nodes if wanted.matches(node.labels)]
+            return [node for node in nodes if wanted.matches(labels_of(node))]
 
         if watch:
             footer = partial(next_round_line, client, cluster_name(cluster))
@@ -191,6 +193,11 @@ def _state(node: clusters_pb2.Node) -> str:
     if node.HasField("probation_end_time"):
         return "PROBATION"
     return "DRAINED" if node.drained else clusters_pb2.Node.State.Name(node.state)
+
+
+def labels_of(node: clusters_pb2.Node) -> dict[str, str]:
+    """Return the labels by which jobs select the node: its agent's, and over them those stated."""
+    return {**node.agent_labels, **node.labels}
 
 
 def _cpus(node: clusters_pb2.Node) -> str:

@@ -80,6 +80,36 @@ def test_labels_of_nodes_are_stored_and_an_agent_that_returns_keeps_them(
     assert store.list_nodes(C, "", 10)[0].version == before  # nothing has changed
 
 
+def test_an_agents_labels_count_below_those_that_are_stated(store: PostgresStore) -> None:
+    a_cluster(store, nodes=2)
+    submit(
+        store,
+        a_spec("stated", node_selector="zone=a"),
+        a_spec("given", node_selector="disk=ssd"),
+        a_spec("earlier", node_selector="zone=b"),
+    )
+    label_nodes(store, a100_0={"zone": "a"})
+
+    def register(**labels: str) -> None:
+        node = NodeSpec(name=A0, gpu_type="a100", gpus=4, labels=labels)
+        store.hello(C, "agent-a100-0", "second", [node])
+
+    register(zone="b", disk="ssd")
+    record = store.get_node(C, A0)
+    assert (record.spec.labels, record.agent_labels) == (
+        {"zone": "a"},
+        {"zone": "b", "disk": "ssd"},
+    )
+    assert nodes_by_job(store.snapshot(C)) == {"stated": [A0], "given": [A0], "earlier": []}
+    register(zone="b", disk="ssd")
+    assert store.get_node(C, A0).version == record.version  # nothing has changed
+    label_nodes(store, a100_0={})
+    assert nodes_by_job(store.snapshot(C)) == {"stated": [], "given": [A0], "earlier": [A0]}
+    register()
+    assert store.get_node(C, A0).agent_labels == {}
+    assert nodes_by_job(store.snapshot(C)) == {"stated": [], "given": [], "earlier": []}
+
+
 def test_selectors_of_jobs_are_in_the_snapshot_and_follow_labels_and_changes(
     store: PostgresStore,
 ) -> None:

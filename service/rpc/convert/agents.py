@@ -25,6 +25,7 @@ from tessera.formulation.records.agents import (
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.jobs import RestartTimes
 from tessera.formulation.records.logs import LogAnswer, LogRead
+from tessera.formulation.selectors import require_node_labels
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert.clusters import (
     MAX_GPUS_A_NODE,
@@ -86,6 +87,7 @@ def to_nodes(field: str, hello: pb.Hello) -> tuple[NodeSpec, ...]:
             rack=fields.require_text(f"{field}[{i}].rack", m.rack, 100),
             cpus=stated_cpus(f"{field}[{i}].cpus", m),
             host_bytes=stated_host_bytes(f"{field}[{i}].host_bytes", m),
+            labels=require_node_labels(f"{field}[{i}].labels", m.labels),
         )
         for i, m in enumerate(hello.nodes)
     )

@@ -144,4 +144,5 @@ def of_node(cluster: str, record: NodeRecord, lease_s: float) -> pb.Node:
         found_cpus=record.found_cpus,
         found_host_bytes=record.found_host_bytes,
         labels=record.spec.labels,
+        agent_labels=record.agent_labels,
     )

@@ -45,7 +45,44 @@ def test_nodes_are_read_from_a_file(tmp_path: Path) -> None:
     assert read_nodes(path) == [pb.AgentNode(node="n0", gpu_type="a100", gpus=8)]
 
 
-@pytest.mark.parametrize("text", ["{", "[1]", "3", '[{"node": "n0"}]'])
+def labelled(root: Path, *flags: str) -> list[dict[str, str]]:
+    """Return the labels of the two nodes of an agent that is started with ``flags``."""
+    path = root / "nodes.json"
+    path.write_text(
+        '[{"node": "n0", "gpu_type": "a100", "gpus": 8},'
+        ' {"node": "n1", "gpu_type": "a100", "gpus": 8, "labels": {"zone": "b"}}]'
+    )
+    always = ("--server", "127.0.0.1:1", "--cluster", "c", "--data-dir", str(root))
+    options = make_parser().parse_args([*always, "--nodes-file", str(path), *flags])
+    return [dict(node.labels) for node in build_config(options, "first").hello().nodes]
+
+
+def test_labels_are_those_of_the_nodes_file_and_then_those_of_all_nodes(tmp_path: Path) -> None:
+    assert labelled(tmp_path) == [{}, {"zone": "b"}]
+    flags = ("--label", "zone=a", "--label", "disk=ssd")
+    assert labelled(tmp_path, *flags) == [
+        {"zone": "a", "disk": "ssd"},
+        {"zone": "b", "disk": "ssd"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("zone", "--label: expected KEY=VALUE, not 'zone'"),
+        ("zone=", r"--label\[zone\]: has '', but a key or value must be 1 to 63 letters"),
+        ("a b=c", "--label: has 'a b', but a key or value"),
+    ],
+)
+def test_a_bad_label_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        labelled(tmp_path, "--label", text)
+
+
+BAD_LABELS = '[{"node": "n0", "gpu_type": "a100", "gpus": 8, "labels": ["ab"]}]'
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "3", '[{"node": "n0"}]', BAD_LABELS])
 def test_an_invalid_node_file_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "nodes.json"
     path.write_text(text)

@@ -53,3 +53,13 @@ def test_cores_and_host_memory_are_shown_as_stated_or_found_or_as_not_stated(
     assert rows[0][-3:] == ["64", "512", "GiB"]
     assert rows[1][-5:] == ["96", "(found)", "1,024", "GiB", "(found)"]
     assert rows[2][-4:] == ["not", "stated", "not", "stated"]
+
+
+def test_the_labels_that_count_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    node = clusters_pb2.Node(
+        name="clusters/c/nodes/n",
+        labels={"zone": "a"},
+        agent_labels={"zone": "b", "disk": "ssd"},
+    )
+    show_nodes([node], Output.WIDE)
+    assert "disk=ssd, zone=a" in capsys.readouterr().out

@@ -210,12 +210,33 @@ Global___Hello: _TypeAlias = Hello  # noqa: Y015
 class AgentNode(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NODE_FIELD_NUMBER: _builtins.int
     GPU_TYPE_FIELD_NUMBER: _builtins.int
     GPUS_FIELD_NUMBER: _builtins.int
     RACK_FIELD_NUMBER: _builtins.int
     CPUS_FIELD_NUMBER: _builtins.int
     HOST_BYTES_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     """The node's id, without "clusters/{cluster}/nodes/"."""
     gpu_type: _builtins.str
@@ -224,6 +245,10 @@ class AgentNode(_message.Message):
     cpus: _builtins.int
     """The CPU cores and the bytes of host memory that the agent found. Unset: it did not look."""
     host_bytes: _builtins.int
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """The labels that the agent gives to the node, as in `Node.agent_labels`."""
+
     def __init__(
         self,
         *,
@@ -233,10 +258,11 @@ class AgentNode(_message.Message):
         rack: _builtins.str = ...,
         cpus: _builtins.int | None = ...,
         host_bytes: _builtins.int | None = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_host_bytes", b"_host_bytes", "cpus", b"cpus", "host_bytes", b"host_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_host_bytes", b"_host_bytes", "cpus", b"cpus", "gpu_type", b"gpu_type", "gpus", b"gpus", "host_bytes", b"host_bytes", "node", b"node", "rack", b"rack"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_host_bytes", b"_host_bytes", "cpus", b"cpus", "gpu_type", b"gpu_type", "gpus", b"gpus", "host_bytes", b"host_bytes", "labels", b"labels", "node", b"node", "rack", b"rack"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cpus: _TypeAlias = _typing.Literal["cpus"]  # noqa: Y015
     _WhichOneofArgType__cpus: _TypeAlias = _typing.Literal["_cpus", b"_cpus"]  # noqa: Y015

@@ -176,6 +176,26 @@ class Node(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class AgentLabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     GPU_TYPE_FIELD_NUMBER: _builtins.int
     GPUS_FIELD_NUMBER: _builtins.int
@@ -197,6 +217,7 @@ class Node(_message.Message):
     FOUND_CPUS_FIELD_NUMBER: _builtins.int
     FOUND_HOST_BYTES_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
+    AGENT_LABELS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """"clusters/{cluster}/nodes/{node}" """
     gpu_type: _builtins.str
@@ -259,7 +280,13 @@ class Node(_message.Message):
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Labels by which jobs select nodes, at most 64. Keys and values have 1 to 63 letters, digits, '-',
-        '_', '.' and '/', with a letter or digit at both ends.
+        '_', '.' and '/', with a letter or digit at both ends. They count before `agent_labels`.
+        """
+
+    @_builtins.property
+    def agent_labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Output only. The labels that the node's agent gave it when it last registered. Those whose keys
+        `labels` lacks count as well.
         """
 
     def __init__(
@@ -286,10 +313,11 @@ class Node(_message.Message):
         found_cpus: _builtins.int | None = ...,
         found_host_bytes: _builtins.int | None = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        agent_labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_found_cpus", b"_found_cpus", "_found_host_bytes", b"_found_host_bytes", "_host_bytes", b"_host_bytes", "cpus", b"cpus", "drain_time", b"drain_time", "found_cpus", b"found_cpus", "found_host_bytes", b"found_host_bytes", "host_bytes", b"host_bytes", "probation_end_time", b"probation_end_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_found_cpus", b"_found_cpus", "_found_host_bytes", b"_found_host_bytes", "_host_bytes", b"_host_bytes", "cpus", b"cpus", "drain_reason", b"drain_reason", "drain_time", b"drain_time", "drained", b"drained", "drained_by", b"drained_by", "etag", b"etag", "faults", b"faults", "found_cpus", b"found_cpus", "found_host_bytes", b"found_host_bytes", "free_gpus", b"free_gpus", "gpu_type", b"gpu_type", "gpus", b"gpus", "host_bytes", b"host_bytes", "jobs", b"jobs", "labels", b"labels", "name", b"name", "network_remarks", b"network_remarks", "probation_end_time", b"probation_end_time", "rack", b"rack", "silent_s", b"silent_s", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_found_cpus", b"_found_cpus", "_found_host_bytes", b"_found_host_bytes", "_host_bytes", b"_host_bytes", "agent_labels", b"agent_labels", "cpus", b"cpus", "drain_reason", b"drain_reason", "drain_time", b"drain_time", "drained", b"drained", "drained_by", b"drained_by", "etag", b"etag", "faults", b"faults", "found_cpus", b"found_cpus", "found_host_bytes", b"found_host_bytes", "free_gpus", b"free_gpus", "gpu_type", b"gpu_type", "gpus", b"gpus", "host_bytes", b"host_bytes", "jobs", b"jobs", "labels", b"labels", "name", b"name", "network_remarks", b"network_remarks", "probation_end_time", b"probation_end_time", "rack", b"rack", "silent_s", b"silent_s", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cpus: _TypeAlias = _typing.Literal["cpus"]  # noqa: Y015
     _WhichOneofArgType__cpus: _TypeAlias = _typing.Literal["_cpus", b"_cpus"]  # noqa: Y015
