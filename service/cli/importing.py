@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Final, TypeVar
 
 import typer
-from google.protobuf.timestamp_pb2 import Timestamp
 from rich.progress import Progress
 
 from tessera.estimator.hardware import CATALOGUE
@@ -18,17 +17,16 @@ from tessera.estimator.samples import sample_profiles
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.clusters import TenantSpec
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.values import EstimateSource, Workload
+from tessera.formulation.values import EstimateSource
 from tessera.service.cli import limits, traces, traceview
 from tessera.service.cli.client import (
     CallFailed,
     Client,
-    Exit,
     connect,
     current_timestamp,
     new_request_id,
 )
-from tessera.service.cli.names import cluster_name, short_name
+from tessera.service.cli.names import cluster_name
 from tessera.service.cli.options import (
     DEFAULT_CLUSTER,
     DEFAULT_SERVER,
@@ -38,6 +36,12 @@ from tessera.service.cli.options import (
 )
 from tessera.service.cli.rawtraces import NOT_RECORDED, FromOption, RawTrace, ZoneOption
 from tessera.service.cli.render import err, print_note
+from tessera.service.cli.submissions import (
+    drop_dependencies_on_others,
+    make_submissions,
+    missing_submissions,
+    workload_message,
+)
 from tessera.service.cli.tenants import apply_tenants
 from tessera.simulator.traces.csv_writer import trace_csv
 from tessera.simulator.traces.files import profiles_of, trace_of
@@ -231,15 +235,17 @@ def _submit(
     client: Client, to: str, arrivals: Sequence[Arrival], tenant: str, *, validate_only: bool
 ) -> None:
     at = current_timestamp()
-    requests = [_submission(arrival, tenant, at) for arrival in arrivals]
+    requests = make_submissions(to, arrivals, tenant, at)
 
     def send(batch: Sequence[jobs_pb2.SubmitJobRequest]) -> None:
+        if validate_only:
+            batch = drop_dependencies_on_others(batch)
         request = jobs_pb2.SubmitJobsRequest(
             parent=to, requests=batch, validate_only=validate_only, request_id=new_request_id()
         )
         client.call(client.jobs.SubmitJobs, request, DEADLINE_S)
 
-    new = _missing_submissions(client, to, requests)
+    new = missing_submissions(client, to, requests)
     _in_batches("jobs", new, JOBS_PER_CALL, send)
     if len(new) < len(requests):
         print_note(f"{_count(len(requests) - len(new), 'job')} already there, left unchanged")
@@ -310,53 +316,10 @@ def _of_known_types(
     return kept
 
 
-def _missing_submissions(
-    client: Client, to: str, requests: Sequence[jobs_pb2.SubmitJobRequest]
-) -> list[jobs_pb2.SubmitJobRequest]:
-    """Return the submissions whose jobs the cluster does not have, in any state.
-
-    Raises:
-        CallFailed: the cluster has a different job of the same name.
-    """
-    pages = client.pages(client.jobs.ListJobs, jobs_pb2.ListJobsRequest(parent=to), 10_000)
-    stored_jobs = {short_name(job.name): job for page in pages for job in page.jobs}
-    missing = []
-    for request in requests:
-        stored = stored_jobs.get(request.job_id)
-        if stored is None:
-            missing.append(request)
-        elif _traced_properties(stored) != _traced_properties(request.job):
-            raise CallFailed(
-                f"{stored.name} already exists and differs from the job in the trace;"
-                " rename the job in the file, or import into another cluster with --cluster",
-                Exit.REFUSED,
-            )
-    return missing
-
-
-def _traced_properties(job: jobs_pb2.Job) -> tuple[object, ...]:
-    """Return the properties of a job that a trace defines.
-
-    A deadline counts from the import, so only its existence is compared.
-    """
-    w = job.workload
-    return (
-        w.model,
-        w.params,
-        w.global_batch,
-        job.iterations,
-        job.requested_gpus,
-        job.requested_gpu_type,
-        job.tenant,
-        job.guaranteed,
-        job.HasField("deadline"),
-    )
-
-
 def _estimate(record: EstimateRecord) -> estimates_pb2.CellEstimate:
     cell = record.cell
     message = estimates_pb2.CellEstimate(
-        workload=_workload(record.workload),
+        workload=workload_message(record.workload),
         cell=estimates_pb2.Cell(
             gpu_type=cell.gpu_type,
             gpus=cell.gpus,
@@ -375,29 +338,6 @@ def _estimate(record: EstimateRecord) -> estimates_pb2.CellEstimate:
     else:
         message.infeasible = True
     return message
-
-
-def _submission(arrival: Arrival, tenant: str, at: Timestamp) -> jobs_pb2.SubmitJobRequest:
-    spec = arrival.spec
-    job = jobs_pb2.Job(
-        workload=_workload(spec.workload),
-        iterations=spec.iterations,
-        requested_gpus=spec.requested_gpus,
-        requested_gpu_type=spec.requested_type,
-        tenant=tenant or spec.tenant,
-        guaranteed=spec.guaranteed,
-        labels=spec.labels,
-        requested_cpus=spec.requested_cpus,
-    )
-    if math.isfinite(spec.deadline_s):
-        job.deadline.FromNanoseconds(at.ToNanoseconds() + round(spec.deadline_s * 1e9))
-    return jobs_pb2.SubmitJobRequest(job_id=spec.name, job=job)
-
-
-def _workload(value: Workload) -> estimates_pb2.Workload:
-    return estimates_pb2.Workload(
-        model=value.model, params=value.params, global_batch=value.global_batch
-    )
 
 
 def read_rows(read: Callable[[Path], _Rows], file: Path) -> _Rows:

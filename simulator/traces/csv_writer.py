@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import TextIO
 
 from tessera.formulation.records.estimates import EstimateRecord
+from tessera.simulator.traces.dependencies import AFTER_COLUMN, write_dependencies
 from tessera.simulator.traces.profiles import OPTIONAL, REQUIRED
 from tessera.simulator.traces.trace import (
     DURATION_COLUMNS,
@@ -31,6 +32,7 @@ COLUMNS = (
     "tenant",
     "guaranteed",
     PLAN_LABEL,
+    AFTER_COLUMN,
 )
 
 
@@ -62,6 +64,7 @@ def trace_csv(arrivals: Iterable[Arrival]) -> str:
                 spec.tenant,
                 int(spec.guaranteed),
                 spec.submitted_plan_id or spec.labels.get(PLAN_LABEL, ""),
+                write_dependencies(spec),
             ]
         )
     return text.getvalue()

@@ -16,6 +16,7 @@ from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.values import GpuType
+from tessera.simulator.traces.dependencies import drop_absent_dependencies
 from tessera.simulator.traces.speeds import ClusterRoom, Speeds
 from tessera.simulator.traces.trace import Arrival, DurationJob
 
@@ -46,7 +47,10 @@ _T = TypeVar("_T", Arrival, DurationJob)
 
 @dataclass(frozen=True)  # no slots: in Python 3.11 a parametrised generic cannot be frozen as well
 class ScreenedTrace(Generic[_T]):
-    """The remaining jobs by arrival, the bad ones, and those that were out of order."""
+    """The remaining jobs by arrival, the bad ones, and those that were out of order.
+
+    The remaining jobs wait for no bad one.
+    """
 
     arrivals: list[_T]
     dropped: list[DroppedJob]
@@ -193,7 +197,7 @@ def _screened(
     items: Sequence[_T], bad: Callable[[_T], DroppedJob | None], on_bad: OnBad
 ) -> ScreenedTrace[_T]:
     kept, dropped = _sift(items, bad)
-    ordered, reordered = in_order(kept)
+    ordered, reordered = in_order(drop_absent_dependencies(kept))
     screened = ScreenedTrace(ordered, dropped, reordered)
     if on_bad == "refuse" and (message := screened.message()):
         raise InvalidInput(

@@ -1,8 +1,8 @@
 """Pure functions from arrivals to arrivals, which adapt a trace to an experiment.
 
-Jobs keep their order and, unless stated otherwise, everything else. The same arguments give the
-same jobs. Functions that need the durations of jobs require that every job runs as requested, so
-that traces must be screened first.
+Jobs keep their order and, unless stated otherwise, everything else. They do not wait for jobs that
+are left out. The same arguments give the same jobs. Functions that need the durations of jobs
+require that every job runs as requested, so that traces must be screened first.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.clusters import TenantSpec
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.tables import Floats
+from tessera.simulator.traces.dependencies import drop_absent_dependencies
 from tessera.simulator.traces.speeds import Speeds, gpu_seconds
 from tessera.simulator.traces.trace import Arrival
 
@@ -39,7 +40,9 @@ def busiest_jobs(arrivals: Sequence[Arrival], hours: float) -> list[Arrival]:
     ends = np.searchsorted(times[order], times[order] + hours * 3600, side="left")
     first = int(np.argmax(ends - np.arange(len(times))))
     start_s, end_s = times[order[first]], times[order[first]] + hours * 3600
-    return [Arrival(t - start_s, spec) for t, spec in arrivals if start_s <= t < end_s]
+    return drop_absent_dependencies(
+        [Arrival(t - start_s, spec) for t, spec in arrivals if start_s <= t < end_s]
+    )
 
 
 def first_hours(arrivals: Sequence[Arrival], hours: float) -> list[Arrival]:
@@ -49,7 +52,7 @@ def first_hours(arrivals: Sequence[Arrival], hours: float) -> list[Arrival]:
     time.
     """
     _positive("hours", hours)
-    return [a for a in arrivals if a.arrival_s < hours * 3600]
+    return drop_absent_dependencies([a for a in arrivals if a.arrival_s < hours * 3600])
 
 
 def on_type(arrivals: Sequence[Arrival], gpu_type: str) -> list[Arrival]:
@@ -66,7 +69,8 @@ def sample_jobs(arrivals: Sequence[Arrival], share: float, seed: int) -> list[Ar
     if not 0 < share <= 1:
         raise InvalidInput("share", "must be above 0 and at most 1; a trace cannot be up-sampled")
     drawn = np.random.default_rng(seed).permutation(len(arrivals))
-    return [arrivals[i] for i in np.sort(drawn[: round(share * len(arrivals))])]
+    kept = np.sort(drawn[: round(share * len(arrivals))])
+    return drop_absent_dependencies([arrivals[i] for i in kept])
 
 
 def sampled_to_load(
@@ -96,7 +100,7 @@ def sampled_to_load(
     kept = int(below[-1]) + 1 if len(below) else 1
     if kept < len(loads) and loads[kept] - load < load - loads[kept - 1]:
         kept += 1
-    return [arrivals[i] for i in np.sort(drawn[:kept])]
+    return drop_absent_dependencies([arrivals[i] for i in np.sort(drawn[:kept])])
 
 
 def faster_arrivals(arrivals: Sequence[Arrival], factor: float) -> list[Arrival]:

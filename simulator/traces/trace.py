@@ -7,12 +7,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+from tessera.formulation.dependencies import Dependency
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.values import Workload
 from tessera.simulator.traces.csvfile import CsvRow, Mistakes, decode_file, header_of, parse_rows
+from tessera.simulator.traces.dependencies import (
+    AFTER_COLUMN,
+    drop_absent_dependencies,
+    read_dependencies,
+    require_no_circle,
+)
 from tessera.simulator.traces.profiles import MAX_COUNT
 
 REQUIRED = (
@@ -24,7 +31,15 @@ REQUIRED = (
     "num_iterations",
     "num_gpus",
 )
-OPTIONAL = ("arena_round", "gpu_type", "deadline_s", "tenant", "guaranteed", "plan")
+OPTIONAL = (
+    "arena_round",
+    "gpu_type",
+    "deadline_s",
+    "tenant",
+    "guaranteed",
+    "plan",
+    AFTER_COLUMN,
+)
 EXACT_ITERATIONS_COLUMN = "iterations"
 """A column that replaces ``num_iterations``. Its iterations are exact and never divided."""
 DURATION_COLUMNS = ("job_id", "submit_time_s", "duration_s", "num_gpus")
@@ -56,6 +71,9 @@ class DurationJob(NamedTuple):
     arrival_s: float
     duration_s: float
     spec: JobSpec
+
+
+_T = TypeVar("_T", Arrival, DurationJob)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +143,7 @@ def parse_trace(data: bytes, file: str, options: TraceOptions | None = None) -> 
     mistakes.check()
     first_s = _first_s([time_s for time_s, _ in arrivals], header, options)
     moved = [Arrival(time_s - first_s, spec) for time_s, spec in arrivals]
-    return moved if options.screened else sorted(moved, key=lambda a: a.arrival_s)
+    return _finished(moved, file, options)
 
 
 def parse_durations(
@@ -147,7 +165,15 @@ def parse_durations(
     mistakes.check()
     first_s = _first_s([a.arrival_s for a in jobs], header_of(text), options)
     moved = [a._replace(arrival_s=a.arrival_s - first_s) for a in jobs]
-    return moved if options.screened else sorted(moved, key=lambda a: a.arrival_s)
+    return _finished(moved, file, options)
+
+
+def _finished(jobs: list[_T], file: str, options: TraceOptions) -> list[_T]:
+    """Return the jobs in their order. Those that the limit leaves out are not waited for."""
+    require_no_circle(file, jobs)
+    if options.limit is not None:
+        jobs = drop_absent_dependencies(jobs)
+    return jobs if options.screened else sorted(jobs, key=lambda job: job.arrival_s)
 
 
 class _TimedRow(NamedTuple):
@@ -156,24 +182,36 @@ class _TimedRow(NamedTuple):
     row: CsvRow
     submit_s: float
     time_s: float
+    after: tuple[Dependency, ...]
 
 
 def _timed(
     text: str, mistakes: Mistakes, options: TraceOptions, required: tuple[str, ...]
 ) -> Iterator[_TimedRow]:
-    """Yield the rows. It is a mistake to repeat the name of a row without mistakes."""
+    """Yield the rows.
+
+    It is a mistake to repeat the name of a row without mistakes, or to wait for a job of no row.
+    """
     by_round = "arena_round" in header_of(text)
     lines: dict[str, int] = {}
+    names = set[str]()
+    waiting: list[tuple[CsvRow, str]] = []
     for row in islice(parse_rows(text, mistakes, required, OPTIONAL), options.limit):
         submit_s = time_s = row.decimal("submit_time_s", -MAX_TIME_S, MAX_TIME_S)
         if by_round and options.round_s is not None:
             time_s = options.round_s * row.whole("arena_round", 0, MAX_COUNT)
-        yield _TimedRow(row, submit_s, time_s)
+        after = read_dependencies(row)
+        yield _TimedRow(row, submit_s, time_s, after)
         name = row.get("job_id")
+        names.add(name)
+        waiting += [(row, dependency.job) for dependency in after]
         if row.ok and name in lines and not options.screened:
             row.wrong("job_id", f"must be unique; line {lines[name]} has the same")
         if row.ok:
             lines.setdefault(name, row.line)
+    for row, name in waiting if options.limit is None else ():
+        if name not in names:
+            row.wrong(AFTER_COLUMN, f"must name jobs of the file; it has no {name}")
 
 
 def _first_s(times_s: list[float], header: tuple[str, ...], options: TraceOptions) -> float:
@@ -214,6 +252,7 @@ def _request(timed: _TimedRow, workload: Workload, iterations: int) -> JobSpec:
         deadline_s=_deadline_s(row, timed.submit_s),
         submitted_plan=plan,
         labels={PLAN_LABEL: plan} if plan else {},
+        after=timed.after,
     )
 
 
