@@ -15,7 +15,7 @@ from tessera.service.cli.completion import complete_tenants
 from tessera.service.cli.jobview import (
     READABLE_OUTPUTS,
     JobDetails,
-    job_columns,
+    job_lines,
     print_warnings,
     show_job,
     show_jobs,
@@ -285,7 +285,7 @@ def list_jobs(
 
         if watch:
             footer = partial(next_round_line, client, cluster_name(cluster))
-            watch_list(watched_jobs(read, footer, job_columns), output)
+            watch_list(watched_jobs(read, footer, partial(job_lines, expand=expand)), output)
             return
         jobs = read()
         show_jobs(jobs, current_timestamp(), output, expand=expand)

@@ -20,6 +20,7 @@ from tessera.service.cli.options import Output
 from tessera.service.cli.placing import placing_facts
 from tessera.service.cli.render import (
     Column,
+    Lines,
     facts_grid,
     format_age,
     format_indices,
@@ -84,16 +85,24 @@ def job_columns(
     )
 
 
+def job_lines(jobs: Sequence[jobs_pb2.Job], now: Timestamp, *, expand: bool) -> Lines[jobs_pb2.Job]:
+    """Return the lines of a list of jobs with their columns.
+
+    If not ``expand``, each array is one line.
+    """
+    if expand:
+        return jobs, job_columns(jobs, now)
+    folded = fold_arrays(jobs)
+    return folded.jobs, job_columns(folded.jobs, now, folded.states)
+
+
 def show_jobs(
     jobs: Sequence[jobs_pb2.Job], now: Timestamp, output: Output, *, expand: bool = True
 ) -> None:
     """Print a list of jobs. If not ``expand``, people see each array as one line."""
     response = jobs_pb2.ListJobsResponse(jobs=jobs)
-    states: Mapping[str, str] = NO_STATES
-    if output in READABLE_OUTPUTS and not expand:
-        folded = fold_arrays(jobs)
-        jobs, states = folded.jobs, folded.states
-    show_list(response, jobs, job_columns(jobs, now, states), output)
+    lines, columns = job_lines(jobs, now, expand=expand or output not in READABLE_OUTPUTS)
+    show_list(response, lines, columns, output)
 
 
 def workload_key(value: estimates_pb2.Workload) -> str:

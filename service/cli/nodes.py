@@ -175,7 +175,7 @@ def _watched(
 ) -> WatchedList[clusters_pb2.Node]:
     return WatchedList(
         read=read,
-        columns=lambda nodes, now: NODE_COLUMNS,
+        lines=lambda nodes, now: (nodes, NODE_COLUMNS),
         empty="no nodes",
         steady=SILENCE_FIELDS,
         moving=SILENCE_FIELDS,

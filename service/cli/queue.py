@@ -107,7 +107,10 @@ def list_queue(
 
         footer = partial(next_round_line, client, cluster_name(cluster))
         if watch:
-            watch_list(watched_jobs(read, footer, queue_columns), output)
+            watch_list(
+                watched_jobs(read, footer, lambda jobs, now: (jobs, queue_columns(jobs, now))),
+                output,
+            )
             return
         jobs = read()
         show_list(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 
 import yaml
 from google.protobuf.json_format import MessageToDict, MessageToJson
@@ -79,6 +79,10 @@ class Column(Generic[_M]):
     value: Callable[[_M], str]
     wide: bool = False
     right: bool = False
+
+
+Lines: TypeAlias = tuple[Sequence[_M], Sequence[Column[_M]]]
+"""The items of a table, one for each line, and its columns."""
 
 
 def show_list(

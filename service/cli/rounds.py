@@ -163,7 +163,7 @@ def list_rounds(
             footer = partial(next_round_line, client, cluster_name(cluster))
             watched = WatchedList(
                 read=read,
-                columns=lambda rounds, now: round_columns(now),
+                lines=lambda rounds, now: (rounds, round_columns(now)),
                 empty="no rounds yet",
                 footer=footer,
             )

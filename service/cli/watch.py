@@ -22,7 +22,7 @@ from tessera.service.cli.jobview import JobDetails, job_parts
 from tessera.service.cli.names import short_name
 from tessera.service.cli.options import Output
 from tessera.service.cli.render import (
-    Column,
+    Lines,
     as_json,
     console_for,
     fit_rows,
@@ -61,14 +61,14 @@ _M = TypeVar("_M", jobs_pb2.Job, clusters_pb2.Node, scheduler_pb2.Round)
 class WatchedList(Generic[_M]):
     """A list to show again and again.
 
-    ``columns`` are those of the items at a time, and ``empty`` is shown without items. ``steady``
+    ``lines`` are shown for the items at a time, and ``empty`` without items. ``steady``
     are fields whose change is no change of an item. ``moving`` are fields that change all the time,
     so that views are not printed again for them; they include the steady ones. ``footer`` is called
     as often as ``read``.
     """
 
     read: Callable[[], list[_M]]
-    columns: Callable[[Sequence[_M], Timestamp], Sequence[Column[_M]]]
+    lines: Callable[[Sequence[_M], Timestamp], Lines[_M]]
     empty: str
     steady: Sequence[str] = ()
     moving: Sequence[str] = ()
@@ -78,12 +78,12 @@ class WatchedList(Generic[_M]):
 def watched_jobs(
     read: Callable[[], list[jobs_pb2.Job]],
     footer: Callable[[], str],
-    columns: Callable[[Sequence[jobs_pb2.Job], Timestamp], Sequence[Column[jobs_pb2.Job]]],
+    lines: Callable[[Sequence[jobs_pb2.Job], Timestamp], Lines[jobs_pb2.Job]],
 ) -> WatchedList[jobs_pb2.Job]:
     """Return a list of jobs to watch."""
     return WatchedList(
         read=read,
-        columns=columns,
+        lines=lines,
         empty="no jobs",
         steady=CHANGING_FIELDS[:2],
         moving=CHANGING_FIELDS,
@@ -199,10 +199,10 @@ def _list_view(
     """Return items as a table with their ages now. If ``width`` is None, the table is not cut."""
     if not items:
         return Text(watched.empty)
-    columns = watched.columns(items, current_timestamp())
+    lines, columns = watched.lines(items, current_timestamp())
     if width is None:
-        return make_table(items, columns, wide=wide)
-    return fit_rows(items, columns, width, wide=wide)
+        return make_table(lines, columns, wide=wide)
+    return fit_rows(lines, columns, width, wide=wide)
 
 
 def live_view(console: Console, view: Callable[[], RenderableType]) -> Live:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from tessera.service.cli import watch
 from tessera.service.cli.client import CallFailed, Exit
-from tessera.service.cli.jobview import JobDetails, job_columns
+from tessera.service.cli.jobview import JobDetails, job_columns, job_lines
 from tessera.service.cli.options import Output
 from tessera.service.cli.render import fit_rows
 from tessera.v1 import estimates_pb2, jobs_pb2
@@ -74,7 +75,9 @@ def watch_frames(
     with pytest.raises(UserInterrupt):
         watch.watch_list(
             watch.watched_jobs(
-                lambda: next(frames_left), lambda: "next round: within seconds", job_columns
+                lambda: next(frames_left),
+                lambda: "next round: within seconds",
+                partial(job_lines, expand=False),
             ),
             output,
         )
@@ -97,6 +100,29 @@ def test_without_a_terminal_each_change_prints_one_whole_table(
             ["QUEUED", "RUNNING"],
             ["QUEUED", "SUCCEEDED"],
         )
+
+
+def test_the_jobs_of_an_array_are_one_line_with_their_states(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    members = [
+        a_job(f"sweep.{i}", array=jobs_pb2.ArrayMember(array="clusters/c/arrays/sweep", index=i))
+        for i in range(3)
+    ]
+    started = [a_job(member.name.rpartition("/")[2]) for member in members]
+    for job, member in zip(started, members, strict=True):
+        job.CopyFrom(member)
+    started[0].state = jobs_pb2.RUNNING
+    watch_frames([[*members, a_job("b")], [*started, a_job("b")]], monkeypatch)
+    tables = [text.splitlines() for text in capsys.readouterr().out.split("\n\n")]
+    assert [[line.split()[0] for line in lines[1:]] for lines in tables] == [["sweep", "b"]] * 2
+    assert "3 QUEUED" in tables[0][1]
+    assert "1 RUNNING, 2 QUEUED" in tables[1][1]
+    watch_frames([members, started], monkeypatch, Output.NAME)
+    assert capsys.readouterr().out.split() == [
+        *(member.name for member in members),
+        started[0].name,
+    ]
 
 
 def test_on_a_terminal_the_table_fits_and_its_ages_advance(
