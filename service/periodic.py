@@ -292,6 +292,7 @@ class PeriodicRounds:
                 request=None,
                 cancelled=self._over.is_set,
                 policy_version=standing.version,
+                shadow_half_life_s=self._policies.shadow_half_life_s(cluster),
             )
 
         facts = {"action": "periodic_round_failed", "cluster": cluster}

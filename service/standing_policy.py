@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from tessera.formulation.errors import InvalidInput
 from tessera.formulation.policy import MODES_WITHOUT_PROMISES
 from tessera.formulation.records.jobs import JobRecord
-from tessera.formulation.records.policies import PolicyRecord
+from tessera.formulation.records.policies import PolicyRecord, ShadowRecord
 from tessera.service.rpc.convert.policies import read_stored_options
 from tessera.solvers.rounds.options import RoundOptions
 
@@ -27,6 +28,10 @@ class PolicyStore(Protocol):
 
     def newest_policy(self, cluster: str) -> PolicyRecord | None:
         """Return the newest version, or None if no policy was set."""
+        ...
+
+    def find_shadow(self, cluster: str) -> ShadowRecord | None:
+        """Return the cluster's shadow, or None if it has none."""
         ...
 
 
@@ -72,6 +77,16 @@ class StandingPolicies:
     def read_shadow(self, options: Mapping[str, Any]) -> RoundOptions:
         """Return all options of a shadow. Raises InvalidInput if this release refuses them."""
         return read_stored_options("shadow", options, self.usual)
+
+    def shadow_half_life_s(self, cluster: str) -> float:
+        """Return the half-life of the use that the cluster's shadow needs, or 0 if it needs none."""
+        shadow = self._store.find_shadow(cluster)
+        if shadow is None:
+            return 0.0
+        try:
+            return self.read_shadow(shadow.options).use_half_life_s
+        except InvalidInput:  # which the shadow's own rounds report
+            return 0.0
 
 
 def unheeded_wishes(job: JobRecord, standing: RoundOptions) -> list[str]:

@@ -158,6 +158,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
             cancelled=cancelled,
             fair_s=fair_s,
             policy_version=standing.version,
+            shadow_half_life_s=self._policies.shadow_half_life_s(cluster),
         )
         return self._with_plans(
             cluster, convert.of_round(record, summary_only=request.summary_only)

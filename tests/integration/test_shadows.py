@@ -49,7 +49,9 @@ def busy(store: PostgresStore) -> PostgresStore:
     return store
 
 
-def decide_round(store: PostgresStore, **options: Any) -> RoundRecord:
+def decide_round(
+    store: PostgresStore, shadow_half_life_s: float = 0.0, **options: Any
+) -> RoundRecord:
     return RoundLoop(store, SystemClock()).schedule(
         C,
         RoundOptions(**options),
@@ -57,6 +59,7 @@ def decide_round(store: PostgresStore, **options: Any) -> RoundRecord:
         dry_run=False,
         request=None,
         cancelled=lambda: False,
+        shadow_half_life_s=shadow_half_life_s,
     )
 
 
@@ -123,6 +126,28 @@ def test_a_shadow_with_the_policy_in_force_decides_the_same(
     assert decided.policy.by_shadow == decided.policy.by_policy
     assert decided.policy.used_gpus == sum(record.summary.used_gpus.values())
     assert decided.policy.running == record.summary.running
+
+
+def test_a_shadow_may_have_a_fair_share_that_the_policy_in_force_lacks(busy: PostgresStore) -> None:
+    set_shadow(busy, fair_share="gpus", fair_half_life="7200s")
+    half_life_s = StandingPolicies(busy).shadow_half_life_s(C)
+    assert half_life_s == 7200.0
+    record = decide_round(busy, objective="throughput", shadow_half_life_s=half_life_s)
+    assert not record.summary.options["fair_share"]
+    assert busy.round_snapshot(C, record.summary.number).use_half_life_s == 7200.0
+    follow(busy, decide_here)
+    decided = only_round(busy)
+    assert decided.problem == ""
+    assert decided.shadow is not None
+
+
+def test_without_a_shadow_that_needs_it_no_use_is_recorded(busy: PostgresStore) -> None:
+    policies = StandingPolicies(busy)
+    assert policies.shadow_half_life_s(C) == 0.0
+    set_shadow(busy, objective="jct")
+    assert policies.shadow_half_life_s(C) == 0.0
+    set_shadow(busy, fair_share="an option of a later release")
+    assert policies.shadow_half_life_s(C) == 0.0
 
 
 def test_a_shadow_with_another_policy_is_measured_by_both_objectives(busy: PostgresStore) -> None:
