@@ -13,6 +13,7 @@ from tessera.formulation.decisions import Decision
 from tessera.formulation.dependencies import CONDITIONS, DependencyRecord, waiting_reason
 from tessera.formulation.fair_share import FairShare, fair_shares
 from tessera.formulation.lifecycle import JobState
+from tessera.formulation.node_room import find_lacks_of_room
 from tessera.formulation.offers import explain_unchosen
 from tessera.formulation.policy import Policy
 from tessera.formulation.problem import Problem
@@ -52,6 +53,7 @@ def explain_waiting_jobs(
     has_columns = problem.job_start[waits + 1] > problem.job_start[waits]
     reasons: dict[int, Reason] = {}
     others: list[int] = []
+    lacks_of_room = find_lacks_of_room(snapshot, problem, waits)
     may_run = snapshot.jobs.may_run()[waits]
     unmet = _unmet_dependencies(snapshot)
     for job, may, workload, runs, offered in zip(
@@ -76,6 +78,8 @@ def explain_waiting_jobs(
             reasons[job] = absent[job]
         elif not offered:
             reasons[job] = _fits_nowhere(snapshot, workload)
+        elif job in lacks_of_room:
+            reasons[job] = lacks_of_room[job]
         elif job in unplaced:
             reasons[job] = _unplaced(snapshot, job, unplaced[job])
         elif job in given_up:

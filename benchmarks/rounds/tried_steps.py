@@ -112,6 +112,9 @@ def _apply_one(
     if kind == "UNDRAIN":
         _named(nodes, subject)["schedulable"] = True
         return replace(snapshot, nodes=Nodes.from_rows(nodes)), options
+    if kind in ("ADD_CPUS", "ADD_HOST_MEMORY"):
+        _named(nodes, subject)["cpus" if kind == "ADD_CPUS" else "host_bytes"] = int(amount)
+        return replace(snapshot, nodes=Nodes.from_rows(nodes)), options
     if kind == "ADD_GPUS":
         like, left = nodes[0] | {"gpu_type": types.index(subject), "schedulable": True}, int(amount)
         while left:

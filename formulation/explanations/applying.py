@@ -122,13 +122,19 @@ def _set_tenant(column: str) -> Callable[[Snapshot, int, Change], Snapshot]:
     return apply
 
 
-def _set_schedulable(value: bool) -> Callable[[Snapshot, int, Change], Snapshot]:
-    def apply(snapshot: Snapshot, _job: int, change: Change) -> Snapshot:
-        schedulable = np.array(snapshot.nodes.schedulable)
-        schedulable[_index(snapshot.nodes.name, change)] = value
-        return replace(snapshot, nodes=replace(snapshot.nodes, schedulable=schedulable))
+def _with_node(snapshot: Snapshot, change: Change, column: str, value: Any) -> Snapshot:
+    values = np.array(getattr(snapshot.nodes, column))
+    values[_index(snapshot.nodes.name, change)] = value
+    changed: dict[str, Any] = {column: values}
+    return replace(snapshot, nodes=replace(snapshot.nodes, **changed))
 
-    return apply
+
+def _set_schedulable(value: bool) -> Callable[[Snapshot, int, Change], Snapshot]:
+    return lambda snapshot, _job, change: _with_node(snapshot, change, "schedulable", value)
+
+
+def _set_capacity(column: str) -> Callable[[Snapshot, int, Change], Snapshot]:
+    return lambda snapshot, _job, change: _with_node(snapshot, change, column, change.amount)
 
 
 def _add_gpus(snapshot: Snapshot, _job: int, change: Change) -> Snapshot:
@@ -238,6 +244,8 @@ _APPLY: Final[dict[ChangeKind, Callable[[Snapshot, int, Change], Snapshot]]] = {
     ChangeKind.UNDRAIN: _set_schedulable(True),
     ChangeKind.LOSE: _set_schedulable(False),
     ChangeKind.ADD_GPUS: _add_gpus,
+    ChangeKind.ADD_CPUS: _set_capacity("cpus"),
+    ChangeKind.ADD_HOST_MEMORY: _set_capacity("host_bytes"),
     ChangeKind.ADD_CELL: _add_cell,
     ChangeKind.END: _end,
     ChangeKind.WAIT: _wait,

@@ -38,6 +38,8 @@ class ChangeKind(StrEnum):
     UNDRAIN = "UNDRAIN"  # subject: the node, which is schedulable again
     LOSE = "LOSE"  # subject: the node, which is away
     ADD_GPUS = "ADD_GPUS"  # subject: the GPU type; amount: GPUs, on nodes of `size`
+    ADD_CPUS = "ADD_CPUS"  # subject: the node; amount: the CPU cores that jobs may use there
+    ADD_HOST_MEMORY = "ADD_HOST_MEMORY"  # subject: the node; amount: bytes that jobs may use there
     ADD_CELL = "ADD_CELL"  # subject: the GPU type; amount: GPUs; size: samples/s
     POLICY = "POLICY"  # subject: the option of the policy; amount: its value
     # By nobody.
@@ -62,6 +64,8 @@ _OF_OPERATOR: Final = frozenset(
         ChangeKind.UNDRAIN,
         ChangeKind.LOSE,
         ChangeKind.ADD_GPUS,
+        ChangeKind.ADD_CPUS,
+        ChangeKind.ADD_HOST_MEMORY,
         ChangeKind.ADD_CELL,
         ChangeKind.POLICY,
     }

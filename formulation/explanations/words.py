@@ -13,6 +13,7 @@ from tessera.formulation.reasons import ReasonCode
 
 MAX_NAMES: Final = 3
 """The largest number of names in a sentence."""
+_GIB: Final = 1 << 30
 
 
 def _amount(amount: float) -> str:
@@ -135,6 +136,14 @@ _TEXTS: Final[dict[ChangeKind, Callable[[Change, str], str]]] = {
     ),
     ChangeKind.LOSE: lambda c, _: f"do without node {c.subject}: `tessera drain {c.subject}`",
     ChangeKind.ADD_GPUS: _new_gpus,
+    ChangeKind.ADD_CPUS: lambda c, _: (
+        f"let jobs use {_amount(c.amount)} instead of {_amount(c.before)} CPU cores of node"
+        f" {c.subject} (`cpus` in the cluster file)"
+    ),
+    ChangeKind.ADD_HOST_MEMORY: lambda c, _: (
+        f"let jobs use {c.amount / _GIB:.4g} instead of {c.before / _GIB:.4g} GiB of host memory of"
+        f" node {c.subject} (`host_memory` in the cluster file)"
+    ),
     ChangeKind.ADD_CELL: _cell,
     ChangeKind.POLICY: lambda c, _: _OPTIONS[c.subject](c),
     ChangeKind.END: lambda c, _: f"wait until {c.subject} has ended",

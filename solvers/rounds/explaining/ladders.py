@@ -12,9 +12,12 @@ from typing import Final
 
 import numpy as np
 
+from tessera.formulation.demand import NOT_STATED, Demand, Demands
 from tessera.formulation.explanations.changes import Change, ChangeKind
+from tessera.formulation.given_demand import demand_on, demands_of_cells
 from tessera.formulation.hierarchy import lines_of_snapshot
 from tessera.formulation.lifecycle import ACTIVE, JobState
+from tessera.formulation.node_room import smallest_demands
 from tessera.formulation.policy import MODES_WITHOUT_PROMISES
 from tessera.formulation.snapshot import STATES, Snapshot
 from tessera.formulation.tables import Ints
@@ -34,6 +37,8 @@ DEADLINE_STEP: Final = 1.03
 SHORTEST_TIME_S: Final = 60.0
 LONGEST_TIME_S: Final = 3.2e8
 """The shortest and the longest time to a deadline that is tried, in seconds: a minute, ten years."""
+
+_GIB: Final = 1 << 30
 
 MAX_NODES_ADDED: Final = 8
 MAX_JOBS_ENDED: Final = 6
@@ -260,6 +265,70 @@ def _new_gpus(s: Situation) -> Ladders:
         ]
 
 
+def _more_cpus(s: Situation) -> Ladders:
+    for changes in _more_room(s):
+        if changes[0].kind is ChangeKind.ADD_CPUS:
+            yield [changes]
+
+
+def _more_memory(s: Situation) -> Ladders:
+    for changes in _more_room(s):
+        if changes[0].kind is ChangeKind.ADD_HOST_MEMORY:
+            yield [changes]
+
+
+def _more_room(s: Situation) -> Iterator[Changes]:
+    """Yield the CPU cores and host memory that the job's smallest Cell of a type lacks on free GPUs.
+
+    The nodes with most free GPUs have it. What they lack of both resources is one step.
+    """
+    nodes = s.snapshot.nodes
+    smallest = smallest_demands(s.outcome.problem.cells, int(s.value_of("workload")))
+    if not any(demand.cpus or demand.host_bytes for demand in smallest.values()):
+        return
+    left = _left_on_nodes(s)
+    for kind, demand in smallest.items():
+        own = np.flatnonzero(nodes.schedulable & (nodes.gpu_type == kind))
+        most = np.minimum(left.gpus[own], demand.gpus)
+        wanted, lacks = demand.gpus, list[Change]()
+        for at in np.lexsort((-left.cpus[own], -left.host_bytes[own], -most)).tolist():
+            node, gpus = int(own[at]), min(wanted, int(most[at]))
+            if gpus > 0:
+                lacks += _lacks(s.snapshot, left, node, demand.on_node(gpus))
+                wanted -= gpus
+        if lacks and not wanted:
+            yield tuple(sorted(lacks, key=lambda change: change.kind))
+
+
+def _lacks(snapshot: Snapshot, left: Demands, node: int, share: Demand) -> Iterator[Change]:
+    """Yield the changes with which a node has room for its share of a job."""
+    nodes = snapshot.nodes
+    for kind, needs, has, unused, unit in (
+        (ChangeKind.ADD_CPUS, share.cpus, nodes.cpus, left.cpus, 1),
+        (ChangeKind.ADD_HOST_MEMORY, share.host_bytes, nodes.host_bytes, left.host_bytes, _GIB),
+    ):
+        now, more = int(has[node]), needs - int(unused[node])
+        if now != NOT_STATED and more > 0:
+            enough = -(-(now + more) // unit) * unit
+            yield Change(kind=kind, subject=nodes.name[node], amount=enough, before=now)
+
+
+def _left_on_nodes(s: Situation) -> Demands:
+    """Return what each node has left after the round. It means nothing where a node states nothing."""
+    nodes, demands = s.snapshot.nodes, demands_of_cells(s.snapshot.estimates)
+    gpus, cpus, host_bytes = (np.array(x) for x in (nodes.gpus, nodes.cpus, nodes.host_bytes))
+    for decision in s.outcome.decisions:
+        if decision.gang is None:
+            continue
+        demand = demand_on(s.snapshot, demands, decision.job, decision.cell)
+        for node, indices in decision.gang.members:
+            share = demand.on_node(len(indices))
+            gpus[node] -= share.gpus
+            cpus[node] -= share.cpus
+            host_bytes[node] -= share.host_bytes
+    return Demands(gpus=gpus, cpus=cpus, host_bytes=host_bytes)
+
+
 def _whole_gpus(snapshot: Snapshot) -> Ints:
     """Return the GPUs of each type, away or not, int64[types]."""
     nodes, types = snapshot.nodes, len(snapshot.gpu_types)
@@ -351,6 +420,8 @@ LADDERS: Final[dict[ChangeKind, Callable[[Situation], Ladders]]] = {
     ChangeKind.LEND: _lending,
     ChangeKind.TENANT_WEIGHT: _tenant_weights,
     ChangeKind.UNDRAIN: _undraining,
+    ChangeKind.ADD_CPUS: _more_cpus,
+    ChangeKind.ADD_HOST_MEMORY: _more_memory,
     ChangeKind.ADD_GPUS: _new_gpus,
     ChangeKind.ADD_CELL: _new_cells,
     ChangeKind.POLICY: _policies,

@@ -18,7 +18,7 @@ from tessera.formulation.explanations.words import describe_changes
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang
 from tessera.formulation.reasons import CAUSES, Cause, ReasonCode
-from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.snapshot import Nodes, Snapshot
 from tessera.solvers.base import Budget
 from tessera.solvers.registry import make_solver
 from tessera.solvers.rounds.explaining.explain import explain_job
@@ -29,6 +29,7 @@ from tests.support.builders import a_job, a_node, a_snapshot, an_estimate
 from tests.support.driver import with_avoided_nodes, with_quotas
 
 OPTIONS = RoundOptions(objective="throughput")
+GIB = 2**30
 
 
 def decide(snapshot: Snapshot, options: RoundOptions) -> RoundOutcome:
@@ -197,6 +198,67 @@ def test_each_reason_has_a_step_that_leads_out_of_it(
     change = explanation.steps[0].changes[0]
     assert (change.kind, change.subject) == (step, subject)
     assert explanation.steps[0].claim is Claim.RUNS
+
+
+def needing(*, cpus: int = 0, host_gib: int = 0, gpus: int = 1, **more: Any) -> Snapshot:
+    """Return a job on two nodes of 4 GPUs, 8 CPU cores and 64 GiB, which needs that in all."""
+    return a_snapshot(
+        nodes=[a_node(name, gpus=4, cpus=8, host_bytes=64 * GIB, **more) for name in ("n0", "n1")],
+        estimates=[an_estimate(gpus=gpus, cpus=cpus, host_bytes=host_gib * GIB)],
+        jobs=[a_job("j")],
+    )
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "changes"),
+    [
+        (needing(cpus=9), [("ADD_CPUS", "n0", 9, 8)]),
+        (needing(host_gib=80), [("ADD_HOST_MEMORY", "n0", 80 * GIB, 64 * GIB)]),
+        (
+            needing(cpus=16, host_gib=80),
+            [("ADD_CPUS", "n0", 16, 8), ("ADD_HOST_MEMORY", "n0", 80 * GIB, 64 * GIB)],
+        ),
+        (needing(cpus=17, gpus=8), [("ADD_CPUS", "n0", 9, 8), ("ADD_CPUS", "n1", 9, 8)]),
+    ],
+)
+def test_a_job_that_needs_more_cores_or_memory_than_nodes_have_learns_how_much(
+    snapshot: Snapshot, changes: list[tuple[str, str, int, int]]
+) -> None:
+    explanation = explain(snapshot, "j")
+    assert explanation.reason.code is ReasonCode.FITS_NOWHERE
+    assert "too few CPU cores or too little host memory" in explanation.reason.message
+    step = explanation.steps[0]
+    assert [(c.kind, c.subject, c.amount, c.before) for c in step.changes] == changes
+    assert step.claim is Claim.RUNS
+
+
+def test_cores_of_nodes_that_are_away_count_as_away() -> None:
+    snapshot = needing(cpus=9)
+    rows = [snapshot.nodes.row(n) for n in range(2)]
+    rows[1] |= {"cpus": 16, "schedulable": False}
+    explanation = explain(replace(snapshot, nodes=Nodes.from_rows(rows)), "j")
+    assert explanation.reason.code is ReasonCode.NODES_AWAY
+    assert kinds(explanation)[0] is ChangeKind.UNDRAIN
+
+
+def test_a_job_that_waits_for_the_cores_of_others_learns_how_many_more_would_do() -> None:
+    snapshot = a_snapshot(
+        nodes=[a_node("n0", gpus=4, cpus=8)],
+        estimates=[an_estimate(cpus=5)],
+        jobs=[a_job("strong", weight=3.0), a_job("weak")],
+    )
+    explanation = explain(snapshot, "weak")
+    assert the_change(explanation, ChangeKind.ADD_CPUS).amount == 10
+    assert ChangeKind.WEIGHT in kinds(explanation)
+
+
+def test_cores_and_memory_that_nodes_do_not_state_limit_nothing() -> None:
+    snapshot = a_snapshot(
+        nodes=[a_node("n0", gpus=4)],
+        estimates=[an_estimate(cpus=99, host_bytes=2**50)],
+        jobs=[a_job("j")],
+    )
+    assert decide(snapshot, OPTIONS).decisions[0].gang is not None
 
 
 def test_a_release_that_only_leads_to_another_reason_says_which() -> None:
