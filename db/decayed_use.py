@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from tessera.formulation.decayed_use import CPU_CORES, Uses, tabulate_uses
+from tessera.formulation.decayed_use import CPU_CORES, HOST_MEMORY, Uses, tabulate_uses
 
 _MAX_HALF_LIVES: Final = 40
 """The age, in half-lives, beyond which use does not count: less than one part in 10^12 is left."""
@@ -30,26 +30,28 @@ WITH bounds AS MATERIALIZED (
         least(CAST(d.day AS timestamp) AT TIME ZONE 'UTC' + interval '1 day', now()) AS ended_at
     FROM usage_days d
 ), spans AS (
-    SELECT j.tenant, t.gpu_type, t.gpus::float8 AS gpus, t.cpus::float8 AS cpus, t.began_at, t.ended_at
+    SELECT j.tenant, t.gpu_type, t.gpus::float8 AS gpus, t.cpus::float8 AS cpus,
+        t.host_bytes::float8 AS host_bytes, t.began_at, t.ended_at
     FROM jobs j JOIN stints t ON t.job_id = j.id CROSS JOIN bounds b
     WHERE j.cluster_id = :cluster AND t.ended_at > b.from_at
     UNION ALL
-    SELECT j.tenant, g.name, j.cell_gpus, j.cell_cpus, j.since_at, now()
+    SELECT j.tenant, g.name, j.cell_gpus, j.cell_cpus, j.cell_host_bytes, j.since_at, now()
     FROM jobs j JOIN gpu_types g ON g.id = j.cell_type_id
     WHERE j.cluster_id = :cluster AND j.since_at IS NOT NULL
     UNION ALL
     SELECT d.tenant, d.gpu_type, d.gpu_us / 1e6 / l.length_s, d.cpu_us / 1e6 / l.length_s,
-        d.began_at, d.ended_at
+        d.host_byte_s / l.length_s, d.began_at, d.ended_at
     FROM days d CROSS JOIN bounds b CROSS JOIN LATERAL (
         SELECT date_part('epoch', d.ended_at - d.began_at) AS length_s
     ) AS l
     WHERE d.cluster_id = :cluster AND d.ended_at > b.from_at AND l.length_s > 0
 ), parts AS (
-    SELECT s.tenant, s.gpu_type, s.gpus, s.cpus,
+    SELECT s.tenant, s.gpu_type, s.gpus, s.cpus, s.host_bytes,
         {_left_after("s.ended_at")} - {_left_after("s.began_at")} AS part
     FROM spans s
 )
-SELECT p.tenant, p.gpu_type, sum(p.gpus * p.part) AS gpus, sum(p.cpus * p.part) AS cpus
+SELECT p.tenant, p.gpu_type, sum(p.gpus * p.part) AS gpus, sum(p.cpus * p.part) AS cpus,
+    sum(p.host_bytes * p.part) AS host_bytes
 FROM parts p GROUP BY p.tenant, p.gpu_type
 """)  # noqa: S608 - constants of this module
 
@@ -67,6 +69,7 @@ def load_uses(
     for row in connection.execute(_USES, values):
         if row.gpu_type in at:
             amounts[row.tenant, at[row.gpu_type]] = float(row.gpus)
-        cores = (row.tenant, CPU_CORES)
-        amounts[cores] = amounts.get(cores, 0.0) + float(row.cpus)
+        for resource, amount in ((CPU_CORES, row.cpus), (HOST_MEMORY, row.host_bytes)):
+            key = (row.tenant, resource)
+            amounts[key] = amounts.get(key, 0.0) + float(amount)
     return tabulate_uses(amounts)

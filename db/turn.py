@@ -92,9 +92,11 @@ _FAILURES = f"""CASE WHEN clock.at - j.ran_at >= make_interval(secs => {RAN_WELL
 # What the job has used until now ends with the GPUs that it had: `stints` are never changed later.
 _ADVANCE = sa.text(f"""
 WITH clock AS MATERIALIZED (SELECT clock_timestamp() AS at), ended AS (
-    INSERT INTO stints (job_id, gpu_type, gpus, cpus, effective_gpus, began_at, trained_at, ended_at, ending)
-    SELECT j.id, t.name, j.cell_gpus, j.cell_cpus, coalesce(j.cell_effective_gpus, j.cell_gpus),
-        j.since_at, j.ran_at, greatest(clock.at, j.since_at), c.event
+    INSERT INTO stints (job_id, gpu_type, gpus, cpus, host_bytes, effective_gpus, began_at, trained_at,
+        ended_at, ending)
+    SELECT j.id, t.name, j.cell_gpus, j.cell_cpus, j.cell_host_bytes,
+        coalesce(j.cell_effective_gpus, j.cell_gpus), j.since_at, j.ran_at,
+        greatest(clock.at, j.since_at), c.event
     FROM clock, json_to_recordset(CAST(:rows AS json)) AS c(
         id bigint, event text, active boolean, gpus bigint
     ) JOIN jobs j ON j.id = c.id JOIN gpu_types t ON t.id = j.cell_type_id

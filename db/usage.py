@@ -24,6 +24,7 @@ _SUMS: Final = (
     "gpu_us",
     "effective_gpu_s",
     "cpu_us",
+    "host_byte_s",
     "lost_gpu_us",
     "preemptions",
     "jobs_ended",
@@ -50,7 +51,8 @@ def _parts_of(spans: str) -> str:
     return f"""
     SELECT s.cluster_id, d.day, s.tenant, s.gpu_type, s.submitted_by, s.labels,
         s.gpus * {lasts} AS gpu_us, s.effective_gpus * {lasts} / 1000000.0::float8 AS effective_gpu_s,
-        s.cpus * {lasts} AS cpu_us, s.gpus * {untrained} AS lost_gpu_us,
+        s.cpus * {lasts} AS cpu_us, s.host_bytes * ({lasts} / 1000000.0::float8) AS host_byte_s,
+        s.gpus * {untrained} AS lost_gpu_us,
         CASE WHEN {preempted} AND s.ended_at < d.next_at AND s.ended_at < s.to_at THEN 1 ELSE 0 END
             AS preemptions,
         0 AS jobs_ended, 0 AS jobs_finished, 0::bigint AS waited_us
@@ -71,8 +73,9 @@ def _ends_of(jobs: str, last_types: str) -> str:
     return f"""
     SELECT j.cluster_id, CAST(j.ended_at AT TIME ZONE 'UTC' AS date) AS day, j.tenant,
         coalesce({last_types}, '') AS gpu_type, j.submitted_by, j.labels, 0::bigint AS gpu_us,
-        0::float8 AS effective_gpu_s, 0::bigint AS cpu_us, 0::bigint AS lost_gpu_us, 0 AS preemptions,
-        1 AS jobs_ended, CASE WHEN j.state = '{JobState.SUCCEEDED.value}' THEN 1 ELSE 0 END AS jobs_finished,
+        0::float8 AS effective_gpu_s, 0::bigint AS cpu_us, 0::float8 AS host_byte_s,
+        0::bigint AS lost_gpu_us, 0 AS preemptions, 1 AS jobs_ended,
+        CASE WHEN j.state = '{JobState.SUCCEEDED.value}' THEN 1 ELSE 0 END AS jobs_finished,
         {waited} AS waited_us
     FROM {jobs} j
     """  # noqa: S608 - constants of this module
@@ -104,8 +107,8 @@ DELETE_JOBS: Final = f"""
 WITH gone AS (
     DELETE FROM jobs WHERE id = ANY(:keys) RETURNING *
 ), spans AS (
-    SELECT {_JOB}, t.gpu_type, t.gpus, t.cpus, t.effective_gpus, t.began_at, t.trained_at, t.ended_at,
-        t.ending, {_FOREVER}
+    SELECT {_JOB}, t.gpu_type, t.gpus, t.cpus, t.host_bytes, t.effective_gpus, t.began_at, t.trained_at,
+        t.ended_at, t.ending, {_FOREVER}
     FROM gone j JOIN stints t ON t.job_id = j.id
 ), kept AS ({_add_to_days(f"{_parts_of('spans')} UNION ALL {_ends_of('gone', _LAST_TYPE)}")})
 SELECT count(*) FROM gone
@@ -116,8 +119,8 @@ DELETE_STINTS: Final = f"""
 WITH gone AS (
     DELETE FROM stints WHERE id = ANY(:keys) RETURNING *
 ), spans AS (
-    SELECT {_JOB}, t.gpu_type, t.gpus, t.cpus, t.effective_gpus, t.began_at, t.trained_at, t.ended_at,
-        t.ending, {_FOREVER}
+    SELECT {_JOB}, t.gpu_type, t.gpus, t.cpus, t.host_bytes, t.effective_gpus, t.began_at, t.trained_at,
+        t.ended_at, t.ending, {_FOREVER}
     FROM gone t JOIN jobs j ON j.id = t.job_id
 ), kept AS ({_add_to_days(_parts_of("spans"))})
 SELECT count(*) FROM gone
@@ -133,13 +136,13 @@ _SEEN = "(CAST(:tenants AS text[]) IS NULL OR j.tenant = ANY(CAST(:tenants AS te
 
 # The clock may have been set back since a stint began, so it may seem to end before.
 _SPANS = f"""
-SELECT {_JOB}, t.gpu_type, t.gpus, t.cpus, t.effective_gpus, t.began_at, t.trained_at, t.ended_at,
-    t.ending, w.from_at, w.to_at
+SELECT {_JOB}, t.gpu_type, t.gpus, t.cpus, t.host_bytes, t.effective_gpus, t.began_at, t.trained_at,
+    t.ended_at, t.ending, w.from_at, w.to_at
 FROM jobs j JOIN stints t ON t.job_id = j.id CROSS JOIN timing w
 WHERE j.cluster_id = :cluster AND {_SEEN} AND t.ended_at >= w.from_at AND t.began_at < w.to_at
 UNION ALL
-SELECT {_JOB}, g.name, j.cell_gpus, j.cell_cpus, coalesce(j.cell_effective_gpus, j.cell_gpus),
-    j.since_at, j.ran_at, w.to_at, '', w.from_at, w.to_at
+SELECT {_JOB}, g.name, j.cell_gpus, j.cell_cpus, j.cell_host_bytes,
+    coalesce(j.cell_effective_gpus, j.cell_gpus), j.since_at, j.ran_at, w.to_at, '', w.from_at, w.to_at
 FROM jobs j JOIN gpu_types g ON g.id = j.cell_type_id CROSS JOIN timing w
 WHERE j.cluster_id = :cluster AND {_SEEN} AND j.since_at < w.to_at
 """  # noqa: S608 - constants of this module

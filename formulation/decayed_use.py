@@ -1,4 +1,4 @@
-"""The decayed use of tenants: the GPUs and cores that they held on average, the recent past first.
+"""The decayed use of tenants: what they held on average, the recent past first.
 
 A moment counts half as much for each half-life of its age (docs/mathematics.md, Eq. 9b).
 """
@@ -16,6 +16,8 @@ from tessera.formulation.tables import Floats, Ints, Table
 
 CPU_CORES: Final = -1
 """The resource of ``Uses`` that stands for CPU cores."""
+HOST_MEMORY: Final = -2
+"""The resource of ``Uses`` that stands for bytes of host memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -24,8 +26,8 @@ class Uses(Table):
 
     INDEX: ClassVar[str] = "uses"
     tenant: tuple[str, ...]
-    resource: Ints  # index into Snapshot.gpu_types, or CPU_CORES
-    amount: Floats  # GPUs or cores, held on average over the past
+    resource: Ints  # index into Snapshot.gpu_types, CPU_CORES or HOST_MEMORY
+    amount: Floats  # GPUs, cores or bytes, held on average over the past
 
 
 NO_USES: Final = Uses.from_rows([])
@@ -42,12 +44,13 @@ def tabulate_uses(amounts: Mapping[tuple[str, int], float]) -> Uses:
 
 
 class Stint(NamedTuple):
-    """A time in which a job of ``tenant`` held GPUs of one type, and cores with them."""
+    """A time in which a job of ``tenant`` held GPUs of one type, and cores and memory with them."""
 
     tenant: str
     gpu_type: int  # index into Snapshot.gpu_types
     gpus: int
     cpus: int  # 0 if they are not stated
+    host_bytes: int  # 0 if it is not stated
     began_s: float  # seconds since 1970
 
 
@@ -80,7 +83,11 @@ class UseMeter:
         """Add the share of the past, weighted by its age, that the stint takes up at its end."""
         half_lives = max(0.0, ended_s - stint.began_s) / self._half_life_s
         share = -math.expm1(-half_lives * math.log(2.0))
-        for resource, held in ((stint.gpu_type, stint.gpus), (CPU_CORES, stint.cpus)):
+        for resource, held in (
+            (stint.gpu_type, stint.gpus),
+            (CPU_CORES, stint.cpus),
+            (HOST_MEMORY, stint.host_bytes),
+        ):
             if held > 0:
                 key = (stint.tenant, resource)
                 amounts[key] = amounts.get(key, 0.0) + held * share

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.decayed_use import CPU_CORES
+from tessera.formulation.decayed_use import CPU_CORES, HOST_MEMORY
 from tessera.formulation.demand import NOT_STATED
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.hierarchy import lines_of_snapshot
@@ -169,15 +169,19 @@ def _tenants_of(snapshot: Snapshot, jobs: Bools) -> set[str]:
 def _capacity(snapshot: Snapshot, policy: Policy) -> Floats:
     """Return the cluster's capacity of each resource that counts, float64[resources].
 
-    Under ``drf`` these are the GPUs of each type and then the cores, which are 0 unless every node
-    states its own. Otherwise there is one resource, the GPUs of all types.
+    Under ``drf`` these are the GPUs of each type, the bytes of host memory and the cores, which are 0
+    unless every node states its own. So the last ones have the indices ``HOST_MEMORY`` and
+    ``CPU_CORES``. Otherwise there is one resource, the GPUs of all types.
     """
     nodes = snapshot.nodes
     gpus = np.bincount(nodes.gpu_type, weights=nodes.gpus, minlength=len(snapshot.gpu_types))
     if policy.fair_share != DRF:
         return np.array([float(gpus.sum())])
-    stated = bool((nodes.cpus != NOT_STATED).all())
-    return np.append(gpus, float(nodes.cpus.sum()) if stated else 0.0)
+    others = [
+        float(amounts.sum(dtype=np.float64)) if (amounts != NOT_STATED).all() else 0.0
+        for amounts in (nodes.host_bytes, nodes.cpus)
+    ]
+    return np.append(gpus, others)
 
 
 def _own_uses(snapshot: Snapshot, policy: Policy) -> dict[str, Floats]:
@@ -187,8 +191,8 @@ def _own_uses(snapshot: Snapshot, policy: Policy) -> dict[str, Floats]:
     rows = zip(uses.tenant, uses.resource.tolist(), uses.amount.tolist(), strict=True)
     for tenant, resource, amount in rows:
         if policy.fair_share == DRF:
-            at = len(capacity) - 1 if resource == CPU_CORES else resource
-        elif resource == CPU_CORES:
+            at = resource  # below 0 for cores and memory, which are the last ones
+        elif resource in (CPU_CORES, HOST_MEMORY):
             continue
         else:
             at = 0

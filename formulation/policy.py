@@ -87,8 +87,8 @@ class Policy:
     """Lower the weights of tenants that used more than their share of the cluster.
 
     ``gpus`` counts GPUs of all types alike. ``drf`` counts the resource of which the tenant used the
-    largest part: GPUs of a type, or CPU cores. A tenant's weight is then its share, and no factor on
-    the weights of its jobs. Empty means that the past does not count.
+    largest part: GPUs of a type, CPU cores, or host memory. A tenant's weight is then its share, and
+    no factor on the weights of its jobs. Empty means that the past does not count.
     """
     fair_half_life_s: float = DEFAULT_FAIR_HALF_LIFE_S
     """With ``fair_share``, the age at which use counts half as much as present use."""

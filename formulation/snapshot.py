@@ -8,7 +8,7 @@ from typing import ClassVar, Final, Self
 
 import numpy as np
 
-from tessera.formulation.decayed_use import CPU_CORES, NO_USES, Uses
+from tessera.formulation.decayed_use import HOST_MEMORY, NO_USES, Uses
 from tessera.formulation.demand import NOT_STATED, Capacity
 from tessera.formulation.dependencies import CONDITIONS
 from tessera.formulation.errors import InvalidInput
@@ -432,7 +432,7 @@ class Snapshot:
             ("reserved_nodes", "node", 0, len(self.nodes)),
             ("entitlements", "reservation", 0, len(self.reservations)),
             ("entitlements", "job", 0, len(self.jobs)),
-            ("uses", "resource", CPU_CORES, types),
+            ("uses", "resource", HOST_MEMORY, types),
             ("bars", "reservation", 0, len(self.reservations)),
             ("bars", "job", 0, len(self.jobs)),
         ):

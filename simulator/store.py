@@ -401,6 +401,7 @@ class MemoryStore:
             gpu_type=int(self.current_type[job]),
             gpus=int(self.current_gpus[job]),
             cpus=max(0, int(self.current_cpus[job])),
+            host_bytes=max(0, int(self.current_host_bytes[job])),
             began_s=EPOCH_S + float(self.began_s[job]),
         )
 

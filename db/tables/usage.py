@@ -23,12 +23,13 @@ stints = sa.Table(  # the times in which a job had the same GPUs; one that lasts
     text_column("gpu_type"),  # by name, because the type may be deleted
     count_column("gpus", None),
     count_column("cpus", None),
+    count_column("host_bytes"),
     real_column("effective_gpus"),
     moment_column("began_at", required=True),
     moment_column("trained_at", nullable=True),  # when its gang reported that it runs
     moment_column("ended_at", required=True),
     text_column("ending"),  # the event of the job that ended it
-    sa.CheckConstraint("gpus > 0 AND cpus >= 0", name="counts"),
+    sa.CheckConstraint("gpus > 0 AND cpus >= 0 AND host_bytes >= 0", name="counts"),
     sa.CheckConstraint(
         "effective_gpus >= 0 AND effective_gpus < 'Infinity'", name="effective_gpus"
     ),
@@ -49,6 +50,7 @@ usage_days = sa.Table(  # sums over stints and jobs that retention has deleted; 
     count_column("gpu_us", None),  # GPU-microseconds, so that sums are exact
     real_column("effective_gpu_s"),
     count_column("cpu_us", None),
+    real_column("host_byte_s", default="0"),
     count_column("lost_gpu_us", None),
     count_column("preemptions", None),
     count_column("jobs_ended", None),

@@ -318,14 +318,15 @@ class _Future:
         """Return what the job has held since the snapshot, which has what it held before."""
         column = self._column
         cell = CellKey._make(int(column[name][job]) for name in Jobs.CELL)
-        cpus = int(column["current_cpus"][job])
-        if cpus == NOT_STATED:
-            cpus, _ = self._demands.get((int(column["workload"][job]), cell), (0, 0))
+        needs = int(column["current_cpus"][job]), int(column["current_host_bytes"][job])
+        if NOT_STATED in needs:
+            needs = self._demands.get((int(column["workload"][job]), cell), (0, 0))
         return Stint(
             tenant=str(self._tenants[job]),
             gpu_type=cell.gpu_type,
             gpus=len(self._gpus[job]),
-            cpus=cpus,
+            cpus=needs[0],
+            host_bytes=needs[1],
             began_s=self.now_s - self._held_s(job),
         )
 

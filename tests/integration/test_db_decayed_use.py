@@ -8,7 +8,7 @@ import pytest
 
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
-from tessera.formulation.decayed_use import CPU_CORES
+from tessera.formulation.decayed_use import CPU_CORES, HOST_MEMORY
 from tessera.formulation.lifecycle import JobEvent
 from tessera.formulation.records.store import Retention
 from tessera.formulation.records.usage import UsageQuery
@@ -31,11 +31,11 @@ DAY_S = 86_400.0
 def add_stint(
     database: Database, job: str, began_h: float, ended_h: float, gpu_type: str = "a100"
 ) -> None:
-    """Add a stint of 4 GPUs and 8 cores, which began and ended these hours ago."""
+    """Add a stint of 4 GPUs, 8 cores and 100 bytes, which began and ended these hours ago."""
     execute(
         database,
-        "INSERT INTO stints (job_id, gpu_type, gpus, cpus, effective_gpus, began_at, ended_at, ending)"
-        f" SELECT id, '{gpu_type}', 4, 8, 2, now() - interval '{began_h} hours',"
+        "INSERT INTO stints (job_id, gpu_type, gpus, cpus, host_bytes, effective_gpus, began_at, ended_at,"
+        f" ending) SELECT id, '{gpu_type}', 4, 8, 100, 2, now() - interval '{began_h} hours',"
         f" now() - interval '{ended_h} hours', 'suspend' FROM jobs WHERE name = '{job}'",
     )
 
@@ -66,6 +66,7 @@ def test_stints_decay_by_their_age_and_the_half_life(
         cores = part_of_past(2, 1, half_life_h)  # those of a type that is gone count
         assert found["nlp", 0] == pytest.approx(4 * nlp, rel=1e-4)
         assert found["nlp", CPU_CORES] == pytest.approx(8 * nlp, rel=1e-4)
+        assert found["nlp", HOST_MEMORY] == pytest.approx(100 * nlp, rel=1e-4)
         assert found.get(("", 0), 0.0) == pytest.approx(4 * other, rel=1e-4)
         assert found["", CPU_CORES] == pytest.approx(8 * (other + cores), rel=1e-4)
 
@@ -79,7 +80,7 @@ def test_use_is_read_only_if_it_is_asked_for_and_never_underflows(
     assert (len(store.snapshot(C).uses), store.snapshot(C).use_half_life_s) == (0, 0.0)
     assert len(store.snapshot(C, 1.0).uses) == 0
     assert store.snapshot(C, 1e9).uses.amount.tolist() == pytest.approx(
-        [8 * (p := part_of_past(10_000, 1_000, 1e9 / HOUR_S)), 4 * p]
+        [100 * (p := part_of_past(10_000, 1_000, 1e9 / HOUR_S)), 8 * p, 4 * p]
     )
 
 

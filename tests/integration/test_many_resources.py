@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
+from tessera.formulation.decayed_use import CPU_CORES, HOST_MEMORY
 from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.demand import NOT_STATED
 from tessera.formulation.errors import InvalidInput, NotAllowed
@@ -128,6 +129,21 @@ def test_demands_of_estimates_are_stored_and_seen_by_rounds(cluster: PostgresSto
 
 
 # what jobs are given
+
+
+def test_the_use_of_a_job_has_what_it_was_given_while_it_runs_and_afterwards(
+    cluster: PostgresStore,
+) -> None:
+    estimate(cluster, needs(1, 6, 3 * GIB))
+    submit(cluster, a_spec("a", tenant="t"))
+    run(cluster, a=[("a100-0", [0])])
+    running = cluster.snapshot(C, 3600.0).uses
+    apply_event(cluster, "a", JobEvent.CANCEL)
+    agents_report(cluster)
+    ended = cluster.snapshot(C, 3600.0).uses
+    for uses in (running, ended):
+        assert uses.resource.tolist() == [HOST_MEMORY, CPU_CORES, 0]
+        assert (uses.amount / uses.amount[2]).tolist() == pytest.approx([3 * GIB, 6, 1])
 
 
 def test_a_job_keeps_what_it_was_given_whatever_estimates_say_later(

@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 
 from tessera.formulation.codec import decode, digest, encode
-from tessera.formulation.decayed_use import CPU_CORES, Stint, UseMeter, Uses, tabulate_uses
+from tessera.formulation.decayed_use import (
+    CPU_CORES,
+    HOST_MEMORY,
+    Stint,
+    UseMeter,
+    Uses,
+    tabulate_uses,
+)
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.explain import FAIR_SHARE_FACTOR
 from tessera.formulation.fair_share import MAX_HALVINGS, FairShare, fair_shares
@@ -34,19 +41,19 @@ DAY_S = 86_400.0
 
 def test_a_stint_counts_by_the_integral_of_its_decay() -> None:
     meter, half_life_s = UseMeter(1000.0), 1000.0
-    stint = Stint(tenant="t", gpu_type=1, gpus=3, cpus=24, began_s=500.0)
+    stint = Stint(tenant="t", gpu_type=1, gpus=3, cpus=24, host_bytes=2**40, began_s=500.0)
     meter.add(stint, 2000.0)
     ages_s = 5000.0 - np.linspace(500.0, 2000.0, 200_001)  # until 5,000 s
     mean = np.trapezoid(0.5 ** (ages_s / half_life_s), dx=1500.0 / 200_000)
     mean *= np.log(2.0) / half_life_s
     uses = meter.read(5000.0, [])
-    assert (uses.tenant, uses.resource.tolist()) == (("t", "t"), [CPU_CORES, 1])
-    assert uses.amount.tolist() == pytest.approx([24 * mean, 3 * mean], rel=1e-9)
+    assert (uses.tenant, uses.resource.tolist()) == (3 * ("t",), [HOST_MEMORY, CPU_CORES, 1])
+    assert uses.amount.tolist() == pytest.approx([2**40 * mean, 24 * mean, 3 * mean], rel=1e-9)
 
 
 def test_what_was_always_held_is_the_use_and_half_is_left_after_a_half_life() -> None:
     meter = UseMeter(DAY_S)
-    stint = Stint(tenant="t", gpu_type=0, gpus=8, cpus=0, began_s=-60 * DAY_S)
+    stint = Stint(tenant="t", gpu_type=0, gpus=8, cpus=0, host_bytes=0, began_s=-60 * DAY_S)
     assert meter.read(0.0, [stint]).amount.tolist() == pytest.approx([8.0])
     meter.add(stint, 0.0)
     assert meter.read(DAY_S, []).amount.tolist() == pytest.approx([4.0])
@@ -55,7 +62,7 @@ def test_what_was_always_held_is_the_use_and_half_is_left_after_a_half_life() ->
 def test_use_does_not_depend_on_how_stints_are_cut_or_on_when_it_is_read() -> None:
     rng, whole, cut = np.random.default_rng(0), UseMeter(700.0), UseMeter(700.0)
     moments = np.sort(rng.uniform(0, 9000, 20))
-    stint = Stint(tenant="t", gpu_type=0, gpus=2, cpus=1, began_s=float(moments[0]))
+    stint = Stint(tenant="t", gpu_type=0, gpus=2, cpus=1, host_bytes=5, began_s=float(moments[0]))
     whole.add(stint, float(moments[-1]))
     for began_s, ended_s in itertools.pairwise(moments):
         cut.add(stint._replace(began_s=float(began_s)), float(ended_s))
@@ -74,15 +81,16 @@ def a_cluster(
     *jobs: dict[str, Any],
     tenants: Sequence[tuple[str, float, str]] = (),
     cores: int = -1,
+    host_bytes: int = -1,
     half_life_s: float = DAY_S,
 ) -> Snapshot:
     """Return a cluster of 8 a100 and 2 v100, on which tenants ``used`` GPUs, by default a100.
 
-    ``tenants`` have (name, weight, parent). Each of the three nodes has ``cores``.
+    ``tenants`` have (name, weight, parent). Each of the three nodes has ``cores`` and ``host_bytes``.
     """
     nodes = some_nodes((0, 2, 4), (1, 1, 2))
     snapshot = a_snapshot(
-        nodes=[{**node, "cpus": cores} for node in nodes],
+        nodes=[{**node, "cpus": cores, "host_bytes": host_bytes} for node in nodes],
         jobs=jobs,
         estimates=[an_estimate(gpus=1, iter_time_s=1.0)],
     )
@@ -194,6 +202,21 @@ def test_the_dominant_resource_counts_under_drf_alone() -> None:
     assert {name: s.used for name, s in gpus.items()} == {"cores": 0.05, "old": 0.1, "new": 0.4}
     unstated = fair_shares(a_cluster(used, *jobs), DRF)  # cores have no known capacity
     assert unstated["cores"].used == 0.5 / 8
+
+
+def test_host_memory_may_be_the_dominant_resource_if_all_nodes_state_theirs() -> None:
+    used = {
+        "memory": {0: 0.5, CPU_CORES: 9.0, HOST_MEMORY: 1.5 * 2**40},
+        "cores": {CPU_CORES: 45.0},
+    }
+    jobs = jobs_of("memory", "cores")
+    snapshot = a_cluster(used, *jobs, cores=30, host_bytes=2**40)
+    found = fair_shares(snapshot, DRF)
+    assert {name: s.used for name, s in found.items()} == {"memory": 0.5, "cores": 0.5}
+    gpus = fair_shares(snapshot, GPUS)
+    assert {name: s.used for name, s in gpus.items()} == {"memory": 0.05, "cores": 0.0}
+    unstated = fair_shares(a_cluster(used, *jobs, cores=30), DRF)
+    assert unstated["memory"].used == 0.1  # by its cores
 
 
 def test_parents_use_the_sum_of_each_resource() -> None:

@@ -167,8 +167,8 @@ class RoundOptions(_message.Message):
     fair_share: _builtins.str
     """The measure of fair shares. Tenants that used more than their share of the cluster count for less:
       "gpus": GPUs of all types are counted alike.
-      "drf":  the resource counts of which the tenant used the largest part: GPUs of a type, or CPU
-              cores.
+      "drf":  the resource counts of which the tenant used the largest part: GPUs of a type, CPU
+              cores, or host memory.
     The weights of tenants are then their shares, and no factors on the weights of jobs. Default
     (""): the past does not count.
     """
