@@ -57,12 +57,12 @@ def test_jobs_without_models_wait_too() -> None:
     [
         (
             "a:done",
-            "line 3: after must be jobs with blanks between them, each JOB or JOB:succeeded",
+            "line 3, column after: must be jobs with blanks between them, each JOB or JOB:succeeded",
         ),
-        ("a:", "line 3: after must be jobs with blanks"),
-        ("a;b", "line 3: after must be jobs with blanks"),
-        ("a a:ended", "line 3: after must name at most 100 jobs, each only once"),
-        ("a x", "line 3: after must name jobs of the file; it has no x"),
+        ("a:", "line 3, column after: must be jobs with blanks"),
+        ("a;b", "line 3, column after: must be jobs with blanks"),
+        ("a a:ended", "line 3, column after: must name at most 100 jobs, each only once"),
+        ("a x", "line 3, column after: must name jobs of the file; it has no x"),
         ("b", "t.csv: jobs wait for each other: b"),
     ],
 )
