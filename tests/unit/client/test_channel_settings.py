@@ -21,6 +21,9 @@ from tessera.client import (
     open_channel,
     save_login,
 )
+from tessera.client.requests import choose_settings
+from tessera.client.settings import VARIABLES
+from tessera.formulation.clock import SystemClock
 from tests.support.certificates import Site, make_site
 
 ADDRESS = "tessera.example:7070"
@@ -140,6 +143,34 @@ def test_a_token_that_cannot_be_sent_is_refused_without_repeating_it(
     assert "copy the token again" in text
     with pytest.raises(ChannelRefused, match="cannot be sent"):
         open_channel("localhost:1", ChannelSettings(token=f"SSSS{token}"))
+
+
+def test_a_client_that_runs_takes_up_a_login_that_was_renewed(
+    home: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in home.items():
+        monkeypatch.setenv(name, value)
+    refresh = {"refresh_token": "r"}
+    now_s = SystemClock().wall_s()
+
+    def log_in(token: str, left_s: float) -> None:
+        login = Login(authorities="system", token=token, expires_s=now_s + left_s, refresh=refresh)
+        save_login(ADDRESS, login)
+
+    log_in("first", 3600.0)
+    lasting = choose_settings(ADDRESS, "", "", None).find_token()
+    assert lasting is not None
+    log_in("second", 10.0)
+    assert lasting() == "first"  # which is good for an hour
+    ending = choose_settings(ADDRESS, "", "", None).find_token()
+    assert ending is not None
+    assert ending() == "second"  # nobody has renewed it
+    log_in("third", 3600.0)
+    assert ending() == "third"
+    forget_login(ADDRESS)
+    assert ending() == "third"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from tessera.client.errors import JobNotSucceeded
-from tessera.client.settings import ChannelSettings, find_settings
+from tessera.client.settings import ChannelSettings, find_settings, follow_login
 from tessera.v1 import clusters_pb2, jobs_pb2, scheduler_pb2, what_if_pb2
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:7070"
@@ -162,7 +162,7 @@ def choose_settings(
             raise ValueError("give settings, or a token and authorities, but not both")
         return settings
     if not (token or authorities):
-        return find_settings(address, os.environ)
+        return find_settings(address, os.environ, follow_login)
     return ChannelSettings(token=token, authorities=authorities)
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from google.protobuf.timestamp_pb2 import Timestamp
+
 from tessera.client.logins import Login, load_login
 from tessera.client.refusals import ChannelRefused, holds_secret
 from tessera.client.secretfiles import read_secret
@@ -30,6 +32,9 @@ VARIABLES: Final = (
 
 RenewLogin = Callable[[str, Login], Login]
 """A function of the server's address and a login that returns the login, renewed if it must be."""
+
+FOLLOWED_S: Final = 60.0
+"""Time in seconds before a token's end from which on the login file is read for another one."""
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/=-]{1,8000}")
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9_.:-]{1,253}")
@@ -75,6 +80,19 @@ class RenewedToken:
         with self._lock:
             self._login = self._renew(self._address, self._login)
             return require_token("the login", self._login.token)
+
+
+def follow_login(address: str, login: Login) -> Login:
+    """Return the login as the login file has it, if its token ends soon, and ``login`` otherwise.
+
+    The command line renews logins. A program that runs for longer than a token is good takes up
+    the new one. Raises ChannelRefused: the file cannot be used.
+    """
+    now = Timestamp()
+    now.GetCurrentTime()
+    if login.expires_s - now.ToSeconds() > FOLLOWED_S:
+        return login
+    return load_login(address) or login
 
 
 def find_settings(
