@@ -22,10 +22,10 @@ TOLERANCE: Final = 1e-9
 
 def find_shapes(estimates: Estimates, workload: int, cell: CellKey) -> Bools:
     """Return which estimates are those of a Cell, bool[estimates]."""
-    tried = {"workload": workload, **cell._asdict()}
-    return np.logical_and.reduce(
-        [getattr(estimates, name) == value for name, value in tried.items()]
-    )
+    same: Bools = estimates.workload == workload
+    for name, value in cell._asdict().items():
+        same &= getattr(estimates, name) == value
+    return same
 
 
 def with_measured_time(
