@@ -48,6 +48,7 @@ from tessera.formulation.values import (
     Hold,
     Workload,
 )
+from tessera.simulator.measured_times import find_shapes, with_measured_time
 from tessera.simulator.permissions import avoids_of, selectors_of, types_of
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.truth import estimates_table
@@ -220,20 +221,17 @@ class MemoryStore:
 
     def measure(self, job: int, iter_time_s: float) -> None:
         """Record the iteration time of a job on its Cell and shape. It is inf if it does not run."""
-        tried = {
-            "workload": self.workload[job],
-            **self._current(job)._asdict(),
-            "nodes": self.gangs[job].nodes,
-        }
+        workload, cell = int(self.workload[job]), self._current(job)
+        nodes = self.gangs[job].nodes
         e = self.estimates
-        same = np.logical_and.reduce([getattr(e, name) == value for name, value in tried.items()])
-        if same.any():
-            self.estimates = replace(e, iter_time_s=np.where(same, iter_time_s, e.iter_time_s))
+        if (find_shapes(e, workload, cell) & (e.nodes == nodes)).any():
+            self.estimates = with_measured_time(e, workload, cell, nodes, iter_time_s)
             return
+        tried = {"workload": workload, **cell._asdict(), "nodes": nodes}
         known = {"iter_time_s": iter_time_s, "source": int(EstimateSource.MEASURED)}
         unknown = {"sd": np.nan, "complete": False, "cpus": 0, "host_bytes": 0}
         self._add_estimates(tried | known | unknown)
-        self._estimated[self.workload[job]] = True
+        self._estimated[workload] = True
 
     def _add_estimates(self, rows: Mapping[str, ArrayLike]) -> None:
         """Add rows, given as columns by name, to the estimates that rounds see."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from tessera.formulation.snapshot import NO_LEGS, Legs, Snapshot
 from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.formulation.values import Cell, CellKey
 from tessera.simulator.log import Segment
+from tessera.simulator.measured_times import MEASURED_ITERATIONS
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.profiling import ProfilingTasks, shown_estimates, true_estimates
 from tessera.simulator.scenario import Scenario
@@ -59,12 +60,6 @@ class Failure:
             raise InvalidInput(
                 "failures", f"{self.node}: down_s must be at least 0, and up_s later"
             )
-
-
-MEASURED_ITERATIONS: Final = 7
-"""Iterations after which the rate of a job is known, if it was unknown. The service ignores a run's
-first two reports, and takes the median of five.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +162,7 @@ class World:
         stragglers: Sequence[Straggler] = (),
         slowdowns: Slowdowns | None = None,
         ended_early: Mapping[str, float] = MappingProxyType({}),
+        measures: bool = False,
     ) -> None:
         """Set up the world at time 0, with its arrivals, failures and stragglers as events.
 
@@ -175,7 +171,8 @@ class World:
 
         ``visible`` are the estimates that rounds see. If it is None, rounds see the true ones.
         ``slowdowns`` is called whenever the running jobs or their GPUs have changed. If it is None,
-        no job is slowed by others. ``ended_early`` is described at ``Conditions``.
+        no job is slowed by others. ``ended_early`` and ``measures`` are described at
+        ``Conditions``.
         """
         self.scenario, self.overheads, self.now_s = scenario, overheads, 0.0
         self._set_up_store(scenario.profiles if visible is None else visible)
@@ -183,6 +180,7 @@ class World:
         self.task_segments: list[Segment] = []  # their jobs are indices into ``tasks``
         self.events_handled = 0
         specs = self.store.specs
+        self._measures = measures
         self._work = self.store.iterations * [ended_early.get(spec.name, 1.0) for spec in specs]
         self._work = np.maximum(1.0, np.rint(self._work))  # iterations after which each job ends
         self.first_start_s = np.full(len(specs), np.inf)
@@ -380,7 +378,7 @@ class World:
         if run.speed > 0:
             left = float(self._work[job]) - run.done[-1]
             self._at(run.at_s[-1] + left / run.speed, partial(self._finish, job, run.stamp))
-            if self.store.is_unestimated(job):
+            if self._measures or self.store.is_unestimated(job):
                 warm_s = run.at_s[-1] + MEASURED_ITERATIONS / run.speed
                 self._at(warm_s, partial(self._measure, job, run.stamp))
         else:
@@ -407,11 +405,12 @@ class World:
         self.store.time_out(job, self.now_s)
 
     def _measure(self, job: int, stamp: int) -> None:
-        """Let rounds see the iteration time of a job whose rate was unknown."""
+        """Let rounds see the iteration time of a job. It is an event if its rate was unknown."""
         run = self._runs.get(job)
         if run is None or run.stamp != stamp:
             return
-        self.events_handled += 1
+        if self.store.is_unestimated(job):
+            self.events_handled += 1
         self.store.measure(job, 1.0 / run.speed)
 
     def _crash(self, job: int, stamp: int) -> None:
