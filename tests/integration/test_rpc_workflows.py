@@ -20,7 +20,7 @@ from tessera.db.store import PostgresStore
 from tessera.formulation.access import Role
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.webhooks import sign_body
-from tessera.service.cli import main
+from tessera.service.cli import importing, main
 from tessera.service.rpc.jobs import MAX_JOBS
 from tessera.service.wiring import run_server
 from tessera.v1 import jobs_pb2, webhooks_pb2
@@ -223,9 +223,18 @@ async def use_as_tenants(server: SecuredServer, target: HookTarget) -> None:
     assert dict((await call(own, "Jobs/GetArray", asked)).states) == {"QUEUED": 2}
 
 
+TRACE = """\
+job_id,submit_time_s,model,params,global_batch,iterations,num_gpus,after
+report,0,m,1B,8,9,1,train:ended
+train,1,m,1B,8,9,1,
+"""
+
+
 async def test_the_command_line_submits_folds_and_changes_arrays(
-    store: PostgresStore, database: Database
+    store: PostgresStore, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(importing, "JOBS_PER_CALL", 1)
+    (tmp_path / "t.csv").write_text(TRACE)
     stored_cluster(store)
     async with run_server(settings(database, estimate_cells=False, period_s=0.0)) as port:
 
@@ -243,3 +252,8 @@ async def test_the_command_line_submits_folds_and_changes_arrays(
         assert "array sweep: 4 HELD" in await run("hold", "sweep")
         assert "array sweep: 4 CANCELLED" in await run("cancel", "sweep")
         assert "sweep must have ended (met)" in " ".join((await run("job", "all")).split())
+        trace = ("import", "trace", str(tmp_path / "t.csv"))
+        assert "2 jobs valid; nothing changed" in await run(*trace, "--validate-only")
+        assert "2 jobs imported" in await run(*trace)
+        assert "train: queued, must have ended" in " ".join((await run("job", "report")).split())
+        assert "2 jobs already there, left unchanged" in await run(*trace)
