@@ -46,7 +46,8 @@ from tessera.formulation.records.estimates import (
 )
 from tessera.formulation.values import Workload
 from tessera.service.collectivechecker import collective_notes, plan_degrees
-from tessera.service.ports import EstimationStore, Writer
+from tessera.service.ports.store import EstimationStore
+from tessera.service.ports.writer import Writer
 from tessera.service.profiling_queue import ProfilingQueue
 
 log = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from tessera.formulation.records.rounds import (
 from tessera.formulation.records.store import Request
 from tessera.formulation.release import installed_version
 from tessera.formulation.snapshot import Snapshot
-from tessera.service.ports import Rounds
+from tessera.service.ports.rounds import Rounds
 from tessera.service.worker import SolveProcesses
 from tessera.solvers import registry as solvers
 from tessera.solvers.base import Budget, require_wanted, unlimited_time

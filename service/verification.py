@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tessera.formulation.records.rounds import RoundRecord
-from tessera.service.ports import Rounds
+from tessera.service.ports.rounds import Rounds
 from tessera.solvers.base import Budget, unlimited_time
 from tessera.solvers.rounds.options import recorded_options
 from tessera.solvers.rounds.proofs import GoalCheck, check_round

@@ -28,7 +28,8 @@ from tessera.formulation.errors import (
     Unavailable,
 )
 from tessera.formulation.records.agents import Heartbeat, NodeHealth, ObservedGang
-from tessera.service.ports import LogStore, Store
+from tessera.service.ports.agents import AgentStore
+from tessera.service.ports.logs import LogStore
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.agentlogs import AgentLogs
 from tessera.service.rpc.calls import StreamPlaces, Subscription, Wakeups
@@ -168,7 +169,7 @@ class AgentCalls:
     thread. ``logs`` keeps requests for output, and ``log_calls`` are the threads that use it.
     """
 
-    store: Store
+    store: AgentStore
     heartbeats: HeartbeatRecorder
     turns: FairCalls
     reads: FairCalls

@@ -12,7 +12,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2
 
 from tessera.formulation.errors import Unavailable
-from tessera.service.ports import Store
+from tessera.service.ports.store import Store
 from tessera.service.rpc.calls import Calls
 
 log = logging.getLogger(__name__)

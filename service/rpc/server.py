@@ -31,7 +31,8 @@ from tessera.service.config import (
 from tessera.service.explaining import JobExplainer
 from tessera.service.loop import RoundLoop
 from tessera.service.network_planner import NetworkPlanner
-from tessera.service.ports import LogStore, Store
+from tessera.service.ports.logs import LogStore
+from tessera.service.ports.store import Store
 from tessera.service.rpc.access import AccessServicer
 from tessera.service.rpc.agents import AgentCalls, AgentsServicer
 from tessera.service.rpc.answers import AnswerRoom, BoundedAnswers, shorten_left_clients

@@ -16,7 +16,7 @@ from tessera.service.background import FOR_CALLER, run_in_process
 from tessera.service.config import Config
 from tessera.service.forecaster import forecast_rhythm
 from tessera.service.loop import require_known_options
-from tessera.service.ports import Store
+from tessera.service.ports.store import Store
 from tessera.service.what_if.answering import answer_question
 from tessera.service.what_if.orders import (
     FuturesOrder,

@@ -24,7 +24,7 @@ from tessera.formulation.records.rounds import (
 )
 from tessera.formulation.records.store import Request
 from tessera.formulation.snapshot import Snapshot
-from tessera.service.ports import Store
+from tessera.service.ports.store import Store
 from tessera.service.rpc.server import Server
 from tessera.solvers.rounds.plan import RoundOptions
 from tessera.v1 import scheduler_pb2 as pb

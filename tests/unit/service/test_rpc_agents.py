@@ -17,7 +17,7 @@ from tessera.formulation.records.agents import (
     NodeHealth,
     ObservedGang,
 )
-from tessera.service.ports import Store
+from tessera.service.ports.store import Store
 from tessera.service.rpc.agents import AgentCalls, AgentInbox, AgentSession, AgentTiming
 from tessera.service.rpc.calls import Calls, Subscription
 from tessera.service.rpc.convert.agents import MAX_DETAIL_CHARS, MAX_FAULTS_A_NODE, to_health
