@@ -19,15 +19,7 @@ from grpc_reflection.v1alpha import reflection
 from tessera.formulation.clock import Clock
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.access import Refusal
-from tessera.service.config import (
-    ESTIMATE_THREADS,
-    HEAVY_THREADS,
-    IDENTITY_THREADS,
-    LEASE_THREADS,
-    LOG_THREADS,
-    Config,
-    TlsFiles,
-)
+from tessera.service.config import Config
 from tessera.service.explaining import JobExplainer
 from tessera.service.loop import RoundLoop
 from tessera.service.network_planner import NetworkPlanner
@@ -62,6 +54,14 @@ from tessera.service.security.gate import Gate
 from tessera.service.security.ports import AccessStore
 from tessera.service.security.serving import CertificateFiles, ServingCertificate
 from tessera.service.security.sessions import Sessions
+from tessera.service.settings.access import TlsFiles
+from tessera.service.settings.capacity import (
+    ESTIMATE_THREADS,
+    HEAVY_THREADS,
+    IDENTITY_THREADS,
+    LEASE_THREADS,
+    LOG_THREADS,
+)
 from tessera.service.standing_policy import StandingPolicies
 from tessera.service.webhooks.deliverer import THREADS as WEBHOOK_THREADS
 from tessera.service.what_if.asking import make_asker
