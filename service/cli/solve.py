@@ -20,7 +20,7 @@ from tessera.service.cli.rounds import (
     limit_s,
     show_decided,
 )
-from tessera.service.loop import decide_again
+from tessera.service.deciding import decide_again
 from tessera.service.rpc.convert.rounds import of_round, to_options
 from tessera.solvers.plugins import load_named, require_kept_rules
 from tessera.v1 import scheduler_pb2

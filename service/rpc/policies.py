@@ -5,7 +5,7 @@ from __future__ import annotations
 from tessera.formulation.access import IDENTITY
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.policies import MAX_MESSAGE, PolicyRecord
-from tessera.service.loop import require_known_options
+from tessera.service.deciding import require_known_options
 from tessera.service.ports.store import Store
 from tessera.service.ports.writer import Writer
 from tessera.service.rpc import fields, names
