@@ -95,27 +95,27 @@ def _cluster_tasks(
         learns=config.learn,
         profiling=config.profiling(),
     )
-    watch = partial(ClusterTask, store, clock, calls=server.lease_calls, holder=holder)
+    watch = partial(ClusterTask, store, clock, calls=server.threads.leases, holder=holder)
     cells = watch(
         deriving.derive,
-        work=server.estimate_calls,
+        work=server.threads.cells,
         period_s=config.estimate_period_s,
         fails="no estimates were updated",
         action="estimating_failed",
         forget=deriving.forget,
     )
     networks = watch(
-        server.replanning.keep,
-        work=server.network_calls,
+        server.planner.keep,
+        work=server.threads.networks,
         period_s=NETWORK_PERIOD_S,
         fails="no network plan was made",
         action="network_failed",
-        again_in_s=server.replanning.again_in_s,
-        forget=server.replanning.forget,
+        again_in_s=server.planner.again_in_s,
+        forget=server.planner.forget,
     )
     pruning = watch(
         Pruner(store, config.retention()).prune,
-        work=server.cleaning_calls,
+        work=server.threads.cleaning,
         period_s=RETENTION_PERIOD_S,
         fails="no old rows were deleted",
         action="prune_failed",
@@ -123,7 +123,7 @@ def _cluster_tasks(
     )
     checks = watch(
         CollectiveChecker(store, config.check_collectives_s).check,
-        work=server.check_calls,
+        work=server.threads.checks,
         period_s=config.estimate_period_s,
         fails="no collectives were checked",
         action="checking_failed",
@@ -142,14 +142,14 @@ def _cluster_tasks(
             forecast_rhythm(config.round_spacing_s, config.period_s),
             config.forecast_share * config.forecast_period_s,
         ).refresh,
-        work=server.forecast_calls,
+        work=server.threads.forecasts,
         period_s=config.forecast_period_s,
         fails="no jobs were forecast",
         action="forecast_failed",
     )
     shadows = watch(
         shadowing.follow,
-        work=server.shadow_calls,
+        work=server.threads.shadows,
         period_s=SHADOW_PERIOD_S,
         fails="no shadow decided",
         action="shadow_failed",
@@ -229,7 +229,7 @@ async def assemble_server(config: Config) -> AsyncIterator[RunningServer]:
         listener.subscribe(_in_loop(loop, server.wakeups.changed))
         listener.subscribe(_in_loop(loop, server.wakeups.changed), LOGS_CHANNEL)
         listener.subscribe(_in_loop(loop, networks.wake))
-        purger = ClusterPurger(store, server.cleaning_calls)
+        purger = ClusterPurger(store, server.threads.cleaning)
         listener.subscribe(_in_loop(loop, purger.wake), PURGE_CHANNEL)
         listener.subscribe(_in_loop(loop, server.gate.note_revocation), ACCESS_CHANNEL)
         listener.subscribe(_in_loop(loop, cells.wake), ESTIMATING)
@@ -242,7 +242,7 @@ async def assemble_server(config: Config) -> AsyncIterator[RunningServer]:
         ]
         if webhooks.key is not None:
             deliverer = WebhookDeliverer(
-                webhooks.store, webhooks.sender, server.webhook_calls, clock, webhooks.key
+                webhooks.store, webhooks.sender, server.threads.webhooks, clock, webhooks.key
             )
             listener.subscribe(_in_loop(loop, deliverer.wake), WEBHOOKS_CHANNEL)
             tasks.append(deliverer)
@@ -251,8 +251,8 @@ async def assemble_server(config: Config) -> AsyncIterator[RunningServer]:
                 store,
                 rounds,
                 clock,
-                calls=server.lease_calls,
-                round_calls=server.round_calls,
+                calls=server.threads.leases,
+                round_calls=server.threads.rounds,
                 holder=holder,
                 spacing_s=config.round_spacing_s,
                 period_s=config.period_s,
@@ -269,7 +269,7 @@ async def assemble_server(config: Config) -> AsyncIterator[RunningServer]:
         for task in tasks:
             task.start()
             stack.push_async_callback(task.stop)
-        trimming = asyncio.create_task(give_back_repeatedly(server.is_busy))
+        trimming = asyncio.create_task(give_back_repeatedly(server.threads.is_busy))
         stack.callback(trimming.cancel)
         # What must be closed even if threads do not end.
         closings = [rounds.close, *([workers.close] if workers else [])]
@@ -310,6 +310,6 @@ async def serve_until_signal(config: Config, started: Callable[[int], None]) -> 
     async with assemble_server(config) as parts:
         started(parts.port)
         await stopping.wait()
-        off = end_by(config.grace_s, parts.server.running, parts.closings)
-    if not parts.server.running():
+        off = end_by(config.grace_s, parts.server.threads.running, parts.closings)
+    if not parts.server.threads.running():
         end_in_order(off)
