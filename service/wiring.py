@@ -33,7 +33,7 @@ from tessera.db.webhook_store import PostgresWebhookStore
 from tessera.db.webhooks import WEBHOOKS_CHANNEL
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.errors import InvalidInput
-from tessera.service.cell_deriver import CellDeriver
+from tessera.service.cells.deriver import CellDeriver
 from tessera.service.cluster_task import ClusterTask
 from tessera.service.collectivechecker import CollectiveChecker
 from tessera.service.config import Config

@@ -1,1 +1,1 @@
-"""The settings of a server by subject, and where they come from."""
+"""The settings of a server by subject, and their sources."""

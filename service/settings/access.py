@@ -1,4 +1,4 @@
-"""Where the server listens, and who may call it."""
+"""The addresses of the server, and its callers."""
 
 from __future__ import annotations
 

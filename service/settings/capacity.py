@@ -1,4 +1,4 @@
-"""How much the server does at the same time: calls, threads, processes and connections."""
+"""The work that the server does at the same time: calls, threads, processes and connections."""
 
 from __future__ import annotations
 

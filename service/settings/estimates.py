@@ -1,4 +1,4 @@
-"""Which estimates the server makes, and what it measures for them."""
+"""The estimates that the server makes, and what it measures for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When rounds run and by which policy, and what looks ahead between them."""
+"""The rounds that the server runs, and what looks ahead between them."""
 
 from __future__ import annotations
 

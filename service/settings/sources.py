@@ -1,4 +1,4 @@
-"""Where settings come from: one TOML file, and the environment, which goes before it.
+"""The sources of settings: one TOML file, and the environment, which goes before it.
 
 Unknown keys are errors.
 """

@@ -1,4 +1,4 @@
-"""How much the database keeps."""
+"""The amount that the database keeps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MIN_KEPT_ROUNDS: Final = 100
 
 @dataclass(frozen=True, kw_only=True)
 class StorageSettings:
-    """How long history is kept, and how many things users may create."""
+    """The times for which history is kept, and the numbers of things that users may create."""
 
     retain_requests_days: Days = 1.0
     """Days for which a repeated request gets its first answer again. In this setting and the next

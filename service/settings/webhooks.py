@@ -1,4 +1,4 @@
-"""Where webhooks may lead."""
+"""The hosts to which webhooks may lead."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tessera.estimator.workloads import catalogue_of, model_of
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.estimates import EstimateRecord, ModelSpec
 from tessera.formulation.values import Workload
-from tessera.service.cell_deriver import CellDeriver
+from tessera.service.cells.deriver import CellDeriver
 from tessera.service.collectivechecker import (
     MAX_CHECKS_PER_MODEL,
     CollectiveChecker,
