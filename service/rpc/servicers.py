@@ -17,7 +17,8 @@ from tessera.service.network_planner import NetworkPlanner
 from tessera.service.ports.logs import LogStore
 from tessera.service.ports.store import Store
 from tessera.service.rpc.access import AccessServicer
-from tessera.service.rpc.agents import AgentCalls, AgentsServicer
+from tessera.service.rpc.agents import AgentsServicer
+from tessera.service.rpc.agentsession import AgentCalls
 from tessera.service.rpc.calls import StreamPlaces, Wakeups
 from tessera.service.rpc.clusters import ClustersServicer
 from tessera.service.rpc.curves import CurveReader

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tessera.service.rpc.agents import AgentTiming
+from tessera.formulation.errors import InvalidInput
 from tessera.service.settings.values import (
     Factor,
     InstanceName,
@@ -12,6 +12,31 @@ from tessera.service.settings.values import (
     PositiveSeconds,
     Seconds,
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentTiming:
+    """The intervals of an agent's stream, in seconds."""
+
+    lease_s: float = 30.0
+    """Time without contact after which an agent stops its gangs. The stream of an agent that is
+    silent for this long is closed.
+    """
+    margin_s: float = 15.0
+    """Time after the lease for which the store waits before it frees the agent's GPUs."""
+    heartbeat_s: float = 5.0
+    inspect_s: float = 20.0
+    retry_s: float = 1.0
+    """Time between attempts while the store is unavailable."""
+
+    def __post_init__(self) -> None:
+        """Refuse settings with which leases would expire between heartbeats."""
+        if not 0 < self.heartbeat_s < self.lease_s / 3:
+            raise InvalidInput("heartbeat_s", "must be positive and less than a third of lease_s")
+        if not self.margin_s <= self.lease_s:
+            raise InvalidInput("lease_s", "must be at least margin_s")
+        if not (self.inspect_s > 0 and self.retry_s > 0):
+            raise InvalidInput("inspect_s", "inspect_s and retry_s must be positive")
 
 
 @dataclass(frozen=True, kw_only=True)
