@@ -111,21 +111,16 @@ class RoundLoop:
             return begun
         snapshot = replace(begun, clock_factor=self._clock_factor)
         phases.mark("load")
-        after_s = times.reserve_s()
-        budget = make_budget(
+        outcome = self._plan_in_time(
+            cluster,
+            snapshot,
             options,
-            limit_solver(options, self._clock, lambda: min(remaining_s() - after_s, fair_s())),
-            cancelled=over,
-            left_s=remaining_s,
+            times,
+            phases,
+            remaining_s=remaining_s,
+            fair_s=fair_s,
+            over=over,
         )
-        try:
-            outcome = self._plan(snapshot, options, budget, phases, remaining_s)
-        except DeadlineTooShort:
-            if "solve" in phases.seconds:  # the next step takes at least this long
-                phases.mark("place")
-                self._remember(cluster, times, phases)
-            raise
-        self._remember(cluster, times, phases)
         # From here on nothing is done for a caller that has left.
         require_wanted(over)
         encoded = encode(snapshot)
@@ -249,6 +244,39 @@ class RoundLoop:
             left_s=remaining_s,
         )
         return self._plan(snapshot, options, budget, Phases(self._clock), remaining_s)
+
+    def _plan_in_time(
+        self,
+        cluster: str,
+        snapshot: Snapshot,
+        options: RoundOptions,
+        times: PhaseTimes,
+        phases: Phases,
+        *,
+        remaining_s: Callable[[], float],
+        fair_s: Callable[[], float],
+        over: Callable[[], bool],
+    ) -> RoundOutcome:
+        """Decide a round so that time is left for the steps after its solution.
+
+        What it took is what the cluster's next round is expected to take.
+        """
+        after_s = times.reserve_s()
+        budget = make_budget(
+            options,
+            limit_solver(options, self._clock, lambda: min(remaining_s() - after_s, fair_s())),
+            cancelled=over,
+            left_s=remaining_s,
+        )
+        try:
+            outcome = self._plan(snapshot, options, budget, phases, remaining_s)
+        except DeadlineTooShort:
+            if "solve" in phases.seconds:  # the next step takes at least this long
+                phases.mark("place")
+                self._remember(cluster, times, phases)
+            raise
+        self._remember(cluster, times, phases)
+        return outcome
 
     def _plan(
         self,
