@@ -1,4 +1,4 @@
-"""What a server does for its clusters between calls, apart from periodic rounds."""
+"""The tasks of a server for its clusters, apart from periodic rounds."""
 
 from __future__ import annotations
 
