@@ -1,4 +1,4 @@
-"""The store of ``tessera.service.ports.LogStore`` on PostgreSQL. Each method is one transaction."""
+"""The store of ``tessera.service.ports.logs.LogStore`` on PostgreSQL. Each method is one transaction."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tessera.formulation.records.logs import LogAnswer, LogRead, StartedJob
 
 
 class PostgresLogStore:
-    """The store of ``tessera.service.ports.LogStore`` on PostgreSQL.
+    """The store of ``tessera.service.ports.logs.LogStore`` on PostgreSQL.
 
     A node is not asked if it was silent for longer than ``lease_s``.
     """

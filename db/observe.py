@@ -148,7 +148,7 @@ def record_observation(
 ) -> bool:
     """Record a report; return whether the desired state changed.
 
-    See ``tessera.service.ports.Store``. A report with only progress takes no turn: it neither waits
+    See ``tessera.service.ports.store.Store``. A report with only progress takes no turn: it neither waits
     nor makes others wait. The same holds for measured traffic, which changes no state. It wakes the
     network planner.
     """

@@ -91,7 +91,7 @@ _STATE = {state.value: state for state in JobState}
 def commit_round(
     database: Database, commit: RoundCommit, in_time: Callable[[], bool]
 ) -> RoundRecord:
-    """Commit a round; see ``tessera.service.ports.Store.commit``."""
+    """Commit a round; see ``tessera.service.ports.store.Store.commit``."""
 
     def work(connection: sa.Connection) -> RoundRecord:
         base = read_base(connection, commit.snapshot.cluster)

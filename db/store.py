@@ -122,7 +122,7 @@ class _DryRun(Exception):
 
 
 class PostgresStore:
-    """The store of ``tessera.service.ports.Store`` on PostgreSQL.
+    """The store of ``tessera.service.ports.store.Store`` on PostgreSQL.
 
     An agent is dead when it was silent for ``lease_s`` plus ``margin_s``. In the margin, an agent
     stops its gangs after its lease has run out.
@@ -319,7 +319,7 @@ class PostgresStore:
     def begin_round(
         self, cluster: str, request: Request | None, use_half_life_s: float = 0.0
     ) -> Snapshot | RoundRecord:
-        """Return the snapshot of a new round; see ``tessera.service.ports.Rounds``.
+        """Return the snapshot of a new round; see ``tessera.service.ports.rounds.Rounds``.
 
         If no node has fallen silent and no job has timed out, this is one transaction that only
         reads, because rounds begin often.

@@ -1,4 +1,4 @@
-"""The store of ``tessera.service.ports.WebhookStore`` on PostgreSQL. Each method is one transaction."""
+"""The store of webhooks on PostgreSQL. Each method is one transaction."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tessera.formulation.webhooks import ClaimedWebhook, WebhookRecord
 
 
 class PostgresWebhookStore:
-    """The store of ``tessera.service.ports.WebhookStore`` on PostgreSQL."""
+    """The store of ``tessera.service.ports.webhooks.WebhookStore`` on PostgreSQL."""
 
     def __init__(self, database: Database) -> None:
         self._database = migrate.MigratedDatabase(database.engine)

@@ -110,7 +110,7 @@ WHERE cluster_id = :cluster AND name = ANY(:names) AND draining
 
 
 class PostgresWriter:
-    """The changes of ``tessera.service.ports.Writer``, on one connection."""
+    """The changes of ``tessera.service.ports.writer.Writer``, on one connection."""
 
     def __init__(
         self, connection: sa.Connection, silence_s: float, limits: StoreLimits = DEFAULT_LIMITS

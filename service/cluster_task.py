@@ -16,7 +16,7 @@ from typing import Protocol
 from tessera.formulation.clock import Clock
 from tessera.formulation.errors import TesseraError
 from tessera.service.periodic import TICK_S, TICKS_PER_LEASE, clusters_of
-from tessera.service.ports import Store
+from tessera.service.ports.store import Store
 from tessera.service.rpc.calls import Calls
 
 log = logging.getLogger(__name__)

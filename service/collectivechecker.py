@@ -33,7 +33,8 @@ from tessera.formulation.records.estimates import (
 )
 from tessera.formulation.release import installed_version
 from tessera.formulation.values import Workload
-from tessera.service.ports import Store, Writer
+from tessera.service.ports.store import Store
+from tessera.service.ports.writer import Writer
 
 log = logging.getLogger(__name__)
 

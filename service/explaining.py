@@ -16,7 +16,7 @@ from tessera.formulation.records.jobs import JobRecord
 from tessera.formulation.records.rounds import JobRound, RoundRecord, decision_record
 from tessera.formulation.snapshot import Snapshot
 from tessera.service.loop import RoundLoop
-from tessera.service.ports import Store
+from tessera.service.ports.store import Store
 from tessera.service.standing_policy import StandingPolicies
 from tessera.solvers.rounds.explaining.explain import explain_job
 from tessera.solvers.rounds.options import RoundOptions, recorded_options

@@ -17,7 +17,7 @@ from tessera.formulation.pace import to_real_pace
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.spreads import ClusterForecast, ForecastHistory
 from tessera.service.background import run_in_process
-from tessera.service.ports import Store
+from tessera.service.ports.store import Store
 from tessera.service.standing_policy import StandingPolicies
 from tessera.simulator.forecasts.calibration import learn_corrections
 from tessera.simulator.forecasts.draws import History

@@ -24,7 +24,7 @@ from tessera.formulation.network.running import (
 )
 from tessera.formulation.records.rounds import NetworkCommit
 from tessera.formulation.snapshot import Snapshot
-from tessera.service.ports import Store
+from tessera.service.ports.store import Store
 from tessera.service.standing_policy import StandingPolicies
 from tessera.solvers.base import require_wanted
 from tessera.solvers.rounds.network import plan_network

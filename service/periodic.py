@@ -20,7 +20,7 @@ from tessera.formulation.errors import Conflict, TesseraError
 from tessera.formulation.records.clusters import ClusterOutlook, ClusterRecord
 from tessera.formulation.records.rounds import RoundRecord
 from tessera.service.loop import RoundLoop
-from tessera.service.ports import Store
+from tessera.service.ports.store import Store
 from tessera.service.rpc.calls import Calls
 from tessera.service.standing_policy import StandingPolicies
 from tessera.solvers.rounds.times import RoundTimes

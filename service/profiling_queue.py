@@ -21,7 +21,8 @@ from tessera.formulation.records.estimates import (
     UnestimatedWorkload,
 )
 from tessera.formulation.records.jobs import JobSpec
-from tessera.service.ports import EstimationStore, Writer
+from tessera.service.ports.store import EstimationStore
+from tessera.service.ports.writer import Writer
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import logging
 from typing import Final
 
 from tessera.service.noticed_task import NoticedTask
-from tessera.service.ports import Store
+from tessera.service.ports.store import Store
 from tessera.service.rpc.calls import Calls
 
 log = logging.getLogger(__name__)

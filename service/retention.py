@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from tessera.formulation.records.store import Retention
-from tessera.service.ports import Store
+from tessera.service.ports.store import Store
 
 log = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from tessera.formulation.records.policies import DecisionFigures, ShadowRound
 from tessera.formulation.records.rounds import RoundRecord, RoundSummary
 from tessera.formulation.snapshot import Snapshot
 from tessera.service.background import run_in_process
-from tessera.service.loop import decide_again
-from tessera.service.ports import Store
+from tessera.service.deciding import decide_again
+from tessera.service.ports.store import Store
 from tessera.service.standing_policy import StandingPolicies
 from tessera.solvers.base import Budget
 from tessera.solvers.plugins import load_named

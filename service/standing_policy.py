@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.policy import MODES_WITHOUT_PROMISES
 from tessera.formulation.records.jobs import JobRecord
-from tessera.formulation.records.policies import PolicyRecord, ShadowRecord
+from tessera.service.ports.policies import PolicyStore
 from tessera.service.rpc.convert.policies import read_stored_options
 from tessera.solvers.rounds.options import RoundOptions
 
@@ -21,18 +21,6 @@ class StandingPolicy:
 
     version: int  # 0 for the policy of the server's settings
     options: RoundOptions
-
-
-class PolicyStore(Protocol):
-    """The part of ``tessera.service.ports.Store`` that keeps policies."""
-
-    def newest_policy(self, cluster: str) -> PolicyRecord | None:
-        """Return the newest version, or None if no policy was set."""
-        ...
-
-    def find_shadow(self, cluster: str) -> ShadowRecord | None:
-        """Return the cluster's shadow, or None if it has none."""
-        ...
 
 
 class StandingPolicies:

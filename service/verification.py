@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tessera.formulation.records.rounds import RoundRecord
-from tessera.service.ports import Rounds
-from tessera.solvers.base import Budget, unlimited_time
-from tessera.solvers.rounds.options import recorded_options
+from tessera.service.ports.rounds import Rounds
+from tessera.solvers.base import unlimited_time
+from tessera.solvers.rounds.options import make_budget, recorded_options
 from tessera.solvers.rounds.proofs import GoalCheck, check_round
 
 
@@ -25,14 +26,8 @@ def verify_round(
     record, proof = store.get_round(cluster, number), store.round_proof(cluster, number)
     snapshot = store.round_snapshot(cluster, number)
     options = recorded_options(record.summary.options)
-    budget = Budget(
-        remaining_s=unlimited_time,
-        seed=options.seed,
-        gap=options.gap,
-        work=dict(record.summary.work),
-        recorded=proof.recorded,
-        cancelled=cancelled,
-    )
+    again = replace(options, work=record.summary.work, recorded=proof.recorded)
+    budget = make_budget(again, unlimited_time, cancelled=cancelled)
     return record, check_round(record, options, snapshot, proof, budget)
 
 

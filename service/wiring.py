@@ -33,24 +33,18 @@ from tessera.db.webhook_store import PostgresWebhookStore
 from tessera.db.webhooks import WEBHOOKS_CHANNEL
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.errors import InvalidInput
-from tessera.service.cell_deriver import CellDeriver
 from tessera.service.cluster_task import ClusterTask
-from tessera.service.collectivechecker import CollectiveChecker
 from tessera.service.config import Config
 from tessera.service.database import open_database
-from tessera.service.forecaster import Forecaster, forecast_rhythm
 from tessera.service.loop import RoundLoop
 from tessera.service.memory import give_back_repeatedly
 from tessera.service.periodic import PeriodicRounds
 from tessera.service.purger import ClusterPurger
-from tessera.service.retention import PERIOD_S as RETENTION_PERIOD_S
-from tessera.service.retention import Pruner
 from tessera.service.rpc.server import Server
 from tessera.service.rpc.webhooks import WebhookParts
 from tessera.service.security.key_files import read_file
 from tessera.service.security.oidc import make_verifier
-from tessera.service.shadowing import PERIOD_S as SHADOW_PERIOD_S
-from tessera.service.shadowing import ShadowKeeper
+from tessera.service.server_tasks import make_server_tasks
 from tessera.service.shutdown import end_by, end_in_order
 from tessera.service.webhooks.deliverer import WebhookDeliverer
 from tessera.service.webhooks.sending import Sender
@@ -58,9 +52,6 @@ from tessera.service.worker import SolveProcesses
 
 MIN_KEY_BYTES: Final = 32
 """Least length of the key from which the secrets of webhooks are derived."""
-
-NETWORK_PERIOD_S: Final = 60.0
-"""Seconds between checks of network plans. They are also checked when allocations change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,91 +68,6 @@ async def run_server(config: Config) -> AsyncIterator[int]:
     """Run a server inside the block; yield its port. Raises what ``assemble_server`` raises."""
     async with assemble_server(config) as parts:
         yield parts.port
-
-
-def _cluster_tasks(
-    config: Config, store: PostgresStore, clock: SystemClock, server: Server, holder: str
-) -> tuple[ClusterTask, ClusterTask, ClusterTask, list[ClusterTask]]:
-    """Return the tasks that estimate Cells, plan networks and delete old rows, none of them started.
-
-    The list has the tasks that forecast jobs, follow shadows and check collectives, if the settings ask
-    for them.
-    """
-    deriving = CellDeriver(
-        store,
-        config.catalogue(),
-        config.estimate_multiples(),
-        derives=config.estimate_cells,
-        learns=config.learn,
-        profiling=config.profiling(),
-    )
-    watch = partial(ClusterTask, store, clock, calls=server.lease_calls, holder=holder)
-    cells = watch(
-        deriving.derive,
-        work=server.estimate_calls,
-        period_s=config.estimate_period_s,
-        fails="no estimates were updated",
-        action="estimating_failed",
-        forget=deriving.forget,
-    )
-    networks = watch(
-        server.replanning.keep,
-        work=server.network_calls,
-        period_s=NETWORK_PERIOD_S,
-        fails="no network plan was made",
-        action="network_failed",
-        again_in_s=server.replanning.again_in_s,
-        forget=server.replanning.forget,
-    )
-    pruning = watch(
-        Pruner(store, config.retention()).prune,
-        work=server.cleaning_calls,
-        period_s=RETENTION_PERIOD_S,
-        fails="no old rows were deleted",
-        action="prune_failed",
-        idle_too=True,
-    )
-    checks = watch(
-        CollectiveChecker(store, config.check_collectives_s).check,
-        work=server.check_calls,
-        period_s=config.estimate_period_s,
-        fails="no collectives were checked",
-        action="checking_failed",
-    )
-    shadowing = ShadowKeeper(
-        store,
-        server.policies,
-        clock,
-        limit_s=config.round_limit_s(),
-        share=config.shadow_share or 1.0,
-    )
-    forecasts = watch(
-        Forecaster(
-            store,
-            server.policies,
-            forecast_rhythm(config.round_spacing_s, config.period_s),
-            config.forecast_share * config.forecast_period_s,
-        ).refresh,
-        work=server.forecast_calls,
-        period_s=config.forecast_period_s,
-        fails="no jobs were forecast",
-        action="forecast_failed",
-    )
-    shadows = watch(
-        shadowing.follow,
-        work=server.shadow_calls,
-        period_s=SHADOW_PERIOD_S,
-        fails="no shadow decided",
-        action="shadow_failed",
-        forget=shadowing.forget,
-    )
-    forecasts_asked = config.forecast_period_s > 0 and config.period_s > 0
-    asked = (
-        (checks, config.check_collectives),
-        (forecasts, forecasts_asked),
-        (shadows, config.shadow_share > 0),
-    )
-    return cells, networks, pruning, [task for task, is_asked in asked if is_asked]
 
 
 def _webhook_parts(config: Config, database: Database, clock: SystemClock) -> WebhookParts:
@@ -223,26 +129,25 @@ async def assemble_server(config: Config) -> AsyncIterator[RunningServer]:
         )
         # The background tasks. Those for a cluster run on the replica that holds its lease.
         holder = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
-        cells, networks, pruning, checks = _cluster_tasks(config, store, clock, server, holder)
+        own = make_server_tasks(config, store, clock, server, holder)
         # Notices from the database wake streams and tasks.
         listener, loop = Listener(database.url), asyncio.get_running_loop()
         listener.subscribe(_in_loop(loop, server.wakeups.changed))
         listener.subscribe(_in_loop(loop, server.wakeups.changed), LOGS_CHANNEL)
-        listener.subscribe(_in_loop(loop, networks.wake))
-        purger = ClusterPurger(store, server.cleaning_calls)
+        listener.subscribe(_in_loop(loop, own.networks.wake))
+        purger = ClusterPurger(store, server.threads.cleaning)
         listener.subscribe(_in_loop(loop, purger.wake), PURGE_CHANNEL)
         listener.subscribe(_in_loop(loop, server.gate.note_revocation), ACCESS_CHANNEL)
-        listener.subscribe(_in_loop(loop, cells.wake), ESTIMATING)
+        listener.subscribe(_in_loop(loop, own.cells.wake), ESTIMATING)
         tasks: list[ClusterPurger | ClusterTask | PeriodicRounds | WebhookDeliverer] = [
             purger,
-            cells,
-            networks,
-            pruning,
-            *checks,
+            own.cells,
+            own.networks,
+            *own.others,
         ]
         if webhooks.key is not None:
             deliverer = WebhookDeliverer(
-                webhooks.store, webhooks.sender, server.webhook_calls, clock, webhooks.key
+                webhooks.store, webhooks.sender, server.threads.webhooks, clock, webhooks.key
             )
             listener.subscribe(_in_loop(loop, deliverer.wake), WEBHOOKS_CHANNEL)
             tasks.append(deliverer)
@@ -251,8 +156,8 @@ async def assemble_server(config: Config) -> AsyncIterator[RunningServer]:
                 store,
                 rounds,
                 clock,
-                calls=server.lease_calls,
-                round_calls=server.round_calls,
+                calls=server.threads.leases,
+                round_calls=server.threads.rounds,
                 holder=holder,
                 spacing_s=config.round_spacing_s,
                 period_s=config.period_s,
@@ -269,7 +174,7 @@ async def assemble_server(config: Config) -> AsyncIterator[RunningServer]:
         for task in tasks:
             task.start()
             stack.push_async_callback(task.stop)
-        trimming = asyncio.create_task(give_back_repeatedly(server.is_busy))
+        trimming = asyncio.create_task(give_back_repeatedly(server.threads.is_busy))
         stack.callback(trimming.cancel)
         # What must be closed even if threads do not end.
         closings = [rounds.close, *([workers.close] if workers else [])]
@@ -310,6 +215,6 @@ async def serve_until_signal(config: Config, started: Callable[[int], None]) -> 
     async with assemble_server(config) as parts:
         started(parts.port)
         await stopping.wait()
-        off = end_by(config.grace_s, parts.server.running, parts.closings)
-    if not parts.server.running():
+        off = end_by(config.grace_s, parts.server.threads.running, parts.closings)
+    if not parts.server.threads.running():
         end_in_order(off)

@@ -22,13 +22,14 @@ from typing import Any, Final, Self
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.errors import DeadlineTooShort, TesseraError, Unavailable
 from tessera.formulation.snapshot import Snapshot
+from tessera.service.deciding import plan_here
+from tessera.service.phase_times import Phases
 from tessera.solvers.base import Budget
 from tessera.solvers.kernels.warm import run_every_loop
 from tessera.solvers.plugins import load_named
-from tessera.solvers.registry import make_solver as make_solver
-from tessera.solvers.rounds.options import RoundOptions
-from tessera.solvers.rounds.plan import RoundOutcome, plan_round
-from tessera.solvers.schedulers.registry import scheduler_of
+from tessera.solvers.registry import make_solver
+from tessera.solvers.rounds.options import RoundOptions, make_budget
+from tessera.solvers.rounds.plan import RoundOutcome
 
 log = logging.getLogger(__name__)
 
@@ -316,33 +317,13 @@ def _serve(pipe: Connection) -> None:
 
 
 def _answer(order: _RoundOrder) -> _RoundAnswer | RaisedError:
-    seconds: list[tuple[str, float]] = []
-    last_s = _CLOCK.monotonic_s()
+    def left_s() -> float:
+        return order.end_s - _CLOCK.monotonic_s()
 
-    def mark(phase: str) -> None:
-        nonlocal last_s
-        now_s = _CLOCK.monotonic_s()
-        seconds.append((phase, now_s - last_s))
-        last_s = now_s
-
-    options = order.options
-    budget = Budget(
-        remaining_s=lambda: order.end_s - _CLOCK.monotonic_s(),
-        seed=options.seed,
-        gap=options.gap,
-        work=dict(options.work),
-        recorded=options.recorded,
-    )
+    options, phases = order.options, Phases(_CLOCK)
     try:
         load_named(options.scheduler, options.objective)  # the server allowed them
-        outcome = plan_round(
-            order.snapshot,
-            options,
-            make_solver(options.solver),
-            budget,
-            mark,
-            scheduler_of(options.scheduler, options.scheduler_parameters),
-        )
+        outcome = plan_here(order.snapshot, options, make_budget(options, left_s), phases, left_s)
     except (
         TesseraError,
         ArithmeticError,
@@ -354,4 +335,4 @@ def _answer(order: _RoundOrder) -> _RoundAnswer | RaisedError:
         ValueError,
     ) as error:
         return RaisedError.of(error)
-    return _RoundAnswer(outcome=outcome, seconds=tuple(seconds))
+    return _RoundAnswer(outcome=outcome, seconds=tuple(phases.seconds.items()))

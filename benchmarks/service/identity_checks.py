@@ -18,11 +18,11 @@ from tessera.db.access_store import PostgresAccessStore
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
 from tessera.formulation.clock import SystemClock
-from tessera.service.config import IDENTITY_THREADS
 from tessera.service.rpc.calls import Calls
 from tessera.service.security.authenticator import Authenticator
 from tessera.service.security.keys import KeySet, read_keys
 from tessera.service.security.oidc import ALGORITHMS, OidcSettings, TokenVerifier
+from tessera.service.settings.capacity import IDENTITY_THREADS
 
 ISSUER: Final = "https://login.example.com"
 AUDIENCE: Final = "tessera"

@@ -152,8 +152,8 @@ def server_settings(
     file: Path | None, flags: Mapping[str, Any], environment: Mapping[str, str]
 ) -> list[EffectiveSetting]:
     """Return the settings with which ``tessera serve`` would start. Raises InvalidInput."""
-    from tessera.service.config import (  # noqa: PLC0415 - a client has no libraries of the server
-        Config,
+    from tessera.service.config import Config  # noqa: PLC0415 - a client has no libraries of the server
+    from tessera.service.settings.sources import (  # noqa: PLC0415 - a client has no libraries of the server
         load_config,
         read_setting_file,
         read_setting_variables,

@@ -20,10 +20,12 @@ from tessera.formulation.records.access import TokenSpec
 from tessera.formulation.secrets import USER_PREFIX
 from tessera.service.cli import limits, options
 from tessera.service.cli.render import print_line, print_note
-from tessera.service.config import Config, load_config, without_password
+from tessera.service.config import Config
 from tessera.service.database import open_database
 from tessera.service.rpc.access import make_token
 from tessera.service.rpc.names import require_identifier
+from tessera.service.settings.printing import without_password
+from tessera.service.settings.sources import load_config
 
 MAX_AGE_S: Final = 36_500 * 86_400.0
 """Seconds in a century. The database cannot represent times before its own calendar."""

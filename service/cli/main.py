@@ -141,7 +141,7 @@ _BUILT_IN: Final = {
         "Simulation",
     ),
     "up": DeferredCommand(
-        "tessera.service.cli.up:add_commands",
+        "tessera.service.cli.up.command:add_commands",
         "Start a database, a server and agents on this machine.",
     ),
     "serve": DeferredCommand("tessera.service.cli.serve:add_commands", "Run a server."),

@@ -21,9 +21,9 @@ from tessera.service.agent import main as agent_program
 from tessera.service.cli import options
 from tessera.service.cli.render import print_note
 from tessera.service.cli.serveoptions import serving_options
-from tessera.service.config import load_config
 from tessera.service.database import open_database
 from tessera.service.file_limit import raise_file_limit
+from tessera.service.settings.sources import load_config
 
 SWITCH_S = 0.001
 """Seconds that a thread keeps the interpreter while others wait for it.

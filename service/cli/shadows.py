@@ -33,7 +33,7 @@ from tessera.service.cli.render import (
     show_message,
     show_table,
 )
-from tessera.service.cli.roundoptions import with_round_options
+from tessera.service.cli.roundoptions.commands import with_round_options
 from tessera.service.cli.roundview import policy_text
 from tessera.v1 import scheduler_pb2
 

@@ -11,7 +11,7 @@ from tessera.formulation.clock import SystemClock
 from tessera.formulation.plugins import is_reference
 from tessera.modelling.files import read_snapshot
 from tessera.service.cli.options import Output, OutputOption
-from tessera.service.cli.roundoptions import with_round_options
+from tessera.service.cli.roundoptions.commands import with_round_options
 from tessera.service.cli.rounds import (
     DEFAULT_TIME_LIMIT,
     Everything,
@@ -20,7 +20,7 @@ from tessera.service.cli.rounds import (
     limit_s,
     show_decided,
 )
-from tessera.service.loop import decide_again
+from tessera.service.deciding import decide_again
 from tessera.service.rpc.convert.rounds import of_round, to_options
 from tessera.solvers.plugins import load_named, require_kept_rules
 from tessera.v1 import scheduler_pb2

@@ -9,7 +9,7 @@ from functools import partial
 
 from tessera.formulation.errors import TooBusy, Unavailable
 from tessera.formulation.records.logs import MAX_READS_PER_AGENT, LogAnswer, agent_key
-from tessera.service.ports import LogStore
+from tessera.service.ports.logs import LogStore
 from tessera.service.rpc.convert.agents import of_log_read, to_log_answer
 from tessera.service.rpc.lanes import FairCalls
 from tessera.v1 import agents_pb2 as pb

@@ -11,7 +11,8 @@ from tessera.formulation.access import IDENTITY
 from tessera.formulation.arrays import ArrayRange, ArrayRecord
 from tessera.formulation.errors import InvalidInput, NotFound
 from tessera.formulation.records.jobs import JobSpec
-from tessera.service.ports import Store, Writer
+from tessera.service.ports.store import Store
+from tessera.service.ports.writer import Writer
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert import workflows as convert
 from tessera.v1 import jobs_pb2 as pb

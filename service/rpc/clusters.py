@@ -12,7 +12,8 @@ from tessera.formulation.access import IDENTITY
 from tessera.formulation.errors import NotFound
 from tessera.formulation.records.clusters import ClusterRecord, NodeRecord
 from tessera.formulation.records.store import Request
-from tessera.service.ports import Store, Writer
+from tessera.service.ports.store import Store
+from tessera.service.ports.writer import Writer
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert import clusters as convert
 from tessera.service.rpc.lanes import SizedCalls

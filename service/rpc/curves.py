@@ -23,7 +23,7 @@ from tessera.formulation.job_curves import JobCurves, TypeCurves, curves_of_job
 from tessera.formulation.records.estimates import EstimationInputs
 from tessera.formulation.snapshot import Snapshot
 from tessera.service.bandwidth import BandwidthCurve, trace_bandwidth
-from tessera.service.ports import Store
+from tessera.service.ports.store import Store
 from tessera.service.rpc import names
 from tessera.service.rpc.convert.curves import of_curves
 from tessera.service.standing_policy import StandingPolicies

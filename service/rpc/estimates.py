@@ -36,7 +36,8 @@ from tessera.formulation.records.estimates import (
 )
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.values import Cell, Workload
-from tessera.service.ports import Store, Writer
+from tessera.service.ports.store import Store
+from tessera.service.ports.writer import Writer
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert import estimates as convert
 from tessera.service.rpc.convert.models import of_cell, of_model, of_published, to_model

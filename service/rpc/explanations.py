@@ -9,7 +9,7 @@ import grpc.aio
 from tessera.formulation.access import IDENTITY
 from tessera.formulation.errors import InvalidInput
 from tessera.service.explaining import CallTime, JobExplainer
-from tessera.service.ports import Store
+from tessera.service.ports.store import Store
 from tessera.service.rpc import names
 from tessera.service.rpc.convert.explanations import of_explanation
 from tessera.service.rpc.deadlines import CallDeadlines

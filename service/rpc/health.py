@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -12,7 +11,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2
 
 from tessera.formulation.errors import Unavailable
-from tessera.service.ports import Store
+from tessera.service.ports.store import Store
 from tessera.service.rpc.calls import Calls
 
 log = logging.getLogger(__name__)
@@ -40,17 +39,22 @@ class _HealthServicer(health.aio.HealthServicer):  # type: ignore[misc] # it shi
 class HealthChecker:
     """A background check of the store every ``period_s``.
 
-    It reports the result for the server ("") and for each service. The check has a separate thread,
-    so that a busy pool does not look like a lost database.
+    It reports the result for the server ("") and for each service. ``calls`` is a
+    thread that nothing else uses, so that a busy pool does not look like a lost database.
     """
 
     def __init__(
-        self, store: Store, services: Iterable[str], period_s: float, instance: str = ""
+        self,
+        store: Store,
+        calls: Calls,
+        services: Iterable[str],
+        period_s: float,
+        instance: str = "",
     ) -> None:
         self.servicer = _HealthServicer(instance)
         self._store, self._period_s = store, period_s
         self._services = ["", *services]
-        self._calls = Calls(1, "health")
+        self._calls = calls
         self._ready: bool | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -65,14 +69,6 @@ class HealthChecker:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self.servicer.enter_graceful_shutdown()
-
-    async def close(self, wait_s: float = math.inf) -> list[str]:
-        """Release the thread; return the names of the calls that still run after ``wait_s``."""
-        return await self._calls.close(wait_s)
-
-    def running(self) -> list[str]:
-        """Return the names of the calls that hold the thread."""
-        return self._calls.running()
 
     async def _repeat(self) -> None:
         while True:

@@ -11,7 +11,7 @@ from typing import Final
 
 from tessera.formulation.errors import Conflict, TesseraError
 from tessera.formulation.records.agents import Heartbeat
-from tessera.service.ports import Store
+from tessera.service.ports.agents import AgentStore
 from tessera.service.rpc.calls import Calls
 
 MAX_HEARTBEATS: Final = 1000
@@ -24,7 +24,7 @@ class HeartbeatRecorder:
     It belongs to the event loop's thread.
     """
 
-    def __init__(self, store: Store, calls: Calls) -> None:
+    def __init__(self, store: AgentStore, calls: Calls) -> None:
         """Remember the parts. ``calls`` are threads that nothing else uses."""
         self._store, self._calls = store, calls
         self._waiting: list[tuple[Heartbeat, asyncio.Future[None]]] = []

@@ -17,7 +17,8 @@ from tessera.formulation.errors import InvalidInput, NotFound
 from tessera.formulation.lifecycle import TERMINAL, JobEvent
 from tessera.formulation.records.jobs import JobRecord, JobSpec
 from tessera.formulation.records.store import Request
-from tessera.service.ports import Store, Writer
+from tessera.service.ports.store import Store
+from tessera.service.ports.writer import Writer
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.arrays import (
     ArrayCalls,

@@ -32,7 +32,8 @@ from tessera.formulation.records.logs import (
     answer_key,
 )
 from tessera.formulation.runtimes import RUNTIMES
-from tessera.service.ports import LogStore, Store
+from tessera.service.ports.logs import LogStore
+from tessera.service.ports.store import Store
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.calls import StreamPlaces, Subscription, Wakeups
 from tessera.service.rpc.convert.agents import MAX_OUTPUT_BYTES

@@ -13,7 +13,8 @@ from tessera.formulation.clock import Clock
 from tessera.formulation.errors import NotFound
 from tessera.formulation.network.running import running_now
 from tessera.service.network_planner import NetworkPlanner
-from tessera.service.ports import Store, Writer
+from tessera.service.ports.store import Store
+from tessera.service.ports.writer import Writer
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert import networks as convert
 from tessera.service.rpc.lanes import CALLER, Lane, SizedCalls

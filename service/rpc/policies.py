@@ -5,8 +5,9 @@ from __future__ import annotations
 from tessera.formulation.access import IDENTITY
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.policies import MAX_MESSAGE, PolicyRecord
-from tessera.service.loop import require_known_options
-from tessera.service.ports import Store, Writer
+from tessera.service.deciding import require_known_options
+from tessera.service.ports.store import Store
+from tessera.service.ports.writer import Writer
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert import policies as convert
 from tessera.service.rpc.convert.rounds import to_options

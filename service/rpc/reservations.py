@@ -9,7 +9,8 @@ from typing import Final
 from google.protobuf.empty_pb2 import Empty
 
 from tessera.formulation.access import IDENTITY
-from tessera.service.ports import Store, Writer
+from tessera.service.ports.store import Store
+from tessera.service.ports.writer import Writer
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert import reservations as convert
 from tessera.service.rpc.paging import page_of

@@ -10,7 +10,7 @@ import grpc.aio
 from tessera.formulation.access import IDENTITY
 from tessera.formulation.codec import encode
 from tessera.service.loop import RoundLoop
-from tessera.service.ports import Store
+from tessera.service.ports.store import Store
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert import rounds as convert
 from tessera.service.rpc.deadlines import CallDeadlines

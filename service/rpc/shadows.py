@@ -7,8 +7,9 @@ from typing import Final
 from tessera.formulation.access import IDENTITY
 from tessera.formulation.errors import NotFound
 from tessera.formulation.records.policies import MAX_MESSAGE
-from tessera.service.loop import require_known_options
-from tessera.service.ports import Store, Writer
+from tessera.service.deciding import require_known_options
+from tessera.service.ports.store import Store
+from tessera.service.ports.writer import Writer
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert import shadows as convert
 from tessera.service.rpc.convert.policies import stored_options

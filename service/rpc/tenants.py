@@ -11,7 +11,8 @@ import grpc.aio
 from tessera.formulation.access import IDENTITY
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.usage import GROUPS, LABEL, UsageQuery
-from tessera.service.ports import Store, Writer
+from tessera.service.ports.store import Store
+from tessera.service.ports.writer import Writer
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert import tenants as convert
 from tessera.service.rpc.convert.usage import of_usage

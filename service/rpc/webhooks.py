@@ -11,7 +11,9 @@ import grpc.aio
 from tessera.formulation.access import IDENTITY
 from tessera.formulation.errors import NotAllowed, Unavailable
 from tessera.formulation.webhooks import TEST_EVENT, Delivery, derive_secret
-from tessera.service.ports import Store, WebhookStore, Writer
+from tessera.service.ports.store import Store
+from tessera.service.ports.webhooks import WebhookStore
+from tessera.service.ports.writer import Writer
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert import webhooks as convert
 from tessera.service.rpc.lanes import FairCalls, SizedCalls

@@ -12,7 +12,7 @@ from tessera.formulation.access import IDENTITY
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.what_if.hypotheses import Hypothesis
-from tessera.service.ports import Store
+from tessera.service.ports.store import Store
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert import jobs as convert_jobs
 from tessera.service.rpc.convert import what_if as convert

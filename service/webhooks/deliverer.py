@@ -14,7 +14,7 @@ from tessera.formulation.clock import Clock
 from tessera.formulation.errors import Unavailable
 from tessera.formulation.webhooks import ClaimedWebhook, derive_secret
 from tessera.service.noticed_task import NoticedTask
-from tessera.service.ports import WebhookStore
+from tessera.service.ports.webhooks import WebhookStore
 from tessera.service.rpc.calls import Calls
 from tessera.service.webhooks.sending import Sender
 

@@ -46,11 +46,10 @@ from tessera.simulator.what_if.offers import describe_offer
 from tessera.simulator.what_if.rounds import DecidedRound, compare_rounds
 from tessera.simulator.what_if.rules import price_rule, without_rule
 from tessera.simulator.what_if.worth import nodes_to_add, rank_nodes, value_node
-from tessera.solvers.base import Budget
 from tessera.solvers.plugins import load_named
 from tessera.solvers.registry import make_solver
 from tessera.solvers.rounds.explaining.explain import find_needed_weight
-from tessera.solvers.rounds.options import RoundOptions
+from tessera.solvers.rounds.options import RoundOptions, make_budget
 from tessera.solvers.rounds.plan import RoundOutcome, plan_round
 from tessera.solvers.schedulers.registry import scheduler_of
 
@@ -111,10 +110,9 @@ class _Rounds:
         """Return the outcome of a round, of which nothing is stored. Raises DeadlineTooShort."""
         limit_s = min(ROUND_SHARE * self.left_s(), options.solve_limit_s)
         end_s = _CLOCK.monotonic_s() + limit_s
-        budget = Budget(
-            remaining_s=lambda: end_s - _CLOCK.monotonic_s(),
-            seed=options.seed,
-            gap=options.gap,
+        budget = make_budget(
+            options,
+            lambda: end_s - _CLOCK.monotonic_s(),
             cancelled=lambda: self.left_s() <= 0,
             left_s=self.left_s,
         )

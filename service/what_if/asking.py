@@ -14,9 +14,9 @@ from tessera.formulation.what_if.hypotheses import require_consistent
 from tessera.formulation.what_if.records import WhatIfAnswer
 from tessera.service.background import FOR_CALLER, run_in_process
 from tessera.service.config import Config
+from tessera.service.deciding import require_known_options
 from tessera.service.forecaster import forecast_rhythm
-from tessera.service.loop import require_known_options
-from tessera.service.ports import Store
+from tessera.service.ports.store import Store
 from tessera.service.what_if.answering import answer_question
 from tessera.service.what_if.orders import (
     FuturesOrder,

@@ -16,8 +16,9 @@ from tessera.formulation.records.jobs import JobRecord, JobSpec
 from tessera.formulation.records.store import Request
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.values import Workload
-from tessera.service.cell_deriver import CellDeriver
-from tessera.service.ports import Store, Writer
+from tessera.service.cells.deriver import CellDeriver
+from tessera.service.ports.store import Store
+from tessera.service.ports.writer import Writer
 
 
 class JobPreviewer:

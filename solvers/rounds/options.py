@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.parameters import PARAMETERS_FIELD, parse_parameters
 from tessera.formulation.policy import Policy
 from tessera.formulation.solution import RecordedAnswer
+from tessera.solvers.base import Budget, unlimited_time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,3 +61,22 @@ def recorded_options(recorded: Mapping[str, Any]) -> RoundOptions:
     Rounds that recorded no limit on replans had none.
     """
     return RoundOptions(**{"replan_spacing": 0.0, **recorded})
+
+
+def make_budget(
+    options: RoundOptions,
+    remaining_s: Callable[[], float],
+    *,
+    cancelled: Callable[[], bool] = never_cancelled,
+    left_s: Callable[[], float] = unlimited_time,
+) -> Budget:
+    """Return what a round with ``options`` may spend. The rest is explained by ``Budget``."""
+    return Budget(
+        remaining_s=remaining_s,
+        seed=options.seed,
+        gap=options.gap,
+        work=dict(options.work),
+        recorded=options.recorded,
+        cancelled=cancelled,
+        left_s=left_s,
+    )

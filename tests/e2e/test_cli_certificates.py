@@ -13,7 +13,7 @@ import pytest
 from tessera.benchmarks.service.fleet import Fleet
 from tessera.formulation.problem import Problem
 from tessera.formulation.solution import Solution
-from tessera.service import loop
+from tessera.service import deciding
 from tests.support.command_line import Tessera, read, submit
 from tests.support.proving import ProvingSolver, certify_falsely, certify_prices, only_say
 
@@ -29,7 +29,7 @@ def decide(
     """Return a function that commits a round of three jobs, of which two fit."""
 
     def run(prove: Prove, objective: str = "throughput") -> None:
-        monkeypatch.setattr(loop, "make_solver", lambda _name="": ProvingSolver(prove))
+        monkeypatch.setattr(deciding, "make_solver", lambda _name="": ProvingSolver(prove))
         for name in ("one", "two", "three"):
             submit(tessera, name)
         tessera("round", "--objective", objective)

@@ -19,7 +19,7 @@ from tessera.formulation.lifecycle import JobEvent
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import EstimateRecord, ModelSpec
 from tessera.formulation.values import EstimateSource, GpuType, Workload
-from tessera.service.cell_deriver import CellDeriver
+from tessera.service.cells.deriver import CellDeriver
 from tessera.service.cluster_task import ClusterTask
 from tessera.service.rpc.calls import Calls
 from tests.support.patience import PATIENCE_S

@@ -11,7 +11,7 @@ from tessera.db.store import PostgresStore
 from tessera.estimator.workloads import Estimator, catalogue_of
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.values import GpuType, Workload
-from tessera.service.cell_deriver import CellDeriver
+from tessera.service.cells.deriver import CellDeriver
 from tests.support.stored_cluster import C, a_spec, do, submit
 
 OLD = [Workload(model="bert", params="760M", global_batch=n) for n in (64, 128, 256)]

@@ -19,7 +19,7 @@ from tessera.estimator.workloads import catalogue_of, model_of
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.estimates import EstimateRecord, ModelSpec
 from tessera.formulation.values import Workload
-from tessera.service.cell_deriver import CellDeriver
+from tessera.service.cells.deriver import CellDeriver
 from tessera.service.collectivechecker import (
     MAX_CHECKS_PER_MODEL,
     CollectiveChecker,
@@ -185,7 +185,7 @@ def test_a_model_is_compiled_for_a_bounded_number_of_degrees_and_a_stop_ends_it(
 
 def test_the_setting_needs_jax(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not Config().check_collectives
-    monkeypatch.setattr("tessera.service.config.find_spec", lambda name: None)
+    monkeypatch.setattr("tessera.service.settings.estimates.find_spec", lambda name: None)
     assert not Config().check_collectives
     with pytest.raises(InvalidInput, match=r"check_collectives: needs JAX .*\[estimator\]"):
         Config(check_collectives=True)

@@ -31,7 +31,7 @@ from tessera.formulation.records.estimates import (
     ProfileRow,
 )
 from tessera.formulation.values import PROFILING, EstimateSource, GpuType, Workload
-from tessera.service.cell_deriver import CellDeriver
+from tessera.service.cells.deriver import CellDeriver
 from tessera.service.cli.jobview import profiling_facts
 from tessera.service.rpc.convert.profiles import of_host
 from tessera.v1 import estimates_pb2 as pb

@@ -23,7 +23,7 @@ from tessera.formulation.reasons import ReasonCode
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import CellFilter, EstimateRecord
 from tessera.formulation.values import EstimateSource, GpuType, Workload
-from tessera.service.cell_deriver import CellDeriver
+from tessera.service.cells.deriver import CellDeriver
 from tessera.service.loop import RoundLoop
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.v1 import launch_pb2

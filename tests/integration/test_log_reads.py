@@ -19,7 +19,7 @@ from tessera.db.store import PostgresStore
 from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.lifecycle import JobEvent
 from tessera.formulation.records.agents import ObservedGang
-from tessera.service.rpc.server import LOG_STREAMS_PER_CLIENT
+from tessera.service.rpc.servicers import LOG_STREAMS_PER_CLIENT
 from tessera.service.wiring import run_server
 from tessera.v1 import agents_pb2, jobs_pb2
 from tests.support.agents import until

@@ -25,7 +25,7 @@ from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.runtimes import DEEPSPEED, RUNTIMES, TORCHRUN
 from tessera.formulation.values import RUN_LABEL, Cell, EstimateSource, GpuType, Workload
-from tessera.service.cell_deriver import CellDeriver
+from tessera.service.cells.deriver import CellDeriver
 from tessera.service.config import Config
 from tessera.solvers.base import Budget
 from tessera.solvers.portfolio import Portfolio

@@ -18,8 +18,9 @@ from tessera.formulation.lifecycle import JobEvent
 from tessera.formulation.records.policies import ShadowRound
 from tessera.formulation.records.store import Request, Retention
 from tessera.service.cli.main import app
-from tessera.service.config import Config, load_config
+from tessera.service.config import Config
 from tessera.service.retention import Pruner
+from tessera.service.settings.sources import load_config
 from tessera.service.wiring import run_server
 from tests.support.patience import PATIENCE_S
 from tests.support.stored_cluster import (

@@ -11,7 +11,7 @@ from grpc import StatusCode
 from tessera.db.store import PostgresStore
 from tessera.estimator.workloads import catalogue_of
 from tessera.formulation.records.clusters import NodeSpec
-from tessera.service.cell_deriver import CellDeriver
+from tessera.service.cells.deriver import CellDeriver
 from tessera.service.rpc import curves
 from tessera.service.rpc.curves import KeptResults
 from tessera.v1 import estimates_pb2, jobs_pb2

@@ -24,7 +24,7 @@ from tessera.formulation.records.rounds import (
 )
 from tessera.formulation.records.store import Request
 from tessera.formulation.snapshot import Snapshot
-from tessera.service.ports import Store
+from tessera.service.ports.store import Store
 from tessera.service.rpc.server import Server
 from tessera.solvers.rounds.plan import RoundOptions
 from tessera.v1 import scheduler_pb2 as pb
@@ -117,7 +117,7 @@ class Api:
     async def idle(self) -> None:
         """Wait until no thread works for a call."""
         async with asyncio.timeout(PATIENCE_S):
-            while self.server.running():
+            while self.server.threads.running():
                 await asyncio.sleep(0.02)
 
 
@@ -154,7 +154,9 @@ async def test_committing_rounds_wait_only_for_rounds_of_their_own_cluster() -> 
     async with api() as a:
         held = await a.hold(2)
         assert (await a.schedule("small")).verified
-        assert a.server.running() == ["Schedule of huge"]  # the other round waits for this one
+        assert a.server.threads.running() == [
+            "Schedule of huge"
+        ]  # the other round waits for this one
         await cancel_all(held)
 
 
@@ -162,7 +164,7 @@ async def test_periodic_rounds_wait_for_no_caller() -> None:
     async with api(round_threads=1, trial_threads=1) as a:
         held = await a.hold(1, dry_run=True) + await a.hold(1)
         async with asyncio.timeout(PATIENCE_S):
-            assert await a.server.round_calls.run(lambda: "decided") == "decided"
+            assert await a.server.threads.rounds.run(lambda: "decided") == "decided"
         assert not any(call.done() for call in held)
         await cancel_all(held)
 

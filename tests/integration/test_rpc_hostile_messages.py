@@ -24,7 +24,7 @@ from grpc import StatusCode
 from tessera.db.access_store import PostgresAccessStore
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
-from tessera.service.rpc.server import SERVICES
+from tessera.service.rpc.servicers import SERVICES
 from tessera.v1 import (
     access_pb2,
     agents_pb2,

@@ -22,7 +22,7 @@ from tessera.formulation.records.agents import DesiredGang, DesiredState, Heartb
 from tessera.formulation.records.jobs import AllocationRecord, JobRecord, JobSpec, TrainingRecord
 from tessera.formulation.records.store import Request
 from tessera.formulation.values import Cell, Workload
-from tessera.service.ports import Store
+from tessera.service.ports.store import Store
 from tessera.v1 import agents_pb2 as pb
 from tessera.v1 import agents_pb2_grpc, jobs_pb2, jobs_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from tests.support.patience import PATIENCE_S

@@ -33,7 +33,7 @@ from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.runtimes import DEEPSPEED, MEGATRON, RUNTIMES, TORCHRUN
 from tessera.formulation.techniques import PlanLimits, Technique, techniques_of
 from tessera.formulation.values import GpuType, Workload
-from tessera.service.cell_deriver import CellDeriver
+from tessera.service.cells.deriver import CellDeriver
 from tessera.solvers.base import Budget
 from tessera.solvers.portfolio import Portfolio
 from tessera.solvers.rounds.plan import RoundOptions, plan_round

@@ -19,7 +19,7 @@ from tessera.formulation.clock import SystemClock
 from tessera.formulation.errors import NotFound
 from tessera.formulation.records.policies import DecisionFigures, ShadowRound
 from tessera.formulation.records.rounds import RoundRecord
-from tessera.service import wiring
+from tessera.service import server_tasks
 from tessera.service.background import run_in_process
 from tessera.service.loop import RoundLoop
 from tessera.service.shadowing import Decide, ShadowKeeper, ShadowOrder, decide_ordered_round
@@ -279,7 +279,7 @@ async def test_a_shadow_is_set_compared_and_deleted_by_call(store: PostgresStore
 async def test_a_server_lets_the_shadow_decide_what_it_has_committed(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wiring, "SHADOW_PERIOD_S", 0.2)
+    monkeypatch.setattr(server_tasks, "SHADOW_PERIOD_S", 0.2)
     store = PostgresStore(database)
     a_cluster(store)
     submit(store, a_spec("j"))

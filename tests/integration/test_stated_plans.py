@@ -12,7 +12,7 @@ from tessera.db.store import PostgresStore
 from tessera.estimator.workloads import catalogue_of
 from tessera.formulation.execution_plan import ExecutionPlan, read_execution_plan
 from tessera.formulation.records.clusters import NodeSpec
-from tessera.service.cell_deriver import CellDeriver
+from tessera.service.cells.deriver import CellDeriver
 from tessera.v1 import jobs_pb2, scheduler_pb2
 from tests.support.api import INVALID, Api, C, a_batch, a_cluster, a_round, a_submit, refusal_of
 from tests.support.rpc import serving

@@ -14,7 +14,7 @@ from tessera.formulation.execution_plan import ExecutionPlan, PlanStage, read_ex
 from tessera.formulation.reasons import ReasonCode
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.techniques import Technique, techniques_of
-from tessera.service.cell_deriver import CellDeriver
+from tessera.service.cells.deriver import CellDeriver
 from tessera.v1 import clusters_pb2, estimates_pb2, jobs_pb2, scheduler_pb2
 from tests.support.api import INVALID, Api, C, a_batch, a_cluster, a_round, a_submit, refusal_of
 from tests.support.rpc import serving

@@ -30,7 +30,7 @@ from tessera.formulation.records.store import Retention
 from tessera.formulation.runtimes import RUNTIMES, TORCHRUN
 from tessera.formulation.techniques import techniques_of
 from tessera.formulation.values import EstimateSource, GpuType, Workload
-from tessera.service.cell_deriver import CellDeriver
+from tessera.service.cells.deriver import CellDeriver
 from tessera.service.loop import RoundLoop
 from tessera.solvers.rounds.options import RoundOptions
 from tests.support.reports import OUT_OF_MEMORY, PHASE, report_training

@@ -16,7 +16,7 @@ from tessera.formulation.reasons import ReasonCode
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import CellFilter
 from tessera.formulation.values import BEST_FOUND, Cell, EstimateSource, GpuType, Workload
-from tessera.service.cell_deriver import CellDeriver
+from tessera.service.cells.deriver import CellDeriver
 from tessera.service.rpc.convert.agents import of_desired
 from tessera.solvers.base import Budget
 from tessera.solvers.portfolio import Portfolio

@@ -19,7 +19,7 @@ from tessera.formulation.records.rounds import RoundCommit, RoundRecord
 from tessera.formulation.records.store import Request
 from tessera.formulation.snapshot import Snapshot
 from tessera.service.loop import RoundLoop
-from tessera.service.ports import Rounds
+from tessera.service.ports.rounds import Rounds
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.world import Failure, World

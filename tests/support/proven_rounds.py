@@ -9,7 +9,7 @@ from tessera.formulation.codec import digest
 from tessera.formulation.proofs import RoundProof
 from tessera.formulation.records.rounds import RoundRecord, decision_record
 from tessera.formulation.snapshot import Snapshot
-from tessera.service.loop import summarise_round
+from tessera.service.round_summary import summarise_round
 from tessera.solvers.base import Budget, Solver
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import plan_round

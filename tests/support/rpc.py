@@ -15,7 +15,7 @@ from tessera.client import PLAIN_TEXT, open_async_channel
 from tessera.formulation.clock import SystemClock
 from tessera.service.config import Config
 from tessera.service.loop import RoundLoop
-from tessera.service.ports import Store
+from tessera.service.ports.store import Store
 from tessera.service.rpc.server import MAX_MESSAGE_BYTES, Server
 
 WALL_S = 1.8e9

@@ -17,7 +17,7 @@ from tessera.formulation.records.agents import ObservedGang
 from tessera.formulation.records.rounds import RoundRecord
 from tessera.formulation.snapshot import STATES, Snapshot
 from tessera.service.loop import RoundLoop
-from tessera.service.ports import Rounds
+from tessera.service.ports.rounds import Rounds
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.world import Failure, World

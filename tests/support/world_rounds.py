@@ -1,4 +1,4 @@
-"""The rounds of a simulated world, behind the interface ``service.ports.Rounds``."""
+"""The rounds of a simulated world, behind the interface ``service.ports.rounds.Rounds``."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def check_machine(file: Path | None, address: str) -> Iterator[Check]:
         )
         yield _check_disk(Path.home())
         return
-    from tessera.service.config import load_config  # noqa: PLC0415 - a client has no such libraries
+    from tessera.service.settings.sources import load_config  # noqa: PLC0415 - a client has no such libraries
 
     try:
         settings = load_config(file, os.environ)

@@ -13,13 +13,9 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.grammar import OBJECTIVES
 from tessera.service.cli import limits, main
 from tessera.service.cli.jobview import show_job
-from tessera.service.cli.roundoptions import (
-    CostOf,
-    DeadlineTreatment,
-    FairShareMeasure,
-    override_options,
-    round_options,
-)
+from tessera.service.cli.roundoptions.commands import override_options, round_options
+from tessera.service.cli.roundoptions.objectives import CostOf, FairShareMeasure
+from tessera.service.cli.roundoptions.order import DeadlineTreatment
 from tessera.service.cli.roundview import show_replay, show_round
 from tessera.service.cli.watch import CHANGING_FIELDS, changed_items
 from tessera.service.rpc.convert import clusters, jobs, rounds, tenants

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tessera.formulation.errors import InvalidInput
-from tessera.service.config import Config, load_config
+from tessera.service.config import Config
+from tessera.service.settings.sources import load_config
 
 ANY = "0.0.0.0:7070"
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import options
-from tessera.service.config import load_config
 from tessera.service.durations import MAX_DURATION_S, parse_duration_s
+from tessera.service.settings.sources import load_config
 from tessera.solvers.rounds.options import RoundOptions
 
 WRITTEN = [

@@ -11,7 +11,7 @@ import pytest
 
 from tessera.formulation.errors import Conflict, NotAllowed, Unavailable
 from tessera.formulation.records.agents import Heartbeat
-from tessera.service.ports import Store
+from tessera.service.ports.store import Store
 from tessera.service.rpc.calls import Calls
 from tessera.service.rpc.heartbeats import MAX_HEARTBEATS, HeartbeatRecorder
 from tests.support.patience import PATIENCE_S

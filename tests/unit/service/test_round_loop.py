@@ -14,7 +14,7 @@ from tessera.formulation.proofs import NO_PROOF
 from tessera.formulation.records.rounds import RoundCommit, RoundRecord, decision_record
 from tessera.formulation.records.store import Request
 from tessera.formulation.snapshot import Snapshot
-from tessera.service import loop
+from tessera.service import deciding
 from tessera.service.loop import RoundLoop
 from tessera.solvers import registry
 from tessera.solvers.rounds.plan import RoundOptions, plan_round
@@ -197,14 +197,14 @@ def test_missing_clusters_leave_nothing_in_memory(
     for _ in range(3):
         with pytest.raises(NotFound):
             world.schedule()
-    assert not world.loop._measured
+    assert not world.loop._history
 
 
 def test_a_deadline_that_ends_during_placement_ends_the_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world, phases = LoopUnderTest(), list[str]()
-    monkeypatch.setattr(loop, "plan_round", _slow(plan_round, world.clock, "greedy", phases))
+    monkeypatch.setattr(deciding, "plan_round", _slow(plan_round, world.clock, "greedy", phases))
     with pytest.raises(DeadlineTooShort, match="no round was committed"):
         world.schedule(5.0, dry_run=True)
     assert phases[-1] == "greedy"  # nothing is solved, placed or checked afterwards
@@ -250,14 +250,14 @@ def test_a_replay_gets_the_recorded_answers_next_to_the_recorded_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world, first, again = LoopUnderTest(), RecordingSolver(), RecordingSolver()
-    monkeypatch.setattr(loop, "make_solver", lambda _name: first)
+    monkeypatch.setattr(deciding, "make_solver", lambda _name: first)
     record = world.schedule(options=RoundOptions())
     proof = world.store.committed[0].proof
     assert "recorded" not in record.summary.options
     world.store.get_round = lambda cluster, number: record  # type: ignore[attr-defined]
     world.store.round_snapshot = lambda cluster, number: world.store.found  # type: ignore[attr-defined]
     world.store.round_proof = lambda cluster, number: proof  # type: ignore[attr-defined]
-    monkeypatch.setattr(loop, "make_solver", lambda _name: again)
+    monkeypatch.setattr(deciding, "make_solver", lambda _name: again)
     limits: dict[str, Any] = {"remaining_s": lambda: 100.0, "cancelled": lambda: False}
     _, same = world.loop.replay("test", 1, None, **limits)
     assert same

@@ -17,12 +17,14 @@ from tessera.formulation.records.agents import (
     NodeHealth,
     ObservedGang,
 )
-from tessera.service.ports import Store
-from tessera.service.rpc.agents import AgentCalls, AgentInbox, AgentSession, AgentTiming
+from tessera.service.ports.store import Store
+from tessera.service.rpc.agentinbox import AgentInbox
+from tessera.service.rpc.agentsession import AgentCalls, AgentSession
 from tessera.service.rpc.calls import Calls, Subscription
 from tessera.service.rpc.convert.agents import MAX_DETAIL_CHARS, MAX_FAULTS_A_NODE, to_health
 from tessera.service.rpc.heartbeats import HeartbeatRecorder
 from tessera.service.rpc.lanes import FairCalls, Lane, LaneLimits
+from tessera.service.settings.streams import AgentTiming
 from tessera.v1 import agents_pb2 as pb
 from tests.support.patience import PATIENCE_S
 

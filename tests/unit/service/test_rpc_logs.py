@@ -15,7 +15,8 @@ from tessera.formulation.clock import SystemClock
 from tessera.formulation.errors import InvalidInput, NodeSilent, TooBusy, Unavailable
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.records.logs import JobStart, LogAnswer, LogRead, StartedJob, answer_key
-from tessera.service.ports import LogStore, Store
+from tessera.service.ports.logs import LogStore
+from tessera.service.ports.store import Store
 from tessera.service.rpc import logs
 from tessera.service.rpc.calls import StreamPlaces, Wakeups
 from tessera.service.rpc.lanes import FairCalls, Lane, LaneLimits

@@ -11,7 +11,8 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.records.jobs import JobRecord, JobSpec
 from tessera.formulation.values import Workload
-from tessera.service.config import Config, load_config
+from tessera.service.config import Config
+from tessera.service.settings.sources import load_config
 from tessera.service.standing_policy import unheeded_wishes
 from tessera.solvers.rounds.plan import RoundOptions
 

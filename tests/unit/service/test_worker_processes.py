@@ -18,8 +18,9 @@ from tessera.formulation.errors import DeadlineTooShort, ProblemTooLarge, Unavai
 from tessera.formulation.records.rounds import RoundCommit
 from tessera.formulation.records.store import Request
 from tessera.formulation.snapshot import Snapshot
-from tessera.service.config import Config, load_config
+from tessera.service.config import Config
 from tessera.service.loop import RoundLoop
+from tessera.service.settings.sources import load_config
 from tessera.service.worker import SolveProcesses
 from tessera.solvers.base import Budget
 from tessera.solvers.registry import make_solver

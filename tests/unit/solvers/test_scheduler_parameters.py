@@ -15,7 +15,7 @@ from tessera.formulation.parameters import parse_parameters
 from tessera.formulation.placement import Gang
 from tessera.formulation.records.rounds import RoundRecord
 from tessera.formulation.snapshot import Snapshot
-from tessera.service.loop import decide_again
+from tessera.service.deciding import decide_again
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.schedulers.arena import Arena
 from tessera.solvers.schedulers.base import PublishedScheduler

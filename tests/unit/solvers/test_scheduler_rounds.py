@@ -19,7 +19,7 @@ from tessera.formulation.snapshot import Estimates, Snapshot
 from tessera.formulation.statement import state_round
 from tessera.formulation.tables import Ints
 from tessera.formulation.values import BEST_FOUND
-from tessera.service.loop import decide_again
+from tessera.service.deciding import decide_again
 from tessera.solvers.greedy import Greedy
 from tessera.solvers.rounds.plan import RoundOptions, RoundOutcome, plan_round
 from tessera.solvers.schedulers.base import Scheduler, SchedulerView, make_view, translate_choice

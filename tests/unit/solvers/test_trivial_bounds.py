@@ -26,7 +26,7 @@ from tessera.service.cli.roundview import (
     round_columns,
     show_replay,
 )
-from tessera.service.loop import decide_again
+from tessera.service.deciding import decide_again
 from tessera.service.rpc.convert.rounds import of_summary
 from tessera.simulator.metrics import worst_gap
 from tessera.simulator.run import RoundRow

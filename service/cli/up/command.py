@@ -1,40 +1,34 @@
-"""``tessera up``: a complete Tessera on this machine, in processes that are stopped in order."""
+"""The command ``tessera up``: all processes are started in order, watched, and stopped in order."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import pwd
 import shlex
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
 from tessera.client import PLAIN_TEXT
-from tessera.db import embedded
-from tessera.db.engine import connect_database as connect_database
+from tessera.db.engine import connect_database
 from tessera.db.migrate import upgrade_schema
 from tessera.formulation.errors import InvalidInput, Unavailable
-from tessera.service.agent.files import make_private, open_private
 from tessera.service.cli import clusterfile, options, yamlfile
-from tessera.service.cli.children import Child, ending_signals, run_child
+from tessera.service.cli.children import Child, ending_signals
 from tessera.service.cli.client import CallFailed, Client, Exit, connect
-from tessera.service.cli.clusterfile import ClusterFile
-from tessera.service.cli.clusters import apply_cluster
-from tessera.service.cli.home import DataDirectory, claim_directory, default_home
-from tessera.service.cli.importing import send_samples
 from tessera.service.cli.listener import Health, address_of, health_of, require_free
 from tessera.service.cli.names import cluster_name, short_name
 from tessera.service.cli.options import DEFAULT_CLUSTER, DEFAULT_SERVER
 from tessera.service.cli.render import err, print_line, print_note
-from tessera.service.cli.upsettings import EXAMPLE_SOURCE, UpOptions, delete_data, resolve_settings
+from tessera.service.cli.up.cluster import describe_cluster, reachable_nodes
+from tessera.service.cli.up.home import claim_directory, default_home
+from tessera.service.cli.up.processes import StartPlan, run_agent, run_database, run_server
+from tessera.service.cli.up.settings import EXAMPLE_SOURCE, UpOptions, delete_data, resolve_settings
 from tessera.service.config import Config
 from tessera.v1 import clusters_pb2
 
@@ -46,20 +40,6 @@ PATIENCE_S: Final = 15.0
 
 POLL_S: Final = 0.1
 WATCH_S: Final = 0.5
-GRACE_S: Final = 15.0
-"""Seconds that the server may take to stop before it is killed."""
-
-GANG_GRACE_S: Final = 20.0
-"""Seconds that a gang may take to stop before its agent kills it. Replayed jobs stop at once."""
-
-AGENT_MARGIN_S: Final = 10.0
-"""Seconds after that in which an agent has ended, too."""
-
-MAX_SOCKET_PATH: Final = 100
-"""Longest path of a Unix socket in bytes. With a longer one, the server listens on its port alone."""
-
-SHOWN_NODES: Final = 5
-"""The number of nodes that an error names."""
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -224,25 +204,6 @@ def _repeat_command(file: str, data_dir: Path | None) -> str:
     return f"tessera up --file {shlex.quote(file)}" if file else "tessera up"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartPlan:
-    """The processes to start, with their settings."""
-
-    home: DataDirectory
-    name: str  # clusters/{cluster}
-    described: ClusterFile
-    agents: int
-    clock_factor: float
-    period_s: float
-    policy: str
-    address: str
-    instance: str  # the id by which the server is recognised
-    insecure: bool
-    database_url: str  # "" for the embedded database
-    samples: bool
-    again: str  # the command that continues with the same data directory
-
-
 def _start(plan: StartPlan, stack: ExitStack) -> list[Child]:
     """Start all processes, each once those that it needs are healthy.
 
@@ -250,7 +211,7 @@ def _start(plan: StartPlan, stack: ExitStack) -> list[Child]:
     """
     plan.home.add_running("up", os.getpid())
     print_note("starting the database ...")
-    url = plan.database_url or stack.enter_context(_embedded(plan.home.path / "pg"))
+    url = plan.database_url or stack.enter_context(run_database(plan.home.path / "pg"))
     database = connect_database(url)
     upgrade_schema(database)
     if not stack.enter_context(database.held(f"tessera up {plan.name}")):
@@ -260,18 +221,18 @@ def _start(plan: StartPlan, stack: ExitStack) -> list[Child]:
             Exit.REFUSED,
         )
     print_note("starting the server ...")
-    children = [_child(plan, stack.enter_context(_server(plan, url)))]
+    children = [_child(plan, stack.enter_context(run_server(plan, url)))]
     _wait(lambda: health_of(plan.address, plan.instance) is Health.SERVING, children)
     client = stack.enter_context(connect(plan.address, PLAIN_TEXT))
-    _describe(plan, client)
+    describe_cluster(plan, client)
     print_note(f"starting {plan.agents} agents ...")
     for k in range(plan.agents):
-        children.append(_child(plan, stack.enter_context(_agent(plan, k))))
+        children.append(_child(plan, stack.enter_context(run_agent(plan, k))))
     for agent in children[1:]:
         # Stop all agents at the same time, before waiting for the first.
         stack.callback(agent.process.terminate)
     wanted = {node.name for node in plan.described.nodes}
-    _wait(lambda: wanted <= _reachable_nodes(client, plan.name), children)
+    _wait(lambda: wanted <= reachable_nodes(client, plan.name), children)
     print_line(plan.address)
     _print_next_steps(plan, client)
     return children
@@ -280,121 +241,6 @@ def _start(plan: StartPlan, stack: ExitStack) -> list[Child]:
 def _child(plan: StartPlan, child: Child) -> Child:
     plan.home.add_running(child.name, child.process.pid)
     return child
-
-
-def _describe(plan: StartPlan, client: Client) -> None:
-    """Send the cluster to the server, unless an earlier ``run_up`` did.
-
-    Raises:
-        CallFailed: the database has another cluster of this name.
-    """
-    record = plan.home.record
-    if record is None or record.applied == record.description:
-        return
-    if not record.applied:
-        _require_same(plan, client)
-    apply_cluster(client, plan.name, plan.described, validate_only=False)
-    if plan.samples and not record.applied:
-        send_samples(client, plan.name)
-    plan.home.save(replace(record, applied=record.description))
-
-
-def _require_same(plan: StartPlan, client: Client) -> None:
-    """Check that the cluster does not exist yet, or has only nodes of the description."""
-    request = clusters_pb2.ListClustersRequest()
-    pages = client.pages(client.clusters.ListClusters, request)
-    if plan.name not in {cluster.name for page in pages for cluster in page.clusters}:
-        return
-    wanted = {node.name: (node.gpu_type, node.gpus) for node in plan.described.nodes}
-    others = [
-        short_name(node.name)
-        for node in _nodes(client, plan.name)
-        if wanted.get(short_name(node.name)) != (node.gpu_type, node.gpus)
-    ]
-    if others:
-        more = ", ..." if len(others) > SHOWN_NODES else ""
-        raise CallFailed(
-            f"the database already has {plan.name} with other nodes ({', '.join(others[:SHOWN_NODES])}"
-            f"{more}); nothing was changed. Choose another --cluster or --data-dir, or add --reset to delete"
-            " it and start from scratch",
-            Exit.REFUSED,
-        )
-
-
-@contextlib.contextmanager
-def _embedded(directory: Path) -> Iterator[str]:
-    url = embedded.start_server(directory)
-    try:
-        yield url
-    finally:
-        embedded.stop_server(directory)
-
-
-def _server(plan: StartPlan, url: str) -> contextlib.AbstractContextManager[Child]:
-    arguments = ["serve", "--listen", plan.address, "--period", f"{plan.period_s:g}s"]
-    arguments += ["--insecure"] if plan.insecure else []
-    socket = plan.home.path / "run" / "server.sock"
-    if len(os.fsencode(socket)) <= MAX_SOCKET_PATH:
-        arguments += ["--socket", str(socket)]
-    settings = {
-        "TESSERA_DATABASE_URL": url,
-        "TESSERA_POLICY": plan.policy,
-        "TESSERA_INSTANCE": plan.instance,
-        "TESSERA_CLOCK_FACTOR": f"{plan.clock_factor!r}",
-    }
-    return run_child(
-        "server",
-        "tessera.service.cli.main",
-        arguments,
-        plan.home.path / "logs",
-        GRACE_S,
-        settings,
-        keep_open=[plan.home.lock_fd],
-    )
-
-
-def _agent(plan: StartPlan, number: int) -> contextlib.AbstractContextManager[Child]:
-    """Run an agent for its share of the nodes. Its gangs end with it."""
-    cluster, agent = short_name(plan.name), f"agent-{number}"
-    folder = plan.home.path / "agents" / cluster
-    make_private(str(folder))
-    listed = folder / f"{agent}.json"
-    rows = [
-        {"node": n.name, "gpu_type": n.gpu_type, "gpus": n.gpus, "rack": n.rack}
-        for n in plan.described.nodes[number :: plan.agents]
-    ]
-    with open(open_private(str(listed)), "w", encoding="utf-8") as file:
-        json.dump(rows, file)
-    arguments = [
-        "--server",
-        plan.address,
-        "--cluster",
-        cluster,
-        "--agent-id",
-        agent,
-        "--nodes-file",
-        str(listed),
-        "--data-dir",
-        str(folder / agent),
-        "--checkpoint-dir",
-        str(plan.home.path / "checkpoints"),
-        "--clock-factor",
-        f"{plan.clock_factor:g}",
-        "--grace-s",
-        f"{GANG_GRACE_S:g}",
-        "--run-as",
-        pwd.getpwuid(os.geteuid()).pw_name,
-        "--stop-on-exit",
-    ]
-    return run_child(
-        agent,
-        "tessera.service.agent.main",
-        arguments,
-        plan.home.path / "logs",
-        GANG_GRACE_S + AGENT_MARGIN_S,
-        {"TESSERA_DATABASE_URL": None},  # agents run users' processes
-        keep_open=[plan.home.lock_fd],
-    )
 
 
 def _wait(ready: Callable[[], bool], children: Sequence[Child]) -> None:
@@ -421,21 +267,6 @@ def _watch(children: Sequence[Child]) -> None:
         for child in children:
             child.require_running()
         time.sleep(WATCH_S)
-
-
-def _nodes(client: Client, name: str) -> list[clusters_pb2.Node]:
-    request = clusters_pb2.ListNodesRequest(parent=name)
-    return [
-        node for page in client.pages(client.clusters.ListNodes, request) for node in page.nodes
-    ]
-
-
-def _reachable_nodes(client: Client, name: str) -> set[str]:
-    return {
-        short_name(node.name)
-        for node in _nodes(client, name)
-        if node.state != clusters_pb2.Node.UNREACHABLE
-    }
 
 
 def _print_next_steps(plan: StartPlan, client: Client) -> None:

@@ -13,9 +13,9 @@ from tessera.db.engine import without_password
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import clusterfile
 from tessera.service.cli.client import Exit
-from tessera.service.cli.home import DataDirectory, DataDirectoryRecord
 from tessera.service.cli.options import DEFAULT_CLUSTER
 from tessera.service.cli.render import print_note
+from tessera.service.cli.up.home import DataDirectory, DataDirectoryRecord
 
 EXAMPLE_SOURCE: Final = "the example"
 """The source of the cluster that is started if no file is named."""

@@ -1,0 +1,1 @@
+"""The estimates of Cells that the server makes for workloads that have none."""

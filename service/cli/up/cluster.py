@@ -1,0 +1,71 @@
+"""The cluster that ``tessera up`` describes to its server."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from tessera.service.cli.client import CallFailed, Client, Exit
+from tessera.service.cli.clusters import apply_cluster
+from tessera.service.cli.importing import send_samples
+from tessera.service.cli.names import short_name
+from tessera.service.cli.up.processes import StartPlan
+from tessera.v1 import clusters_pb2
+
+SHOWN_NODES: Final = 5
+"""The number of nodes that an error names."""
+
+
+def describe_cluster(plan: StartPlan, client: Client) -> None:
+    """Send the cluster to the server, unless an earlier ``run_up`` did.
+
+    Raises:
+        CallFailed: the database has another cluster of this name.
+    """
+    record = plan.home.record
+    if record is None or record.applied == record.description:
+        return
+    if not record.applied:
+        _require_same(plan, client)
+    apply_cluster(client, plan.name, plan.described, validate_only=False)
+    if plan.samples and not record.applied:
+        send_samples(client, plan.name)
+    plan.home.save(replace(record, applied=record.description))
+
+
+def _require_same(plan: StartPlan, client: Client) -> None:
+    """Check that the cluster does not exist yet, or has only nodes of the description."""
+    request = clusters_pb2.ListClustersRequest()
+    pages = client.pages(client.clusters.ListClusters, request)
+    if plan.name not in {cluster.name for page in pages for cluster in page.clusters}:
+        return
+    wanted = {node.name: (node.gpu_type, node.gpus) for node in plan.described.nodes}
+    others = [
+        short_name(node.name)
+        for node in _nodes(client, plan.name)
+        if wanted.get(short_name(node.name)) != (node.gpu_type, node.gpus)
+    ]
+    if others:
+        more = ", ..." if len(others) > SHOWN_NODES else ""
+        raise CallFailed(
+            f"the database already has {plan.name} with other nodes ({', '.join(others[:SHOWN_NODES])}"
+            f"{more}); nothing was changed. Choose another --cluster or --data-dir, or add --reset to delete"
+            " it and start from scratch",
+            Exit.REFUSED,
+        )
+
+
+def _nodes(client: Client, name: str) -> list[clusters_pb2.Node]:
+    request = clusters_pb2.ListNodesRequest(parent=name)
+    return [
+        node for page in client.pages(client.clusters.ListNodes, request) for node in page.nodes
+    ]
+
+
+def reachable_nodes(client: Client, name: str) -> set[str]:
+    """Return the names of the nodes whose agents are connected."""
+    return {
+        short_name(node.name)
+        for node in _nodes(client, name)
+        if node.state != clusters_pb2.Node.UNREACHABLE
+    }

@@ -1,0 +1,1 @@
+"""The interfaces through which the service uses its stores, as protocols."""

@@ -1,0 +1,145 @@
+"""The tasks of a server for its clusters, apart from periodic rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, TypeAlias
+
+from tessera.formulation.clock import Clock
+from tessera.service.cells.deriver import CellDeriver
+from tessera.service.cluster_task import ClusterTask
+from tessera.service.collectivechecker import CollectiveChecker
+from tessera.service.config import Config
+from tessera.service.forecaster import Forecaster, forecast_rhythm
+from tessera.service.ports.store import Store
+from tessera.service.retention import PERIOD_S as RETENTION_PERIOD_S
+from tessera.service.retention import Pruner
+from tessera.service.rpc.server import Server
+from tessera.service.shadowing import PERIOD_S as SHADOW_PERIOD_S
+from tessera.service.shadowing import ShadowKeeper
+
+NETWORK_PERIOD_S: Final = 60.0
+"""Seconds between checks of network plans. They are also checked when allocations change."""
+
+_Watch: TypeAlias = "partial[ClusterTask]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerTasks:
+    """The tasks of a server for its clusters. ``others`` need not be woken."""
+
+    cells: ClusterTask
+    networks: ClusterTask
+    others: Sequence[ClusterTask]
+
+
+def make_server_tasks(
+    config: Config, store: Store, clock: Clock, server: Server, holder: str
+) -> ServerTasks:
+    """Return the tasks that the settings ask for, none of them started.
+
+    They run while ``holder`` has the lease of a cluster.
+    """
+    watch = partial(ClusterTask, store, clock, calls=server.threads.leases, holder=holder)
+    others = [_pruning(config, store, server, watch)]
+    if config.check_collectives:
+        others.append(_collective_checks(config, store, server, watch))
+    if config.forecast_period_s > 0 and config.period_s > 0:
+        others.append(_forecasts(config, store, server, watch))
+    if config.shadow_share > 0:
+        others.append(_shadows(config, store, clock, server, watch))
+    return ServerTasks(
+        cells=_cells(config, store, server, watch),
+        networks=_networks(server, watch),
+        others=others,
+    )
+
+
+def _cells(config: Config, store: Store, server: Server, watch: _Watch) -> ClusterTask:
+    deriver = CellDeriver(
+        store,
+        config.catalogue(),
+        config.estimate_multiples(),
+        derives=config.estimate_cells,
+        learns=config.learn,
+        profiling=config.profiling(),
+    )
+    return watch(
+        deriver.derive,
+        work=server.threads.cells,
+        period_s=config.estimate_period_s,
+        fails="no estimates were updated",
+        action="estimating_failed",
+        forget=deriver.forget,
+    )
+
+
+def _networks(server: Server, watch: _Watch) -> ClusterTask:
+    return watch(
+        server.planner.keep,
+        work=server.threads.networks,
+        period_s=NETWORK_PERIOD_S,
+        fails="no network plan was made",
+        action="network_failed",
+        again_in_s=server.planner.again_in_s,
+        forget=server.planner.forget,
+    )
+
+
+def _pruning(config: Config, store: Store, server: Server, watch: _Watch) -> ClusterTask:
+    return watch(
+        Pruner(store, config.retention()).prune,
+        work=server.threads.cleaning,
+        period_s=RETENTION_PERIOD_S,
+        fails="no old rows were deleted",
+        action="prune_failed",
+        idle_too=True,
+    )
+
+
+def _collective_checks(config: Config, store: Store, server: Server, watch: _Watch) -> ClusterTask:
+    return watch(
+        CollectiveChecker(store, config.check_collectives_s).check,
+        work=server.threads.checks,
+        period_s=config.estimate_period_s,
+        fails="no collectives were checked",
+        action="checking_failed",
+    )
+
+
+def _forecasts(config: Config, store: Store, server: Server, watch: _Watch) -> ClusterTask:
+    forecaster = Forecaster(
+        store,
+        server.policies,
+        forecast_rhythm(config.round_spacing_s, config.period_s),
+        config.forecast_share * config.forecast_period_s,
+    )
+    return watch(
+        forecaster.refresh,
+        work=server.threads.forecasts,
+        period_s=config.forecast_period_s,
+        fails="no jobs were forecast",
+        action="forecast_failed",
+    )
+
+
+def _shadows(
+    config: Config, store: Store, clock: Clock, server: Server, watch: _Watch
+) -> ClusterTask:
+    keeper = ShadowKeeper(
+        store,
+        server.policies,
+        clock,
+        limit_s=config.round_limit_s(),
+        share=config.shadow_share,
+    )
+    return watch(
+        keeper.follow,
+        work=server.threads.shadows,
+        period_s=SHADOW_PERIOD_S,
+        fails="no shadow decided",
+        action="shadow_failed",
+        forget=keeper.forget,
+    )
