@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import ClassVar, Final, Self
 
 import numpy as np
@@ -39,7 +40,7 @@ from tessera.formulation.reserved import (
     Reservations,
     ReservedNodes,
 )
-from tessera.formulation.tables import Bools, CellTable, Floats, Ints, Table, usual
+from tessera.formulation.tables import Bools, CellTable, Floats, Ints, ShapeTable, Table, usual
 from tessera.formulation.topologies.described import DescribedTopology
 from tessera.formulation.values import NO_CELL, PROFILING, Cell, CellKey, GpuType, Hold, Workload
 
@@ -79,11 +80,8 @@ class Nodes(Table):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Estimates(CellTable):
-    """Predicted or measured iteration times.
-
-    They are sorted by (workload, type, gpus, degree, plan, nodes).
-    """
+class Estimates(ShapeTable):
+    """Predicted or measured iteration times, sorted by ``ORDER``."""
 
     INDEX: ClassVar[str] = "estimates"
     workload: Ints  # index into Snapshot.workloads
@@ -102,10 +100,6 @@ class Estimates(CellTable):
     """Cores that a job on the Cell needs in all. All shapes of a Cell need the same."""
     host_bytes: Ints = usual(0, is_new=True)
     """Bytes of host memory that a job on the Cell needs in all. All shapes need the same."""
-
-    def at(self, rows: Ints | Bools) -> Self:
-        """Return the estimates of ``rows`` (int64[any] or bool[estimates]), in that order."""
-        return type(self)(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -321,6 +315,12 @@ class Prices(Table):
     INDEX: ClassVar[str] = "prices"
     name: tuple[str, ...]  # of the row, e.g. "gpus/a100"
     price: Floats  # of one unit of the row, in units of that round's last goal
+
+    @classmethod
+    def after_round(cls, prices: Mapping[str, float]) -> Self:
+        """Return the prices that a round leaves to the next one: finite, and at least 0."""
+        known = sorted((name, max(p, 0.0)) for name, p in prices.items() if math.isfinite(p))
+        return cls.from_rows([{"name": name, "price": price} for name, price in known])
 
 
 NO_TENANTS: Final = Tenants.from_rows([])

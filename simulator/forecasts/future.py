@@ -374,14 +374,7 @@ class _Future:
         self._carry_out(outcome.decisions, shown)
         legs = outcome.legs_after(snapshot)
         self._legs = _renumber(legs, shown) if len(legs) else NO_LEGS
-        known = [
-            (name, max(price, 0.0))
-            for name, price in sorted(outcome.prices.items())
-            if math.isfinite(price)
-        ]
-        self._prices = Prices(
-            name=tuple(name for name, _ in known), price=np.array([price for _, price in known])
-        )
+        self._prices = Prices.after_round(outcome.prices)
         return min(
             due_s(snapshot, outcome, rhythm.period_s),
             next_leg_s(snapshot, outcome),
