@@ -24,7 +24,8 @@ from tessera.simulator.log import Segment
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.profiling import ProfilingTasks, shown_estimates, true_estimates
 from tessera.simulator.scenario import Scenario
-from tessera.simulator.store import AllocationChange, InvariantBroken, MemoryStore
+from tessera.simulator.store.gpus import AllocationChange, InvariantBroken
+from tessera.simulator.store.memory import MemoryStore
 from tessera.simulator.traces.trace import Arrival
 from tessera.simulator.truth import truth_of
 
@@ -183,7 +184,9 @@ class World:
         self.task_segments: list[Segment] = []  # their jobs are indices into ``tasks``
         self.events_handled = 0
         specs = self.store.specs
-        self._work = self.store.iterations * [ended_early.get(spec.name, 1.0) for spec in specs]
+        self._work = self.store.jobs.iterations * [
+            ended_early.get(spec.name, 1.0) for spec in specs
+        ]
         self._work = np.maximum(1.0, np.rint(self._work))  # iterations after which each job ends
         self.first_start_s = np.full(len(specs), np.inf)
         self.restarts = np.zeros(len(specs), dtype=np.int64)  # starts after the first, and changes
@@ -226,7 +229,7 @@ class World:
         told = [*shown, *shown_estimates(types)]
         self.store = MemoryStore(scenario, restart_s, told, tasks=tasks)
         if overheads.profiles:
-            self.store.hide_estimates()
+            self.store.estimates.hide()
 
     # the clock
 
@@ -243,7 +246,7 @@ class World:
         # them.
         jobs = np.array(list(self._runs), dtype=np.int64)
         done, left = self._pace.done_at(jobs, to_s), self._pace.speed[jobs] * MOMENT_S
-        self.store.done[jobs] = done
+        self.store.jobs.done[jobs] = done
         ends = (to_s > self._pace.ready_s[jobs]) & (self._work[jobs] - done <= left)
         for job in jobs[ends].tolist():
             self._finish(job, self._runs[job].stamp)
@@ -275,7 +278,7 @@ class World:
         return not self._runs and not self._events
 
     def _pass_time(self, to_s: float) -> None:
-        held = int((self.store.owner >= 0).sum())
+        held = int((self.store.gpus.owner >= 0).sum())
         self._held_gpu_s += held * (to_s - self.now_s)
         self.now_s = to_s
 
@@ -311,7 +314,7 @@ class World:
         self,
         decisions: Sequence[Decision],
         legs: Legs = NO_LEGS,
-        prices: dict[str, float] | None = None,
+        prices: Mapping[str, float] = MappingProxyType({}),
     ) -> list[AllocationChange]:
         """Carry out a round's decisions on the last snapshot, and return the changes they made."""
         changes = self.store.commit(decisions, self.now_s, legs, prices)
@@ -351,19 +354,19 @@ class World:
         self._last_cell[job] = cell
         run = _RunningJob(
             change=change,
-            cell=self.store.cell(cell),
+            cell=self.store.names.cell(cell),
             gang=gang,
             owed=(saved, last),
             start_s=self.now_s,
             ready_s=self.now_s + cost_s,
             stamp=next(self._order),
             at_s=[self.now_s + cost_s],
-            done=[float(self.store.done[job])],
+            done=[float(self.store.jobs.done[job])],
         )
         self._runs[job], self._others_run = run, True
         self._at(
-            self.now_s + self.store.run_left_s(job),
-            partial(self._time_out, job, int(self.store.generation[job])),
+            self.now_s + self.store.jobs.run_left_s(job),
+            partial(self._time_out, job, int(self.store.jobs.generation[job])),
         )
         self._set_speed(job, run)
 
@@ -374,7 +377,9 @@ class World:
             (max(self._slow[n]) for n, _ in run.gang.members if self._slow.get(n)), default=1.0
         )
         run.speed = (
-            self.truth.iterations_per_s(int(self.store.workload[job]), run.cell.on(run.gang.nodes))
+            self.truth.iterations_per_s(
+                int(self.store.jobs.workload[job]), run.cell.on(run.gang.nodes)
+            )
             / run.slowdown
         )
         if run.speed > 0:
@@ -396,11 +401,11 @@ class World:
         self.store.finish(job, self.now_s)
         if self.store.is_task(job):
             subject = self._profiling.subject(job - self.store.users_jobs)
-            self.store.show_estimates(subject.covers)
+            self.store.estimates.show(subject.covers)
 
     def _time_out(self, job: int, generation: int) -> None:
         """End a job that has held GPUs for its longest run time."""
-        if job not in self._runs or self.store.generation[job] != generation:
+        if job not in self._runs or self.store.jobs.generation[job] != generation:
             return  # the run of which the event is the end is over
         self.events_handled += 1
         self._stop(job, "timed out")
@@ -421,7 +426,7 @@ class World:
             return
         self.events_handled += 1
         self._stop(job, "crash")
-        self.store.does_not_run(job)
+        self.store.measure(job, np.inf)
         self.store.lose(job, self.now_s)
 
     def _node_down(self, node: int) -> None:
@@ -506,7 +511,7 @@ class World:
         reached = run.done_at(self.now_s) if done is None else done
         left = reached if kept is None else kept
         self._write(job, run, why, reached, lost=reached - left)
-        self.store.done[job] = left
+        self.store.jobs.done[job] = left
         # A start that was cut short has paid nothing, so that the next one owes the same.
         if self.now_s < run.ready_s:
             self._saved[job], last = run.owed
@@ -545,23 +550,23 @@ class World:
     def check(self) -> None:
         """Raise InvariantBroken unless GPUs, GPU-seconds and work add up."""
         store, runs = self.store, self._runs
-        if set(store.gangs) != set(runs):
+        if set(store.gpus.gangs) != set(runs):
             raise InvariantBroken("a job holds GPUs but does not run, or runs without GPUs")
-        held = np.bincount(store.owner[store.owner >= 0], minlength=len(store.specs))
-        if not np.array_equal(held, store.current_gpus):
+        held = np.bincount(store.gpus.owner[store.gpus.owner >= 0], minlength=len(store.specs))
+        if not np.array_equal(held, store.jobs.current_gpus):
             raise InvariantBroken(
                 "a job counts a GPU that it does not hold, or holds one uncounted"
             )
         jobs = np.array(list(runs), dtype=np.int64)
-        held_s = self.now_s - store.began_s[jobs]
-        served = float(store.service_gpu_s.sum() + (self._pace.gpus[jobs] * held_s).sum())
+        held_s = self.now_s - store.jobs.began_s[jobs]
+        served = float(store.jobs.service_gpu_s.sum() + (self._pace.gpus[jobs] * held_s).sum())
         if abs(served - self._held_gpu_s) > TOLERANCE * (1.0 + self._held_gpu_s):
             raise InvariantBroken(
                 f"jobs were served {served} GPU-seconds, but {self._held_gpu_s} were held"
             )
         logged = np.array(self._logged)
         logged[jobs] += self._pace.done_at(jobs, self.now_s) - self._pace.began[jobs]
-        wrong = np.abs(logged - store.done) > TOLERANCE * (1.0 + store.iterations)
+        wrong = np.abs(logged - store.jobs.done) > TOLERANCE * (1.0 + store.jobs.iterations)
         if wrong.any():
             name = store.specs[int(np.flatnonzero(wrong)[0])].name
             raise InvariantBroken(f"the progress of {name} differs from the sum of its log")
@@ -570,15 +575,19 @@ class World:
     def _check_waiting(self) -> None:
         """Raise InvariantBroken if a job made progress while it held no GPUs."""
         then, done, generation = self._seen_waiting
-        still = self._waits()[then] & (self.store.generation[then] == generation)
-        if (self.store.done[then] != done)[still].any():
+        still = self._waits()[then] & (self.store.jobs.generation[then] == generation)
+        if (self.store.jobs.done[then] != done)[still].any():
             raise InvariantBroken("a job made progress while it held no GPUs")
         self._seen_waiting = self._waiting()
 
     def _waiting(self) -> tuple[Ints, Floats, Ints]:
-        waits, live = self._waits(), np.array(self.store.live, dtype=np.int64)
+        waits, live = self._waits(), np.array(self.store.jobs.live, dtype=np.int64)
         jobs = live[waits[live]]
-        return jobs, np.array(self.store.done[jobs]), np.array(self.store.generation[jobs])
+        return (
+            jobs,
+            np.array(self.store.jobs.done[jobs]),
+            np.array(self.store.jobs.generation[jobs]),
+        )
 
     def _waits(self) -> Bools:
         """Return which jobs hold no GPUs, bool[jobs]."""

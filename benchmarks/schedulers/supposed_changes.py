@@ -43,8 +43,7 @@ from tessera.simulator.comparison.workload import WorkloadSpec, make_scenario
 from tessera.simulator.forecasts.draws import History
 from tessera.simulator.forecasts.future import Draw, RoundRhythm
 from tessera.simulator.run import Decider
-from tessera.simulator.scenario import Scenario
-from tessera.simulator.store import EPOCH_S
+from tessera.simulator.scenario import EPOCH_S, Scenario
 from tessera.simulator.sweeps.tasks import Task
 from tessera.simulator.what_if.hours import Side, follow_pairs, mean_waits_s, pair_figures
 from tessera.simulator.what_if.rounds import DecidedRound, compare_rounds, unit_rates

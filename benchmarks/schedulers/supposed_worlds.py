@@ -27,8 +27,7 @@ from tessera.formulation.what_if.hypotheses import Hypothesis
 from tessera.simulator.log import Segment
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.run import Conditions, Decider, Result, simulate
-from tessera.simulator.scenario import Scenario
-from tessera.simulator.store import EPOCH_S
+from tessera.simulator.scenario import EPOCH_S, Scenario
 from tessera.simulator.traces.trace import Arrival
 from tessera.simulator.truth import Truth, perturb_estimates
 from tessera.simulator.what_if.hours import HOUR_S
@@ -196,7 +195,7 @@ class SupposedWorlds:
             if world.now_s >= self.at_s and not seen and world.store.live_jobs():
                 seen.append(measured(world.snapshot()))
                 self._known = frozenset(measured.known)
-                self.truth, self.workloads = world.truth, world.store.workloads
+                self.truth, self.workloads = world.truth, world.store.names.workloads
 
         result = self._simulate(chance, decide, self.away, observe)
         self._now_s = seen[0].now_s

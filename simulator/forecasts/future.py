@@ -36,7 +36,7 @@ from tessera.formulation.snapshot import (
 )
 from tessera.formulation.tables import Floats, Ints, array_columns
 from tessera.formulation.values import BEST_FOUND, CellKey, Hold
-from tessera.simulator.store import renumber_jobs
+from tessera.simulator.renumbering import renumber_jobs
 from tessera.solvers.rounds.due import due_s, next_leg_s
 from tessera.solvers.rounds.plan import RoundOutcome
 from tessera.solvers.rounds.times import RoundTimes

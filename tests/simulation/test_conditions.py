@@ -51,7 +51,7 @@ def test_visible_estimates_of_workloads_without_jobs_do_not_shift_the_others() -
     world = a_world(a_scenario(an_arrival("a")), visible=[strange, a_profile()])
     give(world, "a", ("a100-0", [0]))
     world.advance(1000.0)
-    assert not world.store.live
+    assert not world.store.jobs.live
 
 
 # errors of estimates

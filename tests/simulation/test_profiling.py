@@ -25,7 +25,7 @@ from tessera.simulator.logfile import lines_of, log_of, read_log, write_log
 from tessera.simulator.metrics import reference_of, run_figures
 from tessera.simulator.overheads import preset_overheads
 from tessera.simulator.run import Decider, Result
-from tessera.simulator.store import AllocationChange
+from tessera.simulator.store.gpus import AllocationChange
 from tessera.simulator.world import Failure, World
 from tests.support.worlds import (
     ARENA,

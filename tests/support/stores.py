@@ -173,13 +173,13 @@ class InPostgres:
     def _observed(self, name: str, generation: int, node: str) -> ObservedGang:
         known = self.world.store
         job = [spec.name for spec in known.specs].index(name)
-        over = math.isfinite(known.ended_s[job])
+        over = math.isfinite(known.jobs.ended_s[job])
         return ObservedGang(
             job=name,
             generation=generation,
             node=node,
             phase="succeeded" if over else "running",
-            iterations_done=float(known.done[job]),
+            iterations_done=float(known.jobs.done[job]),
         )
 
 

@@ -166,12 +166,12 @@ def end_s(world: World, job: str, until_s: float = 1e9) -> float:
     """Let time pass, and return the time at which ``job`` ended, or inf if it did not."""
     world.advance(until_s)
     world.check()
-    return float(world.store.ended_s[[s.name for s in world.store.specs].index(job)])
+    return float(world.store.jobs.ended_s[[s.name for s in world.store.specs].index(job)])
 
 
 def iterations_done(world: World, job: str) -> float:
     """Return the iterations that ``job`` has trained."""
-    return float(world.store.done[[s.name for s in world.store.specs].index(job)])
+    return float(world.store.jobs.done[[s.name for s in world.store.specs].index(job)])
 
 
 def simulate_scenario(

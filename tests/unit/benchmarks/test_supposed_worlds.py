@@ -16,7 +16,7 @@ from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.values import EstimateSource
 from tessera.simulator.comparison.workload import SYNTHETIC, WorkloadSpec, make_scenario
 from tessera.simulator.run import Result
-from tessera.simulator.store import EPOCH_S
+from tessera.simulator.scenario import EPOCH_S
 from tessera.solvers.rounds.options import RoundOptions
 
 STANDING = RoundOptions(solver="pricing")

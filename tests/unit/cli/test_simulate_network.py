@@ -40,7 +40,7 @@ from tessera.simulator.network.slowdowns import ContentionRecord, ContentionSlow
 from tessera.simulator.network.traffic_source import TrafficSource
 from tessera.simulator.run import Result
 from tessera.simulator.scenario import Scenario
-from tessera.simulator.store import AllocationChange
+from tessera.simulator.store.gpus import AllocationChange
 from tessera.simulator.world import Straggler
 from tessera.solvers.network.fluid import simulate_fluid as played
 from tessera.solvers.network.mechanisms import make_mechanism
