@@ -16,11 +16,12 @@ from tessera.formulation.plugins import is_reference
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.snapshot import STATES, Estimates, Snapshot
 from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.simulator.hazards import Failure, Straggler
 from tessera.simulator.log import Segment
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.scenario import EPOCH_S, Scenario
 from tessera.simulator.traces.trace import Arrival
-from tessera.simulator.world import Failure, Slowdowns, Straggler, World
+from tessera.simulator.world import Slowdowns, World
 from tessera.solvers.base import Budget
 from tessera.solvers.cpsat import CpSat
 from tessera.solvers.lookahead import ADMISSION

@@ -24,6 +24,7 @@ from tessera.formulation.snapshot import Estimates, Jobs, Snapshot
 from tessera.formulation.tables import Floats, Ints
 from tessera.formulation.values import Cell, CellKey, EstimateSource, Workload
 from tessera.formulation.what_if.hypotheses import Hypothesis
+from tessera.simulator.hazards import Failure
 from tessera.simulator.log import Segment
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.run import Conditions, Decider, Result, simulate
@@ -31,7 +32,7 @@ from tessera.simulator.scenario import EPOCH_S, Scenario
 from tessera.simulator.traces.trace import Arrival
 from tessera.simulator.truth import Truth, perturb_estimates
 from tessera.simulator.what_if.hours import HOUR_S
-from tessera.simulator.world import Failure, World
+from tessera.simulator.world import World
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import RoundOutcome
 

@@ -13,11 +13,17 @@ import pytest
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.clusters import TenantSpec
 from tessera.formulation.values import Workload
-from tessera.simulator.hazards import DAY_S, Hazards, draw_failures, draw_stragglers
+from tessera.simulator.hazards import (
+    DAY_S,
+    Failure,
+    Hazards,
+    Straggler,
+    draw_failures,
+    draw_stragglers,
+)
 from tessera.simulator.overheads import PRESETS, Overheads, preset_overheads
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.truth import perturb_estimates
-from tessera.simulator.world import Failure, Straggler
 from tests.support.worlds import a_profile, a_scenario, a_world, an_arrival, give, some_specs
 
 # scenarios

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from tessera.formulation.decisions import DecisionKind
-from tessera.simulator.world import Failure, Straggler, World
+from tessera.simulator.hazards import Failure, Straggler
+from tessera.simulator.world import World
 from tests.support.worlds import (
     COSTLY,
     FCFS,

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from tessera.formulation.decisions import DecisionKind
+from tessera.simulator.hazards import Failure
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.store.gpus import InvariantBroken
-from tessera.simulator.world import Failure, World
+from tessera.simulator.world import World
 from tests.support.worlds import (
     FREE,
     a_profile,
@@ -85,7 +86,7 @@ def test_a_corrupted_world_is_refused(corrupt: Callable[[World], None], message:
 def test_progress_of_a_waiting_job_is_refused_even_if_the_log_agrees() -> None:
     world = a_busy_world()
     world.store.jobs.done[1] += 1.0
-    world._logged[1] += 1.0
+    world._ledger.log(1, 1.0)
     with pytest.raises(InvariantBroken, match="while it held no GPUs"):
         world.check()
 

@@ -18,9 +18,10 @@ from tessera.formulation.records.rounds import RoundRecord
 from tessera.formulation.snapshot import STATES, Snapshot
 from tessera.service.loop import RoundLoop
 from tessera.service.ports import Rounds
+from tessera.simulator.hazards import Failure
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.scenario import Scenario
-from tessera.simulator.world import Failure, World
+from tessera.simulator.world import World
 from tessera.solvers.rounds.options import RoundOptions
 from tests.support.stored_cluster import (
     do,

@@ -15,11 +15,12 @@ from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.values import CellKey, EstimateSource, GpuType, Workload
+from tessera.simulator.hazards import Failure, Straggler
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.run import Conditions, Decider, Result, simulate
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.traces.trace import Arrival
-from tessera.simulator.world import Failure, Straggler, World
+from tessera.simulator.world import World
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import RoundOutcome
 from tests.support.cells import kind_of, with_cell
