@@ -16,12 +16,12 @@ from tessera.db import (
     network,
     outlook,
     proofs,
+    round_snapshots,
     rounds,
     run_times,
     shadows,
-    snapshot,
-    snapshots,
 )
+from tessera.db.snapshot.load import load_snapshot
 from tessera.db.store_part import StorePart
 from tessera.formulation.network.outcome import NetworkPlanRecord
 from tessera.formulation.proofs import RoundProof
@@ -63,7 +63,7 @@ class RoundStore(StorePart):
             silence_s = self._silence.at(silence.clock_s)
             returning = silence.returning_s <= silence_s
             if not silence.is_ahead and silence.longest_s <= silence_s and not returning:
-                loaded = snapshot.load_snapshot(connection, cluster, silence_s, use_half_life_s)
+                loaded = load_snapshot(connection, cluster, silence_s, use_half_life_s)
                 if not run_times.has_overlong_jobs(loaded):
                     return loaded
         if returning:
@@ -91,7 +91,7 @@ class RoundStore(StorePart):
         """Read everything a round may look at."""
         with self._database.read() as connection:
             silence_s = self._silence.read(connection)
-            return snapshot.load_snapshot(connection, cluster, silence_s, use_half_life_s)
+            return load_snapshot(connection, cluster, silence_s, use_half_life_s)
 
     def commit(
         self, commit: RoundCommit, in_time: Callable[[], bool] = lambda: True
@@ -112,7 +112,7 @@ class RoundStore(StorePart):
     def round_snapshot(self, cluster: str, number: int) -> Snapshot:
         """Return the snapshot that a round was decided on."""
         with self._database.read() as connection:
-            return snapshots.round_snapshot(connection, cluster, number)
+            return round_snapshots.round_snapshot(connection, cluster, number)
 
     def round_proof(self, cluster: str, number: int) -> RoundProof:
         """Return what is kept of the proof of a round."""

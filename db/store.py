@@ -14,7 +14,6 @@ from tessera.db import (
     prune,
     purge,
     requests,
-    snapshot,
 )
 from tessera.db.agent_store import AgentStore
 from tessera.db.clock_watch import SilenceLimit
@@ -24,6 +23,7 @@ from tessera.db.limits import DEFAULT_LIMITS
 from tessera.db.migrate import MigratedDatabase
 from tessera.db.record_store import RecordStore
 from tessera.db.round_store import RoundStore
+from tessera.db.snapshot.load import load_snapshot
 from tessera.db.writer import PostgresWriter, Work
 from tessera.formulation.records.estimates import EstimationInputs
 from tessera.formulation.records.store import Request, Retention, StoreLimits
@@ -99,7 +99,7 @@ class PostgresStore(RecordStore, RoundStore, AgentStore):
                 work(writer)
             silence_s = self._silence.read(connection)
             return (
-                snapshot.load_snapshot(connection, cluster, silence_s, use_half_life_s),
+                load_snapshot(connection, cluster, silence_s, use_half_life_s),
                 derived_estimates.load_estimation(connection, cluster),
             )
 
