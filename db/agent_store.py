@@ -6,23 +6,12 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
-from tessera.db import (
-    agents,
-    audit_log,
-    health,
-)
+from tessera.db import agents, audit_log, health
 from tessera.db.limits import require_few
 from tessera.db.observe import record_observation
 from tessera.db.store_part import StorePart
-from tessera.formulation.records.agents import (
-    DesiredState,
-    Heartbeat,
-    NodeHealth,
-    ObservedGang,
-)
-from tessera.formulation.records.clusters import (
-    NodeSpec,
-)
+from tessera.formulation.records.agents import DesiredState, Heartbeat, NodeHealth, ObservedGang
+from tessera.formulation.records.clusters import NodeSpec
 
 
 class AgentStore(StorePart):

@@ -31,9 +31,7 @@ from tessera.formulation.records.estimates import EstimateRecord, EstimationInpu
 from tessera.formulation.records.jobs import JobEventRecord, JobRecord
 from tessera.formulation.records.policies import PolicyRecord, ShadowRecord, ShadowRound
 from tessera.formulation.records.reservations import ReservationRecord
-from tessera.formulation.records.rounds import (
-    JobRound,
-)
+from tessera.formulation.records.rounds import JobRound
 from tessera.formulation.records.usage import ClusterUsage, UsageQuery
 from tessera.formulation.topologies.described import decode_topology
 from tessera.formulation.values import Workload

@@ -25,16 +25,9 @@ from tessera.db.snapshot.load import load_snapshot
 from tessera.db.store_part import StorePart
 from tessera.formulation.network.outcome import NetworkPlanRecord
 from tessera.formulation.proofs import RoundProof
-from tessera.formulation.records.clusters import (
-    ClusterOutlook,
-)
+from tessera.formulation.records.clusters import ClusterOutlook
 from tessera.formulation.records.policies import ShadowRound
-from tessera.formulation.records.rounds import (
-    NetworkCommit,
-    RoundCommit,
-    RoundRecord,
-    RoundSummary,
-)
+from tessera.formulation.records.rounds import NetworkCommit, RoundCommit, RoundRecord, RoundSummary
 from tessera.formulation.records.store import Request
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.spreads import ClusterForecast, ForecastHistory

@@ -8,13 +8,7 @@ from collections.abc import Callable, Sequence
 
 import sqlalchemy as sa
 
-from tessera.db import (
-    audit_log,
-    derived_estimates,
-    prune,
-    purge,
-    requests,
-)
+from tessera.db import audit_log, derived_estimates, prune, purge, requests
 from tessera.db.agent_store import AgentStore
 from tessera.db.clock_watch import SilenceLimit
 from tessera.db.engine import Database

@@ -11,30 +11,19 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final
 
+from tessera.estimator.cell_estimator import MAX_PROVENANCE, Estimator
 from tessera.estimator.compiling.comparison import StepDegrees
+from tessera.estimator.fingerprints import estimates_fingerprint
+from tessera.estimator.gpu_counts import MAX_GPUS, gpu_counts_of
 from tessera.estimator.hardware import Hardware
+from tessera.estimator.hardware.cluster_types import hardware_of, no_known_type
+from tessera.estimator.measured_cells import measured_cells, measured_estimates
+from tessera.estimator.models import known_models, model_of, unknown_model
 from tessera.estimator.plan_corrections import PlanCorrections, priced_runs
-from tessera.estimator.profiling.tasks import (
-    Profile,
-    ProfilingOptions,
-)
+from tessera.estimator.profiling.tasks import Profile, ProfilingOptions
 from tessera.estimator.runnable_plans import estimate_runnable_plans
 from tessera.estimator.stated.estimates import estimate_stated_plan
 from tessera.estimator.tuning_plans import record_tunings
-from tessera.estimator.workloads import (
-    MAX_GPUS,
-    MAX_PROVENANCE,
-    Estimator,
-    estimates_fingerprint,
-    gpu_counts_of,
-    hardware_of,
-    known_models,
-    measured_cells,
-    measured_estimates,
-    model_of,
-    no_known_type,
-    unknown_model,
-)
 from tessera.formulation.errors import TesseraError
 from tessera.formulation.reasons import Reason, ReasonCode
 from tessera.formulation.records.estimates import (

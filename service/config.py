@@ -19,6 +19,7 @@ from pydantic import Field
 from tessera.client import is_on_this_machine
 from tessera.client.settings import VARIABLES as CLIENT_VARIABLES
 from tessera.estimator.hardware import CATALOGUE, Hardware
+from tessera.estimator.hardware.cluster_types import catalogue_of
 from tessera.estimator.hardware.files import read_hardware
 from tessera.estimator.profiling.limits import ProfilingLimits
 from tessera.estimator.profiling.tasks import ProfilingOptions
@@ -33,7 +34,6 @@ from tessera.estimator.schemas import (
     suggest_name,
     whole_between,
 )
-from tessera.estimator.workloads import catalogue_of
 from tessera.formulation.access import PEOPLE
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.store import Retention, StoreLimits

@@ -12,13 +12,7 @@ from tessera.formulation.errors import InvalidInput, NotFound
 from tessera.formulation.explanations.applying import apply_changes
 from tessera.formulation.explanations.changes import Change, ChangeKind
 from tessera.formulation.policy import Policy
-from tessera.formulation.snapshot import (
-    NO_LEGS,
-    Jobs,
-    Quotas,
-    Snapshot,
-    Tenants,
-)
+from tessera.formulation.snapshot import NO_LEGS, Jobs, Quotas, Snapshot, Tenants
 from tessera.formulation.tables import array_columns
 
 PolicyT = TypeVar("PolicyT", bound=Policy)

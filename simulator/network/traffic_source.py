@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tessera.estimator.cell_estimator import Estimator
 from tessera.estimator.hardware import Hardware
-from tessera.estimator.workloads import Estimator, catalogue_of, known_models
+from tessera.estimator.hardware.cluster_types import catalogue_of
+from tessera.estimator.models import known_models
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.contention import Contention
 from tessera.formulation.network.flows import NetworkJob, build_contention
