@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tessera.formulation.snapshot import Legs
+from tessera.formulation.last_round import Legs
 from tessera.formulation.tables import Bools, Floats
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
-from tessera.formulation.permissions import AllowedTypes
+from tessera.formulation.last_round import Legs
+from tessera.formulation.permissions import AllowedTypes, Avoids
 from tessera.formulation.reserved import Entitlements
-from tessera.formulation.snapshot import Avoids, Legs
 from tessera.formulation.tables import Ints
 
 _OfJobs = TypeVar("_OfJobs", AllowedTypes, Avoids, Entitlements, Legs)

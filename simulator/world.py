@@ -12,9 +12,10 @@ import numpy as np
 
 from tessera.formulation.decisions import Decision
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.last_round import NO_LEGS, Legs
 from tessera.formulation.placement import Gang
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.snapshot import NO_LEGS, Legs, Snapshot
+from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.values import CellKey
 from tessera.simulator.events import EventQueue
 from tessera.simulator.hazards import Failure, Straggler

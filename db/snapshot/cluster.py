@@ -10,8 +10,10 @@ import sqlalchemy as sa
 from tessera.db.rows import json_rows
 from tessera.db.snapshot.keys import KeyIndex, Keys, split_ints, split_rows
 from tessera.formulation.demand import NOT_STATED
+from tessera.formulation.last_round import Prices
 from tessera.formulation.reasons import ReasonCode
-from tessera.formulation.snapshot import Nodes, Prices, Quotas, Tenants
+from tessera.formulation.snapshot import Nodes
+from tessera.formulation.tenants import Quotas, Tenants
 from tessera.formulation.values import GpuType, Workload
 
 TABLES: Final = {

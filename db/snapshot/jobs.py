@@ -15,8 +15,9 @@ from tessera.db.snapshot.keys import KeyIndex, Keys, split_rows
 from tessera.db.tables import LIVE
 from tessera.formulation.demand import NOT_STATED
 from tessera.formulation.dependencies import CONDITIONS, Condition
+from tessera.formulation.last_round import Legs
 from tessera.formulation.runtimes import RESTRICTED_RUNTIMES
-from tessera.formulation.snapshot import STATES, Allocations, Dependencies, Jobs, Legs
+from tessera.formulation.snapshot import STATES, Allocations, Dependencies, Jobs
 from tessera.formulation.tables import Ints
 from tessera.formulation.values import Hold
 

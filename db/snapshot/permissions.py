@@ -15,11 +15,12 @@ from tessera.formulation.permissions import (
     NO_SELECTORS,
     NO_UNMATCHED_NODES,
     AllowedTypes,
+    Avoids,
     Selectors,
     UnmatchedNodes,
     tabulate_selectors,
 )
-from tessera.formulation.snapshot import Avoids, Jobs
+from tessera.formulation.snapshot import Jobs
 
 TABLES: Final = {
     "avoids": json_rows(

@@ -11,9 +11,11 @@ import numpy as np
 from tessera.formulation.errors import InvalidInput, NotFound
 from tessera.formulation.explanations.applying import apply_changes
 from tessera.formulation.explanations.changes import Change, ChangeKind
+from tessera.formulation.last_round import NO_LEGS
 from tessera.formulation.policy import Policy
-from tessera.formulation.snapshot import NO_LEGS, Jobs, Quotas, Snapshot, Tenants
+from tessera.formulation.snapshot import Jobs, Snapshot
 from tessera.formulation.tables import array_columns
+from tessera.formulation.tenants import Quotas, Tenants
 
 PolicyT = TypeVar("PolicyT", bound=Policy)
 

@@ -21,17 +21,15 @@ from tessera.formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
 from tessera.formulation.demand import NOT_STATED
 from tessera.formulation.dependencies import CONDITIONS, Condition
 from tessera.formulation.given_demand import demands_of_cells
+from tessera.formulation.last_round import NO_LEGS, Legs, Prices
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import current_gangs
 from tessera.formulation.snapshot import (
     NO_DEPENDENCIES,
-    NO_LEGS,
     STATE_CODE,
     WITHOUT_CELL,
     Allocations,
     Jobs,
-    Legs,
-    Prices,
     Snapshot,
 )
 from tessera.formulation.tables import Floats, Ints, array_columns

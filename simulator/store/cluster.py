@@ -11,7 +11,8 @@ from tessera.formulation.demand import NOT_STATED
 from tessera.formulation.hierarchy import lines_of_tenants
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.reserved import Entitlements, Reservations, ReservedNodes
-from tessera.formulation.snapshot import Nodes, Quotas, Tenants
+from tessera.formulation.snapshot import Nodes
+from tessera.formulation.tenants import Quotas, Tenants
 from tessera.simulator.scenario import EPOCH_S, Scenario
 from tessera.simulator.store.names import Names
 

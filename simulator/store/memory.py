@@ -10,10 +10,11 @@ import numpy as np
 
 from tessera.formulation.decayed_use import NO_USES, UseMeter, Uses
 from tessera.formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
+from tessera.formulation.last_round import NO_LEGS, NO_PRICES, Legs, Prices
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.snapshot import NO_LEGS, NO_PRICES, Legs, Prices, Snapshot
+from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.tables import Bools, Floats
 from tessera.simulator.renumbering import renumber_jobs
 from tessera.simulator.scenario import EPOCH_S, Scenario

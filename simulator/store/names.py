@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from tessera.formulation.plan_tables import PlanKinds
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.snapshot import PlanKinds
 from tessera.formulation.values import Cell, CellKey, GpuType, Workload
 from tessera.simulator.scenario import Scenario
 

@@ -11,9 +11,10 @@ from tessera.benchmarks.papers.arena.oddities import ROUND_S, LaunchCost, Odditi
 from tessera.benchmarks.papers.arena.pricing import sizes_inferred, slow_left_out
 from tessera.benchmarks.papers.arena.scatter import scatter_starts, starts_of
 from tessera.formulation.decisions import Decision, DecisionKind
+from tessera.formulation.last_round import NO_LEGS, Legs
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang
-from tessera.formulation.snapshot import NO_LEGS, STATE_CODE, Legs, Snapshot
+from tessera.formulation.snapshot import STATE_CODE, Snapshot
 from tessera.formulation.tables import Floats, Ints
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.store.gpus import AllocationChange, InvariantBroken
