@@ -1,8 +1,9 @@
-"""Detection of a database clock that is set forward, which makes every agent look silent."""
+"""The silence after which nodes are dead, although a clock that is set forward feigns silence."""
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -57,3 +58,26 @@ class ClockWatch:
                     extra={"action": "clock_set"},
                 )
             return now_s >= self._until_s
+
+
+class SilenceLimit:
+    """The silence after which a node is dead, in seconds.
+
+    It is infinite just after the database's clock was set forward. Safe to share between threads.
+    """
+
+    def __init__(self, silence_s: float, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+        """Remember the limit that holds while the clock is trusted."""
+        self.usual_s = silence_s
+        self._watch = ClockWatch(silence_s, monotonic_s)
+
+    def read(self, connection: sa.Connection) -> float:
+        """Read the database's clock; return the limit now."""
+        return self._limit_s(self._watch.is_trusted(connection))
+
+    def at(self, database_s: float) -> float:
+        """Return the limit at a time of the database's clock, which was just read."""
+        return self._limit_s(self._watch.sees(database_s))
+
+    def _limit_s(self, is_trusted: bool) -> float:
+        return self.usual_s if is_trusted else math.inf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from tessera.db.documents import dump_json
 from tessera.db.rows import SILENT_S, stored_faults
 from tessera.db.turn import Turn, request_round
 from tessera.formulation.records.agents import VALIDATION, HealthFault, NodeHealth
+
+log = logging.getLogger(__name__)
 
 DRAINED_BY: Final = "health"
 """The author of drains that reports of faults cause, as it is shown."""
@@ -59,6 +62,11 @@ WHERE r.id = n.id AND n.cluster_id = :cluster AND n.probation_until <= clock_tim
 RETURNING r.name
 """)  # noqa: S608 - a constant of tessera.db.rows
 
+PROBATION_S: Final = 600.0
+"""Seconds of health after which a node that health drained is undrained, unless a store has another
+setting.
+"""
+
 Row = sa.Row[tuple[object, ...]]
 
 
@@ -71,6 +79,18 @@ class HealthEvent(StrEnum):
     INTERRUPTION = "interruption"  # a node on probation is not watched any more
     PROBATION = "probation"
     RETURN = "return"
+
+
+_EVENT_TEXTS: Final = {
+    HealthEvent.DRAIN: "drained",
+    HealthEvent.FAULT: "stays drained",
+    HealthEvent.INTERRUPTION: "stays drained, because its agent does not watch its health",
+    HealthEvent.PROBATION: "is healthy and on probation",
+    HealthEvent.RETURN: "returns from probation",
+}
+"""The events of nodes' health as the log states them."""
+
+_GOOD_NEWS: Final = frozenset({HealthEvent.PROBATION, HealthEvent.RETURN})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +175,16 @@ def end_probations(connection: sa.Connection, cluster: str, silence_s: float) ->
     if names:
         request_round(connection, turn.cluster)
     return names
+
+
+def log_health(cluster: str, node: str, event: HealthEvent, reason: str = "") -> None:
+    """Log what the health of a node has led to."""
+    if event is HealthEvent.NONE:
+        return
+    level = logging.INFO if event in _GOOD_NEWS else logging.WARNING
+    facts = {"action": "node_health", "cluster": cluster, "node": node, "event": event.value}
+    ending = f": {reason}" if reason else ""
+    log.log(level, "node %s of %s %s%s", node, cluster, _EVENT_TEXTS[event], ending, extra=facts)
 
 
 def compare_health(

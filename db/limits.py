@@ -13,6 +13,9 @@ from tessera.formulation.lifecycle import TERMINAL, JobState
 from tessera.formulation.records.store import StoreLimits
 from tessera.formulation.values import Workload
 
+DEFAULT_LIMITS: Final = StoreLimits()
+"""The limits of a store that has no others."""
+
 _TURN: Final = sa.text("SELECT pg_advisory_xact_lock(:key)")
 
 _CLUSTER_TURN: Final = 7_365_737_366  # any number, as long as every release uses this one

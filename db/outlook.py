@@ -16,7 +16,7 @@ from tessera.formulation.records.clusters import ClusterOutlook
 HEARD_AHEAD = "heard_at > clock_timestamp() + interval '1 s'"
 """The condition that a time lies in the future, because the clock was set back since."""
 
-# A node is schedulable as for a snapshot (``tessera.db.snapshot``). It has fallen silent as for
+# A node is schedulable as for a snapshot (``tessera.db.snapshot.cluster``). It has fallen silent as for
 # ``tessera.db.agents.expire_silent_nodes``. A promise that was due before the last round is left
 # out: that round was refused, and another one would be, too.
 _OUTLOOK = sa.text(f"""

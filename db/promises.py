@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from tessera.db.documents import certificate_plain, dump_json, reason_plain
+from tessera.formulation.last_round import Legs
 from tessera.formulation.reasons import Reason
 from tessera.formulation.records.jobs import LegRecord
-from tessera.formulation.snapshot import Legs, Snapshot
+from tessera.formulation.snapshot import Snapshot
 
 _RECORD = sa.text("""
 UPDATE jobs j SET admitted = c.admitted, opportunistic = c.opportunistic,

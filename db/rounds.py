@@ -14,8 +14,14 @@ from tessera.db.engine import Database
 from tessera.db.guard import CommitState, CurrentJob, CurrentNode, event_of, find_skipped
 from tessera.db.promises import Promise, legs_by_job, record_promises
 from tessera.db.proofs import pack_proof
+from tessera.db.round_snapshots import (
+    StoredSnapshot,
+    has_base,
+    pack_snapshot,
+    pack_whole,
+    read_base,
+)
 from tessera.db.rows import cluster_id, json_rows, named_subqueries
-from tessera.db.snapshots import StoredSnapshot, has_base, pack_snapshot, pack_whole, read_base
 from tessera.db.turn import JobChange, NewCell, Turn
 from tessera.db.webhooks import record_lapsed_deadlines
 from tessera.formulation.decisions import CHANGES_GPUS, Decision, DecisionKind

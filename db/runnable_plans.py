@@ -12,15 +12,9 @@ import sqlalchemy as sa
 
 from tessera.db.cells import stored_plan
 from tessera.formulation.execution_plan import ExecutionPlan
+from tessera.formulation.plan_tables import NO_REFUSED_PLANS, NO_RUNTIMES, RefusedPlans, Runtimes
 from tessera.formulation.runtimes import RESTRICTED_RUNTIMES, RUNTIMES
-from tessera.formulation.snapshot import (
-    NO_REFUSED_PLANS,
-    NO_RUNTIMES,
-    Estimates,
-    Jobs,
-    RefusedPlans,
-    Runtimes,
-)
+from tessera.formulation.snapshot import Estimates, Jobs
 from tessera.formulation.tables import Ints
 from tessera.formulation.techniques import Technique, techniques_of
 

@@ -2,46 +2,35 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, replace
-from typing import Any, Final
+from typing import Any
 
 import sqlalchemy as sa
 
 from tessera.db import (
     agents,
-    arrays,
     collective_checks,
     deletion,
-    dependencies,
     derived_estimates,
+    drains,
     inventory,
+    job_changes,
     network,
-    pins,
     policies,
     profiling,
+    reads,
     reservations,
     shadows,
+    submission,
     webhooks,
     workloads,
 )
 from tessera.db import tenants as settings
-from tessera.db.documents import dump_json
-from tessera.db.job_columns import (
-    SUBMITTED_COLUMNS,
-    UPDATABLE_COLUMNS,
-    launch_values,
-    typed_columns,
-)
-from tessera.db.limits import require_few, require_few_clusters, require_few_open_jobs
-from tessera.db.plans import ensure_plans_of_jobs
-from tessera.db.rows import CLUSTER, cluster_record, enter_cluster, jobs_named, nodes_named
-from tessera.db.turn import JobChange, Turn, request_round
-from tessera.formulation.access import IDENTITY
+from tessera.db.limits import require_few, require_few_clusters
+from tessera.db.rows import enter_cluster, nodes_named
+from tessera.db.turn import Turn, request_round
 from tessera.formulation.arrays import ArrayRecord
-from tessera.formulation.errors import AlreadyExists, InvalidInput, NotAllowed, NotFound, StaleEtag
-from tessera.formulation.lifecycle import TERMINAL, JobEvent, JobState, is_allowed
+from tessera.formulation.lifecycle import JobEvent
 from tessera.formulation.reasons import Reason
 from tessera.formulation.records.clusters import (
     ClusterRecord,
@@ -64,57 +53,15 @@ from tessera.formulation.records.jobs import JobRecord, JobSpec
 from tessera.formulation.records.policies import PolicyRecord, ShadowRecord
 from tessera.formulation.records.reservations import ReservationRecord, ReservationSpec
 from tessera.formulation.records.store import StoreLimits
-from tessera.formulation.runtimes import RESTRICTED_RUNTIMES
 from tessera.formulation.topologies.described import DescribedTopology
 from tessera.formulation.values import GpuType, Workload
 from tessera.formulation.webhooks import WebhookRecord, WebhookSpec
-
-DEFAULT_LIMITS = StoreLimits()
-
-MAX_SUBMITTER = 200
-"""Characters that are kept of the name of who submits a job."""
-_NOT_COLUMNS: Final[dict[str, Any]] = {
-    "stated_plan": None,
-    "submitted_plan": "",
-    "after": (),
-    "array": None,
-}
-"""Fields of a job that are not columns of the same name, with their empty values."""
-
-_SUBMIT = sa.text(f"""
-INSERT INTO jobs (cluster_id, submitted_by, {", ".join(SUBMITTED_COLUMNS)})
-SELECT :cluster, :submitted_by, r.*
-FROM json_to_recordset(CAST(:rows AS json)) AS r({typed_columns(SUBMITTED_COLUMNS)})
-ON CONFLICT (cluster_id, name) DO NOTHING
-RETURNING name
-""")  # noqa: S608 - a constant of this module
-
-_JOB = sa.text("""
-SELECT id, version, state FROM jobs WHERE cluster_id = :cluster AND name = :name
-""")
-
-_DRAIN = sa.text("""
-UPDATE nodes SET draining = true, drain_reason = coalesce(nullif(:reason, ''), drain_reason),
-    drained_by = :drained_by, drained_at = now(), version = version + 1,
-    health_drain = false, probation_until = NULL
-WHERE cluster_id = :cluster AND name = ANY(:names)
-    AND (NOT draining OR health_drain OR (:reason <> '' AND drain_reason <> :reason))
-""")
-"""The drain of an operator. Health does not undrain the node any more if it had drained it."""
-
-_UNDRAIN = sa.text("""
-UPDATE nodes SET draining = false, drain_reason = '', drained_by = '', drained_at = NULL,
-    version = version + 1, health_drain = false, probation_until = NULL, excused_faults = faults
-WHERE cluster_id = :cluster AND name = ANY(:names) AND draining
-""")
 
 
 class PostgresWriter:
     """The changes of ``tessera.service.ports.writer.Writer``, on one connection."""
 
-    def __init__(
-        self, connection: sa.Connection, silence_s: float, limits: StoreLimits = DEFAULT_LIMITS
-    ) -> None:
+    def __init__(self, connection: sa.Connection, silence_s: float, limits: StoreLimits) -> None:
         """Remember the connection and the settings.
 
         An agent that was silent for ``silence_s`` seconds counts as disconnected.
@@ -127,8 +74,7 @@ class PostgresWriter:
         """Create the cluster or replace its GPU types."""
         if inventory.upsert_cluster(self._connection, name, gpu_types, version):
             require_few_clusters(self._connection, self._limits)
-        row = self._connection.execute(CLUSTER, {"name": name}).mappings().one()
-        return cluster_record(row)
+        return reads.get_cluster(self._connection, name)
 
     def delete_cluster(self, name: str, version: int | None, *, force: bool) -> None:
         """Delete the cluster. Its rows are removed in the background."""
@@ -141,8 +87,7 @@ class PostgresWriter:
         inventory.delete_types(
             self._connection, cluster, names, version, allow_missing=allow_missing
         )
-        row = self._connection.execute(CLUSTER, {"name": cluster}).mappings().one()
-        return cluster_record(row)
+        return reads.get_cluster(self._connection, cluster)
 
     def upsert_nodes(self, cluster: str, nodes: Sequence[NodeSpec]) -> list[NodeRecord]:
         """Create or change nodes, all or none.
@@ -171,15 +116,9 @@ class PostgresWriter:
         A new reason replaces that of a node that is already draining.
         """
         turn = Turn.take(self._connection, cluster)
-        values = {"cluster": turn.cluster, "names": list(names)}
-        said = {"reason": reason, "drained_by": drained_by} if draining else {}
-        changed = self._connection.execute(_DRAIN if draining else _UNDRAIN, values | said)
-        if changed.rowcount:
-            request_round(self._connection, turn.cluster)
-        records = nodes_named(self._connection, turn.cluster, names)
-        if missing := set(names) - {node.spec.name for node in records}:
-            raise NotFound(f"clusters/{cluster}/nodes/{min(missing)}")
-        return records
+        return drains.drain_nodes(
+            turn, names, draining=draining, reason=reason, drained_by=drained_by
+        )
 
     def delete_nodes(
         self,
@@ -197,102 +136,24 @@ class PostgresWriter:
         self, cluster: str, jobs: Sequence[JobSpec], tenants: Collection[str] | None = None
     ) -> list[JobRecord]:
         """Queue jobs, all or none."""
-        dependent = [job for job in jobs if job.after]
-        if dependent:  # no job that they name may end in the meantime
-            Turn.take(self._connection, cluster)
-        key, names = enter_cluster(self._connection, cluster), [job.name for job in jobs]
-        repeated = [name for name, count in Counter(names).items() if count > 1]
-        if repeated:
-            raise AlreadyExists(f"clusters/{cluster}/jobs/{min(repeated)}")
-        workload_ids = workloads.ensure_workloads(
-            self._connection, key, {job.workload for job in jobs}
-        )
-        unestimated = workloads.require_fit(self._connection, key, jobs, workload_ids)
-        rows, plan_ids = [], ensure_plans_of_jobs(self._connection, key, jobs)
-        restricted = any(job.techniques or job.runtime in RESTRICTED_RUNTIMES for job in jobs)
-        tunes = any(job.launch.tuning_space for job in jobs)
-        if unestimated or plan_ids or restricted or tunes:
-            derived_estimates.notify_estimators(self._connection, cluster)
-        pins.require_future(self._connection, jobs)
-        array_ids = arrays.add_arrays(self._connection, key, cluster, jobs)
-        for job in jobs:
-            row = asdict(replace(job, **_NOT_COLUMNS))
-            for name in ("workload", "avoid_nodes", *_NOT_COLUMNS):
-                del row[name]
-            row |= launch_values(job) | {"workload_id": workload_ids[job.workload]}
-            if job.array is not None:
-                row |= {"array_id": array_ids[job.array.array], "array_index": job.array.index}
-            if job.stated_plan is not None:
-                row["stated_plan_id"] = plan_ids[job.stated_plan.digest]
-            row["submitted_plan_id"] = plan_ids.get(job.submitted_plan_id)
-            # JSON cannot represent infinity.
-            rows.append({k: str(v) if isinstance(v, float) else v for k, v in row.items()})
-        submitter = IDENTITY.get().known_subject(MAX_SUBMITTER)
-        values = {"cluster": key, "submitted_by": submitter, "rows": _rows(rows)}
-        found = self._connection.execute(_SUBMIT, values).scalars()
-        if missing := set(names) - set(found):
-            raise AlreadyExists(f"clusters/{cluster}/jobs/{min(missing)}")
-        pins.put_avoids(self._connection, key, [job for job in jobs if job.avoid_nodes])
-        if dependent:
-            dependencies.put_dependencies(self._connection, key, jobs, tenants)
-        request_round(self._connection, key)
-        require_few_open_jobs(self._connection, cluster, {job.tenant for job in jobs}, self._limits)
-        order = {name: i for i, name in enumerate(names)}
-        records = jobs_named(self._connection, key, names)
-        return sorted(records, key=lambda record: order[record.spec.name])
+        return submission.submit_jobs(self._connection, cluster, jobs, tenants, self._limits)
 
     def update_job(
         self, cluster: str, spec: JobSpec, fields: Sequence[str], version: int | None
     ) -> JobRecord:
         """Change the named fields of a job."""
         turn = Turn.take(self._connection, cluster)
-        job, state = self._job(turn, spec.name, version)
-        if state in TERMINAL:
-            raise NotAllowed(
-                f"job {spec.name} {_state_in_words(state)}; only jobs that have not ended can be changed"
-            )
-        if unknown := set(fields) - UPDATABLE_COLUMNS:
-            allowed = ", ".join(sorted(UPDATABLE_COLUMNS))
-            raise InvalidInput("fields", f"{min(unknown)} cannot be changed; these can: {allowed}")
-        old = jobs_named(self._connection, turn.cluster, [spec.name])[0].spec
-        new = replace(old, **{field: getattr(spec, field) for field in fields})
-        pins.require_change(self._connection, turn.cluster, new, fields)
-        if fields:
-            values = {f: getattr(new, f) for f in fields if f != "avoid_nodes"}
-            for document in {"labels", "command", "allowed_types"} & values.keys():
-                values[document] = dump_json(values[document])
-            if not pins.keeps_promise(old, new):
-                values |= {"admitted": False, "certificate": "[]"}
-            assignments = "".join(
-                f"{field} = :{field}, " for field in values
-            )  # names: UPDATABLE_COLUMNS
-            update = f"UPDATE jobs SET {assignments}version = version + 1 WHERE id = :job"  # noqa: S608
-            self._connection.execute(sa.text(update), values | {"job": job})
-        if set(fields) - {"labels"}:
-            request_round(self._connection, turn.cluster)
-        if new.tenant != old.tenant:
-            require_few_open_jobs(self._connection, cluster, [new.tenant], self._limits)
-        if "avoid_nodes" in fields:
-            pins.put_avoids(self._connection, turn.cluster, [new])
-        return jobs_named(self._connection, turn.cluster, [spec.name])[0]
+        return job_changes.update_job(turn, spec, fields, version, self._limits)
 
     def job_event(self, cluster: str, name: str, event: JobEvent, version: int | None) -> JobRecord:
         """Apply a user's event."""
         turn = Turn.take(self._connection, cluster)
-        job, state = self._job(turn, name, version)
-        _require_allowed(name, state, event)
-        turn.apply([JobChange(job=job, state=state, event=event)])
-        turn.end()
-        return jobs_named(self._connection, turn.cluster, [name])[0]
+        return job_changes.apply_event(turn, name, event, version)
 
     def array_event(self, cluster: str, name: str, event: JobEvent) -> ArrayRecord:
         """Apply a user's event to all members of an array to which it may happen."""
         turn = Turn.take(self._connection, cluster)
-        states = [state for state in JobState if is_allowed(state, event)]
-        members = arrays.members_in(self._connection, turn.cluster, name, states)
-        turn.apply([JobChange(job=job, state=state, event=event) for job, state in members])
-        turn.end()
-        return arrays.get_array(self._connection, cluster, name)
+        return job_changes.apply_event_to_array(turn, name, event)
 
     def upsert_tenants(self, cluster: str, tenants: Sequence[TenantSpec]) -> list[TenantSpec]:
         """Create tenants or replace their settings, all or none."""
@@ -424,11 +285,8 @@ class PostgresWriter:
     def end_profiling(self, cluster: str, task: str, gap: ProfileGap | None) -> None:
         """Cancel a profiling task at a limit, and store what it left out with the reason."""
         turn = Turn.take(self._connection, cluster)
-        job, state = self._job(turn, task, None)
-        _require_allowed(task, state, JobEvent.CANCEL)
         reason = "" if gap is None else gap.reason
-        turn.apply([JobChange(job=job, state=state, event=JobEvent.CANCEL, detail=reason)])
-        turn.end()
+        job_changes.apply_event(turn, task, JobEvent.CANCEL, detail=reason)
         if gap is not None:
             profiling.put_gap(self._connection, cluster, gap)
 
@@ -452,47 +310,6 @@ class PostgresWriter:
     def say_waiting(self, cluster: str, reasons: Mapping[Workload, Reason | None]) -> None:
         """Record why workloads have no estimates."""
         derived_estimates.record_wait_reasons(self._connection, cluster, reasons)
-
-    def _job(self, turn: Turn, name: str, version: int | None) -> tuple[int, JobState]:
-        row = self._connection.execute(_JOB, {"cluster": turn.cluster, "name": name}).one_or_none()
-        if row is None:
-            raise NotFound(f"clusters/{turn.name}/jobs/{name}")
-        if version is not None and version != row.version:
-            raise StaleEtag(
-                f"job {name} has changed since you read it (etag {version}, now {row.version});"
-                " read it again and retry"
-            )
-        return row.id, JobState(row.state)
-
-
-_USER_EVENTS = {JobEvent.CANCEL: "cancelled", JobEvent.HOLD: "held", JobEvent.RELEASE: "released"}
-"""The participles that error messages use for the events that users may request."""
-
-
-def _require_allowed(name: str, state: JobState, event: JobEvent) -> None:
-    """Raise NotAllowed, with possible alternatives, if ``event`` is not allowed in ``state``."""
-    if is_allowed(state, event):
-        return
-    others = [said for other, said in _USER_EVENTS.items() if is_allowed(state, other)]
-    if others:
-        instead = f"it can be {' or '.join(others)}"
-    elif state in TERMINAL:
-        instead = "submit it again under another name"
-    else:
-        instead = "wait until its GPUs are free"
-    raise NotAllowed(
-        f"job {name} {_state_in_words(state)}, so it cannot be {_USER_EVENTS[event]}; {instead}"
-    )
-
-
-def _state_in_words(state: JobState) -> str:
-    """Return the words for a job's state, with a verb."""
-    verbs = dict.fromkeys(TERMINAL, "has") | {JobState.CANCELLED: "was", JobState.REJECTED: "was"}
-    return f"{verbs.get(state, 'is')} {state}"
-
-
-def _rows(rows: Sequence[dict[str, Any]]) -> str:
-    return dump_json(list(rows))
 
 
 Work = Callable[[PostgresWriter], bytes]

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from tessera.estimator.cell_estimator import MAX_PROVENANCE, Estimator
 from tessera.estimator.cells import Setting
+from tessera.estimator.measured_cells import measured_cells
 from tessera.estimator.plans import shape_on
 from tessera.estimator.pricing.price import plan_setting, price_plan
 from tessera.estimator.reconfiguration import (
@@ -27,7 +29,6 @@ from tessera.estimator.reconfiguration import (
     TransformerFacts,
     choose_model,
 )
-from tessera.estimator.workloads import MAX_PROVENANCE, Estimator, measured_cells
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ExecutionPlan, Offload, Recomputation, model_name
 from tessera.formulation.records.estimates import EstimateRecord, MeasurementRecord

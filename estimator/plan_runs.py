@@ -14,12 +14,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from tessera.estimator.cell_estimator import Estimator
 from tessera.estimator.plan_corrections import configuration_of
 from tessera.estimator.plans import shapes_of
 from tessera.estimator.profiling.tasks import LAST_QUEUE, LEAST_WEIGHT
 from tessera.estimator.reconfiguration import Configuration, choose_runs
 from tessera.estimator.runnable_plans import list_fitting_plans
-from tessera.estimator.workloads import Estimator
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ExecutionPlan, model_name
 from tessera.formulation.records.estimates import ClusterGpuType

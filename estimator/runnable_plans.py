@@ -17,13 +17,13 @@ from functools import lru_cache
 from itertools import pairwise, product
 from typing import Final
 
+from tessera.estimator.cell_estimator import MAX_PROVENANCE, CellEstimate, Estimator
 from tessera.estimator.cells import Setting, degrees_of
 from tessera.estimator.graph import Graph
 from tessera.estimator.hardware import GIB
 from tessera.estimator.plans import powers_dividing, powers_of_two, shapes_of
 from tessera.estimator.pricing.price import PlanPrice, check_degrees, price_plan
 from tessera.estimator.stated.estimates import traffic_of_price
-from tessera.estimator.workloads import MAX_PROVENANCE, CellEstimate, Estimator
 from tessera.formulation.demand import Capacity, Demand
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import (

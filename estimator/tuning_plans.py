@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 
+from tessera.estimator.cell_estimator import Estimator
 from tessera.estimator.cells import CoarseGraph, Setting, coarse_for
 from tessera.estimator.costs import candidates_of
 from tessera.estimator.graph import join_layers
@@ -21,15 +22,9 @@ from tessera.estimator.planning.labels import Criteria, complete_labels, rest_of
 from tessera.estimator.planning.options import options_of, stages_at
 from tessera.estimator.planning.pareto import comm_each, find_frontier
 from tessera.estimator.planning.search import latency_of
-from tessera.estimator.planning.tuning import (
-    SearchSpace,
-    arena_rules,
-    crius_halves,
-    whole_space,
-)
+from tessera.estimator.planning.tuning import SearchSpace, arena_rules, crius_halves, whole_space
 from tessera.estimator.plans import StageCosts, shape_on
 from tessera.estimator.pricing.price import plan_setting, price_plan
-from tessera.estimator.workloads import Estimator
 from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ExecutionPlan, PlanStage

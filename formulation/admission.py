@@ -6,11 +6,11 @@ See ``tessera.formulation.lookahead``.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tessera.formulation.snapshot import Legs
+from tessera.formulation.last_round import Legs
 from tessera.formulation.tables import Bools, Floats
 
 
@@ -83,6 +83,4 @@ class Admission:
             return self
         admitted = np.array(self.admitted)
         admitted[list(jobs)] = False
-        keep = admitted[self.legs.job]
-        legs = Legs(**{f.name: getattr(self.legs, f.name)[keep] for f in fields(self.legs)})
-        return replace(self, admitted=admitted, legs=legs)
+        return replace(self, admitted=admitted, legs=self.legs.at(admitted[self.legs.job]))

@@ -159,7 +159,7 @@ def build_cells(snapshot: Snapshot) -> Cells:
 
     Cells larger than the cluster are left out, and so are shapes for which it has too few nodes.
     """
-    e = _in_order(snapshot.estimates)
+    e = snapshot.estimates.in_order()
     batch = np.array([w.global_batch for w in snapshot.workloads], dtype=np.float64)
     # Estimates of one Cell are adjacent, and so are Cells of one workload, type and GPU count.
     new_count = begins_group(e.workload, e.gpu_type, e.gpus)
@@ -219,19 +219,6 @@ def _marked_pairs(e: Estimates) -> Bools:
     marked = np.logical_or.reduceat(e.complete, np.flatnonzero(new))
     pairs: Bools = marked[np.cumsum(new) - 1]
     return pairs
-
-
-def _in_order(e: Estimates) -> Estimates:
-    """Return the estimates as snapshots should have them, sorted by Cell and then by nodes."""
-    keys = (e.workload, e.gpu_type, e.gpus, e.pipeline_degree, e.plan, e.nodes)
-    rises = np.zeros(max(len(e) - 1, 0), dtype=np.bool_)  # whether the key so far rises
-    same = ~rises
-    for key in keys:
-        rises |= same & (key[1:] > key[:-1])
-        same &= key[1:] == key[:-1]
-    if (rises | same).all():
-        return e
-    return e.at(np.lexsort(keys[::-1]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -21,29 +21,17 @@ from tessera.formulation.cells import Cells, Shapes
 from tessera.formulation.decayed_use import Uses
 from tessera.formulation.documents import SNAPSHOT, NotJson, read_json
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.last_round import Legs, Prices
 from tessera.formulation.network.facts import StandingNetworkPlan, TrafficMeasurements, Traffics
 from tessera.formulation.network.traffic import DescribedTraffic, intern_traffic
-from tessera.formulation.permissions import AllowedTypes, Selectors, UnmatchedNodes
+from tessera.formulation.permissions import AllowedTypes, Avoids, Selectors, UnmatchedNodes
+from tessera.formulation.plan_tables import PlanKinds, RefusedPlans, Runtimes
 from tessera.formulation.problem import CouplingRow, Problem
 from tessera.formulation.reserved import Bars, Entitlements, Reservations, ReservedNodes
-from tessera.formulation.snapshot import (
-    Allocations,
-    Avoids,
-    Dependencies,
-    Estimates,
-    Jobs,
-    Legs,
-    Nodes,
-    PlanKinds,
-    Prices,
-    Quotas,
-    RefusedPlans,
-    Runtimes,
-    Snapshot,
-    Tenants,
-)
+from tessera.formulation.snapshot import Allocations, Dependencies, Estimates, Jobs, Nodes, Snapshot
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.tables import Table
+from tessera.formulation.tenants import Quotas, Tenants
 from tessera.formulation.topologies.described import DescribedTopology, decode_topology
 from tessera.formulation.values import GpuType, Workload
 

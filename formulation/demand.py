@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-import numpy as np
-
 from tessera.formulation.tables import Ints, Table
 
 NOT_STATED: Final = -1
@@ -76,13 +74,6 @@ class Demands(Table):
     def of_gpus_alone(self) -> bool:
         """Return whether only GPUs are needed."""
         return not (self.cpus.any() or self.host_bytes.any())
-
-    def at(self, index: Ints) -> Demands:
-        """Return the demands of ``index`` (int64[any]). An index may occur several times."""
-        gpus, none = self.gpus[index], np.zeros(len(index), np.int64)
-        if self.of_gpus_alone:
-            return Demands(gpus=gpus, cpus=none, host_bytes=none)
-        return Demands(gpus=gpus, cpus=self.cpus[index], host_bytes=self.host_bytes[index])
 
     def of(self, index: int) -> Demand:
         """Return one demand."""

@@ -168,5 +168,4 @@ def _of_tasks(snapshot: Snapshot) -> Bools:
 
 def _with(snapshot: Snapshot, e: Estimates) -> Snapshot:
     """Return the snapshot with these estimates, in the order that snapshots require."""
-    order = np.lexsort((e.nodes, e.plan, e.pipeline_degree, e.gpus, e.gpu_type, e.workload))
-    return replace(snapshot, estimates=e.at(order))
+    return replace(snapshot, estimates=e.in_order())

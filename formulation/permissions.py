@@ -13,6 +13,15 @@ from tessera.formulation.tables import Bools, Ints, Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Avoids(Table):
+    """Nodes that jobs must not run on (anti-affinity)."""
+
+    INDEX: ClassVar[str] = "avoids"
+    job: Ints  # index into Snapshot.jobs
+    node: Ints  # index into Snapshot.nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AllowedTypes(Table):
     """The GPU types that jobs may run on. A job that is absent may run on all."""
 
@@ -57,6 +66,7 @@ class UnmatchedNodes(Table):
         return matches
 
 
+NO_AVOIDS: Final = Avoids.from_rows([])
 NO_ALLOWED_TYPES: Final = AllowedTypes.from_rows([])
 NO_SELECTORS: Final = Selectors.from_rows([])
 NO_UNMATCHED_NODES: Final = UnmatchedNodes.from_rows([])

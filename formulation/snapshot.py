@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
-from typing import ClassVar, Final, Self
+from dataclasses import dataclass
+from typing import ClassVar, Final
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from tessera.formulation.decayed_use import HOST_MEMORY, NO_USES, Uses
 from tessera.formulation.demand import NOT_STATED, Capacity
 from tessera.formulation.dependencies import CONDITIONS
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.last_round import NO_LEGS, NO_PRICES, Legs, Prices
 from tessera.formulation.lifecycle import SCHEDULABLE, JobState
 from tessera.formulation.network.facts import (
     NO_MEASURED,
@@ -23,11 +24,21 @@ from tessera.formulation.network.facts import (
 )
 from tessera.formulation.permissions import (
     NO_ALLOWED_TYPES,
+    NO_AVOIDS,
     NO_SELECTORS,
     NO_UNMATCHED_NODES,
     AllowedTypes,
+    Avoids,
     Selectors,
     UnmatchedNodes,
+)
+from tessera.formulation.plan_tables import (
+    NO_PLAN_KINDS,
+    NO_REFUSED_PLANS,
+    NO_RUNTIMES,
+    PlanKinds,
+    RefusedPlans,
+    Runtimes,
 )
 from tessera.formulation.reserved import (
     NO_BARS,
@@ -39,7 +50,8 @@ from tessera.formulation.reserved import (
     Reservations,
     ReservedNodes,
 )
-from tessera.formulation.tables import Bools, CellTable, Floats, Ints, Table, usual
+from tessera.formulation.tables import Bools, CellTable, Floats, Ints, ShapeTable, Table, usual
+from tessera.formulation.tenants import NO_QUOTAS, NO_TENANTS, Quotas, Tenants
 from tessera.formulation.topologies.described import DescribedTopology
 from tessera.formulation.values import NO_CELL, PROFILING, Cell, CellKey, GpuType, Hold, Workload
 
@@ -79,11 +91,8 @@ class Nodes(Table):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Estimates(CellTable):
-    """Predicted or measured iteration times.
-
-    They are sorted by (workload, type, gpus, degree, plan, nodes).
-    """
+class Estimates(ShapeTable):
+    """Predicted or measured iteration times, sorted by ``ORDER``."""
 
     INDEX: ClassVar[str] = "estimates"
     workload: Ints  # index into Snapshot.workloads
@@ -102,10 +111,6 @@ class Estimates(CellTable):
     """Cores that a job on the Cell needs in all. All shapes of a Cell need the same."""
     host_bytes: Ints = usual(0, is_new=True)
     """Bytes of host memory that a job on the Cell needs in all. All shapes need the same."""
-
-    def at(self, rows: Ints | Bools) -> Self:
-        """Return the estimates of ``rows`` (int64[any] or bool[estimates]), in that order."""
-        return type(self)(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -227,37 +232,6 @@ class Allocations(Table):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Tenants(Table):
-    """Tenants that have settings. A tenant that is absent has weight 1 and no limits."""
-
-    INDEX: ClassVar[str] = "tenants"
-    name: tuple[str, ...]
-    weight: Floats
-    borrow_gpus: Ints  # GPUs that it may hold beyond its quota; -1 for any number
-    lends: Bools  # if false, others may not use the quota even while the tenant does not
-    parent: Ints = usual(-1, is_new=True)  # index into Snapshot.tenants; -1 without one
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Quotas(Table):
-    """GPUs that tenants are entitled to."""
-
-    INDEX: ClassVar[str] = "quotas"
-    tenant: Ints  # index into Snapshot.tenants
-    gpu_type: Ints  # -1 for any type
-    gpus: Ints
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Avoids(Table):
-    """Nodes that jobs must not run on (anti-affinity)."""
-
-    INDEX: ClassVar[str] = "avoids"
-    job: Ints  # index into Snapshot.jobs
-    node: Ints  # index into Snapshot.nodes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Dependencies(Table):
     """The dependencies on single jobs that are not met yet. Those on arrays are only counted."""
 
@@ -267,71 +241,47 @@ class Dependencies(Table):
     condition: Ints  # index into CONDITIONS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Runtimes(Table):
-    """The runtimes of jobs that cannot run every execution plan, alone or by a job's techniques.
-
-    The same runtime with other techniques is another row.
-    """
-
-    INDEX: ClassVar[str] = "runtimes"
-    name: tuple[str, ...]
-    """One of formulation.runtimes.RESTRICTED_RUNTIMES. "" for one that is restricted by techniques alone."""
-    pipelines: Bools  # whether it can run plans of several pipeline stages
-    techniques: tuple[str, ...] = usual("", is_new=True)
-    """The techniques that its jobs can use, e.g. "dp, zero1". "" for all."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RefusedPlans(Table):
-    """The recorded execution plans that runtimes cannot run."""
-
-    INDEX: ClassVar[str] = "refused plans"
-    runtime: Ints  # index into Snapshot.runtimes
-    plan: Ints  # index into Snapshot.plans
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PlanKinds(Table):
-    """The execution plans that differ from others in nothing but their data-parallel degree."""
-
-    INDEX: ClassVar[str] = "plan kinds"
-    plan: Ints  # index into Snapshot.plans
-    kind: tuple[str, ...]  # the plan's name without its data-parallel degree
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Legs(CellTable):
-    """Certificates: the Cells and times that admitted jobs are promised to meet their deadlines."""
-
-    INDEX: ClassVar[str] = "legs"
-    job: Ints  # index into Snapshot.jobs
-    start_s: Floats  # seconds since 1970
-    end_s: Floats
-    gpu_type: Ints
-    gpus: Ints
-    pipeline_degree: Ints
-    plan: Ints
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Prices(Table):
-    """The shadow prices of rows in the cluster's last decided round. Solvers start from them."""
-
-    INDEX: ClassVar[str] = "prices"
-    name: tuple[str, ...]  # of the row, e.g. "gpus/a100"
-    price: Floats  # of one unit of the row, in units of that round's last goal
-
-
-NO_TENANTS: Final = Tenants.from_rows([])
-NO_QUOTAS: Final = Quotas.from_rows([])
-NO_AVOIDS: Final = Avoids.from_rows([])
 NO_DEPENDENCIES: Final = Dependencies.from_rows([])
-NO_LEGS: Final = Legs.from_rows([])
-NO_PRICES: Final = Prices.from_rows([])
-NO_RUNTIMES: Final = Runtimes.from_rows([])
-NO_REFUSED_PLANS: Final = RefusedPlans.from_rows([])
-NO_PLAN_KINDS: Final = PlanKinds.from_rows([])
+
+
+_AMOUNTS: Final = (
+    ("nodes", "gpus", 0, True),
+    ("nodes", "cpus", NOT_STATED, True),
+    ("nodes", "host_bytes", NOT_STATED, True),
+    ("estimates", "gpus", 1, True),
+    ("estimates", "nodes", 1, True),
+    ("estimates", "iter_time_s", 0, False),
+    ("estimates", "cpus", 0, True),
+    ("estimates", "host_bytes", 0, True),
+    ("jobs", "iterations", 0, True),
+    ("jobs", "iterations_left", 0, True),
+    ("jobs", "requested_gpus", 1, True),
+    ("jobs", "requested_cpus", 0, True),
+    ("jobs", "current_cpus", NOT_STATED, True),
+    ("jobs", "current_host_bytes", NOT_STATED, True),
+    ("jobs", "min_gpus", 0, True),
+    ("jobs", "max_gpus", 0, True),
+    ("jobs", "weight", 0, True),
+    ("jobs", "restart_s", 0, True),
+    ("jobs", "service_gpu_s", 0, True),
+    ("jobs", "unsaved_since_s", 0, True),
+    ("jobs", "failures", 0, True),
+    ("jobs", "unmet", 0, True),
+    ("jobs", "array", -1, True),
+    ("jobs", "array_limit", 0, True),
+    ("jobs", "retry_s", 0, True),
+    ("jobs", "run_left_s", 0, False),
+    ("tenants", "weight", 0, True),
+    ("tenants", "borrow_gpus", -1, True),
+    ("quotas", "gpus", 0, True),
+    ("legs", "gpus", 1, True),
+    ("prices", "price", 0, True),
+    ("measured", "period_s", 0, True),
+    ("measured", "sent_bytes", 0, True),
+    ("reservations", "gpus", 0, True),
+    ("uses", "amount", 0, True),
+)
+"""The columns of numbers that have a least value: table, column, that value, and whether inf is refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -385,6 +335,15 @@ class Snapshot:
             raise InvalidInput("clock_factor", "must be above 0 and finite")
         if not 0 <= self.use_half_life_s < np.inf:
             raise InvalidInput("use_half_life_s", "must be 0 or a positive number of seconds")
+        self._require_indices()
+        self._require_amounts()
+        if self.jobs.unestimated.any() and "" not in self.plans:
+            raise InvalidInput("plans", 'must have "", by which jobs without an estimate run')
+        if (self.estimates.sd < 0).any() or np.isinf(self.estimates.sd).any():
+            raise InvalidInput("estimates.sd", "must be numbers of at least 0, or NaN if not known")
+
+    def _require_indices(self) -> None:
+        """Refuse an index that is out of range."""
         types, works = len(self.gpu_types), len(self.workloads)
         for table, column, low, high in (
             ("nodes", "gpu_type", 0, types),
@@ -439,53 +398,15 @@ class Snapshot:
             values = getattr(getattr(self, table), column)
             if len(values) and not (values.min() >= low and values.max() < high):
                 raise InvalidInput(f"{table}.{column}", f"must lie in [{low}, {high})")
-        for table, column, least, finite in (
-            ("nodes", "gpus", 0, True),
-            ("nodes", "cpus", NOT_STATED, True),
-            ("nodes", "host_bytes", NOT_STATED, True),
-            ("estimates", "gpus", 1, True),
-            ("estimates", "nodes", 1, True),
-            ("estimates", "iter_time_s", 0, False),
-            ("estimates", "cpus", 0, True),
-            ("estimates", "host_bytes", 0, True),
-            ("jobs", "iterations", 0, True),
-            ("jobs", "iterations_left", 0, True),
-            ("jobs", "requested_gpus", 1, True),
-            ("jobs", "requested_cpus", 0, True),
-            ("jobs", "current_cpus", NOT_STATED, True),
-            ("jobs", "current_host_bytes", NOT_STATED, True),
-            ("jobs", "min_gpus", 0, True),
-            ("jobs", "max_gpus", 0, True),
-            ("jobs", "weight", 0, True),
-            ("jobs", "restart_s", 0, True),
-            ("jobs", "service_gpu_s", 0, True),
-            ("jobs", "unsaved_since_s", 0, True),
-            ("jobs", "failures", 0, True),
-            ("jobs", "unmet", 0, True),
-            ("jobs", "array", -1, True),
-            ("jobs", "array_limit", 0, True),
-            ("jobs", "retry_s", 0, True),
-            ("jobs", "run_left_s", 0, False),
-            ("tenants", "weight", 0, True),
-            ("tenants", "borrow_gpus", -1, True),
-            ("quotas", "gpus", 0, True),
-            ("legs", "gpus", 1, True),
-            ("prices", "price", 0, True),
-            ("measured", "period_s", 0, True),
-            ("measured", "sent_bytes", 0, True),
-            ("reservations", "gpus", 0, True),
-            ("uses", "amount", 0, True),
-        ):
+
+    def _require_amounts(self) -> None:
+        """Refuse a number that is too small, infinite or NaN."""
+        for table, column, least, is_finite in _AMOUNTS:
             values = getattr(getattr(self, table), column)
             if not len(values):
                 continue
-            if not values.min() >= least or (finite and values.max() == np.inf):  # also refuses NaN
+            if not values.min() >= least or (is_finite and values.max() == np.inf):  # and NaN
                 raise InvalidInput(f"{table}.{column}", f"must be numbers of at least {least}")
-
-        if self.jobs.unestimated.any() and "" not in self.plans:
-            raise InvalidInput("plans", 'must have "", by which jobs without an estimate run')
-        if (self.estimates.sd < 0).any() or np.isinf(self.estimates.sd).any():
-            raise InvalidInput("estimates.sd", "must be numbers of at least 0, or NaN if not known")
 
     def cell(self, key: CellKey) -> Cell:
         """Return the Cell of ``key``, with names."""

@@ -93,6 +93,13 @@ class Table:
             if f.metadata.get("is_new") and _all_are(getattr(self, f.name), f.metadata["usual"])
         )
 
+    def at(self, rows: Ints | Bools) -> Self:
+        """Return these rows (int64[any] or bool[rows]), in that order.
+
+        An index may occur several times. No column may be a table.
+        """
+        return type(self)(**{f.name: _take(getattr(self, f.name), rows) for f in fields(self)})
+
     def followed_by(self, other: Self) -> Self:
         """Return the rows of this table, then those of ``other``. No column may be a table."""
         pairs = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
@@ -144,6 +151,24 @@ class CellTable(Table):
         return list(map(CellKey._make, zip(*(column.tolist() for column in some), strict=True)))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ShapeTable(CellTable):
+    """Base of the tables that have a workload, a Cell and a number of nodes in each row."""
+
+    ORDER: ClassVar[tuple[str, ...]] = ("workload", *CellKey._fields, "nodes")
+    """The columns by which snapshots sort the rows, the most significant first."""
+
+    def in_order(self) -> Self:
+        """Return the rows in the order that snapshots require."""
+        keys = [getattr(self, name) for name in self.ORDER]
+        rises = np.zeros(max(len(self) - 1, 0), dtype=np.bool_)  # whether the key so far rises
+        same = ~rises
+        for key in keys:
+            rises |= same & (key[1:] > key[:-1])
+            same &= key[1:] == key[:-1]
+        return self if (rises | same).all() else self.at(np.lexsort(keys[::-1]))
+
+
 class _Column(NamedTuple):
     """A field of a table.
 
@@ -154,6 +179,13 @@ class _Column(NamedTuple):
     name: str
     dtype: type[np.generic] | None
     usual: float | str | None
+
+
+def _take(column: NDArray[Any] | tuple[Any, ...], rows: Ints | Bools) -> Any:
+    """Return these rows of a column."""
+    if isinstance(column, tuple):
+        return tuple(column[row] for row in np.arange(len(column))[rows].tolist())
+    return column[rows]
 
 
 _COLUMNS: Final[dict[type[Any], tuple[_Column, ...]]] = {}

@@ -15,11 +15,10 @@ from tessera.formulation.snapshot import (
     Estimates,
     Jobs,
     Nodes,
-    Quotas,
     Snapshot,
-    Tenants,
 )
 from tessera.formulation.tables import CellTable
+from tessera.formulation.tenants import Quotas, Tenants
 from tessera.formulation.values import Cell, EstimateSource, GpuType, Workload
 
 Speeds = tuple[tuple[Cell, float], ...]

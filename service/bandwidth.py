@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from tessera.estimator.cell_estimator import Estimator
 from tessera.estimator.hardware import Hardware
+from tessera.estimator.models import Model
 from tessera.estimator.plans import shape_on
 from tessera.estimator.pricing.price import price_plan
-from tessera.estimator.workloads import Estimator, Model
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ExecutionPlan
 from tessera.formulation.job_curves import CurveCell

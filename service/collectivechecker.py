@@ -24,13 +24,9 @@ from tessera.estimator.compiling.checking import (
 from tessera.estimator.compiling.comparison import StepDegrees, degrees_to_check
 from tessera.estimator.compiling.compile import CompileRequest, compile_step
 from tessera.estimator.compiling.compiled import CompiledStep, Uncompilable
+from tessera.estimator.models import model_of
 from tessera.estimator.profiling.tasks import StepTarget, step_of
-from tessera.estimator.workloads import model_of
-from tessera.formulation.records.estimates import (
-    CollectiveRecord,
-    EstimateRecord,
-    EstimationInputs,
-)
+from tessera.formulation.records.estimates import CollectiveRecord, EstimateRecord, EstimationInputs
 from tessera.formulation.release import installed_version
 from tessera.formulation.values import Workload
 from tessera.service.ports.store import Store

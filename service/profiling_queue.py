@@ -6,20 +6,16 @@ import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from tessera.estimator.cell_estimator import Estimator
 from tessera.estimator.hardware import Hardware
 from tessera.estimator.plan_corrections import PlanCorrections
 from tessera.estimator.plan_runs import chosen_type, list_choices, runs_of_job, why_not_run
 from tessera.estimator.profiling.limits import overdue_tasks
 from tessera.estimator.profiling.tasks import ProfilingOptions, missing_tasks, nominal_estimates
-from tessera.estimator.workloads import Estimator
 from tessera.formulation.errors import AlreadyExists, InvalidInput, TesseraError
 from tessera.formulation.execution_plan import model_name
 from tessera.formulation.lifecycle import JobEvent, is_allowed
-from tessera.formulation.records.estimates import (
-    EstimationInputs,
-    ProfileGap,
-    UnestimatedWorkload,
-)
+from tessera.formulation.records.estimates import EstimationInputs, ProfileGap, UnestimatedWorkload
 from tessera.formulation.records.jobs import JobSpec
 from tessera.service.ports.store import EstimationStore
 from tessera.service.ports.writer import Writer

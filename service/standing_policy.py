@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.policy import MODES_WITHOUT_PROMISES
 from tessera.formulation.records.jobs import JobRecord
-from tessera.service.ports.policies import PolicyStore
+from tessera.service.ports.policies import PolicyStore, ShadowStore
 from tessera.service.rpc.convert.policies import read_stored_options
 from tessera.solvers.rounds.options import RoundOptions
 
@@ -23,6 +23,10 @@ class StandingPolicy:
     options: RoundOptions
 
 
+class PoliciesAndShadows(PolicyStore, ShadowStore, Protocol):
+    """The part of a store that keeps standing policies and shadows."""
+
+
 class StandingPolicies:
     """The standing policies of all clusters.
 
@@ -33,7 +37,7 @@ class StandingPolicies:
 
     def __init__(
         self,
-        store: PolicyStore,
+        store: PoliciesAndShadows,
         configured: RoundOptions | None = None,
         usual: RoundOptions | None = None,
     ) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
+from tessera.estimator.models import Model, known_models, model_of
 from tessera.estimator.plans import Shape
 from tessera.estimator.stated.completion import PlanContext, complete_plan
 from tessera.estimator.stated.formats import read_stated_plan
 from tessera.estimator.stated.statement import StatedPlan
-from tessera.estimator.workloads import Model, known_models, model_of
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ExecutionPlan, ZeroStage, model_name
 from tessera.formulation.records.estimates import ModelSpec

@@ -1,4 +1,4 @@
-"""Random node failures and lags, drawn from a seed."""
+"""Failures and lags of nodes, as they are given to a world, and drawn from a seed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,52 @@ import numpy as np
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.clusters import NodeSpec
-from tessera.simulator.world import Failure, Straggler
 
 DAY_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A node that is away from ``down_s`` until ``up_s``.
+
+    If ``up_s`` is inf, the node never comes back.
+    """
+
+    node: str
+    down_s: float
+    up_s: float
+
+    def __post_init__(self) -> None:
+        """Refuse times that are out of order."""
+        if not 0 <= self.down_s < self.up_s:
+            raise InvalidInput(
+                "failures", f"{self.node}: down_s must be at least 0, and up_s later"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Straggler:
+    """A node on which iterations take ``factor`` times as long from ``start_s`` until ``end_s``.
+
+    If several overlap on a node, the slowest counts. The slowest node of a gang slows the whole
+    gang.
+    """
+
+    node: str
+    start_s: float
+    end_s: float
+    factor: float
+
+    def __post_init__(self) -> None:
+        """Refuse times that are out of order, and factors that speed up."""
+        if not 0 <= self.start_s < self.end_s:
+            raise InvalidInput(
+                "stragglers", f"{self.node}: start_s must be at least 0, and end_s later"
+            )
+        if not 1 <= self.factor < math.inf:
+            raise InvalidInput(
+                "stragglers", f"{self.node}: the factor must be at least 1 and finite"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What a run teaches about estimates: the iteration time of a Cell is known once a job trains on it."""
+"""Estimates corrected by runs: the iteration time of a Cell is known once a job trains on it."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from tessera.formulation.tables import Bools, Floats
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.run import Result, RoundRow
 from tessera.simulator.scenario import Scenario
-from tessera.simulator.store import MemoryStore
+from tessera.simulator.store.memory import MemoryStore
 
 THROUGHPUT_FLOOR = 100.0
 """Samples/s. Arena's plots average rounds above this (notes of its artifact, section 4)."""

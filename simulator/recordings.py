@@ -111,7 +111,7 @@ def replay_holds(scenario: Scenario, holds: Sequence[Hold], overheads: Overheads
         world.advance(world.next_event_s())
     world.check()
     world.close()
-    return ReplayResult(segments=tuple(world.segments), end_s=np.array(world.store.ended_s))
+    return ReplayResult(segments=tuple(world.segments), end_s=np.array(world.store.jobs.ended_s))
 
 
 def _check_holds(scenario: Scenario, holds: Sequence[Hold]) -> None:
@@ -137,9 +137,11 @@ def _decisions(
     A gang takes free nodes of its GPU type, in order.
     """
     store = world.store
-    live = {store.specs[job].name: job for job in store.live}
-    goes = {job for job in store.live if (at_s, job) in ends and job in store.gangs}
-    taken = {n for job, gang in store.gangs.items() if job not in goes for n, _ in gang.members}
+    live = {store.specs[job].name: job for job in store.jobs.live}
+    goes = {job for job in store.jobs.live if (at_s, job) in ends and job in store.gpus.gangs}
+    taken = {
+        n for job, gang in store.gpus.gangs.items() if job not in goes for n, _ in gang.members
+    }
     for index, name in enumerate(snapshot.jobs.name):
         job = live[name]
         hold = begins.get((at_s, job))

@@ -16,12 +16,12 @@ from tessera.formulation.plugins import is_reference
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.snapshot import STATES, Estimates, Snapshot
 from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.simulator.hazards import Failure, Straggler
 from tessera.simulator.log import Segment
 from tessera.simulator.overheads import Overheads
-from tessera.simulator.scenario import Scenario
-from tessera.simulator.store import EPOCH_S
+from tessera.simulator.scenario import EPOCH_S, Scenario
 from tessera.simulator.traces.trace import Arrival
-from tessera.simulator.world import Failure, Slowdowns, Straggler, World
+from tessera.simulator.world import Slowdowns, World
 from tessera.solvers.base import Budget
 from tessera.solvers.cpsat import CpSat
 from tessera.solvers.lookahead import ADMISSION
@@ -255,7 +255,7 @@ def simulate(
         happened |= world.advance(now_s) > 0
         if world.over() or now_s >= conditions.horizon_s:
             break
-        if world.store.live:
+        if world.store.jobs.live:
             if happened or not conditions.on_events:
                 times.ask(now_s)
             if times.due_s() <= now_s:
@@ -294,8 +294,8 @@ def _next_round_s(world: World, conditions: Conditions, now_s: float, times: Rou
         event_s = now_s + step
     following = (math.floor(now_s / step + 1e-9) + 1) * step
     if conditions.on_events:
-        return times.due_s(event_s) if world.store.live else event_s
-    if world.store.live:
+        return times.due_s(event_s) if world.store.jobs.live else event_s
+    if world.store.jobs.live:
         return min(following, times.due_s())
     return max(following, math.ceil(event_s / step - 1e-9) * step)
 
@@ -342,7 +342,7 @@ def _round(
         bound_is_trivial=outcome.bound_is_trivial,
         running=world.jobs_running(),
         waiting=store.live_jobs() - world.jobs_running(),
-        gpus=int(store.current_gpus.sum()),
+        gpus=int(store.jobs.current_gpus.sum()),
         changed=sum(c.kind in CHANGES_GPUS for c in changes),
         suspended=sum(c.kind is DecisionKind.SUSPEND for c in changes),
     )
@@ -373,10 +373,10 @@ def _result(
         rounds=tuple(rows),
         arrival_s=np.array([one.arrival_s for one in world.scenario.arrivals]),
         first_start_s=world.first_start_s[:jobs],
-        end_s=store.ended_s[:jobs],
-        state=tuple(STATES[code].value for code in store.state[:jobs].tolist()),
+        end_s=store.jobs.ended_s[:jobs],
+        state=tuple(STATES[code].value for code in store.jobs.state[:jobs].tolist()),
         restarts=world.restarts[:jobs],
-        admitted=store.promised[:jobs],
+        admitted=store.jobs.promised[:jobs],
         nodes=store.node_names,
         tasks=tuple(world.tasks()),
         task_segments=tuple(world.task_segments),

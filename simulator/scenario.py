@@ -16,6 +16,9 @@ from tessera.formulation.selectors import Selector
 from tessera.formulation.values import GpuType
 from tessera.simulator.traces.trace import Arrival
 
+EPOCH_S = 1_500_000_000.0
+"""The time at which every world begins, in seconds since 1970: a whole number of rounds."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:

@@ -1,4 +1,4 @@
-"""The true speeds of the world's workloads, and the estimates that rounds see in their place."""
+"""The true speeds of the world's workloads, and estimates of them with errors."""
 
 from __future__ import annotations
 
@@ -11,59 +11,8 @@ import numpy as np
 from tessera.formulation.cells import Cells, build_cells
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.snapshot import Estimates, Nodes, Snapshot
-from tessera.formulation.values import BEST_FOUND, Cell, GpuType, Workload
-
-
-def estimates_table(
-    profiles: Sequence[EstimateRecord],
-    gpu_types: Sequence[GpuType],
-    nodes: Nodes,
-    workloads: Sequence[Workload],
-    plans: Sequence[str],
-) -> Estimates:
-    """Return the profiles of the cluster's GPU types as a sorted table of a snapshot.
-
-    A profile without a number of nodes holds for the fewest nodes that the cluster's node sizes
-    allow.
-    """
-    types = {kind.name: i for i, kind in enumerate(gpu_types)}
-    there = [(e, e.cell) for e in profiles if e.cell.gpu_type in types]
-    work = {w: i for i, w in enumerate(workloads)}
-    plan = {name: i for i, name in enumerate(plans)}
-    size = np.zeros(len(types), dtype=np.int64)
-    np.maximum.at(size, nodes.gpu_type, nodes.gpus)
-    rows = sorted(
-        (
-            work[e.workload],
-            types[c.gpu_type],
-            c.gpus,
-            c.pipeline_degree,
-            plan[c.plan],
-            c.nodes or math.ceil(c.gpus / max(1, int(size[types[c.gpu_type]]))),
-            e.iter_time_s,
-            int(e.source),
-            math.nan if e.sd is None else e.sd,
-            e.complete,
-            e.cpus,
-            e.host_bytes,
-        )
-        for e, c in there
-    )
-    columns = list(zip(*rows, strict=True)) if rows else [()] * 12
-    names = ("workload", *Estimates.CELL, "nodes")
-    ints = {
-        name: np.array(column, dtype=np.int64) for name, column in zip(names, columns, strict=False)
-    }
-    return Estimates(
-        **ints,
-        iter_time_s=np.array(columns[6], dtype=np.float64),
-        source=np.array(columns[7], dtype=np.int64),
-        sd=np.array(columns[8], dtype=np.float64),
-        complete=np.array(columns[9], dtype=np.bool_),
-        cpus=np.array(columns[10], dtype=np.int64),
-        host_bytes=np.array(columns[11], dtype=np.int64),
-    )
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.values import BEST_FOUND, Cell, Workload
 
 
 def perturb_estimates(

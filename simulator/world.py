@@ -2,146 +2,43 @@
 
 from __future__ import annotations
 
-import heapq
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from tessera.formulation.decisions import Decision
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.last_round import NO_LEGS, Legs
 from tessera.formulation.placement import Gang
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.snapshot import NO_LEGS, Legs, Snapshot
-from tessera.formulation.tables import Bools, Floats, Ints
-from tessera.formulation.values import Cell, CellKey
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.values import CellKey
+from tessera.simulator.events import EventQueue
+from tessera.simulator.hazards import Failure, Straggler
+from tessera.simulator.ledger import Ledger
 from tessera.simulator.log import Segment
 from tessera.simulator.measured_times import MEASURED_ITERATIONS
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.profiling import ProfilingTasks, shown_estimates, true_estimates
+from tessera.simulator.progress import Progress, RunningJob
 from tessera.simulator.scenario import Scenario
-from tessera.simulator.store import AllocationChange, InvariantBroken, MemoryStore
+from tessera.simulator.store.gpus import AllocationChange
+from tessera.simulator.store.memory import MemoryStore
 from tessera.simulator.traces.trace import Arrival
 from tessera.simulator.truth import truth_of
 
-TOLERANCE = 1e-6
-"""The relative tolerance for sums of work and of GPU-seconds that are added up in two orders."""
-
-MOMENT_S = 1e-6
+MOMENT_S: Final = 1e-6
 """A job that would end within this time after a round counts as having ended before it. Such a
 difference is due to rounding."""
-
 
 Slowdowns: TypeAlias = Callable[[Mapping[int, AllocationChange]], Mapping[int, float]]
 """A function that returns, by job, the factor (at least 1) by which iterations take longer because
 jobs share links of the network. Its argument has the running jobs, each with the change that
 started it. A job that is left out is not slowed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """A node that is away from ``down_s`` until ``up_s``.
-
-    If ``up_s`` is inf, the node never comes back.
-    """
-
-    node: str
-    down_s: float
-    up_s: float
-
-    def __post_init__(self) -> None:
-        """Refuse times that are out of order."""
-        if not 0 <= self.down_s < self.up_s:
-            raise InvalidInput(
-                "failures", f"{self.node}: down_s must be at least 0, and up_s later"
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Straggler:
-    """A node on which iterations take ``factor`` times as long from ``start_s`` until ``end_s``.
-
-    If several overlap on a node, the slowest counts. The slowest node of a gang slows the whole
-    gang.
-    """
-
-    node: str
-    start_s: float
-    end_s: float
-    factor: float
-
-    def __post_init__(self) -> None:
-        """Refuse times that are out of order, and factors that speed up."""
-        if not 0 <= self.start_s < self.end_s:
-            raise InvalidInput(
-                "stragglers", f"{self.node}: start_s must be at least 0, and end_s later"
-            )
-        if not 1 <= self.factor < np.inf:
-            raise InvalidInput(
-                "stragglers", f"{self.node}: the factor must be at least 1 and finite"
-            )
-
-
-@dataclass(slots=True, kw_only=True)
-class _RunningJob:
-    """A job that holds GPUs. Its progress is linear between the breakpoints (``at_s``, ``done``).
-
-    ``owed`` determines the work that the start must do before ``ready_s``. It is a pair: whether a
-    checkpoint was written for the job, and the Cell on which it ran last. If the start is cut short,
-    the next start owes the same work.
-    """
-
-    change: AllocationChange
-    cell: Cell  # the Cell of the change, by names
-    gang: Gang
-    owed: tuple[bool, CellKey | None]
-    start_s: float  # the start of the segment that is not yet logged
-    ready_s: float
-    stamp: int
-    speed: float = 0.0  # iterations/s, including the slowdown
-    slowdown: float = 1.0
-    network: float = 1.0  # the network's part of the slowdown
-    at_s: list[float] = field(default_factory=list)
-    done: list[float] = field(default_factory=list)
-
-    def done_at(self, now_s: float) -> float:
-        """Return the iterations trained by ``now_s``. Before the start there is no progress."""
-        if len(self.at_s) == 1:  # the usual case, needed for every job in every round
-            return self.done[0] + self.speed * max(0.0, now_s - self.at_s[0])
-        i = max(0, bisect_right(self.at_s, now_s) - 1)
-        speed = self.speed
-        if i + 1 < len(self.at_s):
-            speed = (self.done[i + 1] - self.done[i]) / (self.at_s[i + 1] - self.at_s[i])
-        return self.done[i] + speed * max(0.0, now_s - self.at_s[i])
-
-
-class _Progress:
-    """The progress of running jobs after their last breakpoint, as arrays by job."""
-
-    def __init__(self, jobs: int) -> None:
-        self.at_s, self.done = np.zeros(jobs), np.zeros(jobs)  # of the last breakpoint
-        self.speed = np.zeros(jobs)
-        self.ready_s = np.zeros(jobs)
-        self.began = np.zeros(jobs)  # iterations trained before the segment that is not yet logged
-        self.gpus = np.zeros(jobs, dtype=np.int64)
-
-    def take(self, job: int, run: _RunningJob) -> None:
-        """Record the run's last breakpoint, speed, start and GPUs."""
-        self.at_s[job], self.done[job], self.speed[job] = run.at_s[-1], run.done[-1], run.speed
-        self.ready_s[job], self.began[job] = run.ready_s, run.done_at(run.start_s)
-        self.gpus[job] = run.cell.gpus
-
-    def done_at(self, jobs: Ints, now_s: float) -> Floats:
-        """Return the iterations trained by ``now_s`` of running jobs, float64[jobs].
-
-        Before its last breakpoint a job makes no progress.
-        """
-        return self.done[jobs] + self.speed[jobs] * np.maximum(0.0, now_s - self.at_s[jobs])
 
 
 class World:
@@ -181,25 +78,24 @@ class World:
         self.events_handled = 0
         specs = self.store.specs
         self._measures = measures
-        self._work = self.store.iterations * [ended_early.get(spec.name, 1.0) for spec in specs]
+        self._work = self.store.jobs.iterations * [
+            ended_early.get(spec.name, 1.0) for spec in specs
+        ]
         self._work = np.maximum(1.0, np.rint(self._work))  # iterations after which each job ends
         self.first_start_s = np.full(len(specs), np.inf)
         self.restarts = np.zeros(len(specs), dtype=np.int64)  # starts after the first, and changes
-        self._runs: dict[int, _RunningJob] = {}
-        self._pace = _Progress(len(specs))
+        self._runs: dict[int, RunningJob] = {}
+        self._pace = Progress(len(specs))
         self._last_cell: dict[int, CellKey] = {}
         self._saved = np.zeros(len(specs), dtype=np.bool_)
-        self._logged = np.zeros(len(specs))  # iterations by segments, less those that were lost
-        self._held_gpu_s = 0.0
+        self._ledger = Ledger(self.store)
         self._away = np.zeros(len(self.store.node_names), dtype=np.int64)
         self._slow: dict[int, list[float]] = {}
         self._slowdowns, self._met = slowdowns, dict[int, float]()
         self._others_run = False  # since the last call of ``slowdowns``
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = count()
+        self._events, self._stamps = EventQueue(), count()
         self._to_come = len(scenario.arrivals)
         self._created_s: dict[int, float] = {}  # of profiling tasks, in order of creation
-        self._seen_waiting = self._waiting()
         self._plan_arrivals()
         self._plan_nodes(failures, stragglers)
 
@@ -224,16 +120,16 @@ class World:
         told = [*shown, *shown_estimates(types)]
         self.store = MemoryStore(scenario, restart_s, told, tasks=tasks)
         if overheads.profiles:
-            self.store.hide_estimates()
+            self.store.estimates.hide()
 
     # the clock
 
     def advance(self, to_s: float) -> int:
         """Let time pass until ``to_s``, and return how many events changed a round's snapshot."""
         before = self.events_handled
-        while self._events and self._events[0][0] <= to_s:
-            at_s, _, happen = heapq.heappop(self._events)
-            self._pass_time(at_s)
+        while self._events and self._events.next_s() <= to_s:
+            self._pass_time(self._events.next_s())
+            happen = self._events.pop()
             happen()
             self._meet()
         self._pass_time(to_s)
@@ -241,7 +137,7 @@ class World:
         # them.
         jobs = np.array(list(self._runs), dtype=np.int64)
         done, left = self._pace.done_at(jobs, to_s), self._pace.speed[jobs] * MOMENT_S
-        self.store.done[jobs] = done
+        self.store.jobs.done[jobs] = done
         ends = (to_s > self._pace.ready_s[jobs]) & (self._work[jobs] - done <= left)
         for job in jobs[ends].tolist():
             self._finish(job, self._runs[job].stamp)
@@ -250,7 +146,7 @@ class World:
 
     def next_event_s(self) -> float:
         """Return the time of the next event, or inf without one."""
-        return self._events[0][0] if self._events else np.inf
+        return self._events.next_s()
 
     def over(self) -> bool:
         """Return whether every job has arrived and ended. Profiling tasks may be left."""
@@ -273,17 +169,12 @@ class World:
         return not self._runs and not self._events
 
     def _pass_time(self, to_s: float) -> None:
-        held = int((self.store.owner >= 0).sum())
-        self._held_gpu_s += held * (to_s - self.now_s)
+        self._ledger.pass_time(to_s - self.now_s)
         self.now_s = to_s
-
-    def _at(self, at_s: float, happen: Callable[[], None]) -> None:
-        if np.isfinite(at_s):  # an infinite time never comes
-            heapq.heappush(self._events, (at_s, next(self._order), happen))
 
     def _plan_arrivals(self) -> None:
         for job, one in enumerate(self.scenario.arrivals):
-            self._at(one.arrival_s, partial(self._arrive, job))
+            self._events.add(one.arrival_s, partial(self._arrive, job))
 
     def _plan_nodes(self, failures: Sequence[Failure], stragglers: Sequence[Straggler]) -> None:
         index = {name: i for i, name in enumerate(self.store.node_names)}
@@ -292,12 +183,12 @@ class World:
             raise InvalidInput("node", f"the cluster has no node named {', '.join(unknown[:5])}")
         for f in failures:
             node = index[f.node]
-            self._at(f.down_s, partial(self._node_down, node))
-            self._at(f.up_s, partial(self._node_up, node))
+            self._events.add(f.down_s, partial(self._node_down, node))
+            self._events.add(f.up_s, partial(self._node_up, node))
         for s in stragglers:
             node = index[s.node]
-            self._at(s.start_s, partial(self._slow_down, node, s.factor))
-            self._at(s.end_s, partial(self._speed_up, node, s.factor))
+            self._events.add(s.start_s, partial(self._slow_down, node, s.factor))
+            self._events.add(s.end_s, partial(self._speed_up, node, s.factor))
 
     # the two sides of a round
 
@@ -309,7 +200,7 @@ class World:
         self,
         decisions: Sequence[Decision],
         legs: Legs = NO_LEGS,
-        prices: dict[str, float] | None = None,
+        prices: Mapping[str, float] = MappingProxyType({}),
     ) -> list[AllocationChange]:
         """Carry out a round's decisions on the last snapshot, and return the changes they made."""
         changes = self.store.commit(decisions, self.now_s, legs, prices)
@@ -339,66 +230,74 @@ class World:
 
     def _start(self, change: AllocationChange, gang: Gang) -> None:
         job, cell = change.job, change.cell
-        saved, last = bool(self._saved[job]), self._last_cell.get(job)
-        cost_s = self.overheads.start_s(cell.gpus, saved=saved, new_cell=last != cell)
-        if self.store.is_task(job):  # it has no checkpoint, and no plan to search
-            cost_s = self.overheads.load_s
+        ready_s = self.now_s + self._start_cost_s(job, cell)
         if np.isfinite(self.first_start_s[job]):
             self.restarts[job] += 1
         self.first_start_s[job] = min(self.first_start_s[job], self.now_s)
-        self._last_cell[job] = cell
-        run = _RunningJob(
+        run = RunningJob(
             change=change,
-            cell=self.store.cell(cell),
+            cell=self.store.names.cell(cell),
             gang=gang,
-            owed=(saved, last),
             start_s=self.now_s,
-            ready_s=self.now_s + cost_s,
-            stamp=next(self._order),
-            at_s=[self.now_s + cost_s],
-            done=[float(self.store.done[job])],
+            ready_s=ready_s,
+            stamp=next(self._stamps),
+            at_s=[ready_s],
+            done=[float(self.store.jobs.done[job])],
         )
         self._runs[job], self._others_run = run, True
-        self._at(
-            self.now_s + self.store.run_left_s(job),
-            partial(self._time_out, job, int(self.store.generation[job])),
+        self._events.add(
+            self.now_s + self.store.jobs.run_left_s(job),
+            partial(self._time_out, job, int(self.store.jobs.generation[job])),
         )
         self._set_speed(job, run)
 
-    def _set_speed(self, job: int, run: _RunningJob) -> None:
+    def _start_cost_s(self, job: int, cell: CellKey) -> float:
+        """Return the seconds that a start of a job on a Cell takes."""
+        if self.store.is_task(job):  # it has no checkpoint, and no plan to search
+            return self.overheads.load_s
+        is_new = self._last_cell.get(job) != cell
+        return self.overheads.start_s(cell.gpus, saved=bool(self._saved[job]), new_cell=is_new)
+
+    def _set_speed(self, job: int, run: RunningJob) -> None:
         """Let the job train at the speed that its nodes allow, and schedule its end or crash."""
         run.network = self._met.get(job, 1.0)
         run.slowdown = run.network * max(
             (max(self._slow[n]) for n, _ in run.gang.members if self._slow.get(n)), default=1.0
         )
         run.speed = (
-            self.truth.iterations_per_s(int(self.store.workload[job]), run.cell.on(run.gang.nodes))
+            self.truth.iterations_per_s(
+                int(self.store.jobs.workload[job]), run.cell.on(run.gang.nodes)
+            )
             / run.slowdown
         )
         if run.speed > 0:
             left = float(self._work[job]) - run.done[-1]
-            self._at(run.at_s[-1] + left / run.speed, partial(self._finish, job, run.stamp))
+            self._events.add(run.at_s[-1] + left / run.speed, partial(self._finish, job, run.stamp))
             if self._measures or self.store.is_unestimated(job):
                 warm_s = run.at_s[-1] + MEASURED_ITERATIONS / run.speed
-                self._at(warm_s, partial(self._measure, job, run.stamp))
+                self._events.add(warm_s, partial(self._measure, job, run.stamp))
         else:
-            self._at(run.ready_s, partial(self._crash, job, run.stamp))
+            self._events.add(run.ready_s, partial(self._crash, job, run.stamp))
         self._pace.take(job, run)
 
-    def _finish(self, job: int, stamp: int) -> None:
+    def _run(self, job: int, stamp: int) -> RunningJob | None:
+        """Return the run of an event's stamp, or None if it has changed since the event was added."""
         run = self._runs.get(job)
-        if run is None or run.stamp != stamp:
-            return  # the run has changed since the event was scheduled
+        return run if run is not None and run.stamp == stamp else None
+
+    def _finish(self, job: int, stamp: int) -> None:
+        if self._run(job, stamp) is None:
+            return
         self.events_handled += 1
         self._stop(job, "finish", done=float(self._work[job]))
         self.store.finish(job, self.now_s)
         if self.store.is_task(job):
             subject = self._profiling.subject(job - self.store.users_jobs)
-            self.store.show_estimates(subject.covers)
+            self.store.estimates.show(subject.covers)
 
     def _time_out(self, job: int, generation: int) -> None:
         """End a job that has held GPUs for its longest run time."""
-        if job not in self._runs or self.store.generation[job] != generation:
+        if job not in self._runs or self.store.jobs.generation[job] != generation:
             return  # the run of which the event is the end is over
         self.events_handled += 1
         self._stop(job, "timed out")
@@ -406,8 +305,8 @@ class World:
 
     def _measure(self, job: int, stamp: int) -> None:
         """Let rounds see the iteration time of a job. It is an event if its rate was unknown."""
-        run = self._runs.get(job)
-        if run is None or run.stamp != stamp:
+        run = self._run(job, stamp)
+        if run is None:
             return
         if self.store.is_unestimated(job):
             self.events_handled += 1
@@ -415,12 +314,11 @@ class World:
 
     def _crash(self, job: int, stamp: int) -> None:
         """Queue the job again, because its Cell does not run in truth, and let rounds see that."""
-        run = self._runs.get(job)
-        if run is None or run.stamp != stamp:
+        if self._run(job, stamp) is None:
             return
         self.events_handled += 1
         self._stop(job, "crash")
-        self.store.does_not_run(job)
+        self.store.measure(job, np.inf)
         self.store.lose(job, self.now_s)
 
     def _node_down(self, node: int) -> None:
@@ -440,7 +338,7 @@ class World:
             self._stop(job, "failure", kept=kept)
             self.store.lose(job, self.now_s)
 
-    def _runs_on(self, node: int) -> list[tuple[int, _RunningJob]]:
+    def _runs_on(self, node: int) -> list[tuple[int, RunningJob]]:
         """Return the jobs that hold GPUs of ``node``, with their runs."""
         return [
             (job, run)
@@ -481,7 +379,7 @@ class World:
             ]
         )
 
-    def _respeed(self, runs: Sequence[tuple[int, _RunningJob]]) -> None:
+    def _respeed(self, runs: Sequence[tuple[int, RunningJob]]) -> None:
         for job, run in runs:
             done = run.done_at(self.now_s)
             if self.now_s > run.start_s:
@@ -490,7 +388,7 @@ class World:
             if at_s > run.at_s[-1]:
                 run.at_s.append(at_s)
                 run.done.append(done)
-            run.start_s, run.stamp = self.now_s, next(self._order)
+            run.start_s, run.stamp = self.now_s, next(self._stamps)
             self._set_speed(job, run)
 
     def _stop(
@@ -505,23 +403,18 @@ class World:
         reached = run.done_at(self.now_s) if done is None else done
         left = reached if kept is None else kept
         self._write(job, run, why, reached, lost=reached - left)
-        self.store.done[job] = left
+        self.store.jobs.done[job] = left
         # A start that was cut short has paid nothing, so that the next one owes the same.
-        if self.now_s < run.ready_s:
-            self._saved[job], last = run.owed
-            if last is None:
-                del self._last_cell[job]
-            else:
-                self._last_cell[job] = last
-        else:
+        if self.now_s >= run.ready_s:
+            self._last_cell[job] = run.change.cell
             self._saved[job] = why != "failure" and left > run.done[0]
 
     def _write(
-        self, job: int, run: _RunningJob, why: str, done: float | None = None, lost: float = 0.0
+        self, job: int, run: RunningJob, why: str, done: float | None = None, lost: float = 0.0
     ) -> None:
         reached = run.done_at(self.now_s) if done is None else done
         trained = reached - run.done_at(run.start_s)
-        self._logged[job] += trained - lost
+        self._ledger.log(job, trained - lost)
         is_task = self.store.is_task(job)
         (self.task_segments if is_task else self.segments).append(
             Segment(
@@ -539,48 +432,6 @@ class World:
             )
         )
 
-    # invariants
-
     def check(self) -> None:
         """Raise InvariantBroken unless GPUs, GPU-seconds and work add up."""
-        store, runs = self.store, self._runs
-        if set(store.gangs) != set(runs):
-            raise InvariantBroken("a job holds GPUs but does not run, or runs without GPUs")
-        held = np.bincount(store.owner[store.owner >= 0], minlength=len(store.specs))
-        if not np.array_equal(held, store.current_gpus):
-            raise InvariantBroken(
-                "a job counts a GPU that it does not hold, or holds one uncounted"
-            )
-        jobs = np.array(list(runs), dtype=np.int64)
-        held_s = self.now_s - store.began_s[jobs]
-        served = float(store.service_gpu_s.sum() + (self._pace.gpus[jobs] * held_s).sum())
-        if abs(served - self._held_gpu_s) > TOLERANCE * (1.0 + self._held_gpu_s):
-            raise InvariantBroken(
-                f"jobs were served {served} GPU-seconds, but {self._held_gpu_s} were held"
-            )
-        logged = np.array(self._logged)
-        logged[jobs] += self._pace.done_at(jobs, self.now_s) - self._pace.began[jobs]
-        wrong = np.abs(logged - store.done) > TOLERANCE * (1.0 + store.iterations)
-        if wrong.any():
-            name = store.specs[int(np.flatnonzero(wrong)[0])].name
-            raise InvariantBroken(f"the progress of {name} differs from the sum of its log")
-        self._check_waiting()
-
-    def _check_waiting(self) -> None:
-        """Raise InvariantBroken if a job made progress while it held no GPUs."""
-        then, done, generation = self._seen_waiting
-        still = self._waits()[then] & (self.store.generation[then] == generation)
-        if (self.store.done[then] != done)[still].any():
-            raise InvariantBroken("a job made progress while it held no GPUs")
-        self._seen_waiting = self._waiting()
-
-    def _waiting(self) -> tuple[Ints, Floats, Ints]:
-        waits, live = self._waits(), np.array(self.store.live, dtype=np.int64)
-        jobs = live[waits[live]]
-        return jobs, np.array(self.store.done[jobs]), np.array(self.store.generation[jobs])
-
-    def _waits(self) -> Bools:
-        """Return which jobs hold no GPUs, bool[jobs]."""
-        waits = np.ones(len(self.store.specs), dtype=np.bool_)
-        waits[list(self._runs)] = False
-        return waits
+        self._ledger.check(self._runs, self._pace, self.now_s)

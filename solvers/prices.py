@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 
 from tessera.formulation.certificates import Certificate, PriceLeaf
+from tessera.formulation.last_round import Prices
 from tessera.formulation.problem import MAX_TOTAL, Problem, reduce_by_job
-from tessera.formulation.snapshot import Prices
 from tessera.formulation.solution import Solution
 from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.kernels.pricing import price_columns

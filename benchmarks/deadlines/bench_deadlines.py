@@ -12,18 +12,11 @@ import typer
 from tessera.benchmarks.harness.progress import track_steps
 from tessera.benchmarks.harness.registry import register_case
 from tessera.formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
+from tessera.formulation.last_round import Legs
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang
 from tessera.formulation.policy import DeadlineMode, Policy
-from tessera.formulation.snapshot import (
-    STATE_CODE,
-    Allocations,
-    Estimates,
-    Jobs,
-    Legs,
-    Nodes,
-    Snapshot,
-)
+from tessera.formulation.snapshot import STATE_CODE, Allocations, Estimates, Jobs, Nodes, Snapshot
 from tessera.formulation.values import NO_CELL, CellKey, EstimateSource, GpuType, Hold, Workload
 from tessera.simulator.figures import Report
 from tessera.simulator.statistics import total_interval

@@ -11,14 +11,9 @@ import numpy as np
 from tessera.benchmarks.rounds.fuzzed_rounds import with_equal_shares
 from tessera.benchmarks.rounds.small_rounds import GPU_COUNTS, draw_snapshot
 from tessera.formulation.lifecycle import JobState
-from tessera.formulation.permissions import AllowedTypes, Selectors, UnmatchedNodes
-from tessera.formulation.snapshot import (
-    STATE_CODE,
-    Avoids,
-    Quotas,
-    Snapshot,
-    Tenants,
-)
+from tessera.formulation.permissions import AllowedTypes, Avoids, Selectors, UnmatchedNodes
+from tessera.formulation.snapshot import STATE_CODE, Snapshot
+from tessera.formulation.tenants import Quotas, Tenants
 from tessera.solvers.rounds.options import RoundOptions
 
 MIN_JOBS: Final = 4

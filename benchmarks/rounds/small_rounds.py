@@ -8,15 +8,8 @@ from typing import Any, Final
 import numpy as np
 
 from tessera.formulation.lifecycle import JobState
-from tessera.formulation.snapshot import (
-    STATE_CODE,
-    Allocations,
-    Estimates,
-    Jobs,
-    Nodes,
-    Snapshot,
-    Tenants,
-)
+from tessera.formulation.snapshot import STATE_CODE, Allocations, Estimates, Jobs, Nodes, Snapshot
+from tessera.formulation.tenants import Tenants
 from tessera.formulation.values import EstimateSource, GpuType, Hold, Workload
 
 GPU_COUNTS: Final = (1, 2, 3, 4, 6, 8)

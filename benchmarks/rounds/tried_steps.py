@@ -14,19 +14,10 @@ from typing import Any
 from tessera.formulation.decisions import Decision
 from tessera.formulation.explanations.changes import Change
 from tessera.formulation.explanations.records import Step
-from tessera.formulation.permissions import AllowedTypes, UnmatchedNodes
-from tessera.formulation.snapshot import (
-    STATES,
-    Allocations,
-    Avoids,
-    Estimates,
-    Jobs,
-    Nodes,
-    Quotas,
-    Snapshot,
-    Tenants,
-)
+from tessera.formulation.permissions import AllowedTypes, Avoids, UnmatchedNodes
+from tessera.formulation.snapshot import STATES, Allocations, Estimates, Jobs, Nodes, Snapshot
 from tessera.formulation.tables import Table
+from tessera.formulation.tenants import Quotas, Tenants
 from tessera.solvers.base import Budget
 from tessera.solvers.registry import make_solver
 from tessera.solvers.rounds.options import RoundOptions

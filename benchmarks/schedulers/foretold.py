@@ -20,8 +20,7 @@ from tessera.simulator.forecasts.draws import History
 from tessera.simulator.forecasts.forecast import sample_times
 from tessera.simulator.forecasts.future import RoundRhythm
 from tessera.simulator.run import Conditions, Decider, Result, simulate
-from tessera.simulator.scenario import Scenario
-from tessera.simulator.store import EPOCH_S
+from tessera.simulator.scenario import EPOCH_S, Scenario
 from tessera.simulator.sweeps.tasks import Task
 from tessera.simulator.truth import perturb_estimates
 from tessera.simulator.world import World

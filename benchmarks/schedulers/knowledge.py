@@ -22,19 +22,14 @@ from typing import Any, Final
 import numpy as np
 
 from tessera.estimator.architectures.published import published_models
+from tessera.estimator.cell_estimator import Estimator
 from tessera.estimator.cells import COARSE_LAYERS, coarsen_graph
+from tessera.estimator.gpu_counts import GPU_MULTIPLES, gpu_counts_of
+from tessera.estimator.hardware.cluster_types import catalogue_of, hardware_of
+from tessera.estimator.models import Model, model_of
 from tessera.estimator.profiling.tasks import Profile, ProfilingOptions
 from tessera.estimator.rooflines import RooflineCompute
 from tessera.estimator.stated.estimates import estimate_stated_plan
-from tessera.estimator.workloads import (
-    GPU_MULTIPLES,
-    Estimator,
-    Model,
-    catalogue_of,
-    gpu_counts_of,
-    hardware_of,
-    model_of,
-)
 from tessera.formulation.execution_plan import (
     ExecutionPlan,
     Offload,

@@ -42,13 +42,12 @@ from tessera.formulation.what_if.hypotheses import Hypothesis, append_jobs, appl
 from tessera.simulator.comparison.workload import WorkloadSpec, make_scenario
 from tessera.simulator.forecasts.draws import History
 from tessera.simulator.forecasts.future import Draw, RoundRhythm
+from tessera.simulator.hazards import Failure
 from tessera.simulator.run import Decider
-from tessera.simulator.scenario import Scenario
-from tessera.simulator.store import EPOCH_S
+from tessera.simulator.scenario import EPOCH_S, Scenario
 from tessera.simulator.sweeps.tasks import Task
 from tessera.simulator.what_if.hours import Side, follow_pairs, mean_waits_s, pair_figures
 from tessera.simulator.what_if.rounds import DecidedRound, compare_rounds, unit_rates
-from tessera.simulator.world import Failure
 from tessera.solvers.rounds.options import RoundOptions
 
 TASK: Final = "tessera.benchmarks.schedulers.supposed_changes:foretell_change"

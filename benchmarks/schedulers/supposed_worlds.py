@@ -23,15 +23,15 @@ from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.tables import Floats
 from tessera.formulation.values import Workload
 from tessera.formulation.what_if.hypotheses import Hypothesis
+from tessera.simulator.hazards import Failure
 from tessera.simulator.log import Segment
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.run import Conditions, Decider, Result, simulate
-from tessera.simulator.scenario import Scenario
-from tessera.simulator.store import EPOCH_S
+from tessera.simulator.scenario import EPOCH_S, Scenario
 from tessera.simulator.traces.trace import Arrival
 from tessera.simulator.truth import Truth, perturb_estimates
 from tessera.simulator.what_if.hours import HOUR_S
-from tessera.simulator.world import Failure, World
+from tessera.simulator.world import World
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import RoundOutcome
 
@@ -148,7 +148,7 @@ class SupposedWorlds:
         def observe(world: World) -> None:
             if world.now_s >= self.at_s and not seen and world.store.live_jobs():
                 seen.append(world.snapshot())
-                self.truth, self.workloads = world.truth, world.store.workloads
+                self.truth, self.workloads = world.truth, world.store.names.workloads
 
         result = self._simulate(chance, decide, self.away, observe)
         self._now_s = seen[0].now_s

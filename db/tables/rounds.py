@@ -23,7 +23,7 @@ rounds = sa.Table(
     count_column("epoch", None),
     moment_column("created_at"),
     sa.Column("summary", JSONB, nullable=False),
-    sa.Column("snapshot", BYTEA),  # packed by tessera.db.snapshots; NULL if no longer kept
+    sa.Column("snapshot", BYTEA),  # packed by tessera.db.round_snapshots; NULL if no longer kept
     sa.Column("base", sa.BigInteger),  # the round that the snapshot differs from; NULL if whole
     sa.Column("proof", BYTEA),  # packed by tessera.db.proofs; NULL if nothing is certified
     sa.UniqueConstraint("cluster_id", "epoch"),

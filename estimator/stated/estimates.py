@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from tessera.estimator.cell_estimator import MAX_PROVENANCE, Estimator
 from tessera.estimator.cells import Setting
 from tessera.estimator.plans import PricedPlan, Shape, shape_on, shapes_of
 from tessera.estimator.pricing.price import PlanPrice, price_plan
 from tessera.estimator.stated.comparison import join_chunks
 from tessera.estimator.traffic import traffic_of
-from tessera.estimator.workloads import MAX_PROVENANCE, Estimator
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ExecutionPlan
 from tessera.formulation.network.traffic import CellTraffic

@@ -185,26 +185,14 @@ def _add_cell(snapshot: Snapshot, job: int, change: Change) -> Snapshot:
         "host_bytes": 0,
     }
     rows = e.followed_by(Estimates.from_rows([added]))
-    order = np.lexsort(
-        (rows.nodes, rows.plan, rows.pipeline_degree, rows.gpus, rows.gpu_type, rows.workload)
-    )
-    return replace(snapshot, estimates=rows.at(order), plans=plans)
+    return replace(snapshot, estimates=rows.in_order(), plans=plans)
 
 
 def _end(snapshot: Snapshot, _job: int, change: Change) -> Snapshot:
-    ended, held = _index(snapshot.jobs.name, change), snapshot.allocations
-    keep = held.job != ended
-    columns = ("job", "node", "gpu", "hold", "generation")
-    kept = {name: getattr(held, name)[keep] for name in columns}
-    legs = snapshot.legs
-    legs_left = {
-        name: getattr(legs, name)[legs.job != ended]
-        for name in ("job", "start_s", "end_s", *legs.CELL)
-    }
+    ended = _index(snapshot.jobs.name, change)
+    held, legs = snapshot.allocations, snapshot.legs
     snapshot = replace(
-        snapshot,
-        allocations=replace(held, **kept),
-        legs=replace(legs, **legs_left),
+        snapshot, allocations=held.at(held.job != ended), legs=legs.at(legs.job != ended)
     )
     return _with_job(
         snapshot,

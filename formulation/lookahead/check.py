@@ -9,10 +9,11 @@ from typing import Final
 
 from tessera.formulation.cells import build_cells, find_narrowest
 from tessera.formulation.check import Violation
+from tessera.formulation.last_round import Legs
 from tessera.formulation.lifecycle import ACTIVE
 from tessera.formulation.lookahead.grid import SAME_S
 from tessera.formulation.placement import current_gangs
-from tessera.formulation.snapshot import STATE_CODE, Legs, Snapshot
+from tessera.formulation.snapshot import STATE_CODE, Snapshot
 from tessera.formulation.tables import Bools
 
 WORK_TOLERANCE: Final = 1e-6

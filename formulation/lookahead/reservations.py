@@ -7,9 +7,9 @@ import math
 import numpy as np
 
 from tessera.formulation.draft import Draft
+from tessera.formulation.last_round import Legs
 from tessera.formulation.rates import work_left
 from tessera.formulation.replans import start_duration_s
-from tessera.formulation.snapshot import Legs
 from tessera.formulation.tables import Bools, Floats, Ints
 
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from tessera.formulation.network.traffic import DescribedTraffic
-from tessera.formulation.tables import Bools, CellTable, Floats, Ints, Table
+from tessera.formulation.tables import Bools, Floats, Ints, ShapeTable, Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Traffics(CellTable):
-    """The traffic of Cells in one iteration, in the order of the snapshot's estimates."""
+class Traffics(ShapeTable):
+    """The traffic of Cells in one iteration, sorted by ``ORDER``."""
 
     INDEX: ClassVar[str] = "traffic"
     workload: Ints  # index into Snapshot.workloads

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from tessera.formulation.decisions import CHANGES_GPUS, Decision
 from tessera.formulation.foresight import Foresight
 from tessera.formulation.goals import GoalResult
+from tessera.formulation.last_round import NO_LEGS, Legs
 from tessera.formulation.network.outcome import NetworkOutcome
 from tessera.formulation.proofs import NO_PROOF, RoundProof
 from tessera.formulation.reasons import Reason
 from tessera.formulation.records.jobs import AllocationRecord
 from tessera.formulation.records.store import Request
-from tessera.formulation.snapshot import NO_LEGS, Legs, Snapshot
+from tessera.formulation.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -11,23 +11,13 @@ import numpy as np
 from tessera.formulation.errors import InvalidInput, NotFound
 from tessera.formulation.explanations.applying import apply_changes
 from tessera.formulation.explanations.changes import Change, ChangeKind
-from tessera.formulation.permissions import AllowedTypes
+from tessera.formulation.last_round import NO_LEGS
 from tessera.formulation.policy import Policy
-from tessera.formulation.reserved import Entitlements
-from tessera.formulation.snapshot import (
-    NO_LEGS,
-    Avoids,
-    Dependencies,
-    Jobs,
-    Legs,
-    Quotas,
-    Snapshot,
-    Tenants,
-)
-from tessera.formulation.tables import Bools, array_columns
+from tessera.formulation.snapshot import Jobs, Snapshot
+from tessera.formulation.tables import array_columns
+from tessera.formulation.tenants import Quotas, Tenants
 
 PolicyT = TypeVar("PolicyT", bound=Policy)
-RowsT = TypeVar("RowsT", AllowedTypes, Avoids, Dependencies, Entitlements, Legs)
 
 ANY_TYPE: Final = -1
 """The GPU type of a quota that counts GPUs of all types."""
@@ -235,13 +225,8 @@ def _withdraw_promises(before: Snapshot, after: Snapshot) -> Snapshot:
     admitted = np.array(new.admitted)
     admitted[lost] = False
     kept = ~np.isin(after.legs.job, lost)
-    legs = _keep_rows(after.legs, kept) if kept.any() else NO_LEGS
+    legs = after.legs.at(kept) if kept.any() else NO_LEGS
     return replace(after, jobs=replace(new, admitted=admitted), legs=legs)
-
-
-def _keep_rows(table: RowsT, keep: Bools) -> RowsT:
-    """Return the rows ``keep`` (bool[rows]) of a table whose columns all are arrays."""
-    return replace(table, **{f.name: getattr(table, f.name)[keep] for f in fields(table)})
 
 
 def append_jobs(snapshot: Snapshot, added: Jobs) -> Snapshot:
@@ -265,14 +250,12 @@ def without_last_jobs(snapshot: Snapshot, count: int) -> Snapshot:
     """Return the snapshot without its last ``count`` jobs, which own no GPUs."""
     if not count:
         return snapshot
-    own, left = snapshot.jobs, len(snapshot.jobs) - count
-    columns: dict[str, Any] = {name: getattr(own, name)[:left] for name in array_columns(Jobs)}
-    jobs = Jobs(**columns, name=own.name[:left], tenant=own.tenant[:left])
+    left = len(snapshot.jobs) - count
     return replace(
         snapshot,
-        jobs=jobs,
-        avoids=_keep_rows(snapshot.avoids, snapshot.avoids.job < left),
-        allowed_types=_keep_rows(snapshot.allowed_types, snapshot.allowed_types.job < left),
-        entitlements=_keep_rows(snapshot.entitlements, snapshot.entitlements.job < left),
-        dependencies=_keep_rows(snapshot.dependencies, snapshot.dependencies.job < left),
+        jobs=snapshot.jobs.at(np.arange(left)),
+        avoids=snapshot.avoids.at(snapshot.avoids.job < left),
+        allowed_types=snapshot.allowed_types.at(snapshot.allowed_types.job < left),
+        entitlements=snapshot.entitlements.at(snapshot.entitlements.job < left),
+        dependencies=snapshot.dependencies.at(snapshot.dependencies.job < left),
     )

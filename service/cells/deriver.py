@@ -9,9 +9,10 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tessera.estimator.cell_estimator import Estimator
 from tessera.estimator.hardware import Hardware
+from tessera.estimator.measured_cells import measured_estimates
 from tessera.estimator.profiling.tasks import ProfilingOptions
-from tessera.estimator.workloads import Estimator, measured_estimates
 from tessera.formulation.errors import TesseraError
 from tessera.formulation.reasons import Reason
 from tessera.formulation.records.estimates import (

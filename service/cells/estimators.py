@@ -6,9 +6,11 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from tessera.estimator.cell_estimator import Estimator
 from tessera.estimator.hardware import Hardware
+from tessera.estimator.measured_cells import measured_cells
+from tessera.estimator.models import known_models
 from tessera.estimator.plan_corrections import PlanCorrections, priced_runs
-from tessera.estimator.workloads import Estimator, known_models, measured_cells
 from tessera.formulation.records.estimates import EstimationInputs, MeasurementRecord
 from tessera.service.cells.tasks import hardware_by_type
 

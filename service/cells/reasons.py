@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from tessera.estimator.hardware import Hardware
-from tessera.estimator.workloads import no_known_type, unknown_model
+from tessera.estimator.hardware.cluster_types import no_known_type
+from tessera.estimator.models import unknown_model
 from tessera.formulation.reasons import Reason, ReasonCode
 from tessera.formulation.records.estimates import EstimationInputs
 from tessera.formulation.values import Workload

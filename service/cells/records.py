@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
+from tessera.estimator.cell_estimator import MAX_PROVENANCE, Estimator
 from tessera.estimator.compiling.comparison import StepDegrees
+from tessera.estimator.models import model_of
 from tessera.estimator.runnable_plans import estimate_runnable_plans
 from tessera.estimator.stated.estimates import estimate_stated_plan
 from tessera.estimator.tuning_plans import record_tunings
-from tessera.estimator.workloads import MAX_PROVENANCE, Estimator, model_of
 from tessera.formulation.records.estimates import (
     EstimateRecord,
     EstimationInputs,

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tessera.estimator.fingerprints import estimates_fingerprint
+from tessera.estimator.gpu_counts import MAX_GPUS, gpu_counts_of
 from tessera.estimator.hardware import Hardware
+from tessera.estimator.hardware.cluster_types import hardware_of
+from tessera.estimator.models import known_models
 from tessera.estimator.profiling.tasks import Profile
-from tessera.estimator.workloads import (
-    MAX_GPUS,
-    estimates_fingerprint,
-    gpu_counts_of,
-    hardware_of,
-    known_models,
-)
 from tessera.formulation.reasons import Reason
 from tessera.formulation.records.estimates import (
     EstimationInputs,

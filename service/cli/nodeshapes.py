@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from tessera.estimator.hardware import Hardware
-from tessera.estimator.workloads import hardware_of
+from tessera.estimator.hardware.cluster_types import hardware_of
 from tessera.formulation.records.estimates import ClusterGpuType
 from tessera.formulation.values import GpuType
 from tessera.service.cli.client import CallFailed, connect

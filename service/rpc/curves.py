@@ -7,13 +7,10 @@ from collections.abc import Callable, Hashable, Mapping
 from threading import Lock
 from typing import Final, Generic, TypeVar
 
+from tessera.estimator.fingerprints import estimates_fingerprint
 from tessera.estimator.hardware import Hardware
-from tessera.estimator.workloads import (
-    estimates_fingerprint,
-    hardware_of,
-    known_models,
-    unknown_model,
-)
+from tessera.estimator.hardware.cluster_types import hardware_of
+from tessera.estimator.models import known_models, unknown_model
 from tessera.formulation.cancellation import require_caller
 from tessera.formulation.codec import digest
 from tessera.formulation.errors import InvalidInput, NotAllowed

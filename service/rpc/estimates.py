@@ -12,20 +12,12 @@ import grpc.aio
 from google.protobuf.empty_pb2 import Empty
 
 from tessera.estimator.architectures.published import published_models
+from tessera.estimator.cell_estimator import CellEstimate, Estimator
+from tessera.estimator.gpu_counts import GPU_MULTIPLES, MAX_GPUS, gpu_counts_of
 from tessera.estimator.hardware import Hardware
+from tessera.estimator.hardware.cluster_types import hardware_of, no_known_type
+from tessera.estimator.models import known_models, model_of, read_model
 from tessera.estimator.profiling.tasks import ProfilingOptions, profiling_status
-from tessera.estimator.workloads import (
-    GPU_MULTIPLES,
-    MAX_GPUS,
-    CellEstimate,
-    Estimator,
-    gpu_counts_of,
-    hardware_of,
-    known_models,
-    model_of,
-    no_known_type,
-    read_model,
-)
 from tessera.formulation.cancellation import require_caller
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.estimates import (

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Final
 
 from tessera.estimator.hardware import CATALOGUE, Hardware
+from tessera.estimator.hardware.cluster_types import catalogue_of
 from tessera.estimator.hardware.files import read_hardware
 from tessera.estimator.profiling.limits import ProfilingLimits
 from tessera.estimator.profiling.tasks import ProfilingOptions
 from tessera.estimator.reconfiguration.fitting import FITTED_RUNS
 from tessera.estimator.reconfiguration.judging import MAX_RUNS
-from tessera.estimator.workloads import catalogue_of
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.release import install_hint
 from tessera.service.settings.values import PeriodSeconds, PositiveSeconds

@@ -21,17 +21,15 @@ from tessera.formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
 from tessera.formulation.demand import NOT_STATED
 from tessera.formulation.dependencies import CONDITIONS, Condition
 from tessera.formulation.given_demand import demands_of_cells
+from tessera.formulation.last_round import NO_LEGS, Legs, Prices
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import current_gangs
 from tessera.formulation.snapshot import (
     NO_DEPENDENCIES,
-    NO_LEGS,
     STATE_CODE,
     WITHOUT_CELL,
     Allocations,
     Jobs,
-    Legs,
-    Prices,
     Snapshot,
 )
 from tessera.formulation.tables import Floats, Ints, array_columns
@@ -41,7 +39,7 @@ from tessera.simulator.measured_times import (
     find_shapes,
     with_measured_time,
 )
-from tessera.simulator.store import renumber_jobs
+from tessera.simulator.renumbering import renumber_jobs
 from tessera.solvers.rounds.due import due_s, next_leg_s
 from tessera.solvers.rounds.plan import RoundOutcome
 from tessera.solvers.rounds.times import RoundTimes
@@ -400,14 +398,7 @@ class _Future:
         self._carry_out(outcome.decisions, shown)
         legs = outcome.legs_after(snapshot)
         self._legs = _renumber(legs, shown) if len(legs) else NO_LEGS
-        known = [
-            (name, max(price, 0.0))
-            for name, price in sorted(outcome.prices.items())
-            if math.isfinite(price)
-        ]
-        self._prices = Prices(
-            name=tuple(name for name, _ in known), price=np.array([price for _, price in known])
-        )
+        self._prices = Prices.after_round(outcome.prices)
         return min(
             due_s(snapshot, outcome, rhythm.period_s),
             next_leg_s(snapshot, outcome),

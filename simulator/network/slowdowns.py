@@ -12,7 +12,7 @@ from tessera.formulation.network.plan import NetworkPlan
 from tessera.formulation.placement import Gang
 from tessera.simulator.network.planning import PlanCounter
 from tessera.simulator.network.rates import GroupRates
-from tessera.simulator.store import AllocationChange
+from tessera.simulator.store.gpus import AllocationChange
 
 MAX_SLOWDOWN = 1e6
 """The slowdown of a job that never gets a link. The job still ends, far in the future."""

@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tessera.estimator.cell_estimator import Estimator
 from tessera.estimator.hardware import Hardware
-from tessera.estimator.workloads import Estimator, catalogue_of, known_models
+from tessera.estimator.hardware.cluster_types import catalogue_of
+from tessera.estimator.models import known_models
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.contention import Contention
 from tessera.formulation.network.flows import NetworkJob, build_contention
@@ -20,7 +22,8 @@ from tessera.formulation.topologies.routes import Routes
 from tessera.formulation.topologies.topology import Topology
 from tessera.formulation.values import BEST_FOUND, Cell, Workload
 from tessera.simulator.scenario import Scenario
-from tessera.simulator.store import AllocationChange, MemoryStore
+from tessera.simulator.store.gpus import AllocationChange
+from tessera.simulator.store.memory import MemoryStore
 from tessera.simulator.truth import truth_of
 from tessera.solvers.network.paths import least_comm_s
 
@@ -61,8 +64,8 @@ class TrafficSource:
         self.outside: dict[str, str] = {}  # job -> why it has no part in the network
         self.misfit: dict[str, str] = {}  # job -> how its iteration differs from the profile's
         self._names = [arrival.spec.name for arrival in scenario.arrivals]
-        self._workload, self._workloads = store.workload, store.workloads
-        self._cell, self._nodes = store.cell, store.node_names
+        self._workload, self._workloads = store.jobs.workload, store.names.workloads
+        self._cell, self._nodes = store.names.cell, store.node_names
         self._truth = truth_of(store.snapshot(0.0))
         self._topology, self._routes = topology, Routes(topology)
         self._gpus_there = {host: len(topology.gpus_of(i)) for i, host in enumerate(topology.hosts)}

@@ -10,7 +10,8 @@ from typing import Final
 import numpy as np
 
 from tessera.formulation.grammar import Stage
-from tessera.formulation.snapshot import NO_LEGS, Snapshot
+from tessera.formulation.last_round import NO_LEGS
+from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.what_if.records import Rule, RulePrice
 from tessera.simulator.what_if.rounds import DecidedRound, compare_rounds
 from tessera.solvers.rounds.options import RoundOptions

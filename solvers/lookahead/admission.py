@@ -11,6 +11,7 @@ import numpy as np
 from tessera.formulation.admission import Admission
 from tessera.formulation.columns import first_draft
 from tessera.formulation.draft import Draft, do_not_check
+from tessera.formulation.last_round import NO_LEGS
 from tessera.formulation.lookahead import (
     Lookahead,
     Picks,
@@ -25,7 +26,7 @@ from tessera.formulation.policy import Policy
 from tessera.formulation.promises import PHYSICAL, PROMISES
 from tessera.formulation.promises.deadlines import deadlines_are_kept
 from tessera.formulation.rates import work_left
-from tessera.formulation.snapshot import NO_LEGS, Snapshot
+from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.tables import Floats, Ints
 from tessera.solvers.base import Budget
 from tessera.solvers.kernels.slotfit import SlotProblem

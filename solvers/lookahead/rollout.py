@@ -15,8 +15,9 @@ from typing import Final
 
 import numpy as np
 
+from tessera.formulation.last_round import Legs
 from tessera.formulation.lookahead import Lookahead
-from tessera.formulation.snapshot import Jobs, Legs
+from tessera.formulation.snapshot import Jobs
 from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.kernels.jit import as_fixed_array
 from tessera.solvers.kernels.rollout import (

@@ -24,6 +24,7 @@ from tessera.formulation.decisions import Decision, DecisionKind, make_decisions
 from tessera.formulation.explain import explain_waiting_jobs, state_fair_shares
 from tessera.formulation.foresight import Foresight
 from tessera.formulation.goals import GoalResult
+from tessera.formulation.last_round import Legs
 from tessera.formulation.network.outcome import NetworkOutcome
 from tessera.formulation.network.running import running_after
 from tessera.formulation.pace import to_real_pace, to_training_pace
@@ -35,7 +36,7 @@ from tessera.formulation.replans import charge_unsaved_training
 from tessera.formulation.reservation_check import find_reservation_violations
 from tessera.formulation.reservations import with_reservations
 from tessera.formulation.runnable_plans import offer_runnable_plans
-from tessera.formulation.snapshot import Legs, Snapshot
+from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution
 from tessera.formulation.statement import Statement, draft_columns, state_draft, state_round
 from tessera.formulation.unknown_rates import assume_rates, without_assumed_rates

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tessera.db.store import PostgresStore
-from tessera.estimator.workloads import Estimator, catalogue_of
+from tessera.estimator.cell_estimator import Estimator
+from tessera.estimator.hardware.cluster_types import catalogue_of
 from tessera.formulation.errors import TesseraError
 from tessera.formulation.lifecycle import JobEvent
 from tessera.formulation.records.clusters import NodeSpec

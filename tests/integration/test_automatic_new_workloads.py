@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tessera.db.store import PostgresStore
-from tessera.estimator.workloads import Estimator, catalogue_of
+from tessera.estimator.cell_estimator import Estimator
+from tessera.estimator.hardware.cluster_types import catalogue_of
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.values import GpuType, Workload
 from tessera.service.cells.deriver import CellDeriver

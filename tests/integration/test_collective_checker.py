@@ -14,17 +14,14 @@ from tessera.db.store import PostgresStore
 from tessera.estimator.compiling.comparison import StepDegrees
 from tessera.estimator.compiling.compile import CompileRequest
 from tessera.estimator.compiling.compiled import Collective, CompiledStep, Memory, Uncompilable
+from tessera.estimator.hardware.cluster_types import catalogue_of
+from tessera.estimator.models import model_of
 from tessera.estimator.plans import Primitive
-from tessera.estimator.workloads import catalogue_of, model_of
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.estimates import EstimateRecord, ModelSpec
 from tessera.formulation.values import Workload
 from tessera.service.cells.deriver import CellDeriver
-from tessera.service.collectivechecker import (
-    MAX_CHECKS_PER_MODEL,
-    CollectiveChecker,
-    plan_degrees,
-)
+from tessera.service.collectivechecker import MAX_CHECKS_PER_MODEL, CollectiveChecker, plan_degrees
 from tessera.service.config import Config
 from tests.support.stored_cluster import C, a_cluster, a_spec, do, execute, submit
 

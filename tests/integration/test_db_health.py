@@ -9,8 +9,8 @@ import math
 import pytest
 
 from tessera.db.engine import Database
-from tessera.db.health import DRAINED_BY, MAX_REASON_CHARS
-from tessera.db.store import PROBATION_S, PostgresStore
+from tessera.db.health import DRAINED_BY, MAX_REASON_CHARS, PROBATION_S
+from tessera.db.store import PostgresStore
 from tessera.formulation.errors import NotAllowed
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.records.agents import VALIDATION, HealthFault, NodeHealth

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tessera.db.store import PostgresStore
-from tessera.formulation.snapshot import NO_PRICES, Snapshot
+from tessera.formulation.last_round import NO_PRICES
+from tessera.formulation.snapshot import Snapshot
 from tests.support.stored_cluster import C, a_cluster, a_round, a_spec, a_summary, submit, wait
 
 

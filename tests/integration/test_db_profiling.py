@@ -11,6 +11,7 @@ import pytest
 
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
+from tessera.estimator.hardware.cluster_types import catalogue_of, hardware_of
 from tessera.estimator.profiling.tasks import (
     ProfilingOptions,
     TaskState,
@@ -19,7 +20,6 @@ from tessera.estimator.profiling.tasks import (
     step_of,
     task_of,
 )
-from tessera.estimator.workloads import catalogue_of, hardware_of
 from tessera.formulation.errors import InvalidInput, NotFound
 from tessera.formulation.lifecycle import JobEvent, JobState
 from tessera.formulation.records.estimates import (

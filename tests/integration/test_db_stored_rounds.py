@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.db import snapshots
+from tessera.db import round_snapshots
 from tessera.db.decisions import PAGE_DECISIONS
 from tessera.db.deltas import decode_delta, encode_delta
 from tessera.db.engine import Database
@@ -96,13 +96,13 @@ def test_snapshots_are_stored_as_deltas_and_read_back_exactly(
     a_cluster(store)
     submit(store, *queued_jobs(400))
     texts = []
-    for turn in range(snapshots.MAX_ROUNDS_APART + 2):
+    for turn in range(round_snapshots.MAX_ROUNDS_APART + 2):
         snapshot = store.snapshot(C)
         texts.append(encode(snapshot))
         commit(store, snapshot, wait(snapshot, snapshot.jobs.name[turn]))
         apply_event(store, snapshot.jobs.name[turn], JobEvent.CANCEL)
     bases = "SELECT string_agg(coalesce(base, 0)::text, ' ' ORDER BY number) FROM rounds"
-    apart = snapshots.MAX_ROUNDS_APART
+    apart = round_snapshots.MAX_ROUNDS_APART
     assert query_scalar(database, bases) == " ".join(
         ["0", *["1"] * (apart - 1), "0", str(apart + 1)]
     )
@@ -189,11 +189,11 @@ def test_rounds_stored_by_an_older_release_are_readable(
 def test_a_round_is_kept_while_the_snapshot_of_a_kept_round_needs_it(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, *queued_jobs(400))
-    last = snapshots.MAX_ROUNDS_APART + 4
+    last = round_snapshots.MAX_ROUNDS_APART + 4
     for _ in range(last):
         commit_all_waiting(store)
     assert store.prune(-1.0, 6)["rounds"] == 0  # round 15 needs the snapshot of round 1
-    assert store.prune(-1.0, 4)["rounds"] == snapshots.MAX_ROUNDS_APART
+    assert store.prune(-1.0, 4)["rounds"] == round_snapshots.MAX_ROUNDS_APART
     assert [r.number for r in store.list_rounds(C, 0, 99)] == [20, 19, 18, 17]
     for number in range(17, last + 1):
         assert (
@@ -213,11 +213,11 @@ def test_a_commit_whose_base_was_deleted_meanwhile_stores_its_snapshot_whole(
     a_cluster(store)
     submit(store, *queued_jobs(400))
     commit_all_waiting(store)
-    packed = snapshots.pack_snapshot
+    packed = round_snapshots.pack_snapshot
 
     def delete_base(
-        base: snapshots.BaseSnapshot | None, encoded: bytes
-    ) -> snapshots.StoredSnapshot:
+        base: round_snapshots.BaseSnapshot | None, encoded: bytes
+    ) -> round_snapshots.StoredSnapshot:
         stored = packed(base, encoded)
         assert stored.base == 1
         execute(database, "UPDATE rounds SET snapshot = NULL")
@@ -232,15 +232,15 @@ def test_a_commit_whose_base_was_deleted_meanwhile_stores_its_snapshot_whole(
 def test_only_the_latest_snapshots_are_kept(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, *queued_jobs(400))
-    for _ in range(snapshots.MAX_ROUNDS_APART + 3):
+    for _ in range(round_snapshots.MAX_ROUNDS_APART + 3):
         commit_all_waiting(store)
     retention = Retention(most_snapshots=3)
-    assert store.prune_batch(C, retention)["snapshots"] == snapshots.MAX_ROUNDS_APART
+    assert store.prune_batch(C, retention)["snapshots"] == round_snapshots.MAX_ROUNDS_APART
     assert store.prune_batch(C, retention)["snapshots"] == 0
     with pytest.raises(NotAllowed, match="retain_snapshots"):
-        store.round_snapshot(C, snapshots.MAX_ROUNDS_APART)
+        store.round_snapshot(C, round_snapshots.MAX_ROUNDS_APART)
     assert store.get_round(C, 1).decisions
-    for number in range(snapshots.MAX_ROUNDS_APART + 1, snapshots.MAX_ROUNDS_APART + 4):
+    for number in range(round_snapshots.MAX_ROUNDS_APART + 1, round_snapshots.MAX_ROUNDS_APART + 4):
         store.round_snapshot(C, number)
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from tessera.db.engine import Database
-from tessera.db.store import PROBATION_S, PostgresStore
+from tessera.db.health import PROBATION_S
+from tessera.db.store import PostgresStore
 from tessera.formulation.errors import DeadlineTooShort, Unavailable
 from tessera.formulation.lifecycle import ACTIVE, JobState
 from tessera.formulation.records.agents import HealthFault, NodeHealth

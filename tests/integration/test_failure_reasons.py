@@ -13,7 +13,7 @@ from tessera.db.derived_estimates import ESTIMATING_CHANNEL
 from tessera.db.engine import Database
 from tessera.db.notify import Listener
 from tessera.db.store import PostgresStore
-from tessera.estimator.workloads import catalogue_of
+from tessera.estimator.hardware.cluster_types import catalogue_of
 from tessera.formulation.cells import build_cells
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.execution_plan import ExecutionPlan, ZeroStage

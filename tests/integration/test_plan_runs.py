@@ -10,12 +10,14 @@ import pytest
 
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
+from tessera.estimator.cell_estimator import Estimator
+from tessera.estimator.hardware.cluster_types import catalogue_of, hardware_of
+from tessera.estimator.models import known_models
 from tessera.estimator.plan_corrections import configuration_of
 from tessera.estimator.plans import Shape
 from tessera.estimator.profiling.tasks import LAST_QUEUE, LEAST_WEIGHT, ProfilingOptions
 from tessera.estimator.reconfiguration.appendix import appendix_iteration_s
 from tessera.estimator.reconfiguration.configurations import ConfigurationTable
-from tessera.estimator.workloads import Estimator, catalogue_of, hardware_of, known_models
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ExecutionPlan, Offload
 from tessera.formulation.launch import LaunchSpec

@@ -9,7 +9,7 @@ import pytest
 from grpc import StatusCode
 
 from tessera.db.store import PostgresStore
-from tessera.estimator.workloads import catalogue_of
+from tessera.estimator.hardware.cluster_types import catalogue_of
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.service.cells.deriver import CellDeriver
 from tessera.service.rpc import curves

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tessera.db.store import PostgresStore
-from tessera.estimator.workloads import Estimator
+from tessera.estimator.cell_estimator import Estimator
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.values import GpuType, Workload
 from tessera.v1 import estimates_pb2 as pb

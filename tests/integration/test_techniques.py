@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tessera.db.store import PostgresStore
-from tessera.estimator.workloads import catalogue_of
+from tessera.estimator.hardware.cluster_types import catalogue_of
 from tessera.formulation.execution_plan import ExecutionPlan, PlanStage, read_execution_plan
 from tessera.formulation.reasons import ReasonCode
 from tessera.formulation.records.clusters import NodeSpec

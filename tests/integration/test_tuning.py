@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from tessera.db.engine import Database
 from tessera.db.prune import prune_batch
 from tessera.db.store import PostgresStore
-from tessera.estimator.workloads import catalogue_of
+from tessera.estimator.hardware.cluster_types import catalogue_of
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.execution_plan import (
     ExecutionPlan,

@@ -9,7 +9,7 @@ import pytest
 
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
-from tessera.estimator.workloads import catalogue_of
+from tessera.estimator.hardware.cluster_types import catalogue_of
 from tessera.formulation.decisions import Decision, DecisionKind
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.reasons import ReasonCode

@@ -18,7 +18,7 @@ from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import Estimates, Snapshot
 from tessera.formulation.tables import Ints
 from tessera.simulator.run import Decider, Result
-from tessera.simulator.store import EPOCH_S
+from tessera.simulator.scenario import EPOCH_S
 from tessera.solvers.registry import make_solver
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import RoundOutcome, plan_round

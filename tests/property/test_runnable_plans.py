@@ -12,14 +12,9 @@ from hypothesis import strategies as st
 
 from tessera.formulation.codec import decode, encode
 from tessera.formulation.decisions import Decision
+from tessera.formulation.plan_tables import RefusedPlans, Runtimes
 from tessera.formulation.policy import Policy
-from tessera.formulation.snapshot import (
-    Estimates,
-    Jobs,
-    RefusedPlans,
-    Runtimes,
-    Snapshot,
-)
+from tessera.formulation.snapshot import Estimates, Jobs, Snapshot
 from tessera.formulation.tables import Ints
 from tessera.solvers.base import Budget
 from tessera.solvers.registry import make_solver

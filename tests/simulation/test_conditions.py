@@ -13,11 +13,17 @@ import pytest
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.clusters import TenantSpec
 from tessera.formulation.values import Workload
-from tessera.simulator.hazards import DAY_S, Hazards, draw_failures, draw_stragglers
+from tessera.simulator.hazards import (
+    DAY_S,
+    Failure,
+    Hazards,
+    Straggler,
+    draw_failures,
+    draw_stragglers,
+)
 from tessera.simulator.overheads import PRESETS, Overheads, preset_overheads
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.truth import perturb_estimates
-from tessera.simulator.world import Failure, Straggler
 from tests.support.worlds import a_profile, a_scenario, a_world, an_arrival, give, some_specs
 
 # scenarios
@@ -51,7 +57,7 @@ def test_visible_estimates_of_workloads_without_jobs_do_not_shift_the_others() -
     world = a_world(a_scenario(an_arrival("a")), visible=[strange, a_profile()])
     give(world, "a", ("a100-0", [0]))
     world.advance(1000.0)
-    assert not world.store.live
+    assert not world.store.jobs.live
 
 
 # errors of estimates

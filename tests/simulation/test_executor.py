@@ -14,9 +14,9 @@ import pytest
 from tessera.formulation.errors import InvalidInput
 from tessera.simulator import executor
 from tessera.simulator.executor import ReplayFailed, replay_lines
+from tessera.simulator.hazards import Failure, Straggler
 from tessera.simulator.logfile import lines_of, log_of, read_log, write_log
 from tessera.simulator.run import Result
-from tessera.simulator.world import Failure, Straggler
 from tests.support.worlds import (
     COSTLY,
     FREE,

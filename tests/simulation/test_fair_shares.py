@@ -13,8 +13,7 @@ from tessera.formulation.fair_share import fair_shares
 from tessera.formulation.records.clusters import TenantSpec
 from tessera.formulation.snapshot import Snapshot
 from tessera.simulator.run import Conditions, Decider, simulate
-from tessera.simulator.scenario import Scenario
-from tessera.simulator.store import EPOCH_S
+from tessera.simulator.scenario import EPOCH_S, Scenario
 from tessera.simulator.traces.trace import Arrival
 from tessera.simulator.world import World
 from tessera.solvers.rounds.options import RoundOptions

@@ -24,7 +24,7 @@ from tessera.simulator.forecasts.future import Draw, RoundRhythm, follow_future
 from tessera.simulator.logfile import lines_of, log_of
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.run import Conditions, Decider, Result, simulate
-from tessera.simulator.store import EPOCH_S
+from tessera.simulator.scenario import EPOCH_S
 from tessera.simulator.traces.trace import Arrival
 from tessera.simulator.truth import perturb_estimates
 from tessera.simulator.world import World

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from tessera.formulation.decisions import DecisionKind
-from tessera.simulator.world import Failure, Straggler, World
+from tessera.simulator.hazards import Failure, Straggler
+from tessera.simulator.world import World
 from tests.support.worlds import (
     COSTLY,
     FCFS,
@@ -358,7 +359,7 @@ def test_an_end_at_the_moment_of_a_round_is_handled_before_the_round() -> None:
         )
         give(world, "a", ONE)
         world.advance(3000 * time_s)
-        assert not world.store.live
+        assert not world.store.jobs.live
 
 
 def test_a_failure_at_the_moment_of_an_end_counts_if_it_was_planned_first() -> None:
@@ -368,7 +369,7 @@ def test_a_failure_at_the_moment_of_an_end_counts_if_it_was_planned_first() -> N
     give(world, "a", ONE)
     world.advance(1000)
     assert world.segments[-1].ended_by == "failure"
-    assert world.store.live == [0]
+    assert world.store.jobs.live == [0]
 
 
 def test_a_round_sees_a_failure_at_its_own_moment() -> None:

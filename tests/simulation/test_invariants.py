@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from tessera.formulation.decisions import DecisionKind
+from tessera.simulator.hazards import Failure
 from tessera.simulator.overheads import Overheads
-from tessera.simulator.store import InvariantBroken
-from tessera.simulator.world import Failure, World
+from tessera.simulator.store.gpus import InvariantBroken
+from tessera.simulator.world import World
 from tests.support.worlds import (
     FREE,
     a_profile,
@@ -36,31 +37,31 @@ def a_busy_world(overheads: Overheads = FREE) -> World:
 
 
 def train_waiting_job(world: World) -> None:
-    world.store.done[1] += 1.0
+    world.store.jobs.done[1] += 1.0
 
 
 def add_unpaid_work(world: World) -> None:
-    world.store.done[0] += 1.0
+    world.store.jobs.done[0] += 1.0
 
 
 def steal_gpu(world: World) -> None:
-    world.store.owner[0] = 1
+    world.store.gpus.owner[0] = 1
 
 
 def leak_gpu(world: World) -> None:
-    world.store.owner[5] = 0
+    world.store.gpus.owner[5] = 0
 
 
 def forget_gpus(world: World) -> None:
-    world.store.gangs.clear()
+    world.store.gpus.gangs.clear()
 
 
 def shift_allocation_start(world: World) -> None:
-    world.store.began_s[0] += 1.0
+    world.store.jobs.began_s[0] += 1.0
 
 
 def add_unearned_service(world: World) -> None:
-    world.store.service_gpu_s[1] += 1.0
+    world.store.jobs.service_gpu_s[1] += 1.0
 
 
 @pytest.mark.parametrize(
@@ -84,8 +85,8 @@ def test_a_corrupted_world_is_refused(corrupt: Callable[[World], None], message:
 
 def test_progress_of_a_waiting_job_is_refused_even_if_the_log_agrees() -> None:
     world = a_busy_world()
-    world.store.done[1] += 1.0
-    world._logged[1] += 1.0
+    world.store.jobs.done[1] += 1.0
+    world._ledger.log(1, 1.0)
     with pytest.raises(InvariantBroken, match="while it held no GPUs"):
         world.check()
 
@@ -129,7 +130,7 @@ def test_jobs_may_swap_gpus_in_one_round() -> None:
         lambda snapshot: run_decision(snapshot, "a", [("a100-1", [0])], move),
         lambda snapshot: run_decision(snapshot, "b", [("a100-0", [0])], move),
     )
-    assert world.store.owner[[0, 4]].tolist() == [1, 0]
+    assert world.store.gpus.owner[[0, 4]].tolist() == [1, 0]
 
 
 def test_gpu_seconds_add_up_for_many_gpus_at_irregular_times() -> None:
@@ -145,4 +146,4 @@ def test_gpu_seconds_add_up_for_many_gpus_at_irregular_times() -> None:
     for later_s in (0.0, 1e-3, 0.1, 7.7):
         world.advance(at_s + later_s)
         world.check()
-    assert np.isfinite(world.store.began_s[0])
+    assert np.isfinite(world.store.jobs.began_s[0])

@@ -21,12 +21,13 @@ from tessera.formulation.records.estimates import (
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.values import GpuType, Workload
 from tessera.simulator.executor import ReplayFailed, replay_lines
+from tessera.simulator.hazards import Failure
 from tessera.simulator.logfile import lines_of, log_of, read_log, write_log
 from tessera.simulator.metrics import reference_of, run_figures
 from tessera.simulator.overheads import preset_overheads
 from tessera.simulator.run import Decider, Result
-from tessera.simulator.store import AllocationChange
-from tessera.simulator.world import Failure, World
+from tessera.simulator.store.gpus import AllocationChange
+from tessera.simulator.world import World
 from tests.support.worlds import (
     ARENA,
     BERT,

@@ -12,8 +12,8 @@ import pytest
 from tessera.formulation.check import Violation
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.snapshot import Snapshot
+from tessera.simulator.hazards import Failure, Straggler
 from tessera.simulator.run import Conditions, Decider, Result, simulate
-from tessera.simulator.world import Failure, Straggler
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import RoundOutcome
 from tests.support.worlds import (

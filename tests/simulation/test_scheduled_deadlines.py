@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from tessera.formulation.snapshot import Snapshot
 from tessera.simulator.run import Conditions, Decider, Result, simulate
-from tessera.simulator.scenario import Scenario
-from tessera.simulator.store import EPOCH_S
+from tessera.simulator.scenario import EPOCH_S, Scenario
 from tessera.solvers.rounds.due import due_s, next_leg_s
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import RoundOutcome

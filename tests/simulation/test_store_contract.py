@@ -20,9 +20,10 @@ from tessera.formulation.records.store import Request
 from tessera.formulation.snapshot import Snapshot
 from tessera.service.loop import RoundLoop
 from tessera.service.ports.rounds import Rounds
+from tessera.simulator.hazards import Failure
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.scenario import Scenario
-from tessera.simulator.world import Failure, World
+from tessera.simulator.world import World
 from tessera.solvers.rounds.options import RoundOptions
 from tests.support.proofs import a_round_proof
 from tests.support.stored_cluster import a_leg, a_round, a_summary, legs_of, wait

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from tessera.formulation.last_round import Legs
 from tessera.formulation.lifecycle import JobState
-from tessera.formulation.snapshot import STATE_CODE, Allocations, Legs, Snapshot
+from tessera.formulation.snapshot import STATE_CODE, Allocations, Snapshot
 from tessera.formulation.tables import Bools
 from tessera.formulation.values import Hold
 from tessera.solvers.base import Budget

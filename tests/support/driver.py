@@ -11,17 +11,10 @@ import numpy as np
 
 from tessera.formulation.decisions import CHANGES_GPUS, DecisionKind
 from tessera.formulation.lifecycle import JobState
-from tessera.formulation.permissions import AllowedTypes, Selectors, UnmatchedNodes
+from tessera.formulation.permissions import AllowedTypes, Avoids, Selectors, UnmatchedNodes
 from tessera.formulation.policy import Policy
-from tessera.formulation.snapshot import (
-    STATE_CODE,
-    Allocations,
-    Avoids,
-    Jobs,
-    Quotas,
-    Snapshot,
-    Tenants,
-)
+from tessera.formulation.snapshot import STATE_CODE, Allocations, Jobs, Snapshot
+from tessera.formulation.tenants import Quotas, Tenants
 from tessera.formulation.values import Hold
 from tessera.solvers.base import Budget
 from tessera.solvers.registry import make_solver

@@ -14,7 +14,8 @@ from tessera.formulation.lifecycle import JobState
 from tessera.formulation.objectives import column_values, with_needs
 from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
-from tessera.formulation.snapshot import NO_TENANTS, Snapshot, Tenants
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.tenants import NO_TENANTS, Tenants
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 
 BATCH = 256

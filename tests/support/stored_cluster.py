@@ -15,6 +15,7 @@ from tessera.db.store import PostgresStore
 from tessera.db.writer import PostgresWriter
 from tessera.formulation.codec import digest, encode
 from tessera.formulation.decisions import Decision, DecisionKind
+from tessera.formulation.last_round import NO_LEGS, Legs
 from tessera.formulation.lifecycle import SCHEDULABLE, JobEvent, JobState
 from tessera.formulation.placement import Gang, current_gangs
 from tessera.formulation.reasons import Reason, ReasonCode
@@ -24,7 +25,7 @@ from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobRecord, JobSpec, LegRecord
 from tessera.formulation.records.rounds import RoundCommit, RoundRecord, RoundSummary
 from tessera.formulation.records.store import Request
-from tessera.formulation.snapshot import NO_LEGS, STATES, Legs, Snapshot
+from tessera.formulation.snapshot import STATES, Snapshot
 from tessera.formulation.values import CellKey, EstimateSource, GpuType, Workload
 from tests.support.cells import kind_of, with_cell
 

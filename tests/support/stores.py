@@ -18,9 +18,10 @@ from tessera.formulation.records.rounds import RoundRecord
 from tessera.formulation.snapshot import STATES, Snapshot
 from tessera.service.loop import RoundLoop
 from tessera.service.ports.rounds import Rounds
+from tessera.simulator.hazards import Failure
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.scenario import Scenario
-from tessera.simulator.world import Failure, World
+from tessera.simulator.world import World
 from tessera.solvers.rounds.options import RoundOptions
 from tests.support.stored_cluster import (
     do,
@@ -173,13 +174,13 @@ class InPostgres:
     def _observed(self, name: str, generation: int, node: str) -> ObservedGang:
         known = self.world.store
         job = [spec.name for spec in known.specs].index(name)
-        over = math.isfinite(known.ended_s[job])
+        over = math.isfinite(known.jobs.ended_s[job])
         return ObservedGang(
             job=name,
             generation=generation,
             node=node,
             phase="succeeded" if over else "running",
-            iterations_done=float(known.done[job]),
+            iterations_done=float(known.jobs.done[job]),
         )
 
 

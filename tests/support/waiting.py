@@ -26,6 +26,8 @@ def until(
     end_s, pause = time.monotonic() + within_s, threading.Event()
     while not (value := condition()):
         if time.monotonic() >= end_s:
-            raise AssertionError(f"timed out waiting for: {what if isinstance(what, str) else what()}")
+            raise AssertionError(
+                f"timed out waiting for: {what if isinstance(what, str) else what()}"
+            )
         pause.wait(every_s)
     return value

@@ -74,8 +74,8 @@ class WorldRounds:
             number=store.rounds,
             epoch=store.rounds + 1,
             outcome=commit.summary.outcome or "committed",
-            running=len(store.gangs),
-            waiting=len(store.live) - len(store.gangs),
+            running=len(store.gpus.gangs),
+            waiting=len(store.jobs.live) - len(store.gpus.gangs),
         )
         decisions = tuple(decision_record(commit.snapshot, d) for d in commit.decisions)
         record = RoundRecord(summary=summary, decisions=decisions)

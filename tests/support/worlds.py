@@ -15,11 +15,12 @@ from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.values import CellKey, EstimateSource, GpuType, Workload
+from tessera.simulator.hazards import Failure, Straggler
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.run import Conditions, Decider, Result, simulate
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.traces.trace import Arrival
-from tessera.simulator.world import Failure, Straggler, World
+from tessera.simulator.world import World
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import RoundOutcome
 from tests.support.cells import kind_of, with_cell
@@ -166,12 +167,12 @@ def end_s(world: World, job: str, until_s: float = 1e9) -> float:
     """Let time pass, and return the time at which ``job`` ended, or inf if it did not."""
     world.advance(until_s)
     world.check()
-    return float(world.store.ended_s[[s.name for s in world.store.specs].index(job)])
+    return float(world.store.jobs.ended_s[[s.name for s in world.store.specs].index(job)])
 
 
 def iterations_done(world: World, job: str) -> float:
     """Return the iterations that ``job`` has trained."""
-    return float(world.store.done[[s.name for s in world.store.specs].index(job)])
+    return float(world.store.jobs.done[[s.name for s in world.store.specs].index(job)])
 
 
 def simulate_scenario(

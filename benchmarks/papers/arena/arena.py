@@ -11,12 +11,14 @@ from tessera.benchmarks.papers.arena.oddities import ROUND_S, LaunchCost, Odditi
 from tessera.benchmarks.papers.arena.pricing import sizes_inferred, slow_left_out
 from tessera.benchmarks.papers.arena.scatter import scatter_starts, starts_of
 from tessera.formulation.decisions import Decision, DecisionKind
+from tessera.formulation.last_round import NO_LEGS, Legs
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang
-from tessera.formulation.snapshot import NO_LEGS, STATE_CODE, Legs, Snapshot
+from tessera.formulation.snapshot import STATE_CODE, Snapshot
 from tessera.formulation.tables import Floats, Ints
 from tessera.simulator.scenario import Scenario
-from tessera.simulator.store import AllocationChange, InvariantBroken, MemoryStore
+from tessera.simulator.store.gpus import AllocationChange, InvariantBroken
+from tessera.simulator.store.memory import MemoryStore
 from tessera.simulator.truth import truth_of
 from tessera.solvers.rounds.plan import RoundOutcome
 
@@ -119,14 +121,14 @@ class ArenaWorld:
     def _credit(self, job: int, run: _RunningJob, trained_s: float) -> float:
         """Credit the seconds. Return those not needed, or a negative number if the job goes on."""
         store = self.store
-        iterations = float(store.iterations[job])
+        iterations = float(store.jobs.iterations[job])
         self._exec_s[job] += trained_s
         if self.oddities.repriced_past:
-            store.done[job] = min(self._exec_s[job] // run.iter_s, iterations)
+            store.jobs.done[job] = min(self._exec_s[job] // run.iter_s, iterations)
             return float(self._exec_s[job] - iterations * run.iter_s)
         left_s = (iterations - self._done[job]) * run.iter_s
         self._done[job] += trained_s / run.iter_s
-        store.done[job] = min(self._done[job], iterations)
+        store.jobs.done[job] = min(self._done[job], iterations)
         over_s = trained_s - left_s
         return max(0.0, over_s) if over_s >= -1e-9 * left_s and trained_s > 0 else -1.0
 
@@ -136,7 +138,7 @@ class ArenaWorld:
 
     def wait(self) -> None:
         """Count the round as waiting time for jobs without GPUs."""
-        waiting = [job for job in self.store.live if job not in self._runs]
+        waiting = [job for job in self.store.jobs.live if job not in self._runs]
         self.waited_s[waiting] += ROUND_S
 
     # a round
@@ -153,7 +155,7 @@ class ArenaWorld:
 
     def carry_out(self, decisions: Sequence[Decision], legs: Legs = NO_LEGS) -> None:
         """Carry out the decisions of a round on the last snapshot."""
-        held = {job: _gpus(gang) for job, gang in self.store.gangs.items()}
+        held = {job: _gpus(gang) for job, gang in self.store.gpus.gangs.items()}
         for change in self.store.commit(decisions, self.now_s, legs):
             if change.kind is DecisionKind.SUSPEND:
                 self._suspend(change.job)
@@ -163,14 +165,15 @@ class ArenaWorld:
     def _suspend(self, job: int) -> None:
         del self._runs[job]
         if self.oddities.suspended_twice:
-            self.store.iterations[job] = max(1.0, self.store.iterations[job] - self.store.done[job])
+            jobs = self.store.jobs
+            jobs.iterations[job] = max(1.0, jobs.iterations[job] - jobs.done[job])
 
     def _start(
         self, change: AllocationChange, gang: Gang, held: frozenset[tuple[int, int]]
     ) -> None:
         job, store = change.job, self.store
         rate = self._truth.iterations_per_s(
-            int(store.workload[job]), store.cell(change.cell).on(gang.nodes)
+            int(store.jobs.workload[job]), store.names.cell(change.cell).on(gang.nodes)
         )
         if not rate > 0:
             raise InvariantBroken(
@@ -202,13 +205,13 @@ class ArenaWorld:
         """Return the result of the run."""
         return CompatResult(
             entered_s=self.entered_s,
-            ended_s=self.store.ended_s,
+            ended_s=self.store.jobs.ended_s,
             queued_s=self.waited_s,
             gains=self.gains,
             samples_s=np.array(samples_s),
             decided=decided,
             refused=refused,
-            at_end=tuple(tuple(JobState)[code].value for code in self.store.state.tolist()),
+            at_end=tuple(tuple(JobState)[code].value for code in self.store.jobs.state.tolist()),
         )
 
 
@@ -231,7 +234,7 @@ def run_artifact(
     ended = 0
     for number in range(rounds):
         arrived = world.arrive()
-        if world.store.live and (ended or len(arrived) or not oddities.idle_rounds):
+        if world.store.jobs.live and (ended or len(arrived) or not oddities.idle_rounds):
             decided += 1
             refused += not _round(world, decide, arrived, ended)
         world.wait()
@@ -268,7 +271,9 @@ def _round(
     """Decide a round and carry it out unless it violates a rule. Return whether it was valid."""
     oddities, snapshot = world.oddities, world.snapshot()
     new = set(arrived.tolist())
-    waiting = [job for job in world.waiting(snapshot).tolist() if world.store.live[job] not in new]
+    waiting = [
+        job for job in world.waiting(snapshot).tolist() if world.store.jobs.live[job] not in new
+    ]
     hidden = set(waiting) if oddities.retries_after_ends and not ended else set[int]()
     # Leave out the jobs that pass a blocked job, and decide again until no job does.
     while True:

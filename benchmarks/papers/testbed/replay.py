@@ -121,7 +121,7 @@ def simulator_speeds(campaign: Campaign) -> list[list[float]]:
     world = World(campaign.scenario, overheads=Overheads())
     of_run: list[list[float]] = [[] for _ in campaign.jobs]
     for hold in campaign.holds:
-        speed = world.truth.iterations_per_s(int(world.store.workload[hold.job]), hold.cell)
+        speed = world.truth.iterations_per_s(int(world.store.jobs.workload[hold.job]), hold.cell)
         of_run[hold.job].append(speed)
     return of_run
 

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from tessera.estimator.cell_estimator import Estimator
 from tessera.estimator.hardware import Hardware
 from tessera.estimator.hardware.types import Link
+from tessera.estimator.models import read_model
 from tessera.estimator.plans import Shape
 from tessera.estimator.tuning_plans import MAX_COUNT, list_tuning_plans
-from tessera.estimator.workloads import Estimator, read_model
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ExecutionPlan
 from tessera.formulation.launch import TuningSpace

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from tessera.estimator.cell_estimator import CellEstimate
+from tessera.estimator.models import Model
 from tessera.estimator.plans import PricedPlan
 from tessera.estimator.profiling.tasks import arguments_of
-from tessera.estimator.workloads import CellEstimate, Model
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.estimates import ModelSpec
 from tessera.service.rpc import fields

@@ -65,7 +65,7 @@ def rounds_until_end(world: ArenaWorld, job: int = 0) -> int:
     """Play rounds until the job has ended; return their number."""
     for number in range(1, 1000):
         world.train()
-        if np.isfinite(world.store.ended_s[job]):
+        if np.isfinite(world.store.jobs.ended_s[job]):
             return number
     raise AssertionError("the job does not end")
 
@@ -146,7 +146,7 @@ def test_repriced_progress_counts_whole_iterations() -> None:
     world = a_world(scenario, repriced_past=True)
     give(world, "a", ONE)
     world.train()
-    assert world.store.done[0] == 300 // 7
+    assert world.store.jobs.done[0] == 300 // 7
 
 
 def test_a_suspended_job_pays_twice_if_that_oddity_is_on() -> None:
@@ -182,7 +182,7 @@ def test_a_restart_that_is_charged_to_the_job_delays_it() -> None:
     world = a_world(a_scenario(an_arrival("a", iterations=500)), OTHERS)
     give(world, "a", ONE)
     rounds_until_end(world)
-    assert world.store.ended_s[0] == 650.0
+    assert world.store.jobs.ended_s[0] == 650.0
 
 
 def test_a_restart_during_a_long_restart_starts_the_count_again() -> None:
@@ -204,7 +204,7 @@ def test_releasing_gpus_is_free_if_that_oddity_is_on() -> None:
             world.train()
         give(world, "a", ONE, DecisionKind.RESIZE)
         rounds_until_end(world)
-        assert world.store.ended_s[0] == end_s
+        assert world.store.jobs.ended_s[0] == end_s
         assert world.gains[0] == 1
 
 

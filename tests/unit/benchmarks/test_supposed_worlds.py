@@ -17,7 +17,7 @@ from tessera.formulation.values import EstimateSource
 from tessera.simulator.comparison.workload import SYNTHETIC, WorkloadSpec, make_scenario
 from tessera.simulator.measured_times import MEASURED_ITERATIONS
 from tessera.simulator.run import Result
-from tessera.simulator.store import EPOCH_S
+from tessera.simulator.scenario import EPOCH_S
 from tessera.solvers.rounds.options import RoundOptions
 
 STANDING = RoundOptions(solver="pricing")

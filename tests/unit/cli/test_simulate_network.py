@@ -33,6 +33,7 @@ from tessera.service.cli.simulate.network import (
     read_network_options,
 )
 from tessera.simulator.executor import replay_lines
+from tessera.simulator.hazards import Straggler
 from tessera.simulator.logfile import lines_of, log_of
 from tessera.simulator.network.figures import contention_figures
 from tessera.simulator.network.rates import GroupRates, RateWindow
@@ -40,8 +41,7 @@ from tessera.simulator.network.slowdowns import ContentionRecord, ContentionSlow
 from tessera.simulator.network.traffic_source import TrafficSource
 from tessera.simulator.run import Result
 from tessera.simulator.scenario import Scenario
-from tessera.simulator.store import AllocationChange
-from tessera.simulator.world import Straggler
+from tessera.simulator.store.gpus import AllocationChange
 from tessera.solvers.network.fluid import simulate_fluid as played
 from tessera.solvers.network.mechanisms import make_mechanism
 from tessera.solvers.network.paths import least_comm_s

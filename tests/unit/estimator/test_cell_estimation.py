@@ -10,21 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tessera.estimator.cell_estimator import Estimator
 from tessera.estimator.cells import COARSE_LAYERS
+from tessera.estimator.fingerprints import estimates_fingerprint
+from tessera.estimator.gpu_counts import gpu_counts_of
 from tessera.estimator.hardware import GIB
+from tessera.estimator.hardware.cluster_types import catalogue_of, hardware_of
+from tessera.estimator.measured_cells import measured_cells, measured_estimates
+from tessera.estimator.models import known_models, model_of, read_model
 from tessera.estimator.plans import shape_of
-from tessera.estimator.workloads import (
-    Estimator,
-    catalogue_of,
-    estimates_fingerprint,
-    gpu_counts_of,
-    hardware_of,
-    known_models,
-    measured_cells,
-    measured_estimates,
-    model_of,
-    read_model,
-)
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.estimates import ClusterGpuType, MeasurementRecord, ModelSpec
 from tessera.formulation.values import Cell, EstimateSource, GpuType, Workload

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from tessera.estimator.architectures.files import load_graph, read_values
+from tessera.estimator.cell_estimator import Estimator
 from tessera.estimator.documents import read_document, read_yaml
+from tessera.estimator.hardware.cluster_types import catalogue_of
 from tessera.estimator.hardware.files import read_hardware
+from tessera.estimator.models import read_model
 from tessera.estimator.profiling import records
-from tessera.estimator.workloads import Estimator, catalogue_of, read_model
 from tessera.formulation import codec
 from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.documents import ARCHITECTURE, TOPOLOGY, DocumentLimits, read_json

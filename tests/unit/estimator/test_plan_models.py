@@ -8,12 +8,11 @@ from functools import cache
 
 import pytest
 
+from tessera.estimator.cell_estimator import Estimator
 from tessera.estimator.cells import Setting
-from tessera.estimator.plan_corrections import (
-    PlanCorrections,
-    configuration_of,
-    priced_runs,
-)
+from tessera.estimator.hardware.cluster_types import catalogue_of
+from tessera.estimator.models import known_models
+from tessera.estimator.plan_corrections import PlanCorrections, configuration_of, priced_runs
 from tessera.estimator.plans import Shape
 from tessera.estimator.pricing.price import price_plan
 from tessera.estimator.reconfiguration import (
@@ -26,7 +25,6 @@ from tessera.estimator.reconfiguration import (
 from tessera.estimator.reconfiguration.appendix import appendix_iteration_s
 from tessera.estimator.reconfiguration.configurations import ConfigurationTable
 from tessera.estimator.stated.estimates import estimate_stated_plan
-from tessera.estimator.workloads import Estimator, catalogue_of, known_models
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import (
     ExecutionPlan,

@@ -14,7 +14,11 @@ from hypothesis import strategies as st
 
 from tessera.estimator.architectures.published import find_published, jax_step, published_models
 from tessera.estimator.calibration import Residual
+from tessera.estimator.cell_estimator import Estimator
+from tessera.estimator.fingerprints import estimates_fingerprint
 from tessera.estimator.hardware import CATALOGUE
+from tessera.estimator.hardware.cluster_types import catalogue_of
+from tessera.estimator.models import known_models
 from tessera.estimator.plans import Training
 from tessera.estimator.profiling.stages import StepMaker as StepSource
 from tessera.estimator.profiling.stages import kinds_of
@@ -32,7 +36,6 @@ from tessera.estimator.profiling.tasks import (
 )
 from tessera.estimator.profiling.totals import ProfiledTotals
 from tessera.estimator.rooflines import RooflineCompute
-from tessera.estimator.workloads import Estimator, catalogue_of, estimates_fingerprint, known_models
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.records.estimates import (

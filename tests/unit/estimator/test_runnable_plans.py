@@ -9,12 +9,14 @@ from itertools import pairwise, permutations, product
 
 import pytest
 
+from tessera.estimator.cell_estimator import CellEstimate, Estimator
 from tessera.estimator.cells import Setting
 from tessera.estimator.hardware import GIB
+from tessera.estimator.hardware.cluster_types import catalogue_of
+from tessera.estimator.models import known_models
 from tessera.estimator.plans import Shape
 from tessera.estimator.pricing.price import price_plan
 from tessera.estimator.runnable_plans import estimate_runnable_plans, find_runnable_plan
-from tessera.estimator.workloads import CellEstimate, Estimator, catalogue_of, known_models
 from tessera.formulation.demand import Capacity
 from tessera.formulation.execution_plan import (
     ExecutionPlan,

@@ -10,12 +10,14 @@ from itertools import product
 import pytest
 
 from tessera.estimator import tuning_plans
+from tessera.estimator.cell_estimator import CellEstimate, Estimator
 from tessera.estimator.cells import Setting
+from tessera.estimator.hardware.cluster_types import catalogue_of
+from tessera.estimator.models import known_models
 from tessera.estimator.plans import shape_on
 from tessera.estimator.pricing.price import price_plan
 from tessera.estimator.runnable_plans import find_runnable_plan
 from tessera.estimator.tuning_plans import list_tuning_plans, record_tunings
-from tessera.estimator.workloads import CellEstimate, Estimator, catalogue_of, known_models
 from tessera.formulation.execution_plan import ExecutionPlan, Schedule
 from tessera.formulation.launch import TuningSpace
 from tessera.formulation.runtimes import COMMAND, MEGATRON, RUNTIMES, TORCHRUN

@@ -10,10 +10,11 @@ import pytest
 
 from tessera.formulation.codec import decode, encode
 from tessera.formulation.decisions import DecisionKind
+from tessera.formulation.last_round import NO_LEGS, Legs
 from tessera.formulation.policy import Policy
 from tessera.formulation.promises.backoff import back_off_s
 from tessera.formulation.reasons import ReasonCode
-from tessera.formulation.snapshot import NO_LEGS, Legs, Snapshot
+from tessera.formulation.snapshot import Snapshot
 from tessera.solvers.base import Budget
 from tessera.solvers.registry import make_solver
 from tessera.solvers.rounds.plan import plan_round

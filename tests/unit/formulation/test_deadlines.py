@@ -11,13 +11,14 @@ import pytest
 
 from tessera.formulation.admission import Admission
 from tessera.formulation.decisions import Decision, DecisionKind
+from tessera.formulation.last_round import NO_LEGS, Legs
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.moments import format_rfc3339
 from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
 from tessera.formulation.promises.deadlines import certificates_are_kept
 from tessera.formulation.reasons import ReasonCode
-from tessera.formulation.snapshot import NO_LEGS, Legs, Snapshot
+from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.statement import Statement, state_round
 from tessera.solvers.base import Budget
 from tessera.solvers.lookahead.admission import drafts_before_deadlines

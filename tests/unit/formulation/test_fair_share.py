@@ -25,7 +25,8 @@ from tessera.formulation.fair_share import MAX_HALVINGS, FairShare, fair_shares
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.policy import Policy
 from tessera.formulation.rates import effective_weight
-from tessera.formulation.snapshot import Snapshot, Tenants
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.tenants import Tenants
 from tessera.solvers.base import Budget
 from tessera.solvers.greedy import Greedy
 from tessera.solvers.rounds.plan import plan_round

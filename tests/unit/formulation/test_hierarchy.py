@@ -12,7 +12,8 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.hierarchy import MAX_DEPTH, lines_of_tenants
 from tessera.formulation.policy import Policy
 from tessera.formulation.rates import effective_weight
-from tessera.formulation.snapshot import Quotas, Snapshot, Tenants
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.tenants import Quotas, Tenants
 from tessera.solvers.base import Budget
 from tessera.solvers.cpsat import CpSat
 from tessera.solvers.rounds.plan import plan_round

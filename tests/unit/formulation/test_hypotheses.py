@@ -11,8 +11,9 @@ import pytest
 
 from tessera.formulation.errors import InvalidInput, NotFound
 from tessera.formulation.explanations.changes import Change, ChangeKind
+from tessera.formulation.last_round import Legs
 from tessera.formulation.policy import Policy
-from tessera.formulation.snapshot import Legs, Snapshot
+from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.what_if.hypotheses import Hypothesis, append_jobs, apply_hypotheses
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 

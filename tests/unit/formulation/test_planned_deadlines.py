@@ -6,12 +6,13 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from tessera.formulation.last_round import Legs
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.lookahead import look_ahead
 from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
 from tessera.formulation.reasons import ReasonCode
-from tessera.formulation.snapshot import Legs, Snapshot
+from tessera.formulation.snapshot import Snapshot
 from tessera.solvers.base import Budget
 from tessera.solvers.lookahead.admission import drafts_before_deadlines
 from tessera.solvers.portfolio import Portfolio

@@ -17,6 +17,7 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ExecutionPlan, PlanStage, Precision, ZeroStage
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang, Placement
+from tessera.formulation.plan_tables import RefusedPlans, Runtimes
 from tessera.formulation.policy import Policy
 from tessera.formulation.promises.pins import pinned_type
 from tessera.formulation.promises.stated_plans import stated_plans
@@ -28,7 +29,7 @@ from tessera.formulation.runnable_plans import (
     restriction_in_words,
 )
 from tessera.formulation.runtimes import MEGATRON, RESTRICTED_RUNTIMES, RUNTIMES
-from tessera.formulation.snapshot import RefusedPlans, Runtimes, Snapshot
+from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.statement import build_problem
 from tessera.solvers.base import Budget

@@ -13,13 +13,14 @@ from tessera.formulation.codec import decode, encode
 from tessera.formulation.columns import first_draft
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.objectives.fairness import fair_rate
+from tessera.formulation.plan_tables import PlanKinds
 from tessera.formulation.policy import Policy
 from tessera.formulation.promises.guarantee import (
     guaranteed_jobs_are_as_fast_as_requested,
     min_demand,
     request_rate,
 )
-from tessera.formulation.snapshot import PlanKinds, Snapshot
+from tessera.formulation.snapshot import Snapshot
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate
 
 PLANS = ("", "slow", "fast", "absent")

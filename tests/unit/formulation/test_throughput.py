@@ -16,8 +16,9 @@ from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
 from tessera.formulation.problem import MAX_TOTAL, VALUE_SCALE, Problem
 from tessera.formulation.rates import effective_weight
-from tessera.formulation.snapshot import Snapshot, Tenants
+from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.statement import build_problem
+from tessera.formulation.tenants import Tenants
 from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
 
 THROUGHPUT = Policy(objective="throughput")

@@ -11,7 +11,7 @@ from tessera.formulation.focus import focus_on
 from tessera.formulation.job_curves import curves_of_job
 from tessera.formulation.policy import Policy
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.simulator.store import MemoryStore
+from tessera.simulator.store.memory import MemoryStore
 from tests.support.worlds import a_profile, a_scenario, an_arrival, some_specs
 
 GIB = 2**30

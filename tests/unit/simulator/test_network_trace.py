@@ -21,7 +21,7 @@ from tessera.simulator.logfile import lines_of, log_of
 from tessera.simulator.network.rates import GroupRates, RateWindow
 from tessera.simulator.network.slowdowns import ContentionSlowdowns
 from tessera.simulator.network.trace import Cluster, TraceJob, TraceResult, run_trace
-from tessera.simulator.store import AllocationChange
+from tessera.simulator.store.gpus import AllocationChange
 from tests.support.networks import FluidJob, a_demand
 from tests.support.worlds import FCFS, a_scenario, an_arrival, simulate_scenario
 

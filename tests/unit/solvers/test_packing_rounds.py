@@ -8,10 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tessera.formulation.permissions import Avoids
 from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
 from tessera.formulation.problem import Problem
-from tessera.formulation.snapshot import Avoids, Snapshot
+from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution
 from tessera.solvers.base import Budget
 from tessera.solvers.baselines.joint_optimum import divisions, find_joint_optimum

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from tessera.formulation.admission import Admission
+from tessera.formulation.last_round import Legs
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.lookahead import look_ahead
 from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
-from tessera.formulation.snapshot import Legs, Snapshot
+from tessera.formulation.snapshot import Snapshot
 from tessera.solvers.base import Budget
 from tessera.solvers.lookahead import admit, rollout
 from tessera.solvers.lookahead.admission import drafts_before_deadlines

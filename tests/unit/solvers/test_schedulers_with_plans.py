@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tessera.formulation.plan_tables import PlanKinds
 from tessera.formulation.policy import Policy
-from tessera.formulation.snapshot import PlanKinds, Snapshot
+from tessera.formulation.snapshot import Snapshot
 from tessera.solvers.schedulers.base import make_view
 from tessera.solvers.schedulers.registry import make_scheduler
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate

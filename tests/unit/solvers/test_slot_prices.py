@@ -11,9 +11,10 @@ import pytest
 
 from tessera.benchmarks.deadlines.large_rounds import draw_deadlines
 from tessera.formulation.admission import Admission
+from tessera.formulation.last_round import Legs
 from tessera.formulation.lookahead import Lookahead, find_schedule_violations, look_ahead, picks_of
 from tessera.formulation.policy import Policy
-from tessera.formulation.snapshot import Legs, Snapshot
+from tessera.formulation.snapshot import Snapshot
 from tessera.solvers.base import Budget, SolverFailed
 from tessera.solvers.lookahead import ADMISSION, admit, exact, market
 from tessera.solvers.lookahead.admission import drafts_before_deadlines

@@ -16,8 +16,9 @@ from tessera.formulation.codec import decode, digest, encode
 from tessera.formulation.columns import first_draft
 from tessera.formulation.dominance import find_undominated
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.last_round import NO_PRICES, Prices
 from tessera.formulation.policy import Policy
-from tessera.formulation.snapshot import NO_PRICES, Prices, Snapshot
+from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.statement import build_problem, state_round
 from tessera.solvers.base import Budget

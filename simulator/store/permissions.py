@@ -8,13 +8,14 @@ import numpy as np
 
 from tessera.formulation.permissions import (
     AllowedTypes,
+    Avoids,
     Selectors,
     UnmatchedNodes,
     tabulate_selectors,
 )
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.selectors import stored_selector
-from tessera.formulation.snapshot import Avoids, Nodes
+from tessera.formulation.snapshot import Nodes
 from tessera.formulation.tables import Ints
 
 

@@ -1,0 +1,46 @@
+"""Drains of nodes by operators. Health drains nodes, too (``tessera.db.health``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+
+from tessera.db.rows import nodes_named
+from tessera.db.turn import Turn, request_round
+from tessera.formulation.errors import NotFound
+from tessera.formulation.records.clusters import NodeRecord
+
+_DRAIN = sa.text("""
+UPDATE nodes SET draining = true, drain_reason = coalesce(nullif(:reason, ''), drain_reason),
+    drained_by = :drained_by, drained_at = now(), version = version + 1,
+    health_drain = false, probation_until = NULL
+WHERE cluster_id = :cluster AND name = ANY(:names)
+    AND (NOT draining OR health_drain OR (:reason <> '' AND drain_reason <> :reason))
+""")
+"""The drain of an operator. Health does not undrain the node any more if it had drained it."""
+
+_UNDRAIN = sa.text("""
+UPDATE nodes SET draining = false, drain_reason = '', drained_by = '', drained_at = NULL,
+    version = version + 1, health_drain = false, probation_until = NULL, excused_faults = faults
+WHERE cluster_id = :cluster AND name = ANY(:names) AND draining
+""")
+
+
+def drain_nodes(
+    turn: Turn, names: Sequence[str], *, draining: bool, reason: str, drained_by: str
+) -> list[NodeRecord]:
+    """Mark nodes as draining, or not.
+
+    A new reason replaces that of a node that is already draining.
+    """
+    connection = turn.connection
+    values = {"cluster": turn.cluster, "names": list(names)}
+    drain = {"reason": reason, "drained_by": drained_by} if draining else {}
+    changed = connection.execute(_DRAIN if draining else _UNDRAIN, values | drain)
+    if changed.rowcount:
+        request_round(connection, turn.cluster)
+    records = nodes_named(connection, turn.cluster, names)
+    if missing := set(names) - {node.spec.name for node in records}:
+        raise NotFound(f"clusters/{turn.name}/nodes/{min(missing)}")
+    return records

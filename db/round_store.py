@@ -1,0 +1,157 @@
+"""PostgreSQL's store of rounds: what they read, what they commit, and when the next one is due."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+
+import sqlalchemy as sa
+
+from tessera.db import (
+    agents,
+    audit_log,
+    forecasts,
+    health,
+    leases,
+    network,
+    outlook,
+    proofs,
+    round_snapshots,
+    rounds,
+    run_times,
+    shadows,
+)
+from tessera.db.snapshot.load import load_snapshot
+from tessera.db.store_part import StorePart
+from tessera.formulation.network.outcome import NetworkPlanRecord
+from tessera.formulation.proofs import RoundProof
+from tessera.formulation.records.clusters import ClusterOutlook
+from tessera.formulation.records.policies import ShadowRound
+from tessera.formulation.records.rounds import NetworkCommit, RoundCommit, RoundRecord, RoundSummary
+from tessera.formulation.records.store import Request
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.spreads import ClusterForecast, ForecastHistory
+
+log = logging.getLogger(__name__)
+
+
+class RoundStore(StorePart):
+    """The rounds, network plans, shadows and forecasts of ``tessera.service.ports``."""
+
+    def begin_round(
+        self, cluster: str, request: Request | None, use_half_life_s: float = 0.0
+    ) -> Snapshot | RoundRecord:
+        """Return the snapshot of a new round; see ``tessera.service.ports.rounds.Rounds``.
+
+        If no node has fallen silent and no job has timed out, this is one transaction that only
+        reads, because rounds begin often.
+        """
+        with self._database.read() as connection:
+            if (
+                request is not None
+                and (done := rounds.find_committed_round(connection, request)) is not None
+            ):
+                return done
+            silence = agents.find_silence(connection, cluster)
+            silence_s = self._silence.at(silence.clock_s)
+            returning = silence.returning_s <= silence_s
+            if not silence.is_ahead and silence.longest_s <= silence_s and not returning:
+                loaded = load_snapshot(connection, cluster, silence_s, use_half_life_s)
+                if not run_times.has_overlong_jobs(loaded):
+                    return loaded
+        if returning:
+            self._end_probations(cluster)
+        if lost := self.expire(cluster):
+            log.warning("nodes fell silent", extra={"action": "expired", "jobs": lost})
+        ended = self._database.write(lambda c: run_times.end_overlong_jobs(c, cluster))
+        if ended:
+            log.info("jobs timed out", extra={"action": "timed out", "jobs": ended})
+        return self.snapshot(cluster, use_half_life_s)
+
+    def expire(self, cluster: str) -> list[str]:
+        """Free the GPUs of silent nodes; return the names of the jobs that lost some."""
+        return self._database.write(
+            lambda c: agents.expire_silent_nodes(c, cluster, self._silence.read(c))
+        )
+
+    def _end_probations(self, cluster: str) -> None:
+        for node in self._database.write(
+            lambda c: health.end_probations(c, cluster, self._silence.read(c))
+        ):
+            health.log_health(cluster, node, health.HealthEvent.RETURN)
+
+    def snapshot(self, cluster: str, use_half_life_s: float = 0.0) -> Snapshot:
+        """Read everything a round may look at."""
+        with self._database.read() as connection:
+            silence_s = self._silence.read(connection)
+            return load_snapshot(connection, cluster, silence_s, use_half_life_s)
+
+    def commit(
+        self, commit: RoundCommit, in_time: Callable[[], bool] = lambda: True
+    ) -> RoundRecord:
+        """Commit a round."""
+        return rounds.commit_round(self._database, commit, in_time)
+
+    def get_round(self, cluster: str, number: int) -> RoundRecord:
+        """Return a round with its decisions."""
+        with self._database.read() as connection:
+            return rounds.get_round(connection, cluster, number)
+
+    def list_rounds(self, cluster: str, before: int, limit: int) -> list[RoundSummary]:
+        """Return rounds, newest first."""
+        with self._database.read() as connection:
+            return rounds.list_rounds(connection, cluster, before, limit)
+
+    def round_snapshot(self, cluster: str, number: int) -> Snapshot:
+        """Return the snapshot that a round was decided on."""
+        with self._database.read() as connection:
+            return round_snapshots.round_snapshot(connection, cluster, number)
+
+    def round_proof(self, cluster: str, number: int) -> RoundProof:
+        """Return what is kept of the proof of a round."""
+        with self._database.read() as connection:
+            return proofs.round_proof(connection, cluster, number)
+
+    def add_shadow_round(self, key: int, decided: ShadowRound) -> None:
+        """Store a round of a shadow, unless the shadow is gone."""
+        self._database.write(lambda connection: shadows.add_shadow_round(connection, key, decided))
+
+    def commit_network(self, plan: NetworkCommit) -> NetworkPlanRecord | None:
+        """Put a network plan that was made between rounds in force."""
+
+        def put_in_force(connection: sa.Connection) -> NetworkPlanRecord | None:
+            record = network.commit_plan(connection, plan)
+            if record is not None:
+                audit_log.record_change(connection)
+            return record
+
+        return self._database.write(put_in_force)
+
+    def network_in_force(self, cluster: str, job: str = "") -> NetworkPlanRecord:
+        """Return the network plan in force."""
+        with self._database.read() as connection:
+            return network.plan_in_force(connection, cluster, job)
+
+    def list_network_plans(self, cluster: str, before: int, limit: int) -> list[NetworkPlanRecord]:
+        """Return network plans, newest first."""
+        with self._database.read() as connection:
+            return network.list_plans(connection, cluster, before, limit)
+
+    def outlooks(self, clusters: Collection[str]) -> dict[str, ClusterOutlook]:
+        """Return what time alone will bring to each of these clusters that exists."""
+        with self._database.read() as connection:
+            silence_s = self._silence.read(connection)
+            return outlook.load_outlooks(connection, clusters, silence_s)
+
+    def acquire_lease(self, cluster: str, holder: str, ttl_s: float) -> bool:
+        """Take or renew the lease of the periodic rounds."""
+        return self._database.write(lambda c: leases.acquire_lease(c, cluster, holder, ttl_s))
+
+    def forecast_history(self, cluster: str) -> ForecastHistory:
+        """Return what a forecast learns from."""
+        with self._database.read() as connection:
+            return forecasts.load_history(connection, cluster)
+
+    def put_forecast(self, cluster: str, forecast: ClusterForecast) -> None:
+        """Store the forecasts of live jobs."""
+        self._database.write(lambda c: forecasts.put_forecast(c, cluster, forecast))

@@ -1,0 +1,89 @@
+"""The GPU types and nodes that jobs may run on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final, TypedDict
+
+import numpy as np
+import sqlalchemy as sa
+
+from tessera.db.rows import json_rows
+from tessera.db.snapshot.keys import Keys, split_ints
+from tessera.db.tables import LIVE
+from tessera.formulation.permissions import (
+    NO_SELECTORS,
+    NO_UNMATCHED_NODES,
+    AllowedTypes,
+    Avoids,
+    Selectors,
+    UnmatchedNodes,
+    tabulate_selectors,
+)
+from tessera.formulation.snapshot import Jobs
+
+TABLES: Final = {
+    "avoids": json_rows(
+        "v.job_id, v.node_id",
+        "job_avoids v JOIN jobs j ON j.id = v.job_id JOIN nodes n ON n.id = v.node_id"
+        f" WHERE j.cluster_id = c.id AND j.{LIVE}",
+        "j.id, n.name",
+    ),
+    "allowed_types": json_rows(
+        "j.id, t.id",
+        "jobs j CROSS JOIN LATERAL jsonb_array_elements_text(j.allowed_types) AS a(name)"
+        " JOIN gpu_types t ON t.cluster_id = j.cluster_id AND t.name = a.name"
+        f" WHERE j.cluster_id = c.id AND j.{LIVE} AND j.allowed_types <> '[]'",
+        "j.id, t.ordinal",
+    ),
+    "selections": json_rows(
+        "j.id, j.node_selector, j.preferred_labels",
+        f"jobs j WHERE j.cluster_id = c.id AND j.{LIVE}"
+        " AND (j.node_selector <> '' OR j.preferred_labels <> '')",
+        "j.id",
+    ),
+}
+"""Subqueries for the tables of a cluster (c)."""
+
+
+class PermissionFacts(TypedDict):
+    """The facts of a snapshot on permissions, with the jobs that refer to them."""
+
+    jobs: Jobs
+    avoids: Avoids
+    allowed_types: AllowedTypes
+    selectors: Selectors
+    unmatched_nodes: UnmatchedNodes
+
+
+def read_permissions(row: sa.Row[Any], keys: Keys, jobs: Jobs) -> PermissionFacts:
+    """Return the facts in a row that has the subqueries of ``TABLES``.
+
+    ``jobs`` are those of the snapshot, which get their selectors.
+    """
+    avoiding, avoided = split_ints(row.avoids, 2)
+    allowing, allowed = split_ints(row.allowed_types, 2)
+    jobs, selectors, unmatched = _with_selectors(row, keys, jobs)
+    return {
+        "jobs": jobs,
+        "avoids": Avoids(job=keys.jobs.of(avoiding), node=keys.nodes.of(avoided)),
+        "allowed_types": AllowedTypes(job=keys.jobs.of(allowing), gpu_type=keys.types.of(allowed)),
+        "selectors": selectors,
+        "unmatched_nodes": unmatched,
+    }
+
+
+def _with_selectors(
+    row: sa.Row[Any], keys: Keys, jobs: Jobs
+) -> tuple[Jobs, Selectors, UnmatchedNodes]:
+    """Return the jobs with their selectors, and the nodes that do not match these."""
+    if not row.selections:
+        return jobs, NO_SELECTORS, NO_UNMATCHED_NODES
+    own, required, preferred = zip(*row.selections, strict=True)
+    labels = [node[-1] for node in row.nodes]
+    selectors, unmatched, stated = tabulate_selectors(required, preferred, labels)
+    at, columns = keys.jobs.of(np.array(own, np.int64)), dict[str, Any]()
+    for name, indices in stated.items():
+        columns[name] = np.array(getattr(jobs, name))
+        columns[name][at] = indices
+    return replace(jobs, **columns), selectors, unmatched

@@ -1,0 +1,43 @@
+"""The certificates and prices that the last round leaves to the next one, as tables of a snapshot."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Final, Self
+
+from tessera.formulation.tables import CellTable, Floats, Ints, Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Legs(CellTable):
+    """Certificates: the Cells and times that admitted jobs are promised to meet their deadlines."""
+
+    INDEX: ClassVar[str] = "legs"
+    job: Ints  # index into Snapshot.jobs
+    start_s: Floats  # seconds since 1970
+    end_s: Floats
+    gpu_type: Ints
+    gpus: Ints
+    pipeline_degree: Ints
+    plan: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Prices(Table):
+    """The shadow prices of rows in the cluster's last decided round. Solvers start from them."""
+
+    INDEX: ClassVar[str] = "prices"
+    name: tuple[str, ...]  # of the row, e.g. "gpus/a100"
+    price: Floats  # of one unit of the row, in units of that round's last goal
+
+    @classmethod
+    def after_round(cls, prices: Mapping[str, float]) -> Self:
+        """Return the prices that a round leaves to the next one: finite, and at least 0."""
+        known = sorted((name, max(p, 0.0)) for name, p in prices.items() if math.isfinite(p))
+        return cls.from_rows([{"name": name, "price": price} for name, price in known])
+
+
+NO_LEGS: Final = Legs.from_rows([])
+NO_PRICES: Final = Prices.from_rows([])

@@ -1,0 +1,24 @@
+"""Tables of jobs for a snapshot that has only some of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeVar
+
+from tessera.formulation.last_round import Legs
+from tessera.formulation.permissions import AllowedTypes, Avoids
+from tessera.formulation.reserved import Entitlements
+from tessera.formulation.tables import Ints
+
+_OfJobs = TypeVar("_OfJobs", AllowedTypes, Avoids, Entitlements, Legs)
+
+
+def renumber_jobs(table: _OfJobs, local: Ints) -> _OfJobs:
+    """Return the rows of the jobs in a snapshot, with their indices in it.
+
+    ``local`` is int64[jobs], the index of each job in the snapshot, or -1.
+    """
+    if not len(table):
+        return table
+    shown = table.at(local[table.job] >= 0)
+    return replace(shown, job=local[shown.job])

@@ -1,0 +1,1 @@
+"""The service's store without a database: one cluster in memory, with the same snapshots."""
