@@ -204,7 +204,9 @@ class Lab:
             return job if job.state == state else None
 
         def described() -> str:
-            return f"{name} becomes {jobs_pb2.JobState.Name(state)}, but it is\n{self.job(name)}"
+            logs = "\n".join(f"{a.name}: {a.log.read_text()[-2000:]}" for a in self.agents)
+            wanted = jobs_pb2.JobState.Name(state)
+            return f"{name} becomes {wanted}, but it is\n{self.job(name)}\nthe agents log:\n{logs}"
 
         return until(reached, described)
 
