@@ -141,6 +141,9 @@ class Conditions:
     ended_early: Mapping[str, float] = field(default_factory=dict)
     """The share of its iterations, above 0 and at most 1, after which each of these jobs ends, by
     name: its user cancels it, or it fails. Rounds do not know it before."""
+    measures: bool = False
+    """Whether rounds see the true time of a Cell once a job has trained on it for a few iterations, as
+    those of a service do. It matters only if ``visible`` estimates are wrong."""
 
     def __post_init__(self) -> None:
         """Refuse values that have no meaning."""
@@ -240,6 +243,7 @@ def simulate(
         stragglers=conditions.stragglers,
         slowdowns=conditions.slowdowns,
         ended_early=conditions.ended_early,
+        measures=conditions.measures,
     )
     if isinstance(decide, Decider) and decide.options.fair_share:
         world.store.count_use(decide.options.fair_half_life_s)

@@ -21,6 +21,7 @@ from tessera.simulator.events import EventQueue
 from tessera.simulator.hazards import Failure, Straggler
 from tessera.simulator.ledger import Ledger
 from tessera.simulator.log import Segment
+from tessera.simulator.measured_times import MEASURED_ITERATIONS
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.profiling import ProfilingTasks, shown_estimates, true_estimates
 from tessera.simulator.progress import Progress, RunningJob
@@ -33,10 +34,6 @@ from tessera.simulator.truth import truth_of
 MOMENT_S: Final = 1e-6
 """A job that would end within this time after a round counts as having ended before it. Such a
 difference is due to rounding."""
-
-MEASURED_ITERATIONS: Final = 7
-"""Iterations after which the rate of a job is known, if it was unknown. The service ignores a run's
-first two reports, and takes the median of five."""
 
 Slowdowns: TypeAlias = Callable[[Mapping[int, AllocationChange]], Mapping[int, float]]
 """A function that returns, by job, the factor (at least 1) by which iterations take longer because
@@ -62,6 +59,7 @@ class World:
         stragglers: Sequence[Straggler] = (),
         slowdowns: Slowdowns | None = None,
         ended_early: Mapping[str, float] = MappingProxyType({}),
+        measures: bool = False,
     ) -> None:
         """Set up the world at time 0, with its arrivals, failures and stragglers as events.
 
@@ -70,7 +68,8 @@ class World:
 
         ``visible`` are the estimates that rounds see. If it is None, rounds see the true ones.
         ``slowdowns`` is called whenever the running jobs or their GPUs have changed. If it is None,
-        no job is slowed by others. ``ended_early`` is described at ``Conditions``.
+        no job is slowed by others. ``ended_early`` and ``measures`` are described at
+        ``Conditions``.
         """
         self.scenario, self.overheads, self.now_s = scenario, overheads, 0.0
         self._set_up_store(scenario.profiles if visible is None else visible)
@@ -78,6 +77,7 @@ class World:
         self.task_segments: list[Segment] = []  # their jobs are indices into ``tasks``
         self.events_handled = 0
         specs = self.store.specs
+        self._measures = measures
         self._work = self.store.jobs.iterations * [
             ended_early.get(spec.name, 1.0) for spec in specs
         ]
@@ -273,7 +273,7 @@ class World:
         if run.speed > 0:
             left = float(self._work[job]) - run.done[-1]
             self._events.add(run.at_s[-1] + left / run.speed, partial(self._finish, job, run.stamp))
-            if self.store.is_unestimated(job):
+            if self._measures or self.store.is_unestimated(job):
                 warm_s = run.at_s[-1] + MEASURED_ITERATIONS / run.speed
                 self._events.add(warm_s, partial(self._measure, job, run.stamp))
         else:
@@ -304,11 +304,12 @@ class World:
         self.store.time_out(job, self.now_s)
 
     def _measure(self, job: int, stamp: int) -> None:
-        """Let rounds see the iteration time of a job whose rate was unknown."""
+        """Let rounds see the iteration time of a job. It is an event if its rate was unknown."""
         run = self._run(job, stamp)
         if run is None:
             return
-        self.events_handled += 1
+        if self.store.is_unestimated(job):
+            self.events_handled += 1
         self.store.measure(job, 1.0 / run.speed)
 
     def _crash(self, job: int, stamp: int) -> None:

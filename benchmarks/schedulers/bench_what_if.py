@@ -98,13 +98,18 @@ class JudgedChange:
 
     @property
     def error(self) -> float:
+        """Return the error of the foretold change, relative to the measure."""
+        return abs(self.foretold - self.true) / self.size
+
+    @property
+    def error_of_change(self) -> float:
         """Return the error of the foretold change, relative to the true change."""
         return abs(self.foretold - self.true) / abs(self.true)
 
     @property
-    def error_of_measure(self) -> float:
-        """Return the error of the foretold change, relative to the measure."""
-        return abs(self.foretold - self.true) / self.size
+    def error_of_no_change(self) -> float:
+        """Return the error of foretelling no change, relative to the measure."""
+        return abs(self.true) / self.size
 
     @property
     def covered(self) -> float:
@@ -174,11 +179,12 @@ def measure_what_if(
     0 is wrong. ``sign_right_clear`` is that of those whose interval does not contain 0, which are the
     share ``clear_share`` of those with intervals.
 
-    ``median_error`` is the median of the error over the true change, and ``median_error_of_measure``
-    that of the error over the measure itself, such as the mean waiting. To foretell no change at all
-    has an error of 1 over the change, and of ``no_change_error_of_measure`` over the measure.
-    ``covered`` is the share of realisations, those of noise included, within the foretold 80 %
-    intervals.
+    ``median_error`` is the median of the error over the measure itself, such as the mean waiting: it
+    says how far off the foretold throughput or waiting is. ``median_error_of_no_change`` is that of
+    who foretells no change. ``median_error_of_change`` is the error over the true change, where no
+    change has an error of 1. A change is the difference of two measures, each of which depends on
+    times that nobody has measured, so that even the best what-if has a large one. ``covered`` is the
+    share of realisations, those of noise included, within the foretold 80 % intervals.
 
     With ``--known``, futures have the jobs to come, the ends and the times of the realisations. What
     is left is the error of the futures' own mechanics, which no knowledge of chance can lessen.
@@ -244,7 +250,7 @@ def describe_changes(judged: Sequence[JudgedChange]) -> dict[str, Figure]:
     """Return the figures of judged changes: of all, by one realisation, and by measure."""
     figures = _figures(judged)
     once = _figures([change.once() for change in judged])
-    names = "sign_right", "median_error", "median_error_of_measure"
+    names = "sign_right", "median_error", "median_error_of_change"
     figures |= {f"{name}_once": once[name] for name in names}
     for measure in MEASURES:
         own = _figures([change for change in judged if change.measure == measure])
@@ -265,8 +271,8 @@ def _figures(judged: Sequence[JudgedChange]) -> dict[str, Figure]:
         "clear_share": _share(clear, with_interval),
         "sign_right_clear": _share([c for c in clear if c.sign_right], clear),
         "median_error": _median([c.error for c in large]),
-        "median_error_of_measure": _median([c.error_of_measure for c in large]),
-        "no_change_error_of_measure": _median([abs(c.true) / c.size for c in large]),
+        "median_error_of_no_change": _median([c.error_of_no_change for c in large]),
+        "median_error_of_change": _median([c.error_of_change for c in large]),
         "covered": _mean([c.covered for c in judged if not math.isnan(c.covered)]),
     }
 

@@ -158,6 +158,7 @@ def _simulate(
         on_events=True,
         round_s=ROUND_S,
         horizon_s=span_s,
+        measures=True,
     )
     decide = Decider(RoundOptions(seed=run.work.seed, scheduler=run.scheduler))
     return simulate(scenario, decide, conditions, SystemClock(), observe=observe), seen

@@ -256,7 +256,7 @@ def _foretell(
     whole = append_jobs(snapshot, _rows_of(snapshot, supposed.added))
     changed, options = apply_hypotheses(whole, supposed.options, supposed.hypotheses)
     sides = (
-        Side(snapshot=snapshot, decide=Decider(standing)),
+        Side(snapshot=snapshot, decide=Decider(standing), settled=True),
         Side(snapshot=changed, decide=Decider(options)),
     )
     one, other = follow_pairs(

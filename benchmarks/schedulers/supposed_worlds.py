@@ -8,7 +8,7 @@ jobs end early. What a job's iterations take in truth stays the same, for the pa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
@@ -17,12 +17,11 @@ import numpy as np
 from numpy.random import Generator
 
 from tessera.formulation.clock import SystemClock
-from tessera.formulation.lifecycle import JobState
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.snapshot import Estimates, Jobs, Snapshot
-from tessera.formulation.tables import Floats, Ints
-from tessera.formulation.values import Cell, CellKey, EstimateSource, Workload
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.tables import Floats
+from tessera.formulation.values import Workload
 from tessera.formulation.what_if.hypotheses import Hypothesis
 from tessera.simulator.hazards import Failure
 from tessera.simulator.log import Segment
@@ -44,8 +43,6 @@ SOON_S: Final = 1e-3
 OVERHEADS: Final = Overheads(save_s=0.0, load_s=78.0, search_s={1: 0.0})
 """The cost of starts: Morphling's 78 s for each. A snapshot has only one number for it, so that futures
 are biased where first starts cost less than others."""
-MEASURED_AFTER_S: Final = 60.0
-"""The seconds of training after which the time of a Cell is measured."""
 MOMENT_S: Final = 1e-6
 """The time within which times of the world and of its snapshots are the same: times of snapshots are
 rounded, since they are seconds since 1970."""
@@ -117,56 +114,13 @@ def draw_chance(known: Chance, snapshot: Snapshot, quitters: float, rng: Generat
     return Chance(arrivals=[*past, *moved], early=early)
 
 
-class MeasuredTimes:
-    """The estimates that rounds see: wrong, until a job has run on the Cell and its time is measured.
-
-    ``truth_over_seen`` has the factor of each workload and Cell. A service measures in the same way.
-    """
-
-    def __init__(
-        self,
-        truth_over_seen: Mapping[tuple[Workload, Cell], float],
-        known: Set[tuple[int, CellKey]] = frozenset(),
-    ) -> None:
-        self.truth_over_seen, self.known = truth_over_seen, set(known)
-        self._estimates: Estimates | None = None
-
-    def __call__(self, snapshot: Snapshot) -> Snapshot:
-        """Return the snapshot with the times that are measured by now."""
-        jobs = snapshot.jobs
-        since_s = jobs.since_s + jobs.restart_s + MEASURED_AFTER_S
-        trains = jobs.among([JobState.RUNNING]) & (since_s <= snapshot.now_s)
-        keys = _cell_keys(jobs.workload, [getattr(jobs, name) for name in Jobs.CELL])
-        more = {keys[job] for job in np.flatnonzero(trains).tolist()} - self.known
-        if more or self._estimates is None:
-            self.known |= more
-            self._estimates = self.corrected(snapshot)
-        return replace(snapshot, estimates=self._estimates)
-
-    def corrected(self, snapshot: Snapshot) -> Estimates:
-        """Return the snapshot's estimates, of which those of the Cells that are known are corrected."""
-        e = snapshot.estimates
-        time_s, source, sd = np.array(e.iter_time_s), np.array(e.source), np.array(e.sd)
-        for row, key in enumerate(_cell_keys(e.workload, [getattr(e, c) for c in Estimates.CELL])):
-            if key in self.known:
-                work, cell = snapshot.workloads[key[0]], snapshot.cell(key[1])
-                time_s[row] *= self.truth_over_seen[work, cell.on(0)]
-                source[row], sd[row] = int(EstimateSource.MEASURED), math.nan
-        return replace(e, iter_time_s=time_s, source=source, sd=sd)
-
-
-def _cell_keys(workload: Ints, columns: Sequence[Ints]) -> list[tuple[int, CellKey]]:
-    cells = zip(*(column.tolist() for column in columns), strict=True)
-    return list(zip(workload.tolist(), map(CellKey._make, cells), strict=True))
-
-
 @dataclass(kw_only=True, eq=False)
 class SupposedWorlds:
     """The worlds of a scenario without and with a change after ``at_s`` seconds.
 
     Rounds see times that are wrong by ``error`` on average, and know it, until they are measured.
-    Worlds end ``horizon_s``
-    seconds and two periods after ``at_s``. ``away`` are nodes that only the change may bring.
+    Worlds end ``horizon_s`` seconds and two periods after ``at_s``. ``away`` are nodes that only the
+    change may bring.
     """
 
     scenario: Scenario
@@ -178,24 +132,22 @@ class SupposedWorlds:
     truth: Truth = field(init=False)
     workloads: Sequence[Workload] = field(init=False)
     _now_s: float = field(init=False)
-    _known: frozenset[tuple[int, CellKey]] = field(init=False)
     _past: list[RoundOutcome] = field(init=False)
 
     def begin(self, chance: Chance) -> tuple[Result, Snapshot]:
         """Return the world without a change, and its snapshot after the first round at ``at_s``."""
         seen: list[Snapshot] = []
         decided: list[tuple[float, RoundOutcome]] = []
-        decide_now, measured = Decider(self.standing), MeasuredTimes(self._truth_over_seen)
+        decide_now = Decider(self.standing)
 
         def decide(snapshot: Snapshot) -> RoundOutcome:
-            outcome = decide_now(measured(snapshot))
+            outcome = decide_now(snapshot)
             decided.append((snapshot.now_s, outcome))
             return outcome
 
         def observe(world: World) -> None:
             if world.now_s >= self.at_s and not seen and world.store.live_jobs():
-                seen.append(measured(world.snapshot()))
-                self._known = frozenset(measured.known)
+                seen.append(world.snapshot())
                 self.truth, self.workloads = world.truth, world.store.names.workloads
 
         result = self._simulate(chance, decide, self.away, observe)
@@ -205,14 +157,14 @@ class SupposedWorlds:
 
     def follow(self, chance: Chance, change: Supposed | None = None) -> Result:
         """Return the world after the same past, without or with a change."""
-        past, measured = iter(self._past), MeasuredTimes(self._truth_over_seen, self._known)
+        past = iter(self._past)
         decide_now = Decider(self.standing if change is None else change.options)
 
         def decide(snapshot: Snapshot) -> RoundOutcome:
             if snapshot.now_s <= self._now_s:
                 return next(past)
             weights = {} if change is None else change.weights
-            return decide_now(_with_weights(measured(snapshot), weights))
+            return decide_now(_with_weights(snapshot, weights))
 
         if change is None:
             return self._simulate(chance, decide, self.away)
@@ -226,26 +178,17 @@ class SupposedWorlds:
 
     def true_times_s(self, snapshot: Snapshot) -> Floats:
         """Return the true times of the estimates of a snapshot, float64[estimates]."""
-        e = snapshot.estimates
-        keys = set(_cell_keys(e.workload, [getattr(e, name) for name in Estimates.CELL]))
-        unmeasured = keys - self._known
-        return MeasuredTimes(self._truth_over_seen, unmeasured).corrected(snapshot).iter_time_s
+        e, keys = snapshot.estimates, snapshot.estimates.keys()
+        shapes = zip(e.workload.tolist(), map(snapshot.cell, keys), e.nodes.tolist(), strict=True)
+        rate = [self.truth.iterations_per_s(work, cell.on(nodes)) for work, cell, nodes in shapes]
+        with np.errstate(divide="ignore"):
+            return 1.0 / np.array(rate)
 
     @cached_property
     def _visible(self) -> list[EstimateRecord]:
         sd = self.error * math.sqrt(math.pi / 2)
         visible = perturb_estimates(self.scenario.profiles, self.error, self.standing.seed)
         return [replace(record, sd=sd) for record in visible]
-
-    @cached_property
-    def _truth_over_seen(self) -> dict[tuple[Workload, Cell], float]:
-        """Return the factors of ``MeasuredTimes``: 1 for Cells that are known not to run."""
-        return {
-            (true.workload, true.cell.on(0)): true.iter_time_s / seen.iter_time_s
-            if math.isfinite(seen.iter_time_s)
-            else 1.0
-            for true, seen in zip(self.scenario.profiles, self._visible, strict=True)
-        }
 
     def _simulate(
         self,
@@ -263,6 +206,7 @@ class SupposedWorlds:
             spacing_s=SPACING_S,
             round_s=PERIOD_S,
             horizon_s=self.at_s + 2 * PERIOD_S + self.horizon_s,
+            measures=True,
         )
         scenario = replace(self.scenario, arrivals=list(chance.arrivals))
         return simulate(scenario, decide, conditions, SystemClock(), observe=observe)

@@ -34,6 +34,11 @@ from tessera.formulation.snapshot import (
 )
 from tessera.formulation.tables import Floats, Ints, array_columns
 from tessera.formulation.values import BEST_FOUND, CellKey, Hold
+from tessera.simulator.measured_times import (
+    MEASURED_ITERATIONS,
+    find_shapes,
+    with_measured_time,
+)
 from tessera.simulator.renumbering import renumber_jobs
 from tessera.solvers.rounds.due import due_s, next_leg_s
 from tessera.solvers.rounds.plan import RoundOutcome
@@ -152,6 +157,7 @@ class _Future:
         self._set_up_gpus()
         true_times = replace(snapshot.estimates, iter_time_s=draw.iter_time_s)
         truth = replace(snapshot, estimates=true_times)
+        self._seen, self._truth = snapshot.estimates, true_times
         self._cells = build_cells(truth)
         keys = zip(self._cells.workload.tolist(), self._cells.keys(), strict=True)
         self._row = {key: row for row, key in enumerate(keys)}
@@ -174,14 +180,15 @@ class _Future:
             state[state == STATE_CODE[before]] = STATE_CODE[after]
         arrival_s = np.where(np.arange(count) < self._tracked, -np.inf, column["submit_s"])
         self._live = np.isneginf(arrival_s) & ~np.isin(state, _OVER)
-        # The iterations until a job really ends. It is shown as many as its user states.
+        # The iterations until a job really ends, a whole number. It is shown as many as its user states.
         total, left = column["iterations"], column["iterations_left"]
         done = total - left
-        self._left = np.maximum(draw.share * total - done, 0.0)
+        self._left = np.maximum(np.maximum(np.rint(draw.share * total), 1.0) - done, 0.0)
         self._stated_left = np.array(left)
         self._left_at_first, self._finished = np.array(self._left), 0
         self._waited_s = np.zeros(count)
         self._speed, self._ready_s = np.zeros(count), np.full(count, np.inf)
+        self._measured_s, self._nodes = np.full(count, np.inf), np.zeros(count, dtype=np.int64)
         self._trained_at_s = np.full(count, self.now_s)
         self._stamp = np.zeros(count, dtype=np.int64)
         self._events: list[tuple[float, int, int]] = []  # (time, job, stamp); stamp -1: it arrives
@@ -211,8 +218,7 @@ class _Future:
             self._gpus[job] = np.array(where, dtype=np.int64)
             self._owner[self._gpus[job]] = job
             started_s = float(column["since_s"][job]) + float(column["restart_s"][job])
-            cell = CellKey._make(int(column[name][job]) for name in Jobs.CELL)
-            self._train(job, cell, gang.nodes, max(self.now_s, started_s))
+            self._train(job, gang.nodes, started_s)
         running = (column["state"] == _RUNNING) & self._live
         for job in np.flatnonzero(running).tolist():
             if job not in self._gpus:
@@ -301,24 +307,33 @@ class _Future:
         self._stated_left[job] -= trained
         self._trained_at_s[job] = self.now_s
 
+    def _measure(self) -> None:
+        """Let rounds see the times of the Cells on which jobs have trained for long enough."""
+        for job in np.flatnonzero(self._measured_s <= self.now_s).tolist():
+            self._measured_s[job] = np.inf
+            work, nodes, cell = self._workload(job), int(self._nodes[job]), self._cell(job)
+            shape = find_shapes(self._truth, work, cell) & (self._truth.nodes == nodes)
+            if shape.any():
+                time_s = float(self._truth.iter_time_s[np.argmax(shape)])
+                self._seen = with_measured_time(self._seen, work, cell, nodes, time_s)
+
     def _release(self, job: int) -> None:
+        self._measure()
         self._settle(job)
         if self._meter is not None:
             self._meter.add(self._stint(job), self.now_s)
         self._column["service_gpu_s"][job] += self._held_s(job) * len(self._gpus[job])
         self._column["run_left_s"][job] -= self._held_s(job)
         self._owner[self._gpus.pop(job)] = -1
-        self._speed[job], self._ready_s[job] = 0.0, math.inf
+        self._speed[job], self._ready_s[job], self._measured_s[job] = 0.0, math.inf, math.inf
         self._stamp[job] += 1
         self._set_waiting(job)
 
     def _stint(self, job: int) -> Stint:
         """Return what the job has held since the snapshot, which has what it held before."""
-        column = self._column
-        cell = CellKey._make(int(column[name][job]) for name in Jobs.CELL)
-        cpus = int(column["current_cpus"][job])
+        cell, cpus = self._cell(job), int(self._column["current_cpus"][job])
         if cpus == NOT_STATED:
-            cpus, _ = self._demands.get((int(column["workload"][job]), cell), (0, 0))
+            cpus, _ = self._demands.get((self._workload(job), cell), (0, 0))
         return Stint(
             tenant=str(self._tenants[job]),
             gpu_type=cell.gpu_type,
@@ -327,24 +342,33 @@ class _Future:
             began_s=self.now_s - self._held_s(job),
         )
 
+    def _workload(self, job: int) -> int:
+        return int(self._column["workload"][job])
+
+    def _cell(self, job: int) -> CellKey:
+        return CellKey._make(int(self._column[name][job]) for name in Jobs.CELL)
+
     def _held_s(self, job: int) -> float:
         """Return the seconds since the snapshot for which the job has held its GPUs."""
         return self.now_s - max(float(self._column["since_s"][job]), self.base.now_s)
 
-    def _train(self, job: int, cell: CellKey, nodes: int, ready_s: float) -> None:
-        self._speed[job] = self._iterations_per_s(job, cell, nodes)
+    def _train(self, job: int, nodes: int, ready_s: float) -> None:
+        self._speed[job] = self._iterations_per_s(job, nodes)
         self._ready_s[job], self._trained_at_s[job] = ready_s, self.now_s
         self._stamp[job] += 1
         # It ends when it is trained, or at the latest when it has run for its longest run time.
         end_s = self.now_s + float(self._column["run_left_s"][job])
         if self._speed[job] > 0:
-            end_s = min(end_s, ready_s + float(self._left[job] / self._speed[job]))
+            self._nodes[job] = nodes
+            self._measured_s[job] = ready_s + MEASURED_ITERATIONS / self._speed[job]
+            begins_s = max(self.now_s, ready_s)
+            end_s = min(end_s, begins_s + float(self._left[job] / self._speed[job]))
         if end_s < math.inf:
             heapq.heappush(self._events, (end_s, job, int(self._stamp[job])))
 
-    def _iterations_per_s(self, job: int, cell: CellKey, nodes: int) -> float:
-        """Return the true speed of a job, or 0 if the Cell is not known to run."""
-        work = int(self._column["workload"][job])
+    def _iterations_per_s(self, job: int, nodes: int) -> float:
+        """Return the true speed of a job, or 0 if its Cell is not known to run."""
+        work, cell = self._workload(job), self._cell(job)
         row = self._row.get((work, cell))
         if row is None and cell.pipeline_degree == BEST_FOUND:
             alike = [
@@ -381,6 +405,7 @@ class _Future:
 
     def _snapshot(self, shown: Ints) -> Snapshot:
         """Return what a round sees now of the jobs ``shown``, which are live."""
+        self._measure()
         local = np.full(len(self._live), -1, dtype=np.int64)
         local[shown] = np.arange(len(shown))
         return replace(
@@ -388,6 +413,7 @@ class _Future:
             epoch=self.base.epoch + self._rounds,
             round_number=self.base.round_number + self._rounds,
             now_s=self.now_s,
+            estimates=self._seen,
             jobs=self._jobs(shown),
             allocations=self._allocations(local),
             avoids=renumber_jobs(self.base.avoids, local),
@@ -464,8 +490,7 @@ class _Future:
         column["version"][job] += 1
         if job < self._tracked:
             self.start_s[job] = min(self.start_s[job], self.now_s)
-        ready_s = self.now_s + float(column["restart_s"][job])
-        self._train(job, decision.cell, gang.nodes, ready_s)
+        self._train(job, gang.nodes, self.now_s + float(column["restart_s"][job]))
 
 
 def _renumber(legs: Legs, shown: Ints) -> Legs:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.snapshot import Estimates, Nodes
 from tessera.formulation.tables import Bools
 from tessera.formulation.values import PROFILING, CellKey, EstimateSource, Workload
+from tessera.simulator.measured_times import find_shapes, with_measured_time
 from tessera.simulator.store.names import Names
 
 
@@ -53,11 +53,11 @@ class VisibleEstimates:
 
     def measure(self, workload: int, cell: CellKey, nodes: int, iter_time_s: float) -> None:
         """Record the iteration time of a Cell on ``nodes`` nodes. It is inf if it does not run."""
-        e, tried = self.table, {"workload": workload, **cell._asdict(), "nodes": nodes}
-        same = np.logical_and.reduce([getattr(e, name) == value for name, value in tried.items()])
-        if same.any():
-            self.table = replace(e, iter_time_s=np.where(same, iter_time_s, e.iter_time_s))
+        e = self.table
+        if (find_shapes(e, workload, cell) & (e.nodes == nodes)).any():
+            self.table = with_measured_time(e, workload, cell, nodes, iter_time_s)
             return
+        tried = {"workload": workload, **cell._asdict(), "nodes": nodes}
         known = {"iter_time_s": iter_time_s, "source": int(EstimateSource.MEASURED)}
         self.table = e.followed_by(Estimates.from_rows([tried | known])).in_order()
         self.are_known[workload] = True

@@ -38,10 +38,15 @@ HOUR_S: Final = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Side:
-    """A snapshot at the beginning of futures, and the decision maker of their rounds."""
+    """A snapshot at the beginning of futures, and the decision maker of their rounds.
+
+    If the snapshot is ``settled``, a round has just been decided on it, and the next one needs an
+    event.
+    """
 
     snapshot: Snapshot
     decide: Callable[[Snapshot], RoundOutcome]
+    settled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -104,6 +109,7 @@ def _follow(
     """
     own = len(side.snapshot.jobs)
     shares = np.append(facts.share[:own], facts.share[most:])
+    rhythm = replace(rhythm, settled=side.settled)
     times = follow_future(side.snapshot, replace(facts, share=shares), side.decide, rhythm, wanted)
     everyone = side.snapshot.jobs.followed_by(facts.arrivals)
     batch = np.array([w.global_batch for w in side.snapshot.workloads], dtype=np.float64)

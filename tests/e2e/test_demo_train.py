@@ -14,6 +14,7 @@ from tests.support.patience import PATIENCE_S
 
 
 @pytest.mark.slow
+@pytest.mark.full  # it trains for minutes; test_replans.py and test_training_programs.py change plans, too
 def test_the_demo_trains_jobs_that_rounds_scale_and_move(tmp_path: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TESSERA_")}
     options = ("--torch-python", "none", "--iterations", "100")

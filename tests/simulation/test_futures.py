@@ -17,6 +17,7 @@ from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang
 from tessera.formulation.records.forecasts import Submission
 from tessera.formulation.snapshot import Jobs, Snapshot
+from tessera.formulation.values import EstimateSource
 from tessera.simulator.executor import replay_lines
 from tessera.simulator.forecasts.draws import History, draw_facts
 from tessera.simulator.forecasts.future import Draw, RoundRhythm, follow_future
@@ -25,6 +26,7 @@ from tessera.simulator.overheads import Overheads
 from tessera.simulator.run import Conditions, Decider, Result, simulate
 from tessera.simulator.scenario import EPOCH_S
 from tessera.simulator.traces.trace import Arrival
+from tessera.simulator.truth import perturb_estimates
 from tessera.simulator.world import World
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import RoundOutcome
@@ -61,6 +63,7 @@ def watch(
     from_s: float,
     early: dict[str, float],
     options: RoundOptions | None = None,
+    error: float = 0.0,
 ) -> tuple[Result, Snapshot]:
     """Return a run, and its snapshot after the first round from ``from_s`` on."""
     seen: list[Snapshot] = []
@@ -69,11 +72,18 @@ def watch(
         if world.now_s >= from_s and not seen:
             seen.append(world.snapshot())
 
+    scenario = a_scenario(*arrivals)
+    visible = perturb_estimates(scenario.profiles, error, seed=7)
     conditions = Conditions(
-        overheads=SAME_COSTS, on_events=True, round_s=ROUND_S, ended_early=early
+        overheads=SAME_COSTS,
+        visible=[replace(one, source=EstimateSource.ANALYTIC) for one in visible],
+        on_events=True,
+        round_s=ROUND_S,
+        ended_early=early,
+        measures=True,
     )
     result = simulate(
-        a_scenario(*arrivals),
+        scenario,
         Decider(options or RoundOptions(solver="greedy")),
         conditions,
         StoppedClock(),
@@ -104,22 +114,37 @@ def as_rows(snapshot: Snapshot, arrivals: list[Arrival]) -> Jobs:
 
 
 @pytest.mark.parametrize(
-    ("seed", "fair_share"), [(0, ""), (1, ""), (2, ""), (3, ""), (0, "drf"), (1, "gpus")]
+    ("seed", "fair_share", "error"),
+    [
+        (0, "", 0.0),
+        (1, "", 0.0),
+        (2, "", 0.3),
+        (3, "", 0.3),
+        (4, "", 0.3),
+        (0, "drf", 0.0),
+        (1, "gpus", 0.3),
+    ],
 )
-def test_a_future_that_knows_everything_is_what_the_world_does(seed: int, fair_share: str) -> None:
+def test_a_future_that_knows_everything_is_what_the_world_does(
+    seed: int, fair_share: str, error: float
+) -> None:
+    """Estimates are wrong by ``error``, until they are measured on both sides."""
     options = RoundOptions(solver="greedy", fair_share=fair_share, fair_half_life_s=900.0)
     arrivals = some_arrivals(seed)
     names = [one.spec.name for one in arrivals]
     whole = {one.spec.name: one.spec.iterations for one in arrivals}
     early = {names[job]: 0.1 * job for job in (2, 5, 9)}
     early = {name: round(share * whole[name]) / whole[name] for name, share in early.items()}
-    result, snapshot = watch(arrivals, 900.0, early, options)
+    result, snapshot = watch(arrivals, 900.0, early, options, error)
+    true_s = {profile.cell.gpus: profile.iter_time_s for profile in a_scenario().profiles}
+    if error:
+        assert (snapshot.estimates.source != EstimateSource.MEASURED).any()
     now_s = snapshot.now_s - EPOCH_S
     later = [one for one in arrivals if one.arrival_s > now_s]
     live = snapshot.jobs.name
     share = [early.get(name, 1.0) for name in (*live, *(one.spec.name for one in later))]
     draw = Draw(
-        iter_time_s=snapshot.estimates.iter_time_s,
+        iter_time_s=np.array([true_s[gpus] for gpus in snapshot.estimates.gpus.tolist()]),
         share=np.array(share),
         arrivals=as_rows(snapshot, later),
     )

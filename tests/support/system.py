@@ -203,7 +203,10 @@ class Lab:
             job = self.job(name)
             return job if job.state == state else None
 
-        return until(reached, f"{name} becomes {jobs_pb2.JobState.Name(state)}")
+        def described() -> str:
+            return f"{name} becomes {jobs_pb2.JobState.Name(state)}, but it is\n{self.job(name)}"
+
+        return until(reached, described)
 
     def checkpoint(self, name: str) -> dict[str, int]:
         """Return the checkpoint's generation and iterations, or {} if the job has no checkpoint."""

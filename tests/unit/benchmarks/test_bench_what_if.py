@@ -28,9 +28,9 @@ def test_a_change_within_noise_is_not_judged_but_counted() -> None:
     assert figures["noise_share"] == pytest.approx(2 / 3)
     assert figures["calm_share"] == 0.5
     assert figures["sign_right"] == 1.0
-    assert figures["median_error"] == pytest.approx(1 / 11)
-    assert figures["median_error_of_measure"] == pytest.approx(1 / 111)
-    assert figures["no_change_error_of_measure"] == pytest.approx(11 / 111)
+    assert figures["median_error_of_change"] == pytest.approx(1 / 11)
+    assert figures["median_error"] == pytest.approx(1 / 111)
+    assert figures["median_error_of_no_change"] == pytest.approx(11 / 111)
 
 
 def test_the_truth_is_the_mean_of_the_realisations_and_unknown_within_two_standard_errors() -> None:
@@ -65,5 +65,5 @@ def test_intervals_cover_a_share_of_the_realisations_and_the_next_round_has_none
 def test_without_changes_beyond_noise_nothing_is_claimed() -> None:
     figures = describe_changes([a_change(1.0, 1.0)])
     assert math.isnan(figures["sign_right"])
-    assert math.isnan(figures["median_error"])
+    assert math.isnan(figures["median_error_of_change"])
     assert figures["covered"] == 1.0
