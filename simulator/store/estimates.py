@@ -57,7 +57,6 @@ class VisibleEstimates:
         if (find_shapes(e, workload, cell) & (e.nodes == nodes)).any():
             self.table = with_measured_time(e, workload, cell, nodes, iter_time_s)
             return
-        tried = {"workload": workload, **cell._asdict(), "nodes": nodes}
         known = {"iter_time_s": iter_time_s, "source": int(EstimateSource.MEASURED)}
         row = {"workload": workload, **cell._asdict(), "nodes": nodes} | known
         self.table = e.followed_by(Estimates.from_rows([row])).in_order()
