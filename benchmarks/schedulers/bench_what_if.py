@@ -28,7 +28,8 @@ MEASURES: Final[Mapping[str, float]] = {
     "wait": SPACING_S,
 }
 """The measures, with the change below which a change is noise in any case: effective GPUs and waiting
-jobs after the next round, and work (effective GPU-hours) and mean waiting (s) over the next hour."""
+jobs once the round after the change is carried out, and work (effective GPU-hours) and mean waiting (s)
+over the next hour."""
 NOISE_SHARE: Final = 0.02
 """The share of a measure below which its true change counts as noise."""
 SURE_ERRORS: Final = 2.0
@@ -43,15 +44,14 @@ LARGEST_ERROR: Final = 0.1
 class JudgedChange:
     """A foretold change of a measure, and what happened. All are in the measure's unit.
 
-    ``happened`` has the measure without and with the change in each realisation. What the next round
-    changes has no interval, so that ``low`` and ``high`` are NaN.
+    ``happened`` has the measure without and with the change in each realisation.
     """
 
     kind: str
     measure: str
     foretold: float
-    low: float = math.nan
-    high: float = math.nan
+    low: float
+    high: float
     happened: tuple[tuple[float, float], ...]
 
     @property
@@ -113,9 +113,7 @@ class JudgedChange:
 
     @property
     def covered(self) -> float:
-        """Return the share of the realisations whose change lies in the interval; NaN without one."""
-        if math.isnan(self.low):
-            return math.nan
+        """Return the share of the realisations whose change lies in the interval."""
         return float(np.mean([self.low <= change <= self.high for change in self.changes]))
 
     def once(self) -> JudgedChange:
@@ -165,9 +163,9 @@ def measure_what_if(
     before it. Jobs to come are hidden from it, a quarter of the jobs ends early, and times are wrong
     by 10 % on average, except on Cells on which a job has run, whose times are measured.
 
-    Four measures are foretold: throughput (effective GPUs) and waiting jobs after the next round, and
-    work (effective GPU-hours) and mean waiting over the next hour. What-ifs foretell expectations. So
-    the true change is the mean over several realisations of what comes next, with the same past:
+    Four measures are foretold from futures: throughput (effective GPUs) and waiting jobs once the round
+    after the change is carried out, and work (effective GPU-hours) and mean waiting over the next
+    hour. What-ifs foretell expectations. So the true change is the mean over several realisations of what comes next, with the same past:
     other jobs come next, and other jobs end early. A single one also depends on chance, for one job
     that comes or ends at another time changes all later rounds. Figures that end with ``once`` judge
     by the first realisation only.
@@ -177,7 +175,7 @@ def measure_what_if(
     is the share of such changes for which no clear change was foretold. All others are judged.
     ``sign_right`` is the share of these whose direction is right, where a foretold change of exactly
     0 is wrong. ``sign_right_clear`` is that of those whose interval does not contain 0, which are the
-    share ``clear_share`` of those with intervals.
+    share ``clear_share``.
 
     ``median_error`` is the median of the error over the measure itself, such as the mean waiting: it
     says how far off the foretold throughput or waiting is. ``median_error_of_no_change`` is that of
@@ -234,8 +232,8 @@ def judge_result(result: Mapping[str, Any]) -> list[JudgedChange]:
             kind=result["kind"],
             measure=measure,
             foretold=foretold["change"],
-            low=foretold.get("low", math.nan),
-            high=foretold.get("high", math.nan),
+            low=foretold["low"],
+            high=foretold["high"],
             happened=tuple((before, after) for before, after in _of(result, measure)),
         )
         for measure, foretold in result["foretold"].items()
@@ -262,18 +260,17 @@ def _figures(judged: Sequence[JudgedChange]) -> dict[str, Figure]:
     noise = [change for change in judged if change.is_noise]
     large = [change for change in judged if not change.is_noise]
     clear = [change for change in large if change.is_clear]
-    with_interval = [change for change in large if not math.isnan(change.low)]
     return {
         "changes": len(judged),
         "noise_share": _share(noise, judged),
         "calm_share": _share([c for c in noise if c.is_calm], noise),
         "sign_right": _share([c for c in large if c.sign_right], large),
-        "clear_share": _share(clear, with_interval),
+        "clear_share": _share(clear, large),
         "sign_right_clear": _share([c for c in clear if c.sign_right], clear),
         "median_error": _median([c.error for c in large]),
         "median_error_of_no_change": _median([c.error_of_no_change for c in large]),
         "median_error_of_change": _median([c.error_of_change for c in large]),
-        "covered": _mean([c.covered for c in judged if not math.isnan(c.covered)]),
+        "covered": _mean([c.covered for c in judged]),
     }
 
 

@@ -46,8 +46,8 @@ from tessera.simulator.hazards import Failure
 from tessera.simulator.run import Decider
 from tessera.simulator.scenario import EPOCH_S, Scenario
 from tessera.simulator.sweeps.tasks import Task
-from tessera.simulator.what_if.hours import Side, follow_pairs, mean_waits_s, pair_figures
-from tessera.simulator.what_if.rounds import DecidedRound, compare_rounds, unit_rates
+from tessera.simulator.what_if.hours import Side, compare_sides, follow_pairs
+from tessera.simulator.what_if.rounds import unit_rates
 from tessera.solvers.rounds.options import RoundOptions
 
 TASK: Final = "tessera.benchmarks.schedulers.supposed_changes:foretell_change"
@@ -249,7 +249,7 @@ def _foretell(
     standing: RoundOptions,
     known: list[Draw],
 ) -> dict[str, dict[str, float]]:
-    """Return what the what-if says of each measure: now, and over the next hours.
+    """Return what the what-if says of each measure: soon, and over the next hours.
 
     If draws are ``known``, futures have these.
     """
@@ -273,11 +273,15 @@ def _foretell(
             coarsening=COARSENING,
         ),
     )
-    waits = mean_waits_s(sides, (one, other), supposed.removed)
+    figures = compare_sides(sides, (one, other), supposed.removed)
     return {
-        **_foretell_round(sides, (standing, options), supposed),
-        "work": asdict(pair_figures(one.work, other.work)),
-        "wait": asdict(pair_figures(*waits)),
+        measure: asdict(figures[name])
+        for measure, name in (
+            ("throughput", "soon_throughput"),
+            ("waiting", "soon_waiting"),
+            ("work", "work"),
+            ("wait", "mean_wait_s"),
+        )
     }
 
 
@@ -296,25 +300,6 @@ def _known_draw(
         share=np.array([chance.early.get(name, 1.0) for name in names]),
         arrivals=replace(arrivals, submit_s=submit_s, queued_s=submit_s),
     )
-
-
-def _foretell_round(
-    sides: tuple[Side, Side], options: tuple[RoundOptions, RoundOptions], supposed: Supposed
-) -> dict[str, dict[str, float]]:
-    """Return what the what-if says of the next round: effective GPUs, and waiting jobs."""
-    before, after = (
-        DecidedRound(snapshot=side.snapshot, options=own, outcome=side.decide(side.snapshot))
-        for side, own in zip(sides, options, strict=True)
-    )
-    found = compare_rounds(before, after, supposed.removed)
-    old, new = found.before, found.after
-    return {
-        "throughput": {
-            "before": old.effective_gpus,
-            "change": new.effective_gpus - old.effective_gpus,
-        },
-        "waiting": {"before": float(old.waiting), "change": float(new.waiting - old.waiting)},
-    }
 
 
 def _rows_of(snapshot: Snapshot, added: tuple[JobSpec, ...]) -> Jobs:

@@ -126,12 +126,16 @@ class JobHours:
 class HoursDifference:
     """The difference that a change makes over the next ``horizon_s`` seconds, in paired futures.
 
-    ``mean_wait_s`` is the mean time for which the jobs wait that are there in both, arrivals
-    included. ``work`` is in effective GPU-hours, and ``finished`` counts jobs.
+    ``soon_throughput`` is in effective GPUs, and ``soon_waiting`` counts jobs that wait: both once the
+    round after the change is carried out. ``mean_wait_s`` is the mean time for which jobs wait. For
+    waiting, the jobs count that are there in both, and arrivals. ``work`` is in effective GPU-hours,
+    and ``finished`` counts jobs.
     """
 
     horizon_s: float
     futures: int
+    soon_throughput: PairedFigure
+    soon_waiting: PairedFigure
     mean_wait_s: PairedFigure
     work: PairedFigure
     finished: PairedFigure

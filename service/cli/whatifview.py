@@ -114,6 +114,8 @@ def _hours_facts(hours: what_if_pb2.HoursDifference) -> list[tuple[str, str]]:
             f"next {within}",
             f"{hours.futures} pairs of futures; {hours.coverage:.0%} intervals",
         ),
+        ("throughput soon", f"{_figure(hours.soon_effective_gpus)} effective GPUs"),
+        ("waiting soon", _figure(hours.soon_waiting_jobs)),
         (
             "mean waiting",
             f"{format_span(wait.before)} -> {format_span(wait.after)}: {_interval(spans)}",

@@ -32,7 +32,7 @@ from tessera.formulation.snapshot import (
     Jobs,
     Snapshot,
 )
-from tessera.formulation.tables import Floats, Ints, array_columns
+from tessera.formulation.tables import Bools, Floats, Ints, array_columns
 from tessera.formulation.values import BEST_FOUND, CellKey, Hold
 from tessera.simulator.measured_times import (
     MEASURED_ITERATIONS,
@@ -106,7 +106,9 @@ class FutureTimes:
     the future's horizon. The others are float64[jobs, then arrivals], from the snapshot to the
     future's end: the seconds for which each job waited, and the iterations that it trained. Of an
     arrival that the future did not reach, ``waited_s`` is NaN. ``finished`` counts the jobs that
-    ended, arrivals included.
+    ended, arrivals included. ``soon_waits`` (bool) and ``soon_speed`` are of the same jobs, one
+    spacing of rounds after the snapshot, when an event at the snapshot has been answered: whether a
+    job waits, and the iterations/s at which it trains or will train on its GPUs.
     """
 
     start_s: Floats
@@ -114,6 +116,8 @@ class FutureTimes:
     waited_s: Floats
     trained: Floats
     finished: int
+    soon_waits: Bools
+    soon_speed: Floats
 
 
 def follow_future(
@@ -129,6 +133,7 @@ def follow_future(
     """
     future = _Future(snapshot, draw)
     times, until_s = rhythm.times(), snapshot.now_s + rhythm.horizon_s
+    soon_s = snapshot.now_s + rhythm.spacing_s
     times.begin(future.now_s)
     if not rhythm.settled:
         times.ask(future.now_s)
@@ -138,8 +143,11 @@ def follow_future(
             apart_s = rhythm.coarsening * (future.now_s - snapshot.now_s)
             times.spacing_s = max(rhythm.spacing_s, apart_s)
             times.need(future.decide_round(decide, rhythm))
+        if future.now_s >= soon_s - MOMENT_S:
+            future.look()
+            soon_s = math.inf
         event_s = future.next_event_s()
-        next_s = min(times.due_s(event_s), until_s)
+        next_s = min(times.due_s(event_s), until_s, soon_s)
         if math.isinf(next_s):
             break
         if future.advance(next_s):
@@ -170,6 +178,7 @@ class _Future:
         self.start_s = np.full(self._tracked, np.inf)
         self.finish_s = np.full(self._tracked, np.inf)
         self._resume()
+        self.look()  # for a future that ends before it is looked at again
 
     def _set_up_jobs(self, jobs: Jobs, draw: Draw) -> None:
         self._names, self._tenants = np.array(jobs.name), np.array(jobs.tenant)
@@ -243,12 +252,19 @@ class _Future:
         idle = (state == STATE_CODE[JobState.HELD]) | (unmet[: self._tracked] > 0)
         return bool((self._live[: self._tracked] & ~idle).any())
 
+    def look(self) -> None:
+        """Note which jobs wait now, and at which speed the others train."""
+        self._soon = self._waits(), np.array(self._speed)
+
+    def _waits(self) -> Bools:
+        queued: Bools = self._column["state"] == _QUEUED
+        return self._live & queued
+
     def times(self) -> FutureTimes:
         """Return the times of jobs, and what they have done until now."""
         for job in list(self._gpus):
             self._settle(job)
-        waited_s = np.array(self._waited_s)
-        waits = self._live & (self._column["state"] == _QUEUED)
+        waited_s, waits = np.array(self._waited_s), self._waits()
         waited_s[waits] += self.now_s - np.maximum(self._column["queued_s"][waits], self.base.now_s)
         to_come = np.arange(len(waits)) >= self._tracked
         to_come &= self._column["submit_s"] > self.now_s
@@ -259,6 +275,8 @@ class _Future:
             waited_s=waited_s,
             trained=self._left_at_first - self._left,
             finished=self._finished,
+            soon_waits=self._soon[0],
+            soon_speed=self._soon[1],
         )
 
     def next_event_s(self) -> float:

@@ -56,6 +56,8 @@ class FollowedSide:
     start_s: Floats
     finish_s: Floats
     waited_s: Sequence[Floats]  # of each job and arrival, by future
+    soon_waits: Sequence[Bools]  # of the same
+    soon_throughput: Floats  # effective GPUs
     work: Floats  # effective GPU-hours
     finished: Floats
 
@@ -85,7 +87,7 @@ def follow_pairs(
         rng = np.random.default_rng([seed, number])
         return draw_facts(most, history, rhythm.horizon_s, rng)
 
-    rows: list[list[tuple[FutureTimes, float]]] = [[] for _ in sides]
+    rows: list[list[_Followed]] = [[] for _ in sides]
     for number in range(futures):
         facts = (draw or drawn)(number)
         found = [_follow(side, facts, len(most.jobs), rhythm, wanted) for side in sides]
@@ -100,56 +102,80 @@ def _with_real_rates(side: Side) -> Side:
     return replace(side, snapshot=assume_rates(side.snapshot))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Followed:
+    """A future of a side, with its effective GPU-hours of work and its effective GPUs soon."""
+
+    times: FutureTimes
+    work: float
+    soon_throughput: float
+
+
 def _follow(
     side: Side, facts: Draw, most: int, rhythm: RoundRhythm, wanted: Callable[[], bool]
-) -> tuple[FutureTimes, float]:
-    """Return a future of a side, and the effective GPU-hours of work in it.
-
-    ``facts`` are for ``most`` jobs, of which the side has the first ones.
-    """
+) -> _Followed:
+    """Return a future of a side. ``facts`` are for ``most`` jobs, of which it has the first ones."""
     own = len(side.snapshot.jobs)
     shares = np.append(facts.share[:own], facts.share[most:])
     rhythm = replace(rhythm, settled=side.settled)
     times = follow_future(side.snapshot, replace(facts, share=shares), side.decide, rhythm, wanted)
     everyone = side.snapshot.jobs.followed_by(facts.arrivals)
     batch = np.array([w.global_batch for w in side.snapshot.workloads], dtype=np.float64)
-    unit = unit_rates(replace(side.snapshot, jobs=everyone))
-    samples = times.trained * batch[everyone.workload]
-    return times, float(np.nansum(samples / unit)) / HOUR_S
-
-
-def _summed(snapshot: Snapshot, rows: Sequence[tuple[FutureTimes, float]]) -> FollowedSide:
-    shape = len(rows), len(snapshot.jobs)
-    starts = np.array([times.start_s for times, _ in rows]).reshape(shape)
-    finishes = np.array([times.finish_s for times, _ in rows]).reshape(shape)
-    return FollowedSide(
-        start_s=starts - snapshot.now_s,
-        finish_s=finishes - snapshot.now_s,
-        waited_s=[times.waited_s for times, _ in rows],
-        work=np.array([work for _, work in rows]),
-        finished=np.array([float(times.finished) for times, _ in rows]),
+    per_unit = batch[everyone.workload] / unit_rates(replace(side.snapshot, jobs=everyone))
+    return _Followed(
+        times=times,
+        work=float(np.nansum(times.trained * per_unit)) / HOUR_S,
+        soon_throughput=float(np.nansum(times.soon_speed * per_unit)),
     )
 
 
-def mean_waits_s(
-    sides: tuple[Side, Side], followed: tuple[FollowedSide, FollowedSide], removed: Sequence[str]
-) -> tuple[Floats, Floats]:
-    """Return the mean waiting time of two sides in each future, float64[futures].
+def _summed(snapshot: Snapshot, rows: Sequence[_Followed]) -> FollowedSide:
+    shape = len(rows), len(snapshot.jobs)
+    starts = np.array([row.times.start_s for row in rows]).reshape(shape)
+    finishes = np.array([row.times.finish_s for row in rows]).reshape(shape)
+    return FollowedSide(
+        start_s=starts - snapshot.now_s,
+        finish_s=finishes - snapshot.now_s,
+        waited_s=[row.times.waited_s for row in rows],
+        soon_waits=[row.times.soon_waits for row in rows],
+        soon_throughput=np.array([row.soon_throughput for row in rows]),
+        work=np.array([row.work for row in rows]),
+        finished=np.array([float(row.times.finished) for row in rows]),
+    )
 
-    Only jobs that are on both sides and not ``removed`` count, and all arrivals.
+
+def compare_sides(
+    sides: tuple[Side, Side], followed: tuple[FollowedSide, FollowedSide], removed: Sequence[str]
+) -> dict[str, PairedFigure]:
+    """Return the paired figures of two sides, by their names in ``HoursDifference``.
+
+    For waiting, only jobs that are on both sides and not ``removed`` count, and all arrivals.
     """
     both = set(sides[0].snapshot.jobs.name) & set(sides[1].snapshot.jobs.name) - set(removed)
-    means = []
+    waits_s, waiting = [], []
     for side, found in zip(sides, followed, strict=True):
         counted = np.array([name in both for name in side.snapshot.jobs.name], dtype=np.bool_)
-        means.append(np.array([_mean_wait_s(waited, counted) for waited in found.waited_s]))
-    return means[0], means[1]
+        waits_s.append(np.array([_mean_wait_s(waited, counted) for waited in found.waited_s]))
+        waiting.append(np.array([_count_waiting(waits, counted) for waits in found.soon_waits]))
+    one, other = followed
+    return {
+        "soon_throughput": pair_figures(one.soon_throughput, other.soon_throughput),
+        "soon_waiting": pair_figures(*waiting),
+        "mean_wait_s": pair_figures(*waits_s),
+        "work": pair_figures(one.work, other.work),
+        "finished": pair_figures(one.finished, other.finished),
+    }
 
 
 def _mean_wait_s(waited_s: Floats, counted: Bools) -> float:
     arrived = waited_s[len(counted) :]
     every = np.append(waited_s[: len(counted)][counted], arrived[~np.isnan(arrived)])
     return float(every.mean()) if len(every) else 0.0
+
+
+def _count_waiting(waits: Bools, counted: Bools) -> float:
+    own = len(counted)
+    return float(np.count_nonzero(waits[:own] & counted) + np.count_nonzero(waits[own:]))
 
 
 def pair_figures(before: Floats, after: Floats) -> PairedFigure:
@@ -190,13 +216,10 @@ def compare_hours(
     futures = len(followed[0].work)
     if futures < LEAST_PAIRS:
         return None
-    before_s, after_s = mean_waits_s(sides, followed, removed)
     return HoursDifference(
         horizon_s=rhythm.horizon_s,
         futures=futures,
-        mean_wait_s=pair_figures(before_s, after_s),
-        work=pair_figures(followed[0].work, followed[1].work),
-        finished=pair_figures(followed[0].finished, followed[1].finished),
+        **compare_sides(sides, followed, removed),
         jobs=tuple(
             _job_hours(sides, followed, rhythm, job, corrections, gone=job in removed)
             for job in shown

@@ -242,6 +242,8 @@ def _of_hours(
         horizon=fields.duration_of(found.horizon_s),
         futures=found.futures,
         coverage=COVERAGE,
+        soon_effective_gpus=_of_figure(found.soon_throughput),
+        soon_waiting_jobs=_of_figure(found.soon_waiting),
         mean_wait_seconds=_of_figure(found.mean_wait_s),
         work_gpu_hours=_of_figure(found.work),
         finished_jobs=_of_figure(found.finished),

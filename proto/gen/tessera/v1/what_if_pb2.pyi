@@ -607,6 +607,8 @@ class HoursDifference(_message.Message):
     WORK_GPU_HOURS_FIELD_NUMBER: _builtins.int
     FINISHED_JOBS_FIELD_NUMBER: _builtins.int
     JOBS_FIELD_NUMBER: _builtins.int
+    SOON_EFFECTIVE_GPUS_FIELD_NUMBER: _builtins.int
+    SOON_WAITING_JOBS_FIELD_NUMBER: _builtins.int
     futures: _builtins.int
     """The number of pairs of futures."""
     coverage: _builtins.float
@@ -629,6 +631,14 @@ class HoursDifference(_message.Message):
     def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobHours]:
         """The jobs that the changes are about, and the first of those that differ now."""
 
+    @_builtins.property
+    def soon_effective_gpus(self) -> Global___PairedFigure:
+        """Once the round after the change is carried out: the throughput in effective GPUs, and the number
+        of jobs that wait, of those that are there without and with the change.
+        """
+
+    @_builtins.property
+    def soon_waiting_jobs(self) -> Global___PairedFigure: ...
     def __init__(
         self,
         *,
@@ -639,10 +649,12 @@ class HoursDifference(_message.Message):
         work_gpu_hours: Global___PairedFigure | None = ...,
         finished_jobs: Global___PairedFigure | None = ...,
         jobs: _abc.Iterable[Global___JobHours] | None = ...,
+        soon_effective_gpus: Global___PairedFigure | None = ...,
+        soon_waiting_jobs: Global___PairedFigure | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["finished_jobs", b"finished_jobs", "horizon", b"horizon", "mean_wait_seconds", b"mean_wait_seconds", "work_gpu_hours", b"work_gpu_hours"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["finished_jobs", b"finished_jobs", "horizon", b"horizon", "mean_wait_seconds", b"mean_wait_seconds", "soon_effective_gpus", b"soon_effective_gpus", "soon_waiting_jobs", b"soon_waiting_jobs", "work_gpu_hours", b"work_gpu_hours"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage", "finished_jobs", b"finished_jobs", "futures", b"futures", "horizon", b"horizon", "jobs", b"jobs", "mean_wait_seconds", b"mean_wait_seconds", "work_gpu_hours", b"work_gpu_hours"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage", "finished_jobs", b"finished_jobs", "futures", b"futures", "horizon", b"horizon", "jobs", b"jobs", "mean_wait_seconds", b"mean_wait_seconds", "soon_effective_gpus", b"soon_effective_gpus", "soon_waiting_jobs", b"soon_waiting_jobs", "work_gpu_hours", b"work_gpu_hours"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
