@@ -164,11 +164,11 @@ def measure_what_if(
     by 10 % on average, except on Cells on which a job has run, whose times are measured.
 
     Four measures are foretold from futures: throughput (effective GPUs) and waiting jobs once the round
-    after the change is carried out, and work (effective GPU-hours) and mean waiting over the next
-    hour. What-ifs foretell expectations. So the true change is the mean over several realisations of what comes next, with the same past:
-    other jobs come next, and other jobs end early. A single one also depends on chance, for one job
-    that comes or ends at another time changes all later rounds. Figures that end with ``once`` judge
-    by the first realisation only.
+    after the change is carried out, and work (effective GPU-hours) and mean waiting over the next hour.
+    What-ifs foretell expectations. So the true change is the mean over several realisations of what
+    comes next, with the same past: other jobs come next, and other jobs end early. A single one also
+    depends on chance, for one job that comes or ends at another time changes all later rounds. Figures
+    that end with ``once`` judge by the first realisation only.
 
     A true change is noise if it is at most 2 % of the measure, half a job or a minute of waiting, or
     not larger than two standard errors of its mean, so that its direction is not known. ``calm_share``

@@ -159,6 +159,15 @@ def test_a_future_that_knows_everything_is_what_the_world_does(
     assert any(waited)
     first = [start_s for start_s, waits in zip(starts, waited, strict=True) if waits]
     assert future.start_s[waited] - EPOCH_S == pytest.approx(first, abs=0.01)
+    soon_s = now_s + ROUND_S
+    held = {names[s.job] for s in result.segments if s.start_s <= soon_s + 0.01 < s.end_s}
+    over = {names[job] for job in np.flatnonzero(result.end_s <= soon_s).tolist()}
+    there = [name not in over for name in live] + [one.arrival_s <= soon_s for one in later]
+    everyone = [*live, *(one.spec.name for one in later)]
+    waits = [is_there and name not in held for name, is_there in zip(everyone, there, strict=True)]
+    assert future.soon_waits.tolist() == waits
+    trains = [is_there and name in held for name, is_there in zip(everyone, there, strict=True)]
+    assert (future.soon_speed > 0).tolist() == trains
 
 
 def test_a_future_ends_at_its_horizon_with_what_has_not_happened() -> None:

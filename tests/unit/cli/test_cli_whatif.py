@@ -52,6 +52,8 @@ def an_answer() -> what_if_pb2.WhatIfResponse:
             horizon=Duration(seconds=21_600),
             futures=16,
             coverage=0.8,
+            soon_effective_gpus=figure,
+            soon_waiting_jobs=figure,
             mean_wait_seconds=figure,
             work_gpu_hours=figure,
             finished_jobs=figure,
@@ -77,6 +79,8 @@ def test_now_and_the_next_hours_are_shown_at_a_glance(capsys: pytest.CaptureFixt
     assert "throughput 10 -> 15 effective GPUs (+50.0%)" in text
     assert "GPUs in use a100 16 of 16 -> 24 of 24" in text
     assert "next 6h 16 pairs of futures; 80% intervals" in text
+    assert "throughput soon 1,500 -> 720: -780 (-1,080 to -540) effective GPUs" in text
+    assert "waiting soon 1,500 -> 720: -780 (-1,080 to -540)" in text
     assert "mean waiting 25m -> 12m: -13m (-18m to -9m)" in text
     assert "weak starts waits (OUTPRICED) 8 x a100, pp 2" in text
     assert "weak 10m-20m 0s-1m" in text
