@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
+from typing import Final
 
 import sqlalchemy as sa
 
@@ -34,6 +35,9 @@ from tessera.formulation.spreads import ClusterForecast, ForecastHistory
 
 log = logging.getLogger(__name__)
 
+MAX_ATTEMPTS: Final = 8
+"""The times for which a round looks whether nodes have fallen silent while it freed those that had."""
+
 
 class RoundStore(StorePart):
     """The rounds, network plans, shadows and forecasts of ``tessera.service.ports``."""
@@ -44,21 +48,29 @@ class RoundStore(StorePart):
         """Return the snapshot of a new round; see ``tessera.service.ports.rounds.Rounds``.
 
         If no node has fallen silent and no job has timed out, this is one transaction that only
-        reads, because rounds begin often.
+        reads, because rounds begin often. Otherwise it is repeated after their jobs have lost their
+        GPUs, for other nodes may have fallen silent meanwhile: a round would move their jobs, which
+        would wait for gangs that cannot answer.
         """
-        with self._database.read() as connection:
-            if (
-                request is not None
-                and (done := rounds.find_committed_round(connection, request)) is not None
-            ):
-                return done
-            silence = agents.find_silence(connection, cluster)
-            silence_s = self._silence.at(silence.clock_s)
-            returning = silence.returning_s <= silence_s
-            if not silence.is_ahead and silence.longest_s <= silence_s and not returning:
-                loaded = load_snapshot(connection, cluster, silence_s, use_half_life_s)
-                if not run_times.has_overlong_jobs(loaded):
-                    return loaded
+        for _ in range(MAX_ATTEMPTS):
+            with self._database.read() as connection:
+                if (
+                    request is not None
+                    and (done := rounds.find_committed_round(connection, request)) is not None
+                ):
+                    return done
+                silence = agents.find_silence(connection, cluster)
+                silence_s = self._silence.at(silence.clock_s)
+                returning = silence.returning_s <= silence_s
+                if not silence.is_ahead and silence.longest_s <= silence_s and not returning:
+                    loaded = load_snapshot(connection, cluster, silence_s, use_half_life_s)
+                    if not run_times.has_overlong_jobs(loaded):
+                        return loaded
+            self._catch_up(cluster, returning=returning)
+        return self.snapshot(cluster, use_half_life_s)
+
+    def _catch_up(self, cluster: str, *, returning: bool) -> None:
+        """Free the GPUs of silent nodes and end overlong jobs, and perhaps the probations of nodes."""
         if returning:
             self._end_probations(cluster)
         if lost := self.expire(cluster):
@@ -66,7 +78,6 @@ class RoundStore(StorePart):
         ended = self._database.write(lambda c: run_times.end_overlong_jobs(c, cluster))
         if ended:
             log.info("jobs timed out", extra={"action": "timed out", "jobs": ended})
-        return self.snapshot(cluster, use_half_life_s)
 
     def expire(self, cluster: str) -> list[str]:
         """Free the GPUs of silent nodes; return the names of the jobs that lost some."""

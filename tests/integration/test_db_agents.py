@@ -14,6 +14,7 @@ from tessera.formulation.errors import InvalidInput, NotAllowed, NotFound
 from tessera.formulation.lifecycle import JobEvent, JobState
 from tessera.formulation.records.agents import ObservedGang
 from tessera.formulation.records.clusters import NodeSpec
+from tessera.formulation.snapshot import Snapshot
 from tests.support.stored_cluster import (
     C,
     a_cluster,
@@ -257,6 +258,30 @@ def test_a_node_no_longer_named_by_its_agent_falls_silent(
     assert pair.snapshot(C).nodes.schedulable.tolist() == [True, False]
     execute(database, f"UPDATE nodes SET heard_at = now() - interval '46 s' WHERE name = '{A1}'")
     assert pair.expire(C) == ["a"]
+
+
+def test_a_round_sees_no_silent_node_whose_jobs_still_have_gpus(
+    store: PostgresStore, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second node falls silent while the jobs of the first one lose their GPUs."""
+    a_cluster(store, nodes=2, gpus=4)
+    submit(store, a_spec("a"), a_spec("b"))
+    run(store, a=[(A0, range(4))], b=[(A1, range(4))])
+    make_silent(database, AGENT0)
+    expire, lost = store.expire, list[list[str]]()
+
+    def expire_and_wait(cluster: str) -> list[str]:
+        lost.append(expire(cluster))
+        if len(lost) == 1:
+            make_silent(database, AGENT1)
+        return lost[-1]
+
+    monkeypatch.setattr(store, "expire", expire_and_wait)
+    snapshot = store.begin_round(C, None)
+    assert isinstance(snapshot, Snapshot)
+    assert lost == [["a"], ["b"]]
+    assert not snapshot.nodes.schedulable.any()
+    assert not (snapshot.allocations.job >= 0).any()
 
 
 def test_hello_registers_and_corrects_nodes(store: PostgresStore) -> None:
