@@ -5,12 +5,20 @@ import signal
 import pytest
 
 from tests.support.data_directories import make_data_directory
-from tests.support.database import database, make_database, postgres_url, server_url, store
+from tests.support.database import (
+    database,
+    empty_databases,
+    make_database,
+    postgres_url,
+    server_url,
+    store,
+)
 from tests.support.laws import IS_FAST, load_profile
 from tests.support.training import trainer
 
 __all__ = [
     "database",
+    "empty_databases",
     "make_data_directory",
     "make_database",
     "postgres_url",
