@@ -34,11 +34,7 @@ from tessera.formulation.snapshot import (
 )
 from tessera.formulation.tables import Bools, Floats, Ints, array_columns
 from tessera.formulation.values import BEST_FOUND, CellKey, Hold
-from tessera.simulator.measured_times import (
-    MEASURED_ITERATIONS,
-    find_shapes,
-    with_measured_time,
-)
+from tessera.simulator.measured_times import MEASURED_ITERATIONS, with_measured_time
 from tessera.simulator.renumbering import renumber_jobs
 from tessera.solvers.rounds.due import due_s, next_leg_s
 from tessera.solvers.rounds.plan import RoundOutcome
@@ -163,9 +159,8 @@ class _Future:
         self._tracked = len(snapshot.jobs)
         self._set_up_jobs(snapshot.jobs.followed_by(draw.arrivals), draw)
         self._set_up_gpus()
-        true_times = replace(snapshot.estimates, iter_time_s=draw.iter_time_s)
-        truth = replace(snapshot, estimates=true_times)
-        self._seen, self._truth = snapshot.estimates, true_times
+        self._seen = snapshot.estimates
+        truth = replace(snapshot, estimates=replace(self._seen, iter_time_s=draw.iter_time_s))
         self._cells = build_cells(truth)
         keys = zip(self._cells.workload.tolist(), self._cells.keys(), strict=True)
         self._row = {key: row for row, key in enumerate(keys)}
@@ -325,18 +320,20 @@ class _Future:
         self._stated_left[job] -= trained
         self._trained_at_s[job] = self.now_s
 
-    def _measure(self) -> None:
-        """Let rounds see the times of the Cells on which jobs have trained for long enough."""
-        for job in np.flatnonzero(self._measured_s <= self.now_s).tolist():
-            self._measured_s[job] = np.inf
-            work, nodes, cell = self._workload(job), int(self._nodes[job]), self._cell(job)
-            shape = find_shapes(self._truth, work, cell) & (self._truth.nodes == nodes)
-            if shape.any():
-                time_s = float(self._truth.iter_time_s[np.argmax(shape)])
-                self._seen = with_measured_time(self._seen, work, cell, nodes, time_s)
+    def _measure(self, job: int) -> None:
+        """Let rounds see the time of the Cell on which a job has trained for long enough."""
+        self._measured_s[job] = np.inf
+        self._seen = with_measured_time(
+            self._seen,
+            self._workload(job),
+            self._cell(job),
+            int(self._nodes[job]),
+            1.0 / float(self._speed[job]),
+        )
 
     def _release(self, job: int) -> None:
-        self._measure()
+        if self._measured_s[job] <= self.now_s:
+            self._measure(job)
         self._settle(job)
         if self._meter is not None:
             self._meter.add(self._stint(job), self.now_s)
@@ -425,7 +422,8 @@ class _Future:
 
     def _snapshot(self, shown: Ints) -> Snapshot:
         """Return what a round sees now of the jobs ``shown``, which are live."""
-        self._measure()
+        for job in np.flatnonzero(self._measured_s <= self.now_s).tolist():
+            self._measure(job)
         local = np.full(len(self._live), -1, dtype=np.int64)
         local[shown] = np.arange(len(shown))
         return replace(
