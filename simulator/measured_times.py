@@ -35,8 +35,8 @@ def with_measured_time(
 
     One model has predicted all shapes of a Cell. If the time is not as predicted, the Cell's other
     shapes are therefore corrected by the same factor, and count as measured, too, unless they were
-    measured before. Estimates without the shape are returned as they are, and so are those that know
-    the time.
+    measured before. A shape that was not expected to run, or does not, says nothing about the others.
+    Estimates without the shape are returned as they are, and so are those that know the time.
     """
     e, same = estimates, find_shapes(estimates, workload, cell)
     shape = same & (e.nodes == nodes)
@@ -46,12 +46,13 @@ def with_measured_time(
     factor, measured = iter_time_s / float(e.iter_time_s[row]), e.source == EstimateSource.MEASURED
     if abs(factor - 1.0) <= TOLERANCE and (measured[row] or e.sd[row] == 0):
         return estimates
-    news = shape | (same & ~measured) if math.isfinite(factor) else shape
+    news, time_s = shape, e.iter_time_s
+    if 0 < factor < math.inf:
+        news = shape | (same & ~measured)
+        time_s = np.where(news, time_s * factor, time_s)
     return replace(
         e,
-        iter_time_s=np.where(
-            shape, iter_time_s, np.where(news, e.iter_time_s * factor, e.iter_time_s)
-        ),
+        iter_time_s=np.where(shape, iter_time_s, time_s),
         source=np.where(news, int(EstimateSource.MEASURED), e.source),
         sd=np.where(news, np.nan, e.sd),
     )
