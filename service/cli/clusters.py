@@ -29,6 +29,7 @@ from tessera.service.cli.options import (
     DEFAULT_CLUSTER,
     DEFAULT_SERVER,
     Cluster,
+    FileCluster,
     Output,
     OutputOption,
     Server,
@@ -95,15 +96,7 @@ def apply_cluster_file(
     ],
     validate_only: ValidateOnly = False,
     server: Server = DEFAULT_SERVER,
-    cluster: Annotated[
-        str,
-        typer.Option(
-            "--cluster",
-            "-c",
-            envvar="TESSERA_CLUSTER",
-            help="The cluster's id. Default: the one in the file, or else 'default'.",
-        ),
-    ] = "",
+    cluster: FileCluster = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Create or change a cluster: its GPU types, nodes and tenants (all or none of each)."""

@@ -42,6 +42,15 @@ Server = Annotated[
 Cluster = Annotated[
     str, typer.Option("--cluster", "-c", envvar="TESSERA_CLUSTER", help="The cluster's id.")
 ]
+FileCluster = Annotated[
+    str,
+    typer.Option(
+        "--cluster",
+        "-c",
+        envvar="TESSERA_CLUSTER",
+        help="The cluster's id. Default: the one in the file, or else 'default'.",
+    ),
+]
 OutputOption = Annotated[
     Output, typer.Option("--output", "-o", help="Format of the output.", show_choices=True)
 ]

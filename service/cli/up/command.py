@@ -23,7 +23,7 @@ from tessera.service.cli.children import Child, ending_signals
 from tessera.service.cli.client import CallFailed, Client, Exit, connect
 from tessera.service.cli.listener import Health, address_of, health_of, require_free
 from tessera.service.cli.names import cluster_name, short_name
-from tessera.service.cli.options import DEFAULT_CLUSTER, DEFAULT_SERVER
+from tessera.service.cli.options import DEFAULT_CLUSTER, DEFAULT_SERVER, FileCluster
 from tessera.service.cli.render import err, print_line, print_note
 from tessera.service.cli.up.cluster import describe_cluster, reachable_nodes
 from tessera.service.cli.up.home import claim_directory, default_home
@@ -57,15 +57,7 @@ def run_up(
             help="Cluster file. Default: the one that the data directory was made with, or a small example.",
         ),
     ] = "",
-    cluster: Annotated[
-        str,
-        typer.Option(
-            "--cluster",
-            "-c",
-            envvar="TESSERA_CLUSTER",
-            help="The cluster's id. Default: the one in the file, or else 'default'.",
-        ),
-    ] = "",
+    cluster: FileCluster = "",
     agents: Annotated[
         int,
         typer.Option(min=1, help="Number of agent processes, among which the nodes are divided."),
