@@ -22,7 +22,7 @@ from tessera.service.standing_policy import StandingPolicies
 from tessera.simulator.forecasts.calibration import learn_corrections
 from tessera.simulator.forecasts.draws import History
 from tessera.simulator.forecasts.forecast import make_forecast, sample_times
-from tessera.simulator.forecasts.future import RoundRhythm
+from tessera.simulator.forecasts.rhythm import RoundRhythm
 from tessera.simulator.run import Decider
 from tessera.solvers.plugins import load_named
 from tessera.solvers.rounds.options import RoundOptions

@@ -18,7 +18,7 @@ from tessera.formulation.tables import Floats
 from tessera.simulator.comparison.workload import WorkloadSpec, make_scenario
 from tessera.simulator.forecasts.draws import History
 from tessera.simulator.forecasts.forecast import sample_times
-from tessera.simulator.forecasts.future import RoundRhythm
+from tessera.simulator.forecasts.rhythm import RoundRhythm
 from tessera.simulator.run import Conditions, Decider, Result, simulate
 from tessera.simulator.scenario import EPOCH_S, Scenario
 from tessera.simulator.sweeps.tasks import Task

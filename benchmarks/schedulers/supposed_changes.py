@@ -40,8 +40,8 @@ from tessera.formulation.snapshot import Jobs, Nodes, Snapshot
 from tessera.formulation.tables import Floats
 from tessera.formulation.what_if.hypotheses import Hypothesis, append_jobs, apply_hypotheses
 from tessera.simulator.comparison.workload import WorkloadSpec, make_scenario
-from tessera.simulator.forecasts.draws import History
-from tessera.simulator.forecasts.future import Draw, RoundRhythm
+from tessera.simulator.forecasts.draws import Draw, History
+from tessera.simulator.forecasts.rhythm import RoundRhythm
 from tessera.simulator.hazards import Failure
 from tessera.simulator.run import Decider
 from tessera.simulator.scenario import EPOCH_S, Scenario

@@ -26,7 +26,7 @@ from tessera.service.what_if.orders import (
     WhatIfOrder,
 )
 from tessera.service.what_if.previewing import JobPreviewer
-from tessera.simulator.forecasts.future import RoundRhythm
+from tessera.simulator.forecasts.rhythm import RoundRhythm
 from tessera.solvers.rounds.options import RoundOptions
 
 ANSWER_S: Final = 1.0

@@ -8,7 +8,7 @@ from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.spreads import ForecastHistory
 from tessera.formulation.what_if.hypotheses import Hypothesis
 from tessera.formulation.what_if.records import Rule
-from tessera.simulator.forecasts.future import RoundRhythm
+from tessera.simulator.forecasts.rhythm import RoundRhythm
 from tessera.solvers.rounds.options import RoundOptions
 
 

@@ -13,7 +13,6 @@ from tessera.formulation.records.forecasts import Submission
 from tessera.formulation.snapshot import Jobs, Snapshot
 from tessera.formulation.tables import Floats, Ints, array_columns
 from tessera.formulation.values import EstimateSource, Workload
-from tessera.simulator.forecasts.future import Draw
 
 SD_OF_SOURCE: Final = {
     EstimateSource.MEASURED: 0.03,
@@ -35,6 +34,20 @@ LEAST_SPAN_S: Final = 900.0
 burst, which would otherwise be taken to go on for ever."""
 LEAST_ENDED: Final = 10
 """The ended jobs below which no early ends are drawn, since their rate is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Draw:
+    """The facts of one future that no snapshot states.
+
+    ``iter_time_s`` is float64[estimates], the true times of the snapshot's estimates. ``share`` is
+    float64[jobs, then arrivals], the share of its iterations after which each job ends.
+    ``arrivals`` are the jobs to come, in order of ``submit_s``.
+    """
+
+    iter_time_s: Floats
+    share: Floats
+    arrivals: Jobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

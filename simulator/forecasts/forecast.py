@@ -17,7 +17,8 @@ from tessera.formulation.tables import Bools, Floats
 from tessera.formulation.unknown_rates import assume_rates, has_unknown_rate
 from tessera.simulator.forecasts.calibration import Correction
 from tessera.simulator.forecasts.draws import History, draw_facts
-from tessera.simulator.forecasts.future import FutureTimes, RoundRhythm, follow_future
+from tessera.simulator.forecasts.future import FutureTimes, follow_future
+from tessera.simulator.forecasts.rhythm import RoundRhythm
 from tessera.solvers.rounds.plan import RoundOutcome
 
 HELD = "the job is held; release it with: tessera release JOB"

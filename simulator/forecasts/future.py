@@ -34,11 +34,12 @@ from tessera.formulation.snapshot import (
 )
 from tessera.formulation.tables import Bools, Floats, Ints, array_columns
 from tessera.formulation.values import BEST_FOUND, CellKey, Hold
+from tessera.simulator.forecasts.draws import Draw
+from tessera.simulator.forecasts.rhythm import RoundRhythm
 from tessera.simulator.measured_times import MEASURED_ITERATIONS, with_measured_time
 from tessera.simulator.renumbering import renumber_jobs
 from tessera.solvers.rounds.due import due_s, next_leg_s
 from tessera.solvers.rounds.plan import RoundOutcome
-from tessera.solvers.rounds.times import RoundTimes
 
 MOMENT_S: Final = 1e-6
 """The time within which two events are the same moment."""
@@ -54,43 +55,6 @@ _AFTER: Final = {
 
 _QUEUED, _RUNNING = STATE_CODE[JobState.QUEUED], STATE_CODE[JobState.RUNNING]
 _OVER: Final = [STATE_CODE[s] for s in JobState if s in (JobState.CANCELLED, JobState.FAILED)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Draw:
-    """The facts of one future that no snapshot states.
-
-    ``iter_time_s`` is float64[estimates], the true times of the snapshot's estimates. ``share`` is
-    float64[jobs, then arrivals], the share of its iterations after which each job ends.
-    ``arrivals`` are the jobs to come, in order of ``submit_s``.
-    """
-
-    iter_time_s: Floats
-    share: Floats
-    arrivals: Jobs
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundRhythm:
-    """The settings that say when rounds take place, and when a future ends.
-
-    Rounds after events are at least ``spacing_s`` apart, and ``coarsening`` times the time since the
-    snapshot. What is far away needs no rounds to the second, and this keeps their number small: with
-    0.02, a week has about 300.
-    """
-
-    spacing_s: float = 60.0
-    period_s: float = 300.0
-    horizon_s: float = 30 * 86_400.0
-    coarsening: float = 0.0
-    settled: bool = False
-    """Whether the snapshot is from just after a round, so that the next one needs an event."""
-    to_horizon: bool = False
-    """Whether the future goes on until its horizon, even once the jobs of the snapshot are over."""
-
-    def times(self) -> RoundTimes:
-        """Return the rule for when rounds are due."""
-        return RoundTimes(spacing_s=self.spacing_s, period_s=self.period_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -20,9 +20,10 @@ from tessera.formulation.tables import Bools, Floats
 from tessera.formulation.unknown_rates import assume_rates
 from tessera.formulation.what_if.records import HoursDifference, JobHours, PairedFigure
 from tessera.simulator.forecasts.calibration import Correction
-from tessera.simulator.forecasts.draws import History, draw_facts
+from tessera.simulator.forecasts.draws import Draw, History, draw_facts
 from tessera.simulator.forecasts.forecast import make_band
-from tessera.simulator.forecasts.future import Draw, FutureTimes, RoundRhythm, follow_future
+from tessera.simulator.forecasts.future import FutureTimes, follow_future
+from tessera.simulator.forecasts.rhythm import RoundRhythm
 from tessera.simulator.what_if.rounds import unit_rates
 from tessera.solvers.rounds.plan import RoundOutcome
 

@@ -25,7 +25,8 @@ from tessera.formulation.snapshot import Dependencies, Snapshot
 from tessera.simulator.forecasts.calibration import learn_corrections
 from tessera.simulator.forecasts.draws import History, draw_facts
 from tessera.simulator.forecasts.forecast import WAITS_FOR_UNKNOWN, make_forecast, sample_times
-from tessera.simulator.forecasts.future import RoundRhythm, follow_future
+from tessera.simulator.forecasts.future import follow_future
+from tessera.simulator.forecasts.rhythm import RoundRhythm
 from tessera.simulator.run import Decider, Result
 from tessera.simulator.traces.trace import Arrival
 from tessera.solvers.rounds.options import RoundOptions

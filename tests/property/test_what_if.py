@@ -21,7 +21,7 @@ from tessera.formulation.what_if.hypotheses import (
 )
 from tessera.simulator.forecasts.calibration import learn_corrections
 from tessera.simulator.forecasts.draws import History
-from tessera.simulator.forecasts.future import RoundRhythm
+from tessera.simulator.forecasts.rhythm import RoundRhythm
 from tessera.simulator.run import Decider
 from tessera.simulator.what_if.hours import COVERAGE, LEAST_PAIRS, Side, compare_hours, follow_pairs
 from tessera.simulator.what_if.rounds import DecidedRound, compare_rounds

@@ -19,8 +19,9 @@ from tessera.formulation.records.forecasts import Submission
 from tessera.formulation.snapshot import Jobs, Snapshot
 from tessera.formulation.values import EstimateSource
 from tessera.simulator.executor import replay_lines
-from tessera.simulator.forecasts.draws import History, draw_facts
-from tessera.simulator.forecasts.future import Draw, RoundRhythm, follow_future
+from tessera.simulator.forecasts.draws import Draw, History, draw_facts
+from tessera.simulator.forecasts.future import follow_future
+from tessera.simulator.forecasts.rhythm import RoundRhythm
 from tessera.simulator.logfile import lines_of, log_of
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.run import Conditions, Decider, Result, simulate
