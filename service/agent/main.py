@@ -13,9 +13,7 @@ from collections.abc import Sequence
 from tessera.formulation.errors import InvalidInput, TesseraError
 from tessera.formulation.logs import DiscreetFormatter
 from tessera.formulation.runtimes import DEFAULT_RUNTIME
-from tessera.service.agent.credentials import (
-    Credentials,
-)
+from tessera.service.agent.credentials import Credentials
 from tessera.service.agent.hardware import command as health
 from tessera.service.agent.hardware.monitor import start_monitor
 from tessera.service.agent.log_pruner import keep_logs_within

@@ -9,9 +9,7 @@ from itertools import islice
 from typing import Final
 
 from tessera.formulation.clock import Clock
-from tessera.formulation.errors import (
-    InvalidInput,
-)
+from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.agents import NodeHealth, ObservedGang
 from tessera.service.rpc.agentlogs import AgentLogs
 from tessera.service.rpc.calls import Subscription
