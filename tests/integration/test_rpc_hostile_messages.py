@@ -54,7 +54,7 @@ from tests.support.launches import WHOLE_MESSAGE
 from tests.support.laws import PROFILE
 from tests.support.messages import broken_bytes, mutate, random_message
 from tests.support.patience import PATIENCE_S
-from tests.support.rpc import error_details, serving
+from tests.support.rpc import CLIENTS_OWN_ERROR, error_details, serving
 
 EXAMPLES: Final = {"fast": 4, "full": 36, "explore": 400}[PROFILE]
 """The number of messages of each sort for each method."""
@@ -82,8 +82,6 @@ CLOS: Final = (
 MODEL: Final = (
     "{architecture: transformer, layers: 2, hidden: 64, heads: 2, sequence: 8, vocabulary: 99}"
 )
-CLIENTS_OWN: Final = "Internal error from Core"
-"""The client's own message for a stream that has ended while the client still wrote to it."""
 WRONG: Final = frozenset({StatusCode.INTERNAL, StatusCode.UNKNOWN, StatusCode.DEADLINE_EXCEEDED})
 
 
@@ -315,7 +313,7 @@ async def _stream(stream: Any, path: str, messages: list[bytes]) -> StatusCode:
     code: StatusCode = await stream.code()
     details = await stream.details()
     # The server ended the stream first. Its log says how, which the test checks at its end.
-    if details == CLIENTS_OWN:
+    if details == CLIENTS_OWN_ERROR:
         return StatusCode.CANCELLED
     assert code not in WRONG, (path, code, details)
     return code

@@ -21,6 +21,9 @@ from tessera.service.rpc.server import MAX_MESSAGE_BYTES, Server
 WALL_S = 1.8e9
 """The server's fixed time."""
 
+CLIENTS_OWN_ERROR = "Internal error from Core"
+"""The client's own message for a stream that has ended while the client still wrote to it."""
+
 
 @asynccontextmanager
 async def serving(store: Store, **settings: Any) -> AsyncIterator[tuple[grpc.aio.Channel, Server]]:

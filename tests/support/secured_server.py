@@ -28,6 +28,7 @@ from tessera.v1 import access_pb2, agents_pb2, clusters_pb2, jobs_pb2, tenants_p
 from tests.support.certificates import Site, make_site
 from tests.support.methods import all_methods
 from tests.support.patience import PATIENCE_S
+from tests.support.rpc import CLIENTS_OWN_ERROR
 from tests.support.running_server import settings
 
 PLACE = "clusters/main"
@@ -114,13 +115,17 @@ class SecuredServer:
     async def outcome(
         self, who: ChannelSettings, path: str, request: Message, metadata: Any = None
     ) -> tuple[StatusCode, str]:
-        """Make a call, and return its code and message."""
+        """Make a call, and return the server's code and message.
+
+        A stream that ends while the client writes to it can fail with the client's own error
+        instead of the server's. Such a call is made again.
+        """
         while True:
             try:
                 await self.call(who, path, request, metadata)
             except grpc.aio.AioRpcError as error:
-                if error.code() is StatusCode.INTERNAL and error.debug_error_string() is None:
-                    continue  # the client's own, because a stream ended while it wrote to it
+                if error.details() == CLIENTS_OWN_ERROR:
+                    continue
                 return error.code(), error.details() or ""
             return StatusCode.OK, ""
 
