@@ -21,6 +21,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,40 +38,52 @@ from torch.utils.checkpoint import checkpoint
 
 from tessera import progress
 
-VOCABULARY, SEQUENCE, WIDTH, HEADS, LAYERS = 64, 32, 32, 2, 2
 SAMPLES = 4096  # in an epoch
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of the model. Those of ``--help`` train in seconds on a CPU."""
+
+    vocabulary: int
+    sequence: int  # tokens
+    width: int
+    heads: int
+    layers: int
 
 
 class Block(nn.Module):
     """A layer: attention to earlier tokens, and a feed-forward network."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
-        self.queries_keys_values = nn.Linear(WIDTH, 3 * WIDTH)
-        self.out = nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.heads = heads
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.queries_keys_values = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output, of the shape of its input."""
-        batch, length, _ = x.shape
+        batch, length, width = x.shape
         parts = self.queries_keys_values(self.norms[0](x)).chunk(3, dim=-1)
-        heads = [part.reshape(batch, length, HEADS, -1).transpose(1, 2) for part in parts]
+        heads = [part.reshape(batch, length, self.heads, -1).transpose(1, 2) for part in parts]
         seen = functional.scaled_dot_product_attention(*heads, is_causal=True)
-        x = x + self.out(seen.transpose(1, 2).reshape(batch, length, WIDTH))
+        x = x + self.out(seen.transpose(1, 2).reshape(batch, length, width))
         return x + self.down(functional.gelu(self.up(self.norms[1](x))))
 
 
 class SmallGpt(nn.Module):
     """A decoder. If ``recomputes``, the backward pass computes activations of layers again."""
 
-    def __init__(self, recomputes: bool) -> None:
+    def __init__(self, sizes: Sizes, recomputes: bool) -> None:
         super().__init__()
         self.recomputes = recomputes
-        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
-        self.positions = nn.Embedding(SEQUENCE, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
-        self.head = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY))
+        width = sizes.width
+        self.tokens = nn.Embedding(sizes.vocabulary, width)
+        self.positions = nn.Embedding(sizes.sequence, width)
+        self.blocks = nn.ModuleList(Block(width, sizes.heads) for _ in range(sizes.layers))
+        self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, sizes.vocabulary))
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the logits of the next token at each position."""
@@ -93,11 +106,11 @@ def global_samples(seed: int, iteration: int, batch: int) -> list[int]:
     return [epoch_order(seed, position // SAMPLES)[position % SAMPLES] for position in positions]
 
 
-def load_sample(seed: int, sample: int) -> Tensor:
+def load_sample(seed: int, sample: int, sizes: Sizes) -> Tensor:
     """Return a sample: tokens that advance by a constant step, which the model has to find out."""
     generator = torch.Generator().manual_seed(seed * 1_000_003 + SAMPLES + sample)
-    start, step = torch.randint(VOCABULARY, (2,), generator=generator)
-    return (start + (1 + step % 8) * torch.arange(SEQUENCE + 1)) % VOCABULARY
+    start, step = torch.randint(sizes.vocabulary, (2,), generator=generator)
+    return (start + (1 + step % 8) * torch.arange(sizes.sequence + 1)) % sizes.vocabulary
 
 
 class Training:
@@ -105,6 +118,8 @@ class Training:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.device = options, join_group()
+        names = ("vocabulary", "sequence", "width", "heads", "layers")
+        self.sizes = Sizes(**{name: getattr(options, name) for name in names})
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.batch = progress.global_batch(default=options.batch)
         plan: dict[str, Any] = progress.plan() or {}  # defaults are left out of a plan
@@ -115,7 +130,7 @@ class Training:
                 f" global batch of {self.batch}; change one of them"
             )
         torch.manual_seed(options.seed)
-        model = SmallGpt(plan.get("recomputation") == "full").to(self.device)
+        model = SmallGpt(self.sizes, plan.get("recomputation") == "full").to(self.device)
         self.model = distribute(model, plan.get("zero", 0), self.device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.lr)
         self.saved_iterations = -1
@@ -139,10 +154,11 @@ class Training:
         total = torch.zeros((), device=self.device)
         for index, samples in enumerate(parts):
             exchange_gradients(self.model, is_last=index == len(parts) - 1)
-            tokens = torch.stack([load_sample(self.options.seed, s) for s in samples])
+            tokens = torch.stack([load_sample(self.options.seed, s, self.sizes) for s in samples])
             tokens = tokens.to(self.device)
-            logits = self.model(tokens[:, :-1]).flatten(0, 1)
-            mean = functional.cross_entropy(logits, tokens[:, 1:].flatten())
+            with torch.autocast(self.device.type, torch.bfloat16, self.options.precision == "bf16"):
+                logits = self.model(tokens[:, :-1]).flatten(0, 1)
+                mean = functional.cross_entropy(logits, tokens[:, 1:].flatten())
             share = mean * len(samples) / self.batch  # this rank's part of the batch's mean
             (share * self.world).backward()  # because gradients of ranks are averaged
             total += share.detach()
@@ -263,6 +279,12 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--every", type=int, default=20, help="iterations between checkpoints")
     parser.add_argument("--folder", default="train_gpt", help="if Tessera gives none")
+    parser.add_argument("--precision", default="f32", choices=("f32", "bf16"))
+    parser.add_argument("--layers", type=int, default=2, help="without embeddings and the head")
+    parser.add_argument("--width", type=int, default=32)
+    parser.add_argument("--heads", type=int, default=2, help="of attention, which divide the width")
+    parser.add_argument("--sequence", type=int, default=32, help="tokens of a sample")
+    parser.add_argument("--vocabulary", type=int, default=64)
     parser.add_argument("--pause-s", type=float, default=0.0, help="waits, for demonstrations")
     parser.add_argument("--work-s", type=float, default=0.0, help="waits that the GPUs share")
     return parser.parse_args()

@@ -10,9 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.runtimes import JAX, RUNTIMES
+from tessera.formulation.values import GpuType
 from tessera.service.cli.demo.train.command import Result, show_results, table_row
+from tessera.service.cli.demo.train.fleet import REPEATABLE, Fleet, virtual_fleet
 from tessera.service.cli.demo.train.jobs import (
+    LARGE,
     LEADS,
     OTHERS,
     PARAMS,
@@ -38,10 +43,16 @@ from tessera.service.cli.demo.train.proof import (
     read_ledger,
 )
 from tessera.service.cli.demo.train.recorder import Event, Recorder, Start, describe_starts
-from tessera.service.cli.demo.train.story import NODES
 from tessera.simulator.traces.profiles import parse_profiles
 from tessera.v1 import jobs_pb2, jobs_pb2_grpc
 
+FLEET = virtual_fleet(nodes=2, node_gpus=4)
+ONE_GPU = Fleet(
+    nodes=(NodeSpec(name="host", gpu_type="h100", gpus=1),),
+    gpu_type=GpuType(name="h100", memory_bytes=80 * 2**30),
+    is_virtual=False,
+    environment=REPEATABLE,
+)
 JAX_GPT, GPT, LINE = LEADS
 PLAIN = [job for job in OTHERS if not job.needs_jax]
 
@@ -81,28 +92,46 @@ def a_result(**changes: object) -> Result:
     return replace(result, **changes)  # type: ignore[arg-type]
 
 
-ALL = tuple((node.name, index) for node in NODES for index in range(node.gpus))
+ALL = tuple((node.name, index) for node in FLEET.nodes for index in range(node.gpus))
 
 
 def test_what_is_not_installed_is_left_out_and_another_job_is_scaled() -> None:
-    lead, torch, *others = choose_jobs(has_jax=True, has_torch=True)
+    lead, torch, *others = choose_jobs(FLEET, has_jax=True, has_torch=True)
     assert (lead, torch.name, torch.guaranteed) == (JAX_GPT, "gpt", False)
     assert others == list(OTHERS)
-    assert choose_jobs(has_jax=True, has_torch=False) == (JAX_GPT, *OTHERS)
-    assert choose_jobs(has_jax=False, has_torch=True) == (GPT, *PLAIN)
-    assert choose_jobs(has_jax=False, has_torch=False) == (LINE, *PLAIN)
+    assert choose_jobs(FLEET, has_jax=True, has_torch=False) == (JAX_GPT, *OTHERS)
+    assert choose_jobs(FLEET, has_jax=False, has_torch=True) == (GPT, *PLAIN)
+    assert choose_jobs(FLEET, has_jax=False, has_torch=False) == (LINE, *PLAIN)
+
+
+def test_on_one_real_gpu_jobs_take_turns_and_have_real_work() -> None:
+    lead, second, *others = choose_jobs(ONE_GPU, has_jax=True, has_torch=True)
+    assert [lead.name, second.name] == ["gpt", "gpt-jax"]
+    assert lead.arguments[-len(LARGE) :] == LARGE
+    assert all(job.needs_jax for job in others), "the others would leave the GPU idle"
+    for job in (lead, second, *others):
+        assert not job.guaranteed, "nothing else could run"
+        assert {plan.gpus for plan in job.plans} <= {1}
+        assert not job.counts or job.counts == (1,)
+        words = job.submission(Path("/x"), 400)
+        assert "--work-s" not in words[words.index("--command") + 1]
+        assert f"XLA_FLAGS={REPEATABLE['XLA_FLAGS']}" in words
+    with pytest.raises(InvalidInput, match="needs PyTorch or JAX"):
+        choose_jobs(ONE_GPU, has_jax=False, has_torch=False)
+    assert str(ONE_GPU) == "1 h100 GPU on 1 node"
+    assert str(FLEET) == "8 virtual GPUs on 2 nodes"
 
 
 def test_a_plan_that_failed_is_infeasible_and_pipelines_are_slower() -> None:
-    times = {r.plan: r.iter_time_s for r in plan_estimates([JAX_GPT], failed=[REPLICAS])}
+    times = {r.plan: r.iter_time_s for r in plan_estimates([JAX_GPT], "cpu", failed=[REPLICAS])}
     assert times[REPLICAS] == math.inf
-    before = {r.plan: r.iter_time_s for r in plan_estimates([JAX_GPT])}
+    before = {r.plan: r.iter_time_s for r in plan_estimates([JAX_GPT], "cpu")}
     assert before[REPLICAS] < before[PIPELINE] == times[PIPELINE] < before[JAX_GPT.plans[0]]
     assert all(not RUNTIMES[JAX].refuse_plan(plan) for job in OTHERS for plan in job.plans)
 
 
 def test_estimates_are_of_every_shape_and_are_not_called_measured() -> None:
-    records = parse_profiles(profiles_csv((GPT, *PLAIN), 2).encode(), "profiles.csv")
+    records = parse_profiles(profiles_csv((GPT, *PLAIN), FLEET).encode(), "profiles.csv")
     shapes = [
         (r.cell.gpus, r.cell.nodes)
         for r in records
@@ -239,7 +268,7 @@ def test_the_table_fits_into_80_columns(capsys: pytest.CaptureFixture[str]) -> N
     plans = ("dp2 ep2", "dp1", "dp2 ep2")
     starts = [replace(a_start(n, *ALL[:2]), plan=plan) for n, plan in enumerate(plans)]
     spec = next(job for job in OTHERS if job.name == "resnet-jax")
-    show_results([a_result(spec=spec, starts=starts)], Path("train.png"))
+    show_results(FLEET, [a_result(spec=spec, starts=starts)], Path("train.png"))
     table = capsys.readouterr().out.partition("Plans:")[0].splitlines()
     assert max(map(len, table)) <= 80
     assert any("dp2 ep2→dp1→dp2 ep2" in line for line in table)
@@ -270,6 +299,6 @@ def test_the_picture_is_written(tmp_path: Path) -> None:
     assert find_drains(events) == [(2.0, 4.0, "node-0")]
 
     jobs = {"gpt": starts, "plain-1": [a_start(1, ALL[1], begun_s=7.0)]}
-    draw_training(file, jobs, executions, executions, events, NODES)
+    draw_training(file, jobs, executions, executions, events, FLEET.nodes)
 
     assert file.read_bytes().startswith(b"\x89PNG")

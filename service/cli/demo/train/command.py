@@ -4,6 +4,9 @@ A database, a server and two agents of four virtual GPUs each run as separate pr
 in JAX goes from four replicas to a pipeline of tensor-parallel stages, and then to one GPU, while
 other jobs arrive and a node is drained. At the end, the losses of all jobs are compared with those
 of the same programs, undisturbed.
+
+With ``--discover``, one agent runs the jobs on this machine's GPUs. If there is only one, jobs take
+turns on it.
 """
 
 from __future__ import annotations
@@ -20,13 +23,13 @@ from rich import box
 from rich.table import Table
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.values import GpuType
 from tessera.service.cli.children import ending_signals
 from tessera.service.cli.client import Exit
 from tessera.service.cli.demo import command as demo
 from tessera.service.cli.demo.drive import PARENT, make_cluster
 from tessera.service.cli.demo.stack import run_stack
-from tessera.service.cli.demo.train.jobs import ALL_EXPERTS, GPU_TYPE, DemoJob, choose_jobs
+from tessera.service.cli.demo.train.fleet import Fleet, own_fleet, virtual_fleet
+from tessera.service.cli.demo.train.jobs import ALL_EXPERTS, DemoJob, choose_jobs
 from tessera.service.cli.demo.train.proof import (
     TOLERANCE,
     Execution,
@@ -36,7 +39,6 @@ from tessera.service.cli.demo.train.proof import (
 )
 from tessera.service.cli.demo.train.recorder import Recorder, Start, describe, describe_starts
 from tessera.service.cli.demo.train.story import (
-    NODES,
     PERIOD_S,
     SETTINGS,
     Stage,
@@ -59,7 +61,6 @@ TORCH_PYTHON: Final = ROOT / "build" / "torch" / "bin" / "python"
 JAX_PACKAGES: Final = ("jax", "optax", "orbax")
 """What programs that use ``tessera.jax`` need."""
 
-MEMORY_BYTES: Final = 2**30
 TABLE_BOX: Final = box.SIMPLE_HEAD
 """The lines of the table, which leave room for its columns in 80 characters."""
 
@@ -101,6 +102,14 @@ def run_training_demo(
     iterations: Annotated[
         int, typer.Option(help="Iterations of the job that is scaled and moved.", min=100)
     ] = 400,
+    discover: Annotated[
+        bool,
+        typer.Option(
+            "--discover",
+            help="Train on this machine's GPUs, which NVIDIA's driver reports, in place of eight virtual"
+            " ones.",
+        ),
+    ] = False,
     torch_python: Annotated[
         str,
         typer.Option(
@@ -122,9 +131,10 @@ def run_training_demo(
     A database, a server and two agents of four virtual GPUs each run on this machine. The exit code
     is 1 if a job does not finish, if a loss differs, or if a sample was used twice or skipped.
     """
+    fleet = own_fleet() if discover else virtual_fleet(nodes=2, node_gpus=4)
     torch = find_torch(torch_python)
     has_jax = all(find_spec(name) for name in JAX_PACKAGES)
-    jobs = choose_jobs(has_jax=has_jax, has_torch=torch is not None)
+    jobs = choose_jobs(fleet, has_jax=has_jax, has_torch=torch is not None)
     for job in jobs:
         if not (examples / job.script).exists():
             raise InvalidInput(
@@ -134,7 +144,7 @@ def run_training_demo(
         if not is_here:
             demo.tell(f"There is no {name} here, so programs that need it are left out.")
     with ending_signals():
-        results, recorder = train(jobs, iterations, torch, examples.absolute())
+        results, recorder = train(fleet, jobs, iterations, torch, examples.absolute())
     from tessera.service.cli.demo.train.picture import draw_training  # noqa: PLC0415 - slow
 
     lead = results[0]
@@ -144,9 +154,9 @@ def run_training_demo(
         lead.executions,
         lead.undisturbed,
         recorder.events,
-        NODES,
+        fleet.nodes,
     )
-    show_results(results, picture)
+    show_results(fleet, results, picture)
     if any(result.faults for result in results):
         raise typer.Exit(Exit.REFUSED)
 
@@ -159,7 +169,7 @@ def find_torch(stated: str) -> Path | None:
 
 
 def train(
-    jobs: Sequence[DemoJob], iterations: int, torch: Path | None, examples: Path
+    fleet: Fleet, jobs: Sequence[DemoJob], iterations: int, torch: Path | None, examples: Path
 ) -> tuple[list[Result], Recorder]:
     """Run the demonstration, and return the jobs as they ended, with the record of their GPUs."""
     with ExitStack() as stack:
@@ -167,15 +177,20 @@ def train(
             run_stack(settings=SETTINGS, report=demo.tell, period_s=PERIOD_S)
         )
         stage = Stage(
-            system=system, examples=examples, torch=torch, iterations=iterations, tell=demo.tell
+            system=system,
+            fleet=fleet,
+            examples=examples,
+            torch=torch,
+            iterations=iterations,
+            tell=demo.tell,
         )
         demo.tell("starting the same programs outside of Tessera, at low priority")
         alone = [stack.enter_context(_start_undisturbed(stage, job)) for job in jobs]
-        make_cluster(system, [GpuType(name=GPU_TYPE, memory_bytes=MEMORY_BYTES)], NODES)
+        make_cluster(system, [fleet.gpu_type], fleet.nodes)
         stage.import_estimates(jobs)
-        demo.tell("starting two agents of four virtual GPUs each")
+        demo.tell(f"starting an agent for each node: {fleet}")
         children = stack.enter_context(run_agents(stage))
-        demo.wait_for_nodes(system, len(NODES))
+        demo.wait_for_nodes(system, len(fleet.nodes))
         recorder = Recorder(system.jobs, PARENT, children)
         ended = play(stage, jobs, recorder)
         demo.tell("comparing losses and samples with the undisturbed runs")
@@ -216,9 +231,9 @@ def _result(
     )
 
 
-def show_results(results: Sequence[Result], picture: Path) -> None:
+def show_results(fleet: Fleet, results: Sequence[Result], picture: Path) -> None:
     """Print the table of the jobs, and what is wrong."""
-    table = Table(title="8 virtual GPUs on 2 nodes", box=TABLE_BOX, padding=0, show_edge=False)
+    table = Table(title=str(fleet), box=TABLE_BOX, padding=0, show_edge=False)
     for column in ("job", "state", "steps", "plans"):
         table.add_column(column, overflow="fold")
     for column in ("moves", "restart", "differs", "samples"):

@@ -8,10 +8,11 @@ import math
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import (
     ExecutionPlan,
     PlanStage,
@@ -20,11 +21,8 @@ from tessera.formulation.execution_plan import (
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.runtimes import COMMAND, JAX, TORCHRUN
 from tessera.formulation.values import Cell, EstimateSource, Workload
+from tessera.service.cli.demo.train.fleet import Fleet
 
-GPU_TYPE: Final = "cpu"
-"""The GPU type of the virtual GPUs, which are processes."""
-
-NODE_GPUS: Final = 4
 BATCH: Final = 16
 """The global batch of all jobs."""
 
@@ -42,9 +40,10 @@ class DemoJob:
     """A job of the demonstration.
 
     ``share`` is its iterations, compared with those of the job that is scaled. ``work_s`` is the
-    time of one GPU in an iteration, which the GPUs of a job share. ``counts`` are the GPU counts
-    that it has estimates for. ``samples`` is the size of its data set if it keeps a ledger of the
-    samples that it used, and otherwise 0.
+    time of one GPU in an iteration, which the GPUs of a job share. If ``waits``, the program spends
+    it waiting. ``counts`` are the GPU counts that it has estimates for.
+    ``environment`` are variables of its program. ``samples`` is the size of its data set if it keeps
+    a ledger of the samples that it used, and otherwise 0.
     """
 
     name: str
@@ -64,6 +63,8 @@ class DemoJob:
     plans: tuple[ExecutionPlan, ...] = ()
     """Its execution plans, each for one node. If it is empty, only the counts are known."""
     samples: int = 0
+    waits: bool = True
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def workload(self) -> Workload:
@@ -79,9 +80,26 @@ class DemoJob:
         words = (str(examples / self.script), *self.arguments)
         return words if self.runtime != COMMAND else (sys.executable, *words)
 
+    def fit(self, fleet: Fleet) -> DemoJob:
+        """Return the job as it runs on a fleet: with the counts and plans that fit on a node.
+
+        Jobs of a single GPU are not guaranteed it, because nothing else could then run. On GPUs that
+        exist, programs have real work and wait for nothing.
+        """
+        return replace(
+            self,
+            counts=tuple(count for count in self.counts if count <= fleet.gpus),
+            plans=tuple(plan for plan in self.plans if plan.gpus <= fleet.node_gpus),
+            guaranteed=self.guaranteed and fleet.gpus > 1,
+            waits=fleet.is_virtual,
+            environment=fleet.environment,
+        )
+
     def submission(self, examples: Path, of_lead: int, path: str = "") -> list[str]:
         """Return the arguments of ``tessera submit``. ``path`` is the program's PATH, or ""."""
-        command = (*self.command(examples), "--work-s", f"{self.work_s:g}")
+        command = self.command(examples)
+        if self.waits:
+            command = (*command, "--work-s", f"{self.work_s:g}")
         words = [
             "submit",
             self.name,
@@ -95,7 +113,9 @@ class DemoJob:
         words += ["--iterations", str(self.iterations(of_lead)), "--gpus", "1"]
         words += ["--weight", f"{self.weight:g}", "--restart", f"{RESTART_S:g}s"]
         words += ["--guaranteed"] if self.guaranteed else []
-        words += ["--env", f"PATH={path}"] if path else []
+        variables = {**self.environment, **({"PATH": path} if path else {})}
+        for name, value in variables.items():
+            words += ["--env", f"{name}={value}"]
         words += ["--runtime", self.runtime, "--command", shlex.join(command)]
         return [*words, *(["--progress-pattern", PROGRESS_PATTERN] * (self.runtime == COMMAND))]
 
@@ -188,6 +208,12 @@ LEADS: Final = (
 
 It requests one GPU and is guaranteed that, so rounds may give it more and take them back."""
 
+LARGE: Final = (
+    *("--layers", "12", "--width", "1024", "--heads", "16"),
+    *("--sequence", "1024", "--vocabulary", "32768", "--precision", "bf16"),
+)
+"""Sizes of the GPT in PyTorch on GPUs that exist: 220 million parameters."""
+
 OTHERS: Final = (
     _jax_job(
         "moe-jax",
@@ -225,33 +251,45 @@ OTHERS: Final = (
 """Jobs that arrive later, and are worth more than further GPUs of the first."""
 
 
-def choose_jobs(*, has_jax: bool, has_torch: bool) -> tuple[DemoJob, ...]:
+def choose_jobs(fleet: Fleet, *, has_jax: bool, has_torch: bool) -> tuple[DemoJob, ...]:
     """Return the jobs that can run here. The first is the one that is scaled and moved.
 
-    If that is in JAX, the GPT in PyTorch is one of the others.
+    If that is in JAX, the GPT in PyTorch is one of the others, and the other way round. On GPUs that
+    exist, the GPT in PyTorch comes first, in a size that keeps one busy.
     """
 
     def can_run(job: DemoJob) -> bool:
-        return (has_torch or not job.needs_torch) and (has_jax or not job.needs_jax)
+        can_use = fleet.is_virtual or job.needs_torch or job.needs_jax
+        return can_use and (has_torch or not job.needs_torch) and (has_jax or not job.needs_jax)
 
-    lead, *rest = [job for job in LEADS if can_run(job)]
-    torch = [
-        replace(job, share=0.5, weight=2.0, guaranteed=False) for job in rest if job.needs_torch
+    leads = LEADS if fleet.is_virtual else sorted(LEADS, key=lambda job: not job.needs_torch)
+    able = [job for job in leads if can_run(job)]
+    if not able:
+        raise InvalidInput(
+            "--discover", "needs PyTorch or JAX; name an interpreter of --torch-python"
+        )
+    lead, *rest = able
+    if not fleet.is_virtual and lead.needs_torch:
+        lead = replace(lead, arguments=(*lead.arguments, *LARGE))
+    second = [
+        replace(job, share=0.5, weight=2.0, guaranteed=False)
+        for job in rest
+        if job.needs_torch or job.needs_jax
     ]
     others = [job for job in OTHERS if can_run(job)]
-    return (lead, *torch, *others)
+    return tuple(job.fit(fleet) for job in (lead, *second, *others))
 
 
-def shapes_of(gpus: int, nodes: int) -> list[tuple[int, int]]:
+def shapes_of(gpus: int, fleet: Fleet) -> list[tuple[int, int]]:
     """Return the (nodes, GPUs on each) on which ``gpus`` fit evenly."""
     return [
         (count, gpus // count)
-        for count in range(1, nodes + 1)
-        if gpus % count == 0 and gpus // count <= NODE_GPUS
+        for count in range(1, len(fleet.nodes) + 1)
+        if gpus % count == 0 and gpus // count <= fleet.node_gpus
     ]
 
 
-def profiles_csv(jobs: Sequence[DemoJob], nodes: int) -> str:
+def profiles_csv(jobs: Sequence[DemoJob], fleet: Fleet) -> str:
     """Return the estimates of the jobs' models, for ``tessera import profiles``."""
     columns = ("model", "params", "global_batch", "gpu_type", "num_nodes", "gpus_per_node")
     text = io.StringIO()
@@ -261,14 +299,14 @@ def profiles_csv(jobs: Sequence[DemoJob], nodes: int) -> str:
     for job in by_model.values():
         for gpus in job.counts:
             time_s = job.work_s / gpus + job.overhead_s
-            for shape in shapes_of(gpus, nodes):
-                cell = (job.model, PARAMS, job.batch, GPU_TYPE, *shape)
+            for shape in shapes_of(gpus, fleet):
+                cell = (job.model, PARAMS, job.batch, fleet.gpu_type.name, *shape)
                 rows.writerow((*cell, f"{time_s:g}", "ok", "analytic", PROVENANCE))
     return text.getvalue()
 
 
 def plan_estimates(
-    jobs: Sequence[DemoJob], failed: Sequence[ExecutionPlan] = ()
+    jobs: Sequence[DemoJob], gpu_type: str, failed: Sequence[ExecutionPlan] = ()
 ) -> list[EstimateRecord]:
     """Return the estimates of the plans of jobs that have some. Plans of ``failed`` do not run.
 
@@ -278,7 +316,7 @@ def plan_estimates(
         EstimateRecord(
             workload=job.workload,
             cell=Cell(
-                gpu_type=GPU_TYPE,
+                gpu_type=gpu_type,
                 gpus=plan.gpus,
                 pipeline_degree=plan.pipeline_degree,
                 nodes=1,

@@ -24,9 +24,8 @@ from tessera.service.cli.children import Child, run_child
 from tessera.service.cli.client import CallFailed, Exit
 from tessera.service.cli.demo.drive import CLUSTER, PARENT, add_estimates
 from tessera.service.cli.demo.stack import Stack
+from tessera.service.cli.demo.train.fleet import Fleet
 from tessera.service.cli.demo.train.jobs import (
-    GPU_TYPE,
-    NODE_GPUS,
     PIPELINE,
     REPLICAS,
     DemoJob,
@@ -36,10 +35,6 @@ from tessera.service.cli.demo.train.jobs import (
 from tessera.service.cli.demo.train.recorder import Recorder, Start, gpus_of, has_ended
 from tessera.v1 import jobs_pb2
 
-NODES: Final = tuple(
-    NodeSpec(name=f"node-{number}", gpu_type=GPU_TYPE, gpus=NODE_GPUS, rack="rack")
-    for number in (0, 1)
-)
 SETTINGS: Final = {
     "TESSERA_POLICY": "{objective: throughput}",
     "TESSERA_ROUND_SPACING_S": "2",
@@ -70,6 +65,7 @@ class Stage:
     """
 
     system: Stack
+    fleet: Fleet
     examples: Path
     torch: Path | None
     iterations: int  # of the job that is scaled
@@ -116,20 +112,21 @@ class Stage:
     def import_estimates(self, jobs: Sequence[DemoJob]) -> None:
         """Import the estimates of the jobs' models. Their provenance says that they are the demo's."""
         file = self.system.folder / "profiles.csv"
-        file.write_text(profiles_csv(jobs, len(NODES)), encoding="utf-8")
+        file.write_text(profiles_csv(jobs, self.fleet), encoding="utf-8")
         self.call("import", "profiles", "--complete", str(file))
-        add_estimates(self.system, plan_estimates(jobs))
+        add_estimates(self.system, plan_estimates(jobs, self.fleet.gpu_type.name))
 
     def report_failure(self, job: DemoJob, plan: ExecutionPlan) -> None:
         """Report that a plan of a job does not run, as after running out of memory."""
-        add_estimates(self.system, plan_estimates([job], failed=[plan]))
+        estimates = plan_estimates([job], self.fleet.gpu_type.name, failed=[plan])
+        add_estimates(self.system, estimates)
 
 
 @contextlib.contextmanager
 def run_agents(stage: Stage) -> Iterator[list[Child]]:
     """Run an agent for each node, as ``tessera up`` does, and stop all of them at the end."""
     with ExitStack() as stack:
-        children = [stack.enter_context(_agent(stage, node)) for node in NODES]
+        children = [stack.enter_context(_agent(stage, node)) for node in stage.fleet.nodes]
         for child in children:
             stack.callback(child.process.terminate)  # all at once, before waiting for the first
         yield children
@@ -140,11 +137,11 @@ def _agent(stage: Stage, node: NodeSpec) -> contextlib.AbstractContextManager[Ch
     listed = folder / f"{node.name}.json"
     row = {"node": node.name, "gpu_type": node.gpu_type, "gpus": node.gpus, "rack": node.rack}
     listed.write_text(json.dumps([row]), encoding="utf-8")
+    shown = ["--nodes-file", str(listed)] if stage.fleet.is_virtual else ["--discover"]
     options = {
         "--server": stage.system.addresses[0],
         "--cluster": CLUSTER,
         "--agent-id": f"agent-{node.name}",
-        "--nodes-file": str(listed),
         "--data-dir": str(folder / f"agent-{node.name}"),
         "--checkpoint-dir": str(stage.checkpoints),
         "--run-as": pwd.getpwuid(os.geteuid()).pw_name,
@@ -157,7 +154,7 @@ def _agent(stage: Stage, node: NodeSpec) -> contextlib.AbstractContextManager[Ch
     return run_child(
         f"agent-{node.name}",
         "tessera.service.agent.main",
-        [*(word for pair in options.items() for word in pair), "--stop-on-exit"],
+        [*(word for pair in options.items() for word in pair), *shown, "--stop-on-exit"],
         folder / "logs",
         GRACE_S + 10.0,
         {"TESSERA_DATABASE_URL": None},
@@ -172,7 +169,8 @@ def play(stage: Stage, jobs: Sequence[DemoJob], recorder: Recorder) -> dict[str,
     """
     lead, *others = jobs
     first, step = stage.iterations * FIRST_SHARE, stage.iterations * STEP_SHARE
-    stage.tell(f"submitting {lead.name}, which requests 1 GPU and is guaranteed it")
+    guarantee = " and is guaranteed it" if lead.guaranteed else ""
+    stage.tell(f"submitting {lead.name}, which requests 1 GPU{guarantee}")
     recorder.note(f"{lead.name} arrives")
     stage.submit(lead)
     recorder.wait(lambda jobs: _is_beyond(jobs, lead, first), f"{lead.name} has trained a while")
@@ -180,7 +178,7 @@ def play(stage: Stage, jobs: Sequence[DemoJob], recorder: Recorder) -> dict[str,
     if PIPELINE in lead.plans:
         _change_plan(stage, lead, recorder, step)
     names = ", ".join(job.name for job in others)
-    stage.tell(f"submitting {names}, of more weight, while {_where(recorder, lead)}")
+    stage.tell(f"submitting {names}, of more weight, while {_where(stage, recorder, lead)}")
     recorder.note("others arrive")
     before = recorder.starts[lead.name][-1]
     for job in others:
@@ -190,17 +188,25 @@ def play(stage: Stage, jobs: Sequence[DemoJob], recorder: Recorder) -> dict[str,
         f"{lead.name} trains after a restart",
     )
 
-    stage.tell(f"draining its first node while {_where(recorder, lead)}")
+    stage.tell(f"draining its first node while {_where(stage, recorder, lead)}")
     moved = recorder.starts[lead.name][-1]
     node = moved.gpus[0][0]
     recorder.note(f"{node} drained", node)
     stage.call("drain", node, "--reason", "demonstration")
-    recorder.wait(
-        lambda jobs: _has_trained(recorder, jobs, lead, moved, step),
-        f"{lead.name} trains elsewhere",
-    )
+    if len(stage.fleet.nodes) > 1:
+        recorder.wait(
+            lambda jobs: _has_trained(recorder, jobs, lead, moved, step),
+            f"{lead.name} trains elsewhere",
+        )
+    else:
+        recorder.wait(
+            lambda jobs: all(
+                has_ended(job) or job.state == jobs_pb2.QUEUED for job in jobs.values()
+            ),
+            "the only node has no job left",
+        )
 
-    stage.tell(f"putting {node} back while {_where(recorder, lead)}")
+    stage.tell(f"putting {node} back while {_where(stage, recorder, lead)}")
     recorder.note(f"{node} back", node)
     stage.call("undrain", node)
     everyone = {job.name for job in jobs}
@@ -213,7 +219,7 @@ def play(stage: Stage, jobs: Sequence[DemoJob], recorder: Recorder) -> dict[str,
 
 def _change_plan(stage: Stage, lead: DemoJob, recorder: Recorder, step: float) -> None:
     """Report that data parallelism does not run, so that rounds choose a pipeline instead."""
-    stage.tell(f"reporting that {REPLICAS} does not run, while {_where(recorder, lead)}")
+    stage.tell(f"reporting that {REPLICAS} does not run, while {_where(stage, recorder, lead)}")
     recorder.note("dp4 fails")
     before = recorder.starts[lead.name][-1]
     stage.report_failure(lead, REPLICAS)
@@ -243,11 +249,12 @@ def _has_trained(
     return is_running and job.iterations_done >= latest.resumed + iterations
 
 
-def _where(recorder: Recorder, lead: DemoJob) -> str:
+def _where(stage: Stage, recorder: Recorder, lead: DemoJob) -> str:
     """Return a text on what the job runs on now."""
+    total = stage.fleet.gpus
     gpus = gpus_of(recorder.read()[lead.name])
     nodes = sorted({node for node, _ in gpus})
-    return f"{lead.name} has {len(gpus)} of 8 GPUs ({', '.join(nodes) or 'none'})"
+    return f"{lead.name} has {len(gpus)} of {total} GPUs ({', '.join(nodes) or 'none'})"
 
 
 def read_outputs(stage: Stage, job: DemoJob, generations: int) -> dict[int, str]:

@@ -52,6 +52,7 @@ def run_undisturbed(
     copy_client(folder / "site")
     inherited = remove_secrets(dict(os.environ))
     environment = {k: v for k, v in inherited.items() if not k.startswith("TESSERA_")} | {
+        **job.environment,
         "PYTHONPATH": str(folder / "site"),
         "TESSERA_ITERATIONS": str(iterations),
         "TESSERA_GLOBAL_BATCH": str(job.batch),
