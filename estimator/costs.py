@@ -415,7 +415,8 @@ def _working_bytes(
     """
     repeated = 1.0 if training.checkpointing else 0.0
     divided, whole = repeated * (graph.kept - graph.unsplit), repeated * graph.unsplit
-    layer = copies.layer * rows.divided(2 * graph.working + divided, whole, rows.most)
+    alive = graph.working + copies.unfused * graph.unfused
+    layer = copies.layer * rows.divided(2 * alive + divided, whole, rows.most)
     stage = copies.stage * rows.divided(divided, whole, rows.total) if copies.stage else 0.0
     edges = _inputs(graph)[rows.start] + graph.boundary[rows.end - 1]
     total = rows.samples * (layer + stage + edges) + _buffers(graph, rows, states, copies)

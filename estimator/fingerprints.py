@@ -36,9 +36,9 @@ def _digest(plain: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-ESTIMATES_VERSION: Final = 3
+ESTIMATES_VERSION: Final = 4
 """Version of derived estimates, which is part of fingerprints. Version 2 added the traffic of plans,
-and version 3 the plans themselves and wider shapes."""
+version 3 the plans themselves and wider shapes, and version 4 the memory of a loss that is not fused."""
 
 
 def estimates_fingerprint(

@@ -45,6 +45,8 @@ class Layer:
     unsplit: float = 0.0
     # Activations alive only while this layer is computed, divided within a tensor group.
     working: float = 0.0
+    # Further ones that are alive then unless a compiler fuses the layer's kernels.
+    unfused: float = 0.0
     reduced: float = 0.0  # activations all-reduced over a tensor group in a forward pass
     # Activations that move between the GPUs of an expert group (all-to-all) in a forward pass.
     exchanged: float = 0.0
@@ -79,6 +81,7 @@ class Graph:
     kept: Floats
     unsplit: Floats
     working: Floats
+    unfused: Floats
     reduced: Floats
     exchanged: Floats
     tensor_limit: Floats
@@ -178,6 +181,7 @@ def _joined(graph: Graph, start: int, end: int) -> Layer:
     amounts["unsplit"] += float(part["boundary"][:-1].sum())
     amounts["boundary"] = float(part["boundary"][-1])
     amounts["working"] = float(part["working"].max())
+    amounts["unfused"] = float(part["unfused"].max())
     amounts["tensor_limit"] = float(part["tensor_limit"].min())
     amounts["experts"] = float(part["experts"].max())
     amounts["heads"] = float(part["heads"].max())

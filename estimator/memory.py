@@ -76,6 +76,9 @@ class MemoryCopies:
     """
 
     layer: float = 1.0  # of the largest layer's activations
+    unfused: float = 1.0
+    """Copies of what a layer holds in use because its kernels are not fused. PyTorch has one
+    (``benchmarks/estimator/bench_gpu_estimates.py``), and compilers have none."""
     stage: float = 0.0
     """Copies of the activations of all layers of a stage, if their forward pass is repeated."""
     gradients: float = 1.0
@@ -84,8 +87,12 @@ class MemoryCopies:
     """
 
     def __post_init__(self) -> None:
-        if min(self.layer, self.stage, self.gradients) < 0:
+        if min(self.layer, self.unfused, self.stage, self.gradients) < 0:
             raise TesseraError(f"numbers of copies must not be negative: {self}")
+
+
+FUSED: Final = MemoryCopies(unfused=0.0)
+"""The copies of a runtime whose compiler fuses kernels, before any others are known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from tessera.estimator.architectures.published import PublishedModel, published_
 from tessera.estimator.cells import COARSE_LAYERS, Setting, coarsen_graph, data_sheet_setting
 from tessera.estimator.collectives import LinkNetwork, LinkRates
 from tessera.estimator.hardware import ALL, Hardware
-from tessera.estimator.memory import States
+from tessera.estimator.memory import FUSED, States
 from tessera.estimator.planning.even import EvenPlanKey, even_cuts, even_plans, least_times_s
 from tessera.estimator.planning.search import latency_of
 from tessera.estimator.plans import Shape, powers_dividing
@@ -137,7 +137,11 @@ def _setting(model: PublishedModel, batch: int, hardware: Hardware, shape: Shape
     setting = data_sheet_setting(
         model.graph, model.at(batch), hardware, shape, States(zero=model.zero)
     )
-    return replace(setting, network=LinkNetwork(hardware=hardware, shape=shape, rates=own))
+    return replace(
+        setting,
+        network=LinkNetwork(hardware=hardware, shape=shape, rates=own),
+        runtime=replace(setting.runtime, copies=FUSED),  # Alpa compiles
+    )
 
 
 def _times_s(

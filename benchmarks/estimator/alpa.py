@@ -24,7 +24,7 @@ from tessera.estimator.collectives.records import read_curves
 from tessera.estimator.collectives.tables import TableNetwork, Tables
 from tessera.estimator.equal_stages import EqualStages
 from tessera.estimator.hardware import A10, A40, A100, V100, Hardware
-from tessera.estimator.memory import States, UsableMemory
+from tessera.estimator.memory import FUSED, States, UsableMemory
 from tessera.estimator.pipeline import Overlap, Transfers
 from tessera.estimator.plans import Shape
 from tessera.estimator.rooflines import RooflineCompute
@@ -135,6 +135,7 @@ class _CellSetting:
                 overlap=OVERLAP,
                 states=States(zero=model.zero),
                 room=UsableMemory(usable=USABLE_MEMORY_SHARE),
+                copies=FUSED,
             ),
         )
 

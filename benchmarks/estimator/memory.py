@@ -44,7 +44,7 @@ import csv
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -55,7 +55,7 @@ from tessera.estimator.architectures.published import find_published
 from tessera.estimator.costs import stage_costs
 from tessera.estimator.graph import Graph, merge_layers
 from tessera.estimator.hardware import A10, A40, GIB, Hardware
-from tessera.estimator.memory import MemoryCopies, States, in_flight
+from tessera.estimator.memory import FUSED, States, in_flight
 from tessera.estimator.plans import Candidates, Groups, Primitive, Shape, Training
 from tessera.estimator.rooflines import RooflineCompute
 from tessera.formulation.execution_plan import Schedule
@@ -69,14 +69,12 @@ LIMIT_GIB: Final = {h.name: 0.8 * ECC_MEMORY_SHARE * h.memory_bytes / GIB for h 
 FINE_LAYERS: Final = 16
 SHARDED_STATES: Final = (States(zero=1), States(zero=3))
 UNITS: Final = (
-    MemoryCopies(layer=0.0, gradients=0.0),
-    MemoryCopies(layer=1.0, gradients=0.0),
-    MemoryCopies(layer=0.0, stage=1.0, gradients=0.0),
-    MemoryCopies(layer=0.0, gradients=1.0),
+    replace(FUSED, layer=0.0, gradients=0.0),
+    replace(FUSED, layer=1.0, gradients=0.0),
+    replace(FUSED, layer=0.0, stage=1.0, gradients=0.0),
+    replace(FUSED, layer=0.0, gradients=1.0),
 )
-DEFAULT_COPIES: Final = np.array(
-    [MemoryCopies().layer, MemoryCopies().stage, MemoryCopies().gradients]
-)
+DEFAULT_COPIES: Final = np.array([FUSED.layer, FUSED.stage, FUSED.gradients])
 MIN_FIT_ROWS: Final = 4
 """The least number of rows from which the three constants are fitted."""
 

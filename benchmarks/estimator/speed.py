@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +20,7 @@ from tessera.benchmarks.estimator.section import EstimatorSection
 from tessera.estimator.architectures.published import PublishedModel, find_published
 from tessera.estimator.cells import Setting, data_sheet_setting, plan_cells
 from tessera.estimator.hardware import ALL, Hardware
-from tessera.estimator.memory import States
+from tessera.estimator.memory import FUSED, States
 from tessera.estimator.plans import shape_of
 
 MODELS: Final = (("bert", "1.3B"), ("moe", "2.4B"), ("wide_resnet", "2B"))
@@ -65,4 +66,5 @@ def setting_of(published: PublishedModel, batch: int, hardware: Hardware, gpus: 
     """Return the setting of a model on ``gpus`` GPUs on the fewest nodes, by data sheets."""
     shape = shape_of(gpus, hardware.gpus_per_node)
     states = States(zero=published.zero)
-    return data_sheet_setting(published.graph, published.at(batch), hardware, shape, states)
+    setting = data_sheet_setting(published.graph, published.at(batch), hardware, shape, states)
+    return replace(setting, runtime=replace(setting.runtime, copies=FUSED))

@@ -58,8 +58,12 @@ MODELS = {
     sizes.name: sizes
     for sizes in (
         Sizes("gpt-tiny", 2, 128, sequence=64),
+        Sizes("gpt-125m", 12, 768),
         Sizes("gpt-350m", 24, 1_024),
+        Sizes("gpt-350m-4k", 24, 1_024, sequence=4_096),
+        Sizes("gpt-760m", 24, 1_536, head=96),
         Sizes("gpt-1.3b", 24, 2_048),
+        Sizes("gpt-1.3b-2k", 24, 2_048, sequence=2_048, head=128),
         Sizes("gpt-2.7b", 32, 2_560, head=80),
     )
 }
@@ -258,10 +262,10 @@ def main() -> None:
     parser.add_argument("--models", default="gpt-350m,gpt-1.3b,gpt-2.7b")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--iterations", type=int, default=3)
-    parser.add_argument("--threads", default="1,2,4,8,16")
+    parser.add_argument("--threads", default="1,2,4,8,16", help="'': no plan with ZeRO-Offload")
     parser.add_argument("--seconds", type=float, default=1_800.0, help="after which none starts")
     given = parser.parse_args()
-    threads = [int(word) for word in given.threads.split(",")]
+    threads = [int(word) for word in given.threads.split(",") if word]
     started = time.perf_counter()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     facts = {"torch": torch.__version__, "device": _device_name(device), "cpus": os.cpu_count()}

@@ -28,6 +28,7 @@ class Part:
     kept: float = 0.0
     unsplit: float = 0.0
     working: float = 0.0
+    unfused: float = 0.0
     reduced: float = 0.0
     exchanged: float = 0.0
     attention_flops: float = 0.0
@@ -41,6 +42,7 @@ class Part:
         """Return both parts, one after the other."""
         total = {f: getattr(self, f) + getattr(other, f) for f in _FIELDS}
         total["working"] = max(self.working, other.working)
+        total["unfused"] = max(self.unfused, other.unfused)
         return Part(**total)
 
     def layer(
@@ -203,8 +205,9 @@ def activation_part(tokens: float, inner: float, activation: Activation, *, gate
 def loss_part(tokens: float, classes: float, dtype: str) -> Part:
     """Return softmax cross-entropy, computed and kept in 32 bits.
 
-    See Korthikanti et al. 2022, section 4.3.
+    See Korthikanti et al. 2022, section 4.3. Without fusion, the gradients of its two steps are
+    alive at the same time, in 32 bits, too.
     """
     size = tokens * classes
     wide = size * 4 / DTYPE_BYTES[dtype]
-    return Part(touched=size + wide, kernels=2, kept=wide, working=size)
+    return Part(touched=size + wide, kernels=2, kept=wide, working=size, unfused=wide - size)

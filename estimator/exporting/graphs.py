@@ -29,6 +29,7 @@ _AMOUNTS_PER_SAMPLE: Final = (
     "kept",
     "unsplit",
     "working",
+    "unfused",
     "reduced",
     "exchanged",
 )

@@ -27,6 +27,7 @@ _PER_POSITION = (
     "kept",
     "unsplit",
     "working",
+    "unfused",
     "reduced",
     "exchanged",
     "attention_flops",

@@ -5,9 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tessera.estimator.architectures.parts import loss_part
 from tessera.estimator.costs import stage_costs
+from tessera.estimator.graph import graph_of
 from tessera.estimator.hardware import A40, GIB
 from tessera.estimator.memory import (
+    FUSED,
+    MemoryCopies,
     States,
     UsableMemory,
     find_overflow,
@@ -40,6 +44,35 @@ def two_halves(training: Training = TRAINING) -> StageCosts:
         RooflineCompute(hardware=A40),
         FlatNetwork(),
     )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "copies", "expected"),
+    [
+        ("bf16", MemoryCopies(), 12),
+        ("bf16", FUSED, 8),
+        ("f32", MemoryCopies(), 12),
+        ("f32", FUSED, 12),
+    ],
+)
+def test_a_loss_holds_its_values_and_two_gradients_in_32_bits_unless_it_is_fused(
+    dtype: str, copies: MemoryCopies, expected: float
+) -> None:
+    logits = 8 * 1_000
+    layer = loss_part(8, 1_000, dtype).layer("loss", boundary=0.0, tensor_limit=1.0)
+    one = {name: np.array([1]) for name in ("end", "dp", "tp", "ep")}
+    costs = stage_costs(
+        graph_of("loss", dtype, [layer]),
+        Training(global_batch=4, micro_batches=1),
+        A40,
+        Shape(nodes=1, gpus_per_node=1),
+        Candidates(start=np.array([0]), sp=np.array([False]), **one),
+        RooflineCompute(hardware=A40),
+        FlatNetwork(),
+        copies=copies,
+    )
+    held = costs.flight_bytes + costs.working_bytes
+    assert held.tolist() == [expected * 4 * logits]
 
 
 def test_1f1b_keeps_fewer_micro_batches_the_later_the_stage() -> None:
