@@ -10,7 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from tessera.service.cli.demo.train.command import train
+from tessera.service.cli.demo.train.fleet import virtual_fleet
+from tessera.service.cli.demo.train.jobs import choose_jobs
 from tests.support.patience import PATIENCE_S
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
 
 @pytest.mark.slow
@@ -39,3 +44,15 @@ def test_the_demo_trains_jobs_that_rounds_scale_and_move(tmp_path: Path) -> None
     assert "→dp1" in plans, "the pipeline gave GPUs back"
     assert "FAULT" not in done.stdout
     assert (tmp_path / "tessera-demo-train.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+@pytest.mark.full  # it trains for minutes
+def test_on_one_gpu_jobs_take_turns_and_a_drain_stops_all_of_them() -> None:
+    fleet = virtual_fleet(nodes=1, node_gpus=1)
+    lead, *others = choose_jobs(fleet, has_jax=True, has_torch=False)
+    plain = next(job for job in others if job.name == "plain-1")
+    first, second = train(fleet, (lead, plain), 100, None, EXAMPLES)[0]
+    assert [*first.faults, *second.faults] == []
+    assert len(first.starts) == 3, "it was suspended for the other job, and then by the drain"
+    assert len(second.starts) == 1

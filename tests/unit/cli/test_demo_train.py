@@ -15,7 +15,13 @@ from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.runtimes import JAX, RUNTIMES
 from tessera.formulation.values import GpuType
 from tessera.service.cli.demo.train.command import Result, show_results, table_row
-from tessera.service.cli.demo.train.fleet import REPEATABLE, Fleet, virtual_fleet
+from tessera.service.cli.demo.train.fleet import (
+    REPEATABLE,
+    UNKNOWN_MEMORY_BYTES,
+    Fleet,
+    own_fleet,
+    virtual_fleet,
+)
 from tessera.service.cli.demo.train.jobs import (
     LARGE,
     LEADS,
@@ -45,6 +51,7 @@ from tessera.service.cli.demo.train.proof import (
 from tessera.service.cli.demo.train.recorder import Event, Recorder, Start, describe_starts
 from tessera.simulator.traces.profiles import parse_profiles
 from tessera.v1 import jobs_pb2, jobs_pb2_grpc
+from tests.support.nvml import FakeNvml, some_gpus
 
 FLEET = virtual_fleet(nodes=2, node_gpus=4)
 ONE_GPU = Fleet(
@@ -120,6 +127,18 @@ def test_on_one_real_gpu_jobs_take_turns_and_have_real_work() -> None:
         choose_jobs(ONE_GPU, has_jax=False, has_torch=False)
     assert str(ONE_GPU) == "1 h100 GPU on 1 node"
     assert str(FLEET) == "8 virtual GPUs on 2 nodes"
+
+
+def test_the_fleet_of_a_machine_is_what_its_driver_reports() -> None:
+    product, new = "NVIDIA H100 80GB HBM3", "NVIDIA L4"
+    fleet = own_fleet(FakeNvml(*some_gpus(2, product)))
+    (node,) = fleet.nodes
+    assert (node.gpu_type, node.gpus, fleet.gpus, fleet.is_virtual) == ("h100", 2, 2, False)
+    assert fleet.gpu_type.memory_bytes == 80 * 2**30
+    other = own_fleet(FakeNvml(*some_gpus(1, new)))
+    assert (other.gpu_type.name, other.gpu_type.memory_bytes) == ("l4", UNKNOWN_MEMORY_BYTES)
+    with pytest.raises(InvalidInput, match="no GPUs"):
+        own_fleet(FakeNvml())
 
 
 def test_a_plan_that_failed_is_infeasible_and_pipelines_are_slower() -> None:

@@ -23,6 +23,7 @@ from rich import box
 from rich.table import Table
 
 from tessera.formulation.errors import InvalidInput
+from tessera.service.agent.hardware.nvml import load_nvml
 from tessera.service.cli.children import ending_signals
 from tessera.service.cli.client import Exit
 from tessera.service.cli.demo import command as demo
@@ -131,7 +132,7 @@ def run_training_demo(
     A database, a server and two agents of four virtual GPUs each run on this machine. The exit code
     is 1 if a job does not finish, if a loss differs, or if a sample was used twice or skipped.
     """
-    fleet = own_fleet() if discover else virtual_fleet(nodes=2, node_gpus=4)
+    fleet = own_fleet(load_nvml()) if discover else virtual_fleet(nodes=2, node_gpus=4)
     torch = find_torch(torch_python)
     has_jax = all(find_spec(name) for name in JAX_PACKAGES)
     jobs = choose_jobs(fleet, has_jax=has_jax, has_torch=torch is not None)

@@ -6,15 +6,14 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tessera.estimator.hardware import CATALOGUE
-from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.values import GpuType
 from tessera.service.agent.hardware.discovery import describe_node
 from tessera.service.agent.hardware.memory import HardwareMemory
-from tessera.service.agent.hardware.nvml import NvmlDevices, load_nvml
+from tessera.service.agent.hardware.nvml import NvmlDevices
 
 VIRTUAL_TYPE: Final = "cpu"
 """The GPU type of virtual GPUs, which are processes."""
@@ -66,16 +65,16 @@ def virtual_fleet(nodes: int, node_gpus: int) -> Fleet:
     )
 
 
-def own_fleet() -> Fleet:
+def own_fleet(nvml: Any) -> Fleet:
     """Return this machine as a node, with the GPUs that NVIDIA's driver reports.
 
+    ``nvml`` is the module ``pynvml``.
+
     Raises:
-        InvalidInput: the driver or its library is missing, or the GPUs cannot be those of a node.
+        InvalidInput: the driver cannot be reached, or the GPUs cannot be those of a node.
         Unavailable: the driver does not list them.
     """
-    devices = NvmlDevices(load_nvml()).list()
-    if not devices:
-        raise InvalidInput("--discover", "the driver has no GPUs; check it with nvidia-smi")
+    devices = NvmlDevices(nvml).list()
     found = describe_node(socket.gethostname(), devices, HardwareMemory(Path()))
     known = {hardware.name: hardware.gpu_type for hardware in CATALOGUE}
     unknown = GpuType(name=found.gpu_type, memory_bytes=UNKNOWN_MEMORY_BYTES)
