@@ -22,6 +22,12 @@ VIRTUAL_MEMORY_BYTES: Final = 2**30
 UNKNOWN_MEMORY_BYTES: Final = 16 * 2**30
 """The memory of a GPU type that the catalogue lacks. The demonstration's models need much less."""
 
+REPEATABLE: Final = {
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+    "XLA_FLAGS": "--xla_gpu_deterministic_ops=true",
+}
+"""Variables with which programs in JAX leave room for others on a GPU, and add up in one order."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
@@ -84,10 +90,3 @@ def own_fleet(nvml: Any) -> Fleet:
         is_virtual=False,
         environment=REPEATABLE,
     )
-
-
-REPEATABLE: Final = {
-    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-    "XLA_FLAGS": "--xla_gpu_deterministic_ops=true",
-}
-"""Variables with which programs in JAX leave room for others on a GPU, and add up in one order."""

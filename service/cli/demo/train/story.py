@@ -134,10 +134,12 @@ def run_agents(stage: Stage) -> Iterator[list[Child]]:
 
 def _agent(stage: Stage, node: NodeSpec) -> contextlib.AbstractContextManager[Child]:
     folder = stage.system.folder
-    listed = folder / f"{node.name}.json"
-    row = {"node": node.name, "gpu_type": node.gpu_type, "gpus": node.gpus, "rack": node.rack}
-    listed.write_text(json.dumps([row]), encoding="utf-8")
-    shown = ["--nodes-file", str(listed)] if stage.fleet.is_virtual else ["--discover"]
+    nodes = ["--discover"]
+    if stage.fleet.is_virtual:
+        listed = folder / f"{node.name}.json"
+        row = {"node": node.name, "gpu_type": node.gpu_type, "gpus": node.gpus, "rack": node.rack}
+        listed.write_text(json.dumps([row]), encoding="utf-8")
+        nodes = ["--nodes-file", str(listed)]
     options = {
         "--server": stage.system.addresses[0],
         "--cluster": CLUSTER,
@@ -154,7 +156,7 @@ def _agent(stage: Stage, node: NodeSpec) -> contextlib.AbstractContextManager[Ch
     return run_child(
         f"agent-{node.name}",
         "tessera.service.agent.main",
-        [*(word for pair in options.items() for word in pair), *shown, "--stop-on-exit"],
+        [*(word for pair in options.items() for word in pair), *nodes, "--stop-on-exit"],
         folder / "logs",
         GRACE_S + 10.0,
         {"TESSERA_DATABASE_URL": None},
