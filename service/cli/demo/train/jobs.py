@@ -83,14 +83,17 @@ class DemoJob:
     def fit(self, fleet: Fleet) -> DemoJob:
         """Return the job as it runs on a fleet: with the counts and plans that fit on a node.
 
-        Jobs of a single GPU are not guaranteed it, because nothing else could then run. On GPUs that
-        exist, programs have real work and wait for nothing.
+        Jobs of a single GPU are not guaranteed it, because nothing else could then run. Those that
+        arrive later weigh more there, because a restart of what runs may take half of their worth
+        (``max_restart_share``). On GPUs that exist, programs have real work and wait for nothing.
         """
+        is_single = fleet.gpus == 1
         return replace(
             self,
             counts=tuple(count for count in self.counts if count <= fleet.gpus),
             plans=tuple(plan for plan in self.plans if plan.gpus <= fleet.node_gpus),
-            guaranteed=self.guaranteed and fleet.gpus > 1,
+            guaranteed=self.guaranteed and not is_single,
+            weight=self.weight * SINGLE_FACTOR if is_single and self.weight > 1 else self.weight,
             waits=fleet.is_virtual,
             environment=fleet.environment,
         )
@@ -119,6 +122,9 @@ class DemoJob:
         words += ["--runtime", self.runtime, "--command", shlex.join(command)]
         return [*words, *(["--progress-pattern", PROGRESS_PATTERN] * (self.runtime == COMMAND))]
 
+
+SINGLE_FACTOR: Final = 1.5
+"""The factor of the weights above 1 if there is a single GPU."""
 
 RESTART_S: Final = 5.0
 """The price of a restart until it is measured."""
