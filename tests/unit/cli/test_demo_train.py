@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.errors import InvalidInput, Unavailable
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.runtimes import JAX, RUNTIMES
 from tessera.formulation.values import GpuType
@@ -49,6 +52,7 @@ from tessera.service.cli.demo.train.proof import (
     read_ledger,
 )
 from tessera.service.cli.demo.train.recorder import Event, Recorder, Start, describe_starts
+from tessera.service.cli.demo.train.undisturbed import run_undisturbed
 from tessera.simulator.traces.profiles import parse_profiles
 from tessera.v1 import jobs_pb2, jobs_pb2_grpc
 from tests.support.nvml import FakeNvml, some_gpus
@@ -253,6 +257,15 @@ def test_a_record_has_one_start_for_each_allocation_and_the_time_when_it_trains(
     assert (first.begun_s, first.running_s, first.ended_s, first.resumed) == (1.0, 2.0, 3.0, 7.0)
     assert (second.begun_s, second.resumed) == (5.0, 9.0)
     assert describe_starts(recorder.starts["gpt"]) == "2→1"
+
+
+def test_a_program_that_fails_outside_of_tessera_ends_the_demonstration(tmp_path: Path) -> None:
+    command = (sys.executable, "-c", "import sys; print('no disk', flush=True); sys.exit(3)")
+    stub: Any = SimpleNamespace(ListJobs=lambda _request: jobs_pb2.ListJobsResponse())
+    with run_undisturbed(PLAIN[0], command, 10, tmp_path / "alone") as run:
+        recorder = Recorder(stub, "clusters/c", [run.require_success])
+        with pytest.raises(Unavailable, match=r"status 3 outside of Tessera:\nno disk"):
+            recorder.wait(lambda _jobs: False, "the end")
 
 
 def test_a_job_that_trained_as_if_undisturbed_has_no_fault() -> None:

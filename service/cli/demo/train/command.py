@@ -192,7 +192,9 @@ def train(
         demo.tell(f"starting an agent for each node: {fleet}")
         children = stack.enter_context(run_agents(stage))
         demo.wait_for_nodes(system, len(fleet.nodes))
-        recorder = Recorder(system.jobs, PARENT, children)
+        checks = [child.require_running for child in children]
+        checks += [run.require_success for run in alone]
+        recorder = Recorder(system.jobs, PARENT, checks)
         ended = play(stage, jobs, recorder)
         demo.tell("comparing losses and samples with the undisturbed runs")
         results = [

@@ -11,7 +11,6 @@ from typing import Final
 
 from tessera.formulation.errors import Unavailable
 from tessera.formulation.execution_plan import read_execution_plan
-from tessera.service.cli.children import Child
 from tessera.service.cli.names import short_name
 from tessera.v1 import jobs_pb2, jobs_pb2_grpc
 
@@ -50,11 +49,14 @@ class Start:
 
 @dataclass(slots=True)
 class Recorder:
-    """The jobs of a demonstration, read again and again, with what they ran on."""
+    """The jobs of a demonstration, read again and again, with what they ran on.
+
+    ``checks`` are called with each reading. They raise Unavailable if something has failed.
+    """
 
     stub: jobs_pb2_grpc.JobsStub
     parent: str
-    children: Sequence[Child] = ()
+    checks: Sequence[Callable[[], None]] = ()
     clock: Callable[[], float] = time.monotonic
     starts: dict[str, list[Start]] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
@@ -98,12 +100,12 @@ class Recorder:
         """Wait until ``condition`` holds for the jobs.
 
         Raises:
-            Unavailable: a process of the demonstration has ended, or it takes too long.
+            Unavailable: a process of the demonstration has failed, or it takes too long.
         """
         until_s = self.clock() + PATIENCE_S
         while not condition(jobs := self.read()):
-            for child in self.children:
-                child.require_running()
+            for check in self.checks:
+                check()
             if self.clock() > until_s:
                 states = ", ".join(f"{name}: {describe(job)}" for name, job in jobs.items())
                 raise Unavailable(f"waited {PATIENCE_S:g} s in vain until {what} ({states})")

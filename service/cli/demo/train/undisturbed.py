@@ -32,15 +32,22 @@ class UndisturbedRun:
     def finish(self) -> list[Execution]:
         """Wait for its end, and return its iterations. Raises Unavailable."""
         try:
-            status = self.process.wait(LIMIT_S)
+            self.process.wait(LIMIT_S)
         except subprocess.TimeoutExpired as error:
             raise Unavailable(f"{self.job.script} takes too long outside of Tessera") from error
-        output = (self.folder / "output").read_text(encoding="utf-8", errors="replace")
-        if status:
+        self.require_success()
+        return read_executions(self.job, self.folder, {0: self._output()})
+
+    def require_success(self) -> None:
+        """Raise Unavailable, with the end of its output, if the program has failed."""
+        if status := self.process.poll():
             raise Unavailable(
-                f"{self.job.script} ended with status {status} outside of Tessera:\n{output[-2000:]}"
+                f"{self.job.script} ended with status {status} outside of Tessera:\n"
+                f"{self._output()[-2000:]}"
             )
-        return read_executions(self.job, self.folder, {0: output})
+
+    def _output(self) -> str:
+        return (self.folder / "output").read_text(encoding="utf-8", errors="replace")
 
 
 @contextmanager
