@@ -60,6 +60,14 @@ class User:
     async def job(self, job: str) -> jobs_pb2.Job:
         return await self.jobs.GetJob(jobs_pb2.GetJobRequest(name=f"{C}/jobs/{job}"))
 
+    async def wait_for_a_reason(self, job: str) -> None:
+        """Wait until the background has said why the job has no estimates."""
+
+        async def has_a_reason() -> bool:
+            return (await self.job(job)).HasField("reason")
+
+        await until(has_a_reason)
+
     async def cells(self, model: str, params: str = "") -> list[estimates_pb2.CellEstimate]:
         workload = estimates_pb2.Workload(model=model, params=params, global_batch=256)
         page = await self.estimates.ListCells(
@@ -124,11 +132,7 @@ async def test_a_job_of_an_unknown_model_says_what_to_do_and_runs_once_the_model
 ) -> None:
     async with a_system(database) as user:
         await user.submit("j", "sphinx")
-
-        async def has_a_reason() -> bool:
-            return (await user.job("j")).HasField("reason")
-
-        await until(has_a_reason)
+        await user.wait_for_a_reason("j")
         reason = (await user.job("j")).reason
         assert reason.code == "NO_ESTIMATE"
         assert "the model sphinx is unknown" in reason.message
@@ -152,6 +156,7 @@ async def test_a_job_of_an_unknown_model_says_what_to_do_and_runs_once_the_model
 async def test_a_server_with_estimation_off_estimates_nothing(database: Database) -> None:
     async with a_system(database, estimate_cells=False) as user:
         await user.submit("j", "bert", "1.3B")
+        await user.wait_for_a_reason("j")
         await user.schedule()
         job = await user.job("j")
         assert await user.cells("bert", "1.3B") == []
