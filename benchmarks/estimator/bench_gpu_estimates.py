@@ -15,7 +15,7 @@ from tessera.benchmarks.harness.registry import register_case
 from tessera.estimator.architectures.files import architecture_graph, parse_architecture
 from tessera.estimator.cells import data_sheet_setting, plan_cells
 from tessera.estimator.hardware import H100, H200, Hardware
-from tessera.estimator.memory import States
+from tessera.estimator.memory import States, UsableMemory
 from tessera.estimator.plans import PricedPlan, Shape, Training
 from tessera.formulation.tables import Floats
 from tessera.simulator.figures import Figure, Report
@@ -69,10 +69,11 @@ class JudgedPlan:
 
     @property
     def memory_error(self) -> float:
-        """Return the estimated memory over the measured peak, less 1."""
+        """Return the estimated memory over the measured peak, less 1, both without the context."""
         if self.estimate is None or self.peak_bytes is None:
             raise ValueError("the plan has no memory")
-        return float(max(self.estimate.memory_bytes)) / self.peak_bytes - 1
+        estimated = max(self.estimate.memory_bytes) - UsableMemory().context_bytes
+        return float(estimated) / self.peak_bytes - 1
 
 
 @register_case(
@@ -97,9 +98,10 @@ def judge_gpu_estimates() -> Report:
 
     **Estimates** know the architecture, the plan and the GPU type's data sheet, and nothing that was
     measured on either GPU type. ``time_*`` are errors of an iteration, ``memory_*`` of the peak that
-    PyTorch's allocator reports; ``memory_lowest`` is that of the plan whose memory is estimated too
-    low by most. ``order`` is the share of pairs of a model's plans that are in the right order by
-    time. ``fits_wrong`` counts the plans of which it was wrongly foretold whether they fit.
+    PyTorch's allocator reports, without the driver's context. ``memory_lowest`` is that of the plan
+    whose memory is estimated too low by most. ``order`` is the share of pairs of a model's plans that
+    are in the right order by time. ``fits_wrong`` counts the plans of which it was wrongly foretold
+    whether they fit.
 
     The count of what an unfused loss holds was corrected after these data were seen, by counting
     what PyTorch's operators keep. No number was fitted to them.
