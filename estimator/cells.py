@@ -128,9 +128,17 @@ class Setting:
 
 
 def data_sheet_setting(
-    graph: Graph, training: Training, hardware: Hardware, shape: Shape, states: States
+    graph: Graph,
+    training: Training,
+    hardware: Hardware,
+    shape: Shape,
+    states: States,
+    copies: MemoryCopies | None = None,
 ) -> Setting:
-    """Return the setting of a job on GPUs that are known only from their data sheets."""
+    """Return the setting of a job on GPUs that are known only from their data sheets.
+
+    ``copies`` are those of the runtime. If it is None, they are PyTorch's.
+    """
     return Setting(
         graph=graph,
         training=training,
@@ -138,7 +146,7 @@ def data_sheet_setting(
         shape=shape,
         compute=RooflineCompute(hardware=hardware),
         network=LinkNetwork(hardware=hardware, shape=shape),
-        runtime=Runtime(states=states),
+        runtime=Runtime(states=states, copies=copies or MemoryCopies()),
     )
 
 

@@ -134,14 +134,9 @@ def _setting(model: PublishedModel, batch: int, hardware: Hardware, shape: Shape
     rates = LinkRates.usual(hardware)
     part = min(shape.gpus_per_node / hardware.gpus_per_node, 1.0)
     own = replace(rates, network_bytes_per_s=part * rates.network_bytes_per_s)
-    setting = data_sheet_setting(
-        model.graph, model.at(batch), hardware, shape, States(zero=model.zero)
-    )
-    return replace(
-        setting,
-        network=LinkNetwork(hardware=hardware, shape=shape, rates=own),
-        runtime=replace(setting.runtime, copies=FUSED),  # Alpa compiles
-    )
+    states = States(zero=model.zero)
+    setting = data_sheet_setting(model.graph, model.at(batch), hardware, shape, states, FUSED)
+    return replace(setting, network=LinkNetwork(hardware=hardware, shape=shape, rates=own))
 
 
 def _times_s(

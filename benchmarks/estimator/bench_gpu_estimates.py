@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -11,21 +11,19 @@ from typing import Any, Final
 
 import numpy as np
 
+from tessera.benchmarks.estimator.own_runs import RUNS_H100, RUNS_H200, read_rows
 from tessera.benchmarks.harness.registry import register_case
 from tessera.estimator.architectures.files import architecture_graph, parse_architecture
 from tessera.estimator.cells import data_sheet_setting, plan_cells
 from tessera.estimator.hardware import H100, H200, Hardware
 from tessera.estimator.memory import States, UsableMemory
 from tessera.estimator.plans import PricedPlan, Shape, Training
-from tessera.formulation.tables import Floats
 from tessera.simulator.figures import Figure, Report
 
-FOLDER: Final = Path(__file__).parent / "measured"
-FILES: Final[Mapping[str, tuple[str, Hardware]]] = {
-    "h200": ("offload_h200.jsonl", H200),
-    "h100": ("iterations_h100.jsonl", H100),
+FILES: Final[Mapping[str, tuple[Path, Hardware]]] = {
+    "h200": (RUNS_H200, H200),
+    "h100": (RUNS_H100, H100),
 }
-"""What ``benchmarks/programs/offload.py`` printed on each GPU, after a line on where and when."""
 
 VOCABULARY: Final = 50_304
 STATE_BYTES: Final = 16.0
@@ -36,42 +34,45 @@ STATE_BYTES: Final = 16.0
 class JudgedPlan:
     """A measured plan of a GPT on one GPU, with its estimate.
 
-    ``measured_s`` and ``peak_bytes`` are None if it ran out of memory, and ``estimate`` is None if no
-    memory was predicted to suffice.
+    If it ran out of memory, ``measured_s`` is inf and ``peak_bytes`` is nan. If no memory was
+    predicted to suffice, ``estimate`` is None.
     """
 
     model: str
     accumulation: int
     checkpointing: bool
-    measured_s: float | None
-    peak_bytes: float | None
+    measured_s: float
+    peak_bytes: float
     estimate: PricedPlan | None
 
     @property
-    def is_judged(self) -> bool:
-        """Return whether it ran, as was predicted."""
-        return self.measured_s is not None and self.estimate is not None
-
-    @property
-    def ran_s(self) -> float:
-        """Return the measured time. It is inf if the plan ran out of memory."""
-        return np.inf if self.measured_s is None else self.measured_s
+    def has_run(self) -> bool:
+        """Return whether it had enough memory."""
+        return math.isfinite(self.measured_s)
 
     @property
     def estimated_s(self) -> float:
         """Return the estimated time. It is inf if the plan was not expected to fit."""
-        return np.inf if self.estimate is None else self.estimate.iter_time_s
+        return math.inf if self.estimate is None else self.estimate.iter_time_s
+
+    @property
+    def is_judged(self) -> bool:
+        """Return whether it ran, as was predicted."""
+        return self.has_run and self.estimate is not None
 
     @property
     def time_error(self) -> float:
-        """Return the estimated time over the measured one, less 1, of a plan that ran as predicted."""
-        return self.estimated_s / self.ran_s - 1
+        """Return the estimated time over the measured one, less 1. It is nan if it is not judged."""
+        return self.estimated_s / self.measured_s - 1 if self.is_judged else math.nan
 
     @property
     def memory_error(self) -> float:
-        """Return the estimated memory over the measured peak, less 1, both without the context."""
-        if self.estimate is None or self.peak_bytes is None:
-            raise ValueError("the plan has no memory")
+        """Return the estimated memory over the measured peak, less 1, both without the context.
+
+        It is nan if the plan is not judged.
+        """
+        if self.estimate is None:
+            return math.nan
         estimated = max(self.estimate.memory_bytes) - UsableMemory().context_bytes
         return float(estimated) / self.peak_bytes - 1
 
@@ -106,22 +107,19 @@ def judge_gpu_estimates() -> Report:
     The count of what an unfused loss holds was corrected after these data were seen, by counting
     what PyTorch's operators keep. No number was fitted to them.
     """
-    plans = {gpu: read_judged_plans(FOLDER / name, kind) for gpu, (name, kind) in FILES.items()}
+    plans = {gpu: read_judged_plans(path, kind) for gpu, (path, kind) in FILES.items()}
     figures: dict[str, Figure] = {}
     for gpu, own in plans.items():
         figures |= {f"{name}_{gpu}": value for name, value in _figures(own).items()}
     everything = [plan for own in plans.values() for plan in own]
-    figures["ran_out_of_memory"] = sum(plan.measured_s is None for plan in everything)
-    figures["fits_wrong"] = sum(
-        (plan.measured_s is None) != (plan.estimate is None) for plan in everything
-    )
+    figures["ran_out_of_memory"] = sum(not plan.has_run for plan in everything)
+    figures["fits_wrong"] = sum(plan.has_run != (plan.estimate is not None) for plan in everything)
     return Report(seed=0, figures=figures, table=_rows(plans))
 
 
 def read_judged_plans(path: Path, hardware: Hardware) -> list[JudgedPlan]:
     """Return the plans of a file that use the GPU alone, with their estimates."""
-    _, _, *rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-    return [_judged_plan(row, hardware) for row in rows if not row["threads"]]
+    return [_judged_plan(row, hardware) for row in read_rows(path) if not row["threads"]]
 
 
 def _judged_plan(row: Mapping[str, Any], hardware: Hardware) -> JudgedPlan:
@@ -150,15 +148,16 @@ def _judged_plan(row: Mapping[str, Any], hardware: Hardware) -> JudgedPlan:
         model=row["name"],
         accumulation=row["accumulation"],
         checkpointing=row["checkpointing"],
-        measured_s=row.get("iter_time_s"),
-        peak_bytes=row.get("peak_bytes"),
+        measured_s=row.get("iter_time_s", math.inf),
+        peak_bytes=row.get("peak_bytes", math.nan),
         estimate=plan_cells(setting, [1]).get(1),
     )
 
 
 def _figures(plans: Sequence[JudgedPlan]) -> dict[str, Figure]:
     judged = [plan for plan in plans if plan.is_judged]
-    time, memory = _errors(judged, "time_error"), _errors(judged, "memory_error")
+    time = np.array([plan.time_error for plan in judged])
+    memory = np.array([plan.memory_error for plan in judged])
     by_model = _by_model(judged)
     return {
         "time_median": float(np.median(np.abs(time))),
@@ -173,10 +172,6 @@ def _figures(plans: Sequence[JudgedPlan]) -> dict[str, Figure]:
     }
 
 
-def _errors(plans: Iterable[JudgedPlan], name: str) -> Floats:
-    return np.array([getattr(plan, name) for plan in plans], dtype=np.float64)
-
-
 def _by_model(plans: Sequence[JudgedPlan]) -> list[list[JudgedPlan]]:
     models = dict.fromkeys(plan.model for plan in plans)
     return [[plan for plan in plans if plan.model == model] for model in models]
@@ -185,7 +180,7 @@ def _by_model(plans: Sequence[JudgedPlan]) -> list[list[JudgedPlan]]:
 def _share_in_order(by_model: Sequence[Sequence[JudgedPlan]]) -> float:
     """Return the share of pairs of a model's plans that the estimates order as they ran."""
     in_order = [
-        (one.estimated_s - other.estimated_s) * (one.ran_s - other.ran_s) > 0
+        (one.estimated_s - other.estimated_s) * (one.measured_s - other.measured_s) > 0
         for plans in by_model
         for one, other in combinations(plans, 2)
     ]
@@ -199,7 +194,7 @@ def _rows(plans: Mapping[str, Sequence[JudgedPlan]]) -> list[dict[str, Figure | 
             "model": plan.model,
             "accumulation": plan.accumulation,
             "checkpointing": plan.checkpointing,
-            "seconds": plan.measured_s if plan.measured_s is not None else "out of memory",
+            "seconds": plan.measured_s if plan.has_run else "out of memory",
             "time_error": plan.time_error if plan.is_judged else "-",
             "memory_error": plan.memory_error if plan.is_judged else "-",
         }

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
+from tessera.benchmarks.estimator.own_runs import RUNS_H200, read_rows
 from tessera.benchmarks.harness.registry import register_case
 from tessera.estimator.hardware import H200
 from tessera.estimator.reconfiguration.appendix import appendix_iteration_s
@@ -24,9 +24,6 @@ from tessera.estimator.reconfiguration.pooling import choose_runs, fit_pooled
 from tessera.formulation.execution_plan import ZeroStage
 from tessera.formulation.tables import Floats
 from tessera.simulator.figures import Figure, Report
-
-MEASURED: Final = Path(__file__).parent / "measured" / "offload_h200.jsonl"
-"""What ``benchmarks/programs/offload.py`` printed, after a line on where and when it ran."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +61,7 @@ def judge_offload_models() -> Report:
     with ZeRO-Offload alone. ``thread_gain`` is the measured speed of 16 threads over that of one, for
     the largest GPT for which both were measured.
     """
-    plans = read_timed_plans(MEASURED)
+    plans = read_timed_plans(RUNS_H200)
     by_model: dict[str, list[TimedPlan]] = {}
     for plan in plans:
         by_model.setdefault(plan.run.configuration.facts.name, []).append(plan)
@@ -99,8 +96,7 @@ def judge_offload_models() -> Report:
 
 def read_timed_plans(path: Path) -> list[TimedPlan]:
     """Return the measured plans of a file. Those that ran out of memory are left out."""
-    _, _, *rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-    rates = MachineRates.of(H200)
+    rows, rates = read_rows(path), MachineRates.of(H200)
     forward_s = {  # the profiled pass: that of the whole batch, by the GPU's own plan
         row["name"]: row["forward_s"] / row["batch"]
         for row in rows

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -66,5 +65,4 @@ def setting_of(published: PublishedModel, batch: int, hardware: Hardware, gpus: 
     """Return the setting of a model on ``gpus`` GPUs on the fewest nodes, by data sheets."""
     shape = shape_of(gpus, hardware.gpus_per_node)
     states = States(zero=published.zero)
-    setting = data_sheet_setting(published.graph, published.at(batch), hardware, shape, states)
-    return replace(setting, runtime=replace(setting.runtime, copies=FUSED))
+    return data_sheet_setting(published.graph, published.at(batch), hardware, shape, states, FUSED)

@@ -54,7 +54,7 @@ def test_a_plan_that_ran_out_of_memory_takes_forever_and_is_not_expected_to_fit(
     tmp_path: Path,
 ) -> None:
     (plan,) = plans_of(tmp_path, a_row(sequence=8_192, accumulation=1, out_of_memory=True))
-    assert (plan.ran_s, plan.estimated_s) == (math.inf, math.inf)
+    assert (plan.measured_s, plan.estimated_s) == (math.inf, math.inf)
     assert not plan.is_judged
 
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tessera.benchmarks.estimator.bench_offload_model import (
-    MEASURED,
-    judge_offload_models,
-    read_timed_plans,
-)
+from tessera.benchmarks.estimator.bench_offload_model import judge_offload_models, read_timed_plans
+from tessera.benchmarks.estimator.own_runs import RUNS_H200
 
 
 def a_row(**changed: object) -> str:
@@ -51,5 +48,5 @@ def test_a_plan_that_ran_out_of_memory_is_left_out(tmp_path: Path) -> None:
 def test_every_measured_plan_is_fitted_or_scored() -> None:
     report = judge_offload_models()
     scored = len(report.table)
-    assert scored + report.figures["fitted_runs"] == len(read_timed_plans(MEASURED))
+    assert scored + report.figures["fitted_runs"] == len(read_timed_plans(RUNS_H200))
     assert report.figures["thread_gain"] > 1

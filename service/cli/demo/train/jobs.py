@@ -81,7 +81,7 @@ class DemoJob:
         return words if self.runtime != COMMAND else (sys.executable, *words)
 
     def fit(self, fleet: Fleet) -> DemoJob:
-        """Return the job as it runs on a fleet: with the counts and plans that fit on a node.
+        """Return the job as it runs on a fleet: with the counts and plans that fit there.
 
         Jobs of a single GPU are not guaranteed it, because nothing else could then run. Those that
         arrive later weigh more there, because a restart of what runs may take half of their worth

@@ -1,0 +1,20 @@
+"""Our own measurements of plans on single GPUs, as files hold them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+_FOLDER: Final = Path(__file__).parent / "measured"
+RUNS_H200: Final = _FOLDER / "offload_h200.jsonl"
+RUNS_H100: Final = _FOLDER / "iterations_h100.jsonl"
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the plans that ``benchmarks/programs/offload.py`` timed, with what it measured.
+
+    The file has them after two lines on where and when it ran.
+    """
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines[2:]]
