@@ -16,9 +16,6 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 from google.protobuf.descriptor import MethodDescriptor
-from google.protobuf.duration_pb2 import Duration
-from google.protobuf.message import Message
-from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import StatusCode
 
 from tessera.db.access_store import PostgresAccessStore
@@ -32,29 +29,22 @@ from tessera.v1 import (
     estimates_pb2,
     jobs_pb2,
     networks_pb2,
-    reservations_pb2,
     scheduler_pb2,
     tenants_pb2,
-    what_if_pb2,
 )
 from tests.support.api import (
     Api,
-    C,
-    a_batch,
     a_cell,
     a_cluster,
     a_submit,
-    a_tenant,
-    a_workload,
     some_cells,
     some_nodes,
-    some_tenants,
 )
-from tests.support.launches import WHOLE_MESSAGE
 from tests.support.laws import PROFILE
 from tests.support.messages import broken_bytes, mutate, random_message
 from tests.support.patience import PATIENCE_S
 from tests.support.rpc import CLIENTS_OWN_ERROR, error_details, serving
+from tests.support.valid_requests import valid_requests
 
 EXAMPLES: Final = {"fast": 4, "full": 36, "explore": 400}[PROFILE]
 """The number of messages of each sort for each method."""
@@ -75,205 +65,7 @@ METHODS: Final[dict[str, MethodDescriptor]] = {
     for service in module.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }
-JOB: Final = f"{C}/jobs/j"
-CLOS: Final = (
-    "{kind: clos, nodes: [n1, n2], host: a100, tors: 1, aggregations: 1, tor_bytes_per_s: 25e9}"
-)
-MODEL: Final = (
-    "{architecture: transformer, layers: 2, hidden: 64, heads: 2, sequence: 8, vocabulary: 99}"
-)
 WRONG: Final = frozenset({StatusCode.INTERNAL, StatusCode.UNKNOWN, StatusCode.DEADLINE_EXCEEDED})
-
-
-def valid_requests() -> dict[str, list[Message]]:
-    """Return valid requests by the name of their method; streams have the messages of one call."""
-    e, j, n, s, t = estimates_pb2, jobs_pb2, networks_pb2, scheduler_pb2, tenants_pb2
-    w = what_if_pb2
-    quick = s.RoundOptions(solver="greedy", seed=1)
-    layer = e.LayerProfile(
-        kind="block",
-        layers=2,
-        samples=1.0,
-        tensor_parallel=1,
-        forward_s=1e-3,
-        backward_s=2e-3,
-        method="timed",
-        repeats=3,
-        device_s=1.0,
-    )
-    hello = agents_pb2.Hello(
-        parent=C,
-        agent_id="agent",
-        incarnation="first",
-        nodes=[agents_pb2.AgentNode(node=node, gpu_type="a100", gpus=8) for node in ("n1", "n2")],
-    )
-    gang = agents_pb2.ObservedGang(
-        job="j",
-        generation=1,
-        node="n1",
-        phase=agents_pb2.ObservedGang.RUNNING,
-        iterations_done=5.0,
-        iter_time_s=1.0,
-        period_s=1.0,
-        sent_bytes=9.0,
-    )
-    observed = agents_pb2.Observed(revision=1, gangs=[gang], network_remarks=["none"])
-    token = access_pb2.Token(name="ana", role="user", tenants=["t"], clusters=["c"])
-    join_token = access_pb2.JoinToken(nodes=["n*"], uses=2)
-    enrol = agents_pb2.EnrolRequest(
-        parent=C,
-        agent_id="agent",
-        nodes=["n1"],
-        join_token="tessera_join_" + 12 * "a" + "_" + 43 * "b",
-        signing_request="none",
-    )
-    return {
-        "GetCaller": [access_pb2.GetCallerRequest()],
-        "GetServer": [access_pb2.GetServerRequest()],
-        "GetLogin": [access_pb2.GetLoginRequest()],
-        "CreateToken": [access_pb2.CreateTokenRequest(token=token)],
-        "ListTokens": [access_pb2.ListTokensRequest(with_ended=True)],
-        "RevokeToken": [access_pb2.RevokeTokenRequest(name="ana")],
-        "CreateJoinToken": [access_pb2.CreateJoinTokenRequest(parent=C, join_token=join_token)],
-        "ListJoinTokens": [access_pb2.ListJoinTokensRequest(parent=C, with_ended=True)],
-        "RevokeJoinToken": [access_pb2.RevokeJoinTokenRequest(parent=C, id=12 * "a")],
-        "ListCertificates": [access_pb2.ListCertificatesRequest(parent=C)],
-        "RevokeAgent": [access_pb2.RevokeAgentRequest(parent=C, agent="agent")],
-        "ListAuditEntries": [access_pb2.ListAuditEntriesRequest(target=C, page_size=2)],
-        "Enrol": [enrol],
-        "RenewCertificate": [agents_pb2.RenewCertificateRequest(signing_request="none")],
-        "UpsertCluster": [a_cluster("a100", "v100")],
-        "GetCluster": [clusters_pb2.GetClusterRequest(name=C)],
-        "ListClusters": [clusters_pb2.ListClustersRequest(page_size=2)],
-        "DeleteCluster": [clusters_pb2.DeleteClusterRequest(name=C, validate_only=True)],
-        "DeleteGpuTypes": [
-            clusters_pb2.DeleteGpuTypesRequest(
-                parent=C, gpu_types=["v100"], allow_missing=True, validate_only=True
-            )
-        ],
-        "DeleteNode": [clusters_pb2.DeleteNodeRequest(name=f"{C}/nodes/n2", validate_only=True)],
-        "DeleteNodes": [
-            clusters_pb2.DeleteNodesRequest(
-                parent=C, names=[f"{C}/nodes/n2"], allow_missing=True, validate_only=True
-            )
-        ],
-        "UpsertNodes": [some_nodes("n1", "n2")],
-        "GetNode": [clusters_pb2.GetNodeRequest(name=f"{C}/nodes/n1")],
-        "ListNodes": [clusters_pb2.ListNodesRequest(parent=C, page_size=1)],
-        "DrainNodes": [clusters_pb2.DrainNodesRequest(parent=C, names=[f"{C}/nodes/n1"])],
-        "CreateReservation": [
-            reservations_pb2.CreateReservationRequest(
-                parent=C,
-                reservation=reservations_pb2.Reservation(
-                    name=f"{C}/reservations/r",
-                    end_time=Timestamp(seconds=4_000_000_000),
-                    nodes=["n1"],
-                    maintenance=True,
-                ),
-                validate_only=True,
-            )
-        ],
-        "GetReservation": [reservations_pb2.GetReservationRequest(name=f"{C}/reservations/r")],
-        "ListReservations": [reservations_pb2.ListReservationsRequest(parent=C)],
-        "UpdateReservation": [
-            reservations_pb2.UpdateReservationRequest(name=f"{C}/reservations/r", etag="1")
-        ],
-        "DeleteReservations": [
-            reservations_pb2.DeleteReservationsRequest(
-                parent=C, names=[f"{C}/reservations/r"], allow_missing=True
-            )
-        ],
-        "UndrainNodes": [clusters_pb2.UndrainNodesRequest(parent=C, names=[f"{C}/nodes/n1"])],
-        "UpsertCells": [
-            some_cells(a_cell(2), a_cell(4, sd=0.1), a_cell(8, infeasible=True, iter_time_s=0.0))
-        ],
-        "DeleteCells": [
-            e.DeleteCellsRequest(
-                parent=C, workload=a_workload(), gpu_type="a100", gpus=2, validate_only=True
-            )
-        ],
-        "ListCells": [e.ListCellsRequest(parent=C, workload=a_workload())],
-        "EstimateCells": [
-            e.EstimateCellsRequest(
-                parent=C, workload=a_workload(), gpus=[1], gpu_types=["a100"], pipeline_degrees=[1]
-            )
-        ],
-        "UpsertModels": [
-            e.UpsertModelsRequest(
-                parent=C,
-                models=[e.Model(model="m", params="1B", architecture=MODEL, micro_batches=4)],
-            )
-        ],
-        "DeleteModels": [
-            e.DeleteModelsRequest(
-                parent=C, models=[e.ModelName(model="m", params="1B")], allow_missing=True
-            )
-        ],
-        "ListModels": [e.ListModelsRequest(parent=C, page_size=3, with_published=True)],
-        "AddProfiles": [
-            e.AddProfilesRequest(
-                parent=C,
-                workload=a_workload(),
-                gpu_type="a100",
-                dtype="bf16",
-                source="here",
-                device="A100",
-                task="task",
-                date="2026-01-01",
-                versions={"jax": "1"},
-                layers=[layer],
-            )
-        ],
-        "GetProfiling": [e.GetProfilingRequest(parent=C, workload=a_workload())],
-        "SubmitJob": [
-            a_submit("k", labels={"a": "b"}, command=["true"], tenant="t", launch=WHOLE_MESSAGE)
-        ],
-        "SubmitJobs": [a_batch(a_submit("l"), a_submit("m"))],
-        "GetJob": [j.GetJobRequest(name=JOB)],
-        "ListJobs": [j.ListJobsRequest(parent=C, states=[j.QUEUED], page_size=5)],
-        "UpdateJob": [j.UpdateJobRequest(job=j.Job(name=JOB, weight=2.0, priority=3))],
-        "ListJobEvents": [j.ListJobEventsRequest(parent=f"{C}/jobs/j")],
-        "ExplainJob": [j.ExplainJobRequest(name=JOB), j.ExplainJobRequest(name=JOB, round=1)],
-        "CancelJob": [j.CancelJobRequest(name=JOB, validate_only=True)],
-        "HoldJob": [j.HoldJobRequest(name=JOB)],
-        "ReleaseJob": [j.ReleaseJobRequest(name=JOB)],
-        "WatchJob": [j.WatchJobRequest(name=JOB)],
-        "ReadLogs": [j.ReadLogsRequest(name=JOB, rank=1, generation=1, offset=-9)],
-        "GetJobCurves": [j.GetJobCurvesRequest(name=JOB, gpus=2)],
-        "GetArray": [j.GetArrayRequest(name=f"{C}/arrays/a")],
-        "ChangeArray": [
-            j.ChangeArrayRequest(name=f"{C}/arrays/a", change=j.ChangeArrayRequest.HOLD)
-        ],
-        "GetTopology": [n.GetTopologyRequest(name=f"{C}/topology")],
-        "UpdateTopology": [
-            n.UpdateTopologyRequest(topology=n.Topology(name=f"{C}/topology", document=CLOS))
-        ],
-        "DeleteTopology": [n.DeleteTopologyRequest(name=f"{C}/topology")],
-        "GetNetworkPlan": [n.GetNetworkPlanRequest(name=f"{C}/networkPlans/-")],
-        "ListNetworkPlans": [n.ListNetworkPlansRequest(parent=C, page_size=2)],
-        "PlanNetwork": [n.PlanNetworkRequest(parent=C, dry_run=True)],
-        "Schedule": [s.ScheduleRequest(parent=C, options=quick)],
-        "GetRound": [s.GetRoundRequest(name=f"{C}/rounds/1")],
-        "ListRounds": [s.ListRoundsRequest(parent=C, page_size=1)],
-        "ReplayRound": [s.ReplayRoundRequest(name=f"{C}/rounds/1", with_snapshot=True)],
-        "WhatIf": [s.WhatIfRequest(parent=C, needed_weight=w.NeededWeightQuestion(job=JOB))],
-        "VerifyRound": [s.VerifyRoundRequest(name=f"{C}/rounds/1", with_document=True)],
-        "SetPolicy": [s.SetPolicyRequest(parent=C, options=quick, message="m", etag='"0"')],
-        "GetPolicy": [s.GetPolicyRequest(parent=C, version=0)],
-        "ListPolicies": [s.ListPoliciesRequest(parent=C, page_size=1)],
-        "SetShadow": [s.SetShadowRequest(parent=C, options=quick, message="m")],
-        "GetShadow": [s.GetShadowRequest(name=f"{C}/shadow", rounds=9, window=Duration(seconds=9))],
-        "DeleteShadow": [s.DeleteShadowRequest(name=f"{C}/shadow", allow_missing=True)],
-        "UpsertTenants": [some_tenants(a_tenant("t", weight=2.0, quotas={"a100": 1}))],
-        "ListTenants": [t.ListTenantsRequest(parent=C)],
-        "GetUsage": [t.GetUsageRequest(parent=C, tenants=["t"], group_by=["type", "label:x"])],
-        "DeleteTenants": [t.DeleteTenantsRequest(parent=C, names=[f"{C}/tenants/t"])],
-        "Sync": [
-            agents_pb2.AgentMessage(said_s=1.0, hello=hello),
-            agents_pb2.AgentMessage(said_s=2.0, observed=observed),
-            agents_pb2.AgentMessage(said_s=3.0),
-        ],
-    }
 
 
 def test_every_method_has_a_valid_request_here() -> None:
