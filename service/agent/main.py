@@ -55,7 +55,7 @@ async def run_agent(
     Raises:
         InvalidInput: another user could write to the data directory.
         NotAllowed: another agent runs on the same data directory.
-        Superseded: a newer incarnation has taken over the nodes; the children have been stopped.
+        AgentSuperseded: a newer incarnation has taken over the nodes; the children have been stopped.
     """
     state = StateDir(config.data_dir.resolve(), config.checkpoints.resolve() / config.cluster)
     state.claim()

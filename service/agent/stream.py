@@ -193,7 +193,7 @@ class ServerLink:
         """Stay connected until it is cancelled, or the agent leaves and the stream ends.
 
         Raises:
-            Superseded: a server reported that a newer incarnation of this agent has taken over.
+            AgentSuperseded: a server reported that a newer incarnation of this agent has taken over.
         """
         try:
             await self._stay_connected()

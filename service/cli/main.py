@@ -190,6 +190,12 @@ class CommandGroup(TyperGroup):
             *(n for n in deferred_commands() if n not in self.commands),
         ]
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the options of the root command."""
+        parameters = super().get_params(ctx)
+        _name_values(parameters)
+        return parameters
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command, or a stub with its ``--help`` text if it is not loaded yet."""
         command = super().get_command(ctx, cmd_name)
@@ -197,7 +203,7 @@ class CommandGroup(TyperGroup):
             line_of_help = entry.help or _plugin_help(cmd_name, entry.target.partition(":")[0])
             return TyperCommand(cmd_name, help=line_of_help, rich_help_panel=entry.panel)
         if command is not None:
-            _unwrap_help(command)
+            _prepare_help(command, ctx)
         return command
 
     def make_context(self, *arguments: Any, **settings: Any) -> Any:
@@ -284,12 +290,23 @@ def deferred_commands() -> dict[str, DeferredCommand]:
     return commands
 
 
-def _unwrap_help(command: Any) -> None:
-    """Prepare the help of a command and its subcommands for terminals of any width."""
+def _prepare_help(command: Any, ctx: Any) -> None:
+    """Prepare the help of a command and its subcommands for terminals of any width, and for people."""
     if command.help:
         command.help = unwrap_paragraphs(command.help)
+    _name_values(command.get_params(ctx))
     for subcommand in getattr(command, "commands", {}).values():
-        _unwrap_help(subcommand)
+        _prepare_help(subcommand, ctx)
+
+
+def _name_values(parameters: list[Any]) -> None:
+    """Let the help show `N` for a number and nothing for a flag, instead of Python's types."""
+    for parameter in parameters:
+        if parameter.metavar is None and parameter.param_type_name == "option":
+            if parameter.is_flag or parameter.count:
+                parameter.metavar = ""
+            elif parameter.type_descriptor.annotation in (int, float):
+                parameter.metavar = "N"
 
 
 def unwrap_paragraphs(text: str) -> str:

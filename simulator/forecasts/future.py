@@ -44,6 +44,9 @@ from tessera.solvers.rounds.plan import RoundOutcome
 MOMENT_S: Final = 1e-6
 """The time within which two events are the same moment."""
 
+ARRIVAL, RETRY = -1, -2
+"""Stamps of events that are no end: the job arrives, or it may be tried again after a failure."""
+
 _AFTER: Final = {
     JobState.STARTING: JobState.RUNNING,
     JobState.STOPPING: JobState.QUEUED,
@@ -159,11 +162,11 @@ class _Future:
         self._measured_s, self._nodes = np.full(count, np.inf), np.zeros(count, dtype=np.int64)
         self._trained_at_s = np.full(count, self.now_s)
         self._stamp = np.zeros(count, dtype=np.int64)
-        self._events: list[tuple[float, int, int]] = []  # (time, job, stamp); stamp -1: it arrives
+        self._events: list[tuple[float, int, int]] = []  # (time, job, stamp)
         for job in range(self._tracked, count):
-            self._events.append((float(arrival_s[job]), job, -1))
+            self._events.append((float(arrival_s[job]), job, ARRIVAL))
         for job in np.flatnonzero(self._live & (column["retry_s"] > self.now_s)).tolist():
-            self._events.append((float(column["retry_s"][job]), job, -2))
+            self._events.append((float(column["retry_s"][job]), job, RETRY))
         heapq.heapify(self._events)
 
     def _set_up_gpus(self) -> None:
@@ -253,7 +256,7 @@ class _Future:
         while self.next_event_s() <= to_s + MOMENT_S:
             self.now_s, job, stamp = heapq.heappop(self._events)
             happened = True
-            if stamp == -1:
+            if stamp == ARRIVAL:
                 self._live[job] = True
             elif stamp >= 0:
                 self._end(job)

@@ -117,7 +117,7 @@ def solve_goals(
 ) -> SolvedGoals:
     """Reach the goals in order, each within the tolerance of those before it.
 
-    ``greedy`` is a solution of ``surrogate(statement)``; the result is never worse by the goals in
+    ``greedy`` is a solution of ``build_surrogate(statement)``; the result is never worse by the goals in
     order. With several goals, the time is shared evenly among those that are left, and the work is
     recorded call by call (``tessera.solvers.goals.calls``). ``prices`` are shadow prices of the
     rows, float64[rows] in the last goal's integers, from which its solver may begin. The resulting

@@ -32,7 +32,7 @@ UNSET: Final = {
     "replay": "Options that are not given stay as they were in the recorded round.",
     "solve": "Options that are not given have their defaults.",
     "ask_what_if": "Options of rounds that are given are those of rounds with the change. All others, and\n"
-    "rounds without the change, follow the server's standing policy (`TESSERA_POLICY`).",
+    "rounds without the change, follow the cluster's standing policy (`tessera policy show`).",
 }
 """The source of options that are not given, by the name of the command's function."""
 

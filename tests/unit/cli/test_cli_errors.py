@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import re
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -290,6 +291,13 @@ def test_help_lists_every_command_and_the_exit_codes() -> None:
     for command in (*SUBMIT[:1], "jobs", "round", "cluster", "import", "up", "serve", "migrate"):
         assert f" {command} " in result.stdout
     assert "3 no server" in result.stdout
+
+
+@pytest.mark.parametrize("words", [[], ["submit"], ["tenants", "apply"]])
+def test_help_shows_no_types_of_python_for_flags_and_numbers(words: list[str]) -> None:
+    text = CliRunner().invoke(main.app, [*words, "--help"]).stdout
+    assert "--help" in text
+    assert not re.search(r"<(bool|int|float)\b", text)
 
 
 def test_help_needs_none_of_the_heavy_libraries() -> None:

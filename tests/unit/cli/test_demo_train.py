@@ -42,6 +42,7 @@ from tessera.service.cli.demo.train.picture import (
     draw_training,
     find_drains,
     find_segments,
+    label_events,
 )
 from tessera.service.cli.demo.train.proof import (
     Execution,
@@ -329,6 +330,9 @@ def test_the_picture_is_written(tmp_path: Path) -> None:
         Event(time_s=4.0, text="node-0 back", node="node-0"),
     ]
     assert find_drains(events) == [(2.0, 4.0, "node-0")]
+    together = "node-0 drained, node-0 back"
+    assert label_events(events[1:], near_s=2.5) == [(2.0, together)]
+    assert len(label_events(events, near_s=1.0)) == 3
 
     jobs = {"gpt": starts, "plain-1": [a_start(1, ALL[1], begun_s=7.0)]}
     draw_training(file, jobs, executions, executions, events, FLEET.nodes)

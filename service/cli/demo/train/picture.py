@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -30,6 +31,8 @@ LABEL_SHARE: Final = 0.2
 NEAR_SHARE: Final = 0.03
 """The share of the width below which the labels of two lines need different sides."""
 
+EVENT_SHARE: Final = 0.1
+"""The share of the time below which two events share a label."""
 
 PLAN_SHARE: Final = 0.07
 """The share of the width that steps need so that the name of their plan fits above them."""
@@ -210,11 +213,13 @@ def _draw_gpus(
                 axes.barh(index, ended_s - begun_s, 0.8, begun_s, linewidth=0, zorder=0, **hatched)
     legend.append(Patch(color=GREY, alpha=0.4, label="pale: starting"))
     legend.append(Patch(facecolor="none", edgecolor="#c4c4c4", hatch="////", label="drained"))
+    end_s = max([1.0, *(start.ended_s for starts in jobs.values() for start in starts)])
     for event in events:
         axes.axvline(event.time_s, color="#303030", linewidth=1, linestyle=":")
+    for time_s, text in label_events(events, near_s=EVENT_SHARE * end_s):
         axes.annotate(
-            event.text,
-            (event.time_s, 1.0),
+            text,
+            (time_s, 1.0),
             xycoords=("data", "axes fraction"),
             xytext=(2, 4),
             textcoords="offset points",
@@ -223,10 +228,23 @@ def _draw_gpus(
         )
     axes.set_yticks(range(len(rows)), [f"{node}, GPU {index}" for node, index in rows])
     axes.invert_yaxis()
-    end_s = max([1.0, *(start.ended_s for starts in jobs.values() for start in starts)])
     axes.set(xlabel="seconds", xlim=(0, end_s))
     axes.set_title("the job on each GPU", pad=22)
     axes.legend(handles=legend, loc="upper left", bbox_to_anchor=(1.005, 1.0), frameon=False)
+
+
+def label_events(events: Sequence[Event], near_s: float) -> list[tuple[float, str]]:
+    """Return the labels of events with their times. Events closer than ``near_s`` share a label."""
+    labels: list[tuple[float, str]] = []
+    last_s = -math.inf
+    for event in sorted(events, key=lambda event: event.time_s):
+        if event.time_s - last_s < near_s:
+            time_s, text = labels.pop()
+            labels.append((time_s, f"{text}, {event.text}"))
+        else:
+            labels.append((event.time_s, event.text))
+        last_s = event.time_s
+    return labels
 
 
 def find_drains(events: Sequence[Event]) -> list[tuple[float, float, str]]:
