@@ -1,8 +1,9 @@
 """The page of results, ``docs/results.md``, which is rendered from stored runs of benchmarks.
 
-``python -m tessera.benchmarks.harness.results`` writes the page, ``--check`` compares it with what
-the stored runs give, and ``run NAME ...`` stores runs of the commands that have these names. Where
-``README.md`` has the two comments around the page's headlines, it gets the same headlines.
+``python -m tessera.benchmarks.harness.results`` writes the page. ``--check`` compares it with what the
+stored runs give, and lists the old ones, whose code has changed since. ``run NAME ...`` stores runs
+of the commands that have these names. Where ``README.md`` has the two comments around the page's
+headlines, it gets the same headlines.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ PROGRAM: Final = "python -m tessera.benchmarks.harness.results"
 
 
 def render_page(template: str, commands: Mapping[str, str], runs: Mapping[str, StoredRun]) -> str:
-    """Return the page that a template makes of the stored runs.
+    """Return the page that a template makes of the stored runs, of which it marks the old ones.
 
     A key that a run does not have is an error, and so is a command that the template never quotes.
     """
@@ -50,7 +51,8 @@ def render_page(template: str, commands: Mapping[str, str], runs: Mapping[str, S
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    return environment.from_string(template).render(commands=commands, runs=runs)
+    old = {name for name, run in runs.items() if run.changed_packages()}
+    return environment.from_string(template).render(commands=commands, runs=runs, old=old)
 
 
 def repeat_headlines(readme: str, page: str) -> str:
@@ -75,11 +77,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise NotStored(f"{COMMANDS.name} has no command {name!r}: add it first")
             run = store_run(name, commands[name])
             sys.stderr.write(f"{name}: stored, at {run.commit}, {run.cpu_s} s of processor time\n")
-        page = render_page(TEMPLATE.read_text("utf-8"), commands, load_runs(commands))
+        runs = load_runs(commands)
+        page = render_page(TEMPLATE.read_text("utf-8"), commands, runs)
         texts = {PAGE: page, README: repeat_headlines(README.read_text("utf-8"), page)}
     except NotStored as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
+    if asked.check:
+        for name, run in runs.items():
+            if changed := run.changed_packages():
+                sys.stdout.write(f"old: {name}, at {run.commit}; changed: {', '.join(changed)}\n")
     stale = [path for path, text in texts.items() if _text_of(path) != text]
     if asked.check and stale:
         names = " and ".join(path.name for path in stale)

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import psutil
 
+from tessera.benchmarks.harness.measured import digest_code
 from tessera.benchmarks.harness.registry import Bound
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.errors import TesseraError
@@ -78,6 +79,8 @@ class StoredRun:
     wall_s: float
     cpu_s: float
     """Processor seconds of the command's process and of the processes that it waited for."""
+    modules: dict[str, str]
+    """Digests of the code that was measured, by package (``measured.digest_code``)."""
     result: dict[str, Any]
     """The object that ``--json`` printed."""
 
@@ -85,6 +88,12 @@ class StoredRun:
     def uncommitted_changes(self) -> bool:
         """Return whether the measured tree had changes that were not committed."""
         return self.commit.endswith("+")
+
+    def changed_packages(self) -> list[str]:
+        """Return the packages whose measured code is not what it was. A run that has any is old."""
+        now = digest_code(self.result["bench"])
+        names = self.modules.keys() | now.keys()
+        return sorted(name for name in names if self.modules.get(name) != now.get(name))
 
     def missed_bounds(self) -> list[str]:
         """Return the bounds that the run's figures miss, e.g. "`gap` <= 0.0001 (0.0002)"."""
@@ -160,6 +169,7 @@ def store_run(name: str, command: str, folder: Path = FOLDER) -> StoredRun:
         machine=describe_machine(load),
         wall_s=round(wall_s, DECIMALS_OF_SECONDS),
         cpu_s=round(cpu_s, DECIMALS_OF_SECONDS),
+        modules=digest_code(result["bench"]),
         result=result,
     )
     text = json.dumps(asdict(run), indent=1) + "\n"

@@ -10,6 +10,7 @@ import typer
 
 from tessera.benchmarks.harness.registry import register_case
 from tessera.benchmarks.rounds.philly import drive_rounds, read_philly
+from tessera.formulation.policy import DEFAULT_OBJECTIVE
 from tessera.service.cli.demo.drive import replay_round
 from tessera.service.cli.demo.stack import run_stack
 from tessera.simulator.clusters import arena_table1
@@ -32,6 +33,7 @@ def philly_rounds(
     rounds: Annotated[
         int, typer.Option(help="Number of rounds with an event (an arrival or an end).")
     ] = 100,
+    objective: Annotated[str, typer.Option(help="Objective of the rounds.")] = DEFAULT_OBJECTIVE,
     deadline_s: Annotated[float, typer.Option(help="Deadline of each call in seconds.")] = 10.0,
     seed: int = 0,
 ) -> Report:
@@ -47,7 +49,13 @@ def philly_rounds(
     below, broken = 0, 0
     with run_stack() as stack:
         for ilp, now_s in drive_rounds(
-            stack, arena_table1(), work, rounds=rounds, deadline_s=deadline_s, seed=seed
+            stack,
+            arena_table1(),
+            work,
+            rounds=rounds,
+            objective=objective,
+            deadline_s=deadline_s,
+            seed=seed,
         ):
             greedy = replay_round(stack, ilp.name, solver="greedy")
             worse = min(ilp.objective - greedy.objective, ilp.placed_score - greedy.placed_score)

@@ -53,10 +53,11 @@ def drive_rounds(
     trace: PhillyTrace,
     *,
     rounds: int,
+    objective: str,
     deadline_s: float,
     seed: int,
 ) -> Iterator[tuple[scheduler_pb2.Round, float]]:
-    """Run up to ``rounds`` rounds with an event, and yield each with its time.
+    """Run up to ``rounds`` rounds for ``objective`` with an event, and yield each with its time.
 
     An event is an arrival or an end. Agents train for 300 s between rounds. The time is in seconds
     since the trace began.
@@ -77,7 +78,7 @@ def drive_rounds(
                 break  # the trace is over
             submit_jobs(stack, [a.spec for a in arrived])
             wait_until_settled(stack, [] if done == ["first"] else done)
-            record = schedule_round(stack, deadline_s, seed=seed)
+            record = schedule_round(stack, deadline_s, objective=objective, seed=seed)
             wait_until_settled(stack)
             done = []
             yield record, now_s

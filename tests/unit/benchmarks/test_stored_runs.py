@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tessera.benchmarks.harness import results, stored
+from tessera.benchmarks.harness.measured import digest_code
 from tessera.benchmarks.harness.results import render_page, repeat_headlines
 from tessera.benchmarks.harness.stored import (
     Machine,
@@ -57,6 +58,7 @@ def a_run(**output: Any) -> StoredRun:
         machine=a_machine(),
         wall_s=2.0,
         cpu_s=1.5,
+        modules=digest_code("build"),
         result=result,
     )
 
@@ -204,6 +206,62 @@ def test_the_check_fails_until_the_page_is_written_again(
     write_run(project, replace(a_run(), commit="ba9876543210"))
     assert results.main(["--check"]) == 1
     assert "ba98" not in (project / "results.md").read_text("utf-8")
+
+
+def test_a_run_is_old_once_code_that_it_measured_has_changed(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "results.md.jinja").write_text(
+        '<!-- headlines -->\n{{ old }} {# "build" #}\n<!-- /headlines -->\n', "utf-8"
+    )
+    assert results.main([]) == 0
+    assert results.main(["--check"]) == 0
+    assert "old" not in capsys.readouterr().out
+
+    run = a_run()
+    write_run(project, replace(run, modules=run.modules | {"solvers": "0123456789ab"}))
+    assert results.main(["--check"]) == 1  # the page does not say so yet
+    assert "old: build, at 0123456789ab; changed: solvers\n" in capsys.readouterr().out
+    assert results.main([]) == 0
+    assert "{'build'}" in (project / "results.md").read_text("utf-8")
+
+
+def a_tree(folder: Path, helper: str) -> Path:
+    """Return a folder with a benchmark that uses one module, and one that it does not use."""
+    files = {
+        "benchmarks/rounds/bench_a.py": "from tessera.solvers.helper import help\n"
+        '@register_case("a", smoke={})\ndef a() -> None:\n    help()\n',
+        "solvers/helper.py": helper,
+        "solvers/other.py": "X = 1\n",
+    }
+    for name, text in files.items():
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, "utf-8")
+    return folder
+
+
+HELPER = 'def help() -> int:\n    """Help."""\n    return 1\n'
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_old"),
+    [
+        (HELPER, False),
+        ("# A comment.\n" + HELPER.replace("Help.", "Help others."), False),
+        (HELPER.replace("return 1", "return 2"), True),
+        (HELPER + "from tessera.solvers import other\n", True),
+        (HELPER + "PROGRAM = 'tessera.solvers.other'\n", True),
+    ],
+    ids=["same", "words", "value", "import", "program"],
+)
+def test_words_do_not_make_a_run_old_and_code_does(
+    changed: str, is_old: bool, tmp_path: Path
+) -> None:
+    before = digest_code("a", a_tree(tmp_path / "before", HELPER))
+    after = digest_code("a", a_tree(tmp_path / "after", changed))
+    assert before.keys() == {"benchmarks.rounds", "solvers"}
+    assert (before != after) is is_old
 
 
 def test_an_unknown_name_is_an_error(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
