@@ -174,12 +174,12 @@ def test_links_in_place_of_folders_are_not_followed(tmp_path: Path) -> None:
     outside.write(b"secret")
     logs.mkdir()
     (logs / "j").symlink_to(tmp_path / "elsewhere" / "j")
-    with pytest.raises(ValueError, match="is not a folder"):
+    with pytest.raises(NotADirectoryError, match="symbolic link or a file, not a directory"):
         read(logs)
     (logs / "j").unlink()
     (logs / "j").mkdir()
     (logs / "j" / "1").symlink_to(outside.folder)
-    with pytest.raises(ValueError, match="is not a folder"):
+    with pytest.raises(NotADirectoryError, match="symbolic link or a file, not a directory"):
         read(logs)
 
 

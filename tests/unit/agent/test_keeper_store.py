@@ -21,7 +21,7 @@ from tessera.service.agent.keeper.store import (
 def opened(path: Path, generation: int = 1, job: int = 7) -> JobStore:
     """Return the store of a job as a generation's leader has opened it."""
     store = JobStore(str(path), generation, job)
-    store.open()
+    store.claim()
     store.make_directories(-1, -1)
     return store
 
@@ -189,7 +189,7 @@ def test_an_older_generation_changes_nothing(tmp_path: Path) -> None:
         lambda: old.note_start(listed, "error"),
         lambda: old.publish(meeting),
         lambda: old.save_stop(1.0, 1.0),
-        old.open,
+        old.claim,
     ):
         with pytest.raises(StaleGeneration, match="generation 2 has taken it over"):
             change()
