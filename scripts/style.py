@@ -227,14 +227,14 @@ def uses_of_paths(module: Module) -> Iterator[str]:
                 uses = [attr]
             case ast.Call(func=ast.Name(id="open")):
                 uses = ["open"]
-            case ast.Call(func=ast.Attribute(value=value, attr=attr), args=args, keywords=keywords):
-                uses = [k.arg for k in keywords if k.arg == "cwd"]
-                if isinstance(value, ast.Name) and value.id in ("os", "shutil"):
-                    pass  # counted above
-                elif PATH_METHODS.fullmatch(attr) or (
-                    attr == "replace" and len(args) == 1 and not keywords
-                ):
-                    uses.append(attr)
+            case ast.keyword(arg="cwd"):
+                uses = ["cwd"]
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="os" | "shutil"))):
+                continue  # counted as an attribute
+            case ast.Call(func=ast.Attribute(attr="replace"), args=[_], keywords=[]):
+                uses = ["replace"]
+            case ast.Call(func=ast.Attribute(attr=attr)) if PATH_METHODS.fullmatch(attr):
+                uses = [attr]
             case _:
                 continue
         for use in uses:

@@ -18,6 +18,7 @@ import errno
 import json
 import os
 import stat
+from contextlib import contextmanager
 
 TYPE_CHECKING = False  # importing typing would be a sixth of a job's start
 if TYPE_CHECKING:
@@ -54,9 +55,8 @@ def write_text(
 
     If ``durable``, it survives a power failure. Raises OSError.
     """
-    folder, name = _open_own_parent(path)
-    temporary = f"{name}.{os.getpid()}.tmp"
-    try:
+    with _own_parent(path) as (folder, name):
+        temporary = f"{name}.{os.getpid()}.tmp"
         _unlink(temporary, folder)  # of an earlier process with this id
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(temporary, flags, 0o600, dir_fd=folder)
@@ -75,8 +75,6 @@ def write_text(
             raise
         if durable:
             os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def open_private(path: str, *, append: bool = False) -> int:
@@ -85,12 +83,9 @@ def open_private(path: str, *, append: bool = False) -> int:
     If ``append``, what the file holds stays. Raises OSError, also for a file that is another user's
     or has another name.
     """
-    folder, name = _open_own_parent(path)
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
+    with _own_parent(path) as (folder, name):
         descriptor = os.open(name, flags | (os.O_APPEND if append else 0), 0o600, dir_fd=folder)
-    finally:
-        os.close(folder)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
@@ -137,11 +132,8 @@ def make_private(path: str, mode: int = 0o700) -> None:
 
 def give_folder(path: str, uid: int, gid: int) -> None:
     """Make a directory for another user in one of ours, unless it exists. Raises OSError."""
-    folder, name = _open_own_parent(path)
-    try:
+    with _own_parent(path) as (folder, name):
         descriptor = _make(name, folder, path, 0o700, _FOLDER)
-    finally:
-        os.close(folder)
     try:
         os.fchown(descriptor, uid, gid)
     finally:
@@ -165,13 +157,10 @@ def make_pipe(path: str, owner: tuple[int, int] | None) -> int:
 
     They do not block, and never report that the pipe is closed. Raises OSError.
     """
-    folder, name = _open_own_parent(path)
-    try:
+    flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    with _own_parent(path) as (folder, name):
         os.mkfifo(name, 0o600, dir_fd=folder)
-        flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(name, flags, dir_fd=folder)
-    finally:
-        os.close(folder)
     if owner is not None:
         os.fchown(descriptor, *owner)
     return descriptor
@@ -179,24 +168,18 @@ def make_pipe(path: str, owner: tuple[int, int] | None) -> int:
 
 def point_link(path: str, target: str) -> None:
     """Let the link at ``path`` lead to ``target`` from now on, in one step. Raises OSError."""
-    folder, name = _open_own_parent(path)
-    temporary = f"{name}.{os.getpid()}.tmp"
-    try:
+    with _own_parent(path) as (folder, name):
+        temporary = f"{name}.{os.getpid()}.tmp"
         _unlink(temporary, folder)
         os.symlink(target, temporary, dir_fd=folder)
         os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-    finally:
-        os.close(folder)
 
 
 def remove_file(path: str) -> bool:
     """Remove a file or a link; return whether there was one. Raises OSError."""
     try:
-        folder, name = _open_parent(path)
-        try:
+        with _parent(path) as (folder, name):
             os.unlink(name, dir_fd=folder)
-        finally:
-            os.close(folder)
     except FileNotFoundError:
         return False
     return True
@@ -204,11 +187,8 @@ def remove_file(path: str) -> bool:
 
 def remove_folder(path: str) -> None:
     """Remove an empty directory. Raises OSError, FileNotFoundError without one."""
-    folder, name = _open_parent(path)
-    try:
+    with _parent(path) as (folder, name):
         os.rmdir(name, dir_fd=folder)
-    finally:
-        os.close(folder)
 
 
 def remove_tree(path: str) -> None:
@@ -216,21 +196,14 @@ def remove_tree(path: str) -> None:
 
     Raises OSError: something cannot be removed. Everything else is removed all the same.
     """
-    try:
-        folder, top = _open_parent(path)
-    except FileNotFoundError:
-        return
     problem: OSError | None = None
-    try:
-        for inner, name, status in _walk(folder, top):
-            try:
-                (os.rmdir if stat.S_ISDIR(status.st_mode) else os.unlink)(name, dir_fd=inner)
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                problem = problem or error
-    finally:
-        os.close(folder)
+    for folder, name, status in _walk(path):
+        try:
+            (os.rmdir if stat.S_ISDIR(status.st_mode) else os.unlink)(name, dir_fd=folder)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            problem = problem or error
     if problem is not None:
         raise problem
 
@@ -240,17 +213,10 @@ def measure_tree(path: str) -> tuple[int, int]:
 
     Raises OSError: something there was moved meanwhile.
     """
-    try:
-        folder, top = _open_parent(path)
-    except FileNotFoundError:
-        return 0, 0
     files = size_bytes = 0
-    try:
-        for _, _, status in _walk(folder, top):
-            if not stat.S_ISDIR(status.st_mode):
-                files, size_bytes = files + 1, size_bytes + status.st_size
-    finally:
-        os.close(folder)
+    for _, _, status in _walk(path):
+        if not stat.S_ISDIR(status.st_mode):
+            files, size_bytes = files + 1, size_bytes + status.st_size
     return files, size_bytes
 
 
@@ -261,11 +227,8 @@ def enter_folder(path: str) -> None:
 
 def open_folder(path: str) -> int:
     """Return a descriptor of a directory, reached without following links. Raises OSError."""
-    folder, name = _open_parent(path)
-    try:
+    with _parent(path) as (folder, name):
         return _enter(name, folder, path, _FOLDER)
-    finally:
-        os.close(folder)
 
 
 def open_regular(path: str, folder: int | None = None) -> IO[bytes]:
@@ -376,34 +339,33 @@ def _make(name: str, folder: int, path: str, mode: int, flags: int = _STEP) -> i
     return _enter(name, folder, path, flags)
 
 
-def _open_parent(path: str) -> tuple[int, str]:
-    """Return a descriptor of the directory above ``path``, reached without links, and the last name."""
+@contextmanager
+def _parent(path: str) -> Iterator[tuple[int, str]]:
+    """Yield a descriptor of the directory above ``path``, reached without links, and the last name."""
     *above, last = _names(path)
-    current = os.open("/", _FOLDER if not above else _STEP)
-    for depth, name in enumerate(above, 1):
-        try:
-            inner = _enter(name, current, path, _FOLDER if depth == len(above) else _STEP)
-        finally:
-            os.close(current)
-        current = inner
-    return current, last
-
-
-def _open_own_parent(path: str) -> tuple[int, str]:
-    """Return what ``_open_parent`` returns. The directory must be ours."""
-    folder, name = _open_parent(path)
+    current = os.open("/", _FOLDER)
     try:
+        for depth, name in enumerate(above, 1):
+            inner = _enter(name, current, path, _FOLDER if depth == len(above) else _STEP)
+            os.close(current)
+            current = inner
+        yield current, last
+    finally:
+        os.close(current)
+
+
+@contextmanager
+def _own_parent(path: str) -> Iterator[tuple[int, str]]:
+    """Yield what ``_parent`` yields. The directory must be ours."""
+    with _parent(path) as (folder, name):
         _require_ours(os.fstat(folder), os.path.dirname(path))
-    except OSError:
-        os.close(folder)
-        raise
-    return folder, name
+        yield folder, name
 
 
 def _require_ours(status: os.stat_result, path: str) -> None:
     """Refuse what another user owns. Raises PermissionError."""
     if status.st_uid != os.geteuid():
-        problem = f"belongs to another user ({status.st_uid}), so nothing is written there"
+        problem = f"belongs to another user ({status.st_uid}), so nothing is written there; remove it"
         raise PermissionError(errno.EPERM, problem, path)
 
 
@@ -414,14 +376,18 @@ def _unlink(name: str, folder: int) -> None:
         return  # it was never made, or cannot be removed either
 
 
-def _walk(folder: int, top: str) -> Iterator[tuple[int, str, os.stat_result]]:
-    """Yield what is at and below ``top`` in ``folder``: its directory, its name and its status.
+def _walk(path: str) -> Iterator[tuple[int, str, os.stat_result]]:
+    """Yield what is at and below ``path``: its directory, its name in there, and its status.
 
     A directory comes after its contents. One that cannot be entered comes as if it were empty. One
     descriptor is open at a time, so the depth does not matter. Raises OSError if a directory was
     moved meanwhile.
     """
-    current = os.dup(folder)
+    try:
+        with _parent(path) as (folder, top):
+            current = os.dup(folder)
+    except FileNotFoundError:
+        return
     names = [[top]]  # at each depth, those that are left
     entered: list[tuple[str, os.stat_result]] = []  # each with the status of the directory above
     try:

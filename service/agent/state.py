@@ -158,7 +158,7 @@ def _make_private(path: Path) -> None:
         make_private(str(path))
     except (NotADirectoryError, PermissionError) as error:
         raise InvalidInput(
-            "--data-dir", f"{path} cannot be used: {error.strerror}; choose another directory"
+            "--data-dir", f"{path} cannot be used ({error.strerror}); choose another directory"
         ) from error
     status = path.lstat()
     if stat.S_IMODE(status.st_mode) != PASSAGE:  # programs of other users may run below
