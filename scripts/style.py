@@ -53,7 +53,7 @@ PATHS_HOME: Final = "files.py"
 PATHS_ELSEWHERE: Final = {
     "programs": "runs in the process of a job, as its user",
     "keeper/rank_program.py": "runs in the process of a job, as its user",
-    "network/turns.py": "runs in the process of a job that asks for turns, as its user",
+    "network/turns.py": "is for programs that ask for turns, in a directory that users share",
 }
 """Other modules and folders of the agent that may do so, each with the reason."""
 OS_PATH_CALLS: Final = re.compile(
@@ -212,7 +212,8 @@ def uses_of_paths(module: Module) -> Iterator[str]:
     """Yield the uses of paths in a module that only ``PATHS_HOME`` may have, each with its line.
 
     They are calls that open, make, change or remove what has a path, or enter a directory. A name
-    that is imported, or a module under another name, counts as a use.
+    that is imported, or a module under another name, counts as a use. Lists of names and statuses of
+    files are none.
     """
     for node in ast.walk(module.tree):
         match node:

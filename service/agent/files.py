@@ -365,7 +365,10 @@ def _own_parent(path: str) -> Iterator[tuple[int, str]]:
 def _require_ours(status: os.stat_result, path: str) -> None:
     """Refuse what another user owns. Raises PermissionError."""
     if status.st_uid != os.geteuid():
-        problem = f"belongs to another user ({status.st_uid}), so nothing is written there; remove it"
+        problem = (
+            f"belongs to another user ({status.st_uid}), so nothing is written there; use it as that user,"
+            " or remove it"
+        )
         raise PermissionError(errno.EPERM, problem, path)
 
 

@@ -82,11 +82,15 @@ def folder_of(logs: Path, job: str, generation: int) -> Path:
 def claim_folder(logs: Path, job: str, job_number: int) -> None:
     """Prepare the folder of a job, before its first output on this node is written.
 
-    Output of an earlier job of the same name is deleted: it may be another tenant's. Raises
-    OSError, ValueError.
+    Output of an earlier job of the same name is deleted: it may be another tenant's. So is output of
+    which nobody knows the job, because the file with its number is damaged. Raises OSError, and
+    ValueError if no job has such a name.
     """
     folder = logs / _quoted(job)
-    earlier = _stored_number(folder)
+    try:
+        earlier = _stored_number(folder)
+    except ValueError:
+        earlier = -1
     if earlier not in (None, job_number):
         remove_tree(str(folder))
     make_private(str(folder))

@@ -67,7 +67,9 @@ class Checkpoint:
 
     def is_intact(self) -> bool:
         """Return whether all of its files are still there, with as many bytes."""
-        return measure_tree(self.path) == (self.files, self.size_bytes)
+        above, name = os.path.split(self.path)  # above may be where the store was before
+        path = os.path.join(os.path.realpath(above), name)
+        return measure_tree(path) == (self.files, self.size_bytes)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -166,6 +167,17 @@ def test_what_is_not_an_output_file_is_an_error_and_not_read(
     replace(files.current, secret)
     with pytest.raises(ValueError, match="remove it"):
         read(tmp_path / "logs")
+
+
+def test_output_of_a_job_whose_number_is_damaged_is_deleted_and_the_next_job_starts(
+    tmp_path: Path,
+) -> None:
+    files = RankFiles(tmp_path)
+    files.write(b"of somebody")
+    (files.folder.parent / "job.json").write_text("[")
+    claim_folder(tmp_path, "j", 8)
+    assert not files.folder.exists()
+    assert json.loads((files.folder.parent / "job.json").read_text()) == {"job_number": 8}
 
 
 def test_links_in_place_of_folders_are_not_followed(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_nothing_is_written_into_a_folder_of_another_user(theirs: Path, secret: 
         lambda: change_mode(str(theirs), 0o777),
         lambda: make_private(str(theirs)),
     ):
-        with pytest.raises(PermissionError, match=r"belongs to another user.*remove it"):
+        with pytest.raises(PermissionError, match=r"belongs to another user.*use it as that user"):
             write()
     assert list(theirs.iterdir()) == []
 

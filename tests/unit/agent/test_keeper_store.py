@@ -55,6 +55,13 @@ def test_a_checkpoint_may_be_a_directory_whose_files_all_count(tmp_path: Path) -
     assert not listed.is_intact()
 
 
+def test_a_store_may_move_if_a_link_leads_from_its_old_place(tmp_path: Path) -> None:
+    far = saved(opened(tmp_path / "old" / "job"), 10)
+    (tmp_path / "old").rename(tmp_path / "new")
+    (tmp_path / "old").symlink_to(tmp_path / "new")
+    assert opened(tmp_path / "new" / "job", 2).choose_checkpoint() == (far, "")
+
+
 def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path: Path) -> None:
     store = opened(tmp_path / "job")
     good, bad = saved(store, 10), saved(store, 20)
