@@ -125,7 +125,7 @@ def _checked_fence(directory: str, generation: int, job: int) -> tuple[int, int]
 
 def _lock(directory: str) -> int:
     """Return a descriptor that holds the store's lock until it is closed."""
-    descriptor = open_private(os.path.join(directory, "lock"), append=True)
+    descriptor = open_private(os.path.join(directory, "lock"), keep=True)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     return descriptor
 

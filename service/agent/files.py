@@ -77,22 +77,22 @@ def write_text(
             os.fsync(folder)
 
 
-def open_private(path: str, *, append: bool = False) -> int:
+def open_private(path: str, *, keep: bool = False) -> int:
     """Return a descriptor of a new or emptied file of our own, for reading and writing.
 
-    If ``append``, what the file holds stays. Raises OSError, also for a file that is another user's
+    If ``keep``, what the file holds stays. Raises OSError, also for a file that is another user's
     or has another name.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with _own_parent(path) as (folder, name):
-        descriptor = os.open(name, flags | (os.O_APPEND if append else 0), 0o600, dir_fd=folder)
+        descriptor = os.open(name, flags, 0o600, dir_fd=folder)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
             raise PermissionError(errno.EPERM, "not a regular file with one name; remove it", path)
         _require_ours(status, path)
         os.fchmod(descriptor, 0o600)
-        if not append:
+        if not keep:
             os.ftruncate(descriptor, 0)
     except OSError:
         os.close(descriptor)

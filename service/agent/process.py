@@ -97,7 +97,7 @@ class Process:
         the agent dies before that, the process reads an empty message and must end. ``blocked``
         lists the signals that the process waits for.
         """
-        child_errors = open_private(str(errors), append=True)
+        child_errors = open_private(str(errors), keep=True)
         child_in, our_out = os.pipe()
         our_in, child_out = os.pipe()
         try:

@@ -51,7 +51,7 @@ class StateDir:
         _make_private(self._root / "gangs")
         if os.geteuid() == 0:
             _require_safe_way("--checkpoint-dir", self._checkpoints)
-        self._lock = open_private(str(self._root / "agent.lock"), append=True)
+        self._lock = open_private(str(self._root / "agent.lock"), keep=True)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

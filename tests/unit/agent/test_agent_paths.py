@@ -94,9 +94,9 @@ def test_what_is_not_a_file_of_one_name_is_neither_emptied_nor_opened(
             path.symlink_to(secret)
         case _:
             os.mkfifo(path)
-    for append in (False, True):
+    for keep in (False, True):
         with pytest.raises(OSError, match=r"not a regular file with one name|symbolic links"):
-            open_private(str(path), append=append)
+            open_private(str(path), keep=keep)
     assert_untouched(secret)
 
 
