@@ -270,7 +270,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs an agent that r
 
 @pytest.fixture
 def passable() -> Iterator[Path]:
-    """Yield a folder of root that other users can pass through."""
+    """Yield a folder of root that other users can pass through. Name it before ``make_agent``."""
     with tempfile.TemporaryDirectory(prefix="tessera-attack-") as name:
         Path(name).chmod(0o711)
         yield Path(name)
@@ -324,7 +324,7 @@ The agent waits until somebody reads the pipe. Meanwhile the pipe's name becomes
 @needs_root
 @pytest.mark.slow
 async def test_a_running_job_that_puts_links_into_the_next_jobs_folders_gets_no_file_of_root(
-    server: FakeServer, make_agent: MakeAgent, passable: Path
+    server: FakeServer, passable: Path, make_agent: MakeAgent
 ) -> None:
     victim = passable / "victim"
     victim.write_text("of root")
@@ -355,7 +355,7 @@ async def test_a_running_job_that_puts_links_into_the_next_jobs_folders_gets_no_
 @needs_root
 @pytest.mark.parametrize("step", ["program", "staging"])
 async def test_a_directory_that_the_jobs_user_cannot_enter_is_not_entered_for_it(
-    server: FakeServer, make_agent: MakeAgent, passable: Path, step: str
+    server: FakeServer, passable: Path, make_agent: MakeAgent, step: str
 ) -> None:
     folder = passable / "home" / "project"
     folder.mkdir(parents=True)
