@@ -48,6 +48,26 @@ BANNED: Final = re.compile(
 )
 
 
+PATHS_HOME: Final = "files.py"
+"""The module of the agent that opens, makes, changes and removes what has a path."""
+PATHS_ELSEWHERE: Final = {
+    "programs": "runs in the process of a job, as its user",
+    "keeper/rank_program.py": "runs in the process of a job, as its user",
+    "network/turns.py": "is for programs that ask for turns, in a directory that users share",
+}
+"""Other modules and folders of the agent that may do so, each with the reason."""
+OS_PATH_CALLS: Final = re.compile(
+    r"ch(?:dir|flags|mod|own|root)|fchdir|f?walk|lch(?:flags|mod|own)|link|makedirs|mkdir|mkfifo|mknod|p?open"
+    r"|remove(?:dirs|xattr)?|renames?|replace|rmdir|setxattr|symlink|system|truncate|unlink"
+    r"|utime|POSIX_SPAWN_OPEN"
+)
+"""The functions of os that open, make, change or remove what has a path, or enter a directory."""
+PATH_METHODS: Final = re.compile(
+    r"l?chmod|hardlink_to|mkdir|open|rename|rmdir|symlink_to|touch|unlink|(?:read|write)_(?:bytes|text)"
+)
+"""The methods of Path that do the same."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
     """A count or share with its limit."""
@@ -188,6 +208,52 @@ def share(part: int, whole: int) -> float:
     return 100.0 * part / max(whole, 1)
 
 
+def uses_of_paths(module: Module) -> Iterator[str]:
+    """Yield the uses of paths in a module that only ``PATHS_HOME`` may have, each with its line.
+
+    They are calls that open, make, change or remove what has a path, or enter a directory. A name
+    that is imported, or a module under another name, counts as a use. Lists of names and statuses of
+    files are none.
+    """
+    for node in ast.walk(module.tree):
+        match node:
+            case ast.ImportFrom(module="os" | "shutil" | "tempfile", names=names):
+                uses = [name.name for name in names if name.name not in ("PathLike", "which")]
+            case ast.Import(names=names):
+                uses = [n.name for n in names if n.name in ("os", "shutil") and n.asname]
+                uses += [n.name for n in names if n.name == "tempfile"]
+            case ast.Attribute(value=ast.Name(id="shutil"), attr=attr) if attr != "which":
+                uses = [attr]
+            case ast.Attribute(value=ast.Name(id="os"), attr=attr) if OS_PATH_CALLS.fullmatch(attr):
+                uses = [attr]
+            case ast.Call(func=ast.Name(id="open")):
+                uses = ["open"]
+            case ast.keyword(arg="cwd"):
+                uses = ["cwd"]
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="os" | "shutil"))):
+                continue  # counted as an attribute
+            case ast.Call(func=ast.Attribute(attr="replace"), args=[_], keywords=[]):
+                uses = ["replace"]
+            case ast.Call(func=ast.Attribute(attr=attr)) if PATH_METHODS.fullmatch(attr):
+                uses = [attr]
+            case _:
+                continue
+        for use in uses:
+            yield f"{module.path.relative_to(ROOT)}:{node.lineno}: {use}"
+
+
+def uses_of_paths_in_agent() -> list[str]:
+    """Return the uses of paths in the agent, outside of the module that owns them."""
+    agent = ROOT / "service" / "agent"
+    exempt = {agent / name for name in (PATHS_HOME, *PATHS_ELSEWHERE)}
+    modules = [
+        module
+        for module in load_modules("service/agent")
+        if not exempt & {module.path, module.path.parent}
+    ]
+    return [use for module in modules for use in uses_of_paths(module)]
+
+
 def measures() -> list[Measure]:
     """Return all measures of the tree."""
     modules = load_modules(*ROOMS)
@@ -210,6 +276,7 @@ def measures() -> list[Measure]:
         ("modules with lines that the formatter may not lay out", skips),
         ("lines of Markdown over 100 columns", wide_lines(prose)),
         ("links of Markdown that lead nowhere", dead_links(prose)),
+        ("uses of paths in the agent that are not in its files.py", uses_of_paths_in_agent()),
         ("pages of decisions that their index lacks", unlisted_decisions()),
     )
     sized = (

@@ -14,7 +14,13 @@ from __future__ import annotations
 import fcntl
 import os
 
-from tessera.service.agent.files import make_private, read_json, write_json
+from tessera.service.agent.files import (
+    make_private,
+    open_private,
+    read_json,
+    remove_file,
+    write_json,
+)
 
 TYPE_CHECKING = False  # importing typing would be a sixth of a job's start
 if TYPE_CHECKING:
@@ -48,8 +54,8 @@ def open_generation(directory: str, generation: int, job: int = 0) -> int:
     lock = _lock(directory)
     try:
         fenced_job, fence = _checked_fence(directory, generation, job)
-        if job and fenced_job and job != fenced_job and os.path.exists(_checkpoint_path(directory)):
-            os.unlink(_checkpoint_path(directory))  # before the fence names this job as the owner
+        if job and fenced_job and job != fenced_job:
+            remove_file(_checkpoint_path(directory))  # before the fence names this job as the owner
         if (job or fenced_job, generation) != (fenced_job, fence):
             value = {"generation": generation, "job": job or fenced_job}
             write_json(_fence_path(directory), value, durable=True)
@@ -119,8 +125,7 @@ def _checked_fence(directory: str, generation: int, job: int) -> tuple[int, int]
 
 def _lock(directory: str) -> int:
     """Return a descriptor that holds the store's lock until it is closed."""
-    path = os.path.join(directory, "lock")
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    descriptor = open_private(os.path.join(directory, "lock"), keep=True)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     return descriptor
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -27,7 +25,15 @@ from tessera.client import (
 from tessera.formulation.errors import InvalidInput, Unavailable
 from tessera.formulation.release import install_hint
 from tessera.service.agent.backoff import backoff_s
-from tessera.service.agent.files import open_private, read_json, write_json
+from tessera.service.agent.files import (
+    make_private,
+    point_link,
+    read_json,
+    read_trusted,
+    remove_tree,
+    write_json,
+    write_text,
+)
 from tessera.v1 import agents_pb2 as pb
 from tessera.v1 import agents_pb2_grpc as rpc
 
@@ -173,7 +179,7 @@ class EnrolledCredentials:
         Raises:
             InvalidInput: there is no join token, or a server refuses it.
         """
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(str(self._directory))
         self._held = self._load()
         if self._held is None or self._held.expires_s <= self._wall_s():
             await self._enrol()
@@ -325,26 +331,24 @@ class EnrolledCredentials:
         """Write the files, then the name of their folder, then remove the earlier folder."""
         facts, before = _certificate_facts(certificate), self._held
         folder = self._directory / f"identity-{facts.serial}"
-        folder.mkdir(mode=0o700, exist_ok=True)
+        make_private(str(folder))
         for name, text in (
             ("key.pem", key),
             ("certificate.pem", certificate),
             ("authorities.pem", authorities),
         ):
-            _write_private(folder / name, text)
+            write_text(str(folder / name), text, durable=True)
         held = Enrolled(
             folder=folder.name, issued_s=self._wall_s(), expires_s=facts.expires_s, port=port
         )
         write_json(
             str(self._directory / "identity.json"), {"for": self._whose(), "held": asdict(held)}
         )
-        link = self._directory / f"{CURRENT}.new"
-        link.unlink(missing_ok=True)
-        link.symlink_to(folder.name)
-        os.replace(link, self._directory / CURRENT)
+        point_link(str(self._directory / CURRENT), folder.name)
         self._held = held
         if before is not None and before.folder != held.folder:
-            shutil.rmtree(self._directory / before.folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                remove_tree(str(self._directory / before.folder))
 
 
 def _settings_in(folder: Path) -> ChannelSettings:
@@ -393,7 +397,7 @@ def read_join_token(path: Path | None, text: str) -> Callable[[], str]:
                     "--join-token-file",
                     f"other users can read {path}; run chmod 600 {path}, and make a new join token",
                 )
-            return path.read_text(encoding="utf-8").strip()
+            return read_trusted(path).strip()
         return ""
 
     return read
@@ -405,10 +409,3 @@ def _make_key(agent: str) -> Any:
 
 def _certificate_facts(certificate: str) -> Any:
     return import_module("tessera.service.agent.keys").read_facts(certificate)
-
-
-def _write_private(path: Path, text: str) -> None:
-    with open(open_private(str(path)), "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())

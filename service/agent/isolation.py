@@ -13,7 +13,13 @@ from typing import Final
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.launch import SecretVariable
-from tessera.service.agent.files import read_start
+from tessera.service.agent.files import (
+    make_private,
+    read_start,
+    read_trusted,
+    remove_folder,
+    write_setting,
+)
 
 log = logging.getLogger(__name__)
 
@@ -192,8 +198,8 @@ def make_cgroup(name: str, memory_bytes: int, root: Path = CGROUP_ROOT) -> Path 
         try:
             if not _passes_memory_on(above):
                 continue
-            group.mkdir(exist_ok=True)
-            (group / "memory.max").write_text(str(memory_bytes), encoding="ascii")
+            make_private(str(group), 0o755)  # programs may read their limits
+            write_setting(str(group / "memory.max"), str(memory_bytes))
         except OSError as error:
             log.debug("no memory limit by %s: %s", group, error, extra={"action": "cgroup"})
             continue
@@ -205,7 +211,7 @@ def remove_cgroup(name: str, root: Path = CGROUP_ROOT) -> None:
     """Remove a cgroup that ``make_cgroup`` made, if there is one. Its processes are dead."""
     for group in (above / name for above in _own_cgroups(root)):
         try:
-            group.rmdir()
+            remove_folder(str(group))
         except FileNotFoundError:
             continue
         except OSError as error:
@@ -215,7 +221,7 @@ def remove_cgroup(name: str, root: Path = CGROUP_ROOT) -> None:
 def find_own_cgroup(root: Path = CGROUP_ROOT) -> Path | None:
     """Return the agent's own cgroup (version 2), or None if it cannot be found."""
     try:
-        lines = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()
+        lines = read_trusted(Path("/proc/self/cgroup")).splitlines()
     except OSError as error:
         log.debug("cannot read the agent's cgroup: %s", error, extra={"action": "cgroup"})
         return None
@@ -235,9 +241,9 @@ def _passes_memory_on(group: Path) -> bool:
     Raises OSError: we may not, or processes are in ``group``.
     """
     control = group / "cgroup.subtree_control"
-    if "memory" in control.read_text(encoding="ascii").split():
+    if "memory" in read_trusted(control).split():
         return True
-    if "memory" not in (group / "cgroup.controllers").read_text(encoding="ascii").split():
+    if "memory" not in read_trusted(group / "cgroup.controllers").split():
         return False
-    control.write_text("+memory", encoding="ascii")
+    write_setting(str(control), "+memory")
     return True

@@ -14,11 +14,9 @@ file that also has another name is an error of that file.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import re
-import shutil
 import stat
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -28,7 +26,16 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote, unquote
 
-from tessera.service.agent.files import make_private, read_json, write_json
+from tessera.service.agent.files import (
+    make_private,
+    open_folder,
+    open_regular,
+    read_json,
+    remove_file,
+    remove_folder,
+    remove_tree,
+    write_json,
+)
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +47,6 @@ MAX_FILES: Final = 10_000
 
 _ATTEMPTS: Final = 3  # at reading while files are deleted
 _END_OF_POSITIONS: Final = 2**62  # more than can be written, and fits a message
-_FILE_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_FOLDER_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
 _NUMBER_FILE: Final = "job.json"
 
 
@@ -77,13 +82,17 @@ def folder_of(logs: Path, job: str, generation: int) -> Path:
 def claim_folder(logs: Path, job: str, job_number: int) -> None:
     """Prepare the folder of a job, before its first output on this node is written.
 
-    Output of an earlier job of the same name is deleted: it may be another tenant's. Raises
-    OSError, ValueError.
+    Output of an earlier job of the same name is deleted: it may be another tenant's. So is output of
+    which nobody knows the job, because the file with its number is damaged. Raises OSError, and
+    ValueError if no job has such a name.
     """
     folder = logs / _quoted(job)
-    earlier = _stored_number(folder)
+    try:
+        earlier = _stored_number(folder)
+    except ValueError:
+        earlier = -1
     if earlier not in (None, job_number):
-        shutil.rmtree(folder)
+        remove_tree(str(folder))
     make_private(str(folder))
     if earlier != job_number:
         write_json(str(folder / _NUMBER_FILE), {"job_number": job_number})
@@ -154,7 +163,7 @@ def prune_logs(
     for output in choose_old(ended, now_s, keep_s, free_bytes):
         folder = folder_of(logs, output.job, output.generation)
         try:
-            shutil.rmtree(folder)
+            remove_tree(str(folder))
         except OSError as error:
             log.warning(
                 "cannot delete old output in %s: %s", folder, error, extra={"action": "prune_logs"}
@@ -186,17 +195,8 @@ def _stored_number(folder: Path) -> int | None:
 @contextmanager
 def _opened(logs: Path, job: str, generation: int) -> Iterator[int]:
     """Yield a descriptor of a generation's folder, which is reached without following links."""
-    descriptor = os.open(logs, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = open_folder(str(folder_of(logs, job, generation)))
     try:
-        for step in (_quoted(job), str(generation)):
-            try:
-                inner = os.open(step, _FOLDER_FLAGS, dir_fd=descriptor)
-            except OSError as error:
-                if error.errno in (errno.ELOOP, errno.ENOTDIR):
-                    raise ValueError(f"{step} is not a folder; remove it") from error
-                raise
-            os.close(descriptor)
-            descriptor = inner
         yield descriptor
     finally:
         os.close(descriptor)
@@ -274,15 +274,11 @@ def _require_plain(name: str, status: os.stat_result) -> int:
 def _read_file(folder: int, name: str, skip: int, most: int) -> bytes | None:
     """Return bytes of a file, or None if it was deleted. Raises OSError, ValueError."""
     try:
-        descriptor = os.open(name, _FILE_FLAGS, dir_fd=folder)
+        file = open_regular(name, folder)
     except FileNotFoundError:
         return None
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise ValueError(f"{name} is a symbolic link; remove it") from error
-        raise
-    with open(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
+    with file:
+        status = os.fstat(file.fileno())
         if status.st_nlink:  # not deleted since it was opened
             _require_plain(name, status)
         file.seek(skip)
@@ -323,9 +319,8 @@ def _remove_if_empty(folder: Path) -> None:
     """Remove the folder of a job without output."""
     if any(_folders(folder)):
         return
-    with suppress(FileNotFoundError):
-        (folder / _NUMBER_FILE).unlink()
     try:
-        folder.rmdir()
+        remove_file(str(folder / _NUMBER_FILE))
+        remove_folder(str(folder))
     except OSError as error:
         log.warning("cannot remove %s: %s", folder, error, extra={"action": "prune_logs"})

@@ -15,7 +15,13 @@ from types import MappingProxyType
 from typing import Final
 
 from tessera.formulation.secrets import hide_secrets
-from tessera.service.agent.files import read_json, write_json
+from tessera.service.agent.files import (
+    open_private,
+    read_json,
+    read_start,
+    read_trusted,
+    write_json,
+)
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +34,9 @@ class ProcessIdentity:
     start_ticks: int  # since boot, field 22 of /proc/PID/stat
     boot: str  # boot id
 
+
+MAX_STAT_BYTES: Final = 4096
+"""More than the bytes of /proc/PID/stat."""
 
 ALLOWED_VARIABLES: Final = frozenset({"TESSERA_NETWORK"})
 """Our variables that a job's processes get. Others may be, or name, a secret of ours."""
@@ -50,13 +59,13 @@ def remove_secrets(environment: Mapping[str, str]) -> dict[str, str]:
 
 def boot_id() -> str:
     """Return the id of this boot of the machine."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return read_trusted("/proc/sys/kernel/random/boot_id").strip()
 
 
 def identity_of(pid: int) -> ProcessIdentity | None:
     """Return the identity of the process that has the id ``pid`` now, or None if no such process exists."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        stat = read_start(f"/proc/{pid}/stat", MAX_STAT_BYTES)
     except (FileNotFoundError, ProcessLookupError):
         return None
     start_ticks = int(stat.rpartition(b")")[2].split()[19])
@@ -88,6 +97,7 @@ class Process:
         the agent dies before that, the process reads an empty message and must end. ``blocked``
         lists the signals that the process waits for.
         """
+        child_errors = open_private(str(errors), keep=True)
         child_in, our_out = os.pipe()
         our_in, child_out = os.pipe()
         try:
@@ -98,13 +108,7 @@ class Process:
                 file_actions=(
                     (os.POSIX_SPAWN_DUP2, child_in, 0),
                     (os.POSIX_SPAWN_DUP2, child_out, 1),
-                    (
-                        os.POSIX_SPAWN_OPEN,
-                        2,
-                        str(errors),
-                        os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW,
-                        0o600,
-                    ),
+                    (os.POSIX_SPAWN_DUP2, child_errors, 2),
                 ),
                 setsid=True,
                 setsigmask=blocked,
@@ -114,8 +118,8 @@ class Process:
             os.close(our_out)
             raise
         finally:
-            os.close(child_in)
-            os.close(child_out)
+            for descriptor in (child_in, child_out, child_errors):
+                os.close(descriptor)
         process = cls(pid, os.pidfd_open(pid), our_in)
         process._introduce(identity, message, our_out)
         return process

@@ -24,6 +24,7 @@ from tessera.service.agent.credentials import (
     FixedCredentials,
     read_join_token,
 )
+from tessera.service.agent.files import read_trusted
 from tessera.service.agent.hardware import options as hardware
 from tessera.service.agent.hardware.monitor import HealthSettings
 from tessera.service.agent.log_pruner import LogLimits
@@ -105,7 +106,7 @@ def read_nodes(path: Path) -> list[pb.AgentNode]:
                 rack=row.get("rack", ""),
                 labels=dict(row.get("labels", {}).items()),
             )
-            for row in read_json("--nodes-file", path.read_text(encoding="utf-8"), NODE_LIST)
+            for row in read_json("--nodes-file", read_trusted(path), NODE_LIST)
         ]
     except (NotJson, ValueError, TypeError, KeyError, AttributeError) as error:
         raise InvalidInput(

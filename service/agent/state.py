@@ -6,7 +6,6 @@ import fcntl
 import logging
 import math
 import os
-import shutil
 import signal
 import stat
 from collections.abc import Iterator
@@ -15,7 +14,15 @@ from pathlib import Path
 from urllib.parse import quote
 
 from tessera.formulation.errors import InvalidInput, NotAllowed
-from tessera.service.agent.files import PASSAGE, make_private, read_json, write_json
+from tessera.service.agent.files import (
+    PASSAGE,
+    change_mode,
+    make_private,
+    open_private,
+    read_json,
+    remove_tree,
+    write_json,
+)
 from tessera.service.agent.gangs import Gang, GangKey, NetworkPart, gang_from_json, gang_to_json
 from tessera.service.agent.process import Process, boot_id
 from tessera.service.agent.strays import kill_marked
@@ -35,14 +42,16 @@ class StateDir:
         """Claim the directory for this process until it ends; only its user may look into it.
 
         Raises:
-            InvalidInput: another user could write there.
+            InvalidInput: another user could write there, or root's checkpoints would be in a place
+                that another user controls.
             NotAllowed: another agent runs on it.
             OSError: it cannot be made.
         """
         _make_private(self._root)
         _make_private(self._root / "gangs")
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._lock = os.open(self._root / "agent.lock", flags, 0o600)
+        if os.geteuid() == 0:
+            _require_safe_way("--checkpoint-dir", self._checkpoints)
+        self._lock = open_private(str(self._root / "agent.lock"), keep=True)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -69,8 +78,7 @@ class StateDir:
         """Record that ``gang`` is here; return its empty directory."""
         self.remove(gang.key)
         directory = self.directory(gang.key)
-        make_private(str(directory.parent))  # somebody may have removed it
-        directory.mkdir(mode=0o700)
+        make_private(str(directory))
         write_json(str(directory / "gang.json"), gang_to_json(gang))
         return directory
 
@@ -82,7 +90,7 @@ class StateDir:
     def make_member_directory(self, gang: Gang, node: str) -> Path:
         """Return the directory of a member of a gang that was added. It exists from now on."""
         directory = self.member_directory(gang, node)
-        directory.mkdir(mode=0o700, exist_ok=True)
+        make_private(str(directory))
         return directory
 
     def write_part(self, key: GangKey, part: NetworkPart) -> Path:
@@ -145,31 +153,50 @@ def _make_private(path: Path) -> None:
         InvalidInput: another user could write there, or decide what is there.
         OSError: it cannot be made.
     """
-    make_private(str(path))
+    _require_safe_way("--data-dir", path)
+    try:
+        make_private(str(path))
+    except (NotADirectoryError, PermissionError) as error:
+        raise InvalidInput(
+            "--data-dir", f"{path} cannot be used ({error.strerror}); choose another directory"
+        ) from error
     status = path.lstat()
-    if not stat.S_ISDIR(status.st_mode):
-        raise InvalidInput(
-            "--data-dir", f"{path} is a symbolic link; remove it, or name its target"
-        )
-    if status.st_uid != os.geteuid():
-        raise InvalidInput(
-            "--data-dir",
-            f"{path} belongs to another user ({status.st_uid}); run the agent as that user, or choose"
-            " another directory",
-        )
+    if stat.S_IMODE(status.st_mode) != PASSAGE:  # programs of other users may run below
+        change_mode(str(path), 0o700)
+
+
+def _require_safe_way(option: str, path: Path) -> None:
+    """Check that no user but ours and root decides what is at ``path``. It need not exist yet.
+
+    For an agent that is root, that includes the owners and groups of all directories above.
+    """
     for parent in (path, *path.parents):
-        mode = parent.stat().st_mode
-        shared = (
-            mode & stat.S_ISVTX and parent != path
-        )  # like /tmp, where no user can rename another's files
-        if mode & stat.S_IWOTH and not shared:
+        try:
+            status = parent.stat()
+        except FileNotFoundError:
+            continue
+        mode = status.st_mode
+        is_shared = mode & stat.S_ISVTX and parent != path  # in /tmp none renames another's files
+        if mode & stat.S_IWOTH and not is_shared:
             raise InvalidInput(
-                "--data-dir",
+                option,
                 f"every user may write to {parent} (mode {stat.S_IMODE(mode):o}), and thus decide what runs"
                 f" here; run `chmod o-w {parent}`, or choose another directory",
             )
-    if stat.S_IMODE(status.st_mode) != PASSAGE:  # programs of other users may run below
-        path.chmod(0o700)
+        if os.geteuid() != 0:
+            continue
+        if status.st_uid != 0:
+            raise InvalidInput(
+                option,
+                f"{parent} belongs to another user ({status.st_uid}), who decides what is below it; run"
+                " the agent as that user, or choose another directory",
+            )
+        if mode & stat.S_IWGRP and status.st_gid != 0 and not is_shared and parent != path:
+            raise InvalidInput(
+                option,
+                f"the group {status.st_gid} may write to {parent} (mode {stat.S_IMODE(mode):o}), and thus"
+                f" decide what runs here; run `chmod g-w {parent}`, or choose another directory",
+            )
 
 
 def _written_down(directory: Path) -> Gang | None:
@@ -210,9 +237,6 @@ def _end_stray(directory: Path) -> None:
 def _clear(path: Path) -> None:
     """Remove what is at ``path``, without following a link. Failures are logged."""
     try:
-        if path.is_symlink() or path.is_file():
-            path.unlink()
-        elif path.exists():
-            shutil.rmtree(path)
+        remove_tree(str(path))
     except OSError as error:
         log.warning("cannot remove %s: %s", path, error, extra={"action": "clear"})

@@ -15,8 +15,13 @@ import signal
 from pathlib import Path
 from typing import Final
 
-from tessera.service.agent.files import read_json
-from tessera.service.agent.process import ProcessIdentity, boot_id, identity_of
+from tessera.service.agent.files import MAX_BYTES, read_json, read_start
+from tessera.service.agent.process import (
+    MAX_STAT_BYTES,
+    ProcessIdentity,
+    boot_id,
+    identity_of,
+)
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +52,7 @@ def find_strays(directory: Path) -> list[ProcessIdentity]:
             if not entry.name.isdecimal():
                 continue
             try:
-                environment = Path(entry.path, "environ").read_bytes()
+                environment = read_start(f"{entry.path}/environ", MAX_BYTES)
             except OSError:  # it has ended, or belongs to another user and is not ours
                 continue
             if wanted in environment.split(b"\0") and (identity := identity_of(int(entry.name))):
@@ -105,7 +110,7 @@ def _is_alive(identity: ProcessIdentity) -> bool:
     if identity_of(identity.pid) != identity:
         return False
     try:
-        state = Path(f"/proc/{identity.pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+        stat = read_start(f"/proc/{identity.pid}/stat", MAX_STAT_BYTES)
     except OSError:
         return False
-    return state not in (b"Z", b"X")
+    return stat.rpartition(b")")[2].split()[0] not in (b"Z", b"X")

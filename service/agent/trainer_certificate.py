@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from typing import Final
 
 from tessera.formulation.errors import Unavailable
-from tessera.service.agent.files import open_private
+from tessera.service.agent.files import write_text
 
 VALID_DAYS: Final = 3650
 """Days for which a certificate is valid: longer than any job."""
@@ -48,8 +48,7 @@ class TrainerCertificate:
         """Write both into a folder. Return their paths. Only this user may read them."""
         paths = os.path.join(folder, CERTIFICATE_FILE), os.path.join(folder, KEY_FILE)
         for path, text in zip(paths, (self.certificate, self.key), strict=True):
-            with open(open_private(path), "w", encoding="ascii") as file:
-                file.write(text)
+            write_text(path, text)
         return paths
 
 

@@ -54,6 +54,7 @@ def run_child(
     It gets our variables with those of ``environment``, where None removes one. It is killed
     ``grace_s`` after SIGTERM. It inherits the files ``keep_open``.
     """
+    folder = folder.resolve()
     make_private(str(folder))
     log = folder / f"{name}.log"
     ours = {key: value for key, value in os.environ.items() if key not in CLIENT_VARIABLES}

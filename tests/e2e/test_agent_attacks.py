@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import pwd
 import shutil
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +17,13 @@ import pytest
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
 from tessera.formulation.clock import SystemClock
+from tessera.formulation.launch import LaunchSpec
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
+from tessera.formulation.runtimes import COMMAND
 from tessera.formulation.values import Cell, EstimateSource, GpuType, Workload
+from tessera.service.agent.gangs import Gang
 from tessera.service.config import Config
 from tessera.service.loop import RoundLoop
 from tessera.service.wiring import run_server
@@ -30,6 +36,10 @@ from tests.support.small_disk import fill_disk
 LONG = 1e12
 RUNNING = ("a", 1, "n0", "RUNNING")
 MakeAgent = Callable[..., AgentProcess]
+OVER = ("SUCCEEDED", "FAILED")
+PYTHON = "/usr/bin/python3"
+"""An interpreter that every user may run."""
+
 NEXT: dict[str, Any] = {"shares": (("n1", (0,)),), "leader": "n1", "iterations_total": LONG}
 
 
@@ -253,3 +263,113 @@ async def test_the_newer_of_two_agents_with_one_name_wins_and_the_older_is_notif
         (node,) = store.list_nodes("c", "", 10)
         assert node.silent_s < 45
         assert store.get_job("c", "a").retries == 0
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs an agent that runs as root")
+
+
+@pytest.fixture
+def passable() -> Iterator[Path]:
+    """Yield a folder of root that other users can pass through. Name it before ``make_agent``."""
+    with tempfile.TemporaryDirectory(prefix="tessera-attack-") as name:
+        Path(name).chmod(0o711)
+        yield Path(name)
+
+
+def a_program(job: str, gpu: int, *command: str, **launch: Any) -> Gang:
+    """Return a gang of one GPU whose program runs as the user of ``--run-as``."""
+    return a_gang(
+        job,
+        shares=(("n0", (gpu,)),),
+        gpus=1,
+        runtime=COMMAND,
+        command=command,
+        launch=LaunchSpec(**launch),
+    )
+
+
+SEIZE = """
+import os, sys, time
+victim, gangs, *names = sys.argv[1:]
+print("ready", flush=True)
+while True:
+    for name in names[:4]:
+        path = f"{gangs}/{name}@1/out/trainer-authority.pem"
+        try:
+            os.mkfifo(path)
+        except FileExistsError:
+            names.remove(name)
+        except OSError:
+            continue
+        else:
+            pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+            while True:
+                try:
+                    os.write(pipe, 4096 * b"x")
+                except BlockingIOError:
+                    break
+            time.sleep(0.5)  # until the agent waits to write
+            os.symlink(victim, "link")
+            os.rename("link", path)
+            os.set_blocking(pipe, True)
+            while True:
+                os.read(pipe, 65536)
+"""
+"""A program that puts a pipe, and then a link, where the agent might write for the next job.
+
+The agent waits until somebody reads the pipe. Meanwhile the pipe's name becomes a link to a file of root.
+"""
+
+
+@needs_root
+@pytest.mark.slow
+async def test_a_running_job_that_puts_links_into_the_next_jobs_folders_gets_no_file_of_root(
+    server: FakeServer, passable: Path, make_agent: MakeAgent
+) -> None:
+    victim = passable / "victim"
+    victim.write_text("of root")
+    before = victim.stat()
+    names = [f"next-{number}" for number in range(40)]
+    agent = make_agent(
+        server.port, "--run-as=nobody", folder=passable / "agent", nodes=("n0:a100:64",)
+    )
+    gangs = str(agent.data_dir / "gangs")
+    attack = a_program("attack", 0, PYTHON, "-c", SEIZE, str(victim), gangs, *names)
+    server.want(1, attack)
+    await server.sees(1, ("attack", 1, "n0", "RUNNING"))
+    logs = agent.data_dir / "logs" / "attack" / "1"
+    await until(lambda: [f for f in logs.glob("*.log") if f.read_text() == "ready\n"])
+    nexts = [a_program(name, 1 + k, "/bin/true") for k, name in enumerate(names)]
+    server.want(2, attack, *nexts)
+    await until(lambda: len(server.seen(2) or ()) == 1 + len(names))
+    await until(lambda: sum(row[3] in OVER for row in server.seen(2) or ()) == len(names))
+    assert ("attack", 1, "n0", "RUNNING") in (server.seen(2) or ())
+    after = victim.stat()
+    assert (after.st_uid, after.st_gid, after.st_mode) == (0, 0, before.st_mode)
+    assert victim.read_text() == "of root"
+    assert pwd.getpwnam("nobody").pw_uid in {
+        path.stat().st_uid for path in agent.data_dir.glob("gangs/next-*/out")
+    }
+
+
+@needs_root
+@pytest.mark.parametrize("step", ["program", "staging"])
+async def test_a_directory_that_the_jobs_user_cannot_enter_is_not_entered_for_it(
+    server: FakeServer, passable: Path, make_agent: MakeAgent, step: str
+) -> None:
+    folder = passable / "home" / "project"
+    folder.mkdir(parents=True)
+    (folder / "data.txt").write_text("of somebody")
+    folder.parent.chmod(0o700)
+    agent = make_agent(server.port, "--run-as=nobody", folder=passable / "agent")
+    read = ("/bin/cat", "data.txt")
+    command, staging = (read, ()) if step == "program" else (("/bin/true",), read)
+    server.want(
+        1,
+        a_program("a", 0, *command, working_directory=str(folder), staging_command=staging),
+    )
+    await until(lambda: [row for row in server.seen(1) or () if row[3] in OVER])
+    assert server.seen(1) == [("a", 1, "n0", "FAILED")]
+    assert f"cannot enter {folder} as nobody: Permission denied" in error_of(server, "a")
+    logs = [path.read_text() for path in (agent.data_dir / "logs").rglob("*.log")]
+    assert not any("of somebody" in text for text in logs)

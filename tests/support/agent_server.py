@@ -18,7 +18,7 @@ import grpc.aio
 
 from tessera.service.agent.gangs import Gang
 from tessera.v1 import agents_pb2 as pb
-from tessera.v1 import agents_pb2_grpc
+from tessera.v1 import agents_pb2_grpc, launch_pb2
 from tests.support.agents import is_running, process_of, until
 
 NODES = ("n0:a100:8", "n1:a100:8")
@@ -37,6 +37,11 @@ def as_message(gang: Gang) -> pb.DesiredGang:
         iterations_done=gang.iterations_done,
         restart_s=gang.restart_s,
         command=gang.command,
+        runtime=gang.runtime,
+        launch=launch_pb2.Launch(
+            working_directory=gang.launch.working_directory,
+            staging_command=gang.launch.staging_command,
+        ),
     )
 
 

@@ -22,7 +22,7 @@ def main(arguments: Sequence[str]) -> int:
         if options.action == "show":
             sys.stdout.write(json.dumps(_describe(options.data_dir), indent=2) + "\n")
             return 0
-        os.close(open_private(str(options.data_dir / CLEAR_NAME)))
+        os.close(open_private(str(options.data_dir.resolve() / CLEAR_NAME)))
     except OSError as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_INVALID

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from tessera.service.agent.files import read_trusted
 from tessera.service.agent.isolation import CGROUP_ROOT, SHARE_OF_MEMORY, find_own_cgroup
 from tessera.v1 import agents_pb2 as pb
 
@@ -41,6 +42,6 @@ def _limits(file: str, root: Path) -> Iterator[str]:
         if not group.is_relative_to(root):
             return
         with suppress(OSError):  # the uppermost cgroup has no such file
-            text = (group / file).read_text(encoding="ascii").strip()
+            text = read_trusted(group / file).strip()
             if not text.startswith("max"):
                 yield text

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from tessera.service.agent.files import read_json, write_json
+from tessera.service.agent.files import read_json, remove_file, write_json
 from tessera.service.agent.hardware.faults import WHOLE_NODE, RememberedXid
 from tessera.service.agent.process import boot_id
 
@@ -40,7 +40,7 @@ class HardwareMemory:
 
         Xids of an earlier boot are left out, because the reboot has reset the GPUs.
         """
-        memory = cls(data_dir / FILE_NAME)
+        memory = cls(data_dir.resolve() / FILE_NAME)
         try:
             stored = read_json(str(memory.path))
             if stored is None:
@@ -92,13 +92,10 @@ class HardwareMemory:
     def take_clear_request(self) -> bool:
         """Return whether somebody has asked to forget the faults since the last call."""
         try:
-            (self.path.parent / CLEAR_NAME).unlink()
-        except FileNotFoundError:
-            return False
+            return remove_file(str(self.path.parent / CLEAR_NAME))
         except OSError as error:
             log.warning("cannot remove %s: %s", CLEAR_NAME, error, extra={"action": "health"})
             return False
-        return True
 
     def forget(self) -> None:
         """Forget the Xids, and the GPUs that were there, so that the next start counts them again."""

@@ -13,7 +13,12 @@ import subprocess
 import time
 from collections import defaultdict
 
-from tessera.service.agent.files import write_json
+from tessera.service.agent.files import (
+    enter_folder,
+    read_start,
+    write_json,
+    write_setting,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,6 +29,9 @@ if TYPE_CHECKING:
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 """Options of prctl(2)."""
+
+MAX_PROC_BYTES = 2**20
+"""The largest number of bytes that are read from a file of /proc."""
 
 PAUSE_S = 0.02
 """Seconds between two looks at processes that were killed and are not dead yet."""
@@ -46,8 +54,7 @@ def confine(spec: KeeperSpec) -> None:
     if spec.cores:
         os.sched_setaffinity(0, spec.cores)
     if spec.cgroup:
-        with open(os.path.join(spec.cgroup, "cgroup.procs"), "w", encoding="ascii") as file:
-            file.write(str(os.getpid()))
+        write_setting(os.path.join(spec.cgroup, "cgroup.procs"), str(os.getpid()))
 
 
 def start_program(
@@ -60,19 +67,28 @@ def start_program(
 ) -> subprocess.Popen[bytes]:
     """Start ``argv`` as the job's user, in a session of its own, with both outputs in one pipe.
 
-    It is killed if the keeper dies. Its standard input is the text ``stdin``.
+    It is killed if the keeper dies. Its standard input is the text ``stdin``. It enters
+    ``directory`` only after it has become that user.
 
     Raises:
         ProgramNotStarted: it does not exist or must not be run, or its directory cannot be entered.
     """
     keeper = os.getpid()
 
-    def die_with_keeper() -> None:
+    def become_program() -> None:
+        """Die with the keeper, and enter the directory. The process is the job's user already."""
         _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != keeper:  # it died in between
             os._exit(1)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        try:
+            enter_folder(directory)
+        except OSError as error:
+            os.write(refusing, (error.strerror or str(error)).encode())
+            raise
 
+    refused, refusing = os.pipe()
+    os.set_blocking(refused, False)
     source = _open_text(stdin) if stdin else None
     try:
         return subprocess.Popen(
@@ -81,28 +97,41 @@ def start_program(
             stdout=output,
             stderr=subprocess.STDOUT,
             env=dict(environment),
-            cwd=directory,
             start_new_session=True,
             umask=0o077,
-            preexec_fn=die_with_keeper,  # other threads of the keeper begin later
+            preexec_fn=become_program,  # other threads of the keeper begin later
             user=spec.uid if spec.switches_user else None,
             group=spec.gid if spec.switches_user else None,
             extra_groups=spec.groups if spec.switches_user else None,
         )
     except (OSError, subprocess.SubprocessError, ValueError) as error:
+        if reason := _read_waiting(refused):
+            raise ProgramNotStarted(
+                f"cannot enter {directory} as {spec.user}: {reason}; does it exist on every node, and may"
+                " this user enter it?"
+            ) from error
         raise ProgramNotStarted(
             f"cannot start {argv[0]} in {directory}: {error}; does it exist on every node, and may the"
             " job's user run it?"
         ) from error
     finally:
-        if source is not None:
-            os.close(source)
+        for descriptor in (refused, refusing, source):
+            if descriptor is not None:
+                os.close(descriptor)
+
+
+def _read_waiting(pipe: int) -> str:
+    """Return the text that waits in a pipe, or "" without any."""
+    try:
+        return os.read(pipe, 1000).decode()
+    except BlockingIOError:
+        return ""
 
 
 def _open_text(text: str) -> int:
     """Return a descriptor from which ``text`` can be read, however long it is. Raises OSError."""
     descriptor = os.memfd_create("stdin")
-    with open(descriptor, "wb", closefd=False) as file:
+    with os.fdopen(descriptor, "wb", closefd=False) as file:
         file.write(text.encode())
     os.lseek(descriptor, 0, os.SEEK_SET)
     return descriptor
@@ -126,8 +155,8 @@ def identify(pids: Iterable[int]) -> list[list[int]]:
     identities = []
     for pid in pids:
         try:
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                ticks = int(file.read().rpartition(b")")[2].split()[19])
+            stat = read_start(f"/proc/{pid}/stat", MAX_PROC_BYTES)
+            ticks = int(stat.rpartition(b")")[2].split()[19])
         except (FileNotFoundError, ProcessLookupError):
             continue
         identities.append([pid, ticks])
@@ -184,8 +213,8 @@ def _children_of(pid: int) -> list[int]:
         return []
     for thread in threads:
         try:
-            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
-                children += [int(word) for word in file.read().split()]
+            text = read_start(f"/proc/{pid}/task/{thread}/children", MAX_PROC_BYTES)
+            children += [int(word) for word in text.split()]
         except (FileNotFoundError, ProcessLookupError):
             continue
     return children
@@ -198,8 +227,8 @@ def _read_parents() -> defaultdict[int, list[int]]:
         if not entry.isdecimal():
             continue
         try:
-            with open(f"/proc/{entry}/stat", "rb") as file:
-                parent = int(file.read().rpartition(b")")[2].split()[1])
+            stat = read_start(f"/proc/{entry}/stat", MAX_PROC_BYTES)
+            parent = int(stat.rpartition(b")")[2].split()[1])
         except (FileNotFoundError, ProcessLookupError):
             continue
         children[parent].append(int(entry))

@@ -72,7 +72,7 @@ class MemberRun:
         spec = self._spec
         children.confine(spec)
         if spec.leads:
-            self._store.open()
+            self._store.claim()
             self._store.make_directories(spec.uid, spec.gid)
             self._resumed, self._reporter.remark = self._store.choose_checkpoint()
             self._reporter.checkpoint = self._resumed
@@ -173,9 +173,7 @@ class MemberRun:
             self._asked += 1
             self._ask_s = now_s + (self._spec.checkpoint_s or math.inf)
             control = os.path.join(self._spec.inbox, "control.json")
-            write_json(control, {"checkpoint": self._asked})
-            if self._spec.switches_user:
-                os.chown(control, self._spec.uid, self._spec.gid)
+            write_json(control, {"checkpoint": self._asked}, mode=0o644)
 
     def _is_stopped(self) -> bool:
         """Return whether a stop was requested before the program ran."""
@@ -189,7 +187,8 @@ class MemberRun:
         path = os.path.join(self._spec.outbox, "progress.json")
         try:
             changed_ns = os.lstat(path).st_mtime_ns
-            stored = read_json(path, MAX_PROGRESS_BYTES) if changed_ns != self._read_ns else None
+            is_new = changed_ns != self._read_ns
+            stored = self._read_outbox(path) if is_new else None
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:
@@ -363,10 +362,14 @@ class MemberRun:
             return stated
         path = os.path.join(self._spec.outbox, "failure.json")
         try:
-            return failures.read_statement(read_json(path, MAX_PROGRESS_BYTES))
+            return failures.read_statement(self._read_outbox(path))
         except (OSError, ValueError) as error:
             self._reporter.remark = f"the program's reason cannot be read: {error}"
             return None
+
+    def _read_outbox(self, path: str) -> dict[str, Any] | None:
+        """Return what the program wrote into a file, or None without one. Raises OSError, ValueError."""
+        return read_json(path, MAX_PROGRESS_BYTES, owner=self._spec.program_uid)
 
     def _report(self) -> None:
         """Report to the agent. Of a member that does not lead, the report says that it runs."""

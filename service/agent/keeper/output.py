@@ -12,7 +12,7 @@ import json
 import os
 import re
 
-from tessera.service.agent.files import make_private, open_private
+from tessera.service.agent.files import make_private, open_private, remove_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -79,10 +79,7 @@ class LogFiles:
         self._file, self._size = open_private(path), 0
         self._kept.append(path)
         while len(self._kept) > SEGMENTS:
-            try:
-                os.unlink(self._kept.pop(0))
-            except FileNotFoundError:
-                continue
+            remove_file(self._kept.pop(0))
 
 
 class RankOutput:

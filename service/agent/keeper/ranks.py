@@ -6,7 +6,7 @@ import os
 import selectors
 import time
 
-from tessera.service.agent.files import read_start
+from tessera.service.agent.files import make_pipe, read_start, read_trusted
 from tessera.service.agent.keeper import children
 from tessera.service.agent.keeper.output import (
     LineFinder,
@@ -149,8 +149,8 @@ class Ranks:
         if not self._spec.cgroup:
             return False
         try:
-            with open(os.path.join(self._spec.cgroup, "memory.events"), encoding="ascii") as file:
-                counts = dict(line.split() for line in file)
+            text = read_trusted(os.path.join(self._spec.cgroup, "memory.events"))
+            counts = dict(line.split() for line in text.splitlines())
         except (OSError, ValueError):
             return False
         return int(counts.get("oom_kill", 0)) > 0
@@ -198,12 +198,8 @@ class Ranks:
 
     def _make_pipe(self, local: int) -> int:
         """Make the named pipe of a rank; return its end, which never reports that it is closed."""
-        path = os.path.join(self._spec.outbox, f"rank-{local}.pipe")
-        os.mkfifo(path, 0o600)
-        descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-        if self._spec.switches_user:
-            os.fchown(descriptor, self._spec.uid, self._spec.gid)
-        return descriptor
+        owner = (self._spec.uid, self._spec.gid) if self._spec.switches_user else None
+        return make_pipe(os.path.join(self._spec.inbox, f"rank-{local}.pipe"), owner)
 
     def _find_ranks(self) -> None:
         """Read the process ids that ranks have written, and believe those of our descendants."""
@@ -212,7 +208,7 @@ class Ranks:
         for local in missing:
             path = os.path.join(self._spec.outbox, f"rank-{local}.pid")
             try:
-                text = read_start(path, MAX_PID_BYTES).decode()
+                text = read_start(path, MAX_PID_BYTES, owner=self._spec.program_uid).decode()
             except (OSError, ValueError):
                 continue
             below = below or set(children.find_descendants())

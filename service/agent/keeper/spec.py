@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -35,6 +36,7 @@ class KeeperSpec:
     report_prefix: str = ""  # of lines of the first rank's output that are reports; "" for none
     staging: tuple[str, ...] = ()
     working_directory: str = ""  # "" for the job's shared directory
+    user: str = ""  # the name of the program's user
     uid: int = -1  # -1: as the keeper's own user
     gid: int = -1
     groups: tuple[int, ...] = ()
@@ -62,6 +64,11 @@ class KeeperSpec:
     def switches_user(self) -> bool:
         """Return whether the program runs as another user than the keeper."""
         return self.uid >= 0
+
+    @property
+    def program_uid(self) -> int:
+        """Return the number of the program's user."""
+        return self.uid if self.switches_user else os.geteuid()
 
     def to_plain(self) -> dict[str, Any]:
         """Return the specification as JSON's plain values."""

@@ -9,11 +9,19 @@ checkpoints into its generation's own directory, and its keeper lists those that
 from __future__ import annotations
 
 import os
-import shutil
 from dataclasses import dataclass
 
 from tessera.service.agent import checkpoint
-from tessera.service.agent.files import PASSAGE, make_private, read_json
+from tessera.service.agent.files import (
+    PASSAGE,
+    change_mode,
+    give_folder,
+    make_private,
+    measure_tree,
+    read_json,
+    remove_file,
+    remove_tree,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,7 +67,9 @@ class Checkpoint:
 
     def is_intact(self) -> bool:
         """Return whether all of its files are still there, with as many bytes."""
-        return measure_files(self.path) == (self.files, self.size_bytes)
+        above, name = os.path.split(self.path)  # above may be where the store was before
+        path = os.path.join(os.path.realpath(above), name)
+        return measure_tree(path) == (self.files, self.size_bytes)
 
 
 @dataclass(frozen=True)
@@ -89,7 +99,7 @@ class JobStore:
         """Return the directory for checkpoints of this generation."""
         return os.path.join(self.directory, f"generation-{self._generation}")
 
-    def open(self) -> None:
+    def claim(self) -> None:
         """Claim the directory for this generation, and remove what another job of this name left.
 
         Raises:
@@ -106,11 +116,12 @@ class JobStore:
     def make_directories(self, uid: int, gid: int) -> None:
         """Make the directories that the program uses, for its user. -1 is the keeper's own user."""
         for path in (self.files, self.own):
-            make_private(path)
             if uid >= 0:
-                os.chown(path, uid, gid)
+                give_folder(path, uid, gid)
+            else:
+                make_private(path)
         if uid >= 0:
-            os.chmod(self.directory, PASSAGE)
+            change_mode(self.directory, PASSAGE)
 
     def checkpoints(self) -> list[Checkpoint]:
         """Return the listed checkpoints, the furthest first. Raises ValueError (a broken list)."""
@@ -159,7 +170,7 @@ class JobStore:
                 f"the checkpoint {path} is not directly in {self.own} (TESSERA_CHECKPOINT_DIR), so it is"
                 " not kept"
             )
-        files, size_bytes = measure_files(real)
+        files, size_bytes = measure_tree(real)
         if not files:
             raise ValueError(f"the checkpoint {path} has no files, so it is not kept")
         new = Checkpoint(iterations, real, self._generation, files, size_bytes, now_s)
@@ -203,10 +214,7 @@ class JobStore:
 
     def forget_rendezvous(self) -> None:
         """Remove the rendezvous, so that nobody joins a gang that has ended."""
-        try:
-            os.unlink(os.path.join(self.directory, self._rendezvous_name()))
-        except FileNotFoundError:
-            return
+        remove_file(os.path.join(self.directory, self._rendezvous_name()))
 
     def save_stop(self, checkpoint_s: float, stop_s: float) -> None:
         """Keep how long this generation took to stop, for the next one to report."""
@@ -241,37 +249,19 @@ class JobStore:
         """Delete a checkpoint's files, if they are where this module lists them."""
         if os.path.dirname(os.path.dirname(old.path)) != os.path.realpath(self.directory):
             return
-        remove_tree(old.path)
+        _remove(old.path)
 
     def _clear(self) -> None:
         """Remove what an earlier job of this name left. The fence belongs to this job already."""
         for entry in os.scandir(self.directory):
             if entry.name.startswith(OWN_NAMES):
-                remove_tree(entry.path)
+                _remove(entry.path)
 
 
-def measure_files(path: str) -> tuple[int, int]:
-    """Return the number of regular files at and below ``path``, and their bytes."""
-    if os.path.isfile(path):
-        return 1, os.path.getsize(path)
-    files = size_bytes = 0
-    for above, _, names in os.walk(path):
-        for name in names:
-            try:
-                size_bytes += os.lstat(os.path.join(above, name)).st_size
-            except FileNotFoundError:
-                continue
-            files += 1
-    return files, size_bytes
-
-
-def remove_tree(path: str) -> None:
-    """Remove a file or a directory without following links. What cannot be removed stays."""
-    if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path, ignore_errors=True)
-        return
+def _remove(path: str) -> None:
+    """Remove a file or a directory. What cannot be removed stays."""
     try:
-        os.unlink(path)
+        remove_tree(path)
     except OSError:
         return
 

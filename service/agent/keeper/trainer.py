@@ -36,16 +36,16 @@ def endpoint_path(job: str) -> str:
     return f"/apis/trainer.kubeflow.org/v1alpha1/namespaces/tessera/trainjobs/{name}/status"
 
 
-def trainer_variables(job: str, outbox: str, environment: Mapping[str, str]) -> dict[str, str]:
+def trainer_variables(job: str, inbox: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables by which the callback of transformers finds the endpoint.
 
-    The files of the authority and of the token are in ``outbox``. If the program's ``environment``
+    The files of the authority and of the token are in ``inbox``. If the program's ``environment``
     names a proxy, requests to the endpoint pass it by.
     """
     variables = {
         "KUBEFLOW_TRAINER_SERVER_URL": f"https://{HOST}:{PORT_WORD}{endpoint_path(job)}",
-        "KUBEFLOW_TRAINER_SERVER_CA_CERT": os.path.join(outbox, AUTHORITY_FILE),
-        "KUBEFLOW_TRAINER_SERVER_TOKEN": os.path.join(outbox, TOKEN_FILE),
+        "KUBEFLOW_TRAINER_SERVER_CA_CERT": os.path.join(inbox, AUTHORITY_FILE),
+        "KUBEFLOW_TRAINER_SERVER_TOKEN": os.path.join(inbox, TOKEN_FILE),
     }
     if any(name.lower() in ("https_proxy", "all_proxy") for name in environment):
         for name in ("no_proxy", "NO_PROXY"):

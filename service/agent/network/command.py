@@ -14,6 +14,7 @@ from typing import Any
 from tessera.formulation.documents import NODE_LIST, NotJson, read_json
 from tessera.formulation.errors import InvalidInput, TesseraError
 from tessera.formulation.network.tags import FabricCapabilities, TagSettings, assign_tags
+from tessera.service.agent.files import read_trusted
 from tessera.service.agent.network.backend import AdviceBackend, Backend, find_differences
 from tessera.service.agent.network.commands import runner_inside
 from tessera.service.agent.network.dcb import DcbBackend
@@ -93,7 +94,7 @@ def read_settings(path: Path, fabric: FabricCapabilities) -> TagSettings:
         OSError: it cannot be read.
     """
     try:
-        stored = read_json("--settings", path.read_text(encoding="utf-8"), NODE_LIST)
+        stored = read_json("--settings", read_trusted(path), NODE_LIST)
         jobs = {str(job): int(level) for job, level in stored["jobs"].items()}
         tags = {str(job): int(tag) for job, tag in stored.get("tags", {}).items()}
         levels = int(stored["levels"])

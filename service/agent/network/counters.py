@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tessera.formulation.errors import InvalidInput, Unavailable
+from tessera.service.agent.files import read_trusted
 from tessera.service.agent.network.devices import SYSFS_ROOT
 
 _WORD = 4  # port_*_data count words of four bytes (InfiniBand specification, PortCounters)
@@ -27,7 +28,7 @@ class PortCounter:
     def read(self) -> int:
         """Return the counter in bytes. Raises Unavailable: the port is gone."""
         try:
-            return int(self.path.read_text()) * self.unit_bytes
+            return int(read_trusted(self.path)) * self.unit_bytes
         except (OSError, ValueError) as error:
             raise Unavailable(f"cannot read the counter {self.path}: {error}") from error
 

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from tessera.service.agent.files import read_trusted
+
 SYSFS_ROOT = Path("/sys")
 
 PORT_SETTING_CALLS = {
@@ -39,7 +41,7 @@ def rdma_devices(interface: str, sys: Path = SYSFS_ROOT) -> tuple[str, ...]:
 def link_layers(device: str, sys: Path = SYSFS_ROOT) -> set[str]:
     """Return the link layers of an RDMA device's ports: ``Ethernet`` or ``InfiniBand``."""
     found = (sys / "class/infiniband" / device).glob("ports/*/link_layer")
-    return {path.read_text().strip() for path in found}
+    return {read_trusted(path).strip() for path in found}
 
 
 def forced_traffic_class(device: str, sys: Path = SYSFS_ROOT) -> int | None:
@@ -49,7 +51,7 @@ def forced_traffic_class(device: str, sys: Path = SYSFS_ROOT) -> int | None:
     file, like the upstream driver.
     """
     for path in sorted((sys / "class/infiniband" / device / "tc").glob("*/traffic_class")):
-        found = re.search(r"Global tclass=(-?\d+)|\A\s*(-?\d+)\s*\Z", path.read_text())
+        found = re.search(r"Global tclass=(-?\d+)|\A\s*(-?\d+)\s*\Z", read_trusted(path))
         if found and int(found[1] or found[2]) >= 0:
             return int(found[1] or found[2])
     return None

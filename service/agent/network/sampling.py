@@ -190,6 +190,7 @@ async def analysed_apart(samples: CounterSamples) -> TrafficMeasurement | None:
     """Return the iteration in the samples, found by a separate process. Raises Unavailable."""
     child = await asyncio.create_subprocess_exec(
         sys.executable,
+        "-P",  # nothing is imported from the working directory
         "-m",
         "tessera.service.agent.network.period",
         stdin=asyncio.subprocess.PIPE,

@@ -61,7 +61,7 @@ class ProfilerRuntime:
             },
         }
         return ProcessHandle.spawn(
-            [sys.executable, "-m", TASK_MODULE],
+            [sys.executable, "-P", "-m", TASK_MODULE],  # imports nothing from the working directory
             spec,
             member.directory,
             {**self.environment, **member.environment, **visible_devices(self.environment, [gpu])},

@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import secrets
-import shutil
 import signal
 import uuid
 from collections.abc import Mapping
@@ -18,7 +17,16 @@ from typing import Any, Final
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ExecutionPlan, read_execution_plan
 from tessera.formulation.runtimes import RUNTIMES
-from tessera.service.agent.files import PASSAGE, make_private, open_private, write_json
+from tessera.service.agent.files import (
+    PASSAGE,
+    change_mode,
+    give_folder,
+    make_private,
+    read_start,
+    read_trusted,
+    write_json,
+    write_text,
+)
 from tessera.service.agent.gangs import Gang
 from tessera.service.agent.hardware.host import find_host_bytes
 from tessera.service.agent.isolation import (
@@ -59,6 +67,12 @@ LOGS: Final = "logs"
 
 TUNING_FILE: Final = "tuning.json"
 """The file with the plans that a program may try at launch, and the budget for that."""
+
+OPEN_FOLDER: Final = 0o755
+OPEN_FILE: Final = 0o644
+"""The modes of what programs of other users may read. Only its token in an inbox is secret."""
+
+MAX_TOKEN_BYTES: Final = 100
 
 CLIENT_MODULES: Final = ("progress", "jax")
 """The modules of tessera-client that programs may import without installing it."""
@@ -120,15 +134,14 @@ class ProgramRuntime:
         claim_folder(settings.data_dir / LOGS, gang.job, gang.job_number)
         self._make_boxes(member, user)
         self._write_trainer_files(member, user)
-        inbox = _inbox(member)
-        for name, text in arguments.files.items():
-            (inbox / name).write_text(text, encoding="utf-8")
+        texts = dict(arguments.files)
         if gang.execution_plan:
-            (inbox / "plan.json").write_text(gang.execution_plan, encoding="utf-8")
+            texts["plan.json"] = gang.execution_plan
         if self._tunes(member):
-            write_json(str(inbox / TUNING_FILE), _tuning_plain(gang))
-        copy_client(inbox / "site")
-        _open_to_user(inbox)
+            texts[TUNING_FILE] = json.dumps(_tuning_plain(gang))
+        for name, text in texts.items():
+            write_text(str(_inbox(member) / name), text, mode=OPEN_FILE)
+        copy_client(_inbox(member) / "site")
 
     def launch(self, member: Member) -> MemberHandle:
         """Start the member's keeper. Raises InvalidInput, OSError."""
@@ -173,7 +186,12 @@ class ProgramRuntime:
             address=ADDRESS,
             port=PORT,
             python=self.settings.python,
-            rank_program=(self.settings.python, rank_program.__file__, str(_outbox(member))),
+            rank_program=(
+                self.settings.python,
+                rank_program.__file__,
+                str(_inbox(member)),
+                str(_outbox(member)),
+            ),
             devices=tuple(devices.split(",")),
             stop_grace_s=gang.launch.stop_grace_s or self.settings.grace_s,
         )
@@ -186,24 +204,19 @@ class ProgramRuntime:
 
     def _make_boxes(self, member: Member, user: ProgramUser) -> None:
         """Make the directories through which the program and its keeper communicate."""
-        settings = self.settings
-        inbox, outbox = _inbox(member), _outbox(member)
-        for path in (inbox, outbox):
-            make_private(str(path))
-        shared = member.store.parent
-        usual = [path for path in shared.parents if path.is_relative_to(settings.data_dir)]
-        made = [path for path in shared.parents if not path.exists()]
-        make_private(str(shared))
+        top, shared = self.settings.data_dir, member.store.parent
+        make_private(str(_inbox(member)), OPEN_FOLDER)
         if user.uid == os.geteuid():
+            make_private(str(_outbox(member)))
+            make_private(str(shared))
             return
-        path = settings.data_dir
-        path.chmod(PASSAGE)
-        for name in member.directory.relative_to(path).parts:
-            path /= name
-            path.chmod(PASSAGE)
-        for path in (shared, *made, *usual):
-            path.chmod(PASSAGE)
-        os.chown(outbox, user.uid, user.gid)
+        give_folder(str(_outbox(member)), user.uid, user.gid)
+        make_private(str(shared), PASSAGE)
+        change_mode(str(shared), PASSAGE)
+        for inner in (member.directory, shared):
+            for path in (inner, *inner.parents):
+                if path.is_relative_to(top):
+                    change_mode(str(path), PASSAGE)
         require_entrance(member.directory, user)
         require_entrance(shared, user)
 
@@ -214,13 +227,9 @@ class ProgramRuntime:
         if certificate is None:
             return
         certificate.write_files(str(member.directory))
-        texts = {AUTHORITY_FILE: certificate.certificate, TOKEN_FILE: secrets.token_urlsafe(32)}
-        for name, text in texts.items():
-            path = _outbox(member) / name
-            with open(open_private(str(path)), "w", encoding="ascii") as file:
-                file.write(text)
-            if user.uid != os.geteuid():
-                os.chown(path, user.uid, user.gid)
+        inbox, owner = _inbox(member), (user.uid, user.gid) if user.uid != os.geteuid() else None
+        write_text(str(inbox / AUTHORITY_FILE), certificate.certificate, mode=OPEN_FILE)
+        write_text(str(inbox / TOKEN_FILE), secrets.token_urlsafe(32), owner=owner)
 
     def _spec(self, member: Member, mark: str) -> KeeperSpec:
         gang, launch, settings = member.gang, member.gang.launch, self.settings
@@ -250,6 +259,7 @@ class ProgramRuntime:
             report_prefix=arguments.report_prefix,
             staging=launch.staging_command,
             working_directory=launch.working_directory,
+            user=user.name,
             uid=user.uid if is_switched else -1,
             gid=user.gid,
             groups=user.groups,
@@ -309,7 +319,7 @@ class ProgramRuntime:
         if self._tunes(member):
             variables["TESSERA_TUNING_FILE"] = str(inbox / TUNING_FILE)
         if _trainer_proof(member):
-            offered = trainer_variables(gang.job, str(_outbox(member)), variables)
+            offered = trainer_variables(gang.job, str(inbox), variables)
             variables |= {
                 name: value
                 for name, value in offered.items()
@@ -355,7 +365,7 @@ def _trainer_proof(member: Member) -> dict[str, Any]:
     paths = member.directory / CERTIFICATE_FILE, member.directory / KEY_FILE
     if not all(path.exists() for path in paths):
         return {}
-    token = (_outbox(member) / TOKEN_FILE).read_text(encoding="ascii")
+    token = read_start(str(_inbox(member) / TOKEN_FILE), MAX_TOKEN_BYTES).decode("ascii")
     return {"certificate": tuple(map(str, paths)), "trainer_token": token}
 
 
@@ -390,12 +400,6 @@ def copy_client(site: Path) -> None:
                 f"tessera.{name} is not installed; install tessera-client again"
             )
         folder = site / "tessera" / name
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(str(folder), OPEN_FOLDER)
         for file in Path(found.origin).parent.glob("*.py"):
-            shutil.copy(file, folder)
-
-
-def _open_to_user(inbox: Path) -> None:
-    """Let the program read what is in its inbox, which holds no secrets."""
-    for path in (inbox, *inbox.rglob("*")):
-        path.chmod(0o755 if path.is_dir() else 0o644)
+            write_text(str(folder / file.name), read_trusted(file), mode=OPEN_FILE)

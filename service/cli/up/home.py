@@ -142,6 +142,7 @@ def claim_directory(path: Path) -> Iterator[DataDirectory]:
         CallFailed: another ``tessera up``, or a process that it left behind, uses it.
         InvalidInput: it cannot be written, or its record cannot be read.
     """
+    path = path.resolve()
     try:
         make_private(str(path))
         _require_ours(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -168,18 +169,29 @@ def test_what_is_not_an_output_file_is_an_error_and_not_read(
         read(tmp_path / "logs")
 
 
+def test_output_of_a_job_whose_number_is_damaged_is_deleted_and_the_next_job_starts(
+    tmp_path: Path,
+) -> None:
+    files = RankFiles(tmp_path)
+    files.write(b"of somebody")
+    (files.folder.parent / "job.json").write_text("[")
+    claim_folder(tmp_path, "j", 8)
+    assert not files.folder.exists()
+    assert json.loads((files.folder.parent / "job.json").read_text()) == {"job_number": 8}
+
+
 def test_links_in_place_of_folders_are_not_followed(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     outside = RankFiles(tmp_path / "elsewhere")
     outside.write(b"secret")
     logs.mkdir()
     (logs / "j").symlink_to(tmp_path / "elsewhere" / "j")
-    with pytest.raises(ValueError, match="is not a folder"):
+    with pytest.raises(NotADirectoryError, match="symbolic link or a file, not a directory"):
         read(logs)
     (logs / "j").unlink()
     (logs / "j").mkdir()
     (logs / "j" / "1").symlink_to(outside.folder)
-    with pytest.raises(ValueError, match="is not a folder"):
+    with pytest.raises(NotADirectoryError, match="symbolic link or a file, not a directory"):
         read(logs)
 
 

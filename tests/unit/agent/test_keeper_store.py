@@ -21,7 +21,7 @@ from tessera.service.agent.keeper.store import (
 def opened(path: Path, generation: int = 1, job: int = 7) -> JobStore:
     """Return the store of a job as a generation's leader has opened it."""
     store = JobStore(str(path), generation, job)
-    store.open()
+    store.claim()
     store.make_directories(-1, -1)
     return store
 
@@ -53,6 +53,13 @@ def test_a_checkpoint_may_be_a_directory_whose_files_all_count(tmp_path: Path) -
     assert (listed.files, listed.size_bytes, listed.is_intact()) == (2, 5, True)
     (path / "deep" / "1.pt").write_bytes(b"4")
     assert not listed.is_intact()
+
+
+def test_a_store_may_move_if_a_link_leads_from_its_old_place(tmp_path: Path) -> None:
+    far = saved(opened(tmp_path / "old" / "job"), 10)
+    (tmp_path / "old").rename(tmp_path / "new")
+    (tmp_path / "old").symlink_to(tmp_path / "new")
+    assert opened(tmp_path / "new" / "job", 2).choose_checkpoint() == (far, "")
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path: Path) -> None:
@@ -189,7 +196,7 @@ def test_an_older_generation_changes_nothing(tmp_path: Path) -> None:
         lambda: old.note_start(listed, "error"),
         lambda: old.publish(meeting),
         lambda: old.save_stop(1.0, 1.0),
-        old.open,
+        old.claim,
     ):
         with pytest.raises(StaleGeneration, match="generation 2 has taken it over"):
             change()
