@@ -22,6 +22,7 @@ class KeeperSpec:
     nodes: int
     ranks: tuple[int, ...]  # global ranks on this node, by local rank
     ranks_are_gpus: bool  # a launcher starts one process for each; if not, the program is the rank
+    last_rank_reports: bool  # its output is searched for progress, too
     directory: str  # the member's: progress.json, exit.json, processes.json; the agent's alone
     inbox: str  # a directory with files for the program, which it may only read
     outbox: str  # a directory in which the program writes its progress
@@ -41,6 +42,7 @@ class KeeperSpec:
     cores: tuple[int, ...] = ()  # () for all
     cgroup: str = ""  # "" without a limit on host memory
     iterations_total: float = 0.0
+    until_exit: bool = False  # whether the program decides when the job is done
     iter_time_s: float = 0.0  # expected; 0 if it is not known
     progress_pattern: str = ""
     stall_limit_s: float = 0.0  # 0 for the default
