@@ -22,7 +22,6 @@ class KeeperSpec:
     nodes: int
     ranks: tuple[int, ...]  # global ranks on this node, by local rank
     ranks_are_gpus: bool  # a launcher starts one process for each; if not, the program is the rank
-    last_rank_reports: bool  # its output is searched for progress, too
     directory: str  # the member's: progress.json, exit.json, processes.json; the agent's alone
     inbox: str  # a directory with files for the program, which it may only read
     outbox: str  # a directory in which the program writes its progress
@@ -32,6 +31,7 @@ class KeeperSpec:
     address: str  # under which other nodes reach this one
     argv: tuple[str, ...]
     environment: dict[str, str]
+    last_rank_reports: bool = False  # the last rank's output is searched for progress, too
     stdin: str = ""  # the text of the program's standard input
     report_prefix: str = ""  # of lines of the first rank's output that are reports; "" for none
     staging: tuple[str, ...] = ()

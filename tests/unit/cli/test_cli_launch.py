@@ -31,6 +31,7 @@ WHOLE_OPTIONS: dict[str, Any] = {
     "progress_pattern": WHOLE_LAUNCH.progress_pattern,
     "stall_limit": "30m",
     "stop_grace": "1m30.5s",
+    "until_exit": True,
 }
 WHOLE_KEYS = r"""
 runtime: torchrun
@@ -43,6 +44,7 @@ user: ana
 progress_pattern: 'iteration +(?P<iteration>\d+).*?loss: (?P<loss>[0-9.]+)'
 stall_limit: 30m
 stop_grace: 90.5
+until_exit: true
 """
 
 
