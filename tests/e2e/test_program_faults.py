@@ -23,7 +23,7 @@ from tessera.formulation.runtimes import TORCHRUN
 from tessera.service.cli.demo.stack import run_stack
 from tessera.service.cli.main import app
 from tessera.v1 import clusters_pb2, jobs_pb2, launch_pb2
-from tests.support.programs import train
+from tests.support.programs import UNTIL_EXIT, train
 from tests.support.small_disk import fill_disk
 from tests.support.system import User, until
 from tests.support.training_lab import HOUR_S, TRAINING_SETTINGS, TrainingLab
@@ -197,7 +197,7 @@ def test_a_taken_port_is_named_and_the_next_start_takes_another(lab: TrainingLab
             f"port = {taken.getsockname()[1]} if first else int(os.environ['MASTER_PORT'])\n"
             "socket.create_server((os.environ['MASTER_ADDR'], port))\n"
         )
-        lab.train("port", python(program))
+        lab.train("port", python(program), launch=UNTIL_EXIT)
         failed = lab.wait_for_failure("port")
         assert failed.training.exit_reason == launch_pb2.EXIT_NOT_STARTED
         assert "Address already in use" in shown(lab, "port")
@@ -291,6 +291,7 @@ def write(text, until):
     while not os.path.exists(until): time.sleep(0.01)
 write('{"iterations": 4, "loss": 0.5}', "seen")
 write(LIE, "reported")
+write('{"iterations": 10}', "reported")
 """
     lies = {
         '{"iterations": 2}': "the program reported 2 iterations after 4; that was ignored",
@@ -315,7 +316,8 @@ def test_a_flood_of_output_is_bounded_on_disk_and_keeps_no_agent_from_its_lease(
 ) -> None:
     line = 1000 * "x"
     program = f"for k in range(200_000): print(k, '{line}')\nprint('the end')"
-    lab.train("flood", python(program), launch={"environment": {"PYTHONUNBUFFERED": ""}})
+    launch = {"environment": {"PYTHONUNBUFFERED": ""}, **UNTIL_EXIT}
+    lab.train("flood", python(program), launch=launch)
     done = lab.wait_for_state("flood", jobs_pb2.SUCCEEDED)
     assert done.retries == 0
     agent = lab.agents[0]

@@ -35,6 +35,13 @@ MAX_PROGRESS_BYTES = 65_536
 """The largest number of bytes that are read of the program's progress file."""
 
 
+UNREPORTED_END = (
+    "Trainer does not report its last iteration; unless the script does so after train(), by"
+    " tessera.progress, submit the job with --until-exit"
+)
+"""The remark on a job that Trainer alone reports for."""
+
+
 class MemberRun:
     """A member's program from its start to its end. Times are monotonic seconds."""
 
@@ -223,6 +230,8 @@ class MemberRun:
             self._report()
         for iterations, loss, total in reports:
             self._feed(iterations, loss, source="trainer")
+            if not (self._trainer.remark or self._spec.until_exit):
+                self._reporter.trainer_remark = UNREPORTED_END
             is_other = total is not None and total != self._spec.iterations_total
             if is_other and not self._spec.until_exit:
                 self._reporter.remark = (
