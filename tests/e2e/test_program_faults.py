@@ -7,6 +7,8 @@ GPUs that vanish are in ``test_node_health.py``, ranks that die alone in
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -187,6 +189,44 @@ def test_a_failure_is_explained_and_the_job_is_tried_again(lab: TrainingLab, wha
     assert sentence in shown(lab, name)
     lab.try_again(name)
     assert lab.wait_for_failure(name, failures=2).generation == 2
+
+
+def test_a_program_that_somebody_else_stops_is_tried_again_and_ends_with_the_right_count(
+    lab: TrainingLab,
+) -> None:
+    wait = "while not progress.stop_requested() and os.environ['TESSERA_GENERATION'] == '1': time.sleep(0.01)"
+    note = "progress.job_dir().joinpath('pid').write_text(str(os.getpid()))"
+    step = f"{note}\n    if done == 30: progress.report(30)\n    if done == 30:\n        {wait}"
+    lab.train("killed", python(f"import os, time\n{train(step)}"), iterations=4000)
+    wait_for_progress(lab, "killed", 30)
+    os.kill(int((lab.files("killed") / "pid").read_text()), signal.SIGTERM)
+    failed = lab.wait_for_failure("killed")
+    assert (failed.iterations_done, failed.retries) == (31, 1)
+    assert failed.training.exit_reason == launch_pb2.EXIT_ENDED_EARLY
+    sentence = (
+        "the program exited with status 0 after 31 of 4,000 iterations; rank 0 says: begins at 0"
+    )
+    assert sentence in failed.last_error
+    assert sentence in shown(lab, "killed")
+    assert "it ended before its iterations were done" in shown(lab, "killed")
+    lab.try_again("killed")
+    done = lab.wait_for_state("killed", jobs_pb2.SUCCEEDED)
+    assert (done.iterations_done, done.generation) == (4000, 2)
+    assert "100.0 % (4,000 of 4,000 iterations)" in shown(lab, "killed")
+
+
+def test_a_program_without_iterations_fails_unless_it_decides_when_it_is_done(
+    lab: TrainingLab,
+) -> None:
+    sleeps = ("sleep", "0.1")
+    lab.train("sleeps", sleeps, iterations=100_000, max_retries=0)
+    failed = lab.wait_for_state("sleeps", jobs_pb2.FAILED)
+    assert (failed.iterations_done, failed.training.exit_reason) == (0, launch_pb2.EXIT_ENDED_EARLY)
+    assert "submit the job with --until-exit" in failed.last_error
+    lab.train("decides", sleeps, iterations=100_000, launch=UNTIL_EXIT)
+    done = lab.wait_for_state("decides", jobs_pb2.SUCCEEDED)
+    assert (done.iterations_done, done.retries) == (0, 0)
+    assert "no iterations reported (100,000 expected)" in shown(lab, "decides")
 
 
 def test_a_taken_port_is_named_and_the_next_start_takes_another(lab: TrainingLab) -> None:

@@ -380,7 +380,7 @@ else:
             pass
 """
     shares = (("n0", (0,)), ("n1", (0,)))
-    fields = {"shares": shares, "members": ("n0", "n1"), "member_gpus": (1, 1)}
+    fields: dict[str, Any] = {"shares": shares, "members": ("n0", "n1"), "member_gpus": (1, 1)}
     gang = bench.gang(program, launch=UNTIL_EXIT, **fields)
     follower = bench.start(gang, "n1")  # before the leader
     leader = bench.start(gang)
@@ -485,7 +485,7 @@ async def test_a_secret_reaches_the_environment_of_its_tenants_jobs_alone(
     (tmp_path / "blue").mkdir()
     (tmp_path / "blue" / "token").write_text("s3cret\n")
     secret = {"secrets": (SecretVariable(variable="TOKEN", name="token"),)}
-    gang = bench.gang("import os; print(os.environ['TOKEN'])", launch=secret | UNTIL_EXIT)
+    gang = bench.gang("import os; print(os.environ['TOKEN'])", launch={**secret, **UNTIL_EXIT})
     assert await end_of(bench.start(replace(gang, tenant="blue"), secrets=tmp_path)) == SUCCESS
     assert bench.output() == "s3cret\n"
     with pytest.raises(InvalidInput, match="does not exist"):
