@@ -155,7 +155,8 @@ class MemberRun:
             self._ranks.pump(TICK_S)
             self._announce_if_up()
             now_s = time.monotonic()
-            self._take_requests(now_s)
+            if program.poll() is None:  # a request that comes later has not ended it
+                self._take_requests(now_s)
             self._look(now_s)
             self._end_if_hanging(now_s)
         self._ranks.finish()
