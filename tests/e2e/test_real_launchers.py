@@ -424,7 +424,7 @@ async def test_the_lines_of_megatron_count_up_to_the_last_checkpoint(
     script = tmp_path / SCRIPT
     script.write_text(MEGATRON_LINES)
     page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
-    (pattern,) = re.findall(r"^    (iteration \+\(.*)$", page, re.M)
+    (pattern,) = re.findall(r"^`(iteration \+\(.*)` finds its lines", page, re.M)
     gang = bench.gang((str(script), word), runtime=MEGATRON, launch={"progress_pattern": pattern})
     handle = bench.start(gang, python=find_torch_python())
     try:
