@@ -280,7 +280,8 @@ def test_a_job_is_described_by_short_names() -> None:
         until_exit=True,
     )
     assert job.workload.global_batch == 256
-    assert (job.launch.environment, job.launch.until_exit) == ({"A": "b"}, True)
+    assert job.launch.environment == {"A": "b"}
+    assert job.launch.until_exit
     assert job.restart.ToMilliseconds() == 1500
     assert job.deadline.ToDatetime(UTC) == deadline
     assert job.HasField("max_retries")
