@@ -9,6 +9,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from tessera.db.documents import dump_json
+from tessera.db.job_columns import UNTIL_EXIT
 from tessera.db.tables import LIVE
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.records.forecasts import (
@@ -33,6 +34,7 @@ _SUBMISSIONS = sa.text(f"""
 SELECT extract(epoch FROM j.created_at)::float8 AS submit_s, w.model, w.params, w.global_batch,
     j.iterations, j.requested_gpus, j.requested_type, j.tenant, j.queue, j.weight, j.guaranteed,
     CASE WHEN j.ended_at IS NULL THEN 'NaN'::float8
+        WHEN {UNTIL_EXIT} AND j.iterations_done = 0 THEN 'NaN'::float8 -- not reported
         ELSE least(1.0, j.iterations_done / greatest(j.iterations, 1)) END AS trained_share
 FROM jobs j JOIN workloads w ON w.id = j.workload_id JOIN clusters c ON c.id = j.cluster_id
 WHERE c.name = :cluster AND j.created_at > now() - make_interval(days => {HISTORY_DAYS})

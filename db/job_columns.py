@@ -33,6 +33,9 @@ STATED_COLUMNS: Final = tuple(
 UPDATABLE_COLUMNS: Final = frozenset({*STATED_COLUMNS, "avoid_nodes"} - {"techniques"})
 """Fields of a job that may change after its submission. Its name, workload and techniques may not."""
 
+UNTIL_EXIT: Final = "coalesce((j.launch->>'until_exit')::boolean, false)"
+"""SQL for whether the program of a job (j) decides when the job is done."""
+
 LAUNCH_COLUMNS: Final = ("runtime", "launch")
 """The columns of ``jobs`` that hold the launch: the runtime, never empty, and all else as JSON."""
 

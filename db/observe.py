@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -14,6 +14,7 @@ from tessera.db.agents import require_agent
 from tessera.db.derived_estimates import notify_estimators
 from tessera.db.documents import dump_json
 from tessera.db.failed_plans import exclude_plans, keep_failures
+from tessera.db.job_columns import UNTIL_EXIT
 from tessera.db.training import keep_training, training_row
 from tessera.db.tunings import (
     MAX_ITER_TIME_S,
@@ -30,6 +31,9 @@ from tessera.formulation.values import EstimateSource
 
 MAX_ERROR_CHARS = 4000
 
+MAX_ITERATIONS: Final = 1e12
+"""The largest number of iterations that a job whose program decides its end can have done."""
+
 FAILURES: Final = frozenset({JobEvent.CRASH, JobEvent.FAIL})
 
 MIN_PERIOD_S, MAX_PERIOD_S = 1e-3, 3600.0
@@ -38,21 +42,23 @@ MAX_SENT_BYTES = 1e15
 Values outside are not measurements.
 """
 
-_ON_NODES = sa.text("""
+_ON_NODES = sa.text(f"""
 SELECT l.job_id, l.generation AS of_generation, l.node_id, n.name AS node,
     max(l.release_revision) AS release_revision,
     j.name, j.state, j.generation, j.leader_id, j.retries, j.max_retries, j.iterations,
-    j.iterations_done, max(t.generation) AS traffic_of, j.runtime
+    j.iterations_done, max(t.generation) AS traffic_of, j.runtime,
+    {UNTIL_EXIT} AS until_exit,
+    EXISTS (SELECT FROM allocations w WHERE w.job_id = j.id AND w.hold = 'reserved') AS waits
 FROM nodes n JOIN allocations l ON l.node_id = n.id JOIN jobs j ON j.id = l.job_id
 LEFT JOIN measured_traffic t ON t.job_id = l.job_id AND t.node_id = l.node_id
 WHERE n.agent_id = :agent
 GROUP BY l.job_id, l.generation, l.node_id, n.name, l.hold, j.id
-""")
+""")  # noqa: S608 - a constant of db
 
 # A job that trains goes back to its checkpoint. One that is replayed never does.
 _PROGRESS = sa.text("""
 UPDATE jobs j SET iterations_done = greatest(
-    CASE WHEN c.resumed THEN 0 ELSE j.iterations_done END, least(c.done, j.iterations))
+    CASE WHEN c.resumed THEN 0 ELSE j.iterations_done END, c.done)
 FROM json_to_recordset(CAST(:rows AS json)) AS
     c(id bigint, generation bigint, done float8, resumed boolean)
 WHERE j.id = c.id AND j.generation = c.generation
@@ -220,8 +226,9 @@ def compare_report(
 ) -> ReportDifferences:
     """Compare a report with the rows of ``_ON_NODES``.
 
-    A gang has started, advanced or succeeded when its leader says so. It has failed when any member
-    says so. Only the job's current generation counts.
+    A gang has started or advanced when its leader says so. It has succeeded when its leader says so,
+    and has reported all iterations or decides itself. It has failed when any member says so. Only
+    the job's current generation counts, once it has all of its GPUs.
     """
     present = {(gang.job, gang.generation, gang.node): gang for gang in gangs}
     findings, members = ReportDifferences(), defaultdict(list)
@@ -233,8 +240,8 @@ def compare_report(
                 findings.freed.append(
                     {"job": row.job_id, "generation": row.of_generation, "node": row.node_id}
                 )
-        elif row.of_generation == row.generation:
-            members[row.job_id].append((row, gang))
+        elif row.of_generation == row.generation and not row.waits:
+            members[row.job_id].append((row, _judge_end(row, gang)))
             if row.traffic_of != row.generation and _means_something(gang):
                 findings.traffic.append(
                     {
@@ -248,6 +255,27 @@ def compare_report(
     for job in sorted(members):
         _compare_job(findings, members[job])
     return findings
+
+
+def _judge_end(row: sa.Row[tuple[object, ...]], gang: ObservedGang) -> ObservedGang:
+    """Return the report on a member, as a failure if its leader claims a success without a proof.
+
+    An agent of an earlier release claims it for each program that exits with 0.
+    """
+    is_claim = row.node_id == row.leader_id and gang.phase == "succeeded"
+    if not is_claim or row.until_exit or gang.iterations_done >= row.iterations:
+        return gang
+    error = (
+        f"its agent reports success after {max(gang.iterations_done, 0):,.0f} of {row.iterations:,}"
+        " iterations; if the program decides when it is done, submit the job with --until-exit;"
+        f" otherwise upgrade tessera on {row.node}"
+    )
+    return replace(gang, phase="failed", exit_reason=ExitReason.ENDED_EARLY, error=error)
+
+
+def _most_iterations(row: sa.Row[tuple[object, ...]]) -> float:
+    """Return the largest number of iterations that a job can have done."""
+    return MAX_ITERATIONS if row.until_exit else row.iterations
 
 
 def _compare_job(
@@ -268,7 +296,7 @@ def _compare_job(
         _note_failure(findings, row, failed, is_new=change is not None)
     if training := [gang for gang in gangs if _trains(row, gang)]:
         first = leader if leader in training else None
-        if (facts := training_row(_key(row), row.iterations, first, training)) is not None:
+        if (facts := training_row(_key(row), _most_iterations(row), first, training)) is not None:
             findings.training.append(facts)
     if leader is not None:
         _note_progress(findings, row, leader)
@@ -303,10 +331,12 @@ def _note_progress(
     A job that trains may have done fewer than before, because it went on from a checkpoint. It
     then does some iterations again.
     """
-    done, resumed = leader.iterations_done, leader.resumed_iterations
-    if not math.isfinite(done) or min(done, row.iterations) == row.iterations_done:
+    if not math.isfinite(leader.iterations_done):
         return
-    rises = min(done, row.iterations) > row.iterations_done
+    done = min(leader.iterations_done, _most_iterations(row))
+    resumed, rises = leader.resumed_iterations, done > row.iterations_done
+    if done == row.iterations_done:
+        return
     went_on = resumed is not None and resumed <= done and _trains(row, leader)
     if not (rises or went_on):
         return

@@ -108,7 +108,6 @@ UPDATE jobs j SET
     generation = CASE WHEN c.gpus IS NULL THEN j.generation ELSE c.generation END,
     retries = j.retries + CASE WHEN c.event IN ('crash', 'fail') THEN 1 ELSE 0 END,
     last_error = coalesce(c.error, j.last_error),
-    iterations_done = CASE WHEN c.event = 'finish' THEN j.iterations ELSE j.iterations_done END,
     started_at = CASE WHEN c.event IN ('ran', 'finish') THEN coalesce(j.started_at, now())
         ELSE j.started_at END,
     ended_at = CASE WHEN c.terminal THEN now() END,

@@ -23,6 +23,7 @@ class ExitReason(StrEnum):
     BAD_CHECKPOINT = "bad_checkpoint"
     STALLED = "stalled"  # no progress for too long
     NOT_STARTED = "not_started"  # e.g. a missing program, a taken port, an absent member
+    ENDED_EARLY = "ended_early"  # with status 0, before its iterations were done
     KILLED = "killed"  # by a signal that the agent had not sent
     ERROR = "error"  # it exited with an error
 
@@ -45,6 +46,7 @@ _SENTENCES: Final = {
     ExitReason.BAD_CHECKPOINT: "it could not go on from its checkpoint",
     ExitReason.STALLED: "it made no progress for too long",
     ExitReason.NOT_STARTED: "it could not be started",
+    ExitReason.ENDED_EARLY: "it ended before its iterations were done",
     ExitReason.KILLED: "a signal ended it",
     ExitReason.ERROR: "it exited with an error",
 }

@@ -81,6 +81,7 @@ class LaunchSpec:
     stop_grace_s: float = 0.0  # 0 for the agent's default
     tuning_space: str = ""  # a TuningSpace; "" if the program does not tune
     tuning_budget_s: float = 0.0  # 0 for DEFAULT_TUNING_BUDGET_S
+    until_exit: bool = False  # whether the program decides when the job is done
 
     def __post_init__(self) -> None:
         """Check all fields but the runtime. Raises InvalidInput.

@@ -204,6 +204,8 @@ class Capabilities:
     so that a Cell of several stages is refused even if its plan was not recorded."""
     ranks_are_gpus: bool = False
     is_for_users: bool = True
+    last_rank_reports: bool = False
+    """Whether its programs print their progress on the last rank, and checkpoints on the first one."""
     tunes: bool = False
     """Whether its programs can try execution plans at launch and report the one they run by."""
 
@@ -234,6 +236,7 @@ RUNTIMES: Final[dict[str, Capabilities]] = {
         refuse_plan=_refuse_for_megatron,
         runs_any_plan=False,
         ranks_are_gpus=True,
+        last_rank_reports=True,
     ),
     JAX: Capabilities(
         trains=True,

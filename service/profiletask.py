@@ -275,7 +275,10 @@ def channel_settings(files: Mapping[str, str]) -> ChannelSettings:
 
 
 def write_progress(spec: TaskSpec, sizes_done: float) -> None:
-    """Write the progress. Its iteration time is 0 because a task has no meaningful one."""
+    """Write the progress. Its iteration time is 0 because a task has no meaningful one.
+
+    All sizes are done once the server has the records, with what was left out.
+    """
     path = os.path.join(spec["directory"], "progress.json")
     write_json(path, {"iterations": sizes_done, "iter_time_s": 0.0})
 
@@ -308,6 +311,7 @@ def main() -> int:
         require_jax(spec["node"])
         request = measure_workload(spec, held, clock)
         send_records(request, spec["servers"], spec.get("channel", {}))
+        write_progress(spec, len(json.loads(spec["task"])["sizes"]))
         outcome, problem = "succeeded", ""
     except (TesseraError, OSError) as error:
         outcome, problem = "failed", str(error)

@@ -9,6 +9,7 @@ import numpy as np
 import sqlalchemy as sa
 
 from tessera.db.copy import read_columns, wire_types
+from tessera.db.job_columns import UNTIL_EXIT
 from tessera.db.rows import RUN_S, SERVICE_GPU_S, json_rows
 from tessera.db.runnable_plans import TECHNIQUES_MASK
 from tessera.db.snapshot.keys import KeyIndex, Keys, split_rows
@@ -46,7 +47,9 @@ _JOB_EXPRESSIONS = {
     "state": _case("j.state", {s.value: i for i, s in enumerate(STATES)}),
     "workload": "j.workload_id",
     "iterations": "j.iterations::float8",
-    "iterations_left": "greatest(j.iterations - j.iterations_done, 0)::float8",
+    # A program that decides its end always has an iteration left.
+    "iterations_left": f"""greatest(j.iterations - j.iterations_done,
+        CASE WHEN {UNTIL_EXIT} THEN 1 ELSE 0 END)::float8""",
     "requested_type": "coalesce(t.id, 0)",
     "submit_s": "date_part('epoch', j.created_at)",
     "queued_s": "date_part('epoch', j.queued_at)",

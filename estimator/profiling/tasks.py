@@ -323,8 +323,9 @@ _ENDED: Final = {
     JobState.CANCELLED: TaskState.CANCELLED,
     JobState.CANCELLING: TaskState.CANCELLED,
     JobState.REJECTED: TaskState.FAILED,
-    JobState.SUCCEEDED: TaskState.DONE,
+    JobState.SUCCEEDED: TaskState.FAILED,  # without records
 }
+"""The state of a task without records or gaps, by that of its job."""
 
 
 def _task_status(
@@ -343,7 +344,7 @@ def _task_status(
     waits = task is not None and state in (TaskState.WAITS, TaskState.RUNS)
     problem = gap.reason if gap and not waits else ""
     if task and state is TaskState.FAILED:
-        problem = task.last_error
+        problem = task.last_error or "it ended without a record of any layer"
     return TaskStatus(
         gpu_type=gpu_type,
         state=state,

@@ -23,7 +23,8 @@ class Submission:
     """A job of the last days, as far as forecasts learn from it.
 
     ``trained_share`` is the share of its iterations that it had trained when it ended: 1 if it
-    succeeded, less if it failed or was cancelled. It is NaN if the job has not ended.
+    succeeded, less if it failed or was cancelled. A program that decides its end may succeed with
+    less. It is NaN if the job has not ended, or such a program reported no iterations.
     """
 
     submit_s: float  # seconds since 1970

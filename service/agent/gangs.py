@@ -227,6 +227,7 @@ def _launch(message: launch_pb2.Launch) -> LaunchSpec:
         stop_grace_s=m.stop_grace.ToNanoseconds() / 1e9,
         tuning_space=m.tuning_space,
         tuning_budget_s=m.tuning_budget.ToNanoseconds() / 1e9,
+        until_exit=m.until_exit,
     )
 
 

@@ -73,6 +73,7 @@ class JobEntry(FileEntry):
     progress_pattern: Text = ""
     stall_limit: Seconds | None = None
     stop_grace: Seconds | None = None
+    until_exit: bool = False
     tune: Text = ""
     tune_budget: Seconds | None = None
 
@@ -200,6 +201,7 @@ def _launch(where: str, job: JobEntry) -> launch_pb2.Launch:
         user=job.user,
         progress_pattern=job.progress_pattern,
         tuning_space=job.tune,
+        until_exit=job.until_exit,
     )
     if job.stall_limit is not None:
         launch.stall_limit.CopyFrom(options.to_duration(job.stall_limit))

@@ -71,7 +71,7 @@ def job_columns(
         Column(
             "RUNS ON", lambda j: allocation_text(j.allocation) if j.HasField("allocation") else ""
         ),
-        Column("DONE %", lambda j: format_percent(j.iterations_done, j.iterations), right=True),
+        Column("DONE %", _done_percent, right=True),
         Column("AGE", lambda j: format_age(j.create_time, now), right=True),
         *(forecasts if is_forecast else ()),
         Column("TENANT", lambda j: j.tenant, wide=True),
@@ -198,11 +198,9 @@ def _bounds(job: jobs_pb2.Job) -> str:
 
 
 def _state_facts(job: jobs_pb2.Job, now: Timestamp) -> list[tuple[str, str]]:
-    done, total = format_number(job.iterations_done), format_number(job.iterations)
-    share = format_percent(job.iterations_done, job.iterations)
     return [
         ("state", jobs_pb2.JobState.Name(job.state)),
-        ("progress", f"{share} % ({done} of {total} iterations)"),
+        ("progress", _progress(job)),
         ("submitted", _time_and_age(job.create_time, now)),
         (
             "queued since",
@@ -214,6 +212,27 @@ def _state_facts(job: jobs_pb2.Job, now: Timestamp) -> list[tuple[str, str]]:
         ("failures", _failures(job)),
         ("last error", job.last_error if job.last_error != job.reason.message else ""),
     ]
+
+
+def _progress(job: jobs_pb2.Job) -> str:
+    """Return the iterations that a job's program has reported, compared with the stated number."""
+    total = format_number(job.iterations)
+    if not _is_counted(job):
+        return f"no iterations reported ({total} expected)"
+    done = format_number(job.iterations_done)
+    if job.launch.until_exit:
+        return f"{done} iterations ({total} expected)"
+    return f"{_done_percent(job)} % ({done} of {total} iterations)"
+
+
+def _done_percent(job: jobs_pb2.Job) -> str:
+    """Return the share of iterations that are done, or "-" if only the program knows."""
+    return format_percent(job.iterations_done, job.iterations) if _is_counted(job) else "-"
+
+
+def _is_counted(job: jobs_pb2.Job) -> bool:
+    """Return whether the count of iterations means something: not all programs need to report one."""
+    return not job.launch.until_exit or job.iterations_done > 0
 
 
 def _failures(job: jobs_pb2.Job) -> str:

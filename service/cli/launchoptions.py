@@ -117,6 +117,16 @@ def program_options(
             metavar="DURATION",
         ),
     ] = "",
+    until_exit: Annotated[
+        bool,
+        typer.Option(
+            "--until-exit",
+            help="Let the program decide when the job is done: by exiting with status 0. --iterations is then"
+            " the expected number. Default: the job is done once its program has reported all iterations"
+            " and exits with status 0.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = False,
     tune: Annotated[
         str,
         _option(
@@ -147,6 +157,7 @@ def program_options(
         user=run_as,
         progress_pattern=progress_pattern,
         tuning_space=tune,
+        until_exit=until_exit,
     )
     if stall_limit:
         length_s = options.parse_seconds("--stall-limit", stall_limit)

@@ -30,6 +30,7 @@ def launch_facts(job: jobs_pb2.Job) -> list[tuple[str, str]]:
         ("progress pattern", launch.progress_pattern),
         ("stall limit", _span(launch.stall_limit)),
         ("stop grace", _span(launch.stop_grace)),
+        ("done", "when its program exits with status 0" if launch.until_exit else ""),
         ("tuning", _tuning(launch)),
     ]
 

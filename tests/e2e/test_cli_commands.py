@@ -330,7 +330,7 @@ def test_a_job_is_submitted_with_all_that_its_program_needs(
     variables = tmp_path / "train.env"
     variables.write_text("# shared\nNCCL_DEBUG=INFO\nHF_TOKEN=hf-file\n")
     words = "--runtime torchrun --workdir /srv --secret WANDB_API_KEY=wandb --run-as ana"
-    words += " --stall-limit 30m --stop-grace 2m --env SEED=7 --env-from-file"
+    words += " --stall-limit 30m --stop-grace 2m --until-exit --env SEED=7 --env-from-file"
     more = [*words.split(), str(variables), "--command", "train.py --name 'a b'"]
     more += ["--staging", "cp -r /data /scratch", "--progress-pattern", "it (?P<iteration>[0-9]+)"]
     submit(tessera, "own", *more)
@@ -348,6 +348,7 @@ def test_a_job_is_submitted_with_all_that_its_program_needs(
         "stall_limit": "1800s",
         "stop_grace": "120s",
         "tuning_space": "",
+        "until_exit": True,
     }
     shown = tessera("job", "own").stdout
     assert "WANDB_API_KEY from wandb" in shown

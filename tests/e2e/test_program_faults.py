@@ -7,6 +7,8 @@ GPUs that vanish are in ``test_node_health.py``, ranks that die alone in
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -23,7 +25,7 @@ from tessera.formulation.runtimes import TORCHRUN
 from tessera.service.cli.demo.stack import run_stack
 from tessera.service.cli.main import app
 from tessera.v1 import clusters_pb2, jobs_pb2, launch_pb2
-from tests.support.programs import train
+from tests.support.programs import UNTIL_EXIT, train
 from tests.support.small_disk import fill_disk
 from tests.support.system import User, until
 from tests.support.training_lab import HOUR_S, TRAINING_SETTINGS, TrainingLab
@@ -189,6 +191,44 @@ def test_a_failure_is_explained_and_the_job_is_tried_again(lab: TrainingLab, wha
     assert lab.wait_for_failure(name, failures=2).generation == 2
 
 
+def test_a_program_that_somebody_else_stops_is_tried_again_and_ends_with_the_right_count(
+    lab: TrainingLab,
+) -> None:
+    wait = "while not progress.stop_requested() and os.environ['TESSERA_GENERATION'] == '1': time.sleep(0.01)"
+    note = "progress.job_dir().joinpath('pid').write_text(str(os.getpid()))"
+    step = f"{note}\n    if done == 30: progress.report(30)\n    if done == 30:\n        {wait}"
+    lab.train("killed", python(f"import os, time\n{train(step)}"), iterations=4000)
+    wait_for_progress(lab, "killed", 30)
+    os.kill(int((lab.files("killed") / "pid").read_text()), signal.SIGTERM)
+    failed = lab.wait_for_failure("killed")
+    assert (failed.iterations_done, failed.retries) == (31, 1)
+    assert failed.training.exit_reason == launch_pb2.EXIT_ENDED_EARLY
+    sentence = (
+        "the program exited with status 0 after 31 of 4,000 iterations; rank 0 says: begins at 0"
+    )
+    assert sentence in failed.last_error
+    assert sentence in shown(lab, "killed")
+    assert "it ended before its iterations were done" in shown(lab, "killed")
+    lab.try_again("killed")
+    done = lab.wait_for_state("killed", jobs_pb2.SUCCEEDED)
+    assert (done.iterations_done, done.generation) == (4000, 2)
+    assert "100.0 % (4,000 of 4,000 iterations)" in shown(lab, "killed")
+
+
+def test_a_program_without_iterations_fails_unless_it_decides_when_it_is_done(
+    lab: TrainingLab,
+) -> None:
+    sleeps = ("sleep", "0.1")
+    lab.train("sleeps", sleeps, iterations=100_000, max_retries=0)
+    failed = lab.wait_for_state("sleeps", jobs_pb2.FAILED)
+    assert (failed.iterations_done, failed.training.exit_reason) == (0, launch_pb2.EXIT_ENDED_EARLY)
+    assert "submit the job with --until-exit" in failed.last_error
+    lab.train("decides", sleeps, iterations=100_000, launch=UNTIL_EXIT)
+    done = lab.wait_for_state("decides", jobs_pb2.SUCCEEDED)
+    assert (done.iterations_done, done.retries) == (0, 0)
+    assert "no iterations reported (100,000 expected)" in shown(lab, "decides")
+
+
 def test_a_taken_port_is_named_and_the_next_start_takes_another(lab: TrainingLab) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         program = (
@@ -197,7 +237,7 @@ def test_a_taken_port_is_named_and_the_next_start_takes_another(lab: TrainingLab
             f"port = {taken.getsockname()[1]} if first else int(os.environ['MASTER_PORT'])\n"
             "socket.create_server((os.environ['MASTER_ADDR'], port))\n"
         )
-        lab.train("port", python(program))
+        lab.train("port", python(program), launch=UNTIL_EXIT)
         failed = lab.wait_for_failure("port")
         assert failed.training.exit_reason == launch_pb2.EXIT_NOT_STARTED
         assert "Address already in use" in shown(lab, "port")
@@ -291,6 +331,7 @@ def write(text, until):
     while not os.path.exists(until): time.sleep(0.01)
 write('{"iterations": 4, "loss": 0.5}', "seen")
 write(LIE, "reported")
+write('{"iterations": 10}', "reported")
 """
     lies = {
         '{"iterations": 2}': "the program reported 2 iterations after 4; that was ignored",
@@ -315,7 +356,8 @@ def test_a_flood_of_output_is_bounded_on_disk_and_keeps_no_agent_from_its_lease(
 ) -> None:
     line = 1000 * "x"
     program = f"for k in range(200_000): print(k, '{line}')\nprint('the end')"
-    lab.train("flood", python(program), launch={"environment": {"PYTHONUNBUFFERED": ""}})
+    launch = {"environment": {"PYTHONUNBUFFERED": ""}, **UNTIL_EXIT}
+    lab.train("flood", python(program), launch=launch)
     done = lab.wait_for_state("flood", jobs_pb2.SUCCEEDED)
     assert done.retries == 0
     agent = lab.agents[0]

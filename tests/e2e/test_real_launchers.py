@@ -7,6 +7,7 @@ against the configurations of ``megatron-core``, and its own division of layers.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,6 +26,7 @@ from tessera.formulation.execution_plan import (
     Schedule,
     ZeroStage,
 )
+from tessera.formulation.runtimes import MEGATRON
 from tessera.service.agent.runtimes.arguments.deepspeed import (
     CONFIGURATION,
     deepspeed_arguments,
@@ -34,8 +36,10 @@ from tessera.service.agent.runtimes.arguments.layout import LaunchArguments, Ran
 from tessera.service.agent.runtimes.arguments.megatron import megatron_arguments
 from tessera.service.agent.runtimes.arguments.torchrun import torchrun_arguments
 from tessera.service.agent.runtimes.arguments.words import read_flags
+from tessera.service.agent.runtimes.protocol import ExitOutcome, MemberExit
 from tests.support.patience import PATIENCE_S
 from tests.support.program_runs import free_port
+from tests.support.programs import ProgramBench, end_of
 from tests.support.stated import a_plan
 from tests.support.torch_python import find_torch_python
 
@@ -394,3 +398,40 @@ def test_megatron_divides_layers_and_batches_as_the_plan_does() -> None:
         assert sum(counts) == 16
         assert micro_batches == plan.accumulation
         assert is_divided == (plan.zero is ZeroStage.OPTIMIZER)
+
+
+MEGATRON_LINES = """
+import os, sys
+rank, load = os.environ["RANK"], sys.argv[1] == "load"
+if load and rank == "0":
+    print("  successfully loaded checkpoint from /save [ t 1/1, p 1/1 ] at iteration 10")
+elif rank == "0":
+    print("saving checkpoint at iteration {:7d} to {} in torch_dist format".format(10, "/save"))
+    print("  successfully saved checkpoint from iteration {:7d} to {}".format(10, "/save"))
+elif not load:
+    for done in (4, 8):
+        words = f"iteration {done:8d}/{10:8d} | consumed samples: {8 * done:12d} |"
+        print(f" [2026-01-01 00:00:00] {words} lm loss: {2 / done:.6E} | loss scale: 1.0 |")
+"""
+"""A script that prints, on two ranks, what Megatron-LM prints with --log-interval 4."""
+
+
+@pytest.mark.parametrize(("word", "loss"), [("train", 0.25), ("load", None)])
+async def test_the_lines_of_megatron_count_up_to_the_last_checkpoint(
+    tmp_path: Path, word: str, loss: float | None
+) -> None:
+    bench = ProgramBench(tmp_path / "node")
+    script = tmp_path / SCRIPT
+    script.write_text(MEGATRON_LINES)
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    (pattern,) = re.findall(r"^`(iteration \+\(.*)` finds its lines", page, re.M)
+    gang = bench.gang((str(script), word), runtime=MEGATRON, launch={"progress_pattern": pattern})
+    handle = bench.start(gang, python=find_torch_python())
+    try:
+        end = await end_of(handle)
+        progress = handle.observe()
+    finally:
+        await bench.clean()
+    assert end == MemberExit(outcome=ExitOutcome.SUCCEEDED)
+    assert progress is not None
+    assert (progress.iterations, progress.loss) == (10, loss)

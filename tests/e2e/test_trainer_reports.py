@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from tessera.formulation.clock import SystemClock
-from tessera.service.agent.runtimes.protocol import Progress
+from tessera.formulation.exit_reasons import ExitReason
+from tessera.service.agent.runtimes.protocol import ExitOutcome, MemberHandle, Progress
 from tessera.service.agent.trainer_certificate import CertificateSource
 from tests.support.agents import until
-from tests.support.programs import ProgramBench
+from tests.support.programs import ProgramBench, end_of
 from tests.support.torch_python import find_torch_python
 
 SCRIPT = """
@@ -31,42 +33,72 @@ model = GPT2LMHeadModel(GPT2Config(
     vocab_size=32, n_positions=16, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0,
 ))
 options = TrainingArguments(
-    output_dir="out", max_steps=900_000, per_device_train_batch_size=4, logging_steps=5,
+    output_dir="out", max_steps={steps}, per_device_train_batch_size=4, logging_steps=5,
     save_strategy="no", use_cpu=True, disable_tqdm=True,
 )
-Trainer(model=model, args=options, train_dataset=Repeated()).train()
+trainer = Trainer(model=model, args=options, train_dataset=Repeated())
+trainer.train()
 """
-"""A script that knows nothing of Tessera. It trains for longer than any test waits."""
+"""A script that knows nothing of Tessera."""
+
+LAST_LINE = "from tessera import progress; progress.report(trainer.state.global_step)\n"
+"""The line that reports the last iteration, as docs/training.md has it."""
+
+ENDLESS = 900_000
+"""Iterations that last longer than any test waits."""
 
 
-@pytest.mark.slow
-async def test_an_unchanged_script_reports_its_iterations_and_loss(tmp_path: Path) -> None:
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[ProgramBench]:
+    program_bench = ProgramBench(tmp_path / "node")
+    yield program_bench
+    await program_bench.clean()
+
+
+def start(bench: ProgramBench, steps: int, last_line: str = "") -> MemberHandle:
     python = find_torch_python("transformers", "accelerate")
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    offline = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    bench = ProgramBench(tmp_path / "node")
+    script = bench.root.parent / "train.py"
+    script.write_text(SCRIPT.replace("{steps}", str(steps)) + last_line)
+    offline = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(bench.root.parent)}
     gang = bench.gang(
-        (python, str(script)), iterations_total=900_000.0, launch={"environment": offline}
+        (python, str(script)), iterations_total=float(steps), launch={"environment": offline}
     )
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     source = CertificateSource(SystemClock().wall_s())
-    handle = bench.start(gang, certificates=source, environment=inherited)
+    return bench.start(gang, certificates=source, environment=inherited)
+
+
+async def test_an_unchanged_script_reports_its_iterations_and_loss(bench: ProgramBench) -> None:
+    handle = start(bench, ENDLESS)
 
     def progress() -> Progress:
         found = handle.observe()
         return found or Progress(iterations=0, iter_time_s=0)
 
-    try:
-        await handle.begun()
-        await until(lambda: progress().iterations > 0)
-        first = progress()
-        await until(lambda: progress().iterations > first.iterations)
-        second = progress()
-    finally:
-        await bench.clean()
+    await handle.begun()
+    await until(lambda: progress().iterations > 0)
+    first = progress()
+    await until(lambda: progress().iterations > first.iterations)
+    second = progress()
     assert first.loss is not None
     assert second.loss is not None
     assert 0 < first.loss < 10
     assert 0 < second.loss < 10
-    assert second.remark == ""
+    assert "Trainer does not report its last iteration" in second.remark
+
+
+@pytest.mark.parametrize("last_line", ["", LAST_LINE])
+async def test_a_script_has_succeeded_if_its_last_line_reports_the_last_iteration(
+    bench: ProgramBench, last_line: str
+) -> None:
+    handle = start(bench, 7, last_line)
+    end = await end_of(handle)
+    progress = handle.observe()
+    assert progress is not None
+    if last_line:
+        assert (end.outcome, progress.iterations) == (ExitOutcome.SUCCEEDED, 7)
+    else:
+        assert (end.reason, progress.iterations < 7) == (ExitReason.ENDED_EARLY, True)

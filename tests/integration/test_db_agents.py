@@ -110,7 +110,8 @@ def test_an_older_generation_changes_nothing(pair: PostgresStore) -> None:
 def test_a_gang_that_succeeded_is_done_and_its_gpus_are_freed_once_it_is_gone(
     pair: PostgresStore,
 ) -> None:
-    assert pair.observe(C, AGENT0, "first", [a_gang(phase="succeeded")], 1)
+    over = a_gang(phase="succeeded", iterations_done=100.0)
+    assert pair.observe(C, AGENT0, "first", [over], 1)
     record = job(pair, "a")
     assert (record.state, record.iterations_done, record.allocation) == (
         JobState.SUCCEEDED,
@@ -159,7 +160,9 @@ def test_a_user_takes_a_running_job_off_its_gpus(
 
 def test_a_job_that_finishes_while_it_is_cancelled_has_succeeded(pair: PostgresStore) -> None:
     apply_event(pair, "a", JobEvent.CANCEL)
-    pair.observe(C, AGENT0, "first", [a_gang(phase="succeeded")], 99)
+    pair.observe(C, AGENT0, "first", [a_gang(phase="succeeded", iterations_done=99.0)], 99)
+    assert states(pair)["a"] is JobState.CANCELLING
+    pair.observe(C, AGENT0, "first", [a_gang(phase="succeeded", iterations_done=100.0)], 99)
     assert states(pair)["a"] is JobState.SUCCEEDED
 
 

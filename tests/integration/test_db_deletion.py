@@ -254,7 +254,9 @@ def test_a_cluster_whose_ended_job_still_holds_gpus_is_refused(store: PostgresSt
     submit(store, a_spec("big", requested_gpus=8))
     run(store, big=[("a100-0", [0, 1, 2, 3]), ("a100-1", [0, 1, 2, 3])])
     desired = store.desired(C, "agent-a100-0")
-    observed = ObservedGang(job="big", generation=1, node="a100-0", phase="succeeded")
+    observed = ObservedGang(
+        job="big", generation=1, node="a100-0", phase="succeeded", iterations_done=1e12
+    )
     store.observe(C, "agent-a100-0", "first", [observed], desired.revision)
     assert job(store, "big").state is JobState.SUCCEEDED
     with pytest.raises(InUse, match=r"1 ended job \(big\).*wait until all GPUs are free"):

@@ -9,7 +9,10 @@ import sqlalchemy as sa
 
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
+from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.errors import NotAllowed, NotFound
+from tessera.formulation.exit_reasons import ExitReason
+from tessera.formulation.launch import LaunchSpec
 from tessera.formulation.lifecycle import JobEvent, JobState
 from tessera.formulation.records.agents import ObservedGang
 from tessera.formulation.records.clusters import NodeSpec
@@ -21,9 +24,11 @@ from tests.support.stored_cluster import (
     a_spec,
     agents_report,
     apply_event,
+    commit,
     job,
     record_heartbeat,
     run,
+    start,
     submit,
 )
 
@@ -64,6 +69,57 @@ def test_progress_beyond_the_iterations_is_capped_and_is_no_success(pair: Postgr
     assert (record.iterations_done, record.state) == (100.0, JobState.RUNNING)
     snapshot = pair.snapshot(C)
     assert snapshot.jobs.iterations_left[snapshot.jobs.name.index("a")] == 0.0
+
+
+@pytest.mark.parametrize("done", [-1.0, 0.0, 30.0, 99.0, math.nan])
+def test_a_success_that_its_iterations_do_not_prove_is_a_failure(
+    pair: PostgresStore, done: float
+) -> None:
+    report_gang(pair, phase=PHASE.SUCCEEDED, iterations_done=done)
+    record, count = job(pair, "a"), 0.0 if math.isnan(done) else max(done, 0.0)
+    assert (record.state, record.retries) == (JobState.STOPPING, 1)
+    assert record.iterations_done == count
+    assert record.last_error == (
+        f"its agent reports success after {count:.0f} of 100 iterations; if the program decides when"
+        f" it is done, submit the job with --until-exit; otherwise upgrade tessera on {A0}"
+    )
+    assert record.training is not None
+    assert record.training.exit_reason is ExitReason.ENDED_EARLY
+    agents_report(pair)
+    assert job(pair, "a").state is JobState.QUEUED
+
+
+def test_a_program_that_decides_its_end_succeeds_with_the_count_that_it_reported(
+    pair: PostgresStore,
+) -> None:
+    launch = LaunchSpec(until_exit=True)
+    names = {"silent": -1.0, "fewer": 30.0, "more": 130.0}
+    submit(pair, *(a_spec(name, iterations=100, launch=launch) for name in names))
+    for gpu, (name, done) in enumerate(names.items(), 1):
+        run(pair, **{name: [(A0, [gpu])]})
+        report_gang(pair, job=name, iterations_done=done)
+        record = job(pair, name)
+        assert (record.state, record.iterations_done) == (JobState.RUNNING, max(done, 0.0))
+        snapshot = pair.snapshot(C)
+        left = snapshot.jobs.iterations_left[snapshot.jobs.name.index(name)]
+        assert left == max(100.0 - max(done, 0.0), 1.0), "it always has an iteration left"
+        report_gang(pair, job=name, phase=PHASE.SUCCEEDED, iterations_done=done)
+        record = job(pair, name)
+        assert (record.state, record.iterations_done) == (JobState.SUCCEEDED, max(done, 0.0))
+    shares = [one.trained_share for one in pair.forecast_history(C).submissions]
+    assert sorted(share for share in shares if not math.isnan(share)) == [0.3, 1.0]
+
+
+@pytest.mark.parametrize("phase", ["succeeded", "running", "failed"])
+def test_a_gang_that_waits_for_its_gpus_has_not_run(pair: PostgresStore, phase: str) -> None:
+    snapshot = pair.snapshot(C)
+    commit(pair, snapshot, start(snapshot, "a", [(A0, [1])], DecisionKind.MOVE))
+    before = job(pair, "a")
+    assert (before.state, before.generation) == (JobState.STARTING, 2)
+    gang = ObservedGang(job="a", generation=2, node=A0, phase=phase, iterations_done=100.0)
+    pair.observe(C, AGENT0, "first", [gang], 99)
+    after = job(pair, "a")
+    assert (after.state, after.iterations_done, after.retries) == (JobState.STARTING, 0.0, 0)
 
 
 def test_an_agent_reports_only_gangs_of_its_own_nodes(pair: PostgresStore) -> None:

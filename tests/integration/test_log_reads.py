@@ -84,8 +84,13 @@ class Lab:
 
     def succeed(self, name: str, node: str) -> None:
         """Let the leader report success, and the agents that the GPUs are free."""
+        record = job(self.store, name)
         gang = ObservedGang(
-            job=name, generation=job(self.store, name).generation, node=node, phase="succeeded"
+            job=name,
+            generation=record.generation,
+            node=node,
+            phase="succeeded",
+            iterations_done=float(record.spec.iterations),
         )
         agent = f"agent-{node}"
         revision = self.store.desired(C, agent).revision

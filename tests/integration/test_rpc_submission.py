@@ -59,7 +59,7 @@ async def test_each_runtime_takes_a_job_and_answers_show_what_was_stated(
 ) -> None:
     launch = launch_pb2.Launch()
     launch.CopyFrom(WHOLE_MESSAGE)
-    launch.runtime = runtime
+    launch.runtime, launch.until_exit = runtime, runtime != "replay"
     async with api(store) as a:
         job = await a.jobs.SubmitJob(a_submit("a", command=command, launch=launch))
         assert (job.launch, list(job.command)) == (launch, command)
@@ -106,6 +106,13 @@ async def test_a_launch_that_cannot_be_is_refused_by_its_field_and_nothing_is_st
         assert not (await a.jobs.ListJobs(jobs_pb2.ListJobsRequest(parent=C))).jobs
         request.job.launch.Clear()
         await a.jobs.SubmitJob(request)
+
+
+async def test_a_job_without_a_program_cannot_let_it_decide(store: PostgresStore) -> None:
+    async with api(store) as a:
+        request = a_submit("a", launch=launch_pb2.Launch(until_exit=True))
+        refused = await refusal_of(a.jobs.SubmitJob(request))
+        assert refused[::2] == (INVALID, ["job.launch.until_exit"])
 
 
 async def test_the_launch_of_a_submitted_job_cannot_change(store: PostgresStore) -> None:

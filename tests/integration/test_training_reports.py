@@ -144,7 +144,9 @@ def test_only_the_leader_takes_progress_away(pair: PostgresStore) -> None:
 
 
 def test_a_job_that_has_ended_keeps_its_progress(pair: PostgresStore) -> None:
-    report_training(pair, "a", A0, phase=PHASE.SUCCEEDED, resumed_iterations=0.0)
+    report_training(
+        pair, "a", A0, phase=PHASE.SUCCEEDED, iterations_done=1000.0, resumed_iterations=0.0
+    )
     report_training(pair, "a", A0, iterations_done=3.0, resumed_iterations=0.0)
     assert (job(pair, "a").state, job(pair, "a").iterations_done) == (JobState.SUCCEEDED, 1000.0)
 

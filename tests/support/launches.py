@@ -20,6 +20,7 @@ WHOLE_LAUNCH: Final = LaunchSpec(
     progress_pattern=r"iteration +(?P<iteration>\d+).*?loss: (?P<loss>[0-9.]+)",
     stall_limit_s=1800.0,
     stop_grace_s=90.5,
+    until_exit=True,
 )
 """A launch with all fields but the image, which no runtime of this release uses."""
 
@@ -33,5 +34,6 @@ WHOLE_MESSAGE: Final = launch_pb2.Launch(
     progress_pattern=WHOLE_LAUNCH.progress_pattern,
     stall_limit=Duration(seconds=1800),
     stop_grace=Duration(seconds=90, nanos=500_000_000),
+    until_exit=True,
 )
 """``WHOLE_LAUNCH`` as a message."""

@@ -49,6 +49,10 @@ def train(step: str = "pass") -> str:
     return TRAIN.replace("{step}", step)
 
 
+UNTIL_EXIT: Mapping[str, Any] = {"until_exit": True}
+"""The launch of a program that trains nothing: it is done when it exits."""
+
+
 def own_user() -> str:
     """Return the name of the user that runs the tests."""
     return pwd.getpwuid(os.geteuid()).pw_name

@@ -287,12 +287,20 @@ def agents_of(store: PostgresStore) -> list[str]:
 
 
 def agent_reports(store: PostgresStore, agent: str, **facts: Any) -> bool:
-    """Let an agent apply and report its desired state. ``facts`` go into each reported gang."""
+    """Let an agent apply and report its desired state. ``facts`` go into each reported gang.
+
+    A gang that has succeeded has done all of its iterations.
+    """
     desired, node = store.desired(C, agent), agent.removeprefix("agent-")
+    is_over = facts.get("phase") == "succeeded"
     gangs = [
         replace(
             ObservedGang(
-                job=gang.spec.name, generation=gang.generation, node=node, phase="running"
+                job=gang.spec.name,
+                generation=gang.generation,
+                node=node,
+                phase="running",
+                iterations_done=float(gang.spec.iterations) if is_over else -1.0,
             ),
             **facts,
         )

@@ -54,6 +54,8 @@ def classify(status: int, text: str, *, began: bool, resumed: bool, killed_by_ke
         return "gpu_failed"
     if not began and NOT_STARTED.search(text):
         return "not_started"
+    if status == 0:
+        return "ended_early"
     if status < 0 or ((found := _root_cause(text)) and int(found["status"]) < 0):
         return "killed"
     return "bad_checkpoint" if resumed and not began else "error"
@@ -68,13 +70,21 @@ def describe(status: int, outputs: dict[str, str]) -> str:
     if found := _root_cause("\n".join(outputs.values())):
         what, how = f"rank {found['rank']}", _how_it_ended(int(found["status"]))
         outputs = {name: text for name, text in outputs.items() if not RANK_EXIT.search(text)}
-    lines = [(name, line) for name, text in outputs.items() if (line := _last_error(text))]
-    if not lines:
-        lines = [(name, line) for name, text in outputs.items() if (line := _last_line(text))]
-    if not lines:
-        return f"{what} {how}, and wrote no message"
-    name, line = lines[0]
-    return f"{what} {how}; {name} says: {line[:MAX_TEXT]}"
+    return f"{what} {how}{_quote_last(outputs)}"
+
+
+def describe_early_end(done: int, total: float, outputs: dict[str, str]) -> str:
+    """Return a sentence on a program that exited with 0 after ``done`` of ``total`` iterations."""
+    if done:
+        what = f"after {done:,} of {total:,.0f} iterations"
+        advice = "if the program decides when it is done, submit the job with --until-exit"
+    else:
+        what = f"before it had reported any of its {total:,.0f} iterations"
+        advice = (
+            "let it report them (tessera.progress, or --progress-pattern), or submit the job with"
+            " --until-exit if the program decides when it is done"
+        )
+    return f"the program exited with status 0 {what}{_quote_last(outputs)}; {advice}"
 
 
 def read_statement(stated: dict[str, object] | None) -> tuple[str, str] | None:
@@ -91,6 +101,17 @@ def read_statement(stated: dict[str, object] | None) -> tuple[str, str] | None:
 def _root_cause(text: str) -> re.Match[str] | None:
     """Return the rank that failed first, or None if no launcher reports any."""
     return max(RANK_EXIT.finditer(text), key=lambda found: found.start(), default=None)
+
+
+def _quote_last(outputs: dict[str, str]) -> str:
+    """Return the end of a sentence: the last error in ``outputs``, or the last line, by its name."""
+    lines = [(name, line) for name, text in outputs.items() if (line := _last_error(text))]
+    if not lines:
+        lines = [(name, line) for name, text in outputs.items() if (line := _last_line(text))]
+    if not lines:
+        return ", and wrote no message"
+    name, line = lines[0]
+    return f"; {name} says: {line[:MAX_TEXT]}"
 
 
 def _how_it_ended(status: int) -> str:

@@ -11,6 +11,8 @@ from collections import deque
 
 MAX_LOSS = 1e300
 MAX_MEMORY_BYTES = 1 << 60
+MAX_ITERATIONS = 1e12
+"""The largest number of iterations of a job whose program decides when it is done."""
 PAIRS = 32
 """Number of latest pairs of reports whose median is the iteration time."""
 
@@ -21,9 +23,13 @@ MIN_STALL_S, STALL_ITERATIONS = 600.0, 20
 class ProgressMeter:
     """The checked progress of a job in one generation. Times are monotonic seconds."""
 
-    def __init__(self, total: float, resumed: int | None) -> None:
-        """Begin at ``resumed`` iterations of ``total``. None: the program decides where it begins."""
+    def __init__(self, total: float, resumed: int | None, *, may_exceed: bool = False) -> None:
+        """Begin at ``resumed`` iterations of ``total``. None: the program decides where it begins.
+
+        If it ``may_exceed`` the total, that is only the expected number.
+        """
         self._total = total
+        self.most_iterations = MAX_ITERATIONS if may_exceed else max(total, 0.0)
         self.resumed = resumed
         self.iterations = resumed or 0
         self.loss: float | None = None
@@ -63,8 +69,9 @@ class ProgressMeter:
         several ways, of which one ``source`` is behind another. None may go back.
         """
         count = read_number(iterations)
-        if count is None or not 0 <= count <= max(self._total, 0) * (1 + 1e-9):
-            self._ignore(f"{_shown(iterations)} iterations, but the job has {self._total:g}")
+        if count is None or not 0 <= count <= self.most_iterations * (1 + 1e-9):
+            most = self.most_iterations
+            self._ignore(f"{_shown(iterations)} iterations, but the job has {most:g}")
             return False
         count = int(count)
         self._feed_facts(loss, memory_bytes)

@@ -35,6 +35,13 @@ MAX_PROGRESS_BYTES = 65_536
 """The largest number of bytes that are read of the program's progress file."""
 
 
+UNREPORTED_END = (
+    "Trainer does not report its last iteration; unless the script does so after train(), by"
+    " tessera.progress, submit the job with --until-exit"
+)
+"""The remark on a job that Trainer alone reports for."""
+
+
 class MemberRun:
     """A member's program from its start to its end. Times are monotonic seconds."""
 
@@ -55,7 +62,7 @@ class MemberRun:
         self._failure: dict[str, object] | None = None  # that the program reported in its output
         self._read_ns = -1  # change time of the progress file that was read last
         self._listed: tuple[str, int] | None = None  # path and iterations of the last checkpoint
-        self._meter = ProgressMeter(spec.iterations_total, None)
+        self._meter = self._make_meter(None)
         self._tuning = TuningWatch(spec.tuning_s)
         self._reporter = MemberReporter(spec)
         self._trainer = TrainerDoor(spec)
@@ -80,7 +87,7 @@ class MemberRun:
         if meeting is None or self._is_stopped():
             return {"outcome": "stopped"}
         if meeting.resume_from:
-            self._meter = ProgressMeter(spec.iterations_total, meeting.resume_iterations)
+            self._meter = self._make_meter(meeting.resume_iterations)
         if spec.leads:
             self._reporter.stop_times = self._store.take_stop()
         environment = self._environment(meeting)
@@ -91,6 +98,10 @@ class MemberRun:
         program = self._ranks.start(words, environment, directory)
         status = self._watch(program)
         return self._conclude(status)
+
+    def _make_meter(self, resumed: int | None) -> ProgressMeter:
+        spec = self._spec
+        return ProgressMeter(spec.iterations_total, resumed, may_exceed=spec.until_exit)
 
     def close(self) -> None:
         """Close the output. All processes are dead."""
@@ -144,7 +155,8 @@ class MemberRun:
             self._ranks.pump(TICK_S)
             self._announce_if_up()
             now_s = time.monotonic()
-            self._take_requests(now_s)
+            if program.poll() is None:  # a request that comes later has not ended it
+                self._take_requests(now_s)
             self._look(now_s)
             self._end_if_hanging(now_s)
         self._ranks.finish()
@@ -218,16 +230,19 @@ class MemberRun:
             self._report()
         for iterations, loss, total in reports:
             self._feed(iterations, loss, source="trainer")
-            if total is not None and total != self._spec.iterations_total:
+            if not (self._trainer.remark or self._spec.until_exit):
+                self._reporter.trainer_remark = UNREPORTED_END
+            is_other = total is not None and total != self._spec.iterations_total
+            if is_other and not self._spec.until_exit:
                 self._reporter.remark = (
                     f"Trainer counts {total} steps, but the job has"
                     f" {self._spec.iterations_total:g} iterations; submit it with the same number"
                 )
             self._report()
 
-    def _feed_text(self, iterations: str, loss: str | None) -> None:
-        """Take progress in that was found in the first rank's output."""
-        self._feed(iterations.replace(",", ""), loss, source="output")
+    def _feed_text(self, rank: str, iterations: str, loss: str | None) -> None:
+        """Take progress in that was found in a rank's output."""
+        self._feed(iterations.replace(",", ""), loss, source=rank)
         self._report()
 
     def _take_report(self, report: dict[str, Any]) -> None:
@@ -270,7 +285,7 @@ class MemberRun:
         if not isinstance(iterations, int) or (path, iterations) == self._listed:
             return
         self._listed = path, iterations
-        if not 0 <= iterations <= self._spec.iterations_total:
+        if not 0 <= iterations <= self._meter.most_iterations:
             self._reporter.remark = (
                 f"the checkpoint {path} has {iterations} iterations, so it is not kept"
             )
@@ -280,6 +295,7 @@ class MemberRun:
         except (OSError, ValueError) as error:
             self._reporter.remark = str(error)
             return
+        self._feed(iterations, source="checkpoint")  # it proves them
         if self._stop_s is not None:
             self._reporter.last_checkpoint_s = time.monotonic() - self._stop_s
 
@@ -302,11 +318,11 @@ class MemberRun:
         """Return the outcome of a program that ended with ``status``."""
         children.end_descendants()
         self._save_stop()
+        if status == 0 and self._reporter.up_s is None:  # it ended before all ranks were seen
+            self._reporter.up_s = time.monotonic() - self._began_s
         self._report()
-        if status == 0 and self._stop_s is None:
+        if status == 0 and self._is_done():
             return {"outcome": "succeeded"}
-        if self._stop_s is not None and self._killed != "stall":
-            return {"outcome": "succeeded" if self._is_done(status) else "stopped"}
         if self._killed == "stall":
             error = (
                 f"the program made no progress for {self._silent_s:.0f} s after iteration"
@@ -314,6 +330,8 @@ class MemberRun:
             )
             self._note_start(error)
             return {"outcome": "failed", "reason": "stalled", "error": error}
+        if self._stop_s is not None:
+            return {"outcome": "stopped"}
         return self._explain(status)
 
     def _save_stop(self) -> None:
@@ -325,9 +343,14 @@ class MemberRun:
         except OSError as error:
             self._reporter.remark = f"the duration of the stop cannot be kept: {error}"
 
-    def _is_done(self, status: int) -> bool:
-        """Return whether a program that was asked to stop had done all iterations already."""
-        return status == 0 and self._meter.is_complete
+    def _is_done(self) -> bool:
+        """Return whether a program that exited with 0 was done (``docs/training.md#success``).
+
+        The leader decides for its gang. Other members have done their part.
+        """
+        if self._spec.until_exit or not self._spec.leads:
+            return self._stop_s is None and not self._killed
+        return self._meter.is_complete
 
     def _explain(self, status: int) -> dict[str, str]:
         """Return the outcome of a failure, and note it if it was a start from a checkpoint."""
@@ -340,7 +363,10 @@ class MemberRun:
             resumed=self._resumed is not None,
             killed_by_kernel=self._ranks.killed_by_kernel(),
         )
+        total, done = self._spec.iterations_total, self._meter.iterations
         error = failures.describe(status, outputs)
+        if status == 0:
+            error = failures.describe_early_end(done, total, outputs)
         if stated := self._read_failure():
             reason, error = stated
         if self._resumed is not None and not began and reason in ("bad_checkpoint", "killed"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import selectors
 import time
+from functools import partial
 
 from tessera.service.agent.files import make_pipe, read_start, read_trusted
 from tessera.service.agent.keeper import children
@@ -35,10 +36,13 @@ class Ranks:
     def __init__(
         self,
         spec: KeeperSpec,
-        found: Callable[[str, str | None], None],
+        found: Callable[[str, str, str | None], None],
         take_report: Callable[[dict[str, Any]], None],
     ) -> None:
-        """Call ``found`` with progress in the first rank's output, ``take_report`` with reports."""
+        """Call ``found`` with progress in a rank's output, ``take_report`` with reports.
+
+        The arguments of ``found`` are the rank's name, iterations and loss.
+        """
         self._spec, self._found, self._take_report = spec, found, take_report
         self._selector = selectors.DefaultSelector()
         self._outputs: dict[str, RankOutput] = {}  # by name, in order of creation
@@ -59,7 +63,7 @@ class Ranks:
         spec = self._spec
         if spec.ranks_are_gpus:
             for local, rank in enumerate(spec.ranks):
-                self._add(f"rank-{rank}", self._make_pipe(local), finds=rank == 0)
+                self._add(f"rank-{rank}", self._make_pipe(local), finds=self._is_searched(rank))
             name = self._launcher
         else:
             name = f"rank-{spec.ranks[0]}"
@@ -179,7 +183,7 @@ class Ranks:
 
     def _add(self, name: str, descriptor: int, *, finds: bool) -> None:
         spec = self._spec
-        finder = self._make_finder() if finds else None
+        finder = self._make_finder(name) if finds else None
         if name not in self._files:
             self._files[name] = LogFiles(spec.logs, name, spec.log_bytes)
         elif self._outputs[name].is_open:
@@ -188,12 +192,17 @@ class Ranks:
         output = self._outputs[name] = RankOutput(descriptor, self._files[name], finder)
         self._selector.register(descriptor, selectors.EVENT_READ, output)
 
-    def _make_finder(self) -> LineFinder | None:
-        """Return what searches the first rank's output. Of a program that reports, only reports count."""
+    def _is_searched(self, rank: int) -> bool:
+        """Return whether the output of ``rank`` is searched. Other nodes' ranks are out of reach."""
+        spec = self._spec
+        return rank == 0 or (spec.leads and spec.last_rank_reports and rank == spec.ranks[-1])
+
+    def _make_finder(self, name: str) -> LineFinder | None:
+        """Return what searches a rank's output. Of a program that reports, only reports count."""
         if self._spec.report_prefix:
             return ReportFinder(self._spec.report_prefix, self._take_report)
         if self._spec.progress_pattern:
-            return ProgressFinder(self._spec.progress_pattern, self._found)
+            return ProgressFinder(self._spec.progress_pattern, partial(self._found, name))
         return None
 
     def _make_pipe(self, local: int) -> int:

@@ -32,6 +32,7 @@ class KeeperSpec:
     address: str  # under which other nodes reach this one
     argv: tuple[str, ...]
     environment: dict[str, str]
+    last_rank_reports: bool = False  # the last rank's output is searched for progress, too
     stdin: str = ""  # the text of the program's standard input
     report_prefix: str = ""  # of lines of the first rank's output that are reports; "" for none
     staging: tuple[str, ...] = ()
@@ -43,6 +44,7 @@ class KeeperSpec:
     cores: tuple[int, ...] = ()  # () for all
     cgroup: str = ""  # "" without a limit on host memory
     iterations_total: float = 0.0
+    until_exit: bool = False  # whether the program decides when the job is done
     iter_time_s: float = 0.0  # expected; 0 if it is not known
     progress_pattern: str = ""
     stall_limit_s: float = 0.0  # 0 for the default

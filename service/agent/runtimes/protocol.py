@@ -21,7 +21,7 @@ EMPTY_ENVIRONMENT: Final[Mapping[str, str]] = MappingProxyType({})
 class ExitOutcome(StrEnum):
     """The way in which a member's process ended."""
 
-    SUCCEEDED = "succeeded"  # all iterations are done
+    SUCCEEDED = "succeeded"  # its iterations are done, or its program has decided so
     STOPPED = "stopped"  # it was asked to stop
     FAILED = "failed"
 

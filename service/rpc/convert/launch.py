@@ -64,6 +64,7 @@ def to_launch(field: str, message: pb.Launch) -> LaunchSpec:
             tuning_budget_s=_to_seconds(
                 "tuning_budget", m.tuning_budget if m.HasField("tuning_budget") else None
             ),
+            until_exit=m.until_exit,
         )
         check_pattern("progress_pattern", launch.progress_pattern)
     except InvalidInput as wrong:
@@ -75,7 +76,7 @@ def to_launch(field: str, message: pb.Launch) -> LaunchSpec:
 
 
 def require_runnable(field: str, spec: JobSpec) -> None:
-    """Check that a user's job can run its command and its plans, and can tune.
+    """Check that a user's job can run its command and its plans, can tune, and can decide its end.
 
     Its plans, stated or submitted, need nothing but the job's runtime and techniques.
 
@@ -83,6 +84,12 @@ def require_runnable(field: str, spec: JobSpec) -> None:
     """
     runtime = RUNTIMES[spec.runtime]
     runtime.check_command(f"{field}.command", spec.command)
+    if spec.launch.until_exit and not runtime.trains:
+        raise InvalidInput(
+            f"{field}.launch.until_exit",
+            f"needs a program that decides, and the runtime {spec.runtime!r} starts none; leave it out, or"
+            " state a command",
+        )
     if spec.launch.tuning_space:
         _require_tuning(f"{field}.launch.tuning_space", spec)
     for name, plan in (("stated_plan", spec.stated_plan), ("submitted_plan", spec.submitted_plan)):
@@ -106,6 +113,7 @@ def of_launch(spec: JobSpec) -> pb.Launch:
         stop_grace=_of_seconds(launch.stop_grace_s),
         tuning_space=launch.tuning_space,
         tuning_budget=_of_seconds(launch.tuning_budget_s),
+        until_exit=launch.until_exit,
     )
 
 

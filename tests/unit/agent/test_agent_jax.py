@@ -16,7 +16,7 @@ from tessera.formulation.runtimes import JAX
 from tessera.formulation.values import Cell
 from tessera.service.agent.gangs import Gang
 from tessera.service.agent.runtimes.protocol import ExitOutcome, MemberExit
-from tests.support.programs import ProgramBench, end_of
+from tests.support.programs import UNTIL_EXIT, ProgramBench, end_of
 
 SUCCESS = MemberExit(outcome=ExitOutcome.SUCCEEDED)
 
@@ -88,7 +88,7 @@ async def test_a_script_runs_once_on_its_node_and_finds_the_modules_of_the_clien
 ) -> None:
     fields: dict[str, Any] = {
         "execution_plan": a_pipeline().to_json(),
-        "launch": {"environment": {"XLA_FLAGS": "--xla_own=1"}},
+        "launch": {"environment": {"XLA_FLAGS": "--xla_own=1"}, **UNTIL_EXIT},
     }
     gang = a_jax_gang(bench, SHOW, "--pp={plan.pp}", **fields)
     assert await end_of(bench.start(gang)) == SUCCESS, bench.output()
@@ -105,7 +105,7 @@ async def test_a_script_runs_once_on_its_node_and_finds_the_modules_of_the_clien
 async def test_the_scripts_of_several_nodes_get_the_address_and_port_of_the_first(
     bench: ProgramBench,
 ) -> None:
-    gang = a_jax_gang(bench, SHOW + MEET, **two_nodes(2))
+    gang = a_jax_gang(bench, SHOW + MEET, launch=UNTIL_EXIT, **two_nodes(2))
     handles = [bench.start(gang, node) for node in ("n0", "n1")]
     for handle in handles:
         assert await end_of(handle) == SUCCESS, bench.output()
@@ -135,17 +135,23 @@ async def test_a_loss_that_is_no_number_does_not_hide_the_iterations(bench: Prog
     assert (progress.iterations, progress.loss) == (4.0, None)
 
 
-async def test_a_program_that_states_an_end_and_exits_with_success_has_succeeded(
-    bench: ProgramBench,
+@pytest.mark.parametrize("done", [10, 9])
+async def test_the_end_that_a_program_states_counts_only_if_iterations_are_missing(
+    bench: ProgramBench, done: int
 ) -> None:
-    program = """
+    program = f"""
 from tessera import progress
+progress.report({done})
 try:
     progress.fail("refused", "changed its mind")
 except SystemExit:
     pass
 """
-    assert await end_of(bench.start(a_jax_gang(bench, program))) == SUCCESS
+    end = await end_of(bench.start(a_jax_gang(bench, program)))
+    refused = MemberExit(
+        outcome=ExitOutcome.FAILED, error="changed its mind", reason=ExitReason.REFUSED
+    )
+    assert end == (SUCCESS if done == 10 else refused)
 
 
 def test_a_pipeline_over_several_nodes_is_refused_before_anything_starts(

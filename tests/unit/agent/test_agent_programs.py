@@ -28,7 +28,7 @@ from tessera.service.agent.trainer_certificate import CertificateSource, Trainer
 from tests.support.agents import is_running, until
 from tests.support.execution_plans import a_plan
 from tests.support.patience import PATIENCE_S
-from tests.support.programs import ProgramBench, end_of, train
+from tests.support.programs import UNTIL_EXIT, ProgramBench, end_of, train
 from tests.support.tuning import tuner
 
 __all__ = ["tuner"]
@@ -70,12 +70,6 @@ async def test_a_program_reports_progress_by_lines_of_its_output(bench: ProgramB
     handle = bench.start(bench.gang(program, launch={"progress_pattern": pattern}))
     assert await end_of(handle) == SUCCESS
     assert (observed(handle).iterations, observed(handle).loss) == (10, 0.2)
-
-
-async def test_a_program_that_reports_nothing_runs_and_succeeds(bench: ProgramBench) -> None:
-    handle = bench.start(bench.gang("print('hello')"))
-    assert await end_of(handle) == SUCCESS
-    assert observed(handle) == Progress(iterations=0, iter_time_s=0, runtime="command")
 
 
 async def test_a_stopped_program_goes_on_from_its_checkpoint(bench: ProgramBench) -> None:
@@ -196,6 +190,7 @@ while not os.path.exists("seen"): time.sleep(0.01)
 nan = float("nan")
 write({lie})
 while not os.path.exists("go on"): time.sleep(0.01)
+write(10)
 """
     handle = bench.start(bench.gang(program))
     await handle.begun()
@@ -211,7 +206,7 @@ while not os.path.exists("go on"): time.sleep(0.01)
 async def test_progress_that_goes_back_is_ignored(bench: ProgramBench) -> None:
     program = "for k in (3, 2, 5): print('it', k, flush=True)"
     gang = bench.gang(program, launch={"progress_pattern": r"it (?P<iteration>\d+)"})
-    handle = bench.start(gang)
+    handle = bench.start(replace(gang, iterations_total=5.0))
     assert await end_of(handle) == SUCCESS
     assert observed(handle).iterations == 5
     assert "2 iterations after 3" in observed(handle).remark
@@ -242,7 +237,7 @@ child = "import os, time; open({str(tmp_path / "child")!r}, 'w').write(str(os.ge
 subprocess.Popen([sys.executable, "-c", child], start_new_session=True)
 while not __import__("os").path.exists({str(tmp_path / "child")!r}): time.sleep(0.01)
 """
-    assert await end_of(bench.start(bench.gang(program))) == SUCCESS
+    assert await end_of(bench.start(bench.gang(program, launch=UNTIL_EXIT))) == SUCCESS
     assert not is_running(pid_in(tmp_path / "child"))
 
 
@@ -280,7 +275,7 @@ async def test_an_agent_adopts_a_keeper_and_its_program(bench: ProgramBench) -> 
 
 async def test_much_output_is_bounded_and_its_end_is_kept(bench: ProgramBench) -> None:
     program = "for k in range(40_000): print(f'{k:09}')"
-    handle = bench.start(bench.gang(program), log_bytes=40_000)
+    handle = bench.start(bench.gang(program, launch=UNTIL_EXIT), log_bytes=40_000)
     assert await end_of(handle) == SUCCESS
     lines = bench.output().splitlines()
     assert lines[-1] == f"{39_999:09}"
@@ -291,7 +286,8 @@ async def test_much_output_is_bounded_and_its_end_is_kept(bench: ProgramBench) -
 
 async def test_the_staging_command_runs_first_and_may_fail(bench: ProgramBench) -> None:
     staging = ("/bin/sh", "-c", "echo data > data.txt")
-    gang = bench.gang("print(open('data.txt').read())", launch={"staging_command": staging})
+    launch = {"staging_command": staging, **UNTIL_EXIT}
+    gang = bench.gang("print(open('data.txt').read())", launch=launch)
     assert await end_of(bench.start(gang)) == SUCCESS
     assert bench.output() == "data\n\n"
     staging = ("/bin/sh", "-c", "echo no such bucket; exit 4")
@@ -313,7 +309,7 @@ async def test_the_environment_has_the_contract_and_no_secret_of_the_agent(
         "PGPASSWORD": "secret",
     }
     program = "import json, os; print(json.dumps(dict(os.environ)))"
-    launch = {"environment": {"MINE": "1"}}
+    launch = {"environment": {"MINE": "1"}, **UNTIL_EXIT}
     gang = bench.gang(program, launch=launch, execution_plan="", array_index=3, array_size=10)
     handle = bench.start(gang, environment=environment)
     assert await end_of(handle) == SUCCESS
@@ -348,7 +344,7 @@ async def test_progress_that_trainer_posts_reaches_the_agent(bench: ProgramBench
 import json, os, ssl, urllib.request
 context = ssl.create_default_context(cafile=os.environ["KUBEFLOW_TRAINER_SERVER_CA_CERT"])
 token = open(os.environ["KUBEFLOW_TRAINER_SERVER_TOKEN"]).read()
-values = {"current_step": 4, "total_steps": 12, "loss": 0.25}
+values = {"current_step": 10, "total_steps": 12, "loss": 0.25}
 metrics = [{"name": name, "value": str(value)} for name, value in values.items()]
 request = urllib.request.Request(
     os.environ["KUBEFLOW_TRAINER_SERVER_URL"],
@@ -362,7 +358,7 @@ print(urllib.request.urlopen(request, context=context).status)
     assert await end_of(handle) == SUCCESS
     assert bench.output() == "200\n"
     progress = observed(handle)
-    assert (progress.iterations, progress.loss) == (4, 0.25)
+    assert (progress.iterations, progress.loss) == (10, 0.25)
     assert "Trainer counts 12 steps, but the job has 10 iterations" in progress.remark
 
 
@@ -384,7 +380,8 @@ else:
             pass
 """
     shares = (("n0", (0,)), ("n1", (0,)))
-    gang = bench.gang(program, shares=shares, members=("n0", "n1"), member_gpus=(1, 1))
+    fields: dict[str, Any] = {"shares": shares, "members": ("n0", "n1"), "member_gpus": (1, 1)}
+    gang = bench.gang(program, launch=UNTIL_EXIT, **fields)
     follower = bench.start(gang, "n1")  # before the leader
     leader = bench.start(gang)
     assert [await end_of(leader), await end_of(follower)] == [SUCCESS, SUCCESS]
@@ -488,7 +485,7 @@ async def test_a_secret_reaches_the_environment_of_its_tenants_jobs_alone(
     (tmp_path / "blue").mkdir()
     (tmp_path / "blue" / "token").write_text("s3cret\n")
     secret = {"secrets": (SecretVariable(variable="TOKEN", name="token"),)}
-    gang = bench.gang("import os; print(os.environ['TOKEN'])", launch=secret)
+    gang = bench.gang("import os; print(os.environ['TOKEN'])", launch={**secret, **UNTIL_EXIT})
     assert await end_of(bench.start(replace(gang, tenant="blue"), secrets=tmp_path)) == SUCCESS
     assert bench.output() == "s3cret\n"
     with pytest.raises(InvalidInput, match="does not exist"):
@@ -517,7 +514,8 @@ open("mine", "w").close()
 """
     data = bench.settings.data_dir
     words = ("/usr/bin/python3", "-c", program, str(data), "/etc/shadow")
-    handle = bench.start(bench.gang(words), users=UserRule(default="nobody"))
+    gang = bench.gang(words, launch=UNTIL_EXIT)
+    handle = bench.start(gang, users=UserRule(default="nobody"))
     end = await end_of(handle)
     assert (end, bench.output()) == (SUCCESS, "65534 [65534]\nrefused\nrefused\n")
     assert (bench.store / "files" / "mine").owner() == "nobody"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,10 +45,12 @@ def observed(handle: MemberHandle) -> Progress:
     return progress
 
 
-async def run(bench: ProgramBench, *parts: str, end: str = "0") -> tuple[MemberExit, Progress]:
+async def run(
+    bench: ProgramBench, *parts: str, end: str = "0", **fields: Any
+) -> tuple[MemberExit, Progress]:
     """Return how a job that says ``parts`` ended, and its progress."""
     write_conversation(bench.root, *parts, end=end)
-    handle = bench.start(an_alpa_gang(bench))
+    handle = bench.start(an_alpa_gang(bench, **fields))
     return await end_of(handle), observed(handle)
 
 
@@ -58,7 +61,7 @@ async def test_the_recorded_conversation_is_the_runners(bench: ProgramBench) -> 
 
 
 async def test_a_clean_conversation_is_understood(replayed: ProgramBench) -> None:
-    end, progress = await run(replayed, CLEAN)
+    end, progress = await run(replayed, CLEAN, iterations_total=4)
     assert end == SUCCESS
     assert (progress.iterations, progress.loss) == (4, 0.3525390625)
     assert progress.remark == ""
@@ -86,7 +89,8 @@ async def test_a_clean_conversation_is_understood(replayed: ProgramBench) -> Non
     ],
 )
 async def test_rubbish_between_reports_is_left_out(replayed: ProgramBench, rubbish: str) -> None:
-    end, progress = await run(replayed, reported(1), rubbish, reported(2, 0.25))
+    parts = reported(1), rubbish, reported(2, 0.25)
+    end, progress = await run(replayed, *parts, iterations_total=2)
     assert end == SUCCESS
     assert (progress.iterations, progress.loss, progress.remark) == (2, 0.25, "")
 
@@ -126,7 +130,7 @@ async def test_a_runner_that_hangs_is_ended(replayed: ProgramBench) -> None:
 async def test_a_loss_that_is_not_finite_is_named_and_the_iteration_counts(
     replayed: ProgramBench, loss: object
 ) -> None:
-    end, progress = await run(replayed, reported(1), reported(2, loss))
+    end, progress = await run(replayed, reported(1), reported(2, loss), iterations_total=2)
     assert end == SUCCESS
     assert (progress.iterations, progress.loss) == (2, 0.5)
     assert "that was ignored" in progress.remark

@@ -10,7 +10,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli.jobfile import read_jobs
-from tessera.service.cli.jobview import show_job
+from tessera.service.cli.jobview import job_columns, show_job
 from tessera.service.cli.launchoptions import MAX_FILE_BYTES, program_options, secret_warning
 from tessera.service.cli.launchview import launch_facts
 from tessera.v1 import jobs_pb2, launch_pb2
@@ -31,6 +31,7 @@ WHOLE_OPTIONS: dict[str, Any] = {
     "progress_pattern": WHOLE_LAUNCH.progress_pattern,
     "stall_limit": "30m",
     "stop_grace": "1m30.5s",
+    "until_exit": True,
 }
 WHOLE_KEYS = r"""
 runtime: torchrun
@@ -43,6 +44,7 @@ user: ana
 progress_pattern: 'iteration +(?P<iteration>\d+).*?loss: (?P<loss>[0-9.]+)'
 stall_limit: 30m
 stop_grace: 90.5
+until_exit: true
 """
 
 
@@ -213,3 +215,31 @@ def test_a_job_without_a_program_shows_its_runtime_only(
     assert "replay" in shown
     for name in ("command", "environment", "secrets", "starts in", "stall limit", "runs as"):
         assert name not in shown
+
+
+@pytest.mark.parametrize(
+    ("until_exit", "done", "percent", "text"),
+    [
+        (False, 30.0, "3.0", "3.0 % (30 of 1,000 iterations)"),
+        (True, 30.0, "3.0", "30 iterations (1,000 expected)"),
+        (True, 1200.0, "100.0", "1,200 iterations (1,000 expected)"),
+        (True, 0.0, "-", "no iterations reported (1,000 expected)"),
+    ],
+)
+def test_the_shown_count_of_iterations_is_the_reported_one(
+    capsys: pytest.CaptureFixture[str], until_exit: bool, done: float, percent: str, text: str
+) -> None:
+    launch = launch_pb2.Launch(runtime="command", until_exit=until_exit)
+    job = jobs_pb2.Job(
+        name="clusters/c/jobs/j",
+        state=jobs_pb2.SUCCEEDED,
+        iterations=1000,
+        iterations_done=done,
+        launch=launch,
+    )
+    show_job(job, NOW)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"progress {text}" in shown
+    assert ("done when its program exits with status 0" in shown) == until_exit
+    (column,) = (column for column in job_columns([job], NOW) if column.title == "DONE %")
+    assert column.value(job) == percent

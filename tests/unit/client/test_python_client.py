@@ -277,9 +277,11 @@ def test_a_job_is_described_by_short_names() -> None:
         restart_s=1.5,
         deadline=deadline,
         max_retries=0,
+        until_exit=True,
     )
     assert job.workload.global_batch == 256
     assert job.launch.environment == {"A": "b"}
+    assert job.launch.until_exit
     assert job.restart.ToMilliseconds() == 1500
     assert job.deadline.ToDatetime(UTC) == deadline
     assert job.HasField("max_retries")

@@ -180,6 +180,16 @@ def test_workloads_that_cannot_be_profiled_say_why_and_stay_analytic() -> None:
     assert "--step" in status.problem
 
 
+def test_a_task_that_succeeded_without_records_has_failed() -> None:
+    task = a_task(BERT, "a100", JobState.SUCCEEDED)
+    cluster = a_cluster(a_wanted_workload(BERT), types=("a100",), profiling=(task,))
+    (status,) = profiling_status(cluster, HARDWARE, ProfilingOptions(), BERT).tasks
+    assert (status.state, status.problem) == (
+        TaskState.FAILED,
+        "it ended without a record of any layer",
+    )
+
+
 def test_the_status_is_given_for_each_type() -> None:
     there = (
         a_task(BERT, "a100", JobState.SUCCEEDED),

@@ -85,6 +85,7 @@ class JobFields(TypedDict, total=False):
     restart_s: float
     labels: Mapping[str, str]
     max_retries: int
+    until_exit: bool
 
 
 def make_job(**fields: Unpack[JobFields]) -> jobs_pb2.Job:
@@ -110,9 +111,10 @@ def make_job(**fields: Unpack[JobFields]) -> jobs_pb2.Job:
     job.workload.model = fields.get("model", "")
     job.workload.params = fields.get("params", "")
     job.workload.global_batch = fields.get("batch", 0)
-    if "runtime" in fields or "environment" in fields:
+    if fields.keys() & {"runtime", "environment", "until_exit"}:
         job.launch.runtime = fields.get("runtime", "")
         job.launch.environment.update(fields.get("environment", {}))
+        job.launch.until_exit = fields.get("until_exit", False)
     if "deadline" in fields:
         job.deadline.FromDatetime(_moment(fields["deadline"]))
     if "restart_s" in fields:

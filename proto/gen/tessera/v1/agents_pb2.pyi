@@ -447,6 +447,9 @@ class ObservedGang(_message.Message):
         RUNNING: ObservedGang._Phase.ValueType  # 2
         STOPPING: ObservedGang._Phase.ValueType  # 3
         SUCCEEDED: ObservedGang._Phase.ValueType  # 4
+        """The program has ended and is done. A leader that has not reported all iterations of the job has
+        FAILED, unless launch.until_exit is set: servers check it.
+        """
         FAILED: ObservedGang._Phase.ValueType  # 5
 
     class Phase(_Phase, metaclass=_PhaseEnumTypeWrapper):
@@ -457,6 +460,9 @@ class ObservedGang(_message.Message):
     RUNNING: ObservedGang.Phase.ValueType  # 2
     STOPPING: ObservedGang.Phase.ValueType  # 3
     SUCCEEDED: ObservedGang.Phase.ValueType  # 4
+    """The program has ended and is done. A leader that has not reported all iterations of the job has
+    FAILED, unless launch.until_exit is set: servers check it.
+    """
     FAILED: ObservedGang.Phase.ValueType  # 5
 
     JOB_FIELD_NUMBER: _builtins.int

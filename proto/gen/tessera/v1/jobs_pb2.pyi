@@ -162,7 +162,7 @@ class Job(_message.Message):
     name: _builtins.str
     """"clusters/{cluster}/jobs/{job}" """
     iterations: _builtins.int
-    """The iterations of the whole job, 1 to 1e12."""
+    """The iterations of the whole job, 1 to 1e12. With launch.until_exit, the expected number."""
     requested_gpus: _builtins.int
     """The number of GPUs that the user requests. Rounds may give the job another number within its
     bounds.
@@ -228,7 +228,9 @@ class Job(_message.Message):
     state: Global___JobState.ValueType
     """The job's state."""
     iterations_done: _builtins.float
-    """The iterations that are done."""
+    """The iterations that are done, as the program reported them. With launch.until_exit, they may be
+    more than `iterations`, and 0 if the program reports none.
+    """
     generation: _builtins.int
     """The number of its latest allocation, counted from 1."""
     retries: _builtins.int

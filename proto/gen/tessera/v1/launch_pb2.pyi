@@ -49,6 +49,10 @@ class _ExitReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ExitReason
     """
     EXIT_LOSS_NOT_FINITE: _ExitReason.ValueType  # 9
     """The loss is infinite or not a number, and the program stops for that. Trying again is pointless."""
+    EXIT_ENDED_EARLY: _ExitReason.ValueType  # 10
+    """It exited with status 0 before it had reported all of the job's iterations, and nobody had asked it
+    to stop.
+    """
 
 class ExitReason(_ExitReason, metaclass=_ExitReasonEnumTypeWrapper):
     """The reason why a program ended without success."""
@@ -76,6 +80,10 @@ pointless.
 """
 EXIT_LOSS_NOT_FINITE: ExitReason.ValueType  # 9
 """The loss is infinite or not a number, and the program stops for that. Trying again is pointless."""
+EXIT_ENDED_EARLY: ExitReason.ValueType  # 10
+"""It exited with status 0 before it had reported all of the job's iterations, and nobody had asked it
+to stop.
+"""
 Global___ExitReason: _TypeAlias = ExitReason  # noqa: Y015
 
 @_typing.final
@@ -118,6 +126,7 @@ class Launch(_message.Message):
     STOP_GRACE_FIELD_NUMBER: _builtins.int
     TUNING_SPACE_FIELD_NUMBER: _builtins.int
     TUNING_BUDGET_FIELD_NUMBER: _builtins.int
+    UNTIL_EXIT_FIELD_NUMBER: _builtins.int
     runtime: _builtins.str
     """The runtime that starts the program: "replay", "command", "torchrun", "deepspeed",
     "megatron", "jax" or "alpa".
@@ -143,6 +152,11 @@ class Launch(_message.Message):
     (half of each stage's shapes), "arena" (those that Arena's rules leave) or "full" (all with as
     many pipeline stages). The fastest one that was measured is used from then on. Needs a runtime
     whose programs tune ("jax"). Empty: the program does not tune.
+    """
+    until_exit: _builtins.bool
+    """Whether the program decides when the job is done: by exiting with status 0, without having been
+    asked to stop. The iterations of the job are then the expected ones. If false, the job is done once
+    the program has reported all of its iterations and exits with status 0.
     """
     @_builtins.property
     def environment(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -192,10 +206,11 @@ class Launch(_message.Message):
         stop_grace: _duration_pb2.Duration | None = ...,
         tuning_space: _builtins.str = ...,
         tuning_budget: _duration_pb2.Duration | None = ...,
+        until_exit: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stall_limit", b"stall_limit", "stop_grace", b"stop_grace", "tuning_budget", b"tuning_budget"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["environment", b"environment", "image", b"image", "progress_pattern", b"progress_pattern", "runtime", b"runtime", "secrets", b"secrets", "staging_command", b"staging_command", "stall_limit", b"stall_limit", "stop_grace", b"stop_grace", "tuning_budget", b"tuning_budget", "tuning_space", b"tuning_space", "user", b"user", "working_directory", b"working_directory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["environment", b"environment", "image", b"image", "progress_pattern", b"progress_pattern", "runtime", b"runtime", "secrets", b"secrets", "staging_command", b"staging_command", "stall_limit", b"stall_limit", "stop_grace", b"stop_grace", "tuning_budget", b"tuning_budget", "tuning_space", b"tuning_space", "until_exit", b"until_exit", "user", b"user", "working_directory", b"working_directory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
