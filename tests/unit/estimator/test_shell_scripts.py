@@ -1,0 +1,153 @@
+"""Scripts are read as bash runs them: the words of the launched commands are compared."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tessera.estimator.stated.shell import Launch, read_script
+from tessera.formulation.errors import InvalidInput
+from tests.support.bash import Bash
+from tests.support.laws import examples
+
+SCRIPTS = sorted((Path(__file__).parents[2] / "support" / "scripts").glob("*.sh"))
+
+
+@pytest.fixture(scope="module")
+def bash(tmp_path_factory: pytest.TempPathFactory) -> Bash:
+    return Bash(tmp_path_factory.mktemp("bash"))
+
+
+def words_of(launch: Launch) -> list[str]:
+    """Return all words of a launch but the launcher's name, as a program gets them."""
+    return [*map(str, launch.options), launch.program, *map(str, launch.words)]
+
+
+# A script is a list of statements. Every draw is valid bash that uses variables A to F.
+
+names = st.sampled_from("ABCDEF")
+numbers = st.integers(0, 12).map(str)
+plain = st.sampled_from(["--x", "1", "a b", "--tp 2", "-y", "8", "", " p  q ", "t=1", "é"])
+
+
+@st.composite
+def uses(draw: st.DrawFn) -> str:
+    name = draw(names)
+    return draw(
+        st.sampled_from(
+            [
+                f"${name}",
+                f"${{{name}}}",
+                f"${{{name}:-d e}}",
+                f"${{{name}-}}",
+                f"${{{name}:+--set}}",
+                f"${{{name}[@]}}",
+                f"${{{name}[*]}}",
+                f"${{{name}[0]}}",
+                f"${{#{name}}}",
+                f"${{{name}%b}}",
+                f"${{{name}##*-}}",
+                f"${{{name}/a/z}}",
+                f"${{{name}:0:2}}",
+                f"${{{name}^^}}",
+                f"$(({draw(numbers)} * (2 + {draw(numbers)})))",
+                f"$(echo {draw(numbers)} ${name})",
+                f"`expr {draw(numbers)} + {draw(numbers)}`",
+            ]
+        )
+    )
+
+
+@st.composite
+def words(draw: st.DrawFn) -> str:
+    kind = draw(st.integers(0, 6))
+    if kind == 0:
+        return draw(uses())
+    if kind == 1:
+        return f'"{draw(uses())}"'
+    if kind == 2:
+        return f'"{draw(plain)}{draw(uses())} {draw(plain)}"'
+    if kind == 3:
+        return f"'{draw(plain)}'"
+    if kind == 4:
+        return f"--k={draw(uses())}"
+    if kind == 5:
+        return draw(st.sampled_from(["--x", "1", "a\\ b", "x#y", "'a'\"b\"c", "\\$A", "$'t\\n'", "--m=*"]))
+    return f"{draw(uses())}-{draw(numbers)}"
+
+
+@st.composite
+def conditions(draw: st.DrawFn) -> str:
+    use, number = draw(uses()), draw(numbers)
+    return draw(
+        st.sampled_from(
+            [
+                f'[ -z "{use}" ]',
+                f"[ -n {draw(names)} ]",
+                f'[ "{use}" = 1 ] || [ {number} -gt 3 ]',
+                f'[[ {use} == *a* && {number} -le 5 ]]',
+                f'[[ ! ( "{use}" != "8" ) ]]',
+                f"(( {number} > 4 ))",
+                f'! [ "{use}" == "--x" -o {number} -lt 2 ]',
+                "true",
+                "false",
+            ]
+        )
+    )
+
+
+@st.composite
+def statements(draw: st.DrawFn, depth: int = 2) -> str:
+    name = draw(names)
+    word = draw(words())
+    listed = " ".join(draw(st.lists(words(), max_size=4)))
+    simple = [
+        f"{name}={word}",
+        f"{name}+={word}",
+        f'{name}="{draw(plain)} \\\n {draw(uses())} {draw(plain)}"',
+        f"export {name}={word} {draw(names)}=3",
+        f"{name}=({listed})  # a comment ' with a quotation mark",
+        f"{name}+=(\n  {listed} # --no\n)",
+        f"{name}=$(( {draw(numbers)} > 3 ? 7 : {draw(numbers)} % 5 ))",
+        f"python a.py {listed}",
+        f"torchrun --nproc_per_node=8 b.py \\\n  {listed} 2>&1 | cat > log",
+        f"OMP_NUM_THREADS=1 srun -l python -u c.py {word} > out.txt",
+        f'bash -c "python d.py {name} ${name} {draw(plain)}"',
+        f"bash -c 'python e.py ${name}'",
+        f'CMD="python f.py {draw(uses())}"; echo $CMD; $CMD; eval $CMD',
+        f"cat > x.json <<EOF\n${name} \\$A\nEOF",
+        f"f() {{ local {name}=1; python g.py \"$@\" $# ${name} ${{1:-none}}; }}; f {listed}",
+        f"set -- {listed}; python h.py $1 \"$2\"; shift; python i.py \"$@\"",
+        f"( {name}=7; python j.py ${name} )",
+    ]
+    if depth == 0:
+        return draw(st.sampled_from(simple))
+    body = "\n".join(draw(st.lists(statements(depth - 1), min_size=1, max_size=2)))
+    other = draw(statements(depth - 1))
+    condition = draw(conditions())
+    return draw(
+        st.sampled_from(
+            [
+                *simple,
+                f"if {condition}; then\n{body}\nelse\n{other}\nfi",
+                f"if {condition}; then\n{body}\nelif {draw(conditions())}\nthen {other}\nfi",
+                f"{condition} && {{ {body}\n}}",
+                f"for {name} in {listed}; do\n{body}\ndone",
+                f"case {word} in\n 1|a*) {body}\n;;\n --x) {other}\n;;\n *) {name}=other ;;\nesac",
+                f"i=0; while [ $i -lt 3 ]; do i=$((i+1)); [ $i -eq 2 ] && continue\n{body}\ndone",
+            ]
+        )
+    )
+
+
+@examples(150)
+@given(lines=st.lists(statements(), min_size=1, max_size=8))
+def test_the_words_of_a_drawn_script_are_those_of_bash(bash: Bash, lines: list[str]) -> None:
+    script = "\n".join(["A=1", "B='--x 2'", "C=(--l 'm n')", "D=", "E=abc", "F=8", *lines])
+    ours = [words_of(launch) for launch in read_script("file", script).launches]
+    assert ours == [words[1:] for words in bash.started(script)], script
