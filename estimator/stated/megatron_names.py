@@ -24,6 +24,8 @@ MODEL: Final = _names("""
     untie-embeddings-and-output-weights disable-bias-linear add-qkv-bias qk-layernorm qk-l2-norm
     attention-dropout hidden-dropout attention-backend use-flash-attn encoder-seq-length
     decoder-seq-length vocab-size padded-vocab-size vocab-extra-ids bert-no-binary-head
+    attention-head-type enable-shared-expert num-shared-experts q-lora-rank kv-lora-rank
+    qk-head-dim qk-pos-emb-head-dim qk-nope-head-dim qk-rope-head-dim v-head-dim rotary-scaling-factor
     moe-layer-freq moe-ffn-hidden-size moe-shared-expert-intermediate-size moe-router-topk
     moe-expert-capacity-factor moe-pad-expert-input-to-capacity moe-token-drop-policy
     window-size window-attn-skip-freq softmax-type
@@ -97,6 +99,28 @@ _LOGS: Final = _names("""
     enable-ft-package calc-ft-timeouts inprocess-restart
 """)
 
+_DEEPSPEED_AND_OLD: Final = _names("""
+    DDP-impl use-contiguous-buffers-in-local-ddp no-contiguous-buffers-in-local-ddp
+    data-impl mmap-warmup override-lr-scheduler use-checkpoint-lr-scheduler
+    scaled-upper-triang-masked-softmax-fusion scaled-masked-softmax-fusion bias-gelu-fusion
+    bias-dropout-fusion fp32-allreduce fp32-tokentypes layernorm-epsilon deepspeed-mpi deepscale
+    deepscale-config deepspeed-activation-checkpointing ds-pipeline-enabled contigious-checkpointing
+    synchronize-each-layer profile-backward zero-contigious-gradients zero-reduce-bucket-size
+    zero-allgather-bucket-size zero-reduce-scatter remote-device use-pin-memory
+    repeated-dataloader train-tokens lr-decay-tokens lr-warmup-tokens     return-data-index data-efficiency-curriculum-learning train-idx-path train-doc-idx-path
+    train-sample-idx-path train-shuffle-idx-path train-desc-path train-weighted-split-paths
+    train-weighted-split-paths-path     mlp-type topk expert-interval moe-train-capacity-factor moe-eval-capacity-factor
+    moe-min-capacity moe-loss-coeff create-moe-param-group disable-moe-token-dropping use-tutel
+    ds-inference inference eval-batch-size universal-checkpoint verify-checkpoint
+    verify-checkpoint-model-type no-bf16-accumulate cpu-torch-adam use-flash-attn-v1
+    use-flash-attn-v2 use-flash-attn-triton use-flash-attn-builder no-scaled-masked-softmax-fusion
+    tokenizer-name-or-path tokenizer-path pad-vocab-size-to kill-switch-path
+    codecarbon-dir abort-on-unmet-fused-kernel-constraints embed-layernorm     log-optimizer-states-to-tensorboard     no-save-rng     aml-data-download-path extra-vocab-size max-padding-length
+    patch-tokenizer-type dataset train-mode use-legacy-models                 bert-load ict-load biencoder-projection-dim ict-head-size titles-data-path query-in-block-prob
+    use-one-sent-docs block-data-path embedding-path indexer-batch-size indexer-log-interval
+""")
+"""Arguments of Megatron-DeepSpeed, of old releases and of forks on which no plan depends."""
+
 _KERNELS_AND_OVERLAP: Final = _names("""
     transformer-impl te-rng-tracker inference-rng-tracker use-mcore-models use-legacy-models spec
     no-masked-softmax-fusion no-bias-gelu-fusion no-bias-swiglu-fusion no-bias-dropout-fusion
@@ -131,13 +155,19 @@ _KERNELS_AND_OVERLAP: Final = _names("""
 """Choices of kernels and of their overlap, which neither a plan nor its price distinguishes."""
 
 _LAUNCHER: Final = _names("""
-    nproc-per-node nnodes node-rank master-addr master-port rdzv-id rdzv-backend rdzv-endpoint
+    nproc-per-node nnodes node-rank hostfile num-nodes num-gpus include exclude no-local-rank
+    num-processes num-machines machine-rank main-process-ip main-process-port no-ssh
+    force-multi launcher launcher-args ssh-port deepspeed-config deepspeed 
+    enable-each-rank-log config-file dynamo-backend mixed-precision gpu-ids multi-gpu
+    use-deepspeed deepspeed-hostfile deepspeed-multinode-launcher save-pid master-addr master-port rdzv-id rdzv-backend rdzv-endpoint
     rdzv-conf standalone max-restarts monitor-interval start-method role module no-python run-path
     log-dir redirects tee local-addr local-ranks-filter use-env distributed-backend
     distributed-timeout-minutes distributed-timeout-seconds-after-init local-rank lazy-mpu-init
 """)
 
-IGNORED: Final = _TRAINING | _DATA_AND_FILES | _LOGS | _KERNELS_AND_OVERLAP | _LAUNCHER
+IGNORED: Final = (
+    _TRAINING | _DATA_AND_FILES | _LOGS | _DEEPSPEED_AND_OLD | _KERNELS_AND_OVERLAP | _LAUNCHER
+)
 
 _FIRST_AND_LAST: Final = (
     "state --decoder-first-pipeline-num-layers and --decoder-last-pipeline-num-layers instead, or give"
@@ -151,8 +181,6 @@ REFUSED: Final[Mapping[str, str]] = {
     " stages; give the plan as JSON",
     "--encoder-pipeline-model-parallel-size": "cannot be expressed: an encoder has its part of the"
     " stages; give the plan as JSON",
-    "--model-parallel-size": "is an old argument; state --tensor-model-parallel-size",
-    "--batch-size": "is an old argument; state --micro-batch-size",
     "--rampup-batch-size": "changes the batch during training, but a plan has one batch; remove it and"
     " state the --global-batch-size that is to be priced",
     "--decrease-batch-size-if-needed": "may change the batch, but a plan has one batch; remove it",
@@ -178,6 +206,17 @@ REFUSED: Final[Mapping[str, str]] = {
     "--fp32-residual-connection": "keeps activations of 32 bits, which the price does not know; remove"
     " it",
     "--multi-latent-attention": "is an attention that models here do not have; remove it",
+    "--partition-activations": "divides kept activations among tensor groups, which a plan cannot"
+    " express; remove it",
+    "--checkpoint-in-cpu": "keeps activations in the host's memory, which a plan cannot express; remove"
+    " it",
+    "--memory-centric-tiled-linear": "divides products in time, which a plan cannot express; remove it",
+    "--random-ltd": "leaves out tokens during training; remove it",
+    "--curriculum-learning-legacy": "changes the sequences during training, but a plan has one length;"
+    " remove it",
+    "--curriculum-learning": "changes the sequences during training, but a plan has one length; remove"
+    " it",
+    "--compression-training": "changes the model during training; remove it",
     "--use-checkpoint-args": "takes arguments from a checkpoint; state them in the file",
     "--use-mp-args-from-checkpoint-args": "takes the degrees from a checkpoint; state them in the file",
     "--yaml-cfg": "names another file; give that file as the plan",
@@ -192,5 +231,6 @@ OFF: Final[Mapping[str, frozenset[str]]] = {
     "--encoder-tensor-model-parallel-size": frozenset({"0"}),
     "--encoder-pipeline-model-parallel-size": frozenset({"0"}),
     "--mtp-num-layers": frozenset({"0"}),
+    "--pipeline-model-parallel-split-rank": frozenset({"0"}),
 }
 """Values with which a refused argument changes nothing. A flag may also be false."""

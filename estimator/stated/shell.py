@@ -91,7 +91,7 @@ class Launch:
     line: int
     launcher: str
     options: tuple[ShellWord, ...]
-    program: str
+    program: ShellWord
     words: tuple[ShellWord, ...]
 
 
@@ -658,42 +658,41 @@ class _Run:
     def _start_program(self, texts: list[str], node: Simple) -> bool:
         """Note a command that starts a Python program. Return whether it does."""
         launcher = plain(texts[0]).rpartition("/")[2]
+        start = 1
         if launcher.startswith("python") and "-m" in texts:
-            at = texts.index("-m")
-            module = plain(texts[at + 1]) if at + 1 < len(texts) else ""
+            at = texts.index("-m") + 1
+            module = plain(texts[at]) if at < len(texts) else ""
             if module in _MODULES_OF_LAUNCHERS:
-                launcher, texts = "torchrun", texts[at + 1 :]
-            elif not any(_PROGRAM.fullmatch(plain(text)) for text in texts[:at]):
-                self._note(node, launcher, [], texts[at + 1 :])
+                launcher, start = "torchrun", at + 1
+            elif module and not any(_PROGRAM.fullmatch(plain(text)) for text in texts[:at]):
+                self._note(node, launcher, texts[1:], at - 1)
                 return True
-        if launcher == "accelerate":
-            texts = texts[1:]
-        program = next((i for i, t in enumerate(texts) if i and _PROGRAM.fullmatch(plain(t))), None)
+        start += launcher == "accelerate"
+        places = range(start, len(texts))
+        program = next((i for i in places if _PROGRAM.fullmatch(plain(texts[i]))), None)
         if program is None and launcher in ("torchrun", "deepspeed", "accelerate"):
-            program = self._first_operand(texts)
+            program = self._first_operand(texts, start)
         if program is None:
             return False
-        self._note(node, launcher, texts[1:program], texts[program:])
+        self._note(node, launcher, texts[1:], program - 1)
         return True
 
-    def _first_operand(self, texts: list[str]) -> int | None:
+    def _first_operand(self, texts: list[str], at: int) -> int | None:
         """Return the place of a launcher's first word that is no option and no value of one."""
-        at = 1
         while at < len(texts) and texts[at].startswith("-"):
             alone = "=" in texts[at] or texts[at] in _FLAGS_OF_LAUNCHERS
             at += 1 if alone else 2
         return at if at < len(texts) else None
 
-    def _note(self, node: Simple, launcher: str, options: list[str], program: list[str]) -> None:
-        words = [self.unknowns.word(text) for text in (*options, *program)]
-        count = len(options)
+    def _note(self, node: Simple, launcher: str, texts: list[str], program: int) -> None:
+        words = [self.unknowns.word(text) for text in texts]
         self.launches.append(
             Launch(
                 line=node.line,
                 launcher=launcher,
-                options=tuple(words[:count]),
-                program=str(words[count]),
-                words=tuple(words[count + 1 :]),
+                options=tuple(words[:program]),
+                program=words[program],
+                words=tuple(words[program + 1 :]),
             )
         )
 

@@ -68,6 +68,7 @@ class Unknowns:
 
     def __init__(self) -> None:
         self._all: list[Unknown] = []
+        self._choices: dict[tuple[int, int], tuple[tuple[ShellWord, ...], ...]] = {}
 
     def mark(self, source: str, line: int, choices: tuple[Value, ...] = ()) -> str:
         """Return the mark of something unknown."""
@@ -83,10 +84,13 @@ class Unknowns:
         word.assumed = ASSUMED in text
         word.lone = bool(_LONE.fullmatch(text))
         if word.lone and depth < MAX_CHOICES:
-            word.choices = tuple(
-                tuple(self.word(field, depth + 1) for field in fields_of(choice))
-                for choice in word.unknown[0].choices
-            )
+            place = (numbers[0], depth)
+            if place not in self._choices:
+                self._choices[place] = tuple(
+                    tuple(self.word(field, depth + 1) for field in fields_of(choice))
+                    for choice in word.unknown[0].choices
+                )
+            word.choices = self._choices[place]
         return word
 
 

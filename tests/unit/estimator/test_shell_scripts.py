@@ -11,6 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.estimator.stated.shell import Launch, read_script
+from tessera.estimator.stated.formats import read_stated_plan
+from tessera.estimator.stated.shell_values import ShellWord
+from tessera.estimator.stated.statement import StatedPlan
 from tessera.formulation.errors import InvalidInput
 from tests.support.bash import Bash
 from tests.support.laws import examples
@@ -151,3 +154,61 @@ def test_the_words_of_a_drawn_script_are_those_of_bash(bash: Bash, lines: list[s
     script = "\n".join(["A=1", "B='--x 2'", "C=(--l 'm n')", "D=", "E=abc", "F=8", *lines])
     ours = [words_of(launch) for launch in read_script("file", script).launches]
     assert ours == [words[1:] for words in bash.started(script)], script
+
+
+def values_of(words: list[str]) -> dict[str, str]:
+    """Return the last value of each argument, read in the plainest way."""
+    values = {}
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word.startswith("--"):
+            name, equals, value = word.replace("_", "-").partition("=")
+            values[name] = value if equals else following
+    return values
+
+
+PLAN_NAMES = {
+    "tp": ("--tensor-model-parallel-size", "--model-parallel-size"),
+    "pp": ("--pipeline-model-parallel-size",),
+    "cp": ("--context-parallel-size",),
+    "ep": ("--expert-model-parallel-size",),
+    "micro_batch": ("--micro-batch-size", "--batch-size"),
+    "global_batch": ("--global-batch-size",),
+    "blocks": ("--num-layers",),
+}
+
+
+def plan_of(words: list[str]) -> dict[str, int]:
+    """Return what the words of a training state about its plan."""
+    values = values_of(words)
+    return {
+        field: int(values[name]) for field, names in PLAN_NAMES.items() for name in names if name in values
+    }
+
+
+def check_covered(launch: Launch, words: list[str]) -> None:
+    """Check that a launch has the words that bash starts, where it knows them."""
+    ours = [*launch.options, launch.program, *launch.words]
+    pattern = ""
+    for word in ours:
+        if isinstance(word, ShellWord) and word.lone:
+            pattern += "(?:[^\0]*\0)*"
+        elif isinstance(word, ShellWord) and word.unknown:
+            pattern += "[^\0]*\0"
+        else:
+            pattern += re.escape(str(word)) + "\0"
+    assert re.fullmatch(pattern, "".join(f"{word}\0" for word in words)), (ours, words)
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_of_a_public_style_is_read_as_bash_runs_it(bash: Bash, path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    launches = read_script(path.name, text).launches
+    started = bash.started(text, HOME="/root")
+    assert len(launches) == len(started) > 0
+    for launch, words in zip(launches, started, strict=True):
+        check_covered(launch, words[1:])
+    stated = read_stated_plan(path.name, text)
+    assert isinstance(stated, StatedPlan)
+    assert not {*stated.unknown} - {"gpus"}
+    expected = plan_of(started[-1])
+    assert {name: getattr(stated, name) for name in PLAN_NAMES if getattr(stated, name) is not None} == expected

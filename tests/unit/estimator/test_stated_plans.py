@@ -180,8 +180,10 @@ MORE=(--pipeline-model-parallel-size 2)
 ARGS+=("${MORE[@]}")
 torchrun "$SCRIPT.py" ${ARGS[@]} ${FP8[@]} --tensor-model-parallel-size $TP_SIZE
 """
-    assert str(complete(text)) == "2 x (dp2 tp4), 1F1B, fp8, micro-batch 2 x 16"
-    assert read(text).notes == ("all branches of file were read",)
+    assert str(complete(text)) == "2 x (dp2 tp4), 1F1B, micro-batch 2 x 16"
+    assert read(text).notes == ("taken as not set: DTYPE",)
+    eight_bits = complete(f"DTYPE=fp8\n{text}")
+    assert str(eight_bits) == "2 x (dp2 tp4), 1F1B, fp8, micro-batch 2 x 16"
 
 
 @pytest.mark.parametrize(
@@ -357,7 +359,7 @@ def test_a_field_is_read_as_its_runtime_means_it(text: str, field: str, value: o
         (
             "--tensor-model-parallel-size $TP --bf16",
             "--tensor-model-parallel-size",
-            "write the number",
+            "write the value into the file, or state --tp",
         ),
         ("--tensor-model-parallel-size", "--tensor-model-parallel-size", "not True"),
         ("--bf16 --fp16", "--fp16", "cannot be combined with --bf16"),
@@ -456,14 +458,14 @@ def test_a_field_that_a_plan_cannot_have_is_refused_by_its_name(
     text: str, field: str, said: str
 ) -> None:
     with pytest.raises(InvalidInput, match=said) as refused:
-        read(text)
+        complete_plan(read(text), a_context())
     assert refused.value.field == field
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("'" + "--a " * 100, "No closing quotation"),
+        ("'" + "--a " * 100, "a quotation has no end"),
         ("--bf16 " * 20_000, "at most 65,536 bytes"),
         ("A=xxxxxxxxxx\n" + "A=$A$A\n" * 200 + "--bf16 $A", "more than 20,000 words"),
         ("A=(--bf16)\n" + "A=( ${A[@]} ${A[@]} )\n" * 200, "more than 20,000 words"),
@@ -471,7 +473,7 @@ def test_a_field_that_a_plan_cannot_have_is_refused_by_its_name(
         ("[training]\n" + ".".join("a" * 5000) + " = 1", "levels deep"),
         ("[training]\nseq_len = " + "9" * 5000, "is not valid TOML"),
         ("[training]\nsteps = nan\n", "finite number"),
-        ("[training\n--bf16", "follows no argument"),
+        ("[training\n--bf16", "has no arguments of Megatron-LM"),
         ("--lr 1e-4\ntensor-model-parallel-size 8", "lacks its dashes"),
         ("[training]\nseq_len = 1\nseq_len = 2", "is not valid TOML"),
         ('{"zero_optimization": ' * 100 + "1" + "}" * 100, "levels deep"),
@@ -481,7 +483,12 @@ def test_a_field_that_a_plan_cannot_have_is_refused_by_its_name(
             '{"stages": [{"start": 0, "end": 1, "pp": 2}], "micro_batch": 1}',
             "not a field of a plan",
         ),
-        ("--bf16 \0", "argument|true or false"),
+        ("--bf16 \0", "a control character"),
+        ("( " * 10_000 + "--bf16", "levels of nesting"),
+        ("A=" + "${A:-" * 10_000 + " --bf16", "levels of nesting"),
+        ("f() { f; f; }; f --bf16", "call each other"),
+        ("f() { g; g; }; g() { h; h; }; h() { $A; }; while :; do f --bf16; A=1$A; done", "words"),
+        ("if x; then A=1$A\nfi\n" * 3000 + "torchrun a.py $A --bf16", "words"),
     ],
 )
 def test_hostile_texts_are_refused_quickly(text: str, said: str) -> None:
@@ -656,9 +663,11 @@ def test_statements_are_joined_and_may_not_contradict_each_other() -> None:
 def test_the_format_can_be_stated() -> None:
     with pytest.raises(InvalidInput, match="stages"):
         read_stated_plan("file", "{}", PlanFormat.JSON)
-    stated = read_stated_plan("file", "{}", PlanFormat.DEEPSPEED)
+    with pytest.raises(InvalidInput, match="has no field of DeepSpeed that states a plan"):
+        read_stated_plan("file", "{}", PlanFormat.DEEPSPEED)
+    stated = read_stated_plan("file", '{"gradient_accumulation_steps": 4}', PlanFormat.DEEPSPEED)
     assert isinstance(stated, StatedPlan)
-    assert stated.states_nothing
+    assert stated.accumulation == 4
 
 
 def test_the_plan_in_the_documents_can_be_stated() -> None:
