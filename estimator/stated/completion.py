@@ -165,7 +165,9 @@ _OPTIONS: Final = {
     "accumulation": "--micro-batches",
 }
 """The options of `tessera estimate` that state what a file leaves open."""
-_GIVEN_ELSEWHERE: Final = frozenset({"gpus", "global_batch", "blocks", "heads", "experts", "sequence"})
+_GIVEN_ELSEWHERE: Final = frozenset(
+    {"gpus", "global_batch", "blocks", "heads", "experts", "sequence"}
+)
 """Facts of the job and its model, which a statement only repeats."""
 
 

@@ -126,7 +126,8 @@ def read_deepspeed(field: str, plain: Mapping[str, Any]) -> StatedPlan:
     config = {name: value for name, value in plain.items() if value not in ("auto", None)}
     if not config.keys() & READ:
         raise InvalidInput(
-            field, f"has no field of DeepSpeed that states a plan, such as {', '.join(sorted(MARKS))}"
+            field,
+            f"has no field of DeepSpeed that states a plan, such as {', '.join(sorted(MARKS))}",
         )
     refuse_all(
         field, [(n, text) for n, value in config.items() if (text := _problem_of(n, value, field))]

@@ -104,7 +104,11 @@ def _format_of_mapping(field: str, plain: object) -> PlanFormat:
     if "stages" in names:
         return PlanFormat.JSON
     inner = plain.get("MODEL_ARGS", plain)
-    own = {megatron.canonical_name(str(n)): v for n, v in inner.items()} if isinstance(inner, Mapping) else {}
+    own = (
+        {megatron.canonical_name(str(n)): v for n, v in inner.items()}
+        if isinstance(inner, Mapping)
+        else {}
+    )
     if megatron.is_megatron(own):
         return PlanFormat.MEGATRON
     if deepspeed.is_deepspeed(plain):

@@ -192,9 +192,7 @@ def parse_arguments(field: str, words: Iterable[str]) -> tuple[dict[str, object]
     return arguments, left_out
 
 
-def _choose(
-    field: str, word: ShellWord, arguments: dict[str, object], left_out: list[str]
-) -> None:
+def _choose(field: str, word: ShellWord, arguments: dict[str, object], left_out: list[str]) -> None:
     """Add the arguments of a word that stands for one of several lists of words."""
     parsed = [parse_arguments(field, choice) for choice in word.choices]
     left_out += [text for _, texts in parsed for text in texts]
@@ -210,7 +208,10 @@ def add_differing(
         if all(value == values[0] for value in values) or name not in READ:
             arguments[name] = next(value for value in values if value is not None)
             continue
-        texts = ["not given" if value is None else "given" if value is True else str(value) for value in values]
+        texts = [
+            "not given" if value is None else "given" if value is True else str(value)
+            for value in values
+        ]
         shown = " or ".join(dict.fromkeys(texts))
         unknown = ShellWord(shown)
         unknown.unknown = (Unknown(shown, line),)
@@ -270,7 +271,9 @@ def read_megatron(field: str, arguments: Arguments) -> StatedPlan:
     if _flag(arguments, "--no-pipeline-parallel"):
         state({"pp": 1}, "--no-pipeline-parallel")
     if stated.get("cp", 1) > 1 and names["cp"] == "--ds-sequence-parallel-size":
-        notes.append("--ds-sequence-parallel-size is priced as a ring (cp), not as all-to-all (Ulysses)")
+        notes.append(
+            "--ds-sequence-parallel-size is priced as a ring (cp), not as all-to-all (Ulysses)"
+        )
     if _flag(arguments, "--sequence-parallel") and stated.get("tp", 2) > 1:
         state({"sp": True}, "--sequence-parallel")
     has_experts = stated.get("experts", 1) > 1 and names.get("ep") != "--moe-expert-parallel-size"

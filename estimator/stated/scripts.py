@@ -49,7 +49,9 @@ def read_megatron_script(field: str, text: str) -> StatedPlan:
     configuration = _configuration(field, arguments, script) if launch is not None else StatedPlan()
     stated = megatron.read_megatron(field, arguments)
     if "zero" in configuration.unknown and stated.zero is None:
-        usual = {name: value for name, value in stated.usual.items() if name not in ("zero", "offload")}
+        usual = {
+            name: value for name, value in stated.usual.items() if name not in ("zero", "offload")
+        }
         stated = replace(stated, usual=usual)
     whole = combine([stated, gpus, configuration])
     return replace(whole, notes=(*whole.notes, *_notes(script, left_out)))
@@ -127,7 +129,9 @@ def _configuration(field: str, arguments: Arguments, script: Script) -> StatedPl
     return StatedPlan(
         unknown={} if "--zero-stage" in arguments else {"zero": reason},
         names={} if "--zero-stage" in arguments else {"zero": _CONFIGURATION},
-        notes=(f"{_CONFIGURATION} {str(place)[:80]} is not read: what it states is not in the plan",),
+        notes=(
+            f"{_CONFIGURATION} {str(place)[:80]} is not read: what it states is not in the plan",
+        ),
     )
 
 

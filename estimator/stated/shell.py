@@ -74,7 +74,9 @@ _NO_STARTERS: Final = frozenset(
 )
 """Commands that start nothing, even if a launcher is among their words."""
 _WRAPPERS: Final = frozenset({"exec", "command", "builtin", "nohup", "time"})
-_REMOTE: Final = frozenset({"ssh", "pdsh", "tmux", "screen", "clush", "script", "su", "docker", "sbatch"})
+_REMOTE: Final = frozenset(
+    {"ssh", "pdsh", "tmux", "screen", "clush", "script", "su", "docker", "sbatch"}
+)
 _LAUNCHER: Final = re.compile(r"(?:.*/)?(?:torchrun|deepspeed|accelerate|python[0-9.]*)")
 _PROGRAM: Final = re.compile(r".+\.py")
 _MODULES_OF_LAUNCHERS: Final = frozenset({"torch.distributed.launch", "torch.distributed.run"})
@@ -184,7 +186,12 @@ class _Run:
                 listed = [word for words in self._commands for word in words]
             else:
                 lists = (fields_of(value) for value in self.state.variables.values())
-                listed = [word for words in lists if words[:1] and words[0].startswith("--") for word in words]
+                listed = [
+                    word
+                    for words in lists
+                    if words[:1] and words[0].startswith("--")
+                    for word in words
+                ]
         word = self.unknowns.word
         return Script(
             launches=tuple(self.launches),
@@ -397,7 +404,9 @@ class _Run:
         exported = self.state.exported
         self.state.exported |= frozenset(before)
         status = self._command(fields, node)
-        self.state.exported = self.state.exported - frozenset(before) | (exported & frozenset(before))
+        self.state.exported = self.state.exported - frozenset(before) | (
+            exported & frozenset(before)
+        )
         self._set_again(before)
         return status
 
@@ -410,7 +419,9 @@ class _Run:
     def _write_files(self, node: Simple, fields: Sequence[str]) -> None:
         """Note the text of a here-document, or of ``echo``, that is written to a file."""
         document = next((r.document for r in node.redirections if r.document is not None), None)
-        target = next((r.target for r in node.redirections if r.operator in (">", ">|", ">>")), None)
+        target = next(
+            (r.target for r in node.redirections if r.operator in (">", ">|", ">>")), None
+        )
         if document is not None and fields[:1] in (["bash"], ["sh"], ["sbatch"]):
             self._child(self.text(document.text), [], node.line)
         name = None if target is None else self.text(target)
@@ -516,7 +527,9 @@ class _Run:
 
     def _call(self, body: Node, arguments: list[str]) -> bool | None:
         if self._calls >= MAX_CALLS:
-            raise InvalidInput(self._field, f"has functions that call each other {MAX_CALLS} times deep")
+            raise InvalidInput(
+                self._field, f"has functions that call each other {MAX_CALLS} times deep"
+            )
         before = self.state.arguments
         self._calls += 1
         self._locals.append({})
@@ -752,10 +765,16 @@ class _Run:
             chain = parse_script(self._field, part.script, part.line)
             node = chain.parts[0][1] if len(chain.parts) == 1 else None
             if isinstance(node, Simple) and not node.redirections and not node.assignments:
-                fields = [t for w in node.words if not isinstance(w, Assignment) for t in self.fields(w)]
+                fields = [
+                    t for w in node.words if not isinstance(w, Assignment) for t in self.fields(w)
+                ]
                 if fields[:1] == ["echo"] and not any(t.startswith("-") for t in fields[1:2]):
                     return " ".join(fields[1:])
-                if fields[:1] == ["expr"] and len(fields) == 4 and fields[2] in ("+", "-", "*", "/", "%"):
+                if (
+                    fields[:1] == ["expr"]
+                    and len(fields) == 4
+                    and fields[2] in ("+", "-", "*", "/", "%")
+                ):
                     value = self._calculate((Text(" ".join(fields[1:])),))
                     return value or self._mark(part)
         return self._mark(part)
@@ -764,7 +783,9 @@ class _Run:
         """Return the value of an arithmetic expression, or None if it is unknown."""
 
         def read(name: str) -> str:
-            return "".join(text for text, _, _ in self._value(Use(f"${name}", name, None, "", (), True, 0)))
+            return "".join(
+                text for text, _, _ in self._value(Use(f"${name}", name, None, "", (), True, 0))
+            )
 
         def write(name: str, value: str) -> None:
             self.state.variables[name] = value
@@ -835,7 +856,11 @@ class _Run:
             yield from self._value(replace(use, operator=""))
         else:
             items = [
-                (text + ASSUMED if unset and text and not is_unknown(text) else text, quoted, begins)
+                (
+                    text + ASSUMED if unset and text and not is_unknown(text) else text,
+                    quoted,
+                    begins,
+                )
                 for text, quoted, begins in self._items(use.operand)
             ]
             if operator in (":=", "="):

@@ -10,7 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol, TypeAlias
 
 from tessera.estimator.stated.shell_syntax import Text, Word
-from tessera.estimator.stated.shell_values import is_unknown, matches, may_be_empty, number_of, plain
+from tessera.estimator.stated.shell_values import (
+    is_unknown,
+    matches,
+    may_be_empty,
+    number_of,
+    plain,
+)
 
 TESTS: Final = frozenset({(Text("["),), (Text("test"),)})
 """The commands that test a condition."""
@@ -157,7 +163,9 @@ class _Test:
         return _is_not_empty(first)
 
     def _is_binary(self, text: str) -> bool:
-        return text in _NUMBERS or text in _OTHER_BINARY or text in ("=", "==", "!=", "=~", "<", ">")
+        return (
+            text in _NUMBERS or text in _OTHER_BINARY or text in ("=", "==", "!=", "=~", "<", ">")
+        )
 
     def _compare(self, subject: str, operator: str, operand: str, pattern: str) -> Answer:
         if operator in _OTHER_BINARY or is_unknown(subject) or is_unknown(operand):

@@ -207,9 +207,7 @@ _PLAIN: Final = re.compile(r"[^\s\\'\"$`;|&()<>]+")
 _PLAIN_QUOTED: Final = re.compile(r"[^\\\"$`]+")
 _PLAIN_IN_BRACES: Final = re.compile(r"[^\\'\"$`}]+")
 _PLAIN_QUOTED_IN_BRACES: Final = re.compile(r"[^\\\"$`}]+")
-_BRACKETS: Final = re.compile(
-    r"""'[^']*'|"(?:[^"\\]|\\.)*"|\\.|[()]|[^'"\\()]+|.""", re.DOTALL
-)
+_BRACKETS: Final = re.compile(r"""'[^']*'|"(?:[^"\\]|\\.)*"|\\.|[()]|[^'"\\()]+|.""", re.DOTALL)
 _PLAIN_EXPRESSION: Final = re.compile(r"[^\\'\"$`()]+")
 _PLAIN_DOCUMENT: Final = re.compile(r"[^\\$`]+")
 _PLAIN_INDEX: Final = re.compile(r"[^\\'\"$`\]]+")
@@ -271,7 +269,9 @@ class _Parser:
         return line
 
     def _error(self, problem: str) -> InvalidInput:
-        return InvalidInput(self._field, f"is not a script that can be read: {problem} (line {self._line()})")
+        return InvalidInput(
+            self._field, f"is not a script that can be read: {problem} (line {self._line()})"
+        )
 
     def _nested(self) -> None:
         self._depth += 1
@@ -785,7 +785,9 @@ class _Parser:
         self._at = match.end()
         known = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
         return Text(
-            re.sub(r"\\(.)", lambda found: known.get(found[1], found[0]), match[1], flags=re.DOTALL),
+            re.sub(
+                r"\\(.)", lambda found: known.get(found[1], found[0]), match[1], flags=re.DOTALL
+            ),
             quoted=True,
         )
 
@@ -807,7 +809,9 @@ class _Parser:
             depth += {"(": 1, ")": -1}.get(match[0], 0)
             if depth == 0:
                 self._at = at
-                return Substitution(self._text[start:at], self._text[start + 2 : at - 1], quoted, line)
+                return Substitution(
+                    self._text[start:at], self._text[start + 2 : at - 1], quoted, line
+                )
             match = _BRACKETS.match(self._text, at)
         raise self._error("'$(' has no ')'")
 

@@ -182,7 +182,10 @@ _LEVELS: Final[tuple[Mapping[str, Callable[[int, int], int]], ...]] = (
         "<=": lambda a, b: int(a <= b),
         ">=": lambda a, b: int(a >= b),
     },
-    {"<<": lambda a, b: a << b if 0 <= b < 64 else 0, ">>": lambda a, b: a >> b if 0 <= b < 64 else 0},
+    {
+        "<<": lambda a, b: a << b if 0 <= b < 64 else 0,
+        ">>": lambda a, b: a >> b if 0 <= b < 64 else 0,
+    },
     {"+": lambda a, b: a + b, "-": lambda a, b: a - b},
     {
         "*": lambda a, b: a * b,
@@ -200,7 +203,9 @@ class Calculation:
         ValueError: the expression is not one, or has an unknown value.
     """
 
-    def __init__(self, text: str, read: Callable[[str], str], write: Callable[[str, str], None]) -> None:
+    def __init__(
+        self, text: str, read: Callable[[str], str], write: Callable[[str, str], None]
+    ) -> None:
         self._assumed = ASSUMED in text
         text = plain(text).strip()
         if is_unknown(text) or len(text) > 500 or len(re.findall(r"[(?=]|\*\*", text)) > 20:
@@ -236,7 +241,9 @@ class Calculation:
         tokens = self._tokens
         if len(tokens) >= 2 and re.match(r"[A-Za-z_]", tokens[-1]):
             name, operator = tokens[-1], tokens[-2]
-            if operator == "=" or (len(operator) == 2 and operator[1] == "=" and operator[0] in "+-*/%"):
+            if operator == "=" or (
+                len(operator) == 2 and operator[1] == "=" and operator[0] in "+-*/%"
+            ):
                 del tokens[-2:]
                 value = self._assigned()
                 if operator != "=":

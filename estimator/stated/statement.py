@@ -120,7 +120,9 @@ def combine(plans: Iterable[StatedPlan]) -> StatedPlan:
             if (v := getattr(plan, n)) is not None
             and (n not in plan.assumed or getattr(whole, n) is None)
         }
-        kept = {n: name for n, name in whole.names.items() if n not in stated or n not in whole.assumed}
+        kept = {
+            n: name for n, name in whole.names.items() if n not in stated or n not in whole.assumed
+        }
         whole = replace(
             whole,
             **stated,
@@ -146,7 +148,9 @@ def refuse_all(source: str, problems: Sequence[tuple[str, str]]) -> None:
         name, problem = problems[0]
         raise InvalidInput(name[:120], problem)
     if problems:
-        raise InvalidInput(source, "; ".join(f"{name[:80]} {problem}" for name, problem in problems))
+        raise InvalidInput(
+            source, "; ".join(f"{name[:80]} {problem}" for name, problem in problems)
+        )
 
 
 def plain_value(value: object) -> str:

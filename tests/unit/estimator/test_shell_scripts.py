@@ -80,7 +80,9 @@ def words(draw: st.DrawFn) -> str:
     if kind == 4:
         return f"--k={draw(uses())}"
     if kind == 5:
-        return draw(st.sampled_from(["--x", "1", "a\\ b", "x#y", "'a'\"b\"c", "\\$A", "$'t\\n'", "--m=*"]))
+        return draw(
+            st.sampled_from(["--x", "1", "a\\ b", "x#y", "'a'\"b\"c", "\\$A", "$'t\\n'", "--m=*"])
+        )
     return f"{draw(uses())}-{draw(numbers)}"
 
 
@@ -93,7 +95,7 @@ def conditions(draw: st.DrawFn) -> str:
                 f'[ -z "{use}" ]',
                 f"[ -n {draw(names)} ]",
                 f'[ "{use}" = 1 ] || [ {number} -gt 3 ]',
-                f'[[ {use} == *a* && {number} -le 5 ]]',
+                f"[[ {use} == *a* && {number} -le 5 ]]",
                 f'[[ ! ( "{use}" != "8" ) ]]',
                 f"(( {number} > 4 ))",
                 f'! [ "{use}" == "--x" -o {number} -lt 2 ]',
@@ -124,8 +126,8 @@ def statements(draw: st.DrawFn, depth: int = 2) -> str:
         f"bash -c 'python e.py ${name}'",
         f'CMD="python f.py {draw(uses())}"; echo $CMD; $CMD; eval $CMD',
         f"cat > x.json <<EOF\n${name} \\$A\nEOF",
-        f"f() {{ local {name}=1; python g.py \"$@\" $# ${name} ${{1:-none}}; }}; f {listed}",
-        f"set -- {listed}; python h.py $1 \"$2\"; shift; python i.py \"$@\"",
+        f'f() {{ local {name}=1; python g.py "$@" $# ${name} ${{1:-none}}; }}; f {listed}',
+        f'set -- {listed}; python h.py $1 "$2"; shift; python i.py "$@"',
         f"( {name}=7; python j.py ${name} )",
     ]
     if depth == 0:
@@ -181,7 +183,10 @@ def plan_of(words: list[str]) -> dict[str, int]:
     """Return what the words of a training state about its plan."""
     values = values_of(words)
     return {
-        field: int(values[name]) for field, names in PLAN_NAMES.items() for name in names if name in values
+        field: int(values[name])
+        for field, names in PLAN_NAMES.items()
+        for name in names
+        if name in values
     }
 
 
@@ -211,4 +216,6 @@ def test_a_script_of_a_public_style_is_read_as_bash_runs_it(bash: Bash, path: Pa
     assert isinstance(stated, StatedPlan)
     assert not {*stated.unknown} - {"gpus"}
     expected = plan_of(started[-1])
-    assert {name: getattr(stated, name) for name in PLAN_NAMES if getattr(stated, name) is not None} == expected
+    assert {
+        name: getattr(stated, name) for name in PLAN_NAMES if getattr(stated, name) is not None
+    } == expected
