@@ -135,7 +135,7 @@ def read_dimensions(
     return build_config(MixtureOfExperts if "experts" in amounts else Transformer, amounts)
 
 
-_OFF: Final = (None, False, 0, "", [], {}, 0.0)
+_OFF: Final[tuple[object, ...]] = (None, False, 0, "", [], {}, 0.0)
 """Values with which a field of the library changes nothing."""
 _CHANGING: Final[Mapping[str, str]] = {
     "add_cross_attention": "adds attention to the states of an encoder",
@@ -154,30 +154,28 @@ _NEUTRAL: Final[Mapping[str, object]] = {
     "use_bidirectional_attention": None,
 }
 """Fields that change nothing with this value, and are not read with another one."""
-_IRRELEVANT: Final = frozenset(
-    """
+_IRRELEVANT: Final = """
     architectures attention_dropout attention_layers attention_probs_dropout_prob attention_types
     attn_implementation attn_pdrop bos_token_id chunk_size_feed_forward classifier_dropout
-    decoder_start_token_id dense_act_fn dropout embd_pdrop embed_dropout encoder_stride eos_token_id
-    feed_forward_proj hidden_dropout hidden_dropout_prob id2label init_std initializer_factor
-    initializer_range label2id language layer_norm_eps layer_norm_epsilon layerdrop
-    max_window_layers model_type n_ctx output_attentions output_hidden_states
+    decoder_start_token_id dense_act_fn dropout embd_pdrop embed_dropout encoder_stride
+    eos_token_id feed_forward_proj hidden_dropout hidden_dropout_prob id2label init_std
+    initializer_factor initializer_range label2id language layer_norm_eps layer_norm_epsilon
+    layerdrop max_window_layers model_type n_ctx output_attentions output_hidden_states
     output_past output_router_logits pad_token_id partial_rotary_factor pooler_act
     pooler_output_size prefix pretraining_tp problem_type relative_attention_max_distance
     reorder_and_upcast_attn resid_dropout resid_pdrop return_dict rms_norm_eps rope_parameters
     rope_scaling rope_theta rotary_emb_base rotary_pct router_aux_loss_coef router_jitter_noise
     scale_attn_by_inverse_layer_idx scale_attn_weights sep_token_id summary_activation
-    summary_first_dropout summary_proj_to_labels summary_type summary_use_proj task_specific_params
-    tokenizer_class torch_dtype transformers_version unk_token_id use_cache use_parallel_residual
-    use_stable_embedding vocab_size window_size hidden_activation hidden_act
+    summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
+    task_specific_params tokenizer_class torch_dtype transformers_version unk_token_id use_cache
+    use_parallel_residual use_stable_embedding vocab_size window_size hidden_activation hidden_act
     directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
     pooler_size_per_head pooler_type gradient_checkpointing finetuning_task is_gated_act
     num_labels num_hidden_layers embedding_size classifier_activation attention_probs_dropout
-    use_sliding_window tie_word_embeddings n_positions max_position_embeddings
-    d_model d_kv d_ff cls_token_id mask_token_id head_type _attn_implementation
-    _attn_implementation_internal _name_or_path layer_types sliding_window dtype
-    """.split()
-)
+    use_sliding_window tie_word_embeddings n_positions max_position_embeddings d_model d_kv d_ff
+    cls_token_id mask_token_id head_type _attn_implementation _attn_implementation_internal
+    _name_or_path layer_types sliding_window dtype
+"""
 """Fields that change neither the parameters nor the products of a model, or are read by a rule."""
 _OF_ARCHITECTURE: Final = re.compile(
     r"layer|hidden|head|dim|size|expert|moe|norm|bias|attention|attn|embed|proj|cross|window|rotary"
@@ -193,6 +191,7 @@ def _check_rest(source: _Configuration, sequence: int) -> None:
         InvalidInput: there are such fields; names all of them.
     """
     problems: list[tuple[str, str]] = []
+    known = source.read | frozenset(_IRRELEVANT.split()) | _CHANGING.keys() | _NEUTRAL.keys()
     for name, value in source.values.items():
         changes = name in _CHANGING and value not in _OFF
         if changes and not (name == "is_encoder_decoder" and "num_layers" in source.read):
@@ -202,11 +201,10 @@ def _check_rest(source: _Configuration, sequence: int) -> None:
         elif name in _NEUTRAL and value not in (None, _NEUTRAL[name]):
             neutral = str(_NEUTRAL[name]).lower()
             problems.append((name, f"is {str(value)[:40]!r}, but only {neutral} is known here"))
-        elif name not in source.read | _IRRELEVANT | _CHANGING.keys() | _NEUTRAL.keys():
-            if _OF_ARCHITECTURE.search(str(name)) and value not in _OFF:
-                problems.append(
-                    (name, "is not a field that is known here; remove it if it changes nothing")
-                )
+        elif name not in known and _OF_ARCHITECTURE.search(str(name)) and value not in _OFF:
+            problems.append(
+                (name, "is not a field that is known here; remove it if it changes nothing")
+            )
     window = source.values.get("sliding_window")
     if _slides(source) and isinstance(window, int) and 0 < window < sequence:
         problems.append(

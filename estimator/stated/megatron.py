@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from tessera.estimator.schemas import suggest_name
-from tessera.estimator.stated.megatron_names import IGNORED, MODEL, OFF, REFUSED
-from tessera.estimator.stated.shell_values import ShellWord, Unknown
+from tessera.estimator.stated.megatron_names import IGNORED, MODEL, NOT_PRICED, OFF, REFUSED
+from tessera.estimator.stated.shell.values import ShellWord, Unknown
 from tessera.estimator.stated.statement import (
     Division,
     Reader,
@@ -98,8 +98,8 @@ _SWITCHES: Final = (
     "--nnodes",
 )
 READ: Final = frozenset((*_COUNTS, *_SWITCHES))
-KNOWN: Final = READ | MODEL | IGNORED | frozenset(REFUSED)
-MARKS: Final = (READ | frozenset(REFUSED)) - {
+KNOWN: Final = READ | MODEL | IGNORED | REFUSED.keys() | NOT_PRICED.keys()
+MARKS: Final = (READ | REFUSED.keys() | NOT_PRICED.keys()) - {
     "--num-layers",
     "--num-attention-heads",
     "--num-experts",
@@ -233,7 +233,8 @@ def is_megatron(arguments: Arguments) -> bool:
     names = frozenset(arguments)
     if not (names & MARKS or names >= _MODEL_OF_OLD):
         return False
-    return 2 * len(names & KNOWN) >= len(names)
+    known = len(names & KNOWN) + sum(map(_is_misspelt, names - KNOWN))
+    return 2 * known >= len(names)
 
 
 def may_be_megatron(arguments: Arguments) -> bool:
@@ -256,13 +257,21 @@ def read_megatron(field: str, arguments: Arguments) -> StatedPlan:
     arguments, unknown = _known_values(arguments)
     stated: dict[str, Any] = {}
     names: dict[str, str] = {name: given for name, (given, _) in unknown.items()}
-    notes = [f"not understood, and ignored: {', '.join(ignored)}"] if ignored else []
+    notes = [
+        f"{name} is not priced: {NOT_PRICED[name]}"
+        for name, value in arguments.items()
+        if name in NOT_PRICED and not _is_off(name, value)
+    ]
+    if ignored:
+        notes.append(f"not understood, and ignored: {', '.join(ignored)}")
 
     def state(found: Mapping[str, Any], name: str) -> None:
         stated.update(found)
         names.update(dict.fromkeys(found, name))
 
     for name, reader in _COUNTS.items():
+        if arguments.get(name) is True:
+            raise InvalidInput(name, "lacks its value; write it after the name")
         if name in arguments:
             state(reader(name, _last(name, arguments[name])), name)
     for read in (_zero, _recomputation, _precision, _offload, _division, _gpus, _groups):

@@ -8,8 +8,9 @@ from typing import Final
 
 from tessera.estimator.documents import read_document
 from tessera.estimator.stated import deepspeed, megatron
-from tessera.estimator.stated.shell import Launch, Script, read_script
-from tessera.estimator.stated.shell_values import ShellWord
+from tessera.estimator.stated.shell.commands import Launch
+from tessera.estimator.stated.shell.script import Script, read_script
+from tessera.estimator.stated.shell.values import ShellWord
 from tessera.estimator.stated.statement import StatedPlan, combine
 from tessera.formulation.documents import STATED_PLAN
 from tessera.formulation.errors import InvalidInput
@@ -163,7 +164,10 @@ def _explain_nothing(script: Script, arguments: Mapping[str, object]) -> str:
             )
     if script.launches:
         starts = ", ".join(f"{one.program} (line {one.line})" for one in script.launches[:3])
-        return f"starts {starts} without {wanted}; give the script that has them, or state options such as --tp"
+        return (
+            f"starts {starts} without {wanted}; give the script that has them, or state options such as"
+            " --tp"
+        )
     if script.others:
         return f"has no {wanted}, but starts or reads {_shown(script.others)}; give that file"
     return f"has no {wanted}, and starts no training; give the script that has them"

@@ -12,7 +12,10 @@ STARTED = ("torchrun", "deepspeed", "python", "python3", "accelerate")
 """Launchers, each of which notes its words and does nothing else."""
 PREFIXES = ("srun", "numactl", "mpirun")
 """Programs that start what follows their options."""
-_NOTE = '#!/bin/sh\nfor word in "${0##*/}" "$@"; do printf "%s\\0" "$word"; done >> "$NOTES"\nprintf "\\001\\0" >> "$NOTES"\n'
+_NOTE = """#!/bin/sh
+for word in "${0##*/}" "$@"; do printf "%s\\0" "$word"; done >> "$NOTES"
+printf "\\001\\0" >> "$NOTES"
+"""
 _PREFIX = '#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\nexec "$@"\n'
 _NOTHING = "#!/bin/sh\nexit 0\n"
 

@@ -5,12 +5,12 @@ A program for an interpreter that has transformers: it prints JSON to the standa
 
 from __future__ import annotations
 
+import importlib
 import json
-import logging
 import sys
 from typing import Any
 
-SIZES = {
+SIZES: dict[str, dict[str, Any]] = {
     "gpt2": {"n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 160, "n_positions": 32},
     "gpt_neo": {
         "num_layers": 2,
@@ -47,7 +47,7 @@ SIZES = {
     },
 }
 SIZES["mt5"] = SIZES["t5"] | {"tie_word_embeddings": True}
-USUAL = {
+USUAL: dict[str, Any] = {
     "num_hidden_layers": 2,
     "hidden_size": 64,
     "num_attention_heads": 4,
@@ -78,7 +78,11 @@ MORE = {"n_inner": 96, "head_dim": 32, "num_key_value_heads": 2, "num_decoder_la
 
 
 def usual_values(kind: str) -> dict[str, Any]:
-    values = {"model_type": kind, "architectures": [CLASSES[kind]], **SIZES.get(kind, USUAL)}
+    values: dict[str, Any] = {
+        "model_type": kind,
+        "architectures": [CLASSES[kind]],
+        **SIZES.get(kind, USUAL),
+    }
     if kind in ("llama", "mistral", "qwen2", "gemma", "mixtral"):
         values["num_key_value_heads"] = 4
     if kind == "gemma":
@@ -122,10 +126,7 @@ def variations(values: dict[str, Any], known: dict[str, Any]) -> list[dict[str, 
 
 
 def main() -> None:
-    import torch
-    import transformers
-
-    logging.disable()
+    torch, transformers = map(importlib.import_module, ("torch", "transformers"))
     transformers.logging.set_verbosity_error()
     rows = []
     for kind in CLASSES:
@@ -141,7 +142,12 @@ def main() -> None:
                     model = getattr(transformers, CLASSES[kind])(config)
                     model.tie_weights()
                 count = sum(p.numel() for p in model.parameters())
-            except Exception:  # the library refuses the change in its own ways
+            except (
+                ValueError,
+                TypeError,
+                ZeroDivisionError,
+                RuntimeError,
+            ):  # the library refuses the change in its own ways
                 continue
             rows.append({"values": given, "change": change, "parameters": count})
     json.dump(rows, sys.stdout)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.estimator.stated.shell import Launch, read_script
 from tessera.estimator.stated.formats import read_stated_plan
-from tessera.estimator.stated.shell_values import ShellWord
+from tessera.estimator.stated.shell.commands import Launch
+from tessera.estimator.stated.shell.script import read_script
+from tessera.estimator.stated.shell.values import ShellWord
 from tessera.estimator.stated.statement import StatedPlan
 from tessera.formulation.errors import InvalidInput
 from tests.support.bash import Bash
@@ -219,3 +219,67 @@ def test_a_script_of_a_public_style_is_read_as_bash_runs_it(bash: Bash, path: Pa
     assert {
         name: getattr(stated, name) for name in PLAN_NAMES if getattr(stated, name) is not None
     } == expected
+
+
+# What only a run decides: scripts whose environment differs from run to run.
+
+outside = st.sampled_from(["X", "Y"])
+degrees = st.sampled_from(["1", "2", "4", "8"])
+
+
+@st.composite
+def uncertain(draw: st.DrawFn) -> str:
+    name, use, degree = draw(st.sampled_from(["T", "P", "M", "ARGS"])), draw(outside), draw(degrees)
+    value = f"--micro-batch-size {degree}" if name == "ARGS" else degree
+    return draw(
+        st.sampled_from(
+            [
+                f"{name}={value!r}",
+                f'{name}="${{{use}:-{value}}}"',
+                f"{name}=${use}",
+                f"{name}=${{{use}:+{value}}}",
+                f"if [ -e {use}.txt ]; then {name}={value!r}; fi",
+                f"if grep -q a /nowhere; then {name}={value!r}; else {name}=1; fi",
+                f'if [ "${use}" = "4" ]; then {name}={value!r}; fi',
+                f'A=${use}; if [ "$A" = 4 ]; then {name}={value!r}; else B=1; fi',
+                f"[[ -n ${use} ]] && {name}={value!r}",
+                f"case ${use} in 4) {name}={value!r};; esac",
+                f"{name}=$(cat /nowhere || echo {degree})",
+                f"for i in ${use}; do {name}=$i; done",
+                f"ls {use} || {name}={value!r}",
+                'ARGS="$ARGS --sequence-parallel"',
+                f"ARGS+=' --pipeline-model-parallel-size {degree}'",
+                f"while [ -z ${use} ]; do {name}={value!r}; break; done",
+            ]
+        )
+    )
+
+
+@examples(100)
+@given(
+    lines=st.lists(uncertain(), max_size=6),
+    variables=st.dictionaries(outside, st.sampled_from(["", "1", "4", "--bf16"])),
+)
+def test_nothing_that_a_run_decides_is_guessed(
+    bash: Bash, lines: list[str], variables: dict[str, str]
+) -> None:
+    command = "torchrun --nproc_per_node 8 --nnodes 1 train.py --context-parallel-size 1"
+    degrees = "--tensor-model-parallel-size $T --pipeline-model-parallel-size=$P"
+    arguments = f"{degrees} $ARGS --micro-batch-size $M"
+    script = "\n".join(["T=2", "P=2", "M=2", "ARGS=", *lines, f"{command} {arguments}"])
+    try:
+        stated = read_stated_plan("file", script)
+    except InvalidInput:
+        return
+    assert isinstance(stated, StatedPlan)
+    taken = " ".join(note for note in stated.notes if note.startswith("taken as not set"))
+    if any(f" {name}" in taken for name in variables):
+        return  # the user is told what was assumed
+    (words,) = bash.started(script, **variables)
+    values = values_of(words)
+    for field, names in PLAN_NAMES.items():
+        ours = getattr(stated, field)
+        if ours is not None:
+            assert str(ours) == values[names[0]], (script, words)
+    if "sp" not in stated.unknown:
+        assert bool(stated.sp) == ("--sequence-parallel" in words), (script, words)

@@ -210,6 +210,116 @@ def test_arguments_may_be_written_in_many_ways(text: str) -> None:
     assert str(complete(text)) == "2 x (dp2 tp4), 1F1B, micro-batch 2 x 16"
 
 
+def test_what_is_not_priced_or_not_understood_is_reported_next_to_the_plan() -> None:
+    stated = read(
+        "--tensor-model-parallel-size 2 --bf16 --rampup-batch-size 16 8 300000 --my-flag --foo 3 4"
+        " --mtp-num-layers 0 $EXTRA"
+    )
+    assert stated.tp == 2
+    assert stated.notes == (
+        "--rampup-batch-size is not priced: the batch grows to --global-batch-size, which alone is"
+        " priced",
+        "not understood, and ignored: --my-flag, --foo 3 4",
+        "left out, because only a run decides them: $EXTRA (line 1)",
+    )
+
+
+def test_all_arguments_with_problems_are_named_at_once() -> None:
+    text = (
+        "torchrun --nproc_per_node 8 train.py --tensor-model-parallel-size 2 --micro-batch-sise 2"
+        " --cpu-offloading --my-pipeline-split 2 --other 1"
+    )
+    with pytest.raises(InvalidInput) as refused:
+        read(text)
+    assert refused.value.field == "file"
+    assert refused.value.problem.count("; ") >= 2
+    for name in ("--micro-batch-sise", "--cpu-offloading", "--my-pipeline-split"):
+        assert name in refused.value.problem
+    assert "--other" not in refused.value.problem
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("seed: 1\nlr: 0.1\n", "no known format: it has neither"),
+        ('{"optimizer": {"type": "AdamW"}, "gradient_clipping": 1.0}', "no known format"),
+        ('{"num_layers": 12, "hidden_size": 768}', "no known format"),
+        ("bf16: true\nseed: 3\n", "no known format"),
+        ("per_device_train_batch_size: 4\nbf16: true\n", "a file of Hugging Face's Trainer"),
+        ("compute_environment: LOCAL_MACHINE\nmixed_precision: bf16\n", "Accelerate"),
+        ("trainer:\n  devices: 8\nmodel:\n  micro_batch_size: 2\n", "NeMo or Lightning"),
+        ('{"model_type": "llama", "hidden_size": 64}', "describe the model by --hf"),
+        ("actor_rollout_ref:\n  actor: 1\n", "verl"),
+        ("base_model: x\nmicro_batch_size: 1\nadapter: lora\nsequence_len: 9\n", "no known format"),
+        ("[model]\nname = 'x'\n[training]\nepochs = 3\n", "no field of torchtitan"),
+        ("[tool.ruff]\nline-length = 100\n", "no known format"),
+        ("torchrun train.py --per_device_train_batch_size 4 --bf16 True", "Hugging Face's Trainer"),
+        ("python finetune.py --micro_batch_size 4 --base_model x --lora_r 8", "without arguments"),
+        ("TP=8\nbash ./launch.sh $TP\n", "no known format"),
+        (
+            "#!/bin/bash\nsource conf.sh --x\nbash launch.sh --tp 8\n",
+            "launch.sh (line 3); give that file",
+        ),
+    ],
+)
+def test_a_file_without_the_fields_of_a_known_format_is_refused(text: str, said: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        read(text)
+    assert said in str(refused.value)
+
+
+def test_a_default_of_the_environment_states_no_gpus_and_gives_way_to_options() -> None:
+    text = (
+        "NNODES=${SLURM_NNODES:-1}\nTP=${TP:-4}\n"
+        "torchrun --nproc_per_node 8 --nnodes $NNODES train.py --tensor-model-parallel-size $TP"
+        " --micro-batch-size ${MBS:-1} --bf16"
+    )
+    stated = read(text)
+    assert (stated.gpus, stated.tp, stated.micro_batch) == (None, 4, 1)
+    assert "taken as not set: TP, MBS" in stated.notes
+    assert combine([stated, StatedPlan(tp=2)]).tp == 2
+    assert combine([StatedPlan(tp=2), stated]).tp == 2
+    assert read(text.replace("${SLURM_NNODES:-1}", "${NODES:-2}")).gpus is None
+    assert read(text.replace("${SLURM_NNODES:-1}", "2")).gpus == 16
+    one_node = read(text.replace("--nnodes $NNODES", ""))
+    assert complete_plan(one_node, a_context(16)).gpus == 16
+
+
+def test_a_value_that_only_a_run_decides_can_be_stated_by_an_option() -> None:
+    text = (
+        "if nvidia-smi | grep -q A100; then TP=2; AC=--recompute-activations; else TP=4; AC=; fi\n"
+        "torchrun train.py --tensor-model-parallel-size $TP --micro-batch-size $1 $AC --bf16"
+    )
+    with pytest.raises(InvalidInput) as refused:
+        complete(text)
+    assert str(refused.value) == (
+        "--tensor-model-parallel-size: is 2 or 4 (line 1), which only a run decides;"
+        " --micro-batch-size is $1 (line 2), which only a run decides; --recompute-activations is given"
+        " or not given (line 1), which only a run decides; write the value into the file, or state --tp,"
+        " --micro-batch, --recompute"
+    )
+    given = StatedPlan(tp=4, micro_batch=2, recomputation=Recomputation.NONE)
+    whole = complete_plan(combine([read(text), given]), a_context())
+    assert str(whole) == "dp4 tp4, micro-batch 2 x 8"
+
+
+def test_training_that_differs_between_launches_is_refused() -> None:
+    text = "for TP in 1 2; do torchrun train.py --tensor-model-parallel-size $TP --bf16; done"
+    assert read(text).unknown == {"tp": "is 1 or 2 (line 1), which only a run decides"}
+
+
+def test_a_configuration_of_deepspeed_that_a_script_writes_is_read() -> None:
+    command = (
+        "deepspeed --num_nodes 2 --num_gpus 8 train.py --tensor-model-parallel-size 2 --deepspeed"
+        " --deepspeed_config ds.json --micro-batch-size 2 --bf16"
+    )
+    config = json.dumps({"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 2})
+    stated = read(f"cat > ds.json <<EOF\n{config}\nEOF\n{command}")
+    assert (stated.zero, stated.gpus) == (ZeroStage.GRADIENTS, 16)
+    assert read(command).unknown == {"zero": "is in 'ds.json', a file that is not read here"}
+    assert read(f"{command} --zero-stage 1").zero is ZeroStage.OPTIMIZER
+
+
 def test_a_torchtitan_file_becomes_a_plan() -> None:
     plan = complete(TITAN, batch=16)
     assert str(plan) == (
@@ -361,14 +471,13 @@ def test_a_field_is_read_as_its_runtime_means_it(text: str, field: str, value: o
             "--tensor-model-parallel-size",
             "write the value into the file, or state --tp",
         ),
-        ("--tensor-model-parallel-size", "--tensor-model-parallel-size", "not True"),
+        ("--tensor-model-parallel-size", "--tensor-model-parallel-size", "lacks its value"),
         ("--bf16 --fp16", "--fp16", "cannot be combined with --bf16"),
         (
             "--pipeline-model-parallel-layout E|t*3|L",
             "--pipeline-model-parallel-layout",
             "is not read",
         ),
-        ("--rampup-batch-size 16 8 300000", "--rampup-batch-size", "one batch"),
         (
             "--recompute-granularity full --recompute-method block --recompute-num-layers 2 --num-layers 9",
             "--recompute-num-layers",

@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol, TypeAlias
 
-from tessera.estimator.stated.shell_syntax import Text, Word
-from tessera.estimator.stated.shell_values import (
+from tessera.estimator.stated.shell.nodes import Text, Word
+from tessera.estimator.stated.shell.values import (
     is_unknown,
     matches,
     may_be_empty,
@@ -36,7 +36,7 @@ Answer: TypeAlias = bool | None
 
 
 class Expander(Protocol):
-    """What expands the words of a condition."""
+    """A shell that expands the words of a condition."""
 
     def text(self, word: Word) -> str:
         """Return the text to which a word expands."""

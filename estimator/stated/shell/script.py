@@ -1,0 +1,321 @@
+"""Reader of the commands that a shell script would start, without a shell.
+
+A script is followed as bash would run it: its assignments, lists, functions, conditions and loops.
+Nothing is executed. What only a run decides is unknown: the output of programs, the environment
+and the script's own arguments. If a condition is unknown, all of its branches are followed, and
+what they leave different is unknown, too. Conditions take variables that nothing sets as not set,
+except for those that a scheduler sets.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from tessera.estimator.stated.shell import conditions
+from tessera.estimator.stated.shell.commands import Commands, Launch
+from tessera.estimator.stated.shell.expansion import State
+from tessera.estimator.stated.shell.nodes import (
+    Assignment,
+    Case,
+    Chain,
+    Computation,
+    For,
+    Function,
+    Group,
+    If,
+    Node,
+    Pipeline,
+    Simple,
+    Substitution,
+    While,
+    Word,
+)
+from tessera.estimator.stated.shell.parser import parse_script
+from tessera.estimator.stated.shell.values import (
+    ShellWord,
+    fields_of,
+    is_unknown,
+    matches,
+    number_of,
+    plain,
+)
+from tessera.formulation.errors import InvalidInput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """The commands that a script starts, and what else a reader of plans needs to know of it.
+
+    ``listed`` are the words of a text that starts nothing, e.g. a plain list of arguments.
+    ``files`` are the texts that the script writes to files. ``assumed`` are the variables that are
+    taken as not set. ``others`` are scripts that were not read.
+    """
+
+    launches: tuple[Launch, ...]
+    listed: tuple[ShellWord, ...]
+    files: dict[str, str]
+    assumed: tuple[str, ...]
+    others: tuple[str, ...]
+
+
+def read_script(field: str, text: str) -> Script:
+    """Return the commands that a script, a command line or a plain list of arguments starts.
+
+    Raises:
+        InvalidInput: the text is not a script, or does too much.
+    """
+    if re.search("[\0\1]", text):
+        raise InvalidInput(field, "has a control character; remove it")
+    script = parse_script(field, text)
+    run = _Run(field)
+    run.run(script)
+    if not run.launches and run.state.ended and run.assumed:
+        # The script only explains its arguments, or stops, if they are not given.
+        run = _Run(field, strict=True)
+        run.run(script)
+    return run.script()
+
+
+class _Run(Commands):
+    """A script that is followed through its conditions and loops."""
+
+    def script(self) -> Script:
+        """Return what the script starts."""
+        listed: list[str] = []
+        if not self.launches:
+            if self._commands and self._commands[0][0].startswith("-"):
+                listed = [word for words in self._commands for word in words]
+            else:
+                lists = (fields_of(value) for value in self.state.variables.values())
+                listed = [
+                    word
+                    for words in lists
+                    if words[:1] and words[0].startswith("--")
+                    for word in words
+                ]
+        word = self.unknowns.word
+        return Script(
+            launches=tuple(self.launches),
+            listed=tuple(word(text) for text in listed),
+            files={name: str(word(text)) for name, text in self._files.items()},
+            assumed=tuple(self.assumed),
+            others=tuple(self._others),
+        )
+
+    def run(self, node: Node) -> bool | None:
+        self._charge([""])
+        if isinstance(node, Chain):
+            return self._chain(node)
+        if isinstance(node, Simple):
+            return self._simple(node)
+        if isinstance(node, Pipeline):
+            return self._pipeline(node)
+        if isinstance(node, Group):
+            return self._in_own_shell(node.body) if node.own_shell else self.run(node.body)
+        if isinstance(node, If):
+            return self._if(node.arms, node)
+        if isinstance(node, For):
+            return self._for(node)
+        if isinstance(node, While):
+            return self._while(node)
+        if isinstance(node, Case):
+            return self._case(node)
+        if isinstance(node, Function):
+            self.state.functions[node.name] = node.body
+            return True
+        if isinstance(node, Computation):
+            value = number_of(self._calculate(node.expression) or "?")
+            return None if value is None else value != 0
+        return self._test(lambda: conditions.double_brackets(node.words, self))
+
+    def _chain(self, node: Chain) -> bool | None:
+        status: bool | None = True
+        for before, part in node.parts:
+            if self.state.ended:
+                return status
+            if before == ";" or status is (before == "&&"):
+                status = self.run(part)
+            elif status is None:
+                status = self._perhaps(part, part_line(part))
+        return status
+
+    def _perhaps(self, node: Node, line: int) -> bool | None:
+        """Follow commands that are reached or not."""
+        self._branches([lambda: self.run(node), lambda: None], line)
+        return None
+
+    def _branches(self, runs: Sequence[Callable[[], object]], line: int) -> None:
+        """Follow several branches of which one is taken, and join what they leave."""
+        before = self.state
+        after = []
+        for run in runs:
+            self.state = before.copy()
+            run()
+            after.append(self.state)
+        self.state = self._joined(after, line)
+
+    def _joined(self, states: Sequence[State], line: int) -> State:
+        """Return what several branches leave. Those that end the script are not followed."""
+        live = [state for state in states if not state.ended] or states[:1]
+        joined = live[0].copy()
+        for state in live[1:]:
+            joined.functions |= state.functions
+            joined.exported |= state.exported
+            if state.arguments != joined.arguments:
+                joined.arguments = None
+        names = dict.fromkeys(name for state in live for name in state.variables)
+        for name in names:
+            values = [state.variables.get(name, "") for state in live]
+            if any(value != values[0] for value in values) or any(
+                name not in state.variables for state in live
+            ):
+                self._charge([""])
+                same = all(value == values[0] for value in values)
+                choices = tuple(values)
+                mark = self.unknowns.mark(f"${name}", line, choices)
+                joined.variables[name] = values[0] if same else mark
+        return joined
+
+    def _in_own_shell(self, node: Node) -> bool | None:
+        before = self.state
+        self.state = before.copy()
+        status = self.run(node)
+        self.state = before
+        return status
+
+    def _pipeline(self, node: Pipeline) -> bool | None:
+        status: bool | None = True
+        for part in node.parts:
+            status = self.run(part) if len(node.parts) == 1 else self._in_own_shell(part)
+        if node.negated:
+            return None if status is None else not status
+        return status
+
+    def _if(self, arms: Sequence[tuple[Node, Node]], node: If) -> bool | None:
+        if not arms:
+            return True if node.otherwise is None else self.run(node.otherwise)
+        (condition, body), rest = arms[0], arms[1:]
+        holds = self.run(condition)
+        if self.state.ended:
+            return None
+        if holds is None:
+            self._branches([lambda: self.run(body), lambda: self._if(rest, node)], node.line)
+            return None
+        return self.run(body) if holds else self._if(rest, node)
+
+    def _for(self, node: For) -> bool | None:
+        if node.words is None:
+            words = self.state.arguments or []
+        else:
+            words = [text for word in node.words for text in self.fields(word)]
+        if any(is_unknown(word) for word in words):
+            words = [self.unknowns.mark(f"${node.name}", node.line)]
+        for word in words:
+            self.state.variables[node.name] = word
+            self.run(node.body)
+            if self._leaves_loop():
+                break
+        return None
+
+    def _leaves_loop(self) -> bool:
+        """Return whether a loop ends early, after the commands of one turn."""
+        ended = self.state.ended
+        if ended in ("break", "continue"):
+            self.state.ended = ""
+        return ended not in ("", "continue")
+
+    def _while(self, node: While) -> bool | None:
+        while True:
+            self._charge([""])
+            holds = None if node.condition is None else self.run(node.condition)
+            if holds is None:
+                self._perhaps(Chain(((";", node.body),)), node.line)
+                self._leaves_loop()
+                self._forget_changes(node)
+                return None
+            if holds is node.until or self.state.ended:
+                return None
+            before = self.state.copy()
+            self.run(node.body)
+            if self._leaves_loop():
+                return None
+            if self.state == before:  # it would go on for ever
+                return None
+
+    def _forget_changes(self, node: While) -> None:
+        """Make unknown what a loop of unknown length changes by more in each turn."""
+        for name, value in list(self.state.variables.items()):
+            texts = [value] if isinstance(value, str) else value
+            for text in texts:
+                if is_unknown(text) and len(text) > 400:
+                    self.state.variables[name] = self.unknowns.mark(f"${name}", node.line)
+
+    def _case(self, node: Case) -> bool | None:
+        self._testing = True
+        subject = self.text(node.subject)
+        self._testing = False
+        if is_unknown(subject):
+            runs = [lambda body=body: self.run(body) for _, body in node.arms]
+            self._branches([*runs, lambda: None], node.line)
+            return None
+        for patterns, body in node.arms:
+            answers = [matches(plain(subject), conditions.pattern_text(p, self)) for p in patterns]
+            if any(answers):
+                return self.run(body)
+            if None in answers:
+                return self._perhaps(body, node.line)
+        return True
+
+    def _test(self, answer: Callable[[], bool | None]) -> bool | None:
+        self._testing = True
+        try:
+            return answer()
+        finally:
+            self._testing = False
+
+    def _simple(self, node: Simple) -> bool | None:
+        words = node.words
+        first = words[0] if words else None
+        if isinstance(first, tuple) and first in conditions.TESTS:
+            texts = self._test_fields(words)
+            return self._test(lambda: conditions.single_brackets(texts))
+        fields: list[str | Assignment] = []
+        for word in words:
+            fields += [word] if isinstance(word, Assignment) else self.fields(word)
+        self._write_files(node, [text for text in fields if isinstance(text, str)])
+        if not fields:
+            for assignment in node.assignments:
+                self._assign(assignment)
+            substitutes = any(
+                isinstance(part, Substitution) for a in node.assignments for part in a.value
+            )
+            return None if substitutes else True
+        before = {a.name: self.state.variables.get(a.name) for a in node.assignments}
+        for assignment in node.assignments:
+            self._assign(assignment)
+        exported = self.state.exported
+        self.state.exported |= frozenset(before)
+        status = self.command(fields, node)
+        self.state.exported = self.state.exported - frozenset(before) | (
+            exported & frozenset(before)
+        )
+        self._set_again(before)
+        return status
+
+    def _test_fields(self, words: Iterable[Word | Assignment]) -> list[str]:
+        self._testing = True
+        texts = [t for word in words if isinstance(word, tuple) for t in self.fields(word)]
+        self._testing = False
+        return texts
+
+
+def part_line(node: Node) -> int:
+    """Return the line of a command."""
+    while isinstance(node, Chain | Pipeline):
+        first = node.parts[0]
+        node = first[1] if isinstance(first, tuple) else first
+    while isinstance(node, Group):
+        return part_line(node.body)
+    return 0 if isinstance(node, Function) else node.line
