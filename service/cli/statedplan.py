@@ -54,7 +54,7 @@ def plan_options(
         _option(
             "Price the plan in a file and compare it with ours: Tessera's JSON, arguments of Megatron-LM"
             " (also in a script or YAML), TOML of torchtitan, or JSON of DeepSpeed. Options below add"
-            " what the file leaves open.",
+            " what the file leaves open, or what only a run of its script decides.",
             metavar="FILE",
         ),
     ] = None,

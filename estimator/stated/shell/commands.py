@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from tessera.estimator.stated.shell.expansion import Expansion, State
 from tessera.estimator.stated.shell.nodes import Assignment, Node, Simple, Text
@@ -58,6 +58,9 @@ class Launch:
     words: tuple[ShellWord, ...]
 
 
+_Builtin: TypeAlias = Callable[[list[str], Simple], bool | None]
+
+
 class Commands(Expansion):
     """A shell that notes the programs that it would start."""
 
@@ -92,7 +95,7 @@ class Commands(Expansion):
         name, rest = plain(texts[0]), texts[1:]
         if name in self.state.functions:
             return self._call(self.state.functions[name], rest)
-        builtin = getattr(self, f"_do_{name}", None) if name.isalpha() else None
+        builtin: _Builtin | None = getattr(self, f"_do_{name}", None) if name.isalpha() else None
         if name == ".":
             builtin = self._do_source
         if builtin is not None:

@@ -283,3 +283,13 @@ def test_nothing_that_a_run_decides_is_guessed(
             assert str(ours) == values[names[0]], (script, words)
     if "sp" not in stated.unknown:
         assert bool(stated.sp) == ("--sequence-parallel" in words), (script, words)
+
+
+def test_the_case_of_quoted_arguments_is_read_whole() -> None:
+    path = Path(__file__).parents[4] / "shared" / "data" / "cases" / "quoted-arguments.sh"
+    if not path.exists():
+        pytest.skip(f"{path} is not there")
+    stated = read_stated_plan(path.name, path.read_text(encoding="utf-8"))
+    assert isinstance(stated, StatedPlan)
+    assert (stated.tp, stated.pp, stated.micro_batch, stated.global_batch) == (2, 2, 4, 256)
+    assert (stated.gpus, stated.blocks) == (16, 24)
