@@ -135,6 +135,11 @@ _FLAGS: Final = frozenset(
         "--account-for-loss-in-pipeline-split",
     }
 )
+_LISTS: Final = frozenset(
+    f"--{name}"
+    for name in ("data-path", "train-data-path", "valid-data-path", "test-data-path", "spec")
+)
+"""Arguments that may have any number of values."""
 _USUAL_FLAGS: Final = re.compile(
     r"--(?:no|use|disable|enable|overlap|swiglu|untie|log-.*-to|apply|moe-grouped|finetune"
     r"|exit-on|mock|add|qk-l|squared|reset|eod|manual-gc$|test-mode|lazy|async|accumulate).*"
@@ -167,11 +172,13 @@ def parse_arguments(field: str, words: Iterable[str]) -> tuple[dict[str, object]
 
     for word in words:
         if isinstance(word, ShellWord) and word.lone:
-            if name and not values and name not in _FLAGS and not _USUAL_FLAGS.fullmatch(name):
+            has_value = not name or values or name in _FLAGS or _USUAL_FLAGS.fullmatch(name)
+            if name in _LISTS or not has_value:
                 values.append(word)
                 continue
-            finish()
-            name = ""
+            if name in READ:
+                finish()
+                name = ""
             if word.choices:
                 _choose(field, word, arguments, left_out)
             else:

@@ -43,6 +43,7 @@ class Bash:
             "PATH": f"{self._programs}:/usr/bin:/bin",
             "NOTES": str(self._notes),
             "LC_ALL": "C.UTF-8",
+            "TERM": "dumb",
             **variables,
         }
         subprocess.run(

@@ -21,7 +21,7 @@ from tessera.estimator.stated.shell.values import (
 from tessera.estimator.stated.statement import name_set
 from tessera.formulation.errors import InvalidInput
 
-MAX_CALLS: Final = 10
+MAX_CALLS: Final = 5
 """Deepest nesting of functions and of scripts in scripts."""
 
 _SHELLS: Final = frozenset({"bash", "sh", "zsh", "dash"})
@@ -216,7 +216,7 @@ class Commands(Expansion):
             raise InvalidInput(self._field, f"has scripts in scripts, {MAX_CALLS} levels deep")
         self._charge([text])
         self._calls += 1
-        status = self.run(parse_script(self._field, plain(text), line))
+        status = self.run(parse_script(self._field, text, line))
         self._calls -= 1
         return status
 
@@ -297,7 +297,7 @@ class Commands(Expansion):
         if names[0] in _REMOTE:
             for text in texts[1:]:
                 script = text.removeprefix("--wrap=")
-                if re.search(r"[ \t\n].*\.(?:py|sh)\b", script):
+                if len(script.split()) > 1 and (".py" in script or ".sh" in script):
                     self._child(script, [], node.line)
                     return None
         if may_be_empty(texts[0]) or _PROGRAM.fullmatch(plain(texts[0])):

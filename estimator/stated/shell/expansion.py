@@ -32,6 +32,7 @@ from tessera.estimator.stated.shell.values import (
 )
 from tessera.formulation.errors import InvalidInput
 
+_COST_OF_EDIT: Final = 20
 MAX_STEPS: Final = 20_000
 """Largest number of commands and words of a script, with those of its variables and loops."""
 _FROM_OUTSIDE: Final = re.compile(
@@ -194,6 +195,7 @@ class Expansion:
         operand = plain(self.text(use.operand))
         edited: list[tuple[str, bool, bool]] = []
         for text, quoted, begins in items:
+            self._charge([text] * _COST_OF_EDIT)
             known = not is_unknown(text) and not is_unknown(operand)
             value = edit(plain(text), operator, operand) if known else None
             edited.append((self._mark(use) if value is None else value, quoted, begins))

@@ -8,7 +8,7 @@ from typing import Final
 from tessera.estimator.stated.shell.nodes import Arithmetic, Part, Substitution, Text, Use, Word
 from tessera.formulation.errors import InvalidInput
 
-MAX_DEPTH: Final = 30
+MAX_DEPTH: Final = 20
 """Deepest nesting of commands, conditions and expansions."""
 
 _OPERATOR: Final = re.compile(
@@ -153,12 +153,15 @@ class WordReader:
             return self._backquotes(quoted, line)
         if text.startswith("$((", start):
             self._at += 3
+            self._nested()
             try:
                 expression = self._expression()
             except InvalidInput:
                 self._at = start  # a command in two brackets
             else:
                 return Arithmetic(text[start : self._at], expression, quoted, line)
+            finally:
+                self._depth -= 1
         if text.startswith("$(", start):
             return self._substitution(quoted, line)
         if text.startswith("${", start):

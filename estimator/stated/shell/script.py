@@ -29,6 +29,7 @@ from tessera.estimator.stated.shell.nodes import (
     Pipeline,
     Simple,
     Substitution,
+    Use,
     While,
     Word,
 )
@@ -99,7 +100,7 @@ class _Run(Commands):
         return Script(
             launches=tuple(self.launches),
             listed=tuple(word(text) for text in listed),
-            files={name: str(word(text)) for name, text in self._files.items()},
+            files={str(word(name)): str(word(text)) for name, text in self._files.items()},
             assumed=tuple(self.assumed),
             others=tuple(self._others),
         )
@@ -115,7 +116,7 @@ class _Run(Commands):
         if isinstance(node, Group):
             return self._in_own_shell(node.body) if node.own_shell else self.run(node.body)
         if isinstance(node, If):
-            return self._if(node.arms, node)
+            return self._if(node)
         if isinstance(node, For):
             return self._for(node)
         if isinstance(node, While):
@@ -193,25 +194,40 @@ class _Run(Commands):
             return None if status is None else not status
         return status
 
-    def _if(self, arms: Sequence[tuple[Node, Node]], node: If) -> bool | None:
-        if not arms:
-            return True if node.otherwise is None else self.run(node.otherwise)
-        (condition, body), rest = arms[0], arms[1:]
-        holds = self.run(condition)
-        if self.state.ended:
-            return None
-        if holds is None:
-            self._branches([lambda: self.run(body), lambda: self._if(rest, node)], node.line)
-            return None
-        return self.run(body) if holds else self._if(rest, node)
+    def _if(self, node: If) -> bool | None:
+        after: list[State] = []
+        for condition, body in node.arms:
+            holds = self.run(condition)
+            if self.state.ended or holds is False:
+                continue
+            if holds:
+                self.run(body)
+                break
+            before = self.state
+            self.state = before.copy()
+            self.run(body)
+            after.append(self.state)
+            self.state = before
+        else:
+            if node.otherwise is not None and not self.state.ended:
+                self.run(node.otherwise)
+        if after:
+            self.state = self._joined([*after, self.state], node.line)
+        return None if after else True
 
     def _for(self, node: For) -> bool | None:
         if node.words is None:
-            words = self.state.arguments or []
+            words = self.fields((Use("$@", "@", None, "", (), True, node.line),))
         else:
             words = [text for word in node.words for text in self.fields(word)]
         if any(is_unknown(word) for word in words):
-            words = [self.unknowns.mark(f"${node.name}", node.line)]
+            before = self.state
+            self.state = before.copy()
+            self.state.variables[node.name] = self.unknowns.mark(f"${node.name}", node.line)
+            self.run(node.body)
+            self._leaves_loop()
+            self.state = self._joined([self.state, before], node.line)
+            return None
         for word in words:
             self.state.variables[node.name] = word
             self.run(node.body)
@@ -261,6 +277,7 @@ class _Run(Commands):
             self._branches([*runs, lambda: None], node.line)
             return None
         for patterns, body in node.arms:
+            self._charge([""] * len(patterns))
             answers = [matches(plain(subject), conditions.pattern_text(p, self)) for p in patterns]
             if any(answers):
                 return self.run(body)

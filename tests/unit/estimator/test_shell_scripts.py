@@ -246,6 +246,7 @@ def uncertain(draw: st.DrawFn) -> str:
                 f"case ${use} in 4) {name}={value!r};; esac",
                 f"{name}=$(cat /nowhere || echo {degree})",
                 f"for i in ${use}; do {name}=$i; done",
+                f"for i in ${use} $(ls /nowhere); do {name}={value!r}; done",
                 f"ls {use} || {name}={value!r}",
                 'ARGS="$ARGS --sequence-parallel"',
                 f"ARGS+=' --pipeline-model-parallel-size {degree}'",

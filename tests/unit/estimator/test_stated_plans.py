@@ -281,6 +281,10 @@ def test_a_default_of_the_environment_states_no_gpus_and_gives_way_to_options() 
     assert combine([StatedPlan(tp=2), stated]).tp == 2
     assert read(text.replace("${SLURM_NNODES:-1}", "${NODES:-2}")).gpus is None
     assert read(text.replace("${SLURM_NNODES:-1}", "2")).gpus == 16
+    later = f"CMD='{text.splitlines()[-1]}'\nNNODES=1\nTP=${{TP:-4}}\neval \"$CMD\""
+    assert combine([read(later), StatedPlan(tp=2)]).tp == 2
+    inside = text.replace("torchrun", 'R="torchrun') + '"\neval $R'
+    assert combine([read(inside), StatedPlan(tp=2)]).tp == 2
     one_node = read(text.replace("--nnodes $NNODES", ""))
     assert complete_plan(one_node, a_context(16)).gpus == 16
 
@@ -596,6 +600,14 @@ def test_a_field_that_a_plan_cannot_have_is_refused_by_its_name(
         ("( " * 10_000 + "--bf16", "levels of nesting"),
         ("A=" + "${A:-" * 10_000 + " --bf16", "levels of nesting"),
         ("f() { f; f; }; f --bf16", "call each other"),
+        ("A=" + "$((" * 10_000 + " --bf16", "levels of nesting|is missing|has no"),
+        ("if x\n then y\n" + "elif x\n then A=1\n" * 3_000 + "fi --bf16", "is not expected here"),
+        ("if x\n then y\n" + "elif x\n then A=1\n" * 3_000 + "fi\n# --bf16", "words"),
+        ("ssh x '" + " " * 60_000 + "--bf16'", "has no arguments"),
+        ("A=" + "x" * 900 + "\nwhile :; do B=${A##*y*z}; C=1$C; done --bf16", "not expected here"),
+        ("A=" + "x" * 900 + "\nwhile :; do B=${A##*y*z}; C=1$C; done # --bf16", "words"),
+        ("[ " + "! " * 9_000 + "a ] && torchrun a.py --bf16", "without arguments"),
+        ("f() { " * 8 + "f --bf16" + "; }" * 8 + "\nf", "call each other|has no arguments"),
         ("f() { g; g; }; g() { h; h; }; h() { $A; }; while :; do f --bf16; A=1$A; done", "words"),
         ("if x; then A=1$A\nfi\n" * 3000 + "torchrun a.py $A --bf16", "words"),
     ],
