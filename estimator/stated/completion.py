@@ -181,7 +181,7 @@ def _check_known(stated: StatedPlan) -> None:
     options = list(dict.fromkeys(_OPTIONS[name] for name in open_fields if name in _OPTIONS))
     remedy = "write the value into the file"
     if options:
-        remedy += f", or state {', '.join(options)}"
+        remedy += f" (`tessera estimate` also takes {', '.join(options)})"
     problems = [(stated.name(name), stated.unknown[name]) for name in open_fields]
     (first, text), rest = problems[0], problems[1:]
     more = "".join(f"; {name} {problem}" for name, problem in rest)

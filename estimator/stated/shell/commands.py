@@ -72,6 +72,8 @@ class Commands(Expansion):
         self._others: dict[str, None] = {}
         self._calls = 0
         self._locals: list[dict[str, Value | None]] = []
+        self._aside: list[State] = []
+        """What branches left that ended a turn of a loop, the loop, or a function."""
 
     @abstractmethod
     def run(self, node: Node) -> bool | None:
@@ -123,6 +125,40 @@ class Commands(Expansion):
             self._files[plain(name)] = " ".join(fields[1:])
         else:
             self._files.pop(plain(name), None)
+
+    def _joined(self, states: Sequence[State], line: int) -> State:
+        """Return what several branches leave. Those that end the script are not followed."""
+        live = [state for state in states if not state.ended] or states[:1]
+        if not live[0].ended:
+            self._aside += [s for s in states if s.ended not in ("", "exit")]
+        joined = live[0].copy()
+        for state in live[1:]:
+            joined.functions |= state.functions
+            joined.exported |= state.exported
+            if state.arguments != joined.arguments:
+                joined.arguments = None
+        names = dict.fromkeys(name for state in live for name in state.variables)
+        for name in names:
+            values = [state.variables.get(name, "") for state in live]
+            if any(value != values[0] for value in values) or any(
+                name not in state.variables for state in live
+            ):
+                self._charge([""])
+                same = all(value == values[0] for value in values)
+                choices = tuple(values)
+                mark = self.unknowns.mark(f"${name}", line, choices)
+                joined.variables[name] = values[0] if same else mark
+        return joined
+
+    def _end_scope(self, mark: int, ended: str, line: int) -> None:
+        """End a turn of a loop, a loop or a function, also for branches that ended it earlier."""
+        states = [state for state in self._aside[mark:] if state.ended == ended]
+        self._aside[mark:] = [state for state in self._aside[mark:] if state.ended != ended]
+        for state in (self.state, *states):
+            if state.ended == ended:
+                state.ended = ""
+        if states:
+            self.state = self._joined([self.state, *states], line)
 
     def _declare(self, command: str, words: Sequence[str | Assignment]) -> None:
         names: list[str] = []
@@ -194,12 +230,12 @@ class Commands(Expansion):
         self._calls += 1
         self._locals.append({})
         self.state.arguments = arguments
+        mark = len(self._aside)
         status = self.run(body)
+        self._end_scope(mark, "return", 0)
         self._calls -= 1
         self._set_again(self._locals.pop())
         self.state.arguments = before
-        if self.state.ended == "return":
-            self.state.ended = ""
         return status
 
     def _child(self, text: str, arguments: list[str], line: int) -> bool | None:
@@ -207,8 +243,10 @@ class Commands(Expansion):
         before = self.state
         variables = {n: v if n in before.exported else "" for n, v in before.variables.items()}
         self.state = State(variables, before.exported, arguments=arguments)
+        mark = len(self._aside)
         status = self._nested_script(text, line)
         self.state = before
+        del self._aside[mark:]
         return status
 
     def _nested_script(self, text: str, line: int) -> bool | None:

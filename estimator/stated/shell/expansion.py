@@ -225,14 +225,15 @@ class Expansion:
         if unset and self._is_outside(use.name):
             yield self._mark(use), use.quoted, False
             return
+        if use.quoted:
+            yield "", True, False  # a quoted use is a word, even an empty one
         empty = unset or (not plain(whole) and (operator[0] == ":" or not texts))
         if unset:
             self.assumed.setdefault(use.name)
         if operator in (":?", "?") and empty:
             yield self._mark(use), use.quoted, False
         elif operator in (":+", "+"):
-            if not empty:
-                yield from self._items(use.operand)
+            yield from self._items(use.operand) if not empty else ()
         elif not empty:
             yield from self._value(replace(use, operator=""))
         else:

@@ -12,6 +12,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Final
 
 from tessera.estimator.stated.shell import conditions
 from tessera.estimator.stated.shell.commands import Commands, Launch
@@ -29,6 +31,7 @@ from tessera.estimator.stated.shell.nodes import (
     Pipeline,
     Simple,
     Substitution,
+    Text,
     Use,
     While,
     Word,
@@ -43,6 +46,9 @@ from tessera.estimator.stated.shell.values import (
     plain,
 )
 from tessera.formulation.errors import InvalidInput
+
+MAX_TURNS: Final = 5
+"""Largest number of turns in which a loop of unknown length is followed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,33 +163,12 @@ class _Run(Commands):
             after.append(self.state)
         self.state = self._joined(after, line)
 
-    def _joined(self, states: Sequence[State], line: int) -> State:
-        """Return what several branches leave. Those that end the script are not followed."""
-        live = [state for state in states if not state.ended] or states[:1]
-        joined = live[0].copy()
-        for state in live[1:]:
-            joined.functions |= state.functions
-            joined.exported |= state.exported
-            if state.arguments != joined.arguments:
-                joined.arguments = None
-        names = dict.fromkeys(name for state in live for name in state.variables)
-        for name in names:
-            values = [state.variables.get(name, "") for state in live]
-            if any(value != values[0] for value in values) or any(
-                name not in state.variables for state in live
-            ):
-                self._charge([""])
-                same = all(value == values[0] for value in values)
-                choices = tuple(values)
-                mark = self.unknowns.mark(f"${name}", line, choices)
-                joined.variables[name] = values[0] if same else mark
-        return joined
-
     def _in_own_shell(self, node: Node) -> bool | None:
-        before = self.state
+        before, mark = self.state, len(self._aside)
         self.state = before.copy()
         status = self.run(node)
         self.state = before
+        del self._aside[mark:]
         return status
 
     def _pipeline(self, node: Pipeline) -> bool | None:
@@ -221,60 +206,72 @@ class _Run(Commands):
         else:
             words = [text for word in node.words for text in self.fields(word)]
         if any(is_unknown(word) for word in words):
-            before = self.state
-            self.state = before.copy()
-            self.state.variables[node.name] = self.unknowns.mark(f"${node.name}", node.line)
-            self.run(node.body)
-            self._leaves_loop()
-            self.state = self._joined([self.state, before], node.line)
+            turn = self.unknowns.mark(f"${node.name}", node.line)
+
+            def take_a_turn() -> bool | None:
+                self.state.variables[node.name] = turn
+                return self.run(node.body)
+
+            self._repeat(take_a_turn, node.line)
             return None
+        mark = len(self._aside)
         for word in words:
             self.state.variables[node.name] = word
             self.run(node.body)
-            if self._leaves_loop():
+            self._end_scope(mark, "continue", node.line)
+            if self.state.ended:
                 break
+        self._end_scope(mark, "break", node.line)
         return None
 
-    def _leaves_loop(self) -> bool:
-        """Return whether a loop ends early, after the commands of one turn."""
-        ended = self.state.ended
-        if ended in ("break", "continue"):
-            self.state.ended = ""
-        return ended not in ("", "continue")
+    def _repeat(self, take_a_turn: Callable[[], object], line: int) -> None:
+        """Follow a loop of unknown length, until further turns make no more variables unknown."""
+        launches, mark, unknown = len(self.launches), len(self._aside), -1
+        for _ in range(MAX_TURNS):
+            del self.launches[launches:]
+            before = self.state
+            self.state = before.copy()
+            take_a_turn()
+            self._end_scope(mark, "continue", line)
+            self._end_scope(mark, "break", line)
+            self.state = self._joined([before, self.state], line)
+            values = self.state.variables.values()
+            count = sum(is_unknown("".join(value)) for value in values)
+            if count == unknown:
+                return
+            unknown = count
 
     def _while(self, node: While) -> bool | None:
+        mark = len(self._aside)
         while True:
             self._charge([""])
             holds = None if node.condition is None else self.run(node.condition)
             if holds is None:
-                self._perhaps(Chain(((";", node.body),)), node.line)
-                self._leaves_loop()
-                self._forget_changes(node)
-                return None
-            if holds is node.until or self.state.ended:
-                return None
+                self._repeat(lambda: self._turn_of(node), node.line)
+            if holds is None or holds is node.until or self.state.ended:
+                break
             before = self.state.copy()
             self.run(node.body)
-            if self._leaves_loop():
-                return None
-            if self.state == before:  # it would go on for ever
-                return None
+            self._end_scope(mark, "continue", node.line)
+            if self.state.ended or self.state == before:  # else it would go on for ever
+                break
+        self._end_scope(mark, "break", node.line)
+        return None
 
-    def _forget_changes(self, node: While) -> None:
-        """Make unknown what a loop of unknown length changes by more in each turn."""
-        for name, value in list(self.state.variables.items()):
-            texts = [value] if isinstance(value, str) else value
-            for text in texts:
-                if is_unknown(text) and len(text) > 400:
-                    self.state.variables[name] = self.unknowns.mark(f"${name}", node.line)
+    def _turn_of(self, node: While) -> None:
+        self.run(node.body)
+        if node.condition is not None and not self.state.ended:
+            self.run(node.condition)
 
     def _case(self, node: Case) -> bool | None:
         self._testing = True
         subject = self.text(node.subject)
         self._testing = False
         if is_unknown(subject):
-            runs = [lambda body=body: self.run(body) for _, body in node.arms]
-            self._branches([*runs, lambda: None], node.line)
+            bodies = [body for _, body in node.arms]
+            if not any((Text("*"),) in patterns for patterns, _ in node.arms):
+                bodies.append(Chain(()))
+            self._branches([partial(self.run, body) for body in bodies], node.line)
             return None
         for patterns, body in node.arms:
             self._charge([""] * len(patterns))

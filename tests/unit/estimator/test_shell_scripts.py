@@ -251,6 +251,11 @@ def uncertain(draw: st.DrawFn) -> str:
                 'ARGS="$ARGS --sequence-parallel"',
                 f"ARGS+=' --pipeline-model-parallel-size {degree}'",
                 f"while [ -z ${use} ]; do {name}={value!r}; break; done",
+                f'f() {{ A=${use}; if [ "$A" = 4 ]; then return; fi; {name}={value!r}; }}; f',
+                f"for i in 1 2; do if [ -e /{use}no ]; then continue; fi; {name}={value!r}; done",
+                f'for i in 1 2; do A=${use}; [ "$A" = 4 ] && break; {name}={value!r}; done',
+                f"for i in ${use} $(echo a; echo b); do {name}=$T; T=$P; P=$M; done",
+                f"A=${use}; case $A in 4) {name}={value!r};; *) {name}=1;; esac",
             ]
         )
     )
@@ -282,7 +287,7 @@ def test_nothing_that_a_run_decides_is_guessed(
         ours = getattr(stated, field)
         if ours is not None:
             assert str(ours) == values[names[0]], (script, words)
-    if "sp" not in stated.unknown:
+    if "sp" not in stated.unknown and (stated.tp or 1) > 1:
         assert bool(stated.sp) == ("--sequence-parallel" in words), (script, words)
 
 

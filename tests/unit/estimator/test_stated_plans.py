@@ -299,8 +299,8 @@ def test_a_value_that_only_a_run_decides_can_be_stated_by_an_option() -> None:
     assert str(refused.value) == (
         "--tensor-model-parallel-size: is 2 or 4 (line 1), which only a run decides;"
         " --micro-batch-size is $1 (line 2), which only a run decides; --recompute-activations is given"
-        " or not given (line 1), which only a run decides; write the value into the file, or state --tp,"
-        " --micro-batch, --recompute"
+        " or not given (line 1), which only a run decides; write the value into the file (`tessera"
+        " estimate` also takes --tp, --micro-batch, --recompute)"
     )
     given = StatedPlan(tp=4, micro_batch=2, recomputation=Recomputation.NONE)
     whole = complete_plan(combine([read(text), given]), a_context())
@@ -473,7 +473,7 @@ def test_a_field_is_read_as_its_runtime_means_it(text: str, field: str, value: o
         (
             "--tensor-model-parallel-size $TP --bf16",
             "--tensor-model-parallel-size",
-            "write the value into the file, or state --tp",
+            "takes --tp",
         ),
         ("--tensor-model-parallel-size", "--tensor-model-parallel-size", "lacks its value"),
         ("--bf16 --fp16", "--fp16", "cannot be combined with --bf16"),
