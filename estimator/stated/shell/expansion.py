@@ -225,7 +225,8 @@ class Expansion:
         if unset and self._is_outside(use.name):
             yield self._mark(use), use.quoted, False
             return
-        if use.quoted:
+        of_all = use.name == "@" or (use.index is not None and self.text(use.index) == "@")
+        if use.quoted and not (of_all and "+" in operator):
             yield "", True, False  # a quoted use is a word, even an empty one
         empty = unset or (not plain(whole) and (operator[0] == ":" or not texts))
         if unset:

@@ -49,6 +49,7 @@ def uses(draw: st.DrawFn) -> str:
                 f"${{{name}:-d e}}",
                 f"${{{name}-}}",
                 f"${{{name}:+--set}}",
+                f'${{{name}[@]:+"${{{name}[@]}}"}}',
                 f"${{{name}[@]}}",
                 f"${{{name}[*]}}",
                 f"${{{name}[0]}}",
