@@ -5,9 +5,11 @@ Names and defaults are those of the library's configuration classes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from dataclasses import field as dataclass_field
+from typing import Any, Final
 
 from tessera.estimator.architectures.fields import Scalar, build_config, read_scalar
 from tessera.estimator.architectures.moe import MixtureOfExperts
@@ -25,9 +27,12 @@ class _Configuration:
     values: Mapping[str, Any]
     name: str
     sequence: int | None
+    read: set[str] = dataclass_field(default_factory=set)
+    """The fields that were read."""
 
     def get(self, field: str, default: Scalar) -> Scalar:
         """Return a field. If it is absent or null, return the library's default."""
+        self.read.add(field)
         value = self.values.get(field)
         if value is None:
             return default
@@ -126,7 +131,102 @@ def read_dimensions(
     source = _Configuration(values=values, name=name or str(named), sequence=sequence)
     amounts = _READERS[kind](source) | {"name": source.name, "flash": flash}
     amounts["dtype"] = dtype or _dtype(source)
+    _check_rest(source, int(amounts.get("sequence", 0)))
     return build_config(MixtureOfExperts if "experts" in amounts else Transformer, amounts)
+
+
+_OFF: Final[tuple[object, ...]] = (None, False, 0, "", [], {}, 0.0)
+"""Values with which a field of the library changes nothing."""
+_CHANGING: Final[Mapping[str, str]] = {
+    "add_cross_attention": "adds attention to the states of an encoder",
+    "cross_attention_hidden_size": "adds attention to the states of an encoder",
+    "is_decoder": "makes attention causal",
+    "is_encoder_decoder": "has a second stack",
+    "tie_encoder_decoder": "shares weights between two stacks",
+    "pruned_heads": "has layers with different numbers of heads",
+    "quantization_config": "has quantised weights",
+}
+"""Fields that change the model in a way that is not read, unless they are off."""
+_NEUTRAL: Final[Mapping[str, object]] = {
+    "position_embedding_type": "absolute",
+    "do_layer_norm_before": True,
+    "layer_norm_elementwise_affine": True,
+    "use_bidirectional_attention": None,
+}
+"""Fields that change nothing with this value, and are not read with another one."""
+_IRRELEVANT: Final = """
+    architectures attention_dropout attention_layers attention_probs_dropout_prob attention_types
+    attn_implementation attn_pdrop bos_token_id chunk_size_feed_forward classifier_dropout
+    decoder_start_token_id dense_act_fn dropout embd_pdrop embed_dropout encoder_stride
+    eos_token_id feed_forward_proj hidden_dropout hidden_dropout_prob id2label init_std
+    initializer_factor initializer_range label2id language layer_norm_eps layer_norm_epsilon
+    layerdrop max_window_layers model_type n_ctx output_attentions output_hidden_states
+    output_past output_router_logits pad_token_id partial_rotary_factor pooler_act
+    pooler_output_size prefix pretraining_tp problem_type relative_attention_max_distance
+    reorder_and_upcast_attn resid_dropout resid_pdrop return_dict rms_norm_eps rope_parameters
+    rope_scaling rope_theta rotary_emb_base rotary_pct router_aux_loss_coef router_jitter_noise
+    scale_attn_by_inverse_layer_idx scale_attn_weights sep_token_id summary_activation
+    summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
+    task_specific_params tokenizer_class torch_dtype transformers_version unk_token_id use_cache
+    use_parallel_residual use_stable_embedding vocab_size window_size hidden_activation hidden_act
+    directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
+    pooler_size_per_head pooler_type gradient_checkpointing finetuning_task is_gated_act
+    num_labels num_hidden_layers embedding_size classifier_activation attention_probs_dropout
+    use_sliding_window tie_word_embeddings n_positions max_position_embeddings d_model d_kv d_ff
+    cls_token_id mask_token_id head_type _attn_implementation _attn_implementation_internal
+    _name_or_path layer_types sliding_window dtype
+"""
+"""Fields that change neither the parameters nor the products of a model, or are read by a rule."""
+_OF_ARCHITECTURE: Final = re.compile(
+    r"layer|hidden|head|dim|size|expert|moe|norm|bias|attention|attn|embed|proj|cross|window|rotary"
+    r"|parallel|mlp|gate|vocab|intermediate|ffn|inner|conv|lora|rank|share|block|adapter|vision|audio"
+)
+"""Names of fields that may change a model, if they are not known."""
+
+
+def _check_rest(source: _Configuration, sequence: int) -> None:
+    """Refuse fields that change the model and were not read.
+
+    Raises:
+        InvalidInput: there are such fields; names all of them.
+    """
+    problems: list[tuple[str, str]] = []
+    known = source.read | frozenset(_IRRELEVANT.split()) | _CHANGING.keys() | _NEUTRAL.keys()
+    for name, value in source.values.items():
+        changes = name in _CHANGING and value not in _OFF
+        if changes and not (name == "is_encoder_decoder" and "num_layers" in source.read):
+            problems.append(
+                (name, f"{_CHANGING[name]}, which models here do not have; set it to false")
+            )
+        elif name in _NEUTRAL and value not in (None, _NEUTRAL[name]):
+            neutral = str(_NEUTRAL[name]).lower()
+            problems.append((name, f"is {str(value)[:40]!r}, but only {neutral} is known here"))
+        elif name not in known and _OF_ARCHITECTURE.search(str(name)) and value not in _OFF:
+            problems.append(
+                (name, "is not a field that is known here; remove it if it changes nothing")
+            )
+    window = source.values.get("sliding_window")
+    if _slides(source) and isinstance(window, int) and 0 < window < sequence:
+        problems.append(
+            (
+                "sliding_window",
+                f"is {window}, less than the {sequence} tokens of a sample, and attention within windows is"
+                f" not known here; state a sequence of at most {window}, or set it to null",
+            )
+        )
+    if len(problems) == 1:
+        raise InvalidInput(str(problems[0][0])[:80], problems[0][1])
+    if problems:
+        texts = "; ".join(f"{str(name)[:80]} {problem}" for name, problem in problems)
+        raise InvalidInput("config.json", f"cannot be read: {texts}")
+
+
+def _slides(source: _Configuration) -> bool:
+    """Return whether some layers attend within windows."""
+    if source.values.get("use_sliding_window") is False:
+        return False
+    kinds = source.values.get("layer_types")
+    return not isinstance(kinds, list) or "sliding_attention" in kinds
 
 
 def _dtype(source: _Configuration) -> str:
@@ -195,7 +295,8 @@ def _gpt_neox(s: _Configuration) -> dict[str, Any]:
         "intermediate": s.need("intermediate_size"),
         "positions": "rotary",
         "activation": s.activation("hidden_act", "gelu"),
-        "bias": s.get("attention_bias", True),
+        "qkv_bias": s.get("attention_bias", True),
+        "attention_bias": s.get("attention_bias", True),
         "tied": s.get("tie_word_embeddings", False),
         "head": s.purpose(_CAUSAL),
         "dropout": s.get("attention_dropout", 0.0) > 0 or s.get("hidden_dropout", 0.0) > 0,
@@ -214,7 +315,6 @@ def _opt(s: _Configuration) -> dict[str, Any]:
         "intermediate": s.need("ffn_dim"),
         "activation": s.activation("activation_function", "relu"),
         "bias": s.get("enable_bias", True),
-        "norm_first": s.get("do_layer_norm_before", True),
         "tied": s.get("tie_word_embeddings", True),
         "head": s.purpose(_CAUSAL),
         "dropout": s.drops("dropout"),
@@ -306,6 +406,8 @@ def _vit(s: _Configuration) -> dict[str, Any]:
 
 def _t5_family(s: _Configuration, projection: str, *, tied: bool) -> dict[str, Any]:
     layers, form = s.need("num_layers"), s.get("feed_forward_proj", projection)
+    if s.get("is_gated_act", form.startswith("gated-")) != form.startswith("gated-"):
+        raise InvalidInput("is_gated_act", f"contradicts feed_forward_proj ({form!r}); remove it")
     values = {"feed_forward_proj": form.removeprefix("gated-")}
     activation = _Configuration(values=values, name=s.name, sequence=None).activation(
         "feed_forward_proj", "relu"

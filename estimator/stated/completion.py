@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from typing import Final
 
 from tessera.estimator.graph import Graph
 from tessera.estimator.plans import Shape, Training
@@ -53,6 +54,7 @@ def complete_plan(stated: StatedPlan, context: PlanContext) -> ExecutionPlan:
         InvalidInput: what is stated contradicts itself, the model, the GPUs or the batch; names the
             source's own field.
     """
+    _check_known(stated)
     _check_model(stated, context)
     degrees = _degrees_of(stated, context)
     chunks = _chunks_of(stated, context, degrees.pp)
@@ -113,7 +115,7 @@ class _Degrees:
 def _degrees_of(stated: StatedPlan, context: PlanContext) -> _Degrees:
     """Return the degrees, whose product is the number of GPUs."""
     gpus = context.shape.gpus
-    if stated.gpus is not None and stated.gpus != gpus:
+    if stated.gpus is not None and stated.gpus != gpus and "gpus" not in stated.assumed:
         raise InvalidInput(
             stated.name("gpus"), f"states {stated.gpus} GPUs, but the plan is priced on {gpus}"
         )
@@ -144,6 +146,46 @@ def _degrees_of(stated: StatedPlan, context: PlanContext) -> _Degrees:
         raise InvalidInput(stated.name("sp"), f"needs {stated.name('tp')} of at least 2")
     ep = stated.value("ep", 1) * stated.value("expert_tp", 1)
     return _Degrees(dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, sp=sp and tp > 1)
+
+
+_OPTIONS: Final = {
+    "dp": "--dp",
+    "tp": "--tp",
+    "pp": "--pp",
+    "chunks": "--vp",
+    "blocks_per_chunk": "--vp",
+    "cp": "--cp",
+    "ep": "--ep",
+    "sp": "--sp",
+    "zero": "--zero",
+    "offload": "--offload",
+    "recomputation": "--recompute",
+    "precision": "--precision",
+    "micro_batch": "--micro-batch",
+    "accumulation": "--micro-batches",
+}
+"""The options of `tessera estimate` that state what a file leaves open."""
+_GIVEN_ELSEWHERE: Final = frozenset(
+    {"gpus", "global_batch", "blocks", "heads", "experts", "sequence"}
+)
+"""Facts of the job and its model, which a statement only repeats."""
+
+
+def _check_known(stated: StatedPlan) -> None:
+    """Refuse a statement of which a plan needs values that only a run decides."""
+    open_fields = [name for name in stated.unknown if name not in _GIVEN_ELSEWHERE]
+    if "blocks_per_chunk" in open_fields and stated.chunks is not None:
+        open_fields.remove("blocks_per_chunk")
+    if not open_fields:
+        return
+    options = list(dict.fromkeys(_OPTIONS[name] for name in open_fields if name in _OPTIONS))
+    remedy = "write the value into the file"
+    if options:
+        remedy += f" (`tessera estimate` also takes {', '.join(options)})"
+    problems = [(stated.name(name), stated.unknown[name]) for name in open_fields]
+    (first, text), rest = problems[0], problems[1:]
+    more = "".join(f"; {name} {problem}" for name, problem in rest)
+    raise InvalidInput(first, f"{text}{more}; {remedy}")
 
 
 def _check_model(stated: StatedPlan, context: PlanContext) -> None:
@@ -216,7 +258,8 @@ def _schedule_of(stated: StatedPlan, pp: int, chunks: int) -> Schedule:
 def _batches_of(stated: StatedPlan, context: PlanContext, dp: int) -> tuple[int, int]:
     """Return the samples of a replica's micro-batch, and the number of micro-batches."""
     batch = context.training.global_batch
-    if stated.global_batch is not None and stated.global_batch != batch:
+    is_fixed = stated.global_batch is not None and "global_batch" not in stated.assumed
+    if is_fixed and stated.global_batch != batch:
         raise InvalidInput(
             stated.name("global_batch"),
             f"is {stated.global_batch}, but the batch to be priced is {batch}; make them equal",

@@ -16,6 +16,7 @@ from tessera.estimator.stated.statement import (
     read_choice,
     read_count,
     read_flag,
+    refuse_all,
 )
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import Offload, Precision, Recomputation, ZeroStage
@@ -64,6 +65,15 @@ REFUSED: Final[Mapping[str, str]] = {
 
 KNOWN: Final = READ | IGNORED | frozenset(REFUSED)
 
+MARKS: Final = frozenset(
+    {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu"}
+)
+"""Fields by which a file is recognised: only DeepSpeed has them, and they are about a plan."""
+_SECTION_MARKS: Final = frozenset(
+    {"bf16", "fp16", "bfloat16", "pipeline", "tensor_parallel", "activation_checkpointing"}
+)
+"""Fields that are marks if they are sections."""
+
 _DEVICES: Final = {"none": False, "cpu": True}
 _ZERO_IGNORED: Final = name_set("""
     allgather_partitions allgather_bucket_size overlap_comm reduce_scatter reduce_bucket_size
@@ -98,6 +108,14 @@ _ZERO_READ: Final = frozenset(
 )
 
 
+def is_deepspeed(plain: Mapping[str, Any]) -> bool:
+    """Return whether a mapping is DeepSpeed's: some fields are about plans, most are known."""
+    sections = {name for name, value in plain.items() if isinstance(value, Mapping)}
+    if not (plain.keys() & MARKS or sections & _SECTION_MARKS):
+        return False
+    return 2 * len(plain.keys() & KNOWN) >= len(plain)
+
+
 def read_deepspeed(field: str, plain: Mapping[str, Any]) -> StatedPlan:
     """Return what a configuration states.
 
@@ -106,8 +124,14 @@ def read_deepspeed(field: str, plain: Mapping[str, Any]) -> StatedPlan:
             it.
     """
     config = {name: value for name, value in plain.items() if value not in ("auto", None)}
-    for name, value in config.items():
-        _check_known(field, name, value)
+    if not config.keys() & READ:
+        raise InvalidInput(
+            field,
+            f"has no field of DeepSpeed that states a plan, such as {', '.join(sorted(MARKS))}",
+        )
+    refuse_all(
+        field, [(n, text) for n, value in config.items() if (text := _problem_of(n, value, field))]
+    )
     stated: dict[str, Any] = {}
     names: dict[str, str] = {}
     for name, target in _COUNTS.items():
@@ -134,15 +158,15 @@ Fields = dict[str, tuple[str, Any]]
 """Values of the fields of a stated plan, with the configuration's names of them."""
 
 
-def _check_known(field: str, name: str, value: object) -> None:
+def _problem_of(name: str, value: object, field: str) -> str:
+    """Return what is wrong with a field of the configuration, or ""."""
     if name in REFUSED:
-        if not (isinstance(value, Mapping) and value.get("enabled") is False):
-            raise InvalidInput(name, REFUSED[name])
-    elif name not in READ and name not in IGNORED:
-        raise InvalidInput(
-            name[:80],
+        disabled = isinstance(value, Mapping) and value.get("enabled") is False
+        return "" if disabled else REFUSED[name]
+    if name not in KNOWN:
+        return (
             f"is not a field of DeepSpeed that is known here ({field}); remove it if it does not change"
-            " how the model is divided among GPUs",
+            " how the model is divided among GPUs"
         )
     if name == "optimizer" and isinstance(value, Mapping):
         kind = str(value.get("type", ""))
@@ -150,6 +174,7 @@ def _check_known(field: str, name: str, value: object) -> None:
             raise InvalidInput(
                 "optimizer.type", f"is {kind}, which sends compressed gradients; use Adam or AdamW"
             )
+    return ""
 
 
 def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import replace
 from enum import StrEnum
 from typing import Any, Final
 
 from tessera.estimator.documents import read_document
 from tessera.estimator.schemas import suggest_name
 from tessera.estimator.stated import deepspeed, megatron, torchtitan
-from tessera.estimator.stated.shell import has_conditions, read_words
+from tessera.estimator.stated.scripts import read_megatron_script
 from tessera.estimator.stated.statement import StatedPlan, quote_value
 from tessera.formulation.documents import (
     EXECUTION_PLAN,
@@ -27,9 +26,20 @@ from tessera.formulation.execution_plan import ExecutionPlan, execution_plan_of
 _SECTION: Final = re.compile(r"^\s*\[{1,2}([A-Za-z0-9_.\"' -]+)\]{1,2}\s*(?:#.*)?$", re.MULTILINE)
 
 _FORMATS: Final = (
-    "no known format (Tessera's JSON, arguments of Megatron-LM, TOML of torchtitan,"
-    " JSON of DeepSpeed)"
+    "no known format: it has neither `stages` (Tessera's JSON), nor arguments of Megatron-LM such as"
+    " --tensor-model-parallel-size, nor [parallelism] (TOML of torchtitan), nor `zero_optimization` or a"
+    " batch size of DeepSpeed's JSON"
 )
+_INSTEAD: Final = "state options such as --tp and --micro-batch instead"
+_FOREIGN: Final[Mapping[str, str]] = {
+    "compute_environment distributed_type": "a configuration of Hugging Face's Accelerate, which is not"
+    f" read; give DeepSpeed's JSON, or {_INSTEAD}",
+    "per_device_train_batch_size": f"a file of Hugging Face's Trainer, which is not read; {_INSTEAD}",
+    "architectures model_type": "a model's configuration and states no plan; describe the model by --hf",
+    "trainer": f"a configuration of NeMo or Lightning, which is not read; {_INSTEAD}",
+    "actor_rollout_ref": f"a configuration of verl, which is not read; {_INSTEAD}",
+}
+"""Fields by which files of other programs are known, and what to do instead."""
 _ADVICE: Final = "; `tessera estimate --plan FILE --plan-format NAME` says what is wrong with it"
 
 
@@ -58,11 +68,7 @@ def read_stated_plan(
     if kind is PlanFormat.TORCHTITAN:
         return torchtitan.read_torchtitan(field, _read_toml(field, text))
     if kind is PlanFormat.MEGATRON and not _is_mapping(text):
-        words = read_words(field, text)
-        stated = megatron.read_megatron(field, megatron.parse_arguments(field, words))
-        if has_conditions(text):
-            return replace(stated, notes=(*stated.notes, f"all branches of {field} were read"))
-        return stated
+        return read_megatron_script(field, text)
     limits = EXECUTION_PLAN if kind is PlanFormat.JSON else STATED_PLAN
     plain = read_document(field, text, limits)
     if kind is PlanFormat.JSON:
@@ -91,17 +97,26 @@ def recognise_format(field: str, text: str) -> PlanFormat:
 
 
 def _format_of_mapping(field: str, plain: object) -> PlanFormat:
-    names = {str(name) for name in plain} if isinstance(plain, Mapping) else set()
+    """Return the format of a mapping by the fields of plans that only this format has."""
+    if not isinstance(plain, Mapping):
+        raise InvalidInput(field, f"is in {_FORMATS}{_ADVICE}")
+    names = {str(name) for name in plain}
     if "stages" in names:
         return PlanFormat.JSON
-    own = {megatron.canonical_name(name) for name in names - deepspeed.READ}
-    if own & megatron.READ or "MODEL_ARGS" in names:
+    inner = plain.get("MODEL_ARGS", plain)
+    own = (
+        {megatron.canonical_name(str(n)): v for n, v in inner.items()}
+        if isinstance(inner, Mapping)
+        else {}
+    )
+    if megatron.is_megatron(own):
         return PlanFormat.MEGATRON
-    if names & deepspeed.KNOWN:
+    if deepspeed.is_deepspeed(plain):
         return PlanFormat.DEEPSPEED
-    if own & megatron.KNOWN:
-        return PlanFormat.MEGATRON
-    meant = {suggest_name(name, deepspeed.KNOWN) for name in names}
+    for marks, what in _FOREIGN.items():
+        if names & frozenset(marks.split()):
+            raise InvalidInput(field, f"is {what}")
+    meant = {suggest_name(name, deepspeed.MARKS) for name in names}
     meant |= {suggest_name(name, megatron.READ) for name in own}
     raise InvalidInput(field, f"is in {_FORMATS}{max(meant, default='') or _ADVICE}")
 

@@ -1,16 +1,21 @@
-"""Reader of Megatron-LM's command-line arguments.
+"""Reader of the command-line arguments of Megatron-LM and Megatron-DeepSpeed.
 
-The names are those of ``megatron/training/arguments.py``. Each known argument is read, belongs to
-the model, is ignored because no plan depends on it, or is refused because no plan can express it.
-An unknown one is an error.
+The names are those of ``megatron/training/arguments.py``, and of earlier releases. Each known
+argument is read, belongs to the model, is ignored because no plan depends on it, or is refused
+because no plan can express it. An unknown one is reported as ignored, unless its name says that it
+may change the plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from tessera.estimator.stated.megatron_names import IGNORED, MODEL, OFF, REFUSED
+from tessera.estimator.schemas import suggest_name
+from tessera.estimator.stated.megatron_names import IGNORED, MODEL, NOT_PRICED, OFF, REFUSED
+from tessera.estimator.stated.shell.values import ShellWord, Unknown
 from tessera.estimator.stated.statement import (
     Division,
     Reader,
@@ -20,6 +25,7 @@ from tessera.estimator.stated.statement import (
     read_choice,
     read_count,
     read_flag,
+    refuse_all,
 )
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import Offload, Precision, Recomputation, ZeroStage
@@ -44,7 +50,12 @@ _COUNTS: Final[Mapping[str, Reader]] = {
     "--num-experts": count_of("experts"),
     "--seq-length": count_of("sequence"),
     "--world-size": count_of("gpus"),
+    "--model-parallel-size": count_of("tp"),
+    "--batch-size": count_of("micro_batch"),
+    "--moe-expert-parallel-size": count_of("ep"),
+    "--ds-sequence-parallel-size": count_of("cp"),
 }
+_EVERY_LAYER: Final = "a plan recomputes every layer on its own"
 _STRATEGIES: Final = {
     "no_shard": ZeroStage.NONE,
     "optim": ZeroStage.OPTIMIZER,
@@ -65,6 +76,12 @@ _SWITCHES: Final = (
     "--recompute-method",
     "--recompute-num-layers",
     "--recompute-modules",
+    "--checkpoint-num-layers",
+    "--activations-checkpoint-method",
+    "--activations-checkpoint-num-layers",
+    "--no-pipeline-parallel",
+    "--zero-stage",
+    "--cpu-optimizer",
     "--bf16",
     "--fp16",
     "--fp8-format",
@@ -81,16 +98,71 @@ _SWITCHES: Final = (
     "--nnodes",
 )
 READ: Final = frozenset((*_COUNTS, *_SWITCHES))
-KNOWN: Final = READ | MODEL | IGNORED | frozenset(REFUSED)
+KNOWN: Final = READ | MODEL | IGNORED | REFUSED.keys() | NOT_PRICED.keys()
+MARKS: Final = (READ | REFUSED.keys() | NOT_PRICED.keys()) - {
+    "--num-layers",
+    "--num-attention-heads",
+    "--num-experts",
+    "--seq-length",
+    "--world-size",
+    "--batch-size",
+    "--bf16",
+    "--fp16",
+    "--nproc-per-node",
+    "--nnodes",
+    "--zero-stage",
+}
+"""Arguments by which a file is recognised: only Megatron-LM has them, and they are about a plan."""
+_MODEL_OF_OLD: Final = frozenset({"--num-layers", "--num-attention-heads", "--hidden-size"})
+"""Arguments that together mark a script of an old release."""
+_FLAGS: Final = frozenset(
+    {
+        "--sequence-parallel",
+        "--use-distributed-optimizer",
+        *_FSDP,
+        "--use-torch-fsdp2",
+        "--torch-fsdp2-no-reshard-after-forward",
+        "--recompute-activations",
+        "--checkpoint-activations",
+        "--no-pipeline-parallel",
+        "--cpu-optimizer",
+        "--bf16",
+        "--fp16",
+        "--fp8-hybrid",
+        "--fp8-e4m3",
+        "--optimizer-cpu-offload",
+        "--account-for-embedding-in-pipeline-split",
+        "--account-for-loss-in-pipeline-split",
+    }
+)
+_LISTS: Final = frozenset(
+    f"--{name}"
+    for name in ("data-path", "train-data-path", "valid-data-path", "test-data-path", "spec")
+)
+"""Arguments that may have any number of values."""
+_USUAL_FLAGS: Final = re.compile(
+    r"--(?:no|use|disable|enable|overlap|swiglu|untie|log-.*-to|apply|moe-grouped|finetune"
+    r"|exit-on|mock|add|qk-l|squared|reset|eod|manual-gc$|test-mode|lazy|async|accumulate).*"
+)
+"""Names of flags, which have no value."""
+_OF_A_PLAN: Final = re.compile(
+    r"parallel|pipeline|virtual|shard|zero|fsdp|offload|recompute|activation-ckpt|checkpoint-act"
+    r"|activations-checkpoint|micro-?batch|global-?batch|fp8|fp4|precision"
+)
+"""Names of arguments that may change a plan, if they are not known."""
 
 
-def parse_arguments(field: str, words: Iterable[str]) -> dict[str, object]:
-    """Return the arguments among the words of a command. Later ones replace earlier ones.
+def parse_arguments(field: str, words: Iterable[str]) -> tuple[dict[str, object], list[str]]:
+    """Return the arguments among the words of a command, and the words that belong to none.
+
+    Later arguments replace earlier ones. Where a condition decides between some words, arguments
+    that differ are unknown.
 
     Raises:
-        InvalidInput: a word is no value of an argument, or an argument lacks its value.
+        InvalidInput: an argument lacks its dashes.
     """
     arguments: dict[str, object] = {}
+    left_out: list[str] = []
     name = ""
     values: list[str] = []
 
@@ -99,18 +171,58 @@ def parse_arguments(field: str, words: Iterable[str]) -> dict[str, object]:
             arguments[name] = True if not values else values[0] if len(values) == 1 else values[:]
 
     for word in words:
-        if word.startswith("--") or (word.startswith("-") and not _is_number(word)):
+        if isinstance(word, ShellWord) and word.lone:
+            has_value = not name or values or name in _FLAGS or _USUAL_FLAGS.fullmatch(name)
+            if name in _LISTS or not has_value:
+                values.append(word)
+                continue
+            if name in READ:
+                finish()
+                name = ""
+            if word.choices:
+                _choose(field, word, arguments, left_out)
+            else:
+                left_out.append(str(word.unknown[0]))
+        elif word.startswith("--") or (word.startswith("-") and not _is_number(word)):
             finish()
-            name, equals, value = word.partition("=")
-            name, values = canonical_name(name), [value] if equals else []
+            bare, equals, value = word.partition("=")
+            name = canonical_name(bare)
+            part = word.part(value) if isinstance(word, ShellWord) else value
+            values = [part] if equals else []
         elif canonical_name(word) in READ:
             raise InvalidInput(field, f"{quote_value(word)} lacks its dashes; write --{word}")
         elif not name:
-            raise InvalidInput(field, f"{quote_value(word)} follows no argument; remove it")
+            left_out.append(quote_value(str(word)))
         else:
             values.append(word)
     finish()
-    return arguments
+    return arguments, left_out
+
+
+def _choose(field: str, word: ShellWord, arguments: dict[str, object], left_out: list[str]) -> None:
+    """Add the arguments of a word that stands for one of several lists of words."""
+    parsed = [parse_arguments(field, choice) for choice in word.choices]
+    left_out += [text for _, texts in parsed for text in texts]
+    add_differing(arguments, [found for found, _ in parsed], word.unknown[0].line)
+
+
+def add_differing(
+    arguments: dict[str, object], alternatives: Sequence[Arguments], line: int
+) -> None:
+    """Add arguments of which only a run decides which ones hold. Those that differ are unknown."""
+    for name in dict.fromkeys(name for found in alternatives for name in found):
+        values = [found.get(name, arguments.get(name)) for found in alternatives]
+        if all(value == values[0] for value in values) or name not in READ:
+            arguments[name] = next(value for value in values if value is not None)
+            continue
+        texts = [
+            "not given" if value is None else "given" if value is True else str(value)
+            for value in values
+        ]
+        shown = " or ".join(dict.fromkeys(texts))
+        unknown = ShellWord(shown)
+        unknown.unknown = (Unknown(shown, line),)
+        arguments[name] = unknown
 
 
 def canonical_name(name: str) -> str:
@@ -123,33 +235,68 @@ def _is_number(word: str) -> bool:
     return word[1:].replace(".", "", 1).replace("e", "", 1).replace("-", "", 1).isdigit()
 
 
+def is_megatron(arguments: Arguments) -> bool:
+    """Return whether arguments are those of Megatron-LM: some are about plans, most are known."""
+    names = frozenset(arguments)
+    if not (names & MARKS or names >= _MODEL_OF_OLD):
+        return False
+    known = len(names & KNOWN) + sum(map(_is_misspelt, names - KNOWN))
+    return 2 * known >= len(names)
+
+
+def may_be_megatron(arguments: Arguments) -> bool:
+    """Return whether a plain list of arguments may be meant for Megatron-LM.
+
+    Either all of them are known, and some are about plans, or one is a misspelt mark.
+    """
+    names = frozenset(arguments)
+    return bool(names & READ and names <= KNOWN) or any(map(_is_misspelt, names - KNOWN))
+
+
 def read_megatron(field: str, arguments: Arguments) -> StatedPlan:
     """Return what Megatron-LM's arguments state.
 
     Raises:
-        InvalidInput: an argument is unknown, has a bad value, contradicts another one, or cannot be
-            expressed by a plan; names it.
+        InvalidInput: arguments have bad values, contradict each other, cannot be expressed by a
+            plan, or are not known and may change the plan; names all of them.
     """
-    for name, value in arguments.items():
-        _check_known(field, name, value)
+    ignored = _check_known(field, arguments)
+    arguments, unknown = _known_values(arguments)
     stated: dict[str, Any] = {}
-    names: dict[str, str] = {}
+    names: dict[str, str] = {name: given for name, (given, _) in unknown.items()}
+    notes = [
+        f"{name} is not priced: {NOT_PRICED[name]}"
+        for name, value in arguments.items()
+        if name in NOT_PRICED and not _is_off(name, value)
+    ]
+    if ignored:
+        notes.append(f"not understood, and ignored: {', '.join(ignored)}")
 
     def state(found: Mapping[str, Any], name: str) -> None:
         stated.update(found)
         names.update(dict.fromkeys(found, name))
 
     for name, reader in _COUNTS.items():
+        if arguments.get(name) is True:
+            raise InvalidInput(name, "lacks its value; write it after the name")
         if name in arguments:
-            state(reader(name, arguments[name]), name)
-    notes: list[str] = []
+            state(reader(name, _last(name, arguments[name])), name)
     for read in (_zero, _recomputation, _precision, _offload, _division, _gpus, _groups):
         for name, found in read(arguments, notes):
             state(found, name)
+    if _flag(arguments, "--no-pipeline-parallel"):
+        state({"pp": 1}, "--no-pipeline-parallel")
+    if stated.get("cp", 1) > 1 and names["cp"] == "--ds-sequence-parallel-size":
+        notes.append(
+            "--ds-sequence-parallel-size is priced as a ring (cp), not as all-to-all (Ulysses)"
+        )
     if _flag(arguments, "--sequence-parallel") and stated.get("tp", 2) > 1:
         state({"sp": True}, "--sequence-parallel")
-    if stated.get("experts") and stated.get("tp", 1) > 1 and "expert_tp" not in stated:
+    has_experts = stated.get("experts", 1) > 1 and names.get("ep") != "--moe-expert-parallel-size"
+    if has_experts and stated.get("tp", 1) > 1 and "expert_tp" not in stated:
         state({"expert_tp": stated["tp"]}, "--expert-tensor-parallel-size")
+    if stated.get("experts") == 1:
+        del stated["experts"]
     if "blocks_per_chunk" in stated and "chunks" in stated:
         raise InvalidInput(
             "--num-virtual-stages-per-pipeline-rank",
@@ -162,24 +309,106 @@ def read_megatron(field: str, arguments: Arguments) -> StatedPlan:
         "sp": False,
     }
     return StatedPlan(
-        **stated, division=Division.EQUAL, names=names, usual=usual, notes=tuple(notes)
+        **stated,
+        division=Division.EQUAL,
+        names=names,
+        usual=usual,
+        unknown={name: text for name, (_, text) in unknown.items() if name not in stated},
+        assumed=frozenset(name for name in stated if _is_assumed(arguments.get(names[name]))),
+        notes=tuple(notes),
     )
 
 
 Statements = Iterable[tuple[str, dict[str, Any]]]
 """Names of arguments with the fields that they state."""
+_FIELDS: Final[Mapping[str, str]] = {
+    "--sequence-parallel": "sp",
+    "--use-distributed-optimizer": "zero",
+    **dict.fromkeys((*_FSDP, "--data-parallel-sharding-strategy", "--use-torch-fsdp2"), "zero"),
+    "--torch-fsdp2-no-reshard-after-forward": "zero",
+    "--zero-stage": "zero",
+    "--bf16": "precision",
+    "--fp16": "precision",
+    "--fp8-format": "precision",
+    "--fp8-hybrid": "precision",
+    "--fp8-e4m3": "precision",
+    "--optimizer-cpu-offload": "offload",
+    "--optimizer-offload-fraction": "offload",
+    "--cpu-optimizer": "offload",
+    "--no-pipeline-parallel": "pp",
+    "--account-for-embedding-in-pipeline-split": "embedding_blocks",
+    "--account-for-loss-in-pipeline-split": "head_blocks",
+    "--nproc-per-node": "gpus",
+    "--nnodes": "gpus",
+}
+"""Fields of the arguments that are not counts. All others are about recomputation."""
+_OF_NO_FIELD: Final = frozenset(
+    {
+        "--cp-comm-type",
+        "--num-distributed-optimizer-instances",
+        "--microbatch-group-size-per-virtual-pipeline-stage",
+    }
+)
 
 
-def _check_known(field: str, name: str, value: object) -> None:
-    if name in REFUSED:
-        if not _is_off(name, value):
-            raise InvalidInput(name, REFUSED[name])
-    elif name not in READ and name not in MODEL and name not in IGNORED:
-        raise InvalidInput(
-            name,
-            f"is not an argument of Megatron-LM that is known here ({field}); remove it if it does not"
-            " change how the model is divided among GPUs",
-        )
+def _known_values(arguments: Arguments) -> tuple[Arguments, dict[str, tuple[str, str]]]:
+    """Return the arguments with known values, and the fields of others: argument and reason."""
+    known: dict[str, object] = {}
+    unknown: dict[str, tuple[str, str]] = {}
+    for name, value in arguments.items():
+        parts = value if isinstance(value, list) else [value]
+        reasons = [p.unknown[0] for p in parts if isinstance(p, ShellWord) and p.unknown]
+        if not reasons or name not in READ:
+            known[name] = value
+            continue
+        if name in _COUNTS:
+            (target,) = _COUNTS[name](name, "1")
+        elif name in _OF_NO_FIELD:
+            raise InvalidInput(name, f"is {reasons[0]}, which only a run decides; write the value")
+        else:
+            target = _FIELDS.get(name, "recomputation")
+        unknown[target] = (name, f"is {reasons[0]}, which only a run decides")
+    if "recomputation" in unknown:  # it depends on several arguments
+        known = {n: v for n, v in known.items() if "recompute" not in n and "checkpoint-" not in n}
+    return known, unknown
+
+
+def _is_assumed(value: object) -> bool:
+    return isinstance(value, ShellWord) and value.assumed
+
+
+def _last(name: str, value: object) -> object:
+    """Return a value, or the only one of a list that repeats it."""
+    if isinstance(value, list) and name == "--num-experts":
+        return max(value, key=lambda text: int(text) if str(text).isdigit() else 0)
+    return value
+
+
+def _is_misspelt(name: str) -> bool:
+    return bool(difflib.get_close_matches(name, MARKS, n=1, cutoff=0.85))
+
+
+def _check_known(field: str, arguments: Arguments) -> list[str]:
+    """Refuse arguments that a plan cannot express. Return unknown ones with their values."""
+    problems: list[tuple[str, str]] = []
+    ignored: list[str] = []
+    for name, value in arguments.items():
+        if name in REFUSED:
+            if not _is_off(name, value):
+                problems.append((name, REFUSED[name]))
+        elif name not in KNOWN and (_OF_A_PLAN.search(name) or _is_misspelt(name)):
+            problems.append(
+                (
+                    name,
+                    "is not an argument of Megatron-LM that is known here, and its name says that it may"
+                    f" change the plan{suggest_name(name, READ)}; remove it if it does not",
+                )
+            )
+        elif name not in KNOWN:
+            values = [] if value is True else value if isinstance(value, list) else [value]
+            ignored.append(" ".join((name, *(str(v)[:40] for v in values[:3]))))
+    refuse_all(field, problems)
+    return ignored
 
 
 def _is_off(name: str, value: object) -> bool:
@@ -204,6 +433,10 @@ def _zero(arguments: Arguments, notes: list[str]) -> Statements:
         yield "--use-torch-fsdp2", {"zero": stage}
     elif _flag(arguments, "--use-distributed-optimizer"):
         yield "--use-distributed-optimizer", {"zero": ZeroStage.OPTIMIZER}
+    elif "--zero-stage" in arguments:
+        text = str(arguments["--zero-stage"]).removesuffix(".0")
+        kinds = {str(int(stage)): stage for stage in ZeroStage}
+        yield "--zero-stage", {"zero": read_choice("--zero-stage", text, kinds)}
 
 
 def _recomputation(arguments: Arguments, notes: list[str]) -> Statements:
@@ -215,6 +448,12 @@ def _recomputation(arguments: Arguments, notes: list[str]) -> Statements:
         ):
             if _flag(arguments, flag):
                 yield flag, {"recomputation": kind}
+        old = "--activations-checkpoint-method"
+        if old in arguments:
+            yield old, {"recomputation": Recomputation.FULL}
+        for count in ("--checkpoint-num-layers", "--activations-checkpoint-num-layers"):
+            if read_count(count, arguments.get(count, 1)) > 1:
+                raise InvalidInput(count, f"must be 1, not {arguments[count]}: {_EVERY_LAYER}")
         return
     kind = read_choice(
         name,
@@ -252,7 +491,7 @@ def _check_all_layers(arguments: Arguments) -> None:
         return
     raise InvalidInput(
         count,
-        f"is {layers}, but a plan recomputes every layer on its own; state --recompute-method uniform"
+        f"is {layers}, but {_EVERY_LAYER}; state --recompute-method uniform"
         f" with {count} 1, or leave full recomputation out",
     )
 
@@ -276,6 +515,8 @@ def _precision(arguments: Arguments, notes: list[str]) -> Statements:
 
 
 def _offload(arguments: Arguments, notes: list[str]) -> Statements:
+    if _flag(arguments, "--cpu-optimizer"):
+        yield "--cpu-optimizer", {"offload": Offload.OPTIMIZER}
     if not _flag(arguments, "--optimizer-cpu-offload"):
         return
     fraction = arguments.get("--optimizer-offload-fraction", 1.0)
@@ -298,14 +539,15 @@ def _division(arguments: Arguments, notes: list[str]) -> Statements:
 
 
 def _gpus(arguments: Arguments, notes: list[str]) -> Statements:
-    """Yield the GPUs of the launcher, if the file states both of their factors as numbers."""
+    """Yield the GPUs of the launcher, if both of their factors are stated as numbers."""
     each, nodes = arguments.get("--nproc-per-node"), arguments.get("--nnodes")
-    if each is not None and nodes is not None:
-        try:
-            gpus = read_count("--nproc-per-node", each) * read_count("--nnodes", nodes)
-        except InvalidInput:
-            return  # e.g. "gpu", or a range of nodes: the number is stated elsewhere
-        yield "--nproc-per-node x --nnodes", {"gpus": gpus}
+    if each is None or nodes is None or _is_assumed(each) or _is_assumed(nodes):
+        return
+    try:
+        gpus = read_count("--nproc-per-node", each) * read_count("--nnodes", nodes)
+    except InvalidInput:
+        return  # e.g. "gpu", or a range of nodes: the number is stated elsewhere
+    yield "--nproc-per-node x --nnodes", {"gpus": gpus}
 
 
 def _groups(arguments: Arguments, notes: list[str]) -> Statements:

@@ -17,19 +17,22 @@ MODEL: Final = _names("""
     encoder-num-layers decoder-num-layers hidden-size ffn-hidden-size kv-channels
     group-query-attention num-query-groups max-position-embeddings position-embedding-type
     use-rotary-position-embeddings rotary-base rotary-percent rotary-interleaved
-    rotary-seq-len-interpolation-factor use-rope-scaling rope-scaling-factor rope-type no-rope-freq
-    no-position-embedding relative-attention-num-buckets relative-attention-max-distance
-    make-vocab-size-divisible-by normalization norm-epsilon apply-layernorm-1p
-    apply-residual-connection-post-layernorm openai-gelu squared-relu swiglu quick-geglu
-    untie-embeddings-and-output-weights disable-bias-linear add-qkv-bias qk-layernorm qk-l2-norm
-    attention-dropout hidden-dropout attention-backend use-flash-attn encoder-seq-length
-    decoder-seq-length vocab-size padded-vocab-size vocab-extra-ids bert-no-binary-head
-    moe-layer-freq moe-ffn-hidden-size moe-shared-expert-intermediate-size moe-router-topk
-    moe-expert-capacity-factor moe-pad-expert-input-to-capacity moe-token-drop-policy
-    window-size window-attn-skip-freq softmax-type
-    num-classes img-h img-w num-channels patch-dim optimizer
-    use-precision-aware-optimizer main-grads-dtype main-params-dtype exp-avg-dtype exp-avg-sq-dtype
-    accumulate-allreduce-grads-in-fp32 grad-reduce-in-bf16
+    rotary-seq-len-interpolation-factor use-rope-scaling rope-scaling-factor rope-type
+    no-rope-freq no-position-embedding relative-attention-num-buckets
+    relative-attention-max-distance make-vocab-size-divisible-by normalization norm-epsilon
+    apply-layernorm-1p apply-residual-connection-post-layernorm openai-gelu squared-relu swiglu
+    quick-geglu untie-embeddings-and-output-weights disable-bias-linear add-qkv-bias qk-layernorm
+    qk-l2-norm attention-dropout hidden-dropout attention-backend use-flash-attn
+    encoder-seq-length decoder-seq-length vocab-size padded-vocab-size vocab-extra-ids
+    bert-no-binary-head attention-head-type enable-shared-expert num-shared-experts q-lora-rank
+    kv-lora-rank qk-head-dim qk-pos-emb-head-dim qk-nope-head-dim qk-rope-head-dim v-head-dim
+    rotary-scaling-factor moe-layer-freq moe-ffn-hidden-size moe-shared-expert-intermediate-size
+    moe-router-topk moe-expert-capacity-factor moe-pad-expert-input-to-capacity
+    moe-token-drop-policy window-size window-attn-skip-freq softmax-type num-classes img-h img-w
+    num-channels patch-dim optimizer use-precision-aware-optimizer main-grads-dtype
+    main-params-dtype exp-avg-dtype exp-avg-sq-dtype accumulate-allreduce-grads-in-fp32
+    grad-reduce-in-bf16
+
 """)
 """The model and its optimizer, which other options of the command describe."""
 
@@ -97,6 +100,32 @@ _LOGS: Final = _names("""
     enable-ft-package calc-ft-timeouts inprocess-restart
 """)
 
+_DEEPSPEED_AND_OLD: Final = _names("""
+    DDP-impl use-contiguous-buffers-in-local-ddp no-contiguous-buffers-in-local-ddp data-impl
+    mmap-warmup override-lr-scheduler use-checkpoint-lr-scheduler
+    scaled-upper-triang-masked-softmax-fusion scaled-masked-softmax-fusion bias-gelu-fusion
+    bias-dropout-fusion fp32-allreduce fp32-tokentypes layernorm-epsilon deepspeed-mpi deepscale
+    deepscale-config deepspeed-activation-checkpointing ds-pipeline-enabled
+    contigious-checkpointing synchronize-each-layer profile-backward zero-contigious-gradients
+    zero-reduce-bucket-size zero-allgather-bucket-size zero-reduce-scatter remote-device
+    use-pin-memory repeated-dataloader train-tokens lr-decay-tokens lr-warmup-tokens
+    return-data-index data-efficiency-curriculum-learning train-idx-path train-doc-idx-path
+    train-sample-idx-path train-shuffle-idx-path train-desc-path train-weighted-split-paths
+    train-weighted-split-paths-path mlp-type topk expert-interval moe-train-capacity-factor
+    moe-eval-capacity-factor moe-min-capacity moe-loss-coeff create-moe-param-group
+    disable-moe-token-dropping use-tutel ds-inference inference eval-batch-size
+    universal-checkpoint verify-checkpoint verify-checkpoint-model-type no-bf16-accumulate
+    cpu-torch-adam use-flash-attn-v1 use-flash-attn-v2 use-flash-attn-triton
+    use-flash-attn-builder no-scaled-masked-softmax-fusion tokenizer-name-or-path tokenizer-path
+    pad-vocab-size-to kill-switch-path codecarbon-dir abort-on-unmet-fused-kernel-constraints
+    embed-layernorm log-optimizer-states-to-tensorboard no-save-rng aml-data-download-path
+    extra-vocab-size max-padding-length patch-tokenizer-type dataset train-mode use-legacy-models
+    bert-load ict-load biencoder-projection-dim ict-head-size titles-data-path query-in-block-prob
+    use-one-sent-docs block-data-path embedding-path indexer-batch-size indexer-log-interval
+
+""")
+"""Arguments of Megatron-DeepSpeed, of old releases and of forks on which no plan depends."""
+
 _KERNELS_AND_OVERLAP: Final = _names("""
     transformer-impl te-rng-tracker inference-rng-tracker use-mcore-models use-legacy-models spec
     no-masked-softmax-fusion no-bias-gelu-fusion no-bias-swiglu-fusion no-bias-dropout-fusion
@@ -131,13 +160,21 @@ _KERNELS_AND_OVERLAP: Final = _names("""
 """Choices of kernels and of their overlap, which neither a plan nor its price distinguishes."""
 
 _LAUNCHER: Final = _names("""
-    nproc-per-node nnodes node-rank master-addr master-port rdzv-id rdzv-backend rdzv-endpoint
-    rdzv-conf standalone max-restarts monitor-interval start-method role module no-python run-path
-    log-dir redirects tee local-addr local-ranks-filter use-env distributed-backend
-    distributed-timeout-minutes distributed-timeout-seconds-after-init local-rank lazy-mpu-init
+    nproc-per-node nnodes node-rank hostfile num-nodes num-gpus include exclude no-local-rank
+    num-processes num-machines machine-rank main-process-ip main-process-port no-ssh force-multi
+    launcher launcher-args ssh-port deepspeed-config deepspeed enable-each-rank-log config-file
+    dynamo-backend mixed-precision gpu-ids multi-gpu use-deepspeed deepspeed-hostfile
+    deepspeed-multinode-launcher save-pid master-addr master-port rdzv-id rdzv-backend
+    rdzv-endpoint rdzv-conf standalone max-restarts monitor-interval start-method role module
+    no-python run-path log-dir redirects tee local-addr local-ranks-filter use-env
+    distributed-backend distributed-timeout-minutes distributed-timeout-seconds-after-init
+    local-rank lazy-mpu-init
+
 """)
 
-IGNORED: Final = _TRAINING | _DATA_AND_FILES | _LOGS | _KERNELS_AND_OVERLAP | _LAUNCHER
+IGNORED: Final = (
+    _TRAINING | _DATA_AND_FILES | _LOGS | _DEEPSPEED_AND_OLD | _KERNELS_AND_OVERLAP | _LAUNCHER
+)
 
 _FIRST_AND_LAST: Final = (
     "state --decoder-first-pipeline-num-layers and --decoder-last-pipeline-num-layers instead, or give"
@@ -151,11 +188,6 @@ REFUSED: Final[Mapping[str, str]] = {
     " stages; give the plan as JSON",
     "--encoder-pipeline-model-parallel-size": "cannot be expressed: an encoder has its part of the"
     " stages; give the plan as JSON",
-    "--model-parallel-size": "is an old argument; state --tensor-model-parallel-size",
-    "--batch-size": "is an old argument; state --micro-batch-size",
-    "--rampup-batch-size": "changes the batch during training, but a plan has one batch; remove it and"
-    " state the --global-batch-size that is to be priced",
-    "--decrease-batch-size-if-needed": "may change the batch, but a plan has one batch; remove it",
     "--distribute-saved-activations": "cannot be expressed: a plan keeps the inputs of layers whole;"
     " use --sequence-parallel",
     "--cpu-offloading": "keeps activations in the host's memory, which a plan cannot express; remove it",
@@ -166,18 +198,16 @@ REFUSED: Final[Mapping[str, str]] = {
     "--moe-layer-recompute": "recomputes experts alone, but a plan recomputes attention or whole layers;"
     " state --recompute-granularity full",
     "--moe-extended-tp": "is an old argument; state --expert-tensor-parallel-size",
-    "--mtp-num-layers": "adds layers that the model here does not have; remove it",
-    "--first-last-layers-bf16": "has products in two precisions, but a plan has one; remove it",
-    "--num-layers-at-start-in-bf16": "has products in two precisions, but a plan has one; remove it",
-    "--num-layers-at-end-in-bf16": "has products in two precisions, but a plan has one; remove it",
     "--fp4-format": "cannot be expressed: the precisions of a plan are f32, bf16, f16 and fp8",
     "--enable-full-sharding-in-hsdp": "cannot be expressed: a plan divides states among all replicas",
     "--use-tp-pp-dp-mapping": "cannot be expressed: replicas of a stage are neighbours in a plan",
     "--hierarchical-context-parallel-sizes": "cannot be expressed: a context group of a plan is one"
     " ring; state --cp-comm-type p2p",
-    "--fp32-residual-connection": "keeps activations of 32 bits, which the price does not know; remove"
+    "--partition-activations": "divides kept activations among tensor groups, which a plan cannot"
+    " express; remove it",
+    "--checkpoint-in-cpu": "keeps activations in the host's memory, which a plan cannot express; remove"
     " it",
-    "--multi-latent-attention": "is an attention that models here do not have; remove it",
+    "--compression-training": "changes the model during training; remove it",
     "--use-checkpoint-args": "takes arguments from a checkpoint; state them in the file",
     "--use-mp-args-from-checkpoint-args": "takes the degrees from a checkpoint; state them in the file",
     "--yaml-cfg": "names another file; give that file as the plan",
@@ -187,10 +217,27 @@ REFUSED: Final[Mapping[str, str]] = {
 }
 """Arguments that change how a model is divided in a way that a plan cannot express."""
 
+NOT_PRICED: Final[Mapping[str, str]] = {
+    "--rampup-batch-size": "the batch grows to --global-batch-size, which alone is priced",
+    "--decrease-batch-size-if-needed": "the batch may be smaller than the one that is priced",
+    "--memory-centric-tiled-linear": "products are divided in time",
+    "--random-ltd": "tokens are left out during training",
+    "--curriculum-learning-legacy": "sequences are shorter at first",
+    "--curriculum-learning": "sequences are shorter at first",
+    "--mtp-num-layers": "layers are added for later tokens",
+    "--first-last-layers-bf16": "some layers have another precision",
+    "--num-layers-at-start-in-bf16": "some layers have another precision",
+    "--num-layers-at-end-in-bf16": "some layers have another precision",
+    "--fp32-residual-connection": "activations between layers have 32 bits",
+    "--multi-latent-attention": "attention is of another kind than that of models here",
+}
+"""Arguments that change the cost of training in a way that is reported, but not priced."""
+
 OFF: Final[Mapping[str, frozenset[str]]] = {
     "--cpu-offloading-num-layers": frozenset({"0"}),
     "--encoder-tensor-model-parallel-size": frozenset({"0"}),
     "--encoder-pipeline-model-parallel-size": frozenset({"0"}),
     "--mtp-num-layers": frozenset({"0"}),
+    "--pipeline-model-parallel-split-rank": frozenset({"0"}),
 }
-"""Values with which a refused argument changes nothing. A flag may also be false."""
+"""Values with which an argument that is refused or not priced changes nothing. A flag may also be false."""

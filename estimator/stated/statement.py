@@ -5,7 +5,7 @@ Fields that nobody stated are None. :mod:`tessera.estimator.stated.completion` d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum, StrEnum
 from typing import Any, Final
@@ -71,6 +71,10 @@ class StatedPlan:
     sequence: int | None = None
     names: Mapping[str, str] = field(default_factory=dict)
     usual: Mapping[str, Any] = field(default_factory=dict)
+    unknown: Mapping[str, str] = field(default_factory=dict)
+    """Fields that the source states, but whose values only a run of it decides, with the reason."""
+    assumed: frozenset[str] = frozenset()
+    """Fields whose values are defaults of the source, which other statements may replace."""
     notes: tuple[str, ...] = ()
     """Sentences about what is assumed, for the user."""
 
@@ -89,9 +93,8 @@ class StatedPlan:
         return all(getattr(self, name) is None for name in STATED_FIELDS)
 
 
-STATED_FIELDS: Final = tuple(
-    f.name for f in fields(StatedPlan) if f.name not in ("names", "usual", "notes")
-)
+_ABOUT_FIELDS: Final = ("names", "usual", "unknown", "assumed", "notes")
+STATED_FIELDS: Final = tuple(f.name for f in fields(StatedPlan) if f.name not in _ABOUT_FIELDS)
 
 
 def combine(plans: Iterable[StatedPlan]) -> StatedPlan:
@@ -104,21 +107,50 @@ def combine(plans: Iterable[StatedPlan]) -> StatedPlan:
     for plan in plans:
         for name in STATED_FIELDS:
             ours, theirs = getattr(whole, name), getattr(plan, name)
-            if ours is not None and theirs is not None and ours != theirs:
+            replaceable = name in whole.assumed | plan.assumed
+            if ours is not None and theirs is not None and ours != theirs and not replaceable:
                 raise InvalidInput(
                     plan.name(name),
                     f"states {plain_value(theirs)}, but {whole.name(name)} states"
                     f" {plain_value(ours)}; state one of them, or the same value",
                 )
-        stated = {n: v for n in STATED_FIELDS if (v := getattr(plan, n)) is not None}
+        stated = {
+            n: v
+            for n in STATED_FIELDS
+            if (v := getattr(plan, n)) is not None
+            and (n not in plan.assumed or getattr(whole, n) is None)
+        }
+        kept = {
+            n: name for n, name in whole.names.items() if n not in stated or n not in whole.assumed
+        }
         whole = replace(
             whole,
             **stated,
-            names={**plan.names, **whole.names},
+            names={**plan.names, **kept},
             usual={**plan.usual, **whole.usual},
+            unknown={**plan.unknown, **whole.unknown},
+            assumed=(whole.assumed - frozenset(stated)) | (plan.assumed & frozenset(stated)),
             notes=whole.notes + plan.notes,
         )
-    return whole
+    known = {name for name in STATED_FIELDS if getattr(whole, name) is not None}
+    unknown = {name: text for name, text in whole.unknown.items() if name not in known}
+    return replace(whole, unknown=unknown)
+
+
+def refuse_all(source: str, problems: Sequence[tuple[str, str]]) -> None:
+    """Raise one error for all fields with problems, if there are any.
+
+    Raises:
+        InvalidInput: there is a problem. One problem is reported by its field, several by
+            ``source``.
+    """
+    if len(problems) == 1:
+        name, problem = problems[0]
+        raise InvalidInput(name[:120], problem)
+    if problems:
+        raise InvalidInput(
+            source, "; ".join(f"{name[:80]} {problem}" for name, problem in problems)
+        )
 
 
 def plain_value(value: object) -> str:

@@ -19,6 +19,7 @@ from tessera.estimator.stated.statement import (
     read_choice,
     read_count,
     read_flag,
+    refuse_all,
 )
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import (
@@ -106,6 +107,12 @@ _IGNORED: Final[Mapping[str, frozenset[str]]] = {
 }
 SECTIONS: Final = frozenset(_READ) | frozenset(_BY_RULE) | _IGNORED_SECTIONS
 
+_PLAN_SECTIONS: Final = ("parallelism.", "activation_checkpoint.")
+_PLAN_FIELDS: Final = frozenset(
+    f"training.{name}"
+    for name in ("global_batch_size", "local_batch_size", "batch_size", "seq_len")
+)
+
 _Values = Mapping[str, Any]
 """Values by ``section.field``."""
 
@@ -149,13 +156,17 @@ def read_torchtitan(field: str, plain: Mapping[str, Any]) -> StatedPlan:
 def _flattened(field: str, plain: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values by ``section.field``, after unknown and refused fields were refused."""
     values: dict[str, Any] = {}
+    problems: list[tuple[str, str]] = []
     for section, content in plain.items():
         if section not in SECTIONS:
-            raise InvalidInput(
-                section[:80],
-                f"is not a section of torchtitan that is known here ({field}); remove it if it does not"
-                " change how the model is divided among GPUs",
+            problems.append(
+                (
+                    section,
+                    f"is not a section of torchtitan that is known here ({field}); remove it if it does"
+                    " not change how the model is divided among GPUs",
+                )
             )
+            continue
         if not isinstance(content, Mapping):
             raise InvalidInput(section, f"must be a section, not {quote_value(content)}")
         values |= {f"{section}.{name}": value for name, value in content.items()}
@@ -163,28 +174,31 @@ def _flattened(field: str, plain: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(linear, Mapping):
         inner = linear.get("float8", {})
         values |= {f"quantize.linear.float8.{k}": v for k, v in dict(inner).items()}
-    for place, value in values.items():
-        _check_known(place, value)
+    if not any(place.startswith(_PLAN_SECTIONS) or place in _PLAN_FIELDS for place in values):
+        raise InvalidInput(
+            field, "has no field of torchtitan that states a plan, such as [parallelism]"
+        )
+    problems += [(place, text) for place in values if (text := _problem_of(place, values[place]))]
+    refuse_all(field, problems)
     return values
 
 
-def _check_known(place: str, value: object) -> None:
+def _problem_of(place: str, value: object) -> str:
+    """Return what is wrong with a field, or ""."""
     section, _, name = place.partition(".")
     if place in _REFUSED:
-        if value not in (False, None, "", [], 0):
-            raise InvalidInput(place, _REFUSED[place])
-        return
+        return "" if value in (False, None, "", [], 0) else _REFUSED[place]
     known = (
         _READ.get(section, {}),
         _BY_RULE.get(section, ()),
         _IGNORED.get(section, ()),
     )
-    if section not in _IGNORED_SECTIONS and not any(name in names for names in known):
-        raise InvalidInput(
-            place[:120],
-            "is not a field of torchtitan that is known here; remove it if it does not change how the"
-            " model is divided among GPUs",
-        )
+    if section in _IGNORED_SECTIONS or any(name in names for names in known):
+        return ""
+    return (
+        "is not a field of torchtitan that is known here; remove it if it does not change how the"
+        " model is divided among GPUs"
+    )
 
 
 _Found = list[tuple[str, dict[str, Any]]]

@@ -54,7 +54,7 @@ def plan_options(
         _option(
             "Price the plan in a file and compare it with ours: Tessera's JSON, arguments of Megatron-LM"
             " (also in a script or YAML), TOML of torchtitan, or JSON of DeepSpeed. Options below add"
-            " what the file leaves open.",
+            " what the file leaves open, or what only a run of its script decides.",
             metavar="FILE",
         ),
     ] = None,
@@ -198,8 +198,8 @@ def with_plan(command: _Command) -> Callable[..., None]:
         if isinstance(plan, StatedPlan):
             plan = combine([plan, training_statement(given)])
             given["sequence"] = _sequence(given, plan)
-        given["batch"] = _number("--batch", given["batch"], _batch_of(plan))
-        given["count"] = _number("--count", given["count"], _gpus_of(plan))
+        given["batch"] = _number("--batch", given["batch"], _batch_of(plan), plan, "global_batch")
+        given["count"] = _number("--count", given["count"], _gpus_of(plan), plan, "gpus")
         command(plan=plan, **given)
 
     run.__name__, run.__module__, run.__doc__ = (
@@ -218,9 +218,13 @@ def _optional(annotation: Any) -> Any:
     return Annotated[annotation.__origin__ | None, *annotation.__metadata__]
 
 
-def _number(option: str, given: int | None, stated: int | None) -> int:
+def _number(
+    option: str, given: int | None, stated: int | None, plan: GivenPlan | None, field: str
+) -> int:
     if given is not None:
         return given
+    if isinstance(plan, StatedPlan) and field in plan.unknown:
+        raise InvalidInput(option, f"is required: {plan.name(field)} {plan.unknown[field]}")
     if stated is None:
         raise InvalidInput(option, "is required, or a plan that states it")
     return stated

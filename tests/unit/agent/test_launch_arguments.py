@@ -404,7 +404,7 @@ def test_generated_arguments_are_read_back_as_the_same_plan(
     plan, graph = drawn
     experts = ("--num-experts", "8") if int(graph.experts.max()) > 1 else ()
     words = megatron_words(plan, "--num-layers", "16", *experts, batch=plan.global_batch)
-    stated = read_megatron("file", parse_arguments("file", words))
+    stated = read_megatron("file", parse_arguments("file", words)[0])
     assert complete_plan(stated, a_context(plan.gpus, plan.global_batch, graph)) == plan
 
 

@@ -180,8 +180,10 @@ MORE=(--pipeline-model-parallel-size 2)
 ARGS+=("${MORE[@]}")
 torchrun "$SCRIPT.py" ${ARGS[@]} ${FP8[@]} --tensor-model-parallel-size $TP_SIZE
 """
-    assert str(complete(text)) == "2 x (dp2 tp4), 1F1B, fp8, micro-batch 2 x 16"
-    assert read(text).notes == ("all branches of file were read",)
+    assert str(complete(text)) == "2 x (dp2 tp4), 1F1B, micro-batch 2 x 16"
+    assert read(text).notes == ("taken as not set: DTYPE",)
+    eight_bits = complete(f"DTYPE=fp8\n{text}")
+    assert str(eight_bits) == "2 x (dp2 tp4), 1F1B, fp8, micro-batch 2 x 16"
 
 
 @pytest.mark.parametrize(
@@ -206,6 +208,120 @@ torchrun "$SCRIPT.py" ${ARGS[@]} ${FP8[@]} --tensor-model-parallel-size $TP_SIZE
 def test_arguments_may_be_written_in_many_ways(text: str) -> None:
     assert recognise_format("file", text) is PlanFormat.MEGATRON
     assert str(complete(text)) == "2 x (dp2 tp4), 1F1B, micro-batch 2 x 16"
+
+
+def test_what_is_not_priced_or_not_understood_is_reported_next_to_the_plan() -> None:
+    stated = read(
+        "--tensor-model-parallel-size 2 --bf16 --rampup-batch-size 16 8 300000 --my-flag --foo 3 4"
+        " --mtp-num-layers 0 $EXTRA"
+    )
+    assert stated.tp == 2
+    assert stated.notes == (
+        "--rampup-batch-size is not priced: the batch grows to --global-batch-size, which alone is"
+        " priced",
+        "not understood, and ignored: --my-flag, --foo 3 4",
+        "left out, because only a run decides them: $EXTRA (line 1)",
+    )
+
+
+def test_all_arguments_with_problems_are_named_at_once() -> None:
+    text = (
+        "torchrun --nproc_per_node 8 train.py --tensor-model-parallel-size 2 --micro-batch-sise 2"
+        " --cpu-offloading --my-pipeline-split 2 --other 1"
+    )
+    with pytest.raises(InvalidInput) as refused:
+        read(text)
+    assert refused.value.field == "file"
+    assert refused.value.problem.count("; ") >= 2
+    for name in ("--micro-batch-sise", "--cpu-offloading", "--my-pipeline-split"):
+        assert name in refused.value.problem
+    assert "--other" not in refused.value.problem
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("seed: 1\nlr: 0.1\n", "no known format: it has neither"),
+        ('{"optimizer": {"type": "AdamW"}, "gradient_clipping": 1.0}', "no known format"),
+        ('{"num_layers": 12, "hidden_size": 768}', "no known format"),
+        ("bf16: true\nseed: 3\n", "no known format"),
+        ("per_device_train_batch_size: 4\nbf16: true\n", "a file of Hugging Face's Trainer"),
+        ("compute_environment: LOCAL_MACHINE\nmixed_precision: bf16\n", "Accelerate"),
+        ("trainer:\n  devices: 8\nmodel:\n  micro_batch_size: 2\n", "NeMo or Lightning"),
+        ('{"model_type": "llama", "hidden_size": 64}', "describe the model by --hf"),
+        ("actor_rollout_ref:\n  actor: 1\n", "verl"),
+        ("base_model: x\nmicro_batch_size: 1\nadapter: lora\nsequence_len: 9\n", "no known format"),
+        ("[model]\nname = 'x'\n[training]\nepochs = 3\n", "no field of torchtitan"),
+        ("[tool.ruff]\nline-length = 100\n", "no known format"),
+        ("torchrun train.py --per_device_train_batch_size 4 --bf16 True", "Hugging Face's Trainer"),
+        ("python finetune.py --micro_batch_size 4 --base_model x --lora_r 8", "without arguments"),
+        ("TP=8\nbash ./launch.sh $TP\n", "no known format"),
+        (
+            "#!/bin/bash\nsource conf.sh --x\nbash launch.sh --tp 8\n",
+            "launch.sh (line 3); give that file",
+        ),
+    ],
+)
+def test_a_file_without_the_fields_of_a_known_format_is_refused(text: str, said: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        read(text)
+    assert said in str(refused.value)
+
+
+def test_a_default_of_the_environment_states_no_gpus_and_gives_way_to_options() -> None:
+    text = (
+        "NNODES=${SLURM_NNODES:-1}\nTP=${TP:-4}\n"
+        "torchrun --nproc_per_node 8 --nnodes $NNODES train.py --tensor-model-parallel-size $TP"
+        " --micro-batch-size ${MBS:-1} --bf16"
+    )
+    stated = read(text)
+    assert (stated.gpus, stated.tp, stated.micro_batch) == (None, 4, 1)
+    assert "taken as not set: TP, MBS" in stated.notes
+    assert combine([stated, StatedPlan(tp=2)]).tp == 2
+    assert combine([StatedPlan(tp=2), stated]).tp == 2
+    assert read(text.replace("${SLURM_NNODES:-1}", "${NODES:-2}")).gpus is None
+    assert read(text.replace("${SLURM_NNODES:-1}", "2")).gpus == 16
+    later = f"CMD='{text.splitlines()[-1]}'\nNNODES=1\nTP=${{TP:-4}}\neval \"$CMD\""
+    assert combine([read(later), StatedPlan(tp=2)]).tp == 2
+    inside = text.replace("torchrun", 'R="torchrun') + '"\neval $R'
+    assert combine([read(inside), StatedPlan(tp=2)]).tp == 2
+    one_node = read(text.replace("--nnodes $NNODES", ""))
+    assert complete_plan(one_node, a_context(16)).gpus == 16
+
+
+def test_a_value_that_only_a_run_decides_can_be_stated_by_an_option() -> None:
+    text = (
+        "if nvidia-smi | grep -q A100; then TP=2; AC=--recompute-activations; else TP=4; AC=; fi\n"
+        "torchrun train.py --tensor-model-parallel-size $TP --micro-batch-size $1 $AC --bf16"
+    )
+    with pytest.raises(InvalidInput) as refused:
+        complete(text)
+    assert str(refused.value) == (
+        "--tensor-model-parallel-size: is 2 or 4 (line 1), which only a run decides;"
+        " --micro-batch-size is $1 (line 2), which only a run decides; --recompute-activations is given"
+        " or not given (line 1), which only a run decides; write the value into the file (`tessera"
+        " estimate` also takes --tp, --micro-batch, --recompute)"
+    )
+    given = StatedPlan(tp=4, micro_batch=2, recomputation=Recomputation.NONE)
+    whole = complete_plan(combine([read(text), given]), a_context())
+    assert str(whole) == "dp4 tp4, micro-batch 2 x 8"
+
+
+def test_training_that_differs_between_launches_is_refused() -> None:
+    text = "for TP in 1 2; do torchrun train.py --tensor-model-parallel-size $TP --bf16; done"
+    assert read(text).unknown == {"tp": "is 1 or 2 (line 1), which only a run decides"}
+
+
+def test_a_configuration_of_deepspeed_that_a_script_writes_is_read() -> None:
+    command = (
+        "deepspeed --num_nodes 2 --num_gpus 8 train.py --tensor-model-parallel-size 2 --deepspeed"
+        " --deepspeed_config ds.json --micro-batch-size 2 --bf16"
+    )
+    config = json.dumps({"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 2})
+    stated = read(f"cat > ds.json <<EOF\n{config}\nEOF\n{command}")
+    assert (stated.zero, stated.gpus) == (ZeroStage.GRADIENTS, 16)
+    assert read(command).unknown == {"zero": "is in 'ds.json', a file that is not read here"}
+    assert read(f"{command} --zero-stage 1").zero is ZeroStage.OPTIMIZER
 
 
 def test_a_torchtitan_file_becomes_a_plan() -> None:
@@ -357,16 +473,15 @@ def test_a_field_is_read_as_its_runtime_means_it(text: str, field: str, value: o
         (
             "--tensor-model-parallel-size $TP --bf16",
             "--tensor-model-parallel-size",
-            "write the number",
+            "takes --tp",
         ),
-        ("--tensor-model-parallel-size", "--tensor-model-parallel-size", "not True"),
+        ("--tensor-model-parallel-size", "--tensor-model-parallel-size", "lacks its value"),
         ("--bf16 --fp16", "--fp16", "cannot be combined with --bf16"),
         (
             "--pipeline-model-parallel-layout E|t*3|L",
             "--pipeline-model-parallel-layout",
             "is not read",
         ),
-        ("--rampup-batch-size 16 8 300000", "--rampup-batch-size", "one batch"),
         (
             "--recompute-granularity full --recompute-method block --recompute-num-layers 2 --num-layers 9",
             "--recompute-num-layers",
@@ -456,14 +571,14 @@ def test_a_field_that_a_plan_cannot_have_is_refused_by_its_name(
     text: str, field: str, said: str
 ) -> None:
     with pytest.raises(InvalidInput, match=said) as refused:
-        read(text)
+        complete_plan(read(text), a_context())
     assert refused.value.field == field
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("'" + "--a " * 100, "No closing quotation"),
+        ("'" + "--a " * 100, "a quotation has no end"),
         ("--bf16 " * 20_000, "at most 65,536 bytes"),
         ("A=xxxxxxxxxx\n" + "A=$A$A\n" * 200 + "--bf16 $A", "more than 20,000 words"),
         ("A=(--bf16)\n" + "A=( ${A[@]} ${A[@]} )\n" * 200, "more than 20,000 words"),
@@ -471,7 +586,7 @@ def test_a_field_that_a_plan_cannot_have_is_refused_by_its_name(
         ("[training]\n" + ".".join("a" * 5000) + " = 1", "levels deep"),
         ("[training]\nseq_len = " + "9" * 5000, "is not valid TOML"),
         ("[training]\nsteps = nan\n", "finite number"),
-        ("[training\n--bf16", "follows no argument"),
+        ("[training\n--bf16", "has no arguments of Megatron-LM"),
         ("--lr 1e-4\ntensor-model-parallel-size 8", "lacks its dashes"),
         ("[training]\nseq_len = 1\nseq_len = 2", "is not valid TOML"),
         ('{"zero_optimization": ' * 100 + "1" + "}" * 100, "levels deep"),
@@ -481,7 +596,20 @@ def test_a_field_that_a_plan_cannot_have_is_refused_by_its_name(
             '{"stages": [{"start": 0, "end": 1, "pp": 2}], "micro_batch": 1}',
             "not a field of a plan",
         ),
-        ("--bf16 \0", "argument|true or false"),
+        ("--bf16 \0", "a control character"),
+        ("( " * 10_000 + "--bf16", "levels of nesting"),
+        ("A=" + "${A:-" * 10_000 + " --bf16", "levels of nesting"),
+        ("f() { f; f; }; f --bf16", "call each other"),
+        ("A=" + "$((" * 10_000 + " --bf16", "levels of nesting|is missing|has no"),
+        ("if x\n then y\n" + "elif x\n then A=1\n" * 3_000 + "fi --bf16", "is not expected here"),
+        ("if x\n then y\n" + "elif x\n then A=1\n" * 3_000 + "fi\n# --bf16", "words"),
+        ("ssh x '" + " " * 60_000 + "--bf16'", "has no arguments"),
+        ("A=" + "x" * 900 + "\nwhile :; do B=${A##*y*z}; C=1$C; done --bf16", "not expected here"),
+        ("A=" + "x" * 900 + "\nwhile :; do B=${A##*y*z}; C=1$C; done # --bf16", "words"),
+        ("[ " + "! " * 9_000 + "a ] && torchrun a.py --bf16", "without arguments"),
+        ("f() { " * 8 + "f --bf16" + "; }" * 8 + "\nf", "call each other|has no arguments"),
+        ("f() { g; g; }; g() { h; h; }; h() { $A; }; while :; do f --bf16; A=1$A; done", "words"),
+        ("if x; then A=1$A\nfi\n" * 3000 + "torchrun a.py $A --bf16", "words"),
     ],
 )
 def test_hostile_texts_are_refused_quickly(text: str, said: str) -> None:
@@ -656,9 +784,11 @@ def test_statements_are_joined_and_may_not_contradict_each_other() -> None:
 def test_the_format_can_be_stated() -> None:
     with pytest.raises(InvalidInput, match="stages"):
         read_stated_plan("file", "{}", PlanFormat.JSON)
-    stated = read_stated_plan("file", "{}", PlanFormat.DEEPSPEED)
+    with pytest.raises(InvalidInput, match="has no field of DeepSpeed that states a plan"):
+        read_stated_plan("file", "{}", PlanFormat.DEEPSPEED)
+    stated = read_stated_plan("file", '{"gradient_accumulation_steps": 4}', PlanFormat.DEEPSPEED)
     assert isinstance(stated, StatedPlan)
-    assert stated.states_nothing
+    assert stated.accumulation == 4
 
 
 def test_the_plan_in_the_documents_can_be_stated() -> None:

@@ -1,0 +1,1 @@
+"""Shell scripts, read as bash would run them, without running them."""
