@@ -161,7 +161,7 @@ _AMOUNT: Final = re.compile(r"([0-9]+(?:\.[0-9]*)?)\s*([A-Za-z]*)")
 
 
 def parse_seconds(where: str, text: str) -> float:
-    """Return a duration such as ``90``, ``90s``, ``5m``, ``1h30m`` or ``1.5d`` in seconds."""
+    """Return a duration such as ``90s``, ``5m``, ``1h30m`` or ``1.5d`` in seconds."""
     return durations.parse_duration_s(where, text)
 
 
