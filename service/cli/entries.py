@@ -6,11 +6,11 @@ it.
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator
 
+from tessera.estimator.documents import text_of
 from tessera.estimator.schemas import (
     Entry,
     converted_by,
@@ -28,38 +28,23 @@ class FileEntry(Entry):
     null_is_absent: ClassVar = True
 
 
-_EXPONENT: Final = re.compile(r"[0-9]+(?:\.[0-9]*)?[eE][+-]?[0-9]+")
-"""A number such as 1e-06. YAML reads it as text, but JSON writes numbers in this form."""
-
-
-def _text(place: str, value: object) -> object:
-    if isinstance(value, float):
-        raise InvalidInput(place, f"must be a text; put {value!r} in quotes")
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-def _real(value: object) -> object:
-    return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
-
-
 def _seconds(place: str, value: object) -> object:
-    return options.parse_seconds(place, value) if isinstance(value, str) else value
+    text = text_of(value)
+    return options.parse_seconds(place, text) if isinstance(text, str) else text
 
 
 def _size(place: str, value: object) -> object:
-    text = _text(place, value)
+    text = text_of(value)
     if not isinstance(text, str):
         raise InvalidInput(place, f"must be a text, not {describe_value(value)}")
     return options.size_bytes(place, text)
 
 
-Text = Annotated[str, converted_by(_text)]
-"""A text. A whole number is converted to its digits. Any other number must be quoted."""
-
-Real = Annotated[float, BeforeValidator(_real)]
+Text = Annotated[str, BeforeValidator(text_of)]
+"""A text. What YAML reads as a number, or as true or false, is the text that was written."""
 
 Seconds = Annotated[float, number_between(0.0, limits.MAX_DURATION_S), converted_by(_seconds)]
-"""A duration in seconds, written as a number or as e.g. ``5m``."""
+"""A duration in seconds, written as e.g. ``5m``."""
 
 Size = Annotated[int, converted_by(_size)]
 """A size in bytes, written as e.g. ``40GiB``."""

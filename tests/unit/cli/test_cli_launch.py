@@ -42,7 +42,7 @@ staging: [cp, -r, /data/a b, /scratch]
 user: ana
 progress_pattern: 'iteration +(?P<iteration>\d+).*?loss: (?P<loss>[0-9.]+)'
 stall_limit: 30m
-stop_grace: 90.5
+stop_grace: 90.5s
 """
 
 
@@ -122,7 +122,7 @@ def test_a_wrong_option_of_a_program_is_named(given: dict[str, Any], problem: st
     ("text", "problem"),
     [
         ("environment: [A]\n", "j.yaml: environment: must map texts to texts"),
-        ("environment: {A: true}\n", "j.yaml: environment: A: must be a text, not True"),
+        ("environment: {A: [1]}\n", "j.yaml: environment: A: must be a text, not a list"),
         ("secrets: wandb\n", "j.yaml: secrets: must map texts to texts"),
         ("staging: cp a b\n", "j.yaml: staging: must be a list of texts"),
         ("stall_limit: soon\n", "j.yaml: stall_limit: 'soon' is not a duration"),
