@@ -121,7 +121,7 @@ def shaping_options(
     redraw: Annotated[
         bool,
         _option(
-            "Draw new models and sizes that run on the GPUs of each job, at equal GPU-hours (after Morphling)."
+            "Draw new models and sizes that run on the GPUs of each job, at equal GPU-hours."
             " Only where none does, the job gets other GPUs.",
             "--redraw",
         ),
