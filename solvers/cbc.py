@@ -21,7 +21,7 @@ from tessera.solvers.answers import after_one_run, is_answer, objective_of
 from tessera.solvers.base import Budget, SolverFailed
 from tessera.solvers.waiting_columns import with_waiting_as_columns
 
-_USUAL_FOLDER: Final = "/tmp"
+_USUAL_FOLDER: Final = "/tmp"  # noqa: S108 - the folder in it is private and has a random name
 STATUS: Final = {  # by PuLP's (status, sol_status)
     (pulp.LpStatusOptimal, pulp.LpSolutionOptimal): SolveStatus.OPTIMAL,
     (pulp.LpStatusOptimal, pulp.LpSolutionIntegerFeasible): SolveStatus.FEASIBLE,
