@@ -24,7 +24,7 @@ _MAX_CHARS: Final = 100
 
 
 def is_duration(text: str) -> bool:
-    """Return whether ``text`` has the form of a duration. A number without a unit is none."""
+    """Return whether ``text`` has the form of a duration. A number needs a unit."""
     stripped = text.strip()
     if len(stripped) > _MAX_CHARS:
         return False

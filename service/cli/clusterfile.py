@@ -8,13 +8,12 @@ from typing import Annotated, ClassVar, Final
 
 from pydantic import BeforeValidator, Field, RootModel
 
-from tessera.estimator.documents import text_of
 from tessera.estimator.schemas import STRICT, check_value, number_between, whole_between
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import limits, options, tenantfile
 from tessera.service.cli.entries import FileEntry, Labels, Size, Text
 from tessera.service.cli.names import ANY_TYPE, short_name
-from tessera.service.cli.yamlfile import read_documents
+from tessera.service.cli.yamlfile import read_documents, text_of
 from tessera.v1.clusters_pb2 import GpuType, Node
 from tessera.v1.tenants_pb2 import Tenant
 

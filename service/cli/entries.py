@@ -10,7 +10,6 @@ from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator
 
-from tessera.estimator.documents import text_of
 from tessera.estimator.schemas import (
     Entry,
     converted_by,
@@ -20,6 +19,7 @@ from tessera.estimator.schemas import (
 )
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import limits, options
+from tessera.service.cli.yamlfile import text_of
 
 
 class FileEntry(Entry):

@@ -10,7 +10,6 @@ from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator, Field, RootModel
 
-from tessera.estimator.documents import text_of
 from tessera.estimator.schemas import (
     STRICT,
     check_value,
@@ -22,7 +21,7 @@ from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import limits
 from tessera.service.cli.entries import FileEntry, Text
 from tessera.service.cli.names import ANY_TYPE
-from tessera.service.cli.yamlfile import read_documents
+from tessera.service.cli.yamlfile import read_documents, text_of
 from tessera.v1.tenants_pb2 import Tenant
 
 _Gpus = Annotated[
