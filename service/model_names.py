@@ -14,8 +14,8 @@ from tessera.formulation.records.estimates import ModelSpec
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.values import Workload
 
-MIN_SIZE_SIMILARITY: Final = 0.8
-"""Similarity from which a size is taken for a known one. Those of 1.3B and 1.4B are 0.75."""
+MIN_SIZE_SIMILARITY: Final = 0.85
+"""Similarity from which a size is taken for a known one. That of 1.3 and 1.3B is 0.86."""
 
 _Name: TypeAlias = tuple[str, str]
 """A model and its size."""
