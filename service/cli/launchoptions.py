@@ -136,7 +136,9 @@ def program_options(
 ) -> jobs_pb2.Job:
     """Return a job that has only the command and the launch that the options state."""
     environment = _read_variables("--env-from-file", env_from_file) if env_from_file else {}
-    environment |= dict(_parse_variable("--env", text) for text in env or ())
+    environment |= options.unique_pairs(
+        "--env", (_parse_variable("--env", text) for text in env or ())
+    )
     launch = make_launch(
         "--env",
         "--secret",

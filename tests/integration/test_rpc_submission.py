@@ -199,7 +199,7 @@ async def test_a_misspelt_model_of_a_job_that_needs_an_estimate_is_refused(
     async with api(store) as a:
         await a.estimates.UpsertCells(some_cells(mine))
         for validate_only in (True, False):
-            with pytest.raises(grpc.aio.AioRpcError, match="job.workload.model") as refused:
+            with pytest.raises(grpc.aio.AioRpcError, match=r"job\.workload\.model") as refused:
                 await a.jobs.SubmitJob(
                     a_submit("a", workload=workload, validate_only=validate_only)
                 )
@@ -229,5 +229,5 @@ async def test_a_known_model_without_its_size_is_refused_with_the_sizes(
 ) -> None:
     workload = estimates_pb2.Workload(model="bert", global_batch=256)
     async with api(store) as a:
-        with pytest.raises(grpc.aio.AioRpcError, match="state its params .* one of 1.3B, 15B"):
+        with pytest.raises(grpc.aio.AioRpcError, match=r"state its params .* one of 1.3B, 15B"):
             await a.jobs.SubmitJob(a_submit("a", workload=workload))

@@ -9,6 +9,7 @@ import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from tessera.formulation.errors import InvalidInput
+from tessera.service.cli import options
 from tessera.service.cli.jobfile import read_jobs
 from tessera.service.cli.jobview import show_job
 from tessera.service.cli.launchoptions import MAX_FILE_BYTES, program_options
@@ -79,6 +80,13 @@ def test_variables_come_from_a_file_and_options_have_precedence(tmp_path: Path) 
     assert refused.value.field == "--env-from-file"
     job = program_options(env_from_file=str(file), env=["C=option"])
     assert dict(job.launch.environment) == {"A": "2", "B": "x", "C": "option"}
+
+
+def test_two_values_of_one_variable_or_label_are_refused_and_not_dropped() -> None:
+    with pytest.raises(InvalidInput, match="^--env: A has a value already; give it once"):
+        program_options(env=["A=1", "B=2", "A=3"])
+    with pytest.raises(InvalidInput, match="^--label: team has a value already"):
+        options.parse_labels("--label", ["team=a", "team=b"])
 
 
 @pytest.mark.parametrize(
