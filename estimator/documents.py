@@ -3,7 +3,7 @@
 Every field and file that takes YAML is read here. A document is one plain value. Aliases, anchors,
 tags and merge keys are refused, because with them a short text can represent a huge one.
 
-Scalars are resolved as in JSON, which YAML 1.2 contains: ``true``, ``false``, ``null``, and decimal
+Scalars are resolved as in YAML 1.2: ``true``, ``false`` and ``null``, in its three cases, and decimal
 numbers. Everything else is a text, as it is written: ``010``, ``0x10``, ``1_000``, ``22:30``,
 ``yes``, ``NO``, ``2026-11-28``. YAML 1.1 would make other values of these. Where a number is wanted,
 such a text is refused; where a text is wanted, nothing of it is lost.
@@ -38,7 +38,13 @@ _REAL: Final = re.compile(
     r"[-+]?(?:0|[1-9][0-9]*)(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?|[-+]?\.[0-9]+(?:[eE][-+]?[0-9]+)?",
     re.ASCII,
 )
-_WORDS: Final[dict[str, Any]] = {"": None, "~": None, "null": None, "true": True, "false": False}
+_WORDS: Final[dict[str, Any]] = {
+    "": None,
+    "~": None,
+    **{word: None for word in ("null", "Null", "NULL")},
+    **{word: True for word in ("true", "True", "TRUE")},
+    **{word: False for word in ("false", "False", "FALSE")},
+}
 _NO_KEY: Final = object()
 
 
@@ -64,15 +70,13 @@ def is_number(text: str) -> bool:
 
 
 def text_of(value: object) -> object:
-    """Return the text that was written for a number or a boolean, and any other value unchanged."""
-    match value:
-        case bool():
-            return "true" if value else "false"
-        case WrittenNumber():
-            return value.text
-        case int():
-            return str(value)
-    return value
+    """Return the text that was written for a number, and any other value unchanged.
+
+    The text of a boolean is not known: it may be ``true`` or ``True``.
+    """
+    if isinstance(value, WrittenNumber):
+        return value.text
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def read_document(

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-from pydantic import BeforeValidator
-
 from tessera.estimator.schemas import (
     Entry,
     converted_by,
@@ -28,6 +26,12 @@ class FileEntry(Entry):
     null_is_absent: ClassVar = True
 
 
+def _text(place: str, value: object) -> object:
+    if isinstance(value, bool):
+        raise InvalidInput(place, f"must be a text, not {value}; put it in quotes")
+    return text_of(value)
+
+
 def _seconds(place: str, value: object) -> object:
     text = text_of(value)
     return options.parse_seconds(place, text) if isinstance(text, str) else text
@@ -40,8 +44,8 @@ def _size(place: str, value: object) -> object:
     return options.size_bytes(place, text)
 
 
-Text = Annotated[str, BeforeValidator(text_of)]
-"""A text. What YAML reads as a number, or as true or false, is the text that was written."""
+Text = Annotated[str, converted_by(_text)]
+"""A text. What YAML reads as a number is the text that was written. A boolean must be quoted."""
 
 Seconds = Annotated[float, number_between(0.0, limits.MAX_DURATION_S), converted_by(_seconds)]
 """A duration in seconds, written as e.g. ``5m``."""

@@ -83,9 +83,9 @@ def test_variables_come_from_a_file_and_options_have_precedence(tmp_path: Path) 
 
 
 def test_two_values_of_one_variable_or_label_are_refused_and_not_dropped() -> None:
-    with pytest.raises(InvalidInput, match="^--env: A has a value already; give it once"):
+    with pytest.raises(InvalidInput, match=r"^--env: A has a value already; give it once"):
         program_options(env=["A=1", "B=2", "A=3"])
-    with pytest.raises(InvalidInput, match="^--label: team has a value already"):
+    with pytest.raises(InvalidInput, match=r"^--label: team has a value already"):
         options.parse_labels("--label", ["team=a", "team=b"])
 
 
@@ -130,7 +130,7 @@ def test_a_wrong_option_of_a_program_is_named(given: dict[str, Any], problem: st
     ("text", "problem"),
     [
         ("environment: [A]\n", "j.yaml: environment: must map texts to texts"),
-        ("environment: {A: [1]}\n", "j.yaml: environment: A: must be a text, not a list"),
+        ("environment: {A: true}\n", "j.yaml: environment: A: must be a text, not True; put it in"),
         ("secrets: wandb\n", "j.yaml: secrets: must map texts to texts"),
         ("staging: cp a b\n", "j.yaml: staging: must be a list of texts"),
         ("stall_limit: soon\n", "j.yaml: stall_limit: 'soon' is not a duration"),
