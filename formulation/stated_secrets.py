@@ -28,7 +28,7 @@ _WORD_TOKEN: Final = re.compile(
 """Names of tokens that a model reads."""
 _KEY: Final = re.compile(r"(?:^|_)KEY$")
 _OTHER_NAMES: Final = re.compile(
-    r"_(?:FILE|PATH|DIR|NAME|ID|URL|URI|LENGTH|LEN|SIZE|TYPE|COUNT|ENABLED|HELPER|STORE|MANAGER)$"
+    r"_(?:FILE|PATH|DIR|NAME|ID|URL|URI|LENGTH|LEN|SIZE|TYPE|COUNT|ENABLED|HELPER|STORE|MANAGER|ENV|VAR)$"
 )
 """Ends of names of what is known of a secret without being one, such as ``MASTER_KEY_FILE``."""
 _OTHER_VALUES: Final = re.compile(

@@ -72,7 +72,7 @@ def _remark(workload: Workload, known: Collection[_Name], *, typed: bool) -> Nam
     sizes = ", ".join(sorted(size for model, size in known if model == workload.model))
     if sizes and not workload.params and not typed:
         return NameRemark(
-            f"{name} has several sizes, and the job needs an estimate of one; state its params (--params),"
+            f"{name} needs its size, because the job needs an estimate of it; state its params (--params),"
             f" one of {sizes}",
             refused=True,
         )

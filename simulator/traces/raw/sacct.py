@@ -73,10 +73,8 @@ def read_sacct(path: Path, zone: tzinfo, dropped: DroppedRows) -> Iterator[Durat
         elif (duration_s := seconds_between(start, end)) <= 0:
             dropped.add(NO_DURATION, name)
         else:
-            gpu_type, tenant = (
-                kinds[0] if len(kinds) == 1 else "",
-                row.get("Account") or row.get("User"),
-            )
+            gpu_type = kinds[0] if len(kinds) == 1 else ""
+            tenant = row.get("Account") or row.get("User")
             yield raw_job(
                 name, submitted.timestamp(), duration_s, gpus, gpu_type=gpu_type, tenant=tenant
             )

@@ -45,6 +45,7 @@ HARMLESS = [
     ("SORT_KEY", "name"),
     ("KEY", "x"),
     ("SECRET_NAME", "wandb"),
+    ("PASSWORD_ENV", "DB_PASS"),
     ("AWS_ACCESS_KEY_ID", "x"),
     ("MONKEY", "x"),
     ("RUN_ID", HEX),

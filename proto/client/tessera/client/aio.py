@@ -114,17 +114,18 @@ class AsyncClient:
         job: jobs_pb2.Job | None = None,
         *,
         name: str = "",
-        array: range | jobs_pb2.ArrayIndices | None = None,
         validate_only: bool = False,
         **fields: Unpack[JobFields],
     ) -> jobs_pb2.Job:
         """Submit a job, from a message or from fields; return it as it is stored.
 
-        Without ``name``, the server chooses an id. With ``array``, there is a job for each index, and
-        the first one is returned. An unknown field raises TypeError. Raises CallError.
+        Without ``name``, the server chooses an id. Raises CallError, and TypeError for an unknown field.
         """
-        request = requests.submit_job(
-            self.cluster, job, fields, name=name, array=array, validate_only=validate_only
+        request = jobs_pb2.SubmitJobRequest(
+            parent=self.cluster,
+            job_id=name,
+            job=requests.describe_job(self.cluster, job, fields),
+            validate_only=validate_only,
         )
         return await self.call(self.stubs.jobs.SubmitJob, request)
 

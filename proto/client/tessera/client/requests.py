@@ -231,34 +231,15 @@ def _moment(value: datetime | timedelta) -> datetime:
     return value
 
 
-def submit_job(
-    cluster: str,
-    job: jobs_pb2.Job | None,
-    fields: JobFields,
-    *,
-    name: str,
-    array: range | jobs_pb2.ArrayIndices | None,
-    validate_only: bool,
-) -> jobs_pb2.SubmitJobRequest:
-    """Return the request that submits the job of a message or of fields.
+def describe_job(cluster: str, job: jobs_pb2.Job | None, fields: JobFields) -> jobs_pb2.Job:
+    """Return the job of a message or of fields, of which one must be given.
 
     Raises:
         TypeError: both are given, or neither, or a field is unknown or has another type.
-        ValueError: a range of indices is empty or falls.
     """
     if (job is None) == (not fields):
         raise TypeError("submit takes either a Job or the fields of one")
-    if isinstance(array, range):
-        if not array or array.step < 0:
-            raise ValueError(f"array must be a rising range with an index, not {array}")
-        array = jobs_pb2.ArrayIndices(first=array[0], last=array[-1], step=array.step)
-    return jobs_pb2.SubmitJobRequest(
-        parent=cluster,
-        job_id=name,
-        job=make_job(cluster, **fields) if job is None else job,
-        array=array,
-        validate_only=validate_only,
-    )
+    return make_job(cluster, **fields) if job is None else job
 
 
 def choose_address(address: str) -> str:
