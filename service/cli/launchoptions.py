@@ -178,7 +178,7 @@ def make_launch(
     Raises:
         InvalidInput: a value looks like a secret. It does not repeat the value.
     """
-    refuse_variables(environment, variables_at, secrets_at)
+    refuse_variables(environment, variables_at, secrets_at.rpartition(": ")[2])
     messages = [launch_pb2.Secret(variable=variable, name=name) for variable, name in secrets]
     for message in messages:
         if holds_secret(message.name):
