@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Final
 
 import sqlalchemy as sa
 
@@ -116,6 +117,21 @@ def job_history(connection: sa.Connection, cluster: str, name: str) -> list[JobE
         JobEventRecord(at_s=row.at_s, event=row.event, state=JobState(row.state), detail=row.detail)
         for row in connection.execute(_HISTORY, values)
     ]
+
+
+_ESTIMATED_MODELS: Final = sa.text(
+    """
+    SELECT DISTINCT w.model, w.params FROM workloads w
+    WHERE w.cluster_id = :cluster AND EXISTS (SELECT FROM estimates e WHERE e.workload_id = w.id)
+    ORDER BY w.model, w.params
+    """
+)
+
+
+def estimated_models(connection: sa.Connection, cluster: str) -> list[tuple[str, str]]:
+    """Return the models and sizes that have estimates. Raises NotFound (the cluster)."""
+    rows = connection.execute(_ESTIMATED_MODELS, {"cluster": cluster_id(connection, cluster)})
+    return [(row.model, row.params) for row in rows]
 
 
 def list_estimates(

@@ -141,6 +141,11 @@ class RecordStore(StorePart):
         with self._database.read() as connection:
             return reads.list_estimates(connection, cluster, workload, after, limit)
 
+    def estimated_models(self, cluster: str) -> list[tuple[str, str]]:
+        """Return the models and sizes that have estimates."""
+        with self._database.read() as connection:
+            return reads.estimated_models(connection, cluster)
+
     def list_models(self, cluster: str) -> list[ModelSpec]:
         """Return the users' models, by name."""
         with self._database.read() as connection:

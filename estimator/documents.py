@@ -2,10 +2,16 @@
 
 Every field and file that takes YAML is read here. A document is one plain value. Aliases, anchors,
 tags and merge keys are refused, because with them a short text can represent a huge one.
+
+Scalars are resolved as in YAML 1.2: ``true``, ``false`` and ``null``, in its three cases, and decimal
+numbers. Everything else is a text, as it is written: ``010``, ``0x10``, ``1_000``, ``22:30``,
+``yes``, ``NO``, ``2026-11-28``. YAML 1.1 would make other values of these. Where a number is wanted,
+such a text is refused; where a text is wanted, nothing of it is lost.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -26,13 +32,51 @@ from tessera.formulation.errors import InvalidInput
 _Parser: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The parser of libyaml, if PyYAML was built with it. It is ten times as fast."""
 
-_PREFIX: Final = "tag:yaml.org,2002:"
-_SCALARS: Final = frozenset({"bool", "float", "int", "null", "timestamp"})
+_WHOLE: Final = re.compile(r"0|-?[1-9][0-9]*", re.ASCII)
+"""A whole number in its only form, so that its digits are the text that was written."""
+_REAL: Final = re.compile(
+    r"[-+]?(?:0|[1-9][0-9]*)(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?|[-+]?\.[0-9]+(?:[eE][-+]?[0-9]+)?",
+    re.ASCII,
+)
+_WORDS: Final[dict[str, Any]] = {
+    "": None,
+    "~": None,
+    **{word: None for word in ("null", "Null", "NULL")},
+    **{word: True for word in ("true", "True", "TRUE")},
+    **{word: False for word in ("false", "False", "FALSE")},
+}
 _NO_KEY: Final = object()
+
+
+class WrittenNumber(float):
+    """A number that is not written as plain digits, with the text that was written."""
+
+    text: str
+
+    def __new__(cls, text: str) -> WrittenNumber:
+        """Return the number of a text such as ``1.10`` or ``1e5``."""
+        number = super().__new__(cls, text)
+        number.text = text
+        return number
 
 
 class NotYaml(InvalidInput):
     """An error for a text that is not YAML."""
+
+
+def is_number(text: str) -> bool:
+    """Return whether a text without quotes is read as a number."""
+    return _REAL.fullmatch(text) is not None
+
+
+def text_of(value: object) -> object:
+    """Return the text that was written for a number, and any other value unchanged.
+
+    The text of a boolean is not known: it may be ``true`` or ``True``.
+    """
+    if isinstance(value, WrittenNumber):
+        return value.text
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def read_document(
@@ -67,7 +111,7 @@ def read_yaml(
     """Return the values of the documents in a YAML text, without empty documents.
 
     Raises:
-        NotYaml: it is not YAML, or has a date that does not exist.
+        NotYaml: it is not YAML.
         InvalidInput: it is beyond the limits, or a mapping names a key twice; names ``field`` and
             the line.
         DeadlineTooShort: it was cancelled.
@@ -79,7 +123,7 @@ def read_yaml(
         )
     try:
         return [value for value in _values(field, raw, limits, cancelled) if value is not None]
-    except (yaml.YAMLError, ValueError) as error:
+    except yaml.YAMLError as error:
         reason = " ".join(str(error).split())[:300]
         raise NotYaml(field, f"is not valid YAML: {reason}") from error
 
@@ -104,7 +148,6 @@ class _Builder:
 
     def __init__(self, field: str, limits: DocumentLimits) -> None:
         self._field, self._limits = field, limits
-        self._scalars = yaml.SafeLoader("")
         self._document: Any = None
         self._open: list[list[Any] | dict[Any, Any]] = []
         self._keys: list[Any] = []  # for each open mapping, the key that waits for its value
@@ -169,21 +212,22 @@ class _Builder:
         raise InvalidInput(self._field, f"{place}: {problem}")
 
     def _scalar(self, place: str, event: yaml.ScalarEvent) -> Any:
-        """Return the value of a scalar: a text, a number, a boolean, a date, or None."""
-        check_scalar(self._field, place, event.value, self._limits)
-        tag: str = self._scalars.resolve(  # type: ignore[no-untyped-call]
-            yaml.ScalarNode, event.value, event.implicit
-        )
-        kind = tag.removeprefix(_PREFIX)
-        if kind == "merge":
+        """Return the value of a scalar: a text, a number, a boolean, or None."""
+        text = event.value
+        check_scalar(self._field, place, text, self._limits)
+        if not event.implicit[0]:  # it is in quotes
+            return text
+        if text == "<<":
             raise InvalidInput(
                 self._field, f"{place}: the key << is not allowed; write its values out"
             )
-        if kind not in _SCALARS:
-            return event.value
-        if kind in ("int", "float"):
-            check_number(self._field, place, event.value)
-        node = yaml.ScalarNode(tag, event.value)
-        value = self._scalars.yaml_constructors[tag](self._scalars, node)
-        check_scalar(self._field, place, value, self._limits)
-        return value
+        if text in _WORDS:
+            return _WORDS[text]
+        if not is_number(text):
+            return text
+        check_number(self._field, place, text)
+        if _WHOLE.fullmatch(text):
+            return int(text)
+        number = WrittenNumber(text)
+        check_scalar(self._field, place, number, self._limits)
+        return number

@@ -169,9 +169,30 @@ def _no_cell(snapshot: Snapshot, job: int, *, estimated: bool, refused: bool) ->
         code=ReasonCode.NO_FEASIBLE_CELL,
         message=f"every known Cell of {key}{restriction_in_words(snapshot, job)} fails to run"
         " (out of memory, or the run failed)",
-        next_step="add Cells with more GPUs or another GPU type",
+        next_step=_step_to_a_feasible_cell(snapshot, job),
         evidence=(("workload", key),),
     )
+
+
+def _step_to_a_feasible_cell(snapshot: Snapshot, job: int) -> str:
+    """Return what may help a job whose known Cells all fail."""
+    workload, e = int(snapshot.jobs.workload[job]), snapshot.estimates
+    batch = snapshot.workloads[workload].global_batch
+    gpus = int(snapshot.jobs.requested_gpus[job])
+    if rest := batch % gpus:
+        batches = [n for n in (batch - rest, batch - rest + gpus) if n]
+        return (
+            f"submit the job with a batch that {gpus} GPUs divide evenly, e.g."
+            f" {' or '.join(map(str, batches))}; few plans can divide one of {batch}"
+        )
+    kinds = len(snapshot.gpu_types)
+    whole = np.bincount(snapshot.nodes.gpu_type, weights=snapshot.nodes.gpus, minlength=kinds)
+    largest = np.zeros(kinds)
+    own = e.workload == workload
+    np.maximum.at(largest, e.gpu_type[own], e.gpus[own])
+    if np.any(largest < whole):
+        return "add Cells with more GPUs or another GPU type"
+    return "submit the job with a smaller batch, or add GPUs with more memory"
 
 
 def _no_runnable_plan(snapshot: Snapshot, job: int) -> Reason:

@@ -24,7 +24,7 @@ _NO_WEIGHT: Final = Reason(
 _NOT_WORTH_RESTART: Final = Reason(
     code=ReasonCode.NOT_WORTH_RESTART,
     message="starting the job would cost as much as it could gain before it ends",
-    next_step="lower the job's restart seconds, or raise its weight",
+    next_step="lower the job's restart seconds",  # its weight counts for both
 )
 _NO_PRICES: Final = Reason(
     code=ReasonCode.BUDGET_SPENT,
@@ -32,39 +32,47 @@ _NO_PRICES: Final = Reason(
     next_step="give the round a longer deadline",
 )
 
-_LIMITS: Final[dict[RowKind, tuple[ReasonCode, str, str]]] = {
+_LIMITS: Final[dict[RowKind, tuple[ReasonCode, str, str, str]]] = {
     RowKind.QUOTA: (
         ReasonCode.QUOTA_SPENT,
         "the quota of {what} for guaranteed jobs is {capacity} GPUs, of which {free} are left, but the"
         " job would be charged {amount}",
-        "wait for a guaranteed job of the tenant to end, raise the quota, or submit the job as best effort",
+        "wait for a guaranteed job of the tenant to end, ",
+        "raise the quota, or submit the job as best effort",
     ),
     RowKind.HELD: (
         ReasonCode.QUOTA_SPENT,
         "{what} may hold {capacity} GPUs (its quota and what it may borrow), of which {free} are left,"
         " but the job needs {amount}",
-        "wait for a job of the tenant to end, or let the tenant borrow more",
+        "wait for a job of the tenant to end, or ",
+        "let the tenant borrow more",
     ),
     RowKind.KEPT: (
         ReasonCode.QUOTA_SPENT,
         "{what} does not lend its quota: other tenants may hold {capacity} GPUs, of which {free} are left,"
         " but the job needs {amount}",
-        "wait for a job of another tenant to end, or let the quota be lent",
+        "wait for a job of another tenant to end, or ",
+        "let the quota be lent",
     ),
     RowKind.WINDOW: (
         ReasonCode.HELD_FOR_RESERVATION,
         "the reservation {what} leaves {capacity} GPUs to other jobs, of which {free} are left, but the"
         " job needs {amount}",
-        "wait for another job or the reservation to end, or entitle the job to the reservation",
+        "wait for another job to end, ",
+        "wait for the reservation to end, or entitle the job to it",
     ),
     RowKind.RESERVED: (
         ReasonCode.RESERVED,
         "GPUs are reserved for {what}, which has waited long: other jobs may hold {capacity} beyond its"
         " start, of which {free} are left, but the job needs {amount}",
+        "",
         "wait for {what} to start, or add Cells on which the job ends before that",
     ),
 }
-"""Kind of row -> the reason if that row is what holds a job back."""
+"""Kind of row -> the reason if that row is what holds a job back: code, message and two next steps.
+
+The first step frees what others have of the row. It helps only a job that the whole row has room for.
+"""
 
 
 def explain_unchosen(problem: Problem, solution: Solution, jobs: Ints) -> dict[int, Reason]:
@@ -233,16 +241,19 @@ class _Limits:
         problem, prices = self.problem, self.prices
         entry = int(self.stopped[job])
         if entry >= 0:
-            return self._by(int(problem.row[entry]), int(problem.amount[entry]))
+            return self._by(job, int(problem.row[entry]), int(problem.amount[entry]))
         if not len(prices) or pays:
             return None
         use = problem.usage_of(column)
         row = max(use, key=lambda r: (prices[r] * use[r], -r))
-        return self._by(row, use[row]) if prices[row] > 0 and self.is_limit[row] else None
+        return self._by(job, row, use[row]) if prices[row] > 0 and self.is_limit[row] else None
 
-    def _by(self, row: int, amount: int) -> Reason:
+    def _by(self, job: int, row: int, amount: int) -> Reason:
         limit, free = self.problem.rows[row], self.free[row]
-        code, message, next_step = _LIMITS[limit.kind]
+        code, message, once_free, next_step = _LIMITS[limit.kind]
+        least = min(
+            self.problem.usage_of(column).get(row, 0) for column in self.problem.columns_of(job)
+        )
         facts = {
             "what": limit.subject,
             "capacity": limit.capacity,
@@ -251,7 +262,7 @@ class _Limits:
         }
         return Reason(
             code=code,
-            next_step=next_step.format(**facts),
+            next_step=(once_free if least <= limit.capacity else "") + next_step.format(**facts),
             message=message.format(**facts),
             evidence=(
                 ("row", limit.name),

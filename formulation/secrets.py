@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,16 +21,26 @@ HIDDEN: Final = "***"
 
 _RANDOM: Final = r"[A-Za-z0-9_-]{43}"  # 32 random bytes in URL-safe base64
 _TOKEN: Final = re.compile(rf"({USER_PREFIX}|{JOIN_PREFIX})_([a-z0-9]{{12}})_({_RANDOM})")
+MIN_ENTROPY_BITS: Final = 3.2
+"""Entropy of a character from which a text with letters and digits counts as random."""
+
+SERVICE_SECRETS: Final = {
+    "a key of AWS": r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",
+    "a token of GitHub or GitLab": r"\b(?:gh[pousr]_[A-Za-z0-9]{36}|github_pat_\w{60,}|glpat-[\w-]{20,})",
+    "a token of Slack": r"\bxox[abeoprs]-[A-Za-z0-9-]{10,}",
+    "a key of Google": r"\bAIza[A-Za-z0-9_-]{35}\b",
+    "a token of a package index": r"\b(?:pypi-[A-Za-z0-9_-]{50,}|npm_[A-Za-z0-9]{36}\b)",
+    "a key of a model service": r"\b(?:sk-[A-Za-z0-9_-]{32,}|hf_[A-Za-z0-9]{30,}|nvapi-[A-Za-z0-9_-]{32,})",
+}
+"""The forms of tokens and keys of well-known services."""
+
 _SECRETS: Final = re.compile(
     r"tessera_(?:token|join|hook)_[A-Za-z0-9_-]{8,}"  # ours, whole or cut short
     r"|eyJ[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*){1,4}"  # JSON web tokens
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
     r"|(?<=[?&]password=)[^&\s]+|(?<=[?&]sslpassword=)[^&\s]+"  # a password in a URL's query
-    r"|(?<=://)([^/\s:@]*):[^/\s@]+(?=@)"  # a password in a URL
-)
-_SECRET_VARIABLE: Final = re.compile(
-    r"(?:^|_)(?:TOKEN|PASSWORD|PASSWD|SECRET|CREDENTIALS?|(?:API|ACCESS|SECRET|PRIVATE)_?KEY)$",
-    re.IGNORECASE,
+    r"|(?<=://)([^/\s:@]*):[^/\s@]+(?=@)|"  # a password in a URL
+    + "|".join(SERVICE_SECRETS.values())
 )
 
 
@@ -73,11 +85,17 @@ def holds_secret(text: str) -> bool:
     return _SECRETS.search(text) is not None
 
 
-def suggests_secret(variable: str) -> bool:
-    """Return whether the value of an environment's ``variable`` is a secret, by its name."""
-    return _SECRET_VARIABLE.search(variable) is not None
+def is_random(value: str) -> bool:
+    """Return whether a text has digits and letters, and few repetitions."""
+    if not (re.search(r"\d", value) and re.search(r"[A-Za-z]", value)) or re.search(
+        r"[().,]", value
+    ):
+        return False
+    counts = Counter(value).values()
+    bits = -sum(n / len(value) * math.log2(n / len(value)) for n in counts)
+    return bits >= MIN_ENTROPY_BITS
 
 
 def hide_secrets(text: str) -> str:
-    """Return ``text`` with every token, private key and password of a URL in it hidden."""
+    """Return ``text`` with every token, key, private key and password of a URL in it hidden."""
     return _SECRETS.sub(lambda m: f"{m[1]}:{HIDDEN}" if m[1] is not None else HIDDEN, text)

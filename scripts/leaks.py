@@ -9,34 +9,26 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import math
 import re
 import subprocess
 import sys
 import tomllib
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tessera.formulation.secrets import SERVICE_SECRETS, is_random
+
 ROOT = Path(__file__).resolve().parents[1]
 MAX_BYTES: Final = 4 * 2**20
 """Size above which a file is data, and not read."""
-
-MIN_ENTROPY_BITS: Final = 3.2
-"""Entropy of a character from which an assigned text counts as random."""
 
 RULES: Final = {
     "a token of Tessera": r"tessera_(?:token|join)_[a-z0-9]{12}_[A-Za-z0-9_-]{16,}",
     "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----\s*[A-Za-z0-9+/=\s]{32,}",
     "a JSON web token": r"\beyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}",
-    "a key of AWS": r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",
-    "a token of GitHub or GitLab": r"\b(?:gh[pousr]_[A-Za-z0-9]{36}|github_pat_\w{60,}|glpat-[\w-]{20,})",
-    "a token of Slack": r"\bxox[abeoprs]-[A-Za-z0-9-]{10,}",
-    "a key of Google": r"\bAIza[A-Za-z0-9_-]{35}\b",
-    "a token of a package index": r"\bpypi-[A-Za-z0-9_-]{50,}",
-    "a key of a model service": r"\b(?:sk-[A-Za-z0-9_-]{32,}|hf_[A-Za-z0-9]{30,})",
+    **SERVICE_SECRETS,
     "a password in a URL": r"\b[a-z][a-z0-9+]*://[^\s/:@'\"`]*:[^\s/@'\"`$<>{}]+@[A-Za-z0-9.\[]",
 }
 ASSIGNMENT: Final = re.compile(
@@ -113,24 +105,13 @@ def scan_file(root: Path, name: str) -> Iterator[Finding]:
         yield _finding(name, text, match.start(), kind, match[0])
     for match in ASSIGNMENT.finditer(text):
         value = match[1] or match[2]
-        if _is_random(value):
+        if is_random(value):
             yield _finding(name, text, match.start(), "a random text under a secret's name", value)
 
 
 def _finding(name: str, text: str, start: int, kind: str, value: str) -> Finding:
     digest = hashlib.sha256(value.encode()).hexdigest()[:16]
     return Finding(name, text.count("\n", 0, start) + 1, kind, digest)
-
-
-def _is_random(value: str) -> bool:
-    """Return whether a text has digits and letters, and few repetitions."""
-    if not (re.search(r"\d", value) and re.search(r"[A-Za-z]", value)) or re.search(
-        r"[().,]", value
-    ):
-        return False
-    counts = Counter(value).values()
-    bits = -sum(n / len(value) * math.log2(n / len(value)) for n in counts)
-    return bits >= MIN_ENTROPY_BITS
 
 
 if __name__ == "__main__":

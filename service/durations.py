@@ -16,17 +16,19 @@ NEVER: Final = "never"
 _SECONDS: Final = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _NUMBER: Final = r"[0-9]+(?:\.[0-9]*)?"
 _PLAIN: Final = re.compile(_NUMBER)
+_NOTHING: Final = "0"
+"""The only duration without a unit. Any other number may be meant in another unit, or as a time."""
 _PART: Final = re.compile(rf"({_NUMBER})\s*(ms|[smhd])\s*")
 _PARTS: Final = re.compile(rf"(?:{_PART.pattern})+")
 _MAX_CHARS: Final = 100
 
 
 def is_duration(text: str) -> bool:
-    """Return whether ``text`` has the form of a duration."""
+    """Return whether ``text`` has the form of a duration. A number needs a unit."""
     stripped = text.strip()
     if len(stripped) > _MAX_CHARS:
         return False
-    if _PLAIN.fullmatch(stripped):
+    if stripped == _NOTHING:
         return True
     units = [unit for _, unit in _PART.findall(stripped)]
     order = sorted(set(units), key=lambda unit: -_SECONDS[unit])
@@ -36,20 +38,21 @@ def is_duration(text: str) -> bool:
 def parse_duration_s(where: str, text: str) -> float:
     """Return the seconds of ``90``, ``90s``, ``500ms``, ``5m``, ``1.5h``, ``1h30m`` or ``1d``.
 
-    Each unit may occur once, the larger ones first.
+    Each unit may occur once, the larger ones first. Only 0 needs no unit.
 
     Raises:
         InvalidInput: ``text`` has another form, or is longer than a Duration can be.
     """
     if not is_duration(text):
         shown = text if len(text) <= _MAX_CHARS else text[:_MAX_CHARS] + "..."
+        if _PLAIN.fullmatch(plain := shown.strip()):
+            raise InvalidInput(
+                where, f"{plain} has no unit; write e.g. {plain}s, {plain}m, {plain}h or {plain}d"
+            )
         raise InvalidInput(
             where, f"{shown!r} is not a duration; write e.g. 90s, 5m, 2h, 1h30m or 1d"
         )
-    plain = text.strip()
-    if _PLAIN.fullmatch(plain):
-        return require_duration_s(where, float(plain))
-    parts = _PART.findall(plain)
+    parts = _PART.findall(text.strip())
     return require_duration_s(where, sum(float(value) * _SECONDS[unit] for value, unit in parts))
 
 

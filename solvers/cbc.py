@@ -6,6 +6,8 @@ It is a second opinion that is independent of shadow prices and of cores.
 from __future__ import annotations
 
 import math
+import re
+import tempfile
 import warnings
 from typing import Final
 
@@ -19,6 +21,7 @@ from tessera.solvers.answers import after_one_run, is_answer, objective_of
 from tessera.solvers.base import Budget, SolverFailed
 from tessera.solvers.waiting_columns import with_waiting_as_columns
 
+_USUAL_FOLDER: Final = "/tmp"  # noqa: S108 - the folder in it is private and has a random name
 STATUS: Final = {  # by PuLP's (status, sol_status)
     (pulp.LpStatusOptimal, pulp.LpSolutionOptimal): SolveStatus.OPTIMAL,
     (pulp.LpStatusOptimal, pulp.LpSolutionIntegerFeasible): SolveStatus.FEASIBLE,
@@ -70,8 +73,9 @@ class Cbc:
             gapRel=0.0,
         )
         try:
-            model.solve(command)
-        except pulp.PulpSolverError as error:
+            with tempfile.TemporaryDirectory(dir=_folder()) as command.tmpDir:
+                model.solve(command)
+        except (pulp.PulpSolverError, OSError) as error:
             raise SolverFailed(self.name, str(error)) from error
         status = STATUS.get((model.status, model.sol_status))
         if status is None:
@@ -84,6 +88,12 @@ class Cbc:
         if not is_answer(problem, choice):
             raise SolverFailed(self.name, "its answer breaks a rule of the problem")
         return status, choice
+
+
+def _folder() -> str:
+    """Return a folder for files. PuLP divides CBC's command line at blanks, so its name has none."""
+    folder = tempfile.gettempdir()
+    return _USUAL_FOLDER if re.search(r"\s", folder) else folder
 
 
 def _model(problem: Problem) -> tuple[pulp.LpProblem, list[pulp.LpVariable]]:

@@ -17,8 +17,7 @@
 Without ``like``, every field is required except those of the host, ``tf32``, ``bf16`` and ``fp8``.
 A host that is not given has PCI Express 4.0. If ``tf32`` or
 ``fp8`` is absent, the type does not support it. If ``bf16`` is absent, it equals f16. An entry with a
-name of the catalogue replaces that type. Numbers may be written as 450e9. YAML 1.1 reads this as a
-string, so strings that are numbers are accepted.
+name of the catalogue replaces that type.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from pydantic import BeforeValidator, Field, Strict
+from pydantic import Field, Strict
 
 from tessera.estimator.documents import read_document
 from tessera.estimator.hardware.catalogue import CATALOGUE
@@ -44,24 +43,7 @@ from tessera.estimator.schemas import (
 from tessera.formulation.documents import HARDWARE
 from tessera.formulation.errors import InvalidInput
 
-
-def _number_from_text(value: object) -> object:
-    """Return the number that a string represents. Any other value is returned unchanged."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return float(value)
-    except ValueError:
-        return value
-
-
-def _whole_from_text(value: object) -> object:
-    number = _number_from_text(value)
-    return int(number) if isinstance(number, float) and number.is_integer() else number
-
-
-_Number = Annotated[float, BeforeValidator(_number_from_text)]
-_Flops = Annotated[_Number, number_between(1e11, 1e17)]
+_Flops = Annotated[float, number_between(1e11, 1e17)]
 
 
 class FlopsEntry(Entry):
@@ -85,14 +67,14 @@ class HardwareEntry(Entry):
     like: str = ""
     flops: FlopsEntry = FlopsEntry()
     link: Annotated[Link, Strict(False)] = Link.NVLINK
-    memory_gib: Annotated[_Number, number_between(1.0, 4096.0)] = 0.0
-    memory_bytes_per_s: Annotated[_Number, number_between(1e9, 1e15)] = 0.0
-    gpus_per_node: Annotated[int, whole_between(1, 1024), BeforeValidator(_whole_from_text)] = 0
-    link_bytes_per_s: Annotated[_Number, number_between(1e8, 1e14)] = 0.0
-    network_bytes_per_s: Annotated[_Number, number_between(1e7, 1e14)] = 0.0
-    host_bytes_per_s: Annotated[_Number, number_between(1e8, 1e13)] = 0.0
-    host_update_bytes_per_s: Annotated[_Number, number_between(1e8, 1e13)] = 0.0
-    host_cores: Annotated[int, whole_between(1, 4096), BeforeValidator(_whole_from_text)] = 0
+    memory_gib: Annotated[float, number_between(1.0, 4096.0)] = 0.0
+    memory_bytes_per_s: Annotated[float, number_between(1e9, 1e15)] = 0.0
+    gpus_per_node: Annotated[int, whole_between(1, 1024)] = 0
+    link_bytes_per_s: Annotated[float, number_between(1e8, 1e14)] = 0.0
+    network_bytes_per_s: Annotated[float, number_between(1e7, 1e14)] = 0.0
+    host_bytes_per_s: Annotated[float, number_between(1e8, 1e13)] = 0.0
+    host_update_bytes_per_s: Annotated[float, number_between(1e8, 1e13)] = 0.0
+    host_cores: Annotated[int, whole_between(1, 4096)] = 0
 
 
 class HardwareFile(Entry):

@@ -22,7 +22,9 @@ _UNITS: Final = {
     "GB/s": 1e9,
     "TB/s": 1e12,
 }
-_AMOUNT: Final = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)", re.ASCII)
+_AMOUNT: Final = re.compile(
+    r"((?:0|[1-9][0-9]*)(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)", re.ASCII
+)
 _NEAR: Final = 0.6
 
 
@@ -173,7 +175,7 @@ def show_value(value: object) -> str:
 def _amount(
     where: str, value: object, low: float, high: float, wanted: str, units: dict[str, float]
 ) -> float:
-    """Return a number, with or without a unit. It may be one that YAML reads as text (25e9)."""
+    """Return a number, or one with a unit, which is a text."""
     match = _AMOUNT.fullmatch(value.strip()) if isinstance(value, str) else None
     number = float("nan")
     if match is not None and match[2] in units:

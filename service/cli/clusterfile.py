@@ -11,17 +11,17 @@ from pydantic import BeforeValidator, Field, RootModel
 from tessera.estimator.schemas import STRICT, check_value, number_between, whole_between
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import limits, options, tenantfile
-from tessera.service.cli.entries import FileEntry, Labels, Real, Size, Text
+from tessera.service.cli.entries import FileEntry, Labels, Size, Text
 from tessera.service.cli.names import ANY_TYPE, short_name
-from tessera.service.cli.yamlfile import read_documents
+from tessera.service.cli.yamlfile import read_documents, text_of
 from tessera.v1.clusters_pb2 import GpuType, Node
 from tessera.v1.tenants_pb2 import Tenant
 
 MAX_NODES: Final = 100_000
 
 
-_Dollars = Annotated[Real, number_between(0.0, limits.MAX_DOLLARS_PER_HOUR)]
-_Watts = Annotated[Real, number_between(0.0, limits.MAX_WATTS)]
+_Dollars = Annotated[float, number_between(0.0, limits.MAX_DOLLARS_PER_HOUR)]
+_Watts = Annotated[float, number_between(0.0, limits.MAX_WATTS)]
 
 
 class GpuTypeEntry(FileEntry):
@@ -180,14 +180,15 @@ def _gpu_types(where: str, value: object) -> Iterator[GpuType]:
         return
     if not isinstance(value, dict):
         raise InvalidInput(where, "must map GPU types to their memory, e.g. {a100: 40GiB}")
-    for name, settings in value.items():
+    for key, settings in value.items():
+        name = str(text_of(key))
         at = f"{where}: {name}"
         if not isinstance(settings, dict):
-            yield GpuType(name=str(name), memory_bytes=options.size_bytes(at, str(settings)))
+            yield GpuType(name=name, memory_bytes=options.size_bytes(at, str(text_of(settings))))
             continue
         kind = check_value(GpuTypeEntry, at, settings)
         yield GpuType(
-            name=str(name),
+            name=name,
             memory_bytes=kind.memory,
             dollars_per_hour=kind.dollars_per_hour,
             watts=kind.watts,

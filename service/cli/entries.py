@@ -6,10 +6,7 @@ it.
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, ClassVar, Final
-
-from pydantic import BeforeValidator
+from typing import Annotated, ClassVar
 
 from tessera.estimator.schemas import (
     Entry,
@@ -20,6 +17,7 @@ from tessera.estimator.schemas import (
 )
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import limits, options
+from tessera.service.cli.yamlfile import text_of
 
 
 class FileEntry(Entry):
@@ -28,38 +26,29 @@ class FileEntry(Entry):
     null_is_absent: ClassVar = True
 
 
-_EXPONENT: Final = re.compile(r"[0-9]+(?:\.[0-9]*)?[eE][+-]?[0-9]+")
-"""A number such as 1e-06. YAML reads it as text, but JSON writes numbers in this form."""
-
-
 def _text(place: str, value: object) -> object:
-    if isinstance(value, float):
-        raise InvalidInput(place, f"must be a text; put {value!r} in quotes")
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-def _real(value: object) -> object:
-    return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
+    if isinstance(value, bool):
+        raise InvalidInput(place, f"must be a text, not {value}; put it in quotes")
+    return text_of(value)
 
 
 def _seconds(place: str, value: object) -> object:
-    return options.parse_seconds(place, value) if isinstance(value, str) else value
+    text = text_of(value)
+    return options.parse_seconds(place, text) if isinstance(text, str) else text
 
 
 def _size(place: str, value: object) -> object:
-    text = _text(place, value)
+    text = text_of(value)
     if not isinstance(text, str):
         raise InvalidInput(place, f"must be a text, not {describe_value(value)}")
     return options.size_bytes(place, text)
 
 
 Text = Annotated[str, converted_by(_text)]
-"""A text. A whole number is converted to its digits. Any other number must be quoted."""
-
-Real = Annotated[float, BeforeValidator(_real)]
+"""A text. What YAML reads as a number is the text that was written. A boolean must be quoted."""
 
 Seconds = Annotated[float, number_between(0.0, limits.MAX_DURATION_S), converted_by(_seconds)]
-"""A duration in seconds, written as a number or as e.g. ``5m``."""
+"""A duration in seconds, written as e.g. ``5m``."""
 
 Size = Annotated[int, converted_by(_size)]
 """A size in bytes, written as e.g. ``40GiB``."""

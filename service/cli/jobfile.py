@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -13,7 +12,7 @@ from pydantic import Field, create_model
 from tessera.estimator.schemas import check_value, number_between, whole_between
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import limits, options
-from tessera.service.cli.entries import FileEntry, Labels, Real, Seconds, Text, Texts
+from tessera.service.cli.entries import FileEntry, Labels, Seconds, Text, Texts
 from tessera.service.cli.launchoptions import make_launch, set_launch
 from tessera.service.cli.names import full_name
 from tessera.service.cli.workflow import parse_after, parse_array
@@ -33,10 +32,10 @@ class JobEntry(FileEntry):
     gpu_type: Text = ""
     tenant: Text = ""
     priority: Annotated[int, whole_between(1, limits.MAX_PRIORITY)] = 0
-    weight: Annotated[Real, number_between(limits.MIN_WEIGHT, limits.MAX_WEIGHT)] = 0.0
+    weight: Annotated[float, number_between(limits.MIN_WEIGHT, limits.MAX_WEIGHT)] = 0.0
     guaranteed: bool = False
     restart: Seconds | None = None
-    deadline: object = None
+    deadline: Text | None = None
     """A time with its time zone, or a duration from now."""
     pinned: bool = False
     labels: Labels = Field(default_factory=dict)
@@ -174,7 +173,7 @@ def _request(where: str, job: JobEntry, now: Timestamp, cluster: str) -> jobs_pb
     if job.longest_run is not None:
         message.longest_run.CopyFrom(options.to_duration(job.longest_run))
     if job.deadline is not None:
-        message.deadline.CopyFrom(_moment(f"{where}: deadline", job.deadline, now))
+        message.deadline.CopyFrom(options.parse_time(f"{where}: deadline", job.deadline, now))
     request = jobs_pb2.SubmitJobRequest(job_id=job.name, job=message)
     if job.array:
         request.array.CopyFrom(parse_array(f"{where}: array", job.array))
@@ -210,9 +209,3 @@ def _launch(where: str, job: JobEntry) -> launch_pb2.Launch:
     if job.tune_budget is not None:
         launch.tuning_budget.CopyFrom(options.to_duration(job.tune_budget))
     return launch
-
-
-def _moment(where: str, value: object, now: Timestamp) -> Timestamp:
-    if isinstance(value, datetime):
-        return options.to_timestamp(where, value)
-    return options.parse_time(where, str(value), now)

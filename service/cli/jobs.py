@@ -20,7 +20,7 @@ from tessera.service.cli.jobview import (
     show_job,
     show_jobs,
 )
-from tessera.service.cli.launchoptions import program_options, secret_warning
+from tessera.service.cli.launchoptions import program_options
 from tessera.service.cli.names import cluster_name, full_name, short_name
 from tessera.service.cli.networks import describe_job_part
 from tessera.service.cli.nextround import next_round, next_round_line
@@ -236,8 +236,6 @@ def submit_jobs(
         )
     if dry_run and (watch or validate_only):
         raise InvalidInput("--dry-run", "cannot be combined with --watch or --validate-only")
-    if warning := secret_warning(request.job for request in requests):
-        print_note(warning)
     with connect(server) as client:
         if dry_run:
             dry_run_jobs(client, cluster_name(cluster), requests, output)

@@ -236,9 +236,11 @@ def _is_counted(job: jobs_pb2.Job) -> bool:
 
 
 def _failures(job: jobs_pb2.Job) -> str:
-    """Return the number of the job's failures, and the number after which it is still tried again."""
+    """Return the number of the job's failures, and until it has ended, how often it is tried again."""
     if not job.retries:
         return ""
+    if job.HasField("end_time"):
+        return f"{job.retries}"
     if not job.max_retries:
         return f"{job.retries}; the job is not tried again (max_retries is 0)"
     first = "failure" if job.max_retries == 1 else f"{job.max_retries:,} failures"

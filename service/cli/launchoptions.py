@@ -10,7 +10,8 @@ from typing import Annotated, Any, Final
 import typer
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.secrets import holds_secret, suggests_secret
+from tessera.formulation.secrets import holds_secret
+from tessera.formulation.stated_secrets import refuse_variables
 from tessera.service.cli import options
 from tessera.v1 import jobs_pb2, launch_pb2
 
@@ -145,7 +146,9 @@ def program_options(
 ) -> jobs_pb2.Job:
     """Return a job that has only the command and the launch that the options state."""
     environment = _read_variables("--env-from-file", env_from_file) if env_from_file else {}
-    environment |= dict(_parse_variable("--env", text) for text in env or ())
+    environment |= options.unique_pairs(
+        "--env", (_parse_variable("--env", text) for text in env or ())
+    )
     launch = make_launch(
         "--env",
         "--secret",
@@ -186,13 +189,7 @@ def make_launch(
     Raises:
         InvalidInput: a value looks like a secret. It does not repeat the value.
     """
-    for name, value in environment.items():
-        if holds_secret(value):
-            raise InvalidInput(
-                variables_at,
-                f"the value of {name} looks like a secret, and everyone who sees the job would see it; put"
-                f" it into a file on the nodes, and name that file in {secrets_at}",
-            )
+    refuse_variables(environment, variables_at, secrets_at.rpartition(": ")[2])
     messages = [launch_pb2.Secret(variable=variable, name=name) for variable, name in secrets]
     for message in messages:
         if holds_secret(message.name):
@@ -207,17 +204,6 @@ def set_launch(job: jobs_pb2.Job, launch: launch_pb2.Launch) -> None:
     """Set the launch of ``job``, unless it states nothing."""
     if launch != launch_pb2.Launch():
         job.launch.CopyFrom(launch)
-
-
-def secret_warning(jobs: Iterable[jobs_pb2.Job]) -> str:
-    """Return a warning of variables whose names suggest secrets, or "" if no name does."""
-    names = sorted({n for job in jobs for n in job.launch.environment if suggests_secret(n)})
-    if not names:
-        return ""
-    return (
-        f"warning: by their names, these variables hold secrets: {', '.join(names)}. Everyone who sees"
-        " the job sees them; use --secret, or 'secrets' in a file"
-    )
 
 
 def _parse_variable(where: str, text: str, form: str = "NAME=VALUE") -> tuple[str, str]:

@@ -24,6 +24,7 @@ DEFAULT_SERVER: Final = "127.0.0.1:7070"
 DEFAULT_CLUSTER: Final = "default"
 
 CommandResult = TypeVar("CommandResult")
+Value = TypeVar("Value")
 
 
 class Output(StrEnum):
@@ -161,7 +162,7 @@ _AMOUNT: Final = re.compile(r"([0-9]+(?:\.[0-9]*)?)\s*([A-Za-z]*)")
 
 
 def parse_seconds(where: str, text: str) -> float:
-    """Return a duration such as ``90``, ``90s``, ``5m``, ``1h30m`` or ``1.5d`` in seconds."""
+    """Return a duration such as ``90s``, ``5m``, ``1h30m`` or ``1.5d`` in seconds."""
     return durations.parse_duration_s(where, text)
 
 
@@ -244,8 +245,22 @@ def parse_label(where: str, text: str) -> tuple[str, str]:
 
 
 def parse_labels(where: str, texts: Iterable[str] | None) -> dict[str, str]:
-    """Return ``key=value`` texts as a mapping. If a key is repeated, its last value is used."""
-    return dict(parse_label(where, text) for text in texts or ())
+    """Return ``key=value`` texts as a mapping. Raises InvalidInput."""
+    return unique_pairs(where, (parse_label(where, text) for text in texts or ()))
+
+
+def unique_pairs(where: str, pairs: Iterable[tuple[str, Value]]) -> dict[str, Value]:
+    """Return pairs as a mapping.
+
+    Raises:
+        InvalidInput: a key occurs twice. It does not repeat the values.
+    """
+    mapping: dict[str, Value] = {}
+    for key, value in pairs:
+        if key in mapping:
+            raise InvalidInput(where, f"{key} has a value already; give it once")
+        mapping[key] = value
+    return mapping
 
 
 def refuse_options(context: typer.Context) -> None:

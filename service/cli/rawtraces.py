@@ -21,7 +21,8 @@ FromOption = Annotated[
     typer.Option(
         "--from",
         show_default=False,
-        help="Format of a raw trace: philly (cluster_job_log), helios (cluster_log.csv), pai (the folder of"
+        help="Format of a raw trace: philly (cluster_job_log), helios (cluster_log.csv), acme"
+        " (trace_seren.csv, trace_kalos.csv), pai (the folder of"
         " pai_job_table.csv and pai_task_table.csv) or sacct (`sacct --parsable2`). Its jobs have"
         " durations and no models; --redraw draws them. Default: a CSV of docs/traces.md.",
     ),

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator, Field, RootModel
 
@@ -19,9 +19,9 @@ from tessera.estimator.schemas import (
 )
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import limits
-from tessera.service.cli.entries import FileEntry, Real, Text
+from tessera.service.cli.entries import FileEntry, Text
 from tessera.service.cli.names import ANY_TYPE
-from tessera.service.cli.yamlfile import read_documents
+from tessera.service.cli.yamlfile import read_documents, text_of
 from tessera.v1.tenants_pb2 import Tenant
 
 _Gpus = Annotated[
@@ -34,9 +34,9 @@ _Gpus = Annotated[
 class TenantEntry(FileEntry):
     """The settings of a tenant."""
 
-    weight: Annotated[Real, number_between(0.0, limits.MAX_TENANT_WEIGHT)] | None = None
+    weight: Annotated[float, number_between(0.0, limits.MAX_TENANT_WEIGHT)] | None = None
     quotas: Annotated[
-        dict[Any, _Gpus],
+        dict[Text, _Gpus],
         described_as(f"must map GPU types to GPUs, e.g. {{a100: 8, {ANY_TYPE}: 16}}"),
     ] = Field(default_factory=dict)
     borrow_gpus: Annotated[int, whole_between(0, limits.MAX_QUOTA)] | None = None
@@ -89,8 +89,9 @@ def tenants_of(where: str, value: object) -> Iterator[Tenant]:
         return
     if not isinstance(value, dict):
         raise InvalidInput(where, "must map tenants to their settings, e.g. {nlp: {weight: 2}}")
-    for name, settings in value.items():
-        yield _tenant(str(name), check_value(TenantEntry, f"{where}: {name}", settings or {}))
+    for key, settings in value.items():
+        name = str(text_of(key))
+        yield _tenant(name, check_value(TenantEntry, f"{where}: {name}", settings or {}))
 
 
 def _printed_tenants(where: str, items: list[object]) -> Iterator[Tenant]:
@@ -110,8 +111,7 @@ def _tenant(name: str, settings: TenantEntry) -> Tenant:
         name=name,
         weight=settings.weight,
         quotas={
-            "" if kind in (ANY_TYPE, "") else str(kind): gpus
-            for kind, gpus in settings.quotas.items()
+            "" if kind in (ANY_TYPE, "") else kind: gpus for kind, gpus in settings.quotas.items()
         },
         borrow_gpus=settings.borrow_gpus,
         keeps_idle_quota=settings.keeps_idle_quota,

@@ -82,6 +82,8 @@ class ShapedTrace:
 
     arrivals: list[Arrival]
     tenants: list[TenantSpec]
+    resized: int
+    """The number of jobs that request another number of GPUs than in the trace."""
     dropped: list[DroppedJob]
     reordered: list[str]
     speeds: Speeds | None
@@ -119,7 +121,8 @@ def shaping_options(
     redraw: Annotated[
         bool,
         _option(
-            "Draw new models, sizes, GPUs and GPU types that can run, at equal GPU-hours (Morphling).",
+            "Draw new models and sizes that run on the GPUs of each job, at equal GPU-hours."
+            " Only where none does, the job gets other GPUs.",
             "--redraw",
         ),
     ] = False,
@@ -283,6 +286,7 @@ def shape_trace(
     return ShapedTrace(
         arrivals=arrivals,
         tenants=tenants,
+        resized=_count_resized(good.arrivals, arrivals),
         dropped=good.dropped,
         reordered=reordered or good.reordered,
         speeds=speeds,
@@ -305,6 +309,24 @@ def _screened(
     if redraw:
         return screen_profiled(arrivals, target.profiles, on_bad.value)
     return screen_jobs(arrivals, target.profiles, target.gpu_types, target.nodes, on_bad.value)
+
+
+def resized_lines(resized: int) -> list[str]:
+    """Return the line on jobs that request another number of GPUs than in the trace, if any do."""
+    if not resized:
+        return []
+    jobs = "1 job requests" if resized == 1 else f"{resized:,} jobs request"
+    return [
+        f"{jobs} another number of GPUs than in the trace, because the drawn model does not run on that"
+    ]
+
+
+def _count_resized(
+    before: Sequence[Arrival] | Sequence[DurationJob], after: Sequence[Arrival]
+) -> int:
+    """Return the number of jobs that request another number of GPUs than in the trace."""
+    stated = {job.spec.name: job.spec.requested_gpus for job in before}
+    return sum(1 for job in after if job.spec.requested_gpus != stated[job.spec.name])
 
 
 def _put_in_order(

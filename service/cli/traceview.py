@@ -20,7 +20,7 @@ from tessera.service.cli.render import (
     show_facts,
     show_table,
 )
-from tessera.service.cli.traces import ShapedTrace
+from tessera.service.cli.traces import ShapedTrace, resized_lines
 from tessera.simulator.traces.recipe import Recipe
 from tessera.simulator.traces.redraw import count_sizes, parameter_count
 from tessera.simulator.traces.screening import bad_lines, order_lines
@@ -49,7 +49,9 @@ def show_shaped_trace(shaped: ShapedTrace, recipe: Recipe) -> None:
     """Print a trace's facts, its model sizes, and the dropped jobs with their reasons."""
     show_facts(_facts(shaped, recipe))
     show_table(_rows(shaped), SIZE_COLUMNS)
-    for line in chain(bad_lines(shaped.dropped), order_lines(shaped.reordered)):
+    for line in chain(
+        bad_lines(shaped.dropped), order_lines(shaped.reordered), resized_lines(shaped.resized)
+    ):
         print_note(line)
 
 

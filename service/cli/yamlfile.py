@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from tessera.estimator.documents import read_yaml
+from tessera.estimator.documents import text_of as text_of
 from tessera.formulation.documents import CLUSTER_FILE, DocumentLimits
 from tessera.formulation.errors import InvalidInput
 

@@ -126,6 +126,10 @@ class EstimateStore(Protocol):
         """
         ...
 
+    def estimated_models(self, cluster: str) -> list[tuple[str, str]]:
+        """Return the models and sizes that have estimates. Raises NotFound (the cluster)."""
+        ...
+
     def list_models(self, cluster: str) -> list[ModelSpec]:
         """Return the users' models, by name. Raises NotFound (the cluster)."""
         ...

@@ -17,6 +17,7 @@ from tessera.formulation.errors import InvalidInput, NotFound
 from tessera.formulation.lifecycle import TERMINAL, JobEvent
 from tessera.formulation.records.jobs import JobRecord, JobSpec
 from tessera.formulation.records.store import Request
+from tessera.service.model_names import NO_REMARKS, NameRemarks, name_key, remark_names
 from tessera.service.ports.store import Store
 from tessera.service.ports.writer import Writer
 from tessera.service.rpc import fields, names
@@ -202,11 +203,13 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         key = fields.request_key(request, request.request_id)
 
         standing = self._policy_on(cluster, [spec])
+        remarks = self._remark_names(cluster, [spec])
 
         def work(writer: Writer) -> bytes:
             self._require_future("job.deadline", spec)
+            _require_name("job", spec, remarks)
             (record,) = writer.submit_jobs(cluster, [spec], IDENTITY.get().tenants)
-            return _warned(record, standing).SerializeToString()
+            return _warned(record, standing, remarks).SerializeToString()
 
         kept = self._store.write(key, work, validate_only=request.validate_only)
         return pb.Job.FromString(kept)
@@ -238,16 +241,26 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         )
         key = fields.request_key(request, request.request_id)
         standing = self._policy_on(cluster, specs)
+        remarks = self._remark_names(cluster, stated)
 
         def work(writer: Writer) -> bytes:
             for i, spec in enumerate(stated):
                 self._require_future(f"requests[{i}].job.deadline", spec)
+                _require_name(f"requests[{i}].job", spec, remarks)
             stored = writer.submit_jobs(cluster, specs, IDENTITY.get().tenants)
-            jobs = [_warned(record, standing) for record in stored]
+            jobs = [_warned(record, standing, remarks) for record in stored]
             return pb.SubmitJobsResponse(jobs=jobs).SerializeToString()
 
         kept = self._store.write(key, work, validate_only=request.validate_only)
         return pb.SubmitJobsResponse.FromString(kept)
+
+    def _remark_names(self, cluster: str, specs: Sequence[JobSpec]) -> NameRemarks:
+        """Return the remarks on the names of the jobs' models."""
+        return remark_names(
+            specs,
+            partial(self._store.list_models, cluster),
+            partial(self._store.estimated_models, cluster),
+        )
 
     def _plan_reader(self, cluster: str) -> convert.PlanReader:
         """Return the reader of the plans of one request, for which models are listed at most once."""
@@ -333,9 +346,23 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         return pb.Job.FromString(kept)
 
 
-def _warned(record: JobRecord, standing: RoundOptions | None) -> pb.Job:
-    """Return the message of a stored job, with warnings of what the ``standing`` policy ignores."""
+def _require_name(field: str, spec: JobSpec, remarks: NameRemarks) -> None:
+    """Refuse a job whose model is misspelt. Like a deadline, it is refused inside the transaction."""
+    remark = remarks.get(name_key(spec))
+    if remark is not None and remark.refused:
+        raise InvalidInput(f"{field}.workload.model", remark.text)
+
+
+def _warned(
+    record: JobRecord, standing: RoundOptions | None, remarks: NameRemarks = NO_REMARKS
+) -> pb.Job:
+    """Return the message of a stored job, with warnings.
+
+    They are of what the ``standing`` policy ignores, and of a model that nobody knows.
+    """
     message = _shown(record)
+    if (remark := remarks.get(name_key(record.spec))) is not None:
+        message.warnings.append(remark.text)
     if standing is not None:
         message.warnings.extend(unheeded_wishes(record, standing))
     return message

@@ -125,7 +125,8 @@ def _drawn(
     if wanted and not recipe.redraw:
         raise InvalidInput("redraw", "is required, because the trace has durations but no models")
     if recipe.redraw and speeds is not None:
-        arrivals = redraw_models(wanted or job_requests(arrivals, speeds.anywhere()), speeds, seed)
+        requests = wanted or job_requests(arrivals, speeds.anywhere())
+        arrivals = redraw_models(requests, speeds, seed, keep_requests=True)
     return arrivals
 
 

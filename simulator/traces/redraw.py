@@ -2,7 +2,7 @@
 
 The method is that of Morphling, section 7.3. Each job of the trace gets a model at random. A GPU
 count on which that model does not run is replaced by one on which it does. The duration is adjusted
-so that the GPU-hours stay the same.
+so that the GPU-hours stay the same. If the requests are kept, only models that run on them are drawn.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import cache
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -75,6 +77,8 @@ def redraw_models(
     speeds: Speeds,
     seed: int,
     among: Callable[[Workload], bool] = lambda _: True,
+    *,
+    keep_requests: bool = False,
 ) -> list[Arrival]:
     """Return the jobs with models, GPU counts and types drawn by ``seed``, at equal GPU-hours.
 
@@ -83,6 +87,10 @@ def redraw_models(
     GPUs. If no type does, the nearest number by ratio is taken (the larger of two). Iterations are
     rounded to at least one. A job's GPU-seconds therefore change by at most half an iteration, or
     to those of one iteration if the job is shorter. Deadlines stay as tight as they were.
+
+    With ``keep_requests``, only models are drawn that run on the job's GPUs of its GPU type. If none
+    does, the type is drawn, and if none runs on the number of GPUs, the nearest on which any does is
+    taken.
 
     Raises:
         InvalidInput: nothing that may be drawn runs, or a job's duration is not a positive number.
@@ -97,19 +105,43 @@ def redraw_models(
             "jobs", f"must have finite durations above 0; {', '.join(wrong[:5])} do not"
         )
     rng, every = np.random.default_rng(seed), list(menu.values())
-    return [_redrawn(rng, one, every, speeds) for one in jobs]
+    if not keep_requests:
+        return [_redrawn(rng, one, every, speeds) for one in jobs]
+
+    counts = {n for work in chain(*every) for _, n in speeds.cells(work)}
+
+    @cache
+    def fitting(kind: str, gpus: int) -> Sequence[Sequence[Workload]]:
+        """Return the part of the menu that runs on these GPUs, of any type if ``kind`` is ""."""
+        chosen = [
+            [w for w in batches if any(n == gpus and kind in ("", k) for k, n in speeds.cells(w))]
+            for batches in every
+        ]
+        return [batches for batches in chosen if batches]
+
+    drawn = []
+    for job in jobs:
+        kind, gpus = job.spec.requested_type, _nearest(counts, job.spec.requested_gpus)
+        kept = kind if fitting(kind, gpus) else ""
+        drawn.append(_redrawn(rng, job, fitting(kept, gpus), speeds, kept))
+    return drawn
 
 
 def _redrawn(
-    rng: Generator, job: DurationJob, menu: Sequence[Sequence[Workload]], speeds: Speeds
+    rng: Generator,
+    job: DurationJob,
+    menu: Sequence[Sequence[Workload]],
+    speeds: Speeds,
+    gpu_type: str = "",
 ) -> Arrival:
+    """Return the job with a model of ``menu``, on ``gpu_type``, or on any type if that is ""."""
     batches = menu[int(rng.integers(len(menu)))]
     work = batches[int(rng.integers(len(batches)))]
     cells = speeds.cells(work)
     wanted = job.spec.requested_gpus
-    gpus = min({n for _, n in cells}, key=lambda n: (abs(math.log2(n / wanted)), -n))
+    gpus = _nearest({n for _, n in cells}, wanted)
     kinds = [kind for kind, n in cells if n == gpus]
-    kind = kinds[int(rng.integers(len(kinds)))]
+    kind = gpu_type or kinds[int(rng.integers(len(kinds)))]
     duration_s = job.duration_s * wanted / gpus
     spec = replace(
         job.spec,
@@ -122,6 +154,11 @@ def _redrawn(
         deadline_s=job.spec.deadline_s * wanted / gpus,
     )
     return Arrival(job.arrival_s, spec)
+
+
+def _nearest(counts: Iterable[int], wanted: int) -> int:
+    """Return the count nearest to ``wanted`` by ratio, and of two the larger."""
+    return min(counts, key=lambda n: (abs(math.log2(n / wanted)), -n))
 
 
 def with_large_share(

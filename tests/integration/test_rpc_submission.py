@@ -11,8 +11,18 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from tessera.db.store import PostgresStore
 from tessera.formulation.values import Workload
-from tessera.v1 import jobs_pb2, launch_pb2
-from tests.support.api import INVALID, C, a_batch, a_submit, a_workload, api, refusal_of
+from tessera.v1 import estimates_pb2, jobs_pb2, launch_pb2
+from tests.support.api import (
+    INVALID,
+    C,
+    a_batch,
+    a_cell,
+    a_submit,
+    a_workload,
+    api,
+    refusal_of,
+    some_cells,
+)
 from tests.support.execution_plans import a_plan
 from tests.support.launches import WHOLE_MESSAGE
 from tests.support.rpc import WALL_S
@@ -169,3 +179,62 @@ async def test_warnings_follow_the_standing_policy(
         job = await a.jobs.SubmitJob(a_submit("a", deadline=SOON, validate_only=True))
     assert len(job.warnings) == bool(message)
     assert all(message in warning for warning in job.warnings)
+
+
+TYPED = {"requested_gpu_type": "a100"}
+
+
+@pytest.mark.parametrize(
+    ("model", "params", "meant"),
+    [
+        ("bertt", "1.3B", "bert/1.3B (--model bert --params 1.3B)"),
+        ("bert", "1.3", "bert/1.3B"),
+        ("bert", "1.3b", "bert/1.3B"),
+        ("BERT", "1.3B", "bert/1.3B"),
+        ("bert/1.3B", "", "bert/1.3B"),
+        ("lama7", "7B", "llama7/7B"),
+        ("mine/2B", "", "mine/2B"),  # it has an estimate
+        ("minee", "2B", "mine/2B"),
+    ],
+)
+async def test_a_misspelt_model_of_a_job_that_needs_an_estimate_is_refused(
+    store: PostgresStore, model: str, params: str, meant: str
+) -> None:
+    mine = a_cell(1)
+    mine.workload.model, mine.workload.params = "mine", "2B"
+    workload = estimates_pb2.Workload(model=model, params=params, global_batch=256)
+    async with api(store) as a:
+        await a.estimates.UpsertCells(some_cells(mine))
+        for validate_only in (True, False):
+            with pytest.raises(grpc.aio.AioRpcError, match=r"job\.workload\.model") as refused:
+                await a.jobs.SubmitJob(
+                    a_submit("a", workload=workload, validate_only=validate_only)
+                )
+            assert f"did you mean {meant}" in str(refused.value.details())
+        batch = a_batch(a_submit("a"), a_submit("b", workload=workload))
+        assert (await refusal_of(a.jobs.SubmitJobs(batch)))[2] == ["requests[1].job.workload.model"]
+        assert not (await a.jobs.ListJobs(jobs_pb2.ListJobsRequest(parent=C))).jobs
+        typed = await a.jobs.SubmitJob(a_submit("typed", workload=workload, **TYPED))
+        assert [f"did you mean {meant}" in warning for warning in typed.warnings] == [True]
+
+
+@pytest.mark.parametrize(
+    ("model", "params"), [("bert-mine", "1.3B"), ("sphinx", "9B"), ("bert", "1.4B"), ("mlp", "")]
+)
+async def test_a_model_of_ones_own_may_be_submitted_before_it_is_described(
+    store: PostgresStore, model: str, params: str
+) -> None:
+    workload = estimates_pb2.Workload(model=model, params=params, global_batch=256)
+    async with api(store) as a:
+        (warning,) = (await a.jobs.SubmitJob(a_submit("a", workload=workload))).warnings
+        assert "the job waits until somebody does: `tessera models add`" in warning
+        assert not (await a.jobs.SubmitJob(a_submit("b", workload=workload, **TYPED))).warnings
+
+
+async def test_a_known_model_without_its_size_is_refused_with_the_sizes(
+    store: PostgresStore,
+) -> None:
+    workload = estimates_pb2.Workload(model="bert", global_batch=256)
+    async with api(store) as a:
+        with pytest.raises(grpc.aio.AioRpcError, match=r"state its params .* one of 1.3B, 15B"):
+            await a.jobs.SubmitJob(a_submit("a", workload=workload))

@@ -17,7 +17,7 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.grammar import parse_objective
 from tessera.formulation.policy import NETWORK_LEVELS
 from tessera.service.cli import limits, traces
-from tessera.service.cli.options import parse_label, parse_seconds, with_options
+from tessera.service.cli.options import parse_label, parse_seconds, unique_pairs, with_options
 from tessera.service.cli.render import print_error, print_line, print_note
 from tessera.service.cli.simulate import view
 from tessera.service.cli.simulate.network import (
@@ -318,7 +318,7 @@ def simulate(
     stderr.
     """
     names = list(dict.fromkeys(policy or DEFAULT_POLICIES))
-    prices = dict(_price(text) for text in price or ())
+    prices = unique_pairs("--price", (_price(text) for text in price or ()))
     for name in names:
         _require_decidable(name, prices)
     if trace is not None and jobs is not None:

@@ -113,7 +113,7 @@ def choose_scenario(source: SimulationInput) -> ChosenScenario:
     return ChosenScenario(
         scenario=scenario,
         dropped=dropped,
-        notes=tuple(_notes(scenario, dropped, shaped.reordered)),
+        notes=tuple(_notes(scenario, dropped, shaped)),
         load=requested_load(shaped.arrivals, shaped.speeds, scenario.gpus),
         ample_s=shaped.arrivals[-1].arrival_s + 4 * (work_s + longest_s),
     )
@@ -225,10 +225,11 @@ def _samples(cluster: TypesAndNodes) -> list[EstimateRecord]:
 
 
 def _notes(
-    scenario: Scenario, dropped: Sequence[DroppedJob], reordered: Sequence[str]
+    scenario: Scenario, dropped: Sequence[DroppedJob], shaped: traces.ShapedTrace
 ) -> list[str]:
     notes = [f"dropped {line}" for line in bad_lines(dropped)]
-    notes += [f"{line}; put in order" for line in order_lines(reordered)]
+    notes += [f"{line}; put in order" for line in order_lines(shaped.reordered)]
+    notes += traces.resized_lines(shaped.resized)
     profiled = {
         profile.cell.gpu_type for profile in scenario.profiles if math.isfinite(profile.iter_time_s)
     }

@@ -22,7 +22,9 @@ from tessera.formulation.records.jobs import (
     TrainingRecord,
 )
 from tessera.formulation.runtimes import PROFILER
+from tessera.formulation.secrets import holds_secret
 from tessera.formulation.selectors import Selector
+from tessera.formulation.stated_secrets import refuse_words
 from tessera.formulation.techniques import Technique, read_techniques
 from tessera.formulation.values import PROFILING, RUN_LABEL, Workload
 from tessera.service.rpc import fields, names
@@ -426,6 +428,10 @@ def to_labels(field: str, labels: Mapping[str, str]) -> dict[str, str]:
         raise InvalidInput(field, f"must have at most {MAX_LABELS} entries; it has {len(labels)}")
     for key, value in labels.items():
         fields.require_text(field, key, 63, required=True)
+        if holds_secret(key) or holds_secret(value):
+            raise InvalidInput(
+                field, "hold a secret, which everyone who sees the job would see; remove it"
+            )
         fields.require_text(f"{field}[{key}]", value, 255)
     return dict(labels)
 
@@ -436,4 +442,5 @@ def _command(field: str, command: list[str]) -> tuple[str, ...]:
     for i, word in enumerate(command):
         if "\0" in word:
             raise InvalidInput(f"{field}[{i}]", "must not contain a zero byte")
+    refuse_words(command, field, "launch.secrets or --secret")
     return tuple(command)

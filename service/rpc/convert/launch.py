@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from google.protobuf.duration_pb2 import Duration
@@ -13,6 +13,7 @@ from tessera.formulation.launch import LaunchSpec, SecretVariable, check_pattern
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.runtimes import RUNTIMES
 from tessera.formulation.secrets import holds_secret
+from tessera.formulation.stated_secrets import refuse_variables, refuse_words
 from tessera.formulation.techniques import refuse_techniques
 from tessera.service.rpc import fields
 from tessera.v1 import launch_pb2 as pb
@@ -69,7 +70,8 @@ def to_launch(field: str, message: pb.Launch) -> LaunchSpec:
         check_pattern("progress_pattern", launch.progress_pattern)
     except InvalidInput as wrong:
         raise InvalidInput(f"{field}.{wrong.field}", wrong.problem) from wrong
-    _refuse_secrets(field, launch.environment)
+    refuse_variables(launch.environment, f"{field}.environment", f"{field}.secrets or --secret")
+    refuse_words(launch.staging_command, f"{field}.staging_command", f"{field}.secrets or --secret")
     if launch.staging_command and not launch.staging_command[0]:
         raise InvalidInput(f"{field}.staging_command[0]", "must name the program to run")
     return launch
@@ -148,6 +150,11 @@ def _require_tuning(field: str, spec: JobSpec) -> None:
 def _to_secrets(messages: Sequence[pb.Secret]) -> tuple[SecretVariable, ...]:
     secrets = []
     for index, message in enumerate(messages):
+        if holds_secret(message.name):
+            raise InvalidInput(
+                f"secrets[{index}].name",
+                "must be the name of a file on the nodes, and not the secret",
+            )
         try:
             secrets.append(SecretVariable(variable=message.variable, name=message.name))
         except InvalidInput as wrong:
@@ -183,14 +190,3 @@ def _require_few_characters(field: str, message: pb.Launch) -> None:
         raise InvalidInput(
             field, f"must have at most {MAX_LAUNCH_CHARS:,} characters in total; it has {count:,}"
         )
-
-
-def _refuse_secrets(field: str, environment: Mapping[str, str]) -> None:
-    """Check that no variable holds a text that looks like a secret. The error does not repeat it."""
-    for name, value in environment.items():
-        if holds_secret(value):
-            raise InvalidInput(
-                f"{field}.environment[{name}]",
-                "looks like a secret, and variables are stored and shown as they are; put it into a file"
-                f" of the nodes and name that file in {field}.secrets",
-            )

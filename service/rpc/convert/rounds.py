@@ -11,7 +11,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.json_format import ParseDict, ParseError
 
-from tessera.estimator.documents import read_document
+from tessera.estimator.documents import is_number, read_document, text_of
 from tessera.formulation.documents import POLICY
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.foresight import Foresight
@@ -31,6 +31,11 @@ MIN_HORIZON_S, MAX_HORIZON_S = 1.0, 3.2e9  # a century
 MAX_TEXT: Final = 1000
 DEFAULTS: Final = RoundOptions()
 
+_NUMBERS: Final = (
+    FieldDescriptor.CPPTYPE_DOUBLE,
+    FieldDescriptor.CPPTYPE_INT32,
+    FieldDescriptor.CPPTYPE_INT64,
+)
 _DURATION: Final = Duration.DESCRIPTOR.full_name
 
 _SECONDS: Final = {
@@ -84,8 +89,7 @@ def to_options(
 def read_options(field: str, text: str, standing: RoundOptions = DEFAULTS) -> RoundOptions:
     """Return the options in ``text``, which is YAML or JSON with the API's names of fields.
 
-    Durations are written as in options of the command line: ``2h``, ``1h30m``, ``never``, or
-    seconds.
+    Durations are written as in options of the command line: ``2h``, ``1h30m`` or ``never``.
 
     Raises:
         InvalidInput: it is not such a mapping, or a value is out of range.
@@ -97,10 +101,23 @@ def read_options(field: str, text: str, standing: RoundOptions = DEFAULTS) -> Ro
             raise InvalidInput(
                 field, "must map names to values, e.g. {objective: jct, min_run: 600s}"
             )
+        _refuse_other_numbers(field, found or {})
         ParseDict(_with_durations(field, found or {}), message)
     except ParseError as error:
         raise InvalidInput(field, " ".join(str(error).split())) from error
     return to_options(field, message, standing)
+
+
+def _refuse_other_numbers(field: str, options: Mapping[Any, Any]) -> None:
+    """Refuse texts such as ``010`` for numbers, which Python reads, but not as YAML and JSON do.
+
+    Proto JSON writes long whole numbers as texts.
+    """
+    for option in pb.RoundOptions.DESCRIPTOR.fields:
+        for name in (option.name, option.json_name):
+            value = options.get(name)
+            if option.cpp_type in _NUMBERS and isinstance(value, str) and not is_number(value):
+                raise InvalidInput(f"{field}.{option.name}", f"must be a number, not {value!r}")
 
 
 def _with_durations(field: str, options: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -117,17 +134,12 @@ def _with_durations(field: str, options: Mapping[Any, Any]) -> dict[Any, Any]:
 
 def _proto_duration(path: str, value: Any) -> Any:
     """Return a duration in proto JSON's notation, which refuses values of other types later."""
-    match value:
-        case bool():
-            return value
-        case int() | float():
-            length_s = durations.require_duration_s(path, float(value))
-        case str() if value == durations.NEVER:
-            length_s = float(durations.MAX_DURATION_S)
-        case str():
-            length_s = durations.parse_duration_s(path, value)
-        case _:
-            return value
+    if isinstance(value, bool) or not isinstance(text := text_of(value), str | float):
+        return value
+    if text == durations.NEVER:
+        length_s = float(durations.MAX_DURATION_S)
+    else:
+        length_s = durations.parse_duration_s(path, str(text))
     return fields.duration_of(length_s).ToJsonString()
 
 

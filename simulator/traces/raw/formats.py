@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
-from tessera.simulator.traces.raw import helios, pai, philly, sacct
+from tessera.simulator.traces.raw import acme, helios, pai, philly, sacct
 from tessera.simulator.traces.raw.jobs import zone_of
 from tessera.simulator.traces.raw.rows import DroppedRows
 from tessera.simulator.traces.trace import DurationJob
@@ -23,6 +23,7 @@ class RawFormat(StrEnum):
     PHILLY = "philly"
     HELIOS = "helios"
     PAI = "pai"
+    ACME = "acme"
     SACCT = "sacct"
 
 
@@ -37,6 +38,7 @@ _FORMATS: Final[Mapping[RawFormat, _Format]] = {
     RawFormat.PHILLY: _Format(philly.read_philly, philly.ZONE),
     RawFormat.HELIOS: _Format(helios.read_helios, helios.ZONE),
     RawFormat.PAI: _Format(pai.read_pai, pai.ZONE),
+    RawFormat.ACME: _Format(acme.read_acme, acme.ZONE),
     RawFormat.SACCT: _Format(sacct.read_sacct, sacct.ZONE),
 }
 

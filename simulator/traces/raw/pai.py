@@ -20,6 +20,7 @@ from tessera.simulator.traces.raw.rows import (
     NO_END,
     NO_GPUS,
     NO_START,
+    OF_ITS_JOB,
     DroppedRows,
     csv_rows,
 )
@@ -42,6 +43,7 @@ TASK_COLUMNS: Final = (
     "plan_gpu",
     "gpu_type",
 )
+ENDS_FIRST: Final = "a task that ends before it starts"
 OLDER_TYPES: Final = "misc"
 """The table's word for GPUs of several older types."""
 
@@ -59,7 +61,7 @@ def read_pai(folder: Path, _zone: tzinfo, dropped: DroppedRows) -> Iterator[Dura
         InvalidInput: the first 20 mistakes of a table, with their lines.
         OSError: a table cannot be read.
     """
-    held = _read_tasks(folder / TASKS_FILE)
+    held = _read_tasks(folder / TASKS_FILE, dropped)
     mistakes = Mistakes(JOBS_FILE)
     for row in csv_rows(folder / JOBS_FILE, mistakes, JOB_COLUMNS, JOB_COLUMNS):
         name = row.get("inst_id") or row.get("job_name")
@@ -94,7 +96,7 @@ def _fault(submit_s: float, start_s: float, end_s: float, gpus: float) -> str:
     return "" if end_s > start_s else NO_DURATION
 
 
-def _read_tasks(path: Path) -> dict[str, _Held]:
+def _read_tasks(path: Path, dropped: DroppedRows) -> dict[str, _Held]:
     """Return what the tasks of each job with GPUs held."""
     held: dict[str, _Held] = {}
     mistakes = Mistakes(path.name)
@@ -106,6 +108,9 @@ def _read_tasks(path: Path) -> dict[str, _Held]:
         start_s, end_s = _time_s(row, "start_time", -math.inf), _time_s(row, "end_time", math.inf)
         gpus = percent / 100 * instances
         if not row.ok or not gpus:
+            continue
+        if end_s < start_s:
+            dropped.add(f"{ENDS_FIRST}{OF_ITS_JOB}", row.get("job_name"))
             continue
         name, gpu_type = row.get("job_name"), row.get("gpu_type").lower()
         gpu_type = "" if gpu_type == OLDER_TYPES else sys.intern(gpu_type)

@@ -22,6 +22,7 @@ from tessera.simulator.traces.raw.rows import (
     NO_END,
     NO_GPUS,
     NO_START,
+    OF_ITS_JOB,
     DroppedRows,
 )
 from tessera.simulator.traces.trace import DurationJob
@@ -29,6 +30,7 @@ from tessera.simulator.traces.trace import DurationJob
 ZONE: Final = "America/Los_Angeles"
 """The zone of the trace: its tables of utilisation state PDT and PST."""
 NO_ATTEMPT: Final = "no attempt to run"
+ENDS_FIRST: Final = "an attempt that ends before it starts"
 CHUNK: Final = 2**20
 """Bytes of the file that are read at once."""
 MAX_RECORD: Final = 2**24
@@ -39,6 +41,8 @@ _BLANKS: Final = re.compile(r"[ \t\r\n]*")
 
 def read_philly(path: Path, zone: tzinfo, dropped: DroppedRows) -> Iterator[DurationJob]:
     """Yield the jobs. A job's duration is the sum of its attempts, and its GPUs the most of one.
+
+    An attempt whose length is not known is dropped, and not its job, if that has another.
 
     Raises:
         InvalidInput: the first 20 mistakes, with their lines.
@@ -68,7 +72,7 @@ def _job(
     if not attempts:
         dropped.add(NO_ATTEMPT, name)
         return None
-    duration_s, gpus = 0.0, 0
+    duration_s, gpus, faults = 0.0, 0, list[str]()
     for attempt in attempts:
         times = attempt if isinstance(attempt, dict) else {}
         tried = CsvRow(
@@ -79,11 +83,18 @@ def _job(
         start, end = read_time(tried, "start_time", zone), read_time(tried, "end_time", zone)
         if not tried.ok:
             return None
+        held_gpus = _gpus(tried, times.get("detail"))
         if start is None or end is None:
-            dropped.add(NO_START if start is None else NO_END, name)
-            return None
-        duration_s += seconds_between(start, end)
-        gpus = max(gpus, _gpus(tried, times.get("detail")))
+            faults.append(NO_START if start is None else NO_END)
+        elif (length_s := seconds_between(start, end)) < 0:
+            faults.append(ENDS_FIRST)
+        else:
+            duration_s, gpus = duration_s + length_s, max(gpus, held_gpus)
+    if len(faults) == len(attempts):
+        dropped.add(faults[0], name)
+        return None
+    for fault in faults:
+        dropped.add(f"{fault}{OF_ITS_JOB}", name)
     if not 0 < gpus <= MAX_JOB_GPUS or duration_s <= 0:
         dropped.add(NO_DURATION if gpus else NO_GPUS, name)
         return None

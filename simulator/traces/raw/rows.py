@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -19,6 +19,8 @@ NO_GPUS: Final = "no GPUs"
 NO_START: Final = "no recorded start of its run"
 NO_END: Final = "no recorded end: still running, or the log was cut"
 NO_DURATION: Final = "a duration of 0 or less"
+OF_ITS_JOB: Final = "; the rest of its job is kept"
+"""The end of the reason why a part of a job is dropped."""
 
 
 @dataclass(slots=True)
@@ -110,10 +112,15 @@ def csv_rows(
 
 
 def separated_rows(
-    path: Path, mistakes: Mistakes, needed: Sequence[str], separator: str
+    path: Path,
+    mistakes: Mistakes,
+    needed: Sequence[str],
+    separator: str,
+    absent_header: Callable[[Sequence[str]], Sequence[str] | None],
 ) -> Iterator[CsvRow]:
     """Yield the rows of a file without quoting, whose fields ``separator`` divides.
 
+    ``absent_header`` returns the columns if the first line is a row, and None if it is the header.
     Otherwise this works like ``csv_rows``.
     """
     header: list[str] | None = None
@@ -123,9 +130,12 @@ def separated_rows(
             continue
         cells = line.split(separator)
         if header is None:
-            header = [cell.strip() for cell in cells]
+            columns = absent_header(cells)
+            header = [cell.strip() for cell in columns or cells]
             require_columns(header, number, mistakes, needed)
-        elif row := _row(header, cells, number, mistakes):
+            if columns is None:
+                continue
+        if row := _row(header, cells, number, mistakes):
             yield row
     if header is None:
         mistakes.add(1, "", f"must name the columns: {', '.join(needed)}")

@@ -9,9 +9,10 @@ import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from tessera.formulation.errors import InvalidInput
+from tessera.service.cli import options
 from tessera.service.cli.jobfile import read_jobs
 from tessera.service.cli.jobview import job_columns, show_job
-from tessera.service.cli.launchoptions import MAX_FILE_BYTES, program_options, secret_warning
+from tessera.service.cli.launchoptions import MAX_FILE_BYTES, program_options
 from tessera.service.cli.launchview import launch_facts
 from tessera.v1 import jobs_pb2, launch_pb2
 from tests.support.launches import WHOLE_LAUNCH, WHOLE_MESSAGE
@@ -43,7 +44,7 @@ staging: [cp, -r, /data/a b, /scratch]
 user: ana
 progress_pattern: 'iteration +(?P<iteration>\d+).*?loss: (?P<loss>[0-9.]+)'
 stall_limit: 30m
-stop_grace: 90.5
+stop_grace: 90.5s
 until_exit: true
 """
 
@@ -81,6 +82,13 @@ def test_variables_come_from_a_file_and_options_have_precedence(tmp_path: Path) 
     assert refused.value.field == "--env-from-file"
     job = program_options(env_from_file=str(file), env=["C=option"])
     assert dict(job.launch.environment) == {"A": "2", "B": "x", "C": "option"}
+
+
+def test_two_values_of_one_variable_or_label_are_refused_and_not_dropped() -> None:
+    with pytest.raises(InvalidInput, match=r"^--env: A has a value already; give it once"):
+        program_options(env=["A=1", "B=2", "A=3"])
+    with pytest.raises(InvalidInput, match=r"^--label: team has a value already"):
+        options.parse_labels("--label", ["team=a", "team=b"])
 
 
 @pytest.mark.parametrize(
@@ -124,12 +132,12 @@ def test_a_wrong_option_of_a_program_is_named(given: dict[str, Any], problem: st
     ("text", "problem"),
     [
         ("environment: [A]\n", "j.yaml: environment: must map texts to texts"),
-        ("environment: {A: true}\n", "j.yaml: environment: A: must be a text, not True"),
+        ("environment: {A: true}\n", "j.yaml: environment: A: must be a text, not True; put it in"),
         ("secrets: wandb\n", "j.yaml: secrets: must map texts to texts"),
         ("staging: cp a b\n", "j.yaml: staging: must be a list of texts"),
         ("stall_limit: soon\n", "j.yaml: stall_limit: 'soon' is not a duration"),
         ("image: x\n", "j.yaml: unknown key 'image'"),
-        (f"environment: {{A: {TOKEN}}}\n", "j.yaml: environment: the value of A looks like a sec"),
+        (f"environment: {{A: {TOKEN}}}\n", "j.yaml: environment[A]: looks like a secret"),
         (f"secrets: {{A: {TOKEN}}}\n", "j.yaml: secrets: A needs the name of a file on the nodes"),
     ],
 )
@@ -143,7 +151,8 @@ def test_a_wrong_key_of_a_program_is_named(text: str, problem: str) -> None:
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"env": [f"A={TOKEN}"]}, "--env: the value of A looks like a secret"),
+        ({"env": [f"A={TOKEN}"]}, "--env[A]: looks like a secret"),
+        ({"env": [f"HF_TOKEN={'h' * 34}"]}, "--env[HF_TOKEN]: looks like a secret"),
         ({"env": [TOKEN]}, "--env: must have the form NAME=VALUE"),
         ({"secret": [f"A={TOKEN}"]}, "--secret: A needs the name of a file on the nodes"),
     ],
@@ -155,28 +164,6 @@ def test_a_secret_on_the_command_line_is_refused_without_repeating_it(
         program_options(**given)
     assert str(refused.value).startswith(problem)
     assert TOKEN not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("variable", "suggests"),
-    [
-        ("WANDB_API_KEY", True),
-        ("HF_TOKEN", True),
-        ("TOKEN", True),
-        ("AWS_SECRET_ACCESS_KEY", True),
-        ("db_password", True),
-        ("TOKENIZERS_PARALLELISM", False),
-        ("MAX_TOKENS", False),
-        ("KEY", False),
-    ],
-)
-def test_a_variable_that_is_a_secret_by_its_name_produces_a_warning(
-    variable: str, suggests: bool
-) -> None:
-    jobs = [program_options(env=[f"{variable}=x", "A=y"]), program_options()]
-    warning = secret_warning(jobs)
-    assert (variable in warning) == suggests == bool(warning)
-    assert secret_warning([program_options(secret=[f"{variable}=x"])]) == ""
 
 
 def test_a_job_shows_its_runtime_and_what_was_stated(capsys: pytest.CaptureFixture[str]) -> None:

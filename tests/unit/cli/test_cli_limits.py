@@ -32,7 +32,7 @@ HUGE = "9" * 20
         (["--weight", "-1"], "--weight", "greater than or equal to 0.000001"),
         (["--priority", "0"], "--priority", "greater than or equal to 1"),
         (["--restart", f"{HUGE}d"], "--restart", "must lie in 0 to 315,576,000,000 seconds"),
-        (["--deadline", "300000000000"], "--deadline", "after the year 9999"),
+        (["--deadline", "300000000000s"], "--deadline", "after the year 9999"),
         (["--command", "'"], "--command", "must be quoted as in a shell"),
     ],
 )
@@ -56,7 +56,7 @@ def test_an_option_out_of_range_is_named_with_its_range(
         (["round", "--solve-limit", f"{HUGE}d"], "--solve-limit"),
         (["import", "trace", "t.csv", "--limit", HUGE], "--limit"),
         (["prune", "--keep-rounds", HUGE], "--keep-rounds"),
-        (["prune", "--older-than", "300000000000"], "--older-than"),
+        (["prune", "--older-than", "9999999999999s"], "--older-than"),
     ],
 )
 def test_an_option_out_of_range_of_any_other_command_is_named(
@@ -77,16 +77,16 @@ def test_an_option_out_of_range_of_any_other_command_is_named(
         (f"iterations: {HUGE}", "iterations: must be a whole number from 1 to 1,000,000,000,000"),
         ("priority: 0", "priority: must be a whole number from 1 to 100, not 0"),
         ("weight: 0", "weight: must be a number from 1e-06 to 1e+06, not 0"),
-        ("weight: .inf", "line 5: weight: must be a finite number, not inf"),
-        ("weight: .nan", "line 5: weight: must be a finite number, not nan"),
+        ("weight: .inf", "weight: must be a number from 1e-06 to 1e+06, not '.inf'"),
+        ("weight: 1e999", "line 5: weight: must be a finite number, not inf"),
         (
             f"weight: {'9' * 400}",
             "line 5: weight: the number 99999999999999999999... has more than 40",
         ),
-        ("restart: .inf", "line 5: restart: must be a finite number, not inf"),
-        ("restart: -1", "restart: must be a number from 0"),
+        ("restart: .inf", "restart: '.inf' is not a duration"),
+        ("restart: -1", "restart: '-1' is not a duration"),
         ("max_retries: 1001", "max_retries: must be a whole number from 0 to 1,000, not 1001"),
-        ("deadline: 2027-13-45", "is not valid YAML: month must be in 1..12"),
+        ("deadline: 2027-13-45", "deadline: '2027-13-45' is not a time"),
         (f"tenant: {'9' * 5000}", "line 5: tenant: the number 99999999999999999999..."),
     ],
 )

@@ -268,6 +268,15 @@ def test_a_failed_job_shows_its_retries_and_whether_it_is_retried_again(
     assert " of " not in shown.partition("failures")[2]
 
 
+def test_a_job_that_has_failed_for_good_is_not_shown_as_tried_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    show_job(a_job(state=jobs_pb2.FAILED, end_time=NOW, retries=4), NOW)
+    shown = capsys.readouterr().out
+    assert "failures" in shown
+    assert "tried again" not in shown
+
+
 def test_a_job_in_back_off_shows_when_it_is_retried(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -36,11 +36,13 @@ from tessera.client import (
     make_job,
 )
 from tessera.client import errors as client_errors
-from tessera.client.requests import prepare
+from tessera.client.requests import JobFields, field_path, prepare
 from tessera.client.stubs import AsyncStubs, Stubs
 from tessera.formulation import errors
+from tessera.formulation.launch import SecretVariable
+from tessera.service.rpc.convert.jobs import to_job_spec
 from tessera.service.rpc.errors import CODES, code_of, status_of
-from tessera.v1 import access_pb2, jobs_pb2, jobs_pb2_grpc, scheduler_pb2
+from tessera.v1 import access_pb2, estimates_pb2, jobs_pb2, jobs_pb2_grpc, launch_pb2, scheduler_pb2
 from tests.support.patience import PATIENCE_S
 
 PROTO = Path(__file__).parents[3] / "proto"
@@ -290,6 +292,112 @@ def test_a_job_is_described_by_short_names() -> None:
     assert make_job(deadline=timedelta(days=1)).deadline.seconds > 0
     with pytest.raises(ValueError, match="time zone"):
         make_job(deadline=datetime(2030, 1, 1))  # noqa: DTZ001 - that is the point
+
+
+@pytest.mark.parametrize(
+    ("field", "meant"),
+    [
+        ("max_gpu", "max_gpus"),
+        ("deadlin", "deadline"),
+        ("tenants", "tenant"),
+        ("batches", "batch"),
+        ("global_batch", "batch"),
+        ("requested_gpus", "gpus"),
+        ("staging_command", "staging"),
+        ("restart", "restart_s"),
+        ("state", ""),
+        ("xyz", ""),
+    ],
+)
+def test_an_unknown_field_of_a_job_is_refused_with_the_one_that_is_meant(
+    field: str, meant: str
+) -> None:
+    unknown: dict[str, Any] = {field: 1}
+    expected = f"no field '{field}'" + (f"; did you mean '{meant}'" if meant else "")
+    with a_client("127.0.0.1:1") as client, pytest.raises(TypeError, match=expected):
+        client.submit(model="bert", **unknown)
+
+    async def submit() -> None:
+        async with AsyncClient("127.0.0.1:1") as client:
+            await client.submit(model="bert", **unknown)
+
+    with pytest.raises(TypeError, match=expected):
+        asyncio.run(submit())
+
+
+SERVERS_FIELDS = {
+    *("name", "etag", "state", "create_time", "start_time", "end_time", "iterations_done"),
+    *("allocation", "reason", "generation", "retries", "last_error", "deadline_admitted"),
+    *("certificate", "opportunistic", "service_gpu_seconds", "queue_time", "retry_time"),
+    *("warnings", "training", "forecast", "run_seconds", "array"),
+}
+"""The fields of a job that only the server writes."""
+REFUSED_FIELDS = {"launch.image"}
+
+
+def test_every_field_of_a_job_that_users_state_has_a_short_name() -> None:
+    fields = {field.name for field in jobs_pb2.Job.DESCRIPTOR.fields}
+    workload = {f"workload.{field.name}" for field in estimates_pb2.Workload.DESCRIPTOR.fields}
+    launch = {f"launch.{field.name}" for field in launch_pb2.Launch.DESCRIPTOR.fields}
+    stated = (fields - SERVERS_FIELDS - {"workload", "launch"}) | workload | launch
+    assert {field_path(name) for name in JobFields.__annotations__} == stated - REFUSED_FIELDS
+
+
+MINUTES = timedelta(minutes=2)
+
+
+def test_each_field_that_a_program_needs_reaches_the_server() -> None:
+    job = make_job(
+        "c",
+        model="bert",
+        batch=256,
+        iterations=9,
+        gpus=8,
+        gpu_types=["a100"],
+        avoid_nodes=["n0"],
+        longest_run=MINUTES,
+        after=[
+            "prepare",
+            jobs_pb2.Dependency(job="clusters/c/jobs/x", condition=jobs_pb2.Dependency.ENDED),
+        ],
+        techniques=["dp", "zero1"],
+        command=["train.py"],
+        runtime="torchrun",
+        working_directory="/srv",
+        secrets={"WANDB_API_KEY": "wandb"},
+        staging=["cp", "a", "b"],
+        progress_pattern="(?P<iteration>[0-9]+)",
+        stop_grace=MINUTES,
+    )
+    spec = to_job_spec("job", "c", "j", job)
+    assert (spec.allowed_types, spec.avoid_nodes) == (("a100",), ("n0",))
+    assert [(one.job, str(one.condition)) for one in spec.after] == [
+        ("prepare", "succeeded"),
+        ("x", "ended"),
+    ]
+    assert spec.techniques == ("dp", "zero1")
+    assert (spec.longest_run_s, spec.launch.stop_grace_s) == (120.0, 120.0)
+    assert spec.launch.secrets == (SecretVariable(variable="WANDB_API_KEY", name="wandb"),)
+    assert spec.launch.staging_command == ("cp", "a", "b")
+    assert spec.launch.working_directory == "/srv"
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"command": "python train.py"}, "command must not be a text; give a list of texts"),
+        ({"gpu_types": "a100"}, "gpu_types must not be a text"),
+        ({"after": "prepare"}, "after must not be a text; give a list of jobs"),
+        ({"stop_grace": 90}, "stop_grace must be a timedelta"),
+        ({"deadline": None}, "deadline must be a datetime with a time zone, or a timedelta"),
+        ({"deadline": "6h"}, "deadline must not be a text; give a datetime"),
+        ({"secrets": "wandb"}, "secrets must not be a text; give a mapping"),
+        ({"environment": "A=b"}, "environment must not be a text; give a mapping"),
+    ],
+)
+def test_a_field_of_another_type_is_refused(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(TypeError, match=says):
+        make_job(model="bert", **fields)
 
 
 def test_contradictory_arguments_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -349,7 +349,7 @@ def test_a_wide_resnet_can_be_given_as_a_file(tmp_path: Path) -> None:
         (OURS.replace("bias: false", "bias: 0"), "bias: must be true or false"),
         (OURS.replace("heads: 32", "heads: 31"), "heads: must divide hidden"),
         (
-            "architecture: moe\nexperts: 2\ncapacity_factor: .nan",
+            "architecture: moe\nexperts: 2\ncapacity_factor: 1e999",
             "line 3: capacity_factor: must be a finite",
         ),
         ("- a\n- b", "broken.yaml: must map fields to values"),

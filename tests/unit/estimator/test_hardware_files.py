@@ -80,7 +80,7 @@ def test_a_missing_field_is_named(tmp_path: Path, field: str) -> None:
     ("field", "value", "complaint"),
     [
         ("memory_gib", "-1", "memory_gib: must be a number from 1 to 4,096"),
-        ("memory_gib", ".nan", "memory_gib: must be a finite number"),
+        ("memory_gib", ".nan", "memory_gib: must be a number from 1 to 4,096, not '.nan'"),
         ("memory_bytes_per_s", "864", "memory_bytes_per_s: must be a number from 1e"),
         ("memory_bytes_per_s", "true", "memory_bytes_per_s: must be a number"),
         ("gpus_per_node", "2.5", "gpus_per_node: must be a whole number"),

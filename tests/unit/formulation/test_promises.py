@@ -270,6 +270,18 @@ def test_guaranteed_jobs_are_charged_their_minimum_demand_up_to_the_quota() -> N
     )
 
 
+@pytest.mark.parametrize(("quota", "waits"), [(1, False), (3, True)])
+def test_a_job_is_told_to_wait_for_others_only_if_the_whole_quota_has_room_for_it(
+    quota: int, waits: bool
+) -> None:
+    jobs = [a_guaranteed_job(f"j{k}", requested_type=0) for k in range(2)]
+    snapshot = with_quotas(a_snapshot_of_two_types(*jobs), {"t": {-1: quota}})
+    reason = reason_of(decide_round(snapshot, Policy()), 1)
+    assert reason.code is ReasonCode.QUOTA_SPENT
+    assert reason.next_step.startswith("wait for a guaranteed job") == waits
+    assert reason.next_step.endswith("raise the quota, or submit the job as best effort")
+
+
 def test_best_effort_jobs_and_other_tenants_are_not_charged() -> None:
     jobs = [a_guaranteed_job("mine"), a_guaranteed_job("theirs", tenant="u"), a_job("best effort")]
     outcome = decide_round(with_quotas(a_snapshot_of_two_types(*jobs), {"t": {-1: 0}}), Policy())

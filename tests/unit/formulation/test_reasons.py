@@ -74,6 +74,32 @@ def test_the_dominant_reason_is_given(
     assert reason.next_step
 
 
+@pytest.mark.parametrize(
+    ("gpus", "tried", "step"),
+    [
+        (4, 4, "submit the job with a batch that 4 GPUs divide evenly, e.g. 248 or 252"),
+        (1, 2, "add Cells with more GPUs or another GPU type"),
+        (1, 4, "submit the job with a smaller batch, or add GPUs with more memory"),
+    ],
+)
+def test_what_may_help_a_job_whose_cells_all_fail_follows_from_what_was_tried(
+    gpus: int, tried: int, step: str
+) -> None:
+    fails = an_estimate(gpus=tried, iter_time_s=math.inf)
+    snapshot = a_snapshot(
+        nodes=some_nodes((0, 1, 4)), jobs=[a_job("j", requested_gpus=gpus)], estimates=[fails]
+    )
+    workload = replace(snapshot.workloads[0], global_batch=251)
+    snapshot = replace(snapshot, workloads=(workload, *snapshot.workloads[1:]))
+    problem = build_problem(snapshot, Policy(objective="throughput"))
+    solution = Solution(
+        status=SolveStatus.FEASIBLE, choice=np.array([-1]), objective=0, bound=0.0, solver="t"
+    )
+    (reason,) = explain_waiting_jobs(snapshot, problem, solution, {}, frozenset()).values()
+    assert reason.code is ReasonCode.NO_FEASIBLE_CELL
+    assert reason.next_step.startswith(step)
+
+
 def test_a_job_whose_nodes_are_silent_says_so() -> None:
     nodes = [n | {"schedulable": False} for n in some_nodes((0, 1, 4))]
     snapshot = a_snapshot(nodes=nodes, jobs=[a_job("j")], estimates=[an_estimate(gpus=2)])

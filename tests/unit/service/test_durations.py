@@ -16,7 +16,6 @@ from tessera.service.settings.sources import load_config
 from tessera.solvers.rounds.options import RoundOptions
 
 WRITTEN = [
-    ("90", 90.0),
     ("90s", 90.0),
     ("500ms", 0.5),
     ("5m", 300.0),
@@ -37,11 +36,11 @@ def test_options_and_the_standing_policy_parse_durations_alike(text: str, second
     assert (standing.min_run_s, standing.promote_after_s) == (seconds, seconds)
 
 
-def test_a_policy_may_name_durations_by_numbers_by_proto_json_or_by_never() -> None:
-    policy = "{min_run: 600, promote_after: never, round: 7200s, reserve_after: 1.5}"
+def test_a_policy_may_name_durations_in_proto_json_or_as_never() -> None:
+    policy = "{min_run: 0, promote_after: never, round: 7200s, reserve_after: 1.5s}"
     options = load_config(None, {"TESSERA_POLICY": policy}).round_options()
     assert options == RoundOptions(
-        min_run_s=600.0, promote_after_s=math.inf, round_s=7200.0, reserve_after_s=1.5
+        min_run_s=0.0, promote_after_s=math.inf, round_s=7200.0, reserve_after_s=1.5
     )
 
 
@@ -52,6 +51,10 @@ def test_a_policy_may_name_durations_by_numbers_by_proto_json_or_by_never() -> N
         ("1h1h", "is not a duration"),
         ("soon", "is not a duration"),
         ("-5s", "is not a duration"),
+        ("600", "policy.min_run: 600 has no unit; write e.g. 600s, 600m, 600h or 600d"),
+        ("1.50", "1.50 has no unit; write e.g. 1.50s"),
+        ("010", "010 has no unit"),
+        ("22:30", "'22:30' is not a duration"),
         ("9" * 200 + "s", "is not a duration"),
         ("9999999d", "must lie in 0 to"),
         ("true", "min_run"),

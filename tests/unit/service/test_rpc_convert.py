@@ -243,7 +243,7 @@ def test_standing_parameters_apply_to_the_standing_scheduler_only(
             "must be NAME=VALUE",
         ),
         ("rate_floor: 2", "options.rate_floor", r"must lie in \[0, 1\]"),
-        ("rate_floor: 'NaN'", "options.rate_floor", r"must lie in \[0, 1\]"),
+        ("rate_floor: 'NaN'", "options.rate_floor", "must be a number, not 'NaN'"),
         ("max_restart_share: 1", "options.max_restart_share", r"must lie in \[0, 1\)"),
         ("max_changes: -2", "options.max_changes", "must lie in -1 to 1,000,000; it is -2"),
         ("fairness_levels: -1", "options.fairness_levels", "must lie in 1 to 64"),

@@ -131,6 +131,23 @@ JobID|JobName|Account|User|Partition|Submit|Start|End|State|AllocTRES
 """  # noqa: E501 - rows of sacct are long
 
 
+ACME = """\
+job_id,user,node_num,gpu_num,cpu_num,type,state,submit_time,start_time,end_time,duration,queue,gpu_time
+5778432,u5907,1,8,128,Other,FAILED,2023-03-01 00:18:22+08:00,2023-03-01 00:18:54+08:00,2023-03-01 00:20:51+08:00,117,32,936.0
+dlctk696,uf794,8,64,960,Other,FAILED,2023-05-17 11:00:58+00:00,2023-05-17 11:01:08+00:00,2023-05-17 11:01:16+00:00,18,10.0,1152.0
+3,u1,1,0,4,Debug,COMPLETED,2023-03-01 00:18:22+08:00,2023-03-01 00:18:54+08:00,2023-03-01 00:20:51+08:00,117,32,0.0
+4,u1,1,1,4,Debug,CANCELLED,2023-03-01 00:18:22+08:00,,2023-03-01 00:20:51+08:00,0,32,0.0
+5,u1,1,1,4,Debug,RUNNING,2023-03-01 00:18:22+08:00,2023-03-01 00:18:54+08:00,,0,32,0.0
+6,u1,1,1,4,Debug,FAILED,2023-03-01 00:18:22+08:00,2023-03-01 00:18:54+08:00,2023-03-01 00:18:50+08:00,0,32,0.0
+"""  # noqa: E501 - rows of the trace are long
+
+
+def write_acme(folder: Path) -> Path:
+    path = folder / "trace_seren.csv"
+    path.write_text(ACME)
+    return path
+
+
 def write_philly(folder: Path) -> Path:
     path = folder / "cluster_job_log"
     path.write_text(json.dumps(PHILLY, indent=4))
@@ -160,6 +177,7 @@ WRITERS: dict[RawFormat, Callable[[Path], Path]] = {
     RawFormat.HELIOS: write_helios,
     RawFormat.PAI: write_pai,
     RawFormat.SACCT: write_sacct,
+    RawFormat.ACME: write_acme,
 }
 
 
@@ -252,6 +270,101 @@ def test_slurms_jobs_are_read_without_their_steps(tmp_path: Path) -> None:
     step, *_, last = dropped.lines()
     assert step == "dropped 2 rows (a step, which is part of its job): 101.batch, 101.0"
     assert last == "dropped 1 row (a duration of 0 or less): 106"
+
+
+def test_acmes_jobs_last_from_their_start_to_their_end(tmp_path: Path) -> None:
+    jobs, dropped = read(RawFormat.ACME, write_acme(tmp_path))
+    assert list(map(facts, jobs)) == [
+        ("5778432", 117.0, 8, "", "u5907"),
+        ("dlctk696", 8.0, 64, "", "uf794"),
+    ]
+    assert jobs[0].arrival_s == datetime(2023, 2, 28, 16, 18, 22, tzinfo=UTC).timestamp()
+    assert dropped.names == {
+        "no GPUs": ["3"],
+        "no recorded start of its run": ["4"],
+        "no recorded end: still running, or the log was cut": ["5"],
+        "a duration of 0 or less": ["6"],
+    }
+
+
+def an_attempt(start: str | None, end: str | None, gpus: int = 1) -> dict[str, Any]:
+    return {"start_time": start, "end_time": end, "detail": [{"ip": "m", "gpus": SERVER[:gpus]}]}
+
+
+def test_an_attempt_of_unknown_length_is_dropped_and_its_job_is_kept(tmp_path: Path) -> None:
+    known = an_attempt("2017-10-07 02:00:00", "2017-10-07 05:00:00", 2)
+    backwards = an_attempt("2017-10-07 02:00:00", "2017-10-07 01:00:00", 8)
+    attempts = {
+        "backwards": [backwards, known],
+        "endless": [known, an_attempt("2017-10-07 02:00:00", None, 8)],
+        "unstarted": [an_attempt(None, "2017-10-07 02:00:00"), known],
+        "nothing": [backwards, an_attempt("2017-10-07 02:00:00", None)],
+    }
+    path = tmp_path / "cluster_job_log"
+    path.write_text(
+        json.dumps(
+            [
+                {"jobid": name, "submitted_time": "2017-10-07 00:00:00", "attempts": tried}
+                for name, tried in attempts.items()
+            ]
+        )
+    )
+    jobs, dropped = read(RawFormat.PHILLY, path)
+    assert [(job.spec.name, job.duration_s, job.spec.requested_gpus) for job in jobs] == [
+        ("backwards", 10_800.0, 2),
+        ("endless", 10_800.0, 2),
+        ("unstarted", 10_800.0, 2),
+    ]
+    rest = "; the rest of its job is kept"
+    assert dropped.names == {
+        f"an attempt that ends before it starts{rest}": ["backwards"],
+        f"no recorded end: still running, or the log was cut{rest}": ["endless"],
+        f"no recorded start of its run{rest}": ["unstarted"],
+        "an attempt that ends before it starts": ["nothing"],
+    }
+
+
+def test_a_task_that_ends_before_it_starts_does_not_lengthen_its_job(tmp_path: Path) -> None:
+    write_pai(tmp_path)
+    with (tmp_path / "pai_task_table.csv").open("a") as table:
+        table.write("j2,worker,3.0,Terminated,5000.0,800.0,400.0,29.2,800.0,MISC\n")
+    jobs, dropped = read(RawFormat.PAI, tmp_path)
+    assert [(job.duration_s, job.spec.requested_gpus) for job in jobs] == [(510.0, 1), (770.0, 3)]
+    assert dropped.names["a task that ends before it starts; the rest of its job is kept"] == ["j2"]
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        "gres/gpu:a100_3g.20gb=1,gres/gpu=1",
+        "gres/gpu=2,gres/gpu:1g.5gb=2",
+        "gres/gpu:nvidia_h100_1g.10gb+me=1",
+        "gres/gpu:a100=1,gres/gpu:a100_3g.20gb=1,gres/gpu=2",
+    ],
+)
+def test_a_slice_of_a_gpu_is_not_a_gpu(tmp_path: Path, held: str) -> None:
+    path = write_sacct(tmp_path)
+    replace_once(path, "gres/gpu:a100=4,gres/gpu=4", held)
+    jobs, dropped = read(RawFormat.SACCT, path)
+    assert "101" not in {job.spec.name for job in jobs}
+    assert dropped.names["MIG slices, which are parts of a GPU"] == ["101"]
+
+
+@pytest.mark.parametrize("end", ["", "|"])
+def test_slurms_documented_fields_need_no_header(tmp_path: Path, end: str) -> None:
+    path = tmp_path / "sacct.txt"
+    fields = "2026-03-01T08:00:00|2026-03-01T09:00:00|2026-03-01T10:00:00|gres/gpu=2"
+    path.write_text(f"101|vision|{fields}{end}\n102_7|speech|{fields}{end}\n")
+    jobs, _ = read(RawFormat.SACCT, path)
+    assert list(map(facts, jobs)) == [
+        ("101", 3600.0, 2, "", "vision"),
+        ("102_7", 3600.0, 2, "", "speech"),
+    ]
+    path.write_text("101|train|gpu|vision|8|COMPLETED|0:0\n")
+    with pytest.raises(
+        InvalidInput, match="JobID,Account,Submit,Start,End,AllocTRES; print it with"
+    ):
+        read(RawFormat.SACCT, path)
 
 
 def replace_once(path: Path, old: str, new: str) -> None:

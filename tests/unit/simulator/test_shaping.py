@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -180,6 +181,25 @@ def test_an_infeasible_count_becomes_the_nearest_ratio_and_on_a_tie_the_larger_c
     assert (four.spec.requested_gpus, five.spec.requested_gpus) == (8, 8)
     (three,) = redraw_models([an_asked("a", gpus=3)], speeds, 1)
     assert three.spec.requested_gpus == 2
+
+
+def test_a_job_keeps_its_gpus_and_its_type_if_any_model_runs_on_them() -> None:
+    speeds = Speeds([a_record(2), a_record(4), a_record(4, "v100"), a_record(8, nodes=2)], None)
+    stated = [an_asked(str(gpus), gpus=gpus) for gpus in (1, 2, 4, 8)]
+    typed = [job._replace(spec=replace(job.spec, requested_type="v100")) for job in stated]
+    for seed in range(5):
+        kept = redraw_models(stated, speeds, seed, keep_requests=True)
+        assert [a.spec.requested_gpus for a in kept] == [2, 2, 4, 8]
+        kept = redraw_models(typed, speeds, seed, keep_requests=True)
+        assert [a.spec.requested_gpus for a in kept] == [2, 2, 4, 8]
+        assert kept[2].spec.requested_type == "v100"
+
+
+def test_models_that_do_not_run_on_the_jobs_gpus_are_not_drawn_for_it() -> None:
+    small, large = a_record(1, work=SMALL), a_record(8, nodes=2, work=LARGE)
+    jobs = [an_asked(f"j{i}", gpus=1) for i in range(20)]
+    kept = redraw_models(jobs, Speeds([small, large]), 1, keep_requests=True)
+    assert {(a.spec.workload, a.spec.requested_gpus) for a in kept} == {(SMALL, 1)}
 
 
 def test_a_redrawn_deadline_is_as_tight_and_the_old_models_plan_is_removed() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pulp
@@ -306,6 +308,24 @@ def test_a_baseline_out_of_time_proves_nothing(monkeypatch: pytest.MonkeyPatch) 
     solution = Cbc().solve(a_problem([[(5, {0: 1})]]), Budget(remaining_s=lambda: 9.0))
     assert (solution.status, solution.bound) == (SolveStatus.FEASIBLE, 5)
     assert dict(solution.work) == {"cbc": 0.0}
+
+
+@pytest.mark.parametrize("name", ["with blanks in it", "without"])
+def test_cbc_runs_with_any_folder_for_files_and_leaves_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    (folder := tmp_path / name).mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    assert Cbc().solve(a_problem([[(5, {0: 1})]]), ALWAYS).objective == 5
+
+    def broken(*_: object) -> None:
+        raise pulp.PulpSolverError("the answer cannot be read")
+
+    monkeypatch.setattr(pulp.COIN_CMD, "readsol_MPS", broken)
+    with pytest.raises(SolverFailed, match="the answer cannot be read"):
+        Cbc().solve(a_problem([[(5, {0: 1})]]), ALWAYS)
+    assert not list(folder.iterdir())
 
 
 class CountedGreedy(Greedy):

@@ -119,12 +119,12 @@ class AsyncClient:
     ) -> jobs_pb2.Job:
         """Submit a job, from a message or from fields; return it as it is stored.
 
-        Without ``name``, the server chooses an id. Raises CallError.
+        Without ``name``, the server chooses an id. Raises CallError, and TypeError for an unknown field.
         """
         request = jobs_pb2.SubmitJobRequest(
             parent=self.cluster,
             job_id=name,
-            job=requests.describe_job(job, fields),
+            job=requests.describe_job(self.cluster, job, fields),
             validate_only=validate_only,
         )
         return await self.call(self.stubs.jobs.SubmitJob, request)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Final, Protocol, TypedDict, TypeVar, Unpack
+from typing import Any, Final, Protocol, TypedDict, TypeVar, Unpack
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
@@ -14,7 +15,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from tessera.client.errors import JobNotSucceeded
 from tessera.client.settings import ChannelSettings, find_settings, follow_login
-from tessera.v1 import clusters_pb2, jobs_pb2, scheduler_pb2, what_if_pb2
+from tessera.v1 import clusters_pb2, jobs_pb2, launch_pb2, scheduler_pb2, what_if_pb2
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:7070"
 DEFAULT_CLUSTER: Final = "default"
@@ -60,9 +61,9 @@ JobRef = str | jobs_pb2.Job
 
 
 class JobFields(TypedDict, total=False):
-    """The fields of a job that are often used, with short names.
+    """The fields of a job that a user states, by the names of job files.
 
-    Durations are in seconds. A deadline is a time with a time zone, or a time from now.
+    A deadline is a time with a time zone, or a time from now.
     """
 
     model: str
@@ -74,52 +75,151 @@ class JobFields(TypedDict, total=False):
     max_gpus: int
     gpu_type: str
     pin_type: bool
-    command: Sequence[str]
-    runtime: str
-    environment: Mapping[str, str]
+    gpu_types: Sequence[str]
+    cpus: int
+    node_selector: str
+    preferred_labels: str
+    avoid_nodes: Sequence[str | clusters_pb2.Node]
     tenant: str
     priority: int
     weight: float
     guaranteed: bool
+    pinned: bool
     deadline: datetime | timedelta
+    longest_run: timedelta
     restart_s: float
     labels: Mapping[str, str]
     max_retries: int
     until_exit: bool
+    profile: bool
+    after: Sequence[JobRef | jobs_pb2.Dependency]
+    plan: str
+    plan_first: bool
+    submitted_plan: str
+    techniques: Sequence[str]
+    command: Sequence[str]
+    runtime: str
+    environment: Mapping[str, str]
+    working_directory: str
+    secrets: Mapping[str, str]
+    staging: Sequence[str]
+    user: str
+    progress_pattern: str
+    stall_limit: timedelta
+    stop_grace: timedelta
+    tune: str
+    tune_budget: timedelta
 
 
-def make_job(**fields: Unpack[JobFields]) -> jobs_pb2.Job:
-    """Return the description of a job from fields with short names.
+FIELD_PATHS: Final = {
+    "model": "workload.model",
+    "params": "workload.params",
+    "batch": "workload.global_batch",
+    "gpus": "requested_gpus",
+    "gpu_type": "requested_gpu_type",
+    "pin_type": "pinned_gpu_type",
+    "gpu_types": "allowed_gpu_types",
+    "cpus": "requested_cpus",
+    "restart_s": "restart",
+    "plan": "stated_plan",
+    "plan_first": "stated_plan_first",
+    "staging": "launch.staging_command",
+    "tune": "launch.tuning_space",
+    "tune_budget": "launch.tuning_budget",
+}
+"""The fields of a Job that have other names here. All others are fields of Job or of its Launch."""
 
-    A ``jobs_pb2.Job`` can be made, or changed, directly for all other fields.
+
+def make_job(cluster: str = "", **fields: Unpack[JobFields]) -> jobs_pb2.Job:
+    """Return the description of a job from the fields that a user states.
+
+    Ids of jobs and nodes belong to ``cluster``, or else to the environment's. ``secrets`` has the
+    names of the tenant's files on the nodes, by variable.
+
+    Raises:
+        TypeError: a field is unknown, or has a value of another type.
+        ValueError: a deadline has no time zone.
     """
-    job = jobs_pb2.Job(
-        iterations=fields.get("iterations", 0),
-        requested_gpus=fields.get("gpus", 0),
-        min_gpus=fields.get("min_gpus", 0),
-        max_gpus=fields.get("max_gpus", 0),
-        requested_gpu_type=fields.get("gpu_type", ""),
-        pinned_gpu_type=fields.get("pin_type", False),
-        command=fields.get("command", ()),
-        tenant=fields.get("tenant", ""),
-        priority=fields.get("priority", 0),
-        weight=fields.get("weight", 0.0),
-        guaranteed=fields.get("guaranteed", False),
-        labels=fields.get("labels", {}),
-        max_retries=fields.get("max_retries"),
-    )
-    job.workload.model = fields.get("model", "")
-    job.workload.params = fields.get("params", "")
-    job.workload.global_batch = fields.get("batch", 0)
-    if fields.keys() & {"runtime", "environment", "until_exit"}:
-        job.launch.runtime = fields.get("runtime", "")
-        job.launch.environment.update(fields.get("environment", {}))
-        job.launch.until_exit = fields.get("until_exit", False)
-    if "deadline" in fields:
-        job.deadline.FromDatetime(_moment(fields["deadline"]))
-    if "restart_s" in fields:
-        job.restart.FromNanoseconds(round(fields["restart_s"] * 1e9))
+    job, parent = jobs_pb2.Job(), choose_cluster(cluster)
+    for name, value in fields.items():
+        if name not in JobFields.__annotations__:
+            raise TypeError(f"a job has no field {name!r}{_suggest_field(name)}")
+        _set_field(job, name, value, parent)
     return job
+
+
+def field_path(name: str) -> str:
+    """Return the path in a Job of a field of ``JobFields``."""
+    if name in FIELD_PATHS or name in jobs_pb2.Job.DESCRIPTOR.fields_by_name:
+        return FIELD_PATHS.get(name, name)
+    return f"launch.{name}"
+
+
+def _suggest_field(name: str) -> str:
+    """Return a suggestion of the field that an unknown name may mean."""
+    names = {field_path(known).rpartition(".")[2]: known for known in JobFields.__annotations__}
+    names |= {known: known for known in JobFields.__annotations__}
+    near = difflib.get_close_matches(name, names, n=1)
+    if near:
+        return f"; did you mean {names[near[0]]!r}?"
+    return f"; the fields are {', '.join(JobFields.__annotations__)}"
+
+
+def _set_field(job: jobs_pb2.Job, name: str, value: Any, cluster: str) -> None:
+    """Set the field of a job that has a short name."""
+    outer, _, field = field_path(name).rpartition(".")
+    message: Message = getattr(job, outer) if outer else job
+    described = message.DESCRIPTOR.fields_by_name[field]
+    kind = described.message_type.name if described.message_type else ""
+    if isinstance(value, str) and (described.is_repeated or kind):
+        raise TypeError(f"{name} must not be a text; {_WANTED.get(kind, 'give a list of texts')}")
+    match field, kind:
+        case "secrets", _:
+            job.launch.secrets.extend(
+                launch_pb2.Secret(variable=variable, name=file) for variable, file in value.items()
+            )
+        case "after", _:
+            job.after.extend(_dependency(cluster, other) for other in value)
+        case "avoid_nodes", _:
+            job.avoid_nodes.extend(full_names(cluster, "nodes", value))
+        case "restart", _:
+            job.restart.FromNanoseconds(round(value * 1e9))
+        case _, "Duration":
+            if not isinstance(value, timedelta):
+                raise TypeError(f"{name} must be a timedelta, e.g. timedelta(minutes=2)")
+            getattr(message, field).FromTimedelta(value)
+        case _, "Timestamp":
+            if not isinstance(value, datetime | timedelta):
+                raise TypeError(
+                    f"{name} must be a datetime with a time zone, or a timedelta from now"
+                )
+            getattr(message, field).FromDatetime(_moment(value))
+        case _, "":
+            if described.is_repeated:
+                getattr(message, field).extend(value)
+            else:
+                setattr(message, field, value)
+        case _:
+            getattr(message, field).update(value)  # a map
+
+
+_WANTED: Final = {
+    "Duration": "give a timedelta",
+    "Timestamp": "give a datetime with a time zone, or a timedelta from now",
+    "Dependency": "give a list of jobs",
+    "Secret": "give a mapping of variables to names of files",
+    "LabelsEntry": "give a mapping",
+    "EnvironmentEntry": "give a mapping",
+}
+
+
+def _dependency(cluster: str, job: JobRef | jobs_pb2.Dependency) -> jobs_pb2.Dependency:
+    """Return the dependency on the success of a job, unless it is one already."""
+    if isinstance(job, jobs_pb2.Dependency):
+        return job
+    return jobs_pb2.Dependency(
+        job=full_name(cluster, "jobs", job), condition=jobs_pb2.Dependency.SUCCEEDED
+    )
 
 
 def _moment(value: datetime | timedelta) -> datetime:
@@ -132,11 +232,15 @@ def _moment(value: datetime | timedelta) -> datetime:
     return value
 
 
-def describe_job(job: jobs_pb2.Job | None, fields: JobFields) -> jobs_pb2.Job:
-    """Return the job of a message or of fields. Raises TypeError for both and for neither."""
+def describe_job(cluster: str, job: jobs_pb2.Job | None, fields: JobFields) -> jobs_pb2.Job:
+    """Return the job of a message or of fields, of which one must be given.
+
+    Raises:
+        TypeError: both are given, or neither, or a field is unknown or has another type.
+    """
     if (job is None) == (not fields):
         raise TypeError("submit takes either a Job or the fields of one")
-    return make_job(**fields) if job is None else job
+    return make_job(cluster, **fields) if job is None else job
 
 
 def choose_address(address: str) -> str:

@@ -1,0 +1,120 @@
+"""Secrets among the variables and words of jobs: which are refused, and which texts pass."""
+
+from __future__ import annotations
+
+import pytest
+
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.launch import LaunchSpec
+from tessera.formulation.stated_secrets import states_secret
+from tessera.service.rpc.convert.jobs import to_job_spec
+from tessera.v1 import estimates_pb2, jobs_pb2, launch_pb2
+
+LETTERS = "abcdefghijklmnopqrstuvwxyzabcdefgh"
+HEX = "0f9a8b7c6d5e4f30" * 2
+
+SECRETS = [
+    ("HF_TOKEN", "hf" + "_" + LETTERS),
+    ("X", "hf" + "_" + LETTERS),
+    ("X", "AKIA" + "ABCDEFGH12345678"),
+    ("X", "sk" + "-" + HEX),
+    ("X", "postgresql://ana:" + "pass" + "@host/db"),
+    ("HF_TOKEN", LETTERS),
+    ("my-token", "abc123"),
+    ("WANDB_API_KEY", HEX),
+    ("AWS_SECRET_ACCESS_KEY", "x/y+z"),
+    ("DB_PASSWORD", "123456"),
+    ("PGPASSWORD", "hunter2"),
+    ("PASSWORD_OF_THE_LAB", "hunter2"),
+    ("CLIENT_SECRET", "xyzzy"),
+    ("SORT_KEY", HEX),
+]
+HARMLESS = [
+    ("TOKENIZERS_PARALLELISM", "false"),
+    ("MASTER_KEY_FILE", "/x"),
+    ("HF_TOKEN_PATH", "/home/ana/token"),
+    ("HF_TOKEN", "/run/secrets/hf"),
+    ("HF_TOKEN", ""),
+    ("HF_TOKEN", "$HF_TOKEN"),
+    ("USE_AUTH_TOKEN", "true"),
+    ("PAD_TOKEN", "<pad>"),
+    ("EOS_TOKEN", "end"),
+    ("MASK_TOKEN", "[MASK]"),
+    ("IMAGE_TOKEN", "7"),
+    ("MAX_TOKENS", "4096"),
+    ("SORT_KEY", "name"),
+    ("KEY", "x"),
+    ("SECRET_NAME", "wandb"),
+    ("PASSWORD_ENV", "DB_PASS"),
+    ("AWS_ACCESS_KEY_ID", "x"),
+    ("MONKEY", "x"),
+    ("RUN_ID", HEX),
+    ("CHECKPOINT", f"s3://bucket/{HEX}/step"),
+    ("GIT_COMMIT", HEX + "01234567"),
+    ("NCCL_DEBUG", "INFO"),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), SECRETS)
+def test_a_value_is_a_secret_by_its_form_or_by_its_name(name: str, value: str) -> None:
+    assert states_secret(name, value)
+
+
+@pytest.mark.parametrize(("name", "value"), HARMLESS)
+def test_paths_switches_and_tokens_of_texts_are_no_secrets(name: str, value: str) -> None:
+    assert not states_secret(name, value)
+
+
+def submit(**stated: object) -> LaunchSpec:
+    """Return the launch of a submitted job. Raises InvalidInput."""
+    command = stated.pop("command", ["train.py"])
+    job = jobs_pb2.Job(
+        workload=estimates_pb2.Workload(model="bert", global_batch=8),
+        iterations=1,
+        requested_gpus=1,
+        labels=stated.pop("labels", {}),  # type: ignore[arg-type]
+        command=command,  # type: ignore[arg-type]
+        launch=launch_pb2.Launch(**stated),  # type: ignore[arg-type]
+    )
+    return to_job_spec("job", "c", "j", job).launch
+
+
+@pytest.mark.parametrize(("name", "value"), SECRETS)
+def test_a_secret_is_refused_wherever_a_job_states_it_and_never_repeated(
+    name: str, value: str
+) -> None:
+    places: list[tuple[str, dict[str, object]]] = [
+        ("job.command[2]", {"command": ["train.py", f"--{name}", value]}),
+        ("job.command[1]", {"command": ["train.py", f"--{name}={value}"]}),
+        ("job.command[2]", {"command": ["bash", "-c", f"{name}='{value}' python train.py"]}),
+        ("job.launch.staging_command[1]", {"staging_command": ["get", f"{name}={value}"]}),
+    ]
+    if "-" not in name:
+        places.append((f"job.launch.environment[{name}]", {"environment": {name: value}}))
+    for field, stated in places:
+        with pytest.raises(InvalidInput) as refused:
+            submit(**stated)
+        assert refused.value.field == field
+        assert "--secret" in str(refused.value)
+        assert value not in str(refused.value)
+
+
+@pytest.mark.parametrize(("name", "value"), HARMLESS)
+def test_what_is_no_secret_is_accepted_wherever_a_job_states_it(name: str, value: str) -> None:
+    launch = submit(
+        command=["train.py", f"--{name.lower()}", value, f"{name}={value}"],
+        environment={name: value},
+        staging_command=["get", f"--{name}={value}"],
+    )
+    assert launch.environment == {name: value}
+
+
+def test_a_secret_is_no_label_and_no_name_of_a_file() -> None:
+    token = "hf" + "_" + LETTERS
+    with pytest.raises(InvalidInput, match=r"job\.labels: hold a secret") as refused:
+        submit(labels={"a": token})
+    assert token not in str(refused.value)
+    secret = launch_pb2.Secret(variable="HF_TOKEN", name=token)
+    with pytest.raises(InvalidInput, match="must be the name of a file on the nodes") as refused:
+        submit(secrets=[secret])
+    assert token not in str(refused.value)
