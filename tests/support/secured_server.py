@@ -11,7 +11,6 @@ from typing import Any
 
 import grpc
 import grpc.aio
-import sqlalchemy as sa
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc import StatusCode
@@ -26,6 +25,7 @@ from tessera.formulation.secrets import USER_PREFIX, format_token, hash_secret
 from tessera.service.wiring import RunningServer, assemble_server
 from tessera.v1 import access_pb2, agents_pb2, clusters_pb2, jobs_pb2, tenants_pb2
 from tests.support.certificates import Site, make_site
+from tests.support.database import digest_tables
 from tests.support.methods import all_methods
 from tests.support.patience import PATIENCE_S
 from tests.support.rpc import CLIENTS_OWN_ERROR
@@ -131,27 +131,12 @@ class SecuredServer:
 
     def fingerprint(self) -> dict[str, tuple[int, str]]:
         """Return the number of rows and a digest of each table that calls change."""
-        found = {}
-        with self.database.engine.connect() as connection:
-            tables = connection.execute(sa.text(_TABLES)).scalars().all()
-            for table in tables:
-                row = connection.execute(sa.text(_DIGEST.format(table=table))).one()
-                found[table] = (row[0], row[1])
-        return found
+        return digest_tables(self.database)
 
     async def close(self) -> None:
         """Close the channels."""
         for channel in self._channels.values():
             await channel.close()
-
-
-_TABLES = """
-SELECT tablename FROM pg_tables
-WHERE schemaname = 'public' AND tablename NOT IN ('audit_log', 'leases') ORDER BY tablename
-"""
-_DIGEST = """
-SELECT count(*), md5(coalesce(string_agg(t::text, chr(10) ORDER BY t::text), '')) FROM {table} t
-"""
 
 
 def _parser_of(method: Any) -> Any:
