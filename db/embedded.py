@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO
 
 import platformdirs
+import psutil
 
 from tessera.db import pgserver
 from tessera.formulation.errors import Unavailable
@@ -72,9 +73,31 @@ def start_server(directory: Path | None = None) -> str:
         return url
     except (Unavailable, OSError, subprocess.SubprocessError) as error:
         raise Unavailable(
-            f"the embedded database in {place} does not start ({error}); see {place / 'log'}, free the"
-            " directory, or name another database in TESSERA_DATABASE_URL"
+            f"the embedded database in {place} does not start ({error}); see {place / 'log'}, correct"
+            " the cause, or choose another directory"
         ) from error
+
+
+def find_process(directory: Path | None = None) -> psutil.Process | None:
+    """Return the first process of the server on ``directory``, or None if there is none."""
+    return pgserver.find_postmaster(_absolute(directory))
+
+
+def is_running(directory: Path | None = None) -> bool:
+    """Return whether a server runs on ``directory``. It may be starting or stopping."""
+    return is_alive(find_process(directory))
+
+
+def is_alive(process: psutil.Process | None) -> bool:
+    """Return whether a process has neither ended nor left its number to another one."""
+    try:
+        return (
+            process is not None
+            and process.is_running()
+            and process.status() != psutil.STATUS_ZOMBIE
+        )
+    except psutil.NoSuchProcess:
+        return False
 
 
 def stop_server(directory: Path | None = None) -> None:
