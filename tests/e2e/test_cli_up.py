@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -296,6 +297,11 @@ def part_of(home: Path, name: str) -> psutil.Process:
     return psutil.Process(pid)
 
 
+def tells(home: Path, text: str) -> bool:
+    """Return whether the `up` whose data directory is ``home`` has printed a text."""
+    return text in (home / "messages").read_text()
+
+
 def answer_of(address: str, command: str) -> Any:
     """Return the answer of a command once it succeeds."""
     arguments = [*command.split(), "-o", "json"]
@@ -329,13 +335,11 @@ def test_parts_that_are_killed_are_started_again_and_lose_nothing(home: Path) ->
     with run_up(home, *options) as (address, process):
         run_client(address, f"submit long {bert} --iterations 1000000000")
         before = wait_for_progress(address, "long", 0.0)
-        until(lambda: "Tessera is up" in (home / "messages").read_text(), "it is up")
+        until(partial(tells, home, "Tessera is up"), "it is up")
         for name in ("the database", "server", "agent-0"):
             part_of(home, name).kill()
-            until(
-                lambda name=name: f"\n{name} " in (home / "messages").read_text(),
-                f"the end of {name} is reported",
-            )
+            ended = f"\n{name} "
+            until(partial(tells, home, ended), f"the end of {name} is reported")
             job = name.split()[-1]
             answer_of(address, f"submit {job} {bert} --iterations 1000000000")
             submitted.add(job)
@@ -352,7 +356,7 @@ def test_parts_that_are_killed_are_started_again_and_lose_nothing(home: Path) ->
 
 def test_a_database_that_cannot_start_again_ends_up_with_its_log(home: Path) -> None:
     with run_up(home) as (_, process):
-        until(lambda: "Tessera is up" in (home / "messages").read_text(), "it is up")
+        until(partial(tells, home, "Tessera is up"), "it is up")
         postmaster = part_of(home, "the database")
         (home / "pg" / "global" / "pg_control").rename(home / "pg_control")
         postmaster.kill()

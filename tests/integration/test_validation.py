@@ -102,7 +102,7 @@ async def test_a_call_that_only_validates_is_refused_like_the_call_and_changes_n
 
 
 NODE: Final = a_node("n1")
-BAD: Final = {
+BAD: Final[dict[str, dict[str, Any]]] = {
     "a node of an unknown GPU type": {"nodes": [NODE, a_node("n2", gpu_type="h100")]},
     "a name that no node may have": {"nodes": [NODE, a_node("b 1")]},
     "a node named twice": {"nodes": [NODE, NODE]},
