@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import grpc.aio
@@ -12,11 +13,15 @@ import pytest
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc import StatusCode
+from typer.testing import CliRunner
 
 from tessera.db import limits
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
+from tessera.service.cli import main
+from tessera.service.cli.client import Exit
 from tessera.service.rpc.servicers import SERVICES
+from tessera.service.wiring import run_server
 from tessera.v1 import clusters_pb2, clusters_pb2_grpc, webhooks_pb2
 from tests.support.api import C, a_cluster, a_node, a_submit, a_tenant, api
 from tests.support.database import digest_tables
@@ -25,6 +30,7 @@ from tests.support.messages import mutate
 from tests.support.methods import methods_of
 from tests.support.patience import PATIENCE_S
 from tests.support.rpc import serving
+from tests.support.running_server import settings
 from tests.support.valid_requests import valid_requests
 
 M = TypeVar("M", bound=Message)
@@ -153,3 +159,21 @@ async def test_a_cluster_is_created_with_its_nodes_and_tenants(store: PostgresSt
         ]
     assert [(answer.nodes, answer.gpus) for answer in answers] == [(1, 8), (1, 8)]
     assert [tenant.quotas for tenant in store.list_tenants("c")] == [{"a100": 8}]
+
+
+async def test_the_command_that_applies_a_cluster_validates_what_it_would_do(
+    database: Database, tmp_path: Path
+) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("gpu_types: {a100: 40GiB}\nnodes: [{name: 'b 1', gpu_type: a100, gpus: 8}]\n")
+    before = await asyncio.to_thread(digest_tables, database)
+    async with run_server(settings(database, estimate_cells=False)) as port:
+        words = ["cluster", "apply", "-f", str(file), "--server", f"127.0.0.1:{port}"]
+        outputs = []
+        for options in (["--validate-only"], []):
+            done = await asyncio.to_thread(CliRunner().invoke, main.app, [*words, *options])
+            assert done.exit_code == Exit.REFUSED
+            outputs.append(done.output)
+    assert outputs[0] == outputs[1]
+    assert "nodes[0].name" in outputs[0]
+    assert await asyncio.to_thread(digest_tables, database) == before
