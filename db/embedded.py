@@ -54,10 +54,11 @@ def make_private_folder(path: Path) -> None:
             folder.mkdir(mode=0o700, exist_ok=True)
 
 
-def start_server(directory: Path | None = None) -> str:
+def start_server(directory: Path | None = None, *, create: bool = True) -> str:
     """Start PostgreSQL on ``directory``, unless it is already running, and return its URL.
 
-    Any number of processes may do so, repeatedly. The last one to exit stops the server.
+    Any number of processes may do so, repeatedly. The last one to exit stops the server. Unless
+    ``create`` is set, the directory must have a database: one that has ended is started again.
 
     Raises:
         Unavailable: it does not start.
@@ -66,7 +67,7 @@ def start_server(directory: Path | None = None) -> str:
     try:
         make_private_folder(place.parent)
         with _turn(place):
-            url = pgserver.ensure_running(place)
+            url = pgserver.ensure_running(place, create=create)
             if place not in _used:
                 _used[place] = _open_mark(place, "users")
                 fcntl.flock(_used[place], fcntl.LOCK_SH)

@@ -80,11 +80,11 @@ _AS_USER: Final = (
 )
 
 
-def ensure_running(place: Path) -> str:
+def ensure_running(place: Path, *, create: bool) -> str:
     """Return the URL of the server on ``place``.
 
-    Start it if it is not running, on a new database if necessary. The caller ensures that no other
-    process does so at the same time.
+    Start it if it is not running, on a new database if there is none and ``create`` is set. The
+    caller ensures that no other process does so at the same time.
 
     Raises:
         Unavailable, OSError: it does not start.
@@ -95,6 +95,8 @@ def ensure_running(place: Path) -> str:
         raise Unavailable(
             f"its data are of PostgreSQL {version_there}, but this release has {MAJOR}: dump and restore them"
         )
+    if not version_there and not create:
+        raise Unavailable("its files are gone: restore them, or start anew")
     account = _account()
     _require_private(place, account)
     if version_there and (url := settled_url(place)):

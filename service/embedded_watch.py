@@ -32,7 +32,7 @@ class EmbeddedWatch(NoticedTask):
         """Start the database unless it runs. Raises Unavailable if it does not start."""
         if await asyncio.to_thread(embedded.is_running, self._directory):
             return
-        await asyncio.to_thread(embedded.start_server, self._directory)
+        await asyncio.to_thread(embedded.start_server, self._directory, create=False)
         log.warning(
             "the embedded database had ended, and was started again",
             extra={"action": "database_ended"},

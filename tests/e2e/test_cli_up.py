@@ -350,6 +350,7 @@ def test_parts_that_are_killed_are_started_again_and_lose_nothing(home: Path) ->
         assert {job["name"].rpartition("/")[2] for job in listed} == submitted
         assert process.poll() is None
     told = (home / "messages").read_text()
+    assert process.returncode == 0, told
     for end in ("the database has ended", "server was killed by", "agent-0 was killed by"):
         assert told.count(end) == 1, told
 

@@ -133,6 +133,15 @@ def test_a_start_ends_the_processes_that_a_killed_server_left(place: Path) -> No
     backend.close()
 
 
+def test_a_server_whose_files_are_gone_is_not_started_again_on_new_ones(place: Path) -> None:
+    embedded.start_server(place)
+    kill_postgres(place)
+    place.rename(place.with_name("moved"))
+    with pytest.raises(Unavailable, match="its files are gone: restore them, or start anew"):
+        embedded.start_server(place, create=False)
+    assert not place.exists()
+
+
 def test_a_server_is_alive_until_its_first_process_has_ended(place: Path) -> None:
     assert not embedded.is_running(place)
     embedded.start_server(place)

@@ -78,7 +78,7 @@ class EmbeddedDatabase:
     def start(self) -> None:
         """Start the database again, once what is left of it is gone."""
         try:
-            embedded.start_server(self._directory)
+            embedded.start_server(self._directory, create=False)
             self._process = embedded.find_process(self._directory)
             self.started_again()
             self._failure = ""
