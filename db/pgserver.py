@@ -192,7 +192,8 @@ def find_postmaster(place: Path) -> psutil.Process | None:
 
 def is_embedded(sockets: Path) -> bool:
     """Return whether a folder of sockets is one that an embedded server listens in."""
-    return sockets.name.startswith(_SOCKETS) or (sockets / "PG_VERSION").exists()
+    # Unlike Path.exists, this is no error where another user's folder cannot be read.
+    return sockets.name.startswith(_SOCKETS) or os.path.exists(sockets / "PG_VERSION")
 
 
 def _pid_file(place: Path) -> list[str]:
