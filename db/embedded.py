@@ -80,7 +80,7 @@ def start_server(directory: Path | None = None, *, create: bool = True) -> str:
 
 
 def find_process(directory: Path | None = None) -> psutil.Process | None:
-    """Return the first process of the server on ``directory``, or None if there is none."""
+    """Return the first process of the server on ``directory``, or None if it has no process."""
     return pgserver.find_postmaster(_absolute(directory))
 
 

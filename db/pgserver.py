@@ -83,8 +83,8 @@ _AS_USER: Final = (
 def ensure_running(place: Path, *, create: bool) -> str:
     """Return the URL of the server on ``place``.
 
-    Start it if it is not running, on a new database if there is none and ``create`` is set. The
-    caller ensures that no other process does so at the same time.
+    Start it if it is not running, with ``create`` also on a new database. The caller ensures that
+    no other process does so at the same time.
 
     Raises:
         Unavailable, OSError: it does not start.
@@ -96,7 +96,7 @@ def ensure_running(place: Path, *, create: bool) -> str:
             f"its data are of PostgreSQL {version_there}, but this release has {MAJOR}: dump and restore them"
         )
     if not version_there and not create:
-        raise Unavailable("its files are gone: restore them, or start anew")
+        raise Unavailable("its files are gone: restore them, or choose a new directory")
     account = _account()
     _require_private(place, account)
     if version_there and (url := settled_url(place)):

@@ -1,4 +1,4 @@
-"""When parts of ``tessera up`` are started again, and when that is given up."""
+"""Parts of ``tessera up`` that end are started again, until they have ended too often."""
 
 from __future__ import annotations
 
