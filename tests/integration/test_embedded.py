@@ -137,7 +137,9 @@ def test_a_server_whose_files_are_gone_is_not_started_again_on_new_ones(place: P
     embedded.start_server(place)
     kill_postgres(place)
     place.rename(place.with_name("moved"))
-    with pytest.raises(Unavailable, match="its files are gone: restore them, or choose a new directory"):
+    with pytest.raises(
+        Unavailable, match="its files are gone: restore them, or choose a new directory"
+    ):
         embedded.start_server(place, create=False)
     assert not place.exists()
 
