@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO
 
 import platformdirs
+import psutil
 
 from tessera.db import pgserver
 from tessera.formulation.errors import Unavailable
@@ -53,10 +54,11 @@ def make_private_folder(path: Path) -> None:
             folder.mkdir(mode=0o700, exist_ok=True)
 
 
-def start_server(directory: Path | None = None) -> str:
+def start_server(directory: Path | None = None, *, create: bool = True) -> str:
     """Start PostgreSQL on ``directory``, unless it is already running, and return its URL.
 
-    Any number of processes may do so, repeatedly. The last one to exit stops the server.
+    Any number of processes may do so, repeatedly. The last one to exit stops the server. Unless
+    ``create`` is set, the directory must have a database: one that has ended is started again.
 
     Raises:
         Unavailable: it does not start.
@@ -65,16 +67,38 @@ def start_server(directory: Path | None = None) -> str:
     try:
         make_private_folder(place.parent)
         with _turn(place):
-            url = pgserver.ensure_running(place)
+            url = pgserver.ensure_running(place, create=create)
             if place not in _used:
                 _used[place] = _open_mark(place, "users")
                 fcntl.flock(_used[place], fcntl.LOCK_SH)
         return url
     except (Unavailable, OSError, subprocess.SubprocessError) as error:
         raise Unavailable(
-            f"the embedded database in {place} does not start ({error}); see {place / 'log'}, free the"
-            " directory, or name another database in TESSERA_DATABASE_URL"
+            f"the embedded database in {place} does not start ({error}); see {place / 'log'}, correct"
+            " the cause, or choose another directory"
         ) from error
+
+
+def find_process(directory: Path | None = None) -> psutil.Process | None:
+    """Return the first process of the server on ``directory``, or None if it has no process."""
+    return pgserver.find_postmaster(_absolute(directory))
+
+
+def is_running(directory: Path | None = None) -> bool:
+    """Return whether a server runs on ``directory``. It may be starting or stopping."""
+    return is_alive(find_process(directory))
+
+
+def is_alive(process: psutil.Process | None) -> bool:
+    """Return whether a process has neither ended nor left its number to another one."""
+    try:
+        return (
+            process is not None
+            and process.is_running()
+            and process.status() != psutil.STATUS_ZOMBIE
+        )
+    except psutil.NoSuchProcess:
+        return False
 
 
 def stop_server(directory: Path | None = None) -> None:

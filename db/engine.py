@@ -14,6 +14,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from tessera.db import embedded
+from tessera.db.pgserver import is_embedded
 from tessera.db.tables.triggers import NODE_CAPACITY
 from tessera.formulation.errors import (
     InvalidInput,
@@ -182,6 +183,12 @@ class Database:
             )
         if state in ("57014", "55P03", *CONFLICT_STATES) or isinstance(error, PoolTimeout):
             return Unavailable(f"the database at {place} is too busy; try again")
+        folder = str(self.engine.url.query.get("host", ""))
+        if folder.startswith("/") and is_embedded(Path(folder)):
+            return Unavailable(
+                f"the embedded database in {folder} cannot be reached or has failed; `tessera up` and"
+                f" `tessera serve` start it again if it has ended, so try again ({_detail(error)})"
+            )
         return Unavailable(
             f"the database at {place} cannot be reached or has failed; start it, or correct"
             f" TESSERA_DATABASE_URL ({_detail(error)})"

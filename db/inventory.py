@@ -141,9 +141,6 @@ ON CONFLICT (cluster_id, name) DO UPDATE SET gpu_type_id = excluded.gpu_type_id,
 _PROPERTIES = ("gpu_type", "gpus", "rack", "cpus", "host_bytes", "labels")
 """The properties of a stored node that its specification states."""
 
-_REQUIRE_CAPACITY = sa.text("SET CONSTRAINTS nodes_capacity IMMEDIATE")
-"""A check now, and not at the commit, which calls that only validate do not reach."""
-
 _DROP_GPUS = sa.text("""
 DELETE FROM gpus g USING nodes n
 WHERE g.node_id = n.id AND n.cluster_id = :cluster AND n.name = ANY(:names) AND g.gpu >= n.gpus
@@ -280,7 +277,7 @@ def upsert_nodes(turn: Turn, nodes: Sequence[NodeSpec]) -> bool:
         for n in changed
     ]
     values = {"cluster": turn.cluster, "names": [n.name for n in changed], "rows": dump_json(rows)}
-    for statement in (_PUT_NODES, _REQUIRE_CAPACITY, _DROP_GPUS, _PUT_GPUS):
+    for statement in (_PUT_NODES, _DROP_GPUS, _PUT_GPUS):
         turn.connection.execute(statement, values)
     return True
 

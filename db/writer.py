@@ -69,11 +69,20 @@ class PostgresWriter:
         self._connection, self._silence_s, self._limits = connection, silence_s, limits
 
     def upsert_cluster(
-        self, name: str, gpu_types: Sequence[GpuType], version: int | None
+        self,
+        name: str,
+        gpu_types: Sequence[GpuType],
+        version: int | None,
+        nodes: Sequence[NodeSpec] = (),
+        tenants: Sequence[TenantSpec] = (),
     ) -> ClusterRecord:
-        """Create the cluster or replace its GPU types."""
+        """Create the cluster or replace its GPU types, then create or change nodes and tenants."""
         if inventory.upsert_cluster(self._connection, name, gpu_types, version):
             require_few_clusters(self._connection, self._limits)
+        if nodes:
+            self.upsert_nodes(name, nodes)
+        if tenants:
+            self.upsert_tenants(name, tenants)
         return reads.get_cluster(self._connection, name)
 
     def delete_cluster(self, name: str, version: int | None, *, force: bool) -> None:

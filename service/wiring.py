@@ -36,8 +36,10 @@ from tessera.formulation.errors import InvalidInput
 from tessera.service.cluster_task import ClusterTask
 from tessera.service.config import Config
 from tessera.service.database import open_database
+from tessera.service.embedded_watch import EmbeddedWatch
 from tessera.service.loop import RoundLoop
 from tessera.service.memory import give_back_repeatedly
+from tessera.service.noticed_task import NoticedTask
 from tessera.service.periodic import PeriodicRounds
 from tessera.service.purger import ClusterPurger
 from tessera.service.rpc.server import Server
@@ -139,7 +141,7 @@ async def assemble_server(config: Config) -> AsyncIterator[RunningServer]:
         listener.subscribe(_in_loop(loop, purger.wake), PURGE_CHANNEL)
         listener.subscribe(_in_loop(loop, server.gate.note_revocation), ACCESS_CHANNEL)
         listener.subscribe(_in_loop(loop, own.cells.wake), ESTIMATING)
-        tasks: list[ClusterPurger | ClusterTask | PeriodicRounds | WebhookDeliverer] = [
+        tasks: list[NoticedTask | ClusterTask | PeriodicRounds] = [
             purger,
             own.cells,
             own.networks,
@@ -166,6 +168,9 @@ async def assemble_server(config: Config) -> AsyncIterator[RunningServer]:
             )
             listener.subscribe(_in_loop(loop, periodic.wake), ROUNDS_CHANNEL)
             tasks.append(periodic)
+        directory = Path(config.database_directory) if config.database_directory else None
+        if not config.database_url:
+            tasks.append(EmbeddedWatch(directory))
         # Start everything. The stack stops it in the reverse order.
         listener.start()
         stack.push_async_callback(asyncio.to_thread, listener.close)
@@ -179,7 +184,6 @@ async def assemble_server(config: Config) -> AsyncIterator[RunningServer]:
         # What must be closed even if threads do not end.
         closings = [rounds.close, *([workers.close] if workers else [])]
         if not config.database_url:
-            directory = Path(config.database_directory) if config.database_directory else None
             closings.append(partial(embedded.stop_server, directory))
         yield RunningServer(port=port, server=server, closings=tuple(closings))
 

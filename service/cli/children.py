@@ -7,8 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -20,21 +20,68 @@ TAIL_CHARS: Final = 2000
 """Characters of a log that are shown when its process has ended unexpectedly."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, kw_only=True)
 class Child:
-    """A running child process."""
+    """A child process, which may be started again when it has ended."""
 
     name: str
-    process: subprocess.Popen[bytes]
+    command: Sequence[str]
+    environment: Mapping[str, str]
     log: Path
+    keep_open: Sequence[int]
+    started: Callable[[str, int], None]
+    """A function that is called with the name and number of each new process."""
+    process: subprocess.Popen[bytes] = field(init=False)
+
+    def start(self) -> None:
+        """Start the process. Its output is added to the log."""
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                env=self.environment,
+                pass_fds=self.keep_open,
+            )
+        self.started(self.name, self.process.pid)
+
+    def find_ending(self) -> str:
+        """Return how the process ended, or "" while it runs."""
+        status = self.process.poll()
+        if status is None:
+            return ""
+        if status < 0:
+            return f"was killed by {signal.Signals(-status).name}"
+        return f"ended with status {status}"
 
     def require_running(self) -> None:
         """Raise Unavailable, with the end of its log, if the process has ended."""
-        if (status := self.process.poll()) is not None:
-            tail = self.log.read_text(encoding="utf-8", errors="replace")[-TAIL_CHARS:].strip()
-            raise Unavailable(
-                f"{self.name} ended with status {status}; {self.log} ends with:\n{tail}"
-            )
+        if how := self.find_ending():
+            raise Unavailable(f"{self.name} {how}; {end_of_log(self.log)}")
+
+    def terminate(self) -> None:
+        """Ask the process to end."""
+        self.process.terminate()
+
+    def stop(self, grace_s: float) -> None:
+        """End the process. It is killed ``grace_s`` after SIGTERM."""
+        self.terminate()
+        try:
+            self.process.wait(grace_s)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):  # a second Ctrl-C: kill immediately
+            self.process.kill()
+            self.process.wait()
+
+
+def end_of_log(log: Path) -> str:
+    """Return the path of a log and its last lines, for an error."""
+    try:
+        text = log.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        return f"{log} cannot be read ({error.strerror})"
+    return f"{log} ends with:\n{text[-TAIL_CHARS:].strip()}"
 
 
 @contextlib.contextmanager
@@ -46,38 +93,35 @@ def run_child(
     grace_s: float,
     environment: Mapping[str, str | None] | None = None,
     keep_open: Sequence[int] = (),
+    started: Callable[[str, int], None] = lambda _name, _pid: None,
 ) -> Iterator[Child]:
     """Run a Python module as a child for the duration of the block, then stop it.
 
     The child has its own session, so Ctrl-C at the terminal reaches only the parent, which stops
     its children in order. It does not get the variables with which this process calls other servers.
     It gets our variables with those of ``environment``, where None removes one. It is killed
-    ``grace_s`` after SIGTERM. It inherits the files ``keep_open``.
+    ``grace_s`` after SIGTERM. It inherits the files ``keep_open``. ``started`` is called with the name
+    and number of its process, and again whenever it is started again.
     """
     folder = folder.resolve()
     make_private(str(folder))
     log = folder / f"{name}.log"
     ours = {key: value for key, value in os.environ.items() if key not in CLIENT_VARIABLES}
     inherited = {**ours, **(environment or {})}
-    with os.fdopen(open_private(str(log)), "wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            start_new_session=True,
-            env={key: value for key, value in inherited.items() if value is not None},
-            pass_fds=keep_open,
-        )
+    os.close(open_private(str(log)))  # an empty one
+    child = Child(
+        name=name,
+        command=[sys.executable, "-m", module, *arguments],
+        environment={key: value for key, value in inherited.items() if value is not None},
+        log=log,
+        keep_open=keep_open,
+        started=started,
+    )
+    child.start()
     try:
-        yield Child(name, process, log)
+        yield child
     finally:
-        process.terminate()
-        try:
-            process.wait(grace_s)
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):  # a second Ctrl-C: kill immediately
-            process.kill()
-            process.wait()
+        child.stop(grace_s)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, RootModel
 from tessera.estimator.schemas import STRICT, check_value, number_between, whole_between
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import limits, options, tenantfile
-from tessera.service.cli.entries import FileEntry, Labels, Size, Text
+from tessera.service.cli.entries import Bytes, FileEntry, Labels, Size, Text
 from tessera.service.cli.names import ANY_TYPE, short_name
 from tessera.service.cli.yamlfile import read_documents, text_of
 from tessera.v1.clusters_pb2 import GpuType, Node
@@ -21,6 +21,9 @@ MAX_NODES: Final = 100_000
 
 
 _Dollars = Annotated[float, number_between(0.0, limits.MAX_DOLLARS_PER_HOUR)]
+_GpuBytes = Annotated[Bytes, whole_between(2**20, limits.MAX_MEMORY_BYTES)]
+"""The memory of a GPU in bytes. Less is a number of another unit."""
+
 _Watts = Annotated[float, number_between(0.0, limits.MAX_WATTS)]
 
 
@@ -36,7 +39,7 @@ class PrintedGpuType(FileEntry):
     """A GPU type as printed by `tessera cluster get -o yaml`. Its number of GPUs is ignored."""
 
     name: Text
-    memory_bytes: Size
+    memory_bytes: _GpuBytes
     dollars_per_hour: _Dollars = 0.0
     watts: _Watts = 0.0
     node_gpus: object = None
@@ -79,7 +82,7 @@ class NodeEntry(FileEntry):
     nodes_per_rack: Annotated[int, whole_between(1, MAX_NODES)] = 1
     cpus: Annotated[int, whole_between(0, limits.MAX_CPUS_PER_NODE)] | None = None
     host_memory: Size | None = None
-    host_bytes: Size | None = None
+    host_bytes: Bytes | None = None
     """The same as ``host_memory``, as `tessera nodes -o yaml` prints it."""
     labels: Labels = Field(default_factory=dict)
     etag: Text = ""

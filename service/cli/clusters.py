@@ -48,7 +48,6 @@ from tessera.service.cli.render import (
     show_message,
     show_table,
 )
-from tessera.service.cli.tenants import apply_tenants
 from tessera.v1 import clusters_pb2
 
 if TYPE_CHECKING:
@@ -99,7 +98,7 @@ def apply_cluster_file(
     cluster: FileCluster = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Create or change a cluster: its GPU types, nodes and tenants (all or none of each)."""
+    """Create or change a cluster: its GPU types, nodes and tenants (all or none)."""
     from tessera.service.cli import clusterfile  # noqa: PLC0415 - pydantic starts slowly
 
     described = clusterfile.read_cluster(yamlfile.read_text(file), file)
@@ -271,52 +270,19 @@ def _show_types(cluster: clusters_pb2.Cluster, output: Output) -> None:
 def apply_cluster(
     client: Client, name: str, described: ClusterFile, *, validate_only: bool
 ) -> clusters_pb2.Cluster:
-    """Create or change a cluster, its nodes and its tenants, and return it.
-
-    With ``validate_only``, the server checks the nodes only if it already knows their types. It
-    does not check the tenants, because their quotas are compared with stored nodes.
-    """
-    upsert = clusters_pb2.UpsertClusterRequest(
+    """Create or change a cluster, its nodes and its tenants, all or none, and return it."""
+    request = clusters_pb2.UpsertClusterRequest(
         cluster=clusters_pb2.Cluster(name=name, gpu_types=described.gpu_types, etag=described.etag),
+        nodes=described.nodes,
+        tenants=described.tenants,
         validate_only=validate_only,
         request_id=new_request_id(),
     )
-    applied = client.call(client.clusters.UpsertCluster, upsert)
-    if validate_only and not _known_types(client, name) >= {n.gpu_type for n in described.nodes}:
-        return applied
-    if described.nodes:
-        nodes = clusters_pb2.UpsertNodesRequest(
-            parent=name,
-            validate_only=validate_only,
-            request_id=new_request_id(),
-            nodes=[
-                clusters_pb2.Node(
-                    name=full_name(name, "nodes", n.name),
-                    gpu_type=n.gpu_type,
-                    gpus=n.gpus,
-                    rack=n.rack,
-                    etag=n.etag,
-                    cpus=n.cpus if n.HasField("cpus") else None,
-                    host_bytes=n.host_bytes if n.HasField("host_bytes") else None,
-                    labels=n.labels,
-                )
-                for n in described.nodes
-            ],
-        )
-        client.call(client.clusters.UpsertNodes, nodes)
-    if described.tenants and not validate_only:
-        apply_tenants(client, name, described.tenants, validate_only=False)
-    return applied if validate_only else _get(client, name)
-
-
-def _known_types(client: Client, name: str) -> set[str]:
-    """Return the cluster's present GPU types, or an empty set if it does not exist."""
-    try:
-        return {kind.name for kind in _get(client, name).gpu_types}
-    except CallFailed as error:
-        if error.exit_code is not Exit.NOT_FOUND:
-            raise
-        return set()
+    for node in request.nodes:
+        node.name = full_name(name, "nodes", node.name)
+    for tenant in request.tenants:
+        tenant.name = full_name(name, "tenants", tenant.name)
+    return client.call(client.clusters.UpsertCluster, request)
 
 
 def _get(client: Client, name: str) -> clusters_pb2.Cluster:

@@ -44,6 +44,12 @@ def _size(place: str, value: object) -> object:
     return options.size_bytes(place, text)
 
 
+def _bytes(place: str, value: object) -> object:
+    text = text_of(value)
+    is_plain = isinstance(text, str) and text.strip().isdecimal()
+    return _size(place, f"{text} B" if is_plain else value)
+
+
 Text = Annotated[str, converted_by(_text)]
 """A text. What YAML reads as a number is the text that was written. A boolean must be quoted."""
 
@@ -52,6 +58,9 @@ Seconds = Annotated[float, number_between(0.0, limits.MAX_DURATION_S), converted
 
 Size = Annotated[int, converted_by(_size)]
 """A size in bytes, written as e.g. ``40GiB``."""
+
+Bytes = Annotated[int, converted_by(_bytes)]
+"""A size under a key that names its unit, ``_bytes``. A number without a unit is bytes."""
 
 Texts = Annotated[list[Text], described_as("must be a list of texts, e.g. [python, train.py]")]
 

@@ -50,8 +50,8 @@ from tessera.simulator.traces.trace import Arrival, DurationJob, TraceOptions, p
 from tessera.v1 import clusters_pb2, estimates_pb2, jobs_pb2
 from tessera.v1.tenants_pb2 import Tenant
 
-CELLS_PER_CALL: Final = 5_000
-JOBS_PER_CALL: Final = 1_000
+CELLS_PER_CALL: Final = 20_000
+JOBS_PER_CALL: Final = limits.MAX_JOBS
 DEADLINE_S: Final = 300.0
 
 _SOURCES: Final = {
@@ -187,10 +187,25 @@ def import_trace(
             shaped = traces.shape_trace(wanted, jobs, traces.target_of(wanted, client, to))
             traceview.show_shaped_trace(shaped, wanted.recipe)
             arrivals, tenants = shaped.arrivals, shaped.tenants
-        if tenants:
-            described = [Tenant(name=spec.name, quotas=spec.quotas) for spec in tenants]
-            apply_tenants(client, to, described, validate_only=validate_only)
-        _submit(client, to, arrivals, tenant, validate_only=validate_only)
+        requests = make_submissions(to, arrivals, tenant, current_timestamp())
+        new = missing_submissions(client, to, requests)
+        described = [Tenant(name=spec.name, quotas=spec.quotas) for spec in tenants]
+        is_split = bool(tenants) or len(new) > JOBS_PER_CALL
+        for validating in _passes(is_split=is_split, validate_only=validate_only):
+            if tenants:
+                apply_tenants(client, to, described, validate_only=validating)
+            _submit(client, to, new, validate_only=validating)
+    if len(new) < len(requests):
+        print_note(f"{_count(len(requests) - len(new), 'job')} already there, left unchanged")
+    _note_result(len(new), "job", validate_only=validate_only)
+
+
+def _passes(*, is_split: bool, validate_only: bool) -> tuple[bool, ...]:
+    """Return whether each pass over the calls of an import only validates.
+
+    A single call is all or nothing. Several calls are all validated before the first changes anything.
+    """
+    return (True,) if validate_only else (True, False) if is_split else (False,)
 
 
 def _ordered_arrivals(
@@ -232,41 +247,39 @@ def _write(
 
 
 def _submit(
-    client: Client, to: str, arrivals: Sequence[Arrival], tenant: str, *, validate_only: bool
+    client: Client, to: str, new: Sequence[jobs_pb2.SubmitJobRequest], *, validate_only: bool
 ) -> None:
-    at = current_timestamp()
-    requests = make_submissions(to, arrivals, tenant, at)
-
     def send(batch: Sequence[jobs_pb2.SubmitJobRequest]) -> None:
-        if validate_only:
+        if validate_only and len(new) > JOBS_PER_CALL:
             batch = drop_dependencies_on_others(batch)
         request = jobs_pb2.SubmitJobsRequest(
             parent=to, requests=batch, validate_only=validate_only, request_id=new_request_id()
         )
         client.call(client.jobs.SubmitJobs, request, DEADLINE_S)
 
-    new = missing_submissions(client, to, requests)
-    _in_batches("jobs", new, JOBS_PER_CALL, send)
-    if len(new) < len(requests):
-        print_note(f"{_count(len(requests) - len(new), 'job')} already there, left unchanged")
-    _note_result(len(new), "job", validate_only=validate_only)
+    _in_batches("jobs", new, JOBS_PER_CALL, send, validate_only=validate_only)
 
 
 def send_estimates(
     client: Client, to: str, records: Sequence[EstimateRecord], *, validate_only: bool
 ) -> None:
-    """Send estimates in batches. Each batch is stored completely or not at all."""
+    """Send estimates in batches, which are all validated before the first is stored."""
+    is_split = len(records) > CELLS_PER_CALL
+    for validating in _passes(is_split=is_split, validate_only=validate_only):
+        send = partial(_send_cells, client, to, validate_only=validating)
+        _in_batches("estimates", records, CELLS_PER_CALL, send, validate_only=validating)
 
-    def send(batch: Sequence[EstimateRecord]) -> None:
-        request = estimates_pb2.UpsertCellsRequest(
-            parent=to,
-            cells=map(_estimate, batch),
-            validate_only=validate_only,
-            request_id=new_request_id(),
-        )
-        client.call(client.estimates.UpsertCells, request, DEADLINE_S)
 
-    _in_batches("estimates", records, CELLS_PER_CALL, send)
+def _send_cells(
+    client: Client, to: str, batch: Sequence[EstimateRecord], *, validate_only: bool
+) -> None:
+    request = estimates_pb2.UpsertCellsRequest(
+        parent=to,
+        cells=map(_estimate, batch),
+        validate_only=validate_only,
+        request_id=new_request_id(),
+    )
+    client.call(client.estimates.UpsertCells, request, DEADLINE_S)
 
 
 def send_samples(client: Client, to: str, *, validate_only: bool = False) -> int:
@@ -352,9 +365,17 @@ def read_rows(read: Callable[[Path], _Rows], file: Path) -> _Rows:
 
 
 def _in_batches(
-    what: str, items: Sequence[_T], size: int, send: Callable[[Sequence[_T]], None]
+    what: str,
+    items: Sequence[_T],
+    size: int,
+    send: Callable[[Sequence[_T]], None],
+    *,
+    validate_only: bool,
 ) -> None:
-    """Send ``items`` in batches, with a progress bar if stderr is a terminal."""
+    """Send ``items`` in batches, with a progress bar if stderr is a terminal.
+
+    A failure names how many were stored before it.
+    """
     with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task(what, total=len(items))
         for first in range(0, len(items), size):
@@ -362,7 +383,8 @@ def _in_batches(
             try:
                 send(batch)
             except CallFailed as error:
-                sent = f"{first:,} of {len(items):,} {what} were sent before the failure"
+                stored = 0 if validate_only else first
+                sent = f"{stored:,} of {len(items):,} {what} were stored before the failure"
                 raise CallFailed(f"{error}; {sent}", error.exit_code) from error
             progress.advance(task, len(batch))
 

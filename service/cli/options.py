@@ -147,7 +147,6 @@ AvoidNode = Annotated[
 ]
 
 _BYTES: Final = {
-    "": 1,
     "b": 1,
     "kb": 10**3,
     "mb": 10**6,
@@ -167,8 +166,10 @@ def parse_seconds(where: str, text: str) -> float:
 
 
 def size_bytes(where: str, text: str) -> int:
-    """Return a size such as ``40GiB`` or ``80 GB`` in bytes."""
+    """Return a size such as ``40GiB`` or ``80 GB`` in bytes. A number without a unit is refused."""
     match = _AMOUNT.fullmatch(text.strip())
+    if match is not None and not match[2]:
+        raise InvalidInput(where, f"{text!r} has no unit; write e.g. 40GiB or 80GB")
     if match is None or match[2].lower() not in _BYTES:
         raise InvalidInput(where, f"{text!r} is not a size; write e.g. 40GiB or 80GB")
     size = float(match[1]) * _BYTES[match[2].lower()]

@@ -133,7 +133,7 @@ def delete_webhooks(
 ) -> None:
     """Delete webhooks, with the events that were not delivered."""
     with connect(server) as client:
-        for name in names:
+        for name in dict.fromkeys(names):
             request = webhooks_pb2.DeleteWebhookRequest(
                 name=full_name(cluster, "webhooks", name),
                 validate_only=validate_only,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from tessera.formulation.records.clusters import ClusterRecord, NodeRecord, NodeSpec
+from tessera.formulation.records.clusters import ClusterRecord, NodeRecord, NodeSpec, TenantSpec
 from tessera.formulation.values import GpuType
 
 
@@ -16,13 +16,19 @@ class ClusterWriter(Protocol):
     """
 
     def upsert_cluster(
-        self, name: str, gpu_types: Sequence[GpuType], version: int | None
+        self,
+        name: str,
+        gpu_types: Sequence[GpuType],
+        version: int | None,
+        nodes: Sequence[NodeSpec] = (),
+        tenants: Sequence[TenantSpec] = (),
     ) -> ClusterRecord:
-        """Create the cluster or replace its GPU types.
+        """Create the cluster or replace its GPU types, then create or change nodes and tenants.
 
         Raises:
             InvalidInput: a type that nodes, Cells, jobs or quotas still use is missing.
             StaleEtag: ``version`` is not the stored one.
+            The errors of ``upsert_nodes`` and of ``upsert_tenants``.
         """
         ...
 

@@ -10,12 +10,13 @@ from google.protobuf.empty_pb2 import Empty
 
 from tessera.formulation.access import IDENTITY
 from tessera.formulation.errors import NotFound
-from tessera.formulation.records.clusters import ClusterRecord, NodeRecord
+from tessera.formulation.records.clusters import ClusterRecord, NodeRecord, NodeSpec
 from tessera.formulation.records.store import Request
 from tessera.service.ports.store import Store
 from tessera.service.ports.writer import Writer
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert import clusters as convert
+from tessera.service.rpc.convert.tenants import to_tenants
 from tessera.service.rpc.lanes import SizedCalls
 from tessera.service.rpc.paging import page_of
 from tessera.service.rpc.reservations import ReservationCalls
@@ -66,8 +67,8 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
     async def UpsertCluster(
         self, request: pb.UpsertClusterRequest, context: _Context
     ) -> pb.Cluster:
-        """Create a cluster, or replace its GPU types."""
-        return await self._calls.run(self._upsert_cluster, request)
+        """Create a cluster, or replace its GPU types, with nodes and tenants, all or none."""
+        return await self._calls.run_by_size(self._upsert_cluster, request)
 
     async def GetCluster(self, request: pb.GetClusterRequest, context: _Context) -> pb.Cluster:
         """Return a cluster."""
@@ -164,10 +165,12 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
         fields.mask_paths("update_mask", request.update_mask, ["gpu_types"])
         gpu_types = convert.to_gpu_types("cluster.gpu_types", request.cluster.gpu_types)
         version = fields.version_of(request.cluster.etag)
+        nodes = _node_specs(cluster, request.nodes) if request.nodes else []
+        tenants = to_tenants(cluster, request.tenants) if request.tenants else []
         key = fields.request_key(request, request.request_id)
 
         def work(writer: Writer) -> bytes:
-            record = writer.upsert_cluster(cluster, gpu_types, version)
+            record = writer.upsert_cluster(cluster, gpu_types, version, nodes, tenants)
             return convert.of_cluster(record).SerializeToString()
 
         kept = self._store.write(key, work, validate_only=request.validate_only)
@@ -200,12 +203,7 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
 
     def _upsert_nodes(self, request: pb.UpsertNodesRequest) -> pb.UpsertNodesResponse:
         cluster = names.parse_cluster("parent", request.parent)
-        fields.require_batch_size("nodes", len(request.nodes), MAX_NODES)
-        specs = [
-            convert.to_node_spec(f"nodes[{i}]", cluster, node)
-            for i, node in enumerate(request.nodes)
-        ]
-        fields.require_distinct((f"nodes[{i}].name", spec.name) for i, spec in enumerate(specs))
+        specs = _node_specs(cluster, request.nodes)
         key = fields.request_key(request, request.request_id)
 
         def work(writer: Writer) -> bytes:
@@ -329,3 +327,11 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
 
     def _messages(self, cluster: str, records: Sequence[NodeRecord]) -> list[pb.Node]:
         return [convert.of_node(cluster, record, self._lease_s) for record in records]
+
+
+def _node_specs(cluster: str, nodes: Sequence[pb.Node]) -> list[NodeSpec]:
+    """Return the nodes of a request, each name once."""
+    fields.require_batch_size("nodes", len(nodes), MAX_NODES)
+    specs = [convert.to_node_spec(f"nodes[{i}]", cluster, node) for i, node in enumerate(nodes)]
+    fields.require_distinct((f"nodes[{i}].name", spec.name) for i, spec in enumerate(specs))
+    return specs

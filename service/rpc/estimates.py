@@ -205,19 +205,19 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
             estimates += estimator.cells(
                 workload, gpu_type, gpus, degrees, cancelled, nodes=nodes, exhausted=exhausted
             )
-        kept = 0 if request.validate_only else self._keep(cluster, estimates)
+        kept = self._keep(cluster, estimates, validate_only=request.validate_only)
         return pb.EstimateCellsResponse(
             cells=map(of_cell, estimates), kept=kept, measurements=estimator.learned
         )
 
-    def _keep(self, cluster: str, found: Sequence[CellEstimate]) -> int:
+    def _keep(self, cluster: str, found: Sequence[CellEstimate], *, validate_only: bool) -> int:
         kept: list[int] = []
 
         def work(writer: Writer) -> bytes:
             kept.append(writer.derive(cluster, [cell.record for cell in found], {}))
             return b""
 
-        self._store.write(None, work)
+        self._store.write(None, work, validate_only=validate_only)
         return kept[-1]
 
     def _kinds(

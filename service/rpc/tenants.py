@@ -21,8 +21,6 @@ from tessera.service.rpc.paging import page_of
 from tessera.v1 import tenants_pb2 as pb
 from tessera.v1 import tenants_pb2_grpc
 
-MAX_TENANTS: Final = 10_000
-"""Largest number of tenants in one call."""
 MAX_USAGE_TENANTS: Final = 1000
 MAX_TENANT: Final = 200
 MAX_GROUPS: Final = 5
@@ -64,12 +62,7 @@ class TenantsServicer(tenants_pb2_grpc.TenantsServicer):
 
     def _upsert(self, request: pb.UpsertTenantsRequest) -> pb.UpsertTenantsResponse:
         cluster = names.parse_cluster("parent", request.parent)
-        fields.require_batch_size("tenants", len(request.tenants), MAX_TENANTS)
-        specs = [
-            convert.to_tenant(f"tenants[{i}]", cluster, tenant)
-            for i, tenant in enumerate(request.tenants)
-        ]
-        fields.require_distinct((f"tenants[{i}].name", spec.name) for i, spec in enumerate(specs))
+        specs = convert.to_tenants(cluster, request.tenants)
         key = fields.request_key(request, request.request_id)
 
         def work(writer: Writer) -> bytes:
@@ -122,7 +115,7 @@ class TenantsServicer(tenants_pb2_grpc.TenantsServicer):
 
     def _delete(self, request: pb.DeleteTenantsRequest) -> pb.DeleteTenantsResponse:
         cluster = names.parse_cluster("parent", request.parent)
-        fields.require_batch_size("names", len(request.names), MAX_TENANTS)
+        fields.require_batch_size("names", len(request.names), convert.MAX_TENANTS)
         tenants = [
             convert.to_tenant_id(f"names[{i}]", cluster, name)
             for i, name in enumerate(request.names)

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -285,3 +286,87 @@ def test_reset_deletes_only_what_up_made_and_starts_from_scratch(
         assert len(nodes_of(address)) == 3
     assert (place / "mine.txt").read_text() == "kept"
     assert (foreign / "thesis.tex").read_text() == "all of it"
+
+
+def part_of(home: Path, name: str) -> psutil.Process:
+    """Return the process of a part of the `up` whose data directory is ``home``."""
+    if name == "the database":
+        return psutil.Process(int((home / "pg" / "postmaster.pid").read_text().split()[0]))
+    running = json.loads((home / "up.json").read_text())["running"]
+    (pid,) = [process["pid"] for process in running if process["name"] == name]
+    return psutil.Process(pid)
+
+
+def tells(home: Path, text: str) -> bool:
+    """Return whether the `up` whose data directory is ``home`` has printed a text."""
+    return text in (home / "messages").read_text()
+
+
+def answer_of(address: str, command: str) -> Any:
+    """Return the answer of a command once it succeeds."""
+    arguments = [*command.split(), "-o", "json"]
+    done = until(
+        lambda: (
+            answer
+            if (
+                answer := CliRunner().invoke(app, arguments, env={"TESSERA_SERVER": address})
+            ).exit_code
+            == 0
+            else None
+        ),
+        f"`{command}` succeeds",
+    )
+    return json.loads(done.stdout)
+
+
+def wait_for_progress(address: str, job: str, done: float) -> Any:
+    """Return a job once it has trained more than ``done`` iterations."""
+
+    def progress() -> Any:
+        shown = answer_of(address, f"job {job}")
+        return shown if shown.get("iterations_done", 0.0) > done else None
+
+    return until(progress, f"{job} trains on from {done} iterations")
+
+
+def test_parts_that_are_killed_are_started_again_and_lose_nothing(home: Path) -> None:
+    bert, submitted = "--model bert --params 1.3B --batch 256 --gpus 4 --max-gpus 4", {"long"}
+    options = ("--clock-factor", "2000", "--period", "1s", "--samples")
+    with run_up(home, *options) as (address, process):
+        run_client(address, f"submit long {bert} --iterations 1000000000")
+        before = wait_for_progress(address, "long", 0.0)
+        until(partial(tells, home, "Tessera is up"), "it is up")
+        for name in ("the database", "server", "agent-0"):
+            part_of(home, name).kill()
+            ended = f"\n{name} "
+            until(partial(tells, home, ended), f"the end of {name} is reported")
+            job = name.split()[-1]
+            answer_of(address, f"submit {job} {bert} --iterations 1000000000")
+            submitted.add(job)
+            now = wait_for_progress(address, "long", before["iterations_done"])
+            assert now["generation"] == before["generation"], name
+            before = now
+        listed = read_json(address, "jobs --all")["jobs"]
+        assert {job["name"].rpartition("/")[2] for job in listed} == submitted
+        assert process.poll() is None
+    told = (home / "messages").read_text()
+    assert process.returncode == 0, told
+    for end in ("the database has ended", "server was killed by", "agent-0 was killed by"):
+        assert told.count(end) == 1, told
+
+
+def test_a_database_that_cannot_start_again_ends_up_with_its_log(home: Path) -> None:
+    with run_up(home) as (_, process):
+        until(partial(tells, home, "Tessera is up"), "it is up")
+        postmaster = part_of(home, "the database")
+        (home / "pg" / "global" / "pg_control").rename(home / "pg_control")
+        postmaster.kill()
+        assert process.wait(PATIENCE_S) == 3
+        children = psutil.Process().children(recursive=True)
+    error = " ".join((home / "messages").read_text().partition("\nerror: ")[2].split())
+    assert "the database was started again 5 times within 10 minutes, but does not start" in error
+    assert f"run `tessera up --data-dir {home}`" in error
+    assert f"{home}/pg/log ends with:" in error
+    assert "TESSERA_DATABASE_URL" not in error
+    assert "pg_control" in error
+    assert not [child for child in children if "tessera" in " ".join(child.cmdline())]

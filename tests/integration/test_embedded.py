@@ -122,26 +122,39 @@ def test_stored_data_survives_a_kill_of_every_process(place: Path) -> None:
     assert query_scalar(embedded.start_server(place), "SELECT value FROM kept") == (7,)
 
 
-def test_a_start_waits_until_all_processes_of_a_killed_server_are_gone(place: Path) -> None:
-    url = embedded.start_server(place)
-    backend = psycopg2.connect(url)
-    workers = [p for p in processes_in(place) if p != postmaster(place)]
-    stopped = workers[0]
-    stopped.suspend()  # it does not notice that its postmaster is gone
+def test_a_start_ends_the_processes_that_a_killed_server_left(place: Path) -> None:
+    backend = psycopg2.connect(embedded.start_server(place))
+    left = [p for p in processes_in(place) if p != postmaster(place)]
+    left[0].suspend()  # it does not notice that its postmaster is gone
     killed = postmaster(place)
     killed.kill()
-    starter = start_program("print('now', flush=True);" + USES, place)
-    until(
-        lambda: {p.pid for p in processes_in(place)} <= {stopped.pid},
-        "all other processes have ended",
-    )
-    assert stopped.is_running()
-    stopped.kill()
-    assert starter.stdout is not None
-    assert query_scalar(starter.stdout.readline().strip(), "SELECT 1") == (1,)
-    assert killed not in processes_in(place)
+    assert query_scalar(embedded.start_server(place), "SELECT 1") == (1,)
+    assert not {killed, *left} & set(processes_in(place))
     backend.close()
-    close_input(starter)
+
+
+def test_a_server_whose_files_are_gone_is_not_started_again_on_new_ones(place: Path) -> None:
+    embedded.start_server(place)
+    kill_postgres(place)
+    place.rename(place.with_name("moved"))
+    with pytest.raises(
+        Unavailable, match="its files are gone: restore them, or choose a new directory"
+    ):
+        embedded.start_server(place, create=False)
+    assert not place.exists()
+
+
+def test_a_server_is_alive_until_its_first_process_has_ended(place: Path) -> None:
+    assert not embedded.is_running(place)
+    embedded.start_server(place)
+    first = embedded.find_process(place)
+    assert first is not None
+    assert embedded.is_running(place)
+    kill_postgres(place)
+    assert not embedded.is_running(place)
+    embedded.start_server(place)
+    assert not embedded.is_alive(first)
+    assert embedded.is_running(place)
 
 
 def test_an_init_process_reaps_the_killed_server(place: Path) -> None:

@@ -96,7 +96,8 @@ async def call_raw(channel: Any, path: str, messages: list[bytes]) -> StatusCode
 async def _stream(stream: Any, path: str, messages: list[bytes]) -> StatusCode:
     """Send messages until the server ends the stream or no message is left, and return its code."""
     # The errors mean that the server has ended the stream.
-    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+    ended = (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError)
+    with contextlib.suppress(*ended):
         for message in messages:
             await stream.write(message)
         await stream.done_writing()

@@ -31,6 +31,13 @@ async def hold_cluster_row(database: Database, cluster: str) -> AsyncIterator[No
         yield
 
 
+def count_waiting(database: Database) -> int:
+    """Return the number of transactions that wait for a lock."""
+    question = sa.text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+    with database.engine.connect() as connection:
+        return int(connection.execute(question).scalar_one())
+
+
 def a_job(cluster: str) -> jobs_pb2.SubmitJobRequest:
     workload = estimates_pb2.Workload(
         model=BERT.model, params=BERT.params, global_batch=BERT.global_batch
@@ -70,7 +77,7 @@ async def test_callers_waiting_for_one_cluster_leave_threads_to_others(
     jobs = jobs_pb2_grpc.JobsStub(channel)
     async with hold_cluster_row(database, CROWDED):
         crowd = [asyncio.ensure_future(jobs.SubmitJob(a_job(CROWDED))) for _ in range(CALLERS)]
-        await asyncio.sleep(0.1)
+        await until(lambda: count_waiting(database))
         async with asyncio.timeout(PATIENCE_S):
             for _ in range(3):
                 await jobs.SubmitJob(a_job(C))
@@ -90,7 +97,7 @@ async def test_agents_waiting_for_one_cluster_cost_no_other_agent_its_lease(
             left.callback(call.cancel)
             assert (await call.read()).HasField("welcome")
         before = await until(lambda: store.get_node(C, "late").silent_s)
-        await asyncio.sleep(1.1)
+        await until(lambda: store.get_node(C, "late").silent_s > before + 1.0)
         await call.write(agents_pb2.AgentMessage(heartbeat=agents_pb2.Heartbeat(), said_s=5.0))
         await until(lambda: store.get_node(C, "late").silent_s < before + 1.0)
 
@@ -104,13 +111,11 @@ async def test_an_agent_s_lease_is_renewed_while_its_report_waits_for_the_cluste
         await call.write(
             agents_pb2.AgentMessage(observed=agents_pb2.Observed(revision=1), said_s=5.0)
         )
-        for said_s in (6.0, 7.0, 8.0):
-            await asyncio.sleep(0.5)
-            beat = agents_pb2.AgentMessage(heartbeat=agents_pb2.Heartbeat(), said_s=said_s)
-            await call.write(beat)
         # The lease is renewed, although the report is not recorded.
         async with asyncio.timeout(PATIENCE_S):
-            while (await call.read()).lease_from_s < 8.0:
-                pass
-        assert store.get_node(CROWDED, "n").silent_s < 3.0
+            for said_s in (6.0, 7.0, 8.0):
+                beat = agents_pb2.AgentMessage(heartbeat=agents_pb2.Heartbeat(), said_s=said_s)
+                await call.write(beat)
+                while (await call.read()).lease_from_s < said_s:
+                    pass
     call.cancel()

@@ -25,6 +25,7 @@ from tessera.service.rpc.jobs import MAX_JOBS
 from tessera.service.wiring import run_server
 from tessera.v1 import jobs_pb2, webhooks_pb2
 from tests.support.api import INVALID, Api, C, a_batch, a_submit, api, refusal_of
+from tests.support.database import digest_tables
 from tests.support.hook_target import HookTarget, hook_target
 from tests.support.patience import PATIENCE_S
 from tests.support.running_server import a_cluster as stored_cluster
@@ -257,3 +258,29 @@ async def test_the_command_line_submits_folds_and_changes_arrays(
         assert "2 jobs imported" in await run(*trace)
         assert "train: queued, must have ended" in " ".join((await run("job", "report")).split())
         assert "2 jobs already there, left unchanged" in await run(*trace)
+
+
+UNFIT = """\
+job_id,submit_time_s,model,params,global_batch,iterations,num_gpus
+a,0,m,1B,8,9,1
+b,0,m,1B,8,9,1
+c,0,m,1B,8,9,99
+"""
+
+
+async def test_an_import_in_several_calls_leaves_nothing_if_one_of_them_is_refused(
+    store: PostgresStore, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importing, "JOBS_PER_CALL", 1)
+    (tmp_path / "t.csv").write_text(UNFIT)
+    stored_cluster(store)
+    before = await asyncio.to_thread(digest_tables, database)
+    async with run_server(settings(database, estimate_cells=False)) as port:
+        words = ("import", "trace", str(tmp_path / "t.csv"), "--cluster", "c")
+        where = ("--server", f"127.0.0.1:{port}")
+        for options in ((), ("--validate-only",)):
+            done = await asyncio.to_thread(CliRunner().invoke, main.app, [*words, *where, *options])
+            assert done.exit_code == 1
+            assert "requested_gpus" in done.output
+            assert "0 of 3 jobs were stored before the failure" in " ".join(done.output.split())
+    assert await asyncio.to_thread(digest_tables, database) == before

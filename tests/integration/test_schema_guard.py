@@ -230,8 +230,10 @@ async def test_a_running_server_stops_writing_once_a_newer_release_has_migrated_
             await jobs.SubmitJob(name)
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
         assert "upgrade this program" in str(refused.value.details())
+        stream = agents.Sync()
+        await stream.write(hello)
         with pytest.raises(grpc.aio.AioRpcError) as turned_away:
-            await agents.Sync(iter([hello])).read()
+            await stream.read()
         assert turned_away.value.code() is grpc.StatusCode.UNAVAILABLE
         await wait_for(health, health_pb2.HealthCheckResponse.NOT_SERVING)
         assert all_rows(database) == before

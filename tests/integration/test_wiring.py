@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
+import grpc.aio
 import pytest
 
-from tessera.db.engine import Database
+from tessera.db import embedded
+from tessera.db.engine import Database, connect_database
+from tessera.db.migrate import upgrade_schema
 from tessera.db.store import PostgresStore
 from tessera.formulation.errors import InvalidInput, Unavailable
+from tessera.service import embedded_watch
 from tessera.service.loop import RoundLoop
 from tessera.service.periodic import PeriodicRounds
 from tessera.service.rpc.calls import Calls
@@ -20,14 +27,18 @@ from tessera.solvers.rounds.plan import RoundOptions
 from tessera.v1 import (
     agents_pb2,
     agents_pb2_grpc,
+    clusters_pb2,
+    clusters_pb2_grpc,
     jobs_pb2,
     jobs_pb2_grpc,
     scheduler_pb2,
     scheduler_pb2_grpc,
 )
+from tests.support.data_directories import MakeDataDirectory
 from tests.support.hand_clock import HandClock
 from tests.support.patience import PATIENCE_S
 from tests.support.running_server import a_cluster, channel_to, settings
+from tests.support.system import kill_postgres
 
 HELLO = agents_pb2.AgentMessage(
     hello=agents_pb2.Hello(
@@ -163,3 +174,35 @@ async def test_an_unreachable_store_is_logged_once_and_not_at_each_tick(
     messages = [r.message for r in caplog.records if r.levelname == "WARNING"]
     # There is a warning before and after the fourth tick, which succeeds.
     assert messages == ["cannot begin periodic rounds: no database"] * 2
+
+
+async def test_a_server_starts_its_embedded_database_again(
+    make_data_directory: MakeDataDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded_watch, "WATCH_S", 0.05)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        place = make_data_directory(Path(folder) / "pg")
+        database = connect_database(directory=place)
+        await asyncio.to_thread(upgrade_schema, database)
+        config = replace(settings(database), database_url="", database_directory=str(place))
+        async with channel_to(config) as channel:
+            stub, request = (
+                clusters_pb2_grpc.ClustersStub(channel),
+                clusters_pb2.ListClustersRequest(),
+            )
+            await stub.ListClusters(request)
+            killed = embedded.find_process(place)
+            await asyncio.to_thread(kill_postgres, place)
+            refusals, answered = list[grpc.aio.AioRpcError](), False
+            async with asyncio.timeout(PATIENCE_S):
+                while not answered:
+                    try:
+                        await stub.ListClusters(request)
+                        answered = True
+                    except grpc.aio.AioRpcError as error:
+                        refusals.append(error)
+            assert {error.code() for error in refusals} <= {grpc.StatusCode.UNAVAILABLE}
+            assert not [e for e in refusals if "TESSERA_DATABASE_URL" in (e.details() or "")]
+            assert embedded.find_process(place) != killed
+        database.engine.dispose()
+        await asyncio.to_thread(embedded.stop_server, place)

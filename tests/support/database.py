@@ -55,6 +55,13 @@ WHERE datname = :name AND pid <> pg_backend_pid()
 _TABLES = sa.text("""
 SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename <> 'alembic_version'
 """)
+_CHANGED_TABLES = sa.text("""
+SELECT tablename FROM pg_tables
+WHERE schemaname = 'public' AND tablename NOT IN ('audit_log', 'leases') ORDER BY tablename
+""")
+_DIGEST = """
+SELECT count(*), md5(coalesce(string_agg(t::text, chr(10) ORDER BY t::text), '')) FROM {table} t
+"""
 _RESTART = sa.text("""
 SELECT setval(format('%I', sequencename)::regclass, start_value, false)
 FROM pg_sequences WHERE last_value IS NOT NULL
@@ -149,6 +156,14 @@ class EmptyDatabases:
                 connection.execute(sa.text(f'DELETE FROM "{table}"'))
             connection.execute(_RESTART)
         return True
+
+
+def digest_tables(database: Database) -> dict[str, tuple[int, str]]:
+    """Return the number of rows and a digest of each table that calls change."""
+    with database.engine.connect() as connection:
+        tables = connection.execute(_CHANGED_TABLES).scalars().all()
+        rows = {t: connection.execute(sa.text(_DIGEST.format(table=t))).one() for t in tables}
+    return {table: (row[0], row[1]) for table, row in rows.items()}
 
 
 def read_schema(connection: sa.Connection) -> str:

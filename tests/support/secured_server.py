@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
@@ -11,13 +12,13 @@ from typing import Any
 
 import grpc
 import grpc.aio
-import sqlalchemy as sa
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc import StatusCode
+from grpc.aio import Metadata
 
 from tessera.benchmarks.service.hostile.requests import sample_requests
-from tessera.client import ChannelSettings, open_async_channel
+from tessera.client import ChannelSettings, open_async_channel, open_channel
 from tessera.db.access_store import PostgresAccessStore
 from tessera.db.engine import Database
 from tessera.formulation.access import Role
@@ -26,9 +27,9 @@ from tessera.formulation.secrets import USER_PREFIX, format_token, hash_secret
 from tessera.service.wiring import RunningServer, assemble_server
 from tessera.v1 import access_pb2, agents_pb2, clusters_pb2, jobs_pb2, tenants_pb2
 from tests.support.certificates import Site, make_site
+from tests.support.database import digest_tables
 from tests.support.methods import all_methods
 from tests.support.patience import PATIENCE_S
-from tests.support.rpc import CLIENTS_OWN_ERROR
 from tests.support.running_server import settings
 
 PLACE = "clusters/main"
@@ -91,10 +92,13 @@ class SecuredServer:
 
     def channel(self, who: ChannelSettings) -> grpc.aio.Channel:
         """Return a channel, to the port for agents if there is a certificate."""
-        address = self.address if who.certificate is None else self.mutual_address
+        address = self._address_for(who)
         if (address, who) not in self._channels:
             self._channels[address, who] = open_async_channel(address, who, FRESH)
         return self._channels[address, who]
+
+    def _address_for(self, who: ChannelSettings) -> str:
+        return self.address if who.certificate is None else self.mutual_address
 
     async def call(
         self, who: ChannelSettings, path: str, request: Message, metadata: Any = None
@@ -107,7 +111,7 @@ class SecuredServer:
         }
         options: dict[str, Any] = {"timeout": PATIENCE_S, "metadata": metadata}
         if method.client_streaming:
-            return await _first(channel.stream_stream(path, **codecs)(iter([request]), **options))
+            return await asyncio.to_thread(self._first_answer, who, path, request, codecs, options)
         if method.server_streaming:
             return await _first(channel.unary_stream(path, **codecs)(request, **options))
         return await channel.unary_unary(path, **codecs)(request, **options)
@@ -115,43 +119,45 @@ class SecuredServer:
     async def outcome(
         self, who: ChannelSettings, path: str, request: Message, metadata: Any = None
     ) -> tuple[StatusCode, str]:
-        """Make a call, and return the server's code and message.
+        """Make a call, and return the server's code and message."""
+        try:
+            await self.call(who, path, request, metadata)
+        except grpc.aio.AioRpcError as error:
+            return error.code(), error.details() or ""
+        return StatusCode.OK, ""
 
-        A stream that ends while the client writes to it can fail with the client's own error
-        instead of the server's. Such a call is made again.
+    def _first_answer(
+        self,
+        who: ChannelSettings,
+        path: str,
+        request: Message,
+        codecs: dict[str, Any],
+        options: dict[str, Any],
+    ) -> Any:
+        """Return the first answer of a stream. It blocks. Raises AioRpcError.
+
+        If the server ends a stream while the client writes to it, the client of asyncio fails with
+        an error of its own. This one returns the server's.
         """
-        while True:
+        with open_channel(self._address_for(who), who, FRESH) as channel:
+            answers = channel.stream_stream(path, **codecs)(iter([request]), **options)
             try:
-                await self.call(who, path, request, metadata)
-            except grpc.aio.AioRpcError as error:
-                if error.details() == CLIENTS_OWN_ERROR:
-                    continue
-                return error.code(), error.details() or ""
-            return StatusCode.OK, ""
+                return next(answers, None)
+            except grpc.RpcError as error:
+                raise grpc.aio.AioRpcError(
+                    answers.code(), Metadata(), Metadata(), details=answers.details()
+                ) from error
+            finally:
+                answers.cancel()
 
     def fingerprint(self) -> dict[str, tuple[int, str]]:
         """Return the number of rows and a digest of each table that calls change."""
-        found = {}
-        with self.database.engine.connect() as connection:
-            tables = connection.execute(sa.text(_TABLES)).scalars().all()
-            for table in tables:
-                row = connection.execute(sa.text(_DIGEST.format(table=table))).one()
-                found[table] = (row[0], row[1])
-        return found
+        return digest_tables(self.database)
 
     async def close(self) -> None:
         """Close the channels."""
         for channel in self._channels.values():
             await channel.close()
-
-
-_TABLES = """
-SELECT tablename FROM pg_tables
-WHERE schemaname = 'public' AND tablename NOT IN ('audit_log', 'leases') ORDER BY tablename
-"""
-_DIGEST = """
-SELECT count(*), md5(coalesce(string_agg(t::text, chr(10) ORDER BY t::text), '')) FROM {table} t
-"""
 
 
 def _parser_of(method: Any) -> Any:

@@ -9,13 +9,14 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
 from tessera.client import PLAIN_TEXT
-from tessera.db.engine import connect_database
+from tessera.db.engine import Database, connect_database
 from tessera.db.migrate import upgrade_schema
 from tessera.formulation.errors import InvalidInput, Unavailable
 from tessera.service.cli import clusterfile, options, yamlfile
@@ -29,6 +30,7 @@ from tessera.service.cli.up.cluster import describe_cluster, reachable_nodes
 from tessera.service.cli.up.home import claim_directory, default_home
 from tessera.service.cli.up.processes import StartPlan, run_agent, run_database, run_server
 from tessera.service.cli.up.settings import EXAMPLE_SOURCE, UpOptions, delete_data, resolve_settings
+from tessera.service.cli.up.supervisor import Part, Supervisor
 from tessera.service.config import Config
 from tessera.v1 import clusters_pb2
 
@@ -176,7 +178,7 @@ def run_up(
         require_free(plan.address)
         home.save(replace(record, address=plan.address, running=()))
         try:
-            _watch(_start(plan, stack))
+            _supervise(_start(plan, stack), plan.again)
         except KeyboardInterrupt:
             print_note("stopping agents, server and database ...")
             raise typer.Exit(Exit.OK) from None
@@ -196,43 +198,49 @@ def _repeat_command(file: str, data_dir: Path | None) -> str:
     return f"tessera up --file {shlex.quote(file)}" if file else "tessera up"
 
 
-def _start(plan: StartPlan, stack: ExitStack) -> list[Child]:
-    """Start all processes, each once those that it needs are healthy.
+def _start(plan: StartPlan, stack: ExitStack) -> list[Part]:
+    """Start all parts, each once those that it needs are healthy, and return them.
 
     ``stack`` stops them in reverse order.
     """
     plan.home.add_running("up", os.getpid())
     print_note("starting the database ...")
-    url = plan.database_url or stack.enter_context(run_database(plan.home.path / "pg"))
+    embedded = None
+    if not plan.database_url:
+        embedded = stack.enter_context(run_database(plan.home.path / "pg"))
+    url = embedded.url if embedded else plan.database_url
     database = connect_database(url)
     upgrade_schema(database)
+    claim = partial(_claim_cluster, plan, database, stack)
+    claim()
+    if embedded is not None:
+        embedded.started_again = claim  # a claim ends with the database's process
+    print_note("starting the server ...")
+    children = [stack.enter_context(run_server(plan, url))]
+    _wait(lambda: health_of(plan.address, plan.instance) is Health.SERVING, children)
+    client = stack.enter_context(connect(plan.address, PLAIN_TEXT))
+    describe_cluster(plan, client)
+    print_note(f"starting {plan.agents} agents ...")
+    for k in range(plan.agents):
+        children.append(stack.enter_context(run_agent(plan, k)))
+    for agent in children[1:]:
+        # Stop all agents at the same time, before waiting for the first.
+        stack.callback(agent.terminate)
+    wanted = {node.name for node in plan.described.nodes}
+    _wait(lambda: wanted <= reachable_nodes(client, plan.name), children)
+    print_line(plan.address)
+    _print_next_steps(plan, client)
+    return [embedded, *children] if embedded else [*children]
+
+
+def _claim_cluster(plan: StartPlan, database: Database, stack: ExitStack) -> None:
+    """Keep others away from the cluster in the database until ``stack`` ends. Raises CallFailed."""
     if not stack.enter_context(database.held(f"tessera up {plan.name}")):
         raise CallFailed(
             f"another `tessera up` runs {plan.name} on this database; stop it, or choose another database or"
             " --cluster",
             Exit.REFUSED,
         )
-    print_note("starting the server ...")
-    children = [_child(plan, stack.enter_context(run_server(plan, url)))]
-    _wait(lambda: health_of(plan.address, plan.instance) is Health.SERVING, children)
-    client = stack.enter_context(connect(plan.address, PLAIN_TEXT))
-    describe_cluster(plan, client)
-    print_note(f"starting {plan.agents} agents ...")
-    for k in range(plan.agents):
-        children.append(_child(plan, stack.enter_context(run_agent(plan, k))))
-    for agent in children[1:]:
-        # Stop all agents at the same time, before waiting for the first.
-        stack.callback(agent.process.terminate)
-    wanted = {node.name for node in plan.described.nodes}
-    _wait(lambda: wanted <= reachable_nodes(client, plan.name), children)
-    print_line(plan.address)
-    _print_next_steps(plan, client)
-    return children
-
-
-def _child(plan: StartPlan, child: Child) -> Child:
-    plan.home.add_running(child.name, child.process.pid)
-    return child
 
 
 def _wait(ready: Callable[[], bool], children: Sequence[Child]) -> None:
@@ -253,11 +261,12 @@ def _wait(ready: Callable[[], bool], children: Sequence[Child]) -> None:
         time.sleep(POLL_S)
 
 
-def _watch(children: Sequence[Child]) -> None:
-    """Watch the children forever. Raises Unavailable as soon as one has ended."""
+def _supervise(parts: Sequence[Part], again: str) -> None:
+    """Start parts that end again, forever. Raises Unavailable if one ends too often."""
+    advice = f"correct the cause and run `{again}`, which continues where this one stopped"
+    supervisor = Supervisor(parts, print_note, advice)
     while True:
-        for child in children:
-            child.require_running()
+        supervisor.check(time.monotonic())
         time.sleep(WATCH_S)
 
 

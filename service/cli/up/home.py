@@ -106,11 +106,10 @@ class DataDirectory:
         self.record = record
 
     def add_running(self, name: str, pid: int) -> None:
-        """Record a process, so that a later ``up`` can name it."""
+        """Record a process in place of an earlier one of this name, so that a later ``up`` can name it."""
         if self.record is not None:
-            self.save(
-                replace(self.record, running=(*self.record.running, ProcessRecord.of(name, pid)))
-            )
+            others = [process for process in self.record.running if process.name != name]
+            self.save(replace(self.record, running=(*others, ProcessRecord.of(name, pid))))
 
     def clear_running(self) -> None:
         """Forget the processes, which have been stopped."""

@@ -6,12 +6,13 @@ import contextlib
 import json
 import os
 import pwd
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from tessera.db import embedded
+from tessera.formulation.errors import Unavailable
 from tessera.service.agent.files import make_private, open_private
 from tessera.service.cli.children import Child, run_child
 from tessera.service.cli.clusterfile import ClusterFile
@@ -50,12 +51,47 @@ class StartPlan:
     again: str  # the command that continues with the same data directory
 
 
+class EmbeddedDatabase:
+    """The embedded database in ``directory``, which is running once this is made.
+
+    ``started_again`` is called when it runs again after it had ended.
+
+    Raises:
+        Unavailable: it does not start.
+    """
+
+    name = "the database"
+
+    def __init__(self, directory: Path) -> None:
+        self._directory, self._failure = directory, ""
+        self.started_again: Callable[[], None] = lambda: None
+        self.url = embedded.start_server(directory)
+        self.log = directory / "log"
+        self._process = embedded.find_process(directory)
+
+    def find_ending(self) -> str:
+        """Return how the database ended, or "" while it runs."""
+        if self._failure:
+            return self._failure
+        return "" if embedded.is_alive(self._process) else "has ended"
+
+    def start(self) -> None:
+        """Start the database again, once what is left of it is gone."""
+        try:
+            embedded.start_server(self._directory, create=False)
+            self._process = embedded.find_process(self._directory)
+            self.started_again()
+            self._failure = ""
+        except Unavailable as error:
+            self._failure = f"does not start ({error.__cause__ or error})"
+
+
 @contextlib.contextmanager
-def run_database(directory: Path) -> Iterator[str]:
-    """Run an embedded database in ``directory`` inside the block; yield its URL."""
-    url = embedded.start_server(directory)
+def run_database(directory: Path) -> Iterator[EmbeddedDatabase]:
+    """Run an embedded database in ``directory`` inside the block."""
+    database = EmbeddedDatabase(directory)
     try:
-        yield url
+        yield database
     finally:
         embedded.stop_server(directory)
 
@@ -81,6 +117,7 @@ def run_server(plan: StartPlan, url: str) -> contextlib.AbstractContextManager[C
         GRACE_S,
         settings,
         keep_open=[plan.home.lock_fd],
+        started=plan.home.add_running,
     )
 
 
@@ -125,4 +162,5 @@ def run_agent(plan: StartPlan, number: int) -> contextlib.AbstractContextManager
         GANG_GRACE_S + AGENT_MARGIN_S,
         {"TESSERA_DATABASE_URL": None},  # agents run users' processes
         keep_open=[plan.home.lock_fd],
+        started=plan.home.add_running,
     )

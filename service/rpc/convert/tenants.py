@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from tessera.formulation.errors import InvalidInput
@@ -11,10 +11,20 @@ from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert.clusters import ANY_TYPE
 from tessera.v1 import tenants_pb2 as pb
 
+MAX_TENANTS: Final = 10_000
+"""Largest number of tenants in one call."""
 MAX_WEIGHT: Final = 1e6
 MAX_QUOTA: Final = 10**7
 """Largest quota in GPUs, far beyond any cluster."""
 MAX_QUOTAS: Final = 257  # one for each possible GPU type, and one for any type
+
+
+def to_tenants(cluster: str, messages: Sequence[pb.Tenant]) -> list[TenantSpec]:
+    """Return the tenants of a request, each name once."""
+    fields.require_batch_size("tenants", len(messages), MAX_TENANTS)
+    specs = [to_tenant(f"tenants[{i}]", cluster, m) for i, m in enumerate(messages)]
+    fields.require_distinct((f"tenants[{i}].name", spec.name) for i, spec in enumerate(specs))
+    return specs
 
 
 def to_tenant(field: str, cluster: str, message: pb.Tenant) -> TenantSpec:

@@ -46,7 +46,7 @@ async def test_a_wake_up_during_the_end_does_not_outlive_the_task(steps: int) ->
         action="test",
     )
     watching.start()
-    await asyncio.to_thread(store.asked.wait, 5.0)
+    assert await asyncio.to_thread(store.asked.wait, PATIENCE_S)
     for _ in range(20):  # it has looked once and then waits
         await asyncio.sleep(0)
     watching.wake("c")

@@ -11,6 +11,7 @@ from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from tessera.v1 import tenants_pb2 as _tenants_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -346,6 +347,8 @@ class UpsertClusterRequest(_message.Message):
     UPDATE_MASK_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    TENANTS_FIELD_NUMBER: _builtins.int
     validate_only: _builtins.bool
     request_id: _builtins.str
     @_builtins.property
@@ -354,6 +357,14 @@ class UpsertClusterRequest(_message.Message):
     def update_mask(self) -> _field_mask_pb2.FieldMask:
         """The fields to change. Empty: all fields."""
 
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Node]:
+        """Nodes to create or change, as in UpsertNodes. Other nodes stay."""
+
+    @_builtins.property
+    def tenants(self) -> _containers.RepeatedCompositeFieldContainer[_tenants_pb2.Tenant]:
+        """Tenants to create or replace, as in UpsertTenants. Other tenants stay."""
+
     def __init__(
         self,
         *,
@@ -361,10 +372,12 @@ class UpsertClusterRequest(_message.Message):
         update_mask: _field_mask_pb2.FieldMask | None = ...,
         validate_only: _builtins.bool = ...,
         request_id: _builtins.str = ...,
+        nodes: _abc.Iterable[Global___Node] | None = ...,
+        tenants: _abc.Iterable[_tenants_pb2.Tenant] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "update_mask", b"update_mask"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "request_id", b"request_id", "update_mask", b"update_mask", "validate_only", b"validate_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "nodes", b"nodes", "request_id", b"request_id", "tenants", b"tenants", "update_mask", b"update_mask", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -129,7 +129,8 @@ class ClustersServicer:
     """
 
     def UpsertCluster(self, request, context):
-        """Creates a cluster, or replaces its GPU types.
+        """Creates a cluster, or replaces its GPU types. Nodes and tenants may be created or changed with it,
+        all or none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -36,7 +36,9 @@ class ClustersStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ClustersAsyncStub: ...
     UpsertCluster: _grpc.UnaryUnaryMultiCallable[_clusters_pb2.UpsertClusterRequest, _clusters_pb2.Cluster]
-    """Creates a cluster, or replaces its GPU types."""
+    """Creates a cluster, or replaces its GPU types. Nodes and tenants may be created or changed with it,
+    all or none.
+    """
     GetCluster: _grpc.UnaryUnaryMultiCallable[_clusters_pb2.GetClusterRequest, _clusters_pb2.Cluster]
     """Returns a cluster."""
     ListClusters: _grpc.UnaryUnaryMultiCallable[_clusters_pb2.ListClustersRequest, _clusters_pb2.ListClustersResponse]
@@ -92,7 +94,9 @@ class ClustersAsyncStub(ClustersStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     UpsertCluster: _aio.UnaryUnaryMultiCallable[_clusters_pb2.UpsertClusterRequest, _clusters_pb2.Cluster]  # type: ignore[assignment]
-    """Creates a cluster, or replaces its GPU types."""
+    """Creates a cluster, or replaces its GPU types. Nodes and tenants may be created or changed with it,
+    all or none.
+    """
     GetCluster: _aio.UnaryUnaryMultiCallable[_clusters_pb2.GetClusterRequest, _clusters_pb2.Cluster]  # type: ignore[assignment]
     """Returns a cluster."""
     ListClusters: _aio.UnaryUnaryMultiCallable[_clusters_pb2.ListClustersRequest, _clusters_pb2.ListClustersResponse]  # type: ignore[assignment]
@@ -151,7 +155,9 @@ class ClustersServicer(metaclass=_abc_1.ABCMeta):
         request: _clusters_pb2.UpsertClusterRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_clusters_pb2.Cluster, _abc.Awaitable[_clusters_pb2.Cluster]]:
-        """Creates a cluster, or replaces its GPU types."""
+        """Creates a cluster, or replaces its GPU types. Nodes and tenants may be created or changed with it,
+        all or none.
+        """
 
     @_abc_1.abstractmethod
     def GetCluster(

@@ -564,7 +564,9 @@ class EstimateCellsResponse(_message.Message):
     KEPT_FIELD_NUMBER: _builtins.int
     MEASUREMENTS_FIELD_NUMBER: _builtins.int
     kept: _builtins.int
-    """The number of stored estimates that were new or replaced another."""
+    """The number of stored estimates that were new or replaced another. With `validate_only`, the
+    number that would be.
+    """
     measurements: _builtins.int
     """The number of measured Cells of the cluster that the estimates are calibrated on."""
     @_builtins.property

@@ -128,7 +128,7 @@ def run_agents(stage: Stage) -> Iterator[list[Child]]:
     with ExitStack() as stack:
         children = [stack.enter_context(_agent(stage, node)) for node in stage.fleet.nodes]
         for child in children:
-            stack.callback(child.process.terminate)  # all at once, before waiting for the first
+            stack.callback(child.terminate)  # all at once, before waiting for the first
         yield children
 
 
