@@ -336,6 +336,9 @@ def _tightness(text: str | None) -> tuple[float, float] | None:
 
 def _nodes(texts: Sequence[str]) -> Iterator[NodeSpec]:
     kinds: set[str] = set()
+    count = sum(int(match[2]) for text in texts if (match := _NODES.fullmatch(text)))
+    if count > limits.MAX_NODES:
+        raise InvalidInput("--nodes", f"has {count:,} nodes, and may have {limits.MAX_NODES:,}")
     for text in texts:
         match = _NODES.fullmatch(text)
         if match is None or match[1] in kinds or not (int(match[2]) and int(match[3])):
