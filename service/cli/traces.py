@@ -237,10 +237,7 @@ def target_of(wanted: ShapingSettings, client: Client | None, cluster: str) -> S
     """
     profiles: Sequence[EstimateRecord] = []
     if wanted.profiles is not None:
-        try:
-            profiles = profiles_of(wanted.profiles)
-        except OSError as error:
-            raise InvalidInput(str(wanted.profiles), f"cannot be read: {error.strerror}") from error
+        profiles = profiles_of(wanted.profiles)
     elif client is not None:
         profiles = _stored_estimates(client, cluster)
     nodes: Sequence[NodeSpec] = wanted.nodes
