@@ -11,7 +11,8 @@ from alembic.script import ScriptDirectory
 from sqlalchemy.exc import ProgrammingError
 
 from tessera.db.engine import Database, sqlstate_of
-from tessera.db.revision import head_revision, migrations_config
+from tessera.db.revision import head_revision as head_revision
+from tessera.db.revision import migrations_config
 from tessera.db.tables.triggers import MIGRATION, STATED_SCHEMA
 from tessera.formulation.errors import NotMigrated
 

@@ -95,7 +95,7 @@ class TopologyDraft:
             self.cable(below, above, bytes_per_s, delay_s, cables)
 
     def expect(self, links: int) -> None:
-        """Refuse a topology in the making that would have too many links with so many more.
+        """Refuse a topology in the making that would have too many links with these.
 
         Call it with the number of all links before the first part is made. Raises InvalidInput.
         """

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import grpc.aio
 
 from tessera.formulation.access import IDENTITY
+from tessera.formulation.clock import Clock
 from tessera.formulation.codec import encode
 from tessera.formulation.errors import DeadlineTooShort, RoundSuperseded
 from tessera.service.loop import RoundLoop
@@ -156,8 +158,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         clock, winner, limit_s = self._deadlines.clock, "", math.inf
         while True:
             begun_s = clock.monotonic_s()
-            end_s = begun_s + limit_s
-            solver_s = _lesser(fair_s, lambda end_s=end_s: end_s - clock.monotonic_s())
+            solver_s = _lesser(fair_s, partial(_left_s, clock, begun_s + limit_s))
             try:
                 return self._decide(request, remaining_s, cancelled, solver_s)
             except RoundSuperseded as late:
@@ -260,3 +261,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
 
 def _lesser(one: Callable[[], float], other: Callable[[], float]) -> Callable[[], float]:
     return lambda: min(one(), other())
+
+
+def _left_s(clock: Clock, end_s: float) -> float:
+    return end_s - clock.monotonic_s()

@@ -166,11 +166,16 @@ Path = tuple[FieldDescriptor, ...]
 
 
 def key_of(path: Path) -> str:
-    """Return the line of ``KINDS`` that counts for a text or message. "" if there is none."""
-    *outer, field = path
-    own = f"{field.containing_type.name}.{field.name}"
-    within = [f"{outer[-1].containing_type.name}.{outer[-1].name}.{field.name}"] if outer else []
+    """Return the line of ``KINDS`` that counts for a text or message. "" without one."""
+    own, within = _qualified(path[-1]), []
+    if len(path) > 1:
+        within = [f"{_qualified(path[-2])}.{path[-1].name}"]
     return next((key for key in (*within, own) if key in KINDS), "")
+
+
+def _qualified(field: FieldDescriptor) -> str:
+    """Return ``Message.field``."""
+    return ".".join(field.full_name.rsplit(".", 2)[1:])
 
 
 def kind_of(path: Path) -> Kind | None:

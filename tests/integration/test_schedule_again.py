@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from tessera.db.store import PostgresStore
-from tessera.service import loop
+from tessera.service import deciding, loop
 from tessera.solvers.base import Budget
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.v1 import scheduler_pb2 as pb
@@ -36,7 +36,7 @@ def before_each_decision(
 ) -> list[int]:
     """Call ``act`` with the number of the attempt while a round is decided; return the attempts."""
     attempts: list[int] = []
-    really = loop.plan_here
+    really = deciding.plan_here
 
     def plan(snapshot: Any, options: RoundOptions, budget: Budget, *rest: Any) -> Any:
         attempts.append(len(attempts) + 1)

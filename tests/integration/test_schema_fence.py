@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -131,7 +131,7 @@ def test_a_program_that_does_not_look_at_the_schema_is_refused_once_a_newer_one_
     with database.engine.begin() as connection:
         connection.execute(sa.text(f"UPDATE alembic_version SET version_num = '{NEWER}'"))
     before = all_rows(database)
-    changes = {
+    changes: dict[str, Callable[[], object]] = {
         "a cancellation": lambda: apply_event(store, "a", JobEvent.CANCEL),
         "a submission": lambda: submit(store, a_spec("c")),
         "a lease": lambda: store.acquire_lease(C, "me", 5.0),
@@ -152,14 +152,22 @@ def test_a_dump_is_restored_with_its_data_and_its_fences(
     fill(database)
     dump = tmp_path / "dump"
     subprocess.run(
-        [_programs() / "pg_dump", "-F", form, "-f", dump, plain_url(database)], check=True
+        [str(_programs() / "pg_dump"), "-F", form, "-f", dump, plain_url(database)], check=True
     )
     with a_database(server_url, "template0") as restored:
         to = plain_url(restored)
         if form == "plain":
-            command = [_programs() / "psql", "-q", "-v", "ON_ERROR_STOP=1", "-f", dump, to]
+            command = [
+                str(_programs() / "psql"),
+                "-q",
+                "-v",
+                "ON_ERROR_STOP=1",
+                "-f",
+                str(dump),
+                to,
+            ]
         else:
-            command = [_programs() / "pg_restore", "--exit-on-error", "-d", to, dump]
+            command = [str(_programs() / "pg_restore"), "--exit-on-error", "-d", to, str(dump)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         assert all_rows(restored) == all_rows(database)
         test_every_table_is_fenced(restored)
@@ -174,8 +182,8 @@ def test_a_dump_is_restored_with_its_data_and_its_fences(
 
 def test_tables_of_others_in_the_same_database_are_left_alone(server_url: str) -> None:
     with a_database(server_url, "template0") as fresh:
-        with fresh.engine.begin() as connection:
-            connection.execute(sa.text("CREATE TABLE guests (name text)"))
+        with fresh.engine.begin() as own:
+            own.execute(sa.text("CREATE TABLE guests (name text)"))
         migrate.upgrade_schema(fresh)
         with a_program(fresh, None) as connection, connection.cursor() as cursor:
             cursor.execute("INSERT INTO guests VALUES ('ana')")

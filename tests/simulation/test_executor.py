@@ -6,6 +6,7 @@ import ast
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +165,8 @@ def test_the_executor_imports_nothing_of_the_simulator_and_is_short() -> None:
 
 def test_each_line_of_a_log_is_an_object_and_infinite_numbers_are_null(tmp_path: Path) -> None:
     scenario = a_scenario(an_arrival("a"), profiles=[a_profile(), a_profile(2, math.inf)])
-    log = log_of(simulate_scenario(scenario, overheads=FREE))
+    endless = replace(FREE, checkpoint_every_s=math.inf)
+    log = log_of(simulate_scenario(scenario, overheads=endless))
     file = tmp_path / "run.jsonl"
     write_log(log, file)
     lines = file.read_text(encoding="utf-8").splitlines()

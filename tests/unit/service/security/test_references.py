@@ -85,7 +85,7 @@ def test_no_reference_is_within_a_map() -> None:
     """The walk through a request does not look into maps."""
     for method in all_methods():
         for path in texts_of(method):
-            if any(field.containing_type.GetOptions().map_entry for field in path):
+            if any(f.message_type and f.message_type.GetOptions().map_entry for f in path):
                 assert kind_of(path) is Kind.TEXT
 
 
