@@ -15,7 +15,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from tessera.db import embedded
 from tessera.db.pgserver import is_embedded
-from tessera.db.tables.triggers import NODE_CAPACITY
+from tessera.db.revision import head_revision
+from tessera.db.tables.triggers import NODE_CAPACITY, SCHEMA_FENCE, STATED_SCHEMA
 from tessera.formulation.errors import (
     InvalidInput,
     NotAllowed,
@@ -164,6 +165,8 @@ class Database:
 
     def _ours(self, error: DBAPIError | psycopg2.Error | PoolTimeout) -> TesseraError:
         state, place = sqlstate_of(error), _hide_passwords(self.engine.url)
+        if _constraint(error) == SCHEMA_FENCE:
+            return NotMigrated(_detail(error))
         if state in _WRONG_SCHEMA:
             return NotMigrated(
                 f"the schema of {place} belongs to another release; run `tessera migrate`"
@@ -280,6 +283,7 @@ def connect_database(
         "idle_in_transaction_session_timeout": statement_timeout_s,
     }
     options = " ".join(f"-c {name}={round(limit * 1000)}" for name, limit in limits.items())
+    options += f" -c {STATED_SCHEMA}={head_revision()}"
     engine = sa.create_engine(
         place,
         pool_size=pool_size,

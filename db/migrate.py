@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from typing import TypeVar
 
 import sqlalchemy as sa
 from alembic import command
-from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy.exc import ProgrammingError
 
 from tessera.db.engine import Database, sqlstate_of
+from tessera.db.revision import head_revision as head_revision
+from tessera.db.revision import migrations_config
+from tessera.db.tables.triggers import MIGRATION, STATED_SCHEMA
 from tessera.formulation.errors import NotMigrated
 
 T = TypeVar("T")
@@ -29,24 +30,9 @@ for it.
 """
 
 
-def _config() -> Config:
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
-    return config
-
-
-@cache
-def head_revision() -> str:
-    """Return the revision that this release needs."""
-    revision = ScriptDirectory.from_config(_config()).get_current_head()
-    if revision is None:
-        raise AssertionError("there are no migrations")
-    return revision
-
-
 @cache
 def _known() -> frozenset[str]:
-    scripts = ScriptDirectory.from_config(_config())
+    scripts = ScriptDirectory.from_config(migrations_config())
     return frozenset(script.revision for script in scripts.walk_revisions())
 
 
@@ -133,12 +119,13 @@ def _run(database: Database, revision: str, *, up: bool) -> None:
         # A migration may take as long as it needs.
         connection.execute(sa.text("SET LOCAL statement_timeout = 0"))
         connection.execute(sa.text("SET LOCAL lock_timeout = 0"))
+        connection.execute(sa.text(f"SET LOCAL {STATED_SCHEMA} = '{MIGRATION}'"))
         connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
         if (found := current_revision(connection)) is not None:
             # Wait for the transactions that still use the old schema.
             connection.execute(_LOCK_REVISION)
             _require_known(found)
-        config = _config()
+        config = migrations_config()
         config.attributes["connection"] = connection
         (command.upgrade if up else command.downgrade)(config, revision)
 

@@ -9,7 +9,7 @@
     ├── AlreadyExists           the named resource exists already
     ├── Conflict                the caller's view is older than the stored one
     │   ├── StaleEtag           the etag does not match
-    │   └── RoundSuperseded     another replica committed this round
+    │   └── RoundSuperseded     another round was committed first
     ├── NotAllowed              the resource's state does not allow this
     │   ├── InUse               the resource cannot be deleted while others use it
     │   └── NodeSilent          what is asked for is on a node whose agent cannot be asked
@@ -124,12 +124,18 @@ class StaleEtag(Conflict):
 
 
 class RoundSuperseded(Conflict):
-    """Another replica committed this round first."""
+    """Another round was committed first.
+
+    It ``is_last`` if the deadline leaves no time to decide again.
+    """
 
     reason = "ROUND_SUPERSEDED"
 
-    def __init__(self, winner: str) -> None:
-        super().__init__(f"{winner} was committed while this round was being solved")
+    def __init__(self, winner: str, *, is_last: bool = False) -> None:
+        super().__init__(
+            f"{winner} was committed while this round was being solved"
+            + is_last * ", and the deadline leaves no time to decide again; call with a longer one"
+        )
         self.winner = winner
 
     def metadata(self) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tessera.estimator.userfiles import read_bytes
 from tessera.formulation.codec import decode, encode
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.snapshot import Snapshot
@@ -15,12 +16,11 @@ def read_snapshot(path: Path) -> Snapshot:
     Raises:
         InvalidInput: the file cannot be read, or is not a saved snapshot.
     """
+    data = read_bytes(path)
     try:
-        saved = decode(path.read_bytes())
+        saved = decode(data)
         if isinstance(saved, Snapshot):
             saved.traffic.require_readable()
-    except OSError as error:
-        raise InvalidInput(str(path), f"cannot be read: {error.strerror}") from error
     except InvalidInput as error:
         raise InvalidInput(str(path), f"is not a saved snapshot: {error}") from error
     if not isinstance(saved, Snapshot):

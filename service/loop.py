@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tessera.formulation.clock import Clock
 from tessera.formulation.codec import digest_of, encode
-from tessera.formulation.errors import DeadlineTooShort, TooBusy
+from tessera.formulation.errors import DeadlineTooShort, RoundSuperseded, TooBusy
 from tessera.formulation.records.rounds import RoundCommit, RoundRecord, RoundSummary
 from tessera.formulation.records.store import Request
 from tessera.formulation.snapshot import Snapshot
@@ -42,6 +43,18 @@ RESERVED: Final = 0.1
 """Share of its time that a replay keeps for the steps after the solver if none was measured yet."""
 
 
+@dataclass(slots=True, eq=False)
+class _Attempt:
+    """A round that is being decided on a state.
+
+    ``winner`` is the round that this process has committed on that state meanwhile, or "".
+    """
+
+    cluster: str
+    epoch: int
+    winner: str = ""
+
+
 class RoundLoop:
     """A loop that decides and commits rounds.
 
@@ -68,6 +81,8 @@ class RoundLoop:
         run_every_loop()  # and compile the kernels
         self._isolated = SolveProcesses(on_demand=True)
         self._history = PhaseHistory()
+        self._attempts: set[_Attempt] = set()
+        self._lock = threading.Lock()  # of the attempts
 
     def close(self) -> None:
         """End the processes that decide rounds for this loop only."""
@@ -98,12 +113,12 @@ class RoundLoop:
             NotFound: the cluster. InvalidInput: the options.
             DeadlineTooShort: too little time for loading, greedy, checking and committing; no round
                 was written.
-            RoundSuperseded: another replica committed first; no round was written.
+            RoundSuperseded: another round was committed first; no round was written.
         """
         require_known_options(options, commits=not dry_run)
         times = self._history.of(cluster)
         times.require(remaining_s(), *NOT_SOLVING)
-        phases, over = Phases(self._clock), is_over(remaining_s, cancelled)
+        phases = Phases(self._clock)
         begun = (
             self._store.snapshot(cluster, options.use_half_life_s)
             if dry_run
@@ -115,18 +130,20 @@ class RoundLoop:
             return begun
         snapshot = replace(begun, clock_factor=self._clock_factor)
         phases.mark("load")
-        outcome = self._plan_in_time(
-            cluster,
-            snapshot,
-            options,
-            times,
-            phases,
-            remaining_s=remaining_s,
-            fair_s=fair_s,
-            over=over,
-        )
-        # From here on nothing is done for a caller that has left.
-        require_wanted(over)
+        with self._attempt(snapshot, counts=not dry_run) as attempt:
+            over = is_over(remaining_s, lambda: bool(attempt.winner) or cancelled())
+            outcome = self._plan_in_time(
+                cluster,
+                snapshot,
+                options,
+                times,
+                phases,
+                remaining_s=remaining_s,
+                fair_s=fair_s,
+                over=over,
+            )
+            # From here on nothing is done for a caller that has left.
+            require_wanted(over)
         encoded = encode(snapshot)
         summary = replace(
             summarise_round(snapshot, outcome, options, phases.seconds, digest_of(encoded)),
@@ -149,6 +166,7 @@ class RoundLoop:
             in_time=lambda: remaining_s() > 0 and not cancelled(),
         )
         phases.mark("commit")
+        self._overtake(snapshot, record)
         _report(record)
         seconds = record.summary.seconds | {"commit": phases.seconds["commit"]}
         return replace(record, summary=replace(record.summary, seconds=seconds))
@@ -248,6 +266,33 @@ class RoundLoop:
             left_s=remaining_s,
         )
         return self._plan(snapshot, options, budget, Phases(self._clock), remaining_s)
+
+    @contextmanager
+    def _attempt(self, snapshot: Snapshot, *, counts: bool) -> Iterator[_Attempt]:
+        """Yield an attempt at a round, which ends early once it cannot be committed any more.
+
+        Only one that ``counts`` will be committed. Raises RoundSuperseded.
+        """
+        attempt = _Attempt(snapshot.cluster, snapshot.epoch)
+        if counts:
+            with self._lock:
+                self._attempts.add(attempt)
+        try:
+            yield attempt
+        except DeadlineTooShort as error:
+            if attempt.winner:
+                raise RoundSuperseded(attempt.winner) from error
+            raise
+        finally:
+            with self._lock:
+                self._attempts.discard(attempt)
+
+    def _overtake(self, snapshot: Snapshot, record: RoundRecord) -> None:
+        """End the attempts at rounds on the state for which ``record`` was committed."""
+        with self._lock:
+            for attempt in self._attempts:
+                if (attempt.cluster, attempt.epoch) == (snapshot.cluster, snapshot.epoch):
+                    attempt.winner = f"clusters/{snapshot.cluster}/rounds/{record.summary.number}"
 
     def _plan_in_time(
         self,

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tessera.formulation.documents import TABLE_ROW, read_json
-from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.values import Cell, EstimateSource, Workload
+from tessera.formulation.values import Cell, Workload
 from tessera.simulator.log import Segment
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.profiling import true_estimates
@@ -117,39 +115,6 @@ def write_log(log: AllocationLog, path: Path) -> None:
     path.write_text("".join(f"{line}\n" for line in lines_of(log)), encoding="utf-8")
 
 
-def read_log(path: Path) -> AllocationLog:
-    """Read a file that ``write_log`` wrote.
-
-    Raises:
-        InvalidInput: the file is not an allocation log; the message names the line.
-        OSError: the file cannot be read.
-    """
-    rows: dict[str, list[dict[str, Any]]] = {
-        k: [] for k in ("run", "node", "profile", "job", "segment")
-    }
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            row = read_json("log", line, TABLE_ROW)
-            rows[row.pop("kind")].append(row)
-        except (InvalidInput, KeyError, TypeError, AttributeError):
-            problem = f"line {number} is not a line of an allocation log"
-            raise InvalidInput("log", f"{path.name}: {problem}") from None
-    if len(rows["run"]) != 1 or rows["run"][0].get("format") != FORMAT:
-        raise InvalidInput("log", f"{path.name}: must have one header of format {FORMAT}")
-    head = rows["run"][0]
-    try:
-        return AllocationLog(
-            ended_s=head["ended_s"],
-            overheads=_overheads(head["overheads"]),
-            nodes=tuple(map(_read_node, rows["node"])),
-            profiles=tuple(map(_read_profile, rows["profile"])),
-            jobs=tuple(map(_read_job, rows["job"])),
-            segments=tuple(map(_read_segment, rows["segment"])),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise InvalidInput("log", f"{path.name}: a field is missing or wrong: {error}") from None
-
-
 def lines_of(log: AllocationLog) -> Iterator[str]:
     """Yield the lines: the header, nodes, profiles, jobs, and segments.
 
@@ -210,10 +175,6 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _endless(value: float | None) -> float:
-    return math.inf if value is None else value
-
-
 def _workload(w: Workload) -> list[str | int]:
     return [w.model, w.params, w.global_batch]
 
@@ -230,49 +191,3 @@ def _named(nodes: Sequence[str], jobs: Sequence[str], s: Segment) -> LoggedSegme
         ended_by=s.ended_by,
         lost=float(s.lost),
     )
-
-
-def _overheads(row: dict[str, Any]) -> Overheads:
-    endless = {"checkpoint_every_s": _endless(row["checkpoint_every_s"])}
-    return Overheads(**row | endless | {"search_s": dict(_pairs(row["search_s"]))})
-
-
-def _pairs(rows: Iterable[list[Any]]) -> Iterator[tuple[int, float]]:
-    for gpus, seconds in rows:
-        yield int(gpus), seconds
-
-
-def _read_workload(row: list[Any]) -> Workload:
-    model, params, batch = row
-    return Workload(model=model, params=params, global_batch=batch)
-
-
-def _read_node(row: dict[str, Any]) -> NodeSpec:
-    return NodeSpec(name=row["name"], gpu_type=row["type"], gpus=row["gpus"])
-
-
-def _read_profile(row: dict[str, Any]) -> EstimateRecord:
-    return EstimateRecord(
-        workload=_read_workload(row["workload"]),
-        cell=_read_cell(row).on(row["nodes"]),
-        iter_time_s=_endless(row["iter_time_s"]),
-        source=EstimateSource[row["source"].upper()],
-        complete=row.get("complete", False) is True,
-    )
-
-
-def _read_cell(row: dict[str, Any]) -> Cell:
-    return Cell(
-        gpu_type=row["type"], gpus=row["gpus"], pipeline_degree=row["degree"], plan=row["plan"]
-    )
-
-
-def _read_job(row: dict[str, Any]) -> LoggedJob:
-    return LoggedJob(**row | {"workload": _read_workload(row["workload"])})
-
-
-def _read_segment(row: dict[str, Any]) -> LoggedSegment:
-    read = ("type", "gpus", "degree", "plan", "on")
-    rest = {name: value for name, value in row.items() if name not in read}
-    members = tuple((node, tuple(gpus)) for node, gpus in row["on"])
-    return LoggedSegment(**rest, cell=_read_cell(row), members=members)

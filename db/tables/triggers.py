@@ -1,7 +1,7 @@
 """Triggers that refuse what no constraint of one row can.
 
 These are transitions of jobs that the lifecycle does not have, nodes whose jobs need more than they
-have, and changes of the audit log.
+have, changes of the audit log, and writes of programs of other releases.
 """
 
 from __future__ import annotations
@@ -15,6 +15,15 @@ from tessera.formulation.lifecycle import ACTIVE, next_states
 
 NODE_CAPACITY: Final = "node_capacity"
 """The name by which errors say that a node's jobs would need more than it has."""
+
+SCHEMA_FENCE: Final = "schema_fence"
+"""The name by which errors say that a program of another release wrote, and that of each trigger."""
+
+STATED_SCHEMA: Final = "tessera.schema"
+"""The setting in which each connection states the schema that its program writes to."""
+
+MIGRATION: Final = "migration"
+"""The stated schema of a migration, which writes to all of them."""
 
 
 def _transitions() -> str:
@@ -125,6 +134,26 @@ BEGIN
         USING ERRCODE = 'check_violation', CONSTRAINT = 'audit_log_append_only';
 END $$
 """,
+    # Older releases, too, report this code as the schema of another release.
+    f"""
+CREATE FUNCTION check_stated_schema() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    stated text := current_setting('{STATED_SCHEMA}', true);
+    present text;
+BEGIN
+    IF stated = '{MIGRATION}' THEN
+        RETURN NULL;
+    END IF;
+    SELECT version_num INTO present FROM alembic_version;
+    IF stated IS DISTINCT FROM present THEN
+        RAISE EXCEPTION 'the database has schema %, and a program for % may not write to it; upgrade'
+            ' that program, or run `tessera migrate` if it is newer',
+            present, coalesce('schema ' || nullif(stated, ''), 'an older schema')
+            USING ERRCODE = 'undefined_table', CONSTRAINT = '{SCHEMA_FENCE}';
+    END IF;
+    RETURN NULL;
+END $$
+""",  # noqa: S608 - a constant of this module
 )
 """The functions of the triggers, with the states of ``tessera.formulation.lifecycle``."""
 
@@ -173,7 +202,15 @@ FOR EACH STATEMENT EXECUTE FUNCTION check_audit_log_change()
 )
 
 
+def fence_of(table: str) -> str:
+    """Return the statement that fences a table off from programs of other releases."""
+    return f"""
+CREATE TRIGGER {SCHEMA_FENCE} BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON {table}
+FOR EACH STATEMENT EXECUTE FUNCTION check_stated_schema()
+"""
+
+
 @sa.event.listens_for(metadata, "after_create")
 def _create_triggers(_: sa.MetaData, connection: sa.Connection, **__: object) -> None:
-    for statement in (*FUNCTIONS, *TRIGGERS):
+    for statement in (*FUNCTIONS, *TRIGGERS, *map(fence_of, metadata.tables)):
         connection.execute(sa.text(statement))

@@ -27,6 +27,7 @@ from tessera.estimator.architectures.resnet import WideResNet, wide_resnet
 from tessera.estimator.architectures.transformer import Transformer, transformer_graph
 from tessera.estimator.documents import read_document
 from tessera.estimator.graph import Graph
+from tessera.estimator.userfiles import read_text
 from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.documents import ARCHITECTURE
 from tessera.formulation.errors import InvalidInput
@@ -48,10 +49,7 @@ def load_graph(
     Raises:
         InvalidInput: the file cannot be read, or a field is wrong; names the file and the field.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(str(path), f"cannot be read: {error}") from error
+    text = read_text(path)
     try:
         values = read_values("", text)
         architecture = parse_architecture(

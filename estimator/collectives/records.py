@@ -10,6 +10,7 @@ row, which other readers skip.
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -20,6 +21,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from tessera.estimator.plans import Primitive, Shape
+from tessera.estimator.userfiles import read_text
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.tables import Floats
 
@@ -112,15 +114,14 @@ def read_records(path: Path) -> list[CommRecord]:
     Raises:
         InvalidInput: as in :func:`read_curves`.
     """
+    reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            reader = csv.DictReader(file)
-            missing = [c for c in REQUIRED if c not in (reader.fieldnames or ())]
-            if missing:
-                raise InvalidInput(path.name, f"has no column {missing[0]}; add it")
-            return [_record((f"{path.name}:{reader.line_num}", row)) for row in reader]
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(path.name, f"cannot be read: {error}") from error
+        missing = [c for c in REQUIRED if c not in (reader.fieldnames or ())]
+        if missing:
+            raise InvalidInput(path.name, f"has no column {missing[0]}; add it")
+        return [_record((f"{path.name}:{reader.line_num}", row)) for row in reader]
+    except csv.Error as error:
+        raise InvalidInput(path.name, f"is not CSV: {error}") from error
 
 
 def curves_of(records: Sequence[CommRecord], source: str = "records") -> tuple[Curve, ...]:

@@ -40,6 +40,7 @@ from tessera.estimator.schemas import (
     suggest_name,
     whole_between,
 )
+from tessera.estimator.userfiles import read_text
 from tessera.formulation.documents import HARDWARE
 from tessera.formulation.errors import InvalidInput
 
@@ -105,10 +106,7 @@ def read_hardware(path: Path, known: Iterable[Hardware] = CATALOGUE) -> tuple[Ha
         InvalidInput: the file, a field or a number is wrong; the message says where and what is
             allowed.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(path.name, f"cannot be read: {error}") from error
+    text = read_text(path)
     entries = check_value(
         HardwareFile, path.name, read_document(path.name, text, HARDWARE)
     ).hardware

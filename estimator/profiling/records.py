@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from tessera.estimator.userfiles import read_text
 from tessera.formulation.documents import TABLE_ROW, NotJson, read_json
 from tessera.formulation.errors import InvalidInput
 
@@ -93,7 +94,7 @@ def read_profile_records(
         ProfileMismatch: the records have other versions or another device.
     """
     records = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
         if line.strip():
             records.append(_record(line, f"{path.name}, line {number}"))
     check_provenance(records, versions=versions, device=device)

@@ -40,6 +40,7 @@ def build_clos(
     """
     _at_least_one(tors=tors, aggregations=aggregations, cables=cables)
     draft = TopologyDraft(cancelled)
+    draft.expect(len(hosts) * (shape.links + 2 * shape.nics) + 2 * tors * aggregations * cables)
     nics = [shape.build(draft, name) for name in hosts]
     low = draft.switches("tor", tors, Tier.TOR)
     high = draft.switches("agg", aggregations, Tier.AGGREGATION)
@@ -92,6 +93,7 @@ def build_double_sided(
             f"is {cores}; it must be a multiple of {planes}, the number of aggregation switches in a pod",
         )
     draft = TopologyDraft(cancelled)
+    draft.expect(len(hosts) * (shape.links + 4 * shape.nics) + 2 * (tors * planes + pods * cores))
     nics = [shape.build(draft, name) for name in hosts]
     low = draft.switches("tor", tors, Tier.TOR)
     middle = draft.switches("agg", aggregations, Tier.AGGREGATION)
@@ -135,6 +137,8 @@ def build_torus(
             f"{' x '.join(map(str, sizes))} is {math.prod(sizes)}, but there are {len(hosts)} hosts",
         )
     draft = TopologyDraft(cancelled)
+    rings = sum({1: 0, 2: 1}.get(size, 2) for size in sizes)  # links of a router, to the next ones
+    draft.expect(len(hosts) * (shape.links + 2 * shape.nics + rings))
     nics = [shape.build(draft, name) for name in hosts]
     routers = [draft.vertex(f"router-{name}", Tier.TOR) for name in hosts]
     for ports, router in zip(nics, routers, strict=True):
@@ -182,12 +186,14 @@ def build_lingjun(
             raise InvalidInput(
                 "rows", f"{host}: psw {psw} is under dsw {dsw} and also under dsw {above[psw]}"
             )
+    groups = dict.fromkeys((psw, asw) for _, _, psw, asw in rows)
     draft = TopologyDraft(cancelled)
+    draft.expect(
+        len(rows) * (shape.links + 2 * shape.nics * ports_per_nic)
+        + 2 * (len(groups) * asw_cables + len(above) * psw_cables)
+    )
     nics = [shape.build(draft, host) for host, *_ in rows]
-    low = {
-        key: draft.vertex("/".join(key), Tier.TOR)
-        for key in dict.fromkeys((psw, asw) for _, _, psw, asw in rows)
-    }
+    low = {key: draft.vertex("/".join(key), Tier.TOR) for key in groups}
     middle = {psw: draft.vertex(psw, Tier.AGGREGATION) for psw in above}
     high = {dsw: draft.vertex(dsw, Tier.CORE) for dsw in dict.fromkeys(above.values())}
     speed = shape.nic_bytes_per_s / ports_per_nic

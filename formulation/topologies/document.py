@@ -6,7 +6,7 @@ examples. Speeds are bytes/s or a text with a unit. Delays are seconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Final
@@ -279,15 +279,26 @@ def _explicit(document: object, cancelled: Callable[[], bool]) -> Topology:
     """Return the network that is listed link by link. Hosts have the insides of a shape."""
     f = Fields("", document, (*_ANY, *_NAMES, "switches", "links"))
     draft = TopologyDraft(cancelled)
-    shape = _shape(f)
-    nics = {name: shape.build(draft, name) for name in _hosts(f)}
+    shape, hosts = _shape(f), _hosts(f)
+    known = set(hosts)
+    listed = [Fields(where, item, _LINK) for where, item in f.items("links")]
+    counts = (_count_links(link, known, shape.nics) for link in listed)
+    draft.expect(len(hosts) * shape.links + sum(counts))
+    nics = {name: shape.build(draft, name) for name in hosts}
     for where, item in f.items("switches"):
         switch = Fields(where, item, ("name", "tier"))
         draft.vertex(switch.text("name"), TIERS[switch.one_of("tier", TIERS)])
     ends = {name: [vertex] for vertex, name in enumerate(draft.names)} | nics
-    for where, item in f.items("links"):
-        _link(draft, Fields(where, item, _LINK), ends)
+    for link in listed:
+        _link(draft, link, ends)
     return draft.topology(adaptive=f.flag("adaptive"))
+
+
+def _count_links(link: Fields, hosts: Collection[str], nics: int) -> int:
+    """Return the number of links that ``_link`` adds, if hosts have ``nics``."""
+    ends = [nics if link.text(key) in hosts else 1 for key in ("from", "to")]
+    cables = link.whole("cables", 1, MAX_CABLES, 1)
+    return ends[0] * ends[1] * cables * (1 if link.flag("one_way") else 2)
 
 
 def _link(draft: TopologyDraft, link: Fields, ends: dict[str, list[int]]) -> None:

@@ -74,7 +74,7 @@ class TopologyDraft:
 
     def link(self, source: int, target: int, bytes_per_s: float, delay_s: float) -> None:
         """Add a link of one direction. Raises InvalidInput if there are too many."""
-        self._expect(1)
+        self.expect(1)
         self._ends.extend((source, target))
         self._costs.extend((bytes_per_s, delay_s))
 
@@ -82,7 +82,7 @@ class TopologyDraft:
         self, first: int, second: int, bytes_per_s: float, delay_s: float, cables: int = 1
     ) -> None:
         """Add links in both directions, ``cables`` of each."""
-        self._expect(2 * cables)
+        self.expect(2 * cables)
         self._ends.extend((first, second, second, first) * cables)
         self._costs.extend((bytes_per_s, delay_s) * (2 * cables))
 
@@ -90,14 +90,21 @@ class TopologyDraft:
         self, low: list[int], high: list[int], bytes_per_s: float, delay_s: float, cables: int = 1
     ) -> None:
         """Add cables from each of ``low`` to each of ``high``."""
-        self._expect(2 * cables * len(low) * len(high))
+        self.expect(2 * cables * len(low) * len(high))
         for below, above in product(low, high):
             self.cable(below, above, bytes_per_s, delay_s, cables)
 
-    def _expect(self, links: int) -> None:
+    def expect(self, links: int) -> None:
+        """Refuse a topology in the making that would have too many links with these.
+
+        Call it with the number of all links before the first part is made. Raises InvalidInput.
+        """
         require_caller(self._cancelled)
-        if len(self._ends) // 2 + links > MAX_LINKS:
-            raise InvalidInput("topology", f"has more than {MAX_LINKS:,} links; lower the counts")
+        if (count := len(self._ends) // 2 + links) > MAX_LINKS:
+            raise InvalidInput(
+                "topology",
+                f"has {count:,} links, and may have {MAX_LINKS:,}; lower the counts",
+            )
 
     def topology(self, *, adaptive: bool = False) -> Topology:
         """Return the drafted topology. Raises InvalidInput if it is not a valid network."""

@@ -48,6 +48,13 @@ class HostShape:
                     f" {count} devices",
                 )
 
+    @property
+    def links(self) -> int:
+        """Return the number of links inside a host, which ``build`` adds."""
+        nvlinks = self.gpus if self.nvlink_bytes_per_s else 0
+        roots = self.pcie_switches if self.pcie_switches > 1 else 0
+        return 2 * (nvlinks + self.gpus + self.nics + roots)
+
     def build(self, draft: TopologyDraft, name: str) -> list[int]:
         """Add a host and return the vertices of its NICs."""
         host = draft.host(name)

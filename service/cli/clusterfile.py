@@ -17,9 +17,6 @@ from tessera.service.cli.yamlfile import read_documents, text_of
 from tessera.v1.clusters_pb2 import GpuType, Node
 from tessera.v1.tenants_pb2 import Tenant
 
-MAX_NODES: Final = 100_000
-
-
 _Dollars = Annotated[float, number_between(0.0, limits.MAX_DOLLARS_PER_HOUR)]
 _GpuBytes = Annotated[Bytes, whole_between(2**20, limits.MAX_MEMORY_BYTES)]
 """The memory of a GPU in bytes. Less is a number of another unit."""
@@ -75,11 +72,11 @@ class NodeEntry(FileEntry):
     """Further keys that `tessera nodes -o yaml` prints. They are ignored, except for the etag."""
 
     name: Text
-    count: Annotated[int, whole_between(1, MAX_NODES)] = 1
+    count: Annotated[int, whole_between(1, limits.MAX_NODES)] = 1
     gpu_type: Text
     gpus: Annotated[int, whole_between(1, limits.MAX_GPUS_PER_NODE)]
     rack: Text = ""
-    nodes_per_rack: Annotated[int, whole_between(1, MAX_NODES)] = 1
+    nodes_per_rack: Annotated[int, whole_between(1, limits.MAX_NODES)] = 1
     cpus: Annotated[int, whole_between(0, limits.MAX_CPUS_PER_NODE)] | None = None
     host_memory: Size | None = None
     host_bytes: Bytes | None = None
@@ -155,6 +152,11 @@ def read_cluster(text: str, source: str) -> ClusterFile:
             f"{source}: gpu_types", "must name at least one type, e.g. {a100: 40GiB}"
         )
     known = [kind.name for kind in types]
+    if (count := sum(entry.count for entry in top.nodes)) > limits.MAX_NODES:
+        raise InvalidInput(
+            f"{source}: nodes",
+            f"has {count:,} nodes, and may have {limits.MAX_NODES:,}; lower the counts",
+        )
     nodes: dict[str, Node] = {}
     for index, entry in enumerate(top.nodes):
         for node in _nodes(f"{source}: nodes[{index}]", entry, known):

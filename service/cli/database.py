@@ -81,7 +81,8 @@ def prune_database(
         typer.Option(
             min=0,
             max=limits.MAX_ROWS,
-            help="Number of the latest rounds to keep in each cluster, whatever their age.",
+            help="Number of the latest rounds to keep in each cluster, whatever their age, even below the"
+            " 100 that servers keep.",
         ),
     ] = 100,
     config: ConfigFile = None,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
+from tessera.estimator.userfiles import read_text
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.secrets import holds_secret
 from tessera.formulation.stated_secrets import refuse_variables
@@ -217,12 +217,9 @@ def _parse_variable(where: str, text: str, form: str = "NAME=VALUE") -> tuple[st
 def _read_variables(where: str, path: str) -> dict[str, str]:
     """Return the variables of a file. Raises InvalidInput."""
     try:
-        with Path(path).open("rb") as file:
-            text = file.read(MAX_FILE_BYTES + 1).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(where, f"{path} cannot be read: {error}") from error
-    if len(text) > MAX_FILE_BYTES:
-        raise InvalidInput(where, f"{path} must have at most {MAX_FILE_BYTES:,} bytes")
+        text = read_text(path, MAX_FILE_BYTES)
+    except InvalidInput as error:
+        raise InvalidInput(where, str(error)) from error
     variables: dict[str, str] = {}
     for number, ending in enumerate(text.split("\n"), 1):
         line = ending.removesuffix("\r")

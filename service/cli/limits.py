@@ -12,6 +12,7 @@ MAX_BATCH: Final = 10**9
 MAX_ITERATIONS: Final = 10**12
 MAX_GPUS: Final = 65_536
 MAX_CPUS: Final = 2**24
+MAX_NODES: Final = 100_000
 MAX_GPUS_PER_NODE: Final = 64
 MAX_CPUS_PER_NODE: Final = 65_536
 MAX_MEMORY_BYTES: Final = 2**50
@@ -41,3 +42,5 @@ MAX_DURATION_S: Final = 315_576_000_000
 """Ten thousand years, the most that google.protobuf.Duration can hold."""
 MAX_ROWS: Final = 10**9
 """The number of rows of a file or a table, far beyond any real one."""
+MAX_SYNTHETIC_JOBS: Final = 10**6
+"""The number of jobs that a simulation draws. All are made before it begins."""

@@ -7,13 +7,13 @@ import re
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
 import typer
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from tessera.estimator.userfiles import read_text
 from tessera.formulation.documents import STATED_PLAN
 from tessera.formulation.errors import InvalidInput
 from tessera.service import durations
@@ -309,7 +309,6 @@ def read_plan_file(field: str, path: str) -> str:
     if not path or path.lstrip().startswith("{"):
         return path
     try:
-        with Path(path).open("rb") as file:
-            return file.read(STATED_PLAN.size_bytes + 1).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(field, f"{path} cannot be read: {error}") from error
+        return read_text(path, STATED_PLAN.size_bytes)
+    except InvalidInput as error:
+        raise InvalidInput(field, str(error)) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
@@ -10,7 +9,7 @@ from typing import Annotated, Final
 import grpc
 import typer
 
-from tessera.formulation.errors import InvalidInput, RoundSuperseded
+from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import options
 from tessera.service.cli.client import (
     CallFailed,
@@ -111,15 +110,10 @@ def limit_s(time_limit: str, deadline: str) -> float:
 def _decide_round(
     client: Client, request: scheduler_pb2.ScheduleRequest, deadline_s: float
 ) -> scheduler_pb2.Round:
-    """Decide a round, and again if another one is committed meanwhile, within the deadline."""
-    end_s = time.monotonic() + deadline_s
+    """Decide a round within the deadline."""
     try:
         return client.call(client.scheduler.Schedule, request, deadline_s)
     except CallFailed as error:
-        left_s = end_s - time.monotonic()
-        if error.reason == RoundSuperseded.reason and left_s > 0:
-            print_note(f"{error}; deciding again")
-            return _decide_round(client, request, left_s)
         if error.reason != grpc.StatusCode.DEADLINE_EXCEEDED.name:
             raise
         unless = (

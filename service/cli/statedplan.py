@@ -13,6 +13,7 @@ import typer
 from tessera.estimator.stated.completion import PlanContext, complete_plan
 from tessera.estimator.stated.formats import PlanFormat, read_stated_plan
 from tessera.estimator.stated.statement import STATED_FIELDS, StatedPlan, combine
+from tessera.estimator.userfiles import read_text
 from tessera.formulation.documents import STATED_PLAN
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import (
@@ -136,7 +137,7 @@ def plan_options(
         if plan_format is not None:
             raise InvalidInput("--plan-format", "needs --plan")
         return None if from_options.states_nothing else from_options
-    from_file = read_stated_plan(plan.name, _text(plan), plan_format)
+    from_file = read_stated_plan(plan.name, read_text(plan, STATED_PLAN.size_bytes), plan_format)
     if isinstance(from_file, StatedPlan):
         return combine([from_file, from_options])
     if not from_options.states_nothing:
@@ -146,14 +147,6 @@ def plan_options(
             given, f"cannot change the whole plan in {plan.name}; remove one of them"
         )
     return from_file
-
-
-def _text(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return file.read(STATED_PLAN.size_bytes + 1).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(str(path), f"cannot be read: {error}") from error
 
 
 def _named(values: Mapping[str, tuple[str, Any]]) -> StatedPlan:

@@ -240,10 +240,7 @@ def target_of(wanted: ShapingSettings, client: Client | None, cluster: str) -> S
     """
     profiles: Sequence[EstimateRecord] = []
     if wanted.profiles is not None:
-        try:
-            profiles = profiles_of(wanted.profiles)
-        except OSError as error:
-            raise InvalidInput(str(wanted.profiles), f"cannot be read: {error.strerror}") from error
+        profiles = profiles_of(wanted.profiles)
     elif client is not None:
         profiles = _stored_estimates(client, cluster)
     nodes: Sequence[NodeSpec] = wanted.nodes
@@ -358,6 +355,9 @@ def _tightness(text: str | None) -> tuple[float, float] | None:
 
 def _nodes(texts: Sequence[str]) -> Iterator[NodeSpec]:
     kinds: set[str] = set()
+    count = sum(int(match[2]) for text in texts if (match := _NODES.fullmatch(text)))
+    if count > limits.MAX_NODES:
+        raise InvalidInput("--nodes", f"has {count:,} nodes, and may have {limits.MAX_NODES:,}")
     for text in texts:
         match = _NODES.fullmatch(text)
         if match is None or match[1] in kinds or not (int(match[2]) and int(match[3])):

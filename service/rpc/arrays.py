@@ -76,6 +76,8 @@ class ArrayCalls:
         cluster, array = names.parse_array("name", request.name)
         event = convert.to_event("change", request.change)
         key = fields.request_key(request, request.request_id)
+        if IDENTITY.get().tenants is not None:  # no work is done for the array of another tenant
+            _require_visible(self._store.get_array(cluster, array))
 
         def work(writer: Writer) -> bytes:
             record = _require_visible(writer.array_event(cluster, array, event))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import grpc.aio
 
 from tessera.formulation.access import IDENTITY
+from tessera.formulation.clock import Clock
 from tessera.formulation.codec import encode
+from tessera.formulation.errors import DeadlineTooShort, RoundSuperseded
 from tessera.service.loop import RoundLoop
 from tessera.service.ports.store import Store
 from tessera.service.rpc import fields, names
@@ -145,6 +149,33 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         cancelled: Callable[[], bool],
         fair_s: Callable[[], float],
     ) -> pb.Round:
+        """Decide a round, and again on the new state if another one was committed meanwhile.
+
+        The solver gets as long as the first attempt took, then half of that, and so on. So the
+        call succeeds even if other rounds follow each other quickly. Raises RoundSuperseded if the
+        deadline leaves no time.
+        """
+        clock, winner, limit_s = self._deadlines.clock, "", math.inf
+        while True:
+            begun_s = clock.monotonic_s()
+            solver_s = _lesser(fair_s, partial(_left_s, clock, begun_s + limit_s))
+            try:
+                return self._decide(request, remaining_s, cancelled, solver_s)
+            except RoundSuperseded as late:
+                winner, limit_s = late.winner, min(limit_s / 2, clock.monotonic_s() - begun_s)
+            except DeadlineTooShort as error:
+                if not winner:
+                    raise
+                raise RoundSuperseded(winner, is_last=True) from error
+
+    def _decide(
+        self,
+        request: pb.ScheduleRequest,
+        remaining_s: Callable[[], float],
+        cancelled: Callable[[], bool],
+        fair_s: Callable[[], float],
+    ) -> pb.Round:
+        """Decide a round and commit it, unless it is a dry run."""
         cluster = names.parse_cluster("parent", request.parent)
         standing = self._policies.of(cluster)
         options = convert.to_options("options", request.options, standing.options)
@@ -230,3 +261,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
 
 def _lesser(one: Callable[[], float], other: Callable[[], float]) -> Callable[[], float]:
     return lambda: min(one(), other())
+
+
+def _left_s(clock: Clock, end_s: float) -> float:
+    return end_s - clock.monotonic_s()

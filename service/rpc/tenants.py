@@ -100,7 +100,7 @@ class TenantsServicer(tenants_pb2_grpc.TenantsServicer):
             for i, tenant in enumerate(request.tenants)
         }
         own = IDENTITY.get().tenants
-        chosen = asked or None if own is None else {t for t in asked or own if t in own}
+        chosen = asked or (None if own is None else set(own))
         to_s = self._wall_s()
         if request.HasField("end_time"):
             to_s = fields.seconds_since_1970("end_time", request.end_time)

@@ -17,6 +17,7 @@ from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert import jobs as convert_jobs
 from tessera.service.rpc.convert import what_if as convert
 from tessera.service.rpc.convert.rounds import to_options
+from tessera.service.rpc.convert.what_if import MAX_NODES
 from tessera.service.rpc.deadlines import CallDeadlines
 from tessera.service.rpc.lanes import CALLER, Lane, LaneTurn
 from tessera.service.rpc.visibility import hide_in_what_if
@@ -131,6 +132,8 @@ class WhatIfCalls:
                         field, f"adds job {spec.name} as {first} does; give one another job_id"
                     )
                 jobs.append(spec)
+        added = sum(change.nodes_added.count for change in message.changes)
+        fields.require_whole("hypothesis.changes: nodes_added.count in all", added, 0, MAX_NODES)
         question = HypothesisQuestion(
             hypotheses=tuple(hypotheses), options=options, added=tuple(j.name for j in jobs)
         )

@@ -1,7 +1,7 @@
 """Admission: what must hold before a call of a known caller begins, all in one place.
 
-The caller's role includes the method. The caller sees the cluster, the jobs and the tenants that
-the request names; those that it does not see do not exist for it. The caller's tenant does not call
+The caller's role includes the method. The caller sees all clusters, jobs and tenants that the
+request names, at any depth; those that it does not see do not exist for it. The caller's tenant does not call
 too often, and no job's description is too large.
 """
 
@@ -16,14 +16,18 @@ from google.protobuf.message import Message
 
 from tessera.formulation.access import TENANT_ROLES, Identity
 from tessera.formulation.errors import InvalidInput, NotFound, PermissionDenied
-from tessera.service.rpc.names import find_cluster
+from tessera.service.rpc.names import find_cluster, job_name
 from tessera.service.security.limits import CallRate
+from tessera.service.security.references import Kind, references_of
 from tessera.service.security.roles import Rule, short_method
 
 TenantsOfJobs = Callable[[str, Collection[str]], Awaitable[dict[str, str]]]
 """A function that returns the tenant of each of some jobs of a cluster that exist."""
 
-_JOB: Final = re.compile(r"clusters/([^/]+)/jobs/([^/]+)")
+_NAME: Final = re.compile(
+    r"clusters/(?P<cluster>[^/]+)(?:/(?P<collection>jobs|tenants)/(?P<id>[^/]+)\Z)?"
+)
+"""The start of a resource's name, or the whole name of a job or a tenant."""
 
 
 class Admission:
@@ -58,12 +62,13 @@ class Admission:
             self._rate.take(_payer(identity))
         if request is None:
             return
-        if (cluster := find_cluster(request)) and not rule.is_open:
+        cluster = find_cluster(request)
+        if cluster and not rule.is_open:
             identity.require_cluster(cluster)
         if rule.has_specs:
             self._check_specs(identity, cluster, request)
-        if identity.tenants is not None:
-            await self._check_jobs(identity, [name for name in rule.jobs(request) if name])
+        if not rule.is_open:
+            await self._check_references(identity, cluster, request)
 
     def _check_specs(self, identity: Identity, cluster: str, request: Any) -> None:
         for place, spec in submitted_jobs(request):
@@ -77,14 +82,30 @@ class Admission:
                 spec.tenant = spec.tenant or _only_tenant(identity, f"{place}.tenant")
                 identity.require_tenants(cluster, (spec.tenant,))
 
-    async def _check_jobs(self, identity: Identity, names: Collection[str]) -> None:
-        """Check that the caller sees each job. Malformed names are left to the servicer."""
-        for name in names:
-            if match := _JOB.fullmatch(name):
-                seen = identity.sees_cluster(match[1])
-                tenants = await self._tenants_of_jobs(match[1], [match[2]]) if seen else {}
-                if match[2] not in tenants or not identity.sees_tenant(tenants[match[2]]):
-                    raise NotFound(name)
+    async def _check_references(self, identity: Identity, cluster: str, request: Message) -> None:
+        """Check that the caller sees all that the request names.
+
+        Malformed names are left to the servicer. Nothing is looked up before all else is seen.
+        """
+        if identity.clusters is None and identity.tenants is None:
+            return
+        jobs: dict[str, dict[str, None]] = {}  # in order, so that the first one missing is named
+        for kind, text in references_of(request):
+            if kind is Kind.TENANT_ID:
+                identity.require_tenants(cluster, (text,))
+            elif match := _NAME.match(text):
+                identity.require_cluster(match["cluster"])
+                if kind is Kind.TENANT and match["collection"] == "tenants":
+                    identity.require_tenants(match["cluster"], (match["id"],))
+                elif kind is Kind.JOB and match["collection"] == "jobs":
+                    jobs.setdefault(match["cluster"], {})[match["id"]] = None
+        if identity.tenants is None:
+            return
+        for place, names in jobs.items():
+            tenants = await self._tenants_of_jobs(place, list(names))
+            for job in names:
+                if job not in tenants or not identity.sees_tenant(tenants[job]):
+                    raise NotFound(job_name(place, job))
 
 
 def require_role(identity: Identity, method: str, rule: Rule) -> None:

@@ -6,9 +6,8 @@ rules with the methods of all services.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from google.protobuf.message import Message
 
@@ -21,67 +20,32 @@ ADMINS: Final = frozenset({Role.ADMIN})
 AGENTS: Final = frozenset({Role.AGENT})
 EVERYBODY: Final = VIEWERS | AGENTS
 
-Names = Callable[[Any], Iterable[str]]
-"""A function that returns names in a request. The request is a message of the rule's method."""
-
-
-def _no_names(_request: Any) -> Iterable[str]:
-    return ()
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """The roles that may call a method, and the resources that its requests name.
+    """The roles that may call a method. What its requests may name is in ``references``.
 
-    ``jobs`` returns the full names of the jobs that a request names: a caller that is bound to
-    tenants must see each of them. ``has_specs`` says that the request submits jobs, which name their
-    tenants. A method that ``changes`` something is recorded in the audit log. If ``is_open``, anyone
-    may call it, without any proof of identity.
+    ``has_specs`` says that the request submits jobs, which name their tenants. A method that
+    ``changes`` something is recorded in the audit log. If ``is_open``, anyone may call it, without
+    any proof of identity.
     """
 
     roles: frozenset[Role]
-    jobs: Names = _no_names
     has_specs: bool = False
     changes: bool = False
     is_open: bool = False
 
 
-def _read(roles: frozenset[Role] = VIEWERS, jobs: Names = _no_names) -> Rule:
-    return Rule(roles=roles, jobs=jobs)
+def _read(roles: frozenset[Role] = VIEWERS) -> Rule:
+    return Rule(roles=roles)
 
 
-def _change(roles: frozenset[Role] = OPERATORS, jobs: Names = _no_names) -> Rule:
-    return Rule(roles=roles, jobs=jobs, changes=True)
+def _change(roles: frozenset[Role] = OPERATORS) -> Rule:
+    return Rule(roles=roles, changes=True)
 
 
 def _submission() -> Rule:
     return Rule(roles=USERS, has_specs=True, changes=True)
-
-
-def _name(request: Any) -> Iterable[str]:
-    return (request.name,)
-
-
-def _parent(request: Any) -> Iterable[str]:
-    return (request.parent,)
-
-
-def _updated(request: Any) -> Iterable[str]:
-    return (request.job.name,)
-
-
-def _job(request: Any) -> Iterable[str]:
-    return (request.job,) if request.job else ()
-
-
-def _supposed_jobs(request: Any) -> Iterable[str]:
-    """Return the live jobs that a question about what would happen names."""
-    changes = request.hypothesis.changes
-    return (
-        request.needed_weight.job,
-        *(change.job_removed for change in changes),
-        *(change.job_changed.job for change in changes),
-    )
 
 
 _RULES: Final[dict[str, dict[str, Rule]]] = {
@@ -127,7 +91,7 @@ _RULES: Final[dict[str, dict[str, Rule]]] = {
         "UpsertCells": _change(),
         "ListCells": _read(),
         "DeleteCells": _change(),
-        "EstimateCells": _change(USERS, _job),
+        "EstimateCells": _change(USERS),
         "UpsertModels": _change(),
         "ListModels": _read(),
         "DeleteModels": _change(),
@@ -137,25 +101,25 @@ _RULES: Final[dict[str, dict[str, Rule]]] = {
     "Jobs": {
         "SubmitJob": _submission(),
         "SubmitJobs": _submission(),
-        "GetJob": _read(jobs=_name),
+        "GetJob": _read(),
         "ListJobs": _read(),
-        "UpdateJob": _change(USERS, _updated),
-        "ListJobEvents": _read(jobs=_parent),
-        "CancelJob": _change(USERS, _name),
-        "HoldJob": _change(USERS, _name),
-        "ReleaseJob": _change(USERS, _name),
-        "GetArray": _read(),  # the servicer compares the tenant of the array
+        "UpdateJob": _change(USERS),
+        "ListJobEvents": _read(),
+        "CancelJob": _change(USERS),
+        "HoldJob": _change(USERS),
+        "ReleaseJob": _change(USERS),
+        "GetArray": _read(),
         "ChangeArray": _change(USERS),
-        "WatchJob": _read(jobs=_name),
-        "ReadLogs": _read(jobs=_name),
-        "GetJobCurves": _read(jobs=_name),
-        "ExplainJob": _read(jobs=_name),
+        "WatchJob": _read(),
+        "ReadLogs": _read(),
+        "GetJobCurves": _read(),
+        "ExplainJob": _read(),
     },
     "Networks": {
         "GetTopology": _read(),
         "UpdateTopology": _change(),
         "DeleteTopology": _change(),
-        "GetNetworkPlan": _read(jobs=_job),
+        "GetNetworkPlan": _read(),
         "ListNetworkPlans": _read(),
         "PlanNetwork": _change(),
     },
@@ -171,7 +135,7 @@ _RULES: Final[dict[str, dict[str, Rule]]] = {
         "SetShadow": _change(),
         "GetShadow": _read(),
         "DeleteShadow": _change(),
-        "WhatIf": Rule(roles=VIEWERS, jobs=_supposed_jobs, has_specs=True),
+        "WhatIf": Rule(roles=VIEWERS, has_specs=True),
     },
     "Tenants": {
         "UpsertTenants": _change(),
@@ -179,7 +143,7 @@ _RULES: Final[dict[str, dict[str, Rule]]] = {
         "DeleteTenants": _change(),
         "GetUsage": _read(),
     },
-    "Webhooks": {  # the servicer compares their tenants
+    "Webhooks": {
         "CreateWebhook": _change(USERS),
         "ListWebhooks": _read(USERS),
         "DeleteWebhook": _change(USERS),

@@ -12,6 +12,7 @@ from typing import Any, Final, get_type_hints
 
 from tessera.client.settings import VARIABLES as CLIENT_VARIABLES
 from tessera.estimator.schemas import check_fields, suggest_name
+from tessera.estimator.userfiles import read_text
 from tessera.formulation.errors import InvalidInput
 from tessera.service.config import Config
 from tessera.service.settings.values import SettingValue
@@ -54,10 +55,8 @@ def load_config(file: Path | None, environment: Mapping[str, str]) -> Config:
 def read_setting_file(file: Path) -> dict[str, Any]:
     """Return the settings that a TOML file names. Raises InvalidInput."""
     try:
-        settings = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidInput(str(file), f"cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        settings = tomllib.loads(read_text(file))
+    except tomllib.TOMLDecodeError as error:
         raise InvalidInput(str(file), f"is not TOML: {error}") from error
     return check_fields(Config, str(file), settings)
 

@@ -265,6 +265,10 @@ def _read_published(work: WorkloadSpec) -> PublishedScenario:
         )
     except FileNotFoundError as error:
         raise MissingData(f"{error.filename} does not exist; set TESSERA_DATA") from error
+    except InvalidInput as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise MissingData(f"{error.field} does not exist; set TESSERA_DATA") from error
+        raise
 
 
 def shrink_nodes(nodes: Sequence[NodeSpec], share: float) -> list[NodeSpec]:

@@ -115,23 +115,6 @@ class CsvRow:
         return value
 
 
-def decode_file(data: bytes, file: str) -> str:
-    """Return the text of a file: UTF-8, with or without a byte order mark, without NUL.
-
-    Raises:
-        InvalidInput: the data is not such text.
-    """
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
-        raise InvalidInput("", f"{file} line {line}: must be UTF-8 text") from None
-    if "\0" in text:
-        line = text[: text.index("\0")].count("\n") + 1
-        raise InvalidInput("", f"{file} line {line}: must be text without NUL characters")
-    return text
-
-
 def header_of(text: str) -> tuple[str, ...]:
     """Return the column names of the first line that is not empty, or none without such a line."""
     first = next((line for line in text.splitlines() if line), "")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tessera.estimator.userfiles import read_bytes, to_text
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.simulator.traces import morphling
-from tessera.simulator.traces.csvfile import decode_file, header_of
+from tessera.simulator.traces.csvfile import header_of
 from tessera.simulator.traces.profiles import mark_complete, parse_profiles
 from tessera.simulator.traces.trace import (
     EXACT_ITERATIONS_COLUMN,
@@ -24,11 +25,10 @@ def profiles_of(path: Path, *, complete: bool = False) -> list[EstimateRecord]:
     With ``complete``, they have all shapes on which their workloads run on their GPU types.
 
     Raises:
-        InvalidInput: the first 20 mistakes of the file.
-        OSError: the file cannot be read.
+        InvalidInput: the file cannot be read, or its first 20 mistakes.
     """
-    data = path.read_bytes()
-    if "exec_plan_raw" in header_of(decode_file(data, path.name)):
+    data = read_bytes(path)
+    if "exec_plan_raw" in header_of(to_text(path.name, data)):
         return mark_complete(morphling.parse_measured(data, path.name), complete)
     return mark_complete(parse_profiles(data, path.name), complete)
 
@@ -37,12 +37,11 @@ def trace_of(path: Path, options: TraceOptions | None = None) -> list[Arrival] |
     """Read a trace in the format of ours, Arena or Morphling, or one of durations without models.
 
     Raises:
-        InvalidInput: the first 20 mistakes of the file.
-        OSError: the file cannot be read.
+        InvalidInput: the file cannot be read, or its first 20 mistakes.
     """
     options = options or TraceOptions()
-    data = path.read_bytes()
-    header = header_of(decode_file(data, path.name))
+    data = read_bytes(path)
+    header = header_of(to_text(path.name, data))
     if "exec_plan_raw" in header:
         return morphling.parse_workload(data, path.name)[: options.limit]
     if "duration_s" in header and not {"num_iterations", EXACT_ITERATIONS_COLUMN} & set(header):

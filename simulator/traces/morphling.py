@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tessera.estimator.userfiles import read_bytes, to_text
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.values import Cell, EstimateSource, Workload
-from tessera.simulator.traces.csvfile import NAME, CsvRow, Mistakes, decode_file, parse_rows
+from tessera.simulator.traces.csvfile import NAME, CsvRow, Mistakes, parse_rows
 from tessera.simulator.traces.profiles import MAX_COUNT, MAX_ITERATION_S
 from tessera.simulator.traces.redraw import parameter_count
 from tessera.simulator.traces.trace import MAX_ITERATIONS, MAX_TIME_S, PLAN_LABEL, Arrival
@@ -109,12 +110,11 @@ def read_resources(path: Path) -> PlanResources:
     """Read the resources that plans need.
 
     Raises:
-        InvalidInput: the first 20 mistakes of the file.
-        OSError: the file cannot be read.
+        InvalidInput: the file cannot be read, or its first 20 mistakes.
     """
     mistakes = Mistakes(path.name)
     of_plan: dict[tuple[str, str], tuple[int, int]] = {}
-    text = decode_file(path.read_bytes(), path.name)
+    text = to_text(path.name, read_bytes(path))
     for row in parse_rows(text, mistakes, RESOURCES, _RESOURCES_REST):
         key = row.choice("model", tuple(MODELS)), row.name("plan")
         gigabytes = row.decimal("mem_per_gpu", 0.0, MAX_PER_GPU)
@@ -127,20 +127,18 @@ def read_measured(path: Path, resources: PlanResources = NO_RESOURCES) -> list[E
     """Read measurements.
 
     Raises:
-        InvalidInput: the first 20 mistakes of the file.
-        OSError: the file cannot be read.
+        InvalidInput: the file cannot be read, or its first 20 mistakes.
     """
-    return parse_measured(path.read_bytes(), path.name, resources)
+    return parse_measured(read_bytes(path), path.name, resources)
 
 
 def read_workload(path: Path) -> list[Arrival]:
     """Read a trace.
 
     Raises:
-        InvalidInput: the first 20 mistakes of the file.
-        OSError: the file cannot be read.
+        InvalidInput: the file cannot be read, or its first 20 mistakes.
     """
-    return parse_workload(path.read_bytes(), path.name)
+    return parse_workload(read_bytes(path), path.name)
 
 
 class _MeasuredPlacement(NamedTuple):
@@ -169,7 +167,7 @@ def parse_measured(
     """
     mistakes = Mistakes(file)
     best: dict[tuple[Workload, Cell], _MeasuredPlacement] = {}
-    for row in parse_rows(decode_file(data, file), mistakes, MEASURED, _MEASURED_REST):
+    for row in parse_rows(to_text(file, data), mistakes, MEASURED, _MEASURED_REST):
         placement = row.get("placement")
         if not (placement.isascii() and placement.isdigit()):
             row.wrong("placement", "must have one digit for each node, its number of GPUs")
@@ -195,7 +193,7 @@ def parse_workload(data: bytes, file: str) -> list[Arrival]:
     mistakes = Mistakes(file)
     arrivals: list[Arrival] = []
     lines: dict[str, int] = {}
-    for row in parse_rows(decode_file(data, file), mistakes, WORKLOAD, _WORKLOAD_REST):
+    for row in parse_rows(to_text(file, data), mistakes, WORKLOAD, _WORKLOAD_REST):
         model = row.choice("model", tuple(MODELS))
         params, batch = MODELS[model]
         submit_s = row.decimal("submit_s", -MAX_TIME_S, MAX_TIME_S)

@@ -6,9 +6,10 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+from tessera.estimator.userfiles import read_bytes, to_text
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.values import BEST_FOUND, ESTIMATE_SOURCES, Cell, EstimateSource, Workload
-from tessera.simulator.traces.csvfile import CsvRow, Mistakes, decode_file, parse_rows
+from tessera.simulator.traces.csvfile import CsvRow, Mistakes, parse_rows
 
 REQUIRED = (
     "model",
@@ -40,10 +41,9 @@ def read_profiles(path: Path, *, complete: bool = False) -> list[EstimateRecord]
     """Read a file. With ``complete``, all its profiles are.
 
     Raises:
-        InvalidInput: the first 20 mistakes of the file.
-        OSError: the file cannot be read.
+        InvalidInput: the file cannot be read, or its first 20 mistakes.
     """
-    return mark_complete(parse_profiles(path.read_bytes(), path.name), complete)
+    return mark_complete(parse_profiles(read_bytes(path), path.name), complete)
 
 
 def mark_complete(records: list[EstimateRecord], complete: bool) -> list[EstimateRecord]:
@@ -62,7 +62,7 @@ def parse_profiles(data: bytes, file: str) -> list[EstimateRecord]:
     mistakes = Mistakes(file)
     records: list[EstimateRecord] = []
     lines: dict[tuple[Workload, Cell], int] = {}
-    for row in parse_rows(decode_file(data, file), mistakes, REQUIRED, OPTIONAL):
+    for row in parse_rows(to_text(file, data), mistakes, REQUIRED, OPTIONAL):
         record = _record(row, file)
         if not row.ok:
             continue

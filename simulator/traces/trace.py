@@ -9,11 +9,12 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from tessera.estimator.userfiles import read_bytes, to_text
 from tessera.formulation.dependencies import Dependency
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.values import Workload
-from tessera.simulator.traces.csvfile import CsvRow, Mistakes, decode_file, header_of, parse_rows
+from tessera.simulator.traces.csvfile import CsvRow, Mistakes, header_of, parse_rows
 from tessera.simulator.traces.dependencies import (
     AFTER_COLUMN,
     drop_absent_dependencies,
@@ -111,11 +112,10 @@ def read_trace(
     """Read a file, with the options of ``TraceOptions``.
 
     Raises:
-        InvalidInput: the first 20 mistakes of the file.
-        OSError: the file cannot be read.
+        InvalidInput: the file cannot be read, or its first 20 mistakes.
     """
     options = TraceOptions(iteration_divisor=iteration_divisor, round_s=round_s, limit=limit)
-    return parse_trace(path.read_bytes(), path.name, options)
+    return parse_trace(read_bytes(path), path.name, options)
 
 
 def parse_trace(data: bytes, file: str, options: TraceOptions | None = None) -> list[Arrival]:
@@ -125,7 +125,7 @@ def parse_trace(data: bytes, file: str, options: TraceOptions | None = None) -> 
         InvalidInput: the first 20 mistakes, one on each line.
     """
     options = options or TraceOptions()
-    text = decode_file(data, file)
+    text = to_text(file, data)
     header = header_of(text)
     if "duration_s" in header and not {"num_iterations", EXACT_ITERATIONS_COLUMN} & set(header):
         raise InvalidInput("", f"{file}: has durations but no models; draw models with --redraw")
@@ -155,7 +155,7 @@ def parse_durations(
         InvalidInput: the first 20 mistakes, one on each line.
     """
     options = options or TraceOptions()
-    text = decode_file(data, file)
+    text = to_text(file, data)
     jobs, mistakes = [], Mistakes(file)
     for timed in _timed(text, mistakes, options, DURATION_COLUMNS):
         duration_s = timed.row.decimal("duration_s", 0.0, MAX_TIME_S, above=not options.screened)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 import grpc.aio
 import pytest
 import pytest_asyncio
+import sqlalchemy as sa
 from google.protobuf import descriptor_pb2
 from google.protobuf.message import Message
 from grpc import StatusCode
@@ -21,16 +23,21 @@ from tessera.formulation.access import Role
 from tessera.formulation.records.access import AuditFilter
 from tessera.formulation.secrets import JOIN_PREFIX, USER_PREFIX
 from tessera.service.security.authority import create_authority
+from tessera.service.security.references import Kind, find_texts, kind_of
 from tessera.service.security.roles import RULES, short_method
 from tessera.v1 import clusters_pb2, jobs_pb2
 from tests.support.database import a_database
+from tests.support.messages import set_text
+from tests.support.methods import all_methods
 from tests.support.patience import PATIENCE_S
 from tests.support.secured_server import (
     CALLER_PATH,
+    FOREIGN,
     FOREIGN_JOB,
     GET_CALLER,
     OWN,
     OWN_JOB,
+    PLACE,
     SecuredServer,
     fill,
     requests_for,
@@ -248,6 +255,83 @@ async def test_jobs_of_another_tenant_answer_like_ones_that_never_were(
     path = "/tessera.v1.Jobs/GetJob"
     assert other == await setup.outcome("admin", path, never[path])
     assert tried == {"viewer": 7, "user": 11}[who]
+    assert await asyncio.to_thread(setup.server.fingerprint) == before
+
+
+NAMES = {
+    Kind.JOB: f"{PLACE}/jobs/{{}}",
+    Kind.AWAITED: f"{PLACE}/jobs/{{}}",
+    Kind.TENANT: f"{PLACE}/tenants/{{}}",
+    Kind.TENANT_ID: "{}",
+    Kind.OWNED: f"{PLACE}/{{}}",
+}
+"""The text of a reference in a request, by its kind."""
+
+OF_OTHERS = {
+    Kind.JOB: [FOREIGN_JOB],
+    Kind.AWAITED: [FOREIGN_JOB, "theirs-array"],
+    Kind.TENANT: [FOREIGN],
+    Kind.TENANT_ID: [FOREIGN],
+    Kind.OWNED: ["arrays/theirs-array", "webhooks/theirs-hook"],
+}
+
+
+async def add_array_and_webhook_of_others(setup: Setup) -> None:
+    submit = requests_for()["/tessera.v1.Jobs/SubmitJob"]
+    assert isinstance(submit, jobs_pb2.SubmitJobRequest)
+    job = jobs_pb2.Job()
+    job.CopyFrom(submit.job)
+    job.tenant = FOREIGN
+    array = jobs_pb2.SubmitJobRequest(
+        job_id="theirs-array", job=job, array=jobs_pb2.ArrayIndices(first=1, last=2)
+    )
+    batch = jobs_pb2.SubmitJobsRequest(parent=PLACE, requests=[array])
+    await setup.server.call(setup.of["admin"], "/tessera.v1.Jobs/SubmitJobs", batch)
+    with setup.server.database.engine.begin() as connection:
+        connection.execute(
+            sa.text(
+                "INSERT INTO webhooks (cluster_id, name, tenant, all_tenants, url, events, labels, salt,"
+                " created_by) SELECT id, 'theirs-hook', :tenant, false, 'https://x.example/', '{}',"
+                " '{}', 'ab', 'ada' FROM clusters WHERE name = 'main'"
+            ),
+            {"tenant": FOREIGN},
+        )
+
+
+@pytest.mark.parametrize("who", ["viewer", "user"])
+async def test_whatever_a_request_names_of_another_tenant_is_as_if_it_never_was(
+    setup: Setup, who: str
+) -> None:
+    """Every text of every request that can name something of a tenant names another's."""
+    if who == "viewer":
+        await add_array_and_webhook_of_others(setup)
+    before = await asyncio.to_thread(setup.server.fingerprint)
+    tried = set[str]()
+    for path, sample in requests_for().items():
+        if who not in RULES[path].roles or RULES[path].is_open or path.startswith("/grpc"):
+            continue
+        for fields in find_texts(all_methods()[path].input_type):
+            kind = kind_of(fields)
+            if kind not in NAMES:
+                continue
+            for name in OF_OTHERS[kind]:
+                stem, _, _ = name.rpartition("/")
+                never = f"{stem}/never-1" if stem else "never-1"
+                outcomes = []
+                for named in (name, never):
+                    request = type(sample)()
+                    request.CopyFrom(sample)
+                    set_text(request, fields, NAMES[kind].format(named))
+                    code, details = await setup.outcome(who, path, request)
+                    known = re.sub("job-[0-9a-f]{16}", "job-NEW", details.replace(named, "NAME"))
+                    outcomes.append((code, known))
+                    assert code is not StatusCode.OK, (path, request)
+                assert outcomes[0] == outcomes[1], path
+                tried.add(path)
+    assert tried >= {
+        f"/tessera.v1.{method}"
+        for method in ("Scheduler/WhatIf", "Tenants/GetUsage", "Jobs/GetArray", "Jobs/GetJob")
+    }
     assert await asyncio.to_thread(setup.server.fingerprint) == before
 
 

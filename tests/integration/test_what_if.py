@@ -250,6 +250,11 @@ BAD = {
         StatusCode.NOT_FOUND,
         "cluster",
     ),
+    "more nodes than one addition may have, in parts": (
+        11 * [Change(nodes_added=what_if_pb2.AddedNodes(gpu_type="a100", count=1000))],
+        StatusCode.INVALID_ARGUMENT,
+        r"hypothesis.changes: nodes_added.count in all: must lie in 0 to 10,000; it is 11,000",
+    ),
     "a removed and changed job": (
         [Change(job_removed=WEAK), a_job_change(weight=2.0)],
         StatusCode.INVALID_ARGUMENT,

@@ -177,6 +177,20 @@ def broken_bytes(message: Message, rng: Rng) -> bytes:
     return bytes(raw)
 
 
+def set_text(message: Any, path: Sequence[FieldDescriptor], text: str) -> None:
+    """Set the text at the end of a path, and make the messages on the way."""
+    *outer, last = path
+    for field in outer:
+        held = getattr(message, field.name)
+        message = held.add() if field.is_repeated else held
+        if not field.is_repeated:
+            message.SetInParent()
+    if last.is_repeated:
+        getattr(message, last.name).append(text)
+    else:
+        setattr(message, last.name, text)
+
+
 def set_anything(message: Message, field: FieldDescriptor, rng: Rng, depth: int) -> None:
     """Set a field to any value of its type, or to a message while ``depth`` is left."""
     kind = field.message_type

@@ -258,7 +258,11 @@ def simulate(
     ] = None,
     jobs: Annotated[
         int | None,
-        _option(f"Number of synthetic jobs. Default: {DEFAULT_JOBS}.", min=1, max=limits.MAX_ROWS),
+        _option(
+            f"Number of synthetic jobs. Default: {DEFAULT_JOBS}.",
+            min=1,
+            max=limits.MAX_SYNTHETIC_JOBS,
+        ),
     ] = None,
     complete: Annotated[
         bool,

@@ -287,3 +287,17 @@ def test_host_memory_may_be_stated_only_once() -> None:
     )
     with pytest.raises(InvalidInput, match=r"nodes\[0\]: host_memory: is the same as 'host_bytes'"):
         clusterfile.read_cluster(text, "c.yaml")
+
+
+def test_the_nodes_of_a_cluster_file_are_counted_before_they_are_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def make(*_: object) -> None:
+        raise AssertionError("a node was made")
+
+    entries = "".join(
+        f"  - {{name: 'n{i}-{{}}', count: 100000, gpu_type: a100, gpus: 4}}\n" for i in range(100)
+    )
+    monkeypatch.setattr(clusterfile, "Node", make)
+    with pytest.raises(InvalidInput, match=r"nodes: has 10,000,000 nodes, and may have 100,000"):
+        clusterfile.read_cluster(f"gpu_types: {{a100: 40GiB}}\nnodes:\n{entries}", "c.yaml")

@@ -141,6 +141,10 @@ def test_a_quota_to_apply_is_printed(files: TraceFiles) -> None:
         (["--nodes", "a100"], "--nodes"),
         (["--nodes", "a100=2x4", "--nodes", "a100=1x4"], "--nodes"),
         (["--nodes", "a100=0x4"], "--nodes"),
+        (
+            ["--nodes", "a100=99999x4", "--nodes", "v100=2x4"],
+            "--nodes: has 100,001 nodes, and may have 100,000",
+        ),
         (["--tightness", "1.5:0.5"], "--tightness"),
         (["--tightness", "0"], "--tightness"),
         (["--large-from", "big"], "--large-from"),

@@ -33,7 +33,6 @@ from tessera.service.cli import clusterfile, jobfile, tenantfile, topology
 from tessera.service.rpc import lanes
 from tessera.service.rpc.convert.networks import to_topology
 from tessera.service.rpc.convert.rounds import read_options
-from tessera.simulator.logfile import read_log
 
 SMALL = DocumentLimits(size_bytes=1000, depth=3, nodes=10, text=20)
 
@@ -83,7 +82,6 @@ JSON_READERS: dict[str, Callable[[Path, str], object]] = {
     "a Cell's traffic": lambda _, text: parse_cell_traffic(text),
     "a list of nodes": lambda folder, text: read_nodes(a_file(folder, text)),
     "measured layers": lambda folder, text: records.read_profile_records(a_file(folder, text)),
-    "an allocation log": lambda folder, text: read_log(a_file(folder, text)),
 }
 
 

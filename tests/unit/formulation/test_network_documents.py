@@ -10,6 +10,7 @@ import pytest
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.topologies.builders import build_testbed as crux_testbed
 from tessera.formulation.topologies.document import build_topology, list_assumptions, write_columns
+from tessera.formulation.topologies.drafts import TopologyDraft
 from tessera.formulation.topologies.measures import count_tiers
 from tessera.formulation.topologies.routes import Routes
 from tessera.formulation.topologies.shapes import A100_HOST
@@ -326,10 +327,78 @@ def test_columns_of_unequal_length_are_refused() -> None:
         build_topology(document)
 
 
-def test_counts_that_would_fill_the_memory_are_refused() -> None:
-    wide = change_document(TESTBED, hosts=2, tors=10_000, aggregations=10_000)
-    with pytest.raises(InvalidInput, match="has more than 4,000,000 links; lower the counts"):
-        build_topology(wide)
+@pytest.mark.parametrize(
+    "document",
+    [
+        TESTBED,
+        TESTBED | {"host": {"like": "pcie", "pcie_switches": 1, "gpus": 3}, "cables": 3},
+        SIDES,
+        SIDES | {"pods": 1, "cores": 36},
+        TORUS,
+        TORUS | {"sizes": [2, 6]},
+        TORUS | {"sizes": [1, 2, 6]},
+        LINGJUN,
+        OWN,
+    ],
+)
+def test_links_are_counted_before_the_first_part_is_made(
+    document: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected: list[int] = []
+    really = TopologyDraft.expect
+
+    def expect(draft: TopologyDraft, links: int) -> None:
+        expected.append(links)
+        assert draft.names or len(expected) == 1
+        really(draft, links)
+
+    monkeypatch.setattr(TopologyDraft, "expect", expect)
+    topology = build_topology(document)
+    assert expected[0] == len(topology.links)
+
+
+TWO_SIDES = {"from": "host-0", "to": "left", "bytes_per_s": 1e9, "cables": 1000}
+
+
+@pytest.mark.parametrize(
+    ("document", "links"),
+    [
+        (TESTBED | {"hosts": 2, "tors": 10_000, "aggregations": 10_000}, 200_000_112),
+        (TESTBED | {"hosts": 100_000, "tors": 2, "aggregations": 2}, 5_600_008),
+        (TESTBED | {"tors": 6, "aggregations": 1_000, "cables": 1_000}, 12_000_672),
+        (SIDES | {"hosts": 100_000}, 6_400_240),
+        (
+            SIDES | {"hosts": 2, "tors": 20_000, "aggregations": 200, "pods": 1, "cores": 200},
+            8_000_528,
+        ),
+        (TORUS | {"hosts": 100_000, "sizes": [1000, 100], "host": "a100"}, 6_000_000),
+        (
+            LINGJUN
+            | {
+                "ports_per_nic": 1,
+                "asw_cables": 1024,
+                "rows": [[f"h{i}", "d", "p", f"s{i}"] for i in range(2000)],
+            },
+            4_208_004,
+        ),
+        (OWN | {"nodes": 100_000, "host": "a100"}, 4_800_012),
+        (OWN | {"nodes": 12, "links": 1000 * [TWO_SIDES]}, 4_000_192),
+    ],
+)
+def test_counts_that_would_fill_the_memory_are_refused_before_anything_is_made(
+    document: dict[str, Any], links: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(*_: object) -> int:
+        raise AssertionError("a part was made")
+
+    monkeypatch.setattr(TopologyDraft, "vertex", make)
+    monkeypatch.setattr(TopologyDraft, "cable", make)
+    with pytest.raises(InvalidInput) as refused:
+        build_topology(document)
+    assert (
+        str(refused.value)
+        == f"topology: has {links:,} links, and may have 4,000,000; lower the counts"
+    )
 
 
 def test_named_host_shapes_match_the_paper() -> None:

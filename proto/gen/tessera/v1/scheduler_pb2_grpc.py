@@ -103,9 +103,10 @@ class SchedulerServicer:
     """
 
     def Schedule(self, request, context):
-        """Decides one round and commits it. The round is solved within the caller's deadline. If two
-        calls for one cluster run at the same time, one is committed. The other gets ABORTED with the
-        reason ROUND_SUPERSEDED and the name of the committed round.
+        """Decides one round and commits it. The round is solved within the caller's deadline. If another
+        round of the cluster is committed meanwhile, the server decides again on the new state. If the
+        deadline leaves no time for that, the error is ABORTED with the reason ROUND_SUPERSEDED and the
+        name of the committed round.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

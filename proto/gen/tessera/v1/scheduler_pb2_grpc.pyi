@@ -35,9 +35,10 @@ class SchedulerStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SchedulerAsyncStub: ...
     Schedule: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ScheduleRequest, _scheduler_pb2.Round]
-    """Decides one round and commits it. The round is solved within the caller's deadline. If two
-    calls for one cluster run at the same time, one is committed. The other gets ABORTED with the
-    reason ROUND_SUPERSEDED and the name of the committed round.
+    """Decides one round and commits it. The round is solved within the caller's deadline. If another
+    round of the cluster is committed meanwhile, the server decides again on the new state. If the
+    deadline leaves no time for that, the error is ABORTED with the reason ROUND_SUPERSEDED and the
+    name of the committed round.
     """
     GetRound: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GetRoundRequest, _scheduler_pb2.Round]
     """Returns a stored round."""
@@ -78,9 +79,10 @@ class SchedulerAsyncStub(SchedulerStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Schedule: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ScheduleRequest, _scheduler_pb2.Round]  # type: ignore[assignment]
-    """Decides one round and commits it. The round is solved within the caller's deadline. If two
-    calls for one cluster run at the same time, one is committed. The other gets ABORTED with the
-    reason ROUND_SUPERSEDED and the name of the committed round.
+    """Decides one round and commits it. The round is solved within the caller's deadline. If another
+    round of the cluster is committed meanwhile, the server decides again on the new state. If the
+    deadline leaves no time for that, the error is ABORTED with the reason ROUND_SUPERSEDED and the
+    name of the committed round.
     """
     GetRound: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GetRoundRequest, _scheduler_pb2.Round]  # type: ignore[assignment]
     """Returns a stored round."""
@@ -124,9 +126,10 @@ class SchedulerServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.ScheduleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.Round, _abc.Awaitable[_scheduler_pb2.Round]]:
-        """Decides one round and commits it. The round is solved within the caller's deadline. If two
-        calls for one cluster run at the same time, one is committed. The other gets ABORTED with the
-        reason ROUND_SUPERSEDED and the name of the committed round.
+        """Decides one round and commits it. The round is solved within the caller's deadline. If another
+        round of the cluster is committed meanwhile, the server decides again on the new state. If the
+        deadline leaves no time for that, the error is ABORTED with the reason ROUND_SUPERSEDED and the
+        name of the committed round.
         """
 
     @_abc_1.abstractmethod

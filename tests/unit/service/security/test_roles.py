@@ -14,13 +14,6 @@ from tests.support.methods import all_methods
 ABLE = ["viewer", "user", "operator", "admin"]
 
 
-class Anything:
-    """A request with a value in each field."""
-
-    def __getattr__(self, name: str) -> Anything:
-        return self
-
-
 def test_every_method_of_every_service_has_one_rule_and_no_rule_is_left_over() -> None:
     assert set(RULES) == set(all_methods())
 
@@ -96,19 +89,6 @@ def test_viewers_change_nothing_and_users_only_jobs_and_their_estimates() -> Non
         "Webhooks.DeleteWebhook",
         "Webhooks.TestWebhook",
     }
-
-
-OF_ARRAYS = ("GetArray", "ChangeArray")
-"""Methods whose servicer itself compares the tenant, which is that of an array."""
-
-
-def test_every_method_that_names_a_job_checks_whose_it_is() -> None:
-    """A new method with a job in its request needs `jobs` or `has_specs` in its rule."""
-    for method, descriptor in all_methods().items():
-        rule, fields = RULES[method], {f.name: f for f in descriptor.input_type.fields}
-        names_job = "job" in fields or descriptor.containing_service.name == "Jobs"
-        if names_job and descriptor.name not in ("ListJobs", *OF_ARRAYS):
-            assert rule.has_specs or rule.jobs(Anything()), method
 
 
 @pytest.mark.parametrize(
