@@ -40,6 +40,20 @@ def write_json(path: str, value: dict[str, Any], *, durable: bool = False) -> No
         _sync_directory(os.path.dirname(path))
 
 
+def overwrite_json(path: str, value: dict[str, Any], length: int) -> None:
+    """Write the object over the file at ``path``, padded to ``length`` bytes, in one call.
+
+    It needs no space on a full disk once the file exists. A reader may see a mixture of the old and
+    the new text, which it must recognize. Raises OSError.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        os.pwrite(descriptor, json.dumps(value).ljust(length).encode(), 0)
+    finally:
+        os.close(descriptor)
+
+
 def make_private(path: str) -> None:
     """Make a directory that only its user may use, unless it exists, and the missing ones above.
 

@@ -19,6 +19,7 @@ from tessera.service.agent.keeper.spec import ADDRESS, PORT
 from tessera.service.agent.keeper.store import JobStore
 from tessera.service.agent.keeper.trainer import PORT_WORD, TrainerDoor
 from tessera.service.agent.keeper.tuning import TuningWatch
+from tessera.service.agent.lease import LeaseWatch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class MemberRun:
         self._spec = spec
         self._store = JobStore(spec.store, spec.generation, spec.job_number)
         self._requests = Requests()
+        self._lease = LeaseWatch(spec.lease)
+        self._is_alone = False  # for half of the lease no server was heard
         self._ranks = Ranks(spec, self._feed_text, self._take_report)
         self._ranks.wake_on(self._requests.descriptor)
         self._began_s = time.monotonic()
@@ -160,7 +163,7 @@ class MemberRun:
 
     def _take_requests(self, now_s: float) -> None:
         """Carry out the signals that came, and ask for a checkpoint if one is due."""
-        asked = self._requests.take()
+        asked = self._requests.take() | self._heed_lease()
         if CHECKPOINT in asked:
             self._ask_s = now_s
         if STOP in asked and self._stop_s is None:
@@ -179,7 +182,15 @@ class MemberRun:
 
     def _is_stopped(self) -> bool:
         """Return whether a stop was requested before the program ran."""
-        return STOP in self._requests.take()
+        return STOP in self._requests.take() | self._heed_lease()
+
+    def _heed_lease(self) -> set[int]:
+        """Return the requests that follow from the lease, although no agent may be left to make them."""
+        left_s = self._lease.left_s()
+        if left_s <= 0:
+            return {STOP}
+        was_alone, self._is_alone = self._is_alone, left_s < self._lease.lease_s / 2
+        return {CHECKPOINT} if self._is_alone and not was_alone else set()
 
     def _look(self, now_s: float) -> None:
         """Read what the program reported, and report it to the agent if it is new."""
@@ -289,7 +300,7 @@ class MemberRun:
         if self._killed:
             return
         if self._stop_s is not None:
-            if now_s > self._stop_s + self._spec.grace_s:
+            if now_s > self._stop_s + self._spec.grace_s or self._lease.must_be_dead():
                 self._killed = "grace"
         elif self._spec.leads:
             limit_s = self._spec.stall_limit_s

@@ -16,6 +16,7 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.runtimes import PROFILER, REPLAY, RUNTIMES
 from tessera.service.agent.credentials import Credentials
 from tessera.service.agent.isolation import UserRule
+from tessera.service.agent.lease import LEASE_FILE
 from tessera.service.agent.log_pruner import LogLimits
 from tessera.service.agent.runtimes.profiler import ProfilerRuntime
 from tessera.service.agent.runtimes.programs import ProgramRuntime, ProgramSettings
@@ -139,12 +140,18 @@ def make_runtimes(
         refusal=_refusal(options, servers),
         certificates=CertificateSource(SystemClock().wall_s()),
     )
+    lease = str(settings.data_dir / LEASE_FILE)
     runtimes: dict[str, Runtime] = {
-        REPLAY: ReplayRuntime(clock_factor=options.clock_factor, checkpoint_s=options.checkpoint_s),
+        REPLAY: ReplayRuntime(
+            clock_factor=options.clock_factor,
+            checkpoint_s=options.checkpoint_s,
+            lease=lease,
+        ),
         PROFILER: ProfilerRuntime(
             servers=tuple(servers),
             cluster=cluster,
             environment=dict(os.environ),
+            lease=lease,
             credentials=credentials,
         ),
     }

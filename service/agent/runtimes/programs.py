@@ -39,6 +39,7 @@ from tessera.service.agent.keeper.trainer import (
     TOKEN_FILE,
     trainer_variables,
 )
+from tessera.service.agent.lease import LEASE_FILE
 from tessera.service.agent.logs import claim_folder, folder_of
 from tessera.service.agent.process import python_argv, remove_secrets
 from tessera.service.agent.runtimes.arguments.layout import LaunchArguments, RankLayout
@@ -243,6 +244,7 @@ class ProgramRuntime:
             store=str(member.store),
             logs=str(folder_of(settings.data_dir / LOGS, gang.job, gang.generation)),
             mark=mark,
+            lease=str(settings.data_dir / LEASE_FILE),
             address=settings.address,
             argv=arguments.argv,
             environment={**self._environment(member, user, mark), **arguments.environment},
