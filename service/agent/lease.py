@@ -18,8 +18,8 @@ from tessera.service.agent.files import read_json
 LEASE_S, MARGIN_S = 30.0, 15.0
 """The lease and the margin of a process that has never read them: those of a server's defaults."""
 
-KILL_SHARE = 0.5
-"""The share of the margin after which nothing may be alive.
+KILL_SHARE, WARDEN_SHARE = 0.4, 0.55
+"""The shares of the margin after which a keeper kills its program, and the warden all that is left.
 
 The rest is for the server's clock, which may be set forward by up to 5 s before anybody notices, and
 for processes that take time to die.
@@ -63,9 +63,9 @@ class LeaseWatch:
         self._read()
         return self._heard_s + self.lease_s - read_boot_s()
 
-    def must_be_dead(self) -> bool:
-        """Return whether the time for stopping is past, too, so that nothing may be alive."""
-        return self.left_s() + KILL_SHARE * self._margin_s <= 0
+    def must_be_dead(self, share: float = KILL_SHARE) -> bool:
+        """Return whether ``share`` of the margin is past, too, so that nothing may be alive."""
+        return self.left_s() + share * self._margin_s <= 0
 
     def _read(self) -> None:
         if not self._path:

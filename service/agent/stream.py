@@ -86,9 +86,7 @@ class AgentLease:
     silence from its message.
     """
 
-    def __init__(
-        self, state: StateDir, clock: BootClock, lease_s: float | None = None
-    ) -> None:
+    def __init__(self, state: StateDir, clock: BootClock, lease_s: float | None = None) -> None:
         """Continue the lease of the agent that ran before, if there was one in this boot.
 
         If ``lease_s`` is None, its earlier value is kept; without one, the lease does not end

@@ -24,7 +24,7 @@ if __name__ == "__main__":  # without site, the checkout or site-packages must b
     here = os.path.abspath(__file__)  # ROOT/tessera/service/agent
     sys.path[0] = here.rsplit(os.sep, 4)[0]
 
-from tessera.service.agent.lease import LEASE_FILE, LeaseWatch
+from tessera.service.agent.lease import LEASE_FILE, WARDEN_SHARE, LeaseWatch
 from tessera.service.agent.process import ProcessIdentity, read_identity
 from tessera.service.agent.strays import is_alive, kill_marked
 
@@ -42,7 +42,7 @@ def guard(root: Path) -> None:
     output.register(1, 0)  # an error means that nobody reads it any more
     has_agent = True
     while not _is_replaced(root):
-        is_over = lease.must_be_dead()
+        is_over = lease.must_be_dead(WARDEN_SHARE)
         if (is_over or not has_agent) and not end_members(root, is_over) and not has_agent:
             return
         if has_agent:

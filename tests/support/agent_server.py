@@ -37,6 +37,7 @@ def as_message(gang: Gang) -> pb.DesiredGang:
         iterations_done=gang.iterations_done,
         restart_s=gang.restart_s,
         command=gang.command,
+        runtime=gang.runtime,
     )
 
 
