@@ -11,8 +11,8 @@ import pytest
 from tessera.formulation.errors import InvalidInput, NotAllowed
 from tessera.service.agent.backoff import backoff_s
 from tessera.service.agent.credentials import EnrolledCredentials, FixedCredentials
-from tessera.service.agent.main import main
 from tessera.service.agent.lease import boot_id
+from tessera.service.agent.main import main
 from tessera.service.agent.settings import build_config, make_parser, parse_node, read_nodes
 from tessera.service.agent.state import StateDir
 from tessera.service.agent.stream import AgentLease
