@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from tessera.db import inventory
 from tessera.db.clock_watch import CLOCK_S
 from tessera.db.documents import dump_json
+from tessera.db.failed_starts import forget_failed_starts
 from tessera.db.network import decision_from
 from tessera.db.outlook import HEARD_AHEAD
 from tessera.db.rows import JOBS_KEYED, SILENT_S, allocation_record, job_spec, shares_of
@@ -187,7 +188,8 @@ def register_agent(
     """
     turn = Turn.take(connection, cluster)
     me = {"cluster": turn.cluster, "name": agent, "incarnation": incarnation}
-    deleted = connection.execute(_DELETED, me).scalar() or ()
+    deleted = connection.execute(_DELETED, me).scalar()
+    is_restarted, deleted = deleted is None, deleted or ()
     specs = [spec for spec in specs if spec.name not in deleted]
     names = [spec.name for spec in specs]
     stored = connection.execute(_STORED, {"cluster": turn.cluster, "names": names}).all()
@@ -215,6 +217,8 @@ def register_agent(
     values = me | {"names": names, "rows": dump_json(found)}
     for statement in (_FIND, _LABEL):
         changed |= connection.execute(statement, values).rowcount > 0
+    if is_restarted:
+        changed |= forget_failed_starts(connection, turn.cluster, names)
     left = connection.execute(_LEAVE, values).rowcount > 0
     turn.needs_round |= returned or changed or left
     key = connection.execute(_REGISTER, values).scalar_one()

@@ -23,6 +23,7 @@ from tessera.service.agent.gangs import Gang
 from tessera.service.agent.hardware.host import find_host_bytes
 from tessera.service.agent.isolation import (
     ProgramUser,
+    UnsuitableNode,
     UserRule,
     make_cgroup,
     read_secrets,
@@ -105,12 +106,13 @@ class ProgramRuntime:
         """Check the gang, and write the files that its program reads.
 
         Raises:
-            InvalidInput: the program cannot be run here; or the plan not by this runtime.
+            UnsuitableNode: the program cannot be run here.
+            InvalidInput: this runtime cannot run the command or the plan.
             OSError: a file cannot be written or read.
         """
         gang, settings = member.gang, self.settings
         if problem := settings.refusal or gang.launch_problem:
-            raise InvalidInput("runtime", problem)
+            raise UnsuitableNode("runtime", problem)
         RUNTIMES[self.name].check_command("command", gang.command)
         plan = self._plan(member)
         user = settings.users.choose(gang.launch.user, os.geteuid())

@@ -633,7 +633,7 @@ class Welcome(_message.Message):
     inspect_s: _builtins.float
     margin_s: _builtins.float
     """The seconds after the lease for which the server waits before it gives the agent's GPUs to
-    others. The agent's processes are dead by half of it.
+    others. The agent's processes are dead before.
     """
     def __init__(
         self,
