@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 TICK_S = 0.5
 """Seconds between two looks at the files of the program."""
 
+STAGING_LIMIT_S = 1800.0
+"""Seconds after which the command before the program is killed, if the job states no stall limit."""
+
 MAX_PROGRESS_BYTES = 65_536
 """The largest number of bytes that are read of the program's progress file."""
 
@@ -123,14 +126,25 @@ class MemberRun:
         return variables
 
     def _stage(self, environment: dict[str, str]) -> bool:
-        """Run the command before the program; return False if a stop came meanwhile."""
+        """Run the command before the program; return False if a stop came meanwhile.
+
+        Raises:
+            ProgramNotStarted: it failed, or did not end in time.
+        """
         if not self._spec.staging:
             return True
         directory = self._spec.working_directory or self._store.files
+        limit_s = self._spec.stall_limit_s or STAGING_LIMIT_S
         staging = self._ranks.run_staging(self._spec.staging, environment, directory)
+        until_s = time.monotonic() + limit_s
         while staging.poll() is None:
             if self._is_stopped():
                 return False
+            if time.monotonic() > until_s:
+                raise children.ProgramNotStarted(
+                    f"the staging command did not end within {limit_s:g} s, and was killed; see its"
+                    " output, or submit the job with a longer --stall-limit"
+                )
             self._ranks.pump(TICK_S)
         self._ranks.drain()
         if staging.returncode:
