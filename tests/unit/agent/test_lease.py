@@ -65,13 +65,18 @@ def test_a_clock_of_the_wall_that_is_set_changes_no_lease(
         assert watch.left_s() == 30.0
 
 
+def replace_by_link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "missing": Path.unlink,
     "empty": lambda path: path.write_text(""),
     "not JSON": lambda path: path.write_text("{"),
     "half written": lambda path: path.write_text(path.read_text()[:40]),
     "without a boot": lambda path: path.write_text(json.dumps({"heard_s": NOW_S})),
-    "a link": lambda path: (path.unlink(), path.symlink_to("/dev/zero")),
+    "a link": replace_by_link,
     "in the future": lambda path: write(path, heard_s=1e9),
     "older": lambda path: write(path, heard_s=NOW_S - 500),
     "not a number": lambda path: write(path, heard_s=math.nan),
