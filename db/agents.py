@@ -136,12 +136,19 @@ WHERE n.cluster_id = :cluster AND coalesce({SILENT_S}, 'Infinity') > :silence_s
 """)  # noqa: S608 - a constant of tessera.db.rows
 
 _HEARD_NOW = sa.text(f"""
-WITH heard_agents AS (
-  UPDATE agents SET heard_at = clock_timestamp() WHERE cluster_id = :cluster AND {HEARD_AHEAD}
+WITH ahead AS MATERIALIZED (
+    SELECT id FROM agents WHERE cluster_id = :cluster AND {HEARD_AHEAD}
+    FOR NO KEY UPDATE SKIP LOCKED
+), heard_agents AS (
+    UPDATE agents a SET heard_at = clock_timestamp() FROM ahead WHERE a.id = ahead.id
 )
 UPDATE nodes SET heard_at = clock_timestamp() WHERE cluster_id = :cluster AND {HEARD_AHEAD}
 """)  # noqa: S608 - constants only
-"""A reset of times that lie in the future, so that the silence of these nodes counts again."""
+"""A reset of times that lie in the future, so that the silence of these nodes counts again.
+
+An agent whose row is locked is being heard. A turn that waited for it would stall the cluster, and
+could be in a deadlock with the heartbeats of several agents, which PostgreSQL notices by its clock.
+"""
 
 _SILENCE = sa.text(f"""
 WITH c AS (SELECT id FROM clusters WHERE name = :name)

@@ -1,6 +1,6 @@
 """The warden of a node: it ends what holds GPUs when nobody else is left to do so.
 
-An agent has one warden. Processes of jobs stop by themselves at the end of the agent's lease. If
+An agent has one warden. Processes of jobs stop at the end of the agent's lease on their own. If
 they cannot, because they hang, are stopped, or lost their keeper to SIGKILL, the warden kills them
 before the server gives their GPUs to others.
 
