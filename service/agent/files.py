@@ -50,6 +50,7 @@ def overwrite_json(path: str, value: dict[str, Any], length: int) -> None:
     descriptor = os.open(path, flags, 0o600)
     try:
         os.pwrite(descriptor, json.dumps(value).ljust(length).encode(), 0)
+        os.ftruncate(descriptor, length)  # what another program wrote may be longer
     finally:
         os.close(descriptor)
 

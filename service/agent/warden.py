@@ -40,29 +40,36 @@ def guard(root: Path) -> None:
     lease = LeaseWatch(str(root / LEASE_FILE))
     output = select.poll()
     output.register(1, 0)  # an error means that nobody reads it any more
-    has_agent = True
+    has_agent, is_done = True, False
     while not _is_replaced(root):
         is_over = lease.must_be_dead(WARDEN_SHARE)
-        if (is_over or not has_agent) and not end_members(root, is_over) and not has_agent:
-            return
+        if not has_agent or (is_over and not is_done):
+            is_done = not end_members(root, lease)
+            if is_done and not has_agent:
+                return
+        is_done = is_done and is_over  # nothing starts while the lease is over
         if has_agent:
             has_agent = not output.poll(TICK_S * 1000)
         else:
             time.sleep(TICK_S)
 
 
-def end_members(root: Path, is_over: bool) -> int:
+def end_members(root: Path, lease: LeaseWatch) -> int:
     """Kill what nobody governs; return the number of members of which something was alive.
 
-    These are the processes that a dead keeper has left and, if the lease ``is_over``, all others.
+    These are the processes that a dead keeper has left and, once the lease is over, all others.
     """
     alive = 0
     for directory in find_members(root):
         process = _recorded(directory / "process.json")
         lives = process is not None and is_alive(process)
+        # After the file was read: an agent renews its lease before it starts a process.
+        is_over = lease.must_be_dead(WARDEN_SHARE)
         if lives and is_over and process is not None:
             _kill(process)
-        alive += bool((is_over or not lives) and kill_marked(directory)) or lives
+        if (is_over or not lives) and kill_marked(directory):
+            lives = True
+        alive += lives
     return alive
 
 

@@ -182,7 +182,7 @@ def test_a_gang_with_a_broken_description_is_removed_and_its_process_ended(
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[1]", "{}", '{"boot": 3}', '{"heard_s": "x", "boot": "%s"}']
+    "text", ["", 5000 * "x", "{", "[1]", "{}", '{"boot": 3}', '{"heard_s": "x", "boot": "%s"}']
 )
 def test_a_broken_lease_is_replaced_once_a_server_answers(
     tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
