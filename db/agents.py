@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from tessera.db import inventory
 from tessera.db.clock_watch import CLOCK_S
 from tessera.db.documents import dump_json
+from tessera.db.failed_starts import forget_failed_starts
 from tessera.db.network import decision_from
 from tessera.db.outlook import HEARD_AHEAD
 from tessera.db.rows import JOBS_KEYED, SILENT_S, allocation_record, job_spec, shares_of
@@ -135,12 +136,19 @@ WHERE n.cluster_id = :cluster AND coalesce({SILENT_S}, 'Infinity') > :silence_s
 """)  # noqa: S608 - a constant of tessera.db.rows
 
 _HEARD_NOW = sa.text(f"""
-WITH heard_agents AS (
-  UPDATE agents SET heard_at = clock_timestamp() WHERE cluster_id = :cluster AND {HEARD_AHEAD}
+WITH ahead AS MATERIALIZED (
+    SELECT id FROM agents WHERE cluster_id = :cluster AND {HEARD_AHEAD}
+    FOR NO KEY UPDATE SKIP LOCKED
+), heard_agents AS (
+    UPDATE agents a SET heard_at = clock_timestamp() FROM ahead WHERE a.id = ahead.id
 )
 UPDATE nodes SET heard_at = clock_timestamp() WHERE cluster_id = :cluster AND {HEARD_AHEAD}
 """)  # noqa: S608 - constants only
-"""A reset of times that lie in the future, so that the silence of these nodes counts again."""
+"""A reset of times that lie in the future, so that the silence of these nodes counts again.
+
+An agent whose row is locked is being heard. A turn that waited for it would stall the cluster, and
+could be in a deadlock with the heartbeats of several agents, which PostgreSQL notices by its clock.
+"""
 
 _SILENCE = sa.text(f"""
 WITH c AS (SELECT id FROM clusters WHERE name = :name)
@@ -187,7 +195,8 @@ def register_agent(
     """
     turn = Turn.take(connection, cluster)
     me = {"cluster": turn.cluster, "name": agent, "incarnation": incarnation}
-    deleted = connection.execute(_DELETED, me).scalar() or ()
+    deleted = connection.execute(_DELETED, me).scalar()
+    is_restarted, deleted = deleted is None, deleted or ()
     specs = [spec for spec in specs if spec.name not in deleted]
     names = [spec.name for spec in specs]
     stored = connection.execute(_STORED, {"cluster": turn.cluster, "names": names}).all()
@@ -215,6 +224,8 @@ def register_agent(
     values = me | {"names": names, "rows": dump_json(found)}
     for statement in (_FIND, _LABEL):
         changed |= connection.execute(statement, values).rowcount > 0
+    if is_restarted:
+        changed |= forget_failed_starts(connection, turn.cluster, names)
     left = connection.execute(_LEAVE, values).rowcount > 0
     turn.needs_round |= returned or changed or left
     key = connection.execute(_REGISTER, values).scalar_one()

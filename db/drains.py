@@ -1,4 +1,7 @@
-"""Drains of nodes by operators. Health drains nodes, too (``tessera.db.health``)."""
+"""Drains of nodes by operators.
+
+Health and failed starts drain nodes, too (``tessera.db.health``, ``tessera.db.failed_starts``).
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,17 @@ from tessera.formulation.records.clusters import NodeRecord
 _DRAIN = sa.text("""
 UPDATE nodes SET draining = true, drain_reason = coalesce(nullif(:reason, ''), drain_reason),
     drained_by = :drained_by, drained_at = now(), version = version + 1,
-    health_drain = false, probation_until = NULL
+    health_drain = false, probation_until = NULL, failed_starts = 0
 WHERE cluster_id = :cluster AND name = ANY(:names)
-    AND (NOT draining OR health_drain OR (:reason <> '' AND drain_reason <> :reason))
+    AND (NOT draining OR health_drain OR failed_starts > 0
+        OR (:reason <> '' AND drain_reason <> :reason))
 """)
-"""The drain of an operator. Health does not undrain the node any more if it had drained it."""
+"""The drain of an operator. Nothing else undrains the node any more, whatever had drained it."""
 
 _UNDRAIN = sa.text("""
 UPDATE nodes SET draining = false, drain_reason = '', drained_by = '', drained_at = NULL,
-    version = version + 1, health_drain = false, probation_until = NULL, excused_faults = faults
+    version = version + 1, health_drain = false, probation_until = NULL, excused_faults = faults,
+    failed_starts = 0
 WHERE cluster_id = :cluster AND name = ANY(:names) AND draining
 """)
 

@@ -14,6 +14,7 @@ from tessera.db.agents import require_agent
 from tessera.db.derived_estimates import notify_estimators
 from tessera.db.documents import dump_json
 from tessera.db.failed_plans import exclude_plans, keep_failures
+from tessera.db.failed_starts import REASONS, note_failed_starts, note_starts
 from tessera.db.job_columns import UNTIL_EXIT
 from tessera.db.training import keep_training, training_row
 from tessera.db.tunings import (
@@ -46,7 +47,7 @@ _ON_NODES = sa.text(f"""
 SELECT l.job_id, l.generation AS of_generation, l.node_id, n.name AS node,
     max(l.release_revision) AS release_revision,
     j.name, j.state, j.generation, j.leader_id, j.retries, j.max_retries, j.iterations,
-    j.iterations_done, max(t.generation) AS traffic_of, j.runtime,
+    j.iterations_done, max(t.generation) AS traffic_of, j.runtime, j.cell_gpus,
     {UNTIL_EXIT} AS until_exit,
     EXISTS (SELECT FROM allocations w WHERE w.job_id = j.id AND w.hold = 'reserved') AS waits
 FROM nodes n JOIN allocations l ON l.node_id = n.id JOIN jobs j ON j.id = l.job_id
@@ -142,6 +143,7 @@ class ReportDifferences:
     tuned: list[dict[str, Any]] = field(default_factory=list)  # plans that tunings found
     changes: list[JobChange] = field(default_factory=list)
     freed: list[dict[str, Any]] = field(default_factory=list)
+    unstarted: list[dict[str, Any]] = field(default_factory=list)  # jobs that a node cannot start
 
 
 def record_observation(
@@ -176,6 +178,8 @@ def record_observation(
         notify_estimators(connection, cluster)
     keep_failures(connection, findings.failures)  # before the jobs lose their Cells
     _keep_facts(connection, cluster, findings)
+    note_starts(connection, [c.job for c in findings.changes if c.event is JobEvent.RAN])
+    turn.needs_round |= note_failed_starts(connection, findings.unstarted)
     turn.apply(findings.changes)
     if findings.freed:
         connection.execute(_FREE, {"rows": dump_json(findings.freed)})
@@ -294,6 +298,8 @@ def _compare_job(
         findings.changes.append(change)
     if failed is not None and (change is None or change.event in FAILURES):
         _note_failure(findings, row, failed, is_new=change is not None)
+    if failed is not None and change is not None and failed.exit_reason in REASONS:
+        findings.unstarted += _failed_start(members, failed)
     if training := [gang for gang in gangs if _trains(row, gang)]:
         first = leader if leader in training else None
         if (facts := training_row(_key(row), _most_iterations(row), first, training)) is not None:
@@ -321,6 +327,23 @@ def _note_failure(
     if trains and reason is ExitReason.OUT_OF_MEMORY:
         text = f"ran out of memory on {failed.node}: start {row.generation} of job {row.name}"
         findings.exhausted.append(_key(row) | {"provenance": text})
+
+
+def _failed_start(
+    members: Sequence[tuple[sa.Row[tuple[object, ...]], ObservedGang]], failed: ObservedGang
+) -> list[dict[str, Any]]:
+    """Return the row of a start that failed on a node."""
+    return [
+        {
+            "id": row.job_id,
+            "node": row.node_id,
+            "gpus": row.cell_gpus,
+            "unfit": failed.exit_reason is ExitReason.NODE_UNFIT,
+            "error": failed.error,
+        }
+        for row, gang in members
+        if gang is failed
+    ]
 
 
 def _note_progress(

@@ -20,6 +20,7 @@ class ExitReason(StrEnum):
     LOSS_NOT_FINITE = "loss_not_finite"  # the same samples would lead there again
     OUT_OF_MEMORY = "out_of_memory"  # of a GPU or of the host: its execution plan does not fit
     GPU_FAILED = "gpu_failed"
+    NODE_UNFIT = "node_unfit"  # the node can start no program until it is mended
     BAD_CHECKPOINT = "bad_checkpoint"
     STALLED = "stalled"  # no progress for too long
     NOT_STARTED = "not_started"  # e.g. a missing program, a taken port, an absent member
@@ -43,6 +44,7 @@ _SENTENCES: Final = {
     ExitReason.LOSS_NOT_FINITE: "its loss is not a finite number, so it is not tried again",
     ExitReason.OUT_OF_MEMORY: "it ran out of memory",
     ExitReason.GPU_FAILED: "a GPU failed",
+    ExitReason.NODE_UNFIT: "its node cannot start programs",
     ExitReason.BAD_CHECKPOINT: "it could not go on from its checkpoint",
     ExitReason.STALLED: "it made no progress for too long",
     ExitReason.NOT_STARTED: "it could not be started",

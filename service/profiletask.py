@@ -36,6 +36,7 @@ from tessera.formulation.logs import DiscreetFormatter
 from tessera.formulation.records.estimates import HostRates
 from tessera.formulation.release import install_hint
 from tessera.service.agent.files import read_json, write_json
+from tessera.service.agent.lease import LeaseWatch
 from tessera.service.agent.runtimes.replay_job import STOP_SIGNALS, announce_running, write_outcome
 from tessera.service.profileclock import CLOCK_FILE, TaskClock
 from tessera.service.rpc.convert.profiles import of_host
@@ -52,6 +53,9 @@ RECORDS_FILE: Final = "records.jsonl"
 HOST_FILE: Final = "host.json"
 CALL_S, RETRY_S = 20.0, 2.0
 """Deadline of a call, and pause after a server did not take the records."""
+
+LOOK_S: Final = 1.0
+"""Seconds between two looks at the agent's lease."""
 
 ASK_S: Final = 5.0
 """Deadline of a call that asks for the time left. Without an answer, the task goes on."""
@@ -284,8 +288,13 @@ def write_progress(spec: TaskSpec, sizes_done: float) -> None:
 
 
 def _stop_at_signal(spec: dict[str, Any], held: threading.Lock, clock: TaskClock) -> None:
-    """End this process at SIGTERM, between two records, whatever its main thread is doing."""
-    signal.sigwait(STOP_SIGNALS)
+    """End this process at SIGTERM or with the agent's lease, whatever its main thread is doing.
+
+    It ends between two records.
+    """
+    lease = LeaseWatch(spec.get("lease", ""))
+    while signal.sigtimedwait(STOP_SIGNALS, LOOK_S) is None and lease.left_s() > 0:
+        pass
     with held:
         try:
             clock.save()

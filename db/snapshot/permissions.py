@@ -8,6 +8,7 @@ from typing import Any, Final, TypedDict
 import numpy as np
 import sqlalchemy as sa
 
+from tessera.db.failed_starts import AVOIDS
 from tessera.db.rows import json_rows
 from tessera.db.snapshot.keys import Keys, split_ints
 from tessera.db.tables import LIVE
@@ -22,13 +23,15 @@ from tessera.formulation.permissions import (
 )
 from tessera.formulation.snapshot import Jobs
 
+_AVOIDS: Final = f"""(
+    SELECT j.id, n.id, n.name
+    FROM job_avoids v JOIN jobs j ON j.id = v.job_id JOIN nodes n ON n.id = v.node_id
+    WHERE j.cluster_id = c.id AND j.{LIVE} UNION {AVOIDS}
+) AS v(job, node, name)"""  # noqa: S608 - constants of db
+"""The nodes that jobs avoid because their users want it, or after failed starts."""
+
 TABLES: Final = {
-    "avoids": json_rows(
-        "v.job_id, v.node_id",
-        "job_avoids v JOIN jobs j ON j.id = v.job_id JOIN nodes n ON n.id = v.node_id"
-        f" WHERE j.cluster_id = c.id AND j.{LIVE}",
-        "j.id, n.name",
-    ),
+    "avoids": json_rows("v.job, v.node", _AVOIDS, "v.job, v.name"),
     "allowed_types": json_rows(
         "j.id, t.id",
         "jobs j CROSS JOIN LATERAL jsonb_array_elements_text(j.allowed_types) AS a(name)"

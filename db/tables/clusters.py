@@ -103,6 +103,7 @@ nodes = sa.Table(
     # those of them with which an operator has put it back
     sa.Column("excused_faults", JSONB, server_default=sa.text("'[]'"), nullable=False),
     moment_column("probation_until", nullable=True),
+    count_column("failed_starts"),  # in a row, because of the node: see tessera.db.failed_starts
     sa.UniqueConstraint("cluster_id", "name"),
     sa.CheckConstraint("gpus BETWEEN 1 AND 64", name="gpus"),
     sa.CheckConstraint(

@@ -226,6 +226,15 @@ job_avoids = sa.Table(
     sa.Index(None, "node_id"),
 )
 
+failed_starts = sa.Table(  # of jobs that have not run since; they avoid the nodes
+    "failed_starts",
+    metadata,
+    reference_column("job_id", "jobs.id", ondelete="CASCADE", primary_key=True),
+    reference_column("node_id", "nodes.id", ondelete="CASCADE", primary_key=True),
+    count_column("gpus", None),  # of the start, on all nodes
+    sa.Index(None, "node_id"),
+)
+
 job_history = sa.Table(
     "job_history",
     metadata,

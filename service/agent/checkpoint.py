@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 
 from tessera.service.agent.files import (
     make_private,
@@ -26,6 +27,9 @@ TYPE_CHECKING = False  # importing typing would be a sixth of a job's start
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+LOCK_S, LOCK_PAUSE_S = 60.0, 0.05
+"""Seconds for which a process waits for the lock of a store, and between two attempts."""
 
 
 class StaleGeneration(RuntimeError):
@@ -124,10 +128,26 @@ def _checked_fence(directory: str, generation: int, job: int) -> tuple[int, int]
 
 
 def _lock(directory: str) -> int:
-    """Return a descriptor that holds the store's lock until it is closed."""
-    descriptor = open_private(os.path.join(directory, "lock"), keep=True)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    return descriptor
+    """Return a descriptor that holds the store's lock until it is closed.
+
+    Raises:
+        TimeoutError: another process holds it for too long. It may be frozen, even on another node.
+    """
+    path = os.path.join(directory, "lock")
+    descriptor = open_private(path, keep=True)
+    until_s = time.monotonic() + LOCK_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() < until_s:
+                time.sleep(LOCK_PAUSE_S)
+                continue
+            os.close(descriptor)
+            raise TimeoutError(
+                f"another process has held {path} for {LOCK_S:g} s; is one of this job frozen on some node?"
+            ) from None
+        return descriptor
 
 
 def _whole(path: str, stored: dict[str, object], name: str) -> int:

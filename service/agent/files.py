@@ -43,6 +43,20 @@ def write_json(
     write_text(path, json.dumps(value), durable=durable, mode=mode)
 
 
+def overwrite_json(path: str, value: dict[str, Any], length: int) -> None:
+    """Write the object over the file at ``path``, padded to ``length`` bytes, in one call.
+
+    It needs no space on a full disk once the file exists. A reader may see a mixture of the old and
+    the new text, which it must recognize. Raises OSError.
+    """
+    descriptor = open_private(path, keep=True)
+    try:
+        os.pwrite(descriptor, json.dumps(value).ljust(length).encode(), 0)
+        os.ftruncate(descriptor, length)  # what another program wrote may be longer
+    finally:
+        os.close(descriptor)
+
+
 def write_text(
     path: str,
     text: str,

@@ -35,6 +35,18 @@ CGROUP_ROOT: Final = Path("/sys/fs/cgroup")
 """Where version 2 of cgroups is mounted, if it is the machine's only version."""
 
 
+class UnsuitableNode(InvalidInput):
+    """This node cannot run the job. Another node may."""
+
+    reason = "UNSUITABLE_NODE"
+
+
+class UnfitNode(UnsuitableNode):
+    """This node can run no program of this user until it is mended, whatever the job."""
+
+    reason = "UNFIT_NODE"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramUser:
     """A user of the operating system that programs run as."""
@@ -62,39 +74,44 @@ class UserRule:
         """Return the user for a job that names ``wanted``, or none ("").
 
         Raises:
-            InvalidInput: the agent must not or cannot run programs as this user.
+            UnsuitableNode: the agent must not or cannot run programs as this user.
         """
         own = find_user(own_uid)
         name = wanted or self.default or own.name
         if own_uid != 0:
             if name != own.name:
-                raise InvalidInput(
+                raise UnsuitableNode(
                     "launch.user",
                     f"is {name}, but this agent runs as {own.name} and can run programs only as that"
                     " user; start the agent as root",
                 )
             return own
         if not (wanted or self.default):
-            raise InvalidInput(
+            raise UnsuitableNode(
                 "launch.user",
                 "is needed, because this agent runs as root; start it with --run-as USER, or name a"
                 " user that it allows",
             )
         if wanted and wanted != self.default and wanted not in self.allowed:
-            raise InvalidInput(
+            raise UnsuitableNode(
                 "launch.user",
                 f"must not be {wanted} on this node; ask for --allow-user {wanted} on its agent",
             )
-        return find_user(name)
+        try:
+            return find_user(name)
+        except UnsuitableNode as error:
+            if wanted:
+                raise
+            raise UnfitNode("--run-as", error.problem) from error
 
 
 def find_user(name_or_uid: str | int) -> ProgramUser:
-    """Return a user of this machine. Raises InvalidInput."""
+    """Return a user of this machine. Raises UnsuitableNode."""
     try:
         named = pwd.getpwnam if isinstance(name_or_uid, str) else pwd.getpwuid
         entry = named(name_or_uid)  # type: ignore[arg-type]
     except KeyError:
-        raise InvalidInput(
+        raise UnsuitableNode(
             "launch.user", f"{name_or_uid} does not exist on this node; create the user"
         ) from None
     return ProgramUser(
@@ -110,7 +127,7 @@ def require_entrance(path: Path, user: ProgramUser) -> None:
     """Check that ``user`` can enter ``path`` and the directories above it.
 
     Raises:
-        InvalidInput: it cannot, so its programs could not read or write their files.
+        UnfitNode: it cannot, so its programs could not read or write their files.
     """
     if user.uid == 0:
         return
@@ -123,7 +140,7 @@ def require_entrance(path: Path, user: ProgramUser) -> None:
         else:
             may = status.st_mode & stat.S_IXOTH
         if not may:
-            raise InvalidInput(
+            raise UnfitNode(
                 "--run-as",
                 f"{user.name} cannot enter {directory} (mode {stat.S_IMODE(status.st_mode):o}), where its"
                 f" programs have their files; run `chmod o+x {directory}`, or choose other directories for"
@@ -160,12 +177,13 @@ def read_secrets(
     """Return the values of the secrets of a tenant, by variable. Never log the result.
 
     Raises:
-        InvalidInput: the agent has no secrets, or a secret does not exist or cannot be used.
+        UnsuitableNode: the agent has no secrets, or a secret does not exist or cannot be used.
+        InvalidInput: the tenant's name is not that of a folder.
     """
     if not secrets:
         return {}
     if directory is None:
-        raise InvalidInput(
+        raise UnsuitableNode(
             "launch.secrets", "cannot be read: this agent was started without --secrets-dir"
         )
     folder = tenant or "default"
@@ -178,11 +196,11 @@ def read_secrets(
             text = read_start(str(path), MAX_SECRET_BYTES + 1).decode()
         except (OSError, ValueError) as error:
             problem = "does not exist" if isinstance(error, FileNotFoundError) else "cannot be read"
-            raise InvalidInput(
+            raise UnsuitableNode(
                 "launch.secrets", f"{secret.name} {problem} on this node; put it into {path.parent}"
             ) from error
         if len(text) > MAX_SECRET_BYTES or "\0" in text:
-            raise InvalidInput("launch.secrets", f"{secret.name} is no text of at most 64 KiB")
+            raise UnsuitableNode("launch.secrets", f"{secret.name} is no text of at most 64 KiB")
         values[secret.variable] = text.rstrip("\r\n")
     return values
 

@@ -14,6 +14,7 @@ from tessera.service.agent.gangs import (
     GangPhase,
     GangReport,
 )
+from tessera.service.agent.isolation import UnfitNode, UnsuitableNode
 from tessera.service.agent.runtimes.protocol import MemberHandle, Progress
 
 
@@ -110,9 +111,16 @@ def reconcile_gangs(desired: Iterable[Gang] | None, here: Iterable[LocalGang]) -
 
 
 def failed_member(node: str, error: Exception) -> LocalMember:
-    """Return a member that could not be started. Wrong input fails in the same way again."""
-    is_refused = isinstance(error, InvalidInput)
-    reason = ExitReason.REFUSED if is_refused else ExitReason.NOT_STARTED
+    """Return a member that could not be started.
+
+    Wrong input fails in the same way again, but not what only this node lacks.
+    """
+    if isinstance(error, UnfitNode | OSError):
+        reason = ExitReason.NODE_UNFIT
+    elif isinstance(error, InvalidInput) and not isinstance(error, UnsuitableNode):
+        reason = ExitReason.REFUSED
+    else:
+        reason = ExitReason.NOT_STARTED
     return LocalMember(node=node, phase=GangPhase.FAILED, error=str(error), reason=reason)
 
 

@@ -16,6 +16,7 @@ from tessera.formulation.runtimes import DEFAULT_RUNTIME
 from tessera.service.agent.credentials import Credentials
 from tessera.service.agent.hardware import command as health
 from tessera.service.agent.hardware.monitor import start_monitor
+from tessera.service.agent.lease import read_boot_s
 from tessera.service.agent.log_pruner import keep_logs_within
 from tessera.service.agent.network import command as network
 from tessera.service.agent.network.map_worker import NetworkMapWorker
@@ -32,6 +33,7 @@ from tessera.service.agent.stream import (
     watch_lease,
 )
 from tessera.service.agent.supervisor import Supervisor
+from tessera.service.agent.warden_process import keep_warden
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +77,7 @@ async def run_agent(
             supervisor.adopt()
             if sampling is not None:
                 tasks.create_task(sampling.watch(supervisor.live, changed.set))
-            lease = AgentLease(state, time.monotonic, config.timing.lease_s)
+            lease = AgentLease(state, read_boot_s, config.timing.lease_s)
             link = ServerLink(
                 servers=config.servers,
                 credentials=config.credentials,
@@ -85,13 +87,14 @@ async def run_agent(
                 timing=config.timing,
                 changed=changed,
                 leave=leave,
-                clock=time.monotonic,
+                clock=read_boot_s,
                 health=start_monitor(
                     config.health, tasks.create_task, changed.set, supervisor.live
                 ),
                 logs=config.data_dir.resolve() / LOGS,
             )
             tasks.create_task(watch_lease(lease, supervisor))
+            tasks.create_task(keep_warden(config.data_dir.resolve()))
             logs = config.data_dir.resolve() / LOGS
             tasks.create_task(keep_logs_within(logs, config.logs, supervisor.live))
             tasks.create_task(

@@ -19,9 +19,9 @@ from tessera.service.agent.files import (
     open_private,
     read_json,
     read_start,
-    read_trusted,
     write_json,
 )
+from tessera.service.agent.lease import boot_id
 
 log = logging.getLogger(__name__)
 
@@ -57,11 +57,6 @@ def remove_secrets(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def boot_id() -> str:
-    """Return the id of this boot of the machine."""
-    return read_trusted("/proc/sys/kernel/random/boot_id").strip()
-
-
 def identity_of(pid: int) -> ProcessIdentity | None:
     """Return the identity of the process that has the id ``pid`` now, or None if no such process exists."""
     try:
@@ -70,6 +65,16 @@ def identity_of(pid: int) -> ProcessIdentity | None:
         return None
     start_ticks = int(stat.rpartition(b")")[2].split()[19])
     return ProcessIdentity(pid=pid, start_ticks=start_ticks, boot=boot_id())
+
+
+def read_identity(file: Path) -> ProcessIdentity | None:
+    """Return the process that is recorded in ``file``, or None if there is no such file.
+
+    Raises:
+        OSError, TypeError, ValueError: the file cannot be read, or holds something else.
+    """
+    stored = read_json(str(file))
+    return None if stored is None else ProcessIdentity(**stored)
 
 
 class Process:
@@ -151,10 +156,9 @@ class Process:
 
         If there is no such file, return None.
         """
-        stored = read_json(str(identity))
-        if stored is None:
+        wanted = read_identity(identity)
+        if wanted is None:
             return None
-        wanted = ProcessIdentity(**stored)
         try:
             pidfd = os.pidfd_open(wanted.pid)
         except ProcessLookupError:
@@ -188,6 +192,13 @@ class Process:
         except ChildProcessError:  # adopted: its status goes to its actual parent
             return None
         return os.waitstatus_to_exitcode(status)
+
+    def leave(self) -> None:
+        """Watch the process no more. It notices that nobody reads its output."""
+        for descriptor in (self._output, self._pidfd):
+            if descriptor is not None:
+                os.close(descriptor)
+        self._output = self._pidfd = None
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, unless the process is dead."""

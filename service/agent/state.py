@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import logging
-import math
 import os
 import signal
 import stat
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Final
 from urllib.parse import quote
 
 from tessera.formulation.errors import InvalidInput, NotAllowed
@@ -19,15 +19,20 @@ from tessera.service.agent.files import (
     change_mode,
     make_private,
     open_private,
+    overwrite_json,
     read_json,
     remove_tree,
     write_json,
 )
 from tessera.service.agent.gangs import Gang, GangKey, NetworkPart, gang_from_json, gang_to_json
-from tessera.service.agent.process import Process, boot_id
+from tessera.service.agent.lease import LEASE_FILE, boot_id
+from tessera.service.agent.process import Process
 from tessera.service.agent.strays import kill_marked
 
 log = logging.getLogger(__name__)
+
+LEASE_BYTES: Final = 256
+"""The length of the file of the lease: more than any that is written."""
 
 
 class StateDir:
@@ -118,32 +123,33 @@ class StateDir:
                 _end_stray(directory)
                 _clear(directory)
 
-    def save_lease(self, heard_s: float, lease_s: float) -> None:
-        """Record when a server was last heard, by the monotonic clock, and for how long that holds.
+    @property
+    def lease_file(self) -> Path:
+        """Return the file of the lease, which ``tessera.service.agent.lease`` describes."""
+        return self._root / LEASE_FILE
+
+    def save_lease(self, heard_s: float, lease_s: float, margin_s: float) -> None:
+        """Record when a server was last heard, by the boot clock, and for how long that holds.
 
         Raises:
-            OSError: it cannot be written, so a restart would find an older moment, or none.
+            OSError: it cannot be written, so others find an older moment, or none.
         """
-        value = {"heard_s": heard_s, "lease_s": lease_s, "boot": boot_id()}
-        write_json(str(self._root / "lease.json"), value)
+        value = {"heard_s": heard_s, "lease_s": lease_s, "margin_s": margin_s, "boot": boot_id()}
+        overwrite_json(str(self.lease_file), value, LEASE_BYTES)
 
     def load_lease(self) -> tuple[float, float] | None:
-        """Return what ``save_lease`` wrote in this boot, or None if it wrote nothing.
+        """Return the moment and the lease that ``save_lease`` wrote in this boot, or None.
 
-        A broken file counts as a lease that is over.
+        None also stands for a damaged file. Processes that run then count from what they read before.
         """
         try:
-            stored = read_json(str(self._root / "lease.json"))
+            stored = read_json(str(self.lease_file))
             if stored is None or stored["boot"] != boot_id():
                 return None
             return float(stored["heard_s"]), float(stored["lease_s"])
         except (KeyError, OSError, TypeError, ValueError) as error:
-            log.warning(
-                "cannot read the lease on disk, so it counts as over: %s",
-                error,
-                extra={"action": "lease"},
-            )
-            return -math.inf, 1.0
+            log.warning("cannot read the lease on disk: %s", error, extra={"action": "lease"})
+            return None
 
 
 def _make_private(path: Path) -> None:

@@ -16,12 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from tessera.service.agent.files import MAX_BYTES, read_json, read_start
-from tessera.service.agent.process import (
-    MAX_STAT_BYTES,
-    ProcessIdentity,
-    boot_id,
-    identity_of,
-)
+from tessera.service.agent.lease import boot_id
+from tessera.service.agent.process import MAX_STAT_BYTES, ProcessIdentity, identity_of
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +53,7 @@ def find_strays(directory: Path) -> list[ProcessIdentity]:
                 continue
             if wanted in environment.split(b"\0") and (identity := identity_of(int(entry.name))):
                 found[identity.pid] = identity
-    return [identity for identity in found.values() if _is_alive(identity)]
+    return [identity for identity in found.values() if is_alive(identity)]
 
 
 def kill_marked(directory: Path) -> list[ProcessIdentity]:
@@ -105,7 +101,7 @@ def _recorded_identities(recorded: Path) -> list[ProcessIdentity]:
     return [ProcessIdentity(pid=pid, start_ticks=ticks, boot=boot) for pid, ticks in pairs]
 
 
-def _is_alive(identity: ProcessIdentity) -> bool:
+def is_alive(identity: ProcessIdentity) -> bool:
     """Return whether the process exists and is no zombie."""
     if identity_of(identity.pid) != identity:
         return False

@@ -30,7 +30,7 @@ from tessera.v1 import agents_pb2_grpc as rpc
 log = logging.getLogger(__name__)
 
 Call = grpc.aio.StreamStreamCall[pb.AgentMessage, pb.ServerMessage]
-MonotonicClock = Callable[[], float]
+BootClock = Callable[[], float]
 
 CONNECT_S = 5.0
 """Seconds that a server may take to answer a hello before the next server is tried."""
@@ -38,8 +38,8 @@ CONNECT_S = 5.0
 CHANGE_GAP_S = 0.05
 """Seconds within which successive changes are sent together."""
 
-SAVE_LEASE_S = 1.0
-"""The largest lag in seconds of the lease on disk behind the actual lease."""
+SAVE_LEASE_S, SAVE_SHARE = 1.0, 0.1
+"""The largest lag of the lease on disk behind the actual lease: in seconds, and as its share."""
 
 REFUSAL_CODES = frozenset({grpc.StatusCode.ABORTED, grpc.StatusCode.FAILED_PRECONDITION})
 """Codes with which a server ends the stream after a newer incarnation took over the agent's nodes.
@@ -86,9 +86,7 @@ class AgentLease:
     silence from its message.
     """
 
-    def __init__(
-        self, state: StateDir, clock: MonotonicClock, lease_s: float | None = None
-    ) -> None:
+    def __init__(self, state: StateDir, clock: BootClock, lease_s: float | None = None) -> None:
         """Continue the lease of the agent that ran before, if there was one in this boot.
 
         If ``lease_s`` is None, its earlier value is kept; without one, the lease does not end
@@ -100,20 +98,21 @@ class AgentLease:
         self._saved_s = -math.inf
         self._unsaved = ""  # why it could not be written the last time
         self.lease_s = lease_s or stored_s
+        self.margin_s = 0.0  # after the lease, until servers give the GPUs away
 
     def renew(self, said_s: float) -> None:
         """Note that the message sent at ``said_s``, by the agent's own clock, is recorded."""
         self._heard_s = max(self._heard_s, said_s)
-        if math.isfinite(self.lease_s) and self._heard_s >= self._saved_s + SAVE_LEASE_S:
+        if self._heard_s >= self._saved_s + min(SAVE_LEASE_S, SAVE_SHARE * self.lease_s):
             self._save()
 
     def _save(self) -> None:
         """Write the lease down.
 
-        If that fails, an older one stays on disk, so a restart stops gangs earlier.
+        If that fails, an older one stays on disk, so gangs end earlier.
         """
         try:
-            self._state.save_lease(self._heard_s, self.lease_s)
+            self._state.save_lease(self._heard_s, self.lease_s, self.margin_s)
         except OSError as error:
             if str(error) != self._unsaved:
                 log.warning("cannot write the lease to disk: %s", error, extra={"action": "lease"})
@@ -165,7 +164,7 @@ class ServerLink:
         timing: TimingOverrides,
         changed: asyncio.Event,
         leave: asyncio.Event,
-        clock: MonotonicClock,
+        clock: BootClock,
         logs: Path,
         health: Report = list,
     ) -> None:
@@ -300,6 +299,7 @@ class ServerLink:
         if message.HasField("welcome"):
             welcome, own = message.welcome, self._timing
             self._lease.lease_s = own.lease_s or welcome.lease_s or math.inf
+            self._lease.margin_s = welcome.margin_s
             self._heartbeat_s = own.heartbeat_s or welcome.heartbeat_s or self._heartbeat_s
             self._inspect_s = own.inspect_s or welcome.inspect_s or self._inspect_s
         self._lease.renew(message.lease_from_s)

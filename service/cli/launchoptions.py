@@ -106,7 +106,7 @@ def program_options(
         str,
         _option(
             "Time without progress after which the program is ended as hanging, e.g. 30m. Default: the"
-            " longer of 10 min and 20 iterations.",
+            " longer of 10 min and 20 iterations. The staging command has as long. Default for it: 30 min.",
             metavar="DURATION",
         ),
     ] = "",

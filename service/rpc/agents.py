@@ -84,7 +84,10 @@ class AgentsServicer(agents_pb2_grpc.AgentsServicer):
             t = self._timing
             yield pb.ServerMessage(
                 welcome=pb.Welcome(
-                    lease_s=t.lease_s, heartbeat_s=t.heartbeat_s, inspect_s=t.inspect_s
+                    lease_s=t.lease_s,
+                    heartbeat_s=t.heartbeat_s,
+                    inspect_s=t.inspect_s,
+                    margin_s=t.margin_s,
                 ),
                 lease_from_s=session.lease_from_s,
             )

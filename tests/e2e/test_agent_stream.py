@@ -376,7 +376,7 @@ async def test_an_agent_on_an_open_connection_refuses_programs_and_replays(
         await server.sees(1, RUNNING, ("b", 1, "n1", "FAILED"))
         assert server.observed is not None
         refused = server.observed.gangs[1]
-        assert refused.exit_reason == launch_pb2.EXIT_REFUSED
+        assert refused.exit_reason == launch_pb2.EXIT_NOT_STARTED
         assert "this agent's connection to the server is not encrypted" in refused.error
         assert "start the agent with --ca and a join token" in refused.error
     finally:

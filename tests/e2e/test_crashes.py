@@ -226,7 +226,7 @@ def test_a_killed_agent_returns_to_its_children_after_a_restart(stack: Stack, us
         assert "started a generation 1" not in agent.log.read_text().partition("adopted")[2]
 
 
-def test_a_frozen_agent_is_replaced_after_lease_and_margin_and_is_locked_out(
+def test_a_frozen_agent_is_replaced_after_lease_and_margin_when_its_processes_have_ended(
     stack: Stack, user: User
 ) -> None:
     with Lab(stack, user, "frozen-agent") as lab:
@@ -250,22 +250,18 @@ def test_a_frozen_agent_is_replaced_after_lease_and_margin_and_is_locked_out(
             resumable = rounds_until_replaced(lab, jobs)
             new = {name: lab.wait_for_state(name, jobs_pb2.RUNNING) for name in old}
             assert {(node_of(job), job.generation) for job in new.values()} == {("spare", 2)}
-            # The old process kept saving while its agent was frozen.
+            # The old processes went on until the lease of their frozen agents was over.
+            assert not any(is_running(pid) for pid in old.values())
+            for agent, name in ((saves, saved), (silent, unsaved)):
+                assert agent.file_of(name, 1, "exit.json")["outcome"] == "stopped"
             assert resumable[saved] > reported
-            assert spare.file_of(saved, 2, "progress.json")["iterations"] >= resumable[saved]
+            for name in old:
+                assert spare.file_of(name, 2, "progress.json")["iterations"] >= resumable[name] > 0
             pids = {name: spare.pid_of(name, 2) for name in old}
-            until(lambda: not is_running(old[saved]), "the old process that saves is locked out")
-            refused = "generation 1 can no longer use the checkpoint: generation 2"
-            assert refused in saves.file_of(saved, 1, "exit.json")["error"]
-            assert is_running(old[unsaved])  # the agent that would stop it is frozen
             saves.thaw()
             silent.thaw()
-            until(lambda: not is_running(old[unsaved]), "the old process is stopped by its agent")
             silent.wait_for_gangs([])
             saves.wait_for_gangs([])
-            assert f"stopping {unsaved} generation 1" in silent.log.read_text()
-            # The process tried to save when it was stopped.
-            assert refused in silent.log.read_text()
             until(
                 lambda: all(lab.checkpoint(name).get("generation") == 2 for name in old),
                 "new checkpoints",

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tessera.service.cli.demo.stack import Stack, run_stack
 from tessera.v1 import clusters_pb2, jobs_pb2
+from tests.support.agents import is_running
 from tests.support.system import Lab, User, until
+from tests.support.training_lab import TrainingLab
 
 LEASE_S, MARGIN_S, HEARTBEAT_S = 12.0, 2.0, 0.5
 """A busy machine may take long to handle a heartbeat, so the lease is not shorter."""
@@ -25,6 +32,17 @@ SETTINGS = {
     "TESSERA_HEARTBEAT_S": str(HEARTBEAT_S),
 }
 
+LEAVES_CHILDREN = """
+import os, subprocess, sys, time
+note = "import os, sys, time; open(os.path.join(sys.argv[1], str(os.getpid())), 'w').close();"
+subprocess.Popen(["env", "-i", sys.executable, "-c", note + "time.sleep(10**6)", sys.argv[1]],
+    start_new_session=True)
+exec(note)
+while True:
+    time.sleep(1)
+"""
+"""A program with a child in a session of its own, which nothing marks as the job's."""
+
 pytestmark = pytest.mark.slow
 
 
@@ -39,6 +57,13 @@ def stack() -> Iterator[Stack]:
 def user(stack: Stack) -> Iterator[User]:
     with User(stack) as caller:
         yield caller
+
+
+def _noted(folder: Path, known: Path) -> list[int]:
+    """Return the processes in ``folder`` once the keeper has written both down."""
+    pids = [int(path.name) for path in folder.iterdir()]
+    recorded = json.loads(known.read_text())["processes"] if known.exists() else []
+    return pids if len(pids) == 2 and set(pids) <= {pid for pid, _ in recorded} else []
 
 
 def nodes_of(job: jobs_pb2.Job) -> set[str]:
@@ -69,6 +94,22 @@ def test_jobs_of_a_killed_agent_run_elsewhere_soon_after_lease_and_margin(
         for name in ("n0", "n2"):
             agents[name].wait_for_gangs({("wide", 2)})
         assert all(r.outcome == "committed" for r in lab.rounds())
+
+
+def test_nothing_of_a_job_is_left_when_it_starts_elsewhere_though_its_keeper_was_killed_too(
+    user: User, tmp_path: Path, stack: Stack
+) -> None:
+    with TrainingLab(stack, user, "killed-keeper") as lab:
+        agents = [lab.program_agent("n0", 1)]
+        lab.train("a", (sys.executable, "-c", LEAVES_CHILDREN, str(tmp_path)), iterations=10**9)
+        lab.wait_for_state("a", jobs_pb2.RUNNING)
+        known = agents[0].folder / "gangs" / "a@1" / "processes.json"
+        pids = until(lambda: _noted(tmp_path, known), "the keeper knows the program and its child")
+        agents.append(lab.program_agent("n1", 1))
+        agents[0].kill()
+        os.kill(agents[0].pid_of("a"), signal.SIGKILL)
+        until(lambda: nodes_of(lab.job("a")) == {"n1"}, "it has the GPU of n1")
+        assert not any(is_running(pid) for pid in pids)
 
 
 def test_a_job_that_waits_gets_the_gpus_that_a_lost_nodes_job_held_elsewhere(

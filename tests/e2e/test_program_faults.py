@@ -103,21 +103,21 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "user": ({"user": "nobody"}, "nobody"),
 }
-"""Launches that an agent refuses, so that another attempt is pointless, and what it says."""
+"""Launches that a node cannot run although another may, and what its agent says."""
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_a_launch_that_the_agent_refuses_fails_at_once_with_the_reason(
+def test_a_launch_that_a_node_cannot_run_uses_a_retry_and_says_what_it_lacks(
     lab: TrainingLab, what: str
 ) -> None:
     launch, sentence = REFUSED[what]
-    lab.train(f"refused-{what}", python("pass"), launch=launch)
+    lab.train(f"refused-{what}", python("pass"), launch=launch, max_retries=0)
     failed = lab.wait_for_state(f"refused-{what}", jobs_pb2.FAILED)
-    assert (failed.retries, failed.training.exit_reason) == (1, launch_pb2.EXIT_REFUSED)
+    assert (failed.retries, failed.training.exit_reason) == (1, launch_pb2.EXIT_NOT_STARTED)
     assert sentence in failed.last_error
     text = shown(lab, f"refused-{what}")
     assert sentence in text
-    assert "the runtime refused it, so it is not tried again" in text
+    assert "it could not be started" in text
 
 
 PIPELINE = ExecutionPlan(

@@ -150,6 +150,20 @@ def test_live_nodes_survive_a_clock_set_back_by_an_hour(
     assert job(skewed, "a").state is JobState.RUNNING
 
 
+def test_a_step_back_lets_no_turn_wait_for_heartbeats_that_are_being_recorded(
+    skewed: PostgresStore, database: Database, seconds: ManualClock
+) -> None:
+    record_both_heartbeats(skewed)
+    step_clock(database, -3600.0)
+    with connect_database(database.url).engine.begin() as recording:
+        recording.execute(sa.text("SELECT FROM agents WHERE name = 'agent-a100-1' FOR UPDATE"))
+        assert skewed.expire(C) == []
+        agents_report(skewed)
+    pass_time(database, seconds, SILENCE_S + 1)
+    record_heartbeat(skewed, "agent-a100-1")
+    assert skewed.expire(C) == ["a"]
+
+
 def test_the_lease_of_a_dead_replica_is_taken_over_although_the_clock_was_set_back(
     skewed: PostgresStore, database: Database, seconds: ManualClock
 ) -> None:

@@ -172,6 +172,8 @@ def a_rich_cluster(store: PostgresStore, database: Database) -> None:
         " SELECT id, 1, 0, 0, '{}' FROM jobs WHERE name = 'runs'",
         "INSERT INTO measured_traffic (job_id, node_id, generation, period_s, sent_bytes)"
         " SELECT j.id, n.id, 1, 1, 1 FROM jobs j, nodes n WHERE j.name = 'runs' AND n.name = 'a100-1'",
+        "INSERT INTO failed_starts (job_id, node_id, gpus)"
+        " SELECT j.id, n.id, 1 FROM jobs j, nodes n WHERE j.name = 'runs' AND n.name = 'a100-1'",
         "INSERT INTO log_reads (id, cluster_id, agent_id, client, job, job_number, generation, rank,"
         " node, first_byte, max_bytes) SELECT 'r', id, 1, '', 'runs', 1, 1, 0, 'a100-0', 0, 1 FROM clusters",
         "INSERT INTO reservations (cluster_id, name, end_at, maintenance)"

@@ -50,6 +50,7 @@ class FakeServer(agents_pb2_grpc.AgentsServicer):
     """A server that sends a desired state and records the observed one."""
 
     lease_s: float = 30.0
+    margin_s: float = 15.0
     heartbeat_s: float = 0.2
     inspect_s: float = 0.3
     port: int = 0
@@ -118,7 +119,10 @@ class FakeServer(agents_pb2_grpc.AgentsServicer):
             await context.abort(grpc.StatusCode.NOT_FOUND, "clusters/c does not exist")
         yield pb.ServerMessage(
             welcome=pb.Welcome(
-                lease_s=self.lease_s, heartbeat_s=self.heartbeat_s, inspect_s=self.inspect_s
+                lease_s=self.lease_s,
+                heartbeat_s=self.heartbeat_s,
+                inspect_s=self.inspect_s,
+                margin_s=self.margin_s,
             ),
             lease_from_s=self.said_s,
         )

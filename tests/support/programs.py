@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import pwd
 import sys
@@ -13,8 +14,10 @@ from typing import Any
 
 from tessera.formulation.launch import LaunchSpec
 from tessera.formulation.runtimes import COMMAND
+from tessera.service.agent.files import make_private, write_json
 from tessera.service.agent.gangs import Gang
 from tessera.service.agent.isolation import UserRule
+from tessera.service.agent.lease import LEASE_FILE, boot_id
 from tessera.service.agent.logs import folder_of
 from tessera.service.agent.runtimes.programs import LOGS, ProgramRuntime, ProgramSettings
 from tessera.service.agent.runtimes.protocol import Member, MemberExit, MemberHandle
@@ -75,6 +78,9 @@ class ProgramBench:
             grace_s=PATIENCE_S,
         )
         self._handles: list[MemberHandle] = []
+        make_private(str(self.settings.data_dir))
+        endless = {"heard_s": 0.0, "lease_s": math.inf, "margin_s": 0.0, "boot": boot_id()}
+        write_json(str(self.settings.data_dir / LEASE_FILE), endless)
 
     def gang(
         self,

@@ -23,6 +23,7 @@ from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.values import Cell, EstimateSource, Workload
 from tessera.service.agent.process import Process
+from tessera.service.agent.warden import WARDEN_FILE
 from tessera.service.cli.demo.stack import CHANNEL_OPTIONS, Stack
 from tessera.service.rpc.convert import estimate_to_proto, job_spec_to_proto
 from tessera.v1 import (
@@ -308,7 +309,8 @@ class Agent:
     def children(self) -> set[int]:
         """Return the process ids of live jobs that this agent process itself started."""
         processes = psutil.Process(self.process.pid).children()
-        return {child.pid for child in processes if is_running(child.pid)}
+        warden = json.loads((self.folder / WARDEN_FILE).read_text())["pid"]
+        return {child.pid for child in processes if is_running(child.pid)} - {warden}
 
     def file_of(self, job: str, generation: int, name: str) -> dict[str, Any]:
         path = self.folder / "gangs" / f"{job}@{generation}" / name

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from tessera.service.agent.files import read_json, remove_file, write_json
 from tessera.service.agent.hardware.faults import WHOLE_NODE, RememberedXid
-from tessera.service.agent.process import boot_id
+from tessera.service.agent.lease import boot_id
 
 log = logging.getLogger(__name__)
 

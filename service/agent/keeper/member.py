@@ -19,6 +19,7 @@ from tessera.service.agent.keeper.spec import ADDRESS, PORT
 from tessera.service.agent.keeper.store import JobStore
 from tessera.service.agent.keeper.trainer import PORT_WORD, TrainerDoor
 from tessera.service.agent.keeper.tuning import TuningWatch
+from tessera.service.agent.lease import LeaseWatch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 TICK_S = 0.5
 """Seconds between two looks at the files of the program."""
+
+STAGING_LIMIT_S = 1800.0
+"""Seconds after which the command before the program is killed, if the job states no stall limit."""
 
 MAX_PROGRESS_BYTES = 65_536
 """The largest number of bytes that are read of the program's progress file."""
@@ -49,6 +53,8 @@ class MemberRun:
         self._spec = spec
         self._store = JobStore(spec.store, spec.generation, spec.job_number)
         self._requests = Requests()
+        self._lease = LeaseWatch(spec.lease)
+        self._is_alone = False  # for half of the lease no server was heard
         self._ranks = Ranks(spec, self._feed_text, self._take_report)
         self._ranks.wake_on(self._requests.descriptor)
         self._began_s = time.monotonic()
@@ -131,14 +137,25 @@ class MemberRun:
         return variables
 
     def _stage(self, environment: dict[str, str]) -> bool:
-        """Run the command before the program; return False if a stop came meanwhile."""
+        """Run the command before the program; return False if a stop came meanwhile.
+
+        Raises:
+            ProgramNotStarted: it failed, or did not end in time.
+        """
         if not self._spec.staging:
             return True
         directory = self._spec.working_directory or self._store.files
+        limit_s = self._spec.stall_limit_s or STAGING_LIMIT_S
         staging = self._ranks.run_staging(self._spec.staging, environment, directory)
+        until_s = time.monotonic() + limit_s
         while staging.poll() is None:
             if self._is_stopped():
                 return False
+            if time.monotonic() > until_s:
+                raise children.ProgramNotStarted(
+                    f"the staging command did not end within {limit_s:g} s, and was killed; see its"
+                    " output, or submit the job with a longer --stall-limit"
+                )
             self._ranks.pump(TICK_S)
         self._ranks.drain()
         if staging.returncode:
@@ -172,7 +189,7 @@ class MemberRun:
 
     def _take_requests(self, now_s: float) -> None:
         """Carry out the signals that came, and ask for a checkpoint if one is due."""
-        asked = self._requests.take()
+        asked = self._requests.take() | self._heed_lease()
         if CHECKPOINT in asked:
             self._ask_s = now_s
         if STOP in asked and self._stop_s is None:
@@ -189,7 +206,15 @@ class MemberRun:
 
     def _is_stopped(self) -> bool:
         """Return whether a stop was requested before the program ran."""
-        return STOP in self._requests.take()
+        return STOP in self._requests.take() | self._heed_lease()
+
+    def _heed_lease(self) -> set[int]:
+        """Return the requests that follow from the lease, although no agent may be left to make them."""
+        left_s = self._lease.left_s()
+        if left_s <= 0:
+            return {STOP}
+        was_alone, self._is_alone = self._is_alone, left_s < self._lease.lease_s / 2
+        return {CHECKPOINT} if self._is_alone and not was_alone else set()
 
     def _look(self, now_s: float) -> None:
         """Read what the program reported, and report it to the agent if it is new."""
@@ -304,7 +329,7 @@ class MemberRun:
         if self._killed:
             return
         if self._stop_s is not None:
-            if now_s > self._stop_s + self._spec.grace_s:
+            if now_s > self._stop_s + self._spec.grace_s or self._lease.must_be_dead():
                 self._killed = "grace"
         elif self._spec.leads:
             limit_s = self._spec.stall_limit_s

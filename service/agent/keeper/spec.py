@@ -29,6 +29,7 @@ class KeeperSpec:
     store: str  # the job's, shared by its nodes
     logs: str  # folder of the output of this generation
     mark: str  # found in the environment of each process of the member
+    lease: str  # the agent's file with the end of its lease; "" without a lease
     address: str  # under which other nodes reach this one
     argv: tuple[str, ...]
     environment: dict[str, str]

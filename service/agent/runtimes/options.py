@@ -15,7 +15,8 @@ from tessera.formulation.clock import SystemClock
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.runtimes import PROFILER, REPLAY, RUNTIMES
 from tessera.service.agent.credentials import Credentials
-from tessera.service.agent.isolation import UserRule
+from tessera.service.agent.isolation import UserRule, find_user, require_entrance
+from tessera.service.agent.lease import LEASE_FILE
 from tessera.service.agent.log_pruner import LogLimits
 from tessera.service.agent.runtimes.profiler import ProfilerRuntime
 from tessera.service.agent.runtimes.programs import ProgramRuntime, ProgramSettings
@@ -122,7 +123,11 @@ def make_runtimes(
     credentials: Credentials,
     grace_s: float,
 ) -> dict[str, Runtime]:
-    """Return the agent's runtimes by name, as in ``formulation.runtimes``. Raises InvalidInput."""
+    """Return the agent's runtimes by name, as in ``formulation.runtimes``.
+
+    Raises:
+        InvalidInput: an option is wrong, or no program could run as its users.
+    """
     if options.log_mib < LEAST_LOG_MIB:
         raise InvalidInput("--log-mib", f"must be at least {LEAST_LOG_MIB}")
     settings = ProgramSettings(
@@ -139,17 +144,39 @@ def make_runtimes(
         refusal=_refusal(options, servers),
         certificates=CertificateSource(SystemClock().wall_s()),
     )
+    _require_users(settings, options.checkpoint_dir)
+    lease = str(settings.data_dir / LEASE_FILE)
     runtimes: dict[str, Runtime] = {
-        REPLAY: ReplayRuntime(clock_factor=options.clock_factor, checkpoint_s=options.checkpoint_s),
+        REPLAY: ReplayRuntime(
+            clock_factor=options.clock_factor,
+            checkpoint_s=options.checkpoint_s,
+            lease=lease,
+        ),
         PROFILER: ProfilerRuntime(
             servers=tuple(servers),
             cluster=cluster,
             environment=dict(os.environ),
+            lease=lease,
             credentials=credentials,
         ),
     }
     programs = [name for name, runtime in RUNTIMES.items() if runtime.trains]
     return runtimes | {name: ProgramRuntime(name=name, settings=settings) for name in programs}
+
+
+def _require_users(settings: ProgramSettings, checkpoints: Path | None) -> None:
+    """Check that the users of programs exist, and can enter what is above their directories.
+
+    Only an agent that runs as root has other users than its own. Raises UnsuitableNode.
+    """
+    if os.geteuid() != 0:
+        return
+    rule = settings.users
+    for name in dict.fromkeys(filter(None, (rule.default, *rule.allowed))):
+        user = find_user(name)
+        for directory in filter(None, (settings.data_dir, checkpoints)):
+            existing = (path for path in directory.resolve().parents if path.is_dir())
+            require_entrance(next(existing), user)
 
 
 def _refusal(options: argparse.Namespace, servers: Sequence[str]) -> str:

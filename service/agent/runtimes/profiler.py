@@ -29,6 +29,7 @@ class ProfilerRuntime:
     servers: tuple[str, ...]
     cluster: str
     environment: Mapping[str, str]
+    lease: str = ""  # the agent's file with the end of its lease; "" without a lease
     credentials: Credentials = field(default_factory=FixedCredentials)
 
     @property
@@ -47,6 +48,7 @@ class ProfilerRuntime:
         gang, (gpu,) = member.gang, member.gpus
         spec = {
             "directory": str(member.directory),
+            "lease": self.lease,
             "checkpoints": str(member.store),
             "task": gang.command[0],
             "job": gang.job,

@@ -31,6 +31,7 @@ from tessera.service.agent.gangs import Gang
 from tessera.service.agent.hardware.host import find_host_bytes
 from tessera.service.agent.isolation import (
     ProgramUser,
+    UnsuitableNode,
     UserRule,
     make_cgroup,
     read_secrets,
@@ -47,6 +48,7 @@ from tessera.service.agent.keeper.trainer import (
     TOKEN_FILE,
     trainer_variables,
 )
+from tessera.service.agent.lease import LEASE_FILE
 from tessera.service.agent.logs import claim_folder, folder_of
 from tessera.service.agent.process import python_argv, remove_secrets
 from tessera.service.agent.runtimes.arguments.layout import LaunchArguments, RankLayout
@@ -118,12 +120,13 @@ class ProgramRuntime:
         """Check the gang, and write the files that its program reads.
 
         Raises:
-            InvalidInput: the program cannot be run here; or the plan not by this runtime.
+            UnsuitableNode: the program cannot be run here.
+            InvalidInput: this runtime cannot run the command or the plan.
             OSError: a file cannot be written or read.
         """
         gang, settings = member.gang, self.settings
         if problem := settings.refusal or gang.launch_problem:
-            raise InvalidInput("runtime", problem)
+            raise UnsuitableNode("runtime", problem)
         RUNTIMES[self.name].check_command("command", gang.command)
         plan = self._plan(member)
         user = settings.users.choose(gang.launch.user, os.geteuid())
@@ -253,6 +256,7 @@ class ProgramRuntime:
             store=str(member.store),
             logs=str(folder_of(settings.data_dir / LOGS, gang.job, gang.generation)),
             mark=mark,
+            lease=str(settings.data_dir / LEASE_FILE),
             address=settings.address,
             argv=arguments.argv,
             environment={**self._environment(member, user, mark), **arguments.environment},

@@ -9,10 +9,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Protocol
 
-from tessera.formulation.errors import InvalidInput
 from tessera.formulation.exit_reasons import ExitReason
 from tessera.formulation.records.jobs import RestartTimes
 from tessera.service.agent.gangs import Gang
+from tessera.service.agent.isolation import UnsuitableNode
 
 EMPTY_ENVIRONMENT: Final[Mapping[str, str]] = MappingProxyType({})
 """An environment without any variables."""
@@ -135,7 +135,8 @@ class Runtime(Protocol):
         """Check that the member can be run here, and write the files that its processes read.
 
         Raises:
-            InvalidInput: this runtime cannot run such a gang. Trying again is pointless.
+            InvalidInput: this runtime cannot run such a gang. Trying again is pointless, unless it
+                is UnsuitableNode: another node may run it.
             OSError: a file cannot be written or read.
         """
         ...
@@ -167,11 +168,11 @@ class RuntimeChooser:
         self._runtimes, self._default = runtimes, default
 
     def choose(self, gang: Gang) -> Runtime:
-        """Return the runtime of ``gang``. Raises InvalidInput (this agent does not have it)."""
+        """Return the runtime of ``gang``. Raises UnsuitableNode (this agent does not have it)."""
         name = gang.runtime or self._default
         runtime = self._runtimes.get(name)
         if runtime is None:
-            raise InvalidInput(
+            raise UnsuitableNode(
                 "runtime", f"this agent has no runtime {name!r}; upgrade tessera on its node"
             )
         return runtime

@@ -28,6 +28,7 @@ class ReplayRuntime:
     """A runtime that replays gangs at ``clock_factor`` simulated seconds per real second."""
 
     clock_factor: float = 1.0
+    lease: str = ""  # the agent's file with the end of its lease; "" without a lease
     checkpoint_s: float = 600.0  # simulated seconds between checkpoints; at least one real second
 
     def __post_init__(self) -> None:
@@ -60,6 +61,7 @@ class ReplayRuntime:
         spec = {
             "runtime": REPLAY,
             "directory": str(member.directory),
+            "lease": self.lease,
             "checkpoints": str(member.store),
             "generation": gang.generation,
             "job_number": gang.job_number,

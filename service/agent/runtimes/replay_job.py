@@ -24,6 +24,7 @@ if __name__ == "__main__":  # without site, the checkout or site-packages must b
 
 from tessera.service.agent import checkpoint
 from tessera.service.agent.files import write_json
+from tessera.service.agent.lease import LeaseWatch
 
 TYPE_CHECKING = False  # importing typing would be a sixth of a job's start
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def announce_running() -> None:
 
 
 def replay_job(spec: dict[str, Any]) -> int:
-    """Advance until the end, a requested failure, or SIGTERM; return the exit status.
+    """Advance until the end, a requested failure, SIGTERM or the lease's end; return the exit status.
 
     Raises:
         StaleGeneration: a newer generation has taken the checkpoint over.
@@ -94,7 +95,7 @@ def replay_job(spec: dict[str, Any]) -> int:
     # Times from here on are real seconds after the start; training begins after the restart.
     begins_s, ends_s = (elapsed_s_at(spec, resumed, n) for n in (resumed, target))
     next_progress_s, next_checkpoint_s, running, stopped = begins_s, checkpoint_s, False, False
-    start_s = time.monotonic()
+    start_s, lease = time.monotonic(), LeaseWatch(spec.get("lease", ""))
     while True:
         now_s = time.monotonic() - start_s
         done = min(max(resumed, target), iterations_at(spec, resumed, now_s))
@@ -113,8 +114,9 @@ def replay_job(spec: dict[str, Any]) -> int:
         if ended or stopped:
             return write_outcome(spec, "succeeded" if ended else "stopped")
         # Sleep until something is due, unless SIGTERM comes first.
-        wake_s = min(next_progress_s, next_checkpoint_s, ends_s) - now_s
-        stopped = signal.sigtimedwait(STOP_SIGNALS, max(0.001, wake_s)) is not None
+        wake_s = min(next_progress_s, next_checkpoint_s, ends_s, now_s + PROGRESS_S) - now_s
+        asked = signal.sigtimedwait(STOP_SIGNALS, max(0.001, wake_s)) is not None
+        stopped = asked or lease.left_s() <= 0
 
 
 def main() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import subprocess
 import sys
@@ -113,3 +114,16 @@ def test_a_checkpoint_of_a_release_without_job_numbers_belongs_to_the_job(tmp_pa
     checkpoint.save_checkpoint(store, 4, 50)  # an older server does not send the number either
     assert checkpoint.open_generation(store, 5) == 50
     assert checkpoint.open_generation(store, 1, job=8) == 0
+
+
+def test_a_store_that_a_frozen_process_has_locked_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "job"
+    checkpoint.open_generation(str(store), 1)
+    monkeypatch.setattr(checkpoint, "LOCK_S", 0.1)
+    with (store / "lock").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(TimeoutError, match="is one of this job frozen on some node"):
+            checkpoint.open_generation(str(store), 2)
+    assert checkpoint.open_generation(str(store), 2) == 0

@@ -56,7 +56,7 @@ def test_all_files_are_private_under_any_umask(tmp_path: Path) -> None:
         state.claim()
         gang = a_gang()
         folder = state.add(gang)
-        state.save_lease(1.0, 2.0)
+        state.save_lease(1.0, 2.0, 1.0)
         assert checkpoint.open_generation(str(state.checkpoints(gang.job)), 1) == 0
         checkpoint.save_checkpoint(str(state.checkpoints(gang.job)), 1, 5)
         sleep = ["/bin/true"]
@@ -182,22 +182,22 @@ def test_a_gang_with_a_broken_description_is_removed_and_its_process_ended(
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[1]", "{}", '{"boot": 3}', '{"heard_s": "x", "boot": "%s"}']
+    "text", ["", 5000 * "x", "{", "[1]", "{}", '{"boot": 3}', '{"heard_s": "x", "boot": "%s"}']
 )
-def test_a_broken_lease_counts_as_expired_until_a_server_answers(tmp_path: Path, text: str) -> None:
+def test_a_broken_lease_is_replaced_once_a_server_answers(
+    tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     state = a_state(tmp_path / "d")
-    (tmp_path / "d" / "lease.json").write_text(text.replace("%s", boot))
-    stored = state.load_lease()
-    if stored is None:  # it is of another boot
-        assert text == '{"boot": 3}'
-        return
+    state.lease_file.write_text(text.replace("%s", boot))
     lease = AgentLease(state, lambda: 100.0)
-    assert lease.left_s() == -math.inf
+    assert lease.left_s() == math.inf
+    is_of_another_boot = text == '{"boot": 3}'
+    assert ("cannot read the lease" in caplog.text) is not is_of_another_boot
     lease.lease_s = 30.0
-    lease.renew(95.0)
-    assert lease.left_s() == 25.0
-    assert state.load_lease() == (95.0, 30.0)
+    lease.renew(105.0)
+    assert lease.left_s() == 35.0
+    assert state.load_lease() == (105.0, 30.0)
 
 
 def test_a_data_directory_that_vanishes_ends_no_process(

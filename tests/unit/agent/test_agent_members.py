@@ -154,7 +154,7 @@ async def test_a_member_that_cannot_start_fails_without_the_others(agent: TwoNod
     gang = agent.bench.gang(WAITS, launch={"user": "no-such-user"}, **TWO_NODES)
     agent.apply(gang)
     reports = agent.reports()
-    assert {report.exit_reason for report in reports.values()} == {ExitReason.REFUSED}
+    assert {report.exit_reason for report in reports.values()} == {ExitReason.NOT_STARTED}
     agent.supervisor.note_sent(agent.supervisor.reports())
     agent.apply()
     assert agent.reports() == {}

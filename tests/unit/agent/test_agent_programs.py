@@ -299,6 +299,21 @@ async def test_the_staging_command_runs_first_and_may_fail(bench: ProgramBench) 
     assert bench.output(2) == ""
 
 
+async def test_a_staging_command_that_hangs_is_killed_at_the_stall_limit(
+    bench: ProgramBench, tmp_path: Path
+) -> None:
+    staging = ("/bin/sh", "-c", f"echo $$ > {tmp_path}/pid; sleep 1000000 & wait")
+    gang = bench.gang("print(1)", launch={"staging_command": staging, "stall_limit_s": 1.0})
+    end = await end_of(bench.start(gang))
+    assert end.reason is ExitReason.NOT_STARTED
+    assert end.error == (
+        "the staging command did not end within 1 s, and was killed; see its output, or submit the job"
+        " with a longer --stall-limit"
+    )
+    assert not is_running(int((tmp_path / "pid").read_text()))
+    assert bench.output() == ""
+
+
 async def test_the_environment_has_the_contract_and_no_secret_of_the_agent(
     bench: ProgramBench,
 ) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from tessera.formulation.errors import InvalidInput
+from tessera.formulation.errors import InvalidInput, NotAllowed
+from tessera.formulation.exit_reasons import ExitReason
 from tessera.formulation.runtimes import COMMAND, PROFILER, REPLAY, RUNTIMES
 from tessera.service.agent.credentials import FixedCredentials
+from tessera.service.agent.isolation import UnfitNode, UnsuitableNode
+from tessera.service.agent.local_gangs import failed_member
 from tessera.service.agent.runtimes.options import make_runtimes
 from tessera.service.agent.runtimes.programs import ProgramRuntime
 from tessera.service.agent.runtimes.protocol import Runtime
@@ -79,3 +83,38 @@ def test_an_agent_with_a_clock_factor_runs_no_programs(tmp_path: Path) -> None:
 def test_too_short_output_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="--log-mib"):
         runtimes_of(tmp_path, ("localhost:50051",), "--log-mib", "0")
+
+
+@pytest.mark.parametrize("option", ["--run-as", "--allow-user"])
+def test_an_agent_does_not_start_if_the_users_of_programs_cannot_run_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)  # only root has other users than its own
+    shut, data = tmp_path / "shut", tmp_path / "shut" / "data"
+    shut.mkdir(mode=0o700)
+    with pytest.raises(UnfitNode, match=r"nobody cannot enter .*; run `chmod o.x"):
+        runtimes_of(data, ("127.0.0.1:50051",), f"{option}=nobody")
+    with pytest.raises(UnsuitableNode, match="no-such-user does not exist on this node"):
+        runtimes_of(data, ("127.0.0.1:50051",), f"{option}=no-such-user")
+    assert not data.exists()
+    assert runtimes_of(data, ("127.0.0.1:50051",), f"{option}=root").keys() == RUNTIMES.keys()
+
+
+REASONS: dict[ExitReason, Exception] = {
+    ExitReason.REFUSED: InvalidInput("command", "must name one program"),
+    ExitReason.NOT_STARTED: UnsuitableNode("launch.user", "does not exist on this node"),
+    ExitReason.NODE_UNFIT: UnfitNode("--run-as", "cannot enter /data"),
+}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_what_is_wrong_with_a_job_is_told_from_what_its_node_lacks(reason: ExitReason) -> None:
+    member = failed_member("n0", REASONS[reason])
+    assert (member.reason, member.error) == (reason, str(REASONS[reason]))
+    assert reason.is_final is (reason is ExitReason.REFUSED)
+
+
+def test_an_error_of_the_system_is_the_nodes(tmp_path: Path) -> None:
+    for error in (OSError(28, "No space left on device"), PermissionError(13, "denied")):
+        assert failed_member("n0", error).reason is ExitReason.NODE_UNFIT
+    assert failed_member("n0", NotAllowed("not now")).reason is ExitReason.NOT_STARTED

@@ -11,8 +11,8 @@ import pytest
 from tessera.formulation.errors import InvalidInput, NotAllowed
 from tessera.service.agent.backoff import backoff_s
 from tessera.service.agent.credentials import EnrolledCredentials, FixedCredentials
+from tessera.service.agent.lease import boot_id
 from tessera.service.agent.main import main
-from tessera.service.agent.process import boot_id
 from tessera.service.agent.settings import build_config, make_parser, parse_node, read_nodes
 from tessera.service.agent.state import StateDir
 from tessera.service.agent.stream import AgentLease
@@ -134,7 +134,7 @@ def test_a_restart_does_not_lengthen_the_lease(tmp_path: Path) -> None:
 
 def test_a_lease_of_an_earlier_boot_is_ignored(tmp_path: Path) -> None:
     state = a_state(tmp_path)
-    state.save_lease(100.0, 10.0)
+    state.save_lease(100.0, 10.0, 5.0)
     path = tmp_path / "lease.json"
     path.write_text(path.read_text().replace(boot_id(), "earlier"))
     assert AgentLease(state, lambda: 5.0).left_s() == math.inf

@@ -125,6 +125,7 @@ def a_spec(directory: Path) -> KeeperSpec:
         store=folder,
         logs=folder,
         mark="",
+        lease="",
         address="",
         argv=(),
         environment={},

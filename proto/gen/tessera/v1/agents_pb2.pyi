@@ -629,6 +629,7 @@ class Welcome(_message.Message):
     LEASE_S_FIELD_NUMBER: _builtins.int
     HEARTBEAT_S_FIELD_NUMBER: _builtins.int
     INSPECT_S_FIELD_NUMBER: _builtins.int
+    MARGIN_S_FIELD_NUMBER: _builtins.int
     lease_s: _builtins.float
     """The seconds of the lease. An agent whose messages were not recorded for this time stops its
     gangs.
@@ -636,16 +637,21 @@ class Welcome(_message.Message):
     heartbeat_s: _builtins.float
     """The seconds between heartbeats, and between inspections of the gangs."""
     inspect_s: _builtins.float
+    margin_s: _builtins.float
+    """The seconds after the lease for which the server waits before it gives the agent's GPUs to
+    others. The agent's processes are dead before.
+    """
     def __init__(
         self,
         *,
         lease_s: _builtins.float = ...,
         heartbeat_s: _builtins.float = ...,
         inspect_s: _builtins.float = ...,
+        margin_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_s", b"heartbeat_s", "inspect_s", b"inspect_s", "lease_s", b"lease_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_s", b"heartbeat_s", "inspect_s", b"inspect_s", "lease_s", b"lease_s", "margin_s", b"margin_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -34,8 +34,8 @@ class _ExitReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ExitReason
     EXIT_STALLED: _ExitReason.ValueType  # 3
     """It made no progress for too long."""
     EXIT_NOT_STARTED: _ExitReason.ValueType  # 4
-    """It could not be started: a missing program or framework, a port that was taken, a member of the
-    gang that did not come.
+    """It could not be started: a missing program or framework, a user or a secret that its node does
+    not have, a port that was taken, a member of the gang that did not come.
     """
     EXIT_KILLED: _ExitReason.ValueType  # 5
     """A signal that the agent had not sent ended it."""
@@ -53,6 +53,8 @@ class _ExitReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ExitReason
     """It exited with status 0 before it had reported all of the job's iterations, and nobody had asked it
     to stop.
     """
+    EXIT_NODE_UNFIT: _ExitReason.ValueType  # 11
+    """The node can start no program until it is mended, e.g. because its disk is full."""
 
 class ExitReason(_ExitReason, metaclass=_ExitReasonEnumTypeWrapper):
     """The reason why a program ended without success."""
@@ -65,8 +67,8 @@ EXIT_OUT_OF_MEMORY: ExitReason.ValueType  # 2
 EXIT_STALLED: ExitReason.ValueType  # 3
 """It made no progress for too long."""
 EXIT_NOT_STARTED: ExitReason.ValueType  # 4
-"""It could not be started: a missing program or framework, a port that was taken, a member of the
-gang that did not come.
+"""It could not be started: a missing program or framework, a user or a secret that its node does
+not have, a port that was taken, a member of the gang that did not come.
 """
 EXIT_KILLED: ExitReason.ValueType  # 5
 """A signal that the agent had not sent ended it."""
@@ -84,6 +86,8 @@ EXIT_ENDED_EARLY: ExitReason.ValueType  # 10
 """It exited with status 0 before it had reported all of the job's iterations, and nobody had asked it
 to stop.
 """
+EXIT_NODE_UNFIT: ExitReason.ValueType  # 11
+"""The node can start no program until it is mended, e.g. because its disk is full."""
 Global___ExitReason: _TypeAlias = ExitReason  # noqa: Y015
 
 @_typing.final

@@ -7,7 +7,7 @@ from alembic import op
 
 from tessera.db.tables import metadata
 
-revision = "0037"
+revision = "0036"
 down_revision = "0035"
 branch_labels = None
 depends_on = None
