@@ -37,13 +37,19 @@ def read_bytes(path: str | Path, most: int = MAX_BYTES) -> bytes:
     except ValueError as error:  # the path has a NUL
         raise InvalidInput(repr(str(path)), "is not the path of a file") from error
     if size > most:
-        raise InvalidInput(str(path), f"has more than {most:,} bytes; split it, or shorten it")
+        raise InvalidInput(str(path), f"must have at most {most:,} bytes; shorten it, or split it")
     return bytes(data)
 
 
 def read_text(path: str | Path, most: int = MAX_BYTES) -> str:
     """Return the text of a file. Raises InvalidInput, which names the path."""
-    return to_text(str(path), read_bytes(path, most))
+    data = read_bytes(path, most)
+    try:
+        return to_text("", data)
+    except InvalidInput as error:
+        raise InvalidInput(
+            str(path), f"is not UTF-8 text, so it cannot be read:{error.field} {error.problem}"
+        ) from error
 
 
 def to_text(source: str, data: bytes) -> str:

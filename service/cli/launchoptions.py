@@ -219,7 +219,7 @@ def _read_variables(where: str, path: str) -> dict[str, str]:
     try:
         text = read_text(path, MAX_FILE_BYTES)
     except InvalidInput as error:
-        raise InvalidInput(where, str(error)) from error
+        raise InvalidInput(where, f"{path} {error.problem}") from error
     variables: dict[str, str] = {}
     for number, ending in enumerate(text.split("\n"), 1):
         line = ending.removesuffix("\r")

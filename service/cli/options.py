@@ -311,4 +311,4 @@ def read_plan_file(field: str, path: str) -> str:
     try:
         return read_text(path, STATED_PLAN.size_bytes)
     except InvalidInput as error:
-        raise InvalidInput(field, str(error)) from error
+        raise InvalidInput(field, f"{path} {error.problem}") from error

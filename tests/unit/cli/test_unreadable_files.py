@@ -160,12 +160,12 @@ def test_a_file_is_not_read_beyond_its_limit(tmp_path: Path, most: int) -> None:
     if most == 4:
         assert userfiles.read_bytes(path, most) == b"1234"
         return
-    with pytest.raises(InvalidInput, match=r"f: has more than 3 bytes"):
+    with pytest.raises(InvalidInput, match=r"f: must have at most 3 bytes"):
         userfiles.read_bytes(path, most)
 
 
 def test_a_device_without_an_end_is_not_read_for_ever() -> None:
-    with pytest.raises(InvalidInput, match=r"/dev/zero: has more than 100,000 bytes"):
+    with pytest.raises(InvalidInput, match=r"/dev/zero: must have at most 100,000 bytes"):
         userfiles.read_bytes("/dev/zero", 100_000)
 
 
