@@ -157,7 +157,8 @@ def prune_logs(
             shutil.rmtree(folder)
         except OSError as error:
             log.warning(
-                "cannot delete old output in %s: %s", folder, error, extra={"action": "prune_logs"}
+                "cannot delete old output",
+                extra={"event": "output_not_pruned", "folder": folder, "error": error},
             )
             continue
         deleted.append(output)
@@ -328,4 +329,7 @@ def _remove_if_empty(folder: Path) -> None:
     try:
         folder.rmdir()
     except OSError as error:
-        log.warning("cannot remove %s: %s", folder, error, extra={"action": "prune_logs"})
+        log.warning(
+            "cannot remove the folder of a job without output",
+            extra={"event": "output_not_pruned", "folder": folder, "error": error},
+        )

@@ -131,9 +131,8 @@ class StateDir:
             return float(stored["heard_s"]), float(stored["lease_s"])
         except (KeyError, OSError, TypeError, ValueError) as error:
             log.warning(
-                "cannot read the lease on disk, so it counts as over: %s",
-                error,
-                extra={"action": "lease"},
+                "cannot read the lease on disk, so it counts as over",
+                extra={"event": "lease_unread", "error": error},
             )
             return -math.inf, 1.0
 
@@ -182,10 +181,8 @@ def _written_down(directory: Path) -> Gang | None:
         return gang_from_json(stored) if stored is not None else None
     except (KeyError, OSError, TypeError, ValueError) as error:
         log.warning(
-            "cannot read the gang in %s; its process is ended and the directory is removed: %s",
-            directory.name,
-            error,
-            extra={"action": "clear"},
+            "cannot read a gang; its process is ended and the directory is removed",
+            extra={"event": "gang_unread", "gang": directory.name, "error": error},
         )
         return None
 
@@ -199,7 +196,8 @@ def _end_stray(directory: Path) -> None:
             process = Process.adopt(identity)
         except (OSError, TypeError, ValueError) as error:
             log.warning(
-                "cannot find the process of %s: %s", identity, error, extra={"action": "clear"}
+                "cannot find a process",
+                extra={"event": "process_unknown", "file": identity, "error": error},
             )
             continue
         if process is not None:
@@ -215,4 +213,7 @@ def _clear(path: Path) -> None:
         elif path.exists():
             shutil.rmtree(path)
     except OSError as error:
-        log.warning("cannot remove %s: %s", path, error, extra={"action": "clear"})
+        log.warning(
+            "cannot remove a file of the agent's state",
+            extra={"event": "state_not_removed", "file": path, "error": error},
+        )
