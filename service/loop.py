@@ -14,6 +14,7 @@ from typing import Final
 from tessera.formulation.clock import Clock
 from tessera.formulation.codec import digest_of, encode
 from tessera.formulation.errors import DeadlineTooShort, TooBusy
+from tessera.formulation.logs import add_ids
 from tessera.formulation.records.rounds import RoundCommit, RoundRecord, RoundSummary
 from tessera.formulation.records.store import Request
 from tessera.formulation.snapshot import Snapshot
@@ -114,6 +115,7 @@ class RoundLoop:
         if isinstance(begun, RoundRecord):
             return begun
         snapshot = replace(begun, clock_factor=self._clock_factor)
+        add_ids(cluster=cluster, round=snapshot.round_number)
         phases.mark("load")
         outcome = self._plan_in_time(
             cluster,
@@ -149,9 +151,10 @@ class RoundLoop:
             in_time=lambda: remaining_s() > 0 and not cancelled(),
         )
         phases.mark("commit")
-        _report(record)
         seconds = record.summary.seconds | {"commit": phases.seconds["commit"]}
-        return replace(record, summary=replace(record.summary, seconds=seconds))
+        record = replace(record, summary=replace(record.summary, seconds=seconds))
+        _report(record)
+        return record
 
     def replay(
         self,
@@ -177,6 +180,7 @@ class RoundLoop:
         """
         if options is not None:
             require_known_options(options, commits=False)
+        add_ids(cluster=cluster, round=number)
         record = self._store.get_round(cluster, number)
         snapshot = self._store.round_snapshot(cluster, number)
         options = options or self._repetition(cluster, record.summary)
@@ -311,13 +315,23 @@ class RoundLoop:
 
 def _report(record: RoundRecord) -> None:
     s = record.summary
-    gap = None if s.bound_is_trivial else s.gap
-    facts = {"cluster": s.cluster, "round": s.number, "gap": gap, "seconds": s.seconds}
+    facts = {
+        "cluster": s.cluster,
+        "round": s.number,
+        "epoch": s.epoch,
+        "solver": s.solver,
+        "gap": None if s.bound_is_trivial else s.gap,
+        "running": s.running,
+        "waiting": s.waiting,
+        "started": s.started,
+        "suspended": s.suspended,
+        "changed": s.changed,
+        **{f"{phase}_s": seconds for phase, seconds in s.seconds.items()},
+    }
     if s.outcome == "refused":
         log.error(
-            "the checker refused the round: %s",
-            "; ".join(s.violations),
-            extra={"action": "round_refused", **facts},
+            "the checker refused the round; the previous decisions stay",
+            extra={"event": "round_refused", **facts, "violations": s.violations},
         )
     else:
-        log.info("round committed", extra={"action": "round_committed", **facts})
+        log.info("committed a round", extra={"event": "round_committed", **facts})

@@ -147,7 +147,7 @@ class Server:
             os.chmod(self._config.socket, 0o600)
         for one in self._addresses:
             log.info(
-                "listening",
+                "listening for calls",
                 extra={
                     "event": "listening",
                     "address": one.address,
