@@ -168,8 +168,9 @@ _INTERRUPT = sa.text("UPDATE nodes SET probation_until = NULL WHERE id = ANY(:no
 """The end of probations of nodes that were silent: their health is not known for that time."""
 
 _LOSERS = sa.text("""
-SELECT DISTINCT j.id, j.name, j.state FROM allocations l JOIN jobs j ON j.id = l.job_id
-WHERE l.node_id = ANY(:nodes) AND l.hold <> 'releasing' ORDER BY j.id
+SELECT j.id, j.name, j.state, array_agg(n.name) AS nodes
+FROM allocations l JOIN jobs j ON j.id = l.job_id JOIN nodes n ON n.id = l.node_id
+WHERE l.node_id = ANY(:nodes) AND l.hold <> 'releasing' GROUP BY j.id ORDER BY j.id
 """)
 
 _DROP = sa.text("DELETE FROM allocations WHERE node_id = ANY(:nodes)")
@@ -364,8 +365,10 @@ def find_silence(connection: sa.Connection, cluster: str) -> Silence:
     return Silence(*connection.execute(_SILENCE, {"name": cluster}).one())
 
 
-def expire_silent_nodes(connection: sa.Connection, cluster: str, silence_s: float) -> list[str]:
-    """Free the GPUs of silent nodes; return the names of the jobs that lost some."""
+def expire_silent_nodes(
+    connection: sa.Connection, cluster: str, silence_s: float
+) -> dict[str, list[str]]:
+    """Free the GPUs of silent nodes; return the names of the jobs that lost some, and of these nodes."""
     turn = Turn.take(connection, cluster)
     connection.execute(_HEARD_NOW, {"cluster": turn.cluster})
     lost = _lose_nodes(turn, find_dead_nodes(connection, turn.cluster, silence_s))
@@ -373,14 +376,14 @@ def expire_silent_nodes(connection: sa.Connection, cluster: str, silence_s: floa
     return lost
 
 
-def _lose_nodes(turn: Turn, nodes: Sequence[int]) -> list[str]:
+def _lose_nodes(turn: Turn, nodes: Sequence[int]) -> dict[str, list[str]]:
     """Delete the allocations of dead nodes.
 
     Their agents stopped their gangs when the lease expired. Jobs that owned any go through LOST.
     GPUs that they hold on live nodes need a report of the agent there.
     """
     if not nodes:
-        return []
+        return {}
     values = {"nodes": list(nodes)}
     losers = turn.connection.execute(_LOSERS, values).all()
     turn.connection.execute(_DROP, values)
@@ -389,8 +392,8 @@ def _lose_nodes(turn: Turn, nodes: Sequence[int]) -> list[str]:
             JobChange(
                 job=key, state=JobState(state), event=JobEvent.LOST, detail="a node fell silent"
             )
-            for key, _, state in losers
+            for key, _, state, _ in losers
         ]
     )
     turn.changed = turn.changed or bool(losers)
-    return [name for _, name, _ in losers]
+    return {name: names for _, name, _, names in losers}

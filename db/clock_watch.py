@@ -52,10 +52,12 @@ class ClockWatch:
             if gained_s > TOLERANCE_S:
                 self._until_s = now_s + self._grace_s
                 log.warning(
-                    "the database's clock was set forward by %.0f s; no node counts as silent for %.0f s",
-                    gained_s,
-                    self._grace_s,
-                    extra={"action": "clock_set"},
+                    "the database's clock was set forward; no node counts as silent for a while",
+                    extra={
+                        "event": "clock_set_forward",
+                        "gained_s": gained_s,
+                        "grace_s": self._grace_s,
+                    },
                 )
             return now_s >= self._until_s
 

@@ -107,7 +107,8 @@ def note_failed_starts(connection: sa.Connection, rows: Sequence[Mapping[str, An
     drained = connection.execute(_DRAIN, values | {"drained_by": DRAINED_BY}).all()
     for node in drained:
         log.warning(
-            "node %s drained: %s", node.name, node.drain_reason, extra={"action": "node_unfit"}
+            "drained a node that cannot start programs",
+            extra={"event": "node_unfit", "node": node.name, "reason": node.drain_reason},
         )
     return bool(drained)
 

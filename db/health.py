@@ -81,15 +81,6 @@ class HealthEvent(StrEnum):
     RETURN = "return"
 
 
-_EVENT_TEXTS: Final = {
-    HealthEvent.DRAIN: "drained",
-    HealthEvent.FAULT: "stays drained",
-    HealthEvent.INTERRUPTION: "stays drained, because its agent does not watch its health",
-    HealthEvent.PROBATION: "is healthy and on probation",
-    HealthEvent.RETURN: "returns from probation",
-}
-"""The events of nodes' health as the log states them."""
-
 _GOOD_NEWS: Final = frozenset({HealthEvent.PROBATION, HealthEvent.RETURN})
 
 
@@ -182,9 +173,17 @@ def log_health(cluster: str, node: str, event: HealthEvent, reason: str = "") ->
     if event is HealthEvent.NONE:
         return
     level = logging.INFO if event in _GOOD_NEWS else logging.WARNING
-    facts = {"action": "node_health", "cluster": cluster, "node": node, "event": event.value}
-    ending = f": {reason}" if reason else ""
-    log.log(level, "node %s of %s %s%s", node, cluster, _EVENT_TEXTS[event], ending, extra=facts)
+    log.log(
+        level,
+        "the health of a node has changed",
+        extra={
+            "event": "node_health",
+            "cluster": cluster,
+            "node": node,
+            "change": event.value,
+            "cause": reason,
+        },
+    )
 
 
 def compare_health(

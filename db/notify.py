@@ -85,9 +85,8 @@ class Listener:
                 self.listening.clear()
                 if not retry_s:
                     log.warning(
-                        "lost the connection for the database's notices: %s; trying to reconnect",
-                        " ".join(str(error).split()),
-                        extra={"action": "listen_lost"},
+                        "lost the connection for the database's notices; trying to reconnect",
+                        extra={"event": "notices_lost", "error": " ".join(str(error).split())},
                     )
                 retry_s = min(2 * retry_s or RETRY_S, MAX_RETRY_S)
                 self._closed.wait(retry_s)
@@ -98,7 +97,7 @@ class Listener:
             for channel in self._subscribers:
                 cursor.execute(f"LISTEN {channel}")
         self.listening.set()
-        log.info("listening for the database's notices", extra={"action": "listen"})
+        log.info("listening for the database's notices", extra={"event": "notices_begun"})
         self._tell({(channel, EVERY_CLUSTER) for channel in self._subscribers})
         while not self._closed.is_set():
             ready, _, _ = select.select([connection.fileno(), self._wake_read], [], [])

@@ -73,17 +73,30 @@ class RoundStore(StorePart):
         """Free the GPUs of silent nodes and end overlong jobs, and perhaps the probations of nodes."""
         if returning:
             self._end_probations(cluster)
-        if lost := self.expire(cluster):
-            log.warning("nodes fell silent", extra={"action": "expired", "jobs": lost})
+        self.expire(cluster)
         ended = self._database.write(lambda c: run_times.end_overlong_jobs(c, cluster))
         if ended:
-            log.info("jobs timed out", extra={"action": "timed out", "jobs": ended})
+            log.info(
+                "ended jobs that ran for longer than they may",
+                extra={"event": "jobs_timed_out", "cluster": cluster, "jobs": ended},
+            )
 
     def expire(self, cluster: str) -> list[str]:
         """Free the GPUs of silent nodes; return the names of the jobs that lost some."""
-        return self._database.write(
+        lost = self._database.write(
             lambda c: agents.expire_silent_nodes(c, cluster, self._silence.read(c))
         )
+        if lost:
+            log.warning(
+                "jobs have lost their GPUs, because nodes fell silent",
+                extra={
+                    "event": "nodes_fell_silent",
+                    "cluster": cluster,
+                    "nodes": {node for nodes in lost.values() for node in nodes},
+                    "jobs": list(lost),
+                },
+            )
+        return list(lost)
 
     def _end_probations(self, cluster: str) -> None:
         for node in self._database.write(

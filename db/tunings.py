@@ -217,11 +217,8 @@ def _log_refusal(row: sa.Row[Any], digest: str, problem: str) -> None:
         _REFUSED.clear()
     _REFUSED[key] = None
     log.warning(
-        "ignored the plan %.12s by which job %s reports to run: %s",
-        digest,
-        row.name,
-        problem,
-        extra={"action": "tuning_refused"},
+        "ignored the plan by which a job reports to run",
+        extra={"event": "tuning_refused", "job": row.name, "plan": digest, "error": problem},
     )
 
 

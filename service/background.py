@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.errors import TesseraError, Unavailable
+from tessera.formulation.logs import begin_ids, current_ids, log_as_parent, settings_in_use
 from tessera.service.worker import RaisedError
 
 POLL_S: Final = 0.2
@@ -54,7 +55,10 @@ def run_in_process(
     end_s = _CLOCK.monotonic_s() + limit_s
     pipe, theirs = _SPAWN.Pipe()
     process = _SPAWN.Process(
-        target=_serve, args=(theirs, name, niceness), name=f"tessera-{name}", daemon=True
+        target=_serve,
+        args=(theirs, name, niceness, settings_in_use(), current_ids()),
+        name=f"tessera-{name}",
+        daemon=True,
     )
     process.start()
     theirs.close()  # so that the pipe ends with the process
@@ -81,9 +85,13 @@ def run_in_process(
     return result
 
 
-def _serve(pipe: Connection, name: str, niceness: int) -> None:
+def _serve(
+    pipe: Connection, name: str, niceness: int, log_settings: tuple[int, str], ids: dict[str, Any]
+) -> None:
     """Do the work that arrives through ``pipe``. Runs in the process of its own."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends its processes itself
+    log_as_parent(log_settings)
+    begin_ids(**ids)
     with contextlib.suppress(OSError):  # not allowed in some containers
         os.nice(niceness)
     work, order = pipe.recv()

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from tessera.formulation.clock import Clock
 from tessera.formulation.errors import TesseraError
+from tessera.formulation.logs import begin_ids
 from tessera.service.periodic import TICK_S, TICKS_PER_LEASE, clusters_of
 from tessera.service.ports.store import Store
 from tessera.service.rpc.calls import Calls
@@ -54,14 +55,14 @@ class ClusterTask:
         holder: str,
         period_s: float,
         fails: str,
-        action: str,
+        event: str,
         again_in_s: Callable[[str], float | None] = lambda cluster: None,
         forget: Callable[[str], None] = lambda cluster: None,
         idle_too: bool = False,
     ) -> None:
         """Remember the settings.
 
-        ``attend`` runs in the threads of ``work``. ``action`` names its errors in the log.
+        ``attend`` runs in the threads of ``work``. ``event`` names its errors in the log.
         ``forget`` drops what ``attend`` remembers of a cluster that was deleted or that another
         replica has taken over. If ``idle_too`` is set, clusters without a live job are also visited
         in each period.
@@ -73,7 +74,7 @@ class ClusterTask:
         self._calls, self._work = calls, work
         self._holder, self._period_s = holder, period_s
         self._again_in_s, self._forget, self._idle_too = again_in_s, forget, idle_too
-        self._fails, self._facts = fails, {"action": action}
+        self._fails, self._event = fails, event
         self._woken: set[str] = set()
         self._wake = asyncio.Event()
         self._over = threading.Event()
@@ -123,18 +124,22 @@ class ClusterTask:
 
     async def look(self, woken: set[str] | None) -> None:
         """Visit the clusters that were woken, or all if ``woken`` is None."""
+        begin_ids()
         try:
             chosen = sorted(woken) if woken is not None else await self._every_cluster()
         except TesseraError as error:
-            log.warning("%s: %s", self._fails, error, extra=self._facts)
+            log.warning(self._fails, extra={"event": self._event, "error": error})
             return
         for cluster in chosen:
+            begin_ids(cluster=cluster)
             try:
                 await self._one(cluster)
             except TesseraError as error:
-                log.warning("%s for %s: %s", self._fails, cluster, error, extra=self._facts)
+                log.warning(
+                    self._fails, extra={"event": self._event, "cluster": cluster, "error": error}
+                )
             except Exception:  # the outermost guard of this task: it must outlive any mistake
-                log.exception("%s for %s", self._fails, cluster, extra=self._facts)
+                log.exception(self._fails, extra={"event": self._event, "cluster": cluster})
 
     async def _every_cluster(self) -> list[str]:
         records = await self._calls.run(clusters_of, self._store)

@@ -118,15 +118,24 @@ class CollectiveChecker:
         )
         record = _record(workload, check)
         self._store.write(None, partial(_put, cluster, record))
-        facts = {"action": "collectives_checked", "cluster": cluster}
-        name = f"{workload.model}/{workload.params}"
+        facts = {"cluster": cluster, "workload": workload.key, "degrees": degrees}
         if record.problem:
             log.warning(
-                "collectives of %s were not compared: %s", name, record.problem, extra=facts
+                "collectives were not compared",
+                extra={"event": "collectives_checked", **facts, "error": record.problem},
             )
         else:
             level = logging.WARNING if record.differs else logging.INFO
-            log.log(level, "%s: %s", name, record.note or "no collectives", extra=facts)
+            log.log(
+                level,
+                "compared collectives",
+                extra={
+                    "event": "collectives_checked",
+                    **facts,
+                    "differs": record.differs,
+                    "note": record.note or "no collectives",
+                },
+            )
 
     def _compile_step(self, request: CompileRequest, cancelled: Callable[[], bool]) -> CompiledStep:
         return compile_step(request, timeout_s=self._limit_s, cancelled=cancelled)

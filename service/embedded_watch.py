@@ -35,5 +35,5 @@ class EmbeddedWatch(NoticedTask):
         await asyncio.to_thread(embedded.start_server, self._directory, create=False)
         log.warning(
             "the embedded database had ended, and was started again",
-            extra={"action": "database_ended"},
+            extra={"event": "database_restarted"},
         )

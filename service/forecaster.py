@@ -104,12 +104,14 @@ class Forecaster:
             self._store.put_forecast(cluster, made)
         elif not cancelled():
             log.info(
-                "made no forecast of %s, because fewer than %d futures were followed in %.0f s; raise"
-                " the setting forecast_share",
-                cluster,
-                LEAST_FUTURES,
-                self._limit_s,
-                extra={"action": "forecast_too_slow", "cluster": cluster},
+                "made no forecast, because too few futures were followed in time; raise the setting"
+                " forecast_share",
+                extra={
+                    "event": "forecast_too_slow",
+                    "cluster": cluster,
+                    "least_futures": LEAST_FUTURES,
+                    "limit_s": self._limit_s,
+                },
             )
 
 

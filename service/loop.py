@@ -15,6 +15,7 @@ from typing import Final
 from tessera.formulation.clock import Clock
 from tessera.formulation.codec import digest_of, encode
 from tessera.formulation.errors import DeadlineTooShort, RoundSuperseded, TooBusy
+from tessera.formulation.logs import add_ids
 from tessera.formulation.records.rounds import RoundCommit, RoundRecord, RoundSummary
 from tessera.formulation.records.store import Request
 from tessera.formulation.snapshot import Snapshot
@@ -129,6 +130,7 @@ class RoundLoop:
         if isinstance(begun, RoundRecord):
             return begun
         snapshot = replace(begun, clock_factor=self._clock_factor)
+        add_ids(cluster=cluster, round=snapshot.round_number)
         phases.mark("load")
         with self._attempt(snapshot, counts=not dry_run) as attempt:
             over = is_over(remaining_s, lambda: bool(attempt.winner) or cancelled())
@@ -167,9 +169,10 @@ class RoundLoop:
         )
         phases.mark("commit")
         self._overtake(snapshot, record)
-        _report(record)
         seconds = record.summary.seconds | {"commit": phases.seconds["commit"]}
-        return replace(record, summary=replace(record.summary, seconds=seconds))
+        record = replace(record, summary=replace(record.summary, seconds=seconds))
+        _report(record)
+        return record
 
     def replay(
         self,
@@ -195,6 +198,7 @@ class RoundLoop:
         """
         if options is not None:
             require_known_options(options, commits=False)
+        add_ids(cluster=cluster, round=number)
         record = self._store.get_round(cluster, number)
         snapshot = self._store.round_snapshot(cluster, number)
         options = options or self._repetition(cluster, record.summary)
@@ -356,13 +360,23 @@ class RoundLoop:
 
 def _report(record: RoundRecord) -> None:
     s = record.summary
-    gap = None if s.bound_is_trivial else s.gap
-    facts = {"cluster": s.cluster, "round": s.number, "gap": gap, "seconds": s.seconds}
+    facts = {
+        "cluster": s.cluster,
+        "round": s.number,
+        "epoch": s.epoch,
+        "solver": s.solver,
+        "gap": None if s.bound_is_trivial else s.gap,
+        "running": s.running,
+        "waiting": s.waiting,
+        "started": s.started,
+        "suspended": s.suspended,
+        "changed": s.changed,
+        **{f"{phase}_s": seconds for phase, seconds in s.seconds.items()},
+    }
     if s.outcome == "refused":
         log.error(
-            "the checker refused the round: %s",
-            "; ".join(s.violations),
-            extra={"action": "round_refused", **facts},
+            "the checker refused the round; the previous decisions stay",
+            extra={"event": "round_refused", **facts, "violations": s.violations},
         )
     else:
-        log.info("round committed", extra={"action": "round_committed", **facts})
+        log.info("committed a round", extra={"event": "round_committed", **facts})

@@ -90,9 +90,8 @@ class NetworkPlanner:
             return None  # this replica is shutting down
         except (RoundSuperseded, StaleEtag) as late:
             log.info(
-                "discarded a network plan that was out of date: %s",
-                late,
-                extra={"action": "network_superseded"},
+                "discarded a network plan that was out of date",
+                extra={"event": "network_plan_discarded", "cluster": cluster, "error": late},
             )
             return None  # the new round or topology wakes this task again
 
@@ -131,7 +130,6 @@ class NetworkPlanner:
         outcome = plan_network(snapshot, running, self._policy(snapshot), cancelled)
         require_wanted(cancelled)
         took_s = self._clock.monotonic_s() - began_s
-        facts = {"action": "network_planned", "cluster": snapshot.cluster, "seconds": took_s}
         if outcome.violations:
             broken = "; ".join(f"{v.rule}: {v.detail}" for v in outcome.violations)
             raise NotAllowed(
@@ -145,11 +143,13 @@ class NetworkPlanner:
         self._planned[snapshot.cluster] = _basis(snapshot, seen)
         if record is not None:
             log.info(
-                "made a network plan after the %s of a job"
-                if cause in ("start", "end")
-                else "made a network plan, because of: %s",
-                cause,
-                extra=facts,
+                "made a network plan",
+                extra={
+                    "event": "network_planned",
+                    "cluster": snapshot.cluster,
+                    "cause": cause,
+                    "plan_s": took_s,
+                },
             )
         return record
 

@@ -16,8 +16,8 @@ class NoticedTask(ABC):
     If the work fails, ``log`` gets ``problem`` with the cause, and it is tried again.
     """
 
-    def __init__(self, log: logging.Logger, problem: str, action: str, retry_s: float) -> None:
-        self._log, self._problem, self._action = log, problem, action
+    def __init__(self, log: logging.Logger, problem: str, event: str, retry_s: float) -> None:
+        self._log, self._problem, self._event = log, problem, event
         self._retry_s = retry_s
         self._notice = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -41,15 +41,14 @@ class NoticedTask(ABC):
         """Do all that there is to do. Raises what the store raises."""
 
     async def _repeat(self) -> None:
-        facts = {"action": self._action}
         while True:
             self._notice.clear()
             try:
                 await self.work()
             except TesseraError as error:
-                self._log.warning("%s: %s", self._problem, error, extra=facts)
+                self._log.warning(self._problem, extra={"event": self._event, "error": error})
             except Exception:  # noqa: BLE001 - the outermost guard of this task: it must outlive any mistake
-                self._log.exception(self._problem, extra=facts)
+                self._log.exception(self._problem, extra={"event": self._event})
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._retry_s):
                     await self._notice.wait()

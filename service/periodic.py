@@ -17,6 +17,7 @@ from typing import Final
 
 from tessera.formulation.clock import Clock
 from tessera.formulation.errors import Conflict, TesseraError
+from tessera.formulation.logs import begin_ids
 from tessera.formulation.records.clusters import ClusterOutlook, ClusterRecord
 from tessera.formulation.records.rounds import RoundRecord
 from tessera.service.loop import RoundLoop
@@ -264,11 +265,12 @@ class PeriodicRounds:
             except TesseraError as error:
                 if str(error) != problem:
                     log.warning(
-                        "cannot begin periodic rounds: %s", error, extra={"action": "tick_failed"}
+                        "cannot begin periodic rounds",
+                        extra={"event": "rounds_not_begun", "error": error},
                     )
                 problem = str(error)
             except Exception:  # the outermost guard of this task: it must outlive any mistake
-                log.exception("cannot begin periodic rounds", extra={"action": "tick_failed"})
+                log.exception("cannot begin periodic rounds", extra={"event": "rounds_not_begun"})
                 self._resume_s = self._clock.monotonic_s() + self._spacing_s
             self._woken.clear()
             next_s = min((known.next_s() for known in self._clusters.values()), default=math.inf)
@@ -281,6 +283,7 @@ class PeriodicRounds:
         self, cluster: str, known: _ClusterRounds, now_s: float, *, asked: bool
     ) -> None:
         end_s = now_s + self._deadline_s
+        begin_ids(cluster=cluster)
 
         def work() -> RoundRecord:
             standing = self._policies.of(cluster)
@@ -295,20 +298,28 @@ class PeriodicRounds:
                 shadow_half_life_s=self._policies.shadow_half_life_s(cluster),
             )
 
-        facts = {"action": "periodic_round_failed", "cluster": cluster}
         try:
             record = await self._round_calls.run(work)
             known.last_round, known.failures = record.summary.number, 0
             await self._look_after_round(cluster, known)
         except Conflict as error:
-            log.info("%s", error, extra=facts)
+            log.info(
+                "another round was committed first",
+                extra={"event": "round_overtaken", "cluster": cluster, "error": error},
+            )
             if asked:  # the round that was committed in the meantime may not have seen the event
                 self._ask(cluster, self._clock.monotonic_s())
         except TesseraError as error:
-            log.warning("the periodic round of %s failed: %s", cluster, error, extra=facts)
+            log.warning(
+                "the periodic round failed; it is tried again",
+                extra={"event": "periodic_round_failed", "cluster": cluster, "error": error},
+            )
             self._try_again(cluster, known)
         except Exception:  # the outermost guard of one round
-            log.exception("the periodic round of %s failed", cluster, extra=facts)
+            log.exception(
+                "the periodic round failed; it is tried again",
+                extra={"event": "periodic_round_failed", "cluster": cluster},
+            )
             self._try_again(cluster, known)
 
     def _try_again(self, cluster: str, known: _ClusterRounds) -> None:
@@ -321,12 +332,9 @@ class PeriodicRounds:
         try:
             outlooks = await self._calls.run(self._store.outlooks, [cluster])
         except TesseraError as error:
-            facts = {"action": "outlook_not_read", "cluster": cluster}
             log.warning(
-                "cannot read when %s needs its next round, and try again at the next check: %s",
-                cluster,
-                error,
-                extra=facts,
+                "cannot read when a cluster needs its next round; the next check tries again",
+                extra={"event": "outlook_unread", "cluster": cluster, "error": error},
             )
             return
         if (outlook := outlooks.get(cluster)) is not None:

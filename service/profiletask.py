@@ -32,7 +32,7 @@ from google.protobuf.message import Message
 from tessera.client import ChannelRefused, ChannelSettings, open_channel
 from tessera.estimator.profiling.limits import ProfilingLimits
 from tessera.formulation.errors import NotAllowed, TesseraError
-from tessera.formulation.logs import DiscreetFormatter
+from tessera.formulation.logs import make_handler
 from tessera.formulation.records.estimates import HostRates
 from tessera.formulation.release import install_hint
 from tessera.service.agent.files import read_json, write_json
@@ -118,7 +118,10 @@ def ask_time_left(spec: TaskSpec) -> float | None:
             with open_channel(server, settings) as channel:
                 state = rpc.EstimatesStub(channel).GetProfiling(request, timeout=ASK_S)
         except (ChannelRefused, grpc.RpcError) as error:
-            log.warning("%s has not answered how much time is left: %s", server, error)
+            log.warning(
+                "a server has not answered how much time is left",
+                extra={"event": "time_left_unknown", "server": server, "error": error},
+            )
             continue
         for task in state.tasks:
             if task.job == spec["job"] and task.HasField("left_seconds"):
@@ -166,9 +169,19 @@ def measure_workload(
         stop_reason=clock.stop_reason,
     )
     for samples, tp in measured.too_large:
-        log.warning("%d samples at tensor degree %d do not fit and are left out", samples, tp)
+        log.warning(
+            "samples do not fit and are left out",
+            extra={"event": "size_too_large", "samples": samples, "tensor_degree": tp},
+        )
     if measured.stop_reason:
-        log.warning("%s; left out: %s", measured.stop_reason, measured.left_out)
+        log.warning(
+            "the measuring was stopped before all sizes were measured",
+            extra={
+                "event": "sizes_left_out",
+                "cause": measured.stop_reason,
+                "left_out": measured.left_out,
+            },
+        )
     rates = measure_host_once(spec, task.get("host_parameters", 0), held, clock)
     return request_of(spec, task, measured, rates)
 
@@ -191,7 +204,9 @@ def measure_host_once(
         return host.unmeasured_host(reason)
     rates = host.measure_host("jax", effort=host.HostEffort(parameters=parameters))
     for gap in filter(None, (rates.copy_gap, rates.update_gap)):
-        log.warning("%s", gap)
+        log.warning(
+            "a rate of the host was not measured", extra={"event": "host_unmeasured", "cause": gap}
+        )
     with held:
         write_json(path, asdict(rates))
     return rates
@@ -265,7 +280,10 @@ def send_records(
         except grpc.RpcError as error:
             if error.code() not in RETRY_CODES:
                 raise NotAllowed(f"the server refused the records: {error.details()}") from error
-            log.warning("%s has not accepted the records yet: %s", address, error.details())
+            log.warning(
+                "a server has not accepted the records yet",
+                extra={"event": "records_not_sent", "server": address, "error": error.details()},
+            )
         time.sleep(RETRY_S)
 
 
@@ -299,7 +317,10 @@ def _stop_at_signal(spec: dict[str, Any], held: threading.Lock, clock: TaskClock
         try:
             clock.save()
         except OSError as error:
-            log.warning("the GPU-seconds of the task are lost: %s", error)
+            log.warning(
+                "the GPU-seconds of the task are lost",
+                extra={"event": "gpu_seconds_lost", "error": error},
+            )
         os._exit(write_outcome(spec, "stopped"))
 
 
@@ -307,9 +328,7 @@ def main() -> int:
     """Read the specification and measure; return the exit status."""
     begun_s = time.monotonic()
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    handler = logging.StreamHandler()
-    handler.setFormatter(DiscreetFormatter())
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.basicConfig(level=logging.INFO, handlers=[make_handler()])
     text = sys.stdin.read()
     if not text:
         return 0

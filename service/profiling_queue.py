@@ -84,25 +84,55 @@ class ProfilingQueue:
             if run.is_orphan and is_allowed(run.state, JobEvent.CANCEL)
         ]
         for name, gap in dict([*orphans, *overdue]).items():
-            facts = {"action": "profiling_ended", "cluster": cluster}
             try:
                 self._store.write(None, partial(_end, cluster, name, gap))
             except TesseraError as error:  # it has just ended, or another replica was faster
-                log.info("profiling task %s is not cancelled: %s", name, error, extra=facts)
+                log.info(
+                    "a profiling task is not cancelled",
+                    extra={
+                        "event": "profiling_not_cancelled",
+                        "cluster": cluster,
+                        "job": name,
+                        "error": error,
+                    },
+                )
                 continue
             reason = gap.reason if gap else "it is past a limit, or the job that asked has ended"
-            log.info("cancelled profiling task %s: %s", name, reason, extra=facts)
+            log.info(
+                "cancelled a profiling task",
+                extra={
+                    "event": "profiling_cancelled",
+                    "cluster": cluster,
+                    "job": name,
+                    "cause": reason,
+                },
+            )
 
     def _submit(self, cluster: str, spec: JobSpec, work: partial[bytes]) -> None:
-        facts = {"action": "profiling_asked", "cluster": cluster}
         try:
             self._store.write(None, work)
         except AlreadyExists:  # another replica was faster
             return
         except TesseraError as error:
-            log.warning("cannot queue profiling task %s: %s", spec.name, error, extra=facts)
+            log.warning(
+                "cannot queue a profiling task",
+                extra={
+                    "event": "profiling_not_queued",
+                    "cluster": cluster,
+                    "job": spec.name,
+                    "error": error,
+                },
+            )
             return
-        log.info("queued profiling task %s, for %s", spec.name, spec.labels, extra=facts)
+        log.info(
+            "queued a profiling task",
+            extra={
+                "event": "profiling_queued",
+                "cluster": cluster,
+                "job": spec.name,
+                "labels": spec.labels,
+            },
+        )
 
 
 def _submit_task(cluster: str, spec: JobSpec, writer: Writer) -> bytes:

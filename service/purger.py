@@ -23,7 +23,10 @@ class ClusterPurger(NoticedTask):
 
     def __init__(self, store: Store, calls: Calls) -> None:
         super().__init__(
-            log, "rows of deleted clusters are not removed yet", "purge_failed", RETRY_S
+            log,
+            "rows of deleted clusters are not removed yet",
+            event="purge_failed",
+            retry_s=RETRY_S,
         )
         self._store, self._calls = store, calls
 

@@ -50,7 +50,12 @@ class Pruner:
                 break
             self._sleep(PAUSE_S)
         if any(total.values()):
-            facts = {"action": "pruned", "cluster": cluster, "deleted": total}
-            counts = ", ".join(f"{rows} {kind}" for kind, rows in total.items() if rows)
-            log.info("deleted from %s: %s", cluster, counts, extra=facts)
+            log.info(
+                "deleted old rows",
+                extra={
+                    "event": "pruned",
+                    "cluster": cluster,
+                    **{f"{kind}_rows": rows for kind, rows in total.items() if rows},
+                },
+            )
         return total

@@ -71,7 +71,7 @@ def _cells(config: Config, store: Store, server: Server, watch: _Watch) -> Clust
         work=server.threads.cells,
         period_s=config.estimate_period_s,
         fails="no estimates were updated",
-        action="estimating_failed",
+        event="estimating_failed",
         forget=deriver.forget,
     )
 
@@ -82,7 +82,7 @@ def _networks(server: Server, watch: _Watch) -> ClusterTask:
         work=server.threads.networks,
         period_s=NETWORK_PERIOD_S,
         fails="no network plan was made",
-        action="network_failed",
+        event="network_failed",
         again_in_s=server.planner.again_in_s,
         forget=server.planner.forget,
     )
@@ -94,7 +94,7 @@ def _pruning(config: Config, store: Store, server: Server, watch: _Watch) -> Clu
         work=server.threads.cleaning,
         period_s=RETENTION_PERIOD_S,
         fails="no old rows were deleted",
-        action="prune_failed",
+        event="prune_failed",
         idle_too=True,
     )
 
@@ -105,7 +105,7 @@ def _collective_checks(config: Config, store: Store, server: Server, watch: _Wat
         work=server.threads.checks,
         period_s=config.estimate_period_s,
         fails="no collectives were checked",
-        action="checking_failed",
+        event="checking_failed",
     )
 
 
@@ -121,7 +121,7 @@ def _forecasts(config: Config, store: Store, server: Server, watch: _Watch) -> C
         work=server.threads.forecasts,
         period_s=config.forecast_period_s,
         fails="no jobs were forecast",
-        action="forecast_failed",
+        event="forecast_failed",
     )
 
 
@@ -140,6 +140,6 @@ def _shadows(
         work=server.threads.shadows,
         period_s=SHADOW_PERIOD_S,
         fails="no shadow decided",
-        action="shadow_failed",
+        event="shadow_failed",
         forget=keeper.forget,
     )

@@ -101,11 +101,26 @@ class ShadowKeeper:
             options = self._policies.read_shadow(shadow.options)
             decided = self._shadow_round(newest, options, cancelled)
         except (NotFound, NotAllowed) as gone:  # retention was faster
-            log.info("a round is left out of a shadow: %s", gone, extra={"action": "shadow_late"})
+            log.info(
+                "a round is left out of a shadow",
+                extra={
+                    "event": "shadow_round_skipped",
+                    "cluster": cluster,
+                    "round": newest.number,
+                    "error": gone,
+                },
+            )
             return
         except TesseraError as error:
-            facts = {"action": "shadow_failed", "cluster": cluster, "round": newest.number}
-            log.warning("the shadow of %s failed: %s", cluster, error, extra=facts)
+            log.warning(
+                "the shadow failed on a round",
+                extra={
+                    "event": "shadow_failed",
+                    "cluster": cluster,
+                    "round": newest.number,
+                    "error": error,
+                },
+            )
             decided = ShadowRound(
                 number=newest.number, created_s=newest.created_s, problem=str(error)
             )

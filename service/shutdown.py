@@ -38,17 +38,16 @@ def end_by(
             return
         names = sorted(running())
         log.warning(
-            "the grace period of %g s is over; abandoning %d calls that are still running: %s",
-            grace_s,
-            len(names),
-            ", ".join(names) or "none in the server's threads",
-            extra={"action": "calls_left"},
+            "the grace period is over; abandoning the calls that are still running",
+            extra={"event": "calls_abandoned", "grace_s": grace_s, "calls": names},
         )
         for closing in closings:
             try:
                 closing()
             except Exception:  # the outermost guard: all closings must run
-                log.exception("cannot close a part of the server", extra={"action": "calls_left"})
+                log.exception(
+                    "cannot close a part of the server", extra={"event": "closing_failed"}
+                )
         logging.shutdown()
         sys.stdout.flush()
         os._exit(0)

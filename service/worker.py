@@ -21,6 +21,7 @@ from typing import Any, Final, Self
 
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.errors import DeadlineTooShort, TesseraError, Unavailable
+from tessera.formulation.logs import begin_ids, current_ids, log_as_parent, settings_in_use
 from tessera.formulation.snapshot import Snapshot
 from tessera.service.deciding import plan_here
 from tessera.service.phase_times import Phases
@@ -54,6 +55,7 @@ class _RoundOrder:
     snapshot: Snapshot
     options: RoundOptions
     end_s: float
+    ids: dict[str, Any]  # of the records that it logs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +149,9 @@ class SolveProcesses:
             worker.await_ready(check)
             left_s = budget.remaining_s()
             end_s = _CLOCK.monotonic_s() + left_s if math.isfinite(left_s) else left_s
-            worker.send(_RoundOrder(snapshot=snapshot, options=options, end_s=end_s))
+            worker.send(
+                _RoundOrder(snapshot=snapshot, options=options, end_s=end_s, ids=current_ids())
+            )
             answer = worker.receive(check)
         except BaseException:
             self._end(worker)
@@ -186,7 +190,9 @@ class SolveProcesses:
                 if worker.alive():
                     return worker
                 self._all.discard(worker)
-                log.error("an idle solve process died", extra={"action": "worker_died"})
+                log.error(
+                    "an idle solve process died", extra={"event": "worker_died", "pid": worker.pid}
+                )
             return self._started()
 
     def _give(self, worker: _SolveProcess) -> None:
@@ -235,7 +241,7 @@ class _SolveProcess:
     def __init__(self) -> None:
         self._pipe, theirs = _SPAWN.Pipe()
         self._process: BaseProcess = _SPAWN.Process(
-            target=_serve, args=(theirs,), name="tessera-solve", daemon=True
+            target=_serve, args=(theirs, settings_in_use()), name="tessera-solve", daemon=True
         )
         self._process.start()
         theirs.close()  # so that the pipe ends with the process
@@ -292,19 +298,23 @@ class _SolveProcess:
     def _died(self) -> Unavailable:
         self._process.join(1.0)
         code = self._process.exitcode
-        log.error("a solve process died", extra={"action": "worker_died", "exit_code": code})
+        log.error(
+            "a solve process died",
+            extra={"event": "worker_died", "pid": self.pid, "exit_code": code},
+        )
         return Unavailable(
             f"the process that decides the round ended with exit code {code} (-9: killed, often because"
             " memory ran out); nothing was committed: call again"
         )
 
 
-def _serve(pipe: Connection) -> None:
+def _serve(pipe: Connection, log_settings: tuple[int, str]) -> None:
     """Decide the rounds that arrive through ``pipe`` until it is closed.
 
     Runs in the separate process.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends its processes itself
+    log_as_parent(log_settings)
     make_solver()
     run_every_loop()
     pipe.send("ready")
@@ -320,6 +330,7 @@ def _answer(order: _RoundOrder) -> _RoundAnswer | RaisedError:
     def left_s() -> float:
         return order.end_s - _CLOCK.monotonic_s()
 
+    begin_ids(**order.ids)
     options, phases = order.options, Phases(_CLOCK)
     try:
         load_named(options.scheduler, options.objective)  # the server allowed them

@@ -275,7 +275,10 @@ def _run(stage: Solver, problem: Problem, budget: Budget, hint: Solution | None)
     try:
         solution = stage.solve(problem, budget, hint)
     except SolverFailed as error:
-        _LOG.warning("%s", error, extra={"action": "solver-failed", "solver": stage.name})
+        _LOG.warning(
+            "a solver failed",
+            extra={"event": "solver_failed", "solver": stage.name, "error": error},
+        )
         return None
     if solution.has_answer and not _verified(stage.name, problem, solution):
         return None
@@ -287,10 +290,13 @@ def _verified(name: str, problem: Problem, solution: Solution) -> bool:
     broken = find_violations(problem, solution)
     if broken:
         _LOG.error(
-            "dropped the answer of %s: %s",
-            name,
-            "; ".join(v.detail for v in broken[:3]),
-            extra={"action": "answer-dropped", "solver": name, "violations": len(broken)},
+            "dropped the answer of a solver",
+            extra={
+                "event": "answer_dropped",
+                "solver": name,
+                "violations": [v.detail for v in broken[:3]],
+                "broken": len(broken),
+            },
         )
     return not broken
 

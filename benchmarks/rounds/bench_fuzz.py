@@ -186,7 +186,9 @@ def judge_cases(*, first: int, count: int, solver: str, seed: int) -> dict[str, 
             else:
                 _judge(draw_problem(rng), by, rng, tally, k)
         except Exception:
-            logger.exception("case %d: %s raised", k, by.name)
+            logger.exception(
+                "a case crashed", extra={"event": "case_crashed", "case": k, "solver": by.name}
+            )
             tally.report("case", k, ["crashes"])
     return tally.result()
 
@@ -362,7 +364,10 @@ def _hurry(by: Solver, rng: np.random.Generator, tally: FuzzTally, k: int) -> fl
     try:
         result = by.solve(problem, budget)
     except Exception:
-        logger.exception("short round %d: %s raised", k, by.name)
+        logger.exception(
+            "a short round crashed",
+            extra={"event": "case_crashed", "case": k, "solver": by.name},
+        )
         tally.report("short round", k, ["crashes"])
         return 0.0
     late_s = max(0.0, time.perf_counter() - end_s)

@@ -39,7 +39,10 @@ class FuzzTally:
         """Count the faults of a case."""
         self.count.update(faults)
         for fault in faults:
-            logger.error("%s %d: %s", what, number, fault, extra={"action": "fuzz-fault"})
+            logger.error(
+                "a case is faulty",
+                extra={"event": "case_faulty", "kind": what, "case": number, "fault": fault},
+            )
             self.faulty.append({"case": number, "what": what, "fault": fault})
 
     def result(self, overrun_s: float = 0.0) -> dict[str, Any]:

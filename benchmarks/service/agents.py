@@ -39,7 +39,7 @@ class AgentProcess:
 
     def count_lapses(self) -> int:
         """Return the number of times that the lease ran out and the agent stopped its jobs."""
-        return self.log.read_text().count(" expire: ")
+        return self.log.read_text().count(" lease_expired ")
 
     def close(self) -> None:
         """End the agent and all processes that it started."""

@@ -202,10 +202,12 @@ class EnrolledCredentials:
                 attempt += 1
                 log.log(
                     logging.WARNING if attempt % 10 == 1 else logging.DEBUG,
-                    "cannot renew the certificate, which expires in %.0f s: %s",
-                    self._require().expires_s - self._wall_s(),
-                    failure_text(error),
-                    extra={"action": "renewal_failed"},
+                    "cannot renew the certificate yet",
+                    extra={
+                        "event": "renewal_failed",
+                        "left_s": self._require().expires_s - self._wall_s(),
+                        "error": failure_text(error),
+                    },
                 )
                 await _wait_until_asked(asked, backoff_s(self._agent, attempt, 1))
             else:
@@ -288,14 +290,16 @@ class EnrolledCredentials:
                     ) from error
                 attempt += 1
                 log.warning(
-                    "cannot enrol at %s yet: %s",
-                    server,
-                    failure_text(error),
-                    extra={"action": "enrol"},
+                    "cannot enrol yet",
+                    extra={
+                        "event": "enrolment_failed",
+                        "server": server,
+                        "error": failure_text(error),
+                    },
                 )
                 await asyncio.sleep(backoff_s(self._agent, attempt, len(self._servers)))
             else:
-                log.info("enrolled at %s", server, extra={"action": "enrolled"})
+                log.info("enrolled", extra={"event": "enrolled", "server": server})
                 return
 
     async def _enrol_at(self, server: str, token: str) -> None:
@@ -322,9 +326,7 @@ class EnrolledCredentials:
             )
         self._store(made.key, answer.certificate, answer.authorities, held.port)
         log.info(
-            "renewed the certificate of agent %s",
-            self._agent,
-            extra={"action": "certificate_renewed"},
+            "renewed the certificate", extra={"event": "certificate_renewed", "agent": self._agent}
         )
 
     def _store(self, key: str, certificate: str, authorities: str, port: int) -> None:

@@ -219,7 +219,10 @@ def make_cgroup(name: str, memory_bytes: int, root: Path = CGROUP_ROOT) -> Path 
             make_private(str(group), 0o755)  # programs may read their limits
             write_setting(str(group / "memory.max"), str(memory_bytes))
         except OSError as error:
-            log.debug("no memory limit by %s: %s", group, error, extra={"action": "cgroup"})
+            log.debug(
+                "cannot limit memory by this cgroup",
+                extra={"event": "memory_not_limited", "cgroup": group, "error": error},
+            )
             continue
         return group
     return None
@@ -233,7 +236,10 @@ def remove_cgroup(name: str, root: Path = CGROUP_ROOT) -> None:
         except FileNotFoundError:
             continue
         except OSError as error:
-            log.warning("cannot remove %s: %s", group, error, extra={"action": "cgroup"})
+            log.warning(
+                "cannot remove a cgroup",
+                extra={"event": "cgroup_left", "cgroup": group, "error": error},
+            )
 
 
 def find_own_cgroup(root: Path = CGROUP_ROOT) -> Path | None:
@@ -241,7 +247,9 @@ def find_own_cgroup(root: Path = CGROUP_ROOT) -> Path | None:
     try:
         lines = read_trusted(Path("/proc/self/cgroup")).splitlines()
     except OSError as error:
-        log.debug("cannot read the agent's cgroup: %s", error, extra={"action": "cgroup"})
+        log.debug(
+            "cannot read the agent's cgroup", extra={"event": "cgroup_unread", "error": error}
+        )
         return None
     paths = [line.removeprefix("0::/") for line in lines if line.startswith("0::/")]
     return root / paths[0] if paths else None

@@ -166,7 +166,8 @@ def prune_logs(
             remove_tree(str(folder))
         except OSError as error:
             log.warning(
-                "cannot delete old output in %s: %s", folder, error, extra={"action": "prune_logs"}
+                "cannot delete old output",
+                extra={"event": "output_not_pruned", "folder": folder, "error": error},
             )
             continue
         deleted.append(output)
@@ -323,4 +324,7 @@ def _remove_if_empty(folder: Path) -> None:
         remove_file(str(folder / _NUMBER_FILE))
         remove_folder(str(folder))
     except OSError as error:
-        log.warning("cannot remove %s: %s", folder, error, extra={"action": "prune_logs"})
+        log.warning(
+            "cannot remove the folder of a job without output",
+            extra={"event": "output_not_pruned", "folder": folder, "error": error},
+        )

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Sequence
 
 from tessera.formulation.errors import InvalidInput, TesseraError
-from tessera.formulation.logs import DiscreetFormatter
+from tessera.formulation.logs import begin_ids, make_handler
 from tessera.formulation.runtimes import DEFAULT_RUNTIME
 from tessera.service.agent.credentials import Credentials
 from tessera.service.agent.hardware import command as health
@@ -105,7 +105,7 @@ async def run_agent(
                 await supervisor.close()
             raise _LeaveRequest
     except* _LeaveRequest:
-        log.info("leaving", extra={"action": "leave"})
+        log.info("leaving", extra={"event": "agent_left"})
     finally:
         state.release()
 
@@ -129,7 +129,9 @@ async def _stay_connected(
         renewing = asyncio.create_task(credentials.keep(link.renew, renew))
         await link.run()
     except AgentSuperseded:
-        log.error("replaced by another process: stopping all gangs", extra={"action": "superseded"})
+        log.error(
+            "replaced by another process; stopping all gangs", extra={"event": "agent_superseded"}
+        )
         await supervisor.close()
         raise
     except InvalidInput:
@@ -160,18 +162,13 @@ def _sampling(config: AgentConfig) -> TrafficSampler | None:
 
 
 async def _serve_until_signal(config: AgentConfig, runtimes: RuntimeChooser) -> None:
+    begin_ids(cluster=config.cluster, agent=config.agent_id)
     leave, renew, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, leave.set)
     # Not SIGHUP: an agent in a terminal that is closed must end.
     loop.add_signal_handler(signal.SIGUSR1, renew.set)
     await run_agent(config, runtimes, leave, renew)
-
-
-def _set_up_logging(level: str) -> None:
-    handler = logging.StreamHandler()
-    handler.setFormatter(DiscreetFormatter())
-    logging.basicConfig(level=level, handlers=[handler])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -185,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given[:1] == ["health"]:
         return health.main(given[1:])
     options = make_parser().parse_args(given)
-    _set_up_logging(options.log_level)
+    logging.basicConfig(level=options.log_level, handlers=[make_handler(options.log_format)])
     status = 0
     try:
         config = build_config(options, uuid.uuid4().hex)
@@ -193,10 +190,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         asyncio.run(_serve_until_signal(config, runtimes))
     except* AgentSuperseded as group:
         status = EXIT_SUPERSEDED
-        log.error("%s", group.exceptions[0], extra={"action": "exit"})
+        log.error("the agent ends", extra={"event": "agent_failed", "error": group.exceptions[0]})
     except* (TesseraError, OSError) as group:
         status = EXIT_INVALID
-        log.error("%s", group.exceptions[0], extra={"action": "exit"})
+        log.error("the agent ends", extra={"event": "agent_failed", "error": group.exceptions[0]})
     return status
 
 

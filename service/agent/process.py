@@ -141,7 +141,8 @@ class Process:
                 data = data[os.write(pipe, data) :]
         except BrokenPipeError:  # it died already; ``ended`` will return how
             log.warning(
-                "process %d did not read its specification", self._pid, extra={"action": "spawn"}
+                "a process did not read its specification",
+                extra={"event": "specification_unread", "pid": self._pid},
             )
         except OSError:
             self.signal(signal.SIGKILL)
@@ -207,7 +208,9 @@ class Process:
         try:
             signal.pidfd_send_signal(self._pidfd, number)
         except ProcessLookupError:
-            log.debug("process %d is dead already", self._pid, extra={"action": "signal"})
+            log.debug(
+                "the process is dead already", extra={"event": "signal_late", "pid": self._pid}
+            )
 
 
 def python_argv(script: Path, *arguments: str) -> list[str]:

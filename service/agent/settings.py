@@ -16,6 +16,7 @@ from tessera.client import ChannelSettings
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.documents import NODE_LIST, NotJson, read_json
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.logs import LOG_FORMATS
 from tessera.formulation.release import install_hint, installed_version
 from tessera.formulation.selectors import require_node_labels
 from tessera.service.agent.credentials import (
@@ -253,6 +254,13 @@ def _add_times(parser: argparse.ArgumentParser) -> None:
         default="INFO",
         choices=("DEBUG", "INFO", "WARNING", "ERROR"),
         help="Lowest level of messages to log. Default: INFO.",
+    )
+    add(
+        "--log-format",
+        default=LOG_FORMATS[0],
+        choices=LOG_FORMATS,
+        help="Form of log records: a line of text, or a JSON object, each with its facts."
+        " Default: text.",
     )
 
 

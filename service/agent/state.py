@@ -148,7 +148,9 @@ class StateDir:
                 return None
             return float(stored["heard_s"]), float(stored["lease_s"])
         except (KeyError, OSError, TypeError, ValueError) as error:
-            log.warning("cannot read the lease on disk: %s", error, extra={"action": "lease"})
+            log.warning(
+                "cannot read the lease on disk", extra={"event": "lease_unread", "error": error}
+            )
             return None
 
 
@@ -215,10 +217,8 @@ def _written_down(directory: Path) -> Gang | None:
         return gang_from_json(stored) if stored is not None else None
     except (KeyError, OSError, TypeError, ValueError) as error:
         log.warning(
-            "cannot read the gang in %s; its process is ended and the directory is removed: %s",
-            directory.name,
-            error,
-            extra={"action": "clear"},
+            "cannot read a gang; its process is ended and the directory is removed",
+            extra={"event": "gang_unread", "gang": directory.name, "error": error},
         )
         return None
 
@@ -232,7 +232,8 @@ def _end_stray(directory: Path) -> None:
             process = Process.adopt(identity)
         except (OSError, TypeError, ValueError) as error:
             log.warning(
-                "cannot find the process of %s: %s", identity, error, extra={"action": "clear"}
+                "cannot find a process",
+                extra={"event": "process_unknown", "file": identity, "error": error},
             )
             continue
         if process is not None:
@@ -245,4 +246,7 @@ def _clear(path: Path) -> None:
     try:
         remove_tree(str(path))
     except OSError as error:
-        log.warning("cannot remove %s: %s", path, error, extra={"action": "clear"})
+        log.warning(
+            "cannot remove a file of the agent's state",
+            extra={"event": "state_not_removed", "file": path, "error": error},
+        )

@@ -72,9 +72,12 @@ async def end_strays(directory: Path) -> None:
             return
         await asyncio.sleep(PAUSE_S)
     log.error(
-        "processes %s of a member cannot be ended; restart the node",
-        ", ".join(str(stray.pid) for stray in strays),
-        extra={"action": "kill"},
+        "processes of a member cannot be ended; restart the node",
+        extra={
+            "event": "processes_left",
+            "member": directory.name,
+            "pids": [stray.pid for stray in strays],
+        },
     )
 
 
@@ -83,7 +86,10 @@ def find_mark(directory: Path) -> str:
     try:
         stored = read_json(str(directory / MARK_FILE)) or {}
     except (OSError, ValueError) as error:
-        log.warning("cannot read the mark of a member: %s", error, extra={"action": "read"})
+        log.warning(
+            "cannot read the mark of a member",
+            extra={"event": "mark_unread", "member": directory.name, "error": error},
+        )
         return ""
     mark = stored.get("mark", "")
     return mark if isinstance(mark, str) else ""
@@ -95,7 +101,10 @@ def _recorded_identities(recorded: Path) -> list[ProcessIdentity]:
         stored = read_json(str(recorded)) or {}
         pairs = [(int(pid), int(ticks)) for pid, ticks in stored.get("processes", ())]
     except (OSError, TypeError, ValueError) as error:
-        log.warning("cannot read %s: %s", recorded, error, extra={"action": "read"})
+        log.warning(
+            "cannot read the processes of a member",
+            extra={"event": "processes_unread", "file": recorded, "error": error},
+        )
         return []
     boot = boot_id()
     return [ProcessIdentity(pid=pid, start_ticks=ticks, boot=boot) for pid, ticks in pairs]

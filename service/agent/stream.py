@@ -115,7 +115,10 @@ class AgentLease:
             self._state.save_lease(self._heard_s, self.lease_s, self.margin_s)
         except OSError as error:
             if str(error) != self._unsaved:
-                log.warning("cannot write the lease to disk: %s", error, extra={"action": "lease"})
+                log.warning(
+                    "cannot write the lease to disk",
+                    extra={"event": "lease_unwritten", "error": error},
+                )
             self._unsaved = str(error)
             return
         self._saved_s, self._unsaved = self._heard_s, ""
@@ -138,9 +141,8 @@ async def watch_lease(lease: AgentLease, supervisor: Supervisor) -> None:
         warned = left_s <= lease.lease_s / 2
         if left_s <= 0 and not stopped:
             log.error(
-                "no server has answered for %.1f s; stopping all gangs",
-                lease.lease_s,
-                extra={"action": "expire"},
+                "no server has answered in time; stopping all gangs",
+                extra={"event": "lease_expired", "lease_s": lease.lease_s},
             )
             supervisor.stop_all()
         stopped = left_s <= 0
@@ -229,16 +231,17 @@ class ServerLink:
         """Log why a stream ended. A missing cluster is logged once, because it may stay missing."""
         if not (isinstance(error, grpc.aio.AioRpcError) and error.code() is _NOT_FOUND):
             self._logged = ""
-            log.warning("%s: %s", server, failure_text(error), extra={"action": "disconnect"})
+            log.warning(
+                "the stream to a server ended",
+                extra={"event": "disconnected", "server": server, "error": failure_text(error)},
+            )
             return
         missing = error.details() or "the cluster does not exist"
         if missing != self._logged:
             log.error(
-                "%s: %s. It was deleted or never created. This agent runs nothing and waits for it;"
+                "the cluster was deleted or never created; this agent runs nothing and waits for it;"
                 " stop the agent if the cluster will not be created again",
-                server,
-                missing,
-                extra={"action": "unknown_cluster"},
+                extra={"event": "cluster_unknown", "server": server, "error": missing},
             )
         self._logged = missing
 
@@ -246,13 +249,14 @@ class ServerLink:
         """Log which nodes the cluster has lost or regained since the last desired state."""
         if gone := sorted(deleted - self._deleted):
             log.error(
-                "deleted from the cluster: %s. Nothing runs there, and this process does not register them"
-                " again; restart the agent to do so, or stop it",
-                ", ".join(gone),
-                extra={"action": "unknown_node"},
+                "nodes were deleted from the cluster; nothing runs there, and this process does not"
+                " register them again; restart the agent to do so, or stop it",
+                extra={"event": "nodes_deleted", "nodes": gone},
             )
         if back := sorted(self._deleted - deleted):
-            log.info("in the cluster again: %s", ", ".join(back), extra={"action": "known_node"})
+            log.info(
+                "nodes are in the cluster again", extra={"event": "nodes_returned", "nodes": back}
+            )
         self._deleted = deleted
 
     async def _session(self, server: str) -> None:
@@ -264,7 +268,7 @@ class ServerLink:
             call = rpc.AgentsStub(channel).Sync()
             await self._write(call, pb.AgentMessage(hello=self._hello))
             await self._take(call, CONNECT_S)
-            log.info("connected to %s", server, extra={"action": "connect"})
+            log.info("connected to a server", extra={"event": "connected", "server": server})
             self._failures, self._logged = 0, ""
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._end_when_renewed())

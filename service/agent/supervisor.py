@@ -109,7 +109,7 @@ class Supervisor:
             rest = [node for node, _ in gang.shares if node not in led]
             local.members += [LocalMember(node=n, phase=GangPhase.RUNNING) for n in rest]
             self._here[gang.key] = local
-            log.info("adopted %s", _name(gang.key), extra={"action": "adopt"})
+            log.info("adopted a gang", extra={"event": "gang_adopted", **_facts(gang.key)})
             for member in local.members:
                 self._look(local, member)
                 self._follow(local, member)
@@ -131,10 +131,12 @@ class Supervisor:
         """
         if revision < self.revision:
             log.warning(
-                "ignored desired state %d, because the newer %d was received before",
-                revision,
-                self.revision,
-                extra={"action": "ignore"},
+                "ignored a desired state, because a newer one was received before",
+                extra={
+                    "event": "desired_state_ignored",
+                    "revision": revision,
+                    "newest": self.revision,
+                },
             )
             return
         if revision > self.revision:  # even if nothing follows: the server waits for this
@@ -217,7 +219,7 @@ class Supervisor:
         if len(ready) > START_BATCH:
             asyncio.get_running_loop().call_soon(self._reconcile)
         for key in plan.waiting:
-            log.info("%s waits for its GPUs", _name(key), extra={"action": "wait"})
+            log.info("a gang waits for its GPUs", extra={"event": "gang_waiting", **_facts(key)})
         if plan.forget or plan.stop or ready:
             self._changed()
 
@@ -230,7 +232,10 @@ class Supervisor:
             runtime = self._runtimes.choose(gang)
         except (TesseraError, OSError) as error:
             local.members = [failed_member(node, error) for node, _ in gang.shares]
-            log.error("%s did not start: %s", _name(gang.key), error, extra={"action": "start"})
+            log.error(
+                "a gang did not start",
+                extra={"event": "gang_not_started", **_facts(gang.key), "error": error},
+            )
             return
         for node, _ in gang.shares:
             member = LocalMember(node=node, phase=GangPhase.STARTING)
@@ -258,9 +263,20 @@ class Supervisor:
         except (TesseraError, OSError) as error:
             failed = failed_member(member.node, error)
             member.phase, member.error, member.reason = failed.phase, failed.error, failed.reason
-            log.error("%s did not start: %s", _name(gang.key), error, extra={"action": "start"})
+            log.error(
+                "a gang did not start",
+                extra={
+                    "event": "gang_not_started",
+                    **_facts(gang.key),
+                    "node": member.node,
+                    "error": error,
+                },
+            )
             return
-        log.info("started %s on %s", _name(gang.key), member.node, extra={"action": "start"})
+        log.info(
+            "started a gang",
+            extra={"event": "gang_started", **_facts(gang.key), "node": member.node},
+        )
 
     def _nodes_with_processes(self, gang: Gang) -> list[str]:
         """Return the nodes of this agent on which the gang has processes."""
@@ -290,10 +306,8 @@ class Supervisor:
             self._state.write_part(gang.key, gang.network)
         except OSError as error:
             log.warning(
-                "cannot pass %s its part in the network plan: %s",
-                _name(gang.key),
-                error,
-                extra={"action": "network"},
+                "cannot pass a gang its part in the network plan",
+                extra={"event": "network_part_unwritten", **_facts(gang.key), "error": error},
             )
 
     def _network_changed(self) -> None:
@@ -304,7 +318,7 @@ class Supervisor:
 
     def _stop(self, local: LocalGang) -> None:
         gang = local.gang
-        log.info("stopping %s", _name(gang.key), extra={"action": "stop"})
+        log.info("stopping a gang", extra={"event": "gang_stopping", **_facts(gang.key)})
         local.is_stopping = True
         if not local.has_processes:
             self._forget(gang.key)
@@ -323,7 +337,10 @@ class Supervisor:
     def _kill_after_grace(self, local: LocalGang) -> None:
         for member in local.members:
             if member.handle is not None:
-                log.warning("killing %s", _name(local.gang.key), extra={"action": "kill"})
+                log.warning(
+                    "killing a gang that did not stop in time",
+                    extra={"event": "gang_killed", **_facts(local.gang.key), "node": member.node},
+                )
                 member.handle.kill()
 
     def _forget(self, key: GangKey) -> None:
@@ -348,8 +365,10 @@ class Supervisor:
         member.progress = member.handle.observe()
         if member.progress is not None and member.phase is GangPhase.STARTING:
             member.phase = GangPhase.RUNNING
-            name = _name(local.gang.key)
-            log.info("%s is running on %s", name, member.node, extra={"action": "run"})
+            log.info(
+                "a gang is running",
+                extra={"event": "gang_running", **_facts(local.gang.key), "node": member.node},
+            )
             self._changed()
 
     def _ended(
@@ -358,12 +377,14 @@ class Supervisor:
         key = local.gang.key
         member.handle, member.progress = None, progress
         log.info(
-            "%s has ended on %s: %s %s",
-            _name(key),
-            member.node,
-            how.outcome,
-            how.error,
-            extra={"action": "end"},
+            "a gang has ended",
+            extra={
+                "event": "gang_ended",
+                **_facts(key),
+                "node": member.node,
+                "outcome": how.outcome,
+                "error": how.error,
+            },
         )
         if how.outcome is ExitOutcome.SUCCEEDED:
             member.phase = GangPhase.SUCCEEDED
@@ -384,5 +405,5 @@ class Supervisor:
             self._forget(local.gang.key)
 
 
-def _name(key: GangKey) -> str:
-    return f"{key[0]} generation {key[1]}"
+def _facts(key: GangKey) -> dict[str, str | int]:
+    return {"job": key[0], "generation": key[1]}

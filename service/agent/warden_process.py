@@ -31,11 +31,13 @@ async def keep_warden(root: Path) -> None:
                 errors=root / "warden.log",
             )
         except OSError as error:
-            log.warning("cannot start the warden: %s", error, extra={"action": "warden"})
+            log.warning(
+                "cannot start the warden", extra={"event": "warden_not_started", "error": error}
+            )
         else:
             try:
                 status = await process.ended()
             finally:
                 process.leave()
-            log.warning("the warden has ended with status %s", status, extra={"action": "warden"})
+            log.warning("the warden has ended", extra={"event": "warden_ended", "status": status})
         await asyncio.sleep(RESTART_S)

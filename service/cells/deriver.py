@@ -138,9 +138,8 @@ class CellDeriver:
             return
         kept = self._write(cluster, measured_estimates(measurements), {})
         log.info(
-            "stored the measured times of %d Cells as estimates",
-            kept,
-            extra={"action": "cells_measured", "cluster": cluster},
+            "stored the measured times of Cells as estimates",
+            extra={"event": "cells_measured", "cluster": cluster, "cells": kept},
         )
         self._kept[cluster] = measurements
 
@@ -164,16 +163,18 @@ class CellDeriver:
     def _estimate(self, this_pass: _EstimationPass, task: EstimateTask) -> None:
         """Compute and store the estimates of a workload, or record why there can be none."""
         cluster, workload = this_pass.cluster, task.wanted.workload
-        facts = {"action": "cells_estimated", "cluster": cluster}
-        failed = facts | {"action": "cells_failed"}
+        facts = {"cluster": cluster, "workload": workload.key}
         try:
             computed = self._compute(this_pass, task)
         except TesseraError as error:
-            log.warning("cannot estimate Cells of %s: %s", workload.key, error, extra=failed)
+            log.warning(
+                "cannot estimate a workload",
+                extra={"event": "cells_failed", **facts, "error": error},
+            )
             self._record_reasons(cluster, {workload: explain_failure(workload, str(error))})
             return
         except Exception:  # this guard keeps one workload from stopping the others
-            log.exception("cannot estimate Cells of %s", workload.key, extra=failed)
+            log.exception("cannot estimate a workload", extra={"event": "cells_failed", **facts})
             reason = explain_failure(workload, "see the server's log")
             self._record_reasons(cluster, {workload: reason})
             return
@@ -186,12 +187,14 @@ class CellDeriver:
         self._write(cluster, records, derived_from, tunings)
         self._recorded.pop((cluster, workload), None)
         log.info(
-            "estimated %s: %d Cells on %s, of which %d are feasible",
-            workload.key,
-            len(records),
-            ", ".join(task.counts),
-            sum(r.sd is not None for r in records),
-            extra=facts,
+            "estimated a workload",
+            extra={
+                "event": "cells_estimated",
+                **facts,
+                "cells": len(records),
+                "feasible": sum(r.sd is not None for r in records),
+                "gpu_types": list(task.counts),
+            },
         )
 
     def _compute(
@@ -235,9 +238,16 @@ class CellDeriver:
 
         self._store.write(None, work)
         self._recorded |= {(cluster, w): r for w, r in news.items()}
-        for reason in news.values():
-            facts = {"action": "cells_wanted", "cluster": cluster}
-            log.info("%s", reason.message, extra=facts)
+        for workload, reason in news.items():
+            log.info(
+                "there are no estimates of a workload",
+                extra={
+                    "event": "cells_wanted",
+                    "cluster": cluster,
+                    "workload": workload.key,
+                    "cause": reason.message,
+                },
+            )
 
     def _write(
         self,

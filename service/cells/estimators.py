@@ -65,7 +65,15 @@ class LearnedEstimators:
             return corrections
         for model, gpu_type in corrections.learn(priced_runs(estimator, cells)):
             choice = corrections.choices[model, gpu_type]
-            facts = {"action": "plan_model_chosen", "cluster": cluster}
-            log.info("times of plans of %s on %s: %s", model, gpu_type, choice, extra=facts)
+            log.info(
+                "chose how plans are corrected",
+                extra={
+                    "event": "plan_model_chosen",
+                    "cluster": cluster,
+                    "model": model,
+                    "gpu_type": gpu_type,
+                    "choice": choice,
+                },
+            )
         self._corrections[cluster] = (cells, corrections)
         return corrections

@@ -15,7 +15,7 @@ import typer
 
 from tessera.db.migrate import upgrade_schema
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.logs import DiscreetFormatter
+from tessera.formulation.logs import make_handler
 from tessera.service import wiring
 from tessera.service.agent import main as agent_program
 from tessera.service.cli import options
@@ -92,7 +92,7 @@ def run_server(
         raise InvalidInput(
             "--log-level", f"unknown level {log_level!r}; must be one of {', '.join(LOG_LEVELS)}"
         )
-    _set_up_logging(log_level)
+    _set_up_logging(log_level, settings.log_format)
     if migrate if migrate is not None else not settings.database_url:
         database = open_database(settings)
         upgrade_schema(database)
@@ -120,8 +120,6 @@ def run_agent(
     raise typer.Exit(agent_program.main(arguments or []))
 
 
-def _set_up_logging(level: str) -> None:
-    handler = logging.StreamHandler()
-    handler.setFormatter(DiscreetFormatter())
-    logging.basicConfig(level=level, handlers=[handler])
+def _set_up_logging(level: str, form: str) -> None:
+    logging.basicConfig(level=level, handlers=[make_handler(form)])
     logging.getLogger("alembic").setLevel(logging.WARNING)  # it logs each look at the schema

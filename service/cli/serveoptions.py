@@ -43,6 +43,10 @@ def serving_options(
         str, typer.Option(help="Time between two rounds. 0: rounds only on request. Default: 300s.")
     ] = "",
     policy: options.Policy = "",
+    log_format: Annotated[
+        str,
+        typer.Option(help="Form of log records, each with its facts: text or json. Default: text."),
+    ] = "",
 ) -> dict[str, Any]:
     """Return the settings that the options give, by their names."""
     given: dict[str, Any] = {
@@ -53,5 +57,6 @@ def serving_options(
         "database_url": database_url,
         "period_s": options.parse_seconds("--period", period) if period else "",
         "policy": policy,
+        "log_format": log_format,
     }
     return {name: value for name, value in given.items() if value != ""}

@@ -95,5 +95,8 @@ class AgentInbox:
         )
         for text in cleaned:
             if text not in self.network:
-                log.warning("agent %s: %s", self.agent, text, extra={"action": "agent_network"})
+                log.warning(
+                    "an agent reports on its network interfaces",
+                    extra={"event": "agent_network", "agent": self.agent, "remark": text},
+                )
         self.network = cleaned

@@ -91,9 +91,7 @@ class AgentLogs:
         if not ended.cancelled() and (error := ended.exception()) is not None:
             self._failed = True
             log.warning(
-                "cannot exchange output with agent %s: %s",
-                self._agent,
-                error,
-                extra={"action": "agent_logs_wait"},
+                "cannot exchange output with an agent; it is tried again",
+                extra={"event": "agent_output_waits", "agent": self._agent, "error": error},
             )
         wake()

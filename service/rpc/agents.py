@@ -16,6 +16,7 @@ from tessera.formulation.errors import (
     InvalidInput,
     PermissionDenied,
 )
+from tessera.formulation.logs import add_ids
 from tessera.service.rpc import names
 from tessera.service.rpc.agentsession import AgentCalls, AgentSession
 from tessera.service.rpc.calls import StreamPlaces, Wakeups
@@ -76,6 +77,7 @@ class AgentsServicer(agents_pb2_grpc.AgentsServicer):
             target = f"{names.cluster_name(session.cluster)}/agents/{first.hello.agent_id}"
             AUDITED.set(replace(call, target=target))
         CALLER.set(replace(CALLER.get(), cluster=session.cluster))
+        add_ids(cluster=session.cluster, agent=first.hello.agent_id)
         with (
             self._wakeups.listen(session.cluster) as stream,
             self._wakeups.listen(session.logs.key, stream) as asked,

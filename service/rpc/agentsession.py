@@ -125,7 +125,8 @@ class AgentSession:
         except Unavailable as error:
             if not self._failed:
                 log.warning(
-                    "the store is unavailable: %s", error, extra={"action": "agent_stream_waits"}
+                    "the store is unavailable; the agent's stream waits",
+                    extra={"event": "agent_stream_waits", "agent": self._agent, "error": error},
                 )
             self._failed = True
             return None

@@ -43,7 +43,7 @@ class LeftClientFilter(logging.Filter):
         """Change the record if it reports a failed batch. Keep every record."""
         if record.exc_info and isinstance(record.exc_info[1], grpc.aio.InternalError):
             record.levelno, record.levelname = logging.INFO, "INFO"
-            record.exc_info, record.action = None, "rpc_left"
+            record.exc_info, record.event = None, "rpc_left"
         return True
 
 

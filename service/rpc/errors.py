@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final, Never
 
 import grpc
@@ -16,6 +16,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from tessera.formulation import errors
+from tessera.formulation.logs import current_ids
 from tessera.formulation.secrets import hide_secrets
 from tessera.solvers.base import SolverFailed
 
@@ -50,6 +51,9 @@ CODES: Final[dict[type[errors.TesseraError], grpc.StatusCode]] = {
 }
 """The canonical code of each error class. Other classes have the code of their nearest ancestor."""
 
+CALLERS_IDS: Final = ("request_id", "round")
+"""The ids of log records that the caller gets in ``ErrorInfo.metadata``."""
+
 _MAX_MESSAGE_BYTES: Final = 600
 """Largest size of a message. All details travel in HTTP/2 headers, which peers limit to 8 KiB, and
 a message occurs three times in them.
@@ -63,20 +67,34 @@ def code_of(error: errors.TesseraError) -> grpc.StatusCode:
 
 def status_of(error: errors.TesseraError) -> status_pb2.Status:
     """Return ``error`` as google.rpc.Status, with ErrorInfo and, for a wrong field, BadRequest."""
-    facts = {key: _short(value) for key, value in error.metadata().items()}
-    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=facts)
-    details: list[Message] = [info]
+    details: list[Message] = [_info(error.reason, error.metadata())]
     if isinstance(error, errors.InvalidInput):
         violation = error_details_pb2.BadRequest.FieldViolation(
             field=_short(error.field), description=_short(error.problem), reason=error.reason
         )
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
+    return _make_status(code_of(error), str(error), details)
+
+
+def _info(reason: str, facts: Mapping[str, str]) -> error_details_pb2.ErrorInfo:
+    """Return the facts of an error, with the ids under which the log has more."""
+    ids = {key: str(value) for key, value in current_ids().items() if key in CALLERS_IDS}
+    short = {key: _short(value) for key, value in {**ids, **facts}.items()}
+    return error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN, metadata=short)
+
+
+def _make_status(
+    code: grpc.StatusCode, message: str, details: Sequence[Message]
+) -> status_pb2.Status:
     packed = []
     for detail in details:
         packed.append(AnyMessage())
         packed[-1].Pack(detail)
-    number, _ = code_of(error).value
-    return status_pb2.Status(code=number, message=_short(str(error)), details=packed)
+    number, _ = code.value
+    if code is grpc.StatusCode.INTERNAL and (request_id := current_ids().get("request_id")):
+        ending = f"; the server's log has the cause, with request_id {request_id}"
+        message = f"{_short(message, len(ending.encode()))}{ending}"
+    return status_pb2.Status(code=number, message=_short(message), details=packed)
 
 
 @contextlib.asynccontextmanager
@@ -89,58 +107,56 @@ async def translate_errors(
     except grpc.aio.AbortError:
         raise
     except errors.TesseraError as error:
-        await _abort(method, context, error)
+        await _abort(context, error)
     except grpc.aio.InternalError as error:
-        _end_abandoned(method, error)
-    except Exception:
-        log.exception("unexpected error", extra={"action": "rpc_failed", "method": method})
-        await _end(
-            method,
-            context,
-            grpc.StatusCode.INTERNAL,
-            f"internal error in {method}; the server's log has the cause",
-        )
+        _end_abandoned(error)
+    except Exception as error:
+        log.exception("the call failed", extra={"event": "rpc_failed", "error": error})
+        code = grpc.StatusCode.INTERNAL
+        details = [_info(code.name, {})]
+        await _end(context, _make_status(code, f"internal error in {method}", details))
 
 
-async def _abort(
-    method: str, context: grpc.aio.ServicerContext[Any, Any], error: errors.TesseraError
-) -> Never:
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: errors.TesseraError) -> Never:
     code = code_of(error)
     if code is grpc.StatusCode.INTERNAL:
-        log.error("%s", error, exc_info=error, extra={"action": "rpc_failed", "method": method})
+        log.error(
+            "the call failed",
+            exc_info=error,
+            extra={"event": "rpc_failed", "error": error},
+        )
     else:
-        log.info("%s: %s", code.name, error, extra={"action": "rpc_refused", "method": method})
-    status = rpc_status.to_status(status_of(error))
-    await _end(method, context, status.code, status.details, status.trailing_metadata)
+        log.info(
+            "the call was refused",
+            extra={"event": "rpc_refused", "code": code.name, "error": error},
+        )
+    await _end(context, status_of(error))
 
 
-async def _end(
-    method: str,
-    context: grpc.aio.ServicerContext[Any, Any],
-    code: grpc.StatusCode,
-    details: str,
-    metadata: Any = (),
-) -> Never:
+async def _end(context: grpc.aio.ServicerContext[Any, Any], status: status_pb2.Status) -> Never:
     """Abort the call. The status waits until the client has taken the message before it."""
     try:
-        await context.abort(code, details, metadata)
+        ending = rpc_status.to_status(status)
+        await context.abort(ending.code, ending.details, ending.trailing_metadata)
     except grpc.aio.InternalError as error:
-        _end_abandoned(method, error)
+        _end_abandoned(error)
     raise AssertionError("unreachable")
 
 
-def _end_abandoned(method: str, error: grpc.aio.InternalError) -> Never:
+def _end_abandoned(error: grpc.aio.InternalError) -> Never:
     """End a call whose client left while a message was sent to it, which failed the operation."""
     log.info(
-        "the client left during the call: %s", error, extra={"action": "rpc_left", "method": method}
+        "the client left during the call",
+        extra={"event": "rpc_left", "error": error},
     )
     raise asyncio.CancelledError from error
 
 
-def _short(value: str) -> str:
-    """Return ``value`` without secrets, shortened to fit in the headers."""
+def _short(value: str, reserved_bytes: int = 0) -> str:
+    """Return ``value`` without secrets, shortened to fit in the headers with what is added to it."""
     value = hide_secrets(value)
     raw = value.encode()
-    if len(raw) <= _MAX_MESSAGE_BYTES:
+    most_bytes = _MAX_MESSAGE_BYTES - reserved_bytes
+    if len(raw) <= most_bytes:
         return value
-    return raw[: _MAX_MESSAGE_BYTES - 3].decode(errors="ignore") + "..."
+    return raw[: most_bytes - 3].decode(errors="ignore") + "..."

@@ -89,9 +89,8 @@ class HealthChecker:
             level = logging.INFO if ready else logging.ERROR
             log.log(
                 level,
-                "%s",
-                problem or "the store is ready",
-                extra={"action": "health", "ready": ready},
+                "the store is ready" if ready else "the store is not ready",
+                extra={"event": "store_readiness", "ready": ready, "error": problem},
             )
         self._ready = ready
         status = health_pb2.HealthCheckResponse

@@ -10,6 +10,7 @@ import asyncio
 from typing import Final
 
 from tessera.formulation.errors import Conflict, TesseraError
+from tessera.formulation.logs import begin_ids
 from tessera.formulation.records.agents import Heartbeat
 from tessera.service.ports.agents import AgentStore
 from tessera.service.rpc.calls import Calls
@@ -44,6 +45,7 @@ class HeartbeatRecorder:
         await answer
 
     async def _record_all(self) -> None:
+        begin_ids()  # not those of the stream that happened to start this task
         while self._waiting:
             batch, self._waiting = self._waiting[:MAX_HEARTBEATS], self._waiting[MAX_HEARTBEATS:]
             try:

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import inspect
 import math
+import re
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
@@ -14,12 +16,21 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from tessera.formulation import errors
+from tessera.formulation.logs import add_ids, begin_ids
 from tessera.service.rpc.errors import translate_errors
 from tessera.service.rpc.handlers import Behaviour, Parse, rewrap_handler
 from tessera.service.security.gate import Gate, Visit
+from tessera.service.security.roles import short_method
 
 MAX_OPEN_BYTES: Final = 256 * 1024
 """Largest request of a method that anyone may call. An enrolment for 1,000 nodes fits."""
+
+
+REQUEST_ID_KEY: Final = "x-request-id"
+"""Key of a call's metadata in which its caller may name it, for logs and errors."""
+
+REQUEST_ID: Final = re.compile(r"[!-~]{1,128}")
+"""The names that a call may have. Others are replaced."""
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
@@ -55,12 +66,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     def _guarded_unary(self, method: str, behaviour: Behaviour, parse: Parse | None) -> Behaviour:
         async def call(request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            _begin_request(method, context)
             async with (
                 translate_errors(method, context),
                 self._gate.enter(method, context) as visit,
             ):
                 _require_size(request, visit)
                 message = _parsed(request, parse)
+                _adopt_request_id(context, message)
                 await visit.admit(message)
                 return await behaviour(message, context)
 
@@ -72,6 +85,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         async def call(
             request: bytes | AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
         ) -> None:
+            _begin_request(method, context)
             async with (
                 translate_errors(method, context),
                 self._gate.enter(method, context) as visit,
@@ -79,6 +93,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 if isinstance(request, bytes):
                     _require_size(request, visit)
                     message = _parsed(request, parse)
+                    _adopt_request_id(context, message)
                     await visit.admit(message)
                     answers = behaviour(message, context)
                 else:
@@ -92,6 +107,26 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                         await _send(context, answer, self._unread_s)
 
         return call
+
+
+def _begin_request(method: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    """Give what is logged for the call its method and its id: that of the caller, or a new one."""
+    name = _callers_request_id(context) or uuid.uuid4().hex
+    begin_ids(request_id=name, method=short_method(method))
+
+
+def _adopt_request_id(context: grpc.aio.ServicerContext[Any, Any], message: Any) -> None:
+    if name := _callers_request_id(context, message):
+        add_ids(request_id=name)
+
+
+def _callers_request_id(context: grpc.aio.ServicerContext[Any, Any], message: Any = None) -> str:
+    """Return the call's name in its metadata, or else its request's own id, or else ""."""
+    named = [
+        str(value) for key, value in context.invocation_metadata() or () if key == REQUEST_ID_KEY
+    ]
+    candidates = (*named, getattr(message, "request_id", ""))
+    return next((name for name in candidates if REQUEST_ID.fullmatch(name)), "")
 
 
 async def _send(

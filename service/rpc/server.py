@@ -147,17 +147,20 @@ class Server:
             os.chmod(self._config.socket, 0o600)
         for one in self._addresses:
             log.info(
-                "listening on %s%s",
-                one.address,
-                " with TLS" if one.credentials else "",
-                extra={"action": "listening", "port": bound[one.setting]},
+                "listening for calls",
+                extra={
+                    "event": "listening",
+                    "address": one.address,
+                    "port": bound[one.setting],
+                    "tls": bool(one.credentials),
+                },
             )
         if not self._config.asks_callers():
-            reach = "reaches this port" if self._config.insecure else "is on this machine"
             log.warning(
-                "callers need no token: everyone who %s may do everything",
-                reach,
-                extra={"action": "callers_not_asked"},
+                "callers need no token: everyone who reaches the port may do everything"
+                if self._config.insecure
+                else "callers need no token: everyone on this machine may do everything",
+                extra={"event": "callers_not_asked"},
             )
         return bound["listen"]
 
@@ -166,7 +169,7 @@ class Server:
 
         Return the names of the calls that did not end. Their threads are still running.
         """
-        log.info("stopping", extra={"action": "stopping"})
+        log.info("stopping", extra={"event": "stopping", "grace_s": self._config.grace_s})
         end_s = time.monotonic() + self._config.grace_s + AFTER_GRACE_S
         await self._health.stop()
         self.wakeups.close()

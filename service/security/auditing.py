@@ -79,13 +79,16 @@ class RefusalRecorder:
             return
         if is_new:  # else the same line was logged within the last second
             log.warning(
-                "%s: %s of %s from %s: %s",
-                kind.outcome,
-                call.method,
-                call.subject or "an unknown caller",
-                call.peer,
-                kind.detail,
-                extra={"action": "call_refused"},
+                "refused a caller",
+                extra={
+                    "event": "call_refused",
+                    "code": kind.outcome,
+                    "method": call.method,
+                    "caller": call.subject,
+                    "peer": call.peer,
+                    "target": call.target,
+                    "error": kind.detail,
+                },
             )
         self._notice.set()
 
@@ -110,9 +113,8 @@ class RefusalRecorder:
         self._waiting, self._lost = {}, 0
         if lost:
             log.error(
-                "%d refused calls are missing in the audit log: too many different ones at once",
-                lost,
-                extra={"action": "audit_lost"},
+                "refused calls are missing in the audit log: too many different ones at once",
+                extra={"event": "audit_lost", "calls": lost},
             )
         if not waiting:
             return
@@ -124,10 +126,12 @@ class RefusalRecorder:
             await self._store(refusals)
         except TesseraError as error:
             log.error(
-                "%d refused calls are not in the audit log yet: %s",
-                sum(alike.count for alike in waiting.values()),
-                error,
-                extra={"action": "audit_failed"},
+                "refused calls are not in the audit log yet",
+                extra={
+                    "event": "audit_failed",
+                    "calls": sum(alike.count for alike in waiting.values()),
+                    "error": error,
+                },
             )
             for kind, alike in waiting.items():
                 self._add(kind, alike.request_id, alike.count)

@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 
 from tessera.formulation.access import AUDITED, IDENTITY, AuditedCall, Identity, Role
 from tessera.formulation.errors import PermissionDenied, TesseraError, Unavailable
+from tessera.formulation.logs import add_ids
 from tessera.formulation.secrets import hide_secrets
 from tessera.service.rpc.lanes import CALLER, Share, client_of
 from tessera.service.rpc.names import find_cluster
@@ -60,6 +61,8 @@ class Visit:
         cluster = find_cluster(request) if request is not None else ""
         known = self.identity.is_verified and self.identity is not _NOBODY
         client = self.identity.subject if known else client_of(self.peer)
+        if cluster:
+            add_ids(cluster=cluster)
         CALLER.set(Share(client=client, cluster=cluster))
         IDENTITY.set(self.identity)
         await self.gate.admission.admit(self.identity, self.method, self.rule, request)
@@ -150,9 +153,8 @@ class Gate:
                 self._end(await self._authenticator.revoked(self._sessions.keys()))
             except Unavailable as error:
                 log.warning(
-                    "cannot look for revoked tokens and certificates yet: %s",
-                    error,
-                    extra={"action": "revocations_unknown"},
+                    "cannot look for revoked tokens and certificates yet",
+                    extra={"event": "revocations_unknown", "error": error},
                 )
                 await asyncio.sleep(RETRY_S)
             else:
@@ -162,8 +164,6 @@ class Gate:
         for revoked in keys:
             if ended := self._sessions.end(revoked):
                 log.warning(
-                    "ended %d calls with the revoked %s",
-                    ended,
-                    revoked,
-                    extra={"action": "identity_revoked"},
+                    "ended calls whose proof was revoked",
+                    extra={"event": "identity_revoked", "proof": revoked, "calls": ended},
                 )

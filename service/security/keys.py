@@ -151,7 +151,9 @@ class KeySet:
         except TesseraError as error:
             self._end_fetch(fetch, None, error)
         except Exception as error:
-            log.exception("cannot fetch keys", extra={"action": "oidc_failed"})
+            log.exception(
+                "cannot fetch the keys of the identity provider", extra={"event": "oidc_failed"}
+            )
             self._end_fetch(fetch, None, Unavailable(f"an error occurred ({type(error).__name__})"))
         else:
             self._end_fetch(fetch, keys, None)
@@ -173,10 +175,12 @@ class KeySet:
             self.version += 1
             if old:
                 log.info(
-                    "the identity provider has changed its signing keys: %d new, %d withdrawn",
-                    len(new - old),
-                    len(old - new),
-                    extra={"action": "oidc_keys_rotated"},
+                    "the identity provider has changed its signing keys",
+                    extra={
+                        "event": "oidc_keys_rotated",
+                        "added": len(new - old),
+                        "withdrawn": len(old - new),
+                    },
                 )
         self._keys, self._loaded_s = keys, self._clock.monotonic_s()
 
@@ -184,13 +188,12 @@ class KeySet:
         """Log when the provider becomes unreachable or reachable, once each."""
         if error is not None and not self._unreachable:
             log.warning(
-                "the signing keys of the identity provider cannot be fetched: %s; known keys are used"
-                " for up to 24 h",
-                error,
-                extra={"action": "oidc_unreachable"},
+                "the signing keys of the identity provider cannot be fetched; known keys are used for"
+                " up to 24 h",
+                extra={"event": "oidc_unreachable", "error": error},
             )
         elif error is None and self._unreachable:
-            log.info("the identity provider answers again", extra={"action": "oidc_reachable"})
+            log.info("the identity provider answers again", extra={"event": "oidc_reachable"})
         self._unreachable = error is not None
 
     def _refuse_unknown(self, fetch: _Fetch | None) -> NoReturn:

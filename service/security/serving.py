@@ -15,7 +15,6 @@ import grpc
 
 from tessera.formulation.errors import InvalidInput
 from tessera.service.security.key_files import (
-    format_length,
     parse_certificates,
     parse_key,
     read_file,
@@ -106,16 +105,14 @@ class ServingCertificate:
                 self._refused_state, self._retry_s = state, now_s + RETRY_S
                 if not was_refused:
                     self._log.error(
-                        "the earlier certificate stays in use, because the new files are not right: %s",
-                        error,
-                        extra={"action": "keep_certificate"},
+                        "the earlier certificate stays in use, because the new files are not right",
+                        extra={"event": "certificate_kept", "error": error},
                     )
                 return None
             self._state, self._refused_state = state, None
             self._log.info(
-                "serving a new certificate until %s",
-                _format_moment(self._expires_s),
-                extra={"action": "new_certificate"},
+                "serving a new certificate",
+                extra={"event": "certificate_replaced", "ends": _format_moment(self._expires_s)},
             )
             self._warned_s = -float("inf")
             self._warn_of_end()
@@ -146,11 +143,15 @@ class ServingCertificate:
         self._warned_s = now_s
         self._log.log(
             logging.WARNING if left_s > 0 else logging.ERROR,
-            "the certificate in %s %s, at %s; replace it, e.g. with `tessera ca server`",
-            self._files.certificate,
-            f"ends in {format_length(left_s)}" if left_s > 0 else "has ended",
-            _format_moment(self._expires_s),
-            extra={"action": "certificate_ends"},
+            "the server's certificate ends soon; replace it, e.g. with `tessera ca server`"
+            if left_s > 0
+            else "the server's certificate has ended; replace it, e.g. with `tessera ca server`",
+            extra={
+                "event": "certificate_ends",
+                "file": self._files.certificate,
+                "left_s": left_s,
+                "ends": _format_moment(self._expires_s),
+            },
         )
 
 

@@ -9,6 +9,7 @@ from tessera.service.settings.values import (
     Factor,
     InstanceName,
     LargeCount,
+    LogFormat,
     PositiveSeconds,
     Seconds,
 )
@@ -41,8 +42,10 @@ class AgentTiming:
 
 @dataclass(frozen=True, kw_only=True)
 class StreamSettings:
-    """Limits of streams, leases of agents, health and the clock factor."""
+    """The form of the log, limits of streams, leases of agents, health and the clock factor."""
 
+    log_format: LogFormat = "text"
+    """Form of log records: "text", or "json" for one object on each line."""
     health_period_s: PositiveSeconds = 5.0
     """Time between checks that the database is ready."""
     agent_streams: LargeCount = 10_000

@@ -7,6 +7,7 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from tessera.estimator.schemas import described_as, number_between, whole_between
+from tessera.formulation.logs import LOG_FORMATS
 
 MAX_RETAINED_DAYS: Final = 36_500
 """Longest retention in days, a century: the database cannot represent times before its calendar."""
@@ -24,6 +25,11 @@ PeriodSeconds = Annotated[float, Field(ge=1, lt=1e6)]
 Factor = Annotated[float, Field(gt=0, le=1e6)]
 Hours = Annotated[float, number_between(0.02, 24 * 365)]
 Days = Annotated[float, number_between(0.0, MAX_RETAINED_DAYS)]
+LogFormat = Annotated[
+    str,
+    Field(pattern=f"^({'|'.join(LOG_FORMATS)})$"),
+    described_as(f"must be {' or '.join(LOG_FORMATS)}"),
+]
 InstanceName = Annotated[
     str,
     Field(pattern=r"^[A-Za-z0-9._-]{0,100}$"),

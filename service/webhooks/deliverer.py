@@ -39,7 +39,9 @@ class WebhookDeliverer(NoticedTask):
     def __init__(
         self, store: WebhookStore, sender: Sender, calls: Calls, clock: Clock, key: bytes
     ) -> None:
-        super().__init__(log, "events are not delivered yet", "webhooks_failed", RETRY_S)
+        super().__init__(
+            log, "events are not delivered yet", event="webhooks_failed", retry_s=RETRY_S
+        )
         self._store, self._sender, self._calls = store, sender, calls
         self._clock, self._key = clock, key
 
@@ -74,13 +76,15 @@ class WebhookDeliverer(NoticedTask):
 
     def _note_failure(self, webhook: ClaimedWebhook, error: str) -> None:
         is_dead = self._store.note_failure(webhook, error)
-        facts = {"action": "webhook_failed", "cluster": webhook.cluster, "webhook": webhook.name}
         log.log(
             logging.WARNING if is_dead else logging.INFO,
-            "webhook %s of %s %s: %s",
-            webhook.name,
-            webhook.cluster,
-            "failed too often and is dead now" if is_dead else "will be tried again",
-            error,
-            extra=facts,
+            "a webhook failed too often and is dead now"
+            if is_dead
+            else "a webhook failed; it is tried again",
+            extra={
+                "event": "webhook_failed",
+                "cluster": webhook.cluster,
+                "webhook": webhook.name,
+                "error": error,
+            },
         )

@@ -253,7 +253,7 @@ async def test_the_newer_of_two_agents_with_one_name_wins_and_the_older_is_notif
         assert await asyncio.wait_for(first.ended(), PATIENCE_S) == 3
         assert not is_running(pid)
         log = first.log.read_text()
-        assert log.count("connected to") == 1  # it does not reconnect
+        assert log.count(" connected ") == 1  # it does not reconnect
         assert "give it another name" in log.splitlines()[-1]
         await until(lambda: list((second.data_dir / "gangs").glob("a@*/process.json")))
         await job_is(JobState.RUNNING)

@@ -176,7 +176,7 @@ async def test_a_renewal_does_not_disturb_a_job_and_a_restart_needs_no_token(
     assert agent.identity() == first
     # It renews the certificate, and the job goes on.
     await until(lambda: agent.identity() != first)
-    await until(lambda: agent.log.count("connected to") == 3)
+    await until(lambda: agent.log.count(" connected ") == 3)
     after = await user.wait_for_job(restarted.iterations_done + 50)
     assert (after.generation, after.retries) == (before.generation, 0)
     assert agent.folders() == [agent.identity()["folder"]]

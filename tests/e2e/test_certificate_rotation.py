@@ -83,12 +83,12 @@ def start_jobs(lab: Lab) -> list[str]:
     return names
 
 
-def count_lines(agent: Agent, action: str) -> int:
-    return agent.log.read_text().count(f" {action}: ")
+def count_lines(agent: Agent, event: str) -> int:
+    return agent.log.read_text().count(f" {event} ")
 
 
 def has_connected(agent: Agent, times: int) -> bool:
-    return count_lines(agent, "connect") == times
+    return count_lines(agent, "connected") == times
 
 
 def renew_agents(agents: Sequence[Agent]) -> None:
@@ -186,7 +186,7 @@ def test_five_rotations_of_certificates_disturb_no_job_no_call_and_no_stream(
         for agent in agents:
             trusted = agent.folder / "identity" / "current" / "authorities.pem"
             assert trusted.read_text() == (site / "ca.pem").read_text()
-            for trouble in ("disconnect", "expire", "renewal_failed", "enrol"):
+            for trouble in ("disconnected", "lease_expired", "renewal_failed", "enrolment_failed"):
                 assert not count_lines(agent, trouble), agent.log.read_text()
         assert calls.answers["watch"] >= 4
         require_no_other_events(lab, names)

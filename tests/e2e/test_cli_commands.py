@@ -14,6 +14,7 @@ from tessera.service.cli.client import connect
 from tessera.service.cli.names import short_name
 from tessera.v1 import estimates_pb2, jobs_pb2
 from tests.support.command_line import CLUSTER, PROFILES, TRACE, Tessera, read, submit
+from tests.support.logged import logged_lines
 
 
 def test_a_cluster_is_described_listed_and_shown(tessera: Tessera) -> None:
@@ -312,8 +313,7 @@ def test_looking_at_a_job_makes_no_request_that_the_server_refuses(
     with caplog.at_level("INFO"):
         assert "runs on" in tessera("job", "j").stdout
         tessera("jobs")
-    refused = [r for r in caplog.records if getattr(r, "action", "") == "rpc_refused"]
-    assert [r.getMessage() for r in refused] == []
+    assert logged_lines(caplog, "rpc_refused") == []
 
 
 def test_the_exit_code_of_watching_is_the_outcome_of_the_job(tessera: Tessera) -> None:

@@ -222,8 +222,8 @@ def test_a_killed_agent_returns_to_its_children_after_a_restart(stack: Stack, us
         assert (after.state, after.generation, after.retries) == (jobs_pb2.RUNNING, 1, 0)
         assert after.start_time == before.start_time
         assert (agent.gangs(), agent.pid_of("a"), is_running(pid)) == ({("a", 1)}, pid, True)
-        assert "adopted a generation 1" in agent.log.read_text()
-        assert "started a generation 1" not in agent.log.read_text().partition("adopted")[2]
+        assert " gang_adopted " in agent.log.read_text()
+        assert " gang_started " not in agent.log.read_text().partition("adopted")[2]
 
 
 def test_a_frozen_agent_is_replaced_after_lease_and_margin_when_its_processes_have_ended(

@@ -21,8 +21,9 @@ from tests.support.stored_cluster import do
 GRACE_S = 1.0
 
 SERVER = """
-import asyncio, sys, threading
+import asyncio, logging, sys, threading
 from tessera.db.store import PostgresStore
+from tessera.formulation.logs import make_handler
 from tessera.service import wiring
 from tessera.service.config import Config
 
@@ -31,6 +32,7 @@ def wait_for_ever(self, cluster, use_half_life_s):
     threading.Event().wait()
 
 PostgresStore.snapshot = wait_for_ever
+logging.basicConfig(handlers=[make_handler()])
 config = Config(
     listen="127.0.0.1:0", database_url=sys.argv[1], period_s=0.0, grace_s=%r, estimate_cells=False
 )
@@ -72,4 +74,5 @@ def test_a_stuck_thread_does_not_keep_the_process_alive(
         assert not call.done()
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 0
-        assert "abandoning 1 calls that are still running: Schedule of c" in log.read_text()
+        (line,) = [line for line in log.read_text().splitlines() if " calls_abandoned " in line]
+        assert line.endswith(' calls="Schedule of c"')

@@ -21,6 +21,7 @@ from tessera.formulation.clock import SystemClock
 from tessera.service.security.roles import RULES
 from tessera.v1 import access_pb2, access_pb2_grpc, clusters_pb2, jobs_pb2, jobs_pb2_grpc
 from tests.support.database import a_database
+from tests.support.logged import logged_lines
 from tests.support.patience import PATIENCE_S
 from tests.support.secured_server import (
     CALLER_PATH,
@@ -285,7 +286,9 @@ async def test_a_revoked_token_ends_its_streams_and_leaves_others_alone(
         code, details = await watch.end()
         assert code is StatusCode.UNAUTHENTICATED
         assert "was revoked or has expired" in details
-    assert "ended 2 calls with the revoked token/" in caplog.text
+    (line,) = logged_lines(caplog, "identity_revoked")
+    assert "proof=token/" in line
+    assert "calls=2" in line
     code, details = await setup.refused(who, CALLER_PATH, GET_CALLER)
     assert (code, details) == (StatusCode.UNAUTHENTICATED, f"the token {name} was revoked")
     job = jobs_pb2.Job(name=f"{PLACE}/jobs/ours-3", weight=float(next(_numbers)) + 10)

@@ -23,6 +23,7 @@ from tessera.formulation.values import EstimateSource, GpuType, Workload
 from tessera.service.cells.deriver import CellDeriver
 from tessera.service.cluster_task import ClusterTask
 from tessera.service.rpc.calls import Calls
+from tests.support.logged import logged_lines
 from tests.support.patience import PATIENCE_S
 from tests.support.stored_cluster import (
     BERT,
@@ -228,7 +229,8 @@ def test_a_workload_that_cannot_be_estimated_does_not_delay_others(
     a_deriving(store).derive(C)
     assert "could not be computed: its experts are on strike" in reason_text(store, "bad")
     assert cells_of(store, PUBLISHED)
-    assert "cannot estimate Cells of moe/690M/256" in caplog.text
+    (line,) = logged_lines(caplog, "cells_failed")
+    assert "workload=moe/690M/256" in line
 
 
 def test_cells_of_a_cancelled_pass_are_not_written(store: PostgresStore) -> None:
@@ -356,7 +358,7 @@ async def a_replica(
         holder=holder,
         period_s=60.0,
         fails="no estimates were updated",
-        action="estimating_failed",
+        event="estimating_failed",
         idle_too=True,
     )
     yield cells
@@ -424,4 +426,4 @@ async def test_an_error_does_not_end_the_task(
             cells.wake("")
             await deriving.is_asked()
     assert len(deriving.asked) == 2
-    assert "no estimates were updated for lab" in caplog.text
+    assert any("cluster=lab" in line for line in logged_lines(caplog, "estimating_failed"))

@@ -15,6 +15,7 @@ from tessera.formulation.errors import NotAllowed
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.records.agents import VALIDATION, HealthFault, NodeHealth
 from tessera.formulation.records.clusters import NodeSpec
+from tests.support.logged import logged_lines
 from tests.support.notices import round_requests
 from tests.support.stored_cluster import (
     C,
@@ -92,10 +93,10 @@ def test_a_round_is_requested_once_by_a_drain_and_not_by_the_same_report_again(
             report(pair, XID)
         report(pair)  # probation begins, which changes nothing for rounds
         assert requests.take() == []
-    texts = [r.message for r in caplog.records if getattr(r, "action", "") == "node_health"]
-    assert texts == [
-        f"node {A0} of {C} drained: {XID.sentence}",
-        f"node {A0} of {C} is healthy and on probation",
+    facts = f"cluster={C} node={A0}"
+    assert [line.partition("changed ")[2] for line in logged_lines(caplog, "node_health")] == [
+        f'{facts} change=drain cause="{XID.sentence}"',
+        f'{facts} change=probation cause=""',
     ]
 
 

@@ -348,7 +348,7 @@ async def test_a_scheduled_wake_up_happens_and_a_later_one_replaces_it(
         holder="me",
         period_s=1e6,
         fails="nothing",
-        action="failed",
+        event="failed",
         idle_too=True,
     )
     watching.start()

@@ -225,7 +225,7 @@ async def test_clusters_without_live_jobs_have_no_rounds_no_leases_and_no_period
         holder="me",
         period_s=60.0,
         fails="",
-        action="",
+        event="",
     )
     await periodic.tick()
     await watching.look(None)

@@ -19,6 +19,7 @@ from tessera.client import PLAIN_TEXT, ChannelSettings, open_async_channel, open
 from tessera.service.security.authority import create_authority
 from tessera.service.security.key_files import write_public
 from tests.support.certificates import DAY_S, EchoPorts, Site, echo_server, make_site
+from tests.support.logged import logged_lines
 from tests.support.patience import PATIENCE_S
 
 FRESH = (("grpc.use_local_subchannel_pool", 1),)  # a connection of its own
@@ -206,7 +207,7 @@ async def test_a_new_certificate_is_served_while_calls_run(
         await stream.write(b"")
         assert await stream.read() == b""  # the old connection stays open
         await stream.done_writing()
-    assert sum("serving a new certificate" in r.getMessage() for r in caplog.records) == 1
+    assert len(logged_lines(caplog, "certificate_replaced")) == 1
 
 
 async def test_agents_of_both_authorities_are_let_in_while_the_authority_changes(
@@ -232,8 +233,7 @@ async def test_half_written_files_leave_the_earlier_certificate_in_use(
     path.write_bytes(whole[: len(whole) // 2])
     for _ in range(2):
         assert await call(ports.tls, trust(site)) == ""
-    errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
-    assert len(errors) == 1
-    assert "ends in the middle of a certificate" in errors[0]
+    (error,) = logged_lines(caplog, "certificate_kept")
+    assert "ends in the middle of a certificate" in error
     path.write_bytes(whole)
     assert await call(ports.tls, trust(site)) == ""

@@ -33,6 +33,7 @@ from tessera.formulation.values import EstimateSource, GpuType, Workload
 from tessera.service.cells.deriver import CellDeriver
 from tessera.service.loop import RoundLoop
 from tessera.solvers.rounds.options import RoundOptions
+from tests.support.logged import logged_lines
 from tests.support.reports import OUT_OF_MEMORY, PHASE, report_training
 from tests.support.stored_cluster import (
     C,
@@ -338,7 +339,7 @@ def test_a_report_that_does_not_fit_the_job_is_logged_once_and_loses_nothing(
     assert plan_of(started, "a") == own
     assert job(started, "a").iterations_done == 4.0
     assert estimates_of(started)[own.digest][1] is EstimateSource.ANALYTIC
-    assert [problem in record.getMessage() for record in caplog.records] == [True]
+    assert [problem in line for line in logged_lines(caplog, "tuning_refused")] == [True]
     report(started, "a", other.to_json(), 0.5)
     assert plan_of(started, "a") == other
 
@@ -381,7 +382,8 @@ def test_a_winner_by_techniques_that_the_job_does_not_name_is_refused(
     given = plan_of(cluster, "limited")
     report(cluster, "limited", others[0].to_json(), 0.5)
     assert plan_of(cluster, "limited") == given
-    assert "and the job's techniques are" in caplog.text
+    (line,) = logged_lines(caplog, "tuning_refused")
+    assert "and the job's techniques are" in line
 
 
 def test_only_the_leader_and_only_its_present_start_name_a_winner(started: PostgresStore) -> None:

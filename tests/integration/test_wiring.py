@@ -36,6 +36,7 @@ from tessera.v1 import (
 )
 from tests.support.data_directories import MakeDataDirectory
 from tests.support.hand_clock import HandClock
+from tests.support.logged import logged_lines
 from tests.support.patience import PATIENCE_S
 from tests.support.running_server import a_cluster, channel_to, settings
 from tests.support.system import kill_postgres
@@ -171,9 +172,9 @@ async def test_an_unreachable_store_is_logged_once_and_not_at_each_tick(
         replica.start()
         async with asyncio.timeout(PATIENCE_S):
             await enough.wait()
-    messages = [r.message for r in caplog.records if r.levelname == "WARNING"]
+    lines = logged_lines(caplog, "rounds_not_begun")
     # There is a warning before and after the fourth tick, which succeeds.
-    assert messages == ["cannot begin periodic rounds: no database"] * 2
+    assert [line.partition("error=")[2] for line in lines] == ['"no database"'] * 2
 
 
 async def test_a_server_starts_its_embedded_database_again(

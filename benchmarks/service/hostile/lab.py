@@ -225,12 +225,15 @@ def make_small_cluster(stack: Stack, cluster: str) -> None:
 
 
 def find_raised(log: Iterable[str]) -> list[str]:
-    """Return the last line of each traceback in a log, which names the exception."""
-    result, inside = [], False
+    """Return the last line of each traceback in a log, which names the exception.
+
+    Log records indent theirs. Processes that die print theirs without an indent.
+    """
+    result, inside, indent = [], False, ""
     for line in log:
-        if line.startswith("Traceback (most recent call last)"):
-            inside = True
-        elif inside and not line.startswith((" ", "\n")):
+        if line.lstrip().startswith("Traceback (most recent call last)"):
+            inside, indent = True, line[: len(line) - len(line.lstrip())]
+        elif inside and not line.removeprefix(indent).startswith((" ", "\n")):
             result.append(line.strip())
             inside = False
     return result

@@ -117,11 +117,8 @@ def expected_uuids(devices: Sequence[Device], memory: HardwareMemory) -> tuple[s
     if len(found) >= len(memory.uuids):
         return found
     log.error(
-        "%d of %d GPUs are missing: %s. If they were removed for good, run `tessera-agent health"
-        " clear` and restart the agent",
-        len(missing),
-        len(memory.uuids),
-        ", ".join(missing),
-        extra={"action": "fault"},
+        "GPUs are missing; if they were removed for good, run `tessera-agent health clear` and"
+        " restart the agent",
+        extra={"event": "gpus_missing", "missing": missing, "expected": len(memory.uuids)},
     )
     return memory.uuids

@@ -53,9 +53,12 @@ class FaultTracker:
         """Remember the fatal Xids, and log the others."""
         for event in events:
             kind = classify_xid(event.xid)
-            where = f"GPU {event.gpu}" if event.gpu >= 0 else "a GPU"
             level = logging.INFO if kind is XidClass.APPLICATION else logging.WARNING
-            log.log(level, "%s: Xid %d (%s)", where, event.xid, kind.value, extra={"action": "xid"})
+            log.log(
+                level,
+                "the driver reported an Xid",
+                extra={"event": "xid", "xid": event.xid, "gpu": event.gpu, "kind": kind.value},
+            )
             known = self.xids.setdefault(max(event.gpu, WHOLE_NODE), [])
             if kind is XidClass.FATAL and all(one.xid != event.xid for one in known):
                 known.append(RememberedXid(xid=event.xid))

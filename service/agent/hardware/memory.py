@@ -58,9 +58,8 @@ class HardwareMemory:
                 }
         except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
             log.warning(
-                "cannot read what is remembered of the GPUs, so that is nothing: %s",
-                error,
-                extra={"action": "health"},
+                "cannot read what is remembered of the GPUs, so that is nothing",
+                extra={"event": "fault_memory_unread", "error": error},
             )
             return cls(memory.path)
         return memory
@@ -82,9 +81,8 @@ class HardwareMemory:
             write_json(str(self.path), value)
         except OSError as error:
             log.warning(
-                "cannot write down the faults, so a restart would forget them: %s",
-                error,
-                extra={"action": "health"},
+                "cannot write down the faults, so a restart would forget them",
+                extra={"event": "fault_memory_unwritten", "error": error},
             )
             return
         self._saved = value
@@ -94,7 +92,10 @@ class HardwareMemory:
         try:
             return remove_file(str(self.path.parent / CLEAR_NAME))
         except OSError as error:
-            log.warning("cannot remove %s: %s", CLEAR_NAME, error, extra={"action": "health"})
+            log.warning(
+                "cannot remove the request to forget faults",
+                extra={"event": "clear_request_left", "file": CLEAR_NAME, "error": error},
+            )
             return False
 
     def forget(self) -> None:

@@ -149,10 +149,21 @@ class HealthMonitor:
     def _log(self, faults: tuple[Fault, ...]) -> None:
         for fault in faults:
             if fault not in self._logged:
-                where = f"GPU {fault.gpu}: " if fault.gpu >= 0 else ""
-                log.warning("%s%s", where, fault.detail, extra={"action": "fault"})
+                log.warning(
+                    "the node has a fault",
+                    extra={
+                        "event": "fault_found",
+                        "node": self._settings.node,
+                        "gpu": fault.gpu,
+                        "kind": fault.kind,
+                        "fault": fault.detail,
+                    },
+                )
         if not faults:
-            log.info("%s has no faults any more", self._settings.node, extra={"action": "healthy"})
+            log.info(
+                "the node has no faults any more",
+                extra={"event": "node_healthy", "node": self._settings.node},
+            )
 
     def _watch_devices(
         self, devices: Devices, loop: asyncio.AbstractEventLoop, over: threading.Event
@@ -169,7 +180,7 @@ class HealthMonitor:
                 events = devices.wait(self._pass_s)
         except Exception:  # the outermost guard of this thread; its silence becomes a fault
             if not loop.is_closed():
-                log.exception("stopped watching the GPUs", extra={"action": "health"})
+                log.exception("stopped watching the GPUs", extra={"event": "gpu_watch_failed"})
 
     def _take(self, events: Sequence[XidEvent], states: Sequence[DeviceState]) -> None:
         """Take in what the driver has reported."""
@@ -196,7 +207,7 @@ class HealthMonitor:
         """Do what requests and time bring: forget faults, notice a stuck driver, validate."""
         while True:
             if self._memory.take_clear_request():
-                log.info("faults are forgotten on request", extra={"action": "health_cleared"})
+                log.info("the faults are forgotten on request", extra={"event": "faults_cleared"})
                 self._memory.forget()
                 self._tracker.xids, self._failure = {}, ""
             self._update()
@@ -213,7 +224,7 @@ class HealthMonitor:
     async def _validate(self) -> None:
         """Run the validation. It counts only if no fault came meanwhile."""
         s = self._settings
-        log.info("validating %s", s.node, extra={"action": "validate"})
+        log.info("validating the node", extra={"event": "validation_started", "node": s.node})
         result = await run_check(s.validate_command, s.validate_timeout_s, self._environment())
         if self._grave_faults():
             return

@@ -120,7 +120,7 @@ class NvmlDevices:
         try:
             self._events = nvml.nvmlEventSetCreate()
         except nvml.NVMLError as error:
-            log.warning("cannot watch for Xids: %s", error, extra={"action": "health"})
+            log.warning("cannot watch for Xids", extra={"event": "xids_unwatched", "error": error})
             return
         for index, handle in enumerate(self._handles):
             self._register(index, handle)
@@ -242,7 +242,10 @@ class NvmlDevices:
             problem = "its driver does not report them"
         except self._nvml.NVMLError as error:
             problem = str(error)
-        log.warning("cannot watch GPU %d for Xids: %s", index, problem, extra={"action": "health"})
+        log.warning(
+            "cannot watch a GPU for Xids",
+            extra={"event": "xids_unwatched", "gpu": index, "error": problem},
+        )
 
     def _index_of(self, handle: Any) -> int:
         """Return the index of a handle in an event, or -1 if it is not known."""
@@ -262,7 +265,9 @@ class NvmlDevices:
             try:
                 step()
             except nvml.NVMLError as error:
-                log.debug("cannot open NVML again: %s", error, extra={"action": "health"})
+                log.debug(
+                    "cannot open NVML again", extra={"event": "nvml_not_opened", "error": error}
+                )
         self.watch(self._uuids)
 
     def _free_events(self) -> None:

@@ -99,7 +99,7 @@ class NetworkMapWorker:
         except Exception:  # the outermost guard of this task: jobs do not end with their network
             log.exception(
                 "cannot apply the network plan; the network stays as it is",
-                extra={"action": "network"},
+                extra={"event": "network_plan_not_applied"},
             )
         finally:
             self._busy = False
@@ -127,16 +127,18 @@ class NetworkMapWorker:
         """Keep ``remarks``, and log the new ones."""
         for text in remarks:
             if text not in self.remarks:
-                log.warning("%s", text, extra={"action": "network"})
+                log.warning(
+                    "something keeps the network plan from having an effect",
+                    extra={"event": "network_remark", "remark": text},
+                )
         self.remarks = remarks
 
     def _give_up(self, settings: TagSettings) -> None:
         if self.settled or settings != self._settings:
             return
         log.warning(
-            "the map of tags is not in force after %.0f s; jobs start without it",
-            self._patience_s,
-            extra={"action": "network"},
+            "the map of tags is not in force; jobs start without it",
+            extra={"event": "tag_map_late", "waited_s": self._patience_s},
         )
         self.settled = True
         self._callback()

@@ -87,12 +87,14 @@ class NodeNetwork:
         self._not_before_s = self._clock() + self._drain_s  # even if it fails halfway
         for c in backend.apply({change.tag: change.after for change in step}):
             log.info(
-                "%s: DSCP %d from priority %s to %d",
-                c.interface,
-                c.tag,
-                c.before,
-                c.after,
-                extra={"action": "network"},
+                "changed the priority of a tag",
+                extra={
+                    "event": "priority_changed",
+                    "interface": c.interface,
+                    "dscp": c.tag,
+                    "before": c.before,
+                    "after": c.after,
+                },
             )
         return bool(at_once and later)
 
@@ -118,8 +120,7 @@ class NodeNetwork:
         )
         if sentences and sentences != self._logged:
             log.info(
-                "dry run, so this is not applied: %s",
-                "; ".join(sentences),
-                extra={"action": "network"},
+                "dry run, so this is not applied",
+                extra={"event": "priority_change_skipped", "changes": sentences},
             )
             self._logged = sentences

@@ -94,11 +94,11 @@ class TrafficSampler:
                 if await self.step(here):
                     changed()
             except (TesseraError, OSError) as error:
-                self._warn_once(f"cannot measure traffic: {error}")
+                self._warn_once(str(error))
             except Exception:  # the outermost guard of this task: jobs do not end with it
                 log.exception(
                     "stopped measuring traffic after an unexpected error",
-                    extra={"action": "measure"},
+                    extra={"event": "traffic_measuring_failed"},
                 )
                 return
             await asyncio.sleep(CHUNK_S)
@@ -120,16 +120,19 @@ class TrafficSampler:
         if measurement is None or measurement.confidence < MIN_CONFIDENCE:
             self._tries[key] = self._tries.get(key, 0) + 1
             if self._tries[key] == MAX_IRREGULAR_WINDOWS:
-                self._warn_once(f"cannot measure the traffic of {name}: it has no regular period")
+                self._warn_once(f"{name} has no regular period")
             return False
         self._found[key] = measurement
         log.info(
-            "%s sends %.3g bytes in an iteration of %.3g s (confidence %.2f)",
-            name,
-            measurement.sent_bytes,
-            measurement.period_s,
-            measurement.confidence,
-            extra={"action": "measure"},
+            "measured the traffic of a gang",
+            extra={
+                "event": "traffic_measured",
+                "job": key[0],
+                "generation": key[1],
+                "sent_bytes": measurement.sent_bytes,
+                "period_s": measurement.period_s,
+                "confidence": measurement.confidence,
+            },
         )
         return True
 
@@ -146,9 +149,7 @@ class TrafficSampler:
         ]
         if new and len(senders) > 1:
             names = ", ".join(sorted(job for job, _ in senders))
-            self._warn_once(
-                f"traffic is not measured while several jobs send from this node: {names}"
-            )
+            self._warn_once(f"several jobs send from this node: {names}")
             return None
         return next((key for key in new if senders[key]), None)
 
@@ -178,7 +179,9 @@ class TrafficSampler:
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:
             self._warned.add(text)
-            log.warning("%s", text, extra={"action": "measure"})
+            log.warning(
+                "traffic is not measured", extra={"event": "traffic_unmeasured", "cause": text}
+            )
 
 
 def _senders(here: Iterable[tuple[Gang, bool]]) -> dict[GangKey, bool]:

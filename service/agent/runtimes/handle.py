@@ -77,7 +77,10 @@ class ProcessHandle:
         try:
             process = Process.adopt(directory / "process.json")
         except (OSError, TypeError, ValueError) as error:
-            log.warning("cannot adopt %s: %s", directory.name, error, extra={"action": "adopt"})
+            log.warning(
+                "cannot adopt a process",
+                extra={"event": "process_not_adopted", "gang": directory.name, "error": error},
+            )
             return None
         return cls(process, directory) if process else None
 
@@ -186,11 +189,13 @@ class ProcessHandle:
         if name not in self._complained:
             self._complained.add(name)
             log.warning(
-                "ignored %s of %s: %s",
-                name,
-                self.directory.name,
-                problem,
-                extra={"action": "read"},
+                "ignored a file of a gang's process",
+                extra={
+                    "event": "report_ignored",
+                    "gang": self.directory.name,
+                    "file": name,
+                    "error": problem,
+                },
             )
 
 

@@ -53,10 +53,8 @@ class ReplayRuntime:
         iter_time_s = gang.iter_time_s or UNKNOWN_ITER_TIME_S
         if not gang.iter_time_s:
             log.info(
-                "nobody knows the rate of %s, so it is replayed at %g s an iteration",
-                gang.job,
-                iter_time_s,
-                extra={"action": "start"},
+                "nobody knows the rate of this job, so it is replayed at another one",
+                extra={"event": "rate_unknown", "job": gang.job, "iter_time_s": iter_time_s},
             )
         spec = {
             "runtime": REPLAY,

@@ -295,10 +295,8 @@ def _executed_plan(message: pb.ObservedGang) -> ExecutionPlan | None:
         return _read_plan(message.executed_plan)
     except InvalidInput as error:
         log.warning(
-            "ignored the plan by which job %s reports to run: %s",
-            message.job,
-            error,
-            extra={"action": "tuning_refused"},
+            "ignored the plan by which a job reports to run",
+            extra={"event": "tuning_refused", "job": message.job, "error": error},
         )
         return None
 

@@ -22,6 +22,7 @@ from tessera.service.agent.hardware.host import add_host_resources
 from tessera.service.agent.hardware.memory import HardwareMemory
 from tessera.service.agent.main import main
 from tessera.v1 import agents_pb2 as pb
+from tests.support.logged import logged_lines
 from tests.support.nvml import FakeNvml, some_gpus
 
 A100 = "NVIDIA A100-SXM4-40GB"
@@ -191,4 +192,5 @@ def test_an_agent_without_nvidias_library_says_how_to_install_it(
     monkeypatch.setitem(sys.modules, "pynvml", None)
     always = ("--server", "127.0.0.1:1", "--cluster", "c", "--data-dir", str(tmp_path))
     assert main([*always, "--discover"]) == 2
-    assert "pip install 'tessera-scheduler[gpus]'" in caplog.text
+    (line,) = logged_lines(caplog, "agent_failed")
+    assert "pip install 'tessera-scheduler[gpus]'" in line

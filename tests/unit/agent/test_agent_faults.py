@@ -23,6 +23,7 @@ from tessera.service.agent.hardware.xids import (
     XidClass,
     classify_xid,
 )
+from tests.support.logged import logged_lines
 
 WELL = DeviceState(temperature_c=40, shutdown_c=92, recovery="")
 MUTE = DeviceState()  # of a driver that reports no recovery action
@@ -47,7 +48,8 @@ def test_xids_that_need_attention_and_unknown_ones_are_logged_and_no_faults(
     xid: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert faults_after(xid) == []
-    assert f"GPU 0: Xid {xid} (attention)" in caplog.text
+    (line,) = logged_lines(caplog, "xid")
+    assert line.endswith(f" xid={xid} gpu=0 kind=attention")
 
 
 @pytest.mark.parametrize("xid", sorted(FATAL_XIDS))

@@ -43,6 +43,7 @@ from tessera.service.agent.state import StateDir
 from tessera.service.agent.supervisor import PART_VARIABLE, Supervisor
 from tessera.v1 import agents_pb2 as pb
 from tests.support.agents import a_gang, until
+from tests.support.logged import logged_lines
 from tests.support.patience import PATIENCE_S
 
 PATH = ("gpu-0", "gpu-1", ("tor-0", "agg-1", "tor-1"))
@@ -232,7 +233,7 @@ async def test_a_refusing_interface_stops_no_job_and_no_other_interface(
     agent.hears(a_tagged_gang(level=2), t10=2)
     await until(lambda: good.table[10] == 2)
     await until(lambda: agent.carrying.settled)
-    assert caplog.text.count("the driver refused") == 1
+    assert "\n".join(logged_lines(caplog)).count("the driver refused") == 1
     bad.refuses = ""
     agent.hears(a_tagged_gang(level=3), t10=3)
     await until(lambda: agent.supervisor.network_remarks == ())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,6 +37,7 @@ from tessera.service.agent.state import StateDir
 from tessera.service.agent.supervisor import Supervisor
 from tessera.service.rpc.convert.agents import to_observed
 from tests.support.agents import a_gang, until
+from tests.support.logged import logged_lines
 from tests.support.patience import PATIENCE_S
 
 PERIOD_S, BYTES = 0.52, 3e8
@@ -142,9 +142,8 @@ async def test_several_sending_gangs_are_logged_once(caplog: pytest.LogCaptureFi
     sampling = a_sampling(SimulatedWire())
     for _ in range(3):
         await sampling.step(lambda: [(a_wide_gang("a"), True), (a_wide_gang("b"), True)])
-    assert [r.getMessage() for r in caplog.records] == [
-        "traffic is not measured while several jobs send from this node: a, b"
-    ]
+    (line,) = logged_lines(caplog, "traffic_unmeasured")
+    assert line.endswith(' cause="several jobs send from this node: a, b"')
 
 
 @pytest.mark.parametrize(
@@ -177,8 +176,8 @@ async def test_a_gang_without_a_period_is_retried_and_then_given_up(
     for _ in range(MAX_IRREGULAR_WINDOWS + 3):
         assert not await sampling.step(lambda: [(a_wide_gang(), True)])
     assert tried == MAX_IRREGULAR_WINDOWS
-    (record,) = caplog.records
-    assert record.getMessage().startswith("cannot measure the traffic of a generation 1")
+    (line,) = logged_lines(caplog, "traffic_unmeasured")
+    assert line.endswith(' cause="a generation 1 has no regular period"')
 
 
 async def test_a_gang_that_warms_up_is_measured_in_a_later_window() -> None:
@@ -228,8 +227,8 @@ async def test_a_failing_counter_is_logged_once_and_measuring_continues(
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
     assert reported_traffic(sampling, a_wide_gang())[0] == pytest.approx(PERIOD_S, rel=0.05)
-    warnings = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
-    assert warnings == ["cannot measure traffic: the port is gone"]
+    (line,) = logged_lines(caplog, "traffic_unmeasured")
+    assert line.endswith(' cause="the port is gone"')
 
 
 async def test_an_error_ends_only_the_measuring(caplog: pytest.LogCaptureFixture) -> None:

@@ -159,12 +159,12 @@ def messages_in(message: Descriptor) -> list[Descriptor]:
 
 def test_the_error_of_each_traceback_in_a_log_is_found() -> None:
     log = [
-        "2026 ERROR rpc_failed: unexpected error",
-        "Traceback (most recent call last):",
-        '  File "a.py", line 1, in f',
-        "    raise KeyError(1)",
-        "KeyError: 1",
-        "2026 INFO serve: goes on",
+        "2026 ERROR rpc_failed the call failed",
+        "  Traceback (most recent call last):",
+        '    File "a.py", line 1, in f',
+        "      raise KeyError(1)",
+        "  KeyError: 1",
+        "2026 INFO listening goes on",
         "Traceback (most recent call last):",
         '  File "a.py", line 1, in f',
         "MemoryError",

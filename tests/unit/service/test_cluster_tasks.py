@@ -43,7 +43,7 @@ async def test_a_wake_up_during_the_end_does_not_outlive_the_task(steps: int) ->
         holder="me",
         period_s=60.0,
         fails="nothing",
-        action="test",
+        event="test",
     )
     watching.start()
     assert await asyncio.to_thread(store.asked.wait, PATIENCE_S)
@@ -69,7 +69,7 @@ async def test_state_of_a_deleted_cluster_is_dropped() -> None:
         holder="me",
         period_s=60.0,
         fails="nothing",
-        action="test",
+        event="test",
         forget=dropped.append,
     )
     await watching.look({"gone"})

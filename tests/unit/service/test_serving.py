@@ -10,6 +10,7 @@ import pytest
 from tessera.formulation.errors import InvalidInput
 from tessera.service.security.serving import ServingCertificate
 from tests.support.certificates import DAY_S, LOG, Site, make_site
+from tests.support.logged import logged_lines
 
 NOW_S = 1.8e9
 
@@ -40,9 +41,13 @@ def served(site: Site, clock: SettableClock) -> ServingCertificate:
 
 
 def messages(caplog: pytest.LogCaptureFixture, least: int = logging.WARNING) -> list[str]:
-    texts = [r.getMessage() for r in caplog.records if r.levelno >= least]
+    lines = [
+        line
+        for line in logged_lines(caplog)
+        if logging.getLevelName(line.partition(" ")[0]) >= least
+    ]
     caplog.clear()
-    return texts
+    return lines
 
 
 def test_unchanged_files_are_not_read_again(served: ServingCertificate, site: Site) -> None:
@@ -119,9 +124,9 @@ def test_a_new_certificate_is_logged_with_its_end(
     site.renew_server(days=30)
     with caplog.at_level(logging.INFO):
         served.fetch()
-    assert messages(caplog, logging.INFO) == [
-        "serving a new certificate until 2027-02-14 08:00 UTC"
-    ]
+    (line,) = messages(caplog, logging.INFO)
+    assert line.startswith("INFO certificate_replaced ")
+    assert line.endswith(' ends="2027-02-14 08:00 UTC"')
 
 
 def test_the_last_week_is_warned_of_once_a_day(
@@ -130,9 +135,7 @@ def test_the_last_week_is_warned_of_once_a_day(
     for day in (82.9, 83.1, 83.5, 84.0, 84.2, 90.5):
         clock.now_s = NOW_S + day * DAY_S
         served.fetch()
-    texts = messages(caplog)
-    assert [text.partition("server.pem ")[2].partition(",")[0] for text in texts] == [
-        "ends in 7 days",
-        "ends in 6 days",
-        "has ended",
-    ]
+    lines = messages(caplog)
+    assert [line.partition(" ")[0] for line in lines] == ["WARNING", "WARNING", "ERROR"]
+    left_s = [float(line.partition("left_s=")[2].partition(" ")[0]) for line in lines]
+    assert [left // DAY_S for left in left_s] == [6, 5, -1]

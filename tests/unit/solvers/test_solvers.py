@@ -278,8 +278,8 @@ def test_an_answer_that_breaks_a_rule_is_dropped_with_its_bound_and_logged(
             problem, ALWAYS
         )
     assert (solution.objective, solution.bound) == (110, 110)
-    actions = [getattr(record, "action", None) for record in caplog.records]
-    assert actions == ["answer-dropped", "solver-failed"]
+    events = [getattr(record, "event", None) for record in caplog.records]
+    assert events == ["answer_dropped", "solver_failed"]
 
 
 @pytest.mark.parametrize("name", ["cp-sat", "cbc", "cvxpy"])

@@ -36,6 +36,7 @@ from tests.support.identity_provider import (
     make_private_key,
     running_provider,
 )
+from tests.support.logged import logged_lines
 from tests.support.patience import PATIENCE_S
 
 KEYS_PATH = "/keys"
@@ -99,9 +100,9 @@ def tested(provider: IdentityProvider) -> TestedKeys:
     return tested
 
 
-def actions(caplog: pytest.LogCaptureFixture) -> list[str]:
+def events(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [
-        record.__dict__["action"] for record in caplog.records if record.name.startswith("tessera")
+        record.__dict__["event"] for record in caplog.records if record.name.startswith("tessera")
     ]
 
 
@@ -130,8 +131,8 @@ def test_a_new_key_is_fetched_when_a_token_asks_for_it(
     tested.clock.now_s += FETCH_INTERVAL_S
     assert tested.find("k2") == "k2"
     assert tested.find("k1") == "k1"
-    assert actions(caplog) == ["oidc_keys_rotated"]
-    assert "1 new, 0 withdrawn" in caplog.text
+    assert events(caplog) == ["oidc_keys_rotated"]
+    assert logged_lines(caplog, "oidc_keys_rotated")[0].endswith(" added=1 withdrawn=0")
 
 
 def test_tokens_that_were_verified_with_a_withdrawn_key_end(tested: TestedKeys) -> None:
@@ -190,14 +191,14 @@ def test_known_keys_are_used_for_a_day_while_the_provider_is_down(
         tested.clock.now_s = 1000.0 + hour * 3600.0
         assert tested.find() == "k1"
         tested.wait_for_fetch()
-    assert actions(caplog) == ["oidc_unreachable"]  # once, not at each attempt
+    assert events(caplog) == ["oidc_unreachable"]  # once, not at each attempt
     tested.clock.now_s = 1000.0 + KEEP_S + 1
     with pytest.raises(Unavailable, match=r"keys are unknown: .* cannot be reached"):
         tested.find()
     tested.provider.switch_on()
     tested.clock.now_s += FETCH_INTERVAL_S
     assert tested.find() == "k1"
-    assert actions(caplog) == ["oidc_unreachable", "oidc_reachable"]
+    assert events(caplog) == ["oidc_unreachable", "oidc_reachable"]
 
 
 def test_an_unknown_key_is_unavailable_while_the_provider_is_down(tested: TestedKeys) -> None:
@@ -248,7 +249,7 @@ def test_an_unexpected_error_of_a_fetch_reaches_its_callers(
 
     with pytest.raises(Unavailable, match="ZeroDivisionError"):
         KeySet(load, HandClock()).find_key("k1", "RS256")
-    assert "oidc_failed" in actions(caplog)
+    assert "oidc_failed" in events(caplog)
 
 
 def test_a_token_without_a_key_id_needs_the_provider_to_have_one_key(
