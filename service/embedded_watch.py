@@ -24,7 +24,10 @@ class EmbeddedWatch(NoticedTask):
 
     def __init__(self, directory: Path | None) -> None:
         super().__init__(
-            log, "the embedded database has ended, and does not start", "database_ended", WATCH_S
+            log,
+            problem="the embedded database has ended, and does not start",
+            event="database_ended",
+            retry_s=WATCH_S,
         )
         self._directory = directory
 
