@@ -61,7 +61,8 @@ class Forecaster:
     """A keeper of a cluster's forecasts. Its methods block, and one thread uses it at a time.
 
     ``policies`` are the standing policies, and ``rhythm`` says when rounds take place. A forecast may
-    take ``limit_s`` seconds. ``make`` is the function that makes it.
+    take ``limit_s`` seconds. Agents replay ``clock_factor`` seconds of training in one second. ``make``
+    is the function that makes the forecast.
     """
 
     def __init__(
@@ -70,10 +71,12 @@ class Forecaster:
         policies: StandingPolicies,
         rhythm: RoundRhythm,
         limit_s: float,
+        clock_factor: float = 1.0,
         make: Callable[[ForecastOrder, Callable[[], bool]], ClusterForecast | None] | None = None,
     ) -> None:
         self._store, self._policies, self._rhythm = store, policies, rhythm
-        self._limit_s, self._make = limit_s, make or forecast_in_process
+        self._limit_s, self._clock_factor = limit_s, clock_factor
+        self._make = make or forecast_in_process
 
     def refresh(
         self,
@@ -89,7 +92,8 @@ class Forecaster:
             NotFound: the cluster.
         """
         options = forecast_options(self._policies.of(cluster).options)
-        snapshot = to_real_pace(self._store.snapshot(cluster, options.use_half_life_s))
+        present = self._store.snapshot(cluster, options.use_half_life_s)
+        snapshot = to_real_pace(replace(present, clock_factor=self._clock_factor))
         if not len(snapshot.jobs):
             return
         order = ForecastOrder(

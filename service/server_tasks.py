@@ -115,6 +115,7 @@ def _forecasts(config: Config, store: Store, server: Server, watch: _Watch) -> C
         server.policies,
         forecast_rhythm(config.round_spacing_s, config.period_s),
         config.forecast_share * config.forecast_period_s,
+        config.clock_factor,
     )
     return watch(
         forecaster.refresh,

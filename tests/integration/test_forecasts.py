@@ -127,6 +127,19 @@ def test_the_forecaster_tells_a_waiting_job_when_it_starts(busy: PostgresStore) 
     assert waiting.why_not == ""
 
 
+def test_forecasts_are_in_real_seconds_under_a_clock_factor(busy: PostgresStore) -> None:
+    left_s: list[float] = []
+    for factor in (1.0, 10.0):
+        rhythm = forecast_rhythm(3.0, 300.0)
+        forecaster = Forecaster(busy, StandingPolicies(busy), rhythm, 600.0, factor)
+        forecaster.refresh(C, lambda: False)
+        forecast = job(busy, "a").forecast
+        assert forecast is not None
+        assert forecast.finish is not None
+        left_s.append(forecast.finish.median_s - forecast.made_s)
+    assert left_s[1] == pytest.approx(left_s[0] / 10, rel=0.3)
+
+
 def test_without_time_for_futures_the_old_forecast_stays(busy: PostgresStore) -> None:
     busy.put_forecast(C, a_forecast(1000.0, "b"))
     policies = StandingPolicies(busy)
