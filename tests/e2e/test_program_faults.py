@@ -204,7 +204,8 @@ def test_a_program_that_somebody_else_stops_is_tried_again_and_ends_with_the_rig
     assert (failed.iterations_done, failed.retries) == (31, 1)
     assert failed.training.exit_reason == launch_pb2.EXIT_ENDED_EARLY
     sentence = (
-        "the program exited with status 0 after 31 of 4,000 iterations; rank 0 says: begins at 0"
+        "the program exited with status 0 after 31 of 4,000 iterations; if the program decides when it"
+        " is done, submit the job with --until-exit; rank 0 says: begins at 0"
     )
     assert sentence in failed.last_error
     assert sentence in shown(lab, "killed")

@@ -35,6 +35,9 @@ STATED_REASONS = frozenset(
 )
 """The kinds of failure that a program may state itself (``tessera.progress.fail``)."""
 
+SILENT = ", and wrote no message"
+"""The end of a sentence on a program without output."""
+
 MAX_TEXT = 300
 """Characters of an error that are shown."""
 
@@ -70,11 +73,14 @@ def describe(status: int, outputs: dict[str, str]) -> str:
     if found := _root_cause("\n".join(outputs.values())):
         what, how = f"rank {found['rank']}", _how_it_ended(int(found["status"]))
         outputs = {name: text for name, text in outputs.items() if not RANK_EXIT.search(text)}
-    return f"{what} {how}{_quote_last(outputs)}"
+    return f"{what} {how}{_quote_last(outputs) or SILENT}"
 
 
 def describe_early_end(done: int, total: float, outputs: dict[str, str]) -> str:
-    """Return a sentence on a program that exited with 0 after ``done`` of ``total`` iterations."""
+    """Return a sentence on a program that exited with 0 after ``done`` of ``total`` iterations.
+
+    The advice is before the output, because some views cut a long sentence.
+    """
     if done:
         what = f"after {done:,} of {total:,.0f} iterations"
         advice = "if the program decides when it is done, submit the job with --until-exit"
@@ -82,9 +88,10 @@ def describe_early_end(done: int, total: float, outputs: dict[str, str]) -> str:
         what = f"before it had reported any of its {total:,.0f} iterations"
         advice = (
             "let it report them (tessera.progress, or --progress-pattern), or submit the job with"
-            " --until-exit if the program decides when it is done"
+            " --until-exit"
         )
-    return f"the program exited with status 0 {what}{_quote_last(outputs)}; {advice}"
+    quoted = _quote_last(outputs)
+    return f"the program exited with status 0 {what}{'' if quoted else SILENT}; {advice}{quoted}"
 
 
 def read_statement(stated: dict[str, object] | None) -> tuple[str, str] | None:
@@ -104,12 +111,15 @@ def _root_cause(text: str) -> re.Match[str] | None:
 
 
 def _quote_last(outputs: dict[str, str]) -> str:
-    """Return the end of a sentence: the last error in ``outputs``, or the last line, by its name."""
+    """Return the end of a sentence: the last error in ``outputs``, or the last line, by its name.
+
+    It is "" if there is no output.
+    """
     lines = [(name, line) for name, text in outputs.items() if (line := _last_error(text))]
     if not lines:
         lines = [(name, line) for name, text in outputs.items() if (line := _last_line(text))]
     if not lines:
-        return ", and wrote no message"
+        return ""
     name, line = lines[0]
     return f"; {name} says: {line[:MAX_TEXT]}"
 

@@ -69,8 +69,8 @@ async def test_a_program_that_reports_no_iterations_has_failed_with_the_next_ste
         outcome=ExitOutcome.FAILED,
         reason=ExitReason.ENDED_EARLY,
         error="the program exited with status 0 before it had reported any of its 100,000 iterations;"
-        " rank 0 says: hello; let it report them (tessera.progress, or --progress-pattern), or"
-        " submit the job with --until-exit if the program decides when it is done",
+        " let it report them (tessera.progress, or --progress-pattern), or submit the job with"
+        " --until-exit; rank 0 says: hello",
     )
     assert observed(handle).iterations == 0
 
@@ -92,8 +92,8 @@ async def test_a_program_is_done_once_it_has_reported_all_iterations(
         return
     assert (end.outcome, end.reason) == (ExitOutcome.FAILED, ExitReason.ENDED_EARLY)
     assert end.error == (
-        "the program exited with status 0 after 9 of 10 iterations; rank 0 says: bye;"
-        " if the program decides when it is done, submit the job with --until-exit"
+        "the program exited with status 0 after 9 of 10 iterations; if the program decides when it is"
+        " done, submit the job with --until-exit; rank 0 says: bye"
     )
 
 
