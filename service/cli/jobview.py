@@ -243,8 +243,8 @@ def _failures(job: jobs_pb2.Job) -> str:
         return f"{job.retries}"
     if not job.max_retries:
         return f"{job.retries}; the job is not tried again (max_retries is 0)"
-    first = "failure" if job.max_retries == 1 else f"{job.max_retries:,} failures"
-    return f"{job.retries}; the job is tried again after the first {first}"
+    times = "once" if job.max_retries == 1 else f"up to {job.max_retries:,} times"
+    return f"{job.retries}; the job is tried again {times}"
 
 
 def print_warnings(jobs: Sequence[jobs_pb2.Job]) -> None:

@@ -300,13 +300,15 @@ def _prepare_help(command: Any, ctx: Any) -> None:
 
 
 def _name_values(parameters: list[Any]) -> None:
-    """Let the help show `N` for a number and nothing for a flag, instead of Python's types."""
+    """Let the help show `N`, `TEXT`, or nothing for a flag, instead of Python's types."""
     for parameter in parameters:
         if parameter.metavar is None and parameter.param_type_name == "option":
             if parameter.is_flag or parameter.count:
                 parameter.metavar = ""
             elif parameter.type_descriptor.annotation in (int, float):
                 parameter.metavar = "N"
+            elif parameter.type_descriptor.annotation in (str, list[str]):
+                parameter.metavar = "TEXT"
 
 
 def unwrap_paragraphs(text: str) -> str:

@@ -26,7 +26,7 @@ from tessera.v1 import jobs_pb2, what_if_pb2
 SMALLEST_SHARE: Final = 0.0005
 """The relative change below which two figures are shown as the same."""
 
-TINY_SHARE: Final = 1e-9
+TINY_SHARE: Final = 1e-6
 """The relative change that is left by rounding, and shown as 0."""
 
 

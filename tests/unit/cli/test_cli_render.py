@@ -255,8 +255,8 @@ def test_a_job_is_shown_as_100_percent_done_only_when_it_has_ended() -> None:
     ("retries", "max_retries", "message"),
     [
         (1, 0, "1; the job is not tried again (max_retries is 0)"),
-        (1, 1, "1; the job is tried again after the first failure"),
-        (2, 3, "2; the job is tried again after the first 3 failures"),
+        (1, 1, "1; the job is tried again once"),
+        (2, 3, "2; the job is tried again up to 3 times"),
     ],
 )
 def test_a_failed_job_shows_its_retries_and_whether_it_is_retried_again(
