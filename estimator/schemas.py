@@ -167,6 +167,8 @@ def describe_value(value: object) -> str:
             return "a list" if value else "an empty list"
         case None:
             return "nothing"
+        case bool():
+            return "true" if value else "false"
     return repr(value)[:200]
 
 

@@ -28,7 +28,7 @@ class FileEntry(Entry):
 
 def _text(place: str, value: object) -> object:
     if isinstance(value, bool):
-        raise InvalidInput(place, f"must be a text, not {value}; put it in quotes")
+        raise InvalidInput(place, f"must be a text, not {describe_value(value)}; put it in quotes")
     return text_of(value)
 
 

@@ -105,7 +105,7 @@ def test_a_time_or_a_duration_needs_its_unit_on_the_command_line(text: str) -> N
         ),
         (
             MINIMAL.replace("8", "true"),
-            "j.yaml: gpus: must be a whole number from 1 to 65,536, not True",
+            "j.yaml: gpus: must be a whole number from 1 to 65,536, not true",
         ),
         (MINIMAL + "restart: soon\n", "j.yaml: restart: 'soon' is not a duration"),
         (

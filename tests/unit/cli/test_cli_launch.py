@@ -132,7 +132,7 @@ def test_a_wrong_option_of_a_program_is_named(given: dict[str, Any], problem: st
     ("text", "problem"),
     [
         ("environment: [A]\n", "j.yaml: environment: must map texts to texts"),
-        ("environment: {A: true}\n", "j.yaml: environment: A: must be a text, not True; put it in"),
+        ("environment: {A: true}\n", "j.yaml: environment: A: must be a text, not true; put it in"),
         ("secrets: wandb\n", "j.yaml: secrets: must map texts to texts"),
         ("staging: cp a b\n", "j.yaml: staging: must be a list of texts"),
         ("stall_limit: soon\n", "j.yaml: stall_limit: 'soon' is not a duration"),
