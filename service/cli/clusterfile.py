@@ -18,9 +18,6 @@ from tessera.v1.clusters_pb2 import GpuType, Node
 from tessera.v1.tenants_pb2 import Tenant
 
 _Dollars = Annotated[float, number_between(0.0, limits.MAX_DOLLARS_PER_HOUR)]
-_GpuBytes = Annotated[Bytes, whole_between(2**20, limits.MAX_MEMORY_BYTES)]
-"""The memory of a GPU in bytes. Less is a number of another unit."""
-
 _Watts = Annotated[float, number_between(0.0, limits.MAX_WATTS)]
 
 
@@ -36,7 +33,7 @@ class PrintedGpuType(FileEntry):
     """A GPU type as printed by `tessera cluster get -o yaml`. Its number of GPUs is ignored."""
 
     name: Text
-    memory_bytes: _GpuBytes
+    memory_bytes: Bytes
     dollars_per_hour: _Dollars = 0.0
     watts: _Watts = 0.0
     node_gpus: object = None

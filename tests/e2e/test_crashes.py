@@ -177,7 +177,9 @@ def test_a_killed_database_is_reported_clearly_and_costs_no_job(stack: Stack, us
                     jobs_pb2.GetJobRequest(name=before.name), timeout=PATIENCE_S
                 )
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-            assert "cannot be reached or has failed; start it" in str(caught.value.details())
+            assert "cannot be reached or has failed; `tessera up` and" in str(
+                caught.value.details()
+            )
             until(
                 lambda: health_status(health) == health_pb2.HealthCheckResponse.NOT_SERVING,
                 "not serving",

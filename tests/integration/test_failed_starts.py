@@ -13,6 +13,7 @@ from tessera.db.store import PostgresStore
 from tessera.formulation.exit_reasons import ExitReason
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.records.agents import ObservedGang
+from tests.support.logged import logged_lines
 from tests.support.notices import round_requests
 from tests.support.stored_cluster import (
     C,
@@ -120,7 +121,8 @@ def test_a_node_is_drained_after_three_starts_in_a_row_that_failed_because_of_it
         f"3 starts in a row failed because of this node, the last one with: {FULL}; mend it, then"
         " restart its agent or undrain it"
     )
-    assert node.drain_reason in caplog.text
+    (line,) = logged_lines(caplog, "node_unfit")
+    assert f'node=a100-0 reason="{node.drain_reason}"' in line
     assert not pair.get_node(C, A1).draining
 
 
