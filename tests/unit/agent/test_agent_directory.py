@@ -326,3 +326,28 @@ def test_a_file_that_cannot_be_written_completely_leaves_nothing_behind(tmp_path
 def test_a_gang_with_a_broken_process_identity_is_not_adopted(tmp_path: Path) -> None:
     (tmp_path / "process.json").write_text('{"pid": 1}')
     assert ProcessHandle.adopt(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("stored", "value"),
+    [
+        (rb'{"text": "a\ud800b"}', {"text": "a?b"}),
+        (rb'{"\udfff": [{"text": "\ud83d\ude00"}]}', {"?": [{"text": "\N{GRINNING FACE}"}]}),
+    ],
+)
+def test_half_of_a_surrogate_pair_in_a_file_is_replaced(
+    tmp_path: Path, stored: bytes, value: object
+) -> None:
+    path = tmp_path / "file.json"
+    path.write_bytes(stored)
+    assert read_json(str(path)) == value
+
+
+@pytest.mark.parametrize(
+    "stored", [b'{"text": "\xed\xa0\x80"}', r'{"text": "\ud800"}'.encode("utf-16")]
+)
+def test_a_file_in_another_encoding_is_not_read(tmp_path: Path, stored: bytes) -> None:
+    path = tmp_path / "file.json"
+    path.write_bytes(stored)
+    with pytest.raises(ValueError, match="does not hold JSON"):
+        read_json(str(path))
