@@ -189,6 +189,12 @@ def point_link(path: str, target: str) -> None:
         os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
+def move_folder(path: str, target: str) -> None:
+    """Move what is at ``path`` into another directory of ours. Raises OSError."""
+    with _own_parent(path) as (folder, name), _own_parent(target) as (other, new):
+        os.rename(name, new, src_dir_fd=folder, dst_dir_fd=other)
+
+
 def remove_file(path: str) -> bool:
     """Remove a file or a link; return whether there was one. Raises OSError."""
     try:

@@ -106,7 +106,7 @@ print("ready", flush=True)
 time.sleep(3)
 raise SystemExit(1)
 """
-"""A program whose progress and whose reason for its failure hold characters that are none."""
+"""A program whose progress and whose reason for its failure hold what is no character."""
 
 
 async def test_texts_of_a_program_that_no_message_can_hold_do_not_end_its_agent(

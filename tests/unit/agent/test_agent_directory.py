@@ -10,6 +10,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -351,3 +353,31 @@ def test_a_file_in_another_encoding_is_not_read(tmp_path: Path, stored: bytes) -
     path.write_bytes(stored)
     with pytest.raises(ValueError, match="does not hold JSON"):
         read_json(str(path))
+
+
+def test_files_that_take_long_to_delete_do_not_hold_the_agent_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_delete, deleted = threading.Event(), []
+
+    def delete_slowly(path: str) -> None:
+        assert may_delete.wait(PATIENCE_S)
+        deleted.append(path)
+
+    monkeypatch.setattr("tessera.service.agent.state.remove_tree", delete_slowly)
+    state = StateDir(tmp_path, tmp_path / "checkpoints")
+    state.claim()
+    directory = state.add(a_gang())
+    (directory / "out").mkdir()
+    state.remove(a_gang().key)
+    assert not directory.exists()
+    assert list(state.add(a_gang()).iterdir()) == [directory / "gang.json"]
+    state.release()
+    state.claim()  # goes on with what was not deleted
+    state.release()
+    may_delete.set()
+    end_s = time.monotonic() + PATIENCE_S
+    while len(deleted) < 2 and time.monotonic() < end_s:
+        time.sleep(0.01)
+    (left,) = (tmp_path / "removed").iterdir()
+    assert deleted == 2 * [str(left)]
