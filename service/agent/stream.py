@@ -94,7 +94,10 @@ class AgentLease:
         """
         self._state = state
         self._clock = clock
-        self._heard_s, stored_s = state.load_lease() or (clock(), math.inf)
+        now_s = clock()
+        self._heard_s, stored_s = state.load_lease() or (now_s, math.inf)
+        if not 0 <= self._heard_s <= now_s:  # keepers believe it as little
+            self._heard_s, stored_s = now_s, math.inf
         self._saved_s = -math.inf
         self._unsaved = ""  # why it could not be written the last time
         self.lease_s = lease_s or stored_s

@@ -202,6 +202,19 @@ def test_a_broken_lease_is_replaced_once_a_server_answers(
     assert state.load_lease() == (105.0, 30.0)
 
 
+@pytest.mark.parametrize("heard_s", [100.5, math.nan, -1.0])
+def test_a_lease_from_a_moment_that_cannot_be_is_replaced_by_the_next_one(
+    tmp_path: Path, heard_s: float
+) -> None:
+    state = a_state(tmp_path / "d")
+    state.save_lease(heard_s, 30.0, 15.0)
+    lease = AgentLease(state, lambda: 100.0)
+    lease.lease_s = 30.0
+    lease.renew(100.0)
+    assert lease.left_s() == 30.0
+    assert state.load_lease() == (100.0, 30.0)
+
+
 def test_a_data_directory_that_vanishes_ends_no_process(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
