@@ -30,8 +30,10 @@ from tessera.service.agent.strays import is_alive, kill_keeper, kill_marked
 WARDEN_FILE = "warden.json"
 """The file in the agent's data directory with the identity of its present warden."""
 
-TICK_S = 1.0
-"""Seconds between two looks at the lease."""
+TICK_S, TICK_SHARE = 1.0, 0.1
+"""Seconds between two looks at the lease, and the share of a short margin that they may take."""
+
+LEAST_TICK_S = 0.05
 
 
 def guard(root: Path) -> None:
@@ -47,10 +49,11 @@ def guard(root: Path) -> None:
             if is_done and not has_agent:
                 return
         is_done = is_done and is_over  # nothing starts while the lease is over
+        tick_s = min(TICK_S, max(LEAST_TICK_S, TICK_SHARE * lease.margin_s))
         if has_agent:
-            has_agent = not output.poll(TICK_S * 1000)
+            has_agent = not output.poll(tick_s * 1000)
         else:
-            time.sleep(TICK_S)
+            time.sleep(tick_s)
 
 
 def end_members(root: Path, lease: LeaseWatch) -> int:
