@@ -109,7 +109,7 @@ class StateDir:
     def write_part(self, key: GangKey, part: NetworkPart) -> Path:
         """Write a gang's part in the network plan for its processes to read; return the file."""
         path = self.directory(key) / "network.json"
-        write_json(str(path), asdict(part))
+        write_json(str(path), asdict(part), mode=0o644)  # for its programs, whoever their user is
         return path
 
     def remove(self, key: GangKey) -> None:

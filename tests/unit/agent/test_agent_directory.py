@@ -21,6 +21,7 @@ import pytest
 from tessera.formulation.errors import InvalidInput
 from tessera.service.agent import checkpoint
 from tessera.service.agent.files import open_private, read_json, write_json
+from tessera.service.agent.gangs import NetworkPart
 from tessera.service.agent.main import main
 from tessera.service.agent.process import Process, identity_of
 from tessera.service.agent.runtimes.handle import ProcessHandle
@@ -200,6 +201,12 @@ def test_a_broken_lease_is_replaced_once_a_server_answers(
     lease.renew(105.0)
     assert lease.left_s() == 35.0
     assert state.load_lease() == (105.0, 30.0)
+
+
+def test_a_program_of_another_user_may_read_its_part_in_the_network_plan(tmp_path: Path) -> None:
+    state, gang = a_state(tmp_path / "d"), a_gang()
+    state.add(gang)
+    assert mode_of(state.write_part(gang.key, NetworkPart(level=1, levels=8, dscp=10))) == 0o644
 
 
 @pytest.mark.parametrize("heard_s", [100.5, math.nan, -1.0])
