@@ -215,26 +215,31 @@ def uses_of_paths(module: Module) -> Iterator[str]:
     that is imported, or a module under another name, counts as a use. Lists of names and statuses of
     files are none.
     """
+    owners = {id(n.value) for n in ast.walk(module.tree) if isinstance(n, ast.Attribute)}
     for node in ast.walk(module.tree):
         match node:
             case ast.ImportFrom(module="os" | "shutil" | "tempfile", names=names):
                 uses = [name.name for name in names if name.name not in ("PathLike", "which")]
             case ast.Import(names=names):
                 uses = [n.name for n in names if n.name in ("os", "shutil") and n.asname]
-                uses += [n.name for n in names if n.name == "tempfile"]
+                uses += [n.name for n in names if n.name in ("posix", "tempfile")]
             case ast.Attribute(value=ast.Name(id="shutil"), attr=attr) if attr != "which":
                 uses = [attr]
             case ast.Attribute(value=ast.Name(id="os"), attr=attr) if OS_PATH_CALLS.fullmatch(attr):
                 uses = [attr]
-            case ast.Call(func=ast.Name(id="open")):
-                uses = ["open"]
+            case ast.ImportFrom(module="builtins" | "io" | "pathlib" | "posix", names=names):
+                uses = [n.name for n in names if n.name in ("open", "os") or node.module == "posix"]
+            case ast.Name(id="open" | "__import__" as name):
+                uses = [name]
+            case ast.Name(id="os" | "shutil" as name) if (
+                id(node) not in owners
+            ):  # under another name
+                uses = [name]
             case ast.keyword(arg="cwd"):
                 uses = ["cwd"]
-            case ast.Call(func=ast.Attribute(value=ast.Name(id="os" | "shutil"))):
-                continue  # counted as an attribute
-            case ast.Call(func=ast.Attribute(attr="replace"), args=[_], keywords=[]):
-                uses = ["replace"]
-            case ast.Call(func=ast.Attribute(attr=attr)) if PATH_METHODS.fullmatch(attr):
+            case ast.Call(func=ast.Attribute(attr="replace", value=owner), args=[_], keywords=[]):
+                uses = [] if isinstance(owner, ast.Name) and owner.id == "os" else ["replace"]
+            case ast.Attribute(attr=attr) if PATH_METHODS.fullmatch(attr):
                 uses = [attr]
             case _:
                 continue

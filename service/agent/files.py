@@ -189,6 +189,12 @@ def point_link(path: str, target: str) -> None:
         os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
+def move_folder(path: str, target: str) -> None:
+    """Move what is at ``path`` into another directory of ours. Raises OSError."""
+    with _own_parent(path) as (folder, name), _own_parent(target) as (other, new):
+        os.rename(name, new, src_dir_fd=folder, dst_dir_fd=other)
+
+
 def remove_file(path: str) -> bool:
     """Remove a file or a link; return whether there was one. Raises OSError."""
     try:
@@ -269,6 +275,8 @@ def read_json(
 ) -> dict[str, Any] | None:
     """Return the object that ``write_json`` wrote, or None if there is no such file.
 
+    Half of a surrogate pair, which no message can hold, becomes a question mark.
+
     Raises:
         ValueError: it is not a regular file of at most ``most_bytes`` that holds a JSON object, so
             something else wrote it. Or it does not belong to the user ``owner``.
@@ -281,7 +289,9 @@ def read_json(
     if len(text) > most_bytes:
         raise ValueError(f"{path} holds more than {most_bytes:,} bytes; remove it")
     try:
-        value = json.loads(text)
+        value = json.loads(text.decode())  # of bytes it accepts other encodings, and surrogates
+        if b"\\u" in text:
+            value = json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} does not hold JSON ({error}); remove it") from error
     if not isinstance(value, dict):

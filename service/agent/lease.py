@@ -52,7 +52,7 @@ class LeaseWatch:
         """Read the file at ``path``. If it is "", there is no lease."""
         self._path = path
         self._heard_s = read_boot_s() if path else math.inf
-        self.lease_s, self._margin_s = LEASE_S, MARGIN_S
+        self.lease_s, self.margin_s = LEASE_S, MARGIN_S
         self._boot = boot_id()
         self._is_known = False  # whether a good file was read
         self._read()
@@ -64,7 +64,7 @@ class LeaseWatch:
 
     def must_be_dead(self, share: float = KILL_SHARE) -> bool:
         """Return whether ``share`` of the margin is past, too, so that nothing may be alive."""
-        return self.left_s() + share * self._margin_s <= 0
+        return self.left_s() + share * self.margin_s <= 0
 
     def _read(self) -> None:
         if not self._path:
@@ -82,5 +82,5 @@ class LeaseWatch:
         elif not (0 <= heard_s <= read_boot_s() and lease_s > 0 and margin_s >= 0):
             return
         elif heard_s >= self._heard_s or not self._is_known:
-            self._heard_s, self.lease_s, self._margin_s = heard_s, lease_s, margin_s
+            self._heard_s, self.lease_s, self.margin_s = heard_s, lease_s, margin_s
             self._is_known = True

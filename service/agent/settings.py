@@ -227,8 +227,8 @@ def _add_times(parser: argparse.ArgumentParser) -> None:
     add(
         "--lease-s",
         type=float,
-        help="Seconds without contact to a server after which all gangs are stopped."
-        " Default: the server's value.",
+        help="Seconds without contact to a server after which all gangs are stopped, at most the"
+        " server's. Default: the server's value.",
     )
     add(
         "--heartbeat-s", type=float, help="Seconds between heartbeats. Default: the server's value."

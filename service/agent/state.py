@@ -10,14 +10,17 @@ import stat
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from threading import Thread
 from typing import Final
 from urllib.parse import quote
+from uuid import uuid4
 
 from tessera.formulation.errors import InvalidInput, NotAllowed
 from tessera.service.agent.files import (
     PASSAGE,
     change_mode,
     make_private,
+    move_folder,
     open_private,
     overwrite_json,
     read_json,
@@ -30,6 +33,9 @@ from tessera.service.agent.process import Process
 from tessera.service.agent.strays import kill_marked
 
 log = logging.getLogger(__name__)
+
+REMOVED: Final = "removed"
+"""The folder of what is being deleted, in the agent's data directory."""
 
 LEASE_BYTES: Final = 256
 """The length of the file of the lease: more than any that is written."""
@@ -63,6 +69,8 @@ class StateDir:
             raise NotAllowed(
                 f"another agent runs on {self._root}; stop it, or choose another --data-dir"
             ) from None
+        for left in (self._root / REMOVED).glob("*"):  # by an agent that ended meanwhile
+            _clear_apart(left)
 
     def release(self) -> None:
         """Release the directory."""
@@ -101,12 +109,22 @@ class StateDir:
     def write_part(self, key: GangKey, part: NetworkPart) -> Path:
         """Write a gang's part in the network plan for its processes to read; return the file."""
         path = self.directory(key) / "network.json"
-        write_json(str(path), asdict(part))
+        write_json(str(path), asdict(part), mode=0o644)  # for its programs, whoever their user is
         return path
 
     def remove(self, key: GangKey) -> None:
-        """Forget a gang."""
-        _clear(self.directory(key))
+        """Forget a gang. A thread deletes its files, because a program may have left millions."""
+        directory = self.directory(key)
+        if not os.path.lexists(directory):
+            return
+        aside = self._root / REMOVED / f"{directory.name}.{uuid4().hex}"
+        try:
+            make_private(str(aside.parent))
+            move_folder(str(directory), str(aside))
+        except OSError:  # e.g. a full disk
+            _clear(directory)
+            return
+        _clear_apart(aside)
 
     def gangs(self) -> Iterator[Gang]:
         """Yield the recorded gangs.
@@ -239,6 +257,11 @@ def _end_stray(directory: Path) -> None:
         if process is not None:
             process.signal(signal.SIGKILL)
         kill_marked(identity.parent)
+
+
+def _clear_apart(path: Path) -> None:
+    """Remove what is at ``path`` in a thread of its own, however long that takes."""
+    Thread(target=_clear, args=(path,), name="removal", daemon=True).start()
 
 
 def _clear(path: Path) -> None:

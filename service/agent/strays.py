@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from tessera.service.agent.files import MAX_BYTES, read_json, read_start
+from tessera.service.agent.keeper.children import find_descendants
 from tessera.service.agent.lease import boot_id
 from tessera.service.agent.process import MAX_STAT_BYTES, ProcessIdentity, identity_of
 
@@ -27,6 +28,9 @@ MARK_VARIABLE: Final = "TESSERA_MEMBER"
 MARK_FILE: Final = "mark.json"
 PROCESSES_FILE: Final = "processes.json"
 """The files in a member's directory with its mark, and with the processes that its keeper knows."""
+
+KILLS: Final = 100
+"""Number of times that the processes below a keeper are killed, if they go on starting others."""
 
 PAUSE_S: Final = 0.05
 """Seconds between two looks at processes that were killed and are not dead yet."""
@@ -60,9 +64,30 @@ def kill_marked(directory: Path) -> list[ProcessIdentity]:
     """Kill the member's processes once; return those that were alive."""
     strays = find_strays(directory)
     for stray in strays:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(stray.pid, signal.SIGKILL)
+        _kill(stray)
     return strays
+
+
+def kill_keeper(keeper: ProcessIdentity) -> None:
+    """Kill the processes below a keeper, however it hangs, and then the keeper itself.
+
+    As long as it exists it is the parent of all of them. Later they are only found by what they
+    carry, or by what it wrote down.
+    """
+    for _ in range(KILLS):
+        found = [identity_of(pid) for pid in find_descendants(keeper.pid)]
+        below = [process for process in found if process is not None and is_alive(process)]
+        if not below or not is_alive(keeper):
+            break
+        for process in below:
+            _kill(process)
+    if is_alive(keeper):
+        _kill(keeper)
+
+
+def _kill(process: ProcessIdentity) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(process.pid, signal.SIGKILL)
 
 
 async def end_strays(directory: Path) -> None:

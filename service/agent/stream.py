@@ -94,10 +94,13 @@ class AgentLease:
         """
         self._state = state
         self._clock = clock
-        self._heard_s, stored_s = state.load_lease() or (clock(), math.inf)
+        now_s = clock()
+        self._heard_s, stored_s = state.load_lease() or (now_s, math.inf)
+        if not 0 <= self._heard_s <= now_s:  # keepers believe it as little
+            self._heard_s, stored_s = now_s, math.inf
         self._saved_s = -math.inf
         self._unsaved = ""  # why it could not be written the last time
-        self.lease_s = lease_s or stored_s
+        self.lease_s = min(lease_s or math.inf, stored_s)
         self.margin_s = 0.0  # after the lease, until servers give the GPUs away
 
     def renew(self, said_s: float) -> None:
@@ -302,7 +305,7 @@ class ServerLink:
             raise Unavailable("the server ended the stream")
         if message.HasField("welcome"):
             welcome, own = message.welcome, self._timing
-            self._lease.lease_s = own.lease_s or welcome.lease_s or math.inf
+            self._lease.lease_s = min(own.lease_s or math.inf, welcome.lease_s or math.inf)
             self._lease.margin_s = welcome.margin_s
             self._heartbeat_s = own.heartbeat_s or welcome.heartbeat_s or self._heartbeat_s
             self._inspect_s = own.inspect_s or welcome.inspect_s or self._inspect_s

@@ -260,7 +260,7 @@ class Supervisor:
             )
             runtime.prepare(part)
             member.handle = runtime.launch(part)
-        except (TesseraError, OSError) as error:
+        except (TesseraError, OSError, ValueError) as error:  # e.g. a file that a program changed
             failed = failed_member(member.node, error)
             member.phase, member.error, member.reason = failed.phase, failed.error, failed.reason
             log.error(

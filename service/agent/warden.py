@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -26,13 +25,15 @@ if __name__ == "__main__":  # without site, the checkout or site-packages must b
 
 from tessera.service.agent.lease import LEASE_FILE, WARDEN_SHARE, LeaseWatch
 from tessera.service.agent.process import ProcessIdentity, read_identity
-from tessera.service.agent.strays import is_alive, kill_marked
+from tessera.service.agent.strays import is_alive, kill_keeper, kill_marked
 
 WARDEN_FILE = "warden.json"
 """The file in the agent's data directory with the identity of its present warden."""
 
-TICK_S = 1.0
-"""Seconds between two looks at the lease."""
+TICK_S, TICK_SHARE = 1.0, 0.1
+"""Seconds between two looks at the lease, and the share of a short margin that they may take."""
+
+LEAST_TICK_S = 0.05
 
 
 def guard(root: Path) -> None:
@@ -48,10 +49,11 @@ def guard(root: Path) -> None:
             if is_done and not has_agent:
                 return
         is_done = is_done and is_over  # nothing starts while the lease is over
+        tick_s = min(TICK_S, max(LEAST_TICK_S, TICK_SHARE * lease.margin_s))
         if has_agent:
-            has_agent = not output.poll(TICK_S * 1000)
+            has_agent = not output.poll(tick_s * 1000)
         else:
-            time.sleep(TICK_S)
+            time.sleep(tick_s)
 
 
 def end_members(root: Path, lease: LeaseWatch) -> int:
@@ -66,7 +68,7 @@ def end_members(root: Path, lease: LeaseWatch) -> int:
         # After the file was read: an agent renews its lease before it starts a process.
         is_over = lease.must_be_dead(WARDEN_SHARE)
         if lives and is_over and process is not None:
-            _kill(process)
+            kill_keeper(process)
         if (is_over or not lives) and kill_marked(directory):
             lives = True
         alive += lives
@@ -78,13 +80,6 @@ def find_members(root: Path) -> Iterator[Path]:
     for pattern in ("gangs/*/process.json", "gangs/*/member-*/process.json"):
         for identity in root.glob(pattern):
             yield identity.parent
-
-
-def _kill(process: ProcessIdentity) -> None:
-    try:
-        os.kill(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return  # it has just ended
 
 
 def _is_replaced(root: Path) -> bool:

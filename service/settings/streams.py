@@ -34,8 +34,8 @@ class AgentTiming:
         """Refuse settings with which leases would expire between heartbeats."""
         if not 0 < self.heartbeat_s < self.lease_s / 3:
             raise InvalidInput("heartbeat_s", "must be positive and less than a third of lease_s")
-        if not self.margin_s <= self.lease_s:
-            raise InvalidInput("lease_s", "must be at least margin_s")
+        if not 0 < self.margin_s <= self.lease_s:
+            raise InvalidInput("margin_s", "must be positive and at most lease_s")
         if not (self.inspect_s > 0 and self.retry_s > 0):
             raise InvalidInput("inspect_s", "inspect_s and retry_s must be positive")
 

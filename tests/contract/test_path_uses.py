@@ -52,6 +52,14 @@ def uses_in(style: Any, text: str) -> list[str]:
         ("folder.mkdir(parents=True)", "mkdir"),
         ("subprocess.Popen(words, cwd=folder)", "cwd"),
         ("subprocess.run(words, cwd=folder)", "cwd"),
+        ("list(map(Path.unlink, paths))", "unlink"),
+        ("write = path.write_text", "write_text"),
+        ("read = open", "open"),
+        ("from io import open as read", "open"),
+        ("system = os", "os"),
+        ("change = getattr(os, 'chown')", "os"),
+        ("import posix", "posix"),
+        ("__import__('os').chown(path, uid, gid)", "__import__"),
     ],
 )
 def test_a_use_of_a_path_is_found(style: Any, text: str, use: str) -> None:

@@ -31,6 +31,7 @@ from tessera.solvers.rounds.options import RoundOptions
 from tests.support.agent_server import AgentProcess, FakeServer
 from tests.support.agents import a_gang, is_running, until
 from tests.support.patience import PATIENCE_S
+from tests.support.programs import own_user
 from tests.support.small_disk import fill_disk
 
 LONG = 1e12
@@ -93,6 +94,35 @@ async def test_false_progress_of_a_job_does_not_end_its_agent(
         await wait_for_heartbeats(server)
     assert server.seen(1) == [RUNNING, ("b", 1, "n1", "RUNNING")]
     await until(lambda: server.observed and server.observed.gangs[1].iterations_done >= 0)
+
+
+HALF_OF_A_PAIR = """
+import os, sys, time
+out = os.path.dirname(os.environ["TESSERA_PROGRESS_FILE"])
+for name, text in zip(("progress.json", "failure.json"), sys.argv[1:]):
+    with open(f"{out}/{name}", "w") as file:
+        file.write(text)
+print("ready", flush=True)
+time.sleep(3)
+raise SystemExit(1)
+"""
+"""A program whose progress and whose reason for its failure hold what is no character."""
+
+
+async def test_texts_of_a_program_that_no_message_can_hold_do_not_end_its_agent(
+    server: FakeServer, make_agent: MakeAgent
+) -> None:
+    progress = r'{"iterations": 1, "checkpoint": {"path": "\ud800", "iterations": 10000000000000}}'
+    failure = r'{"reason": "error", "message": "no \ud800 way"}'
+    command = (PYTHON, "-c", HALF_OF_A_PAIR, progress, failure)
+    server.want(1, a_gang(gpus=1, shares=(("n0", (0,)),), runtime=COMMAND, command=command))
+    make_agent(server.port, f"--run-as={own_user()}")
+    await until(lambda: server.observed and any(g.remark for g in server.observed.gangs))
+    assert server.observed is not None
+    assert "the checkpoint ? has 10000000000000 iterations" in server.observed.gangs[0].remark
+    await server.sees(1, ("a", 1, "n0", "FAILED"))
+    assert error_of(server, "a") == "no ? way"
+    assert len(server.hellos) == 1
 
 
 async def test_an_agent_whose_data_directory_is_removed_continues(

@@ -185,3 +185,17 @@ async def test_a_replayed_job_whose_agent_is_gone_for_good_writes_its_checkpoint
     assert left["outcome"] == "stopped"
     saved = agent.data_dir / "checkpoints" / "c" / "job-a" / "checkpoint.json"
     assert json.loads(saved.read_text())["iterations"] > 0
+
+
+async def test_no_option_of_an_agent_makes_the_servers_lease_longer(
+    tmp_path: Path, server: FakeServer, lease_s: float
+) -> None:
+    agent = AgentProcess(tmp_path / "agent", [server.port], "--lease-s=600")
+    agent.start()
+    try:
+        stored = agent.data_dir / "lease.json"
+        await until(stored.exists)
+        await until(lambda: server.heartbeats > 2)
+        assert json.loads(stored.read_text())["lease_s"] == lease_s
+    finally:
+        agent.clean()

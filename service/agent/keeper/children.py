@@ -22,7 +22,7 @@ from tessera.service.agent.files import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
     from typing import IO
 
     from tessera.service.agent.keeper.spec import KeeperSpec
@@ -184,14 +184,15 @@ def end_descendants() -> None:
             time.sleep(PAUSE_S)
 
 
-def reap_orphans() -> None:
-    """Let dead children vanish. Call it only once the program's own status was read."""
+def reap_orphans(spared: Container[int] = ()) -> None:
+    """Let dead children vanish, until one comes that is ``spared``: its status is still to be read."""
     while True:
         try:
-            pid, _ = os.waitpid(-1, os.WNOHANG)
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None or ended.si_pid in spared:
+                return
+            os.waitpid(ended.si_pid, 0)
         except ChildProcessError:
-            return
-        if pid == 0:
             return
 
 

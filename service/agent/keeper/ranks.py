@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MAX_PID_BYTES = 32
 RECORD_S = 5.0
-"""Seconds after which the processes are looked for and written down again."""
+"""Seconds after which dead orphans are let go, and the living processes are written down again."""
 
 
 class Ranks:
@@ -50,6 +50,7 @@ class Ranks:
         self._launcher = f"rank-launcher-{spec.node_rank}"
         self._ended: list[str] = []  # names of ranks, in order of their ends
         self._program: subprocess.Popen[bytes] | None = None
+        self._started: set[int] = set()  # processes of the keeper itself
         self._end = -1  # the program's pidfd; -1 before its start
         self._pids: dict[int, int] = {}  # of ranks, by local rank
         self._ends: dict[int, int] = {}  # local rank -> pidfd
@@ -109,6 +110,7 @@ class Ranks:
                 self._note_end(key.data)
         if (now_s := time.monotonic()) >= self._record_s:
             self._record_s = now_s + RECORD_S
+            children.reap_orphans(self._started)  # a program may leave thousands in a day
             self._record_processes()
 
     def drain(self) -> None:
@@ -178,6 +180,7 @@ class Ranks:
             raise
         finally:
             os.close(theirs)
+        self._started.add(process.pid)
         self._add(name, ours, finds=name == "rank-0")
         return process
 

@@ -50,12 +50,18 @@ from tessera.service.agent.keeper.trainer import (
 )
 from tessera.service.agent.lease import LEASE_FILE
 from tessera.service.agent.logs import claim_folder, folder_of
-from tessera.service.agent.process import python_argv, remove_secrets
+from tessera.service.agent.process import python_argv, read_identity, remove_secrets
 from tessera.service.agent.runtimes.arguments.layout import LaunchArguments, RankLayout
 from tessera.service.agent.runtimes.handle import STOP_SIGNALS, ProcessHandle
 from tessera.service.agent.runtimes.protocol import Member, MemberExit, MemberHandle
 from tessera.service.agent.runtimes.templates import TEMPLATES
-from tessera.service.agent.strays import MARK_FILE, MARK_VARIABLE, end_strays, find_mark
+from tessera.service.agent.strays import (
+    MARK_FILE,
+    MARK_VARIABLE,
+    end_strays,
+    find_mark,
+    kill_keeper,
+)
 from tessera.service.agent.trainer_certificate import (
     CERTIFICATE_FILE,
     KEY_FILE,
@@ -356,6 +362,16 @@ class KeeperHandle(ProcessHandle):
     def request_checkpoint(self) -> None:
         """Ask the program to write a checkpoint and go on."""
         self.process.signal(signal.SIGUSR1)
+
+    def kill(self) -> None:
+        """End the program and all that it started, and then the keeper."""
+        try:
+            keeper = read_identity(self.directory / "process.json")
+        except (OSError, TypeError, ValueError):
+            keeper = None  # end_strays does what it can
+        if keeper is not None:
+            kill_keeper(keeper)
+        super().kill()
 
     async def ended(self) -> MemberExit:
         """Return how the program ended, once all of its processes are dead."""

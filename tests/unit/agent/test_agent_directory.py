@@ -10,6 +10,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -19,6 +21,7 @@ import pytest
 from tessera.formulation.errors import InvalidInput
 from tessera.service.agent import checkpoint
 from tessera.service.agent.files import open_private, read_json, write_json
+from tessera.service.agent.gangs import NetworkPart
 from tessera.service.agent.main import main
 from tessera.service.agent.process import Process, identity_of
 from tessera.service.agent.runtimes.handle import ProcessHandle
@@ -200,6 +203,25 @@ def test_a_broken_lease_is_replaced_once_a_server_answers(
     assert state.load_lease() == (105.0, 30.0)
 
 
+def test_a_program_of_another_user_may_read_its_part_in_the_network_plan(tmp_path: Path) -> None:
+    state, gang = a_state(tmp_path / "d"), a_gang()
+    state.add(gang)
+    assert mode_of(state.write_part(gang.key, NetworkPart(level=1, levels=8, dscp=10))) == 0o644
+
+
+@pytest.mark.parametrize("heard_s", [100.5, math.nan, -1.0])
+def test_a_lease_from_a_moment_that_cannot_be_is_replaced_by_the_next_one(
+    tmp_path: Path, heard_s: float
+) -> None:
+    state = a_state(tmp_path / "d")
+    state.save_lease(heard_s, 30.0, 15.0)
+    lease = AgentLease(state, lambda: 100.0)
+    lease.lease_s = 30.0
+    lease.renew(100.0)
+    assert lease.left_s() == 30.0
+    assert state.load_lease() == (100.0, 30.0)
+
+
 def test_a_data_directory_that_vanishes_ends_no_process(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -326,3 +348,56 @@ def test_a_file_that_cannot_be_written_completely_leaves_nothing_behind(tmp_path
 def test_a_gang_with_a_broken_process_identity_is_not_adopted(tmp_path: Path) -> None:
     (tmp_path / "process.json").write_text('{"pid": 1}')
     assert ProcessHandle.adopt(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("stored", "value"),
+    [
+        (rb'{"text": "a\ud800b"}', {"text": "a?b"}),
+        (rb'{"\udfff": [{"text": "\ud83d\ude00"}]}', {"?": [{"text": "\N{GRINNING FACE}"}]}),
+    ],
+)
+def test_half_of_a_surrogate_pair_in_a_file_is_replaced(
+    tmp_path: Path, stored: bytes, value: object
+) -> None:
+    path = tmp_path / "file.json"
+    path.write_bytes(stored)
+    assert read_json(str(path)) == value
+
+
+@pytest.mark.parametrize(
+    "stored", [b'{"text": "\xed\xa0\x80"}', r'{"text": "\ud800"}'.encode("utf-16")]
+)
+def test_a_file_in_another_encoding_is_not_read(tmp_path: Path, stored: bytes) -> None:
+    path = tmp_path / "file.json"
+    path.write_bytes(stored)
+    with pytest.raises(ValueError, match="does not hold JSON"):
+        read_json(str(path))
+
+
+def test_files_that_take_long_to_delete_do_not_hold_the_agent_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_delete, deleted = threading.Event(), []
+
+    def delete_slowly(path: str) -> None:
+        assert may_delete.wait(PATIENCE_S)
+        deleted.append(path)
+
+    monkeypatch.setattr("tessera.service.agent.state.remove_tree", delete_slowly)
+    state = StateDir(tmp_path, tmp_path / "checkpoints")
+    state.claim()
+    directory = state.add(a_gang())
+    (directory / "out").mkdir()
+    state.remove(a_gang().key)
+    assert not directory.exists()
+    assert list(state.add(a_gang()).iterdir()) == [directory / "gang.json"]
+    state.release()
+    state.claim()  # goes on with what was not deleted
+    state.release()
+    may_delete.set()
+    end_s = time.monotonic() + PATIENCE_S
+    while len(deleted) < 2 and time.monotonic() < end_s:
+        time.sleep(0.01)
+    (left,) = (tmp_path / "removed").iterdir()
+    assert deleted == 2 * [str(left)]

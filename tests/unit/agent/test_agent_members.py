@@ -223,3 +223,18 @@ async def test_programs_of_other_users_can_use_their_files_below_the_usual_direc
     assert progress.iterations == 10
     state.release()
     await bench.clean()
+
+
+async def test_a_file_that_a_program_changed_fails_one_gang_and_ends_no_agent(
+    agent: TwoNodeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The token of an endpoint belongs to the program's user, who may run another job here."""
+
+    def read_token(_runtime: ProgramRuntime, _member: Member) -> None:
+        b"\xff".decode("ascii")
+
+    monkeypatch.setattr(ProgramRuntime, "launch", read_token)
+    agent.apply(agent.bench.gang(WAITS, **TWO_NODES))
+    for report in agent.reports().values():
+        assert (report.phase, report.exit_reason) == (GangPhase.FAILED, ExitReason.NOT_STARTED)
+        assert "can't decode byte" in report.error

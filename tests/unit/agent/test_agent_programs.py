@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tessera.formulation.clock import SystemClock
@@ -156,6 +157,29 @@ async def test_a_failure_has_a_reason_and_a_sentence(
     end = await end_of(bench.start(bench.gang(program)))
     assert (end.outcome, end.reason) == (ExitOutcome.FAILED, reason)
     assert error in end.error
+
+
+ORPHANS = """
+import os, time
+for _ in range(50):
+    if os.fork() == 0:
+        os.fork()
+        os._exit(0)
+    os.wait()
+print("ready", flush=True)
+time.sleep(1e6)
+"""
+"""A program that goes on, after many processes have become its keeper's and ended."""
+
+
+async def test_processes_that_end_without_a_parent_do_not_pile_up(bench: ProgramBench) -> None:
+    handle = bench.start(bench.gang(ORPHANS))
+    assert isinstance(handle, KeeperHandle)
+    await until(lambda: bench.output() == "ready\n")
+    keeper = psutil.Process(json.loads((handle.directory / "process.json").read_text())["pid"])
+    await until(lambda: len(keeper.children()) == 1)
+    handle.stop()
+    assert await handle.ended() == STOPPED
 
 
 async def test_a_missing_program_is_named(bench: ProgramBench) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,8 +20,21 @@ from tessera.service.agent.strays import (
     PROCESSES_FILE,
     end_strays,
     find_strays,
+    is_alive,
+    kill_keeper,
     kill_marked,
 )
+
+PARENT = """
+import ctypes, os, subprocess, sys
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # orphans below become children, as below a keeper
+code = "import os, time; print(os.getpid(), flush=True); time.sleep(1e6)"
+child = ["/usr/bin/env", "-i", sys.executable, "-c", code]
+middle = f"import subprocess; subprocess.Popen({child!r}, start_new_session=True)"
+subprocess.run([sys.executable, "-c", middle])
+os.kill(os.getpid(), 19)
+"""
+"""A keeper that hangs, and below it an orphan with nothing that tells where it belongs."""
 
 ENDLESS = (sys.executable, "-c", "print(flush=True); import time; time.sleep(1e6)")
 
@@ -117,6 +132,27 @@ def test_without_a_mark_nothing_is_killed(strays: Strays, tmp_path: Path, text: 
     (tmp_path / MARK_FILE).write_text(text)
     assert kill_marked(tmp_path) == []
     assert bare.poll() is None
+
+
+def test_an_unmarked_orphan_ends_with_its_keeper_that_hangs() -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        orphan, keeper = identity_of(int(parent.stdout.readline())), identity_of(parent.pid)
+        assert orphan is not None
+        assert keeper is not None
+        os.waitid(os.P_PID, parent.pid, os.WSTOPPED)
+        assert is_alive(orphan)
+        kill_keeper(keeper)
+        assert not is_alive(orphan)
+        parent.stdout.close()
+    assert parent.returncode == -signal.SIGKILL
+
+
+def test_nothing_below_a_process_with_the_id_of_a_dead_keeper_is_killed(strays: Strays) -> None:
+    child, me = strays.start(None), identity_of(os.getpid())
+    assert me is not None
+    kill_keeper(replace(me, start_ticks=me.start_ticks - 1))
+    assert child.poll() is None
 
 
 async def test_ending_strays_leaves_others_alone(strays: Strays, tmp_path: Path) -> None:

@@ -101,6 +101,12 @@ def test_a_lease_that_could_run_out_between_heartbeats_is_refused() -> None:
         Config(heartbeat_s=10.0, lease_s=30.0)
 
 
+@pytest.mark.parametrize("margin_s", [-5.0, 0.0, 31.0])
+def test_gpus_are_given_away_after_a_margin_in_which_programs_can_end(margin_s: float) -> None:
+    with pytest.raises(InvalidInput, match="margin_s"):
+        Config(lease_s=30.0, margin_s=margin_s)
+
+
 def test_three_replicas_fit_into_postgresqls_connection_limit() -> None:
     assert 3 * Config().connections() <= 97  # 3 of its 100 are reserved for the superuser
 
