@@ -271,7 +271,8 @@ def connect_database(
     """Return the database at ``url``, or the embedded one (in ``directory``) if ``url`` is None.
 
     Connections are made when they are first needed, at most ``pool_size``. A caller waits for a
-    connection for as long as for a lock.
+    connection for as long as for a lock. What ``url`` states, such as ``options=-c search_path=a``
+    or ``connect_timeout=3``, replaces what is usual here.
 
     Raises:
         InvalidInput: not a PostgreSQL URL. Unavailable: the embedded database does not start.
@@ -282,19 +283,17 @@ def connect_database(
         "lock_timeout": lock_timeout_s,
         "idle_in_transaction_session_timeout": statement_timeout_s,
     }
-    options = " ".join(f"-c {name}={round(limit * 1000)}" for name, limit in limits.items())
-    options += f" -c {STATED_SCHEMA}={head_revision()}"
+    options = [f"-c {name}={round(limit * 1000)}" for name, limit in limits.items()]
+    options += place.normalized_query.get("options", ())  # a later setting replaces an earlier one
+    options.append(f"-c {STATED_SCHEMA}={head_revision()}")
+    usual = {"connect_timeout": 10, "application_name": "tessera", **KEEPALIVES}
+    arguments = {name: value for name, value in usual.items() if name not in place.query}
     engine = sa.create_engine(
         place,
         pool_size=pool_size,
         max_overflow=0,
         pool_timeout=lock_timeout_s,
-        connect_args={
-            "options": options,
-            "connect_timeout": 10,
-            "application_name": "tessera",
-            **KEEPALIVES,
-        },
+        connect_args={"options": " ".join(options), **arguments},
         json_deserializer=read_document,
     )
     return Database(engine)

@@ -69,11 +69,17 @@ def remark_names(
 def _remark(workload: Workload, known: Collection[_Name], *, typed: bool) -> NameRemark | None:
     name = f"{workload.model} {workload.params}".rstrip()
     near = find_near_name(workload.model, workload.params, known)
-    sizes = ", ".join(sorted(size for model, size in known if model == workload.model))
-    if sizes and not workload.params and not typed:
+    model = workload.model
+    if near is None and not workload.params and not typed:  # a misspelt name may lack its size, too
+        model = _nearest(model, sorted({name for name, _ in known}), MIN_SIMILARITY) or model
+    sizes = ", ".join(sorted(size for known_model, size in known if known_model == model))
+    if near is None and sizes and not workload.params and not typed:
+        is_known = model == workload.model
+        meant = "" if is_known else f" is not known; did you mean {model}? That"
+        other = "" if is_known else f", or describe {name} first (`tessera models add`)"
         return NameRemark(
-            f"{name} needs its size, because the job needs an estimate of it; state its params (--params),"
-            f" one of {sizes}",
+            f"{name}{meant} needs its size, because the job needs an estimate of it; state its params"
+            f" (--params), one of {sizes}{other}",
             refused=True,
         )
     if near is None:

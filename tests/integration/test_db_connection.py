@@ -18,7 +18,9 @@ from tessera.db import embedded
 from tessera.db.engine import Database, connect_database, sqlalchemy_url
 from tessera.db.migrate import MigratedDatabase
 from tessera.db.notify import EVERY_CLUSTER, Listener
+from tessera.db.revision import head_revision
 from tessera.db.store import PostgresStore
+from tessera.db.tables.triggers import STATED_SCHEMA
 from tessera.formulation.errors import InvalidInput, NotFound, Unavailable
 from tessera.formulation.lifecycle import JobEvent, JobState
 from tessera.formulation.records.store import Request
@@ -65,6 +67,17 @@ def test_any_postgresql_url_is_read_by_the_installed_driver(url: str) -> None:
 def test_other_databases_are_refused(url: str) -> None:
     with pytest.raises(InvalidInput, match="postgresql://"):
         connect_database(url)
+
+
+def test_what_a_url_states_of_the_connection_is_kept(server_url: str) -> None:
+    stated = {"options": "-c search_path=mine -c lock_timeout=7s", "application_name": "ours"}
+    url = sqlalchemy_url(server_url).update_query_dict(stated)
+    database = connect_database(url.render_as_string(hide_password=False))
+    names = ("search_path", "lock_timeout", "application_name", "statement_timeout", STATED_SCHEMA)
+    with database.read() as connection:
+        show = [connection.execute(sa.text(f"SHOW {name}")).scalar() for name in names]
+    database.engine.dispose()
+    assert show == ["mine", "7s", "ours", "1min", head_revision()]
 
 
 def test_a_statement_that_takes_too_long_is_cancelled(server_url: str) -> None:

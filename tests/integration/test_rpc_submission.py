@@ -231,10 +231,18 @@ async def test_a_model_of_ones_own_may_be_submitted_before_it_is_described(
         assert not (await a.jobs.SubmitJob(a_submit("b", workload=workload, **TYPED))).warnings
 
 
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("bert", r"bert needs its size.* state its params .* one of 1.3B, 15B"),
+        ("bertt", r"bertt is not known; did you mean bert\? .* one of 1.3B, 15B"),
+        ("gpt-2", r"gpt-2 is not known; did you mean gpt2\? .* one of 1.5B"),
+    ],
+)
 async def test_a_known_model_without_its_size_is_refused_with_the_sizes(
-    store: PostgresStore,
+    store: PostgresStore, model: str, message: str
 ) -> None:
-    workload = estimates_pb2.Workload(model="bert", global_batch=256)
+    workload = estimates_pb2.Workload(model=model, global_batch=256)
     async with api(store) as a:
-        with pytest.raises(grpc.aio.AioRpcError, match=r"state its params .* one of 1.3B, 15B"):
+        with pytest.raises(grpc.aio.AioRpcError, match=message):
             await a.jobs.SubmitJob(a_submit("a", workload=workload))

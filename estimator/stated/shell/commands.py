@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from tessera.estimator.stated.shell.expansion import Expansion, State
-from tessera.estimator.stated.shell.nodes import Assignment, Node, Simple, Text
+from tessera.estimator.stated.shell.nodes import Assignment, Node, Simple, Text, Word
 from tessera.estimator.stated.shell.parser import parse_script
 from tessera.estimator.stated.shell.values import (
     ShellWord,
     Value,
+    is_unknown,
     may_be_empty,
     number_of,
     plain,
@@ -59,6 +60,12 @@ class Launch:
 
 
 _Builtin: TypeAlias = Callable[[list[str], Simple], bool | None]
+
+
+def _has_index(word: Word) -> bool:
+    """Return whether an element of a list states its own index, as ``[7B]=2`` does."""
+    texts = "".join(part.text for part in word if isinstance(part, Text) and not part.quoted)
+    return texts.startswith("[") and "]=" in texts
 
 
 class Commands(Expansion):
@@ -199,6 +206,9 @@ class Commands(Expansion):
         variables, name = self.state.variables, assignment.name
         old = variables.get(name, [] if assignment.elements is not None else "")
         if assignment.elements is not None:
+            if any(map(_has_index, assignment.elements)):
+                variables[name] = self.unknowns.mark(f"${name}", 0)
+                return
             added = [text for word in assignment.elements for text in self.fields(word)]
             kept = [old] if isinstance(old, str) and old else list(old)
             variables[name] = kept + added if assignment.appended else added
@@ -208,7 +218,8 @@ class Commands(Expansion):
         if assignment.index is not None:
             place = number_of(self._calculate(assignment.index) or "?")
             elements = [old] if isinstance(old, str) and old else list(old)
-            if place is None or not -len(elements) <= place <= len(elements):
+            in_map = isinstance(old, str) and is_unknown(old)  # or in a list that is not known
+            if place is None or in_map or not -len(elements) <= place <= len(elements):
                 variables[name] = self.unknowns.mark(f"${name}", 0)
                 return
             if place == len(elements):
@@ -271,7 +282,9 @@ class Commands(Expansion):
     def _do_unset(self, words: list[str], node: Simple) -> bool:
         for word in words:
             if not word.startswith("-"):
-                self.state.variables[word] = ""
+                name, bracket, _ = plain(word).partition("[")
+                unknown = self.unknowns.mark(f"${name}", node.line) if bracket else ""
+                self.state.variables[name] = unknown
         return True
 
     def _do_shift(self, words: list[str], node: Simple) -> bool:

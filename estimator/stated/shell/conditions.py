@@ -30,7 +30,7 @@ _NUMBERS: Final[dict[str, Callable[[int, int], bool]]] = {
 }
 _OTHER_BINARY: Final = frozenset({"-nt", "-ot", "-ef"})
 _UNARY: Final = re.compile(r"-[a-zA-Z]")
-_SIMPLE_EXPRESSION: Final = re.compile(r"\^?(?:[\w.\-:/ |]|\[[\w-]+\])*(?:[*+])?\$?")
+_SIMPLE_EXPRESSION: Final = re.compile(r"\^?(?:[\w.\-:/ |]|\\\W|\[[\w-]+\])*(?:[*+])?\$?")
 
 Answer: TypeAlias = bool | None
 
@@ -79,7 +79,8 @@ def double_brackets(words: Iterable[Word], expander: Expander) -> Answer:
     """Return the answer of ``[[``."""
     tokens: list[tuple[str, str]] = []
     for word in words:
-        pattern = pattern_text(word, expander)
+        after_match = tokens[-1:] == [("=~", "=~")]
+        pattern = (_expression_text if after_match else pattern_text)(word, expander)
         tokens.append((expander.text(word), pattern))
     return _Test(tokens, ("&&", "||"), single=False).answer()
 
@@ -92,6 +93,12 @@ def pattern_text(word: Word, expander: Expander) -> str:
         quoted = part.quoted
         texts.append(re.sub(r"([*?\[\]\\])", r"\\\1", text) if quoted else text)
     return "".join(texts)
+
+
+def _expression_text(word: Word, expander: Expander) -> str:
+    """Return a word as a regular expression, in which what is quoted means itself."""
+    texts = [(plain(expander.text((part,))), part.quoted) for part in word]
+    return "".join(re.escape(text) if quoted else text for text, quoted in texts)
 
 
 def _is_not_empty(text: str) -> Answer:
@@ -179,8 +186,9 @@ class _Test:
         if operator in ("<", ">"):
             return subject < operand if operator == "<" else subject > operand
         if operator == "=~":
-            if not _SIMPLE_EXPRESSION.fullmatch(operand) or len(subject) > 200:
+            expression = operand if self._single else pattern
+            if not _SIMPLE_EXPRESSION.fullmatch(expression) or len(subject) > 200:
                 return None
-            return bool(re.search(operand, subject))
+            return bool(re.search(expression, subject))
         same = subject == operand if self._single else matches(subject, pattern)
         return invert(same) if operator == "!=" else same

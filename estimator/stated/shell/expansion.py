@@ -33,6 +33,8 @@ from tessera.estimator.stated.shell.values import (
 from tessera.formulation.errors import InvalidInput
 
 _COST_OF_EDIT: Final = 20
+_BRACES: Final = re.compile(r"\{[^{}\s]*(?:,|\.\.)[^{}\s]*\}")
+"""Braces of which bash makes several words, such as ``{1..4}`` and ``{a,b}``."""
 MAX_STEPS: Final = 20_000
 """Largest number of commands and words of a script, with those of its variables and loops."""
 _FROM_OUTSIDE: Final = re.compile(
@@ -93,6 +95,9 @@ class Expansion:
 
     def fields(self, word: Word) -> list[str]:
         """Return the words into which a word expands."""
+        for part in word:
+            if isinstance(part, Text) and not part.quoted and _BRACES.search(part.text):
+                return [self.unknowns.mark(part.text, 0)]  # any number of words
         result: list[str] = []
         current: str | None = None
         for text, quoted, begins in self._items(word):
@@ -193,6 +198,10 @@ class Expansion:
                 return self._value(replace(use, name=plain(name), operator=""))
             return iter([(self._mark(use), use.quoted, False)])
         operand = plain(self.text(use.operand))
+        of_list = isinstance(self.state.variables.get(use.name), list) and use.index is not None
+        whole = use.name in "@*" or (of_list and self.text(use.index or ()) in ("@", "*"))
+        if operator == ":" and whole:
+            return self._slice(use, operand)
         edited: list[tuple[str, bool, bool]] = []
         for text, quoted, begins in items:
             self._charge([text] * _COST_OF_EDIT)
@@ -200,6 +209,19 @@ class Expansion:
             value = edit(plain(text), operator, operand) if known else None
             edited.append((self._mark(use) if value is None else value, quoted, begins))
         return iter(edited)
+
+    def _slice(self, use: Use, operand: str) -> Items:
+        """Yield the part of a list, or of the arguments, that ``:FIRST`` or ``:FIRST:COUNT`` names."""
+        elements = [text for text, _, _ in self._value(replace(use, operator="", quoted=False))]
+        match = re.fullmatch(r"\s*([0-9]{1,6})\s*(?::\s*([0-9]{1,6})\s*)?", operand)
+        first = int(match[1]) - (use.name in "@*") if match else -1  # arguments count from 1
+        if match is None or first < 0 or any(is_unknown(text) for text in elements):
+            yield self._mark(use), use.quoted, False
+            return
+        part = elements[first : None if match[2] is None else first + int(match[2])]
+        is_text = use.quoted and "*" in (use.name, self.text(use.index or ()))
+        for number, text in enumerate([" ".join(part)] if is_text else part):
+            yield text, use.quoted, number > 0
 
     def _length(self, use: Use) -> str:
         if use.name in "@*" or use.index is not None:

@@ -245,12 +245,12 @@ class _Run(Commands):
         mark = len(self._aside)
         while True:
             self._charge([""])
+            before = self.state.copy()
             holds = None if node.condition is None else self.run(node.condition)
             if holds is None:
                 self._repeat(lambda: self._turn_of(node), node.line)
             if holds is None or holds is node.until or self.state.ended:
                 break
-            before = self.state.copy()
             self.run(node.body)
             self._end_scope(mark, "continue", node.line)
             if self.state.ended or self.state == before:  # else it would go on for ever

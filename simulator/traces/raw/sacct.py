@@ -36,8 +36,8 @@ NOT_STARTED: Final = "not started"
 SLICES: Final = "MIG slices, which are parts of a GPU"
 
 _JOB_ID: Final = re.compile(r"[0-9]+(?:[._+].*)?", re.ASCII)
-_SLICE: Final = re.compile(r"(?:.*[_-])?[0-9]+g\.[0-9]+gb.*", re.ASCII)
-"""A GPU type that is a slice, such as ``a100_3g.20gb``."""
+_SLICE: Final = re.compile(r"(?:.*[^0-9a-z])?[0-9]+g\.[0-9]+gb.*", re.ASCII)
+"""A GPU type that is a slice, such as ``a100_3g.20gb``, ``a100.1g.5gb`` or ``1c.3g.20gb``."""
 _GPU: Final = re.compile(r"gres/gpu(?::(?P<kind>[^=]+))?=(?P<count>[0-9]{1,9})", re.ASCII)
 
 

@@ -300,3 +300,25 @@ def test_the_case_of_quoted_arguments_is_read_whole() -> None:
     assert isinstance(stated, StatedPlan)
     assert (stated.tp, stated.pp, stated.micro_batch, stated.global_batch) == (2, 2, 4, 256)
     assert (stated.gpus, stated.blocks) == (16, 24)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        'f() { torchrun t.py "${@:2}" ${*:1:1} "${*:2}"; }; f 8 --tp 2',
+        'A=(--a --b c); torchrun t.py "${A[@]:1}" ${A[@]:0:2} "${A[*]:1}" "${A[@]:9}"',
+        "declare -A M; M[a]=1; M[b]=2; torchrun t.py ${M[a]}",
+        "declare -A M; M=([a]=1 [b]=2); torchrun t.py ${M[a]}",
+        "A=([1]=b [0]=a); torchrun t.py ${A[@]}",
+        "A=(a b c); unset 'A[1]'; torchrun t.py ${A[@]}",
+        "i=5; while ((i-- > 3)); do :; done; torchrun t.py $i",
+        "i=0; until ((++i > 3)); do :; done; torchrun t.py $i",
+        "N=0; for i in {1..4}; do N=$((N+1)); done; torchrun t.py $N",
+        "torchrun t.py --a {1,2} {a..c}",
+        "[[ abc =~ a\\.c ]] && A=1; [[ a.c =~ a\\.c ]] && B=1; torchrun t.py ${A:-0} ${B:-0}",
+        '[[ abc =~ "a.c" ]] && A=1; [[ abc =~ ^a.c$ ]] && B=1; torchrun t.py ${A:-0} ${B:-0}',
+    ],
+)
+def test_no_word_of_lists_maps_loops_and_braces_is_guessed(bash: Bash, script: str) -> None:
+    (launch,), (words,) = read_script("file", script).launches, bash.started(script)
+    check_covered(launch, words[1:])

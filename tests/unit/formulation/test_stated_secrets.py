@@ -28,6 +28,9 @@ SECRETS = [
     ("PASSWORD_OF_THE_LAB", "hunter2"),
     ("CLIENT_SECRET", "xyzzy"),
     ("SORT_KEY", HEX),
+    ("AWS_SECRET_ACCESS_KEY", "/" + "aB3" * 13),
+    ("DB_PASS", "hunter2"),
+    ("MYSQL_PWD", "hunter2"),
 ]
 HARMLESS = [
     ("TOKENIZERS_PARALLELISM", "false"),
@@ -52,6 +55,14 @@ HARMLESS = [
     ("CHECKPOINT", f"s3://bucket/{HEX}/step"),
     ("GIT_COMMIT", HEX + "01234567"),
     ("NCCL_DEBUG", "INFO"),
+    ("PWD", "data"),
+    ("USE_PASSWORD", "0"),
+    ("INITIALIZER_TOKEN", "toy"),
+    ("NEXT_TOKEN", "logits.argmax(-1)"),
+    ("HF_TOKEN", "`cat"),
+    ("STATE_DICT_KEY", "model_state_dict_v2_final"),
+    ("CACHE_KEY", "bert-large-uncased-seq512"),
+    ("GOOGLE_APPLICATION_CREDENTIALS", "creds.json"),
 ]
 
 
@@ -118,3 +129,33 @@ def test_a_secret_is_no_label_and_no_name_of_a_file() -> None:
     with pytest.raises(InvalidInput, match="must be the name of a file on the nodes") as refused:
         submit(secrets=[secret])
     assert token not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "train.py --api-key abc",
+        "login --token 'abc'; train.py",
+        'train.py --config \'{"api_key": "abc"}\'',
+        "Endpoint=x;AccountKey=abc;Suffix=y",
+        "curl -H 'Authorization: Bearer abc' https://x",
+    ],
+)
+def test_a_secret_within_a_text_is_refused(text: str) -> None:
+    for stated in ({"command": ["bash", "-c", text]}, {"environment": {"TEXT": text}}):
+        with pytest.raises(InvalidInput, match="looks like a secret"):
+            submit(**stated)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "train.py --token --api-key",
+        'curl -H "Authorization: Bearer $TOKEN" https://x',
+        "train.py --token $TOKEN --api-base https://x --eos-token '</s>'",
+        '{"pad_token": "[PAD]", "sort_key": "length"}',
+        'for step in data: next_token = sample(x); key = "x"',
+    ],
+)
+def test_a_text_without_secrets_is_accepted(text: str) -> None:
+    assert submit(command=["bash", "-c", text], environment={"TEXT": text}).environment

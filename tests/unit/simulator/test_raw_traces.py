@@ -336,6 +336,9 @@ def test_a_task_that_ends_before_it_starts_does_not_lengthen_its_job(tmp_path: P
 @pytest.mark.parametrize(
     "held",
     [
+        "gres/gpu:a100.1g.5gb=1,gres/gpu=1",
+        "gres/gpu:a100:1g.5gb=1",
+        "gres/gpu:a100_1c.3g.20gb=1,gres/gpu=1",
         "gres/gpu:a100_3g.20gb=1,gres/gpu=1",
         "gres/gpu=2,gres/gpu:1g.5gb=2",
         "gres/gpu:nvidia_h100_1g.10gb+me=1",
