@@ -74,7 +74,8 @@ class UserRule:
         """Return the user for a job that names ``wanted``, or none ("").
 
         Raises:
-            UnsuitableNode: the agent must not or cannot run programs as this user.
+            UnsuitableNode: the agent must not or cannot run programs as this user. It is an UnfitNode
+                if the agent has no user at all for programs.
         """
         own = find_user(own_uid)
         name = wanted or self.default or own.name
@@ -87,7 +88,8 @@ class UserRule:
                 )
             return own
         if not (wanted or self.default):
-            raise UnsuitableNode(
+            refusal = UnsuitableNode if self.allowed else UnfitNode
+            raise refusal(
                 "launch.user",
                 "is needed, because this agent runs as root; start it with --run-as USER, or name a"
                 " user that it allows",

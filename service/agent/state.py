@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-import signal
 import stat
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -29,8 +28,8 @@ from tessera.service.agent.files import (
 )
 from tessera.service.agent.gangs import Gang, GangKey, NetworkPart, gang_from_json, gang_to_json
 from tessera.service.agent.lease import LEASE_FILE, boot_id
-from tessera.service.agent.process import Process
-from tessera.service.agent.strays import kill_marked
+from tessera.service.agent.process import read_identity
+from tessera.service.agent.strays import kill_keeper, kill_marked
 
 log = logging.getLogger(__name__)
 
@@ -247,15 +246,15 @@ def _end_stray(directory: Path) -> None:
         return
     for identity in (directory / "process.json", *directory.glob("member-*/process.json")):
         try:
-            process = Process.adopt(identity)
+            keeper = read_identity(identity)
         except (OSError, TypeError, ValueError) as error:
             log.warning(
                 "cannot find a process",
                 extra={"event": "process_unknown", "file": identity, "error": error},
             )
             continue
-        if process is not None:
-            process.signal(signal.SIGKILL)
+        if keeper is not None:
+            kill_keeper(keeper)
         kill_marked(identity.parent)
 
 

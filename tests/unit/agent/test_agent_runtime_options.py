@@ -11,7 +11,7 @@ from tessera.formulation.errors import InvalidInput, NotAllowed
 from tessera.formulation.exit_reasons import ExitReason
 from tessera.formulation.runtimes import COMMAND, PROFILER, REPLAY, RUNTIMES
 from tessera.service.agent.credentials import FixedCredentials
-from tessera.service.agent.isolation import UnfitNode, UnsuitableNode
+from tessera.service.agent.isolation import UnfitNode, UnsuitableNode, UserRule
 from tessera.service.agent.local_gangs import failed_member
 from tessera.service.agent.runtimes.options import make_runtimes
 from tessera.service.agent.runtimes.programs import ProgramRuntime
@@ -118,3 +118,11 @@ def test_an_error_of_the_system_is_the_nodes(tmp_path: Path) -> None:
     for error in (OSError(28, "No space left on device"), PermissionError(13, "denied")):
         assert failed_member("n0", error).reason is ExitReason.NODE_UNFIT
     assert failed_member("n0", NotAllowed("not now")).reason is ExitReason.NOT_STARTED
+
+
+def test_an_agent_of_root_without_any_user_for_programs_is_unfit_and_not_each_of_its_jobs() -> None:
+    with pytest.raises(UnfitNode, match="start it with --run-as USER"):
+        UserRule().choose("", own_uid=0)
+    with pytest.raises(UnsuitableNode) as refused:
+        UserRule(allowed=("nobody",)).choose("", own_uid=0)
+    assert not isinstance(refused.value, UnfitNode)
