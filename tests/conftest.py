@@ -4,6 +4,7 @@ import signal
 
 import pytest
 
+from tessera.formulation.logs import begin_ids
 from tests.support.data_directories import make_data_directory
 from tests.support.database import (
     database,
@@ -33,6 +34,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 load_profile()
+
+
+@pytest.fixture(autouse=True)
+def without_ids() -> None:
+    """Give the log records of a test no ids of what ran before it in this process."""
+    begin_ids()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.formulation.logs import RecordFormatter, begin_ids
+from tessera.formulation.logs import RecordFormatter
 
 
 def logged_lines(caplog: pytest.LogCaptureFixture, event: str = "") -> list[str]:
     """Return the captured records of an event, or all, as a log shows them without ids and times."""
-    begin_ids()  # no ids of what ran before in this context
     formatter = RecordFormatter()
     return [
         formatter.format(record).partition(" ")[2]

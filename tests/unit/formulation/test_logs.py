@@ -8,7 +8,7 @@ import logging
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +57,6 @@ def make_log(form: str) -> Log:
     handler.setFormatter(RecordFormatter(form))
     log.addHandler(handler)
     return log, stream
-
-
-@pytest.fixture(autouse=True)
-def no_ids() -> Iterator[None]:
-    begin_ids()
-    yield
-    begin_ids()
 
 
 @pytest.fixture(params=LOG_FORMATS)

@@ -10,7 +10,6 @@ from google.rpc import error_details_pb2
 
 from tessera.formulation import errors
 from tessera.formulation.errors import InvalidInput, RoundSuperseded, TesseraError
-from tessera.formulation.logs import begin_ids
 from tessera.service.rpc.errors import CODES, DOMAIN, code_of, status_of
 from tessera.solvers.base import SolverFailed
 
@@ -51,7 +50,6 @@ def test_a_wrong_field_is_named_in_a_bad_request() -> None:
 
 
 def test_an_overtaken_round_names_the_winning_round() -> None:
-    begin_ids()  # no ids of what ran before in this context
     status = status_of(RoundSuperseded("clusters/c/rounds/7"))
     info = error_details_pb2.ErrorInfo()
     assert status.code == grpc.StatusCode.ABORTED.value[0]
