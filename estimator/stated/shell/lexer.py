@@ -14,14 +14,14 @@ MAX_DEPTH: Final = 20
 _OPERATOR: Final = re.compile(
     r"&&|\|\||;;&|;;|;&|\|&|&>>|&>|<<<|<<-|<<|<>|<&|>>|>&|>\||[;|&()<>\n]"
 )
-_PLAIN: Final = re.compile(r"[^\s\\'\"$`;|&()<>]+")
+PLAIN: Final = re.compile(r"[^\s\\'\"$`;|&()<>]+")
 _PLAIN_QUOTED: Final = re.compile(r"[^\\\"$`]+")
 _PLAIN_IN_BRACES: Final = re.compile(r"[^\\'\"$`}]+")
 _PLAIN_QUOTED_IN_BRACES: Final = re.compile(r"[^\\\"$`}]+")
 _BRACKETS: Final = re.compile(r"""'[^']*'|"(?:[^"\\]|\\.)*"|\\.|[()]|[^'"\\()]+|.""", re.DOTALL)
 _PLAIN_EXPRESSION: Final = re.compile(r"[^\\'\"$`()]+")
 _PLAIN_DOCUMENT: Final = re.compile(r"[^\\$`]+")
-_PLAIN_INDEX: Final = re.compile(r"[^\\'\"$`\]]+")
+PLAIN_INDEX: Final = re.compile(r"[^\\'\"$`\]]+")
 _BLANK: Final = re.compile(r"(?:[ \t\r]|\\\r?\n)+")
 _COMMENT: Final = re.compile(r"#[^\n]*")
 _PARAMETER: Final = re.compile(r"[A-Za-z_]\w*|[0-9]+|[@*#?$!-]")
@@ -81,7 +81,7 @@ class WordReader:
     def _word(self, *, may_be_empty: bool = False) -> Word:
         if self._opens_process():
             return (self._substitution(quoted=False, line=self._line()),)
-        parts = self._parts(_PLAIN, " \t\r\n;|&()<>", quoted=False, quotes=BOTH)
+        parts = self._parts(PLAIN, " \t\r\n;|&()<>", quoted=False, quotes=BOTH)
         if not parts and not may_be_empty:
             what = repr(self._text[self._at]) if self._at < len(self._text) else "the end"
             raise self._error(f"a word is missing before {what}")
@@ -253,7 +253,7 @@ class WordReader:
         operand: Word = ()
         if self._rest_begins("["):
             self._at += 1
-            index = self._parts(_PLAIN_INDEX, "]", quoted=True, quotes=BOTH)
+            index = self._parts(PLAIN_INDEX, "]", quoted=True, quotes=BOTH)
             self._at += 1
         found = _OPERATORS_OF_USES.match(text, self._at)
         if found is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from tessera.estimator.stated.shell.lexer import BOTH, WordReader
+from tessera.estimator.stated.shell.lexer import BOTH, PLAIN, PLAIN_INDEX, WordReader
 from tessera.estimator.stated.shell.nodes import (
     Assignment,
     Case,
@@ -28,8 +28,6 @@ from tessera.estimator.stated.shell.nodes import (
 )
 
 _REDIRECTIONS: Final = frozenset({"&>>", "&>", "<<<", "<<-", "<<", "<>", "<&", ">>", ">&", ">|"})
-_PLAIN: Final = re.compile(r"[^\s\\'\"$`;|&()<>]+")
-_PLAIN_INDEX: Final = re.compile(r"[^\\'\"$`\]]+")
 _NAME: Final = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNED: Final = re.compile(r"([A-Za-z_]\w*)(\[|\+?=)")
 _DESCRIPTOR: Final = re.compile(r"(?:[0-9]+|\{[A-Za-z_]\w*\})(?=[<>])")
@@ -300,7 +298,7 @@ class _Parser(WordReader):
         """Read a word of which brackets and bars are parts."""
         parts: list[Part] = []
         while self._at < len(self._text) and not self._text[self._at].isspace():
-            parts += self._parts(_PLAIN, " \t\n()|&;<>", quoted=False, quotes=BOTH)
+            parts += self._parts(PLAIN, " \t\n()|&;<>", quoted=False, quotes=BOTH)
             if self._at < len(self._text) and self._text[self._at] in "()|&;<>":
                 parts.append(Text(self._text[self._at]))
                 self._at += 1
@@ -346,7 +344,7 @@ class _Parser(WordReader):
         self._at = match.end()
         appended = match[2] == "+="
         if match[2] == "[":
-            index = self._parts(_PLAIN_INDEX, "]", quoted=True, quotes=BOTH)
+            index = self._parts(PLAIN_INDEX, "]", quoted=True, quotes=BOTH)
             equals = re.compile(r"\](\+?)=").match(self._text, self._at)
             if equals is None:
                 self._at = start
