@@ -14,7 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
-ROOT: Final = Path(__file__).resolve().parents[2]
+from tessera.simulator.provenance import ROOT
+
 PLACES: Final = ("", "proto/client/tessera", "proto/gen/tessera")
 """The folders below the root that hold the packages of ``tessera``."""
 DATA: Final = (".json", ".jsonl", ".yaml", ".toml", ".csv")
