@@ -119,18 +119,22 @@ def job_history(connection: sa.Connection, cluster: str, name: str) -> list[JobE
     ]
 
 
-_ESTIMATED_MODELS: Final = sa.text(
+_MODEL_NAMES: Final = sa.text(
     """
-    SELECT DISTINCT w.model, w.params FROM workloads w
+    SELECT m.model, m.params FROM models m WHERE m.cluster_id = :cluster
+    UNION SELECT w.model, w.params FROM workloads w
     WHERE w.cluster_id = :cluster AND EXISTS (SELECT FROM estimates e WHERE e.workload_id = w.id)
-    ORDER BY w.model, w.params
+    ORDER BY model, params
     """
 )
 
 
-def estimated_models(connection: sa.Connection, cluster: str) -> list[tuple[str, str]]:
-    """Return the models and sizes that have estimates. Raises NotFound (the cluster)."""
-    rows = connection.execute(_ESTIMATED_MODELS, {"cluster": cluster_id(connection, cluster)})
+def list_model_names(connection: sa.Connection, cluster: str) -> list[tuple[str, str]]:
+    """Return the names and sizes of users' models and of those that have estimates.
+
+    Raises NotFound (the cluster).
+    """
+    rows = connection.execute(_MODEL_NAMES, {"cluster": cluster_id(connection, cluster)})
     return [(row.model, row.params) for row in rows]
 
 

@@ -141,10 +141,10 @@ class RecordStore(StorePart):
         with self._database.read() as connection:
             return reads.list_estimates(connection, cluster, workload, after, limit)
 
-    def estimated_models(self, cluster: str) -> list[tuple[str, str]]:
-        """Return the models and sizes that have estimates."""
+    def list_model_names(self, cluster: str) -> list[tuple[str, str]]:
+        """Return the names and sizes of users' models and of those that have estimates."""
         with self._database.read() as connection:
-            return reads.estimated_models(connection, cluster)
+            return reads.list_model_names(connection, cluster)
 
     def list_models(self, cluster: str) -> list[ModelSpec]:
         """Return the users' models, by name."""

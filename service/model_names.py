@@ -10,7 +10,6 @@ from typing import Final, NamedTuple, TypeAlias
 
 from tessera.estimator.architectures.published import published_models
 from tessera.estimator.schemas import MIN_SIMILARITY
-from tessera.formulation.records.estimates import ModelSpec
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.values import Workload
 
@@ -39,15 +38,14 @@ def name_key(spec: JobSpec) -> tuple[Workload, bool]:
 
 
 def remark_names(
-    specs: Iterable[JobSpec],
-    own_models: Callable[[], Iterable[ModelSpec]],
-    estimated: Callable[[], Collection[_Name]],
+    specs: Iterable[JobSpec], list_names: Callable[[], Collection[_Name]]
 ) -> NameRemarks:
     """Return the remarks on jobs' models that nobody knows.
 
     A job that states a GPU type runs without an estimate, so its model may be unknown. Any other job
     waits until its model is known. A name similar to a known one is then taken for a mistake.
-    ``own_models`` are those that users described, and ``estimated`` those that have estimates.
+    ``list_names`` returns those that users described or that have estimates. Published models need
+    no look at them.
     """
     published = published_models().keys()
     unknown = {
@@ -57,7 +55,7 @@ def remark_names(
     }
     if not unknown:
         return NO_REMARKS
-    known = {*published, *((spec.model, spec.params) for spec in own_models()), *estimated()}
+    known = {*published, *list_names()}
     remarks = {
         (workload, typed): _remark(workload, known, typed=typed)
         for workload, typed in unknown

@@ -126,8 +126,11 @@ class EstimateStore(Protocol):
         """
         ...
 
-    def estimated_models(self, cluster: str) -> list[tuple[str, str]]:
-        """Return the models and sizes that have estimates. Raises NotFound (the cluster)."""
+    def list_model_names(self, cluster: str) -> list[tuple[str, str]]:
+        """Return the names and sizes of users' models and of those that have estimates.
+
+        Raises NotFound (the cluster).
+        """
         ...
 
     def list_models(self, cluster: str) -> list[ModelSpec]:

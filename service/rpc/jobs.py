@@ -256,11 +256,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
 
     def _remark_names(self, cluster: str, specs: Sequence[JobSpec]) -> NameRemarks:
         """Return the remarks on the names of the jobs' models."""
-        return remark_names(
-            specs,
-            partial(self._store.list_models, cluster),
-            partial(self._store.estimated_models, cluster),
-        )
+        return remark_names(specs, partial(self._store.list_model_names, cluster))
 
     def _plan_reader(self, cluster: str) -> convert.PlanReader:
         """Return the reader of the plans of one request, for which models are listed at most once."""
