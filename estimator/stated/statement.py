@@ -212,11 +212,6 @@ def count_of(target: str, least: int = 1) -> Reader:
     return lambda name, value: {target: read_count(name, value, least)}
 
 
-def flag_of(target: str) -> Reader:
-    """Return the reader of a boolean."""
-    return lambda name, value: {target: read_flag(name, value)}
-
-
 def choice_of(target: str, choices: Mapping[str, Any]) -> Reader:
     """Return the reader of one of some texts."""
     return lambda name, value: {target: read_choice(name, value, choices)}
