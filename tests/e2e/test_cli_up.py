@@ -361,16 +361,17 @@ def test_parts_that_are_killed_are_started_again_and_lose_nothing(home: Path) ->
 def test_a_database_that_cannot_start_again_ends_up_with_its_log(home: Path) -> None:
     with run_up(home) as (_, process):
         until(partial(tells, home, "Tessera is up"), "it is up")
+        started = psutil.Process(process.pid).children(recursive=True)
+        assert part_of(home, "server") in started
         postmaster = part_of(home, "the database")
         (home / "pg" / "global" / "pg_control").rename(home / "pg_control")
         postmaster.kill()
         assert process.wait(PATIENCE_S) == 3
-        children = psutil.Process().children(recursive=True)
     error = " ".join((home / "messages").read_text().partition("\nerror: ")[2].split())
     assert "the database was started again 5 times within 10 minutes, but does not start" in error
     assert f"run `tessera up --data-dir {home}`" in error
     assert f"{home}/pg/log ends with:" in error
     assert "TESSERA_DATABASE_URL" not in error
     assert "pg_control" in error
-    psutil.wait_procs(children, timeout=PATIENCE_S)  # a warden ends once nothing runs
-    assert not [child for child in children if child.is_running()]
+    _, alive = psutil.wait_procs(started, timeout=PATIENCE_S)  # a warden ends once nothing runs
+    assert alive == []
