@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -11,9 +14,14 @@ from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
 from tessera.formulation.lifecycle import JobEvent
 from tessera.formulation.records.forecasts import FINISH, START, Band, JobForecast
-from tessera.formulation.spreads import ClusterForecast, Spread
+from tessera.formulation.spreads import ClusterForecast, ForecastHistory, Spread
 from tessera.service.config import Config
-from tessera.service.forecaster import Forecaster, forecast_rhythm
+from tessera.service.forecaster import (
+    Forecaster,
+    ForecastOrder,
+    forecast_rhythm,
+    make_ordered_forecast,
+)
 from tessera.service.standing_policy import StandingPolicies
 from tessera.service.wiring import run_server
 from tests.support.patience import PATIENCE_S
@@ -128,16 +136,28 @@ def test_the_forecaster_tells_a_waiting_job_when_it_starts(busy: PostgresStore) 
 
 
 def test_forecasts_are_in_real_seconds_under_a_clock_factor(busy: PostgresStore) -> None:
-    left_s: list[float] = []
+    made: list[ClusterForecast] = []
+
+    def make_without_history(
+        order: ForecastOrder, _cancelled: Callable[[], bool]
+    ) -> ClusterForecast | None:
+        """Make a forecast without arrivals, whose gaps are times of the machine's clock."""
+        forecast = make_ordered_forecast(replace(order, history=ForecastHistory()))
+        made.extend([] if forecast is None else [forecast])
+        return forecast
+
     for factor in (1.0, 10.0):
-        rhythm = forecast_rhythm(3.0, 300.0)
-        forecaster = Forecaster(busy, StandingPolicies(busy), rhythm, 600.0, factor)
-        forecaster.refresh(C, lambda: False)
-        forecast = job(busy, "a").forecast
-        assert forecast is not None
-        assert forecast.finish is not None
-        left_s.append(forecast.finish.median_s - forecast.made_s)
-    assert left_s[1] == pytest.approx(left_s[0] / 10, rel=0.3)
+        Forecaster(
+            busy,
+            StandingPolicies(busy),
+            forecast_rhythm(3.0, 300.0),
+            limit_s=600.0,
+            clock_factor=factor,
+            make=make_without_history,
+        ).refresh(C, lambda: False)
+    # The bands themselves are wider by corrections in seconds, which no clock factor divides.
+    slow_s, fast_s = (statistics.median(one.spreads[FINISH, "a"].times_s) for one in made)
+    assert slow_s == pytest.approx(10 * fast_s, rel=0.1)
 
 
 def test_without_time_for_futures_the_old_forecast_stays(busy: PostgresStore) -> None:
