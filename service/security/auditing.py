@@ -52,6 +52,7 @@ class RefusalRecorder:
         self._waiting: dict[Refusal, _Alike] = {}
         self._lost = 0
         self._notice = asyncio.Event()
+        self._writing = asyncio.Lock()  # held from taking what waits until it is stored
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -61,7 +62,8 @@ class RefusalRecorder:
     async def stop(self) -> None:
         """Store what waits, and end."""
         if self._task is not None:
-            self._task.cancel()
+            async with self._writing:
+                self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             await self._flush()
 
@@ -109,6 +111,10 @@ class RefusalRecorder:
 
     async def _flush(self) -> None:
         """Store what waits. After a failure it goes on waiting, up to the limit."""
+        async with self._writing:
+            await self._store_waiting()
+
+    async def _store_waiting(self) -> None:
         waiting, lost = self._waiting, self._lost
         self._waiting, self._lost = {}, 0
         if lost:

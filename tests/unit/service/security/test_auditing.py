@@ -95,6 +95,26 @@ async def test_what_waits_is_stored_when_the_server_stops(store: AuditStore) -> 
     assert len(store.stored) == 1
 
 
+async def test_a_stop_waits_for_refusals_that_are_being_stored(store: AuditStore) -> None:
+    began, may_end = asyncio.Event(), asyncio.Event()
+
+    async def add_slowly(refusals: Sequence[Refusal]) -> None:
+        began.set()
+        await may_end.wait()
+        await store.add(refusals)
+
+    recorder = RefusalRecorder(add_slowly)
+    recorder.start()
+    recorder.note(a_call(), DENIED, "")
+    async with asyncio.timeout(PATIENCE_S):
+        await began.wait()
+        stop = asyncio.create_task(recorder.stop())
+        await asyncio.sleep(0)
+        may_end.set()
+        await stop
+    assert len(store.stored) == 1
+
+
 async def test_refusals_wait_for_a_store_that_is_down(
     store: AuditStore, caplog: pytest.LogCaptureFixture
 ) -> None:
