@@ -1,4 +1,4 @@
-"""A portfolio from cheap to exact: greedy, shadow prices, branching and knapsacks, then CP-SAT.
+"""A portfolio from cheap to exact: greedy, shadow prices, branching, CP-SAT, and knapsacks.
 
 The best verified answer wins.
 """
@@ -44,13 +44,16 @@ _LOG = logging.getLogger(__name__)
 _RESERVE = {
     Pricing.name: 0.5,
     Relaxation.name: 0.5,
-    KnapsackFilling.name: 0.15,
+    Branching.name: 0.3,
     CpSat.name: 0.1,
+    KnapsackFilling.name: 0.1,
 }
 """Share of the remaining time that a stage must leave to later stages and to verification."""
 _OTHER_RESERVE: Final = 0.3
 _RESERVE_OF_MANY_ROWS: Final = 0.9
-"""The same for the first branching if there are many rows, where knapsacks usually prove more."""
+"""The same for branching if there are many rows, where later stages usually prove more."""
+_RESERVE_FOR_KNAPSACKS: Final = 0.85
+"""The same for CP-SAT if knapsacks suit the round: they close a digit more of its gap, or two."""
 
 MAX_PRICING_ROWS: Final = 32
 """Number of rows above which the LP is faster than cutting planes.
@@ -122,7 +125,7 @@ class Portfolio:
         for position, stage in enumerate(stages):
             if stage.name in done or _repeat_record(problem, stage, budget, best):
                 continue
-            part = _part_of(problem, stage, budget, best)
+            part = _part_of(problem, stage, stages, budget, best)
             if position and (part is None or budget.skips(stage.name) or budget.expired()):
                 continue
             next_hint = _next_hint(problem, best, budget, work, hint)
@@ -137,15 +140,19 @@ class Portfolio:
         return _solution(problem, best, budget, work)
 
 
-def _part_of(problem: Problem, stage: Solver, budget: Budget, best: _Best) -> Budget | None:
-    """Return the part of the budget that a stage has, with the gap to aim at, or None for no part."""
-    reserve = _RESERVE.get(stage.name, _OTHER_RESERVE)
-    if isinstance(stage, Branching) and not stage.deep and len(problem.rows) > MAX_PRICING_ROWS:
-        reserve = _RESERVE_OF_MANY_ROWS
-    part = budget.share(1.0 - reserve)
+def _part_of(
+    problem: Problem, stage: Solver, stages: Sequence[Solver], budget: Budget, best: _Best
+) -> Budget | None:
+    """Return the part of the budget that a stage has, with the gap to aim at, or None for no part.
+
+    The parts are in proportion to the gains that ``docs/internals/solvers.md`` has measured.
+    """
+    part = budget.share(1.0 - _reserve_of(problem, stage, stages, best))
     if isinstance(stage, Branching | KnapsackFilling) and part.remaining_s() < stage.least_s(
         problem
     ):
+        return None
+    if isinstance(stage, KnapsackFilling) and not stage.suits(problem, best.choice):
         return None
     if not best.gap_met(budget.gap):
         return part
@@ -154,11 +161,21 @@ def _part_of(problem: Problem, stage: Solver, budget: Budget, best: _Best) -> Bu
     if isinstance(stage, CpSat):
         few = len(problem.jobs) <= MAX_CP_SAT_JOBS
         return _with_limit(part, stage.name, POLISHING_WORK, 0.0) if few else None
-    if isinstance(stage, Branching) and not stage.deep:
+    if isinstance(stage, Branching):
         aim = polished_gap(problem)
         small = len(problem.cell) <= MAX_POLISHED_COLUMNS and not best.gap_met(aim)
         return _with_limit(part, stage.name, POLISHING_NODES, aim) if small else None
     return None
+
+
+def _reserve_of(problem: Problem, stage: Solver, stages: Sequence[Solver], best: _Best) -> float:
+    """Return the share of the time that is left which ``stage`` must leave to others."""
+    if isinstance(stage, Branching) and len(problem.rows) > MAX_PRICING_ROWS:
+        return _RESERVE_OF_MANY_ROWS
+    knapsacks = [later for later in stages if isinstance(later, KnapsackFilling)]
+    if isinstance(stage, CpSat) and any(k.suits(problem, best.choice) for k in knapsacks):
+        return _RESERVE_FOR_KNAPSACKS
+    return _RESERVE.get(stage.name, _OTHER_RESERVE)
 
 
 def _with_limit(budget: Budget, stage: str, work: float, gap: float) -> Budget:
@@ -261,7 +278,7 @@ def stages_for(problem: Problem) -> tuple[Solver, ...]:
     """
     most = MAX_PRICING_ROWS if len(problem.cell) < LARGE_PROBLEM_COLUMNS else 2 * MAX_PRICING_ROWS
     prices = Pricing() if len(problem.rows) <= most else Relaxation()
-    return Greedy(), prices, Branching(), KnapsackFilling(), Branching(deep=True), CpSat()
+    return Greedy(), prices, Branching(), CpSat(), KnapsackFilling()
 
 
 def _run(stage: Solver, problem: Problem, budget: Budget, hint: Solution | None) -> Solution | None:

@@ -31,11 +31,15 @@ WARM_UP_ROUNDS: Final = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedRun:
-    """A run and its seconds. ``decide_s`` is spent in rounds, the rest in the world."""
+    """A run and its seconds. ``decide_s`` is spent in rounds, the rest in the world.
+
+    ``worst_gap`` is the largest gap of a solved round to its bound, before placement.
+    """
 
     result: Result
     wall_s: float
     cpu_s: float
+    worst_gap: float
 
     @property
     def decide_s(self) -> float:
@@ -48,7 +52,7 @@ class TimedRun:
     smoke={"trace": Path(SYNTHETIC), "gpus_share": 0.05, "jobs": 20, "rounds": 40},
     ilp_s=("<=", 60.0),
     fcfs_s=("<=", 5.0),
-    worst_gap=("<=", 1e-3),
+    worst_gap=("<=", 1e-4),
     refused=("==", 0),
 )
 def simulator_speed(
@@ -65,6 +69,8 @@ def simulator_speed(
     """Simulate a week of Philly on 1,280 GPUs with a round every 300 s, under one policy after the other.
 
     The jobs are all those that arrive within the rounds, and the rounds end with the horizon.
+    ``worst_gap`` is the largest gap of a solved round to its proven bound. ``worst_placed_gap`` is the
+    same of what could be placed: gangs that find no room on the nodes wait.
     ``ilp_s`` (throughput, at most 60) and ``fcfs_s`` (at most 5) are wall seconds of whole runs in
     this process, after a dozen rounds of warm-up. ``*_cpu_s`` are processor seconds, which other
     programs on the machine disturb less. ``*_decide_share`` is the share of the wall time that
@@ -82,11 +88,12 @@ def simulator_speed(
         result[name] = _timed(
             scenario, policy, rounds, seed, track_steps(rounds, f"{name}: rounds")
         )
-    gaps = [row.gap for row in result["ilp"].result.rounds]
+    rows = result["ilp"].result.rounds
     figures: dict[str, Figure] = {
         "jobs": len(scenario.arrivals),
         "gpus": scenario.gpus,
-        "worst_gap": max(gaps, default=0.0),
+        "worst_gap": result["ilp"].worst_gap,
+        "worst_placed_gap": max((row.gap for row in rows), default=0.0),
         "refused": sum(one.result.refused for one in result.values()),
     }
     for name, one in result.items():
@@ -138,19 +145,25 @@ def _timed(
     scenario: Scenario, policy: str, rounds: int, seed: int, bar: Iterator[int] | None = None
 ) -> TimedRun:
     """Return a run of ``rounds`` rounds. ``bar`` advances with each."""
-    decider = Decider(options_of(policy, seed))
+    decider, worst_gap = Decider(options_of(policy, seed)), 0.0
 
     def decide(snapshot: Snapshot) -> RoundOutcome:
+        nonlocal worst_gap
         if bar is not None:
             next(bar, None)
-        return decider(snapshot)
+        outcome = decider(snapshot)
+        worst_gap = max([worst_gap, *(goal.gap for goal in outcome.goals)])
+        return outcome
 
     began_s, cpu_s = time.perf_counter(), time.process_time()
     result = simulate(
         scenario, decide, Conditions(round_s=ROUND_S, horizon_s=rounds * ROUND_S), SystemClock()
     )
     return TimedRun(
-        result=result, wall_s=time.perf_counter() - began_s, cpu_s=time.process_time() - cpu_s
+        result=result,
+        wall_s=time.perf_counter() - began_s,
+        cpu_s=time.process_time() - cpu_s,
+        worst_gap=worst_gap,
     )
 
 

@@ -119,6 +119,7 @@ def headline_figures(
         "jct_rank": jct_rank,
         "throughput_rank": throughput_rank,
         "others": sum(not is_ours(name) for name in by_policy),
+        "longest_round_s": max(float(run.figures["decide_max_s"]) for run in own),
     }
     if bounds:
         share = bound_share(own, _completion(bounds))

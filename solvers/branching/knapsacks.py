@@ -1,8 +1,8 @@
 """The knapsack stage: each GPU type filled exactly, jobs held together by prices.
 
 Shadow prices alone let a type sell fractions of a gang. Where few large gangs fit on a type, that is
-most of the gap. Here every job has a price instead, and each type (more generally, each of some rows
-of which no column uses two) is a knapsack that is solved exactly (Lagrangian decomposition,
+most of the gap. Here every job has a price instead, and each type (more generally, each row, if no
+column uses two) is a knapsack that is solved exactly (Lagrangian decomposition,
 Guignard and Kim, 1987). The prices of the jobs come from the shadow prices, and are improved by
 subgradient steps and by column generation. Answers come from fillings of the same knapsacks, from
 a core around the prices, and from knapsacks that are emptied and filled again.
@@ -30,7 +30,11 @@ from tessera.solvers.answers import (
 )
 from tessera.solvers.base import Budget
 from tessera.solvers.branching.fillings import MOST_COMBINED, FillingPool
-from tessera.solvers.branching.stated import StatedKnapsacks, state_knapsacks
+from tessera.solvers.branching.stated import (
+    StatedKnapsacks,
+    are_knapsacks,
+    state_knapsacks,
+)
 from tessera.solvers.cpsat import WORK_PER_S, CpSat
 from tessera.solvers.exchange import exchange_choices
 from tessera.solvers.greedy import repair_choice
@@ -39,7 +43,7 @@ from tessera.solvers.kernels.knapsacks import (
     descend_knapsacks,
     refill_knapsacks,
 )
-from tessera.solvers.prices import PROVED_BY_PRICES, PricedProblem, leaf_prices, price_at_hint
+from tessera.solvers.prices import PROVED_BY_PRICES, PricedProblem, price_at_hint
 from tessera.solvers.waiting_columns import with_waiting_as_columns
 
 FIRST_EFFORT: Final = 300_000_000
@@ -60,7 +64,7 @@ LOSSES: Final = (0.0, 1.0, 3.0)
 CORE_WORK: Final = 0.3
 """Deterministic seconds of a turn of CP-SAT."""
 LONG_FILLING: Final = 8
-"""Jobs of a knapsack above which there are no dives: their linear programs take too long then."""
+"""Jobs of a knapsack above which dives gain little: their linear programs take too long then."""
 MOST_PASSES: Final = 60
 IDLE_TURNS: Final = 2
 """Turns of a move without any gain after which it is left out."""
@@ -72,10 +76,18 @@ LEAST_PROGRESS: Final = 0.1
 class KnapsackFilling:
     """A solver that treats GPU types as knapsacks. It needs the hint's shadow prices and answer.
 
+    It is of use where each column uses one row, and few jobs fill a row (``suits``).
+
     Its work is the number of passes, which repeats the run. The bound is that of a certificate.
     """
 
     name = "knapsacks"
+
+    def suits(self, problem: Problem, known: Ints | None) -> bool:
+        """Return whether it gains more than CP-SAT around the answer ``known`` (int64[jobs])."""
+        running = 0 if known is None else np.count_nonzero(known >= 0)
+        few = running <= LONG_FILLING * len(problem.rows)
+        return known is not None and bool(few) and are_knapsacks(problem)
 
     def least_s(self, problem: Problem) -> float:
         """Return the wall seconds without which no pass should begin."""
@@ -141,11 +153,9 @@ class _KnapsackSearch:
         self._passes = self._dives = self._combined = self._cores = self._refills = 0
         self._draws = 0
         self._hopeless, self._first = False, bound - self.value
-        long = np.count_nonzero(known >= 0) > LONG_FILLING * len(stated.sacks.capacity)
-        self._pool = FillingPool(problem, stated) if stated.is_whole and not long else None
-        self._moves: list[Callable[[Budget], bool]] = [self._search_core, self._refill_best]
-        if self._pool is not None:  # dives gain the most
-            self._moves = [self._dive, self._combine] * 2 + self._moves[::-1]
+        self._pool = FillingPool(problem, stated)
+        self._moves: list[Callable[[Budget], bool]] = [self._dive, self._combine] * 2
+        self._moves += [self._refill_best, self._search_core]  # dives gain the most
         self._next, self._idle = 0, [0] * len(self._moves)
 
     @property
@@ -236,8 +246,6 @@ class _KnapsackSearch:
 
     def _dive(self, budget: Budget) -> bool:
         """Dive in the linear program of fillings, and refill what comes of it."""
-        if self._pool is None:
-            return True
         self._pool.add_answer(self.choice)
         dived = self._pool.dive(self._price, budget, self._dives)
         self._dives += 1
@@ -256,7 +264,7 @@ class _KnapsackSearch:
 
     def _combine(self, budget: Budget) -> bool:
         """Look for the best combination of the fillings that were found."""
-        if self._pool is None or not self._combined < len(self._pool) <= MOST_COMBINED:
+        if not self._combined < len(self._pool) <= MOST_COMBINED:
             return True
         self._combined = len(self._pool)
         choice = self._pool.combine(budget)
@@ -306,8 +314,8 @@ class _KnapsackSearch:
             bound=int(self.bound),
             denominator=stated.scale,
             root=PriceLeaf(
-                prices=leaf_prices(stated.prices.tolist()),
-                knapsacks=tuple(np.flatnonzero(stated.rows).tolist()),
+                prices=(),
+                knapsacks=tuple(range(len(self._problem.rows))),
                 job_prices=tuple((job, price) for job, price in pairs if price),
             ),
         )

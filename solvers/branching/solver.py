@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from typing import Final
 
-import numpy as np
-
 from tessera.formulation.certificates import Certificate
 from tessera.formulation.problem import Problem
 from tessera.formulation.solution import Solution
 from tessera.formulation.tables import Ints
 from tessera.solvers.answers import is_within, make_result, objective_of, usable_hint
 from tessera.solvers.base import Budget
-from tessera.solvers.branching.neighbourhoods import NODES_OF_STEP, improve_part
 from tessera.solvers.branching.search import SearchResult, search_core
 from tessera.solvers.exchange import exchange_choices
 from tessera.solvers.prices import PROVED_BY_PRICES, PricedProblem, price_at_hint
@@ -35,11 +32,8 @@ GROWTH_FACTOR: Final = 2
 MOST_COLUMNS: Final = 16_000
 MOST_NODES: Final = 600
 """Nodes of all cores together if no work was recorded."""
-MOST_DEEP_NODES: Final = 60_000
 EXCHANGE_WORK: Final = 1
 """Work of the exchanges before the first node. A recorded work of 0 says that nothing ran."""
-IDLE_STEPS: Final = 12
-"""Parts that are decided again without any gain before the search goes on."""
 
 
 def polished_gap(problem: Problem) -> float:
@@ -51,14 +45,11 @@ class Branching:
     """A solver that searches cores around the hint's shadow prices, the smallest first.
 
     A core is widened until what was left out cannot matter, the gap is met, or the nodes are spent.
-    ``deep`` begins with larger cores and has more nodes, for what is left after cheaper stages. Its
-    work is the number of nodes, plus 1 for the exchanges on the hint's answer, which may be all that
-    is needed. So it repeats the run. The bound is that of a certificate.
+    Its work is the number of nodes, plus 1 for the exchanges on the hint's answer, which may be all
+    that is needed. So it repeats the run. The bound is that of a certificate.
     """
 
-    def __init__(self, *, deep: bool = False) -> None:
-        self.deep = deep
-        self.name = "deep-branching" if deep else "branching"
+    name = "branching"
 
     def least_s(self, problem: Problem) -> float:
         """Return the wall seconds without which it should not begin: about those of its first steps."""
@@ -73,13 +64,10 @@ class Branching:
         best.offer(known)
         if hint is not None:
             best.limit = hint.bound
-        most = (MOST_DEEP_NODES if self.deep else MOST_NODES) + EXCHANGE_WORK
-        left = int(budget.work.get(self.name, most)) - EXCHANGE_WORK
-        growth = GROWTH_FACTOR**2 if self.deep else 1
-        columns = first = FIRST_COLUMNS * growth
-        nodes, most_columns = FIRST_NODES * growth, MOST_COLUMNS
+        left = int(budget.work.get(self.name, MOST_NODES + EXCHANGE_WORK)) - EXCHANGE_WORK
+        columns, nodes, most_columns = FIRST_COLUMNS, FIRST_NODES, MOST_COLUMNS
         while left > 0 and not budget.expired():
-            polishing = not self.deep and best.nodes < POLISHING_NODES
+            polishing = best.nodes < POLISHING_NODES
             gap = min(budget.gap, polished_gap(problem)) if polishing else budget.gap
             if best.close(gap):
                 break
@@ -93,40 +81,17 @@ class Branching:
                 nodes=min(nodes, left),
                 bound=best.bound,
             )
-            if result is None and columns > first:
+            if result is None and columns > FIRST_COLUMNS:
                 most_columns = columns = columns // GROWTH_FACTOR
                 continue
             if result is None:
                 break
             best.take(result)
             left -= result.nodes
-            if self.deep:
-                left -= _improve_parts(problem, priced, best, budget, left)
             if result.over and columns >= min(best.all_columns, most_columns):
                 break
             columns, nodes = min(columns * GROWTH_FACTOR, most_columns), nodes * GROWTH_FACTOR
         return best.solution(self.name, budget)
-
-
-def _improve_parts(
-    problem: Problem, priced: PricedProblem, best: _Best, budget: Budget, left: int
-) -> int:
-    """Decide parts of the best answer again, until none of the last ones gained. Return the nodes."""
-    nodes = idle = 0
-    while (
-        best.choice is not None
-        and idle < IDLE_STEPS
-        and nodes + NODES_OF_STEP <= left
-        and not best.close(budget.gap)
-        and not budget.expired()
-    ):
-        draw = np.random.default_rng([budget.seed, best.nodes])
-        before = best.value
-        best.offer(improve_part(problem, priced, best.choice, budget, draw))
-        idle = 0 if best.value > before else idle + 1
-        nodes += NODES_OF_STEP
-        best.nodes += NODES_OF_STEP
-    return nodes
 
 
 class _Best:

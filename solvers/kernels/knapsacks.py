@@ -42,7 +42,6 @@ class Knapsacks(NamedTuple):
     members: Ints  # int64[classes], the number of jobs of each
     must: Bools  # bool[classes]
     alone: Bools  # bool[classes], whether a class has columns in one row only, and needs no price
-    sold: int  # what the capacity of the other rows costs, times the scale
 
 
 class Workspace(NamedTuple):
@@ -64,7 +63,7 @@ def bound_by_knapsacks(sacks: Knapsacks, price: Ints, taken: Ints, space: Worksp
     ``taken`` becomes the number of columns that the knapsacks take of each class.
     """
     taken[:] = 0
-    total = sacks.sold
+    total = 0
     for k in range(price.size):
         total += price[k] * sacks.members[k]
     rows = sacks.capacity.size

@@ -70,12 +70,12 @@ def test_branching_finds_and_proves_the_optimum_of_small_problems(seed: int) -> 
         assert solution.status is SolveStatus.OPTIMAL
 
 
-@given(SEEDS, st.booleans(), st.booleans())
-def test_branching_is_true_at_any_prices(seed: int, nonsense: bool, deep: bool) -> None:
+@given(SEEDS, st.booleans())
+def test_branching_is_true_at_any_prices(seed: int, nonsense: bool) -> None:
     problem = a_random_problem(seed)
     hint = a_hint_of_prices(problem, seed, nonsense=nonsense)
     best = best_objective(problem)
-    solution = Simplified(Branching(deep=deep)).solve(problem, replace(EXACT, work={}), hint)
+    solution = Simplified(Branching()).solve(problem, replace(EXACT, work={}), hint)
     require_truth(problem, solution, best)
 
 
@@ -129,10 +129,10 @@ def test_a_hint_that_is_no_answer_is_ignored(choice: list[int]) -> None:
 
 
 @examples(10)
-@given(SEEDS, st.integers(10, 60), st.booleans())
-def test_the_same_work_repeats_a_search_bit_for_bit(seed: int, jobs: int, deep: bool) -> None:
+@given(SEEDS, st.integers(10, 60))
+def test_the_same_work_repeats_a_search_bit_for_bit(seed: int, jobs: int) -> None:
     problem = a_random_round(seed, jobs=jobs)
-    stage = Branching(deep=deep)
+    stage = Branching()
     budget = Budget(remaining_s=lambda: math.inf, gap=0.0, work={stage.name: 900.0})
     first = stage.solve(problem, budget)
     second = stage.solve(problem, replace(budget, work=dict(first.work)))
@@ -141,11 +141,11 @@ def test_the_same_work_repeats_a_search_bit_for_bit(seed: int, jobs: int, deep: 
 
 
 @examples(10)
-@given(SEEDS, st.integers(10, 40), st.integers(1, 60), st.booleans())
+@given(SEEDS, st.integers(10, 40), st.integers(1, 60))
 def test_a_search_that_its_clock_ended_is_repeated_by_its_work(
-    seed: int, jobs: int, looks: int, deep: bool
+    seed: int, jobs: int, looks: int
 ) -> None:
-    problem, stage = a_random_round(seed, jobs=jobs), Branching(deep=deep)
+    problem, stage = a_random_round(seed, jobs=jobs), Branching()
     left = [looks]
 
     def ticking() -> float:
