@@ -179,6 +179,27 @@ def test_polishing_does_not_exceed_recorded_work() -> None:
     assert stage.asked == [(0.0, POLISHING_WORK / 2)]
 
 
+class TimedCpSat(CpSat):
+    """A CP-SAT that does nothing, and remembers how long it might have taken."""
+
+    def __init__(self) -> None:
+        self.left_s = math.nan
+
+    def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
+        self.left_s = budget.remaining_s()
+        return without_answer(problem, SolveStatus.UNKNOWN, solver=self.name)
+
+
+@pytest.mark.parametrize(("jobs", "left_s"), [(16, 15.0), (18, 90.0)])
+def test_cp_sat_leaves_time_to_knapsacks_where_few_jobs_fill_a_row(
+    jobs: int, left_s: float
+) -> None:
+    problem, stage = many_jobs(jobs), TimedCpSat()  # half of the jobs fit
+    budget = Budget(remaining_s=lambda: 100.0)
+    Portfolio((Greedy(), StatedBound(1e6), stage, KnapsackFilling())).solve(problem, budget)
+    assert stage.left_s == pytest.approx(left_s)
+
+
 # answers that a clock ended
 
 

@@ -290,6 +290,31 @@ def test_an_unexpected_status_is_an_error(name: str, monkeypatch: pytest.MonkeyP
         registry.make_solver(name).solve(a_problem([[(5, {0: 1})]]), ALWAYS)
 
 
+def test_a_bound_of_cp_sat_below_its_own_answer_is_its_failure(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    problem = a_random_problem(5, jobs=24)
+    others = Portfolio((Greedy(), Relaxation())).solve(problem, ALWAYS)
+    monkeypatch.setattr(cpsat_model.cp_model.CpSolver, "best_objective_bound", 1.0)
+    with pytest.raises(SolverFailed, match="its bound 1 is below an answer of"):
+        CpSat().solve(problem, ALWAYS)
+    solution = Portfolio((Greedy(), Relaxation(), CpSat())).solve(problem, ALWAYS)
+    assert (solution.objective, solution.bound) == (others.objective, others.bound)
+    assert "solver_failed" in [getattr(record, "event", None) for record in caplog.records]
+
+
+def test_cp_sat_that_calls_a_problem_with_an_answer_infeasible_has_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = a_random_problem(5, jobs=24)
+    known = Greedy().solve(problem, ALWAYS)
+    monkeypatch.setattr(
+        cpsat_model, "STATUS", dict.fromkeys(cpsat_model.STATUS, SolveStatus.INFEASIBLE)
+    )
+    with pytest.raises(SolverFailed, match="infeasible that has a known answer"):
+        CpSat().solve(problem, ALWAYS, known)
+
+
 @pytest.mark.parametrize("make", [Cbc, Convex])
 def test_cbc_and_cvxpy_agree_on_a_medium_sized_round(make: Callable[[], Cbc | Convex]) -> None:
     problem = a_random_problem(5, jobs=24, groups=((0, 2, 4), (1, 1, 8)))
