@@ -115,6 +115,7 @@ def test_the_headline_shows_the_gain_of_the_named_policy() -> None:
         "jct_rank": 2,
         "throughput_rank": 2,
         "others": 2,
+        "longest_round_s": 1.0,
         "jct_gain_vs_arena": pytest.approx(1 - 180 / 300),
         "throughput_gain_vs_arena": pytest.approx(-0.2),
         "throughput_gain_second": pytest.approx(0.2),
