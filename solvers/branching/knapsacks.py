@@ -64,7 +64,9 @@ LOSSES: Final = (0.0, 1.0, 3.0)
 CORE_WORK: Final = 0.3
 """Deterministic seconds of a turn of CP-SAT."""
 LONG_FILLING: Final = 8
-"""Jobs of a knapsack above which dives gain little: their linear programs take too long then."""
+"""Jobs of a knapsack above which there are no dives: their linear programs take too long then."""
+MOST_OF_KNAPSACK: Final = 20
+"""Jobs of a knapsack above which shadow prices lose next to nothing, and CP-SAT gains more."""
 MOST_PASSES: Final = 60
 IDLE_TURNS: Final = 2
 """Turns of a move without any gain after which it is left out."""
@@ -86,7 +88,7 @@ class KnapsackFilling:
     def suits(self, problem: Problem, known: Ints | None) -> bool:
         """Return whether it gains more than CP-SAT around the answer ``known`` (int64[jobs])."""
         running = 0 if known is None else np.count_nonzero(known >= 0)
-        few = running <= LONG_FILLING * len(problem.rows)
+        few = running <= MOST_OF_KNAPSACK * len(problem.rows)
         return known is not None and bool(few) and are_knapsacks(problem)
 
     def least_s(self, problem: Problem) -> float:
@@ -153,9 +155,11 @@ class _KnapsackSearch:
         self._passes = self._dives = self._combined = self._cores = self._refills = 0
         self._draws = 0
         self._hopeless, self._first = False, bound - self.value
-        self._pool = FillingPool(problem, stated)
-        self._moves: list[Callable[[Budget], bool]] = [self._dive, self._combine] * 2
-        self._moves += [self._refill_best, self._search_core]  # dives gain the most
+        long = np.count_nonzero(known >= 0) > LONG_FILLING * len(stated.sacks.capacity)
+        self._pool = None if long else FillingPool(problem, stated)
+        self._moves: list[Callable[[Budget], bool]] = [self._search_core, self._refill_best]
+        if self._pool is not None:  # dives gain the most
+            self._moves = [self._dive, self._combine] * 2 + self._moves[::-1]
         self._next, self._idle = 0, [0] * len(self._moves)
 
     @property
@@ -246,6 +250,8 @@ class _KnapsackSearch:
 
     def _dive(self, budget: Budget) -> bool:
         """Dive in the linear program of fillings, and refill what comes of it."""
+        if self._pool is None:
+            return True
         self._pool.add_answer(self.choice)
         dived = self._pool.dive(self._price, budget, self._dives)
         self._dives += 1
@@ -264,7 +270,7 @@ class _KnapsackSearch:
 
     def _combine(self, budget: Budget) -> bool:
         """Look for the best combination of the fillings that were found."""
-        if not self._combined < len(self._pool) <= MOST_COMBINED:
+        if self._pool is None or not self._combined < len(self._pool) <= MOST_COMBINED:
             return True
         self._combined = len(self._pool)
         choice = self._pool.combine(budget)

@@ -131,9 +131,9 @@ def test_knapsacks_suit_rounds_in_which_few_jobs_fill_a_row() -> None:
     problem = a_problem([[(2, {0: 1})], [(3, {1: 1})]] * 40, [30, 30])
     stage, running = KnapsackFilling(), np.full(80, -1)
     assert stage.suits(problem, running)
-    running[:16] = problem.job_start[:16]
+    running[:40] = problem.job_start[:40]
     assert stage.suits(problem, running)
-    running[16] = problem.job_start[16]
+    running[40] = problem.job_start[40]
     assert not stage.suits(problem, running)
     assert not stage.suits(problem, None)
 

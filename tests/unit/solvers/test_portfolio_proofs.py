@@ -190,7 +190,7 @@ class TimedCpSat(CpSat):
         return without_answer(problem, SolveStatus.UNKNOWN, solver=self.name)
 
 
-@pytest.mark.parametrize(("jobs", "left_s"), [(16, 15.0), (18, 90.0)])
+@pytest.mark.parametrize(("jobs", "left_s"), [(40, 15.0), (42, 90.0)])
 def test_cp_sat_leaves_time_to_knapsacks_where_few_jobs_fill_a_row(
     jobs: int, left_s: float
 ) -> None:
