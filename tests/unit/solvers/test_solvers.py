@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pulp
 import pytest
+from ortools.sat.python import cp_model
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.problem import Problem
@@ -22,6 +23,7 @@ from tessera.solvers.cbc import Cbc
 from tessera.solvers.convex import Convex
 from tessera.solvers.cpsat import CpSat
 from tessera.solvers.cpsat import model as cpsat_model
+from tessera.solvers.cpsat.solver import STATUS
 from tessera.solvers.greedy import Greedy
 from tessera.solvers.portfolio import Portfolio
 from tessera.solvers.relaxation import Relaxation
@@ -295,7 +297,7 @@ def test_a_bound_of_cp_sat_below_its_own_answer_is_its_failure(
 ) -> None:
     problem = a_random_problem(5, jobs=24)
     others = Portfolio((Greedy(), Relaxation())).solve(problem, ALWAYS)
-    monkeypatch.setattr(cpsat_model.cp_model.CpSolver, "best_objective_bound", 1.0)
+    monkeypatch.setattr(cp_model.CpSolver, "best_objective_bound", 1.0)
     with pytest.raises(SolverFailed, match="its bound 1 is below an answer of"):
         CpSat().solve(problem, ALWAYS)
     solution = Portfolio((Greedy(), Relaxation(), CpSat())).solve(problem, ALWAYS)
@@ -308,9 +310,7 @@ def test_cp_sat_that_calls_a_problem_with_an_answer_infeasible_has_failed(
 ) -> None:
     problem = a_random_problem(5, jobs=24)
     known = Greedy().solve(problem, ALWAYS)
-    monkeypatch.setattr(
-        cpsat_model, "STATUS", dict.fromkeys(cpsat_model.STATUS, SolveStatus.INFEASIBLE)
-    )
+    monkeypatch.setattr(cpsat_model, "STATUS", dict.fromkeys(STATUS, SolveStatus.INFEASIBLE))
     with pytest.raises(SolverFailed, match="infeasible that has a known answer"):
         CpSat().solve(problem, ALWAYS, known)
 
