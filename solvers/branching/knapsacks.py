@@ -78,7 +78,7 @@ LEAST_PROGRESS: Final = 0.1
 class KnapsackFilling:
     """A solver that treats GPU types as knapsacks. It needs the hint's shadow prices and answer.
 
-    It is of use where each column uses one row, and few jobs fill a row (``suits``).
+    It is of use where each column uses one row, and few jobs fill a row, or all (``suits``).
 
     Its work is the number of passes, which repeats the run. The bound is that of a certificate.
     """
@@ -87,9 +87,10 @@ class KnapsackFilling:
 
     def suits(self, problem: Problem, known: Ints | None) -> bool:
         """Return whether it gains more than CP-SAT around the answer ``known`` (int64[jobs])."""
-        running = 0 if known is None else np.count_nonzero(known >= 0)
-        few = running <= MOST_OF_KNAPSACK * len(problem.rows)
-        return known is not None and bool(few) and are_knapsacks(problem)
+        if known is None or not are_knapsacks(problem):
+            return False
+        rows = len(problem.rows)  # a single row is filled exactly, however many jobs it holds
+        return rows == 1 or int(np.count_nonzero(known >= 0)) <= MOST_OF_KNAPSACK * rows
 
     def least_s(self, problem: Problem) -> float:
         """Return the wall seconds without which no pass should begin."""

@@ -44,6 +44,8 @@ FIRST_WORK: Final = 0.1
 """Deterministic seconds for the first core; a core that takes longer is widened instead."""
 POLISHING_WORK: Final = 0.02
 """Deterministic seconds for a round whose wanted gap is met, to prove it to the last unit."""
+LEAST_WORKERS: Final = 4
+"""Workers below which one is used: two share the work of one, with other searches and fewer cuts."""
 CORE_GROWTH_FACTOR: Final = 2
 """Factor by which each next core, and its allowed work, is larger."""
 
@@ -226,4 +228,6 @@ def _solver(budget: Budget, limit: float) -> cp_model.CpSolver:
     solver.parameters.linearization_level = 2  # without all cuts, cores of 500 columns take seconds
     solver.parameters.relative_gap_limit = budget.gap
     solver.parameters.max_deterministic_time = limit
+    if budget.workers < LEAST_WORKERS:
+        solver.parameters.num_workers = 1
     return solver

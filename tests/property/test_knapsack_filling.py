@@ -136,6 +136,8 @@ def test_knapsacks_suit_rounds_in_which_few_jobs_fill_a_row() -> None:
     running[40] = problem.job_start[40]
     assert not stage.suits(problem, running)
     assert not stage.suits(problem, None)
+    alone = a_problem([[(2, {0: 1})]] * 80, [60])
+    assert stage.suits(alone, np.arange(80))
 
 
 def test_too_large_rounds_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

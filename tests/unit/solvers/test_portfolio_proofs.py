@@ -190,11 +190,12 @@ class TimedCpSat(CpSat):
         return without_answer(problem, SolveStatus.UNKNOWN, solver=self.name)
 
 
-@pytest.mark.parametrize(("jobs", "left_s"), [(40, 15.0), (42, 90.0)])
+@pytest.mark.parametrize(("jobs", "left_s"), [(80, 15.0), (84, 90.0)])
 def test_cp_sat_leaves_time_to_knapsacks_where_few_jobs_fill_a_row(
     jobs: int, left_s: float
 ) -> None:
-    problem, stage = many_jobs(jobs), TimedCpSat()  # half of the jobs fit
+    pairs = [[(10**6 + job, {job % 2: 1})] for job in range(jobs)]
+    problem, stage = a_problem(pairs, [jobs // 4, jobs // 4]), TimedCpSat()  # half of them fit
     budget = Budget(remaining_s=lambda: 100.0)
     Portfolio((Greedy(), StatedBound(1e6), stage, KnapsackFilling())).solve(problem, budget)
     assert stage.left_s == pytest.approx(left_s)
