@@ -44,7 +44,6 @@ _LOG = logging.getLogger(__name__)
 _RESERVE = {
     Pricing.name: 0.5,
     Relaxation.name: 0.5,
-    Branching.name: 0.3,
     CpSat.name: 0.1,
     KnapsackFilling.name: 0.1,
 }
