@@ -32,7 +32,7 @@ from tessera.solvers.base import Budget
 from tessera.solvers.branching.fillings import MOST_COMBINED, FillingPool
 from tessera.solvers.branching.stated import (
     StatedKnapsacks,
-    are_knapsacks,
+    count_knapsacks,
     state_knapsacks,
 )
 from tessera.solvers.cpsat import WORK_PER_S, CpSat
@@ -87,9 +87,10 @@ class KnapsackFilling:
 
     def suits(self, problem: Problem, known: Ints | None) -> bool:
         """Return whether it gains more than CP-SAT around the answer ``known`` (int64[jobs])."""
-        if known is None or not are_knapsacks(problem):
+        rows = 0 if known is None else count_knapsacks(problem)
+        if known is None or not rows:
             return False
-        rows = len(problem.rows)  # a single row is filled exactly, however many jobs it holds
+        # A single row is filled exactly, however many jobs it holds.
         return rows == 1 or int(np.count_nonzero(known >= 0)) <= MOST_OF_KNAPSACK * rows
 
     def least_s(self, problem: Problem) -> float:
@@ -156,7 +157,7 @@ class _KnapsackSearch:
         self._passes = self._dives = self._combined = self._cores = self._refills = 0
         self._draws = 0
         self._hopeless, self._first = False, bound - self.value
-        long = np.count_nonzero(known >= 0) > LONG_FILLING * len(stated.sacks.capacity)
+        long = np.count_nonzero(known >= 0) > LONG_FILLING * count_knapsacks(problem)
         self._pool = None if long else FillingPool(problem, stated)
         self._moves: list[Callable[[Budget], bool]] = [self._search_core, self._refill_best]
         if self._pool is not None:  # dives gain the most

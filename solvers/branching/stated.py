@@ -47,12 +47,11 @@ class StatedKnapsacks:
         return self.space.unit / self.scale
 
 
-def are_knapsacks(problem: Problem) -> bool:
-    """Return whether each column uses one row, and each row is used."""
+def count_knapsacks(problem: Problem) -> int:
+    """Return the number of rows that columns use, or 0 if a column does not use exactly one."""
     used = problem.amount > 0  # an amount of 0 does not put a column into a knapsack
-    rows = np.bincount(problem.row[used], minlength=len(problem.rows))
     uses = np.bincount(problem.usage_column[used], minlength=len(problem.cell))
-    return bool(len(problem.rows) and rows.all() and (uses == 1).all())
+    return len(np.unique(problem.row[used])) if (uses == 1).all() else 0
 
 
 def state_knapsacks(problem: Problem, priced: PricedProblem) -> StatedKnapsacks | None:
@@ -61,7 +60,7 @@ def state_knapsacks(problem: Problem, priced: PricedProblem) -> StatedKnapsacks 
     uses = np.bincount(problem.row, minlength=len(problem.rows))
     loads = int((uses * problem.capacity).sum())
     largest = float(np.abs(priced.best).sum()) * scale
-    if not are_knapsacks(problem) or loads > MOST_LOADS or not largest < LARGEST:
+    if not count_knapsacks(problem) or loads > MOST_LOADS or not largest < LARGEST:
         return None
     first, label = find_classes(problem, np.ones(len(problem.jobs), dtype=np.bool_))
     sacks, row_of = _knapsacks(problem, scale, first, label)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
@@ -140,6 +141,19 @@ def test_knapsacks_suit_rounds_in_which_few_jobs_fill_a_row() -> None:
     assert stage.suits(alone, np.arange(80))
 
 
+@given(SEEDS)
+def test_a_row_that_no_column_uses_stops_nothing(seed: int) -> None:
+    problem = of_two_types(seed, unused=[5])
+    hint, best = a_hint(problem, seed), brute_force(problem)
+    assert hint is not None
+    assert best is not None
+    solution = KnapsackFilling().solve(problem, EXACT, hint)
+    assert solution.objective <= best <= solution.bound
+    assert dict(solution.work)["knapsacks"] > 0 or solution.gap == 0
+    if solution.certificate is not None:
+        assert check_certificate(problem, solution.certificate) <= solution.bound
+
+
 def test_too_large_rounds_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = of_one_row(3)
     hint = a_hint(problem, 3)
@@ -202,8 +216,11 @@ def test_a_column_that_uses_nothing_of_a_row_is_not_in_its_knapsack() -> None:
         assert check_certificate(problem, solution.certificate) <= solution.bound
 
 
-def of_two_types(seed: int) -> Problem:
-    """Return jobs that each run on one of two types; some are identical."""
+def of_two_types(seed: int, unused: Sequence[int] = ()) -> Problem:
+    """Return jobs that each run on one of two types; some are identical.
+
+    ``unused`` are the capacities of types on which none of them runs.
+    """
     draw = np.random.default_rng(seed)
     kinds = [
         [
@@ -213,7 +230,7 @@ def of_two_types(seed: int) -> Problem:
         for _ in range(5)
     ]
     jobs = [kinds[int(draw.integers(0, 5))] for _ in range(int(draw.integers(2, 7)))]
-    return a_problem(jobs, [int(draw.integers(4, 12)), int(draw.integers(4, 12))])
+    return a_problem(jobs, [int(draw.integers(4, 12)), int(draw.integers(4, 12)), *unused])
 
 
 def a_statement(problem: Problem) -> StatedKnapsacks | None:
