@@ -110,6 +110,10 @@ class Portfolio:
     @with_waiting_as_columns
     def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
         """Solve ``problem``, never worse than greedy; INFEASIBLE means that a stage proved it."""
+        greedy = self._stages[0] if self._stages else Greedy()
+        if hint is None and isinstance(greedy, Greedy):  # its answer to simpler numbers may be less
+            first = greedy.solve(problem, budget)
+            hint = first if first.has_answer else None
         simple = simplify(problem)
         recorded = simple.read_record(budget.recorded)
         budget = replace(budget, recorded=recorded)

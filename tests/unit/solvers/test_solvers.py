@@ -292,6 +292,14 @@ def test_an_unexpected_status_is_an_error(name: str, monkeypatch: pytest.MonkeyP
         registry.make_solver(name).solve(a_problem([[(5, {0: 1})]]), ALWAYS)
 
 
+def test_an_answer_out_of_time_is_not_below_greedys_on_the_stated_numbers() -> None:
+    # Both rows have room for one use of 4. Only as stated does row 1 look larger than row 0.
+    problem = a_problem([[(8, {0: 4}), (8, {1: 4})], [(5, {0: 4})]], [5, 7])
+    late = Budget(remaining_s=lambda: 0.0)
+    assert Greedy().solve(problem, ALWAYS).objective == 13
+    assert Portfolio().solve(problem, late).objective == 13
+
+
 def test_a_bound_of_cp_sat_below_its_own_answer_is_its_failure(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
