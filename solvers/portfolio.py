@@ -148,27 +148,33 @@ def _part_of(
 ) -> Budget | None:
     """Return the part of the budget that a stage has, with the gap to aim at, or None for no part.
 
-    The parts are in proportion to the gains that ``docs/internals/solvers.md`` has measured.
+    The parts are in proportion to what the stages earn (``tessera bench stages``).
     """
+    met = best.gap_met(budget.gap)
+    if met and not _polishes(problem, stage, best):
+        return None
+    if isinstance(stage, KnapsackFilling) and not stage.suits(problem, best.choice):
+        return None
     part = budget.share(1.0 - _reserve_of(problem, stage, stages, best))
     if isinstance(stage, Branching | KnapsackFilling) and part.remaining_s() < stage.least_s(
         problem
     ):
         return None
-    if isinstance(stage, KnapsackFilling) and not stage.suits(problem, best.choice):
-        return None
-    if not best.gap_met(budget.gap):
+    if not met:
         return part
-    if best.choice is None or best.gap_met(0.0):
-        return None
     if isinstance(stage, CpSat):
-        few = len(problem.jobs) <= MAX_CP_SAT_JOBS
-        return _with_limit(part, stage.name, POLISHING_WORK, 0.0) if few else None
-    if isinstance(stage, Branching):
-        aim = polished_gap(problem)
-        small = len(problem.cell) <= MAX_POLISHED_COLUMNS and not best.gap_met(aim)
-        return _with_limit(part, stage.name, POLISHING_NODES, aim) if small else None
-    return None
+        return _with_limit(part, stage.name, POLISHING_WORK, 0.0)
+    return _with_limit(part, stage.name, POLISHING_NODES, polished_gap(problem))
+
+
+def _polishes(problem: Problem, stage: Solver, best: _Best) -> bool:
+    """Return whether ``stage`` lowers a gap further that is met."""
+    if best.choice is None or best.gap_met(0.0):
+        return False
+    if isinstance(stage, CpSat):
+        return len(problem.jobs) <= MAX_CP_SAT_JOBS
+    small = len(problem.cell) <= MAX_POLISHED_COLUMNS
+    return isinstance(stage, Branching) and small and not best.gap_met(polished_gap(problem))
 
 
 def _reserve_of(problem: Problem, stage: Solver, stages: Sequence[Solver], best: _Best) -> float:

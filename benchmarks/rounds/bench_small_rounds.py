@@ -11,14 +11,17 @@ import typer
 
 from tessera.benchmarks.harness.progress import track_steps
 from tessera.benchmarks.harness.registry import register_case
+from tessera.benchmarks.rounds.contest import used_cp_sat
 from tessera.benchmarks.rounds.instances import make_instance
 from tessera.formulation.check import find_violations
 from tessera.formulation.policy import Policy
 from tessera.formulation.statement import state_round
-from tessera.simulator.figures import Report
+from tessera.simulator.figures import Figure, Report
 from tessera.solvers.base import Budget
+from tessera.solvers.branching import Branching
 from tessera.solvers.cpsat import CpSat
 from tessera.solvers.kernels.warm import run_every_loop
+from tessera.solvers.prices import PROVED_BY_PRICES
 from tessera.solvers.registry import DEFAULT, make_solver
 
 LIMIT_S: Final = 60.0
@@ -70,45 +73,39 @@ def solve_small_rounds(
     run_every_loop()
     _solve(SETS[0], seed, solver, gap)  # so that no solve below loads a library
     steps = track_steps(len(SETS) * seeds, "rounds")
-    table: list[dict[str, float | int | str]] = []
-    cpu_s: list[float] = []
-    broken = asked = 0
-    worst = 0.0
+    table: list[dict[str, Figure | str]] = []
+    every: list[_TimedRound] = []
     for chosen in SETS:
         rounds = []
         for number in range(seeds):
             next(steps)
             rounds.append(_solve(chosen, seed + number, solver, gap))
-        own_s = [row.cpu_s for row in rounds]
+        every += rounds
         table.append(
             {
                 "jobs": chosen.jobs,
                 "gpus": chosen.gpus,
                 "objective": chosen.objective,
-                "cpu_s": sum(own_s),
-                "cpu_s_p50": statistics.median(own_s),
-                "cpu_s_max": max(own_s),
+                "cpu_s": sum(row.cpu_s for row in rounds),
+                "cpu_s_p50": statistics.median(row.cpu_s for row in rounds),
+                "cpu_s_max": max(row.cpu_s for row in rounds),
                 "worst_gap": max(row.gap for row in rounds),
-                "by_prices": sum(row.proved_by == "prices" for row in rounds),
-                "by_branching": sum(row.proved_by == "branching" for row in rounds),
+                "by_prices": sum(row.proved_by == PROVED_BY_PRICES for row in rounds),
+                "by_branching": sum(row.proved_by == Branching.name for row in rounds),
                 "by_cp_sat": sum(row.proved_by == CpSat.name for row in rounds),
             }
         )
-        cpu_s += own_s
-        broken += sum(row.violations for row in rounds)
-        asked += sum(row.cp_sat for row in rounds)
-        worst = max(worst, *(row.gap for row in rounds))
     return Report(
         seed=seed,
         figures={
-            "rounds": len(cpu_s),
-            "cpu_s_total": sum(cpu_s),
-            "cpu_s_max": max(cpu_s),
-            "worst_gap": worst,
-            "cp_sat_share": asked / len(cpu_s),
-            "violations": broken,
+            "rounds": len(every),
+            "cpu_s_total": sum(row.cpu_s for row in every),
+            "cpu_s_max": max(row.cpu_s for row in every),
+            "worst_gap": max(row.gap for row in every),
+            "cp_sat_share": sum(row.cp_sat for row in every) / len(every),
+            "violations": sum(row.violations for row in every),
         },
-        table=[dict(row) for row in table],
+        table=table,
     )
 
 
@@ -132,7 +129,6 @@ def _solve(chosen: RoundSet, seed: int, solver: str, gap: float) -> _TimedRound:
         cpu_s=time.process_time() - began_s,
         gap=solution.gap,
         proved_by=solution.proved_by,
-        cp_sat=dict(solution.work).get(CpSat.name, 0.0) > 0
-        or any(answer.stage == CpSat.name for answer in solution.recorded),
+        cp_sat=used_cp_sat(solution),
         violations=len(find_violations(problem, solution)),
     )

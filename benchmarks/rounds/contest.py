@@ -221,11 +221,11 @@ def _round(entry: ContestEntry, tell: Tell) -> dict[str, Any]:
         "columns": len(statement.problem.cell),
         "verified": answered and not find_violations(statement.problem, solution),
         "proved_by": solution.proved_by,
-        "cp_sat": _used_cp_sat(solution),
+        "cp_sat": used_cp_sat(solution),
     }
 
 
-def _used_cp_sat(solution: Solution) -> bool:
+def used_cp_sat(solution: Solution) -> bool:
     """Return whether CP-SAT ran: it did work, has a recorded answer, or proved the bound."""
     stages = [stage for stage, amount in solution.work if amount > 0]
     stages += [answer.stage for answer in solution.recorded]

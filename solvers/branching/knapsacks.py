@@ -78,9 +78,8 @@ LEAST_PROGRESS: Final = 0.1
 class KnapsackFilling:
     """A solver that treats GPU types as knapsacks. It needs the hint's shadow prices and answer.
 
-    It is of use where each column uses one row, and few jobs fill a row, or all (``suits``).
-
-    Its work is the number of passes, which repeats the run. The bound is that of a certificate.
+    It is of use where each column uses one row, and few jobs fill a row, or there is one row
+    (``suits``). Its work is the number of passes, which repeats the run. The bound is that of a certificate.
     """
 
     name = "knapsacks"

@@ -51,7 +51,8 @@ def count_knapsacks(problem: Problem) -> int:
     """Return the number of rows that columns use, or 0 if a column does not use exactly one."""
     used = problem.amount > 0  # an amount of 0 does not put a column into a knapsack
     uses = np.bincount(problem.usage_column[used], minlength=len(problem.cell))
-    return len(np.unique(problem.row[used])) if (uses == 1).all() else 0
+    rows = np.bincount(problem.row[used], minlength=len(problem.rows))
+    return int(np.count_nonzero(rows)) if (uses == 1).all() else 0
 
 
 def state_knapsacks(problem: Problem, priced: PricedProblem) -> StatedKnapsacks | None:
@@ -66,7 +67,7 @@ def state_knapsacks(problem: Problem, priced: PricedProblem) -> StatedKnapsacks 
     sacks, row_of = _knapsacks(problem, scale, first, label)
     every = whole_prices(problem, priced.prices, scale)
     price = np.where(sacks.alone, 0.0, np.ceil(priced.best[first] * scale))
-    groups = int(np.diff(sacks.group_start[:-1]).max(initial=1))
+    groups = int(np.diff(sacks.group_start).max(initial=1))
     return StatedKnapsacks(
         scale=scale,
         first=first,
@@ -106,7 +107,7 @@ def _knapsacks(problem: Problem, scale: int, first: Ints, label: Ints) -> tuple[
     job, row = problem.column_job[order], where[order]
     begins = np.flatnonzero((np.diff(job, prepend=-1) != 0) | (np.diff(row, prepend=-1) != 0))
     sacks = Knapsacks(
-        group_start=np.searchsorted(row[begins], np.arange(rows + 2)),
+        group_start=np.searchsorted(row[begins], np.arange(rows + 1)),
         item_start=np.append(begins, len(order)),
         owner=label[job[begins]],
         job=job[begins],

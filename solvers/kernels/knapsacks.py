@@ -26,10 +26,7 @@ LENGTH, IDLE = 0, 1
 
 
 class Knapsacks(NamedTuple):
-    """Rows as knapsacks. The columns of one job in one row are a group; groups are sorted by row.
-
-    The last row has no capacity: it is for columns that use none of the rows.
-    """
+    """Rows as knapsacks. The columns of one job in one row are a group; groups are sorted by row."""
 
     group_start: Ints  # int64[rows + 1], first group of each row
     item_start: Ints  # int64[groups + 1]
@@ -37,8 +34,8 @@ class Knapsacks(NamedTuple):
     job: Ints  # int64[groups]
     column: Ints  # int64[items]
     weight: Ints  # int64[items]
-    worth: Ints  # int64[items], value less what the other rows cost, times the scale
-    capacity: Ints  # int64[rows - 1]
+    worth: Ints  # int64[items], value times the scale
+    capacity: Ints  # int64[rows]
     members: Ints  # int64[classes], the number of jobs of each
     must: Bools  # bool[classes]
     alone: Bools  # bool[classes], whether a class has columns in one row only, and needs no price
@@ -66,15 +63,8 @@ def bound_by_knapsacks(sacks: Knapsacks, price: Ints, taken: Ints, space: Worksp
     total = 0
     for k in range(price.size):
         total += price[k] * sacks.members[k]
-    rows = sacks.capacity.size
-    for row in range(rows):
+    for row in range(sacks.capacity.size):
         total += _fill(sacks, row, price, taken, space, False)
-    for g in range(sacks.group_start[rows], sacks.group_start[rows + 1]):
-        best = 0
-        for i in range(sacks.item_start[g], sacks.item_start[g + 1]):
-            best = max(best, sacks.worth[i] - price[sacks.owner[g]])
-        total += best
-        taken[sacks.owner[g]] += best > 0
     return total
 
 
@@ -84,17 +74,10 @@ def assign_by_knapsacks(
 ) -> None:
     """Fill the knapsacks one after another, in ``order``, with jobs that are still waiting.
 
-    ``choice`` (int64[jobs]) is -1 at first. Rows that are not knapsacks do not count.
+    ``choice`` (int64[jobs]) is -1 at first.
     """
     for row in order:
         _fill(sacks, row, price, choice, space, True)
-    rows = sacks.capacity.size
-    for g in range(sacks.group_start[rows], sacks.group_start[rows + 1]):
-        best = price[sacks.owner[g]]
-        for i in range(sacks.item_start[g], sacks.item_start[g + 1]):
-            if choice[sacks.job[g]] < 0 and sacks.worth[i] > best:
-                best = sacks.worth[i]
-                choice[sacks.job[g]] = sacks.column[i]
 
 
 @compile_lazily

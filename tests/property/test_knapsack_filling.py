@@ -294,9 +294,6 @@ def a_plain_bound(problem: Problem, stated: StatedKnapsacks, price: np.ndarray) 
                 for load in range(len(best))
             ]
         total += best[-1]
-    for g in range(int(sacks.group_start[-2]), int(sacks.group_start[-1])):
-        own = slice(int(sacks.item_start[g]), int(sacks.item_start[g + 1]))
-        total += max(0, int(sacks.worth[own].max() - price[sacks.owner[g]]))
     return total
 
 
