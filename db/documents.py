@@ -62,8 +62,9 @@ def summary_json(summary: RoundSummary) -> str:
             del plain[name]
     if summary.foresight is None:
         del plain["foresight"]
-    if not summary.policy_version:
-        del plain["policy_version"]
+    for name in ("policy_version", "failures"):
+        if not plain[name]:
+            del plain[name]
     return dump_json(to_plain_json(plain))
 
 

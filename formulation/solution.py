@@ -47,7 +47,10 @@ class Solution:
     that a clock ended; a repetition uses them instead of running these stages.
 
     ``proved_by`` names what proves ``bound``: "prices", "branching" or "knapsacks" with a
-    certificate; "cp-sat", where it is the word of that stage; "" for a trivial bound.
+    certificate; "cp-sat", where it is the word of that stage; "" for a trivial bound. The
+    certificate of a bound that is a stage's word proves a larger one: as much as can be checked.
+
+    ``failures`` says which stages failed, and why. Their answers and bounds do not count.
     """
 
     status: SolveStatus
@@ -61,6 +64,7 @@ class Solution:
     recorded: tuple[RecordedAnswer, ...] = ()
     proved_by: str = ""
     certificate: Certificate | None = None
+    failures: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Freeze the arrays."""
@@ -71,6 +75,11 @@ class Solution:
     def has_answer(self) -> bool:
         """Return whether ``choice`` is an answer at all."""
         return self.status in (SolveStatus.OPTIMAL, SolveStatus.FEASIBLE)
+
+    @property
+    def is_certified(self) -> bool:
+        """Return whether the certificate proves ``bound``, and not only a larger one."""
+        return self.certificate is not None and self.certificate.bound <= self.bound
 
     @property
     def gap(self) -> float:

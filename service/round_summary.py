@@ -67,7 +67,8 @@ def summarise_round(
         versions=_VERSIONS,
         bound_is_trivial=outcome.bound_is_trivial,
         proved_by=outcome.goals[-1].proved_by,
-        has_certificate=outcome.proof.has_certificate,
+        has_certificate=any(goal.certified for goal in outcome.goals),
+        failures=solution.failures,
         foresight=outcome.foresight,
         promises_due_s=min(
             due_s(snapshot, outcome, options.round_s), next_leg_s(snapshot, outcome)

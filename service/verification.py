@@ -42,7 +42,7 @@ def encode_document(round_name: str, record: RoundRecord, checks: Sequence[GoalC
         "not_certified": [
             {"name": check.result.name, "proved_by": check.result.proved_by}
             for check in checks
-            if check.document is None
+            if check.document is None or not check.result.certified
         ],
         "goals": goals,
     }

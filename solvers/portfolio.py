@@ -76,6 +76,7 @@ class _Best:
     proved_by: str = ""
     certificate: Certificate | None = None
     recorded: list[RecordedAnswer] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
 
     def gap_met(self, gap: float) -> bool:
         """Return whether nothing is left to gain within the gap."""
@@ -132,7 +133,7 @@ class Portfolio:
             if position and (part is None or budget.skips(stage.name) or budget.expired()):
                 continue
             next_hint = _next_hint(problem, best, budget, work, hint)
-            solution = _run(stage, problem, part or budget, next_hint)
+            solution = _run(stage, problem, part or budget, next_hint, best.failures)
             if solution is None:
                 continue
             work[stage.name] = dict(solution.work).get(stage.name, 0.0)
@@ -251,7 +252,11 @@ def _from_prices(
         return frozenset()
     part = budget.share(1.0 - _RESERVE[pricing.name])
     solution, shown = pricing.solve_and_show(problem, part, hint)
-    if shown is None or not solution.has_answer or not _verified(pricing.name, problem, solution):
+    if (
+        shown is None
+        or not solution.has_answer
+        or not _verified(pricing.name, problem, solution, best.failures)
+    ):
         return frozenset()
     work[pricing.name], work[greedy.name] = dict(solution.work)[pricing.name], 1.0
     _merge(best, problem, solution)
@@ -260,7 +265,7 @@ def _from_prices(
         greedy_answer = make_solution(
             problem, better, bound=best.bound, solver=greedy.name, seed=budget.seed
         )
-        if _verified(greedy.name, problem, greedy_answer):
+        if _verified(greedy.name, problem, greedy_answer, best.failures):
             _merge(best, problem, greedy_answer)
     return frozenset((greedy.name, pricing.name))
 
@@ -290,8 +295,10 @@ def stages_for(problem: Problem) -> tuple[Solver, ...]:
     return Greedy(), prices, Branching(), CpSat(), KnapsackFilling()
 
 
-def _run(stage: Solver, problem: Problem, budget: Budget, hint: Solution | None) -> Solution | None:
-    """Return the stage's solution if it breaks no rule, else log why and return None.
+def _run(
+    stage: Solver, problem: Problem, budget: Budget, hint: Solution | None, failures: list[str]
+) -> Solution | None:
+    """Return the stage's solution if it breaks no rule; else add why to ``failures``, and return None.
 
     If the stage itself made the hint, the hint is its solution, and the stage does not run again.
     """
@@ -305,14 +312,15 @@ def _run(stage: Solver, problem: Problem, budget: Budget, hint: Solution | None)
             "a solver failed",
             extra={"event": "solver_failed", "solver": stage.name, "error": error},
         )
+        failures.append(f"{stage.name}: {error.detail}")
         return None
-    if solution.has_answer and not _verified(stage.name, problem, solution):
+    if solution.has_answer and not _verified(stage.name, problem, solution, failures):
         return None
     return solution
 
 
-def _verified(name: str, problem: Problem, solution: Solution) -> bool:
-    """Return whether the answer breaks no rule; log the rules that it breaks."""
+def _verified(name: str, problem: Problem, solution: Solution, failures: list[str]) -> bool:
+    """Return whether the answer breaks no rule; log the rules that it breaks, and add them to ``failures``."""
     broken = find_violations(problem, solution)
     if broken:
         _LOG.error(
@@ -324,19 +332,28 @@ def _verified(name: str, problem: Problem, solution: Solution) -> bool:
                 "broken": len(broken),
             },
         )
+        failures.append(f"{name}: its answer breaks {broken[0].rule}: {broken[0].detail}")
     return not broken
 
 
 def _merge(best: _Best, problem: Problem, solution: Solution) -> None:
     if solution.status is SolveStatus.INFEASIBLE:
         best.infeasible = best.choice is None
+        if not best.infeasible:
+            best.failures.append(
+                f"{solution.solver}: it called a round infeasible that has an answer"
+            )
         return
     known = -math.inf if best.choice is None else best.objective
     if solution.has_answer:
         known = max(known, objective_of(problem, solution.choice))
-    if known <= solution.bound < best.bound:  # a bound below an answer is a fault
-        best.bound, best.certificate = solution.bound, solution.certificate
-        best.proved_by = solution.proved_by
+    if solution.bound < known:
+        best.failures.append(
+            f"{solution.solver}: its bound {solution.bound:.0f} is below an answer of {known:.0f}"
+        )
+    elif solution.bound < best.bound:
+        best.bound, best.proved_by = solution.bound, solution.proved_by
+        best.certificate = solution.certificate or best.certificate
     if len(solution.prices):
         best.prices = solution.prices
     if solution.has_answer and (best.choice is None or solution.objective > best.objective):
@@ -344,18 +361,19 @@ def _merge(best: _Best, problem: Problem, solution: Solution) -> None:
 
 
 def _solution(problem: Problem, best: _Best, budget: Budget, work: dict[str, float]) -> Solution:
-    """Return the best result, with the exact bound of its certificate."""
-    if best.proved_by in ("", PROVED_BY_PRICES) and best.certificate is None:
-        # Without a proof, the bound is that of prices of 0: every job on its best column.
-        prices = best.prices if best.proved_by else np.zeros(len(problem.rows))
-        proof = certificate_of_prices(problem, prices)
-        best.certificate, best.bound = proof, float(proof.bound)
-        best.proved_by = PROVED_BY_PRICES
+    """Return the best result, with the exact bound of its certificate or else the word of a stage."""
+    if best.certificate is None:
+        # Without prices, they are 0: every job on its best column.
+        prices = best.prices if len(best.prices) else np.zeros(len(problem.rows))
+        best.certificate = certificate_of_prices(problem, prices)
+    if best.proved_by in ("", PROVED_BY_PRICES):
+        best.bound, best.proved_by = float(best.certificate.bound), PROVED_BY_PRICES
     return replace(
         _unproven(problem, best, budget, work),
         recorded=tuple(best.recorded),
         proved_by=best.proved_by,
         certificate=best.certificate,
+        failures=tuple(best.failures),
     )
 
 

@@ -57,6 +57,7 @@ class RoundSummary:
     has_certificate: bool = False  # of the bound of any goal
     replanned: int = 0  # of the jobs that it changed
     policy_version: int = 0  # of the standing policy; 0 is that of the server's settings
+    failures: tuple[str, ...] = ()  # of stages of the solver; the best verified answer stands
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

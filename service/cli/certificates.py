@@ -53,8 +53,9 @@ def verify_certificate(
 ) -> None:
     """Check the certificate of a stored round's bound, in integers.
 
-    The problem is stated again from the round's snapshot. If the bound of the round's objective has
-    no certificate, or one that does not prove it, the exit code is 1.
+    The problem is stated again from the round's snapshot. A bound that is CP-SAT's word has a
+    certificate of a larger one. If the round's objective has no certificate, or a wrong one, the exit
+    code is 1.
     """
     name = full_name(cluster, "rounds", number)
     with connect(server) as client:
@@ -101,6 +102,12 @@ def _explain(check: scheduler_pb2.GoalCheck) -> str:
     if check.HasField("proven"):
         proven = f"{format_number(check.proven)} {goal.unit}"
         outside = f" (but {check.note})" if check.note else ""
+        if not goal.certified:
+            return (
+                f"{goal.name}: no answer is worth more than {proven}, by its certificate, which was checked"
+                f" in integers{outside}; that none is worth more than {proven_bound(goal)} is by"
+                f" {proof_text(goal)}"
+            )
         return (
             f"{goal.name}: no answer is worth more than {proven}, by {proof_text(goal)}, which were checked"
             f" in integers{outside}"

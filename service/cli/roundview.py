@@ -131,6 +131,7 @@ def _facts(value: scheduler_pb2.Round, *, wide: bool) -> list[tuple[str, str]]:
         ("round", UNCOMMITTED_TEXTS.get(value.outcome, value.name)),
         ("outcome", value.outcome),
         ("violations", "; ".join(value.violations)),
+        ("failed stages", "; ".join(value.failures)),
         ("decided", format_time(value.create_time)),
         ("policy", _policy(value)),
         ("objective", f"{format_number(value.objective)} {unit}, {value.status}; {_proof(value)}"),

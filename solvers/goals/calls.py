@@ -36,6 +36,7 @@ class Calls:
         self._work: list[tuple[str, float]] = []
         self._given = _answers_by_call(budget.recorded)
         self._answers: list[RecordedAnswer] = []
+        self._failures: list[str] = []
 
     def solve(
         self, solver: Solver, problem: Problem, budget: Budget, hint: Solution | None = None
@@ -50,6 +51,7 @@ class Calls:
         elif budget.expired():
             return None
         solution = solver.solve(problem, budget, hint)
+        self._failures += solution.failures
         self._work += [(f"{self._count}:{name}", work) for name, work in solution.work]
         self._answers += [
             replace(answer, stage=f"{self._count}:{answer.stage}") for answer in solution.recorded
@@ -77,6 +79,11 @@ class Calls:
     def recorded(self) -> tuple[RecordedAnswer, ...]:
         """Return the answers of all calls so far that a clock ended."""
         return tuple(self._answers)
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """Return the stages of all calls so far that failed, and why."""
+        return tuple(self._failures)
 
 
 def _by_call(work: dict[str, float]) -> dict[int, dict[str, float]]:

@@ -144,7 +144,7 @@ def _linear_result(goal: Linear, solution: Solution, trivial: bool) -> GoalResul
         gap=solution.gap,
         bound_is_trivial=trivial,
         proved_by="" if trivial else solution.proved_by,
-        certified=not trivial and solution.certificate is not None,
+        certified=not trivial and solution.is_certified,
     )
 
 
@@ -176,6 +176,7 @@ def _with_proof(answer: Solution, proven: Solution) -> Solution:
         recorded=proven.recorded,
         proved_by=proven.proved_by,
         certificate=proven.certificate,
+        failures=proven.failures,
     )
 
 
@@ -321,14 +322,19 @@ class _Ordered:
                 _result(self._statement.problem, goal, solution, bound),
                 bound_is_trivial=unproven,
                 proved_by=by,
-                certified=certificate is not None,
+                certified=certificate is not None and certificate.bound <= bound,
             )
             for goal, bound, unproven, by, certificate in zip(
                 goals, bounds, trivial, proved_by, certificates, strict=True
             )
         )
         return SolvedGoals(
-            solution=replace(solution, work=work, recorded=self._calls.recorded),
+            solution=replace(
+                solution,
+                work=work,
+                recorded=self._calls.recorded,
+                failures=self._calls.failures,
+            ),
             results=results,
             floors=tuple(self._floors),
             certificates=tuple(certificates),

@@ -33,7 +33,7 @@ class GoalCheck:
     """The check of the proof of a goal of a round, in the goal's unit.
 
     ``bound`` is the stored one, and ``proven`` what the certificate proves, or None if there is
-    none. ``problem`` says why the proof is not one of the stored bound; "" if it is. ``note`` says
+    none; it is more than a bound that is a stage's word. ``problem`` says why the proof is not one of the stored bound; "" if it is. ``note`` says
     why the placed answer is outside of the proof; "" if it is one of the problem's answers.
     ``document`` is the certificate's document, or None if there is no proof or such a note.
     """
@@ -90,7 +90,7 @@ def _check(
     except InvalidCertificate as wrong:
         return GoalCheck(result=result, problem=wrong.problem)
     value = proven / problem.scale
-    if proven > bound:
+    if proven > bound and result.certified:
         return GoalCheck(
             result=result, proven=value, problem=f"it proves {value:.12g}, which is not the bound"
         )
@@ -105,7 +105,9 @@ def _check(
         return GoalCheck(
             result=result, proven=value, problem="the round's answer is worth more than is proven"
         )
-    document = certificate_document(problem, certificate, choice, name=result.name, bound=bound)
+    document = certificate_document(
+        problem, certificate, choice, name=result.name, bound=max(bound, proven)
+    )
     return GoalCheck(result=result, proven=value, document=document)
 
 

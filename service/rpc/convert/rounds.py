@@ -218,6 +218,7 @@ def of_summary(s: RoundSummary) -> pb.Round:
         proved_by=s.proved_by,
         has_certificate=s.has_certificate,
         policy_version=s.policy_version,
+        failures=s.failures,
         foresight=None if s.foresight is None else _of_foresight(s.foresight),
     )
 

@@ -19,7 +19,7 @@ from tessera.solvers.answers import (
     trivial_bound,
     without_answer,
 )
-from tessera.solvers.base import Budget, Solver
+from tessera.solvers.base import Budget, Solver, SolverFailed
 from tessera.solvers.branching import Branching, KnapsackFilling
 from tessera.solvers.branching.solver import MAX_CP_SAT_JOBS
 from tessera.solvers.cpsat import POLISHING_WORK, CpSat
@@ -45,11 +45,10 @@ def checked(problem: Problem, solution: Solution) -> Solution:
     assert solution.has_answer
     assert is_answer(problem, solution.choice)
     assert solution.objective == objective_of(problem, solution.choice) <= solution.bound
-    if solution.proved_by == "cp-sat":
-        assert solution.certificate is None
-    else:
-        assert solution.certificate is not None
-        assert check_certificate(problem, solution.certificate) <= solution.bound
+    assert solution.certificate is not None
+    proven = check_certificate(problem, solution.certificate)
+    assert solution.is_certified == (proven <= solution.bound)
+    assert solution.is_certified or solution.proved_by == "cp-sat"
     return solution
 
 
@@ -342,6 +341,28 @@ def test_a_lie_of_cp_sat_is_never_believed(
     assert solution.status is not SolveStatus.INFEASIBLE
     assert solution.bound >= 110
     assert solution.proved_by == "prices"
+    (failure,) = solution.failures
+    assert failure.startswith("cp-sat: ")
+
+
+def test_the_certificate_of_a_bound_by_cp_sat_proves_what_prices_can() -> None:
+    problem = three_jobs()
+    by_prices = Portfolio((Greedy(), Pricing())).solve(problem, EXACT)
+    solution = checked(problem, Portfolio((Greedy(), Pricing(), CpSat())).solve(problem, EXACT))
+    assert (solution.bound, solution.is_certified) == (110, False)
+    assert solution.certificate == by_prices.certificate
+    assert solution.failures == ()
+
+
+def test_a_stage_that_fails_is_named_and_the_others_decide() -> None:
+    class FailingCpSat(CpSat):
+        def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
+            raise SolverFailed(self.name, "status 77")
+
+    problem = three_jobs()
+    stages = (Greedy(), Pricing(), FailingCpSat(), Branching())
+    solution = checked(problem, Portfolio(stages).solve(problem, EXACT))
+    assert (solution.bound, solution.failures) == (110, ("cp-sat: status 77",))
 
 
 def test_no_lie_of_cp_sat_reaches_a_repetition() -> None:

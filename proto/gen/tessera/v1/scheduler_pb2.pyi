@@ -724,6 +724,7 @@ class Round(_message.Message):
     FORESIGHT_FIELD_NUMBER: _builtins.int
     REPLANNED_FIELD_NUMBER: _builtins.int
     POLICY_VERSION_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """"clusters/{cluster}/rounds/{number}". The number of a dry run is 0."""
     epoch: _builtins.int
@@ -819,6 +820,12 @@ class Round(_message.Message):
     def foresight(self) -> Global___Foresight:
         """What the round compared by rolling it forward. Unset if nothing was."""
 
+    @_builtins.property
+    def failures(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The stages of the solver that failed or said what cannot be true, and why. Their answers and
+        bounds do not count: the best verified answer of the others stands.
+        """
+
     def __init__(
         self,
         *,
@@ -858,10 +865,11 @@ class Round(_message.Message):
         foresight: Global___Foresight | None = ...,
         replanned: _builtins.int = ...,
         policy_version: _builtins.int = ...,
+        failures: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "foresight", b"foresight", "options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound", "bound_is_trivial", b"bound_is_trivial", "changed", b"changed", "create_time", b"create_time", "decisions", b"decisions", "epoch", b"epoch", "execution_plans", b"execution_plans", "foresight", b"foresight", "gap", b"gap", "goals", b"goals", "greedy_objective", b"greedy_objective", "has_certificate", b"has_certificate", "name", b"name", "objective", b"objective", "options", b"options", "outcome", b"outcome", "placed_score", b"placed_score", "policy_version", b"policy_version", "prices", b"prices", "proved_by", b"proved_by", "replanned", b"replanned", "running", b"running", "samples_per_s", b"samples_per_s", "seconds", b"seconds", "snapshot_digest", b"snapshot_digest", "solver", b"solver", "started", b"started", "status", b"status", "suspended", b"suspended", "unit", b"unit", "used_gpus", b"used_gpus", "verified", b"verified", "versions", b"versions", "violations", b"violations", "waiting", b"waiting", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound", "bound_is_trivial", b"bound_is_trivial", "changed", b"changed", "create_time", b"create_time", "decisions", b"decisions", "epoch", b"epoch", "execution_plans", b"execution_plans", "failures", b"failures", "foresight", b"foresight", "gap", b"gap", "goals", b"goals", "greedy_objective", b"greedy_objective", "has_certificate", b"has_certificate", "name", b"name", "objective", b"objective", "options", b"options", "outcome", b"outcome", "placed_score", b"placed_score", "policy_version", b"policy_version", "prices", b"prices", "proved_by", b"proved_by", "replanned", b"replanned", "running", b"running", "samples_per_s", b"samples_per_s", "seconds", b"seconds", "snapshot_digest", b"snapshot_digest", "solver", b"solver", "started", b"started", "status", b"status", "suspended", b"suspended", "unit", b"unit", "used_gpus", b"used_gpus", "verified", b"verified", "versions", b"versions", "violations", b"violations", "waiting", b"waiting", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1034,7 +1042,9 @@ class GoalCheck(_message.Message):
     PROBLEM_FIELD_NUMBER: _builtins.int
     NOTE_FIELD_NUMBER: _builtins.int
     proven: _builtins.float
-    """The bound that the certificate proves, in the goal's unit. Unset without a valid certificate."""
+    """The bound that the certificate proves, in the goal's unit. It is above a bound that is a stage's
+    word. Unset without a valid certificate.
+    """
     problem: _builtins.str
     """Why the certificate does not prove the stored bound. Empty if it does, and without a
     certificate.
