@@ -11,6 +11,7 @@ inherit it and name it by its descriptor. So no directory above it has to be ope
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.util
 import os
@@ -421,8 +422,11 @@ def _account() -> pwd.struct_passwd | None:
     """Return the user to run the server as, or None for our own. It is created if necessary."""
     if os.geteuid() != 0:
         return None
-    try:
+    with suppress(KeyError):
         return pwd.getpwnam(ACCOUNT)
-    except KeyError:
+    with open("/etc/passwd") as users:
+        fcntl.flock(users, fcntl.LOCK_EX)  # of two useradd at once, the second changes the number
+        with suppress(KeyError):
+            return pwd.getpwnam(ACCOUNT)
         subprocess.run(["useradd", "--system", ACCOUNT], check=True, capture_output=True)
         return pwd.getpwnam(ACCOUNT)

@@ -320,7 +320,7 @@ def _run(
 
 
 def _verified(name: str, problem: Problem, solution: Solution, failures: list[str]) -> bool:
-    """Return whether the answer breaks no rule; log the rules that it breaks, and add them to ``failures``."""
+    """Return whether the answer breaks no rule; log the rules that it breaks, and add a failure."""
     broken = find_violations(problem, solution)
     if broken:
         _LOG.error(

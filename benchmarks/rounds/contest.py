@@ -28,6 +28,8 @@ from tessera.benchmarks.rounds.instances import churn_round, make_instance
 from tessera.formulation.check import find_violations
 from tessera.formulation.goals import GoalResult, Linear
 from tessera.formulation.policy import Policy
+from tessera.formulation.problem import Problem
+from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.statement import Statement, state_round
 from tessera.simulator.provenance import ROOT
@@ -292,17 +294,8 @@ def _cold_and_warm(entry: ContestEntry) -> dict[str, Any]:
     began_s = time.perf_counter()
     first = by.solve(problem, _budget(entry))
     first_s = time.perf_counter() - began_s
-    later = state_round(
-        churn_round(snapshot, problem, first.choice, entry.churn, entry.seed, entry.family), policy
-    )
-    problem = later.problem
-    hint = Solution(
-        status=SolveStatus.FEASIBLE,
-        choice=problem.current,
-        solver=first.solver,
-        objective=objective_of(problem, problem.current),
-        bound=trivial_bound(problem),
-        prices=first.prices,
+    problem, hint = churn_and_hint(
+        snapshot, problem, first, entry.churn, entry.seed, entry.family, policy
     )
     took: dict[str, list[float]] = {"cold": [], "warm": []}
     verified, gap = True, 0.0
@@ -320,6 +313,29 @@ def _cold_and_warm(entry: ContestEntry) -> dict[str, Any]:
         "warm_gap": gap,
         "warm_verified": verified,
     }
+
+
+def churn_and_hint(
+    snapshot: Snapshot,
+    problem: Problem,
+    solution: Solution,
+    churn: float,
+    seed: int,
+    family: str,
+    policy: Policy,
+) -> tuple[Problem, Solution]:
+    """Return the round after ``solution`` of ``problem``, and what it knows of that solution."""
+    after = churn_round(snapshot, problem, solution.choice, churn, seed, family)
+    later = state_round(after, policy).problem
+    hint = Solution(
+        status=SolveStatus.FEASIBLE,
+        choice=later.current,
+        solver=solution.solver,
+        objective=objective_of(later, later.current),
+        bound=trivial_bound(later),
+        prices=solution.prices,
+    )
+    return later, hint
 
 
 def peak_mib() -> float:

@@ -33,9 +33,10 @@ class GoalCheck:
     """The check of the proof of a goal of a round, in the goal's unit.
 
     ``bound`` is the stored one, and ``proven`` what the certificate proves, or None if there is
-    none; it is more than a bound that is a stage's word. ``problem`` says why the proof is not one of the stored bound; "" if it is. ``note`` says
-    why the placed answer is outside of the proof; "" if it is one of the problem's answers.
-    ``document`` is the certificate's document, or None if there is no proof or such a note.
+    none. It is larger than a bound that is a stage's word. ``problem`` says why the proof is not one
+    of the stored bound; "" if it is. ``note`` says why the placed answer is outside of the proof; ""
+    if it is one of the problem's answers. ``document`` is the certificate's document, or None if
+    there is no proof or such a note.
     """
 
     result: GoalResult

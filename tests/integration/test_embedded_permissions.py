@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 
@@ -62,6 +63,18 @@ def test_directory_and_socket_are_accessible_only_to_the_user(new_place: Path) -
     assert all(mode_of(file) & 0o077 == 0 for file in new_place.parent.glob(".pg.*"))
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(path))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make a user")
+def test_starts_at_once_on_a_new_machine_make_one_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pgserver, "ACCOUNT", "tessera-test")
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            starts = [pool.submit(pgserver._account) for _ in range(4)]
+        users = {account.pw_uid for start in starts if (account := start.result())}
+        assert users == {pwd.getpwnam("tessera-test").pw_uid}
+    finally:
+        subprocess.run(["userdel", "tessera-test"], check=True)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
