@@ -94,7 +94,7 @@ def believes_lie(problem: Problem, result: Solution, best: int | float | None) -
     break no rule, be worth what it claims and lie below its bound. A bound below the optimum, or
     infeasibility where there is an answer, can only be labelled as CP-SAT's word.
     """
-    labelled = result.proved_by == CpSat.name and result.certificate is None
+    labelled = result.proved_by == CpSat.name and not result.is_certified
     if result.status is SolveStatus.INFEASIBLE:
         return best is not None and not labelled
     if result.has_answer and (best is None or find_violations(problem, result)):
