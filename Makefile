@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-train test test-full verify types static supply sbom lock docs proto bench clean
+.PHONY: help setup demo demo-train test test-full test-night torch verify types static supply sbom lock docs proto bench clean
 PYTHON ?= python3
 unexport PYTHONDONTWRITEBYTECODE # many processes are started: each would compile all that it imports
 BIN := .venv/bin
@@ -26,13 +26,21 @@ demo-train: $(DEV) ## real training in JAX and PyTorch, scaled and moved by roun
 	@test -n "$$TESSERA_TORCH_PYTHON" || $(BIN)/python scripts/torch_env.py || true # without PyTorch, it trains other programs
 	$(BIN)/tessera demo-train
 
-test: $(DEV) ## all tests, three files at a time; one follows the documents as a newcomer would
+PYTEST := -q -n 3 --dist loadfile --no-loadscope-reorder # the long files of e2e first
+
+test: $(DEV) ## the quick tests: units, laws, one story of each use, the README's commands (5 minutes)
+	$(BIN)/python scripts/run_tests.py quick -q -n 2 --dist loadfile --durations=20 \
+	    tests/e2e tests/simulation tests/property tests/contract tests/unit
+
+test-full: test torch ## the quick tests, and then all others, with four times the examples of each law (20 minutes)
+	$(BIN)/python scripts/run_tests.py full $(PYTEST) -m "full or law"
+
+test-night: $(DEV) torch ## all tests with 60 times the examples of each law
+	$(BIN)/python scripts/run_tests.py night $(PYTEST)
+
+torch: $(DEV)
 	@test -n "$$TESSERA_TORCH_PYTHON" || $(BIN)/python scripts/torch_env.py --with-transformers \
 	    || echo "tests that train with PyTorch will be skipped"
-	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder # the long files of e2e first
-
-test-full: $(DEV) ## the same with 15 times the examples of each law, for a night
-	HYPOTHESIS_PROFILE=full $(MAKE) test
 
 verify: $(DEV) ## what else must hold: format, lint, style, results, types, layers, stubs, the wire, packages, secrets, documents, bench smoke
 	$(MAKE) --jobs=2 --output-sync=line static types bench supply docs

@@ -1,6 +1,7 @@
 """Fixtures that all tests may use, and the hypothesis profile."""
 
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,7 @@ from tests.support.database import (
     server_url,
     store,
 )
-from tests.support.laws import IS_FAST, load_profile
+from tests.support.laws import TIER, load_profile
 from tests.support.training import trainer
 
 __all__ = [
@@ -35,6 +36,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 load_profile()
 
+ROOT = Path(__file__).parents[1]
+
 
 @pytest.fixture(autouse=True)
 def without_ids() -> None:
@@ -42,9 +45,16 @@ def without_ids() -> None:
     begin_ids()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests marked ``full`` in the profile ``fast``."""
-    skipped = pytest.mark.skip(reason="only `make test-full` runs it")
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests of later tiers: ``full`` in the quick tier, ``night`` in the full one."""
+    later = {"quick": ("full", "night"), "full": ("night",)}.get(TIER, ())
     for item in items:
-        if IS_FAST and item.get_closest_marker("full"):
-            item.add_marker(skipped)
+        folder = item.path.relative_to(ROOT / "tests").parts[0]
+        if folder in ("integration", "e2e") and not item.get_closest_marker("story"):
+            item.add_marker("full")
+        if folder == "property":
+            item.add_marker("law")
+    left_out = [item for item in items if any(map(item.get_closest_marker, later))]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]

@@ -67,6 +67,7 @@ def entry_of_command(table: Mapping[str, Any] | None, command: str, default: Any
     return (table or {})[max(keys, key=len)] if keys else default
 
 
+@pytest.mark.story
 @pytest.mark.parametrize("page", PAGES)
 def test_every_block_of_a_page_is_classified_and_no_other_block_is(page: str) -> None:
     named, present = PAGES[page], [block.first for block in blocks_of(page)]
@@ -79,6 +80,7 @@ def test_every_block_of_a_page_is_classified_and_no_other_block_is(page: str) ->
         assert not isinstance(entry.get("show"), bool), f"{first}: say why it is only shown"
 
 
+@pytest.mark.story
 @pytest.mark.parametrize("page", PAGES)
 def test_conventions_of_commands_name_commands_of_their_block(page: str) -> None:
     for block in blocks_of(page):
@@ -285,9 +287,11 @@ def reader(clone: Path) -> Iterator[Reader]:
         found.close()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.story if page == README else ()) for page in PAGES],
+)
 def test_a_page_works_when_it_is_followed_to_the_letter(page: str, reader: Reader) -> None:
     if page != README:
         reader.activate()

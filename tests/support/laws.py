@@ -1,8 +1,8 @@
-"""The number of examples of property tests, by the profile in HYPOTHESIS_PROFILE.
+"""The number of examples of property tests, by the tier of tests that runs.
 
-A law states how many examples are worth trying. ``fast``, the profile of ``make test``, draws a
-fifth of them, and the same ones each time. ``full``, the profile of ``make test-full``, draws three
-times the number. ``explore`` draws as many as ``full``, but different ones each time.
+A law states how many examples are worth trying. ``make test`` draws a twentieth of them,
+``make test-full`` a fifth, and ``make test-night`` three times as many. The examples are the same ones
+each time, except with ``TESSERA_TESTS=explore``, which draws as many as the night.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ from typing import Final
 
 from hypothesis import HealthCheck, settings
 
-PROFILE: Final = os.environ.get("HYPOTHESIS_PROFILE", "fast")
-IS_FAST: Final = PROFILE == "fast"
+TIER: Final = os.environ.get("TESSERA_TESTS", "full")
+SCALES: Final = {"quick": 0.05, "full": 0.2, "night": 3.0, "explore": 3.0}
+"""Examples that are drawn for each that is worth trying, by tier."""
+IS_NIGHT: Final = SCALES[TIER] > 1
 
 DEFAULT_EXAMPLES: Final = 100
 """The number of examples of a law that does not state its own."""
 
 
 def scaled(count: int) -> int:
-    """Return ``count`` examples, or turns of a loop, scaled by the profile."""
-    return -(-count // 5) if IS_FAST else 3 * count
+    """Return ``count`` examples, or turns of a loop, scaled by the tier; at least 1."""
+    return max(1, round(count * SCALES[TIER]))
 
 
 def examples(count: int, *unchecked: HealthCheck) -> settings:
@@ -31,13 +33,12 @@ def examples(count: int, *unchecked: HealthCheck) -> settings:
 
 
 def load_profile() -> None:
-    """Load the hypothesis profile. It has no deadlines, since the machine may be slow."""
-    for name in ("fast", "full", "explore"):
-        settings.register_profile(
-            name,
-            max_examples=scaled(DEFAULT_EXAMPLES),
-            derandomize=name != "explore",
-            deadline=None,
-            suppress_health_check=[HealthCheck.too_slow],
-        )
-    settings.load_profile(PROFILE)
+    """Load the tier's hypothesis profile. It has no deadlines, since the machine may be slow."""
+    settings.register_profile(
+        TIER,
+        max_examples=scaled(DEFAULT_EXAMPLES),
+        derandomize=TIER != "explore",
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    settings.load_profile(TIER)

@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 
 from tests.support.jax_programs import make_plan, train_cases
-from tests.support.laws import IS_FAST
+from tests.support.laws import IS_NIGHT
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +50,7 @@ RARE: Final = frozenset(
     }
 )
 """Plans that only the full tests train. Each is much like another one."""
-TRAINED: Final = {name: case for name, case in PLANS.items() if not (IS_FAST and name in RARE)}
+TRAINED: Final = {name: case for name, case in PLANS.items() if IS_NIGHT or name not in RARE}
 
 
 @pytest.fixture(scope="module")
