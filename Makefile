@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-train test test-full test-night torch verify types static supply sbom lock docs proto bench clean
+.PHONY: help setup demo demo-train test test-full test-night torch verify types static size supply sbom lock docs proto bench clean
 PYTHON ?= python3
 unexport PYTHONDONTWRITEBYTECODE # many processes are started: each would compile all that it imports
 BIN := .venv/bin
@@ -42,13 +42,13 @@ torch: $(DEV)
 	@test -n "$$TESSERA_TORCH_PYTHON" || $(BIN)/python scripts/torch_env.py --with-transformers \
 	    || echo "tests that train with PyTorch will be skipped"
 
-verify: $(DEV) ## what else must hold: format, lint, style, results, types, layers, stubs, the wire, packages, secrets, documents, bench smoke
+verify: $(DEV) ## what else must hold: format, lint, style, size, results, types, layers, stubs, the wire, packages, secrets, documents, bench smoke
 	$(MAKE) --jobs=2 --output-sync=line static types bench supply docs
 
 types: $(DEV) ## types, by mypy --strict
 	$(BIN)/mypy
 
-static: $(DEV) ## format, lint, style, results, layers, stubs, the wire
+static: $(DEV) size ## format, lint, style, size, results, layers, stubs, the wire
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/python scripts/style.py
@@ -56,6 +56,9 @@ static: $(DEV) ## format, lint, style, results, layers, stubs, the wire
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/protos.py --check
 	$(BIN)/buf breaking proto --against proto/released.binpb
+
+size: $(DEV) ## lines, words, modules and options, by their limits in scripts/size_limits.toml
+	$(BIN)/python scripts/size.py
 
 supply: $(DEV) ## no new secret; packages locked, of allowed licences, and listed in build/sbom.json
 	$(BIN)/python scripts/leaks.py

@@ -1,71 +1,55 @@
 """Count what CONTRIBUTING's section "Language" asks for, and fail where a count is over its limit.
 
-Each measure has a limit, which is near what we have reached and may only fall.
+Names and phrases have a limit for each file, in ``style_limits.toml``, which may only fall:
+``--lower`` lowers it. The other measures have one for the whole tree, which is near what we have
+reached.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
+import gc
 import re
+import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from stylerules import agentpaths, limits, prose
+from stylerules.findings import StyleFinding
+from stylerules.names import ModuleFacts, collect_facts
+from stylerules.words import ADVICE, REFUSED_BY_GLOSSARY, rule_of
+
 ROOT: Final = Path(__file__).resolve().parents[1]
+LIMITS: Final = Path(__file__).with_name(limits.FILE_NAME)
 ROOMS: Final = (
-    *(
-        "formulation",
-        "solvers",
-        "modelling",
-        "estimator",
-        "db",
-        "service",
-        "simulator",
-        "benchmarks",
-    ),
+    "formulation/",
+    "solvers/",
+    "modelling/",
+    "estimator/",
+    "db/",
+    "service/",
+    "simulator/",
+    "benchmarks/",
 )
-"""The product: tests have sentences for names."""
-COLUMNS: Final = 100
-"""Columns of a line of Markdown outside of tables and code."""
+"""The rooms of the product."""
+FOLDERS: Final = (*ROOMS, "tests/", "scripts/")
+"""The folders whose docstrings and messages have limits for the whole tree."""
 THINGS: Final = 3
 """A class name may stand for fewer different things than this."""
-
-PARTICIPLE: Final = re.compile(
-    r"(?!(?:seed|need|speed|feed|embed|shed|bed)$)[a-z]+ed|held|told|known|found|seen|met|given|taken|kept|made"
-    r"|done|sent|put|shown|said|bound|drawn|written|left|lost|built|spent|paid|chosen|begun|sought|meant|read"
+FILES_ABOUT_STYLE: Final = (
+    "CONTRIBUTING.md",
+    "docs/glossary.md",
+    "scripts/stylerules/prose.py",
+    "scripts/stylerules/words.py",
+    "tests/contract/test_style.py",
 )
-LINK: Final = re.compile(r"\]\((?!\w+:)([^)#\s]+)")
-"""A link to a file of ours, without its anchor."""
-NAMING_WHAT_IS_BANNED: Final = ("CONTRIBUTING.md", "glossary.md", "style.py")
-QUESTION: Final = re.compile(r"(?:what|how|who|whom|whose|which|where|when|why)\b", re.IGNORECASE)
-BANNED: Final = re.compile(
-    r"\b(?:besides?|anew|so many|so long|told|hears?|come(?:s)? to|came to|(?-i:is none|are none)|for want of"
-    r"|by itself|by themselves|whom|stands? in)\b",
-    re.IGNORECASE,
-)
-
-
-PATHS_HOME: Final = "files.py"
-"""The module of the agent that opens, makes, changes and removes what has a path."""
-PATHS_ELSEWHERE: Final = {
-    "programs": "runs in the process of a job, as its user",
-    "keeper/rank_program.py": "runs in the process of a job, as its user",
-    "network/turns.py": "is for programs that ask for turns, in a directory that users share",
-}
-"""Other modules and folders of the agent that may do so, each with the reason."""
-OS_PATH_CALLS: Final = re.compile(
-    r"ch(?:dir|flags|mod|own|root)|fchdir|f?walk|lch(?:flags|mod|own)|link|makedirs|mkdir|mkfifo|mknod|p?open"
-    r"|remove(?:dirs|xattr)?|renames?|replace|rmdir|setxattr|symlink|system|truncate|unlink"
-    r"|utime|POSIX_SPAWN_OPEN"
-)
-"""The functions of os that open, make, change or remove what has a path, or enter a directory."""
-PATH_METHODS: Final = re.compile(
-    r"l?chmod|hardlink_to|mkdir|open|rename|rmdir|symlink_to|touch|unlink|(?:read|write)_(?:bytes|text)"
-)
-"""The methods of Path that do the same."""
+"""Files that must name the words and phrases that others may not use."""
+GLOSSARY_REFUSES: Final = re.compile(r'[Nn]ot "(\w+)"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,208 +69,141 @@ class Measure:
         return f"{self.name:<66}{self.value:>9.4g}{self.limit:>9.4g}{mark}{''.join(places)}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Module:
-    """A module of the product: its path, its text and its syntax tree."""
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """The parts of all files that the rules read, by the path of the file."""
 
-    path: Path
-    text: str
-    tree: ast.Module
+    modules: dict[str, ModuleFacts] = field(default_factory=dict)
+    prose: dict[str, str] = field(default_factory=dict)
+    """The prose of Markdown files."""
+    protos: dict[str, str] = field(default_factory=dict)
+    uses_of_paths: list[str] = field(default_factory=list)
+    skips_of_format: list[str] = field(default_factory=list)
+
+    def product(self) -> dict[str, ModuleFacts]:
+        """Return the modules of the rooms."""
+        return {path: facts for path, facts in self.modules.items() if path.startswith(ROOMS)}
 
 
-def load_modules(*folders: str) -> list[Module]:
-    """Return the modules of folders, without those that nobody wrote."""
-    paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
-    texts = [(path, path.read_text(encoding="utf-8")) for path in paths]
-    return [Module(path=path, text=text, tree=ast.parse(text)) for path, text in texts]
+def load_tree(root: Path, paths: Iterable[str]) -> Tree:
+    """Return the facts of files. Each module is parsed once, and its syntax tree is dropped."""
+    tree = Tree()
+    gc.disable()  # syntax trees have no cycles, and many nodes
+    for path in paths:
+        text = (root / path).read_text(encoding="utf-8")
+        if path.endswith(".py"):
+            syntax = ast.parse(text)
+            facts = collect_facts(path, syntax)
+            if path not in FILES_ABOUT_STYLE:
+                for line, string in (*facts.strings, *prose.comments_of(text)):
+                    facts.findings += prose.find_phrases(path, line, string)
+            tree.modules[path] = facts
+            if not agentpaths.may_use_paths(path):
+                tree.uses_of_paths.extend(agentpaths.find_uses(path, syntax))
+            if path.startswith(ROOMS) and "# fmt: skip" in text:
+                tree.skips_of_format.append(path)
+        elif path.endswith(".proto"):
+            tree.protos[path] = text
+        else:
+            tree.prose[path] = prose.prose_of(text)
+    gc.enable()
+    return tree
 
 
-def public_functions(modules: Iterable[Module]) -> list[str]:
-    """Return the names of all public functions of modules."""
+def written_files(root: Path) -> list[str]:
+    """Return the modules, protos and documents that we write, relative to the root."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    patterns = ["*.py", "*.md", "*.proto"]
+    listing = subprocess.run(
+        [*command, *patterns], cwd=root, capture_output=True, text=True, check=True
+    )
     return [
-        node.name
-        for module in modules
-        for node in module.tree.body
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and not node.name.startswith("_")
+        path
+        for path in sorted(set(listing.stdout.splitlines()))
+        if not path.startswith("proto/gen/") and path != "CHANGELOG.md" and (root / path).is_file()
     ]
 
 
-def docstrings(modules: Iterable[Module]) -> list[str]:
-    """Return the docstrings of all modules and classes."""
-    nodes = [
-        node
-        for module in modules
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.Module | ast.ClassDef)
-    ]
-    return [text for node in nodes if (text := ast.get_docstring(node))]
+def find_all(tree: Tree) -> list[StyleFinding]:
+    """Return all findings that have a limit in their file, in order."""
+    findings = [finding for facts in tree.modules.values() for finding in facts.findings]
+    for path, text in (*tree.prose.items(), *tree.protos.items()):
+        if path not in FILES_ABOUT_STYLE:
+            findings += prose.find_phrases(path, 1, text)
+    findings += find_shared_class_names(tree.modules)
+    return sorted(findings)
 
 
-def repeated_class_names(modules: Iterable[Module]) -> list[str]:
+def find_shared_class_names(modules: Mapping[str, ModuleFacts]) -> Iterator[StyleFinding]:
+    """Yield the classes whose name is also a class of another file. Examples share none."""
+    homes: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    for path, facts in modules.items():
+        if not path.startswith("docs/"):
+            for line, name in facts.classes:
+                homes[name].append((path, line))
+    for name, places in homes.items():
+        for path, line in places:
+            other_homes = sorted({home for home, _ in places if home != path})
+            if other_homes:
+                advice = f"{ADVICE['class_home']}; it is also in {', '.join(other_homes[:3])}"
+                yield StyleFinding(path, line, "class_home", f"class {name!r}", advice)
+
+
+def repeated_class_names(modules: Mapping[str, ModuleFacts]) -> list[str]:
     """Return the names that classes of ``THINGS`` or more modules have."""
-    homes: dict[str, set[Path]] = defaultdict(set)
-    for module in modules:
-        for node in ast.walk(module.tree):
-            if isinstance(node, ast.ClassDef):
-                homes[node.name].add(module.path)
-    return sorted(name for name, paths in homes.items() if len(paths) >= THINGS)
+    homes = Counter(
+        name for facts in modules.values() for name in {name for _, name in facts.classes}
+    )
+    return sorted(name for name, count in homes.items() if count >= THINGS)
 
 
-def texts_of(modules: Iterable[Module]) -> Iterator[tuple[Path, str]]:
-    """Yield every string of the product, docstrings and messages, with its module."""
-    for module in modules:
-        for node in ast.walk(module.tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                yield module.path, node.value
+def unknown_glossary_words(text: str) -> list[str]:
+    """Return the words that the glossary refuses and no rule knows."""
+    return [word for word in GLOSSARY_REFUSES.findall(text) if word not in REFUSED_BY_GLOSSARY]
 
 
-def load_documents() -> dict[Path, str]:
-    """Return the prose of the Markdown files that we write, without tables and code."""
-    found = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("proto/*.md")]
-    found += [path for room in (*ROOMS, "tests") for path in (ROOT / room).rglob("*.md")]
-    return {
-        path: "\n".join(prose_of(path.read_text(encoding="utf-8")))
-        for path in sorted(found)
-        if path.name != "CHANGELOG.md"
+def percentage(part: int, total: int) -> float:
+    """Return a part of a total in percent."""
+    return 100.0 * part / max(total, 1)
+
+
+def measures(tree: Tree) -> list[Measure]:
+    """Return the measures that have a limit for the whole tree."""
+    product = tree.product()
+    functions = [name for facts in product.values() for name in facts.functions]
+    participles = [name for name in functions if rule_of(name, "local") == "participle"]
+    checked_modules = {p: facts for p, facts in tree.modules.items() if p.startswith(FOLDERS)}
+    docstrings = [text for facts in checked_modules.values() for text in facts.docstrings]
+    questions = [text.partition("\n")[0] for text in docstrings if prose.QUESTION.match(text)]
+    strings = [(path, text) for path, facts in checked_modules.items() for _, text in facts.strings]
+    texts = [*strings, *tree.protos.items(), *tree.prose.items()]
+    texts = [(path, text) for path, text in texts if path not in FILES_ABOUT_STYLE]
+    sizes_kb = {
+        path: (ROOT / path).stat().st_size / 1000
+        for path in tree.prose
+        if path.endswith("README.md")
     }
-
-
-def prose_of(text: str) -> Iterator[str]:
-    """Yield the lines of a Markdown text outside of tables and code."""
-    fenced = False
-    for line in text.splitlines():
-        if line.lstrip().startswith("```"):
-            fenced = not fenced
-        elif not fenced and not line.startswith(("    ", "|")):
-            yield line
-
-
-def banned_words(modules: Iterable[Module], prose: Mapping[Path, str]) -> list[str]:
-    """Return the banned words in strings, Markdown and protos, each with its file."""
-    protos = [(path, path.read_text(encoding="utf-8")) for path in ROOT.glob("proto/**/*.proto")]
-    return [
-        f"{path.relative_to(ROOT)}: {found.group()!r} in {line.strip()!r}"
-        for path, text in (*texts_of(modules), *protos, *prose.items())
-        if path.name not in NAMING_WHAT_IS_BANNED
-        for line in text.splitlines()
-        for found in BANNED.finditer(line)
-    ]
-
-
-def wide_lines(prose: Mapping[Path, str]) -> list[str]:
-    """Return the lines of Markdown that are too wide, each with its file."""
-    return [
-        f"{path.relative_to(ROOT)}: {line}"
-        for path, text in prose.items()
-        for line in text.splitlines()
-        if len(line) > COLUMNS
-    ]
-
-
-def dead_links(prose: Mapping[Path, str]) -> list[str]:
-    """Return the relative links of Markdown files that lead to no file."""
-    return [
-        f"{path.relative_to(ROOT)}: {target}"
-        for path, text in prose.items()
-        for target in LINK.findall(text)
-        if not (path.parent / target).exists()
-    ]
-
-
-def unlisted_decisions() -> list[str]:
-    """Return the pages of decisions that their index does not list by their title."""
-    folder = ROOT / "docs" / "decisions"
-    index = (folder / "index.md").read_text(encoding="utf-8")
-    pages = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("2*.md")}
-    titles = {name: text.partition("\n")[0].removeprefix("# ") for name, text in pages.items()}
-    return [name for name, title in titles.items() if f"[{title}]({name})" not in index]
-
-
-def share(part: int, whole: int) -> float:
-    """Return a part of a whole in percent."""
-    return 100.0 * part / max(whole, 1)
-
-
-def uses_of_paths(module: Module) -> Iterator[str]:
-    """Yield the uses of paths in a module that only ``PATHS_HOME`` may have, each with its line.
-
-    They are calls that open, make, change or remove what has a path, or enter a directory. A name
-    that is imported, or a module under another name, counts as a use. Lists of names and statuses of
-    files are none.
-    """
-    owners = {id(n.value) for n in ast.walk(module.tree) if isinstance(n, ast.Attribute)}
-    for node in ast.walk(module.tree):
-        match node:
-            case ast.ImportFrom(module="os" | "shutil" | "tempfile", names=names):
-                uses = [name.name for name in names if name.name not in ("PathLike", "which")]
-            case ast.Import(names=names):
-                uses = [n.name for n in names if n.name in ("os", "shutil") and n.asname]
-                uses += [n.name for n in names if n.name in ("posix", "tempfile")]
-            case ast.Attribute(value=ast.Name(id="shutil"), attr=attr) if attr != "which":
-                uses = [attr]
-            case ast.Attribute(value=ast.Name(id="os"), attr=attr) if OS_PATH_CALLS.fullmatch(attr):
-                uses = [attr]
-            case ast.ImportFrom(module="builtins" | "io" | "pathlib" | "posix", names=names):
-                uses = [n.name for n in names if n.name in ("open", "os") or node.module == "posix"]
-            case ast.Name(id="open" | "__import__" as name):
-                uses = [name]
-            case ast.Name(id="os" | "shutil" as name) if (
-                id(node) not in owners
-            ):  # under another name
-                uses = [name]
-            case ast.keyword(arg="cwd"):
-                uses = ["cwd"]
-            case ast.Call(func=ast.Attribute(attr="replace", value=owner), args=[_], keywords=[]):
-                uses = [] if isinstance(owner, ast.Name) and owner.id == "os" else ["replace"]
-            case ast.Attribute(attr=attr) if PATH_METHODS.fullmatch(attr):
-                uses = [attr]
-            case _:
-                continue
-        for use in uses:
-            yield f"{module.path.relative_to(ROOT)}:{node.lineno}: {use}"
-
-
-def uses_of_paths_in_agent() -> list[str]:
-    """Return the uses of paths in the agent, outside of the module that owns them."""
-    agent = ROOT / "service" / "agent"
-    exempt = {agent / name for name in (PATHS_HOME, *PATHS_ELSEWHERE)}
-    modules = [
-        module
-        for module in load_modules("service/agent")
-        if not exempt & {module.path, module.path.parent}
-    ]
-    return [use for module in modules for use in uses_of_paths(module)]
-
-
-def measures() -> list[Measure]:
-    """Return all measures of the tree."""
-    modules = load_modules(*ROOMS)
-    written = [*modules, *load_modules("tests", "scripts")]
-    names, texts = public_functions(modules), docstrings(written)
-    participles = [name for name in names if PARTICIPLE.fullmatch(name)]
-    questions = [text.partition("\n")[0] for text in texts if QUESTION.match(text)]
-    one_word = sum("_" not in name for name in names)
-    prose = load_documents()
-    sizes_kb = {path: path.stat().st_size / 1000 for path in prose if path.name == "README.md"}
-    readme_kb = sizes_kb.pop(ROOT / "README.md")
-    skips = [
-        str(module.path.relative_to(ROOT)) for module in modules if "# fmt: skip" in module.text
-    ]
+    readme_kb = sizes_kb.pop("README.md")
+    glossary = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
     none_allowed = (
         ("public functions named by a participle", participles),
         ("docstrings of modules and classes that open with a question", questions),
-        ("banned words in strings, Markdown and protos", banned_words(written, prose)),
-        ("class names used for three things or more", repeated_class_names(modules)),
-        ("modules with lines that the formatter may not lay out", skips),
-        ("lines of Markdown over 100 columns", wide_lines(prose)),
-        ("links of Markdown that lead nowhere", dead_links(prose)),
-        ("uses of paths in the agent that are not in its files.py", uses_of_paths_in_agent()),
-        ("pages of decisions that their index lacks", unlisted_decisions()),
+        ("banned words in strings, Markdown and protos", prose.banned_words(texts)),
+        ("class names used for three things or more", repeated_class_names(product)),
+        ("modules with lines that the formatter may not lay out", tree.skips_of_format),
+        ("lines of Markdown over 100 columns", prose.wide_lines(tree.prose)),
+        ("links of Markdown that lead nowhere", prose.dead_links(ROOT, tree.prose)),
+        ("uses of paths in the agent that are not in its files.py", tree.uses_of_paths),
+        ("pages of decisions that their index lacks", prose.unlisted_decisions(ROOT)),
+        ("words that the glossary refuses and no rule knows", unknown_glossary_words(glossary)),
     )
-    sized = (
-        # what is measured, its value, its limit
-        ("public functions named by one word, %", share(one_word, len(names)), 5),
+    sizes = (
+        # the measure, its value, its limit
+        (
+            "public functions named by one word, %",
+            percentage(sum("_" not in name for name in functions), len(functions)),
+            5,
+        ),
         ("README, kB", readme_kb, 8),
         ("largest README of a room, kB", max(sizes_kb.values()), 6),
     )
@@ -295,16 +212,30 @@ def measures() -> list[Measure]:
             Measure(name=name, value=len(places), limit=0, places=places)
             for name, places in none_allowed
         ),
-        *(Measure(name=name, value=value, limit=limit) for name, value, limit in sized),
+        *(Measure(name=name, value=value, limit=limit) for name, value, limit in sizes),
     ]
+
+
+def totals_by_rule(findings: Iterable[StyleFinding]) -> Iterator[str]:
+    """Yield a line for each rule with its count over all files."""
+    counts = Counter(finding.rule for finding in findings)
+    for rule in ADVICE:
+        yield f"{'all files, by their own limits: ' + rule:<66}{counts[rule]:>9}"
 
 
 def main() -> int:
     """Print the table; return 1 where a measure is over its limit."""
-    table = measures()
-    sys.stdout.write(f"{'measure':<66}{'now':>9}{'limit':>9}\n")
-    sys.stdout.write("\n".join(measure.row() for measure in table) + "\n")
-    return int(any(measure.value > measure.limit for measure in table))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--lower", action="store_true", help="lower the limits of files to their counts"
+    )
+    arguments = parser.parse_args()
+    tree = load_tree(ROOT, written_files(ROOT))
+    table, findings = measures(tree), find_all(tree)
+    errors = limits.check_limits(LIMITS, findings, is_to_lower=arguments.lower)
+    rows = [f"{'measure':<66}{'now':>9}{'limit':>9}", *(measure.row() for measure in table)]
+    sys.stdout.writelines(f"{row}\n" for row in (*rows, *totals_by_rule(findings), *errors))
+    return int(bool(errors) or any(measure.value > measure.limit for measure in table))
 
 
 if __name__ == "__main__":

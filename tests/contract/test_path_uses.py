@@ -1,32 +1,23 @@
-"""The check that only one module of the agent opens, makes, changes or removes what has a path."""
+"""The check that only one module of the agent opens, makes, changes or removes files."""
 
 from __future__ import annotations
 
 import ast
-import sys
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.scripts import SCRIPTS, load_script
 
 
-@pytest.fixture
-def style(monkeypatch: pytest.MonkeyPatch) -> Any:
-    spec = spec_from_file_location("style", ROOT / "scripts" / "style.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "style", module)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture(scope="module")
+def agent_paths() -> Any:
+    return load_script("stylerules.agentpaths")
 
 
-def uses_in(style: Any, text: str) -> list[str]:
-    module = style.Module(path=ROOT / "m.py", text=text, tree=ast.parse(text))
-    return [use.rpartition(" ")[2] for use in style.uses_of_paths(module)]
+def uses_in(agent_paths: Any, text: str) -> list[str]:
+    uses = agent_paths.find_uses("service/agent/m.py", ast.parse(text))
+    return [use.rpartition(" ")[2] for use in uses]
 
 
 @pytest.mark.parametrize(
@@ -62,8 +53,8 @@ def uses_in(style: Any, text: str) -> list[str]:
         ("__import__('os').chown(path, uid, gid)", "__import__"),
     ],
 )
-def test_a_use_of_a_path_is_found(style: Any, text: str, use: str) -> None:
-    assert uses_in(style, text) == [use]
+def test_a_use_of_a_path_is_found(agent_paths: Any, text: str, use: str) -> None:
+    assert uses_in(agent_paths, text) == [use]
 
 
 @pytest.mark.parametrize(
@@ -77,9 +68,28 @@ def test_a_use_of_a_path_is_found(style: Any, text: str, use: str) -> None:
         "os.fchown(descriptor, uid, gid)",
     ],
 )
-def test_what_touches_no_path_is_not_found(style: Any, text: str) -> None:
-    assert uses_in(style, text) == []
+def test_what_touches_no_path_is_not_found(agent_paths: Any, text: str) -> None:
+    assert uses_in(agent_paths, text) == []
 
 
-def test_the_agent_uses_paths_in_one_module(style: Any) -> None:
-    assert style.uses_of_paths_in_agent() == []
+@pytest.mark.parametrize(
+    ("path", "may_use"),
+    [
+        ("service/agent/files.py", True),
+        ("service/agent/programs/alpa_runner.py", True),
+        ("service/agent/keeper/rank_program.py", True),
+        ("service/cli/logs.py", True),
+        ("service/agent/keeper/spec.py", False),
+        ("service/agent/network/files.py", False),
+    ],
+)
+def test_few_modules_of_the_agent_may_use_paths(agent_paths: Any, path: str, may_use: bool) -> None:
+    assert agent_paths.may_use_paths(path) == may_use
+
+
+def test_the_agent_uses_paths_in_one_module(agent_paths: Any) -> None:
+    root = SCRIPTS.parent
+    for file in (root / "service" / "agent").rglob("*.py"):
+        path = file.relative_to(root).as_posix()
+        if not agent_paths.may_use_paths(path):
+            assert list(agent_paths.find_uses(path, ast.parse(file.read_text()))) == []

@@ -1,0 +1,1 @@
+"""The rules of style that ``scripts/style.py`` counts."""
