@@ -1,4 +1,4 @@
-"""Deletion of the comparisons of collectives with those of XLA."""
+"""Deletion of the comparisons of collectives with those of XLA, and of foresight."""
 
 from __future__ import annotations
 
@@ -13,8 +13,17 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Apply the migration. What was compared is lost. No estimate depends on it."""
+    """Apply the migration. What was compared is lost. Neither estimates nor decisions depend on it.
+
+    A recorded round that was decided with foresight is replayed without it.
+    """
     op.drop_table("collective_checks")
+    op.execute("""
+UPDATE rounds SET summary = (summary - 'foresight') #- '{options,foresight}'
+WHERE summary ? 'foresight' OR summary->'options' ? 'foresight'
+""")
+    op.execute("UPDATE policies SET options = options - 'foresight'")
+    op.execute("UPDATE shadows SET options = options - 'foresight'")
 
 
 def _text(name: str) -> sa.Column[str]:
