@@ -23,6 +23,7 @@ from tessera.formulation.decisions import Decision, DecisionKind, make_decisions
 from tessera.formulation.explain import explain_waiting_jobs, state_fair_shares
 from tessera.formulation.goals import GoalResult
 from tessera.formulation.last_round import Legs
+from tessera.formulation.lookahead import find_schedule_violations
 from tessera.formulation.network.outcome import NetworkOutcome
 from tessera.formulation.network.running import running_after
 from tessera.formulation.pace import to_real_pace, to_training_pace
@@ -357,6 +358,7 @@ def _checked(answered: _PlacedRound) -> RoundOutcome:
         *find_false_rows(snapshot, problem, gangs),
         *find_placement_violations(snapshot, problem, solution, placed.placement, gangs),
         *find_reservation_violations(snapshot, problem, solution, placed.placement),
+        *_find_broken_schedules(answered),
     ]
     reasons = explain_waiting_jobs(
         snapshot, problem, solution, placed.unplaced, given_up, statement.absent
@@ -380,3 +382,17 @@ def _checked(answered: _PlacedRound) -> RoundOutcome:
         admission=answered.admission,
         proof=answered.proof,
     )
+
+
+def _find_broken_schedules(answered: _PlacedRound) -> list[Violation]:
+    """Return every rule that the schedules of promised deadlines break.
+
+    Promises that the round gives up have no schedule, and neither have jobs that are only planned.
+    """
+    admission = answered.admission
+    if admission is None:
+        return []
+    kept = np.array(admission.admitted)
+    kept[list(answered.given_up)] = False
+    legs = admission.legs.at(kept[admission.legs.job])
+    return find_schedule_violations(answered.work.snapshot, legs, kept)
