@@ -21,7 +21,6 @@ from tessera.formulation.lookahead import (
     slot_boundaries,
     slot_spacing,
     spare_gpus,
-    trained_samples,
 )
 from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
@@ -36,6 +35,7 @@ from tessera.solvers.rounds import plan
 from tessera.solvers.rounds.plan import RoundOutcome, plan_round
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 from tests.support.dated_jobs import NOW_S, a_cluster, a_dated_job
+from tests.support.oracles.lookahead_sums import trained_samples
 
 AHEAD = Policy(deadlines="look-ahead")
 ENDLESS = Budget(remaining_s=lambda: math.inf)
