@@ -208,9 +208,10 @@ def test_the_checker_charges_unsaved_training_only_to_jobs_that_start_again() ->
 def test_the_checker_lets_promised_jobs_keep_what_they_have_when_nodes_are_lost() -> None:
     running = {"state": JobState.RUNNING, "cell": (0, 2, 1)}
     jobs = [a_dated_job(name, 600, 900, **running) for name in ("a", "b")]
-    snapshot = a_cluster(*jobs, gpus=2)
-    assert broken_rules(snapshot, some_legs((0, 0, 300, 2), (1, 0, 300, 2))) == []
-    assert broken_rules(snapshot, some_legs((0, 0, 300, 2), (1, 0, 300, 4))) == ["capacity"]
+    snapshot = a_cluster(*jobs, a_dated_job("c", 600, 900), gpus=2)
+    legs = (0, 0, 300, 2), (1, 0, 300, 2)
+    assert broken_rules(snapshot, some_legs(*legs, (2, 300, 600, 2))) == []
+    assert broken_rules(snapshot, some_legs(*legs, (2, 0, 300, 2))) == ["capacity"]
 
 
 def test_the_checker_ignores_training_after_the_deadline() -> None:
