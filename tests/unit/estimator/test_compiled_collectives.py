@@ -20,7 +20,14 @@ from tessera.estimator.traffic import stage_traffic
 from tessera.formulation.execution_plan import PlanStage
 
 SAMPLES_PER_REPLICA = 2
-TINY = {"hidden": 64, "layers": 2, "heads": 4, "vocabulary": 512, "sequence": 32, "dtype": "f32"}
+TINY: dict[str, Any] = {
+    "hidden": 64,
+    "layers": 2,
+    "heads": 4,
+    "vocabulary": 512,
+    "sequence": 32,
+    "dtype": "f32",
+}
 NET = {"base": 16, "width": 1, "side": 32, "classes": 16}
 PICTURES = {"hidden": 64, "layers": 2, "heads": 4, "side": 64, "patch": 8}
 
@@ -69,7 +76,7 @@ def test_the_flops_of_a_compiled_step_are_three_times_those_of_the_forward_pass(
 
 
 def test_heads_that_do_not_divide_leave_attention_whole_so_no_plan_divides_them() -> None:
-    arguments = TINY | {"heads": 5, "hidden": 80}
+    arguments: dict[str, Any] = TINY | {"heads": 5, "hidden": 80}
     assert graph_of_step(steps.decoder(**arguments)).tensor_limit.min() == 1
     tensor, _ = estimated_bytes("decoder", arguments, 1, 2, zero=False)
     assert tensor > 1.6 * 123_648  # what XLA compiled
