@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tessera.db import collective_checks, profiling
+from tessera.db import profiling
 from tessera.db.cells import cell_on, estimate_rows, stored_plan
 from tessera.db.documents import dump_json, reason_plain
 from tessera.db.limits import require_few_estimates
@@ -257,7 +257,6 @@ def load_estimation(connection: sa.Connection, cluster: str) -> EstimationInputs
         runs=profiling.list_runs(connection, of["cluster"]),
         gaps=profiling.load_gaps(connection, of["cluster"]),
         hosts=profiling.load_hosts(connection, of["cluster"]),
-        checks=collective_checks.load_checks(connection, of["cluster"]),
     )
 
 

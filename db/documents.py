@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tessera.formulation.foresight import Foresight, RolledAnswer
 from tessera.formulation.goals import GoalResult
 from tessera.formulation.reasons import Reason, ReasonCode
 from tessera.formulation.records.jobs import AllocationRecord, LegRecord
@@ -60,8 +59,6 @@ def summary_json(summary: RoundSummary) -> str:
     for name in ("proved_by", "has_certificate"):
         if not plain[name]:
             del plain[name]
-    if summary.foresight is None:
-        del plain["foresight"]
     for name in ("policy_version", "failures"):
         if not plain[name]:
             del plain[name]
@@ -79,17 +76,7 @@ def summary_from(plain: dict[str, Any]) -> RoundSummary:
         GoalResult(**{"bound_is_trivial": silent and goal["gap"] != 0, **goal})
         for goal in fields.pop("goals", ())
     )
-    compared = fields.pop("foresight", None)
-    return RoundSummary(
-        goals=goals,
-        foresight=None if compared is None else _foresight_from(compared),
-        **{"bound_is_trivial": silent, **fields},
-    )
-
-
-def _foresight_from(fields: dict[str, Any]) -> Foresight:
-    answers = tuple(RolledAnswer(**answer) for answer in fields.pop("answers"))
-    return Foresight(answers=answers, **fields)
+    return RoundSummary(goals=goals, **{"bound_is_trivial": silent, **fields})
 
 
 def _looks_for_no_bound(summary: dict[str, Any]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TypeVar
 
 import sqlalchemy as sa
 from alembic import command
@@ -15,8 +14,6 @@ from tessera.db.revision import head_revision as head_revision
 from tessera.db.revision import migrations_config
 from tessera.db.tables.triggers import MIGRATION, STATED_SCHEMA
 from tessera.formulation.errors import NotMigrated
-
-T = TypeVar("T")
 
 _LOCK = 7_365_737_365  # any number, as long as every release uses this one
 

@@ -49,7 +49,6 @@ _STATEMENTS = (
     _delete("profile_gaps", f"x.workload_id IN ({_OF_WORKLOADS})", ROWS_PER_BATCH),
     _delete("workloads", "x.cluster_id = :cluster", ROWS_PER_BATCH),
     _delete("plans", "x.cluster_id = :cluster", ROWS_PER_BATCH),
-    _delete("collective_checks", "x.cluster_id = :cluster", ROWS_PER_BATCH),
     _delete("models", "x.cluster_id = :cluster", ROUNDS_PER_BATCH),
     _delete(
         "shadow_rounds",

@@ -9,7 +9,6 @@ import sqlalchemy as sa
 
 from tessera.db import (
     agents,
-    collective_checks,
     deletion,
     derived_estimates,
     drains,
@@ -41,7 +40,6 @@ from tessera.formulation.records.clusters import (
 )
 from tessera.formulation.records.estimates import (
     CellFilter,
-    CollectiveRecord,
     EstimateRecord,
     HostProfile,
     ModelSpec,
@@ -298,11 +296,6 @@ class PostgresWriter:
         job_changes.apply_event(turn, task, JobEvent.CANCEL, detail=reason)
         if gap is not None:
             profiling.put_gap(self._connection, cluster, gap)
-
-    def put_collective_check(self, cluster: str, check: CollectiveRecord) -> None:
-        """Store the comparison of a model's collectives with those of XLA."""
-        collective_checks.put_check(self._connection, cluster, check)
-        derived_estimates.notify_estimators(self._connection, cluster)
 
     def set_topology(
         self, cluster: str, described: DescribedTopology, version: int | None

@@ -52,7 +52,6 @@ def estimates_fingerprint(
     limits: Sequence[PlanLimits] = (),
     exhausted: Sequence[Cell] = (),
     tunings: Sequence[tuple[str, str]] = (),
-    checks: Sequence[str] = (),
     nodes: Mapping[str, Capacity | None] = MappingProxyType({}),
     explained: bool = False,
 ) -> str:
@@ -62,9 +61,9 @@ def estimates_fingerprint(
     ``profiles`` the measurements of the workload by GPU type. ``stated`` are the plans that users
     state for its jobs, ``limits`` those within which plans are searched separately, and
     ``exhausted`` the Cells by plans that ran out of memory. ``tunings`` are the runtimes and spaces
-    for which plans to try are listed, and ``checks`` the notes on its collectives. ``nodes`` are
-    what nodes have, by GPU type, which only matters within limits. ``explained`` says that
-    provenances tell which runs a model of plans lacks.
+    for which plans to try are listed. ``nodes`` are what nodes have, by GPU type, which only
+    matters within limits. ``explained`` says that provenances tell which runs a model of plans
+    lacks.
     """
     plain = [
         installed_version(),
@@ -80,7 +79,6 @@ def estimates_fingerprint(
         *({"nodes": {t: asdict(n) for t, n in nodes.items() if n and t in asked}},) * bool(limits),
         *({"exhausted": [asdict(cell) for cell in exhausted]},) * bool(exhausted),
         *({"tunings": [list(pair) for pair in tunings]},) * bool(tunings),
-        *({"checks": list(checks)},) * bool(checks),
         *({"explained": True},) * explained,
     ]
     return _digest(plain)

@@ -45,13 +45,6 @@ of the next stage order the others well enough.
 MAX_CAUTION: Final = 10.0
 """The largest caution, in standard deviations. No realistic use needs more."""
 
-
-MAX_FORESIGHT: Final = 4096
-"""The largest number of answers that a round may roll forward.
-
-Each takes about as long as a greedy round for each job that ends.
-"""
-
 GPU_SHARE: Final = "gpus"
 DRF: Final = "drf"
 FAIR_SHARES: Final = (GPU_SHARE, DRF)
@@ -162,13 +155,6 @@ class Policy:
     still, if estimates state their uncertainty correctly. With 0, estimates are used unchanged.
     """
 
-    foresight: int = 0
-    """Number of answers that a round may roll forward to the end of their jobs (Eq. 60).
-
-    The answer after which jobs end soonest is taken, even if its value by the objective is less. With
-    0, the objective alone decides.
-    """
-
     def __post_init__(self) -> None:
         """Refuse meaningless values."""
         for name in ("restart_horizon_s", "round_s", "promote_after_s", "reserve_after_s"):
@@ -203,10 +189,6 @@ class Policy:
             raise InvalidInput("fairness_levels", "must be at least 1")
         if not 0 <= self.caution <= MAX_CAUTION:
             raise InvalidInput("caution", f"must lie in [0, {MAX_CAUTION:g}]")
-        if not 0 <= self.foresight <= MAX_FORESIGHT:
-            raise InvalidInput(
-                "foresight", f"must be 0 (off) or a number of answers up to {MAX_FORESIGHT}"
-            )
         if not 1 <= self.network_levels <= NETWORK_LEVELS:
             raise InvalidInput("network_levels", f"must lie in [1, {NETWORK_LEVELS}]")
         if not 0 <= self.network_floor < 1:

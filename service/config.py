@@ -37,7 +37,6 @@ class Config(  # the fields of the last base come first
         self.round_options()
         self.estimate_multiples()
         self.profiling()
-        self.require_libraries()
         self.tls_files()
         self.oidc()
         self.webhook_options()

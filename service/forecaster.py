@@ -151,8 +151,8 @@ def forecast_in_process(
 
 
 def forecast_options(standing: RoundOptions) -> RoundOptions:
-    """Return the standing policy with a fast solver and without comparisons of answers."""
-    return replace(standing, solver=SOLVER, foresight=0)
+    """Return the standing policy with a fast solver."""
+    return replace(standing, solver=SOLVER)
 
 
 def forecast_rhythm(spacing_s: float, period_s: float) -> RoundRhythm:

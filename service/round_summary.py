@@ -69,7 +69,6 @@ def summarise_round(
         proved_by=outcome.goals[-1].proved_by,
         has_certificate=any(goal.certified for goal in outcome.goals),
         failures=solution.failures,
-        foresight=outcome.foresight,
         promises_due_s=min(
             due_s(snapshot, outcome, options.round_s), next_leg_s(snapshot, outcome)
         ),

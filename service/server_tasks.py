@@ -10,7 +10,6 @@ from typing import Final, TypeAlias
 from tessera.formulation.clock import Clock
 from tessera.service.cells.deriver import CellDeriver
 from tessera.service.cluster_task import ClusterTask
-from tessera.service.collectivechecker import CollectiveChecker
 from tessera.service.config import Config
 from tessera.service.forecaster import Forecaster, forecast_rhythm
 from tessera.service.ports.store import Store
@@ -44,8 +43,6 @@ def make_server_tasks(
     """
     watch = partial(ClusterTask, store, clock, calls=server.threads.leases, holder=holder)
     others = [_pruning(config, store, server, watch)]
-    if config.check_collectives:
-        others.append(_collective_checks(config, store, server, watch))
     if config.forecast_period_s > 0 and config.period_s > 0:
         others.append(_forecasts(config, store, server, watch))
     if config.shadow_share > 0:
@@ -96,16 +93,6 @@ def _pruning(config: Config, store: Store, server: Server, watch: _Watch) -> Clu
         fails="no old rows were deleted",
         event="prune_failed",
         idle_too=True,
-    )
-
-
-def _collective_checks(config: Config, store: Store, server: Server, watch: _Watch) -> ClusterTask:
-    return watch(
-        CollectiveChecker(store, config.check_collectives_s).check,
-        work=server.threads.checks,
-        period_s=config.estimate_period_s,
-        fails="no collectives were checked",
-        event="checking_failed",
     )
 
 

@@ -39,8 +39,3 @@ class Segment:
     def held_gpu_s(self) -> float:
         """Return the GPU-seconds held."""
         return self.cell.gpus * (self.end_s - self.start_s)
-
-    @property
-    def idle_gpu_s(self) -> float:
-        """Return the GPU-seconds held without training."""
-        return self.cell.gpus * (min(max(self.ready_s, self.start_s), self.end_s) - self.start_s)

@@ -137,7 +137,7 @@ def repeat_morphling_figures(
     **Figures 10 and 11.** The base trace with jobs that arrive faster, and with more large models
     (``tessera bench load``). ``*_jct_ratio`` is Synergy's mean JCT over ours, and ``peer`` that over
     our implementation of Morphling's algorithm. The paper has up to 3.5 (JCT) and 1.4 (makespan) by
-    load, and 2.6 to 3.4 by large models. It does not state its loads and shares. Foresight lets
+    load, and 2.6 to 3.4 by large models. It does not state its loads and shares. Our objective lets
     short jobs go first, which explains most of our ratio.
 
     **Table 2.** Errors on the authors' points, as in `tessera bench morphling-model`.

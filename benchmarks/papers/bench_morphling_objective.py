@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import product
 from typing import Annotated, Final
 
 import numpy as np
@@ -23,15 +22,10 @@ TICK_S: Final = 60.0
 CLUSTER: Final = "a800-64"
 BASELINE: Final = "srt"
 OBJECTIVES: Final = ("throughput", "jct", "balanced", "balanced:0.25", "balanced:0.75")
-FORESIGHTS: Final = (0, 16)
-"""The numbers of answers that a round may roll forward."""
-CANDIDATES: Final = tuple(
-    f"ilp:{objective}@round_s={TICK_S:g}" + (f"@foresight={answers}" if answers else "")
-    for answers, objective in product(FORESIGHTS, OBJECTIVES)
-)
-OURS: Final = "ilp:balanced:0.25@round_s=60@foresight=16"
-"""The policy of ours whose figures are reported on Morphling's traces: the default objective, with
-foresight. `tessera bench morphling-objective` chooses it."""
+CANDIDATES: Final = tuple(f"ilp:{objective}@round_s={TICK_S:g}" for objective in OBJECTIVES)
+OURS: Final = "ilp:jct@round_s=60"
+"""The policy of ours whose figures are reported on Morphling's traces. `tessera bench
+morphling-objective` chooses it."""
 ARRIVALS: Final = ("poisson", "philly-like")
 LOADS: Final = (0.5, 1.0)
 JOBS: Final = 150
@@ -68,9 +62,8 @@ def choose_morphling_objective(
 
     The training workloads are on Morphling's cluster of 64 A800, with its restarts and at most one
     round in a minute. Durations are log-normal with a median of 30 min, and arrivals are Poisson or
-    in bursts like Philly's. Models and profiles are synthetic: no data set is read. Each candidate,
-    and shortest remaining time first, runs each workload to completion. A candidate is an objective
-    with or without foresight.
+    in bursts like Philly's. Models and profiles are synthetic: no data set is read. Each candidate
+    is an objective. It, and shortest remaining time first, runs each workload to completion.
 
     The rule takes the candidate with the least mean JCT relative to the baseline, as the geometric
     mean over the workloads. ``ours_is_chosen`` is 1 if that is the policy whose figures `tessera

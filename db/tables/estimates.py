@@ -216,25 +216,3 @@ host_profiles = sa.Table(  # rates of nodes' hosts that profiling tasks measured
     sa.UniqueConstraint("gpu_type_id", "task", name="uq_host_profiles_task"),
     sa.CheckConstraint("jsonb_typeof(rates) = 'object'", name="rates"),
 )
-
-collective_checks = sa.Table(  # estimated collectives of published models, compared with XLA's
-    "collective_checks",
-    metadata,
-    id_column(),
-    reference_column("cluster_id", "clusters.id"),
-    text_column("model"),
-    text_column("params"),
-    count_column("dp", None),
-    count_column("tp", None),
-    flag_column("zero"),
-    text_column("release"),  # of Tessera
-    text_column("note"),
-    text_column("problem"),
-    flag_column("differs"),
-    sa.Column("document", JSONB, nullable=False),
-    moment_column("checked_at"),
-    sa.UniqueConstraint(
-        "cluster_id", "model", "params", "dp", "tp", "zero", name="uq_collective_checks_degrees"
-    ),
-    sa.CheckConstraint("dp > 0 AND tp > 0 AND dp * tp > 1", name="degrees"),
-)

@@ -23,7 +23,6 @@ class LayeredProgram:
     graph: Graph
     flow: Flow
     ends: tuple[int, ...]
-    division: Division
 
 
 def divide_into_layers(
@@ -54,7 +53,7 @@ def divide_into_layers(
         layers.append(_layer(flow, start, end, prints[n], weights[n], scalar, samples, division, n))
         start = end
     graph = graph_of(name, dtype, layers)
-    return LayeredProgram(graph=graph, flow=flow, ends=tuple(cuts), division=division)
+    return LayeredProgram(graph=graph, flow=flow, ends=tuple(cuts))
 
 
 def _layer(
@@ -93,8 +92,8 @@ def _crossing(flow: Flow, end: int) -> set[int]:
 
 def _weights(flow: Flow, ends: list[int], division: Division) -> list[dict[str, float]]:
     """Return each layer's weights by their division. Shared weights count where they are first used."""
-    divided = set[int]().union(*(flow.sources[v] for v in division.weight_axis))
-    expert = set[int]().union(*(flow.sources[v] for v in division.expert_axis))
+    divided = set[int]().union(*(flow.sources[v] for v in division.weights))
+    expert = set[int]().union(*(flow.sources[v] for v in division.expert_weights))
     seen: set[int] = set()
     layers, start = [], 0
     for end in ends:

@@ -27,9 +27,9 @@ class Division:
 
     tensor: dict[int, int] = field(default_factory=dict)  # value: its divided axis
     expert: dict[int, int] = field(default_factory=dict)
-    # The divided axis of each value that is computed from weights.
-    weight_axis: dict[int, int] = field(default_factory=dict)
-    expert_axis: dict[int, int] = field(default_factory=dict)
+    # Values computed from weights that are divided.
+    weights: set[int] = field(default_factory=set)
+    expert_weights: set[int] = field(default_factory=set)
     reduced: list[float] = field(default_factory=list)
     exchanged: list[float] = field(default_factory=list)
     limit: list[float] = field(default_factory=list)
@@ -115,7 +115,7 @@ def _weights_product(
         if data not in division.expert:
             division.exchanged[-1] += flow.program.bytes_of(data)
         division.experts[-1] = max(division.experts[-1], float(flow.program.shape(weight)[axis]))
-        division.expert_axis[weight] = axis
+        division.expert_weights.add(weight)
         division.expert[out] = 0
         return
     for mark in (division.expert, division.tensor):
@@ -123,14 +123,13 @@ def _weights_product(
             mark[out] = place
     divided = division.tensor.get(data)
     if divided is not None and divided in contracted[1 - side]:
-        axis = contracted[side][contracted[1 - side].index(divided)]
-        division.weight_axis[weight] = axis
+        division.weights.add(weight)
         division.reduced[-1] += flow.program.bytes_of(out)
     elif large and divided is None and data not in division.expert:
         shape = flow.program.shape(weight)
         free = [d for d in range(len(shape)) if d not in contracted[side] and shape[d] > 1]
         if free:
-            division.weight_axis[weight] = free[0]
+            division.weights.add(weight)
             place = _place(flow, op, side, free[0])
             if place is not None:
                 division.tensor[out] = place
@@ -164,12 +163,12 @@ def _convolution(flow: Flow, division: Division, op: Operator, *, large: bool) -
     (_, channel, *space), divided = numbers.lhs_spec, division.tensor.get(data)
     grouped = op.params["feature_group_count"] > 1
     if divided == channel and not grouped:
-        division.weight_axis[kernel] = numbers.rhs_spec[1]
+        division.weights.add(kernel)
         division.reduced[-1] += flow.program.bytes_of(out)
     elif divided in space:
         division.tensor[out] = numbers.out_spec[2 + space.index(divided)]
     elif divided == channel or large:
-        division.weight_axis[kernel] = numbers.rhs_spec[0]
+        division.weights.add(kernel)
         division.tensor[out] = numbers.out_spec[1]
 
 
@@ -179,7 +178,7 @@ def _other(flow: Flow, division: Division, op: Operator) -> None:
     if op.name == "gather" and _is_weight(
         flow, op.reads[0]
     ):  # a look-up: rows are divided and all-reduced
-        division.weight_axis[op.reads[0]] = 0
+        division.weights.add(op.reads[0])
         division.limit[-1] = min(division.limit[-1], float(program.shape(op.reads[0])[0]))
         division.reduced[-1] += program.bytes_of(op.writes[0])
         return

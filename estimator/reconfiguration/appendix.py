@@ -10,7 +10,7 @@ bytes of one in single precision, since the text counts volumes without mixed pr
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Self
 
 import numpy as np
@@ -36,10 +36,6 @@ class AppendixParameters:
     offload_overlap: float  # k_off: exponent of the overlap of synchronisation and offloading
     swap_overlap: float  # k_swap: exponent of the overlap of optimizer and offloading
     constant_s: float  # k_const
-
-    def as_array(self) -> Floats:
-        """Return the values, shape (7,)."""
-        return np.array(astuple(self), dtype=np.float64)
 
     @classmethod
     def from_array(cls, values: ArrayLike) -> Self:

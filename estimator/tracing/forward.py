@@ -55,12 +55,6 @@ def program_of(step: Step) -> JaxProgram:
     return program
 
 
-def parameter_order(params: Any) -> list[int]:
-    """Return, for each of a program's parameters, the index of its leaf in the step's tree."""
-    floating = [_is_floating(x) for x in jax.tree.leaves(params)]
-    return [i for i, f in enumerate(floating) if f] + [i for i, f in enumerate(floating) if not f]
-
-
 def _vjp_jaxpr(step: Step, forward: Any, free: list[Any], fixed: list[Any]) -> ClosedJaxpr:
     return jax.make_jaxpr(forward)(free, fixed, step.batch)
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from tessera.estimator.graph import Graph
 from tessera.estimator.programs.flow import Flow
 from tessera.estimator.programs.layers import divide_into_layers
-from tessera.estimator.programs.parallel import Division
-from tessera.estimator.tracing.forward import parameter_order, program_of
+from tessera.estimator.tracing.forward import program_of
 from tessera.estimator.tracing.program import JaxProgram
 from tessera.estimator.tracing.step import Step, load_step
 
@@ -23,7 +22,6 @@ class TracedStep:
     graph: Graph
     flow: Flow
     ends: tuple[int, ...]
-    division: Division
 
 
 def graph_of_step(step: Step | str) -> Graph:
@@ -53,33 +51,4 @@ def trace_program(step: Step | str) -> TracedStep:
         graph=made.graph,
         flow=made.flow,
         ends=made.ends,
-        division=made.division,
     )
-
-
-def parameter_axes(result: TracedStep) -> dict[int, tuple[str, int]]:
-    """Return the division of each leaf of the step's parameters: ``("tensor" or "expert", axis)``.
-
-    Leaves that are not divided, or whose axis cannot be followed back to the leaf, are absent.
-    """
-    program, flow = result.flow.program, result.flow
-    leaf = dict(zip(program.parameters, parameter_order(result.step.params), strict=True))
-    origin = {
-        op.writes[0]: next(iter(flow.sources[op.reads[0]]))
-        for op in program.operators
-        if op.name == "slice_of" and flow.sources.get(op.writes[0]) == frozenset(op.writes)
-    }
-    by_leaf: dict[int, tuple[str, int]] = {}
-    for how, axes in (
-        ("tensor", result.division.weight_axis),
-        ("expert", result.division.expert_axis),
-    ):
-        for value, axis in axes.items():
-            for source in flow.sources[value]:
-                if program.shape(source) != program.shape(value):
-                    continue
-                parameter, place = (
-                    (origin[source], axis + 1) if source in origin else (source, axis)
-                )
-                by_leaf.setdefault(leaf[parameter], (how, place))
-    return by_leaf

@@ -16,8 +16,6 @@ from tessera.formulation.lookahead.plan import (
     legs_of,
     picks_of,
     resource_usage,
-    resource_usage_of,
-    trained_samples,
 )
 from tessera.formulation.lookahead.reservations import rates_if_kept, reserve_columns, spare_gpus
 from tessera.formulation.lookahead.statement import look_ahead, may_be_scattered, without_reserve
@@ -37,10 +35,8 @@ __all__ = [
     "rates_if_kept",
     "reserve_columns",
     "resource_usage",
-    "resource_usage_of",
     "slot_boundaries",
     "slot_spacing",
     "spare_gpus",
-    "trained_samples",
     "without_reserve",
 ]

@@ -1,61 +1,66 @@
-"""The independent checker of schedules that meet deadlines."""
+"""The independent checker of schedules that meet deadlines. It runs on every round with promises."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final
 
-from tessera.formulation.cells import build_cells, find_narrowest
+import numpy as np
+
+from tessera.formulation.cell_cache import cached_cells
+from tessera.formulation.cells import find_narrowest
 from tessera.formulation.check import Violation
 from tessera.formulation.last_round import Legs
 from tessera.formulation.lifecycle import ACTIVE
 from tessera.formulation.lookahead.grid import SAME_S
 from tessera.formulation.placement import current_gangs
+from tessera.formulation.replans import start_duration_s
 from tessera.formulation.snapshot import STATE_CODE, Snapshot
-from tessera.formulation.tables import Bools
+from tessera.formulation.tables import Bools, Floats, Ints
 
 WORK_TOLERANCE: Final = 1e-6
 """Share of a job's whole work by which a schedule may fall short, to allow for rounding."""
+ROUNDING: Final = 1e-9
+"""Share of a job's whole work by which two sums of the same seconds may differ."""
 
 
-def find_schedule_violations(
-    snapshot: Snapshot,
-    legs: Legs,
-    promised: Bools,
-    reserved_gpus: Mapping[int, int] = MappingProxyType({}),
-) -> list[Violation]:
+def find_schedule_violations(snapshot: Snapshot, legs: Legs, promised: Bools) -> list[Violation]:
     """Return every way in which ``legs`` fail to meet the deadlines of ``promised`` (bool[jobs]).
 
-    The check uses plain loops over the legs and is independent of the slots. Each job has one Cell
-    at a time. Capacity holds at every moment. Each leg that does not continue what runs now is
-    charged restart time. All work is done by the deadline. ``reserved_gpus`` maps a GPU type to
-    GPUs that others hold throughout.
+    The check is independent of the slots. Each job has one Cell at a time. Capacity holds at every
+    moment. Each leg that does not continue what runs now is charged restart time. All work is done
+    by the deadline.
     """
+    if not promised.any() and not len(legs):
+        return []
+    names = snapshot.jobs.name
+    violations = [
+        Violation(rule="promised", detail=f"{names[job]} has legs but no promise")
+        for job in np.unique(legs.job[~promised[legs.job]]).tolist()
+    ]
+    violations += _broken_deadlines(snapshot, legs, promised)
+    return [*violations, *_overfull(snapshot, legs, promised)]
+
+
+def _broken_deadlines(snapshot: Snapshot, legs: Legs, promised: Bools) -> list[Violation]:
+    """Return the violations of each job's own legs, one job after another."""
     violations: list[Violation] = []
-    cells, gangs = build_cells(snapshot), current_gangs(snapshot)
+    (cells, _), gangs, jobs = cached_cells(snapshot), current_gangs(snapshot), snapshot.jobs
     known_cells = find_narrowest(cells)
-    disturbed, jobs = snapshot.disturbed(), snapshot.jobs
-    active = {STATE_CODE[state] for state in ACTIVE}
+    runs = np.isin(jobs.state, [STATE_CODE[state] for state in ACTIVE]) & ~snapshot.disturbed()
+    starts_in_s = start_duration_s(snapshot)
     order: dict[int, list[int]] = {}
-    for leg in range(len(legs)):
+    for leg in np.argsort(legs.start_s, kind="stable").tolist():
         order.setdefault(int(legs.job[leg]), []).append(leg)
-    for job in range(len(jobs)):
-        if not promised[job]:
-            if job in order:
-                violations.append(
-                    Violation(rule="promised", detail=f"{jobs.name[job]} has legs but no promise")
-                )
-            continue
+    for job in np.flatnonzero(promised).tolist():
         trained, ends_s = 0.0, -math.inf
-        for leg in sorted(order.get(job, []), key=lambda k: float(legs.start_s[k])):
+        for leg in order.get(job, []):
             start_s = max(float(legs.start_s[leg]), snapshot.now_s)
             end_s = float(legs.end_s[leg])
             if start_s < ends_s - SAME_S:
                 detail = f"{jobs.name[job]} has two Cells at {start_s:.3f}"
                 violations.append(Violation(rule="one Cell at a time", detail=detail))
-            ends_s = end_s
+            ends_s = max(ends_s, end_s)
             spec = legs.key_at(leg)
             cell = known_cells.get((int(jobs.workload[job]), spec))
             if cell is None:
@@ -65,42 +70,59 @@ def find_schedule_violations(
                 continue
             rate, pause_s = float(cells.rate[cell]), float(jobs.restart_s[job])
             # A leg that continues what runs now pays only the rest of the last restart.
-            runs_now = int(jobs.state[job]) in active and not disturbed[job]
-            if start_s - snapshot.now_s < SAME_S and jobs.key_at(job) == spec and runs_now:
+            if start_s - snapshot.now_s < SAME_S and runs[job] and jobs.key_at(job) == spec:
                 if job in gangs:
                     rate = cells.rate_on(cell, gangs[job].nodes)
-                since_s = float(jobs.since_s[job])
-                pause_s = max(0.0, since_s + pause_s - snapshot.now_s) if since_s > 0 else 0.0
+                since_s, takes_s = float(jobs.since_s[job]), float(starts_in_s[job])
+                left_s = since_s + takes_s - snapshot.now_s if since_s > 0 else 0.0
+                pause_s = min(max(0.0, left_s), takes_s)
             usable_s = min(end_s, float(jobs.deadline_s[job])) - start_s
             trained += rate * max(0.0, usable_s - pause_s)
         batch = snapshot.workloads[int(jobs.workload[job])].global_batch
         left = float(jobs.iterations_left[job]) * batch
-        if trained < left - WORK_TOLERANCE * float(jobs.iterations[job]) * batch:
+        if trained < left - (WORK_TOLERANCE + ROUNDING) * float(jobs.iterations[job]) * batch:
             detail = (
                 f"{jobs.name[job]} trains only {trained:.6g} of {left:.6g} samples by its deadline"
             )
             violations.append(Violation(rule="deadline", detail=detail))
-    return [*violations, *_overfull(snapshot, legs, reserved_gpus)]
+    return violations
 
 
-def _overfull(snapshot: Snapshot, legs: Legs, reserved_gpus: Mapping[int, int]) -> list[Violation]:
+def _overfull(snapshot: Snapshot, legs: Legs, promised: Bools) -> list[Violation]:
     """Return a violation where the legs together need more GPUs than are schedulable.
 
     There is one for each such moment and type. Use rises only where a leg starts, so only these
-    moments are checked.
+    moments are checked. Where nodes were lost, promised jobs may have more GPUs than are left.
+    The round then decides who stops, so legs may use as many as these jobs have.
     """
     violations: list[Violation] = []
-    schedulable = snapshot.schedulable_gpus()
-    for at in sorted({max(s, snapshot.now_s) for s in legs.start_s.tolist()}):
-        for kind, gpu_type in enumerate(snapshot.gpu_types):
-            used = reserved_gpus.get(kind, 0)
-            for leg in range(len(legs)):
-                on = legs.start_s[leg] <= at + SAME_S and at + SAME_S < legs.end_s[leg]
-                used += int(legs.gpus[leg]) if on and legs.gpu_type[leg] == kind else 0
-            if used > schedulable[kind]:
-                detail = (
-                    f"{gpu_type.name}: {used} GPUs are used at {at:.3f}, but only"
-                    f" {schedulable[kind]} are schedulable"
-                )
-                violations.append(Violation(rule="capacity", detail=detail))
+    schedulable, held = snapshot.schedulable_gpus(), _held_gpus(snapshot, promised)
+    start_s = np.maximum(legs.start_s, snapshot.now_s)
+    for kind in np.unique(legs.gpu_type).tolist():
+        own = np.flatnonzero((legs.gpu_type == kind) & (legs.end_s > start_s))
+        gpus, moments = legs.gpus[own], np.unique(start_s[own])
+        begun = _sum_until(start_s[own], gpus, moments + SAME_S)
+        ended = _sum_until(legs.end_s[own], gpus, moments + SAME_S)
+        limit = max(int(schedulable[kind]), int(held[kind]))
+        for at in np.flatnonzero(begun - ended > limit).tolist():
+            detail = (
+                f"{snapshot.gpu_types[kind].name}: {begun[at] - ended[at]} GPUs are used at"
+                f" {moments[at]:.3f}, but only {limit} are schedulable"
+            )
+            violations.append(Violation(rule="capacity", detail=detail))
     return violations
+
+
+def _held_gpus(snapshot: Snapshot, promised: Bools) -> Ints:
+    """Return the GPUs that promised jobs have now, int64[types]."""
+    jobs, held = snapshot.jobs, np.zeros(len(snapshot.gpu_types), dtype=np.int64)
+    runs = promised & (jobs.current_gpus > 0) & (jobs.current_type >= 0)
+    np.add.at(held, jobs.current_type[runs], jobs.current_gpus[runs])
+    return held
+
+
+def _sum_until(times_s: Floats, gpus: Ints, moments: Floats) -> Ints:
+    """Return the sum of ``gpus`` whose time is not after each of ``moments``, int64[moments]."""
+    order = np.argsort(times_s)
+    sums = np.append(0, np.cumsum(gpus[order]))
+    return sums[np.searchsorted(times_s[order], moments, side="right")]

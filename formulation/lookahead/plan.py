@@ -132,22 +132,6 @@ Picks = Ints
 """int64[jobs, slots]: the option of each job in each slot. It is -1 if the job waits."""
 
 
-def trained_samples(ahead: Lookahead, job: int, pick: Ints, first: int = 0) -> float:
-    """Return the samples that ``job`` trains by its deadline with ``pick`` (int64[slots]).
-
-    ``pick`` has an option for each slot. Slots before ``first`` are not counted, but a leg that
-    began there continues.
-    """
-    gain, cost = ahead.gain, ahead.cost
-    total = 0.0
-    for slot in range(first, ahead.slots):
-        option = int(pick[slot])
-        if option >= 0:
-            begins = slot == 0 or int(pick[slot - 1]) != option
-            total += float(gain[option, slot]) - (float(cost[option]) if begins else 0.0)
-    return total
-
-
 def resource_usage(ahead: Lookahead, picks: Picks) -> Ints:
     """Return the resources used by the schedules, int64[resources, slots].
 
@@ -180,27 +164,11 @@ def _kept_gpus(ahead: Lookahead, picks: Picks) -> Ints:
     return kept
 
 
-def resource_usage_of(ahead: Lookahead, job: int, pick: Ints) -> Ints:
-    """Return the use of resources by ``job`` with ``pick`` (int64[slots]).
-
-    The shape is int64[resources, slots].
-    """
-    used = np.zeros_like(ahead.capacity)
-    runs = np.flatnonzero(pick >= 0)
-    used[:, runs] = ahead.use[pick[runs]].T
-    if ahead.steady[job]:
-        kept = {int(ahead.cells.gpu_type[ahead.cell[o]]): int(ahead.floor[o]) for o in pick[runs]}
-        for option in ahead.options_of(job):
-            kind = int(ahead.cells.gpu_type[ahead.cell[option]])
-            if kind == ahead.held[job]:
-                kept[kind] = int(ahead.floor[option])
-        for kind, gpus in kept.items():
-            used[kind] = np.maximum(used[kind], gpus)
-    return used
-
-
 def all_trained_samples(ahead: Lookahead, picks: Picks, first: int = 0) -> Floats:
-    """Return ``trained_samples`` of every job, float64[jobs]."""
+    """Return the samples that each job trains by its deadline with its picks, float64[jobs].
+
+    Slots before ``first`` are not counted, but a leg that began there continues.
+    """
     total = np.zeros(len(ahead.job))
     for slot in range(first, ahead.slots):
         job = np.flatnonzero(picks[:, slot] >= 0)

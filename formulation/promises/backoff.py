@@ -23,11 +23,6 @@ MAX_ERROR_CHARS: Final = 200
 """Largest number of characters of the last error that a reason repeats."""
 
 
-def back_off_s(failures: int) -> float:
-    """Return the seconds that a job waits after ``failures`` (at least 1) consecutive failures."""
-    return min(MAX_S, FIRST_S * 2.0 ** min(failures - 1, 32))
-
-
 def failed_jobs_wait(draft: Draft) -> Draft:
     """Leave a job without columns until its back-off ends, so that other jobs get its GPUs.
 

@@ -188,26 +188,6 @@ class HostProfile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveRecord:
-    """The comparison of a published model's collectives with those that XLA compiled, as stored.
-
-    ``note`` is a part of provenances. If it is "", there is nothing to compare, or ``problem`` says
-    why nothing was compared.
-    """
-
-    model: str  # as in workloads
-    params: str
-    dp: int  # degrees for which the step was compiled
-    tp: int
-    zero: bool
-    release: str  # of Tessera, which has the model and its step
-    note: str
-    problem: str
-    differs: bool
-    document: str  # all numbers, as JSON
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ProfilingJob:
     """A profiling task in its present state. ``service_gpu_s`` is the GPU-seconds it has used."""
 
@@ -290,7 +270,6 @@ class EstimationInputs:
     profiles: tuple[ProfileRow, ...] = ()  # of models with live jobs, oldest first
     profiling: tuple[ProfilingJob, ...] = ()  # all tasks, in order of submission
     gaps: tuple[ProfileGap, ...] = ()  # what these left out, of models with live jobs, oldest first
-    checks: tuple[CollectiveRecord, ...] = ()  # by model, params and degrees
     hosts: tuple[HostProfile, ...] = ()  # the latest of each GPU type
     runs: tuple[ProfilingJob, ...] = ()  # of jobs' programs that measure plans, by submission
 

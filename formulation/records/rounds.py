@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 from tessera.formulation.decisions import CHANGES_GPUS, Decision
-from tessera.formulation.foresight import Foresight
 from tessera.formulation.goals import GoalResult
 from tessera.formulation.last_round import NO_LEGS, Legs
 from tessera.formulation.network.outcome import NetworkOutcome
@@ -51,7 +50,6 @@ class RoundSummary:
     unit: str
     versions: tuple[str, ...]
     bound_is_trivial: bool = False  # nothing was proven, see GoalResult
-    foresight: Foresight | None = None  # None if no answer was rolled forward
     promises_due_s: float = math.inf  # when promised deadline schedules need the next round, or inf
     proved_by: str = ""  # of the last goal's bound, see GoalResult
     has_certificate: bool = False  # of the bound of any goal

@@ -100,11 +100,6 @@ class Gang:
         return self.job, self.generation
 
     @property
-    def led_here(self) -> bool:
-        """Return whether the leading member is on this agent's nodes."""
-        return any(node == self.leader for node, _ in self.shares)
-
-    @property
     def devices(self) -> frozenset[tuple[str, int]]:
         """Return the (node, GPU index) pairs that the gang occupies here."""
         return frozenset((node, gpu) for node, gpus in self.shares for gpu in gpus)

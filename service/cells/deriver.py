@@ -24,9 +24,8 @@ from tessera.formulation.records.estimates import (
 from tessera.formulation.values import Workload
 from tessera.service.cells.estimators import LearnedEstimators
 from tessera.service.cells.reasons import explain_failure, explain_underived
-from tessera.service.cells.records import compute_records, compute_tunings, note_collectives
+from tessera.service.cells.records import compute_records, compute_tunings
 from tessera.service.cells.tasks import EstimateTask, TaskFinder
-from tessera.service.collectivechecker import collective_notes
 from tessera.service.ports.store import EstimationStore
 from tessera.service.ports.writer import Writer
 from tessera.service.profiling_queue import ProfilingQueue
@@ -207,8 +206,6 @@ class CellDeriver:
         if computed is None:
             return None
         records = self._correct(this_pass, task, estimator, computed)
-        if notes := collective_notes(known.checks, task.wanted.workload):
-            records = [note_collectives(record, notes) for record in records]
         tunings = compute_tunings(estimator, task.wanted, records, cancelled)
         return None if tunings is None else (records, tunings)
 

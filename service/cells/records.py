@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from itertools import product
 
-from tessera.estimator.cell_estimator import MAX_PROVENANCE, Estimator
-from tessera.estimator.compiling.comparison import StepDegrees
+from tessera.estimator.cell_estimator import Estimator
 from tessera.estimator.models import model_of
 from tessera.estimator.runnable_plans import estimate_runnable_plans
 from tessera.estimator.stated.estimates import estimate_stated_plan
@@ -19,7 +17,6 @@ from tessera.formulation.records.estimates import (
     UnestimatedWorkload,
 )
 from tessera.service.cells.tasks import EstimateTask
-from tessera.service.collectivechecker import plan_degrees
 
 
 def compute_records(
@@ -98,12 +95,3 @@ def compute_tunings(
             return None
         tunings += record_tunings(estimator, record, wanted.tunings, wanted.exhausted)
     return tunings
-
-
-def note_collectives(record: EstimateRecord, notes: Mapping[StepDegrees, str]) -> EstimateRecord:
-    """Return an estimate whose provenance says how its plan's collectives compare with XLA's."""
-    said = [notes[degrees] for degrees in plan_degrees(record) if degrees in notes]
-    if not said:
-        return record
-    provenance = "; ".join([record.provenance, *said])[:MAX_PROVENANCE]
-    return replace(record, provenance=provenance)

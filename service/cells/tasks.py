@@ -20,7 +20,6 @@ from tessera.formulation.records.estimates import (
 )
 from tessera.formulation.values import Workload
 from tessera.service.cells.reasons import explain_pending, explain_unfit, explain_unknown_model
-from tessera.service.collectivechecker import collective_notes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +118,6 @@ class TaskFinder:
             limits=wanted.limits if counts else (),
             exhausted=wanted.exhausted,
             tunings=wanted.tunings if counts else (),
-            checks=list(collective_notes(known.checks, wanted.workload).values()),
             explained=asks_for_runs,
             nodes={kind.gpu_type.name: kind.node_capacity for kind in known.kinds},
         )

@@ -23,7 +23,6 @@ from tessera.estimator.cells import (
     plan_cells,
 )
 from tessera.estimator.collectives import TableNetwork, Tables, read_curves
-from tessera.estimator.compiling.checking import checks_note
 from tessera.estimator.hardware import CATALOGUE, Hardware
 from tessera.estimator.hardware.files import read_hardware
 from tessera.estimator.missing_plans import explain_missing_degrees
@@ -35,7 +34,7 @@ from tessera.estimator.samples import PROVENANCE
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.values import Cell, EstimateSource, Workload
-from tessera.service.cli import collectivechecks, estimateview, limits
+from tessera.service.cli import estimateview, limits
 from tessera.service.cli.estimateview import DegreeEstimates
 from tessera.service.cli.importing import read_rows
 from tessera.service.cli.modelling import DescribedModel, with_model
@@ -110,13 +109,12 @@ class TimeSources:
             f"{100 * measured.measured:.0f} % of the work was measured (without tensor parallelism)"
         )
 
-    def provenance(self, planner: Planner, checked: str = "") -> str:
-        """Return the provenance text of an estimate. ``checked`` is about its collectives."""
+    def provenance(self, planner: Planner) -> str:
+        """Return the provenance text of an estimate."""
         parts = [PROVENANCE]
         parts += [f"plan by {planner}"] if planner is not Planner.EXACT else []
         parts += [f"layers of {self.profile.name}"] if self.profile else []
         parts += [f"collectives of {self.collectives.name}"] if self.collectives else []
-        parts += [checked] if checked else []
         return ", ".join(parts)[:200]
 
     @property
@@ -217,13 +215,6 @@ def estimate(
         Path | None,
         _option("Write the estimates to a file for `tessera import profiles`.", metavar="FILE.csv"),
     ] = None,
-    check_collectives: Annotated[
-        bool,
-        _option(
-            "Compile the step of --step or of a published model for absent devices, and compare the"
-            " collectives of the fastest or the stated plan with XLA's. Takes minutes of a core. Needs JAX."
-        ),
-    ] = False,
     as_json: Annotated[bool, _option("Print one JSON object.", "--json")] = False,
 ) -> None:
     """Estimate the speed and memory of a model's training on GPUs, for each pipeline degree.
@@ -247,8 +238,6 @@ def estimate(
     types = [shapes.hardware(kind) for kind in known]
     sources = TimeSources.of(collectives, network, profile)
     sources.check(model)
-    if check_collectives:
-        collectivechecks.require_step(model)
     if plan is not None:
         _refuse_with_plan({"--all": every, "--stages": stages, "--write": write})
         kind = _type(gpu, types)
@@ -260,7 +249,6 @@ def estimate(
             planner,
             as_json=as_json,
             most_gpus=MAX_ESTIMATED_GPUS,
-            check_collectives=check_collectives,
         )
         print_note(shapes.describe(kind))
         return
@@ -275,15 +263,11 @@ def estimate(
         where = [(kind, _shape(kind, count, nodes))]
     wanted = [] if not stages else parse_numbers("--stages", stages)
     answers = _answers(model, where, sources, wanted, planner)
-    checks = collectivechecks.check_fastest(model, answers) if check_collectives else None
-    more = collectivechecks.checks_fields(checks)
-    estimateview.show_estimates(model, answers, as_json=as_json, best_only=every, more=more)
-    collectivechecks.show_checks(checks or ())
+    estimateview.show_estimates(model, answers, as_json=as_json, best_only=every)
     for assumption in dict.fromkeys(shapes.describe(kind) for kind, _ in where):
         print_note(assumption)
     if write is not None:
-        provenance = sources.provenance(planner, checks_note(checks or ()))
-        _write(write, model, answers, provenance, sources.source)
+        _write(write, model, answers, sources.provenance(planner), sources.source)
 
 
 def _refuse_with_plan(given: Mapping[str, object]) -> None:

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
-from types import MappingProxyType
 from typing import Any, Final
 
 from tessera.estimator.hardware import GIB, Hardware
@@ -70,12 +69,8 @@ def show_estimates(
     *,
     as_json: bool,
     best_only: bool,
-    more: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
-    """Print the Cells. If ``best_only``, print the fastest of each type and count.
-
-    ``more`` are further fields of the JSON document.
-    """
+    """Print the Cells. If ``best_only``, print the fastest of each type and count."""
     plans = [plan for answer in answers for plan in answer.cells.values()]
     best = min(plans, key=lambda plan: plan.iter_time_s, default=None)
     rows = [
@@ -85,7 +80,7 @@ def show_estimates(
         if not best_only or d == answer.best or as_json
     ]
     if as_json:
-        print_line(json.dumps(_document(model, answers, rows) | dict(more), indent=2))
+        print_line(json.dumps(_document(model, answers, rows), indent=2))
         return
     if rows:
         show_table(rows, _COLUMNS if best_only else _COLUMNS[:1] + _COLUMNS[4:])

@@ -21,7 +21,6 @@ from tessera.estimator.stated.statement import StatedPlan
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ZeroStage
 from tessera.formulation.values import Workload
-from tessera.service.cli.collectivechecks import Checks, check_plan, checks_fields, show_checks
 from tessera.service.cli.modelling import DescribedModel
 from tessera.service.cli.render import Column, format_number, print_line, print_note, show_table
 from tessera.service.cli.statedplan import GivenPlan, execution_plan
@@ -35,7 +34,6 @@ class PlanView:
     setting: Setting
     comparison: PlanComparison
     searched: bool = True
-    checks: Checks | None = None  # of the stated plan's collectives, if they are asked for
 
     def show(self, *, as_json: bool) -> None:
         """Print the comparison."""
@@ -116,7 +114,6 @@ class PlanView:
             "stated_is_faster": found.stated_wins,
             "unsearched": list(found.unsearched),
             "notes": list(self.sentences()),
-            **checks_fields(self.checks),
         }
 
     def _price(self, price: PlanPrice | None) -> dict[str, Any] | None:
@@ -173,12 +170,10 @@ def compare_stated(
     *,
     as_json: bool,
     most_gpus: int,
-    check_collectives: bool,
 ) -> None:
     """Print the price of a stated plan next to those of our best ones.
 
-    Ours are searched on up to ``most_gpus`` GPUs. If ``check_collectives``, the collectives of the
-    stated plan are compared with XLA's.
+    Ours are searched on up to ``most_gpus`` GPUs.
 
     Raises:
         InvalidInput: the plan contradicts itself, the model, the GPUs or the batch.
@@ -201,11 +196,7 @@ def compare_stated(
     else:
         stated = price_plan(setting, whole)
         comparison = PlanComparison(stated=stated, best=None, same_degree=None, unsearched=())
-    checks = check_plan(model, whole.stages, whole.zero) if check_collectives else None
-    view = PlanView(
-        model=model, setting=setting, comparison=comparison, searched=searched, checks=checks
-    )
+    view = PlanView(model=model, setting=setting, comparison=comparison, searched=searched)
     view.show(as_json=as_json)
-    show_checks(checks or ())
     for text in plan.notes if isinstance(plan, StatedPlan) else ():
         print_note(text)

@@ -108,8 +108,6 @@ def show_round(value: scheduler_pb2.Round, *, everything: bool, wide: bool) -> N
     show_facts(_facts(value, wide=wide))
     if len(value.goals) > 1:
         show_table(value.goals, GOAL_COLUMNS)
-    if value.HasField("foresight"):
-        show_table(value.foresight.answers, ANSWER_COLUMNS)
     shown = [d for d in value.decisions if everything or d.kind not in UNCHANGED_KINDS]
     if shown:
         show_table(shown, _decisions(_plan_texts(value)), wide=wide)
@@ -142,7 +140,6 @@ def _facts(value: scheduler_pb2.Round, *, wide: bool) -> list[tuple[str, str]]:
             if compared
             else "",
         ),
-        ("foresight", _foresight(value)),
         ("throughput", f"{format_number(value.samples_per_s)} samples/s"),
         (
             "jobs",
@@ -202,29 +199,6 @@ GOAL_COLUMNS: Final[Sequence[Column[scheduler_pb2.GoalResult]]] = (
 """The columns of an objective's goals, in order."""
 
 
-ANSWER_COLUMNS: Final[Sequence[Column[scheduler_pb2.RolledAnswer]]] = (
-    Column("ROLLED FORWARD", lambda a: a.name),
-    Column("MEAN TIME TO END", lambda a: format_span(a.completion_s), right=True),
-    Column("OBJECTIVE", lambda a: format_number(a.objective), right=True),
-)
-"""The columns of the answers that a round rolled forward."""
-
-
-def _foresight(value: scheduler_pb2.Round) -> str:
-    """Return which answer foresight took and what that costs, or "" without foresight."""
-    if not value.HasField("foresight"):
-        return ""
-    compared = value.foresight
-    own = compared.answers[0].completion_s
-    taken = min(answer.completion_s for answer in compared.answers)
-    sooner = f"jobs end {100 * (1 - taken / own):.3g} % sooner" if own else "jobs end as soon"
-    unit = value.unit or "units"
-    given_up = f"gives up {format_number(compared.sacrifice)} {unit}"
-    kept = compared.chosen == compared.answers[0].name
-    result = "none of them ends jobs sooner" if kept else f"{sooner}, which {given_up}"
-    return f"took {compared.chosen} of {compared.rollouts} answers; {result}"
-
-
 def _capped(chosen: scheduler_pb2.RoundOptions) -> bool:
     return chosen.HasField("max_changes") and chosen.max_changes >= 0
 
@@ -241,7 +215,6 @@ def policy_text(chosen: scheduler_pb2.RoundOptions) -> str:
         "deadlines": chosen.deadlines,
         "queue weights": chosen.queue_weights,
         "caution": f"{chosen.caution:g}" if chosen.caution else "",
-        "foresight": str(chosen.foresight) if chosen.foresight else "",
         "fair share": chosen.fair_share,
         "fair half-life": format_span(chosen.fair_half_life.ToSeconds())
         if chosen.fair_share and chosen.HasField("fair_half_life")
@@ -413,11 +386,7 @@ def _same_problem(before: scheduler_pb2.Round, again: scheduler_pb2.Round) -> bo
 
 
 def _compare_greedy(value: scheduler_pb2.Round, gain: float) -> str:
-    """Return how greedy compares by the last goal.
-
-    It is never better by the earlier goals, nor when it is rolled forward.
-    """
+    """Return how greedy compares by the last goal. It is never better by the earlier goals."""
     if gain >= 0:
         return f"{format_number(gain)} less"
-    where = "when rolled forward" if value.HasField("foresight") else "in an earlier goal"
-    return f"{format_number(-gain)} more, but worse {where}"
+    return f"{format_number(-gain)} more, but worse in an earlier goal"

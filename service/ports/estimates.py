@@ -1,4 +1,4 @@
-"""Estimates of Cells, with the models, profiles and comparisons that they are computed from."""
+"""Estimates of Cells, with the models and profiles that they are computed from."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Protocol
 from tessera.formulation.reasons import Reason
 from tessera.formulation.records.estimates import (
     CellFilter,
-    CollectiveRecord,
     EstimateRecord,
     HostProfile,
     ModelSpec,
@@ -107,10 +106,6 @@ class EstimateWriter(Protocol):
             NotFound: the cluster, or the task. NotAllowed: it ends already. InvalidInput: unknown
                 GPU type.
         """
-        ...
-
-    def put_collective_check(self, cluster: str, check: CollectiveRecord) -> None:
-        """Store the comparison of a model's collectives with those of XLA. Raises NotFound."""
         ...
 
 

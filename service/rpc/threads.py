@@ -62,7 +62,7 @@ class ServerThreads:
         self.leases = Calls(LEASE_THREADS, "lease")
         self.rounds = Calls(config.round_threads, "periodic round")
         self.networks, self.cells = Calls(1, "network"), Calls(1, "estimate")
-        self.cleaning, self.checks = Calls(1, "cleaning"), Calls(1, "check")
+        self.cleaning = Calls(1, "cleaning")
         self.forecasts, self.shadows = Calls(1, "forecast"), Calls(1, "shadow")
         self.webhooks = Calls(WEBHOOK_THREADS, "webhook")
 
@@ -96,7 +96,6 @@ class ServerThreads:
             self.cleaning,
             self.webhooks,
             self.webhook_tests,
-            self.checks,
             self.forecasts,
             self.shadows,
             self.commits,

@@ -99,18 +99,6 @@ def parse_key(path: Path, content: bytes) -> PrivateKey:
     return key
 
 
-def read_pair(certificate_path: Path, key_path: Path) -> KeyedCertificate:
-    """Return the first certificate of a file, with the key of another one, which belongs to it.
-
-    Raises:
-        InvalidInput: a file is wrong, or the key belongs to another certificate.
-    """
-    certificates = parse_certificates(certificate_path, read_file(certificate_path))
-    key = parse_key(key_path, read_file(key_path, private=True))
-    require_pair(certificates[0], certificate_path, key, key_path)
-    return KeyedCertificate(certificates[0], key)
-
-
 def read_authority(
     certificate_path: Path, key_path: Path, now_s: float
 ) -> tuple[KeyedCertificate, bytes]:

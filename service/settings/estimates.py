@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +14,6 @@ from tessera.estimator.profiling.tasks import ProfilingOptions
 from tessera.estimator.reconfiguration.fitting import FITTED_RUNS
 from tessera.estimator.reconfiguration.judging import MAX_RUNS
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.release import install_hint
 from tessera.service.settings.values import PeriodSeconds, PositiveSeconds
 
 MAX_MULTIPLES: Final = 16
@@ -27,7 +25,7 @@ MAX_PROFILED: Final = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class EstimateSettings:
-    """Automatic estimates, profiling, checks of collectives and further GPU types."""
+    """Automatic estimates, profiling and further GPU types."""
 
     estimate_cells: bool = True
     """Whether jobs without estimates get analytic ones, on all GPU types of their cluster. If false,
@@ -59,13 +57,6 @@ class EstimateSettings:
     """
     profile_run_s: PositiveSeconds = 120.0
     """Seconds of each of these runs, as predicted. The limits of profiling tasks hold for each."""
-    check_collectives: bool = False
-    """Whether the estimated collectives of published models are compared with those that XLA compiles
-    for their JAX steps. Each comparison takes some tens of seconds of a core and needs the extra
-    ``estimator``.
-    """
-    check_collectives_s: PositiveSeconds = 300.0
-    """Time of one compilation for that, after which it is given up."""
     hardware: str = ""
     """A YAML file of GPU types in addition to the catalogue's (``estimator.hardware.files``). If it
     is empty, there are no others.
@@ -117,11 +108,3 @@ class EstimateSettings:
             InvalidInput: the file is wrong.
         """
         return catalogue_of(read_hardware(Path(self.hardware)) if self.hardware else CATALOGUE)
-
-    def require_libraries(self) -> None:
-        """Check that this machine has the libraries that the settings need. Raises InvalidInput."""
-        if self.check_collectives and find_spec("jax") is None:
-            raise InvalidInput(
-                "check_collectives",
-                f"needs JAX on the server; install it with {install_hint('estimator')}",
-            )

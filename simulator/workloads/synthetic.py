@@ -52,8 +52,6 @@ _HABITS: Final = Habits()
 PHILLY_GPUS: Final[Mapping[int, float]] = MappingProxyType(
     dict(zip(_HABITS.gpus, _HABITS.gpu_shares, strict=True))
 )
-GAVEL_GPUS: Final[Mapping[int, float]] = MappingProxyType({1: 0.7, 2: 0.125, 4: 0.125, 8: 0.05})
-"""GPU counts of Gavel, which states 25 % for two to four GPUs together. The even split is ours."""
 LARGE_MEDIAN_S: Final = 8 * 3600.0
 """Median duration of "large-models"."""
 

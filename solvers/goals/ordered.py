@@ -75,17 +75,6 @@ class SolvedGoals:
         bound = self.solution.bound if len(self.results) == 1 else trivial_bound(problem)
         return replace(self.solution, objective=objective, bound=max(objective, bound))
 
-    def measured_on(self, statement: Statement, solution: Solution) -> SolvedGoals:
-        """Return the goals with another solution of ``statement``, under the same bounds."""
-        results = tuple(
-            replace(
-                _result(statement.problem, goal, solution, _stated_bound(goal, known)),
-                bound_is_trivial=known.bound_is_trivial,
-            )
-            for goal, known in zip(statement.goals, self.results, strict=True)
-        )
-        return replace(self, solution=solution, results=results)
-
     def standing(self, statement: Statement, choice: Ints) -> tuple[float, ...]:
         """Return the standing of ``choice`` by the goals in order.
 
@@ -359,11 +348,6 @@ def state_goals(
         if floor:
             problem = with_rows(problem, [keep_value_row(problem, goal, int(floor[0]))])
     return tuple(stated)
-
-
-def _stated_bound(goal: Goal, result: GoalResult) -> float:
-    """Return the bound of a result in the goal's own terms, as ``_result`` takes it."""
-    return result.bound * (goal.scale if isinstance(goal, Linear) else goal.sign)
 
 
 def _first_bound(problem: Problem, goal: Goal) -> float:

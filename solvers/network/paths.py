@@ -71,18 +71,6 @@ def least_comm_s(contention: Contention) -> Floats:
     return total
 
 
-def offered_duty(contention: Contention, chosen: Ints) -> Floats:
-    """Return the duty that these paths offer to each link, (E,), with T as in ``select_paths``."""
-    c = contention
-    period_s = np.maximum(c.compute_s, c.start_s + least_comm_s(c))
-    path = c.candidate[c.candidate_start[:-1] + chosen]
-    hops = np.diff(c.path_start)[path]
-    link = c.path_link[concatenate_ranges(c.path_start[path], hops)]
-    rate = np.repeat(c.bundle_bytes / period_s[c.bundle_job], hops) / c.link_bytes_per_s[link]
-    duty = _fixed_load(c, period_s) + np.bincount(link, rate, minlength=len(c.link_bytes_per_s))
-    return duty.astype(np.float64)
-
-
 def _turns(c: Contention, order: Ints) -> Ints:
     """Return the bundles in the order in which they choose."""
     counts = np.diff(c.bundle_start)[order]

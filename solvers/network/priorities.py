@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from dataclasses import replace
 
 import numpy as np
 
@@ -78,24 +77,6 @@ def stable_order(priority: Floats, earlier: Ints, *, margin: float = MARGIN) -> 
         taken[at] = True
         order[place] = by_priority[at]
     return order
-
-
-def add_noise(demand: LinkDemand, deviation: float, *, seed: int = 0) -> LinkDemand:
-    """Return the demand as an inaccurate measurement of t would show it.
-
-    Each job's times on links are multiplied by a log-normal factor. ``deviation`` is the standard
-    deviation of its logarithm; the median is 1. It is for experiments, in which priorities are
-    assigned on this demand and judged on ``demand``.
-
-    Raises:
-        InvalidInput: the deviation is below 0 or not a finite number.
-    """
-    if not 0 <= deviation < math.inf:
-        raise InvalidInput("deviation", f"is {deviation}; it must be at least 0")
-    factor = np.random.default_rng(seed).lognormal(0.0, deviation, demand.jobs)
-    return replace(
-        demand, busy_s=demand.busy_s * factor[demand.job], delay_s=demand.delay_s * factor
-    )
 
 
 def _places(by_priority: Ints, earlier: Ints) -> Floats:

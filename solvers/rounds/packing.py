@@ -97,8 +97,6 @@ def place_so_that_counts_fit(work: RoundWork, solved: SolvedGoals, solver: Solve
     stated, placed = place_answers(work, solved)
     first = PlacedAnswer(work=stated, solved=solved, placed=placed)
     passes = Passes(work.budget)
-    if work.policy.foresight:  # the answer is not the objective's best one, so it stays
-        return first
     if not passes.left or solver.name == Greedy.name or not solved.solution.has_answer:
         return first
     columns = len(work.statement.problem.cell)

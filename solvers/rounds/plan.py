@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final
 
 import numpy as np
 
@@ -22,9 +21,9 @@ from tessera.formulation.check import (
 )
 from tessera.formulation.decisions import Decision, DecisionKind, make_decisions
 from tessera.formulation.explain import explain_waiting_jobs, state_fair_shares
-from tessera.formulation.foresight import Foresight
 from tessera.formulation.goals import GoalResult
 from tessera.formulation.last_round import Legs
+from tessera.formulation.lookahead import find_schedule_violations
 from tessera.formulation.network.outcome import NetworkOutcome
 from tessera.formulation.network.running import running_after
 from tessera.formulation.pace import to_real_pace, to_training_pace
@@ -42,12 +41,10 @@ from tessera.formulation.statement import Statement, draft_columns, state_draft,
 from tessera.formulation.unknown_rates import assume_rates, without_assumed_rates
 from tessera.solvers.answers import objective_of
 from tessera.solvers.base import Budget, Solver
-from tessera.solvers.foresight import FORESIGHT
 from tessera.solvers.goals import solve_goals
 from tessera.solvers.lookahead import ADMISSION, admit
 from tessera.solvers.placement import PlacementResult, place, seat_leftover
 from tessera.solvers.prices import known_prices
-from tessera.solvers.rounds.foresight import foresee
 from tessera.solvers.rounds.network import plan_network
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.packing import place_so_that_counts_fit
@@ -61,10 +58,6 @@ from tessera.solvers.rounds.work import RoundWork
 from tessera.solvers.schedulers.base import FixedSolver, Scheduler, explain_not_chosen
 
 __all__ = ["RoundOptions", "RoundOutcome", "plan_round"]
-
-
-SOLVE_TIME_SHARE: Final = 0.5
-"""Share of the remaining time that the solver may take if answers are then rolled forward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +74,6 @@ class RoundOutcome:
     given_up: frozenset[int]  # jobs whose promise could not be kept
     admission: Admission | None
     proof: RoundProof = NO_PROOF
-    foresight: Foresight | None = None
-    """It is None if nothing was rolled forward."""
     network: NetworkOutcome | None = None
     """It is None if the network is not described, or if the round is refused."""
     stands_until: int = 0
@@ -134,7 +125,6 @@ class _PlacedRound:
     greedy_objective: int = 0
     admission: Admission | None = None
     proof: RoundProof = NO_PROOF
-    foresight: Foresight | None = None
     broken: tuple[Violation, ...] = ()
 
 
@@ -163,7 +153,6 @@ def plan_round(
 
     By the objective as stated, the value of the solution is never lower than that of greedy's on
     the same problem. If both had to adapt to the free blocks, the same holds for the placed ones.
-    With ``policy.foresight``, answers are compared by their roll-outs instead, greedy's among them.
 
     Raises:
         DeadlineTooShort: the budget was cancelled.
@@ -254,12 +243,8 @@ def _solved(
     work = _begin(snapshot, policy, budget, mark)
     admission, problem = work.admission, work.statement.problem
     known = known_prices(problem, snapshot.prices) if len(snapshot.prices) else None
-    foresees = policy.foresight > 0
-    part = budget.share(SOLVE_TIME_SHARE) if foresees else budget
-    solved = solve_goals(work.statement, solver, part, work.greedy, known)
-    greedy, seen = work.greedy, None
-    if foresees:
-        work, solved, seen = foresee(work, solved, known)
+    greedy = work.greedy
+    solved = solve_goals(work.statement, solver, budget, greedy, known)
     mark("solve")
     answer = place_so_that_counts_fit(work, solved, solver)
     work, solved, placed = answer.work, answer.solved, answer.placed
@@ -273,7 +258,6 @@ def _solved(
         bound=max(solved.solution.bound, objective),
         work=(
             *solved.solution.work,
-            *(((FORESIGHT, float(seen.rollouts)),) if seen else ()),
             *(((ADMISSION, admission.work),) if admission else ()),
         ),
     )
@@ -294,7 +278,6 @@ def _solved(
         proof=with_packing(solved.proof, work),
         given_up=frozenset(job for job in broken if had[job]),
         greedy_objective=objective_of(problem, greedy.choice),
-        foresight=seen,
     )
 
 
@@ -375,6 +358,7 @@ def _checked(answered: _PlacedRound) -> RoundOutcome:
         *find_false_rows(snapshot, problem, gangs),
         *find_placement_violations(snapshot, problem, solution, placed.placement, gangs),
         *find_reservation_violations(snapshot, problem, solution, placed.placement),
+        *_find_broken_schedules(answered),
     ]
     reasons = explain_waiting_jobs(
         snapshot, problem, solution, placed.unplaced, given_up, statement.absent
@@ -397,5 +381,18 @@ def _checked(answered: _PlacedRound) -> RoundOutcome:
         given_up=given_up,
         admission=answered.admission,
         proof=answered.proof,
-        foresight=answered.foresight,
     )
+
+
+def _find_broken_schedules(answered: _PlacedRound) -> list[Violation]:
+    """Return every rule that the schedules of promised deadlines break.
+
+    Promises that the round gives up have no schedule, and neither have jobs that are only planned.
+    """
+    admission = answered.admission
+    if admission is None:
+        return []
+    kept = np.array(admission.admitted)
+    kept[list(answered.given_up)] = False
+    legs = admission.legs.at(kept[admission.legs.job])
+    return find_schedule_violations(answered.work.snapshot, legs, kept)

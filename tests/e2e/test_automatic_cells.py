@@ -8,11 +8,8 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import grpc.aio
-import pytest
 
 from tessera.db.engine import Database
-from tessera.estimator.compiling.compile import CompileRequest
-from tessera.estimator.compiling.compiled import CompiledStep, Memory
 from tessera.service.config import Config
 from tessera.service.wiring import run_server
 from tessera.v1 import (
@@ -161,29 +158,3 @@ async def test_a_server_with_estimation_off_estimates_nothing(database: Database
         job = await user.job("j")
         assert await user.cells("bert", "1.3B") == []
     assert "bert/1.3B/256 has no estimates: the server derives none" in job.reason.message
-
-
-async def test_a_server_compares_collectives_in_the_background_if_it_is_set_to(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def compile_nothing(request: CompileRequest, **_: Any) -> CompiledStep:
-        return CompiledStep(
-            name="bert",
-            dp=request.dp,
-            tp=request.tp,
-            collectives=(),
-            flops=1.0,
-            bytes=1.0,
-            memory=Memory(arguments=1, outputs=1, aliased=0, temporaries=1),
-            versions={"jax": "1"},
-        )
-
-    monkeypatch.setattr("tessera.service.collectivechecker.compile_step", compile_nothing)
-    async with a_system(database, check_collectives=True, estimate_period_s=1.0) as user:
-        await user.submit("j", "bert", "1.3B")
-
-        async def has_notes() -> bool:
-            cells = await user.cells("bert", "1.3B")
-            return any("0 B compiled (-100.0 %)" in c.provenance for c in cells)
-
-        await until(has_notes)

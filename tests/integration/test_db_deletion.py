@@ -56,11 +56,6 @@ SELECT w.id, t.id, 'task', 'step', 'layer', 1, 1, 1, 'f32', 1, 1, 'kernels', 1, 
 FROM workloads w JOIN gpu_types t ON t.cluster_id = w.cluster_id
 """
 
-COLLECTIVE_CHECKS = """
-INSERT INTO collective_checks (cluster_id, model, params, dp, tp, release, note, problem, document)
-SELECT id, 'bert', '1.3B', 2, 1, '1', '', '', '{}' FROM clusters
-"""
-
 USAGE = """
 WITH used AS (
     INSERT INTO stints (job_id, gpu_type, gpus, cpus, effective_gpus, began_at, ended_at, ending)
@@ -157,7 +152,6 @@ def a_rich_cluster(store: PostgresStore, database: Database) -> None:
     for statement in (
         PROFILES,
         PROFILE_GAPS,
-        COLLECTIVE_CHECKS,
         HOST_PROFILES,
         FORECASTS,
         FORECAST_SPREADS,

@@ -65,7 +65,6 @@ WAYS: Final[dict[str, dict[str, Any]]] = {
     "myopic": {"deadlines": "myopic", "max_changes": 1, "min_run_s": 60.0},
     "raw": {"raw_throughput": True, "queue_weights": "1:4,2:1"},
     "caution": {"caution": 10.0},
-    "foresight": {"foresight": 16},
     "fair share": {"fair_share": "drf", "fair_half_life_s": 1.0},
     "watts": {"objective": "cost", "cost_of": "watts", "rate_floor": 1.0},
     **{f"solver {name}": {"solver": name} for name in solvers()},

@@ -15,9 +15,7 @@ from tessera.formulation.lookahead import (
     Lookahead,
     find_schedule_violations,
     look_ahead,
-    resource_usage_of,
     slot_boundaries,
-    trained_samples,
 )
 from tessera.formulation.policy import DEADLINE_MODES, Policy
 from tessera.formulation.snapshot import Snapshot
@@ -31,6 +29,7 @@ from tessera.solvers.rounds.plan import plan_round
 from tests.support.dated_jobs import ENDLESS, NOW_S, snapshots, train_until
 from tests.support.laws import examples
 from tests.support.oracles.lookahead_matrices import most_weight
+from tests.support.oracles.lookahead_sums import resource_usage_of, trained_samples
 
 AHEAD = Policy(deadlines="look-ahead")
 

@@ -15,11 +15,11 @@ from tessera.solvers.network.factors import (
     AloneTimes,
     correction_factors,
     factors_against,
-    low_periods_s,
 )
 from tessera.solvers.network.fluid import flop_under_levels
 from tessera.solvers.network.priorities import assign_priorities, stable_order
 from tests.support.laws import examples
+from tests.support.network_periods import low_periods_s
 from tests.support.networks import FluidJob, a_demand
 
 TWELFTHS = st.integers(1, 48).map(lambda n: n / 12)

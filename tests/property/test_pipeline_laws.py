@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.estimator.pipeline import Overlap, Pipelines, Transfers, iteration_s, simulated_s
+from tessera.estimator.pipeline import Overlap, Pipelines, Transfers, iteration_s
 from tessera.formulation.execution_plan import Schedule
 from tests.support.laws import examples
+from tests.support.oracles.pipeline_events import simulated_s
 
 Passes = list[tuple[float, float]]
 seconds = st.floats(0.01, 10.0)

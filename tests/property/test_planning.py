@@ -16,11 +16,8 @@ from tessera.estimator.planning.pareto import comm_load, find_frontier, find_und
 from tessera.estimator.planning.search import best_plan, latency_of
 from tessera.estimator.planning.stages import (
     NEAR_POWER_DISTANCE,
-    balanced_each,
     bias_of,
-    k_balanced,
     least_cut,
-    nearest_powers,
     stage_shares,
 )
 from tessera.estimator.planning.tuning import whole_space
@@ -100,43 +97,6 @@ def test_the_frontier_matches_that_of_all_enumerated_plans(
         assert plan.bias == pytest.approx(least_bias, abs=1e-9)
         assert plan.comm_load_s == pytest.approx(least, rel=1e-9)
     assert frontier.proxy.bias == pytest.approx(bias.min(), abs=1e-9)
-
-
-@examples(40)
-@given(SEEDS, SIZES)
-def test_the_least_bias_matches_that_of_all_partitions_and_powers_of_two(
-    seed: int, size: tuple[int, int, int]
-) -> None:
-    layers, gpus, stages = size
-    load = np.random.default_rng(seed).uniform(0.1, 3, layers)
-    option = all_stages(layers, gpus)
-    plans = np.array(list(every_plan(option, gpus, stages)), dtype=np.int64)
-    if not len(plans):
-        with pytest.raises(NoPlan):
-            balanced_each(load, gpus, [stages])
-        return
-    share = stage_shares(load, gpus, option.start, option.end)
-    every = np.sort(bias_of(share[plans], option.gpus[plans]))
-    assert balanced_each(load, gpus, [stages])[0].bias == pytest.approx(every[0], abs=1e-9)
-    few = [x.bias for x in k_balanced(load, gpus, stages, 7)]
-    assert few == pytest.approx(every[:7].tolist(), abs=1e-9)
-
-
-@examples(40)
-@given(SEEDS, st.integers(1, 4), st.sampled_from([4, 6, 8, 12]))
-def test_gpus_of_a_partition_are_the_nearest_powers_of_two(
-    seed: int, stages: int, gpus: int
-) -> None:
-    share = np.random.default_rng(seed).dirichlet(np.ones(stages)) * gpus
-    powers = np.stack(np.meshgrid(*[[1, 2, 4, 8]] * stages), axis=-1).reshape(-1, stages)
-    vectors = powers[powers.sum(axis=1) == gpus]
-    if not len(vectors):
-        with pytest.raises(NoPlan):
-            nearest_powers(share, gpus)
-        return
-    found = nearest_powers(share, gpus)
-    assert found.sum() == gpus
-    assert bias_of(share, found) == pytest.approx(bias_of(share, vectors).min())
 
 
 @examples(40)

@@ -407,4 +407,5 @@ def test_two_jobs_alternate_on_one_gpu_to_the_second() -> None:
     assert result.state == ("succeeded", "succeeded")
     assert np.array_equal(result.restarts, [0, 0])
     assert sum(s.held_gpu_s for s in result.segments) == 531 + 231
-    assert sum(s.idle_gpu_s for s in result.segments) == 31 + 31
+    idle_s = [min(max(s.ready_s, s.start_s), s.end_s) - s.start_s for s in result.segments]
+    assert sum(s.cell.gpus * t for s, t in zip(result.segments, idle_s, strict=True)) == 31 + 31

@@ -23,12 +23,31 @@ from tessera.service.security.authority import (
     issue_server_certificate,
     sign_agent_certificate,
 )
-from tessera.service.security.key_files import write_private, write_public
+from tessera.service.security.key_files import (
+    parse_certificates,
+    parse_key,
+    read_file,
+    require_pair,
+    write_private,
+    write_public,
+)
 from tessera.service.security.serving import CertificateFiles, ServingCertificate
 
 DAY_S = 86_400.0
 HOSTS = ("localhost", "127.0.0.1")
 LOG = logging.getLogger("tests.certificates")
+
+
+def read_pair(certificate_path: Path, key_path: Path) -> KeyedCertificate:
+    """Return the first certificate of a file, with the key of another one, which belongs to it.
+
+    Raises:
+        InvalidInput: a file is wrong, or the key belongs to another certificate.
+    """
+    certificates = parse_certificates(certificate_path, read_file(certificate_path))
+    key = parse_key(key_path, read_file(key_path, private=True))
+    require_pair(certificates[0], certificate_path, key, key_path)
+    return KeyedCertificate(certificates[0], key)
 
 
 def signing_request(key: Any = None) -> str:

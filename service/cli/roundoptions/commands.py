@@ -37,7 +37,7 @@ UNSET: Final = {
 """The source of options that are not given, by the name of the command's function."""
 
 EXAMPLES: Final = {
-    "set_shadow": "tessera shadow set --objective jct --foresight 64 -m 'would foresight pay?'",
+    "set_shadow": "tessera shadow set --objective jct -m 'would shorter jobs pay?'",
     "set_policy": "tessera policy set --objective 'deadline then jct' -m 'deadlines count now'",
     "schedule": "tessera round --dry-run --objective 'deadline then jct' --queue-order --promote-after 2h",
     "replay": "tessera replay 2 --objective 'deadline then jct'",

@@ -13,7 +13,6 @@ from tessera.formulation.policy import (
     DRF,
     GPU_SHARE,
     MAX_CAUTION,
-    MAX_FORESIGHT,
     Policy,
 )
 from tessera.service.cli import limits
@@ -146,16 +145,6 @@ def objective_options(
             max=MAX_CAUTION,
         ),
     ] = None,
-    foresight: Annotated[
-        Whole,
-        panel_option(
-            _OBJECTIVE,
-            "Number of answers that the round may roll forward to the end of their jobs. It takes the one"
-            " after which jobs end soonest. 0: the objective alone decides. Default: 0.",
-            min=0,
-            max=MAX_FORESIGHT,
-        ),
-    ] = None,
 ) -> scheduler_pb2.RoundOptions:
     """Return the options on the objective."""
     if not references_in(objective or ""):  # whoever decides the round knows its plug-ins
@@ -173,7 +162,6 @@ def objective_options(
         rate_floor=rate_floor,
         fairness_levels=fairness_levels,
         caution=caution,
-        foresight=foresight,
         fair_share="" if fair_share is FairShareMeasure.NONE else fair_share,
     )
     read_duration(chosen.restart_horizon, "--restart-horizon", restart_horizon)

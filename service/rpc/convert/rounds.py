@@ -14,10 +14,9 @@ from google.protobuf.json_format import ParseDict, ParseError
 from tessera.estimator.documents import is_number, read_document, text_of
 from tessera.formulation.documents import POLICY
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.foresight import Foresight
 from tessera.formulation.goals import GoalResult
 from tessera.formulation.parameters import PARAMETERS_FIELD
-from tessera.formulation.policy import MAX_FAIRNESS_LEVELS, MAX_FORESIGHT
+from tessera.formulation.policy import MAX_FAIRNESS_LEVELS
 from tessera.formulation.records.rounds import DecisionRecord, RoundRecord, RoundSummary
 from tessera.service import durations
 from tessera.service.rpc import fields, names
@@ -52,7 +51,6 @@ _COUNTS: Final = {
     "defragment_every_rounds": (0, 10**6),
     "max_changes": (-1, 10**6),
     "fairness_levels": (1, MAX_FAIRNESS_LEVELS),
-    "foresight": (0, MAX_FORESIGHT),
 }
 
 _EMPTY_IS_UNSET: Final = frozenset({"objective", "solver", "gap", "cost_of", "fairness_levels"})
@@ -219,7 +217,6 @@ def of_summary(s: RoundSummary) -> pb.Round:
         has_certificate=s.has_certificate,
         policy_version=s.policy_version,
         failures=s.failures,
-        foresight=None if s.foresight is None else _of_foresight(s.foresight),
     )
 
 
@@ -227,18 +224,6 @@ def of_check(check: GoalCheck) -> pb.GoalCheck:
     """Return the message of the check of a goal's certificate."""
     return pb.GoalCheck(
         goal=_of_goal(check.result), proven=check.proven, problem=check.problem, note=check.note
-    )
-
-
-def _of_foresight(compared: Foresight) -> pb.Foresight:
-    return pb.Foresight(
-        answers=[
-            pb.RolledAnswer(name=one.name, completion_s=one.completion_s, objective=one.objective)
-            for one in compared.answers
-        ],
-        chosen=compared.chosen,
-        rollouts=compared.rollouts,
-        sacrifice=compared.sacrifice,
     )
 
 

@@ -10,7 +10,6 @@ from tessera.benchmarks.papers.bench_morphling_objective import (
     choose_policy,
     geometric_mean,
 )
-from tessera.formulation.policy import DEFAULT_OBJECTIVE
 from tessera.simulator.comparison.policies import options_of
 
 
@@ -21,8 +20,8 @@ def test_the_policy_with_the_least_geometric_mean_is_chosen() -> None:
     assert choose_policy(ratios) == "b"
 
 
-def test_ours_is_a_candidate_with_the_default_objective_and_rounds_of_a_minute() -> None:
+def test_ours_is_a_candidate_with_rounds_of_a_minute() -> None:
     options = options_of(OURS)
 
     assert OURS in CANDIDATES
-    assert (options.objective, options.round_s) == (DEFAULT_OBJECTIVE, 60.0)
+    assert (options.objective, options.round_s) == ("jct", 60.0)

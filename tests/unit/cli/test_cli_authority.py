@@ -14,9 +14,9 @@ from tessera.service.security.authority import create_authority, list_hosts
 from tessera.service.security.key_files import (
     parse_certificates,
     read_authority,
-    read_pair,
     write_public,
 )
+from tests.support.certificates import read_pair
 
 
 def run_command(*arguments: str | Path) -> Result:

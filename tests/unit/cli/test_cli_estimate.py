@@ -239,14 +239,6 @@ def test_degrees_whose_micro_batches_do_not_divide_the_batch_are_reported() -> N
         ([*BERT, *ON_8, "--sequence", "8"], "need --architecture or --hf"),
         ([*BERT, *ON_8, "--argument", "a=1"], "--argument: needs --step"),
         ([*BERT, *ON_8, "--network", "ib"], "--network: needs --collectives"),
-        (
-            [*BERT, *ON_8, "--check-collectives", "--dtype", "f32"],
-            "--check-collectives: needs a training step in JAX",
-        ),
-        (
-            ["--model", "t5/1.2B", "--batch", "256", *ON_8, "--check-collectives"],
-            "--check-collectives: needs a training step in JAX",
-        ),
         ([*BERT, *ON_8, "--hf", "/none/config.json"], "/none/config.json: cannot be read"),
         ([*BERT, *ON_8, "--hf", "a", "--step", "b"], "--hf, --step: describe different models"),
         ([*BERT, *ON_8, "--collectives", "/none/comm.csv"], "comm.csv: cannot be read"),
@@ -305,47 +297,6 @@ def test_without_jax_the_error_says_what_to_install(
         "this needs jax; install it with: pip install 'tessera-scheduler[estimator]'"
         in result.stderr
     )
-
-
-def test_collectives_of_the_fastest_plan_are_compared_with_those_that_xla_compiles(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    to = tmp_path / "estimates.csv"
-    common = [*STEP, "--batch", "64", "--gpu", "h100", "--count", "2", "--check-collectives"]
-    shown = run_estimate(*common, "--stages", "1", "--write", str(to))
-    assert shown.exit_code == 0, shown.stderr
-    assert "collectives of dp2 tp1, data groups of 2: " in shown.stderr
-    assert "differs" not in shown.stderr
-    assert "collectives at dp2 tp1 as compiled by XLA" in to.read_text()
-    (check,) = estimate_json(*common, "--stages", "1")["collectives"]
-    (group,) = check["groups"]
-    assert group["compiled_bytes"] == pytest.approx(group["estimated_bytes"], rel=0.01)
-    (stated,) = estimate_json(*common, "--dp", "2", "--micro-batch", "4")["collectives"]
-    assert stated == check
-    assert "collectives" not in estimate_json(*common[:-1], "--stages", "1")
-
-
-def test_a_plan_without_collectives_is_not_compiled_and_one_that_cannot_be_is_refused() -> None:
-    common = [*STEP, "--batch", "64", "--gpu", "h100", "--check-collectives"]
-    alone = run_estimate(*common, "--count", "1")
-    assert alone.exit_code == 0
-    assert "the plan dp1 has no collectives" in alone.stderr
-    refused = run_estimate(*common, "--count", "2", "--dp", "2", "--zero", "3")
-    assert refused.exit_code == 2
-    assert "ZeRO-3" in refused.stderr
-
-
-def test_a_step_that_cannot_be_compiled_is_reported_after_the_estimate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("tessera.estimator.compiling.checking.CHECK_LIMIT_S", 0.0)
-    on_2 = ("--batch", "64", "--gpu", "h100", "--count", "2", "--stages", "1")
-    shown = run_estimate(*STEP, *on_2, "--check-collectives")
-    assert shown.exit_code == 0
-    assert "were not compared with XLA's: compiling" in shown.stderr
-    assert shown.stdout
 
 
 @pytest.mark.slow

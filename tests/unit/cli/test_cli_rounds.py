@@ -37,7 +37,6 @@ EVERYTHING = {
     "caution": 1.5,
     "fair_share": FairShareMeasure.DRF,
     "fair_half_life": "12h",
-    "foresight": 16,
     "replan_spacing": 40.0,
     "deadlines": DeadlineTreatment.MYOPIC,
     "round_length": "60s",
@@ -75,7 +74,6 @@ def test_every_option_reaches_the_call() -> None:
         caution=1.5,
         fair_share="drf",
         fair_half_life_s=43200.0,
-        foresight=16,
         replan_spacing=40.0,
         deadlines="myopic",
         round_s=60.0,
@@ -402,37 +400,3 @@ def test_greedy_is_compared_by_the_last_goal(
 ) -> None:
     show_round(a_round(objective=10.0, greedy_objective=greedy), everything=False, wide=False)
     assert text in capsys.readouterr().out
-
-
-def test_a_round_with_foresight_shows_its_answers_and_what_it_gave_up(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    compared = scheduler_pb2.Foresight(
-        answers=[
-            scheduler_pb2.RolledAnswer(name="objective", completion_s=7200.0, objective=10.0),
-            scheduler_pb2.RolledAnswer(name="changes of jct", completion_s=3600.0, objective=8.0),
-        ],
-        chosen="changes of jct",
-        rollouts=9,
-        sacrifice=2.0,
-    )
-    show_round(
-        a_round(objective=8.0, greedy_objective=9.0, foresight=compared),
-        everything=False,
-        wide=False,
-    )
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "took changes of jct of 9 answers; jobs end 50 % sooner, which gives up 2" in shown
-    assert "1 more, but worse when rolled forward" in shown
-    assert "objective 2h" in shown
-
-
-def test_foresight_that_finds_nothing_better_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    compared = scheduler_pb2.Foresight(
-        answers=[scheduler_pb2.RolledAnswer(name="objective", completion_s=60.0, objective=1.0)],
-        chosen="objective",
-        rollouts=4,
-    )
-    show_round(a_round(foresight=compared), everything=False, wide=False)
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "took objective of 4 answers; none of them ends jobs sooner" in shown

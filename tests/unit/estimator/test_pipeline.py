@@ -12,12 +12,12 @@ from tessera.estimator.pipeline import (
     Transfers,
     iteration_s,
     pipelines_of,
-    simulated_s,
 )
 from tessera.estimator.plans import Candidates, Shape, Training
 from tessera.estimator.rooflines import RooflineCompute
 from tessera.formulation.execution_plan import Schedule
 from tests.support.estimates import FlatNetwork, a_graph
+from tests.support.oracles.pipeline_events import simulated_s
 
 
 def some_plans(**given: list[list[float]]) -> Pipelines:

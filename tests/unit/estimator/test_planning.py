@@ -27,10 +27,8 @@ from tessera.estimator.planning.search import (
 )
 from tessera.estimator.planning.stages import (
     Stages,
-    balance_stages,
     layer_shares,
     least_cut,
-    nearest_powers,
 )
 from tessera.estimator.planning.tuning import (
     Mismatch,
@@ -101,26 +99,16 @@ def test_equally_cheap_cuts_are_decided_by_the_least_bias() -> None:
     assert cut.ends == (4, 8)
 
 
-def test_gpus_of_stages_are_the_nearest_powers_of_two() -> None:
-    assert nearest_powers(np.array([0.4, 2.9, 4.7]), 8).tolist() == [2, 2, 4]
-
-
-def test_the_balanced_partition_puts_equal_load_on_each_gpu() -> None:
-    partition = balance_stages(np.array([1.0, 1.0, 1.0, 1.0, 2.0, 2.0]), gpus=4, stages=2)
-    assert (partition.ends, partition.gpus, partition.bias) == ((4, 6), (2, 2), 0.0)
-    assert partition.starts == (0, 4)
-
-
 @pytest.mark.parametrize(("gpus", "stages"), [(2, 3), (8, 5)])
 def test_more_stages_than_gpus_or_layers_are_refused(gpus: int, stages: int) -> None:
     with pytest.raises(NoPlan, match=r"no plan (has|with)"):
-        balance_stages(np.ones(4), gpus, stages)
+        least_cut(np.ones(4), np.ones(4), gpus, stages)
 
 
 @pytest.mark.parametrize("load", [np.zeros(3), np.array([1.0, np.nan])])
 def test_a_load_of_zero_is_refused(load: Floats) -> None:
     with pytest.raises(NoPlan, match="load"):
-        balance_stages(load, 2, 1)
+        least_cut(load, np.ones(3), 2, 1)
 
 
 def test_the_proxy_has_the_least_bias_and_then_the_least_load() -> None:

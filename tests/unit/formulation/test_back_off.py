@@ -12,7 +12,6 @@ from tessera.formulation.codec import decode, encode
 from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.last_round import NO_LEGS, Legs
 from tessera.formulation.policy import Policy
-from tessera.formulation.promises.backoff import back_off_s
 from tessera.formulation.reasons import ReasonCode
 from tessera.formulation.snapshot import Snapshot
 from tessera.solvers.base import Budget
@@ -35,12 +34,6 @@ def a_pair(**first: Any) -> Snapshot:
         ],
         estimates=[an_estimate(gpus=4, iter_time_s=1.0)],
     )
-
-
-def test_back_offs_double_up_to_half_an_hour() -> None:
-    waits = [back_off_s(failures) for failures in range(1, 10)]
-    assert waits == [30, 60, 120, 240, 480, 960, 1800, 1800, 1800]
-    assert back_off_s(10**6) == 1800
 
 
 def test_gpus_of_a_failed_job_go_to_another_job() -> None:

@@ -15,13 +15,12 @@ from tessera.service.security.key_files import (
     parse_key,
     read_authority,
     read_file,
-    read_pair,
     require_authorities,
     require_current,
     write_private,
     write_public,
 )
-from tests.support.certificates import DAY_S, Site, make_site
+from tests.support.certificates import DAY_S, Site, make_site, read_pair
 
 NOW_S = 1.8e9
 

@@ -149,7 +149,6 @@ any_options = st.builds(
     caution=st.floats(0, 10),
     fair_share=st.sampled_from(["", "gpus", "drf"]),
     fair_half_life_s=lengths,
-    foresight=st.integers(0, 4096),
     replan_spacing=st.floats(0, 1e6),
     network_measure_s=lengths | st.just(0.0),
 )

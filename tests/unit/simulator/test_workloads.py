@@ -21,7 +21,7 @@ from tessera.simulator.traces.speeds import ClusterRoom, Speeds, requested_load
 from tessera.simulator.traces.trace import Arrival
 from tessera.simulator.workloads.philly_like import DAY_S
 from tessera.simulator.workloads.published import NAMES, PublishedScenario, load_published
-from tessera.simulator.workloads.synthetic import GAVEL_GPUS, SyntheticTrace
+from tessera.simulator.workloads.synthetic import SyntheticTrace
 
 TYPES, NODES = preset_cluster("testbed-a")
 GPUS = 64
@@ -84,7 +84,8 @@ def test_static_traces_arrive_at_once(profiles: list[EstimateRecord]) -> None:
 def test_gavels_jobs_mostly_use_one_gpu_and_last_half_an_hour_to_a_week(
     profiles: list[EstimateRecord],
 ) -> None:
-    jobs = draw_jobs(profiles, jobs=3000, durations="gavel", gpu_shares=GAVEL_GPUS)
+    shares = {1: 0.7, 2: 0.125, 4: 0.125, 8: 0.05}  # Gavel states 25 % for two to four together
+    jobs = draw_jobs(profiles, jobs=3000, durations="gavel", gpu_shares=shares)
     count = Counter(a.spec.requested_gpus for a in jobs)
     assert count[1] / 3000 == pytest.approx(0.7, abs=0.03)
     assert count[8] / 3000 == pytest.approx(0.05, abs=0.02)

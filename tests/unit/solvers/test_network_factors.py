@@ -17,11 +17,11 @@ from tessera.solvers.network.factors import (
     correction_factors,
     factors_against,
     fit_factors,
-    low_periods_s,
     reference_of,
 )
 from tessera.solvers.network.fluid import simulate_fluid
-from tessera.solvers.network.priorities import add_noise, assign_priorities, order_of, stable_order
+from tessera.solvers.network.priorities import assign_priorities, order_of, stable_order
+from tests.support.network_periods import low_periods_s
 from tests.support.networks import FluidJob, a_demand
 
 
@@ -201,16 +201,3 @@ def test_an_invalid_earlier_order_is_refused() -> None:
     for earlier, margin in (([0, 0], 0.1), ([2], 0.1), ([0], -1.0), ([0], math.nan)):
         with pytest.raises(InvalidInput):
             stable_order(np.ones(2), np.array(earlier), margin=margin)
-
-
-def test_a_noisy_measurement_scales_all_times_of_a_job_equally_and_is_reproducible() -> None:
-    demand = a_demand(FluidJob(busy_s={0: 1, 1: 2}, delay_s=1.0), FluidJob(busy_s={0: 1}))
-    seen = add_noise(demand, 0.2, seed=1)
-    factor = seen.busy_s / demand.busy_s
-    assert factor[0] == pytest.approx(factor[1])
-    assert factor[0] != factor[2]
-    assert seen.comm_s / demand.comm_s == pytest.approx([factor[0], factor[2]])
-    assert add_noise(demand, 0.2, seed=1).busy_s.tolist() == seen.busy_s.tolist()
-    assert add_noise(demand, 0.0).busy_s.tolist() == demand.busy_s.tolist()
-    with pytest.raises(InvalidInput):
-        add_noise(demand, -0.1)

@@ -11,7 +11,7 @@ import pytest
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.contention import Contention, demand_of
 from tessera.solvers.network.baselines.ecmp import hash_bundles
-from tessera.solvers.network.paths import least_comm_s, offered_duty, select_paths
+from tessera.solvers.network.paths import least_comm_s, select_paths
 from tests.support.contentions import a_contention
 
 BOTH = np.array([0, 1])
@@ -107,18 +107,12 @@ def test_the_least_communication_time_uses_the_best_choice_for_each_bundle_alone
         ).all()
 
 
-def test_the_offered_load_matches_the_demand_if_no_bundles_of_a_job_collide() -> None:
-    case = _contention_of_bytes([4.0], [3.0], [2.0], fixed={1: {0: 1.0}})
-    chosen = select_paths(case, np.array([0, 1, 2]))
-    assert offered_duty(case, chosen) == pytest.approx(demand_of(case, chosen).offered)
-
-
 def test_links_are_less_congested_on_average_than_with_hashing() -> None:
     ours, plain = [], []
     for seed in range(60):
         case = a_contention(seed, jobs=8, aggregations=4)
         order = np.argsort(-case.work_flop / least_comm_s(case), kind="stable")
         fabric = slice(2 * 15, None)
-        ours.append(offered_duty(case, select_paths(case, order))[fabric].max())
-        plain.append(offered_duty(case, hash_bundles(case, seed))[fabric].max())
+        ours.append(demand_of(case, select_paths(case, order)).offered[fabric].max())
+        plain.append(demand_of(case, hash_bundles(case, seed)).offered[fabric].max())
     assert np.mean(ours) < 0.8 * np.mean(plain)

@@ -63,7 +63,6 @@ class RoundOptions(_message.Message):
     NETWORK_FLOOR_FIELD_NUMBER: _builtins.int
     NETWORK_MEASURE_FIELD_NUMBER: _builtins.int
     SCHEDULER_PARAMETERS_FIELD_NUMBER: _builtins.int
-    FORESIGHT_FIELD_NUMBER: _builtins.int
     REPLAN_SPACING_FIELD_NUMBER: _builtins.int
     FAIR_SHARE_FIELD_NUMBER: _builtins.int
     FAIR_HALF_LIFE_FIELD_NUMBER: _builtins.int
@@ -153,12 +152,6 @@ class RoundOptions(_message.Message):
     without a scheduler, or a name or value that the scheduler does not accept. Parameters of the
     standing policy are not used if the request names another scheduler.
     """
-    foresight: _builtins.int
-    """The number of answers that the round may roll forward to the end of their jobs, 0 to 4096. The
-    answer after which jobs end soonest is taken, even if its value by the objective is less.
-    Promises and limits hold for every answer. Default: 0, with which the objective alone decides.
-    A published scheduler ignores it.
-    """
     replan_spacing: _builtins.float
     """The number of restart times that a job runs before its plan may change on the GPUs that it has.
     The change must make up for its restart in that time. 0 to 1e6; with 0, only the objective
@@ -247,14 +240,13 @@ class RoundOptions(_message.Message):
         network_floor: _builtins.float | None = ...,
         network_measure: _duration_pb2.Duration | None = ...,
         scheduler_parameters: _builtins.str | None = ...,
-        foresight: _builtins.int | None = ...,
         replan_spacing: _builtins.float | None = ...,
         fair_share: _builtins.str | None = ...,
         fair_half_life: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_caution", b"_caution", "_cost_of", b"_cost_of", "_deadlines", b"_deadlines", "_defragment_every_rounds", b"_defragment_every_rounds", "_fair_share", b"_fair_share", "_fairness_levels", b"_fairness_levels", "_foresight", b"_foresight", "_gap", b"_gap", "_max_changes", b"_max_changes", "_max_restart_share", b"_max_restart_share", "_network_floor", b"_network_floor", "_network_levels", b"_network_levels", "_objective", b"_objective", "_opportunistic", b"_opportunistic", "_queue_order", b"_queue_order", "_queue_weights", b"_queue_weights", "_rate_floor", b"_rate_floor", "_raw_throughput", b"_raw_throughput", "_replan_spacing", b"_replan_spacing", "_run_to_completion", b"_run_to_completion", "_scheduler", b"_scheduler", "_scheduler_parameters", b"_scheduler_parameters", "_seed", b"_seed", "_solver", b"_solver", "caution", b"caution", "cost_of", b"cost_of", "deadlines", b"deadlines", "defragment_every_rounds", b"defragment_every_rounds", "fair_half_life", b"fair_half_life", "fair_share", b"fair_share", "fairness_levels", b"fairness_levels", "foresight", b"foresight", "gap", b"gap", "max_changes", b"max_changes", "max_restart_share", b"max_restart_share", "min_run", b"min_run", "network_floor", b"network_floor", "network_levels", b"network_levels", "network_measure", b"network_measure", "objective", b"objective", "opportunistic", b"opportunistic", "promote_after", b"promote_after", "queue_order", b"queue_order", "queue_weights", b"queue_weights", "rate_floor", b"rate_floor", "raw_throughput", b"raw_throughput", "replan_spacing", b"replan_spacing", "reserve_after", b"reserve_after", "restart_horizon", b"restart_horizon", "round", b"round", "run_to_completion", b"run_to_completion", "scheduler", b"scheduler", "scheduler_parameters", b"scheduler_parameters", "seed", b"seed", "solve_limit", b"solve_limit", "solver", b"solver"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_caution", b"_caution", "_cost_of", b"_cost_of", "_deadlines", b"_deadlines", "_defragment_every_rounds", b"_defragment_every_rounds", "_fair_share", b"_fair_share", "_fairness_levels", b"_fairness_levels", "_gap", b"_gap", "_max_changes", b"_max_changes", "_max_restart_share", b"_max_restart_share", "_network_floor", b"_network_floor", "_network_levels", b"_network_levels", "_objective", b"_objective", "_opportunistic", b"_opportunistic", "_queue_order", b"_queue_order", "_queue_weights", b"_queue_weights", "_rate_floor", b"_rate_floor", "_raw_throughput", b"_raw_throughput", "_replan_spacing", b"_replan_spacing", "_run_to_completion", b"_run_to_completion", "_scheduler", b"_scheduler", "_scheduler_parameters", b"_scheduler_parameters", "_seed", b"_seed", "_solver", b"_solver", "caution", b"caution", "cost_of", b"cost_of", "deadlines", b"deadlines", "defragment_every_rounds", b"defragment_every_rounds", "fair_half_life", b"fair_half_life", "fair_share", b"fair_share", "fairness_levels", b"fairness_levels", "gap", b"gap", "max_changes", b"max_changes", "max_restart_share", b"max_restart_share", "min_run", b"min_run", "network_floor", b"network_floor", "network_levels", b"network_levels", "network_measure", b"network_measure", "objective", b"objective", "opportunistic", b"opportunistic", "promote_after", b"promote_after", "queue_order", b"queue_order", "queue_weights", b"queue_weights", "rate_floor", b"rate_floor", "raw_throughput", b"raw_throughput", "replan_spacing", b"replan_spacing", "reserve_after", b"reserve_after", "restart_horizon", b"restart_horizon", "round", b"round", "run_to_completion", b"run_to_completion", "scheduler", b"scheduler", "scheduler_parameters", b"scheduler_parameters", "seed", b"seed", "solve_limit", b"solve_limit", "solver", b"solver"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_caution", b"_caution", "_cost_of", b"_cost_of", "_deadlines", b"_deadlines", "_defragment_every_rounds", b"_defragment_every_rounds", "_fair_share", b"_fair_share", "_fairness_levels", b"_fairness_levels", "_foresight", b"_foresight", "_gap", b"_gap", "_max_changes", b"_max_changes", "_max_restart_share", b"_max_restart_share", "_network_floor", b"_network_floor", "_network_levels", b"_network_levels", "_objective", b"_objective", "_opportunistic", b"_opportunistic", "_queue_order", b"_queue_order", "_queue_weights", b"_queue_weights", "_rate_floor", b"_rate_floor", "_raw_throughput", b"_raw_throughput", "_replan_spacing", b"_replan_spacing", "_run_to_completion", b"_run_to_completion", "_scheduler", b"_scheduler", "_scheduler_parameters", b"_scheduler_parameters", "_seed", b"_seed", "_solver", b"_solver", "caution", b"caution", "cost_of", b"cost_of", "deadlines", b"deadlines", "defragment_every_rounds", b"defragment_every_rounds", "fair_half_life", b"fair_half_life", "fair_share", b"fair_share", "fairness_levels", b"fairness_levels", "foresight", b"foresight", "gap", b"gap", "max_changes", b"max_changes", "max_restart_share", b"max_restart_share", "min_run", b"min_run", "network_floor", b"network_floor", "network_levels", b"network_levels", "network_measure", b"network_measure", "objective", b"objective", "opportunistic", b"opportunistic", "promote_after", b"promote_after", "queue_order", b"queue_order", "queue_weights", b"queue_weights", "rate_floor", b"rate_floor", "raw_throughput", b"raw_throughput", "replan_spacing", b"replan_spacing", "reserve_after", b"reserve_after", "restart_horizon", b"restart_horizon", "round", b"round", "run_to_completion", b"run_to_completion", "scheduler", b"scheduler", "scheduler_parameters", b"scheduler_parameters", "seed", b"seed", "solve_limit", b"solve_limit", "solver", b"solver"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_caution", b"_caution", "_cost_of", b"_cost_of", "_deadlines", b"_deadlines", "_defragment_every_rounds", b"_defragment_every_rounds", "_fair_share", b"_fair_share", "_fairness_levels", b"_fairness_levels", "_gap", b"_gap", "_max_changes", b"_max_changes", "_max_restart_share", b"_max_restart_share", "_network_floor", b"_network_floor", "_network_levels", b"_network_levels", "_objective", b"_objective", "_opportunistic", b"_opportunistic", "_queue_order", b"_queue_order", "_queue_weights", b"_queue_weights", "_rate_floor", b"_rate_floor", "_raw_throughput", b"_raw_throughput", "_replan_spacing", b"_replan_spacing", "_run_to_completion", b"_run_to_completion", "_scheduler", b"_scheduler", "_scheduler_parameters", b"_scheduler_parameters", "_seed", b"_seed", "_solver", b"_solver", "caution", b"caution", "cost_of", b"cost_of", "deadlines", b"deadlines", "defragment_every_rounds", b"defragment_every_rounds", "fair_half_life", b"fair_half_life", "fair_share", b"fair_share", "fairness_levels", b"fairness_levels", "gap", b"gap", "max_changes", b"max_changes", "max_restart_share", b"max_restart_share", "min_run", b"min_run", "network_floor", b"network_floor", "network_levels", b"network_levels", "network_measure", b"network_measure", "objective", b"objective", "opportunistic", b"opportunistic", "promote_after", b"promote_after", "queue_order", b"queue_order", "queue_weights", b"queue_weights", "rate_floor", b"rate_floor", "raw_throughput", b"raw_throughput", "replan_spacing", b"replan_spacing", "reserve_after", b"reserve_after", "restart_horizon", b"restart_horizon", "round", b"round", "run_to_completion", b"run_to_completion", "scheduler", b"scheduler", "scheduler_parameters", b"scheduler_parameters", "seed", b"seed", "solve_limit", b"solve_limit", "solver", b"solver"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__caution: _TypeAlias = _typing.Literal["caution"]  # noqa: Y015
     _WhichOneofArgType__caution: _TypeAlias = _typing.Literal["_caution", b"_caution"]  # noqa: Y015
@@ -268,8 +260,6 @@ class RoundOptions(_message.Message):
     _WhichOneofArgType__fair_share: _TypeAlias = _typing.Literal["_fair_share", b"_fair_share"]  # noqa: Y015
     _WhichOneofReturnType__fairness_levels: _TypeAlias = _typing.Literal["fairness_levels"]  # noqa: Y015
     _WhichOneofArgType__fairness_levels: _TypeAlias = _typing.Literal["_fairness_levels", b"_fairness_levels"]  # noqa: Y015
-    _WhichOneofReturnType__foresight: _TypeAlias = _typing.Literal["foresight"]  # noqa: Y015
-    _WhichOneofArgType__foresight: _TypeAlias = _typing.Literal["_foresight", b"_foresight"]  # noqa: Y015
     _WhichOneofReturnType__gap: _TypeAlias = _typing.Literal["gap"]  # noqa: Y015
     _WhichOneofArgType__gap: _TypeAlias = _typing.Literal["_gap", b"_gap"]  # noqa: Y015
     _WhichOneofReturnType__max_changes: _TypeAlias = _typing.Literal["max_changes"]  # noqa: Y015
@@ -316,8 +306,6 @@ class RoundOptions(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__fair_share) -> _WhichOneofReturnType__fair_share | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__fairness_levels) -> _WhichOneofReturnType__fairness_levels | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__foresight) -> _WhichOneofReturnType__foresight | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__gap) -> _WhichOneofReturnType__gap | None: ...
     @_typing.overload
@@ -510,74 +498,6 @@ class GoalResult(_message.Message):
 Global___GoalResult: _TypeAlias = GoalResult  # noqa: Y015
 
 @_typing.final
-class RolledAnswer(_message.Message):
-    """An answer of a round, with what became of it when it was rolled forward."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NAME_FIELD_NUMBER: _builtins.int
-    COMPLETION_S_FIELD_NUMBER: _builtins.int
-    OBJECTIVE_FIELD_NUMBER: _builtins.int
-    name: _builtins.str
-    """Where the answer comes from, e.g. "objective", "greedy", "jct" or "changes of jct"."""
-    completion_s: _builtins.float
-    """The weighted mean time in seconds from the round to the end of the jobs that are here. Each
-    restart of a running job counts three times.
-    """
-    objective: _builtins.float
-    """The value of the answer by the round's last goal, in its unit."""
-    def __init__(
-        self,
-        *,
-        name: _builtins.str = ...,
-        completion_s: _builtins.float = ...,
-        objective: _builtins.float = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_s", b"completion_s", "name", b"name", "objective", b"objective"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___RolledAnswer: _TypeAlias = RolledAnswer  # noqa: Y015
-
-@_typing.final
-class Foresight(_message.Message):
-    """The answers that a round compared by rolling them forward."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ANSWERS_FIELD_NUMBER: _builtins.int
-    CHOSEN_FIELD_NUMBER: _builtins.int
-    ROLLOUTS_FIELD_NUMBER: _builtins.int
-    SACRIFICE_FIELD_NUMBER: _builtins.int
-    chosen: _builtins.str
-    """The name of the answer that was taken."""
-    rollouts: _builtins.int
-    """The number of answers that were rolled forward, local changes of the best one included."""
-    sacrifice: _builtins.float
-    """What the round gave up by its own objective, in its unit."""
-    @_builtins.property
-    def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___RolledAnswer]:
-        """The answers, the best by the round's own objective first."""
-
-    def __init__(
-        self,
-        *,
-        answers: _abc.Iterable[Global___RolledAnswer] | None = ...,
-        chosen: _builtins.str = ...,
-        rollouts: _builtins.int = ...,
-        sacrifice: _builtins.float = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "chosen", b"chosen", "rollouts", b"rollouts", "sacrifice", b"sacrifice"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Foresight: _TypeAlias = Foresight  # noqa: Y015
-
-@_typing.final
 class SolverWork(_message.Message):
     """The deterministic work that a solver did, with which a round can be replayed exactly."""
 
@@ -721,7 +641,6 @@ class Round(_message.Message):
     EXECUTION_PLANS_FIELD_NUMBER: _builtins.int
     PROVED_BY_FIELD_NUMBER: _builtins.int
     HAS_CERTIFICATE_FIELD_NUMBER: _builtins.int
-    FORESIGHT_FIELD_NUMBER: _builtins.int
     REPLANNED_FIELD_NUMBER: _builtins.int
     POLICY_VERSION_FIELD_NUMBER: _builtins.int
     FAILURES_FIELD_NUMBER: _builtins.int
@@ -817,10 +736,6 @@ class Round(_message.Message):
         """
 
     @_builtins.property
-    def foresight(self) -> Global___Foresight:
-        """What the round compared by rolling it forward. Unset if nothing was."""
-
-    @_builtins.property
     def failures(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The stages of the solver that failed or said what cannot be true, and why. Their answers and
         bounds do not count: the best verified answer of the others stands.
@@ -862,14 +777,13 @@ class Round(_message.Message):
         execution_plans: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         proved_by: _builtins.str = ...,
         has_certificate: _builtins.bool = ...,
-        foresight: Global___Foresight | None = ...,
         replanned: _builtins.int = ...,
         policy_version: _builtins.int = ...,
         failures: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "foresight", b"foresight", "options", b"options"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound", "bound_is_trivial", b"bound_is_trivial", "changed", b"changed", "create_time", b"create_time", "decisions", b"decisions", "epoch", b"epoch", "execution_plans", b"execution_plans", "failures", b"failures", "foresight", b"foresight", "gap", b"gap", "goals", b"goals", "greedy_objective", b"greedy_objective", "has_certificate", b"has_certificate", "name", b"name", "objective", b"objective", "options", b"options", "outcome", b"outcome", "placed_score", b"placed_score", "policy_version", b"policy_version", "prices", b"prices", "proved_by", b"proved_by", "replanned", b"replanned", "running", b"running", "samples_per_s", b"samples_per_s", "seconds", b"seconds", "snapshot_digest", b"snapshot_digest", "solver", b"solver", "started", b"started", "status", b"status", "suspended", b"suspended", "unit", b"unit", "used_gpus", b"used_gpus", "verified", b"verified", "versions", b"versions", "violations", b"violations", "waiting", b"waiting", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound", "bound_is_trivial", b"bound_is_trivial", "changed", b"changed", "create_time", b"create_time", "decisions", b"decisions", "epoch", b"epoch", "execution_plans", b"execution_plans", "failures", b"failures", "gap", b"gap", "goals", b"goals", "greedy_objective", b"greedy_objective", "has_certificate", b"has_certificate", "name", b"name", "objective", b"objective", "options", b"options", "outcome", b"outcome", "placed_score", b"placed_score", "policy_version", b"policy_version", "prices", b"prices", "proved_by", b"proved_by", "replanned", b"replanned", "running", b"running", "samples_per_s", b"samples_per_s", "seconds", b"seconds", "snapshot_digest", b"snapshot_digest", "solver", b"solver", "started", b"started", "status", b"status", "suspended", b"suspended", "unit", b"unit", "used_gpus", b"used_gpus", "verified", b"verified", "versions", b"versions", "violations", b"violations", "waiting", b"waiting", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

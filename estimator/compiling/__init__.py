@@ -1,1 +1,0 @@
-"""Compilation of sharded training steps for absent devices: collectives, FLOPs, bytes, memory."""
