@@ -1,14 +1,24 @@
-"""The efficiency of Muri's groups of jobs that share GPUs."""
+"""Muri's efficiency, its matching, and the resulting groups of jobs that share GPUs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import permutations
 
 import numpy as np
 import pytest
 
-from tessera.formulation.tables import Floats
-from tessera.solvers.network.jobs.muri import group_efficiency, interleaved_s
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.tables import Floats, Ints
+from tessera.solvers.network.jobs.matching import match_pairs
+from tessera.solvers.network.jobs.muri import (
+    SharingGroups,
+    group_efficiency,
+    group_jobs,
+    interleaved_s,
+    stages_s,
+)
+from tests.support.networks import FluidJob, a_demand
 
 
 def a_group(*stages: Sequence[float]) -> Floats:
@@ -17,6 +27,31 @@ def a_group(*stages: Sequence[float]) -> Floats:
     found = np.zeros((1, size, size))
     found[0, : len(stages)] = stages
     return found
+
+
+def share_jobs(
+    stage_s: Sequence[Sequence[float]],
+    gpus: Sequence[int],
+    capacity_gpus: int,
+    urgency: Sequence[float] | None = None,
+) -> SharingGroups:
+    order = np.arange(len(gpus)) if urgency is None else np.array(urgency)
+    return group_jobs(
+        np.array(stage_s, dtype=np.float64), np.array(gpus), order.astype(np.float64), capacity_gpus
+    )
+
+
+def group_members(sharing: SharingGroups) -> list[tuple[int, ...]]:
+    return [group.jobs for group in sharing.groups]
+
+
+def best_matching(weight: Floats) -> float:
+    """Return the greatest weight of a matching, by trying all orders of the vertices."""
+    best, count = 0.0, len(weight)
+    for order in permutations(range(count)):
+        pairs = zip(order[::2], order[1::2], strict=False)
+        best = max(best, sum(weight[a, b] for a, b in pairs))
+    return best
 
 
 def test_two_complementary_jobs_interleave_perfectly() -> None:
@@ -53,3 +88,131 @@ def test_many_groups_get_the_results_of_single_calls() -> None:
     stage_s = np.random.default_rng(0).exponential(1.0, (20, 3, 3))
     singly = np.concatenate([interleaved_s(one[None]) for one in stage_s])
     assert interleaved_s(stage_s) == pytest.approx(singly)
+
+
+def test_the_matching_has_the_greatest_weight() -> None:
+    rng = np.random.default_rng(3)
+    for count in (2, 3, 5, 6, 7):
+        for _ in range(4):
+            weight = np.triu(rng.integers(0, 10, (count, count)) * 1.0, 1)
+            weight += weight.T
+            made = match_pairs(np.ones(count, np.int64), weight)
+            assert (weight * made).sum() == pytest.approx(best_matching(weight))
+            assert (made.sum(axis=0) + made.sum(axis=1) <= 1).all()
+
+
+def test_odd_cycles_do_not_mislead_the_matching() -> None:
+    weight = np.array([[0, 3, 3, 0], [3, 0, 3, 0], [3, 3, 0, 1], [0, 0, 1, 0]], dtype=np.float64)
+    made = match_pairs(np.ones(4, np.int64), weight)
+    assert (
+        weight * made
+    ).sum() == 4.0  # two of the triangle are matched, and the third with the fourth
+
+
+def test_matching_by_kinds_equals_matching_of_single_vertices() -> None:
+    rng = np.random.default_rng(4)
+    for _ in range(10):
+        weight = rng.integers(1, 10, (3, 3)) * 1.0
+        weight = np.maximum(weight, weight.T)
+        kind = rng.integers(0, 3, 6)
+        count: Ints = np.bincount(kind, minlength=3)
+        single = weight[kind][:, kind]
+        made = match_pairs(count, weight)
+        assert (weight * made).sum() == pytest.approx(best_matching(single))
+        assert (made.sum(axis=0) + made.sum(axis=1) <= count).all()
+
+
+def test_jobs_are_not_matched_without_a_gain() -> None:
+    assert match_pairs(np.array([3, 2]), np.zeros((2, 2))).sum() == 0
+    assert match_pairs(np.array([1]), np.ones((1, 1))).sum() == 0
+
+
+def test_no_jobs_share_while_all_fit() -> None:
+    groups = share_jobs([(1, 1)] * 3, [4, 4, 8], 16)
+    assert group_members(groups) == [(0,), (1,), (2,)]
+    assert groups.multiplier.tolist() == [1, 1, 1]
+
+
+def test_jobs_share_with_complementary_ones() -> None:
+    stages = [(3.0, 1.0), (3.0, 1.0), (1.0, 3.0), (1.0, 3.0)]
+    groups = share_jobs(stages, [8] * 4, 16)
+    assert sorted(group_members(groups)) in ([(0, 2), (1, 3)], [(0, 3), (1, 2)])
+    assert [group.iteration_s for group in groups.groups] == pytest.approx([4.0, 4.0])
+    assert groups.multiplier.tolist() == [1, 1, 1, 1]
+
+
+def test_only_as_many_pairs_share_as_are_needed_and_the_best_first() -> None:
+    groups = share_jobs([(2, 2), (2, 2), (9, 1), (9, 1)], [4] * 4, 12)
+    assert group_members(groups) == [(0, 1), (2,), (3,)]
+    assert groups.multiplier.tolist() == [1, 1, 1, 1]  # the jobs of a perfect pair run as if alone
+
+
+def test_a_slower_group_has_a_multiplier_above_one() -> None:
+    groups = share_jobs([(3, 1), (2, 2)], [4, 4], 4)
+    assert group_members(groups) == [(0, 1)]
+    assert groups.groups[0].iteration_s == pytest.approx(3 + 2)
+    assert groups.multiplier == pytest.approx([5 / 4, 5 / 4])
+
+
+def test_only_jobs_of_equal_gpu_counts_share() -> None:
+    assert group_members(share_jobs([(2, 2)] * 3, [4, 8, 8], 12)) == [(0,), (1, 2)]
+
+
+def test_jobs_that_would_only_alternate_do_not_share() -> None:
+    assert group_members(share_jobs([(4, 0), (4, 0)], [4, 4], 4)) == [(0,), (1,)]
+
+
+def test_only_the_most_urgent_jobs_enter_as_far_as_sharing_can_hold_them() -> None:
+    groups = share_jobs([(1, 1)] * 5, [4] * 5, 4, urgency=[5, 1, 4, 2, 3])
+    assert group_members(groups) == [(1, 3)]
+
+
+def test_with_four_resources_groups_grow_to_four_in_two_rounds() -> None:
+    stage_s = np.eye(4) * 3 + 1
+    groups = share_jobs(stage_s.tolist(), [2] * 4, 2)
+    assert [len(group) for group in group_members(groups)] == [4]
+    assert groups.groups[0].iteration_s == pytest.approx(interleaved_s(stage_s[None])[0])
+    assert [len(g) for g in group_members(share_jobs([(1, 1, 1, 1)] * 4, [2] * 4, 4))] == [2, 2]
+
+
+def test_the_first_groups_are_those_of_the_most_urgent_jobs() -> None:
+    groups = share_jobs([(2, 2)] * 4, [4] * 4, 8, urgency=[3, 2, 1, 0])
+    assert [group[0] for group in group_members(groups)] == sorted(
+        (group[0] for group in group_members(groups)), reverse=True
+    )
+    assert group_members(groups)[0][0] == 3
+
+
+def test_stages_are_compute_and_communication() -> None:
+    demand = a_demand(FluidJob(compute_s=2.0, start_s=1.0, busy_s={0: 1.5}, delay_s=0.5))
+    assert stages_s(demand).tolist() == [[2.0, 2.0]]
+
+
+def test_multipliers_are_relative_to_the_given_iteration_time_alone() -> None:
+    groups = group_jobs(
+        np.array([[4.0, 2.0], [4.0, 2.0]]),
+        np.array([1, 1]),
+        np.zeros(2),
+        1,
+        alone_s=np.array([5.0, 5.0]),
+    )
+    assert groups.multiplier == pytest.approx([8 / 5, 8 / 5])
+
+
+@pytest.mark.parametrize("stages", [[[0.0, 0.0]], [[-1.0, 2.0]], [[np.nan, 1.0]]])
+def test_meaningless_stages_are_refused(stages: list[list[float]]) -> None:
+    with pytest.raises(InvalidInput, match="stage_s"):
+        share_jobs(stages, [1], 1)
+
+
+def test_a_long_queue_of_few_kinds_is_grouped() -> None:
+    rng = np.random.default_rng(0)
+    kinds = rng.exponential(1.0, (11, 2)) + 0.1
+    which = rng.integers(0, 11, 3000)
+    gpus = rng.choice([1, 2, 4, 8, 16], 3000)
+    groups = group_jobs(kinds[which], gpus, rng.random(3000), 2000)
+    everyone = [job for group in groups.groups for job in group.jobs]
+    assert len(everyone) == len(set(everyone))
+    assert sum(group.gpus for group in groups.groups) <= 4000
+    assert all(len(set(gpus[list(group.jobs)].tolist())) == 1 for group in groups.groups)
+    assert sum(len(group.jobs) > 1 for group in groups.groups) > 10
