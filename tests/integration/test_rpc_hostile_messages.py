@@ -40,14 +40,14 @@ from tests.support.api import (
     some_cells,
     some_nodes,
 )
-from tests.support.laws import PROFILE
+from tests.support.laws import TIER
 from tests.support.logged import logged_lines
 from tests.support.messages import broken_bytes, mutate, random_message
 from tests.support.patience import PATIENCE_S
 from tests.support.rpc import CLIENTS_OWN_ERROR, error_details, serving
 from tests.support.valid_requests import valid_requests
 
-EXAMPLES: Final = {"fast": 4, "full": 36, "explore": 400}[PROFILE]
+EXAMPLES: Final = {"quick": 1, "full": 4, "night": 36, "explore": 400}[TIER]
 """The number of messages of each sort for each method."""
 SEED: Final = int(os.environ.get("HOSTILE_SEED", "0"))
 MODULES: Final = (
