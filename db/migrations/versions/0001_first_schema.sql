@@ -354,23 +354,6 @@ CREATE TABLE decision_pages (
         REFERENCES rounds ON DELETE CASCADE
 );
 
-CREATE TABLE decisions (
-    cluster_id bigint NOT NULL,
-    round bigint NOT NULL,
-    job text COLLATE "C" NOT NULL,
-    ordinal bigint NOT NULL,
-    kind text COLLATE "C" NOT NULL,
-    allocation jsonb,
-    reason jsonb,
-    restart_price float8 NOT NULL,
-    skipped text COLLATE "C" NOT NULL DEFAULT '',
-    admitted boolean NOT NULL DEFAULT false,
-    opportunistic boolean NOT NULL DEFAULT false,
-    CONSTRAINT pk_decisions PRIMARY KEY (cluster_id, round, job),
-    CONSTRAINT fk_decisions_cluster_id_round FOREIGN KEY (cluster_id, round)
-        REFERENCES rounds ON DELETE CASCADE
-);
-
 CREATE TABLE estimates (
     id bigint GENERATED ALWAYS AS IDENTITY CONSTRAINT pk_estimates PRIMARY KEY,
     workload_id bigint NOT NULL CONSTRAINT fk_estimates_workload_id REFERENCES workloads,
