@@ -202,4 +202,3 @@ def test_what_a_round_compared_is_stored_and_sent() -> None:
     assert [answer.name for answer in sent.answers] == [one.name for one in compared.answers]  # type: ignore[union-attr]
     assert sent.sacrifice == pytest.approx(0.5)
     assert not of_summary(a_summary()).HasField("foresight")
-    assert "foresight" not in json.loads(summary_json(a_summary()))
