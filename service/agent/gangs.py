@@ -78,12 +78,12 @@ class Gang:
     execution_plan: str = ""
     """Canonical JSON of the execution plan, as the server sent it; "" if it was not recorded."""
     launch: LaunchSpec = DEFAULT_LAUNCH
-    """The way in which its program is started, but by ``runtime``, which an earlier server may not name."""
+    """The way in which its program is started."""
     launch_problem: str = ""
     """Why this agent cannot use the launch that the server sent; "" if it can. Such a gang must fail."""
     tenant: str = ""  # whose secrets the program may have
     member_gpus: tuple[int, ...] = ()
-    """The number of GPUs on each of ``members``. It is empty if the server did not say."""
+    """The number of GPUs on each of ``members``."""
     job_number: int = 0  # distinguishes the job from an earlier one of its name
     array_index: int = 0  # of the job in its array
     array_size: int = 0  # jobs of that array; 0 if the job is in none

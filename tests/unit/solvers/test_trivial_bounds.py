@@ -123,7 +123,7 @@ def test_the_summary_and_the_api_mark_a_trivial_bound() -> None:
     assert greedy.goals[0].bound_is_trivial
     assert not exact.bound_is_trivial
     assert not exact.goals[0].bound_is_trivial
-    assert greedy.bound >= exact.bound  # the fields that old clients read are unchanged
+    assert greedy.bound >= exact.bound  # a trivial bound is valid, too
 
 
 def test_a_stored_summary_reads_back() -> None:
