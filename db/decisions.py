@@ -53,18 +53,6 @@ SELECT document FROM decision_pages
 WHERE cluster_id = :cluster AND round = :round AND page = ANY(:pages)
 """)
 
-_ROWS = sa.text("""
-SELECT job, kind, allocation, reason, restart_price, skipped, admitted, opportunistic FROM decisions
-WHERE cluster_id = :cluster AND round = :round ORDER BY ordinal
-""")
-
-_REASON_ROWS = sa.text("""
-SELECT d.job, d.reason, d.round FROM decisions d
-WHERE d.cluster_id = :cluster AND d.job = ANY(:names) AND d.reason IS NOT NULL
-    AND d.round = (SELECT c.decided_round FROM clusters c WHERE c.id = :cluster)
-""")
-"""The query for rounds up to revision 0005, which have a row for each decision."""
-
 
 def write_decisions(
     connection: sa.Connection,
@@ -93,11 +81,8 @@ def read_decisions(
     """Return a round's decisions, in the order in which they were made."""
     values = {"cluster": cluster, "round": number}
     pages = connection.execute(_PAGES, values).scalars().all()
-    if not pages:
-        rows = connection.execute(_ROWS, values).mappings()
-        return tuple(_record(dict(row)) for row in rows)
-    rows_of_pages = [row for page in pages for row in unpack_page(page)]
-    return tuple(_record(row) for row in sorted(rows_of_pages, key=lambda row: row["ordinal"]))
+    rows = [row for page in pages for row in unpack_page(page)]
+    return tuple(_record(row) for row in sorted(rows, key=lambda row: row["ordinal"]))
 
 
 def find_reasons(
@@ -109,9 +94,6 @@ def find_reasons(
     """
     pages = connection.execute(_FIRST_JOBS, {"cluster": cluster}).all()
     if not pages:
-        values = {"cluster": cluster, "names": list(jobs)}
-        for job, plain, number in connection.execute(_REASON_ROWS, values):
-            yield job, reason_from(plain), number
         return
     number, first_jobs = pages[0].round, [page.first_job_id for page in pages]
     places = {bisect_right(first_jobs, job) - 1 for job in jobs.values()} - {-1}

@@ -352,7 +352,7 @@ def _limits(stored: Iterable[tuple[str, list[str]]]) -> list[PlanLimits]:
 
 
 def _reading(stored: dict[str, Any]) -> dict[str, Any]:
-    return stored | {"step_arguments": tuple(stored.get("step_arguments", ()))}
+    return stored | {"step_arguments": tuple(stored["step_arguments"])}
 
 
 def _workload(row: sa.Row[tuple[object, ...]]) -> Workload:

@@ -46,43 +46,18 @@ def dump_json(value: Any) -> str:
 def summary_json(summary: RoundSummary) -> str:
     """Return a round's summary as JSON."""
     plain = asdict(summary)
-    for goal in plain["goals"]:
-        for name in ("bound_is_trivial", "proved_by", "certified"):
-            if not goal[name]:
-                del goal[name]
-    # Facts that an earlier release would not have written are left out, so that it can read the
-    # rest.
-    if not plain["bound_is_trivial"] and not _looks_for_no_bound(plain):
-        del plain["bound_is_trivial"]
-    if math.isinf(summary.promises_due_s):
+    if math.isinf(summary.promises_due_s):  # tessera.db.outlook reads a number
         del plain["promises_due_s"]
-    for name in ("proved_by", "has_certificate"):
-        if not plain[name]:
-            del plain[name]
-    for name in ("policy_version", "failures"):
-        if not plain[name]:
-            del plain[name]
     return dump_json(to_plain_json(plain))
 
 
 def summary_from(plain: dict[str, Any]) -> RoundSummary:
-    """Return the summary that ``summary_json`` wrote, in this release or an earlier one.
-
-    Earlier releases did not record whether anything was proven.
-    """
+    """Return the summary that ``summary_json`` wrote."""
     fields = from_plain_json(plain)
-    silent = "bound_is_trivial" not in fields and _looks_for_no_bound(fields)
-    goals = tuple(
-        GoalResult(**{"bound_is_trivial": silent and goal["gap"] != 0, **goal})
-        for goal in fields.pop("goals", ())
+    return RoundSummary(
+        goals=tuple(GoalResult(**goal) for goal in fields.pop("goals")),
+        **fields,
     )
-    return RoundSummary(goals=goals, **{"bound_is_trivial": silent, **fields})
-
-
-def _looks_for_no_bound(summary: dict[str, Any]) -> bool:
-    """Return whether greedy or a published scheduler decided, without proof that it was best."""
-    by_no_solver = summary["solver"] == "greedy" or summary["options"].get("scheduler")
-    return summary["status"] == "feasible" and bool(by_no_solver)
 
 
 def reason_plain(reason: Reason | None) -> dict[str, Any] | None:

@@ -262,10 +262,7 @@ def compare_report(
 
 
 def _judge_end(row: sa.Row[tuple[object, ...]], gang: ObservedGang) -> ObservedGang:
-    """Return the report on a member, as a failure if its leader claims a success without a proof.
-
-    An agent of an earlier release claims it for each program that exits with 0.
-    """
+    """Return the report on a member, as a failure if its leader claims a success without a proof."""
     is_claim = row.node_id == row.leader_id and gang.phase == "succeeded"
     if not is_claim or row.until_exit or gang.iterations_done >= row.iterations:
         return gang

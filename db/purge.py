@@ -30,7 +30,6 @@ def _delete(table: str, where: str, limit: int) -> tuple[sa.TextClause, int]:
 
 
 _STATEMENTS = (
-    _delete("decisions", "x.cluster_id = :cluster", ROWS_PER_BATCH),
     _delete("rounds", "x.cluster_id = :cluster", ROUNDS_PER_BATCH),
     _delete("network_plans", "x.cluster_id = :cluster", ROWS_PER_BATCH),
     _delete("networks", "x.cluster_id = :cluster", ROWS_PER_BATCH),

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Final
 
 from alembic.config import Config
 from alembic.script import ScriptDirectory
+
+MIGRATIONS: Final = Path(__file__).parent / "migrations"
+"""The folder of this release's migrations."""
 
 
 def migrations_config() -> Config:
     """Return the configuration of Alembic with the migrations of this release."""
     config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    config.set_main_option("script_location", str(MIGRATIONS))
     return config
 
 

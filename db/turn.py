@@ -95,7 +95,7 @@ WITH clock AS MATERIALIZED (SELECT clock_timestamp() AS at), ended AS (
     INSERT INTO stints (job_id, gpu_type, gpus, cpus, host_bytes, effective_gpus, began_at, trained_at,
         ended_at, ending)
     SELECT j.id, t.name, j.cell_gpus, j.cell_cpus, j.cell_host_bytes,
-        coalesce(j.cell_effective_gpus, j.cell_gpus), j.since_at, j.ran_at,
+        j.cell_effective_gpus, j.since_at, j.ran_at,
         greatest(clock.at, j.since_at), c.event
     FROM clock, json_to_recordset(CAST(:rows AS json)) AS c(
         id bigint, event text, active boolean, gpus bigint

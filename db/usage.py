@@ -142,7 +142,7 @@ FROM jobs j JOIN stints t ON t.job_id = j.id CROSS JOIN timing w
 WHERE j.cluster_id = :cluster AND {_SEEN} AND t.ended_at >= w.from_at AND t.began_at < w.to_at
 UNION ALL
 SELECT {_JOB}, g.name, j.cell_gpus, j.cell_cpus, j.cell_host_bytes,
-    coalesce(j.cell_effective_gpus, j.cell_gpus), j.since_at, j.ran_at, w.to_at, '', w.from_at, w.to_at
+    j.cell_effective_gpus, j.since_at, j.ran_at, w.to_at, '', w.from_at, w.to_at
 FROM jobs j JOIN gpu_types g ON g.id = j.cell_type_id CROSS JOIN timing w
 WHERE j.cluster_id = :cluster AND {_SEEN} AND j.since_at < w.to_at
 """  # noqa: S608 - constants of this module

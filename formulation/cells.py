@@ -54,10 +54,10 @@ class Cells(CellTable):
     first_shape: Ints  # the Cell's rows of `shapes` are first_shape : first_shape + shape_count
     shape_count: Ints
     shapes: Shapes
-    complete: Bools = usual(False, is_new=True)  # if true, it runs on no shapes other than these
-    cpus: Ints = usual(0, is_new=True)  # cores that a job on the Cell needs in all
-    host_bytes: Ints = usual(0, is_new=True)  # bytes of host memory that a job on it needs in all
-    sd: Floats = usual(0.0, is_new=True)
+    complete: Bools = usual(False)  # if true, it runs on no shapes other than these
+    cpus: Ints = usual(0)  # cores that a job on the Cell needs in all
+    host_bytes: Ints = usual(0)  # bytes of host memory that a job on it needs in all
+    sd: Floats = usual(0.0)
     """Standard deviation of the logarithm of its rates, the largest of any shape. 0 if unknown."""
 
     def __post_init__(self) -> None:

@@ -35,7 +35,7 @@ from tessera.formulation.tenants import Quotas, Tenants
 from tessera.formulation.topologies.described import DescribedTopology, decode_topology
 from tessera.formulation.values import GpuType, Workload
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 1
 """Version of the JSON form. A reader refuses other versions."""
 
 _CLASSES: Final[dict[str, type[Any]]] = {
@@ -77,26 +77,6 @@ _NAMES: Final = {cls: name for name, cls in _CLASSES.items()}
 _ENUMS: dict[str, type[StrEnum]] = {"SolveStatus": SolveStatus}
 
 
-_NEW_TABLES: Final = (
-    "traffic",
-    "standing",
-    "measured",
-    "runtimes",
-    "refused_plans",
-    "plan_kinds",
-    "dependencies",
-    "allowed_types",
-    "selectors",
-    "unmatched_nodes",
-    "reservations",
-    "reserved_nodes",
-    "entitlements",
-    "bars",
-    "uses",
-)
-"""The tables of snapshots that are not written if they are empty."""
-
-
 def _topology(text: Any) -> DescribedTopology | None:
     return decode_topology(text) if text else None
 
@@ -116,25 +96,6 @@ def _plain_float(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
-"""Tables of a snapshot that are not written while they are empty."""
-
-
-def _usual_fields(value: Any) -> frozenset[str]:
-    """Return the fields at their usual value.
-
-    They are not written, so the encoded form is the same as before these fields existed.
-    """
-    if isinstance(value, Table):
-        return value.without_news()
-    if isinstance(value, Snapshot):
-        silent = {name for name in _NEW_TABLES if not len(getattr(value, name))}
-        silent |= {"topology"} if value.topology is None else set()
-        silent |= {"use_half_life_s"} if value.use_half_life_s == 0.0 else set()
-        silent |= {"clock_factor"} if value.clock_factor == 1.0 else set()
-        return frozenset(silent)
-    return frozenset()
-
-
 def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         if value.dtype.kind == "f" and not np.isfinite(value).all():
@@ -145,7 +106,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, DescribedTopology | DescribedTraffic):
         return value.document
     if is_dataclass(value):
-        left_out = _usual_fields(value)
+        # Most jobs use few of the options, so columns without one are left out.
+        left_out = value.usual_columns() if isinstance(value, Table) else ()
         body = {
             f.name: _plain(getattr(value, f.name)) for f in fields(value) if f.name not in left_out
         }

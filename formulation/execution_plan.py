@@ -366,8 +366,6 @@ def read_execution_plan(field: str, text: str | bytes) -> ExecutionPlan:
 
 def execution_plan_of(field: str, plain: object) -> ExecutionPlan:
     """Return the plan of JSON's plain values. Raises InvalidInput as :func:`read_execution_plan`."""
-    if isinstance(plain, dict):
-        plain = {name: value for name, value in plain.items() if name not in _FORMER_FIELDS}
     values = _object(field, plain, ExecutionPlan)
     given: dict[str, Any] = {}
     if "stages" in values:
@@ -397,9 +395,6 @@ def _stages_text(stages: Iterable[PlanStage]) -> str:
         for text, count in runs
     )
 
-
-_FORMER_FIELDS: Final = frozenset({"space"})
-"""Fields of plans of earlier releases that are read and left out. They had no effect."""
 
 _ENUMS: Final[Mapping[str, type[StrEnum] | type[ZeroStage]]] = {
     "schedule": Schedule,

@@ -19,7 +19,7 @@ class Runtimes(Table):
     name: tuple[str, ...]
     """One of formulation.runtimes.RESTRICTED_RUNTIMES. "" for one that is restricted by techniques alone."""
     pipelines: Bools  # whether it can run plans of several pipeline stages
-    techniques: tuple[str, ...] = usual("", is_new=True)
+    techniques: tuple[str, ...] = usual("")
     """The techniques that its jobs can use, e.g. "dp, zero1". "" for all."""
 
 

@@ -74,7 +74,7 @@ def proof_to_plain(proof: RoundProof) -> dict[str, Any]:
 
 
 def proof_from_plain(plain: dict[str, Any]) -> RoundProof:
-    """Return the proof that ``proof_to_plain`` wrote, also before it knew packing rows."""
+    """Return the proof that ``proof_to_plain`` wrote."""
     return RoundProof(
         goals=tuple(
             GoalProof(
@@ -93,6 +93,6 @@ def proof_from_plain(plain: dict[str, Any]) -> RoundProof:
             )
             for one in plain["recorded"]
         ),
-        widened=tuple(plain.get("widened", ())),
-        packing=tuple(plain.get("packing", ())),
+        widened=tuple(plain["widened"]),
+        packing=tuple(plain["packing"]),
     )

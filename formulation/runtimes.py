@@ -266,17 +266,17 @@ def implied_runtime(command: Sequence[str]) -> str:
 
 
 DEFAULT_RUNTIME: Final = REPLAY
-"""The runtime of agents that do not name theirs. Earlier releases had no other one for users' jobs."""
+"""The runtime of gangs that name none."""
 
 
 def is_training(reported: str, requested: str) -> bool:
     """Return whether times from the runtime ``reported`` were measured on a job that trains.
 
-    If the agent does not name a runtime (""), the one that the server requested counts; "" is the
-    agents' default. A runtime that this release does not know counts as one that does not train,
+    If the agent does not name a runtime (""), the one that the server requested counts. A runtime
+    that this release does not know counts as one that does not train,
     because nothing is called measured that may not have been.
     """
-    runtime = RUNTIMES.get(reported or requested or DEFAULT_RUNTIME)
+    runtime = RUNTIMES.get(reported or requested)
     return runtime is not None and runtime.trains
 
 

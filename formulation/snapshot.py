@@ -72,8 +72,8 @@ class Nodes(Table):
     rack: tuple[str, ...]
     schedulable: Bools  # False if the node is draining, or was silent for longer than its lease
     version: Ints
-    cpus: Ints = usual(NOT_STATED, is_new=True)  # cores
-    host_bytes: Ints = usual(NOT_STATED, is_new=True)  # host memory
+    cpus: Ints = usual(NOT_STATED)  # cores
+    host_bytes: Ints = usual(NOT_STATED)  # host memory
 
     def states_more(self) -> Bools:
         """Return whether each node states a capacity other than its GPUs, bool[nodes]."""
@@ -103,13 +103,13 @@ class Estimates(ShapeTable):
     plan: Ints  # index into Snapshot.plans
     iter_time_s: Floats  # inf if the shape was tried and does not run
     source: Ints  # Source
-    sd: Floats = usual(np.nan, is_new=True)
+    sd: Floats = usual(np.nan)
     """Standard deviation of the logarithm of ``iter_time_s``. It is NaN if it is not known."""
-    complete: Bools = usual(False, is_new=True)
+    complete: Bools = usual(False)
     """Whether the estimate's profile has all shapes on which the workload runs on the GPU type."""
-    cpus: Ints = usual(0, is_new=True)
+    cpus: Ints = usual(0)
     """Cores that a job on the Cell needs in all. All shapes of a Cell need the same."""
-    host_bytes: Ints = usual(0, is_new=True)
+    host_bytes: Ints = usual(0)
     """Bytes of host memory that a job on the Cell needs in all. All shapes need the same."""
 
 
@@ -150,7 +150,7 @@ class Jobs(CellTable):
     since_s: Floats = usual(0.0)  # start of its allocation, seconds since 1970; 0 if it has none
     service_gpu_s: Floats = usual(0.0)  # GPU-seconds that it has held until now
     restart_s: Floats = usual(60.0)  # duration of a start, move, resize or replan
-    unsaved_since_s: Floats = usual(0.0, is_new=True)
+    unsaved_since_s: Floats = usual(0.0)
     """Time since which its training is in no checkpoint that a restart would find, in seconds since
     1970. 0 for a job that writes a checkpoint when it is stopped, or of which that is not known."""
     generation: Ints = usual(0)  # of the latest allocation; 0 if there was none yet
@@ -159,42 +159,42 @@ class Jobs(CellTable):
     current_gpus: Ints = usual(0)
     current_degree: Ints = usual(0)
     current_plan: Ints = usual(0)  # index into Snapshot.plans
-    current_cpus: Ints = usual(NOT_STATED, is_new=True)
+    current_cpus: Ints = usual(NOT_STATED)
     """Cores that it was given with its Cell. -1 if it has none, or if its Cell's estimates count."""
-    current_host_bytes: Ints = usual(NOT_STATED, is_new=True)  # the same for host memory
-    min_gpus: Ints = usual(0, is_new=True)
+    current_host_bytes: Ints = usual(NOT_STATED)  # the same for host memory
+    min_gpus: Ints = usual(0)
     """Smallest GPU count of the job's columns. 0 means that there is no bound."""
-    max_gpus: Ints = usual(0, is_new=True)
+    max_gpus: Ints = usual(0)
     """Largest GPU count of the job's columns. 0 means that there is no bound."""
-    stated_plan: Ints = usual(-1, is_new=True)
+    stated_plan: Ints = usual(-1)
     """Execution plan that the job's user states, an index into Snapshot.plans. -1 without one."""
-    stated_plan_first: Bools = usual(False, is_new=True)
+    stated_plan_first: Bools = usual(False)
     """Whether only the job's first start must use the stated plan."""
-    submitted_plan: Ints = usual(-1, is_new=True)
+    submitted_plan: Ints = usual(-1)
     """Execution plan that the job was submitted with, an index into Snapshot.plans. It binds nothing.
     -1 if it is not recorded."""
-    requested_cpus: Ints = usual(0, is_new=True)  # cores in all; 0 if they are not stated
-    required_selector: Ints = usual(-1, is_new=True)
+    requested_cpus: Ints = usual(0)  # cores in all; 0 if they are not stated
+    required_selector: Ints = usual(-1)
     """Selector that its nodes must match, an index into Snapshot.selectors. -1 without one."""
-    preferred_selector: Ints = usual(-1, is_new=True)
+    preferred_selector: Ints = usual(-1)
     """Selector whose nodes it prefers, an index into Snapshot.selectors. -1 without one."""
-    run_left_s: Floats = usual(np.inf, is_new=True)
+    run_left_s: Floats = usual(np.inf)
     """Seconds for which it may still hold GPUs, after which it fails. inf without such a limit."""
-    runtime: Ints = usual(-1, is_new=True)
+    runtime: Ints = usual(-1)
     """Runtime of the job and its techniques, an index into Snapshot.runtimes. -1 if it runs any plan."""
-    failures: Ints = usual(0, is_new=True)  # consecutive failures
-    retry_s: Floats = usual(0.0, is_new=True)
+    failures: Ints = usual(0)  # consecutive failures
+    retry_s: Floats = usual(0.0)
     """Time before which the job is not tried again, in seconds since 1970. 0 means immediately."""
-    unmet: Ints = usual(0, is_new=True)
+    unmet: Ints = usual(0)
     """Dependencies of the job that are not met yet. It may not run until this is 0."""
-    array: Ints = usual(-1, is_new=True)
+    array: Ints = usual(-1)
     """Array of the job, if its members share a limit: a number that all of them have. -1 if not."""
-    array_limit: Ints = usual(0, is_new=True)
+    array_limit: Ints = usual(0)
     """Largest number of the array's members that may run at the same time. 0 without a limit."""
-    unestimated: Bools = usual(False, is_new=True)
+    unestimated: Bools = usual(False)
     """Whether the job's workload has no estimates, and none can be derived. If the job states a GPU
     type, it runs on its request at an unknown rate (``formulation.unknown_rates``)."""
-    assumed_efficiency: Floats = usual(np.nan, is_new=True)
+    assumed_efficiency: Floats = usual(np.nan)
     """Share of linear speed-up at which a round assumes a job of unknown rate to run. It is NaN for
     all other jobs, and in all stored snapshots."""
 

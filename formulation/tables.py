@@ -23,13 +23,9 @@ Bools: TypeAlias = NDArray[np.bool_]
 _DTYPES: dict[str, type[np.generic]] = {"Ints": np.int64, "Floats": np.float64, "Bools": np.bool_}
 
 
-def usual(value: float | str, *, is_new: bool = False) -> Any:
-    """Declare a column that may be absent; every row then has ``value``.
-
-    If ``is_new`` is true, the column is not encoded if every row has ``value``. The encoded form is
-    then the same as before the column existed.
-    """
-    return field(default=(), metadata={"usual": value, "is_new": is_new})
+def usual(value: float | str) -> Any:
+    """Declare a column that may be absent; every row then has ``value``."""
+    return field(default=(), metadata={"usual": value})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -85,12 +81,12 @@ class Table:
                 plain[f.name] = value.item() if isinstance(value, np.generic) else value
         return plain
 
-    def without_news(self) -> frozenset[str]:
-        """Return the new columns that have their usual value in every row."""
+    def usual_columns(self) -> frozenset[str]:
+        """Return the columns that may be absent, because every row has their usual value."""
         return frozenset(
             f.name
             for f in fields(self)
-            if f.metadata.get("is_new") and _all_are(getattr(self, f.name), f.metadata["usual"])
+            if "usual" in f.metadata and _all_are(getattr(self, f.name), f.metadata["usual"])
         )
 
     def at(self, rows: Ints | Bools) -> Self:

@@ -17,7 +17,7 @@ class Tenants(Table):
     weight: Floats
     borrow_gpus: Ints  # GPUs that it may hold beyond its quota; -1 for any number
     lends: Bools  # if false, others may not use the quota even while the tenant does not
-    parent: Ints = usual(-1, is_new=True)  # index into Snapshot.tenants; -1 without one
+    parent: Ints = usual(-1)  # index into Snapshot.tenants; -1 without one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

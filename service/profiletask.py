@@ -97,7 +97,7 @@ def start_clock(spec: TaskSpec, begun_s: float) -> TaskClock:
         NotAllowed: its file was written by another program.
         OSError: its file cannot be read.
     """
-    limits = ProfilingLimits(**json.loads(spec["task"]).get("limits", {}))
+    limits = ProfilingLimits(**json.loads(spec["task"])["limits"])
     path = os.path.join(spec["checkpoints"], CLOCK_FILE)
     try:
         return TaskClock.resume(path, limits, time.monotonic, begun_s)
@@ -112,7 +112,7 @@ def ask_time_left(spec: TaskSpec) -> float | None:
         parent=f"clusters/{spec['cluster']}",
         workload=pb.Workload(model=model, params=params, global_batch=batch),
     )
-    settings = channel_settings(spec.get("channel", {}))
+    settings = channel_settings(spec["channel"])
     for server in spec["servers"]:
         try:
             with open_channel(server, settings) as channel:
@@ -182,7 +182,7 @@ def measure_workload(
                 "left_out": measured.left_out,
             },
         )
-    rates = measure_host_once(spec, task.get("host_parameters", 0), held, clock)
+    rates = measure_host_once(spec, task["host_parameters"], held, clock)
     return request_of(spec, task, measured, rates)
 
 
@@ -310,7 +310,7 @@ def _stop_at_signal(spec: dict[str, Any], held: threading.Lock, clock: TaskClock
 
     It ends between two records.
     """
-    lease = LeaseWatch(spec.get("lease", ""))
+    lease = LeaseWatch(spec["lease"])
     while signal.sigtimedwait(STOP_SIGNALS, LOOK_S) is None and lease.left_s() > 0:
         pass
     with held:
@@ -338,7 +338,7 @@ def main() -> int:
         threading.Thread(target=_stop_at_signal, args=(spec, held, clock), daemon=True).start()
         require_jax(spec["node"])
         request = measure_workload(spec, held, clock)
-        send_records(request, spec["servers"], spec.get("channel", {}))
+        send_records(request, spec["servers"], spec["channel"])
         write_progress(spec, len(json.loads(spec["task"])["sizes"]))
         outcome, problem = "succeeded", ""
     except (TesseraError, OSError) as error:

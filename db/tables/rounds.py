@@ -31,25 +31,6 @@ rounds = sa.Table(
     sa.CheckConstraint("base < number", name="base"),
 )
 
-decisions = sa.Table(  # of rounds up to revision 0005; later ones use decision_pages
-    "decisions",
-    metadata,
-    sa.Column("cluster_id", sa.BigInteger, primary_key=True),
-    sa.Column("round", sa.BigInteger, primary_key=True),
-    text_column("job", primary_key=True),  # by name, because the job may be deleted
-    count_column("ordinal", None),
-    text_column("kind"),
-    sa.Column("allocation", JSONB),
-    sa.Column("reason", JSONB),
-    real_column("restart_price"),
-    text_column("skipped", default=""),
-    flag_column("admitted"),
-    flag_column("opportunistic"),
-    sa.ForeignKeyConstraint(
-        ["cluster_id", "round"], ["rounds.cluster_id", "rounds.number"], ondelete="CASCADE"
-    ),
-)
-
 decision_pages = sa.Table(  # decisions of a round on jobs that were submitted one after another
     "decision_pages",
     metadata,

@@ -134,7 +134,7 @@ BEGIN
         USING ERRCODE = 'check_violation', CONSTRAINT = 'audit_log_append_only';
 END $$
 """,
-    # Older releases, too, report this code as the schema of another release.
+    # Programs report this code as the schema of another release.
     f"""
 CREATE FUNCTION check_stated_schema() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE

@@ -44,11 +44,11 @@ class StaleGeneration(RuntimeError):
         self.fence = fence
 
 
-def open_generation(directory: str, generation: int, job: int = 0) -> int:
+def open_generation(directory: str, generation: int, job: int) -> int:
     """Shut out all older generations; return the iterations of the latest checkpoint, or 0.
 
-    ``job`` is the job's number, which rises with each job. If it is 0, the number is unknown. The
-    files of an earlier job of the same name are removed, and that job is shut out.
+    ``job`` is the job's number, which rises with each job. The files of an earlier job of the same
+    name are removed, and that job is shut out.
 
     Raises:
         StaleGeneration: a newer generation, or a newer job of this name, was here before.
@@ -58,10 +58,10 @@ def open_generation(directory: str, generation: int, job: int = 0) -> int:
     lock = _lock(directory)
     try:
         fenced_job, fence = _checked_fence(directory, generation, job)
-        if job and fenced_job and job != fenced_job:
+        if fenced_job and job != fenced_job:
             remove_file(_checkpoint_path(directory))  # before the fence names this job as the owner
-        if (job or fenced_job, generation) != (fenced_job, fence):
-            value = {"generation": generation, "job": job or fenced_job}
+        if (job, generation) != (fenced_job, fence):
+            value = {"generation": generation, "job": job}
             write_json(_fence_path(directory), value, durable=True)
         latest = read_json(_checkpoint_path(directory))
     finally:
@@ -69,7 +69,7 @@ def open_generation(directory: str, generation: int, job: int = 0) -> int:
     return _whole(_checkpoint_path(directory), latest, "iterations") if latest else 0
 
 
-def save_checkpoint(directory: str, generation: int, iterations: int, job: int = 0) -> None:
+def save_checkpoint(directory: str, generation: int, iterations: int, job: int) -> None:
     """Replace the checkpoint, durably.
 
     Raises:
@@ -93,7 +93,7 @@ def rewrite_json(
     name: str,
     change: Callable[[dict[str, Any]], dict[str, Any]],
     generation: int,
-    job: int = 0,
+    job: int,
 ) -> None:
     """Replace a file of the store by ``change`` of its contents ({} if it is absent), durably.
 
@@ -114,15 +114,14 @@ def rewrite_json(
 def _checked_fence(directory: str, generation: int, job: int) -> tuple[int, int]:
     """Return the newest job and generation that opened the store. Raises StaleGeneration.
 
-    The caller holds the store's lock. If the number of one of the jobs is unknown, they are taken
-    to be the same, because an older release wrote no number.
+    Both are 0 if none did. The caller holds the store's lock.
     """
-    stored = read_json(_fence_path(directory))
     path = _fence_path(directory)
-    fence = _whole(path, stored, "generation") if stored else 0
-    fenced_job = _whole(path, stored, "job") if stored and "job" in stored else 0
-    same = not (job and fenced_job) or job == fenced_job
-    if (same and generation < fence) or (not same and job < fenced_job):
+    stored = read_json(path)
+    if not stored:
+        return 0, 0
+    fenced_job, fence = _whole(path, stored, "job"), _whole(path, stored, "generation")
+    if (job, generation) < (fenced_job, fence):
         raise StaleGeneration(generation, fence)
     return fenced_job, fence
 

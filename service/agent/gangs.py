@@ -78,13 +78,13 @@ class Gang:
     execution_plan: str = ""
     """Canonical JSON of the execution plan, as the server sent it; "" if it was not recorded."""
     launch: LaunchSpec = DEFAULT_LAUNCH
-    """The way in which its program is started, but by ``runtime``, which an earlier server may not name."""
+    """The way in which its program is started."""
     launch_problem: str = ""
     """Why this agent cannot use the launch that the server sent; "" if it can. Such a gang must fail."""
     tenant: str = ""  # whose secrets the program may have
     member_gpus: tuple[int, ...] = ()
-    """The number of GPUs on each of ``members``. It is empty if the server did not say."""
-    job_number: int = 0  # distinguishes the job from an earlier one of its name; 0 if unknown
+    """The number of GPUs on each of ``members``."""
+    job_number: int = 0  # distinguishes the job from an earlier one of its name
     array_index: int = 0  # of the job in its array
     array_size: int = 0  # jobs of that array; 0 if the job is in none
     tuning_plans: tuple[str, ...] = field(default=(), compare=False, repr=False)
@@ -150,17 +150,16 @@ def gang_to_json(gang: Gang) -> dict[str, Any]:
 
 
 def gang_from_json(value: dict[str, Any]) -> Gang:
-    """Return the gang that ``gang_to_json`` has written, in this release or an earlier one.
+    """Return the gang that ``gang_to_json`` has written.
 
     Raises:
         KeyError, TypeError, ValueError: no agent has written it.
     """
     fields = {name: part for name, part in value.items() if name not in CellKey._fields}
-    fields |= {name: tuple(value[name]) for name in ("members", "command")}
-    fields["member_gpus"] = tuple(value.get("member_gpus", ()))
+    fields |= {name: tuple(value[name]) for name in ("members", "command", "member_gpus")}
     fields["shares"] = tuple((node, tuple(gpus)) for node, gpus in value["shares"])
     try:
-        fields["launch"] = launch_from_plain(value.get("launch", {}))
+        fields["launch"] = launch_from_plain(value["launch"])
     except InvalidInput as error:
         raise ValueError(f"launch: {error}") from error
     return Gang(**fields, cell=cell_from_plain(value))

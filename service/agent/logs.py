@@ -105,13 +105,12 @@ def read_output(
     rank: int,
     offset: int,
     max_bytes: int,
-    job_number: int = 0,
+    job_number: int,
 ) -> OutputPart:
     """Return a part of a rank's output. Without output at ``offset``, the part is empty.
 
     A negative ``offset`` counts from the present end. If the output at ``offset`` was deleted, the
-    part begins later. If ``job_number`` is given, output of an earlier job of the same name is not
-    there.
+    part begins later. Output of an earlier job of the same name is not there.
 
     Raises:
         ValueError: something there is not what a keeper writes.
@@ -119,7 +118,7 @@ def read_output(
     """
     name = rank_name(rank)
     most = min(max(0, max_bytes), MAX_READ_BYTES)
-    if job_number and _stored_number(logs / _quoted(job)) not in (None, job_number):
+    if _stored_number(logs / _quoted(job)) != job_number:
         return OutputPart()
     with suppress(FileNotFoundError), _opened(logs, job, generation) as folder:
         for _ in range(_ATTEMPTS):

@@ -283,7 +283,7 @@ class Supervisor:
         nodes = [node for node, _ in gang.shares]
         try:
             leader_only = self._runtimes.choose(gang).leader_only
-        except InvalidInput:  # an earlier release of the agent started it
+        except InvalidInput:  # another agent started it, with this runtime
             leader_only = True
         return [node for node in nodes if node == gang.leader] if leader_only else nodes
 

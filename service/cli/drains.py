@@ -117,7 +117,7 @@ def wait_until_drained(
     names, began_s, last = [node.name for node in nodes], now_s(), ""
     while True:
         current = _read(client, names)
-        left = [node for node in current if not _is_drained(node)]
+        left = [node for node in current if not node.drained]
         if not left:
             return current
         if stopped := [node for node in left if node.state != clusters_pb2.Node.DRAINING]:
@@ -147,12 +147,6 @@ def _read(client: Client, names: Collection[str]) -> list[clusters_pb2.Node]:
         if name not in by_name:
             raise CallFailed(f"{name} no longer exists", Exit.NOT_FOUND)
     return [by_name[name] for name in names]
-
-
-def _is_drained(node: clusters_pb2.Node) -> bool:
-    """Return whether no job holds a GPU of a draining node. Older servers do not report this."""
-    empty = node.state == clusters_pb2.Node.DRAINING and node.free_gpus == node.gpus
-    return node.drained or empty
 
 
 def _left(nodes: Sequence[clusters_pb2.Node]) -> str:

@@ -56,11 +56,8 @@ class RoundOptions(Policy):
 
 
 def recorded_options(recorded: Mapping[str, Any]) -> RoundOptions:
-    """Return the options of a round as it recorded them, in this release or an earlier one.
-
-    Rounds that recorded no limit on replans had none.
-    """
-    return RoundOptions(**{"replan_spacing": 0.0, **recorded})
+    """Return the options that a round recorded."""
+    return RoundOptions(**recorded)
 
 
 def make_budget(

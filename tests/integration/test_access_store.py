@@ -6,11 +6,12 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
-from tessera.db import enrolment, limits, migrate
+from tessera.db import enrolment, limits
 from tessera.db.access_store import PostgresAccessStore
 from tessera.db.engine import Database, connect_database
 from tessera.db.notify import EVERY_CLUSTER, Listener
@@ -31,6 +32,7 @@ from tessera.formulation.records.store import Retention
 from tessera.formulation.secrets import SecretToken, hash_secret
 from tessera.service.security.ports import AccessStore
 from tests.support.access import EARLIER_S, LATER_S, a_certificate, a_join_token, a_token, show
+from tests.support.migrations import a_newer_release
 from tests.support.patience import PATIENCE_S
 from tests.support.stored_cluster import C, a_cluster, a_spec, do, execute, submit
 
@@ -501,10 +503,11 @@ CALLS: dict[str, Callable[[AccessStore], object]] = {
 
 @pytest.mark.parametrize("call", CALLS)
 def test_another_release_s_schema_is_neither_read_nor_changed(
-    access: AccessStore, database: Database, call: str
+    access: AccessStore, database: Database, tmp_path: Path, call: str
 ) -> None:
-    migrate.downgrade_schema(database, "0010")
-    with pytest.raises(NotMigrated, match=r"has schema 0010.*`tessera migrate`"):
-        CALLS[call](access)
-    migrate.upgrade_schema(database)
+    with (
+        a_newer_release(tmp_path, database.url) as newer,
+        pytest.raises(NotMigrated, match=r"has schema 0001.*`tessera migrate`"),
+    ):
+        CALLS[call](PostgresAccessStore(newer))
     assert access.list_tokens(with_ended=True) == []

@@ -196,7 +196,6 @@ def test_a_deleted_cluster_leaves_only_its_revoked_certificates(
         "request_ids",
         "high_water",
         "allocations",
-        "decisions",
         "tokens",  # of users, who may see several clusters
         "audit_log",
     }

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tessera.db import log_reads, migrate
+from tessera.db import log_reads
 from tessera.db.engine import Database
 from tessera.db.log_store import PostgresLogStore
 from tessera.db.store import PostgresStore
@@ -254,18 +254,3 @@ def test_the_silence_of_a_node_is_known(logs: PostgresLogStore, database: Databa
     assert silent_s >= 3600.0
     assert logs.silence_s(C, "none") is None
     assert logs.silence_s("none", "a100-0") is None
-
-
-def test_starts_before_the_migration_are_known_while_they_hold_gpus(
-    store: PostgresStore, logs: PostgresLogStore, database: Database
-) -> None:
-    submit(store, a_spec("runs", requested_gpus=3), a_spec("ended"))
-    run(store, runs=[("a100-0", [0, 2]), ("a100-1", [1])], ended=[("a100-0", [1])])
-    apply_event(store, "ended", JobEvent.CANCEL)
-    agents_report(store)
-    before = logs.find_start(C, "runs", 0)
-    migrate.downgrade_schema(database, "0017")
-    migrate.upgrade_schema(database)
-    assert logs.find_start(C, "runs", 0) == before
-    assert before.start is not None
-    assert logs.find_start(C, "ended", 0).start is None

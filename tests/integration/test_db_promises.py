@@ -238,12 +238,3 @@ def test_goals_and_options_are_read_back_whatever_their_values(store: PostgresSt
     (stored,) = store.list_rounds(C, 0, 1)
     assert repr(stored.goals) == repr(goals)  # NaN is not equal to itself
     assert RoundOptions(**stored.options) == options  # type: ignore[arg-type]  # as the loop does
-
-
-def test_rounds_of_a_release_without_goals_are_still_read(
-    store: PostgresStore, database: Database
-) -> None:
-    a_cluster(store)
-    commit(store, store.snapshot(C))
-    execute(database, "UPDATE rounds SET summary = summary - 'goals'")
-    assert store.get_round(C, 1).summary.goals == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -10,25 +11,12 @@ import sqlalchemy as sa
 from tessera.db import migrate, tables
 from tessera.db.engine import Database, connect_database
 from tessera.db.store import PostgresStore
-from tessera.estimator.profiling.tasks import nominal_estimates
 from tessera.formulation.errors import InvalidInput, NotMigrated
-from tessera.formulation.launch import LaunchSpec
-from tessera.formulation.lifecycle import JobEvent, JobState, next_states
+from tessera.formulation.lifecycle import JobState, next_states
 from tessera.formulation.records.clusters import TenantSpec
-from tessera.formulation.runtimes import PROFILER, REPLAY
-from tessera.formulation.values import PROFILING, Workload
-from tests.support.database import a_database
-from tests.support.stored_cluster import (
-    C,
-    a_cluster,
-    a_spec,
-    apply_event,
-    do,
-    execute,
-    job,
-    run,
-    submit,
-)
+from tests.support.database import TEMPLATE, a_database, digest_tables
+from tests.support.migrations import a_newer_release
+from tests.support.stored_cluster import C, a_cluster, a_spec, do, job, run, submit
 
 CATALOGS = {
     "columns": """
@@ -77,44 +65,26 @@ def test_migrations_can_be_undone(database: Database) -> None:
     PostgresStore(database).ready()
 
 
-def test_data_of_an_older_release_is_upgraded(database: Database) -> None:
-    store = PostgresStore(database)
-    a_cluster(store)
-    submit(store, a_spec("runs"), a_spec("waits"), a_spec("ended"))
-    run(store, runs=[("a100-0", [0])])
-    apply_event(store, "ended", JobEvent.CANCEL)
-    execute(database, "UPDATE jobs SET created_at = created_at - interval '1 h'")
-    migrate.downgrade_schema(database, "0001")
-    with pytest.raises(NotMigrated, match="has schema 0001, but this release needs"):
-        store.ready()
-    migrate.upgrade_schema(database)
-    snapshot = store.snapshot(C)
-    assert snapshot.jobs.queued_s.tolist() == snapshot.jobs.submit_s.tolist()
-    runs, waits = snapshot.jobs.since_s.tolist()
-    assert (snapshot.jobs.name, waits) == (("runs", "waits"), 0.0)
-    assert snapshot.now_s - 60 < runs <= snapshot.now_s
-    assert snapshot.jobs.service_gpu_s[1] == 0
-    assert not (
-        snapshot.jobs.admitted | snapshot.jobs.opportunistic | snapshot.jobs.pinned_type
-    ).any()
-    assert job(store, "ended").state is JobState.CANCELLED
-    run(store, waits=[("a100-0", [1])])
-
-
-def test_jobs_that_were_stored_before_runtimes_were_are_replayed(database: Database) -> None:
-    store = PostgresStore(database)
-    a_cluster(store)
-    task = Workload(model=PROFILING, params="", global_batch=1)
-    do(store, lambda w: w.upsert_estimates(C, nominal_estimates(["a100"])))
-    submit(
-        store,
-        a_spec("old", command=("python", "train.py"), launch=LaunchSpec(user="ana")),
-        a_spec("task", workload=task, command=("{}",)),
-    )
-    migrate.downgrade_schema(database, "0015")
-    migrate.upgrade_schema(database)
-    assert job(store, "old").spec.launch == LaunchSpec(runtime=REPLAY)
-    assert job(store, "task").spec.launch == LaunchSpec(runtime=PROFILER)
+def test_an_upgrade_keeps_the_data_of_an_older_release_and_can_be_undone(
+    database: Database, tmp_path: Path
+) -> None:
+    older = PostgresStore(database)
+    a_cluster(older)
+    submit(older, a_spec("runs"), a_spec("waits"))
+    run(older, runs=[("a100-0", [0])])
+    before = digest_tables(database)
+    with a_newer_release(tmp_path, database.url) as upgraded:
+        newer = PostgresStore(upgraded)
+        with pytest.raises(NotMigrated, match="has schema 0001, but this release needs 0002"):
+            newer.ready()
+        migrate.upgrade_schema(upgraded)
+        after = digest_tables(upgraded)
+        changed = {table for table in after if after[table] != before.get(table)}
+        assert changed == {"alembic_version", "mottos"}
+        run(newer, waits=[("a100-0", [1])])
+        migrate.downgrade_schema(upgraded, "0001")
+    assert job(older, "waits").state is JobState.RUNNING
+    assert digest_tables(database).keys() == before.keys()
 
 
 def test_a_store_on_a_database_without_a_schema_says_to_migrate(postgres_url: str) -> None:
@@ -133,9 +103,11 @@ def test_a_newer_schema_is_distinguished_from_an_older_one(database: Database) -
         PostgresStore(database).ready()
 
 
-def test_two_replicas_may_migrate_at_once(postgres_url: str) -> None:
-    with a_database(postgres_url, "template1") as fresh:
-        others = [connect_database(fresh.url) for _ in range(3)]
+@pytest.mark.parametrize("template", ["template1", TEMPLATE])
+def test_replicas_may_migrate_at_once(server_url: str, tmp_path: Path, template: str) -> None:
+    """They may make a schema, and upgrade one."""
+    with a_database(server_url, template) as old, a_newer_release(tmp_path, old.url) as upgraded:
+        others = [connect_database(old.url) for _ in range(3)]
         threads = [
             threading.Thread(target=migrate.upgrade_schema, args=(other,)) for other in others
         ]
@@ -145,7 +117,7 @@ def test_two_replicas_may_migrate_at_once(postgres_url: str) -> None:
             thread.join()
         for other in others:
             other.engine.dispose()
-        PostgresStore(fresh).ready()
+        PostgresStore(upgraded).ready()
 
 
 def expect_constraint(database: Database, statement: str, constraint: str) -> None:

@@ -1,4 +1,4 @@
-"""Stored rounds: small, read back byte for byte, and readable if an older release stored them."""
+"""Stored rounds: small, and read back byte for byte."""
 
 from __future__ import annotations
 
@@ -162,28 +162,6 @@ def test_decisions_on_jobs_deleted_meanwhile_are_kept(
     record = commit(store, snapshot, *(wait(snapshot, name) for name in snapshot.jobs.name))
     assert len(record.decisions) == MANY
     assert store.get_round(C, 1) == record
-
-
-def test_rounds_stored_by_an_older_release_are_readable(
-    store: PostgresStore, database: Database
-) -> None:
-    a_cluster(store)
-    submit(store, a_spec("a"))
-    snapshot = store.snapshot(C)
-    record = commit(store, snapshot, wait(snapshot, "a"))
-    reason = job(store, "a").reason
-    execute(
-        database,
-        """
-        INSERT INTO decisions (cluster_id, round, job, ordinal, kind, reason, restart_price)
-        SELECT cluster_id, 1, 'a', 0, 'wait', '{"code": "NO_CAPACITY", "message": "no GPU is free",
-            "next_step": "wait", "evidence": [["gpus", "1"]]}', 0 FROM rounds
-        """,
-    )
-    execute(database, "DELETE FROM decision_pages")
-    assert store.get_round(C, 1) == record
-    assert (job(store, "a").reason, job(store, "a").reason_round) == (reason, 1)
-    assert encode(store.round_snapshot(C, 1)) == encode(snapshot)
 
 
 def test_a_round_is_kept_while_the_snapshot_of_a_kept_round_needs_it(store: PostgresStore) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import grpc.aio
 import pytest
@@ -23,6 +24,7 @@ from tessera.service.cli.main import app
 from tessera.service.config import Config
 from tessera.service.wiring import run_server
 from tessera.v1 import agents_pb2, agents_pb2_grpc, estimates_pb2, jobs_pb2, jobs_pb2_grpc
+from tests.support.migrations import a_newer_release
 from tests.support.patience import PATIENCE_S
 from tests.support.stored_cluster import (
     C,
@@ -115,19 +117,29 @@ def test_a_round_that_was_decided_before_a_newer_release_migrated_is_not_committ
     assert store.commit(decided).summary.number == 1
 
 
-def test_an_older_schema_says_how_to_migrate(store: PostgresStore, database: Database) -> None:
+def test_an_older_schema_says_how_to_migrate(
+    store: PostgresStore, database: Database, tmp_path: Path
+) -> None:
     a_cluster(store)
-    migrate.downgrade_schema(database, "0004")
-    for change in CHANGES.values():
-        with pytest.raises(
-            NotMigrated, match=r"has schema 0004, but this release needs .* `tessera migrate`"
-        ):
-            change(store)
+    with a_newer_release(tmp_path, database.url) as newer:
+        for change in CHANGES.values():
+            with pytest.raises(
+                NotMigrated,
+                match="has schema 0001, but this release needs 0002; run `tessera migrate`",
+            ):
+                change(PostgresStore(newer))
 
 
 def test_a_migration_waits_for_changes_under_way_and_later_ones_wait_for_it(
-    store: PostgresStore, database: Database
+    database: Database, tmp_path: Path
 ) -> None:
+    with a_newer_release(tmp_path, database.url) as newer:
+        migrate.upgrade_schema(newer)
+        _change_during_a_migration(newer)
+
+
+def _change_during_a_migration(database: Database) -> None:
+    store = PostgresStore(database)
     a_cluster(store)
     submit(store, a_spec("a"))
     within, go_on = threading.Event(), threading.Event()
@@ -141,7 +153,7 @@ def test_a_migration_waits_for_changes_under_way_and_later_ones_wait_for_it(
 
     other = connect_database(database.url)
     changing = threading.Thread(target=change_slowly)
-    migrating = threading.Thread(target=migrate.downgrade_schema, args=(other, "0005"))
+    migrating = threading.Thread(target=migrate.downgrade_schema, args=(other, "0001"))
     changing.start()
     assert within.wait(PATIENCE_S)
     migrating.start()

@@ -18,7 +18,7 @@ class KeeperSpec:
     runtime: str
     job: str
     generation: int
-    job_number: int  # 0 if it is not known
+    job_number: int
     node_rank: int
     nodes: int
     ranks: tuple[int, ...]  # global ranks on this node, by local rank

@@ -191,7 +191,7 @@ class ProgramRuntime:
         devices = visible_devices(self.settings.environment, member.gpus)["CUDA_VISIBLE_DEVICES"]
         return RankLayout(
             node_rank=member.rank,
-            member_gpus=gang.member_gpus or _equal_parts(gang.cell.gpus, len(gang.members)),
+            member_gpus=gang.member_gpus,
             address=ADDRESS,
             port=PORT,
             python=self.settings.python,
@@ -407,10 +407,6 @@ def _inbox(member: Member) -> Path:
 
 def _outbox(member: Member) -> Path:
     return member.directory / "out"
-
-
-def _equal_parts(gpus: int, nodes: int) -> tuple[int, ...]:
-    return tuple(gpus // nodes + (k < gpus % nodes) for k in range(nodes))
 
 
 def copy_client(site: Path) -> None:

@@ -81,7 +81,7 @@ def replay_job(spec: dict[str, Any]) -> int:
     Raises:
         StaleGeneration: a newer generation has taken the checkpoint over.
     """
-    store, generation, job = spec["checkpoints"], spec["generation"], spec.get("job_number", 0)
+    store, generation, job = spec["checkpoints"], spec["generation"], spec["job_number"]
     total = int(spec["iterations_total"])
     target = min(total, spec["fail_at"]) if spec["fail_at"] is not None else total
     saved = checkpoint.open_generation(store, generation, job)
@@ -95,7 +95,7 @@ def replay_job(spec: dict[str, Any]) -> int:
     # Times from here on are real seconds after the start; training begins after the restart.
     begins_s, ends_s = (elapsed_s_at(spec, resumed, n) for n in (resumed, target))
     next_progress_s, next_checkpoint_s, running, stopped = begins_s, checkpoint_s, False, False
-    start_s, lease = time.monotonic(), LeaseWatch(spec.get("lease", ""))
+    start_s, lease = time.monotonic(), LeaseWatch(spec["lease"])
     while True:
         now_s = time.monotonic() - start_s
         done = min(max(resumed, target), iterations_at(spec, resumed, now_s))

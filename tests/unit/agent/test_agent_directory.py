@@ -60,8 +60,8 @@ def test_all_files_are_private_under_any_umask(tmp_path: Path) -> None:
         gang = a_gang()
         folder = state.add(gang)
         state.save_lease(1.0, 2.0, 1.0)
-        assert checkpoint.open_generation(str(state.checkpoints(gang.job)), 1) == 0
-        checkpoint.save_checkpoint(str(state.checkpoints(gang.job)), 1, 5)
+        assert checkpoint.open_generation(str(state.checkpoints(gang.job)), 1, 7) == 0
+        checkpoint.save_checkpoint(str(state.checkpoints(gang.job)), 1, 5, 7)
         sleep = ["/bin/true"]
         Process.spawn(sleep, "", identity=folder / "process.json", errors=folder / "errors.log")
         state.release()
@@ -329,13 +329,13 @@ def test_a_broken_checkpoint_is_named_and_the_error_says_what_to_do(
 ) -> None:
     write_json(str(tmp_path / "checkpoint.json"), {"generation": 1, **stored})
     with pytest.raises(ValueError, match=r"checkpoint\.json is broken: iterations .*remove it"):
-        checkpoint.open_generation(str(tmp_path), 2)
+        checkpoint.open_generation(str(tmp_path), 2, 7)
 
 
 def test_a_broken_fence_allows_no_writes(tmp_path: Path) -> None:
     write_json(str(tmp_path / "fence.json"), {"unknown": 1})
-    with pytest.raises(ValueError, match=r"fence\.json is broken: generation is None"):
-        checkpoint.open_generation(str(tmp_path), 2)
+    with pytest.raises(ValueError, match=r"fence\.json is broken: job is None"):
+        checkpoint.open_generation(str(tmp_path), 2, 7)
 
 
 def test_a_file_that_cannot_be_written_completely_leaves_nothing_behind(tmp_path: Path) -> None:

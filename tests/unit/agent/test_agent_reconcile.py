@@ -151,6 +151,7 @@ def test_a_gang_reads_back_unchanged_from_disk_and_from_a_message() -> None:
         shares=[pb.AgentShare(node="n0", gpu_indices=[0, 1])],
         leader="n0",
         members=["n0"],
+        member_gpus=[2],
         model="bert",
         params="1.3B",
         global_batch=8,

@@ -127,13 +127,7 @@ def test_a_back_off_that_leaves_too_little_time_waives_the_promise_with_a_reason
     assert reason.code is ReasonCode.BACK_OFF
 
 
-def test_a_snapshot_without_failures_is_encoded_as_before() -> None:
-    text = encode(a_pair())
-    assert b"retry_s" not in text
-    assert b"failures" not in text
-    old = decode(text)
-    assert isinstance(old, Snapshot)
-    assert old.jobs.retry_s.tolist() == [0.0, 0.0]
+def test_failures_are_stored_with_the_snapshot() -> None:
     failed = a_pair(failures=3, retry_s=NOW_S + 9.0)
     again = decode(encode(failed))
     assert isinstance(again, Snapshot)

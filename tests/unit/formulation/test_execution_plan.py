@@ -213,9 +213,3 @@ def test_bad_json_is_refused_with_the_name_of_the_field(text: str, field: str) -
     with pytest.raises(InvalidInput) as refused:
         read_execution_plan("plan", text)
     assert refused.value.field == field
-
-
-def test_a_space_that_plans_of_earlier_releases_named_is_left_out() -> None:
-    plan = even_plan()
-    former = json.dumps(json.loads(plan.to_json()) | {"space": "halves"})
-    assert read_execution_plan("plan", former) == plan

@@ -80,15 +80,12 @@ def test_an_unmet_guarantee_names_the_submitted_plan() -> None:
     )
 
 
-def test_a_snapshot_with_plans_is_read_back_and_one_without_has_no_new_fields() -> None:
+def test_a_snapshot_with_plans_is_read_back() -> None:
     plain = a_round(-1)
     kinds = PlanKinds(plan=np.array([1, 2]), kind=("dp", "dp"))
     estimates = replace(plain.estimates, cpus=np.arange(4), host_bytes=np.arange(4) * 2**30)
     full = replace(a_round(1), plan_kinds=kinds, estimates=estimates)
 
-    for name in (b"plan_kinds", b"cpus", b"host_bytes", b"submitted_plan"):
-        assert name not in encode(plain)
-        assert name in encode(full)
     again = decode(encode(full))
     assert isinstance(again, Snapshot)
     assert again.kinds_of_plans().tolist() == [0, 1, 1, 3]

@@ -928,7 +928,7 @@ class DesiredGang(_message.Message):
     """
     job_number: _builtins.int
     """A number that rises with each job that is submitted to this database. It distinguishes the job
-    from an earlier one of the same name that was deleted or pruned. 0 means that it is unknown.
+    from an earlier one of the same name that was deleted or pruned.
     """
     execution_plan: _builtins.str
     """The canonical JSON of the execution plan. Empty if the plan was not recorded."""

@@ -241,7 +241,7 @@ class Node(_message.Message):
     drained_by: _builtins.str
     drained: _builtins.bool
     """Output only. Whether the node is DRAINING and no job holds a GPU there any more. No job will
-    until UndrainNodes. This is not a state of its own, because older clients would not know it.
+    until UndrainNodes.
     """
     cpus: _builtins.int
     """The CPU cores and the bytes of host memory that jobs may use. Unset: not stated; then those that
