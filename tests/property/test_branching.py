@@ -129,18 +129,6 @@ def test_a_hint_that_is_no_answer_is_ignored(choice: list[int]) -> None:
 
 
 @examples(10)
-@given(SEEDS, st.integers(10, 60))
-def test_the_same_work_repeats_a_search_bit_for_bit(seed: int, jobs: int) -> None:
-    problem = a_random_round(seed, jobs=jobs)
-    stage = Branching()
-    budget = Budget(remaining_s=lambda: math.inf, gap=0.0, work={stage.name: 900.0})
-    first = stage.solve(problem, budget)
-    second = stage.solve(problem, replace(budget, work=dict(first.work)))
-    assert are_equal(first, second)
-    assert first.certificate == second.certificate
-
-
-@examples(10)
 @given(SEEDS, st.integers(10, 40), st.integers(1, 60))
 def test_a_search_that_its_clock_ended_is_repeated_by_its_work(
     seed: int, jobs: int, looks: int

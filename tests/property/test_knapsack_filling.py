@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import cast
 
 import numpy as np
 import pytest
@@ -29,8 +27,6 @@ from tessera.solvers.branching import stated as statement
 from tessera.solvers.branching.fillings import FillingPool
 from tessera.solvers.branching.stated import StatedKnapsacks, state_knapsacks
 from tessera.solvers.greedy import Greedy
-from tessera.solvers.kernels import knapsacks as loops
-from tessera.solvers.kernels.warm import run_every_loop
 from tessera.solvers.prices import price_problem
 from tests.support.builders import a_random_problem as a_random_round
 from tests.support.laws import examples
@@ -166,15 +162,6 @@ def test_too_large_rounds_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     assert solution.certificate is None
 
 
-def test_rows_as_long_as_memory_are_left_alone() -> None:
-    problem = a_problem([[(3, {0: 10**12})], [(2, {0: 10**12 + 1})]], [2 * 10**12])
-    hint = a_hint(problem, 0)
-    assert hint is not None
-    solution = Simplified(KnapsackFilling()).solve(problem, EXACT, hint)
-    assert solution.work == (("knapsacks", 0.0),)
-    assert solution.objective == hint.objective
-
-
 def test_without_an_answer_there_is_nothing_to_fill() -> None:
     problem = of_one_row(5)
     unknown = without_answer(problem, SolveStatus.UNKNOWN, solver="none", prices=np.ones(1))
@@ -295,27 +282,3 @@ def a_plain_bound(problem: Problem, stated: StatedKnapsacks, price: np.ndarray) 
             ]
         total += best[-1]
     return total
-
-
-def test_after_warm_up_no_dive_compiles_anything() -> None:
-    run_every_loop()
-    called = (
-        loops.assign_by_knapsacks,
-        loops.bound_by_knapsacks,
-        loops.descend_knapsacks,
-        loops.list_fillings,
-        loops.refill_knapsacks,
-    )
-
-    def compiled() -> list[int]:
-        return [len(cast(SimpleNamespace, loop).signatures) for loop in called]
-
-    assert compiled() == [1] * len(called)
-    problem = of_two_types(7)
-    solution = Simplified(KnapsackFilling()).solve(problem, EXACT, a_hint(problem, 7))
-    stated = a_statement(problem)
-    assert stated is not None
-    dived = FillingPool(problem, stated).dive(stated.price, EXACT, 0)
-    assert dived is not None
-    assert stated.bound(dived[1]) // stated.scale >= solution.objective
-    assert compiled() == [1] * len(called)

@@ -70,10 +70,6 @@ def advance_time(snapshot: Snapshot, seconds: float, share_left: float) -> Snaps
     )
 
 
-def test_first_come_first_served_looks_at_no_clock() -> None:
-    assert "fcfs" in LASTING
-
-
 @pytest.mark.parametrize("name", LASTING)
 @examples(60)
 @given(

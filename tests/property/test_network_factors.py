@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from tessera.solvers.network.factors import (
     MOST_STEPS,
     AloneTimes,
-    correction_factors,
     factors_against,
     low_periods_s,
 )
 from tessera.solvers.network.fluid import flop_under_levels
-from tessera.solvers.network.priorities import assign_priorities, stable_order
+from tessera.solvers.network.priorities import stable_order
 from tests.support.laws import examples
 from tests.support.networks import FluidJob, a_demand
 
@@ -170,25 +169,3 @@ def test_a_stable_order_separates_distant_priorities_and_makes_no_needless_chang
         assert order.tolist() == earlier.tolist()
     if margin == 0:
         assert all(p[a] >= p[b] for a, b in pairwise(order.tolist()))
-
-
-@examples(30)
-@given(jobs=st.lists(timings(), min_size=2, max_size=5), references=st.integers(1, 4))
-def test_factors_are_numbers_above_0_that_jobs_without_traffic_do_not_change(
-    jobs: list[AloneTimes], references: int
-) -> None:
-    given_jobs = [
-        FluidJob(
-            compute_s=float(j.compute_s[0]),
-            start_s=float(j.start_s[0]),
-            busy_s={0: float(j.comm_s[0])},
-        )
-        for j in jobs
-    ]
-    demand = a_demand(*given_jobs)
-    k = correction_factors(demand, references=references)
-    assert k.min() >= 0.25
-    assert k.max() <= 4
-    more = a_demand(*given_jobs, FluidJob())
-    assert correction_factors(more, references=references)[:-1].tolist() == k.tolist()
-    assert np.isfinite(assign_priorities(demand, k)).all()

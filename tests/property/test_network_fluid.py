@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -157,63 +157,6 @@ def test_on_one_link_the_carried_intensity_is_the_work_done_up_to_one_iteration_
     carried = float(demand.intensity @ run.comm) * horizon_s
     done = run.work_per_s(demand) * horizon_s
     assert abs(carried - done) <= demand.work_flop.sum() * (1 + NEAR)
-
-
-@examples(80)
-@given(case=cases(most=6), horizon_s=st.integers(1, 60))
-def test_no_link_carries_more_than_its_capacity(
-    case: tuple[list[FluidJob], list[int]], horizon_s: int
-) -> None:
-    jobs, level = case
-    jobs = [replace(job, delay_s=0.0) for job in jobs]
-    demand = a_demand(*jobs, links=3)
-    run = simulate_fluid(demand, _ints(level), horizon_s=horizon_s)
-    share = demand.busy_s / demand.comm_s[demand.job]
-    load = np.bincount(demand.link, weights=share * run.comm[demand.job], minlength=3)
-    assert (load <= 1 + NEAR).all()
-
-
-@examples(80)
-@given(case=cases(most=6))
-def test_a_job_of_a_higher_level_never_notices_lower_ones(
-    case: tuple[list[FluidJob], list[int]],
-) -> None:
-    jobs, level = case
-    demand, levels = a_demand(*jobs, links=3), _ints(level)
-    above = np.flatnonzero(levels >= 1)
-    run = simulate_fluid(demand, levels, horizon_s=37.0)
-    without = simulate_fluid(demand.among(above), levels[above], horizon_s=37.0)
-    assert run.iterations[above] == pytest.approx(without.iterations, abs=NEAR)
-    assert run.comm[above] == pytest.approx(without.comm, abs=NEAR)
-
-
-@examples(80)
-@given(data=st.data())
-def test_no_sender_can_be_faster_without_slowing_one_of_its_own_or_a_higher_level(
-    data: st.DataObject,
-) -> None:
-    """All jobs send from the start, for a time in which none ends, so ``comm`` is the speed."""
-    count = data.draw(st.integers(1, 6))
-    level = _ints([data.draw(st.integers(0, 2)) for _ in range(count)])
-    jobs = [
-        FluidJob(
-            start_s=0.0,
-            busy_s=data.draw(st.dictionaries(st.integers(0, 4), quarters, min_size=1, max_size=4)),
-        )
-        for _ in range(count)
-    ]
-    demand = a_demand(*jobs, links=5)
-    speed = simulate_fluid(demand, level, horizon_s=0.125).comm
-    share = demand.busy_s / demand.comm_s[demand.job]
-    for j in np.flatnonzero(speed < 1 - NEAR):
-        held = False
-        for u in range(demand.link_start[j], demand.link_start[j + 1]):
-            users = demand.link == demand.link[u]
-            counts = users & (level[demand.job] >= level[j])
-            full = (share * speed[demand.job])[counts].sum() >= 1 - NEAR
-            same = demand.job[users & (level[demand.job] == level[j])]
-            held = held or (full and speed[j] >= speed[same].max() - NEAR)
-        assert held, f"job {j} at {speed[j]} has no link that limits it"
 
 
 @examples(60)

@@ -153,16 +153,6 @@ def test_defragmentation_never_lowers_the_score(case: Round) -> None:
         assert placed_score(problem, after) >= placed_score(problem, placed) - 1e-9
 
 
-@examples(30)
-@given(rounds)
-def test_placement_of_the_same_round_is_deterministic(case: Round) -> None:
-    snapshot, problem, solution = case
-    first = place(snapshot, problem, solution, deadline_expired=never)
-    again = place(snapshot, problem, solution, deadline_expired=never)
-    assert first.placement == again.placement
-    assert first.unplaced == again.unplaced
-
-
 def without_alternatives(problem: Problem) -> Problem:
     """Return the problem in which a job has one column for each GPU type and count, or runs on it."""
     cells, seen = problem.cells, set()

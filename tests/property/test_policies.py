@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from functools import cache
 
-import numpy as np
 import pytest
 from hypothesis import given
 
@@ -17,7 +16,7 @@ from tessera.formulation.snapshot import STATES, Snapshot
 from tessera.solvers.base import Budget
 from tessera.solvers.greedy import Greedy
 from tessera.solvers.rounds.plan import RoundOutcome, plan_round
-from tessera.solvers.schedulers.base import PublishedScheduler, Scheduler, make_view
+from tessera.solvers.schedulers.base import PublishedScheduler, Scheduler
 from tessera.solvers.schedulers.registry import make_scheduler, scheduler_names
 from tests.support.builders import a_random_snapshot
 from tests.support.laws import examples
@@ -48,22 +47,6 @@ def outcome(
         FOREVER,
         scheduler=Scheduler(published=policy_of(name), information=information),
     )
-
-
-@NAMES
-@LAW
-@given(snapshot=snapshots())
-def test_a_choice_fits_the_capacity_and_uses_columns_of_its_own_jobs(
-    name: str, snapshot: Snapshot
-) -> None:
-    view = make_view(snapshot, Policy())
-    choice = policy_of(name).choose(view)
-    runs = np.flatnonzero(choice >= 0)
-    assert choice.shape == (len(snapshot.jobs),)
-    assert (view.draft.job[choice[runs]] == runs).all()
-    used = np.zeros(len(view.capacity), dtype=np.int64)
-    np.add.at(used, view.draft.gpu_type[choice[runs]], view.draft.gpus[choice[runs]])
-    assert (used <= view.capacity).all()
 
 
 @NAMES

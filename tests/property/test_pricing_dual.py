@@ -12,7 +12,6 @@ from scipy.optimize import linprog
 
 from tessera.formulation.problem import Problem
 from tessera.formulation.solution import Solution, SolveStatus
-from tessera.solvers.answers import is_answer, objective_of
 from tessera.solvers.base import Budget
 from tessera.solvers.greedy import Greedy
 from tessera.solvers.kernels.planes import lowest_point
@@ -49,19 +48,6 @@ def test_the_lowest_point_of_planes_matches_a_linear_program(
     assert lowest == pytest.approx(known.fun, abs=1e-8)
     assert (height + slopes @ point).max() == pytest.approx(lowest, abs=1e-8)
     assert np.all((low <= point) & (point <= high))
-
-
-@given(problems(jobs=5, options=4, rows=4))
-def test_the_bound_of_pricing_is_valid_and_its_solution_breaks_no_rule(problem: Problem) -> None:
-    best, solution = brute_force(problem), Pricing().solve(problem, FOREVER)
-    if best is None:
-        assert not solution.has_answer
-        return
-    assert solution.status is not SolveStatus.INFEASIBLE
-    assert solution.bound >= best
-    if solution.has_answer:
-        assert is_answer(problem, solution.choice)
-        assert solution.objective == objective_of(problem, solution.choice) <= best
 
 
 @given(problems(), st.integers(0, 2**32 - 1))

@@ -10,7 +10,6 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.codec import decode, encode
 from tessera.formulation.decisions import Decision
 from tessera.formulation.plan_tables import RefusedPlans, Runtimes
 from tessera.formulation.policy import Policy
@@ -124,34 +123,3 @@ def test_a_round_decides_as_if_its_estimates_had_been_filtered_by_hand(snapshot:
 def test_so_does_every_published_scheduler(snapshot: Snapshot, scheduler: str) -> None:
     by_hand = filter_by_hand(snapshot)
     assert decide(snapshot, scheduler=scheduler) == decide(by_hand, scheduler=scheduler)
-
-
-@LAW
-@given(restricted_rounds())
-def test_no_job_gets_a_plan_that_its_runtime_refuses_except_its_present_one(
-    snapshot: Snapshot,
-) -> None:
-    for decision in decide(snapshot):
-        runtime = int(snapshot.jobs.runtime[decision.job])
-        if decision.gang is not None and runtime >= 0:
-            assert decision.cell == snapshot.jobs.key_at(decision.job) or not is_refused(
-                snapshot, runtime, decision.cell.plan, decision.cell.pipeline_degree
-            )
-
-
-@LAW
-@given(restricted_rounds())
-def test_a_runtime_that_refuses_nothing_restricts_nobody(snapshot: Snapshot) -> None:
-    jobs = snapshot.jobs
-    none = replace(snapshot, refused_plans=RefusedPlans.from_rows([]))
-    willing = replace(none, jobs=replace(jobs, runtime=np.full(len(jobs), MEGATRON)))
-    free = replace(none, jobs=replace(jobs, runtime=np.full(len(jobs), -1)))
-    assert decide(willing) == decide(free)
-
-
-@LAW
-@given(restricted_rounds())
-def test_a_stored_round_decides_alike(snapshot: Snapshot) -> None:
-    again = decode(encode(snapshot))
-    assert isinstance(again, Snapshot)
-    assert decide(again) == decide(snapshot)

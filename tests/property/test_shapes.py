@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 
 from tessera.formulation.cells import Cells, build_cells
 from tessera.formulation.dominance import find_undominated
-from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.statement import build_problem
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate
 from tests.support.laws import examples
 
@@ -89,19 +87,6 @@ def test_each_wider_shape_that_is_kept_is_faster_and_has_one_column(snapshot: Sn
         size = int(snapshot.node_size()[gpu_type])
         feasible = {nodes for nodes, rate in known.items() if rate > 0} | {-(-gpus // size)}
         assert set(widths) <= feasible
-
-
-@examples(200)
-@given(snapshots)
-def test_the_columns_of_a_job_are_bounded_by_the_shapes_that_run(snapshot: Snapshot) -> None:
-    problem = build_problem(snapshot, Policy())
-    e = snapshot.estimates
-    runs = np.isfinite(e.iter_time_s)
-    for job in range(len(snapshot.jobs)):
-        own = runs & (e.workload == snapshot.jobs.workload[job])
-        shapes = set(zip(e.gpu_type[own], e.gpus[own], e.nodes[own], strict=True))
-        inferred = {(kind, gpus) for kind, gpus, _ in shapes}
-        assert len(problem.columns_of(job)) <= len(shapes) + len(inferred)
 
 
 @examples(200)

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.arrays import ArrayRange
 from tessera.formulation.check import find_placement_violations
 from tessera.formulation.dependencies import Condition, Dependency, find_circle
 from tessera.formulation.errors import InvalidInput
@@ -27,7 +26,7 @@ from tessera.simulator.forecasts.draws import History, draw_facts
 from tessera.simulator.forecasts.forecast import WAITS_FOR_UNKNOWN, make_forecast, sample_times
 from tessera.simulator.forecasts.future import follow_future
 from tessera.simulator.forecasts.rhythm import RoundRhythm
-from tessera.simulator.run import Decider, Result
+from tessera.simulator.run import Decider
 from tessera.simulator.traces.trace import Arrival
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import RoundOutcome
@@ -161,22 +160,6 @@ def test_worlds_refuse_unknown_jobs_and_circles() -> None:
         spec = an_arrival("a", after=tuple(Dependency(job=name) for name in after))
         with pytest.raises(InvalidInput, match="after"):
             simulate_scenario(a_scenario(spec))
-
-
-def test_a_limited_array_never_runs_more_members_in_a_world() -> None:
-    members = ArrayRange(first=0, last=9, limit=3).members("sweep")
-    arrivals = [
-        an_arrival(m.name, array=m, iterations=100 + 7 * m.index, max_gpus=1) for m in members
-    ]
-    result = simulate_scenario(a_scenario(*arrivals), on_events=True)
-    assert set(result.state) == {JobState.SUCCEEDED}
-    assert most_at_once(result) == 3
-
-
-def most_at_once(result: Result) -> int:
-    """Return the largest number of jobs that ran at the same time."""
-    changes = sorted(change for s in result.segments for change in ((s.start_s, 1), (s.end_s, -1)))
-    return int(np.cumsum([change for _, change in changes]).max())
 
 
 @given(st.dictionaries(st.integers(0, 6), st.sets(st.integers(0, 6), max_size=3)))

@@ -21,7 +21,7 @@ from tessera.simulator.hazards import (
     draw_failures,
     draw_stragglers,
 )
-from tessera.simulator.overheads import PRESETS, Overheads, preset_overheads
+from tessera.simulator.overheads import Overheads, preset_overheads
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.truth import perturb_estimates
 from tests.support.worlds import a_profile, a_scenario, a_world, an_arrival, give, some_specs
@@ -173,11 +173,6 @@ def test_a_start_costs_the_time_in_the_table(
     name: str, gpus: int, saved: bool, new_cell: bool, seconds: float
 ) -> None:
     assert preset_overheads(name).start_s(gpus, saved=saved, new_cell=new_cell) == seconds
-
-
-def test_search_times_between_two_counts_are_interpolated_in_their_logarithm() -> None:
-    table = PRESETS["testbed-pruned"]
-    assert table.searching_s(3) == pytest.approx(61 + 7 * math.log2(1.5))
 
 
 @pytest.mark.parametrize(

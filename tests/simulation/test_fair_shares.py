@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tessera.formulation.codec import decode, encode
 from tessera.formulation.fair_share import fair_shares
 from tessera.formulation.records.clusters import TenantSpec
 from tessera.formulation.snapshot import Snapshot
@@ -134,12 +133,3 @@ def test_the_world_counts_use_as_held_after_its_rounds() -> None:
     last, seen = watch(unequal_demands(), FAIR)
     used = dict(zip(last.uses.tenant, last.uses.amount.tolist(), strict=True))
     assert used == pytest.approx(decayed_gpus(seen, FAIR.fair_half_life_s), rel=0.02)
-
-
-def test_a_recorded_round_is_decided_again_in_the_same_way() -> None:
-    _, seen = watch(unequal_demands(), FAIR, 20)
-    decide = Decider(FAIR)
-    for snapshot in seen[5::5]:
-        stored = decode(encode(snapshot))
-        assert isinstance(stored, Snapshot)
-        assert decide(stored).decisions == decide(snapshot).decisions

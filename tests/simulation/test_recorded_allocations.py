@@ -48,15 +48,6 @@ def test_each_hold_pays_its_start_and_resumes_from_what_was_trained() -> None:
     assert [s.ready_s for s in replay.segments] == [31.0, 348.0]
 
 
-def test_an_immediate_change_of_gpus_is_a_move_and_not_a_pause() -> None:
-    replay = replay_of(a_hold(end_s=100.0), a_hold(start_s=100.0, gpus_per_node=4))
-
-    assert [(s.start_s, s.end_s, s.ended_by) for s in replay.segments] == [
-        (0.0, 100.0, "move"),
-        (100.0, 325.0, "finish"),
-    ]
-
-
 def test_a_finished_job_ignores_its_later_holds() -> None:
     replay = replay_of(a_hold(end_s=1500.0), a_hold(start_s=2000.0))
 
@@ -69,14 +60,6 @@ def test_a_job_that_loses_its_last_hold_does_not_finish() -> None:
 
     assert replay.end_s.tolist() == [math.inf]
     assert [s.iterations for s in replay.segments] == [400.0]
-
-
-def test_a_job_that_outlasts_its_record_does_not_delay_others() -> None:
-    whole = {"nodes": 2, "gpus_per_node": 4}
-
-    replay = replay_of(a_hold(0, **whole), a_hold(1, start_s=10.0, **whole), arrivals=2)
-
-    assert replay.end_s.tolist() == [125.0, 135.0]
 
 
 @pytest.mark.parametrize(

@@ -68,11 +68,6 @@ def test_a_node_failure_while_there_is_no_job_triggers_no_round() -> None:
     assert rounds_of(simulate_scenario(scenario, failures=gone, on_events=True)) == [9000.0]
 
 
-def test_the_next_round_sees_an_arrival_just_after_a_round() -> None:
-    scenario = a_scenario(an_arrival("a", 300.0 + 1e-7))
-    assert rounds_of(simulate_scenario(scenario))[0] == 600.0
-
-
 def test_rounds_on_events_happen_at_events_and_at_most_once_per_round_s() -> None:
     scenario = a_scenario(
         an_arrival("a", 10.0, iterations=10_000),
@@ -144,12 +139,6 @@ def test_a_run_is_not_stuck_while_a_node_may_still_return() -> None:
     gone = [Failure(node="a100-0", down_s=1.0, up_s=50_000.0)]
     result = simulate_scenario(scenario, failures=gone, patience_s=7200.0)
     assert (result.stuck, result.end_s.tolist()) == (False, [51_100.0])
-
-
-def test_a_job_without_a_profile_waits_and_the_run_is_stuck() -> None:
-    scenario = a_scenario(an_arrival("a", workload=replace(a_profile().workload, model="other")))
-    result = simulate_scenario(scenario, patience_s=3600.0)
-    assert (result.state, result.stuck) == (("queued",), True)
 
 
 def test_a_job_with_an_impossible_deadline_is_rejected_and_a_possible_one_is_promised_and_kept() -> (

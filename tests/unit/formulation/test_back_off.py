@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from tessera.formulation.codec import decode, encode
 from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.last_round import NO_LEGS, Legs
 from tessera.formulation.policy import Policy
@@ -132,16 +131,3 @@ def test_a_back_off_that_leaves_too_little_time_waives_the_promise_with_a_reason
     reason = outcome.decisions[0].reason
     assert reason is not None
     assert reason.code is ReasonCode.BACK_OFF
-
-
-def test_a_snapshot_without_failures_is_encoded_as_before() -> None:
-    text = encode(a_pair())
-    assert b"retry_s" not in text
-    assert b"failures" not in text
-    old = decode(text)
-    assert isinstance(old, Snapshot)
-    assert old.jobs.retry_s.tolist() == [0.0, 0.0]
-    failed = a_pair(failures=3, retry_s=NOW_S + 9.0)
-    again = decode(encode(failed))
-    assert isinstance(again, Snapshot)
-    assert again.jobs.equals(failed.jobs)

@@ -16,7 +16,7 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.information import apply_caution
 from tessera.formulation.policy import Policy
 from tessera.formulation.problem import Problem
-from tessera.formulation.snapshot import Estimates, Snapshot
+from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.statement import build_problem
 from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
 
@@ -31,18 +31,6 @@ def a_choice(sd_of_faster: float) -> Snapshot:
 
 def rates_at(snapshot: Snapshot, caution: float) -> list[float]:
     return [float(rate) for rate in first_draft(snapshot, Policy(caution=caution)).rate]
-
-
-def test_uncertainty_is_unknown_unless_given() -> None:
-    estimates = Estimates.from_rows([an_estimate()])
-    assert np.isnan(estimates.sd).all()
-    assert len(estimates.sd) == 1
-
-
-def test_a_snapshot_without_uncertainty_is_encoded_as_before() -> None:
-    snapshot = a_random_snapshot(1, jobs=3)
-    assert b'"sd"' not in encode(snapshot)
-    assert digest(decode(encode(snapshot))) == digest(snapshot)
 
 
 def test_uncertainty_is_part_of_the_stored_snapshot() -> None:
@@ -82,12 +70,6 @@ def test_more_caution_never_makes_a_cell_faster(sds: list[float], a: float, b: f
     less, more = sorted((a, b))
     times = [apply_caution(snapshot, c).estimates.iter_time_s for c in (less, more)]
     assert (times[0] <= times[1]).all()
-
-
-def test_an_infeasible_cell_stays_infeasible_under_caution() -> None:
-    row = an_estimate(0, 0, 1, 1, iter_time_s=math.inf) | {"sd": 0.3}
-    snapshot = a_snapshot(nodes=some_nodes((0, 1, 1)), jobs=[a_job("j")], estimates=[row])
-    assert rates_at(snapshot, 1.0) == []
 
 
 def without_sd(problem: Problem) -> Problem:

@@ -12,16 +12,6 @@ from tessera.formulation.dominance import find_undominated
 from tests.support.builders import a_snapshot, an_estimate, some_nodes
 
 
-def test_a_cell_runs_at_its_own_estimate_on_the_fewest_nodes() -> None:
-    estimates = [
-        an_estimate(gpus=8, nodes=2, iter_time_s=2.0),
-        an_estimate(gpus=8, nodes=4, iter_time_s=4.0),
-    ]
-    cells = build_cells(a_snapshot(nodes=some_nodes((0, 4, 4)), jobs=[], estimates=estimates))
-    assert (cells.nodes.tolist(), cells.rate.tolist()) == ([2, 4], [128.0, 64.0])
-    assert find_undominated(cells).tolist() == [True, False]
-
-
 def test_a_wider_shape_is_kept_if_it_is_faster() -> None:
     """Arena's ``wide_resnet`` 2B at batch 256 on 16 V100."""
     estimates = [
@@ -65,24 +55,6 @@ def test_a_shape_for_which_the_cluster_has_too_few_nodes_is_left_out() -> None:
     assert build_cells(one_less).nodes.tolist() == [1]
 
 
-def test_another_plan_is_not_credited_on_a_shape_that_has_an_estimate() -> None:
-    estimates = [
-        an_estimate(gpus=8, nodes=1, degree=1, iter_time_s=2.0),
-        an_estimate(gpus=8, nodes=2, degree=2, iter_time_s=1.0),
-    ]
-    cells = build_cells(a_snapshot(nodes=some_nodes((0, 2, 8)), jobs=[], estimates=estimates))
-    rows = set(zip(cells.pipeline_degree.tolist(), cells.nodes.tolist(), strict=True))
-    assert rows == {(1, 1), (2, 2)}
-
-
-def test_a_plan_with_a_name_is_never_credited_on_a_narrower_shape_than_its_own() -> None:
-    estimates = [an_estimate(gpus=8, nodes=2, plan=plan) for plan in (0, 1)]
-    nodes = some_nodes((0, 2, 8))
-    cells = build_cells(a_snapshot(nodes=nodes, jobs=[], estimates=estimates, plans=("", "digest")))
-    rows = set(zip(cells.plan.tolist(), cells.nodes.tolist(), strict=True))
-    assert rows == {(0, 1), (0, 2), (1, 2)}
-
-
 def test_a_job_on_another_shape_than_its_column_gets_the_fastest_cell_there() -> None:
     estimates = [
         an_estimate(gpus=4, nodes=1, degree=1, iter_time_s=1.0),
@@ -106,12 +78,6 @@ def test_a_worse_shape_uses_its_own_estimate_or_nine_tenths_of_the_speed_per_hal
     assert cells.rate_on(0, 1) == 256.0
     assert cells.rate_on(0, 2) == 160.0  # nearest narrower shape that runs, for 4 nodes
     assert cells.rate_on(0, 4) == pytest.approx(160.0 * 0.9)
-
-
-def test_a_shape_that_was_tried_and_failed_does_not_run() -> None:
-    estimates = [an_estimate(gpus=4, nodes=1), an_estimate(gpus=4, nodes=2, iter_time_s=math.inf)]
-    cells = build_cells(a_snapshot(nodes=some_nodes((0, 4, 4)), jobs=[], estimates=estimates))
-    assert cells.rate_on(0, 2) == 0.0
 
 
 def test_a_shape_that_this_cluster_cannot_have_is_scaled_to_a_possible_one() -> None:
@@ -147,22 +113,6 @@ def test_nothing_is_inferred_from_a_complete_profile() -> None:
     assert [cells.rate_on(complete, nodes) for nodes in (1, 2, 4)] == [0.0, 256.0, 0.0]
     incomplete = int(np.flatnonzero(cells.workload == 1)[0])
     assert cells.rate_on(incomplete, 4) == pytest.approx(256.0 * 0.9)
-
-
-def test_failed_or_oversized_cells_are_left_out() -> None:
-    estimates = [
-        an_estimate(gpus=2, iter_time_s=math.inf),
-        an_estimate(gpus=32),
-        an_estimate(gpus=4),
-    ]
-    cells = build_cells(a_snapshot(nodes=some_nodes((0, 2, 4)), jobs=[], estimates=estimates))
-    assert cells.gpus.tolist() == [4]
-
-
-def test_a_type_without_schedulable_nodes_has_no_cells() -> None:
-    nodes = some_nodes((0, 2, 4))
-    nodes = [n | {"schedulable": False} for n in nodes]
-    assert len(build_cells(a_snapshot(nodes=nodes, jobs=[], estimates=[an_estimate()]))) == 0
 
 
 @pytest.mark.parametrize("seed", range(20))

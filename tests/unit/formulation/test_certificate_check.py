@@ -136,11 +136,6 @@ def test_a_column_that_does_not_fit_into_the_empty_cluster_counts_for_nothing() 
         certificate_document(problem, free, np.array([0, 2]), name="", bound=6)
 
 
-def test_a_job_that_must_run_and_never_fits_leaves_no_answer() -> None:
-    problem = a_problem([[(50, {0: 9})], [(3, {0: 2})]], [4], must_run=[0])
-    assert check_certificate(problem, a_proof(PriceLeaf(prices=()), bound=-10)) == -10
-
-
 def test_numbers_beyond_64_bits_are_exact() -> None:
     problem = a_problem([[(2**50, {0: 1})], [(2**50 - 1, {0: 1})]], [1])
     denominator = 3**50

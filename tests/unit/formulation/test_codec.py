@@ -9,11 +9,9 @@ import pytest
 
 from tessera.formulation.codec import decode, digest, encode
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.policy import Policy
 from tessera.formulation.problem import Problem
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution, SolveStatus
-from tessera.formulation.statement import build_problem
 from tests.support.builders import a_job, a_random_problem, a_random_snapshot, a_snapshot
 
 
@@ -55,14 +53,6 @@ def test_a_solution_reads_back() -> None:
     again = decode(encode(solution))
     assert isinstance(again, Solution)
     assert (again.status, again.bound, again.work) == (solution.status, math.inf, solution.work)
-
-
-def test_a_stored_snapshot_leads_to_the_same_problem() -> None:
-    snapshot = a_random_snapshot(3, jobs=8)
-    again = decode(encode(snapshot))
-    assert isinstance(again, Snapshot)
-    before, after = (build_problem(s, Policy()) for s in (snapshot, again))
-    assert encode(before) == encode(after)
 
 
 @pytest.mark.parametrize(

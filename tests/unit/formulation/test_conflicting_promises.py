@@ -15,7 +15,7 @@ from tessera.formulation.reasons import ReasonCode
 from tessera.formulation.snapshot import Snapshot
 from tessera.solvers.rounds.plan import RoundOutcome
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate, some_nodes
-from tests.support.driver import decide_round, with_quotas
+from tests.support.driver import decide_round
 
 START, KEEP, WAIT = DecisionKind.START, DecisionKind.KEEP, DecisionKind.WAIT
 SUSPEND, MOVE = DecisionKind.SUSPEND, DecisionKind.MOVE
@@ -122,13 +122,6 @@ def test_a_guaranteed_job_that_lost_its_node_overrides_the_limit_on_changes() ->
     outcome = decide_round(snapshot, Policy(max_changes=0))
     assert decision_kinds(outcome) == [SUSPEND] * 4 + [MOVE]
     assert outcome.given_up == frozenset()
-
-
-def test_a_reduced_quota_overrides_the_limit_on_changes() -> None:
-    jobs = [a_running_job_and_gang(f"r{k}", 0, (k,)) for k in range(4)]
-    snapshot = with_quotas(a_round(jobs), {"t": {-1: 2}}, borrow={"t": 0})
-    outcome = decide_round(snapshot, Policy(max_changes=0))
-    assert sorted(decision_kinds(outcome)) == sorted([KEEP, KEEP, SUSPEND, SUSPEND])
 
 
 def test_the_change_limit_holds_again_once_impossible_promises_are_waived() -> None:

@@ -75,12 +75,6 @@ def test_only_columns_that_finish_in_time_are_left(due_s: float, gpus_left: list
     assert column_gpus(state_round(a_cluster(a_dated_job("a", 4800, due_s)), MYOPIC)) == gpus_left
 
 
-def test_a_start_pays_its_restart_first() -> None:
-    assert column_gpus(
-        state_round(a_cluster(a_dated_job("a", 4800, 2400, restart_s=1)), MYOPIC)
-    ) == [4]
-
-
 def test_a_running_job_pays_only_the_rest_of_its_restart_time() -> None:
     def left(since_s: float) -> list[int]:
         job = a_dated_job("a", 4800, 2400, restart_s=100, cell=(0, 2, 1), since_s=since_s, **RUNS)
@@ -90,20 +84,9 @@ def test_a_running_job_pays_only_the_rest_of_its_restart_time() -> None:
     assert left(NOW_S - 99) == [4]
 
 
-def test_ignored_deadlines_remove_no_column() -> None:
-    snapshot = a_cluster(a_dated_job("a", 4800, 10))
-    assert column_gpus(state_round(snapshot, Policy(deadlines="ignore"))) == [1, 2, 4]
-
-
 def test_a_job_that_can_start_now_is_admitted() -> None:
     (decision,) = decide_round(a_cluster(a_dated_job("a", 4800, 2400)))
     assert (decision.kind, decision.admitted) == (DecisionKind.START, True)
-
-
-def test_a_waiting_job_is_not_admitted() -> None:
-    snapshot = a_cluster(a_dated_job("a", 4800, 1200), a_dated_job("b", 4800, 1300, weight=0.5))
-    first, second = decide_round(snapshot)
-    assert (first.admitted, second.kind, second.admitted) == (True, DecisionKind.WAIT, False)
 
 
 def test_an_admitted_job_runs_whatever_the_value_of_others() -> None:
@@ -172,11 +155,6 @@ def test_a_promised_job_is_not_moved_if_a_restart_would_make_it_late() -> None:
 
     assert movable(1300)
     assert not movable(1299)
-
-
-def test_placement_receives_the_rate_that_a_start_must_reach() -> None:
-    statement = state_round(a_cluster(a_dated_job("a", 4800, 2500, restart_s=100)), MYOPIC)
-    assert statement.problem.least_rate[0] == pytest.approx(2.0)
 
 
 def test_a_job_on_a_bad_shape_is_judged_by_its_actual_rate() -> None:

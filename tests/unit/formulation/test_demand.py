@@ -10,7 +10,6 @@ import pytest
 
 from tessera.formulation.capacity import pools_have_enough
 from tessera.formulation.cells import Cells, build_cells
-from tessera.formulation.check import find_placement_violations, find_violations
 from tessera.formulation.codec import decode, digest, encode
 from tessera.formulation.demand import Capacity, Demand
 from tessera.formulation.dominance import find_undominated, find_undominated_from
@@ -21,9 +20,6 @@ from tessera.formulation.policy import Policy
 from tessera.formulation.problem import Problem
 from tessera.formulation.snapshot import Nodes, Snapshot
 from tessera.formulation.statement import build_problem, draft_columns, state_draft
-from tessera.solvers.base import Budget
-from tessera.solvers.placement import place
-from tessera.solvers.portfolio import Portfolio
 from tests.support.builders import a_job, a_node, a_random_snapshot, a_snapshot, an_estimate
 
 GIB = 1 << 30
@@ -107,21 +103,6 @@ def test_host_memory_rows_do_not_overflow_although_bytes_would() -> None:
     assert problem.rows[1].capacity == 64 * 2 * 1024**2
 
 
-def test_solver_placement_and_checker_agree_on_a_cpu_bound_round() -> None:
-    nodes = [a_node(f"n{i}", gpus=4, cpus=8) for i in range(2)]
-    snapshot = a_snapshot_with_two_counts(nodes, jobs=6)
-    problem = a_problem_with_demands(snapshot, [4, 5])
-    solution = Portfolio().solve(problem, Budget(remaining_s=lambda: 20.0))
-    assert find_violations(problem, solution) == []
-    placed = place(snapshot, problem, solution, deadline_expired=lambda: False)
-    assert find_violations(problem, placed.solution) == []
-    assert find_placement_violations(snapshot, problem, placed.solution, placed.placement) == []
-    shares = [dict(gang.members) for gang in placed.placement.gangs.values()]
-    gpus_by_node = [sorted((node, len(gpus)) for node, gpus in share.items()) for share in shares]
-    # 5 + 3 cores on each node
-    assert sorted(gpus_by_node) == [[(0, 1), (1, 1)], [(0, 2)], [(1, 2)]]
-
-
 def test_a_cell_is_dominated_only_by_one_that_needs_no_more_of_any_resource() -> None:
     estimates = [
         an_estimate(gpus=1, iter_time_s=1.0),
@@ -161,16 +142,6 @@ def test_dominance_in_all_resources_matches_pairwise_comparison(seed: int) -> No
         for i in range(len(rows))
     ]
     assert find_undominated(cells).tolist() == [not is_dominated for is_dominated in dominated]
-
-
-def test_unstated_capacities_are_not_encoded() -> None:
-    snapshot = a_random_snapshot(1, jobs=4)
-    assert b"cpus" not in encode(snapshot)
-    assert b"host_bytes" not in encode(snapshot)
-    assert b"cpus" not in encode(build_problem(snapshot, Policy()))
-    again = decode(encode(snapshot))
-    assert isinstance(again, Snapshot)
-    assert again.nodes.equals(snapshot.nodes)
 
 
 def test_stated_capacities_read_back() -> None:

@@ -220,13 +220,6 @@ def test_host_memory_may_be_the_dominant_resource_if_all_nodes_state_theirs() ->
     assert unstated["memory"].used == 0.1  # by its cores
 
 
-def test_parents_use_the_sum_of_each_resource() -> None:
-    tenants = [("lab", 1.0, ""), ("x", 1.0, "lab"), ("y", 1.0, "lab")]
-    snapshot = a_cluster({"x": {0: 4.0}, "y": {1: 1.0}}, *jobs_of("x", "y"), tenants=tenants)
-    # Each child used half of another resource, so the lab has used half of both.
-    assert halvings(snapshot, DRF) == {"x": 4 * (0.5 - 1.0), "y": 4 * (0.5 - 1.0)}
-
-
 # snapshots and rounds
 
 

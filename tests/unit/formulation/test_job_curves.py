@@ -111,13 +111,6 @@ def test_a_pool_without_the_host_memory_of_a_plan_does_not_offer_it() -> None:
     assert [s.amount for s in found.host_bytes] == [4 * GIB]
 
 
-def test_estimates_that_state_no_needs_have_no_curves_of_them() -> None:
-    found = only_type(a_round(on(1, 5.0), on(2, 9.0)))
-
-    assert rows(found.gpus) == [(1, 5.0, 5.0, 4.0), (2, 9.0, 9.0, 0.0)]
-    assert found.cpus == found.host_bytes == ()
-
-
 def test_shapes_have_the_fastest_cell_on_each_number_of_nodes() -> None:
     found = only_type(a_round(), 8)
 
@@ -167,10 +160,6 @@ def test_each_gpu_type_has_its_curve_and_a_pinned_job_only_one() -> None:
     assert [t.gpu_type for t in both.types] == [0, 1]
     assert [t.minimum is not None for t in both.types] == [True, False]  # 4 are above the request
     assert [t.gpu_type for t in one.types] == [0]
-
-
-def test_bounds_on_gpus_bound_the_curve() -> None:
-    assert [s.amount for s in only_type(a_round(min_gpus=2, max_gpus=4)).gpus] == [2, 4]
 
 
 def test_the_present_cell_is_stated_on_the_nodes_that_the_job_has() -> None:

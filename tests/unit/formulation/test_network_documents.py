@@ -101,19 +101,6 @@ def test_hosts_are_named_like_the_clusters_nodes() -> None:
     )
 
 
-def test_tors_may_be_given_by_the_number_of_hosts_on_each() -> None:
-    topology = build_topology(change_document(TESTBED, tors=None, hosts_per_tor=5))
-    assert count_tiers(topology)[Tier.TOR] == 3
-
-
-def test_adaptive_networks_are_marked() -> None:
-    assert build_topology(change_document(TESTBED, adaptive=True)).adaptive
-    assert not build_topology(TESTBED).adaptive
-    assert build_topology(
-        write_columns(build_topology(change_document(TESTBED, adaptive=True)))
-    ).adaptive
-
-
 def test_a_host_may_be_derived_from_a_named_one_with_some_changed_numbers() -> None:
     shape = {"like": "a100", "nics": 8, "pcie_switches": 8, "nvlink_bytes_per_s": 0}
     tiers = count_tiers(build_topology(change_document(TESTBED, host=shape)))
@@ -318,13 +305,6 @@ def test_a_wrong_number_in_a_written_topology_is_reported(
     with pytest.raises(InvalidInput) as caught:
         build_topology(document)
     assert message in str(caught.value)
-
-
-def test_columns_of_unequal_length_are_refused() -> None:
-    document = write_columns(a_clos(2))
-    document["links"]["delay_s"].pop()
-    with pytest.raises(InvalidInput, match=r"delay_s: has \d+ links, expected"):
-        build_topology(document)
 
 
 @pytest.mark.parametrize(

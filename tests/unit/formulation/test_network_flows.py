@@ -64,15 +64,6 @@ def bytes_on_link(topology: Topology, contention: Contention, name: str) -> floa
     )
 
 
-def test_a_ring_with_one_gpu_per_host_passes_all_hosts_and_returns() -> None:
-    topology = a_clos(3)
-    assert single_job_flows(topology, [(0, 0), (1, 0), (2, 0)], [[0, 1, 2]]) == {
-        ("host-0/gpu-0", "host-1/gpu-0"): 12.0,
-        ("host-1/gpu-0", "host-2/gpu-0"): 12.0,
-        ("host-2/gpu-0", "host-0/gpu-0"): 12.0,
-    }
-
-
 def test_a_ring_crosses_between_hosts_on_each_members_nic_in_equal_parts() -> None:
     topology = a_clos(2, a_shape(gpus=4))
     flows = single_job_flows(
@@ -102,50 +93,6 @@ def test_hosts_with_unequal_numbers_of_members_still_send_and_receive_equal_part
             ("host-0/gpu-1", "host-1/gpu-2"): 4.0,
         }
     )
-
-
-def test_a_ring_on_one_host_stays_there() -> None:
-    topology = a_clos(2, a_shape(gpus=4))
-    assert single_job_flows(topology, [(0, 0), (0, 1), (0, 2)], [[0, 1, 2]]) == {
-        (f"host-0/gpu-{i}", f"host-0/gpu-{(i + 1) % 3}"): 12.0 for i in range(3)
-    }
-
-
-def test_a_ring_meets_each_host_once_in_the_order_of_its_members() -> None:
-    topology = a_clos(3)
-    ranks = [(0, 0), (2, 0), (0, 1), (1, 0)]
-    flows = single_job_flows(topology, ranks, [[0, 1, 2, 3]])
-    across = {(a[:6], b[:6]) for a, b in flows if a[:6] != b[:6]}
-    assert across == {("host-0", "host-2"), ("host-2", "host-1"), ("host-1", "host-0")}
-
-
-def test_a_chain_runs_back_and_forth_between_neighbours() -> None:
-    topology = a_clos(3)
-    flows = single_job_flows(topology, [(0, 0), (1, 0), (2, 0)], [[0, 1, 2]], Pattern.CHAIN)
-    assert flows == {
-        (f"host-{a}/gpu-0", f"host-{b}/gpu-0"): 12.0 for a, b in ((0, 1), (1, 0), (1, 2), (2, 1))
-    }
-
-
-def test_all_to_all_goes_between_all_pairs() -> None:
-    topology = a_clos(2)
-    ranks = [(0, 0), (0, 1), (1, 0), (1, 1)]
-    flows = single_job_flows(topology, ranks, [[0, 1, 2, 3]], Pattern.ALL)
-    assert len(flows) == 12
-    assert set(flows.values()) == {12.0}
-
-
-@pytest.mark.parametrize("pattern", list(Pattern))
-def test_a_group_of_one_sends_nothing(pattern: Pattern) -> None:
-    assert single_job_flows(a_clos(2), [(0, 0), (1, 0)], [[0], [1]], pattern) == {}
-
-
-def test_groups_of_one_exchange_form_separate_rings() -> None:
-    topology = a_clos(2)
-    flows = single_job_flows(topology, [(0, 0), (0, 1), (1, 0), (1, 1)], [[0, 2], [1, 3]])
-    assert flows == {
-        (f"host-{a}/gpu-{i}", f"host-{1 - a}/gpu-{i}"): 12.0 for a in range(2) for i in range(2)
-    }
 
 
 def test_flows_with_the_same_ends_form_one_bundle_and_are_sent_in_sequence() -> None:
@@ -197,15 +144,6 @@ def test_links_common_to_all_candidate_paths_are_fixed() -> None:
         for agg in ("agg-0", "agg-1")
         for a, b in (("tor-0", agg), (agg, "tor-0"), ("tor-1", agg), (agg, "tor-1"))
     }
-
-
-def test_a_flow_with_a_single_path_is_no_bundle() -> None:
-    topology = a_clos(4)
-    contention, _ = build_contention(
-        topology, [a_job([("host-0", [0]), ("host-1", [0])], an_exchange([[0, 1]]))]
-    )
-    assert len(contention.bundle_bytes) == 0
-    assert bytes_on_link(topology, contention, "host-0/nic-0 > tor-0") == 12.0
 
 
 def test_a_connection_of_several_queue_pairs_forms_as_many_equal_bundles() -> None:
@@ -321,17 +259,6 @@ def test_routes_are_kept_for_later_calls() -> None:
     for name in ("candidate", "path_link", "fixed_link", "fixed_bytes", "bundle_bytes"):
         assert getattr(first, name).tolist() == getattr(again, name).tolist()
         assert getattr(first, name).tolist() == getattr(fresh, name).tolist()
-
-
-def test_an_empty_job_list_has_no_contention() -> None:
-    contention, notes = build_contention(a_clos(2), [])
-    assert (contention.jobs, len(contention.bundle_bytes), notes) == ((), 0, [])
-
-
-def test_a_topology_without_hosts_still_reports_missing_nodes() -> None:
-    contention, notes = build_contention(a_clos(0), [a_job([("a", [0])], an_exchange([[0]]))])
-    assert contention.jobs == ("job",)
-    assert [job for job, _ in notes] == ["job"]
 
 
 def test_invalid_input_is_refused() -> None:

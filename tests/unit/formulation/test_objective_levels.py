@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tessera.formulation.draft import Draft
-from tessera.formulation.goals import Levels
 from tessera.formulation.lifecycle import JobState
-from tessera.formulation.objectives import LEVELS_OF, goals_of
+from tessera.formulation.objectives import LEVELS_OF
 from tessera.formulation.objectives.fairness import fair_rate, fair_share
-from tessera.formulation.policy import Policy
 from tests.support.builders import a_job
 from tests.support.objectives import GANG, RATES, a_draft, a_running_job
 
@@ -50,12 +47,6 @@ def test_a_restart_longer_than_the_round_trains_nothing_in_the_round() -> None:
     assert level[2] == 400 + 160_000
 
 
-def test_equal_jobs_have_equal_fair_shares_of_every_type() -> None:
-    """Each of 16 jobs has half a GPU of each type: half of the time at 64, a quarter at 51.2."""
-    draft = a_draft(*[a_job(f"j{i}") for i in range(16)])
-    assert fair_rate(draft) == pytest.approx(np.full(16, 32 + 12.8))
-
-
 @pytest.mark.parametrize(
     ("weights", "expected"),
     [
@@ -78,11 +69,6 @@ def test_the_fair_share_is_proportional_to_weight(
 def test_jobs_that_may_not_run_have_no_share() -> None:
     held, alone = a_job("held", state=JobState.HELD), a_job("no cell", workload=1)
     assert fair_share(a_draft(held, alone, a_job("a"), a_job("b"))).tolist() == [0, 0, 0.5, 0.5]
-
-
-def test_a_pinned_job_has_its_fair_share_only_of_its_type() -> None:
-    jobs = [a_job("a"), a_job("b", requested_type=1, pinned_type=True)]
-    assert fair_rate(a_draft(*jobs)).tolist() == [160.0, 51.2]
 
 
 def test_rho_is_the_shared_finish_time_divided_by_the_finish_time_alone() -> None:
@@ -113,11 +99,6 @@ def test_the_finish_time_alone_is_at_least_a_round(iterations: float) -> None:
     assert rounded_levels(a_draft(job), "finish-time-fairness") == ([2.0] * 4, [3.0])
 
 
-def test_a_job_from_the_future_has_not_waited() -> None:
-    late = rounded_levels(a_draft(a_job("j", submit_s=5000.0)), "finish-time-fairness")
-    assert late == rounded_levels(a_draft(a_job("j", submit_s=1000.0)), "finish-time-fairness")
-
-
 # --- least attained service
 
 
@@ -141,10 +122,3 @@ def test_levels_have_the_right_name_unit_and_sign() -> None:
         "max-min": ("max-min", "GPU-seconds", -1),
         "makespan": ("makespan", "s", 1),
     }
-
-
-def test_levels_take_their_depth_and_tolerance_from_the_policy() -> None:
-    policy = Policy(objective="makespan within 5% then jct", fairness_levels=7)
-    goal = goals_of(a_draft(a_job("j"), policy=policy))[0]
-    assert isinstance(goal, Levels)
-    assert (goal.depth, goal.tolerance) == (7, 0.05)

@@ -28,11 +28,6 @@ def test_the_jct_value_is_how_often_the_horizon_would_finish_the_job() -> None:
     assert values_of(draft, "jct")[1] == 1.44
 
 
-def test_jct_weighs_jobs() -> None:
-    draft = a_draft(a_job("j", requested_gpus=2, iterations_left=1000.0, weight=2.0))
-    assert values_of(draft, "jct")[1] == 2.88
-
-
 def test_jct_prefers_weight_over_remaining_time() -> None:
     """Smith's rule: 3/300 comes before 5/600, which comes before 1/150."""
     work = ((3.0, 120.0), (5.0, 240.0), (1.0, 60.0))
@@ -67,14 +62,6 @@ def test_jct_charges_the_restart_share_to_all_but_the_current_cell() -> None:
     assert draft.current.tolist() == [1]
     expected = [round(3600 * r / 256_000 * (1 if r == 102.4 else 1 - 250 / 1600), 6) for r in RATES]
     assert values_of(draft, "jct") == expected
-
-
-def test_a_job_of_months_keeps_four_digits_of_its_value() -> None:
-    a_year = a_job("j", requested_gpus=2, iterations_left=365 * 86400 / 2.5)
-    goal = state_round(a_round(a_year), Policy(objective="jct")).goals[-1]
-    assert isinstance(goal, Linear)
-    assert goal.unit == "jobs finished in a horizon"
-    assert goal.value[1] / goal.scale == pytest.approx(1 / (365 * 24), rel=1e-4)
 
 
 # --- cost

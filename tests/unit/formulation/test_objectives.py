@@ -57,14 +57,6 @@ def test_a_weight_on_a_single_objective_changes_nothing() -> None:
     assert plain.value.tolist() == weighted.value.tolist()
 
 
-def test_the_problem_has_the_values_of_the_last_goal() -> None:
-    statement = state_round(a_round(a_job("j")), Policy(objective="throughput then cost"))
-    last = statement.goals[-1]
-    assert isinstance(last, Linear)
-    assert statement.problem.value.tolist() == last.value.tolist()
-    assert (statement.problem.unit, statement.problem.scale) == (last.unit, last.scale)
-
-
 # --- zero weights
 
 
@@ -278,14 +270,3 @@ def test_the_fair_rate_is_the_optimum_of_its_linear_program(snapshot: Snapshot) 
         ]
         answer = linprog(-cells.rate[own_cells], np.array(limits), [1.0, *(share[j] * capacity)])
         assert -rate[j] == pytest.approx(answer.fun, rel=1e-7)
-
-
-@examples(15)
-@given(priced_rounds(), st.floats(1.1, 5.0))
-def test_more_weight_never_reduces_the_fair_rate(snapshot: Snapshot, factor: float) -> None:
-    weight = snapshot.jobs.weight.copy()
-    weight[0] *= factor
-    richer = replace(snapshot, jobs=replace(snapshot.jobs, weight=weight))
-    before, after = (fair_rate(first_draft(s, Policy())) for s in (snapshot, richer))
-    assert after[0] >= before[0] * (1 - 1e-12)
-    assert (after[1:] <= before[1:] * (1 + 1e-12)).all()

@@ -65,15 +65,6 @@ def test_scheduled_jobs_run_without_a_promise() -> None:
     assert not any(d.admitted for d in decide_round(cluster(a_dated_job("a", 1200, 300))).decisions)
 
 
-def test_the_schedule_still_has_legs_for_jobs_without_a_promise() -> None:
-    admission = decide_round(
-        cluster(a_dated_job("a", 1200, 300), a_dated_job("b", 1200, 600))
-    ).admission
-    assert admission is not None
-    assert not admission.admitted.any()
-    assert sorted(admission.legs.job.tolist()) == [0, 1]
-
-
 def test_a_long_running_job_gives_way_to_two_short_ones_unless_it_was_promised() -> None:
     def with_two_short_jobs(*, admitted: bool) -> Snapshot:
         long = a_job_running_on_all_gpus("long", 3600, 950, admitted=admitted)
@@ -117,22 +108,6 @@ def test_a_job_outside_the_schedule_waits_and_runs_on_leftover_gpus() -> None:
     )
     assert gpus_of(decide_round(roomy)) == [2, 1, 2]
     assert gpus_of(decide_round(roomy, AHEAD))[1] == 0
-
-
-def test_a_job_is_rejected_once_no_column_could_meet_its_deadline() -> None:
-    decision = decide_round(cluster(a_dated_job("a", 1200, 299))).decisions[0]
-    assert decision.kind.name == "REJECT"
-    assert decision.reason is not None
-    assert decision.reason.code is ReasonCode.DEADLINE_UNREACHABLE
-
-
-def test_a_scheduled_job_that_starts_later_says_so_without_a_promise() -> None:
-    second = decide_round(
-        cluster(a_dated_job("a", 1200, 300), a_dated_job("b", 1200, 600))
-    ).decisions[1]
-    assert second.reason is not None
-    assert second.reason.code is ReasonCode.DEADLINE_PLANNED
-    assert "promised" not in second.reason.message
 
 
 def test_a_job_running_in_time_stays_on_its_cell_though_fewer_gpus_would_suffice() -> None:

@@ -15,12 +15,11 @@ from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
-from tessera.formulation.promises.guarantee import min_demand, request_rate
+from tessera.formulation.promises.guarantee import request_rate
 from tessera.formulation.promises.queues import effective_queue
 from tessera.formulation.reasons import Reason, ReasonCode
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.statement import Statement, state_round
-from tessera.solvers.answers import is_answer
 from tessera.solvers.rounds.plan import RoundOutcome
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate, some_nodes
 from tests.support.driver import decide_round, decision_kinds, with_avoided_nodes, with_quotas
@@ -114,18 +113,6 @@ def test_columns_must_fit_on_the_nodes_that_are_not_avoided() -> None:
     assert (1, 8) in columns_of_job(stated, 1)
 
 
-def test_pins_that_leave_no_gpu_are_reported_and_the_round_continues() -> None:
-    snapshot = with_avoided_nodes(
-        a_snapshot_of_two_types(a_job("j", requested_type=0, pinned_type=True), a_job("k")),
-        (0, 0),
-        (0, 1),
-    )
-    outcome = decide_round(snapshot, Policy())
-    assert reason_of(outcome, 0).code is ReasonCode.PINS_CONTRADICT
-    assert "is pinned to a100 and avoids a100-0, a100-1, which" in reason_of(outcome, 0).message
-    assert outcome.decisions[1].kind is START
-
-
 def test_a_running_job_leaves_a_node_that_it_now_avoids() -> None:
     snapshot = with_avoided_nodes(
         a_snapshot_of_two_types(a_running_job("j", 4), gangs={0: gang_on(0, 0, 1, 2, 3)}), (0, 0)
@@ -137,21 +124,6 @@ def test_a_running_job_leaves_a_node_that_it_now_avoids() -> None:
     outcome = decide_round(pinned, Policy())
     assert outcome.decisions[0].kind is MOVE
     assert outcome.placed.placement.gangs[0] == gang_on(1, 0, 1, 2, 3)
-
-
-@pytest.mark.parametrize("promised", [False, True])
-def test_no_placement_uses_an_avoided_node(promised: bool) -> None:
-    """Two GPUs of each node are taken, so room must be made. The only other node is avoided."""
-    estimates = [*FOUR_ONLY, an_estimate(gpus=2)]
-    small = [a_running_job(f"s{n}", 2, weight=0.1) for n in range(2)]
-    snapshot = a_snapshot(
-        nodes=some_nodes((0, 3, 4)),
-        estimates=estimates,
-        jobs=[*small, a_job("big", 1, guaranteed=promised, requested_gpus=4, weight=5.0)],
-        gangs={0: gang_on(0, 0, 1), 1: gang_on(1, 0, 1)},
-    )
-    outcome = decide_round(with_avoided_nodes(snapshot, (2, 2)), Policy())
-    assert outcome.placed.placement.gangs[2].members[0][0] in (0, 1)
 
 
 def test_the_checker_refuses_a_job_on_a_node_that_it_avoids() -> None:
@@ -190,14 +162,6 @@ def test_a_guaranteed_job_has_only_columns_as_fast_as_its_request() -> None:
     stated = state_round(a_snapshot_of_two_types(a_guaranteed_job(requested_type=0)), Policy())
     assert columns_of_job(stated, 0) == {(0, 2), (0, 4), (1, 4), (1, 8)}
     assert stated.problem.least_rate[0] == pytest.approx(512)
-
-
-def test_the_minimum_demand_is_the_fewest_gpus_but_never_above_the_request() -> None:
-    snapshot = a_snapshot_of_two_types(
-        a_guaranteed_job(requested_type=0), a_guaranteed_job(gpus=4, requested_type=1), a_job("k")
-    )
-    demand = min_demand(first_draft(snapshot, Policy()))
-    assert demand.tolist() == [[2, 2], [2, 4], [0, 0]]
 
 
 def test_a_request_without_a_cell_is_reported_and_the_round_continues() -> None:
@@ -280,38 +244,6 @@ def test_a_job_is_told_to_wait_for_others_only_if_the_whole_quota_has_room_for_i
     assert reason.code is ReasonCode.QUOTA_SPENT
     assert reason.next_step.startswith("wait for a guaranteed job") == waits
     assert reason.next_step.endswith("raise the quota, or submit the job as best effort")
-
-
-def test_best_effort_jobs_and_other_tenants_are_not_charged() -> None:
-    jobs = [a_guaranteed_job("mine"), a_guaranteed_job("theirs", tenant="u"), a_job("best effort")]
-    outcome = decide_round(with_quotas(a_snapshot_of_two_types(*jobs), {"t": {-1: 0}}), Policy())
-    assert [d.kind for d in outcome.decisions] == [WAIT, START, START]
-
-
-def test_a_quota_of_one_type_does_not_restrict_the_others() -> None:
-    job = a_guaranteed_job(requested_type=0)
-    outcome = decide_round(with_quotas(a_snapshot_of_two_types(job), {"t": {0: 1}}), Policy())
-    assert outcome.decisions[0].cell.gpu_type == 1
-
-
-def test_a_quota_larger_than_the_cluster_limits_nothing() -> None:
-    snapshot = a_snapshot_of_two_types(*(a_guaranteed_job(f"j{k}") for k in range(3)))
-    roomy = with_quotas(snapshot, {"t": {-1: 10**6, 0: 10**6}}, keeps=["t"], borrow={"t": 0})
-    assert (
-        decide_round(roomy, Policy()).solution.objective
-        == decide_round(snapshot, Policy()).solution.objective
-    )
-
-
-def test_a_reduced_quota_does_not_break_launched_promises() -> None:
-    jobs = [a_running_job("j", 2, guaranteed=True, requested_gpus=2), a_guaranteed_job("k")]
-    snapshot = with_quotas(
-        a_snapshot_of_two_types(*jobs, gangs={0: gang_on(0, 0, 1)}), {"t": {-1: 1}}
-    )
-    outcome = decide_round(snapshot, Policy())
-    assert outcome.given_up == frozenset()
-    assert outcome.decisions[0].gang is not None
-    assert outcome.decisions[1].kind is WAIT
 
 
 def test_a_tenant_borrows_no_more_than_allowed() -> None:
@@ -417,41 +349,6 @@ def test_if_blocks_are_short_a_launched_promise_precedes_one_that_only_starts() 
 # minimum run time and the cap on changes
 
 
-def test_a_young_allocation_stays_exactly_as_it_is() -> None:
-    jobs = [
-        a_running_job("young", 1, since_s=950.0, weight=0.1),
-        a_running_job("old", 1, since_s=800.0, weight=0.1),
-        *(a_job(f"dear-{k}", 1, weight=9.0) for k in range(2)),
-    ]
-    snapshot = a_snapshot(
-        nodes=some_nodes((0, 2, 4)),
-        estimates=[*LINEAR, *FOUR_ONLY],
-        jobs=jobs,
-        gangs={0: gang_on(0, 0), 1: gang_on(1, 0)},
-    )
-    outcome = decide_round(snapshot, Policy(min_run_s=100.0))
-    assert decision_kinds(snapshot, outcome)["young"] is KEEP
-    assert decision_kinds(snapshot, outcome)["old"] is not KEEP
-    assert not outcome.problem.movable[0]
-    assert decision_kinds(snapshot, decide_round(snapshot, Policy()))["young"] is not KEEP
-
-
-def test_no_more_running_jobs_are_changed_than_the_limit_allows() -> None:
-    jobs = [a_running_job(f"r{k}", 1, weight=0.1) for k in range(4)] + [
-        a_job("dear", 1, weight=9.0)
-    ]
-    snapshot = a_snapshot(
-        nodes=some_nodes((0, 1, 4)),
-        estimates=[*LINEAR, *FOUR_ONLY],
-        jobs=jobs,
-        gangs={k: gang_on(0, k) for k in range(4)},
-    )
-    assert decide_round(snapshot, Policy(), "portfolio").decisions[4].kind is START
-    limited = decide_round(snapshot, Policy(max_changes=3), "portfolio")
-    assert limited.decisions[4].kind is WAIT
-    assert [d.kind for d in limited.decisions[:4]].count(KEEP) >= 1
-
-
 def a_fragmented_snapshot() -> Snapshot:
     """Return two small jobs on two nodes, which fit on one, and a job that needs a whole node."""
     jobs = [a_running_job("a", 2), a_running_job("b", 2), a_job("big", 1, weight=5.0)]
@@ -492,19 +389,6 @@ def test_the_checker_counts_moves_with_the_other_changes() -> None:
     assert not [v for v in find_violations(problem, moved.solution) if v.rule == "capacity"]
 
 
-def test_a_round_without_changes_can_always_be_stated() -> None:
-    jobs = [a_running_job("j", 4), a_job("k", 1, queue=1), a_guaranteed_job("g", 4, workload=1)]
-    snapshot = a_snapshot(
-        nodes=some_nodes((0, 1, 4)),
-        estimates=[*LINEAR, *FOUR_ONLY],
-        jobs=jobs,
-        gangs={0: gang_on(0, 0, 1, 2, 3)},
-    )
-    outcome = decide_round(snapshot, Policy(max_changes=0, queue_order=True), "portfolio")
-    assert [d.kind for d in outcome.decisions] == [KEEP, WAIT, WAIT]
-    assert outcome.given_up == frozenset()
-
-
 # queues
 
 
@@ -516,16 +400,6 @@ def a_queue(*jobs: dict[str, Any], nodes: int = 1, **more: Any) -> Snapshot:
     return a_snapshot(
         nodes=some_nodes((0, nodes, 4)), estimates=estimates, jobs=jobs, workloads=3, **more
     )
-
-
-def test_jobs_start_by_queue_then_by_arrival_whatever_their_value() -> None:
-    snapshot = a_queue(
-        a_job("dear", 1, queue=2, weight=9.0),
-        a_job("late", 1, queued_s=5.0),
-        a_job("first", 1, queued_s=1.0, weight=0.1),
-    )
-    assert [d.kind for d in decide_round(snapshot, ORDER).decisions] == [WAIT, WAIT, START]
-    assert decision_kinds(snapshot, decide_round(snapshot, Policy()))["dear"] is START
 
 
 def a_blocked_queue() -> Snapshot:
@@ -553,16 +427,6 @@ def test_opportunistic_jobs_start_past_a_blocked_one_and_are_marked() -> None:
     outcome = decide_round(a_blocked_queue(), replace(ORDER, opportunistic=True))
     assert [d.kind for d in outcome.decisions] == [KEEP, WAIT, START, START]
     assert [d.opportunistic for d in outcome.decisions] == [False, False, False, True]
-
-
-def test_an_opportunistic_job_gives_way_once_the_blocked_one_fits() -> None:
-    jobs = [
-        a_running_job("past", 4, queue=2, opportunistic=True, weight=9.0),
-        a_job("head", 2, weight=0.1),
-    ]
-    snapshot = a_queue(*jobs, nodes=2, gangs={0: gang_on(0, 0, 1, 2, 3)})
-    policy = replace(ORDER, opportunistic=True)
-    assert [d.kind for d in decide_round(snapshot, policy).decisions] == [SUSPEND, START]
 
 
 def test_a_waiting_job_is_promoted_by_one_queue_after_each_promotion_interval() -> None:
@@ -598,30 +462,6 @@ def test_a_job_without_weight_neither_starts_nor_blocks() -> None:
     outcome = decide_round(a_queue(*jobs, nodes=2), ORDER)
     assert [d.kind for d in outcome.decisions] == [WAIT, START]
     assert reason_of(outcome, 0).code is ReasonCode.NO_WEIGHT
-
-
-def test_a_job_that_lacks_quota_does_not_block_lower_queues() -> None:
-    jobs = [a_guaranteed_job("spent", 4, workload=1), a_job("lower", queue=2)]
-    outcome = decide_round(with_quotas(a_queue(*jobs), {"t": {-1: 0}}), ORDER)
-    assert [d.kind for d in outcome.decisions] == [WAIT, START]
-    assert reason_of(outcome, 0).code is ReasonCode.QUOTA_SPENT
-
-
-@pytest.mark.parametrize("cap", [-1, 0, 1, 2])
-def test_must_run_jobs_come_with_a_witness_in_which_all_of_them_run(cap: int) -> None:
-    jobs = [a_running_job(f"r{k}", 2, queue=1 + k % 2) for k in range(4)]
-    jobs += [a_job(f"w{k}", k % 2, queue=1 + k % 3, queued_s=float(k)) for k in range(5)]
-    snapshot = a_queue(
-        *jobs,
-        a_guaranteed_job("g", 4, workload=1),
-        nodes=3,
-        gangs={k: gang_on(k // 2, *((0, 1), (2, 3))[k % 2]) for k in range(4)},
-    )
-    policy = Policy(queue_order=True, max_changes=cap, reserve_after_s=10.0)
-    stated = state_round(snapshot, policy)
-    assert stated.witness is not None
-    assert stated.problem.must_run.any()
-    assert is_answer(stated.problem, stated.witness)
 
 
 # reservation and backfill

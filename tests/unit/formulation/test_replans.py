@@ -254,12 +254,6 @@ def test_training_that_a_restart_would_repeat_is_part_of_its_price() -> None:
     assert decide(late, Policy(restart_horizon_s=3000.0)).kind is DecisionKind.KEEP
 
 
-def test_a_waiting_job_repeats_nothing_more_the_longer_it_waits() -> None:
-    waiting = a_job("waits", restart_s=30.0, unsaved_since_s=NOW_S - 900)
-    snapshot = a_round(two_plans(1.5), waiting, unsaved_since_s=NOW_S - 90)
-    assert charge_unsaved_training(snapshot).jobs.restart_s.tolist() == [120.0, 30.0]
-
-
 def test_a_start_does_not_take_longer_because_the_next_one_would() -> None:
     """A job that has trained for long is past its start, however much a restart would repeat."""
     charged = charge_unsaved_training(

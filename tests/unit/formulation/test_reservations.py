@@ -165,15 +165,6 @@ def test_a_reservation_of_gpus_prefers_the_nodes_of_entitled_jobs_and_then_empty
     assert alone.reserved_nodes.node.tolist() == [1]  # the other three GPUs are only counted
 
 
-def test_two_reservations_leave_a_third_party_what_neither_has() -> None:
-    jobs = [a_job(f"o{i}", tenant="other", max_gpus=1) for i in range(8)]
-    own = a_job("own", tenant="t", max_gpus=1)
-    both = a_spec("a", gpus=3), a_spec("b", gpus=3, tenant="u")
-    outcome = decide(reserved(a_cluster(*jobs, own), *both))
-    assert sum(sum(held_by(outcome, j).values()) for j in range(8)) == 2
-    assert held_by(outcome, 8)
-
-
 @pytest.mark.parametrize(
     ("changes", "policy", "starts_on_the_node"),
     [
@@ -211,13 +202,6 @@ def test_a_job_that_runs_on_a_node_stays_until_its_window_begins() -> None:
     assert held_by(decide(begun), 0) == {1: 1}
     ended = reserved(snapshot, replace(window, start_s=-2.0, end_s=-1.0))
     assert decide(ended).decisions[0].kind is DecisionKind.KEEP
-
-
-def test_guaranteed_jobs_start_before_a_window_only_as_far_as_they_can_be_moved_then() -> None:
-    jobs = [a_job(f"g{i}", tenant="other", guaranteed=True, max_gpus=1) for i in range(8)]
-    window = a_spec(start_s=1e4, end_s=2e4, nodes=("a100-0",), maintenance=True)
-    outcome = decide(reserved(a_cluster(*jobs), window))
-    assert sum(bool(held_by(outcome, j)) for j in range(8)) == 4
 
 
 def test_the_check_finds_what_rounds_must_not_do() -> None:

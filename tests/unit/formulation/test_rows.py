@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.formulation.codec import decode, encode
-from tessera.formulation.problem import CouplingRow, Problem, RowKind
-from tests.support.builders import a_random_problem
+from tessera.formulation.problem import CouplingRow, RowKind
 
 
 @pytest.mark.parametrize(
@@ -29,12 +27,3 @@ def test_a_row_and_its_name_are_equivalent(row: CouplingRow, name: str) -> None:
 def test_a_name_of_an_unknown_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="is not a valid RowKind"):
         CouplingRow.from_name("rooms/a100", 4)
-
-
-def test_a_problem_is_written_with_the_names_of_its_rows() -> None:
-    problem = a_random_problem(3, jobs=4)
-    written = encode(problem)
-    assert b'"is":"Row","name":"gpus/' in written
-    read = decode(written)
-    assert isinstance(read, Problem)
-    assert read.rows == problem.rows

@@ -11,7 +11,6 @@ import pytest
 
 from tessera.formulation.cells import build_cells
 from tessera.formulation.check import find_placement_violations
-from tessera.formulation.codec import decode, encode
 from tessera.formulation.columns import first_draft
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ExecutionPlan, PlanStage, Precision, ZeroStage
@@ -87,31 +86,6 @@ def reason_of(snapshot: Snapshot) -> Reason:
     return reason
 
 
-def test_only_jobs_of_a_restricted_runtime_are_offered_fewer_plans() -> None:
-    snapshot = a_round(a_job("torch", **TORCH), a_job("free"))
-    assert offered(snapshot, 0) == {"dp2", "dp4"}
-    assert offered(snapshot, 1) == {"dp2", "tp2", "dp4", "pp2"}
-    chosen = [PLANS[decision.cell.plan] for decision in decide(snapshot).decisions]
-    assert chosen == ["dp4", "pp2"]
-
-
-def test_without_such_jobs_the_snapshot_is_the_same_object_and_is_stored_as_before() -> None:
-    nodes, jobs = some_nodes((0, 1, 8)), [a_job("j")]
-    snapshot = a_snapshot(nodes=nodes, jobs=jobs, estimates=ESTIMATES, plans=PLANS)
-    assert offer_runnable_plans(snapshot) is snapshot
-    for name in (b"runtime", b"refused_plans"):
-        assert name not in encode(snapshot)
-
-
-def test_runtimes_and_refusals_are_stored_with_the_snapshot() -> None:
-    snapshot = a_round(a_job("torch", **TORCH))
-    again = decode(encode(snapshot))
-    assert isinstance(again, Snapshot)
-    assert again.runtimes.equals(snapshot.runtimes)
-    assert again.refused_plans.equals(snapshot.refused_plans)
-    assert again.jobs.runtime.tolist() == [TORCHRUN]
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -142,42 +116,6 @@ def test_jobs_of_one_runtime_share_a_workload_and_keep_theirs_if_nothing_is_refu
     assert given.workloads[2] == given.workloads[0]
 
 
-def test_a_running_job_keeps_its_cell_in_place_although_its_runtime_refuses_the_plan() -> None:
-    gangs = {0: Gang(members=((0, (0, 1)),))}
-    snapshot = a_round(
-        running("torch", TP2, 2), a_job("other", **TORCH), gangs=gangs, estimates=ESTIMATES[:2]
-    )
-    assert offered(snapshot, 0) == {"tp2", "dp2"}
-    assert offered(snapshot, 1) == {"dp2"}
-    assert offer_runnable_plans(snapshot).jobs.movable.tolist() == [False, True]
-    first, second = decide(snapshot).decisions
-    assert (PLANS[first.cell.plan], first.gang) == ("tp2", gangs[0])
-    assert PLANS[second.cell.plan] == "dp2"
-
-
-def test_a_running_job_whose_plan_its_runtime_runs_may_be_moved() -> None:
-    snapshot = a_round(running("torch", DP2, 2), gangs={0: Gang(members=((0, (0, 1)),))})
-    assert offer_runnable_plans(snapshot).jobs.movable.all()
-    assert offered(snapshot) == {"dp2", "dp4"}
-
-
-def test_a_job_that_lost_its_node_does_not_restart_by_a_plan_that_its_runtime_refuses() -> None:
-    nodes = some_nodes((0, 2, 8))
-    nodes[0]["schedulable"] = False
-    snapshot = a_round(running("torch", TP2, 2), gangs={0: Gang(members=((0, (0, 1)),))})
-    snapshot = replace(
-        snapshot, nodes=type(snapshot.nodes).from_rows(nodes), allocations=snapshot.allocations
-    )
-    assert offered(snapshot) == {"dp2", "dp4"}
-
-
-def test_a_complete_profile_still_says_that_no_other_shape_runs() -> None:
-    rows = [ESTIMATES[0], ESTIMATES[1] | {"complete": True}]
-    given = offer_runnable_plans(a_round(a_job("torch", **TORCH), estimates=rows))
-    own = given.estimates.workload == given.jobs.workload[0]
-    assert given.estimates.complete[own].tolist() == [True]
-
-
 def test_a_job_whose_runtime_can_run_no_estimate_says_so() -> None:
     reason = reason_of(a_round(a_job("torch", **TORCH), estimates=[ESTIMATES[1], ESTIMATES[3]]))
     assert reason.code is ReasonCode.NO_RUNNABLE_PLAN
@@ -206,11 +144,6 @@ def test_a_stated_plan_that_the_runtime_refuses_is_the_jobs_reason() -> None:
     reason = stated_plans(first_draft(snapshot, Policy())).absent[0]
     assert reason.code is ReasonCode.PLAN_UNUSABLE
     assert "its runtime torchrun cannot run it" in reason.message
-
-
-def test_a_stated_plan_that_the_runtime_runs_is_the_jobs_plan() -> None:
-    (mine,) = decide(a_round(a_job("torch", stated_plan=DP2, **TORCH))).decisions
-    assert PLANS[mine.cell.plan] == "dp2"
 
 
 def test_a_pinned_job_says_that_its_runtime_has_no_plan_on_the_type() -> None:

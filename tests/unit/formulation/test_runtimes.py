@@ -237,10 +237,6 @@ def test_jax_refuses_pipelines_of_several_nodes_and_precisions_that_need_scaled_
     assert bool(refusal) == bool(problem)
 
 
-def test_jax_runs_plans_of_one_stage_on_several_nodes() -> None:
-    assert RUNTIMES[JAX].refuse_plan(replace(a_uniform_plan(dp=8), shape=(4, 4))) == ""
-
-
 def test_only_a_known_runtime_that_trains_measures(trainer: str) -> None:
     assert is_training(trainer, "")
     assert not is_training(REPLAY, trainer)

@@ -52,12 +52,6 @@ def test_the_guarantee_is_the_rate_of_the_submitted_plan_or_else_of_the_best(
     assert request_rate(draft).tolist() == pytest.approx([rate])
 
 
-def test_without_a_requested_type_any_type_honors_the_request() -> None:
-    draft = first_draft(a_round(1, gpu_type=-1), Policy())
-
-    assert request_rate(draft).tolist() == pytest.approx([6.0])
-
-
 def test_the_least_demand_is_that_of_any_plan_as_fast_as_the_submitted_one() -> None:
     slow, fast = (first_draft(a_round(plan), Policy()) for plan in (1, 2))
 

@@ -66,10 +66,6 @@ def test_raw_throughput_is_samples_per_second() -> None:
     assert column_values(problem)[:2] == [64.0, 102.4]
 
 
-def test_weights_multiply() -> None:
-    assert column_values(state_problem(a_job("j", requested_gpus=2, weight=3.0)))[1] == 4.8
-
-
 def with_tenants(snapshot: Snapshot, **weight: float) -> Snapshot:
     return replace(
         snapshot,
@@ -140,12 +136,6 @@ def a_running_job(**more: Any) -> dict[str, Any]:
 GANG = {0: Gang(members=((0, (0, 1)),))}
 
 
-def test_keeping_the_cell_has_no_restart_cost() -> None:
-    problem = state_problem(a_running_job(), gangs=GANG)
-    assert problem.current.tolist() == [1]
-    assert column_values(problem) == [0.9, 1.6, 2.25, 0.72]
-
-
 def test_a_dominated_cell_stays_a_column_while_the_job_runs_on_it() -> None:
     worse = an_estimate(gpus=4, degree=2, iter_time_s=3.0)
     job = a_job("j", state=JobState.RUNNING, cell=(0, 4, 2))
@@ -169,42 +159,12 @@ def test_a_job_on_a_draining_node_cannot_stay_and_pays_a_restart_anywhere() -> N
     assert problem.capacity.tolist() == [4, 8]
 
 
-@pytest.mark.parametrize("state", [JobState.HELD, JobState.CANCELLING, JobState.HOLDING])
-def test_jobs_that_may_not_run_have_no_columns(state: JobState) -> None:
-    assert len(state_problem(a_job("j", state=state)).cell) == 0
-
-
-def test_a_launched_guaranteed_job_must_run_and_a_waiting_best_effort_one_need_not() -> None:
-    problem = state_problem(a_running_job(guaranteed=True), a_job("k"), gangs=GANG)
-    assert problem.must_run.tolist() == [True, False]
-
-
-def test_a_job_without_estimates_has_no_columns() -> None:
-    problem = state_problem(a_job("j", workload=1), a_job("k"))
-    assert [len(problem.columns_of(j)) for j in (0, 1)] == [0, 4]
-
-
-def test_a_problem_without_jobs_or_nodes_is_valid() -> None:
-    empty = a_snapshot(nodes=[], jobs=[], estimates=[])
-    assert len(build_problem(empty, THROUGHPUT).jobs) == 0
-
-
 def test_a_huge_weight_fails_no_round_and_preserves_the_values_of_others() -> None:
     problem = state_problem(a_job("heavy", weight=1e12), a_job("other", weight=2.0))
     assert column_values(problem, 1) == [2.0, 3.2, 5.0, 1.6]
     heavy = column_values(problem, 0)
     assert min(heavy) > 1e8
     assert max(heavy) * problem.scale < MAX_TOTAL
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_columns_are_grouped_by_job_and_stay_inside_the_cluster(seed: int) -> None:
-    snapshot: Snapshot = a_random_snapshot(seed, jobs=40)
-    problem = build_problem(snapshot, THROUGHPUT)
-    assert np.all(np.diff(problem.column_job) >= 0)
-    assert np.all(problem.cells.gpus[problem.cell] <= problem.capacity[problem.row])
-    own = snapshot.jobs.workload[problem.column_job]
-    assert np.array_equal(problem.cells.workload[problem.cell], own)
 
 
 @pytest.mark.parametrize(

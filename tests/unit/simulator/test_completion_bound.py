@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from tessera.simulator.completion_bound import CompletionBound, completion_bound
+from tessera.simulator.completion_bound import completion_bound
 from tests.support.worlds import (
     COSTLY,
     FREE,
@@ -78,20 +77,3 @@ def test_jobs_that_can_never_run_are_left_out_of_the_mean() -> None:
     assert bound.mean_s == pytest.approx(12.5)
     nothing = completion_bound(a_scenario(large), FREE)
     assert math.isnan(nothing.mean_s)
-
-
-def test_a_type_without_nodes_has_no_price() -> None:
-    jobs = [an_arrival(f"j{i}", iterations=1000) for i in range(3)]
-    nodes = some_specs(("a100", 1, 1))
-    with_other = a_scenario(
-        *jobs, nodes=nodes, profiles=[a_profile(1, 1.0)], types=["a100", "v100"]
-    )
-    alone = a_scenario(*jobs, nodes=nodes, profiles=[a_profile(1, 1.0)])
-    assert completion_bound(with_other, FREE).mean_s == completion_bound(alone, FREE).mean_s
-
-
-def test_the_bound_repeats_and_survives_json() -> None:
-    scenario = a_random_scenario(1)
-    first, second = (completion_bound(scenario, COSTLY) for _ in range(2))
-    read = CompletionBound.read(json.loads(json.dumps(first.as_data())))
-    assert first.mean_s == second.mean_s == read.mean_s

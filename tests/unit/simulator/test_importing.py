@@ -236,12 +236,6 @@ def test_a_column_of_rounds_gives_the_arrival_times() -> None:
     assert [a.arrival_s for a in parse_trace(data, "t.csv", TraceOptions(round_s=None))] == [0, 5]
 
 
-def test_a_limit_leaves_later_rows_unread() -> None:
-    data = a_file(TRACE, a_trace_row(), "nonsense")
-    assert len(parse_trace(data, "t.csv", TraceOptions(limit=1))) == 1
-    assert parse_trace(data, "t.csv", TraceOptions(limit=0)) == []
-
-
 def test_type_and_deadline_may_be_empty() -> None:
     (arrival,) = parse_trace(a_file(TRACE, a_trace_row(gpu_type="", deadline_s="")), "t.csv")
     assert (arrival.spec.requested_type, arrival.spec.deadline_s) == ("", math.inf)
@@ -259,10 +253,6 @@ def test_type_and_deadline_may_be_empty() -> None:
 )
 def test_a_wrong_field_of_a_trace_is_named(changes: dict[str, str], message: str) -> None:
     assert message in trace_message(TRACE, a_trace_row(**changes))
-
-
-def test_a_wrong_time_is_reported_once() -> None:
-    assert len(trace_message(TRACE, a_trace_row(submit_time_s="now")).splitlines()) == 1
 
 
 def test_a_duplicate_job_names_both_lines() -> None:

@@ -15,7 +15,6 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.information import (
     DpMemory,
     Information,
-    all_estimates,
     data_parallel,
     searched_optimum,
     single_gpu,
@@ -72,11 +71,6 @@ SCALES_BADLY = tuple(
 )
 
 
-def test_the_estimates_information_is_the_snapshot_itself() -> None:
-    snapshot = a_table(*SCALES_BADLY)
-    assert all_estimates(snapshot) is snapshot
-
-
 def test_the_optimum_information_has_only_rows_of_a_full_search() -> None:
     snapshot = a_table(a_searched_estimate(1, 8.0), an_estimate(0, 0, 1, degree=1, iter_time_s=7.0))
     assert best_times(searched_optimum(snapshot)) == {1: 8.0}
@@ -95,12 +89,6 @@ def test_the_data_parallel_gate_excludes_counts_whose_replicas_do_not_fit() -> N
         a_table(*SCALES_BADLY)
     )
     assert best_times(seen) == {1: math.inf, 2: 5.0, 4: math.inf, 8: 2.0, 16: math.inf}
-
-
-def test_the_data_parallel_gate_depends_on_safety_and_fraction() -> None:
-    table, snapshot = a_memory_table(x1=HAS / GIB), a_table(a_searched_estimate(1, 8.0))
-    assert best_times(data_parallel(table, safety=1.0, fraction=1.0)(snapshot)) == {1: 8.0}
-    assert best_times(data_parallel(table, safety=1.01, fraction=1.0)(snapshot)) == {1: math.inf}
 
 
 @pytest.mark.parametrize(
@@ -132,11 +120,6 @@ def test_counts_beyond_the_measured_ones_are_extrapolated_from_the_largest_of_th
     )
 
 
-def test_five_measured_counts_give_the_optimum() -> None:
-    snapshot = a_table(*SCALES_BADLY)
-    assert single_gpu(5)(snapshot).estimates.equals(searched_optimum(snapshot).estimates)
-
-
 def test_a_model_too_large_for_the_measured_counts_is_extrapolated_from_its_smallest_feasible() -> (
     None
 ):
@@ -166,18 +149,6 @@ def test_extrapolation_ignores_failures_at_larger_counts() -> None:
         1: 8.0,
         2: 4.0,
     }
-
-
-def test_types_are_extrapolated_each_from_its_own_measurements() -> None:
-    rows = (
-        a_searched_estimate(1, 8.0),
-        a_searched_estimate(2, 7.0),
-        a_searched_estimate(1, 2.0, 1),
-        a_searched_estimate(2, 1.9, 1),
-    )
-    seen = single_gpu(1)(a_table(*rows))
-    assert best_times(seen, 0) == {1: 8.0, 2: 4.0}
-    assert best_times(seen, 1) == {1: 2.0, 2: 1.0}
 
 
 @pytest.mark.parametrize("count", [0, 6])

@@ -82,12 +82,6 @@ def test_the_papers_double_sided_network_has_6_12_and_32_switches_and_eight_link
     assert e.bytes_per_s[up].sum() == 4 * A100_HOST.nic_bytes_per_s
 
 
-def test_pods_may_hold_several_pairs_of_tors() -> None:
-    topology = a_double_sided(8, tors=8, aggregations=4, cores=4, pods=2)
-    assert degrees(topology, Tier.TOR, Tier.AGGREGATION) == ({2}, {4})
-    assert degrees(topology, Tier.AGGREGATION, Tier.CORE) == ({2}, {2})
-
-
 @pytest.mark.parametrize(
     ("sizes", "neighbours"), [((3, 4), 4), ((3, 3, 3), 6), ((2, 3), 3), ((1, 4), 2), ((2, 2, 2), 3)]
 )
@@ -97,16 +91,6 @@ def test_a_torus_router_has_two_neighbours_per_dimension(
     topology = a_torus(*sizes)
     assert degrees(topology, Tier.TOR, Tier.TOR) == ({neighbours}, {neighbours})
     assert degrees(topology, Tier.NIC, Tier.TOR)[0] == {1}
-
-
-def test_a_torus_closes_in_each_dimension() -> None:
-    topology = a_torus(4, 5)
-    routes = Routes(topology)
-    for there, hops in ((1, 1), (4, 1), (3, 2), (5, 1), (15, 1), (10, 2), (19, 2)):
-        path = routes.between(gpu(topology, 0), gpu(topology, there))[0]
-        assert (
-            sum(1 for name in vertex_names(topology, path) if name.startswith("router")) == hops + 1
-        )
 
 
 @pytest.mark.parametrize(
@@ -142,21 +126,6 @@ def test_the_testbed_matches_the_paper() -> None:
     assert [topology.vertices.name[p] for p in ports] == [
         f"host-3/nic-{i}" for i in (0, 0, 1, 1, 2, 2, 3, 3)
     ]
-
-
-def test_the_bisection_of_a_torus_is_two_faces() -> None:
-    assert bisection_bytes_per_s(a_torus(4, 5)) == pytest.approx(2 * 5 * 10e9)
-
-
-def test_a_single_tor_has_no_bisection() -> None:
-    assert bisection_bytes_per_s(a_clos(2, tors=1)) is None
-
-
-def test_a_bisection_is_limited_by_the_narrowest_cut() -> None:
-    wide = a_double_sided(4, tor_bytes_per_s=10e9, aggregation_bytes_per_s=1e9)
-    assert bisection_bytes_per_s(wide) == pytest.approx(4 * 1e9)
-    narrow = a_double_sided(4, tor_bytes_per_s=1e9, aggregation_bytes_per_s=10e9)
-    assert bisection_bytes_per_s(narrow) == pytest.approx(4 * 1e9)
 
 
 @pytest.mark.parametrize("order", [1, -1])

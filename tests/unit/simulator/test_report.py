@@ -19,7 +19,7 @@ from tessera.simulator.figures import Report
 from tessera.simulator.provenance import measured_commit
 from tessera.simulator.report.html import render_page
 from tessera.simulator.report.lines import time_plot
-from tessera.simulator.report.markdown import render_markdown, table_lines
+from tessera.simulator.report.markdown import render_markdown
 from tessera.simulator.report.model import (
     Plot,
     ReportFolder,
@@ -166,19 +166,6 @@ def test_the_page_describes_its_pictures_to_screen_readers() -> None:
     assert all((link["href"] or "#")[1:] in targets for link in links)
 
 
-def test_numbers_of_the_contents_have_room_in_every_column() -> None:
-    """Padding on the list's left serves only its first column; other numbers would overlap a column."""
-    source = render_page(a_report())
-    contents = re.search(r"nav ol \{([^}]*)\}", source)
-    entry = re.search(r"nav li \{([^}]*)\}", source)
-
-    assert contents is not None
-    assert entry is not None
-    assert "columns" in contents[1]
-    assert "padding: 0;" in contents[1]
-    assert float(re.findall(r"margin-left: ([0-9.]+)rem", entry[1])[0]) > 2
-
-
 def test_ids_are_unique_though_pictures_are_alike() -> None:
     ids = re.findall(r'\bid="([^"]+)"', render_page(a_report()))
     assert len(ids) == len(set(ids))
@@ -215,23 +202,6 @@ def test_markdown_holds_all_of_the_report() -> None:
         "| option trace | none |",
     ):
         assert held in source
-
-
-def test_markdown_tables_align_numbers_to_the_right() -> None:
-    lines = table_lines(("policy", "jct_s", "ok"), [("a", 1.5, True), ("b", None, False)])
-    assert lines[1] == "| --- | ---: | --- |"
-
-
-def test_rows_with_other_keys_share_a_table() -> None:
-    table = Table.from_rows("t", [{"a": 1}, {"b": 2, "a": 3}])
-    assert table.columns == ("a", "b")
-    assert table.rows == ((1, ""), (3, 2))
-
-
-def test_an_empty_report_is_still_a_page() -> None:
-    bare = a_report(figures={}, tables=(), plots=(), notes=(), summary="", options={})
-    ParsedPage(render_page(bare))
-    assert "## Figures" not in render_markdown(bare, [])
 
 
 def test_writing_a_report_twice_gives_the_same_files(tmp_path: Path) -> None:

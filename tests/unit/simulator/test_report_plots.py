@@ -19,12 +19,11 @@ from tessera.simulator.report.lines import (
     gap_plot,
     thin_steps,
     time_plot,
-    time_unit,
     worst_of_groups,
 )
 from tessera.simulator.report.pictures import render_png
 from tessera.simulator.report.style import series_styles
-from tessera.simulator.statistics import Interval, mean_interval
+from tessera.simulator.statistics import Interval
 from tests.support.laws import examples
 
 POLICIES = [f"policy-{k}" for k in range(20)]
@@ -60,11 +59,6 @@ def test_thinned_steps_keep_the_area(lengths: list[float], points: int, seed: in
     assert shown.max() <= values.max() + 1e-9
 
 
-def test_steps_after_the_end_are_not_drawn() -> None:
-    at_s, shown, _ = thin_steps(np.array([0.0, 5.0, 10.0]), np.array([1.0, 2.0, 3.0]), 10.0)
-    assert (at_s.tolist(), shown.tolist()) == ([0, 5, 10], [1, 2])
-
-
 def test_lines_of_twenty_policies_have_a_legend_that_covers_no_line() -> None:
     steps = (np.array([0.0, 50_000.0]), np.array([1.0, 3.0]))
     plot = time_plot("t", dict.fromkeys(POLICIES, steps), label="jobs", end_s=100_000.0)
@@ -73,15 +67,6 @@ def test_lines_of_twenty_policies_have_a_legend_that_covers_no_line() -> None:
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("time (hours)", "jobs")
     assert "27.78 hours" in plot.alt
     assert "policy-19 2" in plot.alt
-
-
-def test_means_are_labelled_as_means() -> None:
-    many = (np.arange(1000.0), np.ones(1000))
-    assert (
-        time_plot("t", {"a": many}, label="x", end_s=1000.0).caption
-        == "Each value is a mean over 2 s."
-    )
-    assert time_plot("t", {"a": (many[0][:9], many[1][:9])}, label="x", end_s=9.0).caption == ""
 
 
 def test_unfinished_jobs_keep_a_distribution_below_1() -> None:
@@ -137,17 +122,6 @@ def test_of_many_rounds_the_worst_of_each_few_is_drawn() -> None:
     )
 
 
-def test_a_curve_over_seeds_has_their_means_and_intervals() -> None:
-    runs = np.random.default_rng(2).normal(size=(4, 3))
-    curve = IntervalCurve.of([1, 2, 3], runs)
-    expected = mean_interval(runs[:, 1])
-    assert (curve.value[1], curve.low[1], curve.high[1]) == (
-        expected.value,
-        expected.low,
-        expected.high,
-    )
-
-
 @pytest.mark.parametrize("count", [3, 20])
 def test_curves_of_few_have_bands_and_of_many_have_bars(count: int) -> None:
     runs = np.random.default_rng(3).uniform(size=(5, 4))
@@ -162,14 +136,6 @@ def test_curves_of_few_have_bands_and_of_many_have_bars(count: int) -> None:
         "3",
     ]
     assert "0 %" in [label.get_text() for label in plot.drawing.axes[0].get_yticklabels()]
-
-
-def test_a_curve_of_one_seed_has_no_band() -> None:
-    plot = curves_plot(
-        "t", {"a": IntervalCurve.of([1, 2], np.array([[0.5, 0.6]]))}, x_label="x", y_label="y"
-    )
-    assert render_png(plot.drawing)
-    assert "a 0.5 to 0.6" in plot.alt
 
 
 def test_bars_are_placed_side_by_side_and_a_missing_one_leaves_a_gap() -> None:
@@ -255,16 +221,3 @@ def test_no_gpu_is_drawn_for_two_jobs(counts: list[int], lengths: list[float]) -
         for other in held_gpus:
             if other is not one and other.start_s < one.end_s and one.start_s < other.end_s:
                 assert not set(one.gpus) & set(other.gpus)
-
-
-def test_a_large_cluster_is_drawn_in_fewer_rows() -> None:
-    plot = gpu_map("t", [("a", 0.0, 1.0, [(0, 8)])], [8] * 500, end_s=1.0)
-    assert np.asarray(plot.drawing.axes[0].images[0].get_array()).shape[0] <= 1600
-
-
-@pytest.mark.parametrize(
-    ("longest_s", "unit"),
-    [(100.0, "s"), (1000.0, "minutes"), (11_000.0, "hours"), (300_000.0, "days")],
-)
-def test_times_are_shown_in_a_unit_that_fits(longest_s: float, unit: str) -> None:
-    assert time_unit(longest_s)[1] == unit

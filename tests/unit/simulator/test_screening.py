@@ -10,9 +10,7 @@ from tessera.formulation.errors import InvalidInput
 from tessera.simulator.traces import screening
 from tessera.simulator.traces.screening import (
     screen_durations,
-    screen_form,
     screen_jobs,
-    screen_profiled,
 )
 from tessera.simulator.traces.trace import Arrival
 from tests.support.traces import (
@@ -95,12 +93,6 @@ def test_a_good_trace_passes_unchanged_without_remarks() -> None:
     jobs = some_arrivals(5)
     screened_jobs = screen_jobs(jobs, PROFILES, [a_type()], NODES)
     assert (screened_jobs.arrivals, screened_jobs.message()) == (jobs, "")
-
-
-def test_without_a_cluster_only_profiles_or_form_are_checked() -> None:
-    jobs = [an_arrival("a", gpus=16), an_arrival("b", work=OTHER), an_arrival("c", iterations=0)]
-    assert [a.spec.name for a in screen_profiled(jobs, PROFILES, "drop").arrivals] == ["a"]
-    assert [a.spec.name for a in screen_form(jobs, "drop").arrivals] == ["a", "b"]
 
 
 def test_jobs_without_models_must_have_a_duration_and_be_unique() -> None:

@@ -19,7 +19,6 @@ from tessera.simulator.traces.redraw import (
 from tessera.simulator.traces.shaping import (
     busiest_jobs,
     faster_arrivals,
-    first_hours,
     longer_lives,
     looser_deadlines,
     on_type,
@@ -119,15 +118,6 @@ def test_a_job_of_any_type_is_assumed_to_run_on_the_fastest_one() -> None:
     assert speeds.iter_time_s(an_arrival(gpu_type="", gpus=4).spec) == math.inf
 
 
-def test_jobs_that_do_not_fit_the_nodes_do_not_run() -> None:
-    room = ClusterRoom.of(a_cluster(nodes=2, gpus=4))
-    assert room.holds(a_record(8, nodes=2))
-    assert not room.holds(a_record(8, nodes=1))  # no node has 8
-    assert not room.holds(a_record(3, nodes=3))  # nor are there three nodes
-    assert not room.holds(a_record(1, "v100"))
-    assert room.holds(a_record(8, nodes=0))  # the fewest nodes that the cluster allows
-
-
 def test_deadlines_are_the_requested_duration_times_a_tightness() -> None:
     speeds = Speeds([a_record(1, iter_time_s=3.0)])
     jobs = some_arrivals(200, iterations=100)
@@ -152,10 +142,6 @@ def test_tenants_get_the_given_numbers_of_jobs_and_only_one_is_guaranteed_with_a
     assert {a.spec.guaranteed for a in found[:30]} == {True, False}
     with pytest.raises(InvalidInput, match="0 to 406"):
         split_tenants(some_arrivals(406), 407, 64, seed=0)
-
-
-def test_first_hours_are_a_half_open_interval() -> None:
-    assert len(first_hours(some_arrivals(10, gap_s=HOUR_S), 3.0)) == 3
 
 
 def test_a_redrawn_job_runs_as_requested_on_the_cluster_at_equal_gpu_hours() -> None:
@@ -268,11 +254,3 @@ def test_an_additional_step_does_not_change_the_draws_of_others() -> None:
     assert [a.spec.guaranteed for a in plain] == [a.spec.guaranteed for a in both]
     other, _ = apply_recipe(Recipe(guaranteed_share=0.5, seed=6), jobs, speeds)
     assert [a.spec.guaranteed for a in plain] != [a.spec.guaranteed for a in other]
-
-
-def test_a_recipe_redraws_jobs_whose_type_the_cluster_lacks() -> None:
-    speeds = Speeds(
-        [a_record(1, "v100", 2.0), a_record(1, "a100")], ClusterRoom.of(a_cluster("a100"))
-    )
-    found, _ = apply_recipe(Recipe(redraw=True), some_arrivals(5, gpu_type="v100"), speeds)
-    assert {(a.spec.requested_type, a.spec.iterations) for a in found} == {("a100", 200)}

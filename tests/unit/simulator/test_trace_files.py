@@ -10,7 +10,6 @@ import pytest
 
 from tessera.formulation.errors import InvalidInput
 from tessera.simulator.data import data_dir
-from tessera.simulator.traces.csv_writer import trace_csv
 from tessera.simulator.traces.files import profiles_of, trace_of
 from tessera.simulator.traces.morphling import (
     PlanResources,
@@ -30,7 +29,6 @@ from tessera.simulator.traces.trace import (
     parse_durations,
     parse_trace,
 )
-from tests.support.traces import an_arrival
 
 OURS = "job_id,submit_time_s,model,params,global_batch,iterations,num_gpus,tenant,guaranteed,plan"
 DURATIONS = "job_id,submit_time_s,duration_s,num_gpus,gpu_type"
@@ -61,26 +59,6 @@ def test_iterations_are_never_divided_and_tenants_and_plans_are_read() -> None:
         False,
         {},
     )
-
-
-def test_an_invalid_guarantee_is_a_mistake() -> None:
-    with pytest.raises(InvalidInput, match="line 2, column guaranteed: must be one of 0, 1"):
-        parse_trace(a_file(OURS, "a,0,bert,1.3B,256,3,8,,yes,"), "t.csv")
-
-
-def test_a_written_trace_reads_back_whatever_the_divisor() -> None:
-    jobs = [
-        an_arrival("a", 0.0, 7, gpus=2, deadline_s=12.5, tenant="nlp", guaranteed=True),
-        an_arrival(
-            "b",
-            1.25,
-            10**12,
-            gpu_type="",
-            labels={PLAN_LABEL: "zero-dp"},
-            submitted_plan="zero-dp",
-        ),
-    ]
-    assert parse_trace(trace_csv(jobs).encode(), "t.csv") == jobs
 
 
 def test_on_request_checks_of_jobs_are_left_to_screening() -> None:

@@ -10,7 +10,7 @@ import pytest
 from tessera.estimator.samples import sample_profiles
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.values import Cell, EstimateSource, Workload
-from tessera.simulator.clusters import NODES_PER_RACK, arena_table1, tiny_cluster
+from tessera.simulator.clusters import NODES_PER_RACK, arena_table1
 from tessera.simulator.data import data_dir
 from tessera.simulator.traces.trace import Arrival
 from tessera.simulator.workloads.philly_like import (
@@ -83,10 +83,6 @@ def test_more_jobs_arrive_by_day_than_by_night() -> None:
     assert by_day == pytest.approx(0.5 + 0.6 / math.pi, abs=0.05)
 
 
-def test_a_workload_without_jobs_is_empty(profiles: list[EstimateRecord]) -> None:
-    assert philly_like(0, seed=1, profiles=profiles) == []
-
-
 def test_infeasible_counts_are_not_requested() -> None:
     only = EstimateRecord(
         workload=Workload(model="m", params="1B", global_batch=8),
@@ -107,13 +103,6 @@ def test_the_papers_cluster_has_320_gpus_of_each_type() -> None:
     assert dict(gpus) == {t.name: 320 for t in types}
     assert max(Counter(n.rack for n in nodes).values()) == NODES_PER_RACK
     assert len({n.name for n in nodes}) == len(nodes)
-
-
-def test_every_sample_job_fits_the_tiny_cluster(jobs: list[Arrival]) -> None:
-    gpus = Counter[str]()
-    for node in tiny_cluster()[1]:
-        gpus[node.gpu_type] += node.gpus
-    assert all(s.requested_gpus <= gpus[s.requested_type] for _, s in jobs)
 
 
 def test_the_data_folder_is_the_configured_one_or_none(

@@ -108,19 +108,3 @@ def test_what_a_job_uses_at_its_prices_is_a_subgradient_of_its_cost(seed: int) -
         bound = cost_s + float((usage * (offer.price - before)).sum())
         assert offer.buy()[0] <= bound + 1e-6 * max(1.0, abs(bound))
         offer.price = before
-
-
-def test_free_gpus_give_the_fastest_column_alone() -> None:
-    offer = Offer(3)
-    offer.price = np.zeros_like(offer.price)
-    assert offer.buy()[0] == pytest.approx(offer.start_s + offer.work / offer.rate.max())
-
-
-def test_a_hull_has_no_column_that_mixing_others_beats() -> None:
-    offer = Offer(0)
-    offer.rate, offer.kind = np.array([1.0, 2.0, 4.0, 4.0]), np.zeros(4, np.int64)
-    offer.gpus, offer.price = np.array([1, 3, 5, 4]), np.full((TYPES, len(offer.edge_s)), 0.5)
-    _, column, corners, cheapest = offer.hulls
-    # 4 samples/s on 4 GPUs are as cheap a sample as 1 on 1 GPU: both may be corners, others not
-    assert column[0, 0, : corners[0, 0]].tolist() == [3]
-    assert cheapest[0, 0] == 0

@@ -64,12 +64,6 @@ def test_edf_gives_the_earliest_deadline_its_request_and_suspends_a_later_one() 
     assert gpus_of(Edf(), cluster(late, early)) == [0, 4]
 
 
-def test_edf_leaves_jobs_running_in_time_unchanged() -> None:
-    assert gpus_of(
-        Edf(), cluster(a_dated_job("a", 400, 4000, requested_gpus=4, **running_on(1)))
-    ) == [1]
-
-
 def test_edf_takes_the_fastest_cell_in_time_if_the_request_is_too_slow() -> None:
     assert gpus_of(Edf(), cluster(a_dated_job("a", 4000, 1500, requested_gpus=1))) == [4]
 
@@ -111,24 +105,6 @@ def test_elasticflow_enlarges_no_job_whose_restart_would_make_it_late() -> None:
     assert gpus_of(
         ElasticFlow(), cluster(a_dated_job("a", **job, **running_on(1), restart_s=10.0))
     ) == [4]
-
-
-def test_a_promise_is_rescheduled_for_a_new_job_with_an_earlier_deadline() -> None:
-    """The first job's schedule takes all GPUs from now on, but the second job needs them earlier."""
-    first = a_dated_job("first", 4 * 3000, 6000)
-    before = admit(cluster(first), AHEAD, NO_SEARCH)
-    both = cluster(first | {"admitted": True}, a_dated_job("second", 4 * 1200, 1200))
-    after = admit(replace(both, legs=before.legs), AHEAD, NO_SEARCH)
-    assert after.admitted.tolist() == [True, True]
-
-
-def test_the_largest_new_job_gives_way_if_not_all_fit() -> None:
-    jobs = [
-        a_dated_job("large", 4 * 1100, 1200),
-        a_dated_job("a", 4 * 700, 1500),
-        a_dated_job("b", 4 * 700, 1501),
-    ]
-    assert admit(cluster(*jobs), AHEAD, NO_SEARCH).admitted.tolist() == [False, True, True]
 
 
 def test_a_restart_is_reserved_if_gpus_of_a_type_lie_on_several_nodes() -> None:

@@ -45,18 +45,6 @@ def test_a_pair_is_found_where_no_single_change_gains() -> None:
     assert start.tolist() == [0, -1]  # the given answer is left as it is
 
 
-def test_a_single_change_into_free_capacity_is_found() -> None:
-    problem = a_problem([[(3, {0: 1}), (9, {0: 4})], [(1, {0: 1})]], [6])
-    assert exchanged(problem, [0, -1], [1.0]).tolist() == [1, 2]
-
-
-def test_a_job_that_must_run_is_not_stopped() -> None:
-    problem = a_problem([[(-5, {0: 4})], [(9, {0: 4})]], [4], must_run=[0])
-    assert exchanged(problem, [0, -1], [1.0]).tolist() == [0, -1]
-    free = a_problem([[(-5, {0: 4})], [(9, {0: 4})]], [4])
-    assert exchanged(free, [0, -1], [1.0]).tolist() == [-1, 1]
-
-
 @pytest.mark.parametrize("seed", range(60))
 def test_exchanges_are_feasible_and_never_worse(seed: int) -> None:
     problem = a_random_problem(seed, jobs=6, with_idle=False)

@@ -17,7 +17,7 @@ from tessera.formulation.statement import state_round
 from tessera.solvers.answers import make_solution
 from tessera.solvers.base import Budget
 from tessera.solvers.goals import SolvedGoals, build_surrogate, solve_goals
-from tessera.solvers.goals.rows import keep_goal_row, levels_of, restrict_columns, with_rows
+from tessera.solvers.goals.rows import keep_goal_row, with_rows
 from tessera.solvers.registry import make_solver
 from tessera.solvers.rounds.plan import plan_round
 from tests.support.builders import a_random_snapshot
@@ -38,29 +38,6 @@ def two_jobs_for_one_gpu() -> Problem:
     return a_problem([[(1, {0: 1})], [(1, {0: 1})]], capacity=[1])
 
 
-def test_an_earlier_sum_is_kept_whatever_a_later_one_could_gain() -> None:
-    result = solve_in_order(
-        two_jobs_for_one_gpu(), a_sum([3, 2], "first"), a_sum([1, 100], "second")
-    )
-    assert result.solution.choice.tolist() == [0, -1]
-    assert [r.objective for r in result.results] == [3, 1]
-    assert [r.gap for r in result.results] == [0, 0]
-
-
-@pytest.mark.parametrize(("tolerance", "choice"), [(0.3, [0, -1]), (0.34, [-1, 1])])
-def test_a_later_goal_may_use_the_tolerance(tolerance: float, choice: list[int]) -> None:
-    first = a_sum([300, 200], "first", tolerance=tolerance)
-    result = solve_in_order(two_jobs_for_one_gpu(), first, a_sum([1, 100], "second"))
-    assert result.solution.choice.tolist() == choice
-
-
-def test_the_tolerance_of_a_negative_sum_is_relative_to_its_magnitude() -> None:
-    must = a_problem([[(0, {}), (0, {}), (0, {})]], must_run=[0])
-    cost = a_sum([-100, -109, -111], "cost", tolerance=0.1)
-    result = solve_in_order(must, cost, a_sum([1, 2, 3], "speed"))
-    assert result.solution.choice.tolist() == [1]
-
-
 def test_a_sum_too_large_for_a_row_is_kept_up_to_rounding() -> None:
     large = 2**50
     problem = a_problem([[(1, {0: 1}), (1, {0: 1}), (1, {0: 1})]] * 4, capacity=[4])
@@ -71,28 +48,6 @@ def test_a_sum_too_large_for_a_row_is_kept_up_to_rounding() -> None:
     best = np.array([0, 3, 6, 9])
     assert np.all(kept.used(best) <= kept.capacity)
     assert not np.all(kept.used(np.array([0, 3, 6, 11])) <= kept.capacity)
-
-
-def test_the_worst_off_job_is_improved_first_and_then_the_next() -> None:
-    problem = a_problem([[(1, {0: 1})], [(1, {0: 1})], [(1, {0: 1})]], capacity=[2])
-    levels = some_levels([2.0, 1.0, 3.0], [9.0, 8.0, 4.0])
-    result = solve_in_order(problem, levels, a_sum([0, 0, 100]))
-    assert result.solution.choice.tolist() == [0, 1, -1]
-    assert levels_of(problem, levels, result.solution.choice).tolist() == [4.0, 2.0, 1.0]
-    assert (result.results[0].objective, result.results[0].bound) == (4.0, 4.0)
-
-
-def test_later_goals_are_bound_only_by_settled_positions() -> None:
-    problem = a_problem([[(1, {0: 1}), (1, {0: 1})]] * 2, capacity=[2])
-    levels = some_levels([5.0, 6.0, 1.0, 2.0], [9.0, 9.0], depth=1)
-    result = solve_in_order(problem, levels, a_sum([0, 100, 0, 100]))
-    assert result.solution.choice.tolist() == [0, 3]
-    result = solve_in_order(problem, replace(levels, depth=2), a_sum([0, 100, 0, 100]))
-    assert result.solution.choice.tolist() == [0, 2]
-    result = solve_in_order(
-        problem, replace(levels, depth=2, tolerance=0.2), a_sum([0, 100, 0, 100])
-    )
-    assert result.solution.choice.tolist() == [1, 2]
 
 
 def test_a_bound_proven_for_one_position_is_not_used_for_another() -> None:
@@ -131,14 +86,6 @@ def test_a_problem_without_jobs_has_a_solution() -> None:
         assert [r.gap for r in result.results] == [0, 0, 0]
 
 
-@pytest.mark.parametrize("name", ["portfolio", "cp-sat", "cbc"])
-def test_must_run_jobs_that_do_not_fit_are_infeasible(name: str) -> None:
-    problem = a_problem([[(1, {0: 1})], [(1, {0: 1})]], capacity=[1], must_run=[0, 1])
-    result = solve_in_order(problem, some_levels([1.0, 1.0], [2.0, 2.0]), a_sum([1, 1]), name=name)
-    assert result.solution.status is SolveStatus.INFEASIBLE
-    assert [r.gap for r in result.results] == [math.inf, math.inf]
-
-
 @pytest.mark.parametrize("name", ["portfolio", "cp-sat", "cvxpy"])
 def test_a_single_sum_without_an_answer_is_proven_infeasible(name: str) -> None:
     """Waiting uses a row, and all values are 0, so greedy's bound proves nothing."""
@@ -151,31 +98,6 @@ def test_a_single_sum_without_an_answer_is_proven_infeasible(name: str) -> None:
     )
     result = solve_in_order(waits, a_sum([0, 0], "last"), name=name)
     assert result.solution.status is SolveStatus.INFEASIBLE
-
-
-def test_without_time_the_answer_is_greedy_with_valid_bounds() -> None:
-    spent = Budget(remaining_s=lambda: 0.0)
-    problem = a_problem([[(1, {0: 1})], [(1, {0: 1})], [(1, {0: 1})]], capacity=[2])
-    levels = some_levels([2.0, 1.0, 3.0], [9.0, 8.0, 4.0])
-    statement = a_statement(problem, levels, a_sum([1, 1, 1]))
-    greedy = greedy_of(statement, spent)
-    result = solve_goals(statement, make_solver("portfolio"), spent, greedy)
-    assert np.array_equal(result.solution.choice, greedy.choice)
-    assert not find_violations(statement.problem, result.solution)
-    assert result.results[0].bound == 3.0  # the third job's least value, considered alone
-    assert result.results[0].gap > 0
-
-
-def test_a_round_without_time_is_reproducible() -> None:
-    spent = Budget(remaining_s=lambda: 0.0)
-    goals = some_levels([2.0, 1.0], [9.0, 8.0]), a_sum([1, 1])
-    first = solve_in_order(two_jobs_for_one_gpu(), *goals, budget=spent)
-    again = solve_in_order(
-        two_jobs_for_one_gpu(),
-        *goals,
-        budget=Budget(remaining_s=lambda: math.inf, work=dict(first.solution.work)),
-    )
-    assert are_equal(first.solution, again.solution)
 
 
 class TickingClock:
@@ -240,14 +162,6 @@ def test_an_answer_that_breaks_a_rule_is_dropped() -> None:
     assert not find_violations(statement.problem, result.solution)
 
 
-def test_the_greedy_solution_is_measured_by_every_goal() -> None:
-    levels = some_levels([2.0, 1.0], [9.0, 8.0])
-    result = solve_in_order(two_jobs_for_one_gpu(), levels, a_sum([1, 3]), name="greedy")
-    assert result.solution.choice.tolist() == [0, -1]
-    assert [r.objective for r in result.results] == [8.0, 1]
-    assert result.solution.work == (("greedy", 1.0),)
-
-
 def test_a_choice_that_serves_the_earlier_goal_better_ranks_higher() -> None:
     statement = a_statement(
         two_jobs_for_one_gpu(), a_sum([100, 98], "first", tolerance=0.05), a_sum([1, 2], "second")
@@ -265,17 +179,6 @@ def test_surrogate_values_put_the_worst_off_first_and_keep_restart_costs() -> No
     assert problem.value[0] > problem.value[1] > 0
     assert problem.restart_price[0] > 0
     assert problem.restart_price[1] == 0
-
-
-def test_dropping_columns_keeps_the_others_unchanged() -> None:
-    problem = a_problem(
-        [[(1, {0: 1}), (2, {0: 2})], [(3, {1: 1})]], capacity=[2, 2], current={0: 1}
-    )
-    fewer, origin = restrict_columns(problem, np.array([False, True, False]))
-    assert origin.tolist() == [1]
-    assert fewer.job_start.tolist() == [0, 1, 1]
-    assert (fewer.value.tolist(), fewer.current.tolist()) == ([2], [0, -1])
-    assert fewer.usage_of(0) == {0: 2}
 
 
 @pytest.mark.parametrize(

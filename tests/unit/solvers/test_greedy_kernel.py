@@ -69,19 +69,10 @@ def test_among_equal_steps_the_lower_job_and_then_its_lower_column_is_taken() ->
     assert greedy_choice(a_problem([same, same, same], [8])) == [0, 2, -1]
 
 
-def test_resources_released_by_a_retyped_job_go_to_a_waiting_one() -> None:
-    problem = a_problem([[(4, {0: 4}), (14, {1: 8})], [(3, {0: 4})]], [4, 8])
-    assert as_list(improve_choice(problem, np.array([0, -1]), unit_shares(problem))) == [1, 2]
-
-
 def test_numbers_up_to_the_largest_are_exact() -> None:
     large = 2**52 - 1
     problem = a_problem([[(large - 1, {0: large - 1}), (large, {0: large})]], [large])
     assert greedy_choice(problem) == [1]
-
-
-def test_a_row_without_capacity_admits_only_columns_that_do_not_use_it() -> None:
-    assert greedy_choice(a_problem([[(9, {0: 1}), (2, {0: 0})], [(5, {})]], [0])) == [1, 2]
 
 
 def test_must_run_jobs_are_packed_by_balance_if_the_smallest_columns_do_not_fit() -> None:

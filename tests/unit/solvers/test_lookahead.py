@@ -91,10 +91,6 @@ def test_a_round_that_has_just_begun_gets_no_slot_of_its_own() -> None:
     assert slot_boundaries(1499.9999, 1500.0, 300.0).tolist() == [1499.9999, 1800.0]
 
 
-def test_the_number_of_slots_is_bounded() -> None:
-    assert len(slot_boundaries(0.0, 1e12, 300.0)) < 70
-
-
 @pytest.mark.parametrize(("distance", "rounds"), [(0.5, 1), (7.9, 1), (8, 2), (16, 4), (100, 16)])
 def test_slot_lengths_double_with_the_distance(distance: float, rounds: int) -> None:
     assert slot_spacing(distance) == rounds
@@ -240,39 +236,6 @@ def admitted_names(snapshot: Snapshot, admission: Admission) -> list[str]:
     return [n for n, yes in zip(snapshot.jobs.name, admission.admitted, strict=True) if yes]
 
 
-def test_jobs_that_fit_one_after_the_other_are_all_admitted() -> None:
-    snapshot = a_cluster(*(a_dated_job(f"j{i}", 1200, 300 * (i + 1)) for i in range(4)))
-    admission = admit(snapshot, AHEAD, ENDLESS)
-    assert admission.admitted.all()
-    assert admission.proven
-    assert find_schedule_violations(snapshot, admission.legs, admission.admitted) == []
-
-
-def test_of_two_competing_jobs_the_heavier_is_admitted() -> None:
-    snapshot = a_cluster(
-        a_dated_job("light", 1200, 300), a_dated_job("heavy", 1200, 300, weight=3.0)
-    )
-    assert admitted_names(snapshot, admit(snapshot, AHEAD, ENDLESS)) == ["heavy"]
-
-
-def test_two_small_jobs_are_admitted_instead_of_the_one_with_the_earliest_deadline() -> None:
-    snapshot = a_cluster(
-        a_dated_job("long", 2400, 600), a_dated_job("one", 1200, 610), a_dated_job("two", 1200, 620)
-    )
-    admission = admit(snapshot, AHEAD, ENDLESS)
-    assert admitted_names(snapshot, admission) == ["one", "two"]
-    assert admission.proven
-
-
-def test_no_new_job_however_heavy_displaces_a_promise() -> None:
-    old = a_dated_job("old", 1200, 300, admitted=True, weight=0.1)
-    snapshot = a_cluster(old, a_dated_job("new", 1200, 300, weight=100.0))
-    snapshot = replace(snapshot, legs=some_legs((0, 0, 300, 4)))
-    admission = admit(snapshot, AHEAD, ENDLESS)
-    assert admitted_names(snapshot, admission) == ["old"]
-    assert admission.given_up == frozenset()
-
-
 def test_a_promise_is_moved_in_time_to_admit_a_new_job() -> None:
     old = a_dated_job("old", 1200, 600, admitted=True)
     snapshot = a_cluster(old, a_dated_job("new", 1200, 300))
@@ -332,13 +295,6 @@ def test_an_admitted_job_that_starts_later_gets_a_reason_that_says_when() -> Non
     assert dict(second.reason.evidence)["start"] == "1970-01-01T00:25:00Z"
 
 
-def test_an_admitted_job_uses_free_gpus_before_its_schedule_starts() -> None:
-    snapshot = a_cluster(a_dated_job("a", 300, 300), a_dated_job("b", 1200, 3000))
-    first, second = plan_snapshot(snapshot).decisions
-    assert first.cell.gpus >= 1
-    assert second.cell.gpus >= 1
-
-
 def test_a_best_effort_job_gets_only_gpus_that_the_certificates_do_not_need_now() -> None:
     snapshot = a_cluster(a_dated_job("a", 1200, 300), a_job("b", weight=50.0))
     first, second = plan_snapshot(snapshot).decisions
@@ -386,22 +342,6 @@ def test_a_guaranteed_job_with_a_deadline_keeps_gpus_from_its_start_to_the_end()
     picks = np.full((1, ahead.slots), -1)
     picks[0, 0] = np.flatnonzero(ahead.rate == 2.0)[0]
     assert resource_usage(ahead, picks)[0].tolist() == [2, *([1] * (ahead.slots - 1))]
-
-
-def test_the_same_recorded_work_admits_the_same_jobs_by_the_same_schedule() -> None:
-    snapshot = a_cluster(*(a_dated_job(f"j{i}", 700 + 50 * i, 500 + 60 * i) for i in range(7)))
-    first = plan_snapshot(snapshot)
-    again = plan_round(
-        snapshot,
-        AHEAD,
-        Portfolio(),
-        Budget(remaining_s=lambda: math.inf, work=dict(first.solution.work)),
-    )
-    assert dict(first.solution.work)["admission"] > 0
-    assert first.admission is not None
-    assert again.admission is not None
-    assert first.admission.legs.equals(again.admission.legs)
-    assert first.solution.work == again.solution.work
 
 
 def test_a_round_of_recorded_work_zero_does_not_search() -> None:

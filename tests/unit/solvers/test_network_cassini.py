@@ -56,14 +56,6 @@ def test_without_a_shift_equal_jobs_contend_for_ever() -> None:
     assert slowdown(demand, np.zeros(2)) == pytest.approx([1.5, 1.5])
 
 
-def test_three_jobs_that_send_a_third_of_the_time_fit_one_link() -> None:
-    demand = a_demand(*(a_job(3.0, 1.0) for _ in range(3)))
-    shifts = align_shifts(demand)
-    assert shifts.score == pytest.approx([1.0])
-    assert sorted(shifts.offset_s) == pytest.approx([0.0, 1.0, 2.0])
-    assert slowdown(demand, shifts.offset_s) == pytest.approx(np.ones(3))
-
-
 def test_unequal_periods_share_the_circle_of_their_common_multiple() -> None:
     demand = a_demand(a_job(2.0, 0.5), a_job(3.0, 0.5))
     grid = common_grid(demand.alone_s)
@@ -74,13 +66,6 @@ def test_unequal_periods_share_the_circle_of_their_common_multiple() -> None:
     assert shifts.score == pytest.approx([1.0])
     assert slowdown(demand, shifts.offset_s) == pytest.approx([1.0, 1.0])
     assert slowdown(demand, np.zeros(2)).max() < 1.2  # the most that shifts can gain
-
-
-def test_a_job_of_twice_the_period_fits_into_the_gaps_of_the_other() -> None:
-    demand = a_demand(a_job(1.0, 0.5), a_job(2.0, 0.5))
-    shifts = align_shifts(demand)
-    assert shifts.score == pytest.approx([1.0])
-    assert peak_demand(demand, shifts.offset_s, {0: (0, 1)}) == 1.0
 
 
 def test_lengths_without_a_common_multiple_are_rounded_to_one() -> None:
@@ -169,23 +154,9 @@ def test_a_link_that_would_close_a_loop_still_joins_its_other_jobs() -> None:
     assert (shifts.link.tolist(), shifts.loops) == ([0, 1], 1)
 
 
-def test_jobs_without_contention_are_not_delayed() -> None:
-    shifts = align_shifts(a_demand(a_job(2.0, 1.0, 0), a_job(2.0, 1.0, 1), FluidJob()))
-    assert shifts.offset_s.tolist() == [0.0, 0.0, 0.0]
-    assert shifts.mean_score == 1.0
-
-
 def test_only_jobs_that_drifted_are_aligned_again() -> None:
     began_s = np.array([10.0, 10.05, 10.2, 9.9, 10.0])
     offset_s, period_s = np.array([0.0, 0.0, 0.0, 0.0, 0.5]), np.full(5, 2.0)
     wait_s = waits_s(began_s, offset_s, period_s)
     assert wait_s == pytest.approx([0.0, 0.0, 1.8, 0.0, 0.5])
     assert waits_s(began_s, offset_s, period_s, tolerance=0.01)[1] == pytest.approx(1.95)
-
-
-def test_no_drift_is_left_after_waiting() -> None:
-    rng = np.random.default_rng(0)
-    began_s, offset_s = rng.uniform(0, 99, 200), rng.uniform(0, 1, 200)
-    period_s = rng.uniform(1, 5, 200)
-    again_s = began_s + waits_s(began_s, offset_s, period_s, tolerance=0.0)
-    assert waits_s(again_s, offset_s, period_s, tolerance=1e-6) == pytest.approx(np.zeros(200))

@@ -61,12 +61,6 @@ def test_example_1_has_the_same_factor_in_tenths_and_thirds_of_its_times() -> No
         assert correction_factors(demand, clip=Clip.NONE).tolist() == [1.0, 1.5]
 
 
-def test_in_example_1_the_job_served_last_has_a_period_of_4_or_6() -> None:
-    first, second = _timing(2, 2, 2), _timing(1, 1, 1)
-    assert _low_s(first, second) == 4
-    assert _low_s(second, first) == 6
-
-
 def test_in_example_2_the_order_does_not_matter_and_k_is_1() -> None:
     demand = a_demand(
         FluidJob(work=10, compute_s=4, start_s=2, busy_s={0: 1}),
@@ -182,14 +176,6 @@ def test_nan_priorities_and_zero_references_are_refused() -> None:
         assign_priorities(_example_1(), np.array([math.nan, 1.0]))
     with pytest.raises(InvalidInput, match="references"):
         correction_factors(_example_1(), references=0)
-
-
-def test_an_earlier_order_is_kept_unless_priorities_differ_by_more_than_the_margin() -> None:
-    earlier = np.array([0, 1])
-    assert stable_order(np.array([1.0, 1.05]), earlier, margin=0.1).tolist() == [0, 1]
-    assert stable_order(np.array([1.0, 1.2]), earlier, margin=0.1).tolist() == [1, 0]
-    assert stable_order(np.array([1.0, 1.05]), earlier, margin=0.0).tolist() == [1, 0]
-    assert stable_order(np.array([1.0, 1.05]), np.array([1, 0])).tolist() == [1, 0]
 
 
 def test_a_new_job_is_inserted_by_its_priority() -> None:

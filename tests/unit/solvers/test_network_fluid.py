@@ -51,51 +51,6 @@ def test_in_example_2_the_phases_lock_so_that_both_jobs_run_at_full_speed() -> N
         assert 1 / run.iterations == pytest.approx((4, 4), rel=1e-12)
 
 
-def test_jobs_that_share_nothing_run_as_if_alone() -> None:
-    demand = a_demand(
-        FluidJob(compute_s=2, start_s=1, busy_s={0: 3, 1: 1}, delay_s=0.5),
-        FluidJob(compute_s=0.7, busy_s={2: 0.1}),
-        FluidJob(compute_s=0.3),
-    )
-    horizon_s = 4.5 * 0.8 * 0.3 * 100
-    for noise in (0.0, 1e-13):  # 1e-13 takes the code path of contending jobs
-        run = simulate_fluid(demand, np.zeros(3, np.int64), horizon_s=horizon_s, noise=noise)
-        assert run.iterations == pytest.approx(1 / demand.alone_s, rel=1e-9)
-        assert run.comm == pytest.approx(demand.comm_s / demand.alone_s, rel=1e-9)
-
-
-def test_a_delay_uses_no_bandwidth() -> None:
-    demand = a_demand(
-        FluidJob(compute_s=1, start_s=0, busy_s={0: 1}),
-        FluidJob(compute_s=1, delay_s=1, busy_s={0: 1}),
-    )
-    run = simulate_fluid(demand, FIRST, horizon_s=8.0)
-    assert run.comm == pytest.approx([1.0, 1 / 8])  # the first holds the link all the time
-
-
-def test_a_job_behind_one_that_never_stops_sending_starves() -> None:
-    demand = a_demand(FluidJob(start_s=0, busy_s={0: 2}), FluidJob(busy_s={0: 0.1}))
-    run = simulate_fluid(demand, FIRST, horizon_s=1000.0, warm_s=10.0)
-    assert run.iterations.tolist() == [pytest.approx(0.5), 0.0]
-
-
-def test_jobs_of_equal_level_share_a_link_and_unused_shares_are_passed_on() -> None:
-    demand = a_demand(
-        FluidJob(start_s=0, busy_s={0: 1, 1: 0.25}),
-        FluidJob(start_s=0, busy_s={1: 1}),
-        FluidJob(start_s=0, busy_s={0: 1}),
-    )
-    run = simulate_fluid(demand, np.zeros(3, np.int64), horizon_s=0.5)
-    assert run.comm == pytest.approx([0.5, 0.875, 0.5])
-
-
-def test_progress_of_an_unfinished_compute_phase_counts() -> None:
-    run = simulate_fluid(
-        a_demand(FluidJob(compute_s=10, busy_s={0: 1})), np.zeros(1, np.int64), horizon_s=5
-    )
-    assert run.iterations[0] * 5 == pytest.approx(0.5)
-
-
 def test_rates_do_not_drift_over_a_million_iterations() -> None:
     demand = a_demand(
         FluidJob(compute_s=0.1, busy_s={0: 0.2}), FluidJob(compute_s=0.1, busy_s={0: 0.1})

@@ -16,7 +16,6 @@ from tessera.formulation.network.measured import (
     TrafficMeasurement,
     correct_bytes,
     correct_times,
-    is_credible,
 )
 from tessera.formulation.network.traffic import Pattern
 from tessera.formulation.tables import Floats
@@ -169,11 +168,3 @@ def test_a_period_impossible_for_the_traffic_is_reported_and_not_used(
     assert np.array_equal(found.compute_s, c.compute_s)
     assert np.array_equal(found.start_s, c.start_s)
     assert "does not fit" in note
-
-
-def test_the_plausible_range_is_symmetric() -> None:
-    assert is_credible(1.0)
-    assert is_credible(MAX_CREDIBLE_FACTOR)
-    assert is_credible(1 / MAX_CREDIBLE_FACTOR)
-    assert not is_credible(1.01 * MAX_CREDIBLE_FACTOR)
-    assert not is_credible(0.99 / MAX_CREDIBLE_FACTOR)

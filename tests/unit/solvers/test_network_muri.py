@@ -84,12 +84,6 @@ def test_the_best_of_all_orders_is_used() -> None:
     assert interleaved_s(a_group(a, a, a, a)) == pytest.approx([20.0])
 
 
-def test_many_groups_get_the_results_of_single_calls() -> None:
-    stage_s = np.random.default_rng(0).exponential(1.0, (20, 3, 3))
-    singly = np.concatenate([interleaved_s(one[None]) for one in stage_s])
-    assert interleaved_s(stage_s) == pytest.approx(singly)
-
-
 def test_the_matching_has_the_greatest_weight() -> None:
     rng = np.random.default_rng(3)
     for count in (2, 3, 5, 6, 7):
@@ -99,14 +93,6 @@ def test_the_matching_has_the_greatest_weight() -> None:
             made = match_pairs(np.ones(count, np.int64), weight)
             assert (weight * made).sum() == pytest.approx(best_matching(weight))
             assert (made.sum(axis=0) + made.sum(axis=1) <= 1).all()
-
-
-def test_odd_cycles_do_not_mislead_the_matching() -> None:
-    weight = np.array([[0, 3, 3, 0], [3, 0, 3, 0], [3, 3, 0, 1], [0, 0, 1, 0]], dtype=np.float64)
-    made = match_pairs(np.ones(4, np.int64), weight)
-    assert (
-        weight * made
-    ).sum() == 4.0  # two of the triangle are matched, and the third with the fourth
 
 
 def test_matching_by_kinds_equals_matching_of_single_vertices() -> None:
@@ -120,11 +106,6 @@ def test_matching_by_kinds_equals_matching_of_single_vertices() -> None:
         made = match_pairs(count, weight)
         assert (weight * made).sum() == pytest.approx(best_matching(single))
         assert (made.sum(axis=0) + made.sum(axis=1) <= count).all()
-
-
-def test_jobs_are_not_matched_without_a_gain() -> None:
-    assert match_pairs(np.array([3, 2]), np.zeros((2, 2))).sum() == 0
-    assert match_pairs(np.array([1]), np.ones((1, 1))).sum() == 0
 
 
 def test_no_jobs_share_while_all_fit() -> None:
@@ -154,10 +135,6 @@ def test_a_slower_group_has_a_multiplier_above_one() -> None:
     assert groups.multiplier == pytest.approx([5 / 4, 5 / 4])
 
 
-def test_only_jobs_of_equal_gpu_counts_share() -> None:
-    assert group_members(share_jobs([(2, 2)] * 3, [4, 8, 8], 12)) == [(0,), (1, 2)]
-
-
 def test_jobs_that_would_only_alternate_do_not_share() -> None:
     assert group_members(share_jobs([(4, 0), (4, 0)], [4, 4], 4)) == [(0,), (1,)]
 
@@ -173,14 +150,6 @@ def test_with_four_resources_groups_grow_to_four_in_two_rounds() -> None:
     assert [len(group) for group in group_members(groups)] == [4]
     assert groups.groups[0].iteration_s == pytest.approx(interleaved_s(stage_s[None])[0])
     assert [len(g) for g in group_members(share_jobs([(1, 1, 1, 1)] * 4, [2] * 4, 4))] == [2, 2]
-
-
-def test_the_first_groups_are_those_of_the_most_urgent_jobs() -> None:
-    groups = share_jobs([(2, 2)] * 4, [4] * 4, 8, urgency=[3, 2, 1, 0])
-    assert [group[0] for group in group_members(groups)] == sorted(
-        (group[0] for group in group_members(groups)), reverse=True
-    )
-    assert group_members(groups)[0][0] == 3
 
 
 def test_stages_are_compute_and_communication() -> None:

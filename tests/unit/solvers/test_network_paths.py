@@ -107,12 +107,6 @@ def test_the_least_communication_time_uses_the_best_choice_for_each_bundle_alone
         ).all()
 
 
-def test_the_offered_load_matches_the_demand_if_no_bundles_of_a_job_collide() -> None:
-    case = _contention_of_bytes([4.0], [3.0], [2.0], fixed={1: {0: 1.0}})
-    chosen = select_paths(case, np.array([0, 1, 2]))
-    assert offered_duty(case, chosen) == pytest.approx(demand_of(case, chosen).offered)
-
-
 def test_links_are_less_congested_on_average_than_with_hashing() -> None:
     ours, plain = [], []
     for seed in range(60):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import numpy as np
 import pytest
 
 from tessera.formulation.errors import InvalidInput
@@ -103,25 +102,6 @@ def test_hived_fills_the_most_used_host_first() -> None:
     assert book.allocate("j3", 4) == a_gang((0, (0, 1, 2, 3)))
 
 
-def test_hived_splits_a_split_cell_in_preference_to_a_whole_one() -> None:
-    machine = a_machine(pods=1, racks=1, hosts=2, switches=2, gpus=4)
-    book = Occupancy(machine, HiveD(machine))
-    book.allocate("a", 3)
-    assert book.allocate("b", 1) == a_gang((0, (3,)))
-    assert book.allocate("c", 5) == a_gang((1, (0, 1, 2, 3, 4)))
-    # the rest of a PCIe switch, the smallest cell
-    assert book.allocate("d", 3) == a_gang((1, (5, 6, 7)))
-
-
-def test_hived_gives_several_hosts_of_one_rack() -> None:
-    machine = a_machine(pods=2, racks=2, hosts=3, switches=1, gpus=4)
-    book = Occupancy(machine, HiveD(machine))
-    book.allocate("a", 8)
-    assert book.allocate("b", 8) == a_gang((3, (0, 1, 2, 3)), (4, (0, 1, 2, 3)))  # same pod
-    assert book.allocate("c", 4) == a_gang((2, (0, 1, 2, 3)))
-    assert book.allocate("d", 20) == a_gang(*((h, (0, 1, 2, 3)) for h in (6, 7, 8, 9, 10)))
-
-
 def test_hived_puts_the_rest_of_a_gang_on_a_used_host_nearby() -> None:
     machine = a_machine(pods=1, racks=2, hosts=3, switches=1, gpus=4)
     book = Occupancy(machine, HiveD(machine))
@@ -144,10 +124,3 @@ def test_hived_scatters_a_gang_as_little_as_it_can_or_lets_it_wait() -> None:
     assert HiveD(machine)(free, 6) == a_gang((0, (0, 1)), (2, (0, 1)), (3, (0, 3)))
     assert HiveD(machine, waits=True)(free, 4) is None
     assert HiveD(machine)(free, 8) is None
-
-
-def test_hived_copes_with_hosts_without_gpus_and_of_other_sizes() -> None:
-    machine = a_machine(pods=1, racks=1, hosts=3, switches=1, gpus=2, empty=1)
-    place = HiveD(machine)
-    assert place([[0, 1], [], [0, 1]], 4) == a_gang((0, (0, 1)), (2, (0, 1)))
-    assert np.array(cell_hierarchy(machine)).shape == (6, 4)

@@ -93,13 +93,6 @@ def test_all_moves_find_the_best_order_and_others_a_local_optimum() -> None:
         assert _work(demand, _distinct(other)) <= _work(demand, _distinct(now)) * (1 + 1e-5)
 
 
-def test_an_order_as_good_as_the_best_is_left_alone() -> None:
-    demand = a_demand(FluidJob(busy_s={0: 1}), FluidJob(busy_s={0: 1}), FluidJob(busy_s={1: 1}))
-    for order in ([0, 1, 2], [1, 2, 0]):
-        for moves in Moves:
-            assert swap_orders(demand, np.array(order), moves=moves).tolist() == order
-
-
 def test_groups_that_are_too_large_and_jobs_of_other_groups_keep_their_places() -> None:
     demand = _crowd()
     worst = np.array([3, 2, 0, 1])
@@ -154,16 +147,6 @@ def test_paths_tried_on_the_engine_do_at_least_as_much_work_as_the_selected_ones
         gains.append(_work(demand_of(case, paths), _distinct(turned)) / before)
     assert min(gains) >= 1 - 1e-9
     assert max(gains) > 1.01
-
-
-def test_a_floor_already_satisfied_changes_and_costs_nothing() -> None:
-    demand = _crowd()
-    order = np.array([1, 0, 2, 3])
-    result = apply_floor(demand, _distinct(order), order, 4, 0.0, window=WINDOW)
-    assert result.met
-    assert result.price == 0
-    assert result.level.tolist() == _distinct(order).tolist()
-    assert result.order.tolist() == order.tolist()
 
 
 def test_a_floor_raises_the_starved_at_a_price_that_grows_with_it() -> None:
@@ -290,17 +273,6 @@ def test_of_contending_unmeasured_jobs_only_the_first_has_the_highest_level() ->
         others = held - {job}
         assert (job in held) == all(not links[job] & links[o] for o in others if o > job)
     assert find_network_violations(case, result.plan) == []
-
-
-def test_a_requested_floor_is_kept_and_its_order_is_still_valid() -> None:
-    case = a_contention(5, jobs=6, load=2.0)
-    free = replan_network(case, levels=4)
-    share = _shares(free.demand, free.plan.level)
-    fair = replan_network(case, levels=4, options=PlanningOptions(floor=float(share.min()) + 0.1))
-    assert find_network_violations(case, fair.plan) == []
-    assert fair.floored is not None
-    assert fair.floored.met
-    assert _shares(fair.demand, fair.plan.level).min() > share.min() + 0.05
 
 
 def test_of_several_placements_the_one_with_the_most_work_is_chosen() -> None:

@@ -21,7 +21,6 @@ from tessera.formulation.values import Hold
 from tessera.solvers.placement import PlacementResult, defragment, place
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate, some_nodes
 
-Members = tuple[tuple[int, tuple[int, ...]], ...]
 EIGHT = tuple(range(8))
 
 
@@ -89,26 +88,6 @@ def a_snapshot_of_waiting_jobs(
     )
 
 
-@pytest.mark.parametrize(("gpus", "nodes"), [(24, 3), (40, 5), (48, 6)])
-def test_counts_that_are_no_power_of_two_take_whole_nodes(gpus: int, nodes: int) -> None:
-    outcome, _ = place_jobs(a_snapshot_of_waiting_jobs(some_nodes((0, 6, 8)), gpus), {0: gpus})
-    members = outcome.placement.gangs[0].members
-    assert len(members) == nodes
-    assert all(indices == EIGHT for _, indices in members)
-    assert outcome.degraded == frozenset()
-
-
-def test_24_gpus_on_nodes_of_16_are_one_whole_node_and_half_of_another() -> None:
-    outcome, _ = place_jobs(a_snapshot_of_waiting_jobs(some_nodes((0, 3, 16)), 24), {0: 24})
-    assert outcome.placement.gangs[0].members == ((0, tuple(range(16))), (1, EIGHT))
-
-
-def test_six_gpus_are_a_block_of_four_and_one_of_two_on_one_node() -> None:
-    outcome, _ = place_jobs(a_snapshot_of_waiting_jobs(some_nodes((0, 1, 8)), 6, 2), {0: 6, 1: 2})
-    assert outcome.placement.gangs[0].members == ((0, (0, 1, 2, 3, 4, 5)),)
-    assert outcome.placement.gangs[1].members == ((0, (6, 7)),)
-
-
 def test_nodes_of_one_rack_are_preferred() -> None:
     nodes = [a_node("a", rack="r0"), a_node("b", rack="r1"), a_node("c", rack="r1")]
     outcome, _ = place_jobs(a_snapshot_of_waiting_jobs(nodes, 16), {0: 16})
@@ -123,12 +102,6 @@ def test_a_remainder_lies_in_the_rack_of_its_whole_nodes() -> None:
     ]
     outcome, _ = place_jobs(a_snapshot_of_waiting_jobs(nodes, 12), {0: 12})
     assert [node for node, _ in outcome.placement.gangs[0].members] == [1, 2]
-
-
-def test_a_gang_spans_racks_if_no_rack_is_large_enough() -> None:
-    nodes = [a_node(str(i), rack=f"r{i // 2}") for i in range(4)]
-    outcome, _ = place_jobs(a_snapshot_of_waiting_jobs(nodes, 24), {0: 24})
-    assert outcome.placement.gangs[0].nodes == 3
 
 
 def test_the_tightest_block_is_taken_and_free_nodes_stay_whole() -> None:
@@ -156,12 +129,6 @@ def test_nodes_of_odd_and_different_sizes_are_used_completely() -> None:
     assert [len(g) for _, g in outcome.placement.gangs[0].members] == [6, 4, 6]
 
 
-def test_a_drained_node_is_avoided() -> None:
-    nodes = [a_node("a", schedulable=False), a_node("b")]
-    outcome, _ = place_jobs(a_snapshot_of_waiting_jobs(nodes, 8), {0: 8})
-    assert outcome.placement.gangs[0].members == ((1, EIGHT),)
-
-
 def test_gpus_being_given_back_can_be_assigned() -> None:
     snapshot = a_snapshot_of_waiting_jobs(some_nodes((0, 1, 8)), 8)
     rows = [
@@ -184,19 +151,6 @@ def test_reserved_gpus_belong_to_a_job_that_keeps_its_place() -> None:
     outcome, _ = place_jobs(snapshot, {0: 4, 1: 4})
     assert outcome.placement.gangs[0].members == ((0, (0, 1, 2, 3)),)
     assert outcome.placement.gangs[1].members == ((1, (0, 1, 2, 3)),)
-
-
-def test_a_job_that_keeps_its_cell_keeps_its_gpus_and_a_suspended_one_releases_them() -> None:
-    snapshot = a_snapshot(
-        nodes=some_nodes((0, 2, 4)),
-        jobs=[a_running_job("stays", 2), a_running_job("goes", 4), a_job("new")],
-        estimates=estimates_of(2, 4),
-        gangs={0: gang((1, (1, 3))), 1: gang((0, (0, 1, 2, 3)))},
-    )
-    outcome, _ = place_jobs(snapshot, {0: 2, 2: 4})
-    assert outcome.placement == Placement(
-        gangs={0: gang((1, (1, 3))), 2: gang((0, (0, 1, 2, 3)))}, migrated=frozenset()
-    )
 
 
 def test_a_completely_free_node_is_split_last() -> None:
@@ -367,16 +321,6 @@ def test_the_cheapest_blocking_job_is_moved() -> None:
     assert outcome.placement.gangs[2].members == ((0, (4, 5, 6, 7)),)
 
 
-def test_without_time_no_moves_are_searched() -> None:
-    snapshot = a_fragmented_snapshot()
-    problem = build_problem(snapshot, Policy())
-    outcome = place(
-        snapshot, problem, a_solution(problem, {0: 2, 1: 2, 2: 4}), deadline_expired=lambda: True
-    )
-    assert outcome.placement.migrated == frozenset()
-    assert set(outcome.unplaced) == {2}
-
-
 def a_promise_at_risk() -> Snapshot:
     """Return guaranteed job 0, whose node was lost; pinned best-effort jobs 1 and 2 use the other nodes."""
     running = [
@@ -446,11 +390,6 @@ def test_promised_jobs_shrink_before_one_of_them_is_left_out() -> None:
     assert set(outcome.unplaced) == {0}
 
 
-def test_jobs_that_were_not_chosen_are_not_placed() -> None:
-    outcome, _ = place_jobs(a_snapshot_of_waiting_jobs(some_nodes((0, 2, 8)), 4), {1: 4})
-    assert set(outcome.placement.gangs) == {1}
-
-
 def a_degraded_job(*, movable: bool = True, restart_s: float = 36.0) -> Snapshot:
     """Return a job on halves of two nodes of four GPUs; another node is free."""
     return a_snapshot(
@@ -497,17 +436,6 @@ def test_defragmentation_empties_nodes_for_a_job_that_could_not_be_placed() -> N
     assert len(after.placement.migrated) == 1
     hurried = defragment(snapshot, problem, before, deadline_expired=lambda: True)
     assert hurried.placement == before.placement
-
-
-def test_without_a_solution_nothing_is_placed() -> None:
-    snapshot = a_snapshot_of_waiting_jobs(some_nodes((0, 1, 4)), 4)
-    problem = build_problem(snapshot, Policy())
-    nothing = dataclasses.replace(
-        a_solution(problem, {}), status=SolveStatus.UNKNOWN, bound=float("inf")
-    )
-    outcome = place(snapshot, problem, nothing, deadline_expired=never)
-    assert outcome.placement.gangs == {}
-    assert defragment(snapshot, problem, outcome) == outcome
 
 
 def with_gang(

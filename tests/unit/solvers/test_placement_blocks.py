@@ -27,12 +27,6 @@ def test_a_mask_falls_into_maximal_aligned_blocks() -> None:
     assert maximal_blocks(0) == ()
 
 
-def test_blocks_start_at_multiples_of_their_size() -> None:
-    assert carve_share(free_mask(1, 2), 2) == 0
-    assert carve_share(free_mask(1, 2, 4, 5), 2) == free_mask(4, 5)
-    assert carve_share(free_mask(2, 3, 4, 5), 4) == 0
-
-
 def test_a_share_takes_the_tightest_block() -> None:
     assert carve_share(free_mask(0, 1, 2, 3, 6, 7), 2) == free_mask(6, 7)
     assert carve_share(free_mask(0, 1, 2, 3, 6, 7), 1) == free_mask(6)

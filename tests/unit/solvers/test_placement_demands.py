@@ -76,38 +76,6 @@ def a_running_job(name: str, gpus: int, **overrides: Any) -> dict[str, Any]:
     return a_job(name, state=JobState.RUNNING, cell=(0, gpus, 1), **overrides)
 
 
-def test_a_tighter_node_without_enough_cores_is_skipped() -> None:
-    nodes = [a_node("tight", gpus=2, cpus=4), a_node("roomy", gpus=8, cpus=64)]
-    outcome = place_columns(*a_round(nodes, [a_job("a")], [(2, 8, 0)]))
-    assert nodes_by_job(outcome) == {0: [1]}
-
-
-def test_a_node_without_stated_capacity_limits_nothing() -> None:
-    nodes = [a_node("silent", gpus=2), a_node("small", gpus=2, cpus=1, host_bytes=1)]
-    outcome = place_columns(*a_round(nodes, [a_job("a")], [(2, 1000, 1 << 50)]))
-    assert nodes_by_job(outcome) == {0: [0]}
-
-
-def test_two_jobs_share_a_node_only_if_it_has_enough_for_both() -> None:
-    nodes = [a_node("n0", gpus=4, host_bytes=10), a_node("n1", gpus=4, host_bytes=10)]
-    outcome = place_columns(*a_round(nodes, [a_job("a"), a_job("b")], [(2, 0, 6), (2, 0, 6)]))
-    assert nodes_by_job(outcome) == {0: [0], 1: [1]}
-
-
-def test_a_gang_needs_its_share_of_cores_on_each_of_its_nodes() -> None:
-    nodes = [a_node("n0", cpus=16), a_node("n1", cpus=15), a_node("n2", cpus=16)]
-    outcome = place_columns(*a_round(nodes, [a_job("a")], [(16, 32, 0)]))
-    assert nodes_by_job(outcome) == {0: [0, 2]}
-
-
-def test_a_staying_job_is_counted_before_starting_ones() -> None:
-    nodes = [a_node("n0", gpus=4, cpus=8), a_node("n1", gpus=8, cpus=8)]
-    gangs = {0: Gang(members=((0, (0,)),))}
-    jobs = [a_running_job("a", 1), a_job("b")]
-    outcome = place_columns(*a_round(nodes, jobs, [(1, 5, 0), (2, 4, 0)], gangs))
-    assert nodes_by_job(outcome) == {0: [0], 1: [1]}
-
-
 def test_a_small_job_is_moved_to_free_cores_for_a_larger_one() -> None:
     nodes = [a_node("n0", gpus=4, cpus=8), a_node("n1", gpus=1, cpus=4)]
     gangs = {0: Gang(members=((0, (3,)),))}

@@ -113,16 +113,6 @@ def test_a_wide_column_is_spread_over_its_nodes() -> None:
     )
 
 
-def test_a_count_that_does_not_divide_takes_uneven_shares() -> None:
-    estimates = [
-        an_estimate(gpus=5, nodes=1, iter_time_s=2.0),
-        an_estimate(gpus=5, nodes=2, iter_time_s=1.0),
-    ]
-    snapshot = a_snapshot(nodes=some_nodes((0, 2, 8)), jobs=[a_job("odd")], estimates=estimates)
-    placed, _ = place_jobs(snapshot, {0: (5, 2)})
-    assert sorted(shares(placed, 0)) == [2, 3]
-
-
 def test_five_gpus_on_nodes_of_four_are_four_and_one_or_else_three_and_two() -> None:
     estimates = [an_estimate(gpus=5, nodes=2), an_estimate(1, gpus=1)]
     jobs = [
@@ -155,15 +145,6 @@ def test_a_narrower_shape_is_taken_where_the_wide_one_finds_no_place() -> None:
     assert set(placed.unplaced) == {0}
     assert "4 free GPUs on each of 2 a100 nodes, but 1 have them" in placed.unplaced[0]
     assert placed.wanted[0] != placed.solution.choice[0]
-
-
-def test_decisions_carry_the_cell_that_was_really_placed() -> None:
-    decisions = decide(a_half_full_cluster())
-    assert decisions[0].kind is DecisionKind.START
-    assert decisions[0].cell.pipeline_degree == 1
-    assert decisions[0].rate == pytest.approx(256 / 14.0)
-    assert decisions[0].gang is not None
-    assert decisions[0].gang.nodes == 1
 
 
 def a_cluster_where_one_may_make_room(weight: float) -> Snapshot:
@@ -268,18 +249,6 @@ def test_a_job_on_an_imported_profile_keeps_its_shape_too() -> None:
     decision = decide(snapshot)[0]
     assert (decision.kind, decision.restart_price) == (DecisionKind.KEEP, 0.0)
     assert decision.rate == pytest.approx(256 / 14.0)
-
-
-def test_a_job_that_may_not_be_moved_keeps_the_shape_of_its_cell() -> None:
-    estimates = [row | {"pipeline_degree": 0} for row in WIDE]
-    job = a_job("runs", state=JobState.RUNNING, cell=(0, 8, 0), movable=False)
-    snapshot = a_snapshot(
-        nodes=some_nodes((0, 2, 8)),
-        jobs=[job],
-        estimates=estimates,
-        gangs={0: Gang(members=((0, tuple(range(8))),))},
-    )
-    assert decide(snapshot)[0].kind is DecisionKind.KEEP
 
 
 def test_a_running_job_keeps_its_gpus_if_the_shape_that_it_was_given_finds_no_place() -> None:

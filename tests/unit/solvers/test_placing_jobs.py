@@ -19,7 +19,6 @@ from tessera.formulation.problem import RowKind
 from tessera.formulation.reasons import ReasonCode
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.statement import state_round
-from tessera.solvers.base import Budget
 from tessera.solvers.registry import make_solver
 from tessera.solvers.rounds.explaining.explain import explain_job
 from tessera.solvers.rounds.options import RoundOptions
@@ -83,12 +82,6 @@ def explain(snapshot: Snapshot, name: str) -> Explanation:
 # allowed types
 
 
-def test_a_job_runs_only_on_the_types_that_it_may_run_on() -> None:
-    snapshot = with_allowed_types(two_types(a_job("j"), a_job("k")), (0, 1))
-    outcome = decide_round(snapshot, Policy())
-    assert [d.cell.gpu_type for d in outcome.decisions] == [1, 0]
-
-
 def test_a_running_job_leaves_a_type_that_is_not_allowed_any_more() -> None:
     snapshot = two_types(a_running_job("j", 4), gangs={0: whole(0)})
     (decision,) = decide_round(with_allowed_types(snapshot, (0, 1)), Policy()).decisions
@@ -137,12 +130,6 @@ def test_a_job_whose_types_have_no_gpus_learns_which_type_to_allow() -> None:
 # required labels
 
 
-def test_a_job_runs_only_on_nodes_that_its_selector_matches() -> None:
-    snapshot = with_selectors(four_nodes(a_job("j"), a_job("k")), {0: [2]})
-    outcome = decide_round(snapshot, Policy())
-    assert nodes_of(outcome, 0) == {2}
-
-
 def test_jobs_are_not_chosen_for_gpus_that_their_selectors_exclude() -> None:
     """Three jobs want the four GPUs of one node, and the cheapest of them is a strong one's."""
     jobs = [a_job(f"j{i}", 1, weight=weight) for i, weight in enumerate((1.0, 3.0, 2.0))]
@@ -154,14 +141,6 @@ def test_jobs_are_not_chosen_for_gpus_that_their_selectors_exclude() -> None:
     assert [d.gang is not None for d in outcome.decisions] == [False, True, True, True]
     assert not outcome.placed.unplaced
     assert (nodes_of(outcome, 1), nodes_of(outcome, 2)) == ({1}, {3})
-
-
-def test_the_bound_of_a_round_knows_what_selectors_exclude() -> None:
-    jobs = [a_job(f"j{i}", 1) for i in range(4)]
-    snapshot = with_selectors(four_nodes(*jobs), {job: [0] for job in range(4)})
-    problem = state_round(snapshot, Policy()).problem
-    exact = make_solver("cp-sat").solve(problem, Budget(remaining_s=lambda: np.inf, gap=0.0))
-    assert exact.objective == exact.bound == int(problem.value.max())
 
 
 def test_a_running_job_leaves_a_node_whose_labels_do_not_match_any_more() -> None:
@@ -226,16 +205,6 @@ def test_a_node_more_helps_a_job_only_if_it_has_the_labels() -> None:
 def test_of_equal_placements_preferred_nodes_win() -> None:
     snapshot = with_selectors(four_nodes(a_job("j", 1)), {0: [3]}, "preferred_selector")
     assert nodes_of(decide_round(snapshot, Policy()), 0) == {3}
-
-
-def test_a_preference_keeps_no_job_from_running_and_moves_none() -> None:
-    jobs = [a_running_job("r", 4, 1), a_job("w", 1)]
-    snapshot = with_selectors(
-        four_nodes(*jobs, gangs={0: whole(0)}), {0: [1], 1: [0]}, "preferred_selector"
-    )
-    outcome = decide_round(snapshot, Policy())
-    assert [d.kind for d in outcome.decisions] == [DecisionKind.KEEP, DecisionKind.START]
-    assert nodes_of(outcome, 0) == {0}
 
 
 def test_fewer_nodes_come_before_preferred_ones() -> None:

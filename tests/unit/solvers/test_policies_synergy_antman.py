@@ -15,17 +15,14 @@ from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import STATE_CODE
 from tessera.formulation.statement import state_round
 from tessera.solvers.answers import make_solution, objective_of, trivial_bound
-from tessera.solvers.greedy import Greedy
-from tessera.solvers.rounds.plan import plan_round
 from tessera.solvers.schedulers.antman import AntMan
-from tessera.solvers.schedulers.base import Scheduler, make_view, translate_choice
+from tessera.solvers.schedulers.base import make_view, translate_choice
 from tessera.solvers.schedulers.registry import make_scheduler, scheduler_names
 from tessera.solvers.schedulers.synergy import Synergy
-from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
+from tests.support.builders import a_job, a_random_snapshot
 from tests.support.laws import examples
 from tests.support.problems import brute_force
 from tests.support.published_schedulers import (
-    FOREVER,
     LINEAR,
     MINE,
     RUNNING,
@@ -81,11 +78,6 @@ def test_antman_lets_best_effort_jobs_use_idle_gpus_up_to_their_request() -> Non
 NAMES = [name for name in scheduler_names() if name.startswith(MINE)]
 
 
-def test_the_registry_has_each_scheduler_under_its_own_name() -> None:
-    assert len(NAMES) == 11
-    assert [make_scheduler(name).name for name in NAMES] == NAMES
-
-
 @pytest.mark.parametrize("name", NAMES)
 @examples(15)
 @given(seed=st.integers(0, 10_000))
@@ -127,27 +119,3 @@ def test_with_run_to_completion_a_second_round_keeps_all_jobs(name: str) -> None
 
     assert runs.any()
     assert np.all(again[runs] >= 0)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_complete_rounds_of_each_scheduler_break_no_rule(name: str) -> None:
-    snapshot = a_random_snapshot(5, jobs=40)
-
-    outcome = plan_round(
-        snapshot, Policy(), Greedy(), FOREVER, scheduler=Scheduler(published=make_scheduler(name))
-    )
-
-    assert outcome.violations == ()
-    assert outcome.solution.objective > 0
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_an_empty_queue_has_an_empty_answer(name: str) -> None:
-    nodes, estimates = some_nodes((0, 1, 8)), [an_estimate()]
-    snapshot = a_snapshot(
-        nodes=nodes, jobs=[a_job("held", state=JobState.HELD)], estimates=estimates
-    )
-
-    assert make_scheduler(name).choose(make_view(snapshot, Policy())).tolist() == [-1]
-    empty = a_snapshot(nodes=nodes, jobs=[a_job("j")], estimates=[])
-    assert make_scheduler(name).choose(make_view(empty, Policy())).tolist() == [-1]

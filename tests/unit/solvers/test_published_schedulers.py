@@ -9,24 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.formulation.placement import Gang
-from tessera.formulation.policy import Policy
-from tessera.solvers.schedulers.base import make_view
 from tessera.solvers.schedulers.elasticflow import ElasticFlow
 from tessera.solvers.schedulers.fcfs import Fcfs
 from tessera.solvers.schedulers.gandiva import Gandiva
 from tessera.solvers.schedulers.gavel import Gavel, GavelLas
-from tessera.solvers.schedulers.packing import options_of
 from tessera.solvers.schedulers.sia import Sia
 from tessera.solvers.schedulers.srt import Srt
-from tests.support.builders import (
-    a_node,
-    a_snapshot,
-    an_estimate,
-)
 from tests.support.scheduling import (
     A100,
-    BATCH,
     LINEAR,
     V100,
     Speeds,
@@ -35,23 +25,9 @@ from tests.support.scheduling import (
     chosen_cells,
     cluster,
     gpus_of,
-    rates,
 )
 
 # options
-
-
-def test_a_running_job_is_offered_its_own_cell_and_no_faster_plan() -> None:
-    snapshot = cluster([a_running_job("r", on=(A100, 4))], {A100: {4: 3.0}})
-    faster = an_estimate(0, A100, 4, degree=2, iter_time_s=BATCH / 9.0)
-    both = a_snapshot(
-        nodes=[a_node("n0", A100, 8)],
-        jobs=[a_running_job("r", on=(A100, 4)), a_waiting_job("w", gpus=4)],
-        estimates=[*rates(0, {A100: {4: 3.0}}), faster],
-        gangs={0: Gang(members=((0, (0, 1, 2, 3)),))},
-    )
-    assert options_of(make_view(snapshot, Policy())).rate.tolist() == [3.0]
-    assert options_of(make_view(both, Policy())).rate.tolist() == [3.0, 9.0]
 
 
 # FCFS
@@ -190,11 +166,6 @@ def test_gavel_normalises_throughput_and_arenas_copy_sums_raw_samples() -> None:
     assert gpus_of(Gavel(raw=True), snapshot) == [8, 0]
 
 
-def test_gavel_never_changes_the_requested_count() -> None:
-    jobs = [a_waiting_job("one", gpus=2), a_waiting_job("two", gpus=2)]
-    assert gpus_of(Gavel(), cluster(jobs, {A100: LINEAR})) == [2, 2]
-
-
 def test_gavel_with_a_change_limit_leaves_running_jobs_alone() -> None:
     jobs = [a_running_job("a", 0, on=(A100, 8)), a_running_job("b", 1, on=(V100, 8))]
     speeds: Sequence[Speeds] = (
@@ -222,14 +193,6 @@ def test_gavel_las_serves_the_job_with_least_attained_service() -> None:
     snapshot = cluster(jobs, {A100: {8: 1.0}})
     assert gpus_of(GavelLas(), snapshot) == [0, 8]
     assert gpus_of(Gavel(), snapshot) == [8, 0]
-
-
-def test_gavel_las_shares_by_weight() -> None:
-    jobs = [
-        a_waiting_job("light", gpus=8, service_gpu_s=2000.0),
-        a_waiting_job("heavy", gpus=8, service_gpu_s=3000.0, weight=4.0),
-    ]
-    assert gpus_of(GavelLas(), cluster(jobs, {A100: {8: 1.0}})) == [0, 8]
 
 
 # ElasticFlow
@@ -260,14 +223,6 @@ def test_elasticflow_admits_by_minimum_share_in_order_of_deadline() -> None:
     assert gpus_of(ElasticFlow(), cluster(jobs, {A100: LINEAR})) == [0, 8]
 
 
-def test_elasticflow_does_not_admit_a_deadline_that_no_count_meets() -> None:
-    jobs = [
-        a_waiting_job("hopeless", iterations_left=100.0, deadline_s=1001.0),
-        a_waiting_job("free"),
-    ]
-    assert gpus_of(ElasticFlow(), cluster(jobs, {A100: LINEAR})) == [0, 8]
-
-
 def test_elasticflow_keeps_an_admitted_job_before_a_new_one_with_an_earlier_deadline() -> None:
     jobs = [
         a_running_job(
@@ -290,13 +245,6 @@ def test_elasticflow_computes_the_marginal_return_per_gpu() -> None:
     jobs = [a_waiting_job("big step", 0), a_waiting_job("small step", 1)]
     snapshot = cluster(jobs, {A100: {1: 1.0, 5: 2.0}}, {A100: {1: 1.0, 2: 1.5}}, a100=6)
     assert gpus_of(ElasticFlow(), snapshot) == [1, 2]
-
-
-def test_elasticflow_stays_on_the_requested_type() -> None:
-    jobs = [a_waiting_job("w", requested_type=V100)]
-    assert chosen_cells(ElasticFlow(), cluster(jobs, {A100: LINEAR, V100: {1: 0.1}}, v100=4)) == [
-        (V100, 1)
-    ]
 
 
 def test_elasticflow_ls_loosens_every_deadline() -> None:

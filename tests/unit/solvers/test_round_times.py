@@ -31,13 +31,6 @@ def test_an_event_after_a_quiet_time_has_its_round_at_once() -> None:
     assert begin_due_rounds(RoundTimes(spacing_s=3.0), [10.0, 20.0], 60.0) == [10.0, 20.0]
 
 
-def test_events_within_the_gap_share_one_round() -> None:
-    assert begin_due_rounds(RoundTimes(spacing_s=3.0), [10.0, 10.1, 12.0, 12.9], 60.0) == [
-        10.0,
-        13.0,
-    ]
-
-
 def test_the_first_round_is_due_at_once_and_then_one_in_each_period() -> None:
     times = RoundTimes(spacing_s=3.0, period_s=20.0)
     assert begin_due_rounds(times, [], 60.0) == [0.0, 20.0, 40.0, 60.0]
@@ -46,15 +39,6 @@ def test_the_first_round_is_due_at_once_and_then_one_in_each_period() -> None:
 def test_a_round_for_an_event_restarts_the_period() -> None:
     times = RoundTimes(spacing_s=3.0, period_s=20.0)
     assert begin_due_rounds(times, [15.0], 60.0) == [0.0, 15.0, 35.0, 55.0]
-
-
-def test_without_a_period_only_events_cause_rounds() -> None:
-    assert begin_due_rounds(RoundTimes(spacing_s=3.0), [], 1e9) == []
-
-
-def test_a_gap_longer_than_the_period_does_not_delay_periodic_rounds() -> None:
-    times = RoundTimes(spacing_s=100.0, period_s=20.0)
-    assert begin_due_rounds(times, [5.0], 45.0) == [0.0, 20.0, 40.0]
 
 
 def test_a_round_does_not_answer_an_event_that_is_yet_to_come() -> None:
@@ -96,14 +80,6 @@ def test_somebody_elses_round_restarts_the_period_and_answers_no_event() -> None
     assert times.due_s() == 16.0
     times.drop()
     assert times.due_s() == 37.0
-
-
-def test_a_storm_of_events_has_one_round_per_gap_and_takes_no_memory() -> None:
-    times = RoundTimes(spacing_s=3.0)
-    storm = [k / 100_000 for k in range(100_000)]  # in one second
-    assert begin_due_rounds(times, storm, 3600.0) == [0.0, 3.0]
-    assert all(isinstance(getattr(times, name), float) for name in RoundTimes.__slots__)
-    assert not hasattr(times, "__dict__")
 
 
 @given(

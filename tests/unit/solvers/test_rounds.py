@@ -99,15 +99,6 @@ def test_a_missing_answer_does_not_mean_that_no_job_runs() -> None:
     assert sum(d.gang is not None for d in outcome.decisions) > 0
 
 
-def test_a_round_without_nodes_or_jobs_is_valid() -> None:
-    assert (
-        plan_round(
-            a_snapshot(nodes=[], jobs=[], estimates=[]), Policy(), Portfolio(), FOREVER
-        ).decisions
-        == ()
-    )
-
-
 def test_phases_are_marked_in_order() -> None:
     seen: list[str] = []
     plan_round(a_random_snapshot(3, jobs=5), Policy(), Greedy(), FOREVER, seen.append)

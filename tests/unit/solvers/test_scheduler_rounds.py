@@ -19,9 +19,8 @@ from tessera.formulation.snapshot import Estimates, Snapshot
 from tessera.formulation.statement import state_round
 from tessera.formulation.tables import Ints
 from tessera.formulation.values import BEST_FOUND
-from tessera.service.deciding import decide_again
 from tessera.solvers.greedy import Greedy
-from tessera.solvers.rounds.plan import RoundOptions, RoundOutcome, plan_round
+from tessera.solvers.rounds.plan import RoundOutcome, plan_round
 from tessera.solvers.schedulers.base import Scheduler, SchedulerView, make_view, translate_choice
 from tessera.solvers.schedulers.fcfs import Fcfs
 from tessera.solvers.schedulers.gavel import Gavel
@@ -46,7 +45,6 @@ from tests.support.scheduling import (
     decide_round,
     rates,
 )
-from tests.support.worlds import StoppedClock
 
 
 class FixedScheduler:
@@ -186,32 +184,6 @@ def test_a_choice_without_a_plan_is_translated_to_the_plan_that_the_job_runs_on(
     choice = translate_choice(make_view(visible, Policy()).draft, problem, np.array([0]))
     assert choice.tolist() == problem.current.tolist()
     assert problem.cells.pipeline_degree[problem.cell[choice[0]]] == 1
-
-
-def test_the_service_runs_the_scheduler_named_in_the_options() -> None:
-    jobs = [
-        a_running_job("r", on=(A100, 4)),
-        a_waiting_job("big", gpus=8),
-        a_waiting_job("small", gpus=4),
-    ]
-    record = decide_again(
-        cluster(jobs, {A100: LINEAR}),
-        RoundOptions(scheduler="srt"),
-        StoppedClock(),
-        remaining_s=lambda: math.inf,
-        cancelled=lambda: False,
-    )
-    assert record.summary.solver == "srt"
-    assert record.summary.verified
-    assert record.summary.options["scheduler"] == "srt"
-    with pytest.raises(InvalidInput, match="unknown 'lottery'"):
-        decide_again(
-            cluster(jobs, {A100: LINEAR}),
-            RoundOptions(scheduler="lottery"),
-            StoppedClock(),
-            remaining_s=lambda: math.inf,
-            cancelled=lambda: False,
-        )
 
 
 # exactness

@@ -143,23 +143,6 @@ def test_a_submitted_plan_that_does_not_run_on_the_request_leaves_the_best_one(n
     assert choose_plans(name, snapshot) == {"j": (2, "offload")}
 
 
-@pytest.mark.parametrize("name", ["synergy", "antman"])
-def test_jobs_wait_where_a_pool_has_too_few_cpus_or_too_little_memory(name: str) -> None:
-    jobs = [
-        a_job(f"j-{k}", 0, requested_gpus=2, submitted_plan=OFFLOAD, submit_s=float(k))
-        for k in range(2)
-    ]
-    cells = [a_cell(2, 40.0, OFFLOAD, cpus=12, host_bytes=40 * GIB)]
-
-    def runs(**node: int) -> list[bool]:
-        chosen = choose_plans(name, a_plan_round(jobs, cells, **node))
-        return [chosen[job["name"]] is not None for job in jobs]
-
-    assert runs(cpus=24, host_bytes=80 * GIB) == [True, True]
-    assert runs(cpus=23, host_bytes=80 * GIB) == [True, False]
-    assert runs(cpus=24, host_bytes=79 * GIB) == [True, False]
-
-
 def test_morphling_takes_cpus_from_the_job_that_gains_least_by_them() -> None:
     def cells(workload: int, plain: float, offloaded: float) -> list[dict[str, Any]]:
         return [

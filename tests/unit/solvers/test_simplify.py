@@ -15,7 +15,6 @@ from tessera.formulation.solution import RecordedAnswer, Solution, SolveStatus
 from tessera.solvers.answers import is_answer, make_solution, objective_of, without_answer
 from tessera.solvers.base import Budget
 from tessera.solvers.branching import Branching
-from tessera.solvers.prices import certificate_of_prices
 from tessera.solvers.simplify import simplify
 from tests.support.problems import a_problem, brute_force
 from tests.support.proofs import a_random_certificate, a_random_problem
@@ -80,14 +79,6 @@ def test_empty_and_trivial_rounds_are_simplified(
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_the_optimum_is_the_same(seed: int) -> None:
-    problem = a_random_problem(seed, with_idle=False)
-    simple = simplify(problem)
-    best, simple_best = brute_force(problem), brute_force(simple.problem)
-    assert best == (None if simple_best is None else simple_best * simple.divisor)
-
-
-@pytest.mark.parametrize("seed", range(60))
 def test_answers_bounds_and_certificates_of_the_simple_round_hold_for_the_original(
     seed: int,
 ) -> None:
@@ -136,19 +127,6 @@ def test_columns_prices_and_branches_of_a_certificate_are_translated() -> None:
             below=PriceLeaf(prices=((0, 12),), branch_prices=(18,)),
             above=PriceLeaf(prices=(), knapsacks=(0,), job_prices=((2, 6),), branch_prices=(0,)),
         ),
-    )
-
-
-def test_prices_of_the_simple_round_prove_the_same_bound_of_the_original() -> None:
-    simple = simplify(coarse())
-    solution = without_answer(
-        simple.problem, SolveStatus.UNKNOWN, solver="none", prices=np.array([0.5])
-    )
-    lifted = simple.lift(solution)
-    assert lifted.prices.tolist() == [3.0]
-    inner = certificate_of_prices(simple.problem, solution.prices)
-    assert check_certificate(coarse(), certificate_of_prices(coarse(), lifted.prices)) == (
-        6 * inner.bound
     )
 
 

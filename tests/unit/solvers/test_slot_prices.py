@@ -112,18 +112,6 @@ def test_promises_that_all_came_too_late_are_given_up() -> None:
     assert admission.bound == 0.0
 
 
-def test_one_slot_before_all_deadlines_is_a_knapsack() -> None:
-    jobs = [a_dated_job(f"j{i}", 300 * n, 290 + 10, weight=w) for i, (n, w) in enumerate(ITEMS)]
-    admission = admit(a_cluster(*jobs), AHEAD, ENDLESS)
-    assert weight_of(a_cluster(*jobs), admission) == 7.0
-    assert admission.proven
-    assert admission.bound == 7.0
-
-
-ITEMS = ((4, 6.0), (2, 4.0), (2, 3.0), (1, 1.0))
-"""GPUs that a job needs for the whole slot, and its weight."""
-
-
 @pytest.mark.parametrize("policy", [AHEAD, PLANNED])
 def test_without_open_deadlines_there_are_no_slots_to_price(policy: Policy) -> None:
     past = a_cluster(a_dated_job("late", 100, -5.0), a_job("none"))
@@ -221,17 +209,6 @@ def test_only_jobs_with_equal_options_form_a_group(monkeypatch: pytest.MonkeyPat
         market, "_digests", lambda _text, start, _count: np.zeros(len(start), np.uint64)
     )
     assert groups() == [3, 1, 1, 1]
-
-
-def test_a_sample_of_a_market_has_the_groups_of_its_jobs() -> None:
-    ahead = look_ahead_of(draw_deadlines(60, seed=5))
-    nobody = np.zeros(60, dtype=np.bool_)
-    whole = open_market(ahead, ~nobody, nobody, work_to_train(ahead), whole=True)
-    part = whole.sample(7)
-    assert part.job.tolist() == whole.job[::7].tolist()
-    group = np.repeat(np.arange(len(whole.slots.job_start) - 1), np.diff(whole.slots.job_start))
-    sizes = np.bincount(group[::7], minlength=len(whole.slots.job_start) - 1)
-    assert np.diff(part.slots.job_start).tolist() == sizes.tolist()
 
 
 def test_bounds_are_rounded_down_only_where_weights_have_a_common_unit() -> None:

@@ -87,12 +87,6 @@ def test_a_solver_that_computes_a_bound_reports_one(name: str) -> None:
     assert not plan_snapshot(name).bound_is_trivial
 
 
-def test_goals_in_order_each_have_a_bound() -> None:
-    outcome = plan_snapshot(objective=IN_ORDER)
-
-    assert [goal.bound_is_trivial for goal in outcome.goals] == [False, False, False]
-
-
 def test_a_solution_that_reaches_the_trivial_bound_is_proven_optimal() -> None:
     roomy = a_random_snapshot(1, jobs=1, groups=((0, 8, 8),))
     outcome = plan_snapshot("greedy", snapshot=roomy)
@@ -108,12 +102,6 @@ def test_a_portfolio_without_time_proves_no_bound() -> None:
     assert plan_snapshot(
         objective=IN_ORDER, budget=Budget(remaining_s=lambda: 0.0)
     ).bound_is_trivial
-
-
-def test_a_trivial_bound_is_still_valid() -> None:
-    best = plan_snapshot()
-    for outcome in (plan_snapshot("greedy"), plan_snapshot(scheduler="fcfs")):
-        assert outcome.goals[0].bound >= best.goals[0].objective
 
 
 def test_the_summary_and_the_api_mark_a_trivial_bound() -> None:

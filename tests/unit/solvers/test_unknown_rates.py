@@ -78,11 +78,6 @@ def test_a_job_of_an_unknown_model_starts_on_what_it_requests_without_a_rate() -
     assert mine.gang.gpus == 4
 
 
-def test_known_jobs_keep_their_rates_next_to_unknown_ones() -> None:
-    snapshot = a_round(an_unknown_job(), a_known_job("k"))
-    assert decision_of(decide(snapshot), snapshot, "k").rate > 0
-
-
 def test_it_is_neither_resized_nor_moved_to_another_type_while_it_runs() -> None:
     gang = Gang(members=((0, (0, 1)),))
     runs = an_unknown_job(gpus=2, state=JobState.RUNNING, cell=(A100, 2, BEST_FOUND))
@@ -265,13 +260,6 @@ def test_a_stored_snapshot_replays_to_the_same_decisions() -> None:
     assert decide(again).decisions == decide(snapshot).decisions
     assert b"assumed_efficiency" not in encode(snapshot)
     assert b"unestimated" not in encode(a_round(a_known_job("k")))
-
-
-def test_a_replay_at_a_faster_clock_decides_the_same() -> None:
-    snapshot = a_round(an_unknown_job(restart_s=60.0), a_known_job("k"))
-    fast = decide(replace(snapshot, clock_factor=60.0))
-    assert [d.cell for d in fast.decisions] == [d.cell for d in decide(snapshot).decisions]
-    assert fast.decisions[0].rate == 0.0
 
 
 def test_a_snapshot_must_have_the_plan_by_which_such_jobs_run() -> None:

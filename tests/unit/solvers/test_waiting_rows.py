@@ -27,8 +27,8 @@ from tessera.solvers.fixing import core_of
 from tessera.solvers.goals.rows import with_rows
 from tessera.solvers.greedy import Greedy
 from tessera.solvers.prices import price_problem
-from tessera.solvers.registry import make_solver, solver_names
-from tessera.solvers.waiting_columns import WaitingAsColumns, read_back_choice, spell_out
+from tessera.solvers.registry import make_solver
+from tessera.solvers.waiting_columns import WaitingAsColumns, spell_out
 from tests.support.goals import every_answer
 from tests.support.laws import examples
 from tests.support.problems import a_problem, problems
@@ -63,33 +63,6 @@ def test_waiting_becomes_the_last_column_of_each_job_whose_waiting_uses_a_row() 
     assert spelled.must_run.tolist() == [False, True, True]
     assert [spelled.usage_of(c) for c in range(5)] == [{0: 1}, {1: 1}, {0: 1}, {}, {1: 1}]
     assert not len(spelled.idle_row)
-
-
-def test_current_columns_and_must_run_jobs_are_preserved() -> None:
-    problem = at_most_waiting(
-        a_problem([[(1, {})], [(1, {}), (2, {})]], must_run=[0], current={1: 1}), 1
-    )
-    spelled, origin = spell_out(problem)
-    assert spelled.job_start.tolist() == [0, 1, 4]
-    assert origin[spelled.current[1]] == problem.current[1]
-
-
-def test_the_choice_is_translated_back_to_the_columns_of_the_problem() -> None:
-    _, origin = spell_out(a_problem_of_three_jobs(1))
-    assert read_back_choice(origin, np.array([2, 3, 7])).tolist() == [-1, 2, 3 + 2]
-    assert read_back_choice(np.zeros(0, np.int64), np.array([-1])).tolist() == [-1]
-
-
-@pytest.mark.parametrize(
-    "name", [n for n in solver_names() if n not in ("greedy", "pricing", "lp")]
-)
-@pytest.mark.parametrize(("most", "best"), [(3, 5), (2, 5), (1, -2), (0, -3)])
-def test_every_solver_counts_waiting_jobs(name: str, most: int, best: int) -> None:
-    problem = a_problem_of_three_jobs(most)
-    solution = make_solver(name).solve(problem, EXACT)
-    assert solution.status is SolveStatus.OPTIMAL
-    assert solution.objective == best
-    assert not find_violations(problem, solution)
 
 
 def solver_classes() -> list[type[Any]]:
@@ -156,11 +129,6 @@ def test_a_core_with_rows_that_count_waiting_jobs_has_a_valid_bound(
     assert inside + core.offset <= best
 
 
-def test_an_unsatisfiable_waiting_row_is_infeasible() -> None:
-    problem = at_most_waiting(a_problem([[(1, {0: 2})], [(1, {0: 2})]], capacity=[3]), 0)
-    assert make_solver("cp-sat").solve(problem, EXACT).status is SolveStatus.INFEASIBLE
-
-
 class HintRecordingGreedy:
     """Greedy that records the hint that it receives."""
 
@@ -190,13 +158,6 @@ def test_a_hint_that_breaks_the_row_is_not_passed_on() -> None:
     hint = make_solution(problem, np.array([-1, -1, 5]), bound=9.0, solver="earlier")
     WaitingAsColumns(inner).solve(problem, EXACT, hint)
     assert inner.hint is None
-
-
-def test_without_waiting_rows_the_solver_sees_the_original_problem() -> None:
-    problem, inner = a_problem([[(1, {0: 1})]]), HintRecordingGreedy()
-    hint = make_solution(problem, np.array([0]), bound=1.0, solver="earlier")
-    WaitingAsColumns(inner).solve(problem, EXACT, hint)
-    assert inner.hint is hint
 
 
 @given(problem=problems(jobs=4), most=st.integers(0, 3))

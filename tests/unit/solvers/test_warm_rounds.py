@@ -19,7 +19,7 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.last_round import NO_PRICES, Prices
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.solution import Solution
 from tessera.formulation.statement import build_problem, state_round
 from tessera.solvers.base import Budget
 from tessera.solvers.goals import build_surrogate, solve_goals
@@ -29,7 +29,6 @@ from tessera.solvers.prices import known_prices, price_problem
 from tessera.solvers.pricing import Pricing
 from tessera.solvers.registry import make_solver
 from tessera.solvers.rounds.plan import RoundOutcome, plan_round
-from tessera.solvers.waiting_columns import WaitingAsColumns
 from tests.support.builders import a_random_problem, a_random_snapshot
 
 FOREVER = Budget(remaining_s=lambda: math.inf)
@@ -124,17 +123,6 @@ def test_a_warm_round_repeats_from_its_snapshot_and_its_work(name: str) -> None:
     assert again.solution.bound == first.solution.bound
 
 
-@pytest.mark.parametrize("factor", [1e-9, 1e-3, 1e3, 1e9])
-def test_prices_of_another_size_do_no_harm(factor: float) -> None:
-    _, later = two_rounds(200)
-    odd = replace(later.prices, price=later.prices.price * factor)
-    cold = plan_round(replace(later, prices=NO_PRICES), Policy(), make_solver("pricing"), FOREVER)
-    outcome = plan_round(replace(later, prices=odd), Policy(), make_solver("pricing"), FOREVER)
-    assert outcome.violations == ()
-    assert outcome.solution.bound <= cold.solution.bound * (1 + 1e-4)
-    assert outcome.solution.gap <= max(2 * cold.solution.gap, 1e-3)
-
-
 def test_an_earlier_rounds_prices_are_never_reported_as_this_rounds_prices() -> None:
     """Neither greedy nor a portfolio that ran out of time before it computed prices reports them."""
     _, later = two_rounds(40)
@@ -161,28 +149,6 @@ def test_only_the_last_goal_starts_with_prices_and_rows_of_earlier_goals_start_a
     assert early
     assert not any(len(hint.prices) for hint in early)
     assert last.prices.tolist() == known + [0.0] * len(early)
-
-
-def test_prices_reach_a_solver_through_spelled_out_waiting_even_without_a_solution() -> None:
-    problem = a_random_problem(4, jobs=3)
-    idle = replace(
-        problem,
-        idle_start=np.array([0, 1, 1, 1]),
-        idle_row=np.array([0]),
-        idle_amount=np.array([1]),
-    )
-    nothing = Solution(
-        status=SolveStatus.UNKNOWN,
-        choice=np.full(3, -1),
-        objective=0,
-        bound=math.inf,
-        solver="?",
-        prices=np.array([1.0, 2.0]),
-    )
-    listening = HintRecordingSolver()
-    WaitingAsColumns(listening).solve(idle, FOREVER, nothing)
-    assert listening.hints[0].prices.tolist() == [1.0, 2.0]
-    assert not listening.hints[0].has_answer
 
 
 def test_a_portfolio_passes_known_prices_to_its_second_stage() -> None:
