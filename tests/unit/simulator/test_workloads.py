@@ -1,4 +1,4 @@
-"""Workloads of simulations: synthetic ones of a stated load, and published traces."""
+"""Workloads of simulations and named clusters, as drawn and as published."""
 
 from __future__ import annotations
 
@@ -10,20 +10,35 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tessera.estimator.hardware import ALL, CATALOGUE
 from tessera.estimator.samples import sample_profiles
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.simulator.clusters import hardware_of, preset_cluster
+from tessera.formulation.values import Cell, EstimateSource, Workload
+from tessera.simulator.clusters import (
+    NODES_PER_RACK,
+    PRESETS,
+    arena_table1,
+    hardware_of,
+    preset_cluster,
+)
 from tessera.simulator.data import data_dir
 from tessera.simulator.traces.redraw import LARGE_FROM, parameter_count
 from tessera.simulator.traces.screening import screen_jobs
 from tessera.simulator.traces.speeds import ClusterRoom, Speeds, requested_load
 from tessera.simulator.traces.trace import Arrival
-from tessera.simulator.workloads.philly_like import DAY_S
+from tessera.simulator.workloads.philly_like import (
+    DAY_S,
+    Habits,
+    arrival_times_s,
+    philly_like,
+    runnable_workloads,
+)
 from tessera.simulator.workloads.published import NAMES, PublishedScenario, load_published
 from tessera.simulator.workloads.synthetic import GAVEL_GPUS, SyntheticTrace
 
 TYPES, NODES = preset_cluster("testbed-a")
+
 GPUS = 64
 
 
@@ -195,3 +210,151 @@ def test_morphlings_cells_have_their_plans_needs_and_its_nodes_their_capacity() 
 def test_an_unknown_workload_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=", ".join(NAMES)):
         load_published("lab", tmp_path)
+
+
+@pytest.fixture(scope="module")
+def every_profile() -> list[EstimateRecord]:
+    return sample_profiles()
+
+
+@pytest.fixture(scope="module")
+def jobs(every_profile: list[EstimateRecord]) -> list[Arrival]:
+    return philly_like(3000, seed=7, profiles=every_profile)
+
+
+def test_the_same_seed_gives_the_same_jobs(
+    every_profile: list[EstimateRecord], jobs: list[Arrival]
+) -> None:
+    assert philly_like(3000, seed=7, profiles=every_profile) == jobs
+    assert philly_like(3000, seed=8, profiles=every_profile) != jobs
+
+
+def test_every_job_requests_a_feasible_cell(
+    every_profile: list[EstimateRecord], jobs: list[Arrival]
+) -> None:
+    runs = {
+        (e.workload, e.cell.gpu_type, e.cell.gpus)
+        for e in every_profile
+        if math.isfinite(e.iter_time_s)
+    }
+    assert all((s.workload, s.requested_type, s.requested_gpus) in runs for _, s in jobs)
+    assert len({s.name for _, s in jobs}) == len(jobs)
+
+
+def test_most_jobs_are_small_and_a_few_take_sixteen_gpus(jobs: list[Arrival]) -> None:
+    count = Counter(s.requested_gpus for _, s in jobs)
+    assert count[1] + count[2] + count[4] > 0.8 * len(jobs)
+    assert 0.03 < count[16] / len(jobs) < 0.07
+    assert set(count) == {1, 2, 4, 8, 16}
+
+
+def test_durations_have_a_heavy_tail(
+    every_profile: list[EstimateRecord], jobs: list[Arrival]
+) -> None:
+    known = runnable_workloads(every_profile, Habits().gpus)
+    seconds = np.array(
+        [
+            s.iterations
+            * dict(known[s.requested_gpus][s.requested_type][s.workload.model])[s.workload]
+            for _, s in jobs
+        ]
+    )
+    assert 1200 < np.median(seconds) < 2700
+    assert np.mean(seconds) > 3 * np.median(seconds)
+
+
+def test_arrivals_have_the_requested_mean_and_come_in_bursts(jobs: list[Arrival]) -> None:
+    times = np.array([a.arrival_s for a in jobs])
+    gaps = np.diff(times)
+    assert (gaps >= 0).all()
+    assert np.mean(gaps) == pytest.approx(20.0, rel=0.15)
+    assert np.std(gaps) > 1.5 * np.mean(gaps)  # the ratio of an exponential distribution is 1
+
+
+def test_more_jobs_arrive_by_day_than_by_night() -> None:
+    times = arrival_times_s(np.random.default_rng(3), 20_000, Habits(mean_gap_s=60.0))
+    by_day = np.mean((times % DAY_S > DAY_S / 4) & (times % DAY_S < 3 * DAY_S / 4))
+    assert by_day == pytest.approx(0.5 + 0.6 / math.pi, abs=0.05)
+
+
+def test_infeasible_counts_are_not_requested() -> None:
+    only = EstimateRecord(
+        workload=Workload(model="m", params="1B", global_batch=8),
+        cell=Cell(gpu_type="a40", gpus=4, pipeline_degree=1, nodes=2),
+        iter_time_s=2.0,
+        source=EstimateSource.ANALYTIC,
+    )
+    arrivals = philly_like(20, seed=1, profiles=[only])
+    assert {(s.requested_gpus, s.requested_type) for _, s in arrivals} == {(4, "a40")}
+
+
+def test_the_papers_cluster_has_320_gpus_of_each_type() -> None:
+    types, nodes = arena_table1()
+    assert Counter(n.gpu_type for n in nodes) == {"a100": 80, "v100": 20, "a40": 160, "a10": 160}
+    gpus = Counter[str]()
+    for node in nodes:
+        gpus[node.gpu_type] += node.gpus
+    assert dict(gpus) == {t.name: 320 for t in types}
+    assert max(Counter(n.rack for n in nodes).values()) == NODES_PER_RACK
+    assert len({n.name for n in nodes}) == len(nodes)
+
+
+def test_the_data_folder_is_the_configured_one_or_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TESSERA_DATA", str(tmp_path))
+    assert data_dir() == tmp_path
+    monkeypatch.setenv("TESSERA_DATA", str(tmp_path / "absent"))
+    assert data_dir() is None
+
+
+def nodes_and_gpus(name: str, share: float = 1.0) -> dict[str, tuple[int, int]]:
+    """Return the numbers of nodes and GPUs of each type."""
+    _, nodes = preset_cluster(name, share)
+    count = Counter(n.gpu_type for n in nodes)
+    return {t: (n, sum(x.gpus for x in nodes if x.gpu_type == t)) for t, n in count.items()}
+
+
+def test_the_presets_have_the_papers_nodes_and_gpus() -> None:
+    assert {name: nodes_and_gpus(name) for name in PRESETS} == {
+        "arena-1280": {"a100": (80, 320), "v100": (20, 320), "a40": (160, 320), "a10": (160, 320)},
+        "testbed-a": {"a40": (16, 32), "a10": (16, 32)},
+        "testbed-b": {"h100": (16, 128), "l20": (16, 256)},
+        "h100-128": {"h100": (16, 128)},
+        "a800-64": {"a800": (8, 64)},
+        "tiny": {"a100": (4, 16), "v100": (1, 16), "a40": (8, 16), "a10": (8, 16)},
+    }
+
+
+def test_a_share_keeps_that_part_of_each_type_but_at_least_one_node() -> None:
+    assert nodes_and_gpus("testbed-b", 0.25) == {"h100": (4, 32), "l20": (4, 64)}
+    assert nodes_and_gpus("arena-1280", 0.01) == {
+        "a100": (1, 4),
+        "v100": (1, 16),
+        "a40": (2, 4),
+        "a10": (2, 4),
+    }
+
+
+@pytest.mark.parametrize(("name", "share"), [("lab", 1.0), ("testbed-a", 0.0), ("testbed-a", -1.0)])
+def test_an_unknown_cluster_is_refused(name: str, share: float) -> None:
+    with pytest.raises(InvalidInput):
+        preset_cluster(name, share)
+
+
+def test_every_gpu_type_has_a_unique_name_and_presets_use_known_types() -> None:
+    assert len({kind.name for kind in CATALOGUE}) == len(CATALOGUE)
+    assert set(CATALOGUE[: len(ALL)]) == set(ALL)
+    assert {kind for name in PRESETS for kind in hardware_of(name)} <= set(CATALOGUE)
+
+
+def test_newer_gpus_run_the_same_cells_faster_in_sample_profiles() -> None:
+    kinds = {kind.name: kind for kind in CATALOGUE}
+    pair = sample_profiles([kinds["h100"], kinds["a100"]], gpu_counts=[8])
+    best: dict[tuple[str, str], float] = {}
+    for e in pair:
+        key = (e.workload.key, e.cell.gpu_type)
+        best[key] = min(best.get(key, float("inf")), e.iter_time_s)
+    works = {work for work, _ in best}
+    assert works
+    assert all(best[work, "h100"] < best[work, "a100"] for work in works)

@@ -1,4 +1,4 @@
-"""Schedules over several rounds: their slots, their accounting, and a checker that trusts neither."""
+"""Schedules over several rounds, their independent checker, and schedulers that know deadlines."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tessera.formulation.lookahead import (
     find_schedule_violations,
     legs_of,
     look_ahead,
+    may_be_scattered,
     picks_of,
     resource_usage,
     slot_boundaries,
@@ -32,29 +33,21 @@ from tessera.solvers.lookahead import admit
 from tessera.solvers.lookahead.admission import drafts_before_deadlines
 from tessera.solvers.portfolio import Portfolio
 from tessera.solvers.rounds.plan import RoundOutcome, plan_round
+from tessera.solvers.schedulers.arena_deadline import ArenaDeadline
+from tessera.solvers.schedulers.base import PublishedScheduler, make_view
+from tessera.solvers.schedulers.edf import Edf
+from tessera.solvers.schedulers.elasticflow import ElasticFlow
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
-from tests.support.dated_jobs import NOW_S, a_cluster, a_dated_job
+from tests.support.dated_jobs import NOW_S, a_cluster, a_dated_job, a_leg, running_on
 
 AHEAD = Policy(deadlines="look-ahead")
+
 ENDLESS = Budget(remaining_s=lambda: math.inf)
 
 
 def some_legs(*legs: tuple[int, float, float, int]) -> Legs:
     """Return legs of (job, start and end in seconds from now, GPUs)."""
-    return Legs.from_rows(
-        [
-            {
-                "job": job,
-                "start_s": NOW_S + start,
-                "end_s": NOW_S + end,
-                "gpu_type": 0,
-                "gpus": gpus,
-                "pipeline_degree": 1,
-                "plan": 0,
-            }
-            for job, start, end, gpus in legs
-        ]
-    )
+    return Legs.from_rows([a_leg(start, end, gpus, job) for job, start, end, gpus in legs])
 
 
 def leg_tuples(legs: Legs) -> list[tuple[int, float, float, int]]:
@@ -350,3 +343,96 @@ def test_a_round_of_recorded_work_zero_does_not_search() -> None:
         snapshot, AHEAD, Budget(remaining_s=lambda: math.inf, work={"admission": 0.0})
     )
     assert (admission.proven, admission.work) == (False, 0.0)
+
+
+NO_SEARCH = Budget(remaining_s=lambda: 0.0)
+
+
+def gpus_of(policy: PublishedScheduler, snapshot: Snapshot) -> list[int]:
+    view = make_view(snapshot, Policy())
+    return [int(view.draft.gpus[c]) if c >= 0 else 0 for c in policy.choose(view).tolist()]
+
+
+def test_edf_gives_the_earliest_deadline_its_request_and_suspends_a_later_one() -> None:
+    late = a_dated_job("late", 400, 4000, requested_gpus=4, **running_on(4))
+    early = a_dated_job("early", 4000, 1500, requested_gpus=4)
+    assert gpus_of(Edf(), a_cluster(late, early)) == [0, 4]
+
+
+def test_edf_takes_the_fastest_cell_in_time_if_the_request_is_too_slow() -> None:
+    assert gpus_of(Edf(), a_cluster(a_dated_job("a", 4000, 1500, requested_gpus=1))) == [4]
+
+
+def test_edf_does_not_start_a_late_job_but_lets_a_running_one_continue_if_there_is_room() -> None:
+    hopeless = a_dated_job("hopeless", 40_000, 1500)
+    assert gpus_of(Edf(), a_cluster(hopeless)) == [0]
+    running = a_dated_job("running", 40_000, 1500, **running_on(2))
+    assert gpus_of(Edf(), a_cluster(running)) == [2]
+    assert gpus_of(Edf(), a_cluster(running, a_dated_job("b", 4000, 2000, requested_gpus=4))) == [
+        0,
+        4,
+    ]
+
+
+def test_arena_launches_only_on_cells_that_finish_in_time_including_a_restart() -> None:
+    assert gpus_of(ArenaDeadline(), a_cluster(a_dated_job("a", 4000, 1000, requested_gpus=2))) == [
+        4
+    ]
+    late = a_dated_job("a", 4000, 1000, requested_gpus=2, restart_s=10.0)
+    assert gpus_of(ArenaDeadline(), a_cluster(late)) == [0]
+
+
+def test_arena_does_not_scale_a_job_beyond_its_deadline_for_another() -> None:
+    tight = a_dated_job("tight", 4000, 1500, requested_gpus=4, **running_on(4))
+    waiting = a_dated_job("waiting", 100, 9000, requested_gpus=2)
+    assert gpus_of(ArenaDeadline(), a_cluster(tight, waiting)) == [4, 0]
+    loose = a_dated_job("loose", 4000, 3000, requested_gpus=4, **running_on(4))
+    assert gpus_of(ArenaDeadline(), a_cluster(loose, waiting)) == [2, 2]
+
+
+def test_a_running_job_that_can_no_longer_be_in_time_continues_under_arena() -> None:
+    assert gpus_of(ArenaDeadline(), a_cluster(a_dated_job("a", 40_000, 100, **running_on(4)))) == [
+        4
+    ]
+
+
+def test_elasticflow_enlarges_no_job_whose_restart_would_make_it_late() -> None:
+    job = {"work_s": 1000.0, "due_s": 1010.0}
+    assert gpus_of(
+        ElasticFlow(), a_cluster(a_dated_job("a", **job, **running_on(1), restart_s=900.0))
+    ) == [1]
+    assert gpus_of(
+        ElasticFlow(), a_cluster(a_dated_job("a", **job, **running_on(1), restart_s=10.0))
+    ) == [4]
+
+
+def test_a_restart_is_reserved_if_gpus_of_a_type_lie_on_several_nodes() -> None:
+    job = a_dated_job("a", 1000, 2000, restart_s=60.0)
+    apart, together = a_cluster(job, nodes=2, gpus=2), a_cluster(job, nodes=1, gpus=4)
+    assert (may_be_scattered(apart.nodes), may_be_scattered(together.nodes)) == (True, False)
+    assert look_ahead(*drafts_before_deadlines(apart, AHEAD)).reserve_s.tolist() == [60.0]
+    assert look_ahead(*drafts_before_deadlines(together, AHEAD)).reserve_s.tolist() == [0.0]
+
+
+def test_a_job_too_tight_for_a_reserve_is_promised_without_one() -> None:
+    tight = a_cluster(a_dated_job("a", 1000, 325, restart_s=40.0), nodes=2, gpus=2)
+    assert look_ahead(*drafts_before_deadlines(tight, AHEAD)).reserve_s.tolist() == [0.0]
+    admission = admit(tight, AHEAD, Budget(remaining_s=lambda: math.inf))
+    assert admission.admitted.tolist() == [True]
+    assert np.all(admission.reserve_s == 0.0)
+
+
+def test_a_job_may_move_for_another_only_if_it_has_its_restart_reserve() -> None:
+    job = a_dated_job("a", 1000, 1100, restart_s=60.0, admitted=True, **running_on(1))
+    for due_s, reserve_s in ((1100, 60.0), (1020, 0.0)):
+        snapshot = a_cluster(job | {"deadline_s": NOW_S + due_s}, nodes=2, gpus=2)
+        legs = admit(snapshot, AHEAD, NO_SEARCH).legs
+        assert len(legs)
+        admission = admit(replace(snapshot, legs=legs), AHEAD, NO_SEARCH)
+        assert admission.reserve_s is not None
+        assert admission.bare_work is not None
+        # it trains 300 samples by the next slot, or 240 if it is moved first
+        assert (admission.reserve_s[0], admission.bare_work[0] <= 240.0) == (
+            reserve_s,
+            reserve_s > 0,
+        )

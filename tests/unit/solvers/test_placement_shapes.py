@@ -1,8 +1,11 @@
-"""Placement of wide shapes, and of the alternatives to a column: other shapes and other degrees."""
+"""Placement of wide shapes, blocks and layouts, and nodes that state CPU cores and host memory."""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +25,13 @@ from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.statement import build_problem
 from tessera.solvers.placement import PlacementResult, defragment, place
+from tessera.solvers.placement.blocks import (
+    block_waste,
+    carve_share,
+    indices_of,
+    mask_of,
+    maximal_blocks,
+)
 from tessera.solvers.placement.free import Layout, list_layouts, spread_evenly
 from tessera.solvers.portfolio import Portfolio
 from tessera.solvers.rounds.plan import plan_round
@@ -304,3 +314,177 @@ def test_placement_takes_no_alternative_below_the_rate_of_a_deadline() -> None:
     gang = decide(alone, policy)[0].gang
     assert gang is not None
     assert gang.nodes == 2
+
+
+def free_mask(*indices: int) -> int:
+    return mask_of(indices)
+
+
+def test_a_mask_falls_into_maximal_aligned_blocks() -> None:
+    assert maximal_blocks(free_mask(0, 1, 2, 3, 6, 7)) == ((4, 0), (2, 6))
+    assert maximal_blocks(free_mask(1, 2, 3)) == ((2, 2), (1, 1))
+    assert maximal_blocks(free_mask(0, 1, 2, 3, 4, 5)) == ((4, 0), (2, 4))
+    assert maximal_blocks(0) == ()
+
+
+def test_a_share_takes_the_tightest_block() -> None:
+    assert carve_share(free_mask(0, 1, 2, 3, 6, 7), 2) == free_mask(6, 7)
+    assert carve_share(free_mask(0, 1, 2, 3, 6, 7), 1) == free_mask(6)
+
+
+def test_a_share_that_is_no_power_of_two_is_made_of_its_binary_blocks() -> None:
+    assert carve_share(free_mask(0, 1, 4, 5, 6, 7), 6) == free_mask(0, 1, 4, 5, 6, 7)
+    assert carve_share(free_mask(0, 1, 2, 4, 5, 7), 6) == 0
+    assert indices_of(carve_share(free_mask(*range(8)), 6)) == (0, 1, 2, 3, 4, 5)
+    assert carve_share(free_mask(0, 1, 2), 3) == free_mask(0, 1, 2)
+    assert carve_share(free_mask(1, 2, 3), 3) == free_mask(1, 2, 3)
+
+
+def test_an_unaligned_share_takes_any_gpus() -> None:
+    assert carve_share(free_mask(1, 2, 5), 2, False) == free_mask(1, 2)
+    assert carve_share(free_mask(1, 2, 5), 4, False) == 0
+
+
+def test_a_share_fits_if_disjoint_blocks_for_it_exist() -> None:
+    def fits(left: int, sizes: tuple[int, ...]) -> bool:
+        if not sizes:
+            return True
+        size, *others = sizes
+        return any(
+            fits(left & ~block, tuple(others))
+            for first in range(0, 8, size)
+            if left & (block := ((1 << size) - 1) << first) == block
+        )
+
+    for mask, gpus in itertools.product(range(1, 256), range(1, 9)):
+        sizes = tuple(1 << k for k in reversed(range(4)) if gpus >> k & 1)
+        taken = carve_share(mask, gpus)
+        assert bool(taken) == fits(mask, sizes)
+        assert taken & ~mask == 0
+        assert taken.bit_count() in (0, gpus)
+
+
+def test_splitting_a_large_block_wastes_more_than_an_exact_fit() -> None:
+    assert block_waste(free_mask(0, 1), free_mask(0, 1)) < block_waste(
+        free_mask(0, 1, 2, 3), free_mask(0, 1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("gpus", "sizes", "best"),
+    [
+        (4, (8,), Layout(0, 0, 4)),
+        (8, (8,), Layout(0, 0, 8)),
+        (24, (8,), Layout(3, 8, 0, whole=True)),
+        (40, (8,), Layout(5, 8, 0, whole=True)),
+        (48, (8,), Layout(6, 8, 0, whole=True)),
+        (24, (16,), Layout(1, 16, 8, whole=True)),
+        (20, (6,), Layout(3, 6, 2, whole=True)),
+        (12, (8, 4), Layout(1, 8, 4, whole=True)),
+    ],
+)
+def test_the_best_layout_is_whole_nodes_and_a_remainder(
+    gpus: int, sizes: tuple[int, ...], best: Layout
+) -> None:
+    assert list_layouts(gpus, sizes)[0] == best
+
+
+def test_worse_layouts_are_equal_powers_of_two_larger_first() -> None:
+    assert list_layouts(24, (16,))[1:] == [
+        Layout(3, 8, 0),
+        Layout(6, 4, 0),
+        Layout(12, 2, 0),
+        Layout(24, 1, 0),
+    ]
+    assert list_layouts(6, (8,))[1:] == [Layout(3, 2, 0), Layout(6, 1, 0)]
+
+
+def a_round(
+    nodes: Sequence[dict[str, Any]],
+    jobs: Sequence[dict[str, Any]],
+    needs: Sequence[tuple[int, int, int]],
+    gangs: dict[int, Gang] | None = None,
+) -> tuple[Snapshot, Problem]:
+    """Return a round; job j runs workload j, whose one Cell ``needs`` (GPUs, cores, bytes)."""
+    snapshot = a_snapshot(
+        nodes=nodes,
+        jobs=[job | {"workload": j} for j, job in enumerate(jobs)],
+        gangs=gangs,
+        estimates=[
+            an_estimate(j, gpus=gpus, iter_time_s=1.0 / gpus)
+            for j, (gpus, _, _) in enumerate(needs)
+        ],
+    )
+    problem = build_problem(snapshot, Policy())
+    assert problem.cells.workload.tolist() == list(range(len(needs)))
+    cells = dataclasses.replace(
+        problem.cells,
+        cpus=np.array([cpus for _, cpus, _ in needs]),
+        host_bytes=np.array([size for _, _, size in needs]),
+    )
+    return snapshot, dataclasses.replace(problem, cells=cells)
+
+
+def place_columns(snapshot: Snapshot, problem: Problem) -> PlacementResult:
+    """Place the one column of each job; check the outcome."""
+    choice = np.arange(len(problem.jobs))
+    solution = Solution(
+        status=SolveStatus.OPTIMAL,
+        choice=choice,
+        objective=int(problem.value.sum()),
+        bound=float(np.maximum(problem.value, 0).sum()),
+        solver="test",
+    )
+    outcome = place(snapshot, problem, solution, deadline_expired=never)
+    assert find_violations(problem, outcome.solution) == []
+    violations = find_placement_violations(snapshot, problem, outcome.solution, outcome.placement)
+    assert violations == []
+    return outcome
+
+
+def nodes_by_job(outcome: PlacementResult) -> dict[int, list[int]]:
+    """Return the nodes of each job."""
+    return {j: [node for node, _ in g.members] for j, g in outcome.placement.gangs.items()}
+
+
+def a_running_job(name: str, gpus: int, **overrides: Any) -> dict[str, Any]:
+    return a_job(name, state=JobState.RUNNING, cell=(0, gpus, 1), **overrides)
+
+
+def test_a_small_job_is_moved_to_free_cores_for_a_larger_one() -> None:
+    nodes = [a_node("n0", gpus=4, cpus=8), a_node("n1", gpus=1, cpus=4)]
+    gangs = {0: Gang(members=((0, (3,)),))}
+    jobs = [a_running_job("a", 1), a_job("b")]
+    outcome = place_columns(*a_round(nodes, jobs, [(1, 4, 0), (2, 6, 0)], gangs))
+    assert nodes_by_job(outcome) == {0: [1], 1: [0]}
+    assert outcome.placement.migrated == {0}
+
+
+def test_a_must_run_job_takes_the_cores_of_one_that_may_wait() -> None:
+    nodes = [a_node("n0", gpus=4, cpus=8)]
+    gangs = {0: Gang(members=((0, (0,)),))}
+    snapshot, problem = a_round(
+        nodes, [a_running_job("a", 1), a_job("b")], [(1, 4, 0), (2, 6, 0)], gangs
+    )
+    must = dataclasses.replace(problem, must_run=np.array([False, True]))
+    outcome = place_columns(snapshot, must)
+    assert nodes_by_job(outcome) == {1: [0]}
+
+
+def test_a_pinned_job_with_increased_demand_displaces_a_job_next_to_it() -> None:
+    nodes = [a_node("n0", gpus=4, cpus=8), a_node("n1", gpus=4, cpus=8)]
+    gangs = {0: Gang(members=((0, (0,)),)), 1: Gang(members=((0, (1,)),))}
+    jobs = [a_running_job("a", 1), a_running_job("b", 1, movable=False, guaranteed=True)]
+    outcome = place_columns(*a_round(nodes, jobs, [(1, 2, 0), (1, 7, 0)], gangs))
+    assert nodes_by_job(outcome) == {0: [1], 1: [0]}
+    assert outcome.placement.migrated == {0}
+
+
+def test_a_job_without_enough_cores_says_so() -> None:
+    nodes = [a_node("n0", gpus=4, cpus=8, host_bytes=100)]
+    outcome = place_columns(*a_round(nodes, [a_job("a")], [(2, 9, 50)]))
+    assert nodes_by_job(outcome) == {}
+    assert outcome.unplaced == {
+        0: "the job needs 9 CPU cores and 50 bytes of host memory in addition to 2 GPUs on a node;"
+        " nodes that have the GPUs free but lack the rest: 1"
+    }

@@ -1,4 +1,4 @@
-"""Published schedulers by name and in rounds, and their integer programs compared with all choices."""
+"""Published schedulers by name and in rounds, their options, and their integer programs."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
 
 from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
 from tessera.formulation.reasons import ReasonCode
@@ -20,6 +23,7 @@ from tessera.formulation.statement import state_round
 from tessera.formulation.tables import Ints
 from tessera.formulation.values import BEST_FOUND
 from tessera.solvers.greedy import Greedy
+from tessera.solvers.placement.free import FreeGpus
 from tessera.solvers.rounds.plan import RoundOutcome, plan_round
 from tessera.solvers.schedulers.base import Scheduler, SchedulerView, make_view, translate_choice
 from tessera.solvers.schedulers.fcfs import Fcfs
@@ -28,12 +32,14 @@ from tessera.solvers.schedulers.packing import options_of
 from tessera.solvers.schedulers.registry import make_scheduler, scheduler_names, scheduler_of
 from tessera.solvers.schedulers.sia import Sia
 from tests.support.builders import (
+    a_job,
     a_node,
     a_random_snapshot,
     a_snapshot,
     an_estimate,
     some_nodes,
 )
+from tests.support.laws import examples
 from tests.support.scheduling import (
     A100,
     BATCH,
@@ -45,6 +51,7 @@ from tests.support.scheduling import (
     decide_round,
     rates,
 )
+from tests.support.snapshots import snapshots
 
 
 class FixedScheduler:
@@ -252,3 +259,74 @@ def test_every_objective_measures_the_choice_and_changes_no_decision(objective: 
         (d.kind, d.cell.gpus) for d in plain.decisions
     ]
     assert len(found.goals) == len(Policy(objective=objective).stages)
+
+
+def columns_of(view: SchedulerView, *, requested_only: bool) -> tuple[list[int], list[int]]:
+    """Return the columns of options with a requested or current count, and the current ones."""
+    options = options_of(view, requested_only=requested_only)
+    jobs = view.draft.snapshot.jobs
+    of_job = jobs.requested_gpus[options.job], jobs.current_gpus[options.job]
+    kept = (options.gpus == of_job[0]) | (options.gpus == of_job[1])
+    held = options.column[options.current[options.runs]]
+    return options.column[kept].tolist(), held.tolist()
+
+
+@examples(40)
+@given(snapshots())
+def test_options_of_requested_counts_match_the_filtered_list_of_all_options(
+    snapshot: Snapshot,
+) -> None:
+    looked_at = make_view(snapshot, Policy())
+    some = columns_of(looked_at, requested_only=True)
+    assert some == columns_of(looked_at, requested_only=False)
+    assert len(some[0]) == len(options_of(looked_at, requested_only=True))
+
+
+def a_fragmented_cluster(round_number: int) -> Snapshot:
+    """Return two four-GPU nodes, half of each free, and a job that needs four GPUs of one node."""
+    runs: dict[str, Any] = {"state": JobState.RUNNING, "cell": (0, 2, 1), "movable": False}
+    cells = [an_estimate(gpus=n, iter_time_s=1.0 / n) for n in (1, 2, 4)]
+    return a_snapshot(
+        nodes=some_nodes((0, 2, 4)),
+        round_number=round_number,
+        estimates=[*cells, an_estimate(gpus=4, nodes=2, iter_time_s=math.inf)],
+        jobs=[a_job("a", **runs), a_job("b", **runs), a_job("whole", requested_gpus=4)],
+        gangs={node: Gang(members=((node, (0, 1)),)) for node in (0, 1)},
+    )
+
+
+@pytest.mark.parametrize("round_number", [1, 12])
+def test_a_job_that_finds_no_blocks_waits_and_is_given_no_other_count(round_number: int) -> None:
+    snapshot, policy = a_fragmented_cluster(round_number), Policy(defragment_every_rounds=12)
+    scheduler = Scheduler(published=make_scheduler("fcfs"))
+    outcome = plan_round(snapshot, policy, Greedy(), FOREVER, scheduler=scheduler)
+    assert outcome.violations == ()
+    assert [d.kind for d in outcome.decisions] == [
+        DecisionKind.KEEP,
+        DecisionKind.KEEP,
+        DecisionKind.WAIT,
+    ]
+    reason = outcome.decisions[2].reason
+    assert reason is not None
+    assert reason.code is ReasonCode.FRAGMENTED
+
+
+@pytest.mark.parametrize("searched_before", [False, True])
+def test_gpus_are_taken_completely_or_not_at_all(searched_before: bool) -> None:
+    nodes = [*some_nodes((0, 2, 4)), *some_nodes((1, 1, 4))]
+    free = FreeGpus(a_snapshot(nodes=nodes, jobs=[], estimates=[]))
+    if searched_before:  # so that taking GPUs must update the buckets of nodes
+        assert free.find(0, free.layouts(0, 4)[0], {}) == ((0, 0b1111),)
+    assert free.take_if_free(((0, 0b0011), (1, 0b0001)), 0, 3)
+    before = list(free.mask), list(free.total)
+    assert before == ([0b1100, 0b1110, 0b1111], [5, 4])
+    for spots, kind, gpus in (
+        (((0, 0b0100), (1, 0b0001)), 0, 2),  # one of them is taken
+        (((0, 0b1100),), 1, 2),  # of another type
+        (((0, 0b1100),), 0, 3),  # too few
+    ):
+        assert not free.take_if_free(spots, kind, gpus)
+        assert (free.mask, free.total) == before
+    assert free.find(0, free.layouts(0, 4)[0], {}) is None
+    free.take(((0, 0b1100),))
+    assert free.find(0, free.layouts(0, 2)[0], {}) == ((1, 0b1100),)

@@ -24,7 +24,7 @@ from tessera.solvers.lookahead.pricefit import fit_at_prices, round_down
 from tessera.solvers.lookahead.search import MAX_PAIRS
 from tessera.solvers.lookahead.validity import is_valid, require_valid
 from tests.support.builders import a_job
-from tests.support.dated_jobs import NOW_S, a_cluster, a_dated_job
+from tests.support.dated_jobs import a_cluster, a_dated_job, a_leg
 
 AHEAD = Policy(deadlines="look-ahead")
 PLANNED = Policy(deadlines="planned")
@@ -73,25 +73,13 @@ def test_jobs_that_buy_at_prices_are_more_than_those_of_first_fits() -> None:
 def test_promises_keep_their_schedules_next_to_any_number_of_heavy_jobs() -> None:
     old = [a_dated_job(f"old{i}", 1200, 2000, admitted=True, weight=0.01) for i in range(3)]
     new = [a_dated_job(f"new{i}", 1200, 1500 + i, weight=100.0) for i in range(40)]
-    legs = Legs.from_rows([leg(i, 300 * i, 300 * (i + 1)) for i in range(3)])
+    legs = Legs.from_rows([a_leg(300 * i, 300 * (i + 1), job=i) for i in range(3)])
     snapshot = replace(a_cluster(*old, *new), legs=legs)
     admission = admit(snapshot, AHEAD, NO_SEARCH)
     assert admission.admitted[:3].all()
     assert admission.given_up == frozenset()
     assert admission.admitted.sum() > 3
     assert find_schedule_violations(snapshot, admission.legs, admission.admitted) == []
-
-
-def leg(job: int, start_s: float, end_s: float, gpus: int = 4) -> dict[str, Any]:
-    return {
-        "job": job,
-        "start_s": NOW_S + start_s,
-        "end_s": NOW_S + end_s,
-        "gpu_type": 0,
-        "gpus": gpus,
-        "pipeline_degree": 1,
-        "plan": 0,
-    }
 
 
 def test_jobs_without_weight_count_neither_in_the_bound_nor_against_others() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ from ortools.sat.python import cp_model
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.problem import Problem
 from tessera.formulation.solution import Solution, SolveStatus
+from tessera.simulator.provenance import ROOT
 from tessera.solvers import cbc, convex, registry
 from tessera.solvers.answers import make_solution, trivial_bound
 from tessera.solvers.base import Budget, SolverFailed
@@ -31,8 +34,11 @@ from tests.support.builders import a_random_problem
 from tests.support.problems import a_problem, are_equal
 
 ALWAYS = Budget(remaining_s=lambda: math.inf, gap=0.0)
+
 EXPIRED = Budget(remaining_s=lambda: 0.0)
+
 EXACT = ("cp-sat", "cbc", "cvxpy", "portfolio")
+
 GROUPS = ((0, 80, 4), (1, 20, 16), (2, 160, 2), (3, 160, 2))
 """Nodes with 1,280 GPUs of four types."""
 
@@ -396,3 +402,31 @@ def test_the_portfolio_uses_the_lp_if_there_are_many_rows(rows: int, stage: str)
     later = ["branching", "cp-sat", "knapsacks"]
     assert list(dict(solution.work)) == ["greedy", stage, *later]
     assert (solution.status, solution.objective) == (SolveStatus.OPTIMAL, 5 * rows)
+
+
+SOLVE_AND_INTERRUPT = """
+import math, signal, sys
+from tessera.solvers import registry
+from tessera.solvers.base import Budget
+from tests.support.builders import a_random_problem
+
+problem = a_random_problem(seed=1, jobs=12)
+for name in sys.argv[1:]:
+    registry.make_solver(name).solve(problem, Budget(remaining_s=lambda: math.inf, gap=0.0))
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        print(name, flush=True)
+"""
+
+
+def test_an_interrupt_still_works_after_any_solver() -> None:
+    names = [*registry.solver_names(), *registry.baseline_names()]
+    done = subprocess.run(
+        [sys.executable, "-c", SOLVE_AND_INTERRUPT, *names],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == names, done.stderr

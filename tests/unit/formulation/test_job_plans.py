@@ -1,4 +1,4 @@
-"""Jobs whose runtime cannot run every execution plan: the Cells that they are offered, and reasons."""
+"""Plans of jobs: what a runtime can run, stated and submitted plans, and their techniques."""
 
 from __future__ import annotations
 
@@ -11,13 +11,28 @@ import pytest
 
 from tessera.formulation.cells import build_cells
 from tessera.formulation.check import find_placement_violations
+from tessera.formulation.codec import decode, encode
 from tessera.formulation.columns import first_draft
+from tessera.formulation.draft import Draft
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import ExecutionPlan, PlanStage, Precision, ZeroStage
+from tessera.formulation.execution_plan import (
+    ExecutionPlan,
+    Offload,
+    PlanStage,
+    Precision,
+    Recomputation,
+    ZeroStage,
+)
 from tessera.formulation.lifecycle import JobState
+from tessera.formulation.objectives.fairness import fair_rate
 from tessera.formulation.placement import Gang, Placement
-from tessera.formulation.plan_tables import RefusedPlans, Runtimes
+from tessera.formulation.plan_tables import PlanKinds, RefusedPlans, Runtimes
 from tessera.formulation.policy import Policy
+from tessera.formulation.promises.guarantee import (
+    guaranteed_jobs_are_as_fast_as_requested,
+    min_demand,
+    request_rate,
+)
 from tessera.formulation.promises.pins import pinned_type
 from tessera.formulation.promises.stated_plans import stated_plans
 from tessera.formulation.reasons import Reason, ReasonCode
@@ -31,21 +46,32 @@ from tessera.formulation.runtimes import MEGATRON, RESTRICTED_RUNTIMES, RUNTIMES
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.statement import build_problem
+from tessera.formulation.techniques import (
+    Technique,
+    read_techniques,
+    refuse_techniques,
+    techniques_of,
+)
 from tessera.solvers.base import Budget
 from tessera.solvers.portfolio import Portfolio
 from tessera.solvers.rounds.plan import RoundOptions, RoundOutcome, plan_round
-from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
+from tests.support.builders import a_job, a_node, a_snapshot, an_estimate, some_nodes
 
 PLANS = ("", "dp2", "tp2", "dp4", "pp2")
+
 DP2, TP2, DP4, PP2 = 1, 2, 3, 4
+
 ESTIMATES = [
     an_estimate(gpus=2, plan=DP2, iter_time_s=1.2),
     an_estimate(gpus=2, plan=TP2, iter_time_s=1.0),
     an_estimate(gpus=4, plan=DP4, iter_time_s=0.8),
     an_estimate(gpus=4, degree=2, plan=PP2, iter_time_s=0.5),
 ]
+
 TORCHRUN = 0
+
 TORCH: dict[str, Any] = {"runtime": TORCHRUN, "requested_gpus": 2}
+
 FOREVER = Budget(remaining_s=lambda: math.inf)
 
 
@@ -245,3 +271,196 @@ def test_techniques_restrict_like_a_runtime_and_are_named() -> None:
     assert restriction_in_words(alone, 0) == " by a plan with no technique but dp, zero1"
     assert ability_in_words(alone, 0) == "a program with the techniques dp, zero1"
     assert ability_in_words(both, 0) == "its runtime torchrun with the techniques dp, zero1"
+
+
+TWO_PLANS = ("", "best", "stated")
+
+
+def a_cluster_of_two_plans(*jobs: dict[str, Any], **stated: Any) -> Snapshot:
+    """Return a cluster in which the stated plan is slower than the best one on the same GPUs."""
+    return a_snapshot(
+        nodes=[a_node("n0", gpus=4)],
+        plans=TWO_PLANS,
+        estimates=[
+            an_estimate(gpus=2, plan=1, iter_time_s=1.0),
+            an_estimate(gpus=2, plan=2, **{"iter_time_s": 2.0} | stated),
+            an_estimate(gpus=4, plan=1, iter_time_s=0.6),
+        ],
+        jobs=list(jobs),
+    )
+
+
+def plans_of(draft: Draft, job: int) -> list[str]:
+    columns = slice(int(draft.job_start[job]), int(draft.job_start[job + 1]))
+    return [TWO_PLANS[plan] for plan in draft.cells.plan[draft.cell[columns]].tolist()]
+
+
+def test_a_job_runs_by_its_stated_plan_even_if_another_one_is_faster() -> None:
+    snapshot = a_cluster_of_two_plans(a_job("own", stated_plan=2), a_job("free"))
+    draft = stated_plans(first_draft(snapshot, Policy()))
+    assert plans_of(draft, 0) == ["stated"]
+    assert "best" in plans_of(draft, 1)
+
+
+@pytest.mark.parametrize(("generation", "free"), [(0, False), (1, True)])
+def test_a_first_plan_binds_a_job_until_its_first_start(generation: int, free: bool) -> None:
+    job = a_job("j", stated_plan=2, stated_plan_first=True, generation=generation)
+    draft = stated_plans(first_draft(a_cluster_of_two_plans(job), Policy()))
+    assert ("best" in plans_of(draft, 0)) is free
+
+
+def test_jobs_without_stated_plans_keep_the_undominated_columns_alone() -> None:
+    assert (
+        plans_of(stated_plans(first_draft(a_cluster_of_two_plans(a_job("j")), Policy())), 0)
+        == ["best"] * 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("iter_time_s", "said"),
+    [(float("inf"), "fails to run on every GPU type"), (None, "it has no estimate yet")],
+)
+def test_a_plan_that_runs_nowhere_is_the_jobs_reason(iter_time_s: float | None, said: str) -> None:
+    if iter_time_s is None:
+        snapshot = a_snapshot(
+            nodes=[a_node("n0", gpus=4)],
+            plans=TWO_PLANS,
+            estimates=[an_estimate(gpus=2, plan=1)],
+            jobs=[a_job("j", stated_plan=2)],
+        )
+    else:
+        snapshot = a_cluster_of_two_plans(a_job("j", stated_plan=2), iter_time_s=iter_time_s)
+    reason = stated_plans(first_draft(snapshot, Policy())).absent[0]
+    assert reason.code is ReasonCode.PLAN_UNUSABLE
+    assert said in reason.message
+
+
+PLANS_OF_REQUEST = ("", "slow", "fast", "absent")
+
+BATCH = 256.0
+
+
+def a_guaranteed_round(plan: int, gpus: int = 2, gpu_type: int = 0) -> Snapshot:
+    """Return a guaranteed job with two plans on 2 GPUs of two types, and one on 1 GPU."""
+    job = a_job("j", requested_gpus=gpus, requested_type=gpu_type, submitted_plan=plan)
+    return a_snapshot(
+        nodes=[a_node("a", 0, 8), a_node("b", 1, 8)],
+        jobs=[job | {"guaranteed": True}],
+        estimates=[
+            an_estimate(0, 0, 1, plan=2, iter_time_s=BATCH / 12.0),
+            an_estimate(0, 0, 2, plan=1, iter_time_s=BATCH / 10.0),
+            an_estimate(0, 0, 2, plan=2, iter_time_s=BATCH / 20.0),
+            an_estimate(0, 1, 2, plan=1, iter_time_s=BATCH / 6.0),
+        ],
+        plans=PLANS_OF_REQUEST,
+    )
+
+
+@pytest.mark.parametrize(("plan", "rate"), [(1, 10.0), (2, 20.0), (-1, 20.0), (3, 20.0)])
+def test_the_guarantee_is_the_rate_of_the_submitted_plan_or_else_of_the_best(
+    plan: int, rate: float
+) -> None:
+    draft = first_draft(a_guaranteed_round(plan), Policy())
+
+    assert request_rate(draft).tolist() == pytest.approx([rate])
+
+
+def test_the_least_demand_is_that_of_any_plan_as_fast_as_the_submitted_one() -> None:
+    slow, fast = (first_draft(a_guaranteed_round(plan), Policy()) for plan in (1, 2))
+
+    assert min_demand(slow)[0].tolist() == [1, 2]
+    assert min_demand(fast)[0].tolist() == [2, 2]
+    kept = guaranteed_jobs_are_as_fast_as_requested(slow)
+    assert kept.rate.tolist() == pytest.approx([12.0, 20.0])
+
+
+def test_an_unmet_guarantee_names_the_submitted_plan() -> None:
+    snapshot = a_guaranteed_round(1)
+    nodes = replace(snapshot.nodes, schedulable=np.array([False, True]))
+    draft = first_draft(replace(snapshot, nodes=nodes), Policy())
+
+    (reason,) = guaranteed_jobs_are_as_fast_as_requested(draft).absent.values()
+
+    assert reason.message == (
+        "the job is guaranteed the 10 samples/s of 2 x a100 with its submitted plan slow, but the"
+        " fastest Cell that it may have now gives 6"
+    )
+
+
+def test_a_snapshot_with_plans_is_read_back_and_one_without_has_no_new_fields() -> None:
+    plain = a_guaranteed_round(-1)
+    kinds = PlanKinds(plan=np.array([1, 2]), kind=("dp", "dp"))
+    estimates = replace(plain.estimates, cpus=np.arange(4), host_bytes=np.arange(4) * 2**30)
+    full = replace(a_guaranteed_round(1), plan_kinds=kinds, estimates=estimates)
+
+    for name in (b"plan_kinds", b"cpus", b"host_bytes", b"submitted_plan"):
+        assert name not in encode(plain)
+        assert name in encode(full)
+    again = decode(encode(full))
+    assert isinstance(again, Snapshot)
+    assert again.kinds_of_plans().tolist() == [0, 1, 1, 3]
+    assert again.estimates.equals(full.estimates)
+    assert build_cells(again).cpus.tolist() == [0, 2, 1, 3]
+
+
+def test_plans_of_one_count_with_other_cpus_leave_the_fair_rate_as_it_is() -> None:
+    def fair(*cells: dict[str, Any]) -> list[float]:
+        snapshot = a_snapshot(
+            nodes=[a_node("n", 0, 8, cpus=64)],
+            jobs=[a_job("j")],
+            estimates=cells,
+            plans=PLANS_OF_REQUEST,
+        )
+        rate: list[float] = fair_rate(first_draft(snapshot, Policy()), np.array([0.25])).tolist()
+        return rate
+
+    fast = [
+        an_estimate(0, 0, gpus, plan=2, iter_time_s=BATCH / rate, cpus=8 * gpus)
+        for gpus, rate in ((1, 10.0), (4, 30.0))
+    ]
+    slow = an_estimate(0, 0, 4, plan=1, iter_time_s=BATCH / 20.0, cpus=4)
+
+    assert fair(*fast, slow) == pytest.approx(fair(*fast))
+
+
+def test_indices_and_needs_out_of_range_are_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"jobs\.submitted_plan"):
+        a_guaranteed_round(4)
+    snapshot = a_guaranteed_round(1)
+    with pytest.raises(InvalidInput, match=r"estimates\.cpus"):
+        replace(snapshot, estimates=replace(snapshot.estimates, cpus=np.full(4, -1)))
+
+
+def test_a_plan_uses_the_techniques_of_its_degrees_and_switches() -> None:
+    stages = (PlanStage(start=0, end=2, dp=2, tp=2), PlanStage(start=2, end=4, dp=2, tp=2))
+    pipeline = ExecutionPlan(stages=stages, micro_batch=4, accumulation=8)
+    assert techniques_of(pipeline) == {"dp", "tp", "pp"}
+    alone = ExecutionPlan(
+        stages=(PlanStage(start=0, end=4),),
+        micro_batch=2,
+        accumulation=4,
+        zero=ZeroStage.GRADIENTS,
+        offload=Offload.OPTIMIZER,
+        recomputation=Recomputation.FULL,
+    )
+    assert techniques_of(alone) == {"zero2", "offload", "checkpointing", "accumulation"}
+
+
+def test_words_name_techniques_in_one_order() -> None:
+    words = ["ZeRO3", " dp", "dp"]
+    assert read_techniques("techniques", words) == (Technique.DATA_PARALLELISM, Technique.ZERO_3)
+
+
+def test_an_unknown_technique_is_refused_with_those_that_exist() -> None:
+    with pytest.raises(InvalidInput, match="has 'fsdp', but techniques are dp, tp, pp"):
+        read_techniques("techniques", ["fsdp"])
+
+
+def test_a_plan_is_refused_if_it_uses_a_technique_that_is_not_named() -> None:
+    plan = ExecutionPlan(
+        stages=(PlanStage(start=0, end=4, dp=2, tp=2),), micro_batch=4, zero=ZeroStage.PARAMETERS
+    )
+    assert refuse_techniques(plan, ()) == ""
+    assert refuse_techniques(plan, read_techniques("t", ["dp", "tp", "zero3", "pp"])) == ""
+    problem = refuse_techniques(plan, read_techniques("t", ["dp", "zero1"]))
+    assert problem == "uses tp, zero3, and the job's techniques are dp, zero1"

@@ -1,8 +1,9 @@
-"""The check that only one module of the agent opens, makes, changes or removes what has a path."""
+"""Rules that scripts and scans keep: who uses paths, who opens channels, and that stubs are fresh."""
 
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -83,3 +84,48 @@ def test_what_touches_no_path_is_not_found(style: Any, text: str) -> None:
 
 def test_the_agent_uses_paths_in_one_module(style: Any) -> None:
     assert style.uses_of_paths_in_agent() == []
+
+
+ROOMS = (
+    *("benchmarks", "db", "estimator", "formulation", "modelling", "service", "simulator"),
+    "solvers",
+)
+
+OPENERS = {"insecure_channel", "secure_channel"}
+
+
+def openers_of(path: Path) -> list[str]:
+    """Return where a module names a function of gRPC that opens a channel."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    names = [
+        (node.lineno, node.attr if isinstance(node, ast.Attribute) else node.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute | ast.alias)
+    ]
+    where = path.relative_to(ROOT)
+    return [f"{where}:{line}: {name}" for line, name in names if name in OPENERS]
+
+
+def test_no_module_of_the_product_opens_a_channel_by_hand() -> None:
+    paths = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
+    assert len(paths) > 100
+    assert [place for path in paths for place in openers_of(path)] == []
+
+
+def test_the_scan_recognises_what_it_looks_for() -> None:
+    client = ROOT / "proto" / "client" / "tessera" / "client"
+    openers = [place for path in client.rglob("*.py") for place in openers_of(path)]
+    assert {place.partition(":")[0] for place in openers} == {
+        "proto/client/tessera/client/channels.py"
+    }
+    assert len(openers) == 4
+
+
+def test_generating_again_gives_the_checked_in_code() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "protos.py"), "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
