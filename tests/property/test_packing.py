@@ -263,17 +263,3 @@ def test_a_shape_has_the_rate_of_its_own_estimate(snapshot: Snapshot) -> None:
         if snapshot.plans[key[4]]:
             narrower = {k[-1] for k, rate in own.items() if k[:5] == key[:5] and rate > 0}
             assert min(narrower) < key[-1]
-
-
-@examples(100)
-@given(snapshots)
-def test_the_rate_of_a_cell_on_a_shape_is_the_same_by_each_of_its_rows(snapshot: Snapshot) -> None:
-    cells = build_cells(snapshot)
-    rates: dict[tuple[int, ...], float] = {}
-    for row in range(len(cells)):
-        for nodes in range(1, 17):
-            key = (int(cells.workload[row]), *cells.key_at(row), nodes)
-            assert rates.setdefault(key, cells.rate_on(row, nodes)) == cells.rate_on(row, nodes)
-            placed = cells.row_on(row, nodes)
-            assert cells.gpus[placed] == cells.gpus[row]
-            assert cells.nodes[placed] == nodes or placed == row

@@ -40,7 +40,7 @@ from tessera.solvers.registry import make_solver, solver_names
 from tessera.solvers.relaxation import Relaxation
 from tests.support.builders import a_random_problem
 from tests.support.laws import examples
-from tests.support.problems import a_problem, are_equal, brute_force, problems
+from tests.support.problems import are_equal, brute_force, problems
 
 OURS = tuple(name for name in ("pricing", "portfolio") if name in solver_names())
 
@@ -194,25 +194,6 @@ def test_the_dual_reaches_the_optimum_of_the_linear_program(seed: int, jobs: int
 
 @examples(15)
 @given(st.integers(0, 2**32 - 1))
-def test_known_prices_that_are_still_good_need_one_pass(seed: int) -> None:
-    problem = a_random_problem(seed, jobs=150)
-    cold = Pricing().solve(problem, Budget(remaining_s=lambda: math.inf, gap=1e-2))
-    hint = Solution(
-        status=SolveStatus.UNKNOWN,
-        choice=np.full(150, -1),
-        objective=0,
-        bound=math.inf,
-        solver="last round",
-        prices=cold.prices,
-    )
-    loose = Budget(remaining_s=lambda: math.inf, gap=5e-2)
-    warm = Pricing().solve(problem, loose, hint)
-    assert dict(warm.work)["pricing"] == 1.0
-    assert warm.gap <= 5e-2
-
-
-@examples(15)
-@given(st.integers(0, 2**32 - 1))
 def test_recorded_work_repeats_pricing_bit_for_bit(seed: int) -> None:
     problem = a_random_problem(seed, jobs=60)
     hint = Greedy().solve(problem, FOREVER)
@@ -222,13 +203,6 @@ def test_recorded_work_repeats_pricing_bit_for_bit(seed: int) -> None:
         problem, Budget(remaining_s=lambda: math.inf, work=dict(cut.work)), hint
     )
     assert are_equal(cut, again)
-
-
-def test_must_run_jobs_that_cannot_run_are_proven_infeasible_by_prices_alone() -> None:
-
-    problem = a_problem([[(5, {0: 5})], [(5, {0: 5})], [(5, {0: 4})]], [9], must_run=[0, 1])
-    solution = Pricing().solve(problem, FOREVER)
-    assert solution.status is SolveStatus.INFEASIBLE
 
 
 def test_an_unsolvable_model_ends_the_ascent_with_a_valid_bound(

@@ -16,7 +16,7 @@ import pytest
 from tessera.formulation.certificates import Certificate, PriceLeaf
 from tessera.formulation.packing.validity import find_false_rows
 from tessera.formulation.placement import Gang
-from tessera.formulation.proofs import NO_PROOF, RoundProof, proof_from_plain, proof_to_plain
+from tessera.formulation.proofs import RoundProof
 from tessera.formulation.records.rounds import RoundRecord
 from tessera.formulation.snapshot import Snapshot
 from tessera.solvers.registry import make_solver
@@ -26,7 +26,7 @@ from tessera.solvers.rounds.plan import plan_round, restate_round
 from tessera.solvers.rounds.widened import restate_packing
 from tests.support.builders import a_random_snapshot
 from tests.support.odd_gangs import gangs
-from tests.support.proofs import a_round_proof, proves, read_document
+from tests.support.proofs import proves, read_document
 from tests.support.proven_rounds import FREE, a_proven_round, check
 from tests.support.proving import RecordingSolver
 
@@ -100,13 +100,6 @@ def test_a_stored_bound_below_what_is_proven_is_found() -> None:
     false = replace(proof, goals=(replace(proof.goals[0], certificate=leaf),))
     (goal,) = check(record, options, snapshot, false)
     assert "priced rows must rise" in goal.problem
-
-
-def test_a_round_without_certificates_is_not_stated_again() -> None:
-    snapshot, options = a_random_snapshot(1, jobs=10), RoundOptions(objective="throughput")
-    record, _ = a_proven_round(snapshot, options)
-    (goal,) = check(record, options, snapshot, NO_PROOF)
-    assert (goal.proven, goal.problem, goal.document) == (None, "", None)
 
 
 SCRIPT = Path(__file__).parents[2] / "docs" / "examples" / "verify_certificate.py"
@@ -225,14 +218,6 @@ def test_goals_in_order_are_checked_with_the_rows_of_the_last_pass(objective: st
         ]
         documents += sum(goal.document is not None for goal in goals)
     assert documents > 0
-
-
-def test_proofs_that_were_stored_before_packing_rows_are_read() -> None:
-    proof = a_round_proof()
-    plain = json.loads(json.dumps(proof_to_plain(proof)))
-    assert proof_from_plain(plain) == proof
-    del plain["widened"], plain["packing"]
-    assert proof_from_plain(plain) == replace(proof, widened=(), packing=())
 
 
 def test_answers_that_a_clock_ended_are_given_back_to_their_pass() -> None:

@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 
 from tessera.formulation.check import score_solution
 from tessera.formulation.codec import decode, digest, encode
-from tessera.formulation.decisions import CHANGES_GPUS, DecisionKind
+from tessera.formulation.decisions import CHANGES_GPUS
 from tessera.formulation.explanations.changes import Change, ChangeKind
-from tessera.formulation.lifecycle import ACTIVE
 from tessera.formulation.policy import Policy
 from tessera.formulation.rates import expected_rate, unit_rate
 from tessera.formulation.records.forecasts import EVENTS
-from tessera.formulation.snapshot import STATES, Snapshot
+from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.what_if.hypotheses import (
     Hypothesis,
     append_jobs,
@@ -77,20 +76,6 @@ def test_the_same_snapshot_gives_the_same_decisions_also_after_a_trip_through_js
     again = decode(encode(snapshot))
     assert isinstance(again, Snapshot)
     assert outcome(snapshot).decisions == outcome(again).decisions
-
-
-@LAW
-@given(snapshots())
-def test_a_launched_guaranteed_job_keeps_running_unless_its_promise_is_waived(
-    snapshot: Snapshot,
-) -> None:
-    result = outcome(snapshot)
-    for decision in result.decisions:
-        promised = snapshot.jobs.guaranteed[decision.job] and (
-            STATES[int(snapshot.jobs.state[decision.job])] in ACTIVE
-        )
-        if promised and decision.kind is DecisionKind.SUSPEND:
-            assert decision.job in result.given_up or not result.problem.columns_of(decision.job)
 
 
 @LAW

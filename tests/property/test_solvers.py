@@ -20,7 +20,7 @@ from tessera.solvers.convex import Convex
 from tessera.solvers.cpsat import CpSat
 from tessera.solvers.cpsat import model as cpsat_model
 from tessera.solvers.fixing import core_of
-from tessera.solvers.goals import SolvedGoals, build_surrogate, solve_goals
+from tessera.solvers.goals import SolvedGoals, solve_goals
 from tessera.solvers.greedy import Greedy
 from tessera.solvers.portfolio import Portfolio
 from tessera.solvers.prices import price_problem
@@ -194,14 +194,3 @@ def test_a_recorded_round_repeats_bit_for_bit(statement: Statement) -> None:
     again = solve_statement(statement, "portfolio", Budget(remaining_s=lambda: math.inf, work=work))
     assert are_equal(first.solution, again.solution)
     assert repr(first.results) == repr(again.results)
-
-
-@given(statement=statements())
-@examples(60)
-def test_surrogate_values_stay_small_and_keep_the_columns(statement: Statement) -> None:
-    problem = build_surrogate(statement)
-    assert np.array_equal(problem.cell, statement.problem.cell)
-    if len(statement.goals) == 1:
-        assert problem is statement.problem
-    else:
-        assert np.abs(problem.value).max(initial=0) <= 2e9

@@ -98,22 +98,6 @@ def test_the_checker_finds_jobs_that_wait_and_arrays_over_their_limit() -> None:
     assert rules(array=0 * one, array_limit=2 * one) == set()
 
 
-def test_members_with_gpus_come_first_and_failed_ones_leave_their_place() -> None:
-    jobs = [
-        a_job("failed", array=0, array_limit=2, retry_s=5000.0, failures=1),
-        a_job("first", array=0, array_limit=2),
-        a_job("second", array=0, array_limit=2),
-        a_job("leaves", array=0, array_limit=2, state=JobState.CANCELLING),
-        a_job("other"),
-    ]
-    snapshot = a_snapshot(nodes=some_nodes((0, 1, 4)), jobs=jobs, estimates=[an_estimate()])
-    outcome = decide_round(snapshot, Policy())
-    assert sorted(gangs_of(outcome)) == [1, 4]
-    reason = outcome.decisions[2].reason
-    assert reason is not None
-    assert reason.code is ReasonCode.ARRAY_LIMIT
-
-
 def random_arrivals(seed: int, jobs: int) -> list[Arrival]:
     """Return jobs that wait for random earlier or later ones, without circles."""
     rng = np.random.default_rng(seed)

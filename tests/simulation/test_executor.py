@@ -209,20 +209,6 @@ def test_each_hold_pays_its_start_and_resumes_from_what_was_trained() -> None:
     assert [s.ready_s for s in replay.segments] == [31.0, 348.0]
 
 
-def test_a_finished_job_ignores_its_later_holds() -> None:
-    replay = replay_of(a_hold(end_s=1500.0), a_hold(start_s=2000.0))
-
-    assert replay.end_s.tolist() == [1000.0]
-    assert len(replay.segments) == 1
-
-
-def test_a_job_that_loses_its_last_hold_does_not_finish() -> None:
-    replay = replay_of(a_hold(end_s=400.0))
-
-    assert replay.end_s.tolist() == [math.inf]
-    assert [s.iterations for s in replay.segments] == [400.0]
-
-
 @pytest.mark.parametrize(
     "holds", [(a_hold(end_s=20.0), a_hold(start_s=10.0)), (a_hold(job=1),)], ids=["overlap", "job"]
 )

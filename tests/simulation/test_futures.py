@@ -185,14 +185,6 @@ def test_a_future_ends_at_its_horizon_with_what_has_not_happened() -> None:
     assert np.isinf(times.finish_s).any()
 
 
-def test_nobody_follows_a_future_that_is_not_wanted() -> None:
-    _, snapshot = watch(some_arrivals(0), 900.0, {})
-    draw = draw_facts(snapshot, History.of([], snapshot), 60.0, np.random.default_rng(0))
-    decide = Decider(RoundOptions(solver="greedy"))
-    times = follow_future(snapshot, draw, decide, RHYTHM, lambda: False)
-    assert np.isinf(times.finish_s).all()
-
-
 def test_a_job_that_starts_again_has_neither_its_former_cell_nor_its_former_training() -> None:
     """``old`` gives way to ``new``, and starts again when that has ended."""
     old: dict[str, Any] = {

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from tessera.estimator.profiling.tasks import LEAST_WEIGHT, ProfilingOptions, missing_tasks
-from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.records.estimates import (
     ClusterGpuType,
     EstimationInputs,
@@ -22,16 +21,14 @@ from tessera.simulator.executor import ReplayFailed, replay_lines
 from tessera.simulator.hazards import Failure
 from tessera.simulator.logfile import lines_of, log_of
 from tessera.simulator.metrics import reference_of, run_figures
-from tessera.simulator.run import Decider, Result
+from tessera.simulator.run import Result
 from tessera.simulator.store.gpus import AllocationChange
 from tessera.simulator.world import World
 from tests.support.worlds import (
-    ARENA,
     BERT,
     COSTLY,
     FCFS,
     FREE,
-    GREEDY,
     ILP,
     a_profile,
     a_scenario,
@@ -135,12 +132,6 @@ def test_the_service_would_create_the_same_tasks() -> None:
     assert len(expected) == 2
 
 
-def test_nothing_is_profiled_without_a_time_for_it() -> None:
-    world = a_world(a_scenario(an_arrival("a")))
-    assert task_names(world) == []
-    assert types_seen(world.snapshot()) == {"a100"}
-
-
 def test_a_model_that_nobody_can_estimate_is_not_profiled_and_runs_on_its_request() -> None:
     unknown = Workload(model="unknown", params="", global_batch=10)
     scenario = a_scenario(
@@ -177,21 +168,10 @@ def test_estimates_appear_type_by_type_as_tasks_end() -> None:
     assert keys == sorted(keys)
 
 
-def test_profiled_estimates_have_the_error_of_estimates() -> None:
-    scenario = a_scenario(an_arrival("a"), nodes=ONE_GPU, profiles=[a_profile()])
-    world = a_world(scenario, PROFILED, visible=[a_profile(iter_time_s=1.5)])
-    (task,) = task_names(world)
-    give(world, task, FIRST)
-    world.advance(400.0)
-    e = world.snapshot().estimates
-    bert = world.snapshot().workloads.index(BERT)
-    assert e.iter_time_s[e.workload == bert].tolist() == [1.5]
-
-
 # the GPUs that tasks hold
 
 
-@pytest.mark.parametrize("options", [GREEDY, ILP, FCFS, ARENA])
+@pytest.mark.parametrize("options", [ILP, FCFS])
 def test_a_job_waits_until_its_model_is_profiled_on_an_idle_gpu(options: object) -> None:
     """The task holds the only GPU from the round at 0 s until 400 s; the round at 600 s sees that."""
     scenario = a_scenario(an_arrival("a"), nodes=ONE_GPU, profiles=[a_profile()])
@@ -201,7 +181,7 @@ def test_a_job_waits_until_its_model_is_profiled_on_an_idle_gpu(options: object)
     assert result.profiling_gpu_s == 400.0
 
 
-@pytest.mark.parametrize("options", [GREEDY, ILP, FCFS, ARENA])
+@pytest.mark.parametrize("options", [ILP, FCFS])
 def test_profiling_waits_for_a_gpu_while_jobs_of_value_hold_all(options: object) -> None:
     """Job a is profiled and then trains from 600 s to 1600 s. Until then, b cannot be profiled."""
     other = Workload(model="other", params="", global_batch=10)
@@ -216,7 +196,7 @@ def test_profiling_waits_for_a_gpu_while_jobs_of_value_hold_all(options: object)
     assert spans(result) == [(600.0, 1600.0, "finish"), (2400.0, 3400.0, "finish")]
 
 
-@pytest.mark.parametrize("options", [GREEDY, ILP, FCFS, ARENA])
+@pytest.mark.parametrize("options", [ILP, FCFS])
 def test_a_task_gives_way_to_a_job_of_value_and_goes_on_from_its_records(options: object) -> None:
     """The task of b begins at 900 s, and another job of a's model takes its GPU at 1200 s."""
     other = Workload(model="other", params="", global_batch=10)
@@ -330,13 +310,3 @@ def test_the_executor_refuses_a_task_that_breaks_the_rules(
     first.update(change)
     with pytest.raises(ReplayFailed, match=rule):
         replay_lines(map(json.dumps, rows))
-
-
-def test_tasks_do_not_change_what_a_scheduler_is_asked_to_decide() -> None:
-    """A published scheduler gets tasks neither as columns nor as waiting jobs of value."""
-    scenario = a_scenario(an_arrival("a"), nodes=ONE_GPU, profiles=[a_profile()])
-    world = a_world(scenario, PROFILED)
-    outcome = Decider(FCFS)(world.snapshot())
-    kinds = {world.snapshot().jobs.name[d.job]: d.kind for d in outcome.decisions}
-    assert kinds["a"] is DecisionKind.WAIT
-    assert DecisionKind.START in kinds.values()

@@ -16,7 +16,7 @@ from tessera.formulation.cells import Cells, build_cells
 from tessera.formulation.codec import decode, digest, encode
 from tessera.formulation.columns import first_draft
 from tessera.formulation.demand import Capacity, Demand
-from tessera.formulation.dominance import find_undominated, find_undominated_from
+from tessera.formulation.dominance import find_undominated
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.given_demand import demand_on, demands_of_cells
 from tessera.formulation.information import apply_caution
@@ -204,11 +204,6 @@ def test_every_stated_resource_must_suffice_and_unstated_ones_are_unlimited() ->
     assert node.minus(share).plus(share) == node
 
 
-def test_a_round_that_needs_only_gpus_has_only_gpu_rows() -> None:
-    snapshot = a_snapshot_with_two_counts([a_node("n0", gpus=2, cpus=2, host_bytes=GIB)])
-    assert [row.name for row in build_problem(snapshot, Policy()).rows] == ["gpus/a100"]
-
-
 def a_problem_with_demands(
     snapshot: Snapshot, cpus: Sequence[int], host_bytes: Sequence[int] = ()
 ) -> Problem:
@@ -234,39 +229,12 @@ def test_a_pool_has_a_row_for_each_resource_that_its_columns_need() -> None:
     assert problem.usage_of(1) == {0: 2, 1: 8, 2: 1024}
 
 
-def test_a_pool_with_a_node_of_unstated_capacity_has_no_row() -> None:
-    nodes = [a_node("n0", gpus=4, cpus=6), a_node("n1", gpus=4), a_node("v0", 1, gpus=4, cpus=7)]
-    estimates = [an_estimate(gpu_type=kind, gpus=1) for kind in (0, 1)]
-    snapshot = a_snapshot(nodes=nodes, jobs=[a_job("j")], estimates=estimates)
-    rows = a_problem_with_demands(snapshot, [1, 1], [GIB, GIB]).rows
-    assert [row.name for row in rows] == ["gpus/a100", "gpus/v100", "cpus/v100"]
-
-
 def test_host_memory_rows_do_not_overflow_although_bytes_would() -> None:
     nodes = [a_node(f"n{i}", gpus=8, host_bytes=2 << 40) for i in range(64)]
     problem = a_problem_with_demands(
         a_snapshot_with_two_counts(nodes, jobs=4000), [0, 0], [1 << 40, 2 << 40]
     )
     assert problem.rows[1].capacity == 64 * 2 * 1024**2
-
-
-def test_a_cell_is_dominated_only_by_one_that_needs_no_more_of_any_resource() -> None:
-    estimates = [
-        an_estimate(gpus=1, iter_time_s=1.0),
-        an_estimate(gpus=2, iter_time_s=1.0),
-        an_estimate(gpus=4, iter_time_s=0.5),
-    ]
-    snapshot = a_snapshot(nodes=[a_node("n0")], jobs=[], estimates=estimates)
-    cells = build_cells(snapshot)
-    assert find_undominated(cells).tolist() == [True, False, True]
-    assert find_undominated(with_demands(cells, [4, 2, 8])).tolist() == [True, True, True]
-    assert find_undominated(with_demands(cells, [4, 4, 8])).tolist() == [True, False, True]
-    assert find_undominated(with_demands(cells, [0, 0, 0], [4, 2, 8])).tolist() == [
-        True,
-        True,
-        True,
-    ]
-    assert find_undominated_from(with_demands(cells, [4, 2, 1]), 0, 2).tolist() == [1, 2]
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -162,18 +162,6 @@ def test_a_tree_of_ten_thousand_branches_does_not_recurse() -> None:
     assert check_certificate(problem, a_proof(root, bound=5)) == 5
 
 
-def test_a_knapsack_counts_at_most_one_column_of_each_of_many_identical_jobs() -> None:
-    job = [(3, {0: 2}), (5, {0: 3})]
-    problem = a_problem([job] * 7, [12])
-    assert check_certificate(problem, a_proof(PriceLeaf(prices=(), knapsacks=(0,)))) == 20
-    assert (
-        check_certificate(
-            a_problem([[(3, {0: 2})]] * 7, [9]), a_proof(PriceLeaf(prices=(), knapsacks=(0,)))
-        )
-        == 12
-    )
-
-
 @pytest.mark.parametrize(
     ("root", "message"),
     [

@@ -206,24 +206,6 @@ def test_a_job_starts_once_its_back_off_is_over(retry_s: float) -> None:
     assert decision_kinds(snapshot, decide_round(snapshot, Policy()))["a"] is DecisionKind.START
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [
-        Policy(queue_order=True),
-        Policy(reserve_after_s=1.0),
-        Policy(objective="max-min"),
-        Policy(objective="jct"),
-        Policy(run_to_completion=True),
-    ],
-)
-def test_no_job_waits_for_a_job_in_back_off(policy: Policy) -> None:
-    snapshot = a_pair(failures=1, retry_s=NOW_S + 60.0, generation=1, guaranteed=True)
-    assert decision_kinds(snapshot, decide_round(snapshot, policy)) == {
-        "a": DecisionKind.WAIT,
-        "b": DecisionKind.START,
-    }
-
-
 def test_published_schedulers_skip_a_job_in_back_off_too() -> None:
     snapshot = a_pair(failures=1, retry_s=NOW_S + 60.0)
     outcome = plan_round(

@@ -64,13 +64,6 @@ def test_a_job_that_can_start_now_is_admitted() -> None:
     assert (decision.kind, decision.admitted) == (DecisionKind.START, True)
 
 
-def test_an_admitted_job_runs_whatever_the_value_of_others() -> None:
-    old = a_dated_job("a", 4800, 1200, admitted=True, cell=(0, 4, 1), weight=0.01, **RUNS)
-    snapshot = a_cluster(old, a_job("b", weight=99.0))
-    first, second = decide_round(snapshot, MYOPIC, "portfolio").decisions
-    assert (first.kind, second.kind) == (DecisionKind.KEEP, DecisionKind.WAIT)
-
-
 def test_a_job_that_cannot_finish_in_time_is_rejected_with_the_time_when_it_would() -> None:
     (decision,) = decide_round(
         a_cluster(a_dated_job("a", 4800, 1100, restart_s=50)), MYOPIC, "portfolio"
@@ -118,13 +111,6 @@ def test_an_impossible_promise_is_waived_and_the_job_continues(policy: Policy) -
     outcome = decide_round(snapshot, policy, "portfolio")
     assert outcome.given_up == frozenset({0})
     assert (outcome.decisions[0].kind, outcome.decisions[0].admitted) == (DecisionKind.KEEP, False)
-
-
-def test_a_job_whose_promise_is_waived_is_best_effort() -> None:
-    job = a_dated_job("a", 4800, 1200, admitted=True)
-    waived = state_round(a_cluster(job), MYOPIC, waived=frozenset({0}))
-    assert column_gpus(waived) == [1, 2, 4]
-    assert not waived.problem.must_run.any()
 
 
 def test_a_promised_job_is_not_moved_if_a_restart_would_make_it_late() -> None:
@@ -289,14 +275,6 @@ def test_a_new_deadline_is_neither_promised_nor_refused_next_to_a_promised_one()
     assert (new.kind, new.admitted) == (DecisionKind.WAIT, False)  # not rejected
     assert new.reason is not None
     assert not new.reason.code.startswith("DEADLINE")
-
-
-def test_a_promise_that_lost_nodes_prevent_is_waived_with_a_reason() -> None:
-    first, outcome = a_promised_round()
-    second = snapshot_after(first, outcome, HEAVY)
-    late = replace(second, now_s=NOW_S + 5000.0)
-    late_outcome = decide_round(late, DEFAULT)
-    assert late_outcome.given_up == {second.jobs.name.index("old")}
 
 
 PLANNED = Policy(deadlines="planned")

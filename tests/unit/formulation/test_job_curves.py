@@ -102,15 +102,6 @@ def test_a_plan_that_offloads_appears_with_its_host_memory() -> None:
     ]
 
 
-def test_a_pool_without_the_host_memory_of_a_plan_does_not_offer_it() -> None:
-    poor = [a_node("a", 0, 8, cpus=64, host_bytes=32 * GIB)]
-
-    found = only_type(a_round(nodes=poor))
-
-    assert [s.amount for s in found.gpus] == [2, 4, 8]
-    assert [s.amount for s in found.host_bytes] == [4 * GIB]
-
-
 def test_shapes_have_the_fastest_cell_on_each_number_of_nodes() -> None:
     found = only_type(a_round(), 8)
 
@@ -139,15 +130,6 @@ def test_the_minimum_demand_is_the_least_that_is_as_fast_as_the_submitted_plan(
     assert found.guaranteed_rate == pytest.approx(guaranteed)
     minimum = found.types[0].minimum
     assert (minimum and (minimum.demand.gpus, minimum.demand.cpus)) == least
-
-
-def test_a_minimum_may_have_fewer_gpus_than_the_request() -> None:
-    found = curves(a_round(requested_gpus=4, submitted_plan=1))
-
-    minimum = found.types[0].minimum
-    assert minimum is not None
-    assert found.guaranteed_rate == pytest.approx(15.0)
-    assert (minimum.demand.gpus, minimum.demand.cpus, minimum.rate) == (2, 2, 16.0)
 
 
 def test_each_gpu_type_has_its_curve_and_a_pinned_job_only_one() -> None:

@@ -153,11 +153,6 @@ def test_a_job_whose_runtime_can_run_no_estimate_says_so() -> None:
     assert reason.evidence == (("workload", "m/0B/256"), ("runtime", "torchrun"))
 
 
-def test_a_job_without_any_estimates_still_waits_for_some() -> None:
-    snapshot = a_round(a_job("torch", 1, **TORCH), workloads=2)
-    assert reason_of(snapshot).code is ReasonCode.NO_ESTIMATE
-
-
 def test_a_job_whose_only_runnable_plans_fail_says_whose_plans_these_are() -> None:
     fails = [ESTIMATES[0] | {"iter_time_s": math.inf}, ESTIMATES[1]]
     reason = reason_of(a_round(a_job("torch", **TORCH), estimates=fails))

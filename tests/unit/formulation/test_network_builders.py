@@ -55,19 +55,6 @@ def test_the_papers_two_layer_clos_has_173_tors_and_16_aggregation_switches() ->
     assert degrees(topology, Tier.NIC, Tier.TOR) == ({1}, {4, 8})
 
 
-def test_a_host_of_a_clos_is_on_one_tor() -> None:
-    topology = a_clos(10, A100_HOST, tors=3, aggregations=2)
-    e, v = topology.links, topology.vertices
-    up = v.tier[e.target] == Tier.TOR
-    on = {
-        (int(v.host[a]), int(b))
-        for a, b in zip(e.source[up], e.target[up], strict=True)
-        if v.host[a] >= 0
-    }
-    assert len(on) == 10
-    assert sorted(Counter(tor for _, tor in on).values()) == [3, 3, 4]
-
-
 def test_the_papers_double_sided_network_has_6_12_and_32_switches_and_eight_links_a_host() -> None:
     topology = a_double_sided(250, A100_HOST, tors=6, aggregations=12, cores=32)
     counts = count_tiers(topology)
@@ -156,13 +143,6 @@ def test_a_host_without_nvlink_has_no_nvswitch_and_joins_its_pcie_switches_by_a_
     assert [vertex_names(topology, p) for p in path] == [
         ["host-0/pcie-0", "host-0/pcie-root", "host-0/pcie-1", "host-0/gpu-7"]
     ]
-
-
-def test_the_pcie_switch_of_each_gpu_and_nic_can_be_given() -> None:
-    shape = a_shape(gpus=3, nics=2, pcie=2, gpu_pcie=(1, 1, 0), nic_pcie=(0, 1))
-    topology = a_clos(2, shape)
-    ports = Routes(topology).insides.port(topology.gpus_of(0)).tolist()
-    assert [topology.vertices.name[p][-5:] for p in ports] == ["nic-1", "nic-1", "nic-0"]
 
 
 def test_lingjun_groups_are_switches_and_labels_are_local_to_a_psw() -> None:

@@ -253,18 +253,6 @@ def test_omitted_paths_are_reported() -> None:
     assert notes == [("", "2 flows have up to 5 equal-cost paths, but they choose from 4 only")]
 
 
-def test_routes_are_kept_for_later_calls() -> None:
-    topology = a_double_sided(6, A100_HOST)
-    routes = Routes(topology)
-    job = a_job([("host-0", EIGHT), ("host-5", EIGHT)], an_exchange([range(16)]))
-    first, _ = build_contention(topology, [job], routes=routes)
-    again, _ = build_contention(topology, [job], routes=routes)
-    fresh, _ = build_contention(topology, [job])
-    for name in ("candidate", "path_link", "fixed_link", "fixed_bytes", "bundle_bytes"):
-        assert getattr(first, name).tolist() == getattr(again, name).tolist()
-        assert getattr(first, name).tolist() == getattr(fresh, name).tolist()
-
-
 def test_invalid_input_is_refused() -> None:
     topology = a_clos(4)
     job = a_job([("host-0", [0]), ("host-3", [0])], an_exchange([[0, 2]]))
@@ -303,16 +291,6 @@ def test_a_nic_without_a_cable_in_both_directions_is_not_used(down: tuple[str, s
     topology = without_links(a_clos(2, a_shape(gpus=4, nics=2)), down)
     ports = Routes(topology).insides.port(topology.gpus_of(1)).tolist()
     assert [topology.vertices.name[p] for p in ports] == ["host-1/nic-1"] * 4
-
-
-def test_flows_share_candidate_paths_if_only_switches_are_chosen() -> None:
-    topology = a_clos(6, A100_HOST, tors=2, aggregations=8)
-    source = np.array([gpu(topology, h, i) for h in range(3) for i in range(8)])
-    target = np.array([gpu(topology, 3 + h, i) for h in range(3) for i in range(8)])
-    ways = Routes(topology).ways(source, target)
-    assert set(ways.choice.tolist()) == {0}
-    assert len(ways.path_start) - 1 == 8
-    assert np.diff(ways.path_start).tolist() == [2] * 8
 
 
 def test_on_a_double_sided_network_the_side_is_chosen_too() -> None:
@@ -357,12 +335,6 @@ def test_a_host_without_a_cable_is_named() -> None:
         InvalidInput, match=r"from host-0/gpu-0 to host-2/gpu-1.* reach host-2/gpu-1"
     ):
         Routes(topology).between(gpu(topology, 0), gpu(topology, 2, 1))
-
-
-def test_a_path_from_a_gpu_to_itself_has_no_links() -> None:
-    topology = a_clos(2)
-    assert Routes(topology).between(gpu(topology, 0), gpu(topology, 0)) == [()]
-    assert Routes(topology).count(gpu(topology, 0), gpu(topology, 0)) == 1
 
 
 def test_less_than_one_path_is_refused() -> None:

@@ -11,9 +11,8 @@ from tessera.formulation.check import migration_price, placed_value
 from tessera.formulation.columns import first_draft
 from tessera.formulation.draft import Draft
 from tessera.formulation.goals import Linear
-from tessera.formulation.lifecycle import JobState
 from tessera.formulation.objectives import LEVELS_OF, column_values, goals_of, with_needs
-from tessera.formulation.objectives.fairness import fair_rate, fair_share
+from tessera.formulation.objectives.fairness import fair_rate
 from tessera.formulation.policy import Policy
 from tessera.formulation.reasons import ReasonCode
 from tessera.formulation.statement import state_round
@@ -162,20 +161,6 @@ def test_a_job_with_a_kept_promise_keeps_its_current_cell(
     assert values_of(unpriced, "cost") == [0.0]
 
 
-def test_a_waived_promise_keeps_no_cell() -> None:
-    job = a_running_job(requested_gpus=4, guaranteed=True)
-    policy = replace(COST, rate_floor=0.7)
-    snapshot = a_round(job, gangs=GANG)
-    draft = with_needs(first_draft(snapshot, policy, waived=frozenset({0})))
-    assert remaining_rates(draft) == [160.0]
-
-
-def test_types_without_a_price_are_left_out() -> None:
-    draft = a_draft(a_job("j"), policy=replace(COST, rate_floor=0.0), dollars=(0.0, 1.0))
-    assert remaining_rates(draft) == [51.2]
-    assert not draft.absent
-
-
 def test_a_job_whose_types_have_no_price_waits_for_that_reason() -> None:
     statement = state_round(a_round(a_job("j"), dollars=(0.0, 0.0)), COST)
     reason = statement.absent[0]
@@ -264,11 +249,6 @@ def test_the_fair_share_is_proportional_to_weight(
     assert fair_rate(draft) == pytest.approx(expected)
 
 
-def test_jobs_that_may_not_run_have_no_share() -> None:
-    held, alone = a_job("held", state=JobState.HELD), a_job("no cell", workload=1)
-    assert fair_share(a_draft(held, alone, a_job("a"), a_job("b"))).tolist() == [0, 0, 0.5, 0.5]
-
-
 def test_rho_is_the_shared_finish_time_divided_by_the_finish_time_alone() -> None:
     """Alone at 160, 5000 iterations take 8000 s. The job came 600 s ago; 4000 (6400 s) are left."""
     job = a_job("j", requested_gpus=4, iterations=5000.0, iterations_left=4000.0, submit_s=400.0)
@@ -277,18 +257,6 @@ def test_rho_is_the_shared_finish_time_divided_by_the_finish_time_alone() -> Non
     assert level[2] == pytest.approx((600 + 60 + 6400) / 8000)
     slow = 300 + 60 + (1_024_000 - 64 * 240) / 160  # restarted at the fair rate after the round
     assert level[0] == pytest.approx((600 + slow) / 8000)
-
-
-def test_a_job_that_is_not_restarted_is_less_late() -> None:
-    fields: dict[str, Any] = {
-        "iterations": 5000.0,
-        "iterations_left": 4000.0,
-        "submit_s": 400.0,
-        "restart_s": 60.0,
-    }
-    stays = rounded_levels(a_draft(a_running_job(**fields), gangs=GANG), "finish-time-fairness")[0]
-    moves = rounded_levels(a_draft(a_job("j", **fields)), "finish-time-fairness")[0]
-    assert [s < m for s, m in zip(stays, moves, strict=True)] == [False, True, False, False]
 
 
 @pytest.mark.parametrize("iterations", [0.0, 1.0, 100.0])

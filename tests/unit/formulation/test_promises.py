@@ -96,16 +96,6 @@ def test_a_job_pinned_to_a_type_without_cells_gets_the_contradiction_as_its_reas
     assert "pinned to v100" in reason.message
 
 
-def test_a_job_whose_pinned_nodes_are_silent_says_so() -> None:
-    nodes = [*some_nodes((0, 1, 4)), a_node("silent", 1, schedulable=False)]
-    snapshot = a_snapshot(
-        nodes=nodes,
-        estimates=[*LINEAR, an_estimate(0, 1, 2)],
-        jobs=[a_job("j", requested_type=1, pinned_type=True)],
-    )
-    assert reason_of(decide_round(snapshot, Policy()), 0).code is ReasonCode.NODES_AWAY
-
-
 def test_columns_must_fit_on_the_nodes_that_are_not_avoided() -> None:
     snapshot = with_avoided_nodes(a_snapshot_of_two_types(a_job("j"), a_job("k")), (0, 0), (0, 2))
     stated = state_round(snapshot, Policy())
@@ -296,23 +286,6 @@ def test_guaranteed_jobs_within_quota_start_before_more_valuable_best_effort_one
     assert [d.kind for d in decide_round(snapshot, Policy()).decisions] == [SUSPEND, WAIT, START]
 
 
-def test_a_privileged_start_never_breaks_a_launched_promise() -> None:
-    jobs = [
-        a_running_job("launched", 4, 1, guaranteed=True, requested_gpus=4, weight=0.1),
-        a_guaranteed_job("heavy", 4, workload=1, weight=9.0),
-    ]
-    snapshot = a_snapshot(
-        nodes=some_nodes((0, 1, 4)),
-        estimates=FOUR_ONLY,
-        jobs=jobs,
-        workloads=2,
-        gangs={0: gang_on(0, 0, 1, 2, 3)},
-    )
-    outcome = decide_round(snapshot, Policy())
-    assert [d.kind for d in outcome.decisions] == [KEEP, WAIT]
-    assert outcome.given_up == frozenset()
-
-
 def test_if_blocks_are_short_a_launched_promise_precedes_one_that_only_starts() -> None:
     """Seven GPUs suffice for 4 and 3, but both jobs need the first node's, where one is launched."""
     dead = [
@@ -449,12 +422,6 @@ def test_launched_best_effort_jobs_give_way_to_higher_queues_but_not_to_their_ow
         ]
         snapshot = a_queue(*jobs, gangs={0: gang_on(0, 0, 1, 2, 3)})
         assert [d.kind for d in decide_round(snapshot, policy).decisions] == expected
-
-
-def test_running_jobs_shrink_to_launch_a_waiting_one() -> None:
-    jobs = [a_running_job("r", 4, weight=9.0), a_job("w", weight=0.1)]
-    snapshot = a_queue(*jobs, gangs={0: gang_on(0, 0, 1, 2, 3)})
-    assert [d.kind for d in decide_round(snapshot, ORDER).decisions] == [RESIZE, START]
 
 
 def test_a_job_without_weight_neither_starts_nor_blocks() -> None:

@@ -96,15 +96,6 @@ def test_a_replan_keeps_its_very_gpus_where_others_would_fill_the_cluster_better
     assert decision.gang == gang
 
 
-def test_another_plan_on_other_gpus_is_a_move() -> None:
-    """The job avoids its node now, so it has to leave."""
-    nodes = some_nodes((0, 2, 8))
-    nodes[0]["schedulable"] = False
-    decision = decide(a_round(two_plans(1.8), nodes=nodes))
-    assert (decision.kind, decision.cell.plan) == (DecisionKind.MOVE, FAST)
-    assert decision.reason is None
-
-
 def test_a_change_of_cpus_alone_is_a_replan_that_gives_them_back() -> None:
     """Each number of CPU cores is a plan of its own. Another job needs the cores that are freed."""
     plans = [

@@ -257,12 +257,6 @@ def test_a_job_of_the_least_worth_runs_where_gpus_are_idle(objective: str, weigh
     assert min(gpus_given(a_round_of(long, ends), objective).values()) >= 1
 
 
-def test_a_job_never_exceeds_its_gpu_maximum() -> None:
-    jobs = [a_job("bounded", requested_gpus=1, max_gpus=4), a_job("other", max_gpus=16)]
-    for objective in (*SUMS, *LEVELS):
-        assert gpus_given(a_round_of(*jobs), objective) == {"bounded": 4, "other": 16}
-
-
 def test_a_job_with_a_gpu_minimum_gets_larger_cells_that_others_would_not_use() -> None:
     """Four GPUs are slower than two here, but a job that needs four may run on them."""
     cells = [an_estimate(gpus=2, iter_time_s=2.0), an_estimate(gpus=4, iter_time_s=3.0)]

@@ -193,12 +193,6 @@ def test_beyond_the_edge_limit_the_best_cut_is_used_without_a_proof() -> None:
     assert not has_inversion(demand, order, cut.level)
 
 
-def test_jobs_without_contention_are_on_level_0() -> None:
-    demand = a_demand([[0], [1], [], [2], [2]], [5.0, 4.0, 3.0, 2.0, 1.0])
-    levels = compress_levels(demand, demand.intensity, urgency(demand), 8)
-    assert levels.tolist() == [0, 0, 0, 1, 0]
-
-
 @pytest.mark.parametrize("demand", [a_demand([], []), a_demand([[], []], [1.0, 2.0], links=3)])
 def test_an_empty_demand_is_no_error(demand: LinkDemand) -> None:
     levels = compress_levels(demand, demand.intensity, np.arange(demand.jobs), 8)

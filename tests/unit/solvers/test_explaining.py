@@ -82,15 +82,6 @@ def test_an_outpriced_job_learns_the_weight_that_would_do_and_who_outbids_it() -
     assert decide(less, options).decisions[1].gang is None
 
 
-def test_the_first_step_is_the_next_step_and_says_what_others_would_lose() -> None:
-    explanation = explain(two_jobs_for_one_gpu(), "weak")
-    first = explanation.steps[0]
-    assert explanation.reason.next_step == first.message
-    assert first.message.startswith("raise the job's weight from 1 to 3")
-    assert first.message.endswith("the job would then run on 1 x a100, and strong would wait")
-    assert [effect.job for effect in first.effects] == ["strong"]
-
-
 def test_a_job_that_shrinks_gives_way_and_learns_what_keeps_its_rate() -> None:
     snapshot = a_snapshot(
         nodes=[a_node("n0", gpus=2)],

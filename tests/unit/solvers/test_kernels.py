@@ -24,7 +24,7 @@ from tessera.formulation.problem import Problem, reduce_by_job
 from tessera.formulation.tables import Floats, Ints
 from tessera.solvers.answers import is_answer, objective_of
 from tessera.solvers.base import Budget
-from tessera.solvers.greedy import Greedy, improve_choice, pack_must_run, repair_choice, unit_shares
+from tessera.solvers.greedy import Greedy, improve_choice, pack_must_run, repair_choice
 from tessera.solvers.kernels import greedy as loops
 from tessera.solvers.kernels.completion import fill_hulls, price_jobs
 from tessera.solvers.kernels.jit import as_fixed_array, compile_lazily
@@ -103,13 +103,6 @@ def test_improvement_loses_nothing_and_leaves_no_gainful_step(problem: Problem, 
         assert problem.value[column] <= now[job] or not is_answer(problem, changed)
 
 
-def test_improvement_does_not_modify_its_start() -> None:
-    problem = a_random_problem(1, jobs=20)
-    start = waiting_choice(problem)
-    improve_choice(problem, start, unit_shares(problem))
-    assert np.all(start == -1)
-
-
 # repairing
 
 
@@ -145,11 +138,6 @@ def test_a_must_run_job_moves_but_never_stops() -> None:
     assert choice is not None
     assert is_answer(problem, choice)
     assert objective_of(problem, choice) == 59  # job 0 stays and job 1 makes room
-
-
-def test_must_run_jobs_that_do_not_fit_together_are_reported() -> None:
-    problem = a_problem([[(1, {0: 4})], [(1, {0: 4})]], [4], must_run=[0, 1])
-    assert repair_choice(problem, np.array([0, 1]), np.zeros(1)) is None
 
 
 @SOME

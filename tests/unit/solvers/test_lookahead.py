@@ -89,12 +89,6 @@ def test_slot_lengths_double_with_the_distance(distance: float, rounds: int) -> 
     assert slot_spacing(distance) == rounds
 
 
-def test_time_after_the_deadline_does_not_count() -> None:
-    ahead = look_ahead_of(a_cluster(a_dated_job("a", 1000, 400)))
-    one_gpu = int(np.flatnonzero(ahead.rate == 1.0)[0])
-    assert ahead.gain[one_gpu, :2].tolist() == [300.0, 100.0]
-
-
 def test_each_start_costs_a_restart_and_continuing_costs_none() -> None:
     ahead = look_ahead_of(a_cluster(a_dated_job("a", 1000, 1500, restart_s=50)))
     one = int(np.flatnonzero(ahead.rate == 1.0)[0])
@@ -141,13 +135,6 @@ def test_a_badly_placed_job_continues_at_its_actual_rate() -> None:
     ahead = look_ahead_of(replace(snapshot, now_s=NOW_S))
     assert ahead.rate[ahead.stays].tolist() == [1.0]
     assert ahead.rate[~ahead.stays].tolist() == [2.0]
-
-
-def test_legs_survive_conversion_into_slots_and_back() -> None:
-    snapshot = a_cluster(a_dated_job("a", 1000, 1800), a_dated_job("b", 1000, 1800))
-    legs = some_legs((0, 0, 300, 2), (0, 300, 900, 4), (1, 900, 1500, 4))
-    ahead = look_ahead_of(snapshot)
-    assert leg_tuples(legs_of(ahead, picks_of(ahead, legs))) == leg_tuples(legs)
 
 
 def test_the_past_part_of_a_leg_is_cut_off() -> None:
@@ -380,14 +367,6 @@ def test_arena_launches_only_on_cells_that_finish_in_time_including_a_restart() 
     ]
     late = a_dated_job("a", 4000, 1000, requested_gpus=2, restart_s=10.0)
     assert gpus_of(ArenaDeadline(), a_cluster(late)) == [0]
-
-
-def test_arena_does_not_scale_a_job_beyond_its_deadline_for_another() -> None:
-    tight = a_dated_job("tight", 4000, 1500, requested_gpus=4, **running_on(4))
-    waiting = a_dated_job("waiting", 100, 9000, requested_gpus=2)
-    assert gpus_of(ArenaDeadline(), a_cluster(tight, waiting)) == [4, 0]
-    loose = a_dated_job("loose", 4000, 3000, requested_gpus=4, **running_on(4))
-    assert gpus_of(ArenaDeadline(), a_cluster(loose, waiting)) == [2, 2]
 
 
 def test_a_running_job_that_can_no_longer_be_in_time_continues_under_arena() -> None:

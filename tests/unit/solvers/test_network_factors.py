@@ -16,7 +16,6 @@ from tessera.solvers.network.factors import (
     Clip,
     correction_factors,
     factors_against,
-    fit_factors,
     low_periods_s,
     reference_of,
 )
@@ -143,24 +142,6 @@ def test_the_reference_is_the_job_with_the_most_traffic_per_second_not_per_itera
     assert reference_of(demand) == 1
 
 
-def test_several_references_agree_with_one_if_there_is_only_one_pair() -> None:
-    demand = _example_1()
-    k = fit_factors(demand, 3)
-    assert k[1] / k[0] == pytest.approx(1.5)
-    assert k[0] * k[1] == pytest.approx(1.0)
-
-
-def test_jobs_are_compared_with_contending_jobs_and_not_with_a_job_elsewhere() -> None:
-    pair = [
-        FluidJob(work=10, compute_s=2, busy_s={0: 2}),
-        FluidJob(work=5, compute_s=1, busy_s={0: 1}),
-    ]
-    far = FluidJob(work=1, compute_s=0.5, busy_s={1: 3, 2: 3})
-    k = correction_factors(a_demand(*pair, far), references=2, clip=Clip.NONE)
-    assert k[1] / k[0] == pytest.approx(1.5)
-    assert k[2] == 1
-
-
 def test_jobs_without_traffic_have_k_1_and_come_before_all_others() -> None:
     demand = a_demand(FluidJob(), FluidJob(busy_s={0: 1}), FluidJob(work=0))
     assert correction_factors(demand).tolist() == [1, 1, 1]
@@ -211,12 +192,6 @@ def test_example_1_of_crux_has_its_long_run_utilisation_and_link_seconds() -> No
         run = simulate_fluid(demand, level, horizon_s=1200.0, warm_s=120.0)
         assert run.work_per_s(demand) / peak_flop_per_s == pytest.approx(utilisation, rel=1e-12)
         assert run.comm * 12 == pytest.approx(link_s, rel=1e-12)
-
-
-def test_example_1_has_periods_4_and_4_or_6_and_2() -> None:
-    for level, period_s in ((FIRST, (4, 4)), (SECOND, (6, 2))):
-        run = simulate_fluid(_example_1(), level, horizon_s=1200.0, warm_s=120.0)
-        assert 1 / run.iterations == pytest.approx(period_s, rel=1e-12)
 
 
 def test_example_1_does_not_depend_on_the_start_of_the_second_job() -> None:
@@ -281,13 +256,3 @@ def test_meaningless_numbers_are_refused() -> None:
         simulate_fluid(demand, FIRST, horizon_s=1.0, offset_s=np.array([0.0, np.nan]))
     with pytest.raises(InvalidInput, match="noise"):
         simulate_fluid(demand, FIRST, horizon_s=1.0, noise=np.nan)
-
-
-def test_empty_lists_of_jobs_or_assignments_are_accepted() -> None:
-    nobody = a_demand()
-    assert len(simulate_fluid(nobody, np.zeros(0, np.int64), horizon_s=1.0).iterations) == 0
-    assert flop_under_levels(nobody, np.zeros((2, 0), np.int64), horizon_s=1.0).tolist() == [
-        0.0,
-        0.0,
-    ]
-    assert len(flop_under_levels(_example_1(), np.zeros((0, 2), np.int64), horizon_s=1.0)) == 0

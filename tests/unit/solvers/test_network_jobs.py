@@ -127,19 +127,6 @@ def test_jobs_share_with_complementary_ones() -> None:
     assert groups.multiplier.tolist() == [1, 1, 1, 1]
 
 
-def test_only_as_many_pairs_share_as_are_needed_and_the_best_first() -> None:
-    groups = share_jobs([(2, 2), (2, 2), (9, 1), (9, 1)], [4] * 4, 12)
-    assert group_members(groups) == [(0, 1), (2,), (3,)]
-    assert groups.multiplier.tolist() == [1, 1, 1, 1]  # the jobs of a perfect pair run as if alone
-
-
-def test_a_slower_group_has_a_multiplier_above_one() -> None:
-    groups = share_jobs([(3, 1), (2, 2)], [4, 4], 4)
-    assert group_members(groups) == [(0, 1)]
-    assert groups.groups[0].iteration_s == pytest.approx(3 + 2)
-    assert groups.multiplier == pytest.approx([5 / 4, 5 / 4])
-
-
 def test_jobs_that_would_only_alternate_do_not_share() -> None:
     assert group_members(share_jobs([(4, 0), (4, 0)], [4, 4], 4)) == [(0,), (1,)]
 
@@ -220,10 +207,6 @@ def test_without_switches_each_host_is_alone_below_the_cluster() -> None:
     assert cell[CellLevel.CLUSTER].tolist() == [0] * 6
 
 
-def test_first_fit_takes_the_first_host_that_holds_the_gang() -> None:
-    assert first_fit([[5], [0, 3, 4], [0, 1]], 2) == a_gang((1, (0, 3)))
-
-
 def test_first_fit_spreads_gangs_too_large_for_a_host_in_the_order_of_hosts() -> None:
     assert first_fit(free_hosts(2, 2, 2), 3) == a_gang((0, (0, 1)), (1, (0,)))
     assert first_fit(free_hosts(2, 2), 5) is None
@@ -235,11 +218,6 @@ def test_random_spread_is_reproducible_by_seed_and_reaches_every_host() -> None:
     hosts = [gang.members[0][0] for gang in (first(free, 2) for _ in range(100)) if gang]
     assert hosts == [gang.members[0][0] for gang in (second(free, 2) for _ in range(100)) if gang]
     assert set(hosts) == set(range(10))
-
-
-def test_random_spread_takes_idle_hosts_first_for_large_gangs() -> None:
-    gang = RandomSpread(0)([[0], [0, 1], [1], [0, 1]], 4)
-    assert gang == a_gang((1, (0, 1)), (3, (0, 1)))
 
 
 @pytest.mark.parametrize("gpus", [0, -1])

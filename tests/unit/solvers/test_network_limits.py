@@ -12,7 +12,7 @@ import pytest
 from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.check import find_network_violations
-from tessera.formulation.network.contention import LinkDemand, join_parts
+from tessera.formulation.network.contention import LinkDemand
 from tessera.formulation.network.flows import NetworkJob, build_contention
 from tessera.formulation.network.traffic import (
     MAX_BYTES,
@@ -46,7 +46,6 @@ from tessera.solvers.network.fluid import (
 from tessera.solvers.network.replan import replan
 from tessera.solvers.network.swaps import PlayEffort, PlayWindow, swap_orders
 from tests.support.networks import FluidJob, a_demand
-from tests.support.random_contentions import a_contention
 
 
 def _uneven(ratio: float) -> tuple[FluidJob, ...]:
@@ -80,11 +79,6 @@ def test_a_window_simulates_a_bounded_number_of_iterations_however_uneven_the_jo
     assert PlayWindow().played(a_demand(*_uneven(ratio))) <= swaps.MAX_JUDGED_ITERATIONS * (
         1 + 1e-9
     )
-
-
-def test_a_window_of_even_jobs_has_the_stated_iterations_of_the_slowest_job() -> None:
-    demand = a_demand(*_uneven(10.0))
-    assert PlayWindow().of(demand) == (swaps.PERIODS * 18.0, swaps.PERIODS / 4 * 18.0)
 
 
 def test_groups_share_the_simulation_budget_and_pass_on_the_rest() -> None:
@@ -294,29 +288,6 @@ def test_a_group_too_large_to_be_simulated_keeps_its_levels_without_using_memory
     assert result.level.tolist() == level.tolist()
     assert not result.met
     assert most_bytes < jobs * jobs  # no memory for each pair of jobs
-
-
-def test_joined_contentions_have_the_ends_of_all_bundles_or_of_none() -> None:
-    one, other = (
-        replace(
-            a_contention(fixed=[{}], bundles=[[[[0], [1]]]], names=[name]),
-            bundle_source=np.array([at]),
-            bundle_target=np.array([at + 1]),
-        )
-        for name, at in (("a", 3), ("b", 5))
-    )
-    whole = join_parts([one, other])
-    assert whole.bundle_source.tolist() == [3, 5]
-    assert whole.bundle_target.tolist() == [4, 6]
-    unasked = a_contention(fixed=[{}], bundles=[[[[0], [1]]]], names=["c"])
-    assert join_parts([one, unasked]).bundle_source.size == 0
-
-
-def test_a_host_without_components_does_not_affect_the_paths_of_others() -> None:
-    topology = a_topology(
-        {"a": (GPU, 0), "b": (NIC, 0), "s": (TOR, NO_HOST)}, [("a", "b"), ("b", "s")]
-    )
-    assert len(Routes(topology).insides.ports) == 1
 
 
 def test_gpus_joined_only_outside_their_host_pass_its_port_twice() -> None:

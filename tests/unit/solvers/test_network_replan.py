@@ -224,15 +224,6 @@ def test_levels_that_the_fabric_lacks_are_refused() -> None:
             replan(case, options=options, earlier=case.jobs)
 
 
-def test_one_level_serves_all_jobs_alike_and_no_jobs_need_no_plan() -> None:
-    case = a_contention(0)
-    assert set(replan(case, levels=1, unmeasured=["job-0"]).level.tolist()) == {0}
-    nobody, _ = contention_among(case, np.zeros(0, dtype=np.int64))
-    plan = replan(nobody)
-    assert len(plan.level) == 0
-    assert find_network_violations(nobody, plan) == []
-
-
 def test_an_earlier_order_is_kept_if_priorities_hardly_differ() -> None:
     case = a_contention(2, jobs=6)
     first = replan(case, options=PAPER)

@@ -96,16 +96,6 @@ def test_nodes_of_one_rack_are_preferred() -> None:
     assert [node for node, _ in outcome.placement.gangs[0].members] == [1, 2]
 
 
-def test_a_remainder_lies_in_the_rack_of_its_whole_nodes() -> None:
-    nodes = [
-        a_node("a", rack="r0"),
-        a_node("b", rack="r1"),
-        a_node("c", rack="r1"),
-    ]
-    outcome, _ = place_jobs(a_snapshot_of_waiting_jobs(nodes, 12), {0: 12})
-    assert [node for node, _ in outcome.placement.gangs[0].members] == [1, 2]
-
-
 def test_the_tightest_block_is_taken_and_free_nodes_stay_whole() -> None:
     snapshot = a_snapshot(
         nodes=some_nodes((0, 3, 8)),
@@ -115,14 +105,6 @@ def test_the_tightest_block_is_taken_and_free_nodes_stay_whole() -> None:
     )
     outcome, _ = place_jobs(snapshot, {0: 6, 1: 2})
     assert outcome.placement.gangs[1].members == ((1, (6, 7)),)
-
-
-def test_big_gangs_are_placed_before_small_ones() -> None:
-    outcome, _ = place_jobs(
-        a_snapshot_of_waiting_jobs(some_nodes((0, 2, 4)), 1, 2, 4), {0: 1, 1: 2, 2: 4}
-    )
-    assert outcome.placement.gangs[2].members == ((0, (0, 1, 2, 3)),)
-    assert {outcome.placement.gangs[j].members[0][0] for j in (0, 1)} == {1}
 
 
 def test_nodes_of_odd_and_different_sizes_are_used_completely() -> None:
@@ -153,17 +135,6 @@ def test_reserved_gpus_belong_to_a_job_that_keeps_its_place() -> None:
     outcome, _ = place_jobs(snapshot, {0: 4, 1: 4})
     assert outcome.placement.gangs[0].members == ((0, (0, 1, 2, 3)),)
     assert outcome.placement.gangs[1].members == ((1, (0, 1, 2, 3)),)
-
-
-def test_a_completely_free_node_is_split_last() -> None:
-    snapshot = a_snapshot(
-        nodes=[a_node("a", gpus=4), a_node("b")],
-        jobs=[a_running_job("four", 4, 1), a_job("two")],
-        estimates=[*estimates_of(2), *estimates_of(4, workload=1)],
-        gangs={0: gang((1, (0, 1, 2, 3)))},
-    )
-    outcome, _ = place_jobs(snapshot, {0: 4, 1: 2})
-    assert outcome.placement.gangs[1].members == ((1, (4, 5)),)
 
 
 def test_a_growing_gang_keeps_its_nodes_and_their_rack() -> None:
@@ -416,13 +387,6 @@ def test_defragmentation_moves_a_degraded_job_to_a_better_shape() -> None:
         problem, before.solution, before.placement
     )
     assert gain == pytest.approx(4 * (0.1 - 0.01))  # four effective GPUs
-
-
-@pytest.mark.parametrize("obstacle", [{"movable": False}, {"restart_s": 720.0}])
-def test_defragmentation_moves_no_pinned_job_and_none_at_a_loss(obstacle: dict[str, Any]) -> None:
-    snapshot = a_degraded_job(**obstacle)
-    before, problem = place_jobs(snapshot, {0: 4})
-    assert defragment(snapshot, problem, before).placement == before.placement
 
 
 def test_defragmentation_empties_nodes_for_a_job_that_could_not_be_placed() -> None:

@@ -14,7 +14,6 @@ import pytest
 from tessera.formulation.check import (
     find_placement_violations,
     find_violations,
-    score_solution,
 )
 from tessera.formulation.decisions import Decision, DecisionKind
 from tessera.formulation.lifecycle import JobState
@@ -26,7 +25,6 @@ from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.statement import build_problem
 from tessera.solvers.placement import PlacementResult, defragment, place
 from tessera.solvers.placement.blocks import (
-    block_waste,
     carve_share,
     indices_of,
     mask_of,
@@ -108,19 +106,6 @@ def decide(snapshot: Snapshot, policy: Policy | None = None) -> dict[int, Decisi
 def test_gpus_are_spread_as_evenly_as_they_divide(gpus: int, nodes: int, layout: Layout) -> None:
     assert spread_evenly(gpus, nodes) == layout
     assert layout in list_layouts(gpus, (16,), nodes)
-
-
-def test_layouts_of_a_wide_column_have_no_fewer_nodes() -> None:
-    assert list_layouts(8, (8,), 2) == [Layout(2, 4, 0), Layout(4, 2, 0), Layout(8, 1, 0)]
-
-
-def test_a_wide_column_is_spread_over_its_nodes() -> None:
-    snapshot = a_snapshot(nodes=some_nodes((0, 3, 8)), jobs=[a_job("wide")], estimates=WIDE)
-    placed, problem = place_jobs(snapshot, {0: (8, 2)})
-    assert shares(placed, 0) == [4, 4]
-    assert score_solution(problem, placed.solution, placed.placement) == pytest.approx(
-        placed.solution.objective / problem.scale
-    )
 
 
 def test_five_gpus_on_nodes_of_four_are_four_and_one_or_else_three_and_two() -> None:
@@ -246,21 +231,6 @@ def test_a_job_keeps_the_shape_and_degree_that_it_runs_on_without_restart_cost(
     assert decision.rate == pytest.approx(256 / 8.0)
 
 
-def test_a_job_on_an_imported_profile_keeps_its_shape_too() -> None:
-    """The Cell is the same on both shapes; only the number of nodes differs."""
-    estimates = [row | {"pipeline_degree": 0} for row in WIDE]
-    job = a_job("runs", state=JobState.RUNNING, cell=(0, 8, 0), restart_s=1e9)
-    snapshot = a_snapshot(
-        nodes=some_nodes((0, 2, 8)),
-        jobs=[job],
-        estimates=estimates,
-        gangs={0: Gang(members=((0, tuple(range(8))),))},
-    )
-    decision = decide(snapshot)[0]
-    assert (decision.kind, decision.restart_price) == (DecisionKind.KEEP, 0.0)
-    assert decision.rate == pytest.approx(256 / 14.0)
-
-
 def test_a_running_job_keeps_its_gpus_if_the_shape_that_it_was_given_finds_no_place() -> None:
     """The solver counts GPUs only: it gives the job two nodes, but only one has room."""
     full = a_job("full", 1, state=JobState.RUNNING, cell=(0, 8, 1))
@@ -340,11 +310,6 @@ def test_a_share_that_is_no_power_of_two_is_made_of_its_binary_blocks() -> None:
     assert carve_share(free_mask(1, 2, 3), 3) == free_mask(1, 2, 3)
 
 
-def test_an_unaligned_share_takes_any_gpus() -> None:
-    assert carve_share(free_mask(1, 2, 5), 2, False) == free_mask(1, 2)
-    assert carve_share(free_mask(1, 2, 5), 4, False) == 0
-
-
 def test_a_share_fits_if_disjoint_blocks_for_it_exist() -> None:
     def fits(left: int, sizes: tuple[int, ...]) -> bool:
         if not sizes:
@@ -362,12 +327,6 @@ def test_a_share_fits_if_disjoint_blocks_for_it_exist() -> None:
         assert bool(taken) == fits(mask, sizes)
         assert taken & ~mask == 0
         assert taken.bit_count() in (0, gpus)
-
-
-def test_splitting_a_large_block_wastes_more_than_an_exact_fit() -> None:
-    assert block_waste(free_mask(0, 1), free_mask(0, 1)) < block_waste(
-        free_mask(0, 1, 2, 3), free_mask(0, 1)
-    )
 
 
 @pytest.mark.parametrize(

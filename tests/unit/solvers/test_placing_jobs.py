@@ -150,15 +150,6 @@ def test_a_running_job_leaves_a_node_whose_labels_do_not_match_any_more() -> Non
     assert nodes_of(outcome, 0) == {3}
 
 
-def test_a_job_that_may_run_elsewhere_makes_room_for_one_that_may_not() -> None:
-    """Both take a whole node, and the only node of the waiting job is taken."""
-    jobs = [a_running_job("r", 4, 1, weight=1.0), a_job("w", 1, weight=5.0)]
-    snapshot = with_selectors(four_nodes(*jobs, gangs={0: whole(2)}), {1: [2]})
-    outcome = decide_round(snapshot, Policy())
-    assert nodes_of(outcome, 1) == {2}
-    assert outcome.placed.placement.migrated == {0}
-
-
 def test_avoided_nodes_and_selectors_leave_what_both_allow() -> None:
     snapshot = with_selectors(four_nodes(a_job("j", 1)), {0: [0, 1]})
     assert nodes_of(decide_round(with_avoided_nodes(snapshot, (0, 0)), Policy()), 0) == {1}

@@ -24,14 +24,6 @@ from tests.support.published_schedulers import (
 )
 
 
-def test_arena_gives_the_requested_count_even_if_more_is_free() -> None:
-    cells = choose_cells(
-        Arena(max_upgrades=0), a_round([a_job("new", requested_gpus=2)], [rates(0, 0, LINEAR)])
-    )
-
-    assert cells == {"new": (0, 2)}
-
-
 def test_arena_launches_at_half_the_request_if_the_request_does_not_fit() -> None:
     jobs = [
         a_job("old", 1, state=RUNNING, cell=(0, 4, 1)),
@@ -126,17 +118,6 @@ def test_arena_scales_down_no_more_often_than_its_depth() -> None:
     assert choose_cells(Arena(depth=4), snapshot)["new"] == (0, 4)
     assert choose_cells(Arena(depth=3), snapshot)["new"] == (0, 2)
     assert choose_cells(Arena(depth=1), snapshot)["new"] is None
-
-
-def test_arena_never_scales_a_job_to_an_infeasible_cell() -> None:
-    jobs = [
-        a_job("rigid", 0, state=RUNNING, cell=(0, 8, 1), requested_gpus=8),
-        a_job("new", 1, requested_gpus=4, queue=1, weight=100.0),
-    ]
-
-    cells = choose_cells(Arena(), a_round(jobs, [rates(0, 0, {8: 80.0}), rates(1, 0, LINEAR)]))
-
-    assert cells == {"rigid": (0, 8), "new": None}
 
 
 def test_arena_gives_idle_gpus_to_the_job_that_gains_most_step_by_step() -> None:
@@ -234,28 +215,6 @@ def test_arena_lets_only_the_queue_of_the_blocked_job_scale_others_down() -> Non
 
     assert choose_cells(Arena(), a_case(queue=1))["later"] == (0, 4)
     assert choose_cells(Arena(), a_case(queue=2))["later"] is None
-
-
-def test_arena_serves_a_promoted_job_before_later_ones_of_the_queue_above() -> None:
-    jobs = [
-        a_job("waited", 1, requested_gpus=4, submit_s=1.0, queued_s=1.0, queue=2),
-        a_job("young", 1, requested_gpus=4, submit_s=900.0, queued_s=900.0, queue=1),
-    ]
-    snapshot = a_round(jobs, [rates(1, 0, {4: 40.0})], nodes=((0, 1, 4),))  # the time is 1000 s
-
-    assert choose_cells(Arena(), snapshot)["young"] == (0, 4)
-    assert choose_cells(Arena(), snapshot, Policy(promote_after_s=500.0))["waited"] == (0, 4)
-
-
-def test_a_request_without_a_cell_blocks_no_job_in_arena() -> None:
-    jobs = [
-        a_job("never", 0, requested_gpus=2, submit_s=1.0),
-        a_job("later", 1, requested_gpus=4, submit_s=2.0),
-    ]
-
-    cells = choose_cells(Arena(elasticity=False, opportunism=False), a_round(jobs, BLOCKED))
-
-    assert cells == {"never": None, "later": (0, 4)}
 
 
 @pytest.mark.parametrize("seed", range(20))

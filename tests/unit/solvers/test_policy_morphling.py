@@ -413,15 +413,3 @@ def test_morphling_takes_cpus_from_the_job_that_gains_least_by_them() -> None:
     snapshot = a_plan_round(jobs, [*cells(0, 10.0, 11.0), *cells(1, 10.0, 30.0)], cpus=9)
 
     assert choose_plans("morphling", snapshot) == {"flat": (1, "dp"), "steep": (1, "offload")}
-
-
-def test_morphling_allocates_host_memory_last_and_stops_jobs_that_lack_it() -> None:
-    jobs = [
-        a_job(f"j-{k}", 0, requested_gpus=1, guaranteed=not k, submit_s=float(k)) for k in range(2)
-    ]
-    cells = [a_cell(1, 10.0, OFFLOAD, host_bytes=40 * GIB)]
-
-    assert choose_plans("morphling", a_plan_round(jobs, cells, host_bytes=79 * GIB)) == {
-        "j-0": (1, "offload"),
-        "j-1": None,
-    }

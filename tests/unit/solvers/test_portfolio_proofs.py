@@ -374,18 +374,6 @@ def test_no_lie_of_cp_sat_reaches_a_repetition() -> None:
 # extreme rounds
 
 
-@pytest.mark.parametrize("jobs", [3, 40, 400])
-def test_five_milliseconds_give_an_answer(jobs: int) -> None:
-    problem, looks = a_random_round(jobs, jobs=jobs), [5]
-
-    def ticking() -> float:
-        looks[0] -= 1
-        return 1e-3 * looks[0]
-
-    solution = checked(problem, Portfolio().solve(problem, Budget(remaining_s=ticking)))
-    assert solution.objective >= Greedy().solve(problem, FOREVER).objective
-
-
 @pytest.mark.parametrize("seed", range(scaled(100)))
 def test_random_rounds_are_proven_to_the_last_unit(seed: int) -> None:
     problem, best = a_random_problem(seed), best_objective(a_random_problem(seed))

@@ -64,11 +64,6 @@ def test_fcfs_blocks_every_type_for_a_job_that_accepts_any_and_finds_none() -> N
     assert chosen_cells(Fcfs(), snapshot) == [(A100, 4), (V100, 4), None, None]
 
 
-def test_fcfs_is_not_blocked_by_a_request_without_a_cell() -> None:
-    jobs = [a_waiting_job("odd", gpus=3), a_waiting_job("next", gpus=8)]
-    assert gpus_of(Fcfs(), cluster(jobs, {A100: LINEAR})) == [0, 8]
-
-
 def test_fcfs_gives_a_job_that_accepts_any_type_the_fastest_with_room() -> None:
     jobs = [a_waiting_job("first", gpus=8), a_waiting_job("second", gpus=8)]
     snapshot = cluster(jobs, {A100: LINEAR, V100: {8: 12.0}}, v100=8)
@@ -125,15 +120,6 @@ def test_gandiva_grows_jobs_into_idle_gpus_where_a_gpu_adds_most() -> None:
     jobs = [a_running_job("flat", 0, on=(A100, 2)), a_running_job("steep", 1, on=(A100, 2))]
     snapshot = cluster(jobs, {A100: {2: 2.0, 4: 2.1}}, {A100: {2: 1.0, 4: 1.9}}, a100=6)
     assert gpus_of(Gandiva(), snapshot) == [2, 4]
-
-
-def test_gandiva_keeps_grown_jobs_while_no_job_waits() -> None:
-    jobs = [
-        a_running_job("grown", 0, on=(A100, 4), gpus=2),
-        a_running_job("steeper", 1, on=(A100, 2)),
-    ]
-    snapshot = cluster(jobs, {A100: {2: 2.0, 4: 2.1}}, {A100: {2: 1.0, 4: 1.9}}, a100=6)
-    assert gpus_of(Gandiva(), snapshot) == [4, 2]
 
 
 def test_gandiva_shrinks_grown_jobs_when_others_wait() -> None:

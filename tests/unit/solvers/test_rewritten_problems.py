@@ -269,17 +269,6 @@ def test_an_unwrapped_solver_counts_waiting_jobs(cls: type[Any], seed: int) -> N
         assert solution.bound >= best >= (solution.objective if solution.has_answer else best)
 
 
-def test_a_core_counts_only_what_decided_jobs_use_by_waiting() -> None:
-    problem = a_problem_of_three_jobs(1)
-    known = np.array([0, 2, -1])  # the third job waits, which one job may
-    priced = price_problem(problem, np.zeros(2))
-
-    core = core_of(problem, priced, known, reach=100.0)
-
-    assert core.jobs.tolist() == [0, 1, 2]
-    assert core.problem.capacity.tolist() == [3, 1]
-
-
 @given(
     problem=problems(jobs=4),
     most=st.integers(0, 3),

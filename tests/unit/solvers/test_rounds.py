@@ -33,8 +33,7 @@ from tessera.solvers.base import Budget
 from tessera.solvers.goals import build_surrogate, solve_goals
 from tessera.solvers.greedy import Greedy
 from tessera.solvers.portfolio import Portfolio
-from tessera.solvers.prices import known_prices, price_problem
-from tessera.solvers.pricing import Pricing
+from tessera.solvers.prices import known_prices
 from tessera.solvers.registry import make_solver
 from tessera.solvers.rounds.plan import RoundOptions, RoundOutcome, plan_round
 from tessera.solvers.rounds.times import RoundTimes
@@ -99,23 +98,6 @@ def test_an_invalid_answer_is_replaced_by_greedy() -> None:
     assert wrong.violations == ()
     assert np.array_equal(wrong.solution.choice, greedy.solution.choice)
     assert wrong.solution.bound == greedy.solution.bound  # its bound is not used either
-
-
-class SilentSolver:
-    """A solver that finds no solution."""
-
-    name = "silent"
-
-    def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
-        nothing = np.full(len(problem.jobs), -1)
-        return Solution(
-            status=SolveStatus.UNKNOWN, choice=nothing, objective=0, bound=math.inf, solver="silent"
-        )
-
-
-def test_a_missing_answer_does_not_mean_that_no_job_runs() -> None:
-    outcome = plan_round(a_random_snapshot(2, jobs=10), Policy(), SilentSolver(), FOREVER)
-    assert sum(d.gang is not None for d in outcome.decisions) > 0
 
 
 def test_phases_are_marked_in_order() -> None:
@@ -279,16 +261,6 @@ def test_only_the_last_goal_starts_with_prices_and_rows_of_earlier_goals_start_a
     assert last.prices.tolist() == known + [0.0] * len(early)
 
 
-def test_a_portfolio_passes_known_prices_to_its_second_stage() -> None:
-    problem = a_random_problem(5, jobs=30)
-    prices = Pricing().solve(problem, FOREVER).prices
-    hint = replace(Greedy().solve(problem, FOREVER), prices=prices)
-    listening = HintRecordingSolver()
-    Portfolio([Greedy(), listening]).solve(problem, replace(FOREVER, gap=0.0), hint)
-    assert listening.hints[0].prices.tolist() == prices.tolist()
-    assert price_problem(problem, prices).bound >= listening.hints[0].objective
-
-
 def test_cells_are_cached_by_what_they_depend_on() -> None:
     snapshot = a_random_snapshot(6, jobs=4)
     copied = decode(encode(snapshot))
@@ -357,10 +329,6 @@ def begin_due_rounds(times: RoundTimes, events_s: list[float], until_s: float) -
         if times.due_s() <= now_s:
             times.begin(now_s)
             begun.append(now_s)
-
-
-def test_an_event_after_a_quiet_time_has_its_round_at_once() -> None:
-    assert begin_due_rounds(RoundTimes(spacing_s=3.0), [10.0, 20.0], 60.0) == [10.0, 20.0]
 
 
 def test_the_first_round_is_due_at_once_and_then_one_in_each_period() -> None:

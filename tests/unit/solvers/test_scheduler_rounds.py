@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from hypothesis import given
 
 from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
 from tessera.formulation.reasons import ReasonCode
@@ -32,7 +30,6 @@ from tessera.solvers.schedulers.packing import options_of
 from tessera.solvers.schedulers.registry import make_scheduler, scheduler_names, scheduler_of
 from tessera.solvers.schedulers.sia import Sia
 from tests.support.builders import (
-    a_job,
     a_node,
     a_random_snapshot,
     a_snapshot,
@@ -280,35 +277,6 @@ def test_options_of_requested_counts_match_the_filtered_list_of_all_options(
     some = columns_of(looked_at, requested_only=True)
     assert some == columns_of(looked_at, requested_only=False)
     assert len(some[0]) == len(options_of(looked_at, requested_only=True))
-
-
-def a_fragmented_cluster(round_number: int) -> Snapshot:
-    """Return two four-GPU nodes, half of each free, and a job that needs four GPUs of one node."""
-    runs: dict[str, Any] = {"state": JobState.RUNNING, "cell": (0, 2, 1), "movable": False}
-    cells = [an_estimate(gpus=n, iter_time_s=1.0 / n) for n in (1, 2, 4)]
-    return a_snapshot(
-        nodes=some_nodes((0, 2, 4)),
-        round_number=round_number,
-        estimates=[*cells, an_estimate(gpus=4, nodes=2, iter_time_s=math.inf)],
-        jobs=[a_job("a", **runs), a_job("b", **runs), a_job("whole", requested_gpus=4)],
-        gangs={node: Gang(members=((node, (0, 1)),)) for node in (0, 1)},
-    )
-
-
-@pytest.mark.parametrize("round_number", [1, 12])
-def test_a_job_that_finds_no_blocks_waits_and_is_given_no_other_count(round_number: int) -> None:
-    snapshot, policy = a_fragmented_cluster(round_number), Policy(defragment_every_rounds=12)
-    scheduler = Scheduler(published=make_scheduler("fcfs"))
-    outcome = plan_round(snapshot, policy, Greedy(), FOREVER, scheduler=scheduler)
-    assert outcome.violations == ()
-    assert [d.kind for d in outcome.decisions] == [
-        DecisionKind.KEEP,
-        DecisionKind.KEEP,
-        DecisionKind.WAIT,
-    ]
-    reason = outcome.decisions[2].reason
-    assert reason is not None
-    assert reason.code is ReasonCode.FRAGMENTED
 
 
 @pytest.mark.parametrize("searched_before", [False, True])

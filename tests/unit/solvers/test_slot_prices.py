@@ -55,12 +55,6 @@ def test_ten_thousand_deadlines_are_decided_with_a_bound_and_a_valid_schedule(
     assert np.all(used <= snapshot.schedulable_gpus())
 
 
-def test_schedules_at_prices_break_no_rule_of_the_independent_checker() -> None:
-    snapshot = draw_deadlines(300, seed=2)
-    admission = admit(snapshot, AHEAD, NO_SEARCH)
-    assert find_schedule_violations(snapshot, admission.legs, admission.admitted) == []
-
-
 def test_jobs_that_buy_at_prices_are_more_than_those_of_first_fits() -> None:
     ahead = look_ahead_of(draw_deadlines(2000, seed=3))
     first = SlotSchedules(ahead)

@@ -386,14 +386,6 @@ def test_the_greedy_hint_is_not_computed_again() -> None:
     assert are_equal(solution, Portfolio((Greedy(), Relaxation())).solve(problem, ALWAYS))
 
 
-def test_a_greedy_hint_of_another_problem_is_computed_again() -> None:
-    problem, stage = a_random_problem(7, jobs=20), CountedGreedy()
-    foreign = Greedy().solve(a_random_problem(8, jobs=20), ALWAYS)
-    solution = Portfolio((stage,)).solve(problem, ALWAYS, foreign)
-    assert stage.asked == 1
-    assert solution.objective == Greedy().solve(problem, ALWAYS).objective
-
-
 @pytest.mark.parametrize(("rows", "stage"), [(32, "pricing"), (33, "lp")])
 def test_the_portfolio_uses_the_lp_if_there_are_many_rows(rows: int, stage: str) -> None:
     jobs = [[(3, {r: 2}), (5, {r: 3})] for r in range(rows)] + [[(4, {0: 3})]]

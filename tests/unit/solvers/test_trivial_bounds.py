@@ -201,17 +201,6 @@ def test_a_replay_by_greedy_is_compared_with_the_recorded_bound(
     assert f"{100 * again.gap:.3g} %" not in shown
 
 
-def test_goals_in_order_are_compared_on_the_first_goal() -> None:
-    before, again = (
-        decide_round(objective=IN_ORDER),
-        decide_round(objective=IN_ORDER, solver="greedy"),
-    )
-
-    comparison = compare_with_recorded_bound(before, again)
-
-    assert comparison.startswith("max-min: the replayed solution is ")
-
-
 def test_a_replay_of_another_problem_is_not_compared() -> None:
     before, again = decide_round(), decide_round(solver="greedy")
     assert compare_with_recorded_bound(before, again)

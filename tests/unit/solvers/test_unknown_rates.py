@@ -139,14 +139,6 @@ def test_with_an_estimate_it_is_a_job_like_any_other() -> None:
     assert (mine.cell.gpus, mine.rate) == (8, 256.0)
 
 
-def test_a_request_larger_than_the_cluster_is_explained() -> None:
-    snapshot = a_round(an_unknown_job(gpus=64))
-    reason = decide(snapshot).decisions[0].reason
-    assert reason is not None
-    assert reason.code is ReasonCode.FITS_NOWHERE
-    assert "unknown" in dict(reason.evidence)["rate"]
-
-
 def test_its_value_is_that_of_the_median_job_of_its_size() -> None:
     snapshot = a_round(an_unknown_job(gpus=4), a_known_job("a"), a_known_job("b"))
     filled = assume_rates(snapshot)
@@ -247,10 +239,6 @@ def test_a_waiting_job_says_that_its_deadline_is_not_promised() -> None:
     reason = decision_of(decide(snapshot), snapshot, "u").reason
     assert reason is not None
     assert dict(reason.evidence)["deadline"] == "not promised, because the rate is unknown"
-
-
-def test_an_admitted_job_does_not_become_one_of_unknown_rate() -> None:
-    assert not has_unknown_rate(a_round(an_unknown_job(admitted=True, deadline_s=5000.0))).any()
 
 
 def test_a_stored_snapshot_replays_to_the_same_decisions() -> None:
