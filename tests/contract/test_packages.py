@@ -306,10 +306,6 @@ def test_every_package_has_one_exact_version_and_none_is_jaxlib() -> None:
     assert "jaxlib" not in pins
 
 
-def test_the_project_names_the_file() -> None:
-    assert "requirements/alpa.txt" in (ROOT / "pyproject.toml").read_text()
-
-
 @pytest.mark.skipif(
     "TESSERA_ALPA_WHEEL" not in os.environ,
     reason="TESSERA_ALPA_WHEEL names no wheel of Alpa (pip download alpa==0.2.3 --no-deps)",

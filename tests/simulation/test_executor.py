@@ -146,13 +146,6 @@ def test_a_job_that_trains_more_than_its_work_is_detected() -> None:
         replay_lines(lines)
 
 
-def test_a_job_that_has_not_ended_has_no_completion_time() -> None:
-    scenario = a_scenario(an_arrival("a", iterations=10_000), profiles=[a_profile()])
-    assert replay_lines(lines_of(log_of(simulate_scenario(scenario, horizon_s=900.0)))) == {
-        "a": math.inf
-    }
-
-
 def test_the_executor_imports_nothing_of_the_simulator_and_is_short() -> None:
     source = Path(executor.__file__).read_text(encoding="utf-8")
     tree = ast.parse(source)

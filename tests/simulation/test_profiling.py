@@ -172,16 +172,6 @@ def test_estimates_appear_type_by_type_as_tasks_end() -> None:
 
 
 @pytest.mark.parametrize("options", [ILP, FCFS])
-def test_a_job_waits_until_its_model_is_profiled_on_an_idle_gpu(options: object) -> None:
-    """The task holds the only GPU from the round at 0 s until 400 s; the round at 600 s sees that."""
-    scenario = a_scenario(an_arrival("a"), nodes=ONE_GPU, profiles=[a_profile()])
-    result = simulate_scenario(scenario, options, overheads=PROFILED)  # type: ignore[arg-type]
-    assert task_spans(result) == [(0.0, 400.0, "finish")]
-    assert spans(result) == [(600.0, 1600.0, "finish")]
-    assert result.profiling_gpu_s == 400.0
-
-
-@pytest.mark.parametrize("options", [ILP, FCFS])
 def test_profiling_waits_for_a_gpu_while_jobs_of_value_hold_all(options: object) -> None:
     """Job a is profiled and then trains from 600 s to 1600 s. Until then, b cannot be profiled."""
     other = Workload(model="other", params="", global_batch=10)

@@ -27,11 +27,9 @@ from tessera.simulator.overheads import Overheads, preset_overheads
 from tessera.simulator.run import Conditions, Decider, Result, simulate
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.truth import perturb_estimates
-from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import RoundOutcome
 from tests.support.worlds import (
     COSTLY,
-    DEADLINES,
     FREE,
     GREEDY,
     StoppedClock,
@@ -49,18 +47,6 @@ ONE_GPU = some_specs(("a100", 1, 1))
 
 def rounds_of(result: Result) -> list[float]:
     return [row.at_s for row in result.rounds]
-
-
-def recording_decider(
-    snapshots: list[Snapshot], options: RoundOptions = GREEDY
-) -> Callable[[Snapshot], RoundOutcome]:
-    decider = Decider(options)
-
-    def decide(snapshot: Snapshot) -> RoundOutcome:
-        snapshots.append(snapshot)
-        return decider(snapshot)
-
-    return decide
 
 
 def test_rounds_happen_at_whole_multiples_of_the_period_and_only_while_there_are_jobs() -> None:
@@ -141,27 +127,6 @@ def test_a_run_is_not_stuck_while_a_node_may_still_return() -> None:
     gone = [Failure(node="a100-0", down_s=1.0, up_s=50_000.0)]
     result = simulate_scenario(scenario, failures=gone, patience_s=7200.0)
     assert (result.stuck, result.end_s.tolist()) == (False, [51_100.0])
-
-
-def test_a_job_with_an_impossible_deadline_is_rejected_and_a_possible_one_is_promised_and_kept() -> (
-    None
-):
-    scenario = a_scenario(
-        an_arrival("late", deadline_s=500.0),
-        an_arrival("meets", deadline_s=1200.0),
-        nodes=ONE_GPU,
-        profiles=[a_profile()],
-    )
-    snapshots: list[Snapshot] = []
-    result = simulate_scenario(scenario, decide=recording_decider(snapshots, DEADLINES))
-    assert result.state == ("rejected", "succeeded")
-    assert (result.rounds[0].suspended, result.rounds[0].waiting) == (0, 0)
-    assert result.end_s[0] == 0.0
-    assert result.end_s[1] <= 1200.0
-    assert result.admitted[1] == 1.0
-    assert result.admitted[0] == 0.0
-    legs = snapshots[1].legs
-    assert {snapshots[1].jobs.name[j] for j in legs.job.tolist()} == {"meets"}
 
 
 def test_a_round_that_breaks_a_rule_changes_nothing_but_is_counted_and_numbered() -> None:

@@ -17,7 +17,6 @@ from tessera.simulator.logfile import lines_of, log_of
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.run import Conditions, Decider, Result, simulate
 from tessera.simulator.scenario import EPOCH_S, Scenario
-from tessera.simulator.truth import perturb_estimates
 from tessera.solvers.rounds.due import due_s, next_leg_s
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import RoundOutcome
@@ -128,31 +127,6 @@ def test_the_same_run_repeats_bit_for_bit(policy: str, on_events: bool) -> None:
     for f in fields(first):
         if isinstance(getattr(first, f.name), np.ndarray):
             assert np.array_equal(getattr(first, f.name), getattr(second, f.name)), f.name
-
-
-def test_wrong_estimates_change_decisions_but_not_true_speeds() -> None:
-    """Each segment trains at the true rate of its Cell, whatever estimates the rounds saw."""
-    scenario = a_random_scenario(5, jobs=12)
-    estimates = perturb_estimates(scenario.profiles, 0.5, 1)
-    blind, seeing = (
-        simulate_scenario(scenario, POLICIES["ilp"], visible=visible)
-        for visible in (estimates, None)
-    )
-    chosen = [
-        [(s.job, s.start_s, s.cell.gpu_type, s.cell.gpus) for s in result.segments]
-        for result in (blind, seeing)
-    ]
-    assert chosen[0] != chosen[1]
-    rates: dict[tuple[object, ...], set[float]] = {}
-    for result in (blind, seeing):
-        for s in result.segments:
-            work = scenario.arrivals[s.job].spec.workload
-            cell = (work, s.cell.gpu_type, s.cell.gpus, s.cell.pipeline_degree, len(s.members))
-            if s.end_s - s.ready_s > 1.0:
-                rate = s.iterations / (s.end_s - s.ready_s)
-                rates.setdefault(cell, set()).add(round(rate, 6))
-    assert all(len(distinct) == 1 for distinct in rates.values())
-    assert len(rates) > 5
 
 
 LOOKS = RoundOptions(objective="deadline")

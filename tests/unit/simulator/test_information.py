@@ -120,62 +120,29 @@ def test_every_information_has_the_estimates_of_profiling_tasks(information: Inf
     assert e.iter_time_s[e.workload == 1].tolist() == [NOMINAL_S]
 
 
-def test_one_measured_count_scales_single_gpu_throughput_linearly() -> None:
-    assert best_times(single_gpu(1)(a_table(*SCALES_BADLY))) == pytest.approx(
-        {1: 8.0, 2: 4.0, 4: 2.0, 8: 1.0, 16: 0.5}
-    )
+@pytest.mark.parametrize(
+    ("measured", "times_s", "expected_s"),
+    [
+        (1, {1: 8, 2: 5, 4: 3, 8: 2, 16: 1.5}, {1: 8, 2: 4, 4: 2, 8: 1, 16: 0.5}),
+        (3, {1: 8, 2: 5, 4: 3, 8: 2, 16: 1.5}, {1: 8, 2: 5, 4: 3, 8: 1.5, 16: 0.75}),
+        # a model too large for the measured counts: from its smallest feasible one
+        (1, {1: math.inf, 2: math.inf, 4: 3, 8: 2}, {1: math.inf, 2: math.inf, 4: 3, 8: 1.5}),
+        # a measured failure stays, one at a larger count is not known
+        (3, {1: 8, 2: 5, 4: math.inf, 8: 2}, {1: 8, 2: 5, 4: math.inf, 8: 1.25}),
+        (1, {1: 8, 2: math.inf}, {1: 8, 2: 4}),
+    ],
+)
+def test_times_beyond_the_measured_counts_are_extrapolated_from_the_largest_of_them(
+    measured: int, times_s: dict[int, float], expected_s: dict[int, float]
+) -> None:
+    table = a_table(*(a_searched_estimate(n, s) for n, s in times_s.items()))
+    assert best_times(single_gpu(measured)(table)) == pytest.approx(expected_s)
 
 
-def test_counts_beyond_the_measured_ones_are_extrapolated_from_the_largest_of_them() -> None:
-    assert best_times(single_gpu(3)(a_table(*SCALES_BADLY))) == pytest.approx(
-        {1: 8.0, 2: 5.0, 4: 3.0, 8: 1.5, 16: 0.75}
-    )
-
-
-def test_a_model_too_large_for_the_measured_counts_is_extrapolated_from_its_smallest_feasible() -> (
-    None
-):
-    rows = (
-        a_searched_estimate(1, math.inf),
-        a_searched_estimate(2, math.inf),
-        a_searched_estimate(4, 3.0),
-        a_searched_estimate(8, 2.0),
-    )
-    assert best_times(single_gpu(1)(a_table(*rows))) == {1: math.inf, 2: math.inf, 4: 3.0, 8: 1.5}
-
-
-def test_a_measured_failure_is_not_replaced_by_extrapolation() -> None:
-    rows = (
-        a_searched_estimate(1, 8.0),
-        a_searched_estimate(2, 5.0),
-        a_searched_estimate(4, math.inf),
-        a_searched_estimate(8, 2.0),
-    )
-    assert best_times(single_gpu(3)(a_table(*rows))) == {1: 8.0, 2: 5.0, 4: math.inf, 8: 1.25}
-
-
-def test_extrapolation_ignores_failures_at_larger_counts() -> None:
-    assert best_times(
-        single_gpu(1)(a_table(a_searched_estimate(1, 8.0), a_searched_estimate(2, math.inf)))
-    ) == {
-        1: 8.0,
-        2: 4.0,
-    }
-
-
-@pytest.mark.parametrize("count", [0, 6])
-def test_at_most_five_counts_can_be_measured(count: int) -> None:
-    with pytest.raises(InvalidInput, match=r"\[1, 5\]"):
-        single_gpu(count)
-
-
-def test_information_changes_only_estimates() -> None:
-    snapshot = a_table(*SCALES_BADLY)
-    for inform in (searched_optimum, data_parallel(a_memory_table(x1=1.0)), single_gpu(2)):
-        seen = inform(snapshot)
-        assert seen.jobs is snapshot.jobs
-        assert seen.nodes is snapshot.nodes
-        assert len(seen.estimates) == len(snapshot.estimates)
+def test_at_most_five_counts_can_be_measured() -> None:
+    for count in (0, 6):
+        with pytest.raises(InvalidInput, match=r"\[1, 5\]"):
+            single_gpu(count)
 
 
 def test_the_memory_table_reads_failures_as_infinite(tmp_path: Path) -> None:
@@ -273,13 +240,6 @@ def test_a_job_of_a_model_that_no_round_knows_runs_at_its_best_true_speed() -> N
     result = simulate_scenario(scenario, visible=VISIBLE)
     ends = replay_lines(lines_of(log_of(result)))
     assert ends == {"s": 200.0, "k": 1000.0}
-
-
-def test_without_a_gpu_type_it_never_runs() -> None:
-    arrival = an_arrival("s", **STATED | {"requested_type": ""})
-    world = a_world(a_scenario(arrival, profiles=TRUTH), visible=VISIBLE, at_s=1.0)
-    assert world.snapshot().jobs.unestimated.tolist() == [True]
-    assert world.snapshot().jobs.requested_type.tolist() == [-1]
 
 
 def test_it_is_measured_once_it_has_trained_and_is_then_known() -> None:

@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.information import all_estimates, searched_optimum
 from tessera.formulation.snapshot import Snapshot
 from tessera.simulator.comparison.judges import JudgedDecider, PausableClock
 from tessera.simulator.comparison.policies import (
     OUR_DEFAULT_POLICIES,
     all_policies,
-    information_of,
     is_ilp,
     is_ours,
     options_of,
@@ -140,15 +138,6 @@ def test_wrong_parameters_of_a_policy_are_refused_with_what_is_right(
 def test_an_unknown_policy_is_refused(name: str) -> None:
     with pytest.raises(InvalidInput):
         options_of(name)
-
-
-def test_information_is_chosen_by_name() -> None:
-    assert information_of("estimates") is all_estimates
-    assert information_of("optimum") is searched_optimum
-    with pytest.raises(InvalidInput, match="use one of estimates"):
-        information_of("everything")
-    with pytest.raises(InvalidInput, match="TESSERA_DATA"):
-        information_of("data-parallel")
 
 
 def test_a_list_names_each_part_once_and_nothing_unknown() -> None:

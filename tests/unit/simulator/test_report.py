@@ -13,11 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
-from typer.testing import CliRunner
 
 from tessera.formulation.errors import InvalidInput
 from tessera.simulator.figures import Report
@@ -35,12 +33,10 @@ from tessera.simulator.report.lines import (
 from tessera.simulator.report.markdown import render_markdown
 from tessera.simulator.report.model import (
     Plot,
-    ReportFolder,
     RunReport,
     Table,
     format_value,
     report_of,
-    run_versions,
 )
 from tessera.simulator.report.pictures import render_png
 from tessera.simulator.report.style import DARK, LIGHT, series_styles
@@ -133,20 +129,21 @@ def test_values_are_formatted_for_people(value: object, expected: str) -> None:
     assert format_value(value) == expected
 
 
-def test_the_page_is_self_contained() -> None:
-    source = render_page(a_report())
-    assert (
-        not ParsedPage(source).all("script")
-        + ParsedPage(source).all("link")
-        + ParsedPage(source).all("iframe")
-    )
+@pytest.fixture(scope="module")
+def source() -> str:
+    """Return the page of a report, which takes a while to draw."""
+    return render_page(a_report())
+
+
+def test_the_page_is_self_contained(source: str) -> None:
+    page = ParsedPage(source)
+    assert not page.all("script") + page.all("link") + page.all("iframe")
     addresses = re.findall(r"https?://[^\s\"')]+", source)
     assert set(addresses) <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
     assert "@import" not in source
 
 
-def test_the_page_contains_the_whole_report_and_escapes_it() -> None:
-    source = render_page(a_report())
+def test_the_page_contains_the_whole_report_and_escapes_it(source: str) -> None:
     for held in (
         "Policies &amp; loads",
         "All &lt; 1.",
@@ -166,8 +163,8 @@ def test_the_page_contains_the_whole_report_and_escapes_it() -> None:
         assert held in source
 
 
-def test_the_page_describes_its_pictures_to_screen_readers() -> None:
-    page = ParsedPage(render_page(a_report()))
+def test_the_page_describes_its_pictures_to_screen_readers(source: str) -> None:
+    page = ParsedPage(source)
     html = page.all("html")[0]
     assert html["lang"] == "en"
     pictures = page.all("svg")
@@ -182,15 +179,14 @@ def test_the_page_describes_its_pictures_to_screen_readers() -> None:
     assert all((link["href"] or "#")[1:] in targets for link in links)
 
 
-def test_ids_are_unique_though_pictures_are_alike() -> None:
-    ids = re.findall(r'\bid="([^"]+)"', render_page(a_report()))
+def test_ids_are_unique_though_pictures_are_alike(source: str) -> None:
+    ids = re.findall(r'\bid="([^"]+)"', source)
     assert len(ids) == len(set(ids))
-    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', render_page(a_report())))
+    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', source))
     assert used <= set(ids)
 
 
-def test_pictures_follow_the_theme() -> None:
-    source = render_page(a_report())
+def test_pictures_follow_the_theme(source: str) -> None:
     svgs = source[source.index("<svg") : source.rindex("</svg>")]
     assert "var(--s0)" in svgs
     assert "var(--ink)" in svgs
@@ -240,24 +236,6 @@ def test_the_result_of_a_case_becomes_a_report(monkeypatch: pytest.MonkeyPatch) 
     assert report.figures == {"gain": 2.0}
     assert report.tables[0].rows == (("p", 1.0),)
     assert report.commit == measured_commit()
-
-
-def test_versions_name_python_the_machine_and_the_solvers() -> None:
-    versions = run_versions()
-    assert {"machine", "python", "tessera", "numpy", "ortools"} <= set(versions)
-    assert versions["numpy"] == np.__version__
-
-
-def test_the_option_of_cases_takes_a_folder(tmp_path: Path) -> None:
-    app = typer.Typer()
-
-    @app.command()
-    def run(report: ReportFolder = None) -> None:
-        typer.echo(f"{report}")
-
-    called = CliRunner().invoke(app, ["--report", str(tmp_path)])
-    assert called.output.strip() == str(tmp_path)
-    assert CliRunner().invoke(app, []).output.strip() == "None"
 
 
 MACHADO = {  # severity 1, Machado, Oliveira and Fernandes 2009, on linear RGB

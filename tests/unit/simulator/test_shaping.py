@@ -331,12 +331,6 @@ def test_unsorted_jobs_are_refused_or_sorted_and_named_but_never_lost() -> None:
     assert (screened_jobs.dropped, screened_jobs.reordered) == ([], ["b", "c"])
 
 
-def test_a_good_trace_passes_unchanged_without_remarks() -> None:
-    jobs = some_arrivals(5)
-    screened_jobs = screen_jobs(jobs, PROFILES, [a_type()], NODES)
-    assert (screened_jobs.arrivals, screened_jobs.message()) == (jobs, "")
-
-
 def test_jobs_without_models_must_have_a_duration_and_be_unique() -> None:
     jobs = [an_asked("a", 2.0), an_asked("b", 1.0, duration_s=0.0), an_asked("a", 3.0)]
     screened_jobs = screen_durations(jobs, "drop")

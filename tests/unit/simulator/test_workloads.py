@@ -30,7 +30,6 @@ from tessera.simulator.traces.trace import Arrival
 from tessera.simulator.workloads.philly_like import (
     DAY_S,
     Habits,
-    arrival_times_s,
     philly_like,
     runnable_workloads,
 )
@@ -170,11 +169,6 @@ def test_published_traces_fit_their_clusters_except_for_unmeasured_jobs(
     assert trace.scenario.gpus == gpus
 
 
-def test_unmeasured_jobs_can_be_refused() -> None:
-    with pytest.raises(InvalidInput, match="cannot be run as they are"):
-        load_published_trace("arena-philly", on_bad="refuse")
-
-
 def test_the_multi_tenant_trace_has_194_guaranteed_jobs_and_a_quota_of_64() -> None:
     scenario = load_published_trace("morphling-mt").scenario
     assert sum(a.spec.guaranteed for a in scenario.arrivals) == 194
@@ -269,12 +263,6 @@ def test_arrivals_have_the_requested_mean_and_come_in_bursts(jobs: list[Arrival]
     assert (gaps >= 0).all()
     assert np.mean(gaps) == pytest.approx(20.0, rel=0.15)
     assert np.std(gaps) > 1.5 * np.mean(gaps)  # the ratio of an exponential distribution is 1
-
-
-def test_more_jobs_arrive_by_day_than_by_night() -> None:
-    times = arrival_times_s(np.random.default_rng(3), 20_000, Habits(mean_gap_s=60.0))
-    by_day = np.mean((times % DAY_S > DAY_S / 4) & (times % DAY_S < 3 * DAY_S / 4))
-    assert by_day == pytest.approx(0.5 + 0.6 / math.pi, abs=0.05)
 
 
 def test_infeasible_counts_are_not_requested() -> None:
