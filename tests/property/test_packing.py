@@ -11,6 +11,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.cells import Cells, build_cells
 from tessera.formulation.dominance import find_undominated
 from tessera.formulation.packing import PackingWeights, classify_shapes, packing_rows
@@ -36,10 +37,6 @@ ROUNDING = 2.0
 """Solver integers by which a placed job may exceed the column that counts it."""
 
 POLICIES = ("throughput", "balanced:0.25", "jct")
-
-
-def never() -> bool:
-    return False
 
 
 def unlimited(work: dict[str, float] | None = None) -> Budget:
@@ -82,7 +79,7 @@ def a_tiny_round(rng: np.random.Generator) -> Snapshot:
     problem = build_problem(snapshot, Policy())
     solution = a_solution(rng, problem, 0.0)
     return the_next_round(
-        rng, snapshot, problem, place(snapshot, problem, solution, deadline_expired=never)
+        rng, snapshot, problem, place(snapshot, problem, solution, deadline_expired=never_cancelled)
     )
 
 

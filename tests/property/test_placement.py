@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.check import find_placement_violations, find_violations, score_solution
 from tessera.formulation.demand import NOT_STATED, Demand
 from tessera.formulation.lifecycle import JobState
@@ -31,10 +32,6 @@ from tests.support.placed_rounds import a_cluster, a_solution, the_next_round
 Round: TypeAlias = tuple[Snapshot, Problem, Solution]
 
 
-def never() -> bool:
-    return False
-
-
 def always() -> bool:
     return True
 
@@ -46,7 +43,7 @@ def a_round(seed: int, jobs: int, keep: float, promised: float) -> Round:
     for _ in range(int(rng.integers(1, 3))):
         problem = build_problem(snapshot, Policy())
         solution = a_solution(rng, problem, keep)
-        placed = place(snapshot, problem, solution, deadline_expired=never)
+        placed = place(snapshot, problem, solution, deadline_expired=never_cancelled)
         snapshot = the_next_round(rng, snapshot, problem, placed)
     problem = build_problem(snapshot, Policy())
     return snapshot, problem, a_solution(rng, problem, keep)
@@ -83,7 +80,7 @@ def placed_score(problem: Problem, placed: PlacementResult) -> float:
 @given(rounds)
 def test_every_placement_passes_the_checker(case: Round) -> None:
     snapshot, problem, solution = case
-    placed = place(snapshot, problem, solution, deadline_expired=never)
+    placed = place(snapshot, problem, solution, deadline_expired=never_cancelled)
     assert broken_rules(snapshot, problem, placed) == set()
     for job, column in enumerate(solution.choice.tolist()):
         denied = placed.solution.choice[job] != column
@@ -100,7 +97,7 @@ def test_jobs_that_keep_their_cell_move_only_as_migrated_and_pinned_ones_never(
 ) -> None:
     snapshot, problem, solution = case
     now = current_gangs(snapshot)
-    placed = place(snapshot, problem, solution, deadline_expired=never)
+    placed = place(snapshot, problem, solution, deadline_expired=never_cancelled)
     for outcome in (placed, defragment(snapshot, problem, placed)):
         for job, gang in outcome.placement.gangs.items():
             if outcome.solution.choice[job] == problem.current[job] >= 0:
@@ -112,7 +109,7 @@ def test_jobs_that_keep_their_cell_move_only_as_migrated_and_pinned_ones_never(
 @given(rounds_without_promises)
 def test_shares_are_made_of_aligned_blocks(case: Round) -> None:
     snapshot, problem, solution = case
-    placed = place(snapshot, problem, solution, deadline_expired=never)
+    placed = place(snapshot, problem, solution, deadline_expired=never_cancelled)
     for gang in placed.placement.gangs.values():
         for _, indices in gang.members:
             assert carve_share(mask_of(indices), len(indices)) == mask_of(indices)
@@ -124,7 +121,7 @@ def test_promised_jobs_on_healthy_nodes_always_run(case: Round) -> None:
     snapshot, problem, solution = case
     if (problem.must_run & (problem.current < 0)).any():
         return  # a promised job lost its node, so it may not fit
-    placed = place(snapshot, problem, solution, deadline_expired=never)
+    placed = place(snapshot, problem, solution, deadline_expired=never_cancelled)
     assert (placed.solution.choice[problem.must_run] >= 0).all()
 
 
@@ -134,7 +131,7 @@ def test_repair_never_scores_below_leaving_unplaced_jobs_waiting(
     case: Round,
 ) -> None:
     snapshot, problem, solution = case
-    placed = place(snapshot, problem, solution, deadline_expired=never)
+    placed = place(snapshot, problem, solution, deadline_expired=never_cancelled)
     hurried = place(snapshot, problem, solution, deadline_expired=always)
     drop = hurried.solution.choice.copy()
     drop[[*hurried.unplaced, *(hurried.degraded - set(current_gangs(snapshot)))]] = -1
@@ -154,7 +151,7 @@ def test_repair_never_scores_below_leaving_unplaced_jobs_waiting(
 @given(rounds)
 def test_defragmentation_never_lowers_the_score(case: Round) -> None:
     snapshot, problem, solution = case
-    for expired in (never, always):
+    for expired in (never_cancelled, always):
         placed = place(snapshot, problem, solution, deadline_expired=expired)
         after = defragment(snapshot, problem, placed)
         assert broken_rules(snapshot, problem, after) == set()
@@ -183,7 +180,7 @@ def test_a_placement_is_never_worth_less_than_without_alternatives(
     snapshot, problem, _ = a_round(seed, jobs, keep, promised=0.0)
     fewer = without_alternatives(problem)
     solution = a_solution(np.random.default_rng(seed), fewer, keep)
-    without = place(snapshot, fewer, solution, deadline_expired=never)
+    without = place(snapshot, fewer, solution, deadline_expired=never_cancelled)
     choice = np.full(len(problem.jobs), -1, dtype=np.int64)
     for job in np.flatnonzero(solution.choice >= 0).tolist():
         columns = problem.columns_of(job)
@@ -192,7 +189,7 @@ def test_a_placement_is_never_worth_less_than_without_alternatives(
             cell
         )
     same = dataclasses.replace(solution, choice=choice)
-    placed = place(snapshot, problem, same, deadline_expired=never)
+    placed = place(snapshot, problem, same, deadline_expired=never_cancelled)
     assert broken_rules(snapshot, problem, placed) == set()
     assert placed_score(problem, placed) >= placed_score(fewer, without) - 1e-9
 
@@ -332,7 +329,9 @@ def test_no_node_gives_more_than_it_has_over_several_rounds(
     cells = with_demands(rng, build_problem(snapshot, Policy())).cells
     for _ in range(3):
         problem = replace(build_problem(snapshot, Policy()), cells=cells)
-        placed = place(snapshot, problem, a_random_choice(rng, problem), deadline_expired=never)
+        placed = place(
+            snapshot, problem, a_random_choice(rng, problem), deadline_expired=never_cancelled
+        )
         check_placement(snapshot, problem, placed)
         mended = defragment(snapshot, problem, placed)
         check_placement(snapshot, problem, mended)
@@ -347,7 +346,9 @@ def test_no_job_waits_if_its_share_fits_a_node(seed: int, jobs: int) -> None:
     rng = np.random.default_rng(seed)
     snapshot = a_cluster_with_resources(rng, jobs)
     problem = with_demands(rng, build_problem(snapshot, Policy()))
-    placed = place(snapshot, problem, a_random_choice(rng, problem), deadline_expired=never)
+    placed = place(
+        snapshot, problem, a_random_choice(rng, problem), deadline_expired=never_cancelled
+    )
     rest = check_placement(snapshot, problem, placed)
     for job, column in placed.wanted.items():
         if placed.solution.choice[job] < 0:

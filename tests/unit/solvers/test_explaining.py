@@ -18,7 +18,7 @@ from tessera.formulation.explanations.words import describe_changes
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang
 from tessera.formulation.reasons import CAUSES, Cause, ReasonCode
-from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.snapshot import Nodes, Snapshot
 from tessera.solvers.base import Budget
 from tessera.solvers.registry import make_solver
 from tessera.solvers.rounds.explaining.explain import explain_job
@@ -292,3 +292,19 @@ def test_a_change_of_what_the_snapshot_lacks_is_refused() -> None:
     change = Change(kind=ChangeKind.UNDRAIN, subject="nowhere")
     with pytest.raises(InvalidInput, match="the snapshot has no nowhere"):
         apply_changes(two_jobs_for_one_gpu(), OPTIONS, 0, [change])
+
+
+def test_cores_of_nodes_that_are_away_count_as_away() -> None:
+    snapshot = needing(cpus=9)
+    rows = [snapshot.nodes.row(n) for n in range(2)]
+    rows[1] |= {"cpus": 16, "schedulable": False}
+    explanation = explain(replace(snapshot, nodes=Nodes.from_rows(rows)), "j")
+    assert explanation.reason.code is ReasonCode.NODES_AWAY
+    assert kinds(explanation)[0] is ChangeKind.UNDRAIN
+
+
+def test_a_job_that_runs_needs_no_step() -> None:
+    explanation = explain(two_jobs_for_one_gpu(), "strong")
+    assert explanation.reason.code is ReasonCode.STARTED
+    assert explanation.steps == ()
+    assert explanation.is_complete

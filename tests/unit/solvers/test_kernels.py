@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.problem import Problem, reduce_by_job
+from tessera.formulation.problem import Problem
 from tessera.formulation.tables import Floats, Ints
 from tessera.solvers.answers import is_answer, objective_of
 from tessera.solvers.base import Budget
@@ -29,8 +29,6 @@ from tessera.solvers.kernels import greedy as loops
 from tessera.solvers.kernels.completion import fill_hulls, price_jobs
 from tessera.solvers.kernels.jit import as_fixed_array, compile_lazily
 from tessera.solvers.kernels.warm import run_every_loop
-from tessera.solvers.prices import price_problem
-from tessera.solvers.relaxation import Relaxation
 from tests.support.builders import a_random_problem
 from tests.support.laws import examples
 from tests.support.problems import a_problem, brute_force, problems
@@ -49,20 +47,6 @@ def greedy_choice(problem: Problem) -> list[int]:
 
 def as_list(choice: Ints | None) -> list[int] | None:
     return None if choice is None else choice.tolist()
-
-
-def waiting_choice(problem: Problem) -> Ints:
-    return np.full(len(problem.jobs), -1)
-
-
-def best_columns_at(problem: Problem, prices: Floats) -> Ints:
-    """Return each job's column of the largest margin, or -1 if that is not above 0 and the job may wait."""
-    margin = price_problem(problem, prices).margin
-    top = reduce_by_job(np.maximum, margin, problem.job_start)
-    choice = waiting_choice(problem)
-    for column in np.flatnonzero(margin == top[problem.column_job])[::-1].tolist():
-        choice[problem.column_job[column]] = column
-    return np.where((top <= 0) & ~problem.must_run, -1, choice)
 
 
 # steps
@@ -106,29 +90,31 @@ def test_improvement_loses_nothing_and_leaves_no_gainful_step(problem: Problem, 
 # repairing
 
 
-def test_the_job_that_loses_least_per_unit_gives_way() -> None:
-    problem = a_problem([[(9, {0: 4})], [(5, {0: 4})], [(8, {0: 4})]], [8])
-    assert as_list(repair_choice(problem, np.array([0, 1, 2]), np.zeros(1))) == [0, -1, 2]
+TWO_PLACES = [(9, {0: 4}), (8, {1: 4})]
 
 
-def test_a_job_moves_if_it_loses_less_by_moving_than_another_by_waiting() -> None:
-    problem = a_problem([[(9, {0: 4}), (8, {1: 4})], [(5, {0: 4})]], [4, 4])
-    assert as_list(repair_choice(problem, np.array([0, 2]), np.zeros(2))) == [1, 2]
-
-
-def test_of_two_movable_jobs_the_one_that_loses_less_moves() -> None:
-    problem = a_problem([[(9, {0: 4}), (2, {1: 4})], [(9, {0: 4}), (8, {1: 4})]], [4, 4])
-    assert as_list(repair_choice(problem, np.array([0, 2]), np.zeros(2))) == [0, 3]
-
-
-def test_a_job_moves_only_where_there_is_room() -> None:
-    problem = a_problem([[(9, {0: 4}), (8, {1: 4})], [(5, {0: 4})]], [4, 3])
-    assert as_list(repair_choice(problem, np.array([0, 2]), np.zeros(2))) == [0, -1]
-
-
-def test_no_more_is_given_up_than_the_excess_of_a_row() -> None:
-    problem = a_problem([[(80, {0: 8})], [(11, {0: 1})]], [8])
-    assert as_list(repair_choice(problem, np.array([0, 1]), np.zeros(1))) == [0, -1]
+@pytest.mark.parametrize(
+    ("jobs", "capacity", "choice", "repaired"),
+    [
+        # the job that loses least per unit gives way
+        ([[(9, {0: 4})], [(5, {0: 4})], [(8, {0: 4})]], [8], [0, 1, 2], [0, -1, 2]),
+        # a job moves if that loses less than another's waiting, and only where there is room
+        ([TWO_PLACES, [(5, {0: 4})]], [4, 4], [0, 2], [1, 2]),
+        ([TWO_PLACES, [(5, {0: 4})]], [4, 3], [0, 2], [0, -1]),
+        # of two movable jobs, the one that loses less moves
+        ([[(9, {0: 4}), (2, {1: 4})], TWO_PLACES], [4, 4], [0, 2], [0, 3]),
+        # no more is given up than the excess of a row
+        ([[(80, {0: 8})], [(11, {0: 1})]], [8], [0, 1], [0, -1]),
+    ],
+)
+def test_a_choice_is_repaired_at_the_least_loss(
+    jobs: list[list[tuple[int, dict[int, int]]]],
+    capacity: list[int],
+    choice: list[int],
+    repaired: list[int],
+) -> None:
+    problem = a_problem(jobs, capacity)
+    assert as_list(repair_choice(problem, np.array(choice), np.zeros(len(capacity)))) == repaired
 
 
 def test_a_must_run_job_moves_but_never_stops() -> None:
@@ -160,18 +146,6 @@ def test_any_choice_at_any_prices_is_repaired_to_a_solution(problem: Problem, se
     if is_answer(problem, choice):
         assert found is not None
         assert objective_of(problem, found) >= objective_of(problem, choice)
-
-
-def test_the_best_columns_at_dual_prices_are_repaired_to_near_the_bound() -> None:
-    for seed in range(3):
-        problem = a_random_problem(seed, jobs=300, groups=((0, 40, 4), (1, 20, 8)))
-        prices = Relaxation().solve(problem, FOREVER).prices
-        choice = best_columns_at(problem, 0.9 * prices)  # slightly too cheap, so too many jobs run
-        assert np.any(problem.used(choice) > problem.capacity)
-        found = repair_choice(problem, choice, prices)
-        assert found is not None
-        assert is_answer(problem, found)
-        assert objective_of(problem, found) >= 0.97 * price_problem(problem, prices).bound
 
 
 @pytest.mark.parametrize("choice", [[0], [0, 0], [1, 1], [-2, 1], [0, 7]])

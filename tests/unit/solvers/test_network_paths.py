@@ -28,8 +28,6 @@ from tests.support.contentions import a_contention
 from tests.support.laws import examples
 from tests.support.topologies import a_clos, a_job, an_exchange
 
-BOTH = np.array([0, 1])
-
 
 def _contention_of_bytes(
     *bundles: Sequence[float],
@@ -63,14 +61,40 @@ def _contention_of_bytes(
     )
 
 
-def test_jobs_choose_in_order_and_each_takes_the_emptiest_path() -> None:
-    three = _contention_of_bytes([4.0], [3.0], [2.0])
-    assert select_paths(three, np.array([0, 1, 2])).tolist() == [0, 1, 1]
-    assert select_paths(three, np.array([2, 1, 0])).tolist() == [0, 1, 0]
+THREE_ROWS = _contention_of_bytes([4.0], [3.0], [2.0])
+
+THREE_PATHS = _contention_of_bytes(
+    [],
+    [1.0],
+    paths=((0, 1), (2, 3), (4, 5)),
+    fixed={0: {0: 3.0, 2: 2.0, 3: 2.0, 4: 2.0, 5: 1.0}},
+    speed=[1.0] * 6,
+)
 
 
-def test_the_bundles_of_a_job_choose_by_descending_bytes_and_avoid_each_other() -> None:
-    assert select_paths(_contention_of_bytes([1.0, 2.0, 4.0]), np.array([0])).tolist() == [1, 1, 0]
+@pytest.mark.parametrize(
+    ("case", "order", "chosen"),
+    [
+        # jobs choose in order, and each takes the emptiest path
+        (THREE_ROWS, [0, 1, 2], [0, 1, 1]),
+        (THREE_ROWS, [2, 1, 0], [0, 1, 0]),
+        # the bundles of a job choose by descending bytes and avoid each other
+        (_contention_of_bytes([1.0, 2.0, 4.0]), [0], [1, 1, 0]),
+        # traffic on fixed links counts
+        (_contention_of_bytes([4.0], [3.0], fixed={1: {0: 1.0}}), [0, 1], [1, 0]),
+        # the fullest link decides, and the sum decides ties
+        (THREE_PATHS, [0, 1], [2]),
+        # of idle paths, the fastest is chosen
+        (_contention_of_bytes([1.0], speed=(1.0, 2.0)), [0], [1]),
+        # a bundle without a choice keeps its path
+        (_contention_of_bytes([1.0], paths=((),), speed=()), [0], [0]),
+        (_contention_of_bytes([], []), [0, 1], []),
+    ],
+)
+def test_paths_are_chosen_as_worked_out_by_hand(
+    case: Contention, order: list[int], chosen: list[int]
+) -> None:
+    assert select_paths(case, np.array(order)).tolist() == chosen
 
 
 def test_the_lowest_path_wins_ties_however_candidates_are_listed() -> None:
@@ -78,31 +102,6 @@ def test_the_lowest_path_wins_ties_however_candidates_are_listed() -> None:
     assert select_paths(case, np.array([0])).tolist() == [0]
     turned = replace(case, candidate=np.array([1, 0]))
     assert select_paths(turned, np.array([0])).tolist() == [1]
-
-
-def test_traffic_on_fixed_links_is_considered() -> None:
-    case = _contention_of_bytes([4.0], [3.0], fixed={1: {0: 1.0}})
-    assert select_paths(case, np.array([0, 1])).tolist() == [1, 0]
-
-
-def test_the_fullest_link_decides_and_ties_are_decided_by_the_sum() -> None:
-    paths = (0, 1), (2, 3), (4, 5)
-    fixed = {0: {0: 3.0, 2: 2.0, 3: 2.0, 4: 2.0, 5: 1.0}}
-    case = _contention_of_bytes([], [1.0], paths=paths, fixed=fixed, speed=[1.0] * 6)
-    assert select_paths(case, BOTH).tolist() == [2]
-
-
-def test_the_fastest_idle_path_is_chosen() -> None:
-    assert select_paths(_contention_of_bytes([1.0], speed=(1.0, 2.0)), np.array([0])).tolist() == [
-        1
-    ]
-
-
-def test_a_bundle_without_a_choice_keeps_its_path() -> None:
-    assert select_paths(
-        _contention_of_bytes([1.0], paths=((),), speed=()), np.array([0])
-    ).tolist() == [0]
-    assert select_paths(_contention_of_bytes([], []), BOTH).tolist() == []
 
 
 def test_orders_that_do_not_name_each_job_once_are_refused() -> None:

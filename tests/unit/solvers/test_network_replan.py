@@ -29,7 +29,6 @@ from tessera.solvers.network.swaps import (
     PlayWindow,
     by_level,
     change_levels,
-    compact_demand,
     swap_orders,
 )
 from tessera.solvers.network.trials import contention_among, possible_groups, try_paths
@@ -109,17 +108,6 @@ def test_with_too_few_levels_the_engine_chooses_which_jobs_share_one() -> None:
     level = change_levels(demand, np.zeros(4, dtype=np.int64), 2, window=WINDOW)
     assert _work(demand, level) == pytest.approx(best, rel=1e-4)
     assert by_level(np.array([0, 1, 0, 1]), np.array([2, 3, 0, 1])).tolist() == [3, 1, 2, 0]
-
-
-def test_a_compacted_demand_behaves_like_the_original() -> None:
-    demand = a_demand(FluidJob(), FluidJob(busy_s={3: 1, 9: 2}), FluidJob(busy_s={9: 1}))
-    part = compact_demand(demand, np.array([2, 1]))
-    assert part.links == 2
-    assert part.comm_s.tolist() == [1, 2]
-    whole = simulate_fluid(demand, np.array([0, 1, 0]), horizon_s=50.0)
-    assert simulate_fluid(part, np.array([0, 1]), horizon_s=50.0).iterations == pytest.approx(
-        whole.iterations[[2, 1]]
-    )
 
 
 def test_jobs_that_could_contend_on_other_paths_belong_together() -> None:
@@ -222,18 +210,6 @@ def test_levels_that_the_fabric_lacks_are_refused() -> None:
     ):
         with pytest.raises(InvalidInput):
             replan(case, options=options, earlier=case.jobs)
-
-
-def test_an_earlier_order_is_kept_if_priorities_hardly_differ() -> None:
-    case = a_contention(2, jobs=6)
-    first = replan(case, options=PAPER)
-    names = [case.jobs[job] for job in first.order.tolist()]
-    turned = ["gone", *names[::-1]]
-    kept = replan(case, options=PlanningOptions(swap_jobs=0, margin=1e9), earlier=turned)
-    assert [case.jobs[job] for job in kept.order.tolist()] == names[::-1]
-    assert find_network_violations(case, kept) == []
-    anew = replan(case, options=PlanningOptions(swap_jobs=0, margin=0.0), earlier=turned)
-    assert anew.order.tolist() == first.order.tolist()
 
 
 def test_an_unmeasured_job_has_the_highest_level_to_itself() -> None:

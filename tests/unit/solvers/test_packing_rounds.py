@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
 from tessera.formulation.problem import Problem
 from tessera.formulation.snapshot import Snapshot
@@ -68,14 +67,6 @@ def test_rounds_whose_shares_leave_no_gaps_are_solved_once() -> None:
     assert not any(row.name.startswith("packing") for row in outcome.problem.rows)
 
 
-def test_a_round_without_time_is_placed_as_it_is() -> None:
-    snapshot = gangs(5, 5, 5, 5, 4, 4)
-    budget = Budget(remaining_s=lambda: 0.0)
-    outcome = plan_round(snapshot, POLICY, Portfolio(), budget)
-    assert not outcome.violations
-    assert PASSES_KEY not in dict(outcome.solution.work)
-
-
 def test_a_round_that_was_recorded_without_passes_is_repeated_without_them() -> None:
     snapshot = gangs(5, 5, 5, 5, 4, 4)
     first = counted_only(snapshot)
@@ -90,24 +81,6 @@ def test_fresh_rounds_reach_the_optimum_of_columns_and_nodes(seed: int) -> None:
     best = find_joint_optimum(snapshot, POLICY, 30.0)
     assert best.proven
     assert decide(snapshot).placed_score == pytest.approx(best.value, rel=1e-3)
-
-
-def test_jobs_stay_where_they_are_unless_a_move_pays() -> None:
-    here = {0: Gang(members=((0, (0, 1, 2, 3, 4)),)), 1: Gang(members=((1, (0, 1, 2, 3, 4)),))}
-    snapshot = gangs(5, 5, 5, 3, 3, 6, running=here, restart_s=600.0)
-    outcome = decide(snapshot)
-    assert {job: outcome.placed.placement.gangs.get(job) for job in here} == here
-    assert not outcome.placed.placement.migrated
-
-
-@pytest.mark.parametrize("objective", ["throughput within 1% then jct", "max-min then throughput"])
-def test_goals_in_order_see_packing_rows_and_repeat_exactly(objective: str) -> None:
-    snapshot = gangs(5, 5, 5, 5, 4, 4, 3, 7, 12, 6, nodes=5)
-    policy = Policy(objective=objective)
-    first = decide(snapshot, policy)
-    again = decide(snapshot, policy, dict(first.solution.work))
-    assert np.array_equal(first.solution.choice, again.solution.choice)
-    assert first.placed.placement == again.placed.placement
 
 
 class _Lying:

@@ -49,17 +49,6 @@ def test_morphling_gives_each_gpu_where_the_curve_is_steepest() -> None:
     assert cells == {"flat": (0, 4), "steep": (0, 4)}
 
 
-def test_morphling_shrinks_the_least_sensitive_job_for_a_steeper_one() -> None:
-    jobs = [
-        a_job("flat", 1, state=RUNNING, cell=(0, 8, 1), requested_gpus=1),
-        a_job("steep", 0, requested_gpus=4),
-    ]
-
-    cells = choose_cells(Morphling(), a_round(jobs, [rates(0, 0, LINEAR), rates(1, 0, FLAT)]))
-
-    assert cells == {"flat": (0, 4), "steep": (0, 4)}
-
-
 def test_morphling_needs_only_the_smallest_count_as_fast_as_the_request() -> None:
     jobs = [
         a_job("mine", 0, requested_gpus=4, guaranteed=True),
@@ -70,37 +59,6 @@ def test_morphling_needs_only_the_smallest_count_as_fast_as_the_request() -> Non
     choice = choose_cells(Morphling(), a_round(jobs, cells, nodes=((0, 1, 4),)))
 
     assert choice == {"mine": (0, 2), "other": (0, 2)}
-
-
-def test_morphling_preempts_a_steeper_best_effort_job_for_a_guaranteed_minimum() -> None:
-    jobs = [
-        a_job("effort", 0, state=RUNNING, cell=(0, 8, 1), requested_gpus=1),
-        a_job("owed", 1, requested_gpus=8, guaranteed=True),
-    ]
-
-    cells = choose_cells(Morphling(), a_round(jobs, [rates(0, 0, LINEAR), rates(1, 0, FLAT)]))
-
-    assert cells == {"effort": None, "owed": (0, 8)}
-
-
-def test_morphling_raises_a_guaranteed_job_to_its_minimum_or_stops_it() -> None:
-    def a_case(*, baseline_guaranteed: bool) -> dict[str, tuple[int, int] | None]:
-        jobs = [
-            a_job("owed", 0, state=RUNNING, cell=(0, 2, 1), requested_gpus=4, guaranteed=True),
-            a_job(
-                "baseline",
-                1,
-                state=RUNNING,
-                cell=(0, 2, 1),
-                requested_gpus=2,
-                guaranteed=baseline_guaranteed,
-            ),
-        ]
-        cells = [rates(0, 0, {2: 20.0, 4: 40.0}), rates(1, 0, {2: 20.0})]
-        return choose_cells(Morphling(), a_round(jobs, cells, nodes=((0, 1, 4),)))
-
-    assert a_case(baseline_guaranteed=False) == {"owed": (0, 4), "baseline": None}
-    assert a_case(baseline_guaranteed=True) == {"owed": None, "baseline": (0, 2)}
 
 
 def test_morphling_serves_guaranteed_jobs_only_within_the_tenants_quota() -> None:
@@ -114,17 +72,6 @@ def test_morphling_serves_guaranteed_jobs_only_within_the_tenants_quota() -> Non
 
     assert within == {"owed-0": (0, 2), "owed-1": (0, 2), "owed-2": None}
     assert choose_cells(Morphling(), snapshot)["owed-2"] == (0, 2)
-
-
-def test_morphling_charges_a_quota_the_smallest_count_not_the_request() -> None:
-    jobs = [
-        a_job(f"owed-{k}", 0, requested_gpus=4, guaranteed=True, submit_s=float(k))
-        for k in range(2)
-    ]
-    snapshot = with_quota(a_round(jobs, [rates(0, 0, {2: 20.0, 4: 20.0})]), "t", 4)
-
-    assert choose_cells(Morphling(), snapshot) == {"owed-0": (0, 2), "owed-1": (0, 2)}
-    assert choose_cells(AntMan(), snapshot) == {"owed-0": (0, 4), "owed-1": None}
 
 
 TWO_PLANS = [
@@ -152,15 +99,6 @@ def test_morphlings_variants_fix_what_they_are_named_for(
     cell = int(view.draft.cell[column])
     found = int(view.draft.cells.gpus[cell]), int(view.draft.cells.pipeline_degree[cell])
     assert found == expected
-
-
-def test_morphling_r_keeps_the_execution_plan_of_a_running_job() -> None:
-    job = a_job("j", 0, requested_gpus=2, state=RUNNING, cell=(0, 2, 2))
-    view = make_view(a_round([job], TWO_PLANS), Policy())
-
-    (column,) = make_scheduler("morphling-r").choose(view).tolist()
-
-    assert int(view.draft.gpus[column]) == 8
 
 
 @examples(30)
@@ -208,18 +146,6 @@ def test_antman_shrinks_then_suspends_best_effort_jobs_for_a_guaranteed_one() ->
     assert a_case(2) == {"first": (0, 4), "last": (0, 2), "owed": (0, 2)}
     assert a_case(4) == {"first": (0, 4), "last": None, "owed": (0, 4)}
     assert a_case(8) == {"first": None, "last": None, "owed": (0, 8)}
-
-
-def test_antman_lets_best_effort_jobs_use_idle_gpus_up_to_their_request() -> None:
-    jobs = [
-        a_job("owed", 0, state=RUNNING, cell=(0, 2, 1), requested_gpus=2, guaranteed=True),
-        a_job("shrunk", 0, state=RUNNING, cell=(0, 1, 1), requested_gpus=2),
-        a_job("new", 0, requested_gpus=2),
-    ]
-
-    cells = choose_cells(AntMan(), a_round(jobs, [rates(0, 0, LINEAR)]))
-
-    assert cells == {"owed": (0, 2), "shrunk": (0, 2), "new": (0, 2)}
 
 
 # --- all four -----------------------------------------------------------------------------------
@@ -377,39 +303,3 @@ def test_morphling_r_changes_only_the_data_parallel_degree_of_a_3d_plan() -> Non
 
     assert choose_plans("morphling-r", snapshot) == {"j": (8, "142")}
     assert choose_plans("morphling", snapshot) == {"j": (8, "dp")}
-
-
-def test_a_plan_that_was_measured_on_more_nodes_than_others_is_not_lost() -> None:
-    snapshot = a_snapshot(
-        nodes=[a_node("n", 0, 8), a_node("m", 0, 8)],
-        jobs=[a_job("j", 0, requested_gpus=4, submitted_plan=OFFLOAD)],
-        estimates=[a_cell(4, 20.0), a_cell(4, 30.0, OFFLOAD, nodes=2)],
-        plans=PLANS,
-    )
-
-    assert choose_plans("synergy", snapshot) == {"j": (4, "offload")}
-    assert choose_plans("srt", snapshot) == {"j": (4, "dp")}
-
-
-@pytest.mark.parametrize("name", ["synergy", "antman", "morphling-n"])
-def test_a_submitted_plan_that_does_not_run_on_the_request_leaves_the_best_one(name: str) -> None:
-    cells = [a_cell(2, 20.0), a_cell(2, 40.0, OFFLOAD), a_cell(4, 20.0, TP1)]
-    snapshot = a_plan_round([a_job("j", 0, requested_gpus=2, submitted_plan=TP1)], cells)
-
-    assert choose_plans(name, snapshot) == {"j": (2, "offload")}
-
-
-def test_morphling_takes_cpus_from_the_job_that_gains_least_by_them() -> None:
-    def cells(workload: int, plain: float, offloaded: float) -> list[dict[str, Any]]:
-        return [
-            a_cell(1, plain, workload=workload, cpus=1),
-            a_cell(1, offloaded, OFFLOAD, workload=workload, cpus=8),
-        ]
-
-    jobs = [
-        a_job("flat", 0, requested_gpus=1, state=RUNNING, cell=(0, 1, 1), current_plan=OFFLOAD),
-        a_job("steep", 1, requested_gpus=1),
-    ]
-    snapshot = a_plan_round(jobs, [*cells(0, 10.0, 11.0), *cells(1, 10.0, 30.0)], cpus=9)
-
-    assert choose_plans("morphling", snapshot) == {"flat": (1, "dp"), "steep": (1, "offload")}

@@ -17,7 +17,6 @@ from tessera import solvers
 from tessera.benchmarks.rounds.fuzzing import draw_problem as fuzzed_problem
 from tessera.benchmarks.rounds.fuzzing import dynamic_optimum
 from tessera.formulation.certificate_check import check_certificate
-from tessera.formulation.certificates import Branch, Certificate, PriceLeaf
 from tessera.formulation.check import find_violations
 from tessera.formulation.draft import RowUse
 from tessera.formulation.problem import CouplingRow, Problem, RowKind
@@ -27,7 +26,6 @@ from tessera.solvers.answers import (
     is_answer,
     make_solution,
     objective_of,
-    trivial_bound,
     without_answer,
 )
 from tessera.solvers.base import Budget
@@ -39,7 +37,6 @@ from tessera.solvers.greedy import Greedy
 from tessera.solvers.prices import price_problem
 from tessera.solvers.registry import make_solver
 from tessera.solvers.simplify import simplify
-from tessera.solvers.waiting_columns import WaitingAsColumns, spell_out
 from tests.support.goals import every_answer
 from tests.support.laws import examples
 from tests.support.problems import a_problem, brute_force, problems
@@ -56,13 +53,6 @@ def coarse() -> Problem:
     return a_problem(
         [[(60, {0: 16}), (30, {0: 8})], [(90, {0: 20})], [(18, {0: 4}), (36, {0: 12})]], [15]
     )
-
-
-def test_columns_that_do_not_fit_are_left_out() -> None:
-    simple = simplify(coarse())
-    assert simple.columns is not None
-    assert simple.columns.tolist() == [1, 3, 4]
-    assert simple.problem.job_start.tolist() == [0, 1, 1, 3]
 
 
 def test_capacity_is_rounded_down_to_what_columns_can_use_and_values_are_divided() -> None:
@@ -135,27 +125,6 @@ def test_a_certificate_of_the_simple_round_proves_the_same_of_the_original(seed:
     assert check_certificate(problem, lifted) <= proven == lifted.bound
 
 
-def test_columns_prices_and_branches_of_a_certificate_are_translated() -> None:
-    simple = simplify(coarse())
-    leaf = PriceLeaf(prices=((0, 2),), branch_prices=(3,))
-    knapsack = PriceLeaf(prices=(), knapsacks=(0,), job_prices=((2, 1),), branch_prices=(0,))
-    certificate = Certificate(
-        bound=8, denominator=2, root=Branch(columns=(0, 2), most=1, below=leaf, above=knapsack)
-    )
-    solution = without_answer(simple.problem, SolveStatus.UNKNOWN, solver="none")
-    lifted = simple.lift(replace(solution, certificate=certificate)).certificate
-    assert lifted == Certificate(
-        bound=48,
-        denominator=2,
-        root=Branch(
-            columns=(1, 4),
-            most=1,
-            below=PriceLeaf(prices=((0, 12),), branch_prices=(18,)),
-            above=PriceLeaf(prices=(), knapsacks=(0,), job_prices=((2, 6),), branch_prices=(0,)),
-        ),
-    )
-
-
 def test_a_hint_is_read_in_the_numbers_of_the_simple_round() -> None:
     simple = simplify(coarse())
     known = make_solution(
@@ -224,22 +193,6 @@ def at_most_waiting(problem: Problem, most: int) -> Problem:
     return with_rows(problem, [row])
 
 
-def a_problem_of_three_jobs(most: int) -> Problem:
-    job = [(-1, {0: 1}), (5, {0: 3})]
-    return at_most_waiting(a_problem([job, job, job], capacity=[3], current={1: 0}), most)
-
-
-def test_waiting_becomes_the_last_column_of_each_job_whose_waiting_uses_a_row() -> None:
-    problem = at_most_waiting(a_problem([[], [(1, {0: 1})], [(2, {0: 1}), (3, {})]]), 1)
-    spelled, origin = spell_out(problem)
-    assert spelled.job_start.tolist() == [0, 0, 2, 5]
-    assert origin.tolist() == [0, -1, 1, 2, -1]
-    assert spelled.value.tolist() == [1, 0, 2, 3, 0]
-    assert spelled.must_run.tolist() == [False, True, True]
-    assert [spelled.usage_of(c) for c in range(5)] == [{0: 1}, {1: 1}, {0: 1}, {}, {1: 1}]
-    assert not len(spelled.idle_row)
-
-
 def solver_classes() -> list[type[Any]]:
     """Return the class of each solver, as importing code gets it."""
     modules = [info.name for info in pkgutil.iter_modules(solvers.__path__, "tessera.solvers.")]
@@ -291,37 +244,6 @@ def test_a_core_with_rows_that_count_waiting_jobs_has_a_valid_bound(
     assert inside is not None, "the core must contain the known answer"
     assert best <= max(inside + core.offset, core.outside)
     assert inside + core.offset <= best
-
-
-class HintRecordingGreedy:
-    """Greedy that records the hint that it receives."""
-
-    name = "asked"
-
-    def __init__(self) -> None:
-        self.hint: Solution | None = None
-
-    def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
-        self.hint = hint
-        return Greedy().solve(problem, budget, hint)
-
-
-def test_a_hint_is_translated_to_the_columns_that_the_solver_sees() -> None:
-    problem, inner = a_problem_of_three_jobs(1), HintRecordingGreedy()
-    hint = make_solution(
-        problem, np.array([0, 2, -1]), bound=trivial_bound(problem), solver="earlier"
-    )
-    solution = WaitingAsColumns(inner).solve(problem, EXACT, hint)
-    assert inner.hint is not None
-    assert inner.hint.choice.tolist() == [0, 3, 8]
-    assert solution.objective >= hint.objective
-
-
-def test_a_hint_that_breaks_the_row_is_not_passed_on() -> None:
-    problem, inner = a_problem_of_three_jobs(1), HintRecordingGreedy()
-    hint = make_solution(problem, np.array([-1, -1, 5]), bound=9.0, solver="earlier")
-    WaitingAsColumns(inner).solve(problem, EXACT, hint)
-    assert inner.hint is None
 
 
 @given(problem=problems(jobs=4), most=st.integers(0, 3))

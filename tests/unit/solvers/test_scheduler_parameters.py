@@ -152,12 +152,6 @@ def test_wrong_parameters_are_refused_with_what_is_right(
     assert message in caught.value.problem
 
 
-def test_parameters_without_a_scheduler_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="set scheduler, too") as caught:
-        RoundOptions(scheduler_parameters="depth=5")
-    assert caught.value.field == "scheduler_parameters"
-
-
 # decisions
 
 

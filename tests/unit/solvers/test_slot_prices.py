@@ -11,7 +11,6 @@ import pytest
 
 from tessera.benchmarks.deadlines.large_rounds import draw_deadlines
 from tessera.formulation.admission import Admission
-from tessera.formulation.last_round import Legs
 from tessera.formulation.lookahead import Lookahead, find_schedule_violations, look_ahead, picks_of
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import Snapshot
@@ -23,13 +22,11 @@ from tessera.solvers.lookahead.market import open_market, weight_unit, work_to_t
 from tessera.solvers.lookahead.pricefit import fit_at_prices, round_down
 from tessera.solvers.lookahead.search import MAX_PAIRS
 from tessera.solvers.lookahead.validity import is_valid, require_valid
-from tests.support.builders import a_job
-from tests.support.dated_jobs import a_cluster, a_dated_job, a_leg
+from tests.support.dated_jobs import a_cluster, a_dated_job
 
 AHEAD = Policy(deadlines="look-ahead")
 PLANNED = Policy(deadlines="planned")
 ENDLESS = Budget(remaining_s=lambda: math.inf)
-NO_SEARCH = Budget(remaining_s=lambda: math.inf, work={ADMISSION: 0.0})
 
 
 def look_ahead_of(snapshot: Snapshot, policy: Policy = AHEAD) -> Lookahead:
@@ -64,18 +61,6 @@ def test_jobs_that_buy_at_prices_are_more_than_those_of_first_fits() -> None:
     assert priced.bound >= priced.room.weight()
 
 
-def test_promises_keep_their_schedules_next_to_any_number_of_heavy_jobs() -> None:
-    old = [a_dated_job(f"old{i}", 1200, 2000, admitted=True, weight=0.01) for i in range(3)]
-    new = [a_dated_job(f"new{i}", 1200, 1500 + i, weight=100.0) for i in range(40)]
-    legs = Legs.from_rows([a_leg(300 * i, 300 * (i + 1), job=i) for i in range(3)])
-    snapshot = replace(a_cluster(*old, *new), legs=legs)
-    admission = admit(snapshot, AHEAD, NO_SEARCH)
-    assert admission.admitted[:3].all()
-    assert admission.given_up == frozenset()
-    assert admission.admitted.sum() > 3
-    assert find_schedule_violations(snapshot, admission.legs, admission.admitted) == []
-
-
 def test_jobs_without_weight_count_neither_in_the_bound_nor_against_others() -> None:
     jobs = [a_dated_job(f"j{i}", 1200, 600, weight=0.0) for i in range(3)]
     alone = admit(a_cluster(*jobs), AHEAD, ENDLESS)
@@ -83,22 +68,6 @@ def test_jobs_without_weight_count_neither_in_the_bound_nor_against_others() -> 
     admission = admit(a_cluster(*jobs, a_dated_job("heavy", 2400, 600)), AHEAD, ENDLESS)
     assert admission.admitted.tolist() == [False, False, False, True]
     assert (admission.bound, admission.proven) == (1.0, True)
-
-
-def test_promises_that_all_came_too_late_are_given_up() -> None:
-    jobs = [a_dated_job(f"j{i}", 9000, 600, admitted=True) for i in range(3)]
-    admission = admit(a_cluster(*jobs), AHEAD, ENDLESS)
-    assert admission.given_up == frozenset({0, 1, 2})
-    assert not admission.admitted.any()
-    assert not len(admission.legs)
-    assert admission.bound == 0.0
-
-
-@pytest.mark.parametrize("policy", [AHEAD, PLANNED])
-def test_without_open_deadlines_there_are_no_slots_to_price(policy: Policy) -> None:
-    past = a_cluster(a_dated_job("late", 100, -5.0), a_job("none"))
-    admission = admit(past, policy, ENDLESS)
-    assert (admission.bound, admission.proven, len(admission.legs)) == (0.0, True, 0)
 
 
 def test_a_deadline_beyond_the_horizon_is_in_the_bound_without_promises() -> None:
@@ -201,6 +170,9 @@ def test_bounds_are_rounded_down_only_where_weights_have_a_common_unit() -> None
     assert round_down(7.99, np.array([1.0, 2.0])) == 7.0
     assert round_down(7.99, np.array([1.5, 3.0])) == 7.5
     assert round_down(7.99, np.array([0.1])) == 7.99
+
+
+NO_SEARCH = Budget(remaining_s=lambda: math.inf, work={ADMISSION: 0.0})
 
 
 def test_a_round_with_as_many_promises_as_jobs_keeps_all_of_them() -> None:

@@ -27,6 +27,7 @@ from tessera.solvers.portfolio import Portfolio
 from tessera.solvers.rounds.plan import RoundOptions, RoundOutcome, plan_round
 from tessera.solvers.schedulers.registry import scheduler_names, scheduler_of
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
+from tests.support.driver import reason_of
 
 A100, V100 = 0, 1
 KNOWN, UNKNOWN = 0, 1
@@ -118,17 +119,14 @@ def test_without_a_gpu_type_it_waits_for_an_estimate() -> None:
     snapshot = a_round(an_unknown_job("u"), an_unknown_job("any", kind=-1))
     outcome = decide(snapshot)
     assert decision_of(outcome, snapshot, "u").kind is DecisionKind.START
-    reason = decision_of(outcome, snapshot, "any").reason
-    assert reason is not None
+    reason = reason_of(decision_of(outcome, snapshot, "any"))
     assert reason.code is ReasonCode.NO_ESTIMATE
     assert "states a GPU type runs without" in reason.next_step
 
 
 def test_it_waits_while_its_estimates_may_still_come() -> None:
     snapshot = a_round(an_unknown_job(unestimated=False))
-    reason = decide(snapshot).decisions[0].reason
-    assert reason is not None
-    assert reason.code is ReasonCode.ESTIMATING
+    assert reason_of(decide(snapshot).decisions[0]).code is ReasonCode.ESTIMATING
 
 
 def test_with_an_estimate_it_is_a_job_like_any_other() -> None:
@@ -236,8 +234,7 @@ def test_it_runs_without_a_promise_of_its_deadline(mode: str) -> None:
 def test_a_waiting_job_says_that_its_deadline_is_not_promised() -> None:
     jobs = [an_unknown_job("u", 16, weight=1e-6, deadline_s=5000.0), a_known_job("k", 16)]
     snapshot = a_round(*jobs)
-    reason = decision_of(decide(snapshot), snapshot, "u").reason
-    assert reason is not None
+    reason = reason_of(decision_of(decide(snapshot), snapshot, "u"))
     assert dict(reason.evidence)["deadline"] == "not promised, because the rate is unknown"
 
 
