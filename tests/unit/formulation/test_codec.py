@@ -6,8 +6,9 @@ import gzip
 import json
 import math
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from tessera.formulation.network.traffic import CellTraffic, StageTraffic, inter
 from tessera.formulation.problem import CouplingRow, Problem, RowKind
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.tables import Table
 from tessera.formulation.topologies import described
 from tessera.formulation.topologies.described import DescribedTopology, decode_topology
 from tessera.service.cli import main
@@ -36,6 +38,28 @@ def test_a_snapshot_with_infinities_reads_back_equal() -> None:
     for table in ("nodes", "estimates", "jobs", "allocations"):
         assert getattr(again, table).equals(getattr(snapshot, table))
     assert digest(again) == digest(snapshot)
+
+
+SAMPLES: Final = {"Ints": 1, "Floats": 0.5, "Bools": True, "tuple[str, ...]": "x"}
+"""A value of each kind of column that no column has by default."""
+
+
+def a_full_table(kind: type[Table]) -> Table:
+    """Return two rows of which every column has an unusual value."""
+    return kind.from_rows(2 * [{f.name: SAMPLES[str(f.type)] for f in fields(kind)}])
+
+
+def test_every_table_and_column_of_a_snapshot_reads_back() -> None:
+    plain = a_random_snapshot(1, jobs=2)
+    tables = {f.name: getattr(plain, f.name) for f in fields(plain) if f.name != "traffic"}
+    changes: dict[str, Any] = {"plans": ("", "p"), "use_half_life_s": 0.5, "clock_factor": 2.0}
+    changes |= {n: a_full_table(type(t)) for n, t in tables.items() if isinstance(t, Table)}
+    full = replace(plain, **changes)
+    again = decode(encode(full))
+    assert isinstance(again, Snapshot)
+    for name, table in tables.items():
+        read, stored = getattr(again, name), getattr(full, name)
+        assert read.equals(stored) if isinstance(table, Table) else read == stored, name
 
 
 def test_a_job_may_be_called_inf() -> None:

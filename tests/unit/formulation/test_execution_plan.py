@@ -154,47 +154,50 @@ def test_an_impossible_stage_is_refused(stage: dict[str, Any], said: str) -> Non
         PlanStage(**stage)
 
 
-@pytest.mark.parametrize(
-    ("starts", "said"), [((0, 13), "misses layer 12"), ((0, 11), "repeats layer 11")]
-)
-def test_each_layer_is_in_exactly_one_stage(starts: tuple[int, int], said: str) -> None:
-    stages = tuple(PlanStage(start=s, end=s + 12, dp=4) for s in starts)
-    with pytest.raises(InvalidInput, match=said):
-        ExecutionPlan(stages=stages, micro_batch=4)
-
-
-def test_chunks_on_the_same_gpus_have_the_same_parallelism() -> None:
-    stages = (PlanStage(start=0, end=1, dp=2), PlanStage(start=1, end=2, tp=2))
-    with pytest.raises(InvalidInput, match=r"parallelism of stages\[0\]"):
-        ExecutionPlan(
-            stages=stages, micro_batch=2, accumulation=2, schedule=Schedule.INTERLEAVED, chunks=2
-        )
-
-
-def test_an_interleaved_plan_needs_whole_turns_of_micro_batches() -> None:
-    with pytest.raises(InvalidInput, match="multiple of the pipeline degree 2"):
-        even_plan(4, schedule=Schedule.INTERLEAVED, chunks=2, accumulation=3)
+CHUNKS = (PlanStage(start=0, end=1, dp=2), PlanStage(start=1, end=2, tp=2))
+INTERLEAVED: dict[str, Any] = {"schedule": Schedule.INTERLEAVED, "chunks": 2}
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("make", "said"),
     [
-        ({"model": "bert/1.3B"}, "made for the model bert/1.3B, not for gpt/1.3B"),
-        ({"accumulation": 4}, "64 an iteration, but the workload's global batch is 128"),
+        (lambda: plan_from(0, 13), "misses layer 12"),
+        (lambda: plan_from(0, 11), "repeats layer 11"),
+        (
+            lambda: ExecutionPlan(stages=CHUNKS, micro_batch=2, accumulation=2, **INTERLEAVED),
+            r"parallelism of stages\[0\]",
+        ),
+        (
+            lambda: even_plan(4, accumulation=3, **INTERLEAVED),
+            "multiple of the pipeline degree 2",
+        ),
+        (
+            lambda: even_plan(model="bert/1.3B").check_fits("plan", GPT),
+            "made for the model bert/1.3B, not for gpt/1.3B",
+        ),
+        (
+            lambda: even_plan(accumulation=4).check_fits("plan", GPT),
+            "64 an iteration, but the workload's global batch is 128",
+        ),
+        (lambda: even_plan().check_fits("plan", GPT, gpus=8), "is for 16 GPUs, not for 8"),
+        (
+            lambda: even_plan().check_fits("plan", GPT, layers=26),
+            "ends at layer 24, but the model gpt/1.3B has 26",
+        ),
     ],
 )
-def test_a_plan_for_another_workload_is_refused(change: dict[str, Any], said: str) -> None:
+def test_stages_that_do_not_match_each_other_or_the_workload_are_refused(
+    make: Callable[[], object], said: str
+) -> None:
+    even_plan(model="gpt/1.3B").check_fits("plan", GPT, gpus=16, layers=24)
     with pytest.raises(InvalidInput, match=said):
-        even_plan(**change).check_fits("plan", GPT)
+        make()
 
 
-def test_a_plan_for_other_gpus_or_layers_is_refused() -> None:
-    plan = even_plan(model="gpt/1.3B")
-    plan.check_fits("plan", GPT, gpus=16, layers=24)
-    with pytest.raises(InvalidInput, match="is for 16 GPUs, not for 8"):
-        plan.check_fits("plan", GPT, gpus=8)
-    with pytest.raises(InvalidInput, match=r"ends at layer 24, but the model gpt/1.3B has 26"):
-        plan.check_fits("plan", GPT, layers=26)
+def plan_from(*starts: int) -> ExecutionPlan:
+    """Return a plan whose stages have 12 layers from these."""
+    stages = tuple(PlanStage(start=s, end=s + 12, dp=4) for s in starts)
+    return ExecutionPlan(stages=stages, micro_batch=4)
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.formulation.codec import decode, digest, encode
 from tessera.formulation.decayed_use import (
     CPU_CORES,
     HOST_MEMORY,
     Stint,
     UseMeter,
-    Uses,
     tabulate_uses,
 )
 from tessera.formulation.errors import InvalidInput
@@ -34,6 +32,7 @@ from tessera.solvers.greedy import Greedy
 from tessera.solvers.rounds.plan import plan_round
 from tessera.solvers.schedulers.allowance import Allowance
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
+from tests.support.driver import reason_of
 
 GPUS = Policy(fair_share="gpus")
 
@@ -55,14 +54,6 @@ def test_a_stint_counts_by_the_integral_of_its_decay() -> None:
     uses = meter.read(5000.0, [])
     assert (uses.tenant, uses.resource.tolist()) == (3 * ("t",), [HOST_MEMORY, CPU_CORES, 1])
     assert uses.amount.tolist() == pytest.approx([2**40 * mean, 24 * mean, 3 * mean], rel=1e-9)
-
-
-def test_what_was_always_held_is_the_use_and_half_is_left_after_a_half_life() -> None:
-    meter = UseMeter(DAY_S)
-    stint = Stint(tenant="t", gpu_type=0, gpus=8, cpus=0, host_bytes=0, began_s=-60 * DAY_S)
-    assert meter.read(0.0, [stint]).amount.tolist() == pytest.approx([8.0])
-    meter.add(stint, 0.0)
-    assert meter.read(DAY_S, []).amount.tolist() == pytest.approx([4.0])
 
 
 def test_use_does_not_depend_on_how_stints_are_cut_or_on_when_it_is_read() -> None:
@@ -238,16 +229,6 @@ def test_use_that_was_not_read_or_decayed_otherwise_is_refused() -> None:
     ]
 
 
-def test_use_is_stored_with_the_snapshot_only_if_it_was_read() -> None:
-    snapshot = a_cluster({"a": 5.0}, *jobs_of("a"))
-    back = decode(encode(snapshot))
-    assert isinstance(back, Snapshot)
-    assert (back.uses.equals(snapshot.uses), back.use_half_life_s) == (True, DAY_S)
-    without = replace(snapshot, uses=Uses.from_rows([]), use_half_life_s=0.0)
-    assert b"use" not in encode(without)
-    assert digest(without) != digest(snapshot)
-
-
 @pytest.mark.parametrize(
     "wrong", [{"fair_share": "cpus"}, {"fair_half_life_s": 0.0}, {"fair_half_life_s": np.inf}]
 )
@@ -262,8 +243,7 @@ def test_a_waiting_job_is_told_by_how_much_its_weight_was_lowered() -> None:
     outcome = plan_round(snapshot, GPUS, Greedy(), Budget(remaining_s=lambda: float("inf")))
     (waiting,) = [d for d in outcome.decisions if d.gang is None]
     assert snapshot.jobs.tenant[waiting.job] == "a"
-    assert waiting.reason is not None
-    assert dict(waiting.reason.evidence)[FAIR_SHARE_FACTOR] == (
+    assert dict(reason_of(waiting).evidence)[FAIR_SHARE_FACTOR] == (
         "0.57: the tenant used 60% of the cluster, and 50% is its share"
     )
 

@@ -11,7 +11,6 @@ import pytest
 
 from tessera.formulation.cells import build_cells
 from tessera.formulation.check import find_placement_violations
-from tessera.formulation.codec import decode, encode
 from tessera.formulation.columns import first_draft
 from tessera.formulation.draft import Draft
 from tessera.formulation.errors import InvalidInput
@@ -23,10 +22,8 @@ from tessera.formulation.execution_plan import (
     Recomputation,
     ZeroStage,
 )
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.objectives.fairness import fair_rate
 from tessera.formulation.placement import Gang, Placement
-from tessera.formulation.plan_tables import PlanKinds, RefusedPlans, Runtimes
+from tessera.formulation.plan_tables import RefusedPlans, Runtimes
 from tessera.formulation.policy import Policy
 from tessera.formulation.promises.guarantee import (
     guaranteed_jobs_are_as_fast_as_requested,
@@ -88,11 +85,6 @@ def a_round(*jobs: dict[str, Any], estimates: Any = ESTIMATES, **more: Any) -> S
     )
 
 
-def running(name: str, plan: int, gpus: int, degree: int = 1, **more: Any) -> dict[str, Any]:
-    cell = (0, gpus, degree)
-    return a_job(name, state=JobState.RUNNING, cell=cell, current_plan=plan, **TORCH | more)
-
-
 def offered(snapshot: Snapshot, job: int = 0) -> set[str]:
     """Return the plans of the Cells that a job is offered."""
     given = offer_runnable_plans(snapshot)
@@ -132,14 +124,6 @@ def test_a_plan_that_was_not_recorded_is_refused_if_it_is_a_pipeline() -> None:
     assert sorted(cells.pipeline_degree[cells.workload == 1].tolist()) == [0, 1]
     plan, degree, runtime = np.zeros(2, np.int64), np.array([1, 2]), np.array([-1, -1])
     assert are_refused(snapshot, runtime, plan, degree).tolist() == [False, False]
-
-
-def test_jobs_of_one_runtime_share_a_workload_and_keep_theirs_if_nothing_is_refused() -> None:
-    jobs = [a_job("a", **TORCH), a_job("b", **TORCH), a_job("c", 1, **TORCH)]
-    runs = [*ESTIMATES, an_estimate(1, gpus=2, plan=DP2)]
-    given = offer_runnable_plans(a_round(*jobs, estimates=runs))
-    assert given.jobs.workload.tolist() == [2, 2, 1]
-    assert given.workloads[2] == given.workloads[0]
 
 
 def test_a_job_whose_runtime_can_run_no_estimate_says_so() -> None:
@@ -197,12 +181,6 @@ def test_the_checker_finds_a_plan_that_the_runtime_refuses(plan: int, rule: list
 def test_the_checker_finds_a_pipeline_of_a_runtime_without_any() -> None:
     snapshot = a_round(a_job("torch", **TORCH), estimates=[an_estimate(gpus=2, degree=2)])
     assert violations(snapshot, 0) == ["runnable plan"]
-
-
-def test_the_checker_allows_the_cell_that_a_job_runs_on() -> None:
-    gangs = {0: Gang(members=((0, (0, 1)),))}
-    snapshot = a_round(running("torch", TP2, 2), gangs=gangs, estimates=ESTIMATES[:2])
-    assert violations(snapshot, TP2) == []
 
 
 def violations(snapshot: Snapshot, plan: int) -> list[str]:
@@ -304,13 +282,6 @@ def test_a_first_plan_binds_a_job_until_its_first_start(generation: int, free: b
     assert ("best" in plans_of(draft, 0)) is free
 
 
-def test_jobs_without_stated_plans_keep_the_undominated_columns_alone() -> None:
-    assert (
-        plans_of(stated_plans(first_draft(a_cluster_of_two_plans(a_job("j")), Policy())), 0)
-        == ["best"] * 2
-    )
-
-
 @pytest.mark.parametrize(
     ("iter_time_s", "said"),
     [(float("inf"), "fails to run on every GPU type"), (None, "it has no estimate yet")],
@@ -382,42 +353,6 @@ def test_an_unmet_guarantee_names_the_submitted_plan() -> None:
     )
 
 
-def test_a_snapshot_with_plans_is_read_back_and_one_without_has_no_new_fields() -> None:
-    plain = a_guaranteed_round(-1)
-    kinds = PlanKinds(plan=np.array([1, 2]), kind=("dp", "dp"))
-    estimates = replace(plain.estimates, cpus=np.arange(4), host_bytes=np.arange(4) * 2**30)
-    full = replace(a_guaranteed_round(1), plan_kinds=kinds, estimates=estimates)
-
-    for name in (b"plan_kinds", b"cpus", b"host_bytes", b"submitted_plan"):
-        assert name not in encode(plain)
-        assert name in encode(full)
-    again = decode(encode(full))
-    assert isinstance(again, Snapshot)
-    assert again.kinds_of_plans().tolist() == [0, 1, 1, 3]
-    assert again.estimates.equals(full.estimates)
-    assert build_cells(again).cpus.tolist() == [0, 2, 1, 3]
-
-
-def test_plans_of_one_count_with_other_cpus_leave_the_fair_rate_as_it_is() -> None:
-    def fair(*cells: dict[str, Any]) -> list[float]:
-        snapshot = a_snapshot(
-            nodes=[a_node("n", 0, 8, cpus=64)],
-            jobs=[a_job("j")],
-            estimates=cells,
-            plans=PLANS_OF_REQUEST,
-        )
-        rate: list[float] = fair_rate(first_draft(snapshot, Policy()), np.array([0.25])).tolist()
-        return rate
-
-    fast = [
-        an_estimate(0, 0, gpus, plan=2, iter_time_s=BATCH / rate, cpus=8 * gpus)
-        for gpus, rate in ((1, 10.0), (4, 30.0))
-    ]
-    slow = an_estimate(0, 0, 4, plan=1, iter_time_s=BATCH / 20.0, cpus=4)
-
-    assert fair(*fast, slow) == pytest.approx(fair(*fast))
-
-
 def test_indices_and_needs_out_of_range_are_refused() -> None:
     with pytest.raises(InvalidInput, match=r"jobs\.submitted_plan"):
         a_guaranteed_round(4)
@@ -441,21 +376,22 @@ def test_a_plan_uses_the_techniques_of_its_degrees_and_switches() -> None:
     assert techniques_of(alone) == {"zero2", "offload", "checkpointing", "accumulation"}
 
 
-def test_words_name_techniques_in_one_order() -> None:
-    words = ["ZeRO3", " dp", "dp"]
-    assert read_techniques("techniques", words) == (Technique.DATA_PARALLELISM, Technique.ZERO_3)
-
-
-def test_an_unknown_technique_is_refused_with_those_that_exist() -> None:
-    with pytest.raises(InvalidInput, match="has 'fsdp', but techniques are dp, tp, pp"):
-        read_techniques("techniques", ["fsdp"])
-
-
 def test_a_plan_is_refused_if_it_uses_a_technique_that_is_not_named() -> None:
     plan = ExecutionPlan(
         stages=(PlanStage(start=0, end=4, dp=2, tp=2),), micro_batch=4, zero=ZeroStage.PARAMETERS
     )
     assert refuse_techniques(plan, ()) == ""
+    words = read_techniques("techniques", ["ZeRO3", " dp", "dp"])
+    assert words == (Technique.DATA_PARALLELISM, Technique.ZERO_3)
+    with pytest.raises(InvalidInput, match="has 'fsdp', but techniques are dp, tp, pp"):
+        read_techniques("techniques", ["fsdp"])
     assert refuse_techniques(plan, read_techniques("t", ["dp", "tp", "zero3", "pp"])) == ""
     problem = refuse_techniques(plan, read_techniques("t", ["dp", "zero1"]))
     assert problem == "uses tp, zero3, and the job's techniques are dp, zero1"
+
+
+def test_a_complete_profile_still_says_that_no_other_shape_runs() -> None:
+    rows = [ESTIMATES[0], ESTIMATES[1] | {"complete": True}]
+    given = offer_runnable_plans(a_round(a_job("torch", **TORCH), estimates=rows))
+    own = given.estimates.workload == given.jobs.workload[0]
+    assert given.estimates.complete[own].tolist() == [True]

@@ -110,17 +110,6 @@ def test_shares_leave_gaps_unless_each_divides_the_next_one_and_the_node(
     assert leaves_gaps(gpus, sizes) is gaps
 
 
-def test_wider_shapes_are_columns_at_the_rates_at_which_they_are_placed() -> None:
-    snapshot = gangs(6, nodes=6)
-    problem = state_round(snapshot, Policy(), widened=frozenset({0})).problem
-    cells = build_cells(snapshot)
-    assert problem.cells.nodes[problem.cell].tolist() == [1, 2, 3]
-    for column in range(3):
-        cell = int(problem.cell[column])
-        nodes = int(problem.cells.nodes[cell])
-        assert problem.cells.rate[cell] == pytest.approx(cells.placed_rate(0, nodes))
-
-
 def test_rates_on_several_numbers_of_nodes_are_those_on_each() -> None:
     rng = np.random.default_rng(0)
     estimates = [

@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.goals import Levels
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
 from tessera.formulation.problem import MAX_TOTAL, VALUE_SCALE, Problem
 from tessera.formulation.rates import effective_weight
@@ -135,38 +133,6 @@ def test_near_its_end_a_restart_costs_more_but_never_everything() -> None:
     assert column_values(state_problem(soon | {"restart_s": 600.0}))[1] == pytest.approx(0.16)
 
 
-def a_running_job(**more: Any) -> dict[str, Any]:
-    return a_job(
-        "j", requested_gpus=2, restart_s=360.0, state=JobState.RUNNING, cell=(0, 2, 1), **more
-    )
-
-
-GANG = {0: Gang(members=((0, (0, 1)),))}
-
-
-def test_a_dominated_cell_stays_a_column_while_the_job_runs_on_it() -> None:
-    worse = an_estimate(gpus=4, degree=2, iter_time_s=3.0)
-    job = a_job("j", state=JobState.RUNNING, cell=(0, 4, 2))
-    snapshot = a_snapshot(
-        nodes=some_nodes((0, 2, 4)),
-        jobs=[job, a_job("k")],
-        estimates=[*CELLS, worse],
-        gangs={0: Gang(members=((0, (0, 1, 2, 3)),))},
-    )
-    problem = build_problem(snapshot, THROUGHPUT)
-    assert len(problem.columns_of(0)) == len(problem.columns_of(1)) + 1
-    assert problem.cells.pipeline_degree[problem.cell[problem.current[0]]] == 2
-
-
-def test_a_job_on_a_draining_node_cannot_stay_and_pays_a_restart_anywhere() -> None:
-    nodes = some_nodes((0, 2, 4), (1, 2, 4))
-    nodes[0]["schedulable"] = False
-    snapshot = a_snapshot(nodes=nodes, jobs=[a_running_job()], estimates=CELLS, gangs=GANG)
-    problem = build_problem(snapshot, THROUGHPUT)
-    assert problem.current.tolist() == [-1]
-    assert problem.capacity.tolist() == [4, 8]
-
-
 def test_a_huge_weight_fails_no_round_and_preserves_the_values_of_others() -> None:
     problem = state_problem(a_job("heavy", weight=1e12), a_job("other", weight=2.0))
     assert column_values(problem, 1) == [2.0, 3.2, 5.0, 1.6]
@@ -211,12 +177,6 @@ def gpus_given(snapshot: Snapshot, objective: str) -> dict[str, int]:
     assert not outcome.violations
     names = snapshot.jobs.name
     return {names[d.job]: d.gang.gpus if d.gang else 0 for d in outcome.decisions}
-
-
-@pytest.mark.parametrize("objective", [*SUMS, *LEVELS])
-def test_of_two_identical_jobs_the_smaller_request_has_no_advantage(objective: str) -> None:
-    jobs = [a_job("modest", requested_gpus=2), a_job("greedy", requested_gpus=32)]
-    assert gpus_given(a_round_of(*jobs), objective) == {"modest": 16, "greedy": 16}
 
 
 @examples(60)
