@@ -62,17 +62,6 @@ def test_rounds_happen_at_whole_multiples_of_the_period_and_only_while_there_are
     assert result.end_s.tolist() == [700.0, 90_100.0, 90_700.0]
 
 
-def test_rounds_on_events_happen_at_events_and_at_most_once_per_round_s() -> None:
-    scenario = a_scenario(
-        an_arrival("a", 10.0, iterations=10_000),
-        an_arrival("b", 20.0, iterations=10_000),
-        an_arrival("c", 1000.0, iterations=10_000),
-        profiles=[a_profile()],
-    )
-    result = simulate_scenario(scenario, on_events=True, horizon_s=2000.0)
-    assert rounds_of(result) == [10.0, 310.0, 1000.0]
-
-
 def test_with_a_gap_rounds_are_those_of_a_server_with_that_gap_and_period() -> None:
     arrivals = [an_arrival(f"j{at_s}", at_s, iterations=10**6) for at_s in (0, 1, 2, 50, 900)]
     scenario = a_scenario(*arrivals)

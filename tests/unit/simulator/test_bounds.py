@@ -93,16 +93,6 @@ def test_all_plans_of_a_shape_count_whatever_cpus_they_need() -> None:
         assert bound.mean_s == pytest.approx(1000.0)
 
 
-def test_jobs_that_did_not_finish_only_lower_the_bound() -> None:
-    scenario = a_random_scenario(3)
-    bound = completion_bound(scenario, FREE)
-    runs = np.isfinite(bound.alone_s)
-    half = runs & (np.arange(len(runs)) % 2 == 0)
-    assert 0 < bound.total_s(half) < bound.total_s(runs)
-    assert bound.total_s(half) >= bound.alone_s[half].sum()
-    assert bound.total_s(np.zeros(len(runs), dtype=np.bool_)) == 0.0
-
-
 def test_jobs_that_can_never_run_are_left_out_of_the_mean() -> None:
     large = an_arrival("large", requested_gpus=16, min_gpus=16)
     scenario = a_scenario(an_arrival("a", iterations=100), large)

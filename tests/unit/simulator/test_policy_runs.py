@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.information import all_estimates, searched_optimum
 from tessera.formulation.snapshot import Snapshot
 from tessera.simulator.comparison.judges import JudgedDecider, PausableClock
 from tessera.simulator.comparison.policies import (
     OUR_DEFAULT_POLICIES,
     all_policies,
+    information_of,
     is_ilp,
     is_ours,
     options_of,
@@ -306,3 +308,23 @@ def judged_shares(decider: Decider, snapshot: Snapshot, every: int) -> list[floa
     outcome: RoundOutcome = decide(snapshot)
     assert outcome.problem.jobs
     return decide.shares
+
+
+def test_information_is_chosen_by_name() -> None:
+    assert information_of("estimates") is all_estimates
+    assert information_of("optimum") is searched_optimum
+    with pytest.raises(InvalidInput, match="use one of estimates"):
+        information_of("everything")
+    with pytest.raises(InvalidInput, match="TESSERA_DATA"):
+        information_of("data-parallel")
+
+
+def test_wrong_estimates_change_decisions_but_no_speed() -> None:
+    exact_run, misestimated_run = (
+        FinishedRun.read(
+            run_request(RunRequest(work=SMALL, policy="ilp:jct", error=error, error_seed=1))
+        )
+        for error in (0.0, 0.5)
+    )
+    assert (exact_run.alone_s == misestimated_run.alone_s).all()
+    assert (exact_run.jct_s != misestimated_run.jct_s).any()

@@ -19,10 +19,11 @@ from tessera.simulator.traces.redraw import (
 )
 from tessera.simulator.traces.screening import (
     screen_durations,
+    screen_form,
     screen_jobs,
+    screen_profiled,
 )
 from tessera.simulator.traces.shaping import (
-    busiest_jobs,
     faster_arrivals,
     longer_lives,
     looser_deadlines,
@@ -46,8 +47,6 @@ from tests.support.traces import (
     some_arrivals,
 )
 
-HOUR_S = 3600.0
-
 SMALL, LARGE = a_workload("bert", "1.3B"), a_workload("bert", "6.7B")
 
 
@@ -59,15 +58,6 @@ def two_models() -> Speeds:
         + [a_record(16, iter_time_s=0.1, work=LARGE, nodes=4)],
         ClusterRoom.of(a_cluster(nodes=2, gpus=4)),
     )
-
-
-def test_the_busiest_hours_have_the_most_arrivals_and_start_at_0() -> None:
-    times = [0.0, 5 * HOUR_S, 5.2 * HOUR_S, 5.9 * HOUR_S, 6.0 * HOUR_S, 9 * HOUR_S]
-    busiest = busiest_jobs([an_arrival(f"j{i}", t) for i, t in enumerate(times)], 1.0)
-    # an hour is a half-open interval, so j4 is in the next one
-    assert [a.spec.name for a in busiest] == ["j1", "j2", "j3"]
-    assert [a.arrival_s for a in busiest] == pytest.approx([0.0, 0.2 * HOUR_S, 0.9 * HOUR_S])
-    assert busiest_jobs([], 1.0) == []
 
 
 def test_a_sample_keeps_its_share_the_order_and_each_job_unchanged() -> None:
@@ -168,14 +158,6 @@ def test_a_redrawn_job_runs_as_requested_on_the_cluster_at_equal_gpu_hours() -> 
     assert {a.spec.requested_gpus for a in small} == {1, 2, 4}  # 8 and 16 become the nearest, 4
 
 
-def test_an_infeasible_count_becomes_the_nearest_ratio_and_on_a_tie_the_larger_count() -> None:
-    speeds = Speeds([a_record(2), a_record(8, nodes=2), a_record(1, "v100")], None)
-    (four, five) = redraw_models([an_asked("a", gpus=4), an_asked("b", gpus=5)], speeds, 1)
-    assert (four.spec.requested_gpus, five.spec.requested_gpus) == (8, 8)
-    (three,) = redraw_models([an_asked("a", gpus=3)], speeds, 1)
-    assert three.spec.requested_gpus == 2
-
-
 def test_a_job_keeps_its_gpus_and_its_type_if_any_model_runs_on_them() -> None:
     speeds = Speeds([a_record(2), a_record(4), a_record(4, "v100"), a_record(8, nodes=2)], None)
     stated = [an_asked(str(gpus), gpus=gpus) for gpus in (1, 2, 4, 8)]
@@ -186,13 +168,6 @@ def test_a_job_keeps_its_gpus_and_its_type_if_any_model_runs_on_them() -> None:
         kept = redraw_models(typed, speeds, seed, keep_requests=True)
         assert [a.spec.requested_gpus for a in kept] == [2, 2, 4, 8]
         assert kept[2].spec.requested_type == "v100"
-
-
-def test_models_that_do_not_run_on_the_jobs_gpus_are_not_drawn_for_it() -> None:
-    small, large = a_record(1, work=SMALL), a_record(8, nodes=2, work=LARGE)
-    jobs = [an_asked(f"j{i}", gpus=1) for i in range(20)]
-    kept = redraw_models(jobs, Speeds([small, large]), 1, keep_requests=True)
-    assert {(a.spec.workload, a.spec.requested_gpus) for a in kept} == {(SMALL, 1)}
 
 
 def test_a_redrawn_deadline_is_as_tight_and_the_old_models_plan_is_removed() -> None:
@@ -338,3 +313,17 @@ def test_jobs_without_models_must_have_a_duration_and_be_unique() -> None:
     assert [one.reason for one in screened_jobs.dropped] == [screening.EMPTY, screening.REPEATED]
     with pytest.raises(InvalidInput, match="no duration: b"):
         screen_durations(jobs)
+
+
+def test_without_a_cluster_only_profiles_or_form_are_checked() -> None:
+    jobs = [an_arrival("a", gpus=16), an_arrival("b", work=OTHER), an_arrival("c", iterations=0)]
+    assert [a.spec.name for a in screen_profiled(jobs, PROFILES, "drop").arrivals] == ["a"]
+    assert [a.spec.name for a in screen_form(jobs, "drop").arrivals] == ["a", "b"]
+
+
+def test_a_recipe_redraws_jobs_whose_type_the_cluster_lacks() -> None:
+    speeds = Speeds(
+        [a_record(1, "v100", 2.0), a_record(1, "a100")], ClusterRoom.of(a_cluster("a100"))
+    )
+    found, _ = apply_recipe(Recipe(redraw=True), some_arrivals(5, gpu_type="v100"), speeds)
+    assert {(a.spec.requested_type, a.spec.iterations) for a in found} == {("a100", 200)}

@@ -18,7 +18,6 @@ from tessera.simulator.forecasts.calibration import (
 )
 from tessera.simulator.statistics import (
     mean_interval,
-    mean_intervals,
     ratio_interval,
     t_quantile,
     total_interval,
@@ -54,12 +53,6 @@ def test_one_run_has_a_value_but_no_interval() -> None:
         assert math.isnan(found.high)
 
 
-def test_an_interval_of_a_mean_contains_it_95_times_of_100() -> None:
-    rng = np.random.default_rng(5)
-    _, low, high = mean_intervals(rng.normal(10, 4, size=(5, DRAWS)))
-    assert np.mean((low <= 10) & (high >= 10)) == pytest.approx(0.95, abs=0.012)
-
-
 def test_an_interval_of_a_ratio_contains_it_95_times_of_100() -> None:
     rng = np.random.default_rng(6)
     covering = 0
@@ -70,13 +63,6 @@ def test_an_interval_of_a_ratio_contains_it_95_times_of_100() -> None:
         )
         covering += interval.low <= 1.5 <= interval.high
     assert covering / DRAWS == pytest.approx(0.95, abs=0.012)
-
-
-def test_pairing_narrows_the_interval_of_a_ratio() -> None:
-    seeds = np.array([1.0, 5.0, 2.0, 9.0])
-    paired = ratio_interval(1.2 * seeds + [0.1, -0.1, 0.1, -0.1], seeds + 0.5)
-    crossed = ratio_interval((1.2 * seeds + [0.1, -0.1, 0.1, -0.1])[::-1], seeds + 0.5)
-    assert paired.high - paired.low < (crossed.high - crossed.low) / 10
 
 
 def test_a_ratio_with_a_zero_mean_is_not_a_number() -> None:

@@ -38,7 +38,6 @@ from tessera.simulator.traces.trace import (
     parse_trace,
 )
 from tests.support.traces import an_arrival
-from tests.support.worlds import BERT, FCFS, a_scenario, simulate_scenario
 
 OURS = "job_id,submit_time_s,model,params,global_batch,iterations,num_gpus,tenant,guaranteed,plan"
 
@@ -277,11 +276,6 @@ def test_jobs_name_those_that_they_wait_for_in_any_order_of_rows() -> None:
     assert parse_trace(trace_csv(found).encode(), "t.csv") == found
 
 
-def test_jobs_without_models_wait_too() -> None:
-    data = b"job_id,submit_time_s,duration_s,num_gpus,after\na,0,5,1,\nb,1,5,1,a\n"
-    assert [job.spec.after for job in parse_durations(data, "t.csv")] == [(), (A,)]
-
-
 @pytest.mark.parametrize(
     ("after", "message"),
     [
@@ -325,14 +319,6 @@ def test_no_job_waits_for_one_that_is_left_out() -> None:
     drawn = waits(sample_jobs(chain, 0.5, seed=1))
     assert {d.job for after in drawn.values() for d in after} <= set(drawn)
     assert sum(map(len, drawn.values())) == sum(f"{int(name) - 1}" in drawn for name in drawn)
-
-
-def test_simulated_jobs_wait_for_others() -> None:
-    arrivals = parse(("a", ""), ("b", "a"), ("c", "a:failed"))
-    assert arrivals[0].spec.workload == BERT
-    result = simulate_scenario(a_scenario(*arrivals), FCFS)
-    assert result.first_start_s[1] >= result.end_s[0]
-    assert result.state == ("succeeded", "succeeded", "rejected")
 
 
 def test_jobs_are_submitted_behind_those_that_they_wait_for() -> None:
