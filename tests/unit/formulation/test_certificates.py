@@ -43,6 +43,9 @@ from tests.support.proofs import (
 
 SEEDS = range(400)
 
+TOO_DEEP = 2 * sys.getrecursionlimit()
+"""Levels of a tree that a recursive function could not follow."""
+
 
 def a_proof(root: CertificateNode, *, bound: int = ANY_BOUND, denominator: int = 1) -> Certificate:
     return Certificate(bound=bound, denominator=denominator, root=root)
@@ -153,10 +156,10 @@ def test_numbers_beyond_64_bits_are_exact() -> None:
     assert check_certificate(problem, a_proof(knapsack, denominator=denominator)) == 2**50
 
 
-def test_a_tree_of_ten_thousand_branches_does_not_recurse() -> None:
+def test_a_tree_deeper_than_the_stack_is_checked() -> None:
     problem = a_problem([[(5, {0: 1})]], [1])
-    root: CertificateNode = PriceLeaf(prices=(), branch_prices=(0,) * 10_000)
-    for depth in reversed(range(10_000)):
+    root: CertificateNode = PriceLeaf(prices=(), branch_prices=(0,) * TOO_DEEP)
+    for depth in reversed(range(TOO_DEEP)):
         above = PriceLeaf(prices=(), branch_prices=(*(0,) * depth, 9))
         root = Branch(columns=(0,), most=1, below=root, above=above)
     assert check_certificate(problem, a_proof(root, bound=5)) == 5
@@ -193,8 +196,8 @@ def test_what_is_no_certificate_is_refused_by_name(root: CertificateNode, messag
 
 
 def test_a_certificate_of_a_deep_tree_can_be_pickled_and_written() -> None:
-    root: CertificateNode = PriceLeaf(prices=((0, 2),), branch_prices=(0,) * 5000)
-    for depth in reversed(range(5000)):
+    root: CertificateNode = PriceLeaf(prices=((0, 2),), branch_prices=(0,) * TOO_DEEP)
+    for depth in reversed(range(TOO_DEEP)):
         above = PriceLeaf(
             prices=(), knapsacks=(0,), branch_prices=(*(0,) * depth, 9), job_prices=((0, 1),)
         )

@@ -29,6 +29,7 @@ from tessera.solvers.base import Budget
 from tessera.solvers.baselines.pop import Pop, part_of
 from tessera.solvers.baselines.stock import StockCpSat
 from tests.support import problems as support
+from tests.support.laws import scaled
 
 ALWAYS = Budget(remaining_s=lambda: math.inf, gap=0.0)
 EXPIRED = Budget(remaining_s=lambda: 0.0)
@@ -47,7 +48,7 @@ def optimum_or_nan(problem: Problem) -> int | float | None:
 @pytest.mark.parametrize("kind", SMALL_KINDS)
 def test_a_baseline_breaks_no_rule_and_its_bound_is_valid(name: str, kind: str) -> None:
     by = registry.make_solver(name)
-    for seed in range(5):
+    for seed in range(scaled(5)):
         problem = draw_problem(np.random.default_rng(seed), kind)
         best = optimum_or_nan(problem)
         solution = by.solve(problem, ALWAYS)
