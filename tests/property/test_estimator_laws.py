@@ -1,4 +1,4 @@
-"""Laws of estimates, which hold for any model and GPUs."""
+"""Laws of estimates, of times of collectives, and of pipelines, for any model and GPUs."""
 
 from __future__ import annotations
 
@@ -6,25 +6,39 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.estimator.architectures.transformer import Transformer, transformer_graph
 from tessera.estimator.cells import Runtime, Setting, plan_cells
-from tessera.estimator.collectives import LinkNetwork
+from tessera.estimator.collectives import LinkNetwork, LinkRates, TableNetwork, Tables, curves_of
+from tessera.estimator.collectives.records import CommRecord
 from tessera.estimator.costs import candidates_of
 from tessera.estimator.graph import Graph
-from tessera.estimator.hardware import A10, A100, GIB, H100, V100, Hardware
+from tessera.estimator.hardware import A10, A100, CATALOGUE, GIB, H100, V100, Hardware
 from tessera.estimator.layouts import settings_of
 from tessera.estimator.memory import States, limit_bytes
-from tessera.estimator.plans import Candidates, PricedPlan, Shape, StageCosts, Training
+from tessera.estimator.pipeline import Overlap, Pipelines, Transfers, iteration_s
+from tessera.estimator.plans import (
+    Candidates,
+    Groups,
+    PricedPlan,
+    Primitive,
+    Shape,
+    StageCosts,
+    Training,
+)
 from tessera.estimator.rooflines import RooflineCompute
 from tessera.formulation.execution_plan import Schedule
 from tests.support.estimates import a_graph, a_layer, one_candidate
 from tests.support.laws import examples
+from tests.support.oracles.pipeline_events import simulated_s
 
 DEGREES = (1, 2, 3, 4)
+
 SHAPES = ((1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (2, 3), (6, 1), (3, 2), (1, 7), (2, 4), (3, 4))
+
 FASTER = ("fp16_flops", "memory_bytes_per_s", "link_bytes_per_s", "network_bytes_per_s")
 
 
@@ -271,3 +285,160 @@ def test_gpus_have_equally_many_experts_and_heads(experts: float) -> None:
         name="m", layers=2, hidden=64 * int(experts), heads=int(experts), sequence=16, vocabulary=64
     )
     assert transformer_graph(decoder).tensor_limit[1] == math.gcd(int(experts), 64)
+
+
+kinds = st.sampled_from(CATALOGUE)
+
+primitives = st.sampled_from(list(Primitive))
+
+payloads = st.floats(1, 1e10)
+
+
+@st.composite
+def places(draw: st.DrawFn) -> tuple[Shape, Groups]:
+    """Draw nodes and one group on them."""
+    shape = Shape(nodes=draw(st.integers(1, 16)), gpus_per_node=draw(st.integers(1, 16)))
+    nodes = draw(st.integers(1, shape.nodes))
+    inside = draw(st.integers(1, shape.gpus_per_node))
+    beside = draw(st.integers(1, max(1, shape.gpus_per_node // inside)))
+    size = nodes * inside
+    columns = (np.array([x], dtype=np.int64) for x in (size, nodes, beside))
+    return shape, Groups(**dict(zip(("size", "nodes", "node_groups"), columns, strict=True)))
+
+
+def collective_s(
+    network: LinkNetwork | TableNetwork, p: Primitive, payload: float, g: Groups
+) -> float:
+    """Return the seconds of one collective."""
+    return float(network.seconds(p, np.array([payload]), g)[0])
+
+
+@given(kinds, places(), primitives, payloads, st.floats(1, 100))
+@examples(60)
+def test_more_bytes_or_more_concurrent_groups_never_take_less_time(
+    kind: Hardware, place: tuple[Shape, Groups], primitive: Primitive, payload: float, more: float
+) -> None:
+    shape, group = place
+    network = LinkNetwork(hardware=kind, shape=shape)
+    base = collective_s(network, primitive, payload, group)
+    assert collective_s(network, primitive, payload * more, group) >= base
+    assert (
+        collective_s(network, primitive, payload, replace(group, node_groups=group.node_groups + 1))
+        >= base
+    )
+
+
+@given(kinds, places(), payloads)
+@examples(60)
+def test_an_all_reduce_is_never_longer_than_a_reduce_scatter_and_an_all_gather(
+    kind: Hardware, place: tuple[Shape, Groups], payload: float
+) -> None:
+    shape, group = place
+    network = LinkNetwork(hardware=kind, shape=shape)
+    scatter = collective_s(network, Primitive.REDUCE_SCATTER, payload, group)
+    gather = collective_s(network, Primitive.ALL_GATHER, payload, group)
+    reduce = collective_s(network, Primitive.ALL_REDUCE, payload, group)
+    assert reduce <= (scatter + gather) * (1 + 1e-9)
+
+
+@given(places(), primitives, st.lists(payloads, min_size=2, max_size=8))
+@examples(60)
+def test_a_batch_of_rows_gives_the_same_times_as_single_rows(
+    place: tuple[Shape, Groups], primitive: Primitive, amounts: list[float]
+) -> None:
+    shape, group = place
+    rows = [
+        CommRecord(
+            primitive="all-reduce",
+            gpu_type="a100",
+            network="default",
+            num_nodes=1,
+            gpus_per_node=2,
+            group_size=2,
+            group_nodes=1,
+            group_gpus_per_node=2,
+            num_groups=1,
+            bytes=size,
+            time_s=1e-5 + size / 1e10,
+        )
+        for size in (1024, 2**20, 2**26)
+    ]
+    kind = next(k for k in CATALOGUE if k.name == "a100")
+    tables = Tables.of(curves_of(rows))
+    for network in (
+        LinkNetwork(hardware=kind, shape=shape, rates=LinkRates.of(kind)),
+        TableNetwork(tables=tables, hardware=kind, shape=shape),
+    ):
+        columns = (np.repeat(x, len(amounts)) for x in (group.size, group.nodes, group.node_groups))
+        many = Groups(**dict(zip(("size", "nodes", "node_groups"), columns, strict=True)))
+        together = network.seconds(primitive, np.array(amounts), many)
+        assert (np.isfinite(together) & ((together > 0) | (group.size[0] == 1))).all()
+        np.testing.assert_allclose(
+            together, [collective_s(network, primitive, x, group) for x in amounts]
+        )
+
+
+Passes = list[tuple[float, float]]
+
+seconds = st.floats(0.01, 10.0)
+
+passes = st.lists(st.tuples(seconds, seconds), min_size=1, max_size=5)
+
+batches = st.integers(1, 8)
+
+
+def formula_s(busy: list[float], micro_batches: int, send: list[float] | None = None) -> float:
+    row = np.array([busy])
+    wires = np.zeros_like(row) if send is None else np.array([send])
+    nothing = np.zeros_like(row)
+    plans = Pipelines(
+        busy_s=row,
+        send_s=wires,
+        receive_s=nothing,
+        backward_s=nothing,
+        sync_s=nothing,
+        update_s=nothing,
+    )
+    return float(iteration_s(plans, micro_batches, Overlap(transfers=Transfers.ADDED))[0])
+
+
+@given(st.lists(seconds, min_size=1, max_size=5), seconds, batches)
+@examples(100)
+def test_proportional_passes_make_gpipe_exact_and_1f1b_no_longer(
+    forward: list[float], ratio: float, micro_batches: int
+) -> None:
+    backward = [ratio * f for f in forward]
+    busy = [f + b for f, b in zip(forward, backward, strict=True)]
+    expected = formula_s(busy, micro_batches)
+    gpipe = simulated_s(Schedule.GPIPE, forward, backward, micro_batches)
+    one_by_one = simulated_s(Schedule.ONE_F_ONE_B, forward, backward, micro_batches)
+    assert gpipe == pytest.approx(expected)
+    assert one_by_one <= expected * (1 + 1e-9)
+
+
+@given(passes, batches)
+@examples(100)
+def test_the_formula_lies_between_the_lower_bound_and_the_time_of_two_phases(
+    stages: Passes, micro_batches: int
+) -> None:
+    forward, backward = [f for f, _ in stages], [b for _, b in stages]
+    busy = [f + b for f, b in stages]
+    least = max(sum(busy[:i]) + micro_batches * own for i, own in enumerate(busy))
+    phases = formula_s(forward, micro_batches) + formula_s(backward, micro_batches)
+    gpipe = simulated_s(Schedule.GPIPE, forward, backward, micro_batches)
+    one_by_one = simulated_s(Schedule.ONE_F_ONE_B, forward, backward, micro_batches)
+    assert gpipe == pytest.approx(phases)
+    assert least * (1 - 1e-9) <= one_by_one <= gpipe * (1 + 1e-9)
+    assert least * (1 - 1e-9) <= formula_s(busy, micro_batches) <= phases * (1 + 1e-9)
+
+
+@given(passes, batches, st.lists(seconds, min_size=5, max_size=5))
+@examples(100)
+def test_transfers_without_waiting_cost_gpipe_their_sum(
+    stages: Passes, micro_batches: int, wires: list[float]
+) -> None:
+    forward, backward = [f for f, _ in stages], [b for _, b in stages]
+    between = wires[: len(stages) - 1]
+    plain = simulated_s(Schedule.GPIPE, forward, backward, micro_batches)
+    found = simulated_s(Schedule.GPIPE, forward, backward, micro_batches, [*between, 0.0])
+    assert found == pytest.approx(plain + 2 * sum(between))

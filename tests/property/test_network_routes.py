@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.flows import NetworkJob, build_contention
 from tessera.formulation.network.traffic import Pattern
-from tessera.formulation.topologies.document import build_topology, write_columns
+from tessera.formulation.topologies.document import build_topology
 from tessera.formulation.topologies.measures import bisection_bytes_per_s
 from tessera.formulation.topologies.routes import Routes
 from tessera.formulation.topologies.topology import NO_HOST, Topology
@@ -207,13 +207,3 @@ def test_bytes_are_conserved_along_paths(
     host = topology.vertices.host
     leaves = (host[e.source] != NO_HOST) & (host[e.target] == NO_HOST)
     assert loads[leaves].sum() == pytest.approx(across)
-
-
-@examples(20)
-@given(fabrics())
-def test_a_topology_is_unchanged_after_writing_and_reading(topology: Topology) -> None:
-    again = build_topology(write_columns(topology))
-    assert again.hosts == topology.hosts
-    assert again.vertices.equals(topology.vertices)
-    assert again.links.equals(topology.links)
-    assert again.adaptive == topology.adaptive

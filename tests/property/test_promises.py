@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -341,11 +340,6 @@ def rounds_until_low_starts(
 def test_promotion_ends_every_wait(seed: int, promote_after_s: float, completion: bool) -> None:
     """Two promotions bring the job into the first queue, after jobs that joined it earlier, two a round."""
     assert rounds_until_low_starts(seed, promote_after_s, completion=completion) is not None
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_without_promotion_a_lower_queue_waits_as_long_as_a_higher_one_has_jobs(seed: int) -> None:
-    assert rounds_until_low_starts(seed, math.inf) is None
 
 
 @FEW

@@ -1,4 +1,4 @@
-"""Laws of every solver, on small random problems whose optimum is known by enumeration."""
+"""Laws of every solver and of goals in order, on small problems that can be enumerated."""
 
 from __future__ import annotations
 
@@ -10,23 +10,37 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.formulation.check import find_violations
+from tessera.formulation.goals import Linear
 from tessera.formulation.problem import Problem
 from tessera.formulation.solution import Solution, SolveStatus
+from tessera.formulation.statement import Statement
 from tessera.solvers.base import Budget, Solver
 from tessera.solvers.cbc import Cbc
 from tessera.solvers.convex import Convex
 from tessera.solvers.cpsat import CpSat
 from tessera.solvers.cpsat import model as cpsat_model
 from tessera.solvers.fixing import core_of
+from tessera.solvers.goals import SolvedGoals, solve_goals
 from tessera.solvers.greedy import Greedy
 from tessera.solvers.portfolio import Portfolio
 from tessera.solvers.prices import price_problem
+from tessera.solvers.registry import make_solver
 from tessera.solvers.relaxation import Relaxation
+from tests.support.goals import (
+    best_answers,
+    every_answer,
+    greedy_of,
+    sorted_levels,
+    statements,
+    value_of,
+)
 from tests.support.laws import examples
 from tests.support.problems import a_problem, are_equal, brute_force, problems
 
 EXACT = Budget(remaining_s=lambda: math.inf, gap=0.0)
+
 FEW = examples(25)
+
 SOME = examples(100)
 
 
@@ -73,14 +87,6 @@ def test_the_relaxation_bound_is_valid_and_its_prices_are_not_negative(problem: 
 
 
 @SOME
-@given(problems(), st.lists(st.floats(0, 10), min_size=3, max_size=3))
-def test_any_prices_give_a_valid_bound(problem: Problem, prices: list[float]) -> None:
-    best = brute_force(problem)
-    priced = price_problem(problem, np.array(prices[: len(problem.rows)]))
-    assert best is None or priced.bound >= best
-
-
-@SOME
 @given(problems(), st.lists(st.floats(0, 10), min_size=3, max_size=3), st.floats(0, 30))
 def test_a_core_loses_nothing_that_its_outside_bound_does_not_cover(
     problem: Problem, prices: list[float], reach: float
@@ -121,14 +127,6 @@ def test_the_portfolio_is_exact_and_never_below_greedy(problem: Problem) -> None
 
 
 @FEW
-@given(problems())
-def test_the_portfolio_repeats_from_its_recorded_work(problem: Problem) -> None:
-    first = Portfolio().solve(problem, Budget(remaining_s=lambda: 60.0, seed=3))
-    again = Budget(remaining_s=lambda: math.inf, seed=3, work=dict(first.work))
-    assert are_equal(first, Portfolio().solve(problem, again))
-
-
-@FEW
 @given(problems(jobs=4))
 def test_cbc_agrees_with_enumeration(problem: Problem) -> None:
     _check_exact(Cbc(), problem)
@@ -138,3 +136,61 @@ def test_cbc_agrees_with_enumeration(problem: Problem) -> None:
 @given(problems())
 def test_cvxpy_agrees_with_enumeration(problem: Problem) -> None:
     _check_exact(Convex(), problem)
+
+
+def solve_statement(statement: Statement, name: str, budget: Budget = EXACT) -> SolvedGoals:
+    return solve_goals(statement, make_solver(name), budget, greedy_of(statement, budget))
+
+
+@pytest.mark.parametrize("name", ["portfolio", "cp-sat", "cvxpy"])
+@given(statement=statements())
+@examples(150)
+def test_every_goal_reaches_the_optimum_found_by_enumeration(
+    name: str, statement: Statement
+) -> None:
+    best = best_answers(statement)
+    found = solve_statement(statement, name)
+    if not best:
+        assert found.solution.status is SolveStatus.INFEASIBLE
+        return
+    assert tuple(found.solution.choice.tolist()) in best
+    assert found.solution.gap == 0
+    for goal, result in zip(statement.goals, found.results, strict=True):
+        assert result.gap == 0 or goal.tolerance > 0
+
+
+@given(statement=statements())
+@examples(60)
+def test_bounds_are_never_better_than_the_optimum(statement: Statement) -> None:
+    answers = every_answer(statement.problem)
+    found = solve_statement(statement, "portfolio", Budget(remaining_s=lambda: math.inf))
+    for goal, result in zip(statement.goals[:1], found.results[:1], strict=True):
+        if not answers:
+            assert result.gap == math.inf
+        elif isinstance(goal, Linear):
+            assert result.bound >= max(value_of(goal, c) for c in answers) - 1e-9
+        else:
+            worst = [sorted_levels(statement.problem, goal, c)[:1] for c in answers]
+            assert result.bound <= (min(w[0] for w in worst) if worst[0] else 0.0)
+
+
+@given(statement=statements())
+@examples(60)
+def test_the_solution_is_never_worse_than_greedy(statement: Statement) -> None:
+    greedy = greedy_of(statement, EXACT)
+    for budget in (EXACT, Budget(remaining_s=lambda: 0.0)):
+        result = solve_goals(statement, make_solver("portfolio"), budget, greedy)
+        if greedy.has_answer:
+            assert not find_violations(statement.problem, result.solution)
+            standing = result.standing(statement, result.solution.choice)
+            assert standing >= result.standing(statement, greedy.choice)
+
+
+@given(statement=statements())
+@examples(40)
+def test_a_recorded_round_repeats_bit_for_bit(statement: Statement) -> None:
+    first = solve_statement(statement, "portfolio", Budget(remaining_s=lambda: math.inf))
+    work = dict(first.solution.work)
+    again = solve_statement(statement, "portfolio", Budget(remaining_s=lambda: math.inf, work=work))
+    assert are_equal(first.solution, again.solution)
+    assert repr(first.results) == repr(again.results)

@@ -32,7 +32,7 @@ from tessera.simulator.traces.trace import Arrival
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import RoundOutcome
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
-from tests.support.driver import decide_round
+from tests.support.driver import decide_round, reason_of
 from tests.support.laws import examples
 from tests.support.snapshots import snapshots
 from tests.support.worlds import BERT, FCFS, GREEDY, a_scenario, an_arrival, simulate_scenario
@@ -69,9 +69,7 @@ def test_rounds_start_no_job_that_waits_and_keep_the_limits_of_arrays(
     runs[list(gangs_of(outcome))] = True
     assert not (runs & (jobs.unmet > 0)).any()
     for job in np.flatnonzero(jobs.unmet).tolist():
-        reason = outcome.decisions[job].reason
-        assert reason is not None
-        assert reason.code is ReasonCode.WAITS_FOR_JOBS
+        assert reason_of(outcome.decisions[job]).code is ReasonCode.WAITS_FOR_JOBS
     counts = np.bincount(jobs.array[runs | jobs.among(LEAVING)], minlength=2)
     for job in range(len(jobs)):
         assert counts[jobs.array[job]] <= jobs.array_limit[job]
@@ -97,22 +95,6 @@ def test_the_checker_finds_jobs_that_wait_and_arrays_over_their_limit() -> None:
     one = np.ones(2, dtype=np.int64)
     assert rules(array=0 * one, array_limit=one) == {"array limit"}
     assert rules(array=0 * one, array_limit=2 * one) == set()
-
-
-def test_members_with_gpus_come_first_and_failed_ones_leave_their_place() -> None:
-    jobs = [
-        a_job("failed", array=0, array_limit=2, retry_s=5000.0, failures=1),
-        a_job("first", array=0, array_limit=2),
-        a_job("second", array=0, array_limit=2),
-        a_job("leaves", array=0, array_limit=2, state=JobState.CANCELLING),
-        a_job("other"),
-    ]
-    snapshot = a_snapshot(nodes=some_nodes((0, 1, 4)), jobs=jobs, estimates=[an_estimate()])
-    outcome = decide_round(snapshot, Policy())
-    assert sorted(gangs_of(outcome)) == [1, 4]
-    reason = outcome.decisions[2].reason
-    assert reason is not None
-    assert reason.code is ReasonCode.ARRAY_LIMIT
 
 
 def random_arrivals(seed: int, jobs: int) -> list[Arrival]:
@@ -161,22 +143,6 @@ def test_worlds_refuse_unknown_jobs_and_circles() -> None:
         spec = an_arrival("a", after=tuple(Dependency(job=name) for name in after))
         with pytest.raises(InvalidInput, match="after"):
             simulate_scenario(a_scenario(spec))
-
-
-def test_a_limited_array_never_runs_more_members_in_a_world() -> None:
-    members = ArrayRange(first=0, last=9, limit=3).members("sweep")
-    arrivals = [
-        an_arrival(m.name, array=m, iterations=100 + 7 * m.index, max_gpus=1) for m in members
-    ]
-    result = simulate_scenario(a_scenario(*arrivals), on_events=True)
-    assert set(result.state) == {JobState.SUCCEEDED}
-    assert most_at_once(result) == 3
-
-
-def most_at_once(result: Result) -> int:
-    """Return the largest number of jobs that ran at the same time."""
-    changes = sorted(change for s in result.segments for change in ((s.start_s, 1), (s.end_s, -1)))
-    return int(np.cumsum([change for _, change in changes]).max())
 
 
 @given(st.dictionaries(st.integers(0, 6), st.sets(st.integers(0, 6), max_size=3)))
@@ -241,3 +207,35 @@ def test_a_job_without_a_foreseeable_start_has_no_forecast_and_says_why() -> Non
     assert not why["first"]
     assert not why["second"]
     assert {why[name] for name in ("behind", "handler", "all")} == {WAITS_FOR_UNKNOWN}
+
+
+def test_members_with_gpus_come_first_and_failed_ones_leave_their_place() -> None:
+    jobs = [
+        a_job("failed", array=0, array_limit=2, retry_s=5000.0, failures=1),
+        a_job("first", array=0, array_limit=2),
+        a_job("second", array=0, array_limit=2),
+        a_job("leaves", array=0, array_limit=2, state=JobState.CANCELLING),
+        a_job("other"),
+    ]
+    snapshot = a_snapshot(nodes=some_nodes((0, 1, 4)), jobs=jobs, estimates=[an_estimate()])
+    outcome = decide_round(snapshot, Policy())
+    assert sorted(gangs_of(outcome)) == [1, 4]
+    reason = outcome.decisions[2].reason
+    assert reason is not None
+    assert reason.code is ReasonCode.ARRAY_LIMIT
+
+
+def test_a_limited_array_never_runs_more_members_in_a_world() -> None:
+    members = ArrayRange(first=0, last=9, limit=3).members("sweep")
+    arrivals = [
+        an_arrival(m.name, array=m, iterations=100 + 7 * m.index, max_gpus=1) for m in members
+    ]
+    result = simulate_scenario(a_scenario(*arrivals), on_events=True)
+    assert set(result.state) == {JobState.SUCCEEDED}
+    assert most_at_once(result) == 3
+
+
+def most_at_once(result: Result) -> int:
+    """Return the largest number of jobs that ran at the same time."""
+    changes = sorted(change for s in result.segments for change in ((s.start_s, 1), (s.end_s, -1)))
+    return int(np.cumsum([change for _, change in changes]).max())

@@ -75,12 +75,6 @@ def test_a_first_start_loads_and_searches_and_saves_nothing() -> None:
     assert segments(world) == [(0, 31, 1031, "finish")]
 
 
-def test_the_search_between_two_counts_is_interpolated_in_their_logarithm() -> None:
-    world = a_world(a_scenario(an_arrival("a")), COSTLY)
-    give(world, "a", TWO)
-    assert end_s(world, "a") == 11 + 30 + 500
-
-
 def test_a_move_within_the_cell_saves_and_loads_and_does_not_search() -> None:
     world = a_world(a_scenario(an_arrival("a")), COSTLY)
     give(world, "a", ONE)
@@ -126,15 +120,6 @@ def test_a_suspended_job_that_resumes_in_its_cell_pays_for_saving_then_and_for_n
     give(world, "a", ("a100-1", [0]))
     assert end_s(world, "a") == 500 + 7 + 11 + 900
     assert world.restarts.tolist() == [1]
-
-
-def test_a_suspended_job_that_resumes_in_another_cell_pays_for_its_search_too() -> None:
-    world = a_world(a_scenario(an_arrival("a")), COSTLY)
-    give(world, "a", ONE)
-    world.advance(131)
-    take(world, "a")
-    give(world, "a", FOUR)
-    assert end_s(world, "a") == 131 + 7 + 11 + 40 + 900 / 4
 
 
 def test_a_job_that_was_saved_before_it_trained_has_nothing_to_save_again() -> None:
@@ -273,14 +258,6 @@ def test_the_slower_of_two_stragglers_on_a_node_counts() -> None:
     world = a_world(a_scenario(an_arrival("a")), stragglers=slow)
     give(world, "a", ONE)
     assert end_s(world, "a") == 1000 + 175
-
-
-def test_a_straggler_that_begins_and_ends_during_a_start_costs_nothing() -> None:
-    slow = [Straggler(node="a100-0", start_s=5.0, end_s=25.0, factor=9.0)]
-    world = a_world(a_scenario(an_arrival("a")), COSTLY, stragglers=slow)
-    give(world, "a", ONE)
-    assert end_s(world, "a") == 31 + 1000
-    assert [s.iterations for s in world.segments] == [0, 0, 1000]
 
 
 def test_a_job_that_starts_on_a_lagging_node_is_slow_at_once() -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from tessera.formulation.decisions import DecisionKind
 from tessera.simulator.hazards import Failure
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.store.gpus import InvariantBroken
@@ -117,20 +116,6 @@ def test_a_round_cannot_give_other_gpus_than_it_chose() -> None:
     mixed = [("a100-0", [0]), ("v100-0", [0])]
     with pytest.raises(InvariantBroken, match="other than those of its Cell"):
         carry_out(world, lambda snapshot: run_decision(snapshot, "a", mixed))
-
-
-def test_jobs_may_swap_gpus_in_one_round() -> None:
-    world = a_world(a_scenario(an_arrival("a"), an_arrival("b")))
-    give(world, "a", ("a100-0", [0]))
-    give(world, "b", ("a100-1", [0]))
-    world.advance(50.0)
-    move = DecisionKind.MOVE
-    carry_out(
-        world,
-        lambda snapshot: run_decision(snapshot, "a", [("a100-1", [0])], move),
-        lambda snapshot: run_decision(snapshot, "b", [("a100-0", [0])], move),
-    )
-    assert world.store.gpus.owner[[0, 4]].tolist() == [1, 0]
 
 
 def test_gpu_seconds_add_up_for_many_gpus_at_irregular_times() -> None:

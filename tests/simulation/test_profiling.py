@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from tessera.estimator.profiling.tasks import LEAST_WEIGHT, ProfilingOptions, missing_tasks
-from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.records.estimates import (
     ClusterGpuType,
     EstimationInputs,
@@ -24,17 +21,14 @@ from tessera.simulator.executor import ReplayFailed, replay_lines
 from tessera.simulator.hazards import Failure
 from tessera.simulator.logfile import lines_of, log_of
 from tessera.simulator.metrics import reference_of, run_figures
-from tessera.simulator.overheads import preset_overheads
-from tessera.simulator.run import Decider, Result
+from tessera.simulator.run import Result
 from tessera.simulator.store.gpus import AllocationChange
 from tessera.simulator.world import World
 from tests.support.worlds import (
-    ARENA,
     BERT,
     COSTLY,
     FCFS,
     FREE,
-    GREEDY,
     ILP,
     a_profile,
     a_scenario,
@@ -117,20 +111,6 @@ def test_workloads_that_differ_only_in_their_batch_share_tasks_and_their_outcome
     assert types_seen(world.snapshot()) == types_seen(world.snapshot(), larger) == {"a100"}
 
 
-def test_a_task_of_another_model_is_created_when_its_first_job_arrives() -> None:
-    other = Workload(model="other", params="", global_batch=10)
-    scenario = a_scenario(
-        an_arrival("a"),
-        an_arrival("b", 50.0, workload=other),
-        profiles=[a_profile(), a_profile(workload=other)],
-    )
-    world = a_world(scenario, PROFILED)
-    assert len(task_names(world)) == 1
-    world.advance(50.0)
-    assert len(task_names(world)) == 2
-    assert [one.arrival_s for one in world.tasks()] == [0.0, 50.0]
-
-
 def test_the_service_would_create_the_same_tasks() -> None:
     published = Workload(model="bert", params="1.3B", global_batch=256)
     scenario = a_scenario(
@@ -150,12 +130,6 @@ def test_the_service_would_create_the_same_tasks() -> None:
     tasks = a_world(scenario, PROFILED).tasks()
     assert {one.spec.name: one.spec for one in tasks} == expected
     assert len(expected) == 2
-
-
-def test_nothing_is_profiled_without_a_time_for_it() -> None:
-    world = a_world(a_scenario(an_arrival("a")))
-    assert task_names(world) == []
-    assert types_seen(world.snapshot()) == {"a100"}
 
 
 def test_a_model_that_nobody_can_estimate_is_not_profiled_and_runs_on_its_request() -> None:
@@ -194,31 +168,10 @@ def test_estimates_appear_type_by_type_as_tasks_end() -> None:
     assert keys == sorted(keys)
 
 
-def test_profiled_estimates_have_the_error_of_estimates() -> None:
-    scenario = a_scenario(an_arrival("a"), nodes=ONE_GPU, profiles=[a_profile()])
-    world = a_world(scenario, PROFILED, visible=[a_profile(iter_time_s=1.5)])
-    (task,) = task_names(world)
-    give(world, task, FIRST)
-    world.advance(400.0)
-    e = world.snapshot().estimates
-    bert = world.snapshot().workloads.index(BERT)
-    assert e.iter_time_s[e.workload == bert].tolist() == [1.5]
-
-
 # the GPUs that tasks hold
 
 
-@pytest.mark.parametrize("options", [GREEDY, ILP, FCFS, ARENA])
-def test_a_job_waits_until_its_model_is_profiled_on_an_idle_gpu(options: object) -> None:
-    """The task holds the only GPU from the round at 0 s until 400 s; the round at 600 s sees that."""
-    scenario = a_scenario(an_arrival("a"), nodes=ONE_GPU, profiles=[a_profile()])
-    result = simulate_scenario(scenario, options, overheads=PROFILED)  # type: ignore[arg-type]
-    assert task_spans(result) == [(0.0, 400.0, "finish")]
-    assert spans(result) == [(600.0, 1600.0, "finish")]
-    assert result.profiling_gpu_s == 400.0
-
-
-@pytest.mark.parametrize("options", [GREEDY, ILP, FCFS, ARENA])
+@pytest.mark.parametrize("options", [ILP, FCFS])
 def test_profiling_waits_for_a_gpu_while_jobs_of_value_hold_all(options: object) -> None:
     """Job a is profiled and then trains from 600 s to 1600 s. Until then, b cannot be profiled."""
     other = Workload(model="other", params="", global_batch=10)
@@ -233,7 +186,7 @@ def test_profiling_waits_for_a_gpu_while_jobs_of_value_hold_all(options: object)
     assert spans(result) == [(600.0, 1600.0, "finish"), (2400.0, 3400.0, "finish")]
 
 
-@pytest.mark.parametrize("options", [GREEDY, ILP, FCFS, ARENA])
+@pytest.mark.parametrize("options", [ILP, FCFS])
 def test_a_task_gives_way_to_a_job_of_value_and_goes_on_from_its_records(options: object) -> None:
     """The task of b begins at 900 s, and another job of a's model takes its GPU at 1200 s."""
     other = Workload(model="other", params="", global_batch=10)
@@ -258,22 +211,6 @@ def test_a_task_gives_way_to_a_job_of_value_and_goes_on_from_its_records(options
     assert result.profiling_gpu_s == 800.0
 
 
-def test_the_gpu_of_a_task_is_given_to_no_job_meanwhile() -> None:
-    scenario = a_scenario(
-        *(an_arrival(f"j{i}", 10.0 * i) for i in range(6)), nodes=some_specs(("a100", 1, 2))
-    )
-    result = simulate_scenario(scenario, ILP, overheads=PROFILED)
-    held = sorted(
-        (gpu, s.start_s, s.end_s)
-        for s in (*result.segments, *result.task_segments)
-        for _, gpus in s.members
-        for gpu in gpus
-    )
-    for (gpu, _, end), (same, start, _) in pairwise(held):
-        assert gpu != same or end <= start
-    assert result.profiling_gpu_s == 400.0
-
-
 def test_each_start_of_a_task_loads_and_neither_saves_nor_searches() -> None:
     scenario = a_scenario(an_arrival("a"), nodes=ONE_GPU, profiles=[a_profile()])
     world = a_world(scenario, replace(COSTLY, profile_s=400.0))
@@ -286,18 +223,6 @@ def test_each_start_of_a_task_loads_and_neither_saves_nor_searches() -> None:
     give(world, task, FIRST)
     assert end_s(world, task) == 200 + 11 + 300
     assert [s.held_gpu_s for s in world.task_segments] == [111, 311]
-
-
-def test_a_task_loses_nothing_if_its_node_fails() -> None:
-    scenario = a_scenario(an_arrival("a"), nodes=ONE_GPU, profiles=[a_profile()])
-    down = Failure(node="a100-0", down_s=250.0, up_s=300.0)
-    world = a_world(scenario, PROFILED, failures=[down])
-    (task,) = task_names(world)
-    give(world, task, FIRST)
-    world.advance(300.0)
-    assert iterations_done(world, task) == 2.5
-    give(world, task, FIRST)
-    assert end_s(world, task) == 450.0
 
 
 def test_a_run_ends_with_its_last_job_although_a_task_still_runs() -> None:
@@ -375,21 +300,3 @@ def test_the_executor_refuses_a_task_that_breaks_the_rules(
     first.update(change)
     with pytest.raises(ReplayFailed, match=rule):
         replay_lines(map(json.dumps, rows))
-
-
-def test_the_table_of_arenas_least_time_profiles_on_one_gpu_for_each_type() -> None:
-    scenario = a_scenario(an_arrival("a"), nodes=TWO_TYPES, profiles=ON_BOTH)
-    result = simulate_scenario(scenario, overheads=preset_overheads("profiled"))
-    assert len(result.tasks) == 2
-    assert result.profiling_gpu_s == 2 * (510 + 39)
-    assert math.isfinite(result.end_s[0])
-
-
-def test_tasks_do_not_change_what_a_scheduler_is_asked_to_decide() -> None:
-    """A published scheduler gets tasks neither as columns nor as waiting jobs of value."""
-    scenario = a_scenario(an_arrival("a"), nodes=ONE_GPU, profiles=[a_profile()])
-    world = a_world(scenario, PROFILED)
-    outcome = Decider(FCFS)(world.snapshot())
-    kinds = {world.snapshot().jobs.name[d.job]: d.kind for d in outcome.decisions}
-    assert kinds["a"] is DecisionKind.WAIT
-    assert DecisionKind.START in kinds.values()

@@ -19,6 +19,7 @@ from tessera.simulator.run import Conditions, Decider, Result, simulate
 from tessera.simulator.scenario import Scenario
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import RoundOutcome
+from tests.support.laws import scaled
 from tests.support.worlds import StoppedClock, a_profile, a_scenario, an_arrival, some_specs
 
 RESTART_S = 60.0
@@ -104,9 +105,8 @@ def equal(plan: str) -> float:
     return 1.0
 
 
-@pytest.mark.parametrize("noise", [0.02, 0.04])
-def test_noise_of_some_percent_in_each_minute_causes_no_replan(noise: float) -> None:
-    scenario = a_busy_day(1, equal)
+def test_noise_of_some_percent_in_each_minute_causes_no_replan() -> None:
+    scenario, noise = a_busy_day(1, equal), 0.04
     calm = run(scenario, Flickering(LIMITED, noise))
     assert count_replans(calm) == 0
     assert mean_jct_s(calm) == mean_jct_s(run(scenario, Flickering(NO_REPLANS, noise)))
@@ -115,7 +115,7 @@ def test_noise_of_some_percent_in_each_minute_causes_no_replan(noise: float) -> 
     assert mean_jct_s(restless) > mean_jct_s(calm)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(scaled(2)))
 def test_replans_stay_within_their_limit_under_any_noise(seed: int) -> None:
     """A job restarts for a replan at most once in 20 restart times, so for 5 % of its time.
 
@@ -138,7 +138,7 @@ def test_replans_stay_within_their_limit_under_any_noise(seed: int) -> None:
     assert mean_jct_s(noisy) <= mean_jct_s(still) / 0.95
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(scaled(2)))
 def test_jobs_end_sooner_with_replans_once_estimates_are_corrected(seed: int) -> None:
     scenario = a_busy_day(seed, {"dp": 1.0, "tp": 1.02, "zero": 1.4}.__getitem__)
     replanned, still = (

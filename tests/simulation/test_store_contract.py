@@ -15,7 +15,7 @@ from tessera.formulation.decisions import Decision, DecisionKind
 from tessera.formulation.errors import DeadlineTooShort, NotFound, RequestIdReused, RoundSuperseded
 from tessera.formulation.proofs import NO_PROOF
 from tessera.formulation.records.clusters import TenantSpec
-from tessera.formulation.records.rounds import RoundCommit, RoundRecord
+from tessera.formulation.records.rounds import RoundRecord
 from tessera.formulation.records.store import Request
 from tessera.formulation.snapshot import Snapshot
 from tessera.service.loop import RoundLoop
@@ -37,7 +37,6 @@ from tests.support.stores import (
     make_both_stores,
     view,
 )
-from tests.support.world_rounds import WorldRounds
 from tests.support.worlds import (
     FCFS,
     GREEDY,
@@ -232,16 +231,11 @@ def rounds(request: pytest.FixtureRequest) -> Rounds:
     return InPostgres(PostgresStore(database), database, world, scenario).rounds
 
 
-def an_empty_round(snapshot: Snapshot, **overrides: object) -> RoundCommit:
-    """Return a commit without decisions."""
-    return a_round(snapshot, **overrides)
-
-
 def test_an_overtaken_round_changes_nothing(rounds: Rounds) -> None:
     snapshot = rounds.snapshot(C)
-    rounds.commit(an_empty_round(snapshot))
+    rounds.commit(a_round(snapshot))
     with pytest.raises(RoundSuperseded, match="clusters/simulated/rounds/1"):
-        rounds.commit(an_empty_round(snapshot))
+        rounds.commit(a_round(snapshot))
     assert rounds.snapshot(C).round_number == 2
 
 
@@ -249,11 +243,11 @@ def test_a_request_is_committed_once(rounds: Rounds) -> None:
     request = Request(id="r", method="m", digest="d")
     snapshot = rounds.begin_round(C, request)
     assert isinstance(snapshot, Snapshot)
-    first = rounds.commit(an_empty_round(snapshot, request=request))
+    first = rounds.commit(a_round(snapshot, request=request))
     again = rounds.begin_round(C, request)
     assert isinstance(again, RoundRecord)
     assert again.summary.number == first.summary.number == 1
-    assert rounds.commit(an_empty_round(rounds.snapshot(C), request=request)).summary.number == 1
+    assert rounds.commit(a_round(rounds.snapshot(C), request=request)).summary.number == 1
     assert rounds.snapshot(C).round_number == 2
     with pytest.raises(RequestIdReused):
         rounds.begin_round(C, replace(request, digest="other"))
@@ -261,16 +255,16 @@ def test_a_request_is_committed_once(rounds: Rounds) -> None:
 
 def test_a_late_round_changes_nothing(rounds: Rounds) -> None:
     with pytest.raises(DeadlineTooShort):
-        rounds.commit(an_empty_round(rounds.snapshot(C)), lambda: False)
+        rounds.commit(a_round(rounds.snapshot(C)), lambda: False)
     assert rounds.snapshot(C).round_number == 1
 
 
 def test_a_refused_round_has_a_number_and_keeps_the_previous_prices(rounds: Rounds) -> None:
     snapshot = rounds.snapshot(C)
-    rounds.commit(an_empty_round(snapshot, summary=a_summary(snapshot, prices={"gpus/a100": 0.5})))
+    rounds.commit(a_round(snapshot, summary=a_summary(snapshot, prices={"gpus/a100": 0.5})))
     snapshot = rounds.snapshot(C)
     wrong = a_summary(snapshot, outcome="refused", prices={"gpus/a100": 9.0})
-    record = rounds.commit(an_empty_round(snapshot, summary=wrong))
+    record = rounds.commit(a_round(snapshot, summary=wrong))
     assert (record.summary.outcome, record.summary.number) == ("refused", 2)
     after = rounds.snapshot(C)
     assert (after.round_number, after.prices.price.tolist()) == (3, [0.5])
@@ -290,16 +284,14 @@ def test_certificates_belong_to_promised_jobs_and_are_ordered_by_job(rounds: Rou
     soon, later = a_leg(start_s=1e9, end_s=2e9), a_leg(start_s=3e9, end_s=4e9, gpus=2)
     legs = legs_of(snapshot, b=[soon, later], a=[later], c=[soon])
     rounds.commit(
-        an_empty_round(snapshot, decisions=tuple(admit_decisions(snapshot, "a", "b")), legs=legs)
+        a_round(snapshot, decisions=tuple(admit_decisions(snapshot, "a", "b")), legs=legs)
     )
     after = rounds.snapshot(C)
     assert after.jobs.admitted.tolist() == [True, True, False]
     assert after.legs.job.tolist() == [0, 1, 1]
     assert after.legs.start_s.tolist() == [3e9, 1e9, 3e9]
     assert after.legs.gpus.tolist() == [2, 1, 2]
-    rounds.commit(
-        an_empty_round(after, decisions=tuple(admit_decisions(after, "a")), legs=after.legs)
-    )
+    rounds.commit(a_round(after, decisions=tuple(admit_decisions(after, "a")), legs=after.legs))
     after = rounds.snapshot(C)
     assert (after.jobs.admitted.tolist(), after.legs.job.tolist()) == ([True, False, False], [0])
 
@@ -309,7 +301,7 @@ def test_a_rejected_job_has_ended_and_is_promised_nothing(rounds: Rounds) -> Non
     rejected = admit_decisions(snapshot, "a", "b", "c", kind=DecisionKind.REJECT)[0]
     others = admit_decisions(snapshot, "b")[1:]
     legs = legs_of(snapshot, a=[a_leg()], b=[a_leg()])
-    rounds.commit(an_empty_round(snapshot, decisions=(rejected, *others), legs=legs))
+    rounds.commit(a_round(snapshot, decisions=(rejected, *others), legs=legs))
     after = rounds.snapshot(C)
     assert after.jobs.name == ("b", "c")
     assert after.legs.job.tolist() == [0]
@@ -317,16 +309,16 @@ def test_a_rejected_job_has_ended_and_is_promised_nothing(rounds: Rounds) -> Non
 
 def test_rounds_are_stored_with_the_snapshot_they_were_decided_on(rounds: Rounds) -> None:
     snapshot = rounds.snapshot(C)
-    record = rounds.commit(an_empty_round(snapshot))
+    record = rounds.commit(a_round(snapshot))
     assert rounds.get_round(C, 1).summary.number == record.summary.number
     assert encode(rounds.round_snapshot(C, 1)) == encode(snapshot)
 
 
 def test_rounds_keep_their_proof(rounds: Rounds) -> None:
-    rounds.commit(an_empty_round(rounds.snapshot(C)))
+    rounds.commit(a_round(rounds.snapshot(C)))
     assert rounds.round_proof(C, 1) == NO_PROOF
     proof = a_round_proof()
-    rounds.commit(an_empty_round(rounds.snapshot(C), proof=proof))
+    rounds.commit(a_round(rounds.snapshot(C), proof=proof))
     assert rounds.round_proof(C, 2) == proof
 
 
@@ -338,7 +330,7 @@ def test_rounds_keep_their_proof(rounds: Rounds) -> None:
         lambda r: r.get_round(C, 1),
         lambda r: r.round_snapshot(C, 7),
         lambda r: r.round_proof(C, 7),
-        lambda r: r.commit(an_empty_round(replace(r.snapshot(C), cluster="nowhere"))),
+        lambda r: r.commit(a_round(replace(r.snapshot(C), cluster="nowhere"))),
     ],
 )
 def test_missing_clusters_and_rounds_are_not_found(
@@ -346,8 +338,3 @@ def test_missing_clusters_and_rounds_are_not_found(
 ) -> None:
     with pytest.raises(NotFound):
         call(rounds)
-
-
-def test_a_world_implements_the_rounds_port() -> None:
-    meets: Rounds = WorldRounds(World(a_scenario(), overheads=OFTEN))
-    assert meets.snapshot(C).round_number == 1

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tessera.formulation.last_round import Legs
 from tessera.formulation.lifecycle import JobState
+from tessera.formulation.placement import Gang
 from tessera.formulation.snapshot import STATE_CODE, Allocations, Snapshot
 from tessera.formulation.tables import Bools
 from tessera.formulation.values import Hold
@@ -28,11 +29,41 @@ def a_dated_job(name: str, work_s: float, due_s: float, **more: Any) -> dict[str
     return a_job(name, **(given | more))
 
 
-def a_cluster(*jobs: dict[str, Any], gpus: int = 4, **more: Any) -> Snapshot:
-    """Return ``gpus`` GPUs on one node, where n of 1, 2 or 4 GPUs train n samples/s."""
+def running_on(gpus: int) -> dict[str, Any]:
+    """Return the fields of a job that has long run on ``gpus`` GPUs."""
+    return {"state": JobState.RUNNING, "cell": (0, gpus, 1), "since_s": 1.0, "generation": 1}
+
+
+def a_cluster(*jobs: dict[str, Any], gpus: int = 4, nodes: int = 1, **more: Any) -> Snapshot:
+    """Return nodes of ``gpus`` GPUs, where n of 1, 2 or 4 GPUs train n samples/s.
+
+    Unless ``gangs`` are given, running jobs hold the first GPUs of the first node, in their order.
+    """
+    taken, gangs = 0, {}
+    for j, job in enumerate(jobs):
+        if count := job["current_gpus"]:
+            gangs[j] = Gang(members=((0, tuple(range(taken, taken + count))),))
+            taken += count
     estimates = [an_estimate(gpus=n, iter_time_s=256 / n) for n in (1, 2, 4)]
-    snapshot = a_snapshot(nodes=some_nodes((0, 1, gpus)), jobs=jobs, estimates=estimates, **more)
-    return replace(snapshot, now_s=NOW_S)
+    stated: dict[str, Any] = {
+        "nodes": some_nodes((0, nodes, gpus)),
+        "estimates": estimates,
+        "gangs": gangs,
+    }
+    return replace(a_snapshot(jobs=jobs, **stated | more), now_s=NOW_S)
+
+
+def a_leg(start_s: float, end_s: float, gpus: int = 4, job: int = 0) -> dict[str, Any]:
+    """Return the row of a job's leg, with its start and end in seconds from now."""
+    return {
+        "job": job,
+        "start_s": NOW_S + start_s,
+        "end_s": NOW_S + end_s,
+        "gpu_type": 0,
+        "gpus": gpus,
+        "pipeline_degree": 1,
+        "plan": 0,
+    }
 
 
 @st.composite

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from tessera.formulation.decisions import CHANGES_GPUS, DecisionKind
+from tessera.formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.permissions import AllowedTypes, Avoids, Selectors, UnmatchedNodes
 from tessera.formulation.policy import Policy
+from tessera.formulation.reasons import Reason
 from tessera.formulation.snapshot import STATE_CODE, Allocations, Jobs, Snapshot
 from tessera.formulation.tenants import Quotas, Tenants
 from tessera.formulation.values import Hold
@@ -28,6 +29,12 @@ def decide_round(snapshot: Snapshot, policy: Policy, name: str = "greedy") -> Ro
     outcome = plan_round(snapshot, policy, make_solver(name), FOREVER)
     assert outcome.violations == ()
     return outcome
+
+
+def reason_of(decision: Decision) -> Reason:
+    """Return the reason of a decision, which must have one."""
+    assert decision.reason is not None
+    return decision.reason
 
 
 def decision_kinds(snapshot: Snapshot, found: RoundOutcome) -> dict[str, DecisionKind]:

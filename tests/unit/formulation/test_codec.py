@@ -1,20 +1,33 @@
-"""The JSON of rounds: values read back equal, and malformed text is refused."""
+"""The JSON of rounds: values and documents read back equal, and malformed text is refused."""
 
 from __future__ import annotations
 
+import gzip
+import json
 import math
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from tessera.formulation.codec import decode, digest, encode
-from tessera.formulation.errors import InvalidInput
-from tessera.formulation.policy import Policy
-from tessera.formulation.problem import Problem
+from tessera.formulation.errors import DeadlineTooShort, InvalidInput
+from tessera.formulation.network import traffic
+from tessera.formulation.network.facts import Traffics
+from tessera.formulation.network.traffic import CellTraffic, StageTraffic, intern_traffic
+from tessera.formulation.problem import CouplingRow, Problem, RowKind
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution, SolveStatus
-from tessera.formulation.statement import build_problem
+from tessera.formulation.tables import Table
+from tessera.formulation.topologies import described
+from tessera.formulation.topologies.described import DescribedTopology, decode_topology
+from tessera.service.cli import main
 from tests.support.builders import a_job, a_random_problem, a_random_snapshot, a_snapshot
+from tests.support.recording import load_rounds
 
 
 def test_a_snapshot_with_infinities_reads_back_equal() -> None:
@@ -35,6 +48,28 @@ def test_columns_without_an_unusual_value_are_left_out() -> None:
     again = decode(text)
     assert isinstance(again, Snapshot)
     assert again.jobs.equals(snapshot.jobs)
+
+
+SAMPLES: Final = {"Ints": 1, "Floats": 0.5, "Bools": True, "tuple[str, ...]": "x"}
+"""A value of each kind of column that no column has by default."""
+
+
+def a_full_table(kind: type[Table]) -> Table:
+    """Return two rows of which every column has an unusual value."""
+    return kind.from_rows(2 * [{f.name: SAMPLES[str(f.type)] for f in fields(kind)}])
+
+
+def test_every_table_and_column_of_a_snapshot_reads_back() -> None:
+    plain = a_random_snapshot(1, jobs=2)
+    tables = {f.name: getattr(plain, f.name) for f in fields(plain) if f.name != "traffic"}
+    changes: dict[str, Any] = {"plans": ("", "p"), "use_half_life_s": 0.5, "clock_factor": 2.0}
+    changes |= {n: a_full_table(type(t)) for n, t in tables.items() if isinstance(t, Table)}
+    full = replace(plain, **changes)
+    again = decode(encode(full))
+    assert isinstance(again, Snapshot)
+    for name, table in tables.items():
+        read, stored = getattr(again, name), getattr(full, name)
+        assert read.equals(stored) if isinstance(table, Table) else read == stored, name
 
 
 def test_a_job_may_be_called_inf() -> None:
@@ -65,14 +100,6 @@ def test_a_solution_reads_back() -> None:
     again = decode(encode(solution))
     assert isinstance(again, Solution)
     assert (again.status, again.bound, again.work) == (solution.status, math.inf, solution.work)
-
-
-def test_a_stored_snapshot_leads_to_the_same_problem() -> None:
-    snapshot = a_random_snapshot(3, jobs=8)
-    again = decode(encode(snapshot))
-    assert isinstance(again, Snapshot)
-    before, after = (build_problem(s, Policy()) for s in (snapshot, again))
-    assert encode(before) == encode(after)
 
 
 @pytest.mark.parametrize(
@@ -106,3 +133,155 @@ def test_a_snapshot_with_meaningless_numbers_is_refused() -> None:
     text = encode(snapshot).replace(b'"weight":{"f":[2.0', b'"weight":{"f":["nan"')
     with pytest.raises(InvalidInput, match="weight"):
         decode(text)
+
+
+@pytest.mark.parametrize(
+    ("row", "name"),
+    [
+        (CouplingRow(kind=RowKind.GPUS, subject="a100", capacity=4), "gpus/a100"),
+        (
+            CouplingRow(kind=RowKind.QUOTA, subject="research/a100", capacity=4),
+            "quota/research/a100",
+        ),
+        (CouplingRow(kind=RowKind.KEPT, subject="research", capacity=4), "kept for/research"),
+        (CouplingRow(kind=RowKind.CHANGES, capacity=4), "changes"),
+    ],
+)
+def test_a_row_and_its_name_are_equivalent(row: CouplingRow, name: str) -> None:
+    assert row.name == name
+    assert CouplingRow.from_name(name, 4) == row
+
+
+def test_a_name_of_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match="is not a valid RowKind"):
+        CouplingRow.from_name("rooms/a100", 4)
+
+
+CLOS = {
+    "tors": 2,
+    "kind": "clos",
+    "hosts": 4,
+    "host": "a100",
+    "aggregations": 2,
+    "tor_bytes_per_s": "25GB/s",
+}
+
+SPACED = json.dumps(CLOS, indent=1)
+"""A document that our own encoder would write differently."""
+
+SENT = CellTraffic(
+    work_flop=1e15, compute_s=0.1, start_s=0.0, stages=(StageTraffic(dp=2, tp=1, data=(5e9, 2)),)
+)
+
+
+def a_networked_snapshot(topology: str = SPACED, traffic: str = SENT.to_json()) -> bytes:
+    """Return a stored snapshot whose network has this topology and whose Cells send this traffic."""
+    snapshot = a_random_snapshot(1, jobs=3)
+    e = snapshot.estimates
+    known = Traffics(
+        workload=e.workload,
+        gpu_type=e.gpu_type,
+        gpus=e.gpus,
+        nodes=e.nodes,
+        plan=e.plan,
+        pipeline_degree=e.pipeline_degree,
+        document=(intern_traffic("{}"),) * len(e),
+    )
+    plain = json.loads(
+        encode(replace(snapshot, topology=decode_topology(json.dumps(CLOS)), traffic=known))
+    )
+    plain["body"]["topology"] = topology
+    plain["body"]["traffic"]["document"] = [traffic] * len(e)
+    return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
+
+
+def test_a_snapshot_is_encoded_with_its_original_documents() -> None:
+    stored = a_networked_snapshot()
+    snapshot = decode(stored)
+    assert isinstance(snapshot, Snapshot)
+    assert snapshot.topology is not None
+    assert len(snapshot.topology.topology.hosts) == 4
+    assert {traffic.cell for traffic in snapshot.traffic.document} == {SENT}
+    assert encode(snapshot) == stored
+
+
+@pytest.mark.parametrize("path", load_rounds(), ids=lambda path: path.name)
+def test_recorded_snapshots_are_encoded_unchanged(path: Path) -> None:
+    stored = json.loads(gzip.decompress(path.read_bytes()))["snapshot"].encode()
+    snapshot = decode(stored)
+    assert isinstance(snapshot, Snapshot)
+    assert encode(snapshot) == stored
+
+
+def test_a_recently_read_document_is_not_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = json.dumps(CLOS | {"hosts": 6})
+    first = decode_topology(text)
+    sent = intern_traffic(SENT.to_json())
+    assert sent.traffic.exchanges
+    monkeypatch.setattr(described, "build_topology", None)
+    monkeypatch.setattr(traffic, "parse_cell_traffic", None)
+    assert decode_topology(json.dumps(CLOS | {"hosts": 6})) is first
+    assert intern_traffic(SENT.to_json()).traffic is sent.traffic
+
+
+def test_only_the_latest_topologies_are_cached() -> None:
+    first, *others = (
+        json.dumps(CLOS | {"hosts": n}) for n in range(2, described.MAX_CACHED_TOPOLOGIES + 3)
+    )
+    before = decode_topology(first)
+    for text in others:
+        decode_topology(text)
+    again = decode_topology(first)
+    assert again is not before
+    assert again == before
+
+
+def test_threads_that_read_one_topology_concurrently_get_the_same_object() -> None:
+    text = json.dumps(CLOS | {"hosts": 500})
+    with ThreadPoolExecutor(8) as pool:
+        topologies = list(pool.map(decode_topology, [text] * 16))
+    assert len({id(one) for one in topologies}) == 1
+
+
+def test_reading_a_topology_stops_if_the_caller_leaves() -> None:
+    with pytest.raises(DeadlineTooShort):
+        decode_topology(json.dumps(CLOS | {"hosts": 1000}), lambda: True)
+
+
+def test_topologies_are_compared_by_their_documents() -> None:
+    topology = decode_topology(json.dumps(CLOS))
+    same = DescribedTopology(document=json.dumps(CLOS), topology=decode_topology(SPACED).topology)
+    assert topology == same
+    assert topology != decode_topology(SPACED)
+    assert hash(topology) == hash(same)
+
+
+@pytest.mark.parametrize(
+    ("document", "field"),
+    [
+        ("{", "topology"),
+        ("[]", "topology"),
+        (json.dumps(CLOS | {"kind": "closs"}), "kind"),
+        (json.dumps(CLOS | {"tors": 0}), "tors"),
+        (json.dumps(CLOS | {"hosts": ["a", "a"]}), "hosts"),
+    ],
+)
+def test_a_snapshot_with_an_invalid_topology_is_refused(document: str, field: str) -> None:
+    with pytest.raises(InvalidInput) as wrong:
+        decode(a_networked_snapshot(topology=document))
+    assert wrong.value.field == field
+
+
+def test_a_saved_snapshot_with_invalid_traffic_is_refused_when_it_is_read(
+    tmp_path: Path,
+) -> None:
+    stored = a_networked_snapshot(traffic='{"work_flop":1}')
+    snapshot = decode(stored)
+    assert isinstance(snapshot, Snapshot)
+    with pytest.raises(InvalidInput) as wrong:
+        snapshot.traffic.require_readable()
+    assert wrong.value.field == "traffic"
+    (tmp_path / "round.json").write_bytes(stored)
+    result = CliRunner().invoke(main.app, ["solve", str(tmp_path / "round.json")])
+    assert result.exit_code != 0
+    assert "traffic: is not the traffic of a Cell" in " ".join(result.stderr.split())

@@ -1,4 +1,4 @@
-"""Deadlines in one round: columns that meet them, promised jobs and rejected jobs."""
+"""Deadlines in one round: promised, kept, planned for, refused and waived."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tessera.formulation.admission import Admission
-from tessera.formulation.decisions import Decision, DecisionKind
+from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.last_round import NO_LEGS, Legs
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.moments import format_rfc3339
@@ -20,51 +20,23 @@ from tessera.formulation.promises.deadlines import certificates_are_kept
 from tessera.formulation.reasons import ReasonCode
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.statement import Statement, state_round
-from tessera.solvers.base import Budget
 from tessera.solvers.lookahead.admission import drafts_before_deadlines
-from tessera.solvers.portfolio import Portfolio
-from tessera.solvers.rounds.plan import plan_round
-from tests.support.builders import a_job, a_node, a_snapshot, an_estimate
+from tessera.solvers.rounds.plan import RoundOutcome
+from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
+from tests.support.dated_jobs import NOW_S, a_cluster, a_dated_job, a_leg, running_on
+from tests.support.driver import decide_round, decision_kinds, reason_of, the_next_round
 
-NOW_S = 1200.0
 MYOPIC = Policy(deadlines="myopic")
+
 AHEAD = Policy(deadlines="look-ahead")
+
 RUNS: dict[str, Any] = {"state": JobState.RUNNING, "generation": 1}
-
-
-def a_dated_job(name: str, work_s: float, due_s: float, **more: Any) -> dict[str, Any]:
-    """Return a job of ``work_s`` GPU-seconds, due in ``due_s``. A GPU trains one sample/s."""
-    length = work_s / 256
-    fields = {"iterations": length, "iterations_left": length, "deadline_s": NOW_S + due_s}
-    return a_job(name, **(fields | more))
-
-
-def a_cluster(*jobs: dict[str, Any], away: int = 0, **more: Any) -> Snapshot:
-    """Return a four-GPU node, where n GPUs train n samples/s, and a lost node of ``away`` GPUs."""
-    nodes = [a_node("n0", gpus=4)] + [a_node("n1", gpus=away, schedulable=False)] * (away > 0)
-    estimates = [an_estimate(gpus=n, iter_time_s=256 / n) for n in (1, 2, 4)]
-    return replace(a_snapshot(nodes=nodes, jobs=jobs, estimates=estimates, **more), now_s=NOW_S)
-
-
-def consecutive_gangs(*counts: int) -> dict[int, Gang]:
-    """Return a gang for each count, on consecutive GPUs of node 0."""
-    starts = np.cumsum([0, *counts])
-    return {
-        j: Gang(members=((0, tuple(range(starts[j], starts[j] + n))),))
-        for j, n in enumerate(counts)
-    }
 
 
 def column_gpus(statement: Statement, job: int = 0) -> list[int]:
     """Return the GPUs of the columns that ``job`` may use."""
     problem = statement.problem
     return [int(problem.cells.gpus[problem.cell[c]]) for c in problem.columns_of(job)]
-
-
-def decide_round(snapshot: Snapshot, policy: Policy = MYOPIC) -> tuple[Decision, ...]:
-    outcome = plan_round(snapshot, policy, Portfolio(), Budget(remaining_s=lambda: math.inf))
-    assert outcome.violations == ()
-    return outcome.decisions
 
 
 @pytest.mark.parametrize(
@@ -75,144 +47,58 @@ def test_only_columns_that_finish_in_time_are_left(due_s: float, gpus_left: list
     assert column_gpus(state_round(a_cluster(a_dated_job("a", 4800, due_s)), MYOPIC)) == gpus_left
 
 
-def test_a_start_pays_its_restart_first() -> None:
-    assert column_gpus(
-        state_round(a_cluster(a_dated_job("a", 4800, 2400, restart_s=1)), MYOPIC)
-    ) == [4]
-
-
-def test_a_running_job_pays_only_the_rest_of_its_restart_time() -> None:
-    def left(since_s: float) -> list[int]:
-        job = a_dated_job("a", 4800, 2400, restart_s=100, cell=(0, 2, 1), since_s=since_s, **RUNS)
-        return column_gpus(state_round(a_cluster(job, gangs=consecutive_gangs(2)), MYOPIC))
-
-    assert left(NOW_S - 100) == [2, 4]
-    assert left(NOW_S - 99) == [4]
-
-
-def test_ignored_deadlines_remove_no_column() -> None:
-    snapshot = a_cluster(a_dated_job("a", 4800, 10))
-    assert column_gpus(state_round(snapshot, Policy(deadlines="ignore"))) == [1, 2, 4]
-
-
-def test_a_job_that_can_start_now_is_admitted() -> None:
-    (decision,) = decide_round(a_cluster(a_dated_job("a", 4800, 2400)))
-    assert (decision.kind, decision.admitted) == (DecisionKind.START, True)
-
-
-def test_a_waiting_job_is_not_admitted() -> None:
-    snapshot = a_cluster(a_dated_job("a", 4800, 1200), a_dated_job("b", 4800, 1300, weight=0.5))
-    first, second = decide_round(snapshot)
-    assert (first.admitted, second.kind, second.admitted) == (True, DecisionKind.WAIT, False)
-
-
-def test_an_admitted_job_runs_whatever_the_value_of_others() -> None:
-    old = a_dated_job("a", 4800, 1200, admitted=True, cell=(0, 4, 1), weight=0.01, **RUNS)
-    snapshot = a_cluster(old, a_job("b", weight=99.0), gangs=consecutive_gangs(4))
-    first, second = decide_round(snapshot)
-    assert (first.kind, second.kind) == (DecisionKind.KEEP, DecisionKind.WAIT)
-
-
 def test_a_job_that_cannot_finish_in_time_is_rejected_with_the_time_when_it_would() -> None:
-    (decision,) = decide_round(a_cluster(a_dated_job("a", 4800, 1100, restart_s=50)))
+    (decision,) = decide_round(
+        a_cluster(a_dated_job("a", 4800, 1100, restart_s=50)), MYOPIC, "portfolio"
+    ).decisions
     assert decision.kind is DecisionKind.REJECT
-    assert decision.reason is not None
-    assert decision.reason.code is ReasonCode.DEADLINE_UNREACHABLE
-    evidence = dict(decision.reason.evidence)
+    reason = reason_of(decision)
+    assert reason.code is ReasonCode.DEADLINE_UNREACHABLE
+    evidence = dict(reason.evidence)
     assert evidence["finish"] == evidence["earliest_deadline"] == "1970-01-01T00:40:50Z"
-    assert "1970-01-01T00:40:50Z" in decision.reason.next_step
+    assert "1970-01-01T00:40:50Z" in reason.next_step
 
 
 @pytest.mark.parametrize("policy", [MYOPIC, AHEAD], ids=["myopic", "look-ahead"])
 def test_a_past_deadline_is_refused_and_the_round_continues(policy: Policy) -> None:
-    first, second = decide_round(a_cluster(a_dated_job("a", 4800, -1), a_job("b")), policy)
+    first, second = decide_round(
+        a_cluster(a_dated_job("a", 4800, -1), a_job("b")), policy, "portfolio"
+    ).decisions
     assert first.kind is DecisionKind.REJECT
-    assert first.reason is not None
-    assert first.reason.code is ReasonCode.DEADLINE_PAST
+    assert reason_of(first).code is ReasonCode.DEADLINE_PAST
     assert second.kind is DecisionKind.START
 
 
 @pytest.mark.parametrize("policy", [MYOPIC, AHEAD], ids=["myopic", "look-ahead"])
 def test_a_job_that_only_lost_nodes_could_serve_waits_for_them(policy: Policy) -> None:
-    (decision,) = decide_round(a_cluster(a_dated_job("a", 4800, 1100), away=4), policy)
+    snapshot = a_cluster(a_dated_job("a", 4800, 1100), nodes=2)
+    lost = replace(snapshot.nodes, schedulable=np.array([True, False]))
+    (decision,) = decide_round(replace(snapshot, nodes=lost), policy, "portfolio").decisions
     assert decision.kind is DecisionKind.WAIT
-    assert decision.reason is not None
-    assert decision.reason.code is ReasonCode.DEADLINE_UNREACHABLE
-
-
-@pytest.mark.parametrize("policy", [MYOPIC, AHEAD], ids=["myopic", "look-ahead"])
-def test_a_running_job_that_was_never_admitted_continues_past_its_deadline(policy: Policy) -> None:
-    job = a_dated_job("a", 48000, 100, cell=(0, 4, 1), **RUNS)
-    (decision,) = decide_round(a_cluster(job, gangs=consecutive_gangs(4)), policy)
-    assert (decision.kind, decision.admitted) == (DecisionKind.KEEP, False)
+    assert reason_of(decision).code is ReasonCode.DEADLINE_UNREACHABLE
 
 
 @pytest.mark.parametrize("policy", [MYOPIC, AHEAD], ids=["myopic", "look-ahead"])
 def test_an_impossible_promise_is_waived_and_the_job_continues(policy: Policy) -> None:
     job = a_dated_job("a", 48000, 100, admitted=True, cell=(0, 4, 1), **RUNS)
-    snapshot = a_cluster(job, gangs=consecutive_gangs(4))
-    outcome = plan_round(snapshot, policy, Portfolio(), Budget(remaining_s=lambda: math.inf))
+    snapshot = a_cluster(job)
+    outcome = decide_round(snapshot, policy, "portfolio")
     assert outcome.given_up == frozenset({0})
     assert (outcome.decisions[0].kind, outcome.decisions[0].admitted) == (DecisionKind.KEEP, False)
-
-
-def test_a_job_whose_promise_is_waived_is_best_effort() -> None:
-    job = a_dated_job("a", 4800, 1200, admitted=True)
-    waived = state_round(a_cluster(job), MYOPIC, waived=frozenset({0}))
-    assert column_gpus(waived) == [1, 2, 4]
-    assert not waived.problem.must_run.any()
 
 
 def test_a_promised_job_is_not_moved_if_a_restart_would_make_it_late() -> None:
     def movable(due_s: float) -> bool:
         job = a_dated_job("a", 4800, due_s, restart_s=100, cell=(0, 4, 1), **RUNS)
-        return bool(
-            state_round(a_cluster(job, gangs=consecutive_gangs(4)), MYOPIC).problem.movable[0]
-        )
+        return bool(state_round(a_cluster(job), MYOPIC).problem.movable[0])
 
     assert movable(1300)
     assert not movable(1299)
 
 
-def test_placement_receives_the_rate_that_a_start_must_reach() -> None:
-    statement = state_round(a_cluster(a_dated_job("a", 4800, 2500, restart_s=100)), MYOPIC)
-    assert statement.problem.least_rate[0] == pytest.approx(2.0)
-
-
-def test_a_job_on_a_bad_shape_is_judged_by_its_actual_rate() -> None:
-    estimates = [
-        an_estimate(gpus=2, iter_time_s=128),
-        an_estimate(gpus=2, nodes=2, iter_time_s=256),
-    ]
-    job = a_dated_job("a", 1000, 600, admitted=True, cell=(0, 2, 1), **RUNS)
-    snapshot = a_snapshot(
-        nodes=[a_node("n0", gpus=4), a_node("n1", gpus=4)],
-        jobs=[job],
-        estimates=estimates,
-        gangs={0: Gang(members=((0, (0,)), (1, (0,))))},
-    )
-    problem = state_round(replace(snapshot, now_s=NOW_S), MYOPIC).problem
-    # At one sample/s the job would be late. At two, on one node, it is in time.
-    assert problem.cells.nodes[problem.cell].tolist() == [1]
-    assert problem.current[0] == -1
-    late = replace(snapshot, now_s=NOW_S, estimates=snapshot.estimates.at(np.array([1])))
-    assert state_round(late, MYOPIC).lapsed == frozenset({0})
-
-
 def a_certificate(*legs: tuple[float, float, int], work: float = 0.0) -> Admission:
     """Return the admission of job 0 with legs (start and end from now, GPUs) and a least ``work``."""
-    rows = [
-        {
-            "job": 0,
-            "start_s": NOW_S + start,
-            "end_s": NOW_S + end,
-            "gpu_type": 0,
-            "gpus": gpus,
-            "pipeline_degree": 1,
-            "plan": 0,
-        }
-        for start, end, gpus in legs
-    ]
+    rows = [a_leg(start, end, gpus) for start, end, gpus in legs]
     return Admission(
         admitted=np.array([True]),
         legs=Legs.from_rows(rows) if rows else NO_LEGS,
@@ -251,14 +137,9 @@ def test_the_certificates_own_cell_is_always_allowed() -> None:
     assert least_rate == pytest.approx(2.0)
 
 
-def test_a_deadline_before_the_next_slot_leaves_less_time() -> None:
-    snapshot = a_cluster(a_dated_job("a", 300, 150))
-    assert keep_certificate(snapshot, a_certificate((0, 300, 2), work=300))[0] == [2, 4]
-
-
 def test_a_certified_job_that_cannot_afford_a_restart_keeps_its_gpus() -> None:
     job = a_dated_job("a", 4800, 9000, restart_s=150, admitted=True, cell=(0, 2, 1), **RUNS)
-    snapshot = a_cluster(job, gangs=consecutive_gangs(2))
+    snapshot = a_cluster(job)
     gpus, must, _, movable = keep_certificate(snapshot, a_certificate((0, 900, 2), work=500))
     assert (gpus, must, movable) == ([2, 4], True, False)
     assert keep_certificate(snapshot, a_certificate((0, 900, 2), work=290))[3]
@@ -273,3 +154,145 @@ def test_a_reason_shows_the_deadline_to_the_second_like_the_job() -> None:
     late = a_dated_job("late", 4800, 60.75)
     reason = state_round(a_cluster(late), MYOPIC).absent[0]
     assert dict(reason.evidence)["deadline"] == "1970-01-01T00:21:00Z"
+
+
+DEFAULT = Policy()
+
+IGNORING = Policy(deadlines="ignore")
+
+
+def a_promised_round(due_s: float = 1300.0) -> tuple[Snapshot, RoundOutcome]:
+    """Return the snapshot and outcome of a round that promised a 20-minute job its deadline."""
+    first = a_cluster(a_dated_job("old", 4800, due_s))
+    outcome = decide_round(first, AHEAD)
+    assert outcome.decisions[0].admitted
+    return first, outcome
+
+
+HEAVY = a_job("new", weight=99.0, generation=0)
+
+
+def snapshot_after(first: Snapshot, outcome: RoundOutcome, *arrivals: dict[str, Any]) -> Snapshot:
+    """Return the snapshot of the round 30 s later, with the promise and its certificate."""
+    second = the_next_round(first, outcome, 30.0, arrivals)
+    jobs = replace(second.jobs, admitted=np.array([name == "old" for name in second.jobs.name]))
+    return replace(second, jobs=jobs, legs=outcome.legs_after(first))
+
+
+def test_a_promised_deadline_is_kept_by_a_round_that_follows_the_default_policy() -> None:
+    second = snapshot_after(*a_promised_round(), HEAVY)
+    outcome = decide_round(second, DEFAULT)
+    assert decision_kinds(second, outcome)["old"] is DecisionKind.KEEP
+    assert outcome.decisions[0].admitted
+    assert outcome.given_up == frozenset()
+    assert decision_kinds(second, decide_round(second, IGNORING))["old"] is not DecisionKind.KEEP
+
+
+def test_a_promise_that_was_made_round_by_round_is_kept_too() -> None:
+    first = a_cluster(a_dated_job("old", 4800, 1300.0))
+    outcome = decide_round(first, Policy(deadlines="myopic"))
+    assert outcome.decisions[0].admitted
+    second = snapshot_after(first, outcome, HEAVY)
+    assert len(second.legs) == 0
+    assert decision_kinds(second, decide_round(second, DEFAULT))["old"] is DecisionKind.KEEP
+
+
+@pytest.mark.parametrize("due_s", [100.0, 1300.0, 1e6])
+def test_a_deadline_that_was_never_promised_changes_nothing(due_s: float) -> None:
+    jobs = [a_dated_job("a", 4800, due_s), a_job("b", weight=0.5)]
+    dated, plain = a_cluster(*jobs), a_cluster(jobs[0] | {"deadline_s": np.inf}, jobs[1])
+    outcome, expected = decide_round(dated, DEFAULT), decide_round(plain, IGNORING)
+    assert [d.kind for d in outcome.decisions] == [d.kind for d in expected.decisions]
+    assert not any(d.admitted for d in outcome.decisions)
+
+
+def test_a_new_deadline_is_neither_promised_nor_refused_next_to_a_promised_one() -> None:
+    hopeless = a_dated_job("new", 4800, 60.0)
+    second = snapshot_after(*a_promised_round(), hopeless | {"deadline_s": NOW_S + 60.0})
+    outcome = decide_round(second, DEFAULT)
+    new = outcome.decisions[second.jobs.name.index("new")]
+    assert (new.kind, new.admitted) == (DecisionKind.WAIT, False)  # not rejected
+    assert not reason_of(new).code.startswith("DEADLINE")
+
+
+PLANNED = Policy(deadlines="planned")
+
+
+def decide_planned(snapshot: Snapshot) -> RoundOutcome:
+    return decide_round(snapshot, PLANNED, "portfolio")
+
+
+def gpus_of(outcome: RoundOutcome) -> list[int]:
+    return [decision.cell.gpus for decision in outcome.decisions]
+
+
+def test_a_long_running_job_gives_way_to_two_short_ones_unless_it_was_promised() -> None:
+    def with_two_short_jobs(*, admitted: bool) -> Snapshot:
+        long = a_dated_job("long", 3600, 950, admitted=admitted, **running_on(4))
+        jobs = a_cluster(
+            long,
+            a_dated_job("x", 1200, 620),
+            a_dated_job("y", 1200, 620),
+            gangs={0: Gang(members=((0, (0, 1, 2, 3)),))},
+        )
+        leg = a_leg(0, 900)
+        return replace(jobs, legs=Legs.from_rows([leg])) if admitted else jobs
+
+    assert gpus_of(decide_planned(with_two_short_jobs(admitted=False)))[0] == 0
+    outcome = decide_planned(with_two_short_jobs(admitted=True))
+    assert gpus_of(outcome) == [4, 0, 0]
+    assert [d.admitted for d in outcome.decisions] == [True, False, False]
+
+
+def test_a_job_outside_the_schedule_waits_and_runs_on_leftover_gpus() -> None:
+    crowded = a_cluster(a_dated_job("a", 1200, 310, weight=2.0), a_dated_job("b", 1200, 310))
+    refused = decide_round(crowded, AHEAD, "portfolio").decisions[1].reason
+    assert refused is not None
+    assert refused.code is ReasonCode.DEADLINE_REFUSED
+    waits = decide_planned(crowded).decisions[1].reason
+    assert waits is not None
+    assert not waits.code.name.startswith("DEADLINE")
+    jobs = [
+        a_dated_job(name, 500, 310, weight=w) for name, w in (("a", 2.0), ("b", 1.0), ("c", 2.0))
+    ]
+    estimates = [an_estimate(gpus=n, iter_time_s=256 / n) for n in (1, 2)]
+    roomy = replace(
+        a_snapshot(nodes=some_nodes((0, 1, 5)), jobs=jobs, estimates=estimates), now_s=NOW_S
+    )
+    assert gpus_of(decide_planned(roomy)) == [2, 1, 2]
+    assert gpus_of(decide_round(roomy, AHEAD, "portfolio"))[1] == 0
+
+
+def gpus_of_schedule(policy: Policy, job: dict[str, Any]) -> list[int]:
+    """Return the GPUs of the legs of a job that is alone on 4 GPUs. The rate of n is sqrt(n)."""
+    estimates = [an_estimate(gpus=n, iter_time_s=256 / n**0.5) for n in (1, 2, 4)]
+    snapshot = a_snapshot(nodes=some_nodes((0, 1, 4)), jobs=[job], estimates=estimates)
+    admission = decide_round(replace(snapshot, now_s=NOW_S), policy, "portfolio").admission
+    assert admission is not None
+    return [int(gpus) for gpus in admission.legs.gpus]
+
+
+def test_unpromised_jobs_start_as_requested_or_fastest_and_promised_ones_on_the_leanest_cell() -> (
+    None
+):
+    assert gpus_of_schedule(PLANNED, a_dated_job("a", 600, 2000, requested_gpus=2)) == [2]
+    assert gpus_of_schedule(PLANNED, a_dated_job("a", 600, 310, requested_gpus=2)) == [4]
+    assert gpus_of_schedule(AHEAD, a_dated_job("a", 600, 2000, requested_gpus=2)) == [1]
+
+
+def test_a_round_runs_the_scheduled_cells_and_enlarges_only_promised_jobs() -> None:
+    def a_running_round(*, admitted: bool) -> Snapshot:
+        runs = a_dated_job(
+            "a",
+            600,
+            2000,
+            state=JobState.RUNNING,
+            cell=(0, 1, 1),
+            since_s=1.0,
+            generation=1,
+            admitted=admitted,
+        )
+        return a_cluster(runs, gangs={0: Gang(members=((0, (0,)),))})
+
+    assert gpus_of(decide_planned(a_running_round(admitted=False))) == [1]
+    assert gpus_of(decide_planned(a_running_round(admitted=True))) == [4]

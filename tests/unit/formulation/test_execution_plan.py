@@ -1,13 +1,19 @@
-"""Execution plans: what can be launched, one JSON, one digest and one text."""
+"""Execution plans: what can be launched, one JSON, one digest, one text, and their nodes."""
 
 from __future__ import annotations
 
+import ast
 import json
+import os
+import zipfile
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import (
@@ -20,8 +26,10 @@ from tessera.formulation.execution_plan import (
     ZeroStage,
     read_execution_plan,
 )
+from tessera.formulation.submeshes import refuse_nodes, slice_nodes
 from tessera.formulation.values import Workload
 from tests.support.execution_plans import execution_plans
+from tests.support.laws import examples
 
 GPT = Workload(model="gpt", params="1.3B", global_batch=128)
 
@@ -146,47 +154,50 @@ def test_an_impossible_stage_is_refused(stage: dict[str, Any], said: str) -> Non
         PlanStage(**stage)
 
 
-@pytest.mark.parametrize(
-    ("starts", "said"), [((0, 13), "misses layer 12"), ((0, 11), "repeats layer 11")]
-)
-def test_each_layer_is_in_exactly_one_stage(starts: tuple[int, int], said: str) -> None:
-    stages = tuple(PlanStage(start=s, end=s + 12, dp=4) for s in starts)
-    with pytest.raises(InvalidInput, match=said):
-        ExecutionPlan(stages=stages, micro_batch=4)
-
-
-def test_chunks_on_the_same_gpus_have_the_same_parallelism() -> None:
-    stages = (PlanStage(start=0, end=1, dp=2), PlanStage(start=1, end=2, tp=2))
-    with pytest.raises(InvalidInput, match=r"parallelism of stages\[0\]"):
-        ExecutionPlan(
-            stages=stages, micro_batch=2, accumulation=2, schedule=Schedule.INTERLEAVED, chunks=2
-        )
-
-
-def test_an_interleaved_plan_needs_whole_turns_of_micro_batches() -> None:
-    with pytest.raises(InvalidInput, match="multiple of the pipeline degree 2"):
-        even_plan(4, schedule=Schedule.INTERLEAVED, chunks=2, accumulation=3)
+CHUNKS = (PlanStage(start=0, end=1, dp=2), PlanStage(start=1, end=2, tp=2))
+INTERLEAVED: dict[str, Any] = {"schedule": Schedule.INTERLEAVED, "chunks": 2}
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("make", "said"),
     [
-        ({"model": "bert/1.3B"}, "made for the model bert/1.3B, not for gpt/1.3B"),
-        ({"accumulation": 4}, "64 an iteration, but the workload's global batch is 128"),
+        (lambda: plan_from(0, 13), "misses layer 12"),
+        (lambda: plan_from(0, 11), "repeats layer 11"),
+        (
+            lambda: ExecutionPlan(stages=CHUNKS, micro_batch=2, accumulation=2, **INTERLEAVED),
+            r"parallelism of stages\[0\]",
+        ),
+        (
+            lambda: even_plan(4, accumulation=3, **INTERLEAVED),
+            "multiple of the pipeline degree 2",
+        ),
+        (
+            lambda: even_plan(model="bert/1.3B").check_fits("plan", GPT),
+            "made for the model bert/1.3B, not for gpt/1.3B",
+        ),
+        (
+            lambda: even_plan(accumulation=4).check_fits("plan", GPT),
+            "64 an iteration, but the workload's global batch is 128",
+        ),
+        (lambda: even_plan().check_fits("plan", GPT, gpus=8), "is for 16 GPUs, not for 8"),
+        (
+            lambda: even_plan().check_fits("plan", GPT, layers=26),
+            "ends at layer 24, but the model gpt/1.3B has 26",
+        ),
     ],
 )
-def test_a_plan_for_another_workload_is_refused(change: dict[str, Any], said: str) -> None:
+def test_stages_that_do_not_match_each_other_or_the_workload_are_refused(
+    make: Callable[[], object], said: str
+) -> None:
+    even_plan(model="gpt/1.3B").check_fits("plan", GPT, gpus=16, layers=24)
     with pytest.raises(InvalidInput, match=said):
-        even_plan(**change).check_fits("plan", GPT)
+        make()
 
 
-def test_a_plan_for_other_gpus_or_layers_is_refused() -> None:
-    plan = even_plan(model="gpt/1.3B")
-    plan.check_fits("plan", GPT, gpus=16, layers=24)
-    with pytest.raises(InvalidInput, match="is for 16 GPUs, not for 8"):
-        plan.check_fits("plan", GPT, gpus=8)
-    with pytest.raises(InvalidInput, match=r"ends at layer 24, but the model gpt/1.3B has 26"):
-        plan.check_fits("plan", GPT, layers=26)
+def plan_from(*starts: int) -> ExecutionPlan:
+    """Return a plan whose stages have 12 layers from these."""
+    stages = tuple(PlanStage(start=s, end=s + 12, dp=4) for s in starts)
+    return ExecutionPlan(stages=stages, micro_batch=4)
 
 
 @pytest.mark.parametrize(
@@ -213,3 +224,103 @@ def test_bad_json_is_refused_with_the_name_of_the_field(text: str, field: str) -
     with pytest.raises(InvalidInput) as refused:
         read_execution_plan("plan", text)
     assert refused.value.field == field
+
+
+def fill(sizes: list[int], nodes: int, node_gpus: int) -> bool:
+    """Return whether GPUs handed out one by one, largest stage first, never cross a node's end."""
+    free = [(node, gpu) for node in range(nodes) for gpu in range(node_gpus)]
+    for size in sorted(sizes, reverse=True):
+        mine, free = free[:size], free[size:]
+        per_node = [sum(node == k for node, _ in mine) for k in {node for node, _ in mine}]
+        is_part = len(per_node) == 1
+        if len(mine) < size or not (is_part or set(per_node) == {node_gpus}):
+            return False
+    return not free
+
+
+@examples(500)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 4), st.integers(1, 8))
+def test_stages_fit_exactly_if_the_procedure_ends(
+    sizes: list[int], nodes: int, node_gpus: int
+) -> None:
+    shapes = slice_nodes(sizes, nodes, node_gpus)
+    assert (shapes is not None) == fill(sizes, nodes, node_gpus)
+    if shapes is not None:
+        assert [hosts * devices for hosts, devices in shapes] == sizes
+        assert all(hosts == 1 or devices == node_gpus for hosts, devices in shapes)
+
+
+class Mesh:
+    """A mesh of equal hosts, as Alpa's procedure needs it."""
+
+    def __init__(self, hosts: int, devices: int) -> None:
+        self.num_hosts, self.num_devices_per_host = hosts, devices
+        self.num_devices = hosts * devices
+
+    def slice_2d(self, *_indices: Any) -> str:
+        return "part"
+
+
+def load_procedure(wheel: str) -> Callable[[Mesh, list[tuple[int, int]]], object]:
+    """Return Alpa's own procedure, which needs nothing of Alpa but its text."""
+    with zipfile.ZipFile(wheel) as files:
+        tree = ast.parse(files.read("alpa/pipeline_parallel/stage_construction.py"))
+    tree.body = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and node.name == "get_sliced_virtual_submeshes"
+    ]
+    names: dict[str, Any] = {"np": np}
+    exec(compile(tree, wheel, "exec"), names)
+    procedure: Callable[[Mesh, list[tuple[int, int]]], object] = names[
+        "get_sliced_virtual_submeshes"
+    ]
+    return procedure
+
+
+@pytest.mark.skipif(
+    "TESSERA_ALPA_WHEEL" not in os.environ,
+    reason="TESSERA_ALPA_WHEEL names no wheel of Alpa (pip download alpa==0.2.3 --no-deps)",
+)
+@examples(500)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 4), st.integers(1, 8))
+def test_alpas_own_procedure_agrees(sizes: list[int], nodes: int, node_gpus: int) -> None:
+    procedure = load_procedure(os.environ["TESSERA_ALPA_WHEEL"])
+    shapes = [(1, size) if size < node_gpus else (size // node_gpus, node_gpus) for size in sizes]
+    divides = all(size < node_gpus or size % node_gpus == 0 for size in sizes)
+    try:
+        procedure(Mesh(nodes, node_gpus), shapes)
+    except AssertionError:
+        assert slice_nodes(sizes, nodes, node_gpus) is None
+    else:
+        assert (slice_nodes(sizes, nodes, node_gpus) is not None) == divides
+
+
+@examples(200)
+@given(st.data())
+def test_powers_of_two_always_fit(data: st.DataObject) -> None:
+    node_gpus, nodes = 2 ** data.draw(st.integers(0, 3)), data.draw(st.integers(1, 4))
+    left, sizes = nodes * node_gpus, []
+    while left:
+        whole = [node_gpus * k for k in range(1, left // node_gpus + 1)]
+        parts = [2**k for k in range(4) if 2**k < node_gpus and 2**k <= left]
+        sizes.append(data.draw(st.sampled_from([*whole, *parts])))
+        left -= sizes[-1]
+    assert slice_nodes(sizes, nodes, node_gpus) is not None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shape", "problem"),
+    [
+        ([4, 4], (4, 4), ""),
+        ([3, 1], (4,), ""),
+        ([3, 3, 1, 1], (4, 4), "stages of 3, 3, 1, 1 GPUs on 2 nodes of 4"),
+        ([6, 2], (4, 4), "whole nodes or a part of one"),
+        ([2, 2], (3, 1), "different numbers of GPUs"),
+    ],
+)
+def test_a_refusal_says_what_does_not_fit(
+    sizes: list[int], shape: tuple[int, ...], problem: str
+) -> None:
+    assert (refuse_nodes(sizes, shape) == "") == (problem == "")
+    assert problem in refuse_nodes(sizes, shape)

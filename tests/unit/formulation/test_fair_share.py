@@ -1,4 +1,4 @@
-"""Fair shares: the decay of use, dominant shares, targets along the hierarchy, and the factor."""
+"""Fair shares along the hierarchy of tenants, and quotas and weights at every level."""
 
 from __future__ import annotations
 
@@ -10,30 +10,34 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.formulation.codec import decode, digest, encode
 from tessera.formulation.decayed_use import (
     CPU_CORES,
     HOST_MEMORY,
     Stint,
     UseMeter,
-    Uses,
     tabulate_uses,
 )
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.explain import FAIR_SHARE_FACTOR
 from tessera.formulation.fair_share import MAX_HALVINGS, FairShare, fair_shares
+from tessera.formulation.hierarchy import MAX_DEPTH, lines_of_tenants
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.policy import Policy
 from tessera.formulation.rates import effective_weight
 from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.tenants import Tenants
+from tessera.formulation.tenants import Quotas, Tenants
 from tessera.solvers.base import Budget
+from tessera.solvers.cpsat import CpSat
 from tessera.solvers.greedy import Greedy
 from tessera.solvers.rounds.plan import plan_round
+from tessera.solvers.schedulers.allowance import Allowance
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
+from tests.support.driver import reason_of
 
 GPUS = Policy(fair_share="gpus")
+
 DRF = Policy(fair_share="drf")
+
 DAY_S = 86_400.0
 
 
@@ -50,14 +54,6 @@ def test_a_stint_counts_by_the_integral_of_its_decay() -> None:
     uses = meter.read(5000.0, [])
     assert (uses.tenant, uses.resource.tolist()) == (3 * ("t",), [HOST_MEMORY, CPU_CORES, 1])
     assert uses.amount.tolist() == pytest.approx([2**40 * mean, 24 * mean, 3 * mean], rel=1e-9)
-
-
-def test_what_was_always_held_is_the_use_and_half_is_left_after_a_half_life() -> None:
-    meter = UseMeter(DAY_S)
-    stint = Stint(tenant="t", gpu_type=0, gpus=8, cpus=0, host_bytes=0, began_s=-60 * DAY_S)
-    assert meter.read(0.0, [stint]).amount.tolist() == pytest.approx([8.0])
-    meter.add(stint, 0.0)
-    assert meter.read(DAY_S, []).amount.tolist() == pytest.approx([4.0])
 
 
 def test_use_does_not_depend_on_how_stints_are_cut_or_on_when_it_is_read() -> None:
@@ -220,13 +216,6 @@ def test_host_memory_may_be_the_dominant_resource_if_all_nodes_state_theirs() ->
     assert unstated["memory"].used == 0.1  # by its cores
 
 
-def test_parents_use_the_sum_of_each_resource() -> None:
-    tenants = [("lab", 1.0, ""), ("x", 1.0, "lab"), ("y", 1.0, "lab")]
-    snapshot = a_cluster({"x": {0: 4.0}, "y": {1: 1.0}}, *jobs_of("x", "y"), tenants=tenants)
-    # Each child used half of another resource, so the lab has used half of both.
-    assert halvings(snapshot, DRF) == {"x": 4 * (0.5 - 1.0), "y": 4 * (0.5 - 1.0)}
-
-
 # snapshots and rounds
 
 
@@ -238,15 +227,6 @@ def test_use_that_was_not_read_or_decayed_otherwise_is_refused() -> None:
     assert effective_weight(a_cluster({}, *jobs_of("a"), half_life_s=60.0), Policy()).tolist() == [
         1
     ]
-
-
-def test_use_is_stored_with_the_snapshot() -> None:
-    snapshot = a_cluster({"a": 5.0}, *jobs_of("a"))
-    back = decode(encode(snapshot))
-    assert isinstance(back, Snapshot)
-    assert (back.uses.equals(snapshot.uses), back.use_half_life_s) == (True, DAY_S)
-    without = replace(snapshot, uses=Uses.from_rows([]), use_half_life_s=0.0)
-    assert digest(without) != digest(snapshot)
 
 
 @pytest.mark.parametrize(
@@ -263,7 +243,107 @@ def test_a_waiting_job_is_told_by_how_much_its_weight_was_lowered() -> None:
     outcome = plan_round(snapshot, GPUS, Greedy(), Budget(remaining_s=lambda: float("inf")))
     (waiting,) = [d for d in outcome.decisions if d.gang is None]
     assert snapshot.jobs.tenant[waiting.job] == "a"
-    assert waiting.reason is not None
-    assert dict(waiting.reason.evidence)[FAIR_SHARE_FACTOR] == (
+    assert dict(reason_of(waiting).evidence)[FAIR_SHARE_FACTOR] == (
         "0.57: the tenant used 60% of the cluster, and 50% is its share"
     )
+
+
+def test_a_line_has_the_tenant_and_all_above_it() -> None:
+    lines = lines_of_tenants({"lab": "", "nlp": "lab", "chat": "nlp", "other": ""})
+    assert lines["chat"] == ("chat", "nlp", "lab")
+    assert lines["other"] == ("other",)
+
+
+@pytest.mark.parametrize(
+    ("parents", "message"),
+    [
+        ({"a": "a"}, "circle, a > a"),
+        ({"a": "b", "b": "c", "c": "a"}, "circle, a > c > b > a"),
+        ({"a": "z"}, "the parent of a, z, has no settings"),
+        (
+            {f"t{i}": f"t{i - 1}" if i else "" for i in range(MAX_DEPTH + 1)},
+            f"t{MAX_DEPTH} is on level {MAX_DEPTH + 1}",
+        ),
+    ],
+)
+def test_circles_missing_parents_and_too_many_levels_are_refused(
+    parents: dict[str, str], message: str
+) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        lines_of_tenants(parents)
+
+
+def a_lab(
+    *jobs: dict[str, Any],
+    lends: tuple[bool, ...] = (True, True, True),
+    borrow: int = -1,
+    quota: int = 4,
+) -> Snapshot:
+    """Return a lab with a quota and its children nlp and vision, on a cluster of eight GPUs."""
+    snapshot = a_snapshot(
+        nodes=some_nodes((0, 2, 4)),
+        jobs=jobs,
+        estimates=[an_estimate(gpus=1, iter_time_s=1.0)],
+        batch=1,
+    )
+    return replace(
+        snapshot,
+        tenants=Tenants(
+            name=("lab", "nlp", "vision"),
+            weight=np.array([3.0, 2.0, 1.0]),
+            borrow_gpus=np.array([borrow, -1, -1]),
+            lends=np.array(lends),
+            parent=np.array([-1, 0, 0]),
+        ),
+        quotas=Quotas(tenant=np.array([0]), gpu_type=np.array([-1]), gpus=np.array([quota])),
+    )
+
+
+def jobs_of_tenant(tenant: str, count: int, **fields: Any) -> list[dict[str, Any]]:
+    return [a_job(f"{tenant}-{i}", tenant=tenant, **fields) for i in range(count)]
+
+
+def running(snapshot: Snapshot) -> dict[str, int]:
+    """Return the number of jobs that a round runs, by tenant."""
+    outcome = plan_round(
+        snapshot,
+        Policy(),
+        CpSat(),
+        Budget(remaining_s=lambda: float("inf"), work={CpSat.name: 0.5}),
+    )
+    assert not outcome.violations
+    found: dict[str, int] = {}
+    for job in outcome.placed.placement.gangs:
+        tenant = snapshot.jobs.tenant[job]
+        found[tenant] = found.get(tenant, 0) + 1
+    return found
+
+
+def test_what_children_use_counts_in_their_parents_limit() -> None:
+    jobs = [*jobs_of_tenant("nlp", 5), *jobs_of_tenant("vision", 5)]
+    assert sum(running(a_lab(*jobs)).values()) == 8
+    assert sum(running(a_lab(*jobs, borrow=1)).values()) == 5
+    guaranteed = [{**job, "guaranteed": True} for job in jobs]
+    assert sum(running(a_lab(*guaranteed)).values()) == 4
+
+
+def test_a_parent_that_does_not_lend_keeps_its_quota_for_those_below_it() -> None:
+    others = jobs_of_tenant("other", 8, weight=100.0)
+    assert running(a_lab(*jobs_of_tenant("vision", 8), *others))["other"] == 8
+    kept = running(a_lab(*jobs_of_tenant("vision", 8), *others, lends=(False, True, True)))
+    assert kept == {"vision": 4, "other": 4}
+
+
+def test_weights_are_multiplied_along_the_line() -> None:
+    snapshot = a_lab(
+        *jobs_of_tenant("nlp", 1), *jobs_of_tenant("vision", 1), *jobs_of_tenant("other", 1)
+    )
+    assert effective_weight(snapshot, Policy()).tolist() == [6.0, 3.0, 1.0]
+
+
+def test_published_schedulers_charge_every_level() -> None:
+    allowance = Allowance(a_lab(*jobs_of_tenant("nlp", 1)))
+    assert allowance.claim("nlp", 0, 3)
+    assert not allowance.claim("vision", 0, 2)
+    assert allowance.claim("lab", 0, 1)
+    assert allowance.claim("other", 0, 9)

@@ -44,18 +44,6 @@ def test_nodes_without_a_size_are_like_the_largest_of_their_type() -> None:
     assert after(two_jobs(), sized).nodes.gpus.tolist() == [4, 4, 8, 8]
 
 
-def test_two_additions_of_nodes_add_up() -> None:
-    added = a_change(ChangeKind.ADD_GPUS, subject="a100", amount=1)
-    assert len(after(two_jobs(), added, added).nodes) == 4
-
-
-def test_a_lost_node_stays_in_place_and_is_not_schedulable() -> None:
-    snapshot = two_jobs()
-    name = snapshot.nodes.name[0]
-    changed = after(snapshot, a_change(ChangeKind.LOSE, subject=name))
-    assert changed.nodes.schedulable.tolist() == [False, True]
-
-
 def test_a_quota_of_a_tenant_without_settings_is_added() -> None:
     changed = after(two_jobs(), a_change(ChangeKind.QUOTA, subject="t/a100", amount=4))
     assert changed.tenants.name == ("t",)

@@ -101,19 +101,6 @@ def test_hosts_are_named_like_the_clusters_nodes() -> None:
     )
 
 
-def test_tors_may_be_given_by_the_number_of_hosts_on_each() -> None:
-    topology = build_topology(change_document(TESTBED, tors=None, hosts_per_tor=5))
-    assert count_tiers(topology)[Tier.TOR] == 3
-
-
-def test_adaptive_networks_are_marked() -> None:
-    assert build_topology(change_document(TESTBED, adaptive=True)).adaptive
-    assert not build_topology(TESTBED).adaptive
-    assert build_topology(
-        write_columns(build_topology(change_document(TESTBED, adaptive=True)))
-    ).adaptive
-
-
 def test_a_host_may_be_derived_from_a_named_one_with_some_changed_numbers() -> None:
     shape = {"like": "a100", "nics": 8, "pcie_switches": 8, "nvlink_bytes_per_s": 0}
     tiers = count_tiers(build_topology(change_document(TESTBED, host=shape)))
@@ -178,14 +165,12 @@ def test_assumptions_are_reported() -> None:
             change_document(TESTBED, aggregations=0),
             "aggregations: must be a whole number from 1 to 100,000, not 0",
         ),
-        (change_document(TESTBED, aggregations=2.5), "aggregations: must be a whole number"),
         (change_document(TESTBED, aggregations=True), "aggregations: must be a whole number"),
         (
             change_document(TESTBED, hosts_per_tor=2),
             "tors, hosts_per_tor: give exactly one of them",
         ),
         (change_document(TESTBED, nodes=["a"]), "hosts, nodes: give exactly one of them"),
-        (change_document(TESTBED, hosts=None), "hosts, nodes: give exactly one of them"),
         (change_document(TESTBED, hosts=[]), "hosts: has no hosts; there must be 1 to 100,000"),
         (
             change_document(
@@ -204,10 +189,7 @@ def test_assumptions_are_reported() -> None:
             change_document(TESTBED, tor_bytes_per_s=1e5),
             "must be a number of bytes/s from 1e6 to 1e14",
         ),
-        (change_document(TESTBED, tor_bytes_per_s=1e15), "tor_bytes_per_s: must be"),
-        (change_document(TESTBED, tor_bytes_per_s=0), "tor_bytes_per_s: must be"),
         (change_document(TESTBED, tor_bytes_per_s=float("nan")), "tor_bytes_per_s: must be"),
-        (change_document(TESTBED, tor_bytes_per_s="100 Gbit"), "not '100 Gbit'"),
         (
             change_document(TESTBED, tor_bytes_per_s="fast"),
             "or a text such as 200 Gb/s or 25 GB/s, not 'fast'",
@@ -221,7 +203,6 @@ def test_assumptions_are_reported() -> None:
             change_document(TESTBED, host="a10"),
             "host: must be one of a100, pcie, not 'a10'; did you mean 'a100'?",
         ),
-        (change_document(TESTBED, host=None), "needs the key 'host'"),
         (change_document(TESTBED, host=7), "host: must be a mapping"),
         (
             change_document(TESTBED, host={"like": "a100", "gpus": 65}),
@@ -239,17 +220,11 @@ def test_assumptions_are_reported() -> None:
             change_document(TESTBED, host={"like": "a100", "gpu_pcie": [0]}),
             "host.gpu_pcie: must name a PCIe switch",
         ),
-        (
-            change_document(TESTBED, host={"like": "a100", "gpu_pcie": [0, "x"]}),
-            "host.gpu_pcie[1]: must be a whole",
-        ),
         (change_document(TORUS, sizes=[3, 5]), "sizes: 3 x 5 is 15, but there are 12 hosts"),
-        (change_document(TORUS, sizes=None), "needs the key 'sizes'"),
         (change_document(TORUS, sizes=[12]), "sizes: must be 2 or 3 whole numbers"),
         (change_document(SIDES, tors=5), "tors: is 5; it must be a multiple of 2 x 2"),
         (change_document(SIDES, cores=33), "cores: is 33; it must be a multiple"),
         (change_document(LINGJUN, ports_per_nic=None), "needs the key 'ports_per_nic'"),
-        (change_document(LINGJUN, asw_bytes_per_s=None), "needs the key 'asw_bytes_per_s'"),
         (
             change_document(LINGJUN, rows=[["a", "b"]]),
             "rows[0]: has 2 values; it must be [host, dsw, psw, asw]",
@@ -262,7 +237,6 @@ def test_assumptions_are_reported() -> None:
             change_document(OWN, switches=[{"name": "x", "tier": "tr"}]),
             "switches[0].tier: must be one of tor, aggr",
         ),
-        (change_document(OWN, switches=[{"name": "x"}]), "switches[0]: needs the key 'tier'"),
         (
             change_document(OWN, links=[{"from": "a", "to": "lft", "bytes_per_s": 1e9}]),
             "links[0].to: 'lft' is no",
@@ -270,10 +244,6 @@ def test_assumptions_are_reported() -> None:
         (
             change_document(OWN, links=[{"from": "a", "to": "b", "bytes_per_s": 1e9}]),
             "links[0]: joins two hosts, which pass no traffic on;",
-        ),
-        (
-            change_document(OWN, links=[{"from": "a", "to": "left"}]),
-            "links[0]: needs the key 'bytes_per_s'",
         ),
         (
             change_document(OWN, links=[{"from": "left", "to": "left", "bytes_per_s": 1e9}]),
@@ -320,22 +290,12 @@ def test_a_wrong_number_in_a_written_topology_is_reported(
     assert message in str(caught.value)
 
 
-def test_columns_of_unequal_length_are_refused() -> None:
-    document = write_columns(a_clos(2))
-    document["links"]["delay_s"].pop()
-    with pytest.raises(InvalidInput, match=r"delay_s: has \d+ links, expected"):
-        build_topology(document)
-
-
 @pytest.mark.parametrize(
     "document",
     [
         TESTBED,
-        TESTBED | {"host": {"like": "pcie", "pcie_switches": 1, "gpus": 3}, "cables": 3},
         SIDES,
-        SIDES | {"pods": 1, "cores": 36},
         TORUS,
-        TORUS | {"sizes": [2, 6]},
         TORUS | {"sizes": [1, 2, 6]},
         LINGJUN,
         OWN,
@@ -364,9 +324,6 @@ TWO_SIDES = {"from": "host-0", "to": "left", "bytes_per_s": 1e9, "cables": 1000}
     ("document", "links"),
     [
         (TESTBED | {"hosts": 2, "tors": 10_000, "aggregations": 10_000}, 200_000_112),
-        (TESTBED | {"hosts": 100_000, "tors": 2, "aggregations": 2}, 5_600_008),
-        (TESTBED | {"tors": 6, "aggregations": 1_000, "cables": 1_000}, 12_000_672),
-        (SIDES | {"hosts": 100_000}, 6_400_240),
         (
             SIDES | {"hosts": 2, "tors": 20_000, "aggregations": 200, "pods": 1, "cores": 200},
             8_000_528,
@@ -381,7 +338,6 @@ TWO_SIDES = {"from": "host-0", "to": "left", "bytes_per_s": 1e9, "cables": 1000}
             },
             4_208_004,
         ),
-        (OWN | {"nodes": 100_000, "host": "a100"}, 4_800_012),
         (OWN | {"nodes": 12, "links": 1000 * [TWO_SIDES]}, 4_000_192),
     ],
 )
@@ -403,3 +359,10 @@ def test_counts_that_would_fill_the_memory_are_refused_before_anything_is_made(
 
 def test_named_host_shapes_match_the_paper() -> None:
     assert (A100_HOST.gpus, A100_HOST.nics, A100_HOST.nic_bytes_per_s) == (8, 4, 25e9)
+
+
+def test_columns_of_unequal_length_are_refused() -> None:
+    document = write_columns(a_clos(2))
+    document["links"]["delay_s"].pop()
+    with pytest.raises(InvalidInput, match=r"delay_s: has \d+ links, expected"):
+        build_topology(document)

@@ -1,4 +1,4 @@
-"""Completion time and cost: values of columns, in small cases computed by hand."""
+"""Completion time, cost, makespan and fairness: values and levels of columns, by hand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from tessera.formulation.check import migration_price, placed_value
 from tessera.formulation.columns import first_draft
 from tessera.formulation.draft import Draft
 from tessera.formulation.goals import Linear
-from tessera.formulation.objectives import column_values, goals_of, with_needs
+from tessera.formulation.objectives import LEVELS_OF, column_values, goals_of, with_needs
+from tessera.formulation.objectives.fairness import fair_rate
 from tessera.formulation.policy import Policy
 from tessera.formulation.reasons import ReasonCode
 from tessera.formulation.statement import state_round
@@ -26,11 +27,6 @@ def test_the_jct_value_is_how_often_the_horizon_would_finish_the_job() -> None:
     draft = a_draft(a_job("j", requested_gpus=2, iterations_left=1000.0))
     assert values_of(draft, "jct") == [round(3600 * r / 256_000, 6) for r in RATES]
     assert values_of(draft, "jct")[1] == 1.44
-
-
-def test_jct_weighs_jobs() -> None:
-    draft = a_draft(a_job("j", requested_gpus=2, iterations_left=1000.0, weight=2.0))
-    assert values_of(draft, "jct")[1] == 2.88
 
 
 def test_jct_prefers_weight_over_remaining_time() -> None:
@@ -67,14 +63,6 @@ def test_jct_charges_the_restart_share_to_all_but_the_current_cell() -> None:
     assert draft.current.tolist() == [1]
     expected = [round(3600 * r / 256_000 * (1 if r == 102.4 else 1 - 250 / 1600), 6) for r in RATES]
     assert values_of(draft, "jct") == expected
-
-
-def test_a_job_of_months_keeps_four_digits_of_its_value() -> None:
-    a_year = a_job("j", requested_gpus=2, iterations_left=365 * 86400 / 2.5)
-    goal = state_round(a_round(a_year), Policy(objective="jct")).goals[-1]
-    assert isinstance(goal, Linear)
-    assert goal.unit == "jobs finished in a horizon"
-    assert goal.value[1] / goal.scale == pytest.approx(1 / (365 * 24), rel=1e-4)
 
 
 # --- cost
@@ -173,20 +161,6 @@ def test_a_job_with_a_kept_promise_keeps_its_current_cell(
     assert values_of(unpriced, "cost") == [0.0]
 
 
-def test_a_waived_promise_keeps_no_cell() -> None:
-    job = a_running_job(requested_gpus=4, guaranteed=True)
-    policy = replace(COST, rate_floor=0.7)
-    snapshot = a_round(job, gangs=GANG)
-    draft = with_needs(first_draft(snapshot, policy, waived=frozenset({0})))
-    assert remaining_rates(draft) == [160.0]
-
-
-def test_types_without_a_price_are_left_out() -> None:
-    draft = a_draft(a_job("j"), policy=replace(COST, rate_floor=0.0), dollars=(0.0, 1.0))
-    assert remaining_rates(draft) == [51.2]
-    assert not draft.absent
-
-
 def test_a_job_whose_types_have_no_price_waits_for_that_reason() -> None:
     statement = state_round(a_round(a_job("j"), dollars=(0.0, 0.0)), COST)
     reason = statement.absent[0]
@@ -220,3 +194,97 @@ def test_a_slower_shape_and_a_move_do_not_make_a_job_cheaper() -> None:
     assert problem.value[current] == -6 * problem.scale
     assert placed_value(problem, current, 2) == -6 * problem.scale
     assert migration_price(problem, 0, current) == pytest.approx(0.6 * problem.scale)
+
+
+# --- time to finish: makespan, finish-time fairness
+
+
+def rounded_levels(draft: Draft, objective: str) -> tuple[list[float], list[float]]:
+    goal = LEVELS_OF[objective](draft)
+    return goal.level.round(6).tolist(), goal.waiting.round(6).tolist()
+
+
+def test_makespan_is_the_time_to_the_end() -> None:
+    """1600 iterations at 160 take 2560 s. Waiting loses the round, and a slower Cell part of it."""
+    draft = a_draft(a_job("j", requested_gpus=4, iterations_left=1600.0))
+    samples_left = [409_600 - r * 300 for r in RATES]
+    expected = [300 + w / 160 for w in samples_left]
+    expected[2] = 2560.0
+    level, waiting = rounded_levels(draft, "makespan")
+    assert level == pytest.approx(expected)
+    assert waiting == [300 + 2560.0]
+
+
+def test_makespan_keeps_a_column_until_the_end_if_that_is_sooner() -> None:
+    """Another start costs 200 s: 10,000 samples at 64 a second end in 156 s, inside the round."""
+    job = a_running_job(iterations_left=40.0, restart_s=200.0, requested_gpus=4)
+    level, waiting = rounded_levels(a_draft(job, gangs=GANG), "makespan")
+    assert level == pytest.approx([200 + 160, 100, 200 + 64, 200 + 200])
+    assert waiting == pytest.approx([300 + 200 + 64])
+
+
+def test_a_restart_longer_than_the_round_trains_nothing_in_the_round() -> None:
+    job = a_job("j", requested_gpus=4, iterations_left=1e5, restart_s=400.0)
+    level, waiting = rounded_levels(a_draft(job), "makespan")
+    assert level[0] == waiting[0] == 300 + 400 + 160_000
+    assert level[2] == 400 + 160_000
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        ((1.0,), [160.0]),
+        ((1.0, 1.0), [160.0, 160.0]),
+        # 3 of each type: 4 a100 for 3/4 of the time, 2 v100 for the rest
+        ((3.0, 5.0), [0.75 * 160 + 0.25 * 51.2, 160.0]),
+        # 1 of each type: 2 a100 for half of the time, 2 v100 for the other half
+        ((1.0, 7.0), [0.5 * 102.4 + 0.5 * 51.2, 160.0]),
+        ((0.0, 1.0), [0.0, 160.0]),
+    ],
+)
+def test_the_fair_share_is_proportional_to_weight(
+    weights: tuple[float, ...], expected: list[float]
+) -> None:
+    draft = a_draft(*[a_job(f"j{i}", weight=w) for i, w in enumerate(weights)])
+    assert fair_rate(draft) == pytest.approx(expected)
+
+
+def test_rho_is_the_shared_finish_time_divided_by_the_finish_time_alone() -> None:
+    """Alone at 160, 5000 iterations take 8000 s. The job came 600 s ago; 4000 (6400 s) are left."""
+    job = a_job("j", requested_gpus=4, iterations=5000.0, iterations_left=4000.0, submit_s=400.0)
+    level, waiting = rounded_levels(a_draft(job | {"restart_s": 60.0}), "finish-time-fairness")
+    assert waiting == pytest.approx([(600 + 300 + 60 + 6400) / 8000])
+    assert level[2] == pytest.approx((600 + 60 + 6400) / 8000)
+    slow = 300 + 60 + (1_024_000 - 64 * 240) / 160  # restarted at the fair rate after the round
+    assert level[0] == pytest.approx((600 + slow) / 8000)
+
+
+@pytest.mark.parametrize("iterations", [0.0, 1.0, 100.0])
+def test_the_finish_time_alone_is_at_least_a_round(iterations: float) -> None:
+    job = a_job("j", iterations=iterations, iterations_left=0.0, submit_s=400.0)
+    assert rounded_levels(a_draft(job), "finish-time-fairness") == ([2.0] * 4, [3.0])
+
+
+# --- least attained service
+
+
+def test_max_min_counts_past_service_and_that_of_the_round() -> None:
+    """The job trains for 200 of the 300 s, each worth the Cell's effective GPUs in GPU-seconds."""
+    job = a_job("j", requested_gpus=4, service_gpu_s=500.0, weight=2.0, restart_s=100.0)
+    level, waiting = rounded_levels(a_draft(job), "max-min")
+    assert waiting == [-250.0]
+    assert level == pytest.approx([-(500 + r / 64 * 200) / 2 for r in RATES])
+
+
+def test_max_min_subtracts_restarts_only_from_other_cells_and_at_most_the_round() -> None:
+    job = a_running_job(service_gpu_s=500.0, restart_s=1000.0)
+    assert rounded_levels(a_draft(job, gangs=GANG), "max-min")[0] == [-500, -980, -500, -500]
+
+
+def test_levels_have_the_right_name_unit_and_sign() -> None:
+    goals = {name: make(a_draft(a_job("j"))) for name, make in LEVELS_OF.items()}
+    assert {name: (g.name, g.unit, g.sign) for name, g in goals.items()} == {
+        "finish-time-fairness": ("finish-time-fairness", "rho", 1),
+        "max-min": ("max-min", "GPU-seconds", -1),
+        "makespan": ("makespan", "s", 1),
+    }

@@ -17,7 +17,7 @@ from tessera.formulation.errors import ProblemTooLarge
 from tessera.formulation.goals import Goal, Levels, Linear
 from tessera.formulation.grammar import LINEAR, OBJECTIVES
 from tessera.formulation.objectives import LEVELS_OF, column_values
-from tessera.formulation.objectives.fairness import fair_rate, fair_share
+from tessera.formulation.objectives.fairness import fair_rate
 from tessera.formulation.policy import Policy
 from tessera.formulation.problem import MAX_TOTAL
 from tessera.formulation.reasons import Reason, ReasonCode
@@ -25,7 +25,6 @@ from tessera.formulation.snapshot import Nodes, Snapshot
 from tessera.formulation.statement import state_round
 from tessera.solvers.base import Budget
 from tessera.solvers.cpsat import CpSat
-from tessera.solvers.greedy import Greedy
 from tessera.solvers.rounds.plan import plan_round
 from tests.support.builders import a_job, a_random_snapshot, a_snapshot
 from tests.support.laws import examples
@@ -46,23 +45,6 @@ def test_sums_combine_values_and_restart_costs_by_weight() -> None:
     assert mixed.unit == "weighted sum"
     assert mixed.value / mixed.scale == pytest.approx(expected, abs=5e-6)
     assert mixed.restart_price / mixed.scale == pytest.approx(prices, abs=5e-6)
-
-
-def test_a_weight_on_a_single_objective_changes_nothing() -> None:
-    snapshot = a_round(a_job("j"))
-    plain, weighted = (
-        state_round(snapshot, Policy(objective=o)).problem for o in ("jct", "0.1*jct")
-    )
-    assert plain.unit == weighted.unit
-    assert plain.value.tolist() == weighted.value.tolist()
-
-
-def test_the_problem_has_the_values_of_the_last_goal() -> None:
-    statement = state_round(a_round(a_job("j")), Policy(objective="throughput then cost"))
-    last = statement.goals[-1]
-    assert isinstance(last, Linear)
-    assert statement.problem.value.tolist() == last.value.tolist()
-    assert (statement.problem.unit, statement.problem.scale) == (last.unit, last.scale)
 
 
 # --- zero weights
@@ -88,11 +70,6 @@ def test_a_job_without_weight_waits_under_every_objective(
     assert 1 not in statement.absent
 
 
-def test_a_job_without_weight_reduces_no_other_jobs_fair_share() -> None:
-    jobs = [a_job("a", weight=0.0), a_job("b"), a_job("c")]
-    assert fair_share(a_draft(*jobs)).tolist() == [0.0, 0.5, 0.5]
-
-
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_a_guaranteed_job_of_weight_zero_continues_and_has_no_influence(objective: str) -> None:
     snapshot = a_round(a_running_job(guaranteed=True, weight=0.0), a_job("k"), gangs=GANG)
@@ -105,14 +82,6 @@ def test_a_guaranteed_job_of_weight_zero_continues_and_has_no_influence(objectiv
             assert np.isfinite(goal.level[own_columns.stop :]).all()
         elif goal.name != "cost":
             assert not goal.value[own_columns].any()
-
-
-def test_with_all_weights_zero_the_round_continues_with_a_note() -> None:
-    snapshot = a_round(a_running_job(weight=0.0), a_job("k", weight=0.0), gangs=GANG)
-    outcome = plan_round(snapshot, Policy(), Greedy(), Budget(remaining_s=lambda: math.inf))
-    assert not outcome.violations
-    reasons = [d.reason for d in outcome.decisions]
-    assert [r.code for r in reasons if r is not None] == [ReasonCode.NO_WEIGHT] * 2
 
 
 # --- reasons of a job that only costs
@@ -278,14 +247,3 @@ def test_the_fair_rate_is_the_optimum_of_its_linear_program(snapshot: Snapshot) 
         ]
         answer = linprog(-cells.rate[own_cells], np.array(limits), [1.0, *(share[j] * capacity)])
         assert -rate[j] == pytest.approx(answer.fun, rel=1e-7)
-
-
-@examples(15)
-@given(priced_rounds(), st.floats(1.1, 5.0))
-def test_more_weight_never_reduces_the_fair_rate(snapshot: Snapshot, factor: float) -> None:
-    weight = snapshot.jobs.weight.copy()
-    weight[0] *= factor
-    richer = replace(snapshot, jobs=replace(snapshot.jobs, weight=weight))
-    before, after = (fair_rate(first_draft(s, Policy())) for s in (snapshot, richer))
-    assert after[0] >= before[0] * (1 - 1e-12)
-    assert (after[1:] <= before[1:] * (1 + 1e-12)).all()

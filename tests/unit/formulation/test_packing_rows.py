@@ -110,26 +110,6 @@ def test_shares_leave_gaps_unless_each_divides_the_next_one_and_the_node(
     assert leaves_gaps(gpus, sizes) is gaps
 
 
-def test_two_gangs_over_half_a_node_do_not_share_it() -> None:
-    problem = stated_with(gangs(5, 5, 5), HALVES)
-    row = len(problem.rows) - 1
-    narrow = [problem.columns_of(job)[0] for job in range(3)]
-    assert problem.rows[row].capacity == 4
-    assert problem.used(np.array(narrow))[row] == 6
-    assert problem.used(np.array([narrow[0], narrow[1], narrow[2] + 1]))[row] == 4
-
-
-def test_wider_shapes_are_columns_at_the_rates_at_which_they_are_placed() -> None:
-    snapshot = gangs(6, nodes=6)
-    problem = state_round(snapshot, Policy(), widened=frozenset({0})).problem
-    cells = build_cells(snapshot)
-    assert problem.cells.nodes[problem.cell].tolist() == [1, 2, 3]
-    for column in range(3):
-        cell = int(problem.cell[column])
-        nodes = int(problem.cells.nodes[cell])
-        assert problem.cells.rate[cell] == pytest.approx(cells.placed_rate(0, nodes))
-
-
 def test_rates_on_several_numbers_of_nodes_are_those_on_each() -> None:
     rng = np.random.default_rng(0)
     estimates = [
@@ -147,11 +127,6 @@ def test_rates_on_several_numbers_of_nodes_are_those_on_each() -> None:
         for cell in range(len(cells)):
             nodes = list(range(1, 13))
             assert table.rates_on(cell, nodes) == [table.rate_on(cell, n) for n in nodes]
-
-
-def test_true_rows_are_not_refused() -> None:
-    snapshot = gangs(5, 3, 7, 12, 2)
-    assert find_false_rows(snapshot, stated_with(snapshot, HALVES), {}) == []
 
 
 def test_a_row_whose_capacity_is_too_small_is_refused() -> None:

@@ -100,18 +100,6 @@ def test_what_may_help_a_job_whose_cells_all_fail_follows_from_what_was_tried(
     assert reason.next_step.startswith(step)
 
 
-def test_a_job_whose_nodes_are_silent_says_so() -> None:
-    nodes = [n | {"schedulable": False} for n in some_nodes((0, 1, 4))]
-    snapshot = a_snapshot(nodes=nodes, jobs=[a_job("j")], estimates=[an_estimate(gpus=2)])
-    problem = build_problem(snapshot, Policy())
-    solution = Solution(
-        status=SolveStatus.OPTIMAL, choice=np.array([-1]), objective=0, bound=0.0, solver="t"
-    )
-    reason = explain_waiting_jobs(snapshot, problem, solution, {}, frozenset())[0]
-    assert reason.code is ReasonCode.NODES_AWAY
-    assert "2 x a100 (0 of 4 schedulable)" in reason.message
-
-
 def test_an_outpriced_job_gets_its_value_and_the_price() -> None:
     evidence = dict(reason_of(a_job("j"), prices=[1.4e6]).evidence)
     assert (float(evidence["value"]), float(evidence["price"])) == (2.0, 2.8)

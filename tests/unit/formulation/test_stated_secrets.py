@@ -6,7 +6,6 @@ import pytest
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.launch import LaunchSpec
-from tessera.formulation.stated_secrets import states_secret
 from tessera.service.rpc.convert.jobs import to_job_spec
 from tessera.v1 import estimates_pb2, jobs_pb2, launch_pb2
 
@@ -64,16 +63,6 @@ HARMLESS = [
     ("CACHE_KEY", "bert-large-uncased-seq512"),
     ("GOOGLE_APPLICATION_CREDENTIALS", "creds.json"),
 ]
-
-
-@pytest.mark.parametrize(("name", "value"), SECRETS)
-def test_a_value_is_a_secret_by_its_form_or_by_its_name(name: str, value: str) -> None:
-    assert states_secret(name, value)
-
-
-@pytest.mark.parametrize(("name", "value"), HARMLESS)
-def test_paths_switches_and_tokens_of_texts_are_no_secrets(name: str, value: str) -> None:
-    assert not states_secret(name, value)
 
 
 def submit(**stated: object) -> LaunchSpec:

@@ -1,7 +1,8 @@
-"""The throughput statement: normalisation, restart costs, current columns and promises."""
+"""The throughput statement, and values that do not depend on the requested GPUs."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -11,17 +12,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.lifecycle import JobState
-from tessera.formulation.placement import Gang
+from tessera.formulation.goals import Levels
 from tessera.formulation.policy import Policy
 from tessera.formulation.problem import MAX_TOTAL, VALUE_SCALE, Problem
 from tessera.formulation.rates import effective_weight
+from tessera.formulation.reasons import ReasonCode
 from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.statement import build_problem
+from tessera.formulation.statement import build_problem, state_round
 from tessera.formulation.tenants import Tenants
+from tessera.solvers.base import Budget
+from tessera.solvers.registry import make_solver
+from tessera.solvers.rounds.plan import plan_round
 from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
+from tests.support.laws import examples
 
 THROUGHPUT = Policy(objective="throughput")
+
 CELLS = [
     an_estimate(gpus=1, iter_time_s=4.0),
     an_estimate(gpus=2, iter_time_s=2.5),
@@ -64,10 +70,6 @@ def test_raw_throughput_is_samples_per_second() -> None:
     )
     assert problem.unit == "samples/s"
     assert column_values(problem)[:2] == [64.0, 102.4]
-
-
-def test_weights_multiply() -> None:
-    assert column_values(state_problem(a_job("j", requested_gpus=2, weight=3.0)))[1] == 4.8
 
 
 def with_tenants(snapshot: Snapshot, **weight: float) -> Snapshot:
@@ -131,80 +133,12 @@ def test_near_its_end_a_restart_costs_more_but_never_everything() -> None:
     assert column_values(state_problem(soon | {"restart_s": 600.0}))[1] == pytest.approx(0.16)
 
 
-def a_running_job(**more: Any) -> dict[str, Any]:
-    return a_job(
-        "j", requested_gpus=2, restart_s=360.0, state=JobState.RUNNING, cell=(0, 2, 1), **more
-    )
-
-
-GANG = {0: Gang(members=((0, (0, 1)),))}
-
-
-def test_keeping_the_cell_has_no_restart_cost() -> None:
-    problem = state_problem(a_running_job(), gangs=GANG)
-    assert problem.current.tolist() == [1]
-    assert column_values(problem) == [0.9, 1.6, 2.25, 0.72]
-
-
-def test_a_dominated_cell_stays_a_column_while_the_job_runs_on_it() -> None:
-    worse = an_estimate(gpus=4, degree=2, iter_time_s=3.0)
-    job = a_job("j", state=JobState.RUNNING, cell=(0, 4, 2))
-    snapshot = a_snapshot(
-        nodes=some_nodes((0, 2, 4)),
-        jobs=[job, a_job("k")],
-        estimates=[*CELLS, worse],
-        gangs={0: Gang(members=((0, (0, 1, 2, 3)),))},
-    )
-    problem = build_problem(snapshot, THROUGHPUT)
-    assert len(problem.columns_of(0)) == len(problem.columns_of(1)) + 1
-    assert problem.cells.pipeline_degree[problem.cell[problem.current[0]]] == 2
-
-
-def test_a_job_on_a_draining_node_cannot_stay_and_pays_a_restart_anywhere() -> None:
-    nodes = some_nodes((0, 2, 4), (1, 2, 4))
-    nodes[0]["schedulable"] = False
-    snapshot = a_snapshot(nodes=nodes, jobs=[a_running_job()], estimates=CELLS, gangs=GANG)
-    problem = build_problem(snapshot, THROUGHPUT)
-    assert problem.current.tolist() == [-1]
-    assert problem.capacity.tolist() == [4, 8]
-
-
-@pytest.mark.parametrize("state", [JobState.HELD, JobState.CANCELLING, JobState.HOLDING])
-def test_jobs_that_may_not_run_have_no_columns(state: JobState) -> None:
-    assert len(state_problem(a_job("j", state=state)).cell) == 0
-
-
-def test_a_launched_guaranteed_job_must_run_and_a_waiting_best_effort_one_need_not() -> None:
-    problem = state_problem(a_running_job(guaranteed=True), a_job("k"), gangs=GANG)
-    assert problem.must_run.tolist() == [True, False]
-
-
-def test_a_job_without_estimates_has_no_columns() -> None:
-    problem = state_problem(a_job("j", workload=1), a_job("k"))
-    assert [len(problem.columns_of(j)) for j in (0, 1)] == [0, 4]
-
-
-def test_a_problem_without_jobs_or_nodes_is_valid() -> None:
-    empty = a_snapshot(nodes=[], jobs=[], estimates=[])
-    assert len(build_problem(empty, THROUGHPUT).jobs) == 0
-
-
 def test_a_huge_weight_fails_no_round_and_preserves_the_values_of_others() -> None:
     problem = state_problem(a_job("heavy", weight=1e12), a_job("other", weight=2.0))
     assert column_values(problem, 1) == [2.0, 3.2, 5.0, 1.6]
     heavy = column_values(problem, 0)
     assert min(heavy) > 1e8
     assert max(heavy) * problem.scale < MAX_TOTAL
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_columns_are_grouped_by_job_and_stay_inside_the_cluster(seed: int) -> None:
-    snapshot: Snapshot = a_random_snapshot(seed, jobs=40)
-    problem = build_problem(snapshot, THROUGHPUT)
-    assert np.all(np.diff(problem.column_job) >= 0)
-    assert np.all(problem.cells.gpus[problem.cell] <= problem.capacity[problem.row])
-    own = snapshot.jobs.workload[problem.column_job]
-    assert np.array_equal(problem.cells.workload[problem.cell], own)
 
 
 @pytest.mark.parametrize(
@@ -214,3 +148,87 @@ def test_columns_are_grouped_by_job_and_stay_inside_the_cluster(seed: int) -> No
 def test_a_meaningless_policy_is_refused(options: dict[str, float]) -> None:
     with pytest.raises(InvalidInput):
         Policy(**options)  # type: ignore[arg-type]
+
+
+SUMS = (
+    "throughput",
+    "deadline",
+    "jct",
+    "balanced",
+    "balanced:0.25",
+    "throughput + 0.5*jct",
+    "balanced within 5% then jct",
+)
+
+LEVELS = ("finish-time-fairness", "max-min", "makespan")
+
+COUNTS = (1, 2, 4, 8, 16, 32)
+
+
+def a_round_of(*jobs: dict[str, Any]) -> Snapshot:
+    """Return jobs on 32 free GPUs of 8-GPU nodes. Rates of Cells grow as GPUs to the power 0.8."""
+    cells = [an_estimate(gpus=n, nodes=math.ceil(n / 8), iter_time_s=10 / n**0.8) for n in COUNTS]
+    return a_snapshot(nodes=some_nodes((0, 4, 8)), jobs=jobs, estimates=cells)
+
+
+def gpus_given(snapshot: Snapshot, objective: str) -> dict[str, int]:
+    budget = Budget(remaining_s=lambda: math.inf, work={"cp-sat": 1.0})
+    outcome = plan_round(snapshot, Policy(objective=objective), make_solver(), budget)
+    assert not outcome.violations
+    names = snapshot.jobs.name
+    return {names[d.job]: d.gang.gpus if d.gang else 0 for d in outcome.decisions}
+
+
+@examples(60)
+@given(st.integers(0, 10_000), st.integers(0, 10_000), st.sampled_from([*SUMS, *LEVELS]))
+def test_the_requested_count_does_not_change_a_jobs_values(
+    seed: int, other: int, objective: str
+) -> None:
+    snapshot = a_random_snapshot(seed, jobs=6)
+    free = replace(snapshot, jobs=replace(snapshot.jobs, guaranteed=np.zeros(6, np.bool_)))
+    requests = np.random.default_rng(other).integers(1, 65, 6)
+    changed = replace(free, jobs=replace(free.jobs, requested_gpus=requests))
+    before, after = (state_round(s, Policy(objective=objective)) for s in (free, changed))
+    assert np.array_equal(before.problem.value, after.problem.value)
+    assert np.array_equal(before.problem.restart_price, after.problem.restart_price)
+    for first, second in zip(before.goals, after.goals, strict=True):
+        if isinstance(first, Levels) and isinstance(second, Levels):
+            assert np.array_equal(first.level, second.level)
+            assert np.array_equal(first.waiting, second.waiting)
+
+
+@pytest.mark.parametrize("objective", SUMS)
+def test_bounds_do_not_change_the_values_of_remaining_columns(objective: str) -> None:
+    jobs = [a_job("free"), a_job("bounded", requested_gpus=4, min_gpus=2, max_gpus=8)]
+    problem = state_round(a_round_of(*jobs), Policy(objective=objective)).problem
+    worth = [
+        dict(zip(problem.cells.gpus[problem.cell[span]], problem.value[span], strict=True))
+        for span in (slice(*problem.job_start[:2]), slice(*problem.job_start[1:]))
+    ]
+    assert list(worth[1]) == [2, 4, 8]
+    assert all(worth[0][count] == value for count, value in worth[1].items())
+
+
+@pytest.mark.parametrize("objective", [*SUMS, *LEVELS])
+@pytest.mark.parametrize("weight", [1e-6, 1e-9])
+def test_a_job_of_the_least_worth_runs_where_gpus_are_idle(objective: str, weight: float) -> None:
+    long = a_job("long", weight=weight, iterations_left=1e12, max_gpus=4)
+    ends = a_job("ends", iterations_left=1.0, max_gpus=16)
+    assert min(gpus_given(a_round_of(long, ends), objective).values()) >= 1
+
+
+def test_a_job_with_a_gpu_minimum_gets_larger_cells_that_others_would_not_use() -> None:
+    """Four GPUs are slower than two here, but a job that needs four may run on them."""
+    cells = [an_estimate(gpus=2, iter_time_s=2.0), an_estimate(gpus=4, iter_time_s=3.0)]
+    jobs = [a_job("any"), a_job("wide", requested_gpus=4, min_gpus=4)]
+    snapshot = a_snapshot(nodes=some_nodes((0, 2, 4)), jobs=jobs, estimates=cells)
+    for objective in (*SUMS, *LEVELS):
+        assert gpus_given(snapshot, objective) == {"any": 2, "wide": 4}
+
+
+def test_a_job_without_a_cell_within_its_bounds_gets_the_available_counts() -> None:
+    job = a_job("j", requested_gpus=3, min_gpus=3, max_gpus=3)
+    reason = state_round(a_round_of(job), Policy()).absent[0]
+    assert reason.code is ReasonCode.PINS_CONTRADICT
+    assert reason.message.startswith("the job may run on at least 3 and at most 3 GPUs")
+    assert dict(reason.evidence)["GPU counts of its Cells"] == "1, 2, 4, 8, 16, 32"

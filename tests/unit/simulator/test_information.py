@@ -1,4 +1,4 @@
-"""Information that policies may use: the optimum, the data-parallel gate, extrapolation from low counts."""
+"""Information that policies may use, estimates after measurements, and jobs of unknown models."""
 
 from __future__ import annotations
 
@@ -15,16 +15,27 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.information import (
     DpMemory,
     Information,
-    all_estimates,
     data_parallel,
     searched_optimum,
     single_gpu,
 )
-from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.values import BEST_FOUND, EstimateSource
+from tessera.formulation.snapshot import Estimates, Snapshot
+from tessera.formulation.values import BEST_FOUND, CellKey, EstimateSource, Workload
 from tessera.simulator.comparison.information import GIB, read_dp_memory
 from tessera.simulator.data import data_dir
+from tessera.simulator.executor import replay_lines
+from tessera.simulator.logfile import lines_of, log_of
+from tessera.simulator.measured_times import with_measured_time
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate
+from tests.support.worlds import (
+    a_profile,
+    a_scenario,
+    a_world,
+    an_arrival,
+    end_s,
+    give,
+    simulate_scenario,
+)
 
 HAS = 2**35  # bytes of memory of every GPU in these snapshots
 
@@ -72,11 +83,6 @@ SCALES_BADLY = tuple(
 )
 
 
-def test_the_estimates_information_is_the_snapshot_itself() -> None:
-    snapshot = a_table(*SCALES_BADLY)
-    assert all_estimates(snapshot) is snapshot
-
-
 def test_the_optimum_information_has_only_rows_of_a_full_search() -> None:
     snapshot = a_table(a_searched_estimate(1, 8.0), an_estimate(0, 0, 1, degree=1, iter_time_s=7.0))
     assert best_times(searched_optimum(snapshot)) == {1: 8.0}
@@ -97,12 +103,6 @@ def test_the_data_parallel_gate_excludes_counts_whose_replicas_do_not_fit() -> N
     assert best_times(seen) == {1: math.inf, 2: 5.0, 4: math.inf, 8: 2.0, 16: math.inf}
 
 
-def test_the_data_parallel_gate_depends_on_safety_and_fraction() -> None:
-    table, snapshot = a_memory_table(x1=HAS / GIB), a_table(a_searched_estimate(1, 8.0))
-    assert best_times(data_parallel(table, safety=1.0, fraction=1.0)(snapshot)) == {1: 8.0}
-    assert best_times(data_parallel(table, safety=1.01, fraction=1.0)(snapshot)) == {1: math.inf}
-
-
 @pytest.mark.parametrize(
     "information",
     [searched_optimum, data_parallel(a_memory_table(x1=math.inf)), single_gpu()],
@@ -120,79 +120,29 @@ def test_every_information_has_the_estimates_of_profiling_tasks(information: Inf
     assert e.iter_time_s[e.workload == 1].tolist() == [NOMINAL_S]
 
 
-def test_one_measured_count_scales_single_gpu_throughput_linearly() -> None:
-    assert best_times(single_gpu(1)(a_table(*SCALES_BADLY))) == pytest.approx(
-        {1: 8.0, 2: 4.0, 4: 2.0, 8: 1.0, 16: 0.5}
-    )
+@pytest.mark.parametrize(
+    ("measured", "times_s", "expected_s"),
+    [
+        (1, {1: 8, 2: 5, 4: 3, 8: 2, 16: 1.5}, {1: 8, 2: 4, 4: 2, 8: 1, 16: 0.5}),
+        (3, {1: 8, 2: 5, 4: 3, 8: 2, 16: 1.5}, {1: 8, 2: 5, 4: 3, 8: 1.5, 16: 0.75}),
+        # a model too large for the measured counts: from its smallest feasible one
+        (1, {1: math.inf, 2: math.inf, 4: 3, 8: 2}, {1: math.inf, 2: math.inf, 4: 3, 8: 1.5}),
+        # a measured failure stays, one at a larger count is not known
+        (3, {1: 8, 2: 5, 4: math.inf, 8: 2}, {1: 8, 2: 5, 4: math.inf, 8: 1.25}),
+        (1, {1: 8, 2: math.inf}, {1: 8, 2: 4}),
+    ],
+)
+def test_times_beyond_the_measured_counts_are_extrapolated_from_the_largest_of_them(
+    measured: int, times_s: dict[int, float], expected_s: dict[int, float]
+) -> None:
+    table = a_table(*(a_searched_estimate(n, s) for n, s in times_s.items()))
+    assert best_times(single_gpu(measured)(table)) == pytest.approx(expected_s)
 
 
-def test_counts_beyond_the_measured_ones_are_extrapolated_from_the_largest_of_them() -> None:
-    assert best_times(single_gpu(3)(a_table(*SCALES_BADLY))) == pytest.approx(
-        {1: 8.0, 2: 5.0, 4: 3.0, 8: 1.5, 16: 0.75}
-    )
-
-
-def test_five_measured_counts_give_the_optimum() -> None:
-    snapshot = a_table(*SCALES_BADLY)
-    assert single_gpu(5)(snapshot).estimates.equals(searched_optimum(snapshot).estimates)
-
-
-def test_a_model_too_large_for_the_measured_counts_is_extrapolated_from_its_smallest_feasible() -> (
-    None
-):
-    rows = (
-        a_searched_estimate(1, math.inf),
-        a_searched_estimate(2, math.inf),
-        a_searched_estimate(4, 3.0),
-        a_searched_estimate(8, 2.0),
-    )
-    assert best_times(single_gpu(1)(a_table(*rows))) == {1: math.inf, 2: math.inf, 4: 3.0, 8: 1.5}
-
-
-def test_a_measured_failure_is_not_replaced_by_extrapolation() -> None:
-    rows = (
-        a_searched_estimate(1, 8.0),
-        a_searched_estimate(2, 5.0),
-        a_searched_estimate(4, math.inf),
-        a_searched_estimate(8, 2.0),
-    )
-    assert best_times(single_gpu(3)(a_table(*rows))) == {1: 8.0, 2: 5.0, 4: math.inf, 8: 1.25}
-
-
-def test_extrapolation_ignores_failures_at_larger_counts() -> None:
-    assert best_times(
-        single_gpu(1)(a_table(a_searched_estimate(1, 8.0), a_searched_estimate(2, math.inf)))
-    ) == {
-        1: 8.0,
-        2: 4.0,
-    }
-
-
-def test_types_are_extrapolated_each_from_its_own_measurements() -> None:
-    rows = (
-        a_searched_estimate(1, 8.0),
-        a_searched_estimate(2, 7.0),
-        a_searched_estimate(1, 2.0, 1),
-        a_searched_estimate(2, 1.9, 1),
-    )
-    seen = single_gpu(1)(a_table(*rows))
-    assert best_times(seen, 0) == {1: 8.0, 2: 4.0}
-    assert best_times(seen, 1) == {1: 2.0, 2: 1.0}
-
-
-@pytest.mark.parametrize("count", [0, 6])
-def test_at_most_five_counts_can_be_measured(count: int) -> None:
-    with pytest.raises(InvalidInput, match=r"\[1, 5\]"):
-        single_gpu(count)
-
-
-def test_information_changes_only_estimates() -> None:
-    snapshot = a_table(*SCALES_BADLY)
-    for inform in (searched_optimum, data_parallel(a_memory_table(x1=1.0)), single_gpu(2)):
-        seen = inform(snapshot)
-        assert seen.jobs is snapshot.jobs
-        assert seen.nodes is snapshot.nodes
-        assert len(seen.estimates) == len(snapshot.estimates)
+def test_at_most_five_counts_can_be_measured() -> None:
+    for count in (0, 6):
+        with pytest.raises(InvalidInput, match=r"\[1, 5\]"):
+            single_gpu(count)
 
 
 def test_the_memory_table_reads_failures_as_infinite(tmp_path: Path) -> None:
@@ -221,3 +171,98 @@ def test_arenas_memory_table_has_180_rows_and_half_of_them_are_infeasible() -> N
     table = read_dp_memory(folder / "arena" / "dp_memory.csv")
     assert len(table) == 180
     assert np.isinf(table.memory_bytes).sum() == 90
+
+
+CELL = CellKey(gpu_type=0, gpus=2, pipeline_degree=1, plan=0)
+
+ANALYTIC, MEASURED = int(EstimateSource.ANALYTIC), int(EstimateSource.MEASURED)
+
+
+def estimates_of(
+    one_node_s: float, two_nodes_s: float, source: int = ANALYTIC, sd: float = 0.1
+) -> Estimates:
+    """Return the times of a Cell on one and on two nodes, and of another Cell."""
+    rows = [
+        an_estimate(gpus=1, iter_time_s=9.0, sd=sd) | {"source": ANALYTIC},
+        an_estimate(gpus=2, iter_time_s=one_node_s, sd=sd) | {"source": ANALYTIC},
+        an_estimate(gpus=2, nodes=2, iter_time_s=two_nodes_s, sd=sd) | {"source": source},
+    ]
+    return a_snapshot(nodes=[a_node("n", gpus=4)], estimates=rows, jobs=[a_job("a")]).estimates
+
+
+def test_the_other_shapes_of_a_cell_are_corrected_and_other_cells_are_not() -> None:
+    found = with_measured_time(estimates_of(2.0, 3.0), 0, CELL, 1, 2.5)
+    assert found.iter_time_s.tolist() == pytest.approx([9.0, 2.5, 3.75])
+    assert found.source.tolist() == [ANALYTIC, MEASURED, MEASURED]
+    assert [math.isnan(sd) for sd in found.sd.tolist()] == [False, True, True]
+
+
+def test_a_shape_that_was_measured_itself_keeps_its_time() -> None:
+    found = with_measured_time(estimates_of(2.0, 3.0, source=MEASURED), 0, CELL, 1, 2.5)
+    assert found.iter_time_s.tolist() == pytest.approx([9.0, 2.5, 3.0])
+
+
+@pytest.mark.parametrize(("expected_s", "measured_s"), [(2.0, math.inf), (math.inf, 2.0)])
+def test_a_shape_says_nothing_about_others_if_it_ran_against_expectations_or_did_not(
+    expected_s: float, measured_s: float
+) -> None:
+    found = with_measured_time(estimates_of(expected_s, 3.0), 0, CELL, 1, measured_s)
+    assert found.iter_time_s.tolist() == [9.0, measured_s, 3.0]
+    assert found.source.tolist() == [ANALYTIC, MEASURED, ANALYTIC]
+
+
+def test_what_is_known_or_not_estimated_changes_nothing() -> None:
+    known = estimates_of(2.0, 3.0, sd=0.0)
+    assert with_measured_time(known, 0, CELL, 1, 2.0) is known
+    assert with_measured_time(known, 0, CELL, 3, 2.5) is known
+
+
+SPHINX = Workload(model="sphinx", params="9B", global_batch=8)
+
+TRUTH = [
+    a_profile(1, 1.0),
+    a_profile(2, 3.0, workload=SPHINX, pipeline_degree=1),
+    a_profile(2, 2.0, workload=SPHINX, pipeline_degree=2),
+]
+
+VISIBLE = TRUTH[:1]
+
+STATED: dict[str, Any] = {
+    "workload": SPHINX,
+    "requested_gpus": 2,
+    "requested_type": "a100",
+    "iterations": 100,
+}
+
+
+def test_a_job_of_a_model_that_no_round_knows_runs_at_its_best_true_speed() -> None:
+    scenario = a_scenario(an_arrival("s", **STATED), an_arrival("k"), profiles=TRUTH)
+    result = simulate_scenario(scenario, visible=VISIBLE)
+    ends = replay_lines(lines_of(log_of(result)))
+    assert ends == {"s": 200.0, "k": 1000.0}
+
+
+def test_it_is_measured_once_it_has_trained_and_is_then_known() -> None:
+    scenario = a_scenario(an_arrival("s", **STATED), profiles=TRUTH)
+    world = a_world(scenario, visible=VISIBLE, at_s=0.0)
+    assert world.snapshot().jobs.unestimated.tolist() == [True]
+    give(world, "s", ("a100-0", [0, 1]), degree=BEST_FOUND)
+    world.advance(13.9)
+    assert world.snapshot().jobs.unestimated.tolist() == [True]
+    world.advance(14.0)
+    seen = world.snapshot()
+    assert seen.jobs.unestimated.tolist() == [False]
+    row = seen.estimates.row(int(np.argmax(seen.estimates.workload)))
+    assert (row["gpus"], row["pipeline_degree"], row["iter_time_s"]) == (2, BEST_FOUND, 2.0)
+    assert row["source"] == EstimateSource.MEASURED
+    assert end_s(world, "s") == 200.0
+
+
+def test_a_request_on_which_it_does_not_run_in_truth_is_known_to_fail() -> None:
+    arrival = an_arrival("s", **STATED | {"requested_gpus": 4})
+    world = a_world(a_scenario(arrival, profiles=TRUTH), visible=VISIBLE, at_s=0.0)
+    give(world, "s", ("a100-0", [0, 1, 2, 3]), degree=BEST_FOUND)
+    world.advance(1.0)
+    seen = world.snapshot()
+    assert seen.jobs.unestimated.tolist() == [False]
+    assert np.isinf(seen.estimates.iter_time_s).tolist() == [False, True]

@@ -10,7 +10,6 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
-from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.contention import Contention, demand_of, join_parts
 from tessera.formulation.network.plan import NetworkPlan
@@ -239,14 +238,3 @@ def test_the_job_simulator_slows_contending_jobs_and_its_log_replays() -> None:
     alone, contended = ends[False], ends[True]
     assert contended[0] == pytest.approx(alone[0])
     assert contended[1] == pytest.approx(alone[1] + alone[0] / 2, rel=0.01)
-
-
-def test_a_starved_job_has_a_finite_slowdown() -> None:
-    def met(change: AllocationChange, gang: Gang) -> Contention:
-        return a_part(f"{change.job}", 0, 1.0, compute_s=1e-6 if change.job == 0 else 1.0)
-
-    gang = Gang(members=((0, (0,)),))
-    runs = {job: AllocationChange(job=job, kind=DecisionKind.START, gang=gang) for job in (0, 1)}
-    slowdowns = ContentionSlowdowns(met, first_paths, GroupRates())(runs)
-    assert slowdowns[0] == pytest.approx(1.0)
-    assert 1000 < slowdowns[1] <= 1e6

@@ -13,7 +13,7 @@ import pytest
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.information import all_estimates, searched_optimum
 from tessera.formulation.snapshot import Snapshot
-from tessera.simulator.comparison.judges import JudgedDecider, PausableClock, placement_value
+from tessera.simulator.comparison.judges import JudgedDecider, PausableClock
 from tessera.simulator.comparison.policies import (
     OUR_DEFAULT_POLICIES,
     all_policies,
@@ -39,7 +39,7 @@ from tessera.simulator.run import Decider
 from tessera.simulator.sweeps.tasks import answer_call
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import RoundOutcome
-from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
+from tests.support.builders import a_random_snapshot
 from tests.support.worlds import (
     BERT,
     FREE,
@@ -140,15 +140,6 @@ def test_wrong_parameters_of_a_policy_are_refused_with_what_is_right(
 def test_an_unknown_policy_is_refused(name: str) -> None:
     with pytest.raises(InvalidInput):
         options_of(name)
-
-
-def test_information_is_chosen_by_name() -> None:
-    assert information_of("estimates") is all_estimates
-    assert information_of("optimum") is searched_optimum
-    with pytest.raises(InvalidInput, match="use one of estimates"):
-        information_of("everything")
-    with pytest.raises(InvalidInput, match="TESSERA_DATA"):
-        information_of("data-parallel")
 
 
 def test_a_list_names_each_part_once_and_nothing_unknown() -> None:
@@ -253,17 +244,6 @@ def test_a_run_reads_back_unchanged_whether_run_here_or_as_a_task() -> None:
     assert float(course @ bin_s) == pytest.approx(held_gpu_s)
 
 
-def test_wrong_estimates_change_decisions_but_no_speed() -> None:
-    exact_run, misestimated_run = (
-        FinishedRun.read(
-            run_request(RunRequest(work=SMALL, policy="ilp:jct", error=error, error_seed=1))
-        )
-        for error in (0.0, 0.5)
-    )
-    assert (exact_run.alone_s == misestimated_run.alone_s).all()
-    assert (exact_run.jct_s != misestimated_run.jct_s).any()
-
-
 @pytest.mark.parametrize("policy", ["ilp:jct", "arena", "fcfs"])
 def test_no_schedule_ends_a_job_sooner_than_alone(policy: str) -> None:
     costs = Overheads(save_s=3.0, load_s=5.0, search_s={1: 20.0, 8: 40.0})
@@ -303,29 +283,6 @@ def test_the_best_decider_reaches_the_whole_optimum_and_fcfs_only_a_part() -> No
     assert 0 < fixed[0] < 0.9
 
 
-def test_another_objective_is_measured_by_throughput_too() -> None:
-    snapshot = a_random_snapshot(2, jobs=25)
-    decider = Decider(RoundOptions(objective="jct"))
-    [share] = judged_shares(decider, snapshot, 1)
-    best = Decider(options_of("ilp:throughput"))(snapshot)
-    assert placement_value(snapshot, best) == pytest.approx(best.placed_score)
-    assert share == pytest.approx(
-        placement_value(snapshot, decider(snapshot)) / placement_value(snapshot, best)
-    )
-    assert share < 1
-
-
-def test_a_single_job_has_the_same_value_whichever_objective_chose_its_best_cell() -> None:
-    snapshot = a_snapshot(
-        nodes=some_nodes((0, 1, 2)), jobs=[a_job("a")], estimates=[an_estimate(0, 0, 1)]
-    )
-    by_jct, by_throughput = (
-        Decider(RoundOptions(objective=objective))(snapshot) for objective in ("jct", "throughput")
-    )
-    assert by_jct.placed_score != pytest.approx(by_throughput.placed_score)
-    assert placement_value(snapshot, by_jct) == pytest.approx(by_throughput.placed_score)
-
-
 def test_only_some_rounds_are_judged_and_the_time_for_it_is_not_counted() -> None:
     snapshot, watch = a_random_snapshot(1, jobs=5), PausableClock()
     decide = JudgedDecider(Decider(RoundOptions()), 3, watch)
@@ -351,3 +308,23 @@ def judged_shares(decider: Decider, snapshot: Snapshot, every: int) -> list[floa
     outcome: RoundOutcome = decide(snapshot)
     assert outcome.problem.jobs
     return decide.shares
+
+
+def test_information_is_chosen_by_name() -> None:
+    assert information_of("estimates") is all_estimates
+    assert information_of("optimum") is searched_optimum
+    with pytest.raises(InvalidInput, match="use one of estimates"):
+        information_of("everything")
+    with pytest.raises(InvalidInput, match="TESSERA_DATA"):
+        information_of("data-parallel")
+
+
+def test_wrong_estimates_change_decisions_but_no_speed() -> None:
+    exact_run, misestimated_run = (
+        FinishedRun.read(
+            run_request(RunRequest(work=SMALL, policy="ilp:jct", error=error, error_seed=1))
+        )
+        for error in (0.0, 0.5)
+    )
+    assert (exact_run.alone_s == misestimated_run.alone_s).all()
+    assert (exact_run.jct_s != misestimated_run.jct_s).any()

@@ -16,7 +16,7 @@ from tessera.service.cli.main import app
 from tessera.simulator.traces.files import trace_of
 from tessera.simulator.traces.raw import philly
 from tessera.simulator.traces.raw.formats import RawFormat, read_raw
-from tessera.simulator.traces.raw.jobs import safe_name, zone_of
+from tessera.simulator.traces.raw.jobs import zone_of
 from tessera.simulator.traces.raw.rows import DroppedRows
 from tessera.simulator.traces.trace import DurationJob, read_trace
 
@@ -446,12 +446,6 @@ def test_what_is_no_text_or_ends_early_is_refused(tmp_path: Path) -> None:
         read(RawFormat.HELIOS, table)
     with pytest.raises(InvalidInput, match="'Mars/Olympus' is not a time zone"):
         zone_of("Mars/Olympus")
-
-
-def test_names_are_made_ones_that_a_trace_may_have() -> None:
-    assert safe_name("103+0") == "103-0"
-    assert safe_name("_x y") == "x_x-y"
-    assert len(safe_name("a" * 300)) == 100
 
 
 def run(*arguments: str, code: int = 0) -> Result:

@@ -1,36 +1,47 @@
-"""Reports: the contents of the page and the Markdown, and the format of values."""
+"""Reports: the page, the Markdown, the plots, and the commit that a number comes from."""
 
 from __future__ import annotations
 
 import math
 import re
+import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import typer
-from typer.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
 
+from tessera.formulation.errors import InvalidInput
 from tessera.simulator.figures import Report
 from tessera.simulator.provenance import measured_commit
+from tessera.simulator.report.comparisons import IntervalCurve, bars_plot, curves_plot
+from tessera.simulator.report.gpu_map import Segment, gpu_map, job_colours, place_segments
 from tessera.simulator.report.html import render_page
-from tessera.simulator.report.lines import time_plot
-from tessera.simulator.report.markdown import render_markdown, table_lines
+from tessera.simulator.report.lines import (
+    distribution_plot,
+    gap_plot,
+    thin_steps,
+    time_plot,
+)
+from tessera.simulator.report.markdown import render_markdown
 from tessera.simulator.report.model import (
     Plot,
-    ReportFolder,
     RunReport,
     Table,
     format_value,
     report_of,
-    run_versions,
 )
+from tessera.simulator.report.pictures import render_png
 from tessera.simulator.report.style import DARK, LIGHT, series_styles
 from tessera.simulator.report.write import write_report
+from tessera.simulator.statistics import Interval
+from tests.support.laws import examples
 
 VOID = {"meta", "br", "link", "img"}
 
@@ -117,20 +128,21 @@ def test_values_are_formatted_for_people(value: object, expected: str) -> None:
     assert format_value(value) == expected
 
 
-def test_the_page_is_self_contained() -> None:
-    source = render_page(a_report())
-    assert (
-        not ParsedPage(source).all("script")
-        + ParsedPage(source).all("link")
-        + ParsedPage(source).all("iframe")
-    )
+@pytest.fixture(scope="module")
+def source() -> str:
+    """Return the page of a report, which takes a while to draw."""
+    return render_page(a_report())
+
+
+def test_the_page_is_self_contained(source: str) -> None:
+    page = ParsedPage(source)
+    assert not page.all("script") + page.all("link") + page.all("iframe")
     addresses = re.findall(r"https?://[^\s\"')]+", source)
     assert set(addresses) <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
     assert "@import" not in source
 
 
-def test_the_page_contains_the_whole_report_and_escapes_it() -> None:
-    source = render_page(a_report())
+def test_the_page_contains_the_whole_report_and_escapes_it(source: str) -> None:
     for held in (
         "Policies &amp; loads",
         "All &lt; 1.",
@@ -150,8 +162,8 @@ def test_the_page_contains_the_whole_report_and_escapes_it() -> None:
         assert held in source
 
 
-def test_the_page_describes_its_pictures_to_screen_readers() -> None:
-    page = ParsedPage(render_page(a_report()))
+def test_the_page_describes_its_pictures_to_screen_readers(source: str) -> None:
+    page = ParsedPage(source)
     html = page.all("html")[0]
     assert html["lang"] == "en"
     pictures = page.all("svg")
@@ -166,28 +178,14 @@ def test_the_page_describes_its_pictures_to_screen_readers() -> None:
     assert all((link["href"] or "#")[1:] in targets for link in links)
 
 
-def test_numbers_of_the_contents_have_room_in_every_column() -> None:
-    """Padding on the list's left serves only its first column; other numbers would overlap a column."""
-    source = render_page(a_report())
-    contents = re.search(r"nav ol \{([^}]*)\}", source)
-    entry = re.search(r"nav li \{([^}]*)\}", source)
-
-    assert contents is not None
-    assert entry is not None
-    assert "columns" in contents[1]
-    assert "padding: 0;" in contents[1]
-    assert float(re.findall(r"margin-left: ([0-9.]+)rem", entry[1])[0]) > 2
-
-
-def test_ids_are_unique_though_pictures_are_alike() -> None:
-    ids = re.findall(r'\bid="([^"]+)"', render_page(a_report()))
+def test_ids_are_unique_though_pictures_are_alike(source: str) -> None:
+    ids = re.findall(r'\bid="([^"]+)"', source)
     assert len(ids) == len(set(ids))
-    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', render_page(a_report())))
+    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', source))
     assert used <= set(ids)
 
 
-def test_pictures_follow_the_theme() -> None:
-    source = render_page(a_report())
+def test_pictures_follow_the_theme(source: str) -> None:
     svgs = source[source.index("<svg") : source.rindex("</svg>")]
     assert "var(--s0)" in svgs
     assert "var(--ink)" in svgs
@@ -217,23 +215,6 @@ def test_markdown_holds_all_of_the_report() -> None:
         assert held in source
 
 
-def test_markdown_tables_align_numbers_to_the_right() -> None:
-    lines = table_lines(("policy", "jct_s", "ok"), [("a", 1.5, True), ("b", None, False)])
-    assert lines[1] == "| --- | ---: | --- |"
-
-
-def test_rows_with_other_keys_share_a_table() -> None:
-    table = Table.from_rows("t", [{"a": 1}, {"b": 2, "a": 3}])
-    assert table.columns == ("a", "b")
-    assert table.rows == ((1, ""), (3, 2))
-
-
-def test_an_empty_report_is_still_a_page() -> None:
-    bare = a_report(figures={}, tables=(), plots=(), notes=(), summary="", options={})
-    ParsedPage(render_page(bare))
-    assert "## Figures" not in render_markdown(bare, [])
-
-
 def test_writing_a_report_twice_gives_the_same_files(tmp_path: Path) -> None:
     file = write_report(a_report(), tmp_path / "new" / "report")
     names = sorted(path.name for path in file.parent.iterdir())
@@ -254,24 +235,6 @@ def test_the_result_of_a_case_becomes_a_report(monkeypatch: pytest.MonkeyPatch) 
     assert report.figures == {"gain": 2.0}
     assert report.tables[0].rows == (("p", 1.0),)
     assert report.commit == measured_commit()
-
-
-def test_versions_name_python_the_machine_and_the_solvers() -> None:
-    versions = run_versions()
-    assert {"machine", "python", "tessera", "numpy", "ortools"} <= set(versions)
-    assert versions["numpy"] == np.__version__
-
-
-def test_the_option_of_cases_takes_a_folder(tmp_path: Path) -> None:
-    app = typer.Typer()
-
-    @app.command()
-    def run(report: ReportFolder = None) -> None:
-        typer.echo(f"{report}")
-
-    called = CliRunner().invoke(app, ["--report", str(tmp_path)])
-    assert called.output.strip() == str(tmp_path)
-    assert CliRunner().invoke(app, []).output.strip() == "None"
 
 
 MACHADO = {  # severity 1, Machado, Oliveira and Fernandes 2009, on linear RGB
@@ -298,6 +261,7 @@ MACHADO = {  # severity 1, Machado, Oliveira and Fernandes 2009, on linear RGB
         ]
     ),
 }
+
 XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
 
 
@@ -344,3 +308,187 @@ def test_twenty_policies_look_different_and_keep_their_look_in_every_plot() -> N
     styles = series_styles([f"p{k}" for k in range(20)], bold=["p3"])
     assert len({(s.colour, str(s.dash)) for s in styles.values()}) == 20
     assert [name for name, s in styles.items() if s.bold] == ["p3"]
+
+
+POLICIES = [f"policy-{k}" for k in range(20)]
+
+
+def legend_below(drawing: Figure, least_in: float = 2.4) -> bool:
+    """Return whether the whole legend is below axes that keep at least ``least_in`` inches."""
+    assert render_png(drawing).startswith(b"\x89PNG")
+    [legend] = drawing.legends
+    box, [axes] = legend.get_window_extent(), drawing.axes
+    label = axes.xaxis.label.get_window_extent()
+    # the legend took no room from the axes
+    assert axes.get_window_extent().height / drawing.dpi >= least_in
+    inside = box.x0 >= 0 and box.y0 >= 0 and box.x1 <= drawing.bbox.x1
+    return bool(inside and box.y1 <= label.y0 + 1)
+
+
+@examples(60)
+@given(
+    lengths=st.lists(st.floats(0.1, 50), min_size=1, max_size=60),
+    points=st.integers(1, 20),
+    seed=st.integers(0, 99),
+)
+def test_thinned_steps_keep_the_area(lengths: list[float], points: int, seed: int) -> None:
+    edges = np.append(3.0, 3.0 + np.cumsum(lengths))
+    values = np.random.default_rng(seed).uniform(0, 9, len(lengths))
+    at_s, shown, coarse = thin_steps(edges[:-1], values, edges[-1], points)
+    assert coarse == (len(lengths) > points)
+    assert len(shown) <= points
+    assert (at_s[0], at_s[-1]) == pytest.approx((edges[0], edges[-1]))
+    assert shown @ np.diff(at_s) == pytest.approx(values @ np.diff(edges))
+    assert values.min() - 1e-9 <= shown.min()
+    assert shown.max() <= values.max() + 1e-9
+
+
+def test_lines_of_twenty_policies_have_a_legend_that_covers_no_line() -> None:
+    steps = (np.array([0.0, 50_000.0]), np.array([1.0, 3.0]))
+    plot = time_plot("t", dict.fromkeys(POLICIES, steps), label="jobs", end_s=100_000.0)
+    assert legend_below(plot.drawing)
+    [axes] = plot.drawing.axes
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("time (hours)", "jobs")
+    assert "27.78 hours" in plot.alt
+    assert "policy-19 2" in plot.alt
+
+
+def test_unfinished_jobs_keep_a_distribution_below_1() -> None:
+    plot = distribution_plot(
+        "t",
+        {"all": np.array([60.0, 3600.0]), "half": np.array([60.0, 90.0])},
+        label="JCT",
+        totals={"all": 2, "half": 4},
+        seconds=True,
+    )
+    [axes] = plot.drawing.axes
+    assert [np.asarray(line.get_ydata())[-1] for line in axes.lines] == [1.0, 0.5]
+    assert "half 75 (2 of 4 jobs)" in plot.alt
+    shown = [label.get_text() for label in axes.get_xticklabels()]
+    assert shown == ["1 min", "10 min", "1 h"]
+
+
+def test_rounds_without_a_bound_are_counted_not_drawn() -> None:
+    rounds, gaps = np.arange(1, 6), np.array([0.0, 0.01, math.inf, math.nan, 0.2])
+    plot = gap_plot("t", {"ilp": (rounds, gaps)})
+    [line] = plot.drawing.axes[0].lines
+    assert np.asarray(line.get_xdata()).tolist() == [1, 2, 5]
+    assert plot.caption == "Rounds without a bound: ilp 2 of 5."
+    assert "Largest: ilp 20 %" in plot.alt
+
+
+@pytest.mark.parametrize("count", [3, 20])
+def test_curves_of_few_have_bands_and_of_many_have_bars(count: int) -> None:
+    runs = np.random.default_rng(3).uniform(size=(5, 4))
+    series = {name: IntervalCurve.of([1.1, 1.5, 2, 3], runs) for name in POLICIES[:count]}
+    plot = curves_plot("t", series, x_label="tightness", y_label="deadlines met", percent=True)
+    assert len(plot.drawing.axes[0].collections) == count
+    assert legend_below(plot.drawing)
+    assert [label.get_text() for label in plot.drawing.axes[0].get_xticklabels()] == [
+        "1.1",
+        "1.5",
+        "2",
+        "3",
+    ]
+    assert "0 %" in [label.get_text() for label in plot.drawing.axes[0].get_yticklabels()]
+
+
+def test_bars_are_placed_side_by_side_and_a_missing_one_leaves_a_gap() -> None:
+    one = Interval(value=2.0, low=1.0, high=3.0)
+    alone = Interval(value=4.0, low=math.nan, high=math.nan)
+    series = {"optimum": {"ilp": one, "fcfs": alone}, "estimates": {"fcfs": one}}
+    plot = bars_plot("t", series, label="JCT (s)")
+    axes = plot.drawing.axes[0]
+    boxes = [patch.get_path().get_extents(patch.get_patch_transform()) for patch in axes.patches]
+    assert [box.width for box in boxes] == pytest.approx([2, 4, 2])
+    spans = sorted((box.y0, box.y1) for box in boxes)
+    assert all(low[1] <= high[0] for low, high in pairwise(spans))
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["ilp", "fcfs"]
+    assert [text.get_text() for text in axes.texts] == ["2", "4", "2"]
+    assert legend_below(plot.drawing, least_in=1.1)
+
+
+def test_gpus_are_drawn_while_they_are_held() -> None:
+    segments: list[Segment] = [("a", 0.0, 50.0, [(0, 1), (1, 2)]), ("b", 50.0, 100.0, [(1, 2)])]
+    plot = gpu_map("t", segments, [2, 2], end_s=100.0, node_types=["A40", "H100"])
+    [image] = plot.drawing.axes[0].images
+    pixels = np.asarray(image.get_array())
+    rows = pixels.reshape(4, -1, *pixels.shape[1:])[:, 0]  # one pixel row of each GPU
+    colour = job_colours(["a", "b"])
+    free = rows[1, 0]
+    assert free[3] < 255
+    for gpu, (first, second) in enumerate(
+        [(colour["a"], free), (free, free), *[(colour["a"], colour["b"])] * 2]
+    ):
+        assert (rows[gpu, :500] == first).all()
+        assert (rows[gpu, 500:] == second).all()
+    assert "2 jobs hold 62.5 % of the GPU time" in plot.alt
+    assert [text.get_text() for text in plot.drawing.axes[0].texts] == ["A40", "H100"]
+    large = gpu_map("t", [("a", 0.0, 1.0, [(0, 8)])], [8] * 500, end_s=1.0)
+    assert np.asarray(large.drawing.axes[0].images[0].get_array()).shape[0] <= 1600
+
+
+def test_more_gpus_than_a_node_has_are_refused() -> None:
+    segments: list[Segment] = [("a", 0.0, 5.0, [(1, 2)]), ("b", 4.0, 9.0, [(1, 1)])]
+    with pytest.raises(InvalidInput, match="with b, hold more than the 2 GPUs of node 1 at 4 s"):
+        place_segments(segments, [8, 2])
+
+
+@examples(40)
+@given(
+    counts=st.lists(st.integers(1, 4), min_size=1, max_size=6),
+    lengths=st.lists(st.floats(1, 9), min_size=6, max_size=6),
+)
+def test_no_gpu_is_drawn_for_two_jobs(counts: list[int], lengths: list[float]) -> None:
+    nodes = [4, 2, 3]
+    segments: list[Segment] = []
+    for node, gpus in enumerate(nodes):
+        until = [0.0] * gpus
+        for k, want in enumerate(counts):
+            start = sorted(until)[min(want, gpus) - 1]
+            end = start + lengths[k]
+            segments.append((f"{node}-{k}", start, end, [(node, min(want, gpus))]))
+            until = sorted([*([end] * min(want, gpus)), *sorted(until)[min(want, gpus) :]])
+    held_gpus = place_segments(segments, nodes)
+    first = np.cumsum([0, *nodes])
+    for one in held_gpus:
+        node = int(one.job.split("-")[0])
+        assert set(one.gpus) <= set(range(first[node], first[node + 1]))
+        for other in held_gpus:
+            if other is not one and other.start_s < one.end_s and one.start_s < other.end_s:
+                assert not set(one.gpus) & set(other.gpus)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """Return a repository with one module and one page."""
+    (tmp_path / "module.py").write_text("A = 1\n", "utf-8")
+    (tmp_path / "README.md").write_text("# A\n", "utf-8")
+    author = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+    for words in (["init", "-q"], ["add", "."], [*author, "commit", "-q", "-m", "One"]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    return tmp_path
+
+
+def test_a_clean_tree_is_its_commit(tree: Path) -> None:
+    assert len(measured_commit(tree)) == 12
+
+
+@pytest.mark.parametrize("name", ["module.py", "new.py", "service/new.py"])
+def test_changed_and_new_modules_mark_the_commit(name: str, tree: Path) -> None:
+    (tree / name).parent.mkdir(exist_ok=True)
+    (tree / name).write_text("B = 2\n", "utf-8")
+    assert measured_commit(tree).endswith("+")
+
+
+@pytest.mark.parametrize(
+    "name", ["README.md", "docs/results.md", "benchmarks/results/build.json", "notes.txt"]
+)
+def test_documents_stored_runs_and_new_notes_are_not_code(name: str, tree: Path) -> None:
+    (tree / name).parent.mkdir(parents=True, exist_ok=True)
+    (tree / name).write_text("text\n", "utf-8")
+    assert len(measured_commit(tree)) == 12
+
+
+def test_outside_git_the_commit_is_unknown(tmp_path: Path) -> None:
+    assert measured_commit(tmp_path) == "unknown"

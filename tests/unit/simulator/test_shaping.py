@@ -1,4 +1,4 @@
-"""Shaping of traces: the effect of each step on arrivals, on small traces."""
+"""Shaping and screening of traces: the effect of each step, and why jobs are dropped."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tessera.formulation.errors import InvalidInput
+from tessera.simulator.traces import screening
 from tessera.simulator.traces.recipe import Recipe, apply_recipe
 from tessera.simulator.traces.redraw import (
     count_sizes,
@@ -16,10 +17,14 @@ from tessera.simulator.traces.redraw import (
     redraw_models,
     with_large_share,
 )
+from tessera.simulator.traces.screening import (
+    screen_durations,
+    screen_form,
+    screen_jobs,
+    screen_profiled,
+)
 from tessera.simulator.traces.shaping import (
-    busiest_jobs,
     faster_arrivals,
-    first_hours,
     longer_lives,
     looser_deadlines,
     on_type,
@@ -30,10 +35,11 @@ from tessera.simulator.traces.shaping import (
     without_deadlines,
 )
 from tessera.simulator.traces.speeds import ClusterRoom, Speeds, gpu_seconds, requested_load
-from tessera.simulator.traces.trace import PLAN_LABEL
+from tessera.simulator.traces.trace import PLAN_LABEL, Arrival
 from tests.support.traces import (
     a_cluster,
     a_record,
+    a_type,
     a_workload,
     an_arrival,
     an_asked,
@@ -41,7 +47,6 @@ from tests.support.traces import (
     some_arrivals,
 )
 
-HOUR_S = 3600.0
 SMALL, LARGE = a_workload("bert", "1.3B"), a_workload("bert", "6.7B")
 
 
@@ -53,15 +58,6 @@ def two_models() -> Speeds:
         + [a_record(16, iter_time_s=0.1, work=LARGE, nodes=4)],
         ClusterRoom.of(a_cluster(nodes=2, gpus=4)),
     )
-
-
-def test_the_busiest_hours_have_the_most_arrivals_and_start_at_0() -> None:
-    times = [0.0, 5 * HOUR_S, 5.2 * HOUR_S, 5.9 * HOUR_S, 6.0 * HOUR_S, 9 * HOUR_S]
-    busiest = busiest_jobs([an_arrival(f"j{i}", t) for i, t in enumerate(times)], 1.0)
-    # an hour is a half-open interval, so j4 is in the next one
-    assert [a.spec.name for a in busiest] == ["j1", "j2", "j3"]
-    assert [a.arrival_s for a in busiest] == pytest.approx([0.0, 0.2 * HOUR_S, 0.9 * HOUR_S])
-    assert busiest_jobs([], 1.0) == []
 
 
 def test_a_sample_keeps_its_share_the_order_and_each_job_unchanged() -> None:
@@ -119,15 +115,6 @@ def test_a_job_of_any_type_is_assumed_to_run_on_the_fastest_one() -> None:
     assert speeds.iter_time_s(an_arrival(gpu_type="", gpus=4).spec) == math.inf
 
 
-def test_jobs_that_do_not_fit_the_nodes_do_not_run() -> None:
-    room = ClusterRoom.of(a_cluster(nodes=2, gpus=4))
-    assert room.holds(a_record(8, nodes=2))
-    assert not room.holds(a_record(8, nodes=1))  # no node has 8
-    assert not room.holds(a_record(3, nodes=3))  # nor are there three nodes
-    assert not room.holds(a_record(1, "v100"))
-    assert room.holds(a_record(8, nodes=0))  # the fewest nodes that the cluster allows
-
-
 def test_deadlines_are_the_requested_duration_times_a_tightness() -> None:
     speeds = Speeds([a_record(1, iter_time_s=3.0)])
     jobs = some_arrivals(200, iterations=100)
@@ -154,10 +141,6 @@ def test_tenants_get_the_given_numbers_of_jobs_and_only_one_is_guaranteed_with_a
         split_tenants(some_arrivals(406), 407, 64, seed=0)
 
 
-def test_first_hours_are_a_half_open_interval() -> None:
-    assert len(first_hours(some_arrivals(10, gap_s=HOUR_S), 3.0)) == 3
-
-
 def test_a_redrawn_job_runs_as_requested_on_the_cluster_at_equal_gpu_hours() -> None:
     speeds = two_models()
     jobs = [
@@ -175,14 +158,6 @@ def test_a_redrawn_job_runs_as_requested_on_the_cluster_at_equal_gpu_hours() -> 
     assert {a.spec.requested_gpus for a in small} == {1, 2, 4}  # 8 and 16 become the nearest, 4
 
 
-def test_an_infeasible_count_becomes_the_nearest_ratio_and_on_a_tie_the_larger_count() -> None:
-    speeds = Speeds([a_record(2), a_record(8, nodes=2), a_record(1, "v100")], None)
-    (four, five) = redraw_models([an_asked("a", gpus=4), an_asked("b", gpus=5)], speeds, 1)
-    assert (four.spec.requested_gpus, five.spec.requested_gpus) == (8, 8)
-    (three,) = redraw_models([an_asked("a", gpus=3)], speeds, 1)
-    assert three.spec.requested_gpus == 2
-
-
 def test_a_job_keeps_its_gpus_and_its_type_if_any_model_runs_on_them() -> None:
     speeds = Speeds([a_record(2), a_record(4), a_record(4, "v100"), a_record(8, nodes=2)], None)
     stated = [an_asked(str(gpus), gpus=gpus) for gpus in (1, 2, 4, 8)]
@@ -193,13 +168,6 @@ def test_a_job_keeps_its_gpus_and_its_type_if_any_model_runs_on_them() -> None:
         kept = redraw_models(typed, speeds, seed, keep_requests=True)
         assert [a.spec.requested_gpus for a in kept] == [2, 2, 4, 8]
         assert kept[2].spec.requested_type == "v100"
-
-
-def test_models_that_do_not_run_on_the_jobs_gpus_are_not_drawn_for_it() -> None:
-    small, large = a_record(1, work=SMALL), a_record(8, nodes=2, work=LARGE)
-    jobs = [an_asked(f"j{i}", gpus=1) for i in range(20)]
-    kept = redraw_models(jobs, Speeds([small, large]), 1, keep_requests=True)
-    assert {(a.spec.workload, a.spec.requested_gpus) for a in kept} == {(SMALL, 1)}
 
 
 def test_a_redrawn_deadline_is_as_tight_and_the_old_models_plan_is_removed() -> None:
@@ -268,6 +236,89 @@ def test_an_additional_step_does_not_change_the_draws_of_others() -> None:
     assert [a.spec.guaranteed for a in plain] == [a.spec.guaranteed for a in both]
     other, _ = apply_recipe(Recipe(guaranteed_share=0.5, seed=6), jobs, speeds)
     assert [a.spec.guaranteed for a in plain] != [a.spec.guaranteed for a in other]
+
+
+OTHER, GIANT = a_workload("moe", "2.4B"), a_workload("moe", "27B")
+
+PROFILES = [
+    a_record(1),
+    a_record(2),
+    a_record(4, iter_time_s=math.inf),
+    a_record(8, nodes=2),
+    a_record(16, nodes=4),
+    a_record(16, nodes=4, work=GIANT),
+]
+
+NODES = a_cluster(nodes=2, gpus=4)
+
+
+def dropped_reasons(*arrivals: Arrival) -> list[str]:
+    screened_jobs = screen_jobs(arrivals, PROFILES, [a_type()], NODES, "drop")
+    return [one.reason for one in screened_jobs.dropped]
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (an_arrival("b", iterations=0), screening.EMPTY),
+        (an_arrival("b", at_s=-1.0), screening.EARLY),
+        (an_arrival("b", at_s=math.nan), screening.EARLY),
+        (an_arrival("b", work=OTHER), screening.UNKNOWN_MODEL),
+        (an_arrival("b", work=a_workload(batch=512)), screening.UNKNOWN_MODEL),
+        (an_arrival("b", gpu_type="h100"), screening.ABSENT_TYPE),
+        (an_arrival("b", gpus=16), screening.TOO_LARGE),
+        (an_arrival("b", gpus=16, gpu_type=""), screening.TOO_LARGE),
+        (an_arrival("b", gpus=3), screening.NOT_PROFILED),
+        (an_arrival("b", gpus=4), screening.INFEASIBLE),
+        (an_arrival("b", gpus=4, gpu_type=""), screening.INFEASIBLE),
+        (an_arrival("b", gpus=8, work=GIANT), screening.NEVER_RUNS),
+    ],
+)
+def test_each_kind_of_bad_job_has_its_own_reason(bad: Arrival, reason: str) -> None:
+    assert dropped_reasons(an_arrival("a", gpus=8), bad, an_arrival("c", gpu_type="")) == [reason]
+
+
+def test_the_first_good_job_of_a_repeated_name_is_kept() -> None:
+    jobs = [an_arrival("a", iterations=0), an_arrival("a", 5.0), an_arrival("a", 6.0)]
+    screened_jobs = screen_jobs(jobs, PROFILES, [a_type()], NODES, "drop")
+    assert screened_jobs.arrivals == [jobs[1]]
+    assert [one.reason for one in screened_jobs.dropped] == [screening.EMPTY, screening.REPEATED]
+
+
+def test_bad_jobs_are_refused_with_the_count_and_the_first_names_of_each_reason() -> None:
+    jobs = [an_arrival(f"big{i}", gpus=16) for i in range(7)] + [an_arrival("x", work=OTHER)]
+    with pytest.raises(InvalidInput) as caught:
+        screen_jobs(jobs, PROFILES, [a_type()], NODES)
+    text = str(caught.value)
+    assert "8 jobs) cannot be run as they are" in text
+    lines = text.splitlines()[1:]
+    assert lines[0].startswith(f"7 jobs with {screening.TOO_LARGE}: big0 (16 a100), big1")
+    assert lines[0].endswith("big4 (16 a100), ...")
+    assert lines[1] == f"1 job with {screening.UNKNOWN_MODEL}: x (moe 2.4B 256)"
+
+
+def test_unsorted_jobs_are_refused_or_sorted_and_named_but_never_lost() -> None:
+    jobs = [an_arrival("a", 5.0), an_arrival("b", 3.0), an_arrival("c", 4.0), an_arrival("d", 5.0)]
+    with pytest.raises(InvalidInput, match="2 jobs listed after a job that arrives later: b, c"):
+        screen_jobs(jobs, PROFILES, [a_type()], NODES)
+    screened_jobs = screen_jobs(jobs, PROFILES, [a_type()], NODES, "drop")
+    assert [a.spec.name for a in screened_jobs.arrivals] == ["b", "c", "a", "d"]
+    assert (screened_jobs.dropped, screened_jobs.reordered) == ([], ["b", "c"])
+
+
+def test_jobs_without_models_must_have_a_duration_and_be_unique() -> None:
+    jobs = [an_asked("a", 2.0), an_asked("b", 1.0, duration_s=0.0), an_asked("a", 3.0)]
+    screened_jobs = screen_durations(jobs, "drop")
+    assert screened_jobs.arrivals == [jobs[0]]
+    assert [one.reason for one in screened_jobs.dropped] == [screening.EMPTY, screening.REPEATED]
+    with pytest.raises(InvalidInput, match="no duration: b"):
+        screen_durations(jobs)
+
+
+def test_without_a_cluster_only_profiles_or_form_are_checked() -> None:
+    jobs = [an_arrival("a", gpus=16), an_arrival("b", work=OTHER), an_arrival("c", iterations=0)]
+    assert [a.spec.name for a in screen_profiled(jobs, PROFILES, "drop").arrivals] == ["a"]
+    assert [a.spec.name for a in screen_form(jobs, "drop").arrivals] == ["a", "b"]
 
 
 def test_a_recipe_redraws_jobs_whose_type_the_cluster_lacks() -> None:

@@ -1,4 +1,4 @@
-"""Intervals over seeds: against SciPy, against their definition, and their coverage."""
+"""Intervals over seeds, and the calibration of bands."""
 
 from __future__ import annotations
 
@@ -8,9 +8,16 @@ import numpy as np
 import pytest
 
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.records.forecasts import EVENTS, Band, Submission
+from tessera.formulation.spreads import SMOOTHING_S, SMOOTHING_SHARE, PastSpread, Spread
+from tessera.formulation.values import Workload
+from tessera.simulator.forecasts.calibration import (
+    censored_quantiles,
+    learn_correction,
+    learn_corrections,
+)
 from tessera.simulator.statistics import (
     mean_interval,
-    mean_intervals,
     ratio_interval,
     t_quantile,
     total_interval,
@@ -28,16 +35,6 @@ def test_quantiles_of_t_match_scipy(freedom: int) -> None:
         assert t_quantile(freedom, confidence) == pytest.approx(expected, rel=1e-10)
 
 
-@pytest.mark.parametrize(
-    ("freedom", "confidence", "expected"),
-    [(1, 0.95, 12.706), (2, 0.9, 2.920), (4, 0.99, 4.604), (9, 0.95, 2.262), (30, 0.5, 0.683)],
-)
-def test_quantiles_of_t_match_printed_tables(
-    freedom: int, confidence: float, expected: float
-) -> None:
-    assert t_quantile(freedom, confidence) == pytest.approx(expected, abs=5e-4)
-
-
 def test_the_interval_of_a_mean_matches_scipy() -> None:
     from scipy import stats  # noqa: PLC0415 - it starts slowly
 
@@ -49,31 +46,11 @@ def test_the_interval_of_a_mean_matches_scipy() -> None:
     )
 
 
-def test_each_point_of_a_curve_has_the_interval_of_its_own_values() -> None:
-    runs = np.random.default_rng(4).normal(size=(5, 3))
-    mean, low, high = mean_intervals(runs)
-    for point in range(3):
-        alone = mean_interval(runs[:, point])
-        assert (mean[point], low[point], high[point]) == (alone.value, alone.low, alone.high)
-
-
 def test_one_run_has_a_value_but_no_interval() -> None:
     for found in (mean_interval([7.0]), ratio_interval([7.0], [1.0])):
         assert found.value == 7
         assert math.isnan(found.low)
         assert math.isnan(found.high)
-
-
-def test_equal_runs_have_an_interval_without_width() -> None:
-    assert mean_interval([2.0, 2.0, 2.0]).low == mean_interval([2.0, 2.0, 2.0]).high == 2
-    interval = ratio_interval([3.0, 6.0, 9.0], [2.0, 4.0, 6.0])
-    assert (interval.value, interval.low, interval.high) == pytest.approx((1.5, 1.5, 1.5))
-
-
-def test_an_interval_of_a_mean_contains_it_95_times_of_100() -> None:
-    rng = np.random.default_rng(5)
-    _, low, high = mean_intervals(rng.normal(10, 4, size=(5, DRAWS)))
-    assert np.mean((low <= 10) & (high >= 10)) == pytest.approx(0.95, abs=0.012)
 
 
 def test_an_interval_of_a_ratio_contains_it_95_times_of_100() -> None:
@@ -88,25 +65,9 @@ def test_an_interval_of_a_ratio_contains_it_95_times_of_100() -> None:
     assert covering / DRAWS == pytest.approx(0.95, abs=0.012)
 
 
-def test_pairing_narrows_the_interval_of_a_ratio() -> None:
-    seeds = np.array([1.0, 5.0, 2.0, 9.0])
-    paired = ratio_interval(1.2 * seeds + [0.1, -0.1, 0.1, -0.1], seeds + 0.5)
-    crossed = ratio_interval((1.2 * seeds + [0.1, -0.1, 0.1, -0.1])[::-1], seeds + 0.5)
-    assert paired.high - paired.low < (crossed.high - crossed.low) / 10
-
-
 def test_a_ratio_with_a_zero_mean_is_not_a_number() -> None:
     interval = ratio_interval([1.0, 2.0], [1.0, -1.0])
     assert all(math.isnan(x) for x in (interval.value, interval.low, interval.high))
-
-
-def test_a_total_lies_in_its_interval_and_the_interval_depends_on_the_seed() -> None:
-    values = np.random.default_rng(7).integers(0, 3, 40)
-    low, high = total_interval(values, 1)
-    assert low < values.sum() < high
-    assert total_interval(values, 1) == (low, high)
-    spread = 1.96 * values.std() * math.sqrt(40)  # by the central limit theorem
-    assert high - low == pytest.approx(2 * spread, rel=0.05)
 
 
 def test_the_interval_of_a_total_matches_scipy() -> None:
@@ -124,3 +85,94 @@ def test_unpaired_runs_and_empty_lists_are_refused() -> None:
         ratio_interval([1.0, 2.0], [1.0, 2.0, 3.0])
     with pytest.raises(InvalidInput, match="at least one run"):
         mean_interval([])
+
+
+WIDE = Spread((5_000.0, 8_000.0, 10_000.0, 14_000.0, 30_000.0))
+
+
+def test_a_score_says_where_in_the_distribution_an_event_lies() -> None:
+    assert WIDE.score(0.0) < WIDE.score(10_000.0) < WIDE.score(30_000.0) < WIDE.score(90_000.0)
+    one = Spread((1_000.0,))
+    width_s = SMOOTHING_S + SMOOTHING_SHARE * 1_000.0
+    assert one.score(1_000.0) == pytest.approx(0.0)
+    assert one.score(1_000.0 + width_s) == pytest.approx(math.log(3.0))  # a quartile of Cauchy's
+    assert one.score(1_000.0 - width_s) == pytest.approx(-math.log(3.0))
+
+
+def test_times_are_those_of_their_scores_but_never_in_the_past() -> None:
+    scores = [WIDE.score(at_s) for at_s in (4_000.0, 12_000.0, 50_000.0)]
+    assert WIDE.times_of(scores) == pytest.approx([4_000.0, 12_000.0, 50_000.0], rel=0.03)
+    assert WIDE.times_of([-25.0]) == [0.0]
+
+
+@pytest.mark.parametrize("times_s", [(), (1.0, math.inf), (math.nan,)])
+def test_a_spread_needs_finite_times(times_s: tuple[float, ...]) -> None:
+    with pytest.raises(InvalidInput, match="must be finite"):
+        Spread(times_s)
+
+
+def test_quantiles_without_censoring_are_those_of_the_values() -> None:
+    values = np.arange(1.0, 11.0)
+    every = np.ones(10, dtype=np.bool_)
+    assert censored_quantiles(values, every, np.ones(10), (0.1, 0.5, 0.95)) == [1.0, 5.0, 10.0]
+
+
+def test_values_known_only_to_be_larger_raise_the_quantiles_above_them() -> None:
+    """By hand: 1 happens (of 4), 2 is cut, so each of the two left weighs 3/8."""
+    values, happened = np.array([1.0, 2.0, 3.0, 4.0]), np.array([True, False, True, True])
+    shares = (0.25, 0.26, 0.62, 0.63)
+    assert censored_quantiles(values, happened, np.ones(4), shares) == [1.0, 3.0, 3.0, 4.0]
+
+
+@pytest.mark.parametrize("shift", [1.0, 3.0])
+@pytest.mark.parametrize("cut_s", [np.inf, 20_000.0])
+def test_bands_cover_what_they_state_though_futures_are_wrong(shift: float, cut_s: float) -> None:
+    """Events are later than all futures say, and those after ``cut_s`` have not happened yet."""
+    rng = np.random.default_rng(0)
+
+    def draw(count: int) -> list[tuple[Spread, float]]:
+        rows = []
+        for scale in rng.lognormal(7.0, 1.0, count).tolist():
+            spread = Spread(tuple(scale * rng.uniform(1.0, 3.0, 16)))
+            rows.append((spread, 2.0 * scale + shift * scale * float(rng.gamma(2.0))))
+        return rows
+
+    past = [
+        PastSpread(spread=spread, after_s=min(after_s, cut_s), happened=after_s <= cut_s)
+        for spread, after_s in draw(1_000)
+    ]
+    correction = learn_correction(past, 0.8, (), 0.0)
+    fresh = [(correction.times(spread), after_s) for spread, after_s in draw(1_000)]
+    covered = np.mean([low <= after_s <= high for (low, _, high), after_s in fresh])
+    assert covered == pytest.approx(0.8, abs=0.04)
+
+
+def test_without_history_bands_follow_the_training_traces() -> None:
+    corrections = learn_corrections({}, 0.8)
+    for event in EVENTS:
+        low, median, high = corrections[event].times(WIDE)
+        assert low < median < high
+
+
+def test_a_long_history_outweighs_the_training_traces() -> None:
+    past = [PastSpread(spread=WIDE, after_s=10_000.0, happened=True)] * 1_000
+    band = learn_correction(past, 0.8, (-5.0, 5.0), 20.0).times(WIDE)
+    assert band == pytest.approx((10_000.0, 10_000.0, 10_000.0), rel=0.01)
+
+
+def test_a_coverage_must_be_a_share() -> None:
+    with pytest.raises(InvalidInput, match="between 0 and 1"):
+        learn_correction([], 1.0, (0.0,), 1.0)
+
+
+def test_bands_and_submissions_refuse_what_cannot_be() -> None:
+    with pytest.raises(InvalidInput, match="between low and high"):
+        Band(low_s=2.0, median_s=1.0, high_s=3.0)
+    with pytest.raises(InvalidInput, match="trained_share"):
+        Submission(
+            submit_s=0.0,
+            workload=Workload(model="bert", params="1B", global_batch=1),
+            iterations=1,
+            requested_gpus=1,
+            trained_share=1.5,
+        )

@@ -29,6 +29,7 @@ from tessera.solvers.base import Budget
 from tessera.solvers.baselines.pop import Pop, part_of
 from tessera.solvers.baselines.stock import StockCpSat
 from tests.support import problems as support
+from tests.support.laws import scaled
 
 ALWAYS = Budget(remaining_s=lambda: math.inf, gap=0.0)
 EXPIRED = Budget(remaining_s=lambda: 0.0)
@@ -47,7 +48,7 @@ def optimum_or_nan(problem: Problem) -> int | float | None:
 @pytest.mark.parametrize("kind", SMALL_KINDS)
 def test_a_baseline_breaks_no_rule_and_its_bound_is_valid(name: str, kind: str) -> None:
     by = registry.make_solver(name)
-    for seed in range(5):
+    for seed in range(scaled(5)):
         problem = draw_problem(np.random.default_rng(seed), kind)
         best = optimum_or_nan(problem)
         solution = by.solve(problem, ALWAYS)
@@ -65,27 +66,8 @@ def test_a_baseline_without_time_returns_unknown(name: str) -> None:
     assert solution.bound >= 110
 
 
-def test_exact_baselines_agree_on_a_round_and_the_others_come_close() -> None:
-    problem = build_problem(make_instance(60, 64, 4, 3, running=0.5), Policy())
-    worth = {
-        n: registry.make_solver(n).solve(problem, ALWAYS).objective
-        for n in registry.baseline_names()
-    }
-
-    best = worth.pop("highs")
-    assert worth.pop("stock-cp-sat") == best == worth.pop("sia")
-    assert all(0.6 * best < objective <= best for objective in worth.values())
-
-
 def test_baselines_may_not_decide_rounds() -> None:
     assert not set(registry.baseline_names()) & set(registry.solver_names())
-
-
-def test_pop_with_one_part_equals_its_inner_solver() -> None:
-    problem = build_problem(make_instance(30, 32, 4, 3), Policy())
-    inner = registry.make_solver("highs").solve(problem, ALWAYS)
-
-    assert Pop(parts=1).solve(problem, ALWAYS).objective == inner.objective
 
 
 def test_parts_of_pop_cannot_share_free_gpus() -> None:
@@ -93,12 +75,6 @@ def test_parts_of_pop_cannot_share_free_gpus() -> None:
     problem = support.a_problem([[(1, {0: 1}), (9, {0: 2})], [(1, {0: 1}), (9, {0: 2})]], [2])
 
     assert Pop(parts=2).solve(problem, ALWAYS).objective == 2
-
-
-def test_parts_of_pop_divide_every_unit() -> None:
-    problem = support.a_problem([[(1, {0: 1, 1: 1})]] * 7, [7, 5])
-
-    assert Pop(parts=3).solve(problem, ALWAYS).objective == 5
 
 
 def test_a_part_keeps_the_properties_of_its_jobs() -> None:

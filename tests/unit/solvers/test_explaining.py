@@ -12,7 +12,7 @@ import pytest
 from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.errors import DeadlineTooShort, InvalidInput
 from tessera.formulation.explanations.applying import apply_changes
-from tessera.formulation.explanations.changes import Actor, Change, ChangeKind
+from tessera.formulation.explanations.changes import Change, ChangeKind
 from tessera.formulation.explanations.records import Claim, DisplacedBy, Explanation
 from tessera.formulation.explanations.words import describe_changes
 from tessera.formulation.lifecycle import JobState
@@ -80,39 +80,6 @@ def test_an_outpriced_job_learns_the_weight_that_would_do_and_who_outbids_it() -
     assert decide(changed, options).decisions[1].gang is not None
     less, options = apply_changes(snapshot, OPTIONS, 1, [replace(change, amount=2.9)])
     assert decide(less, options).decisions[1].gang is None
-
-
-def test_the_first_step_is_the_next_step_and_says_what_others_would_lose() -> None:
-    explanation = explain(two_jobs_for_one_gpu(), "weak")
-    first = explanation.steps[0]
-    assert explanation.reason.next_step == first.message
-    assert first.message.startswith("raise the job's weight from 1 to 3")
-    assert first.message.endswith("the job would then run on 1 x a100, and strong would wait")
-    assert [effect.job for effect in first.effects] == ["strong"]
-
-
-def test_operators_and_time_can_help_too() -> None:
-    explanation = explain(two_jobs_for_one_gpu(), "weak")
-    assert {step.actor for step in explanation.steps} == set(Actor)
-    added = the_change(explanation, ChangeKind.ADD_GPUS)
-    assert (added.subject, added.amount) == ("a100", 1)
-    assert the_change(explanation, ChangeKind.END).subject == "strong"
-
-
-def test_a_suspended_job_is_displaced_by_the_job_that_got_its_gpus() -> None:
-    snapshot = a_snapshot(
-        nodes=[a_node("n0", gpus=2)],
-        estimates=[an_estimate(gpus=2)],
-        jobs=[
-            a_job("old", state=JobState.RUNNING, cell=(0, 2, 1), generation=1),
-            a_job("new", weight=9.0),
-        ],
-        gangs={0: Gang(members=((0, (0, 1)),))},
-    )
-    explanation = explain(snapshot, "old")
-    assert explanation.kind is DecisionKind.SUSPEND
-    (displacer,) = explanation.displaced_by
-    assert (displacer.job, displacer.taken) == ("new", 2)
 
 
 def test_a_job_that_shrinks_gives_way_and_learns_what_keeps_its_rate() -> None:
@@ -232,15 +199,6 @@ def test_a_job_that_needs_more_cores_or_memory_than_nodes_have_learns_how_much(
     assert step.claim is Claim.RUNS
 
 
-def test_cores_of_nodes_that_are_away_count_as_away() -> None:
-    snapshot = needing(cpus=9)
-    rows = [snapshot.nodes.row(n) for n in range(2)]
-    rows[1] |= {"cpus": 16, "schedulable": False}
-    explanation = explain(replace(snapshot, nodes=Nodes.from_rows(rows)), "j")
-    assert explanation.reason.code is ReasonCode.NODES_AWAY
-    assert kinds(explanation)[0] is ChangeKind.UNDRAIN
-
-
 def test_a_job_that_waits_for_the_cores_of_others_learns_how_many_more_would_do() -> None:
     snapshot = a_snapshot(
         nodes=[a_node("n0", gpus=4, cpus=8)],
@@ -250,15 +208,6 @@ def test_a_job_that_waits_for_the_cores_of_others_learns_how_many_more_would_do(
     explanation = explain(snapshot, "weak")
     assert the_change(explanation, ChangeKind.ADD_CPUS).amount == 10
     assert ChangeKind.WEIGHT in kinds(explanation)
-
-
-def test_cores_and_memory_that_nodes_do_not_state_limit_nothing() -> None:
-    snapshot = a_snapshot(
-        nodes=[a_node("n0", gpus=4)],
-        estimates=[an_estimate(cpus=99, host_bytes=2**50)],
-        jobs=[a_job("j")],
-    )
-    assert decide(snapshot, OPTIONS).decisions[0].gang is not None
 
 
 def test_a_release_that_only_leads_to_another_reason_says_which() -> None:
@@ -319,13 +268,6 @@ def test_a_guaranteed_job_displaces_by_its_guarantee() -> None:
     assert [d.by for d in explanation.displaced_by] == [DisplacedBy.GUARANTEE]
 
 
-def test_a_job_that_runs_needs_no_step() -> None:
-    explanation = explain(two_jobs_for_one_gpu(), "strong")
-    assert explanation.reason.code is ReasonCode.STARTED
-    assert explanation.steps == ()
-    assert explanation.is_complete
-
-
 def test_without_time_the_reason_stays_and_the_explanation_is_incomplete() -> None:
     def never(_snapshot: Snapshot, _options: RoundOptions) -> RoundOutcome:
         raise DeadlineTooShort("no time")
@@ -350,3 +292,19 @@ def test_a_change_of_what_the_snapshot_lacks_is_refused() -> None:
     change = Change(kind=ChangeKind.UNDRAIN, subject="nowhere")
     with pytest.raises(InvalidInput, match="the snapshot has no nowhere"):
         apply_changes(two_jobs_for_one_gpu(), OPTIONS, 0, [change])
+
+
+def test_cores_of_nodes_that_are_away_count_as_away() -> None:
+    snapshot = needing(cpus=9)
+    rows = [snapshot.nodes.row(n) for n in range(2)]
+    rows[1] |= {"cpus": 16, "schedulable": False}
+    explanation = explain(replace(snapshot, nodes=Nodes.from_rows(rows)), "j")
+    assert explanation.reason.code is ReasonCode.NODES_AWAY
+    assert kinds(explanation)[0] is ChangeKind.UNDRAIN
+
+
+def test_a_job_that_runs_needs_no_step() -> None:
+    explanation = explain(two_jobs_for_one_gpu(), "strong")
+    assert explanation.reason.code is ReasonCode.STARTED
+    assert explanation.steps == ()
+    assert explanation.is_complete

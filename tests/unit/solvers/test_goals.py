@@ -1,28 +1,38 @@
-"""Lexicographic goals, on statements small enough for the answer to be obvious."""
+"""Lexicographic goals, recorded rounds that are decided alike for ever, and answers given back."""
 
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tessera.formulation.check import find_violations
+from tessera.formulation.codec import decode
 from tessera.formulation.goals import Goal
 from tessera.formulation.policy import Policy
 from tessera.formulation.problem import MAX_TOTAL, Problem
+from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.statement import state_round
 from tessera.solvers.answers import make_solution
-from tessera.solvers.base import Budget
+from tessera.solvers.base import Budget, Solver
 from tessera.solvers.goals import SolvedGoals, build_surrogate, solve_goals
-from tessera.solvers.goals.rows import keep_goal_row, levels_of, restrict_columns, with_rows
+from tessera.solvers.goals.rows import keep_goal_row, with_rows
+from tessera.solvers.portfolio import Portfolio
 from tessera.solvers.registry import make_solver
-from tessera.solvers.rounds.plan import plan_round
+from tessera.solvers.rounds.options import RoundOptions
+from tessera.solvers.rounds.plan import RoundOutcome, plan_round
 from tests.support.builders import a_random_snapshot
 from tests.support.goals import a_statement, a_sum, greedy_of, some_levels
 from tests.support.problems import a_problem, are_equal
+from tests.support.proving import RecordingSolver
+from tests.support.recording import load_round, load_rounds, repeat
 
 EXACT = Budget(remaining_s=lambda: math.inf, gap=0.0)
 
@@ -38,29 +48,6 @@ def two_jobs_for_one_gpu() -> Problem:
     return a_problem([[(1, {0: 1})], [(1, {0: 1})]], capacity=[1])
 
 
-def test_an_earlier_sum_is_kept_whatever_a_later_one_could_gain() -> None:
-    result = solve_in_order(
-        two_jobs_for_one_gpu(), a_sum([3, 2], "first"), a_sum([1, 100], "second")
-    )
-    assert result.solution.choice.tolist() == [0, -1]
-    assert [r.objective for r in result.results] == [3, 1]
-    assert [r.gap for r in result.results] == [0, 0]
-
-
-@pytest.mark.parametrize(("tolerance", "choice"), [(0.3, [0, -1]), (0.34, [-1, 1])])
-def test_a_later_goal_may_use_the_tolerance(tolerance: float, choice: list[int]) -> None:
-    first = a_sum([300, 200], "first", tolerance=tolerance)
-    result = solve_in_order(two_jobs_for_one_gpu(), first, a_sum([1, 100], "second"))
-    assert result.solution.choice.tolist() == choice
-
-
-def test_the_tolerance_of_a_negative_sum_is_relative_to_its_magnitude() -> None:
-    must = a_problem([[(0, {}), (0, {}), (0, {})]], must_run=[0])
-    cost = a_sum([-100, -109, -111], "cost", tolerance=0.1)
-    result = solve_in_order(must, cost, a_sum([1, 2, 3], "speed"))
-    assert result.solution.choice.tolist() == [1]
-
-
 def test_a_sum_too_large_for_a_row_is_kept_up_to_rounding() -> None:
     large = 2**50
     problem = a_problem([[(1, {0: 1}), (1, {0: 1}), (1, {0: 1})]] * 4, capacity=[4])
@@ -71,28 +58,6 @@ def test_a_sum_too_large_for_a_row_is_kept_up_to_rounding() -> None:
     best = np.array([0, 3, 6, 9])
     assert np.all(kept.used(best) <= kept.capacity)
     assert not np.all(kept.used(np.array([0, 3, 6, 11])) <= kept.capacity)
-
-
-def test_the_worst_off_job_is_improved_first_and_then_the_next() -> None:
-    problem = a_problem([[(1, {0: 1})], [(1, {0: 1})], [(1, {0: 1})]], capacity=[2])
-    levels = some_levels([2.0, 1.0, 3.0], [9.0, 8.0, 4.0])
-    result = solve_in_order(problem, levels, a_sum([0, 0, 100]))
-    assert result.solution.choice.tolist() == [0, 1, -1]
-    assert levels_of(problem, levels, result.solution.choice).tolist() == [4.0, 2.0, 1.0]
-    assert (result.results[0].objective, result.results[0].bound) == (4.0, 4.0)
-
-
-def test_later_goals_are_bound_only_by_settled_positions() -> None:
-    problem = a_problem([[(1, {0: 1}), (1, {0: 1})]] * 2, capacity=[2])
-    levels = some_levels([5.0, 6.0, 1.0, 2.0], [9.0, 9.0], depth=1)
-    result = solve_in_order(problem, levels, a_sum([0, 100, 0, 100]))
-    assert result.solution.choice.tolist() == [0, 3]
-    result = solve_in_order(problem, replace(levels, depth=2), a_sum([0, 100, 0, 100]))
-    assert result.solution.choice.tolist() == [0, 2]
-    result = solve_in_order(
-        problem, replace(levels, depth=2, tolerance=0.2), a_sum([0, 100, 0, 100])
-    )
-    assert result.solution.choice.tolist() == [1, 2]
 
 
 def test_a_bound_proven_for_one_position_is_not_used_for_another() -> None:
@@ -131,14 +96,6 @@ def test_a_problem_without_jobs_has_a_solution() -> None:
         assert [r.gap for r in result.results] == [0, 0, 0]
 
 
-@pytest.mark.parametrize("name", ["portfolio", "cp-sat", "cbc"])
-def test_must_run_jobs_that_do_not_fit_are_infeasible(name: str) -> None:
-    problem = a_problem([[(1, {0: 1})], [(1, {0: 1})]], capacity=[1], must_run=[0, 1])
-    result = solve_in_order(problem, some_levels([1.0, 1.0], [2.0, 2.0]), a_sum([1, 1]), name=name)
-    assert result.solution.status is SolveStatus.INFEASIBLE
-    assert [r.gap for r in result.results] == [math.inf, math.inf]
-
-
 @pytest.mark.parametrize("name", ["portfolio", "cp-sat", "cvxpy"])
 def test_a_single_sum_without_an_answer_is_proven_infeasible(name: str) -> None:
     """Waiting uses a row, and all values are 0, so greedy's bound proves nothing."""
@@ -151,31 +108,6 @@ def test_a_single_sum_without_an_answer_is_proven_infeasible(name: str) -> None:
     )
     result = solve_in_order(waits, a_sum([0, 0], "last"), name=name)
     assert result.solution.status is SolveStatus.INFEASIBLE
-
-
-def test_without_time_the_answer_is_greedy_with_valid_bounds() -> None:
-    spent = Budget(remaining_s=lambda: 0.0)
-    problem = a_problem([[(1, {0: 1})], [(1, {0: 1})], [(1, {0: 1})]], capacity=[2])
-    levels = some_levels([2.0, 1.0, 3.0], [9.0, 8.0, 4.0])
-    statement = a_statement(problem, levels, a_sum([1, 1, 1]))
-    greedy = greedy_of(statement, spent)
-    result = solve_goals(statement, make_solver("portfolio"), spent, greedy)
-    assert np.array_equal(result.solution.choice, greedy.choice)
-    assert not find_violations(statement.problem, result.solution)
-    assert result.results[0].bound == 3.0  # the third job's least value, considered alone
-    assert result.results[0].gap > 0
-
-
-def test_a_round_without_time_is_reproducible() -> None:
-    spent = Budget(remaining_s=lambda: 0.0)
-    goals = some_levels([2.0, 1.0], [9.0, 8.0]), a_sum([1, 1])
-    first = solve_in_order(two_jobs_for_one_gpu(), *goals, budget=spent)
-    again = solve_in_order(
-        two_jobs_for_one_gpu(),
-        *goals,
-        budget=Budget(remaining_s=lambda: math.inf, work=dict(first.solution.work)),
-    )
-    assert are_equal(first.solution, again.solution)
 
 
 class TickingClock:
@@ -240,24 +172,6 @@ def test_an_answer_that_breaks_a_rule_is_dropped() -> None:
     assert not find_violations(statement.problem, result.solution)
 
 
-def test_the_greedy_solution_is_measured_by_every_goal() -> None:
-    levels = some_levels([2.0, 1.0], [9.0, 8.0])
-    result = solve_in_order(two_jobs_for_one_gpu(), levels, a_sum([1, 3]), name="greedy")
-    assert result.solution.choice.tolist() == [0, -1]
-    assert [r.objective for r in result.results] == [8.0, 1]
-    assert result.solution.work == (("greedy", 1.0),)
-
-
-def test_a_choice_that_serves_the_earlier_goal_better_ranks_higher() -> None:
-    statement = a_statement(
-        two_jobs_for_one_gpu(), a_sum([100, 98], "first", tolerance=0.05), a_sum([1, 2], "second")
-    )
-    result = solve_goals(statement, make_solver("portfolio"), EXACT, greedy_of(statement, EXACT))
-    first, second, none = (np.array(c) for c in ([0, -1], [-1, 1], [-1, -1]))
-    assert result.standing(statement, second) > result.standing(statement, first)
-    assert result.standing(statement, first) > result.standing(statement, none)
-
-
 def test_surrogate_values_put_the_worst_off_first_and_keep_restart_costs() -> None:
     levels = some_levels([2.0, 1.0], [9.0, 8.0])
     last = replace(a_sum([900, 1000]), restart_price=np.array([100, 0]))
@@ -267,35 +181,100 @@ def test_surrogate_values_put_the_worst_off_first_and_keep_restart_costs() -> No
     assert problem.restart_price[1] == 0
 
 
-def test_dropping_columns_keeps_the_others_unchanged() -> None:
-    problem = a_problem(
-        [[(1, {0: 1}), (2, {0: 2})], [(3, {1: 1})]], capacity=[2, 2], current={0: 1}
-    )
-    fewer, origin = restrict_columns(problem, np.array([False, True, False]))
-    assert origin.tolist() == [1]
-    assert fewer.job_start.tolist() == [0, 1, 1]
-    assert (fewer.value.tolist(), fewer.current.tolist()) == ([2], [0, -1])
-    assert fewer.usage_of(0) == {0: 2}
+WORK = {"cp-sat": 2.0, "greedy": 1.0, "pricing": 400.0, "lp": 100.0}
+
+SOLVERS = [make_solver("portfolio"), Portfolio()]
+
+
+def plan_with(snapshot: Snapshot, policy: Policy, by: Solver, gap: float) -> RoundOutcome:
+    budget = Budget(gap=gap, work=dict(WORK), remaining_s=lambda: math.inf)
+    return plan_round(snapshot, policy, by, budget)
+
+
+@pytest.mark.parametrize("gap", [1e-4, 1e-6, 1e-9])
+@pytest.mark.parametrize("by", SOLVERS, ids=["registered", "bare"])
+def test_the_round_with_a_negative_capacity_is_decided(by: Solver, gap: float) -> None:
+    recorded = Path(os.environ.get("TESSERA_DATA", "")) / "cases" / "ftf-negative-capacity.json"
+    if not recorded.is_file():
+        pytest.skip("the recorded round is not there; set TESSERA_DATA to the folder with cases/")
+    snapshot = decode(recorded.read_bytes())
+    assert isinstance(snapshot, Snapshot)
+
+    outcome = plan_with(snapshot, Policy(objective="finish-time-fairness", round_s=300.0), by, gap)
+
+    assert not outcome.violations
+    assert [goal.gap for goal in outcome.goals] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(
-    "objective",
-    [
-        "finish-time-fairness",
-        "max-min within 10%",
-        "makespan then cost",
-        "cost",
-        "throughput within 5% then jct",
-    ],
+    ("seed", "objective"), [(4, "max-min"), (8, "finish-time-fairness"), (25, "max-min")]
 )
-def test_a_whole_round_with_several_goals_passes_the_checker(objective: str) -> None:
-    snapshot = a_random_snapshot(5, jobs=25)
-    kinds = tuple(replace(t, dollars_per_hour=2.0) for t in snapshot.gpu_types)
-    snapshot = replace(snapshot, gpu_types=kinds)
-    outcome = plan_round(snapshot, Policy(objective=objective), make_solver(), EXACT)
-    assert outcome.violations == ()
-    assert len(outcome.goals) >= 2
-    assert all(goal.gap < 0.2 for goal in outcome.goals)
-    recorded = Budget(remaining_s=lambda: math.inf, gap=0.0, work=dict(outcome.solution.work))
-    again = plan_round(snapshot, Policy(objective=objective), make_solver(), recorded)
-    assert again.decisions == outcome.decisions
+def test_an_unwrapped_portfolio_decides_goals_in_order_identically(
+    seed: int, objective: str
+) -> None:
+    snapshot = a_random_snapshot(seed, jobs=3)
+
+    registered, bare = (
+        plan_with(snapshot, Policy(objective=objective), by, 1e-6) for by in SOLVERS
+    )
+
+    assert not bare.violations
+    assert bare.goals == registered.goals
+    assert bare.solution.choice.tolist() == registered.solution.choice.tolist()
+
+
+def test_recorded_rounds_exist() -> None:
+    assert len(load_rounds()) > 50
+
+
+@pytest.mark.parametrize("path", load_rounds(), ids=lambda path: path.name.partition(".")[0])
+def test_a_recorded_round_is_decided_as_recorded(path: Path) -> None:
+    recorded = load_round(path)
+
+    assert repeat(recorded) == recorded.decided
+
+
+def test_a_round_is_decided_alike_on_another_processor() -> None:
+    """The order in which BLAS adds depends on the processor; it must not change a decision."""
+    program = (
+        "import sys; from pathlib import Path; from tests.support.recording import *\n"
+        "rounds = [load_round(Path(path)) for path in sys.argv[1:]]\n"
+        "sys.exit(int(any(repeat(one) != one.decided for one in rounds)))"
+    )
+    names = ("objective-deadline-2", "drawn-10", "solver-portfolio-7")
+    paths = [str(path) for path in load_rounds() if path.name.partition(".")[0] in names]
+    assert len(paths) == len(names)
+    for processor in ("Prescott", "Haswell"):
+        environment = os.environ | {"OPENBLAS_CORETYPE": processor}
+        subprocess.run([sys.executable, "-c", program, *paths], env=environment, check=True)
+
+
+FREE = Budget(remaining_s=lambda: math.inf)
+
+
+def test_each_call_gets_its_own_answers_back() -> None:
+    statement = a_statement(
+        two_jobs_for_one_gpu(), a_sum([3, 2], "first", tolerance=0.5), a_sum([1, 100], "second")
+    )
+    solver = RecordingSolver()
+    greedy = greedy_of(statement, FREE)
+    solution = solve_goals(statement, solver, FREE, greedy).solution
+    assert [answer.stage for answer in solution.recorded] == ["1:cut", "2:cut"]
+    assert solver.given == [(), ()]
+    again = RecordingSolver()
+    budget = replace(FREE, work=dict(solution.work), recorded=solution.recorded)
+    assert solve_goals(statement, again, budget, greedy).solution.recorded == solution.recorded
+    assert again.given == [(replace(answer, stage="cut"),) for answer in solution.recorded]
+    assert again.given[0] != again.given[1]
+
+
+@pytest.mark.parametrize("objective", ["throughput", "throughput within 1% then jct"])
+def test_a_round_keeps_the_answers_that_its_repetition_needs(objective: str) -> None:
+    snapshot, options = a_random_snapshot(3, jobs=8), RoundOptions(objective=objective)
+    first = plan_round(snapshot, options, RecordingSolver(), FREE)
+    assert first.proof.recorded == first.solution.recorded != ()
+    again = RecordingSolver()
+    budget = replace(FREE, work=dict(first.solution.work), recorded=first.proof.recorded)
+    second = plan_round(snapshot, options, again, budget)
+    assert all(again.given)
+    assert second.proof.recorded == first.proof.recorded

@@ -1,4 +1,4 @@
-"""Orders, levels and paths of the network baselines, on cases worked out by hand."""
+"""Network baselines on cases worked out by hand, and the circles of CASSINI."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import pytest
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.check import find_network_violations
-from tessera.formulation.network.contention import LinkDemand, demand_of
+from tessera.formulation.network.contention import LinkDemand
 from tessera.formulation.tables import Floats
+from tessera.solvers.network.baselines.cassini import align_shifts, waits_s
+from tessera.solvers.network.baselines.circles import common_grid, fit_circles
 from tessera.solvers.network.baselines.ecmp import hash_bundles
 from tessera.solvers.network.baselines.levels import alone_then_rest, contended_first, equal_blocks
 from tessera.solvers.network.baselines.sincronia import bssi_order
-from tessera.solvers.network.baselines.taccl import bundle_distances
 from tessera.solvers.network.baselines.varys import sebf_order
+from tessera.solvers.network.fluid import simulate_fluid
 from tessera.solvers.network.mechanisms import make_mechanism, mechanism_names
 from tests.support.networks import FluidJob, a_demand
 from tests.support.random_contentions import a_contention
@@ -35,11 +37,6 @@ def open_shop_cost(demand: LinkDemand, order: Sequence[int], weight: Floats) -> 
     upto = np.cumsum(busy_s[list(order)], axis=0)
     done = np.where(busy_s[list(order)] > 0, upto, 0).max(axis=1)
     return float(weight[list(order)] @ done)
-
-
-def test_on_one_link_bssi_serves_the_smallest_time_first() -> None:
-    demand = a_demand(*(FluidJob(busy_s={0: t}) for t in (3.0, 1.0, 2.0, 0.5)))
-    assert bssi_order(demand).tolist() == [3, 1, 2, 0]
 
 
 def test_on_one_link_bssi_with_weights_is_smiths_rule() -> None:
@@ -67,21 +64,6 @@ def test_bssi_rescales_weights_only_on_links_of_the_last_job() -> None:
     assert bssi_order(demand, np.array([1.0, 1.0, 0.9])).tolist() == [2, 0, 1]
     alone = a_demand(FluidJob(busy_s={1: 3}), FluidJob(busy_s={0: 8}), FluidJob(busy_s={1: 2.9}))
     assert bssi_order(alone, np.array([1.0, 1.0, 0.9])).tolist()[:2] == [0, 2]
-
-
-def test_bssi_counts_only_unplaced_jobs_when_it_looks_for_the_busiest_link() -> None:
-    # Link 0 (9 s) loses job 0 and has 1 s left, so link 1 (7 s) is next. There, weight / time is
-    # 7/8 / 3 for job 1 and 1/4 for job 2.
-    demand = a_demand(
-        FluidJob(busy_s={0: 8}), FluidJob(busy_s={0: 1, 1: 3}), FluidJob(busy_s={1: 4})
-    )
-    assert bssi_order(demand).tolist() == [1, 2, 0]
-
-
-def test_jobs_without_traffic_come_last_in_every_order() -> None:
-    demand = a_demand(FluidJob(), FluidJob(busy_s={0: 2}), FluidJob(busy_s={0: 1}))
-    assert bssi_order(demand).tolist() == [2, 1, 0]
-    assert sebf_order(demand).tolist() == [2, 1, 0]
 
 
 def test_bssi_is_within_twice_the_least_sum_of_completion_times_link_by_link() -> None:
@@ -146,11 +128,6 @@ def test_varys_serves_the_smallest_bottleneck_first() -> None:
     assert sebf_order(demand).tolist() == [2, 0, 1]
 
 
-def test_delays_are_not_part_of_the_bottleneck_of_varys() -> None:
-    demand = a_demand(FluidJob(busy_s={0: 1}, delay_s=9.0), FluidJob(busy_s={0: 2}))
-    assert sebf_order(demand).tolist() == [0, 1]
-
-
 def test_levels_match_figure_13_of_crux() -> None:
     demand, order = a_demand_of_two_pairs(), np.arange(4)
     assert contended_first(demand, order)[1] == 4
@@ -160,22 +137,9 @@ def test_levels_match_figure_13_of_crux() -> None:
     assert sebf_order(demand).tolist() == [0, 1, 2, 3]
 
 
-def test_blocks_differ_in_size_by_at_most_one_job() -> None:
-    level = equal_blocks(np.arange(11), 11, 4)
-    assert np.ptp(np.bincount(level, minlength=4)) <= 1
-    assert (np.diff(level) <= 0).all()
-
-
 def test_blocks_keep_tied_jobs_together() -> None:
     tied = np.array([False, True, True, False, True])
     assert equal_blocks(np.arange(5), 5, 3, tied).tolist() == [2, 2, 2, 1, 1]
-
-
-def test_jobs_without_contention_occupy_no_level_of_their_own() -> None:
-    demand = a_demand(*(FluidJob(busy_s={e: 1.0 + e}) for e in (0, 1, 2, 5, 5)))
-    order, ranked = contended_first(demand, bssi_order(demand))
-    assert (sorted(order[:2].tolist()), ranked) == ([3, 4], 2)
-    assert alone_then_rest(order, ranked, 2)[:3].tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("name", ["sincronia", "varys", "taccl*"])
@@ -197,13 +161,6 @@ def test_hashes_spread_flows_evenly_and_change_with_the_seed() -> None:
     assert np.bincount(first) == pytest.approx([1000] * 4, rel=0.1)
     assert (first == second).mean() == pytest.approx(0.25, abs=0.05)
     assert np.bincount(4 * first[::2] + first[1::2]) == pytest.approx([125] * 16, rel=0.35)
-
-
-def test_taccl_measures_the_longest_path_then_the_mean() -> None:
-    far, near = [[0, 1, 2, 3]], [[0, 1]]
-    jobs = a_contention(fixed=[{}, {}, {}, {0: 1.0}], bundles=[[far, near], [far], [near], []])
-    most, mean = bundle_distances(jobs, np.zeros(4, np.int64))
-    assert (most.tolist(), mean.tolist()) == ([4, 4, 2, 0], [3, 4, 2, 0])
 
 
 def test_taccl_serves_the_traffic_with_the_longest_paths_first() -> None:
@@ -252,9 +209,115 @@ def test_an_unknown_mechanism_is_refused_with_the_known_ones() -> None:
         make_mechanism("sincronya")
 
 
-def test_plans_follow_the_demand_of_the_hashed_paths() -> None:
-    choice = [[[0], [1]]]
-    jobs = a_contention(fixed=[{}] * 6, bundles=[choice] * 6)
-    plan = make_mechanism("varys").plan(jobs, levels=3, seed=4)
-    demand = demand_of(jobs, hash_bundles(jobs, 4))
-    assert plan.order.tolist() == contended_first(demand, sebf_order(demand))[0].tolist()
+def a_job(period_s: float, sends_s: float, *links: int) -> FluidJob:
+    """Return a job that computes and then fills its links for ``sends_s``."""
+    return FluidJob(compute_s=period_s - sends_s, busy_s=dict.fromkeys(links or (0,), sends_s))
+
+
+def slowdown(demand: LinkDemand, offset_s: Floats) -> Floats:
+    """Return how much longer iterations take than alone, on one level over many common multiples."""
+    run = simulate_fluid(
+        demand, np.zeros(demand.jobs, np.int64), horizon_s=720.0, warm_s=72.0, offset_s=offset_s
+    )
+    found: Floats = 1 / (run.iterations * demand.alone_s)
+    return found
+
+
+def test_two_jobs_that_send_half_of_the_time_are_shifted_and_run_as_if_alone() -> None:
+    demand = a_demand(a_job(2.0, 1.0), a_job(2.0, 1.0))
+    shifts = align_shifts(demand)
+    assert shifts.score == pytest.approx([1.0])
+    assert shifts.offset_s == pytest.approx([0.0, 1.0])
+    assert slowdown(demand, shifts.offset_s) == pytest.approx([1.0, 1.0])
+
+
+def test_unequal_periods_share_the_circle_of_their_common_multiple() -> None:
+    demand = a_demand(a_job(2.0, 0.5), a_job(3.0, 0.5))
+    grid = common_grid(demand.alone_s)
+    assert (grid.counts / grid.parts).tolist() == [1.0, 1.5]
+    assert grid.around == 3 * grid.parts
+    assert grid.error == pytest.approx(0.0, abs=1e-12)
+    shifts = align_shifts(demand)
+    assert shifts.score == pytest.approx([1.0])
+    assert slowdown(demand, shifts.offset_s) == pytest.approx([1.0, 1.0])
+    assert slowdown(demand, np.zeros(2)).max() < 1.2  # the most that shifts can gain
+
+
+def test_lengths_without_a_common_multiple_are_rounded_to_one() -> None:
+    grid = common_grid(np.array([1.0, 1.5003]))
+    assert (grid.counts / grid.parts).tolist() == [1.0, 1.5]
+    assert grid.error == pytest.approx(0.0002, rel=0.01)
+
+
+def test_without_a_good_grid_the_circle_stays_small_and_the_error_is_reported() -> None:
+    demand = a_demand(*(a_job(t, 0.4 * t) for t in (1.0, 7.3, 11.9, 13.7)))
+    grid = common_grid(demand.alone_s)
+    assert grid.around <= 128
+    assert grid.error > 0.05
+    assert "no common multiple" in str(align_shifts(demand))
+
+
+def test_jobs_that_do_not_fit_are_scored_by_their_excess() -> None:
+    demand = a_demand(a_job(4.0, 3.0), a_job(4.0, 3.0))  # at best, both jobs send for 2 of 4 s
+    assert align_shifts(demand).score == pytest.approx([0.5])
+
+
+def test_jobs_whose_shares_of_a_link_fit_together_need_no_shift() -> None:
+    demand = a_demand(
+        FluidJob(busy_s={0: 0.5, 1: 1.0}),
+        FluidJob(busy_s={0: 0.5, 2: 1.0}),
+        FluidJob(busy_s={1: 0.1}),
+    )
+    shifts = align_shifts(demand)
+    assert shifts.link.tolist() == [1]  # jobs 0 and 2; half of link 0 each is not contention
+    assert shifts.offset_s[1] == 0.0
+
+
+def test_a_delay_does_not_count_as_sending_time() -> None:
+    circles = fit_circles(
+        np.array([2.0, 2.0]), np.array([1.5, 1.0]), np.array([0.5, 0.5]), np.ones(2)
+    )
+    assert circles.score == 1.0
+    assert circles.shift_s.tolist() == [0.0, 0.0]
+    demand = a_demand(
+        FluidJob(compute_s=1.0, delay_s=0.5, busy_s={0: 0.5}),
+        FluidJob(compute_s=2.0, start_s=0.5, delay_s=0.5, busy_s={0: 0.5}),
+    )
+    assert align_shifts(demand).score == pytest.approx([1.0])
+    assert align_shifts(demand).offset_s.tolist() == [0.0, 0.0]
+
+
+def test_shifts_go_along_the_graph_from_job_to_job() -> None:
+    demand = a_demand(
+        a_job(2.0, 1.0, 0), a_job(2.0, 1.0, 0, 1), a_job(2.0, 1.0, 1, 2), a_job(2.0, 1.0, 2)
+    )
+    shifts = align_shifts(demand)
+    assert shifts.loops == 0
+    assert np.abs(np.diff(shifts.offset_s)) == pytest.approx(np.ones(3))
+    assert slowdown(demand, shifts.offset_s) == pytest.approx(np.ones(4))
+
+
+def test_a_loop_is_cut_counted_and_reported() -> None:
+    demand = a_demand(a_job(2.0, 1.0, 0, 2), a_job(2.0, 1.0, 0, 1), a_job(2.0, 1.0, 1, 2))
+    shifts = align_shifts(demand)
+    assert shifts.loops == 1
+    assert "1 edges left out" in str(shifts)
+    # two of the three are still apart
+    assert np.abs(np.diff(shifts.offset_s)).max() == pytest.approx(1.0)
+    assert slowdown(demand, shifts.offset_s).max() > 1.2
+
+
+def test_a_link_that_would_close_a_loop_still_joins_its_other_jobs() -> None:
+    demand = a_demand(
+        FluidJob(busy_s={0: 1.0, 1: 0.5}), FluidJob(busy_s={0: 1.0, 1: 0.5}), a_job(2.0, 0.8, 1)
+    )
+    shifts = align_shifts(demand)
+    assert (shifts.link.tolist(), shifts.loops) == ([0, 1], 1)
+
+
+def test_only_jobs_that_drifted_are_aligned_again() -> None:
+    began_s = np.array([10.0, 10.05, 10.2, 9.9, 10.0])
+    offset_s, period_s = np.array([0.0, 0.0, 0.0, 0.0, 0.5]), np.full(5, 2.0)
+    wait_s = waits_s(began_s, offset_s, period_s)
+    assert wait_s == pytest.approx([0.0, 0.0, 1.8, 0.0, 0.5])
+    assert waits_s(began_s, offset_s, period_s, tolerance=0.01)[1] == pytest.approx(1.95)

@@ -29,7 +29,6 @@ from tessera.solvers.network.swaps import (
     PlayWindow,
     by_level,
     change_levels,
-    compact_demand,
     swap_orders,
 )
 from tessera.solvers.network.trials import contention_among, possible_groups, try_paths
@@ -93,13 +92,6 @@ def test_all_moves_find_the_best_order_and_others_a_local_optimum() -> None:
         assert _work(demand, _distinct(other)) <= _work(demand, _distinct(now)) * (1 + 1e-5)
 
 
-def test_an_order_as_good_as_the_best_is_left_alone() -> None:
-    demand = a_demand(FluidJob(busy_s={0: 1}), FluidJob(busy_s={0: 1}), FluidJob(busy_s={1: 1}))
-    for order in ([0, 1, 2], [1, 2, 0]):
-        for moves in Moves:
-            assert swap_orders(demand, np.array(order), moves=moves).tolist() == order
-
-
 def test_groups_that_are_too_large_and_jobs_of_other_groups_keep_their_places() -> None:
     demand = _crowd()
     worst = np.array([3, 2, 0, 1])
@@ -116,17 +108,6 @@ def test_with_too_few_levels_the_engine_chooses_which_jobs_share_one() -> None:
     level = change_levels(demand, np.zeros(4, dtype=np.int64), 2, window=WINDOW)
     assert _work(demand, level) == pytest.approx(best, rel=1e-4)
     assert by_level(np.array([0, 1, 0, 1]), np.array([2, 3, 0, 1])).tolist() == [3, 1, 2, 0]
-
-
-def test_a_compacted_demand_behaves_like_the_original() -> None:
-    demand = a_demand(FluidJob(), FluidJob(busy_s={3: 1, 9: 2}), FluidJob(busy_s={9: 1}))
-    part = compact_demand(demand, np.array([2, 1]))
-    assert part.links == 2
-    assert part.comm_s.tolist() == [1, 2]
-    whole = simulate_fluid(demand, np.array([0, 1, 0]), horizon_s=50.0)
-    assert simulate_fluid(part, np.array([0, 1]), horizon_s=50.0).iterations == pytest.approx(
-        whole.iterations[[2, 1]]
-    )
 
 
 def test_jobs_that_could_contend_on_other_paths_belong_together() -> None:
@@ -154,16 +135,6 @@ def test_paths_tried_on_the_engine_do_at_least_as_much_work_as_the_selected_ones
         gains.append(_work(demand_of(case, paths), _distinct(turned)) / before)
     assert min(gains) >= 1 - 1e-9
     assert max(gains) > 1.01
-
-
-def test_a_floor_already_satisfied_changes_and_costs_nothing() -> None:
-    demand = _crowd()
-    order = np.array([1, 0, 2, 3])
-    result = apply_floor(demand, _distinct(order), order, 4, 0.0, window=WINDOW)
-    assert result.met
-    assert result.price == 0
-    assert result.level.tolist() == _distinct(order).tolist()
-    assert result.order.tolist() == order.tolist()
 
 
 def test_a_floor_raises_the_starved_at_a_price_that_grows_with_it() -> None:
@@ -241,27 +212,6 @@ def test_levels_that_the_fabric_lacks_are_refused() -> None:
             replan(case, options=options, earlier=case.jobs)
 
 
-def test_one_level_serves_all_jobs_alike_and_no_jobs_need_no_plan() -> None:
-    case = a_contention(0)
-    assert set(replan(case, levels=1, unmeasured=["job-0"]).level.tolist()) == {0}
-    nobody, _ = contention_among(case, np.zeros(0, dtype=np.int64))
-    plan = replan(nobody)
-    assert len(plan.level) == 0
-    assert find_network_violations(nobody, plan) == []
-
-
-def test_an_earlier_order_is_kept_if_priorities_hardly_differ() -> None:
-    case = a_contention(2, jobs=6)
-    first = replan(case, options=PAPER)
-    names = [case.jobs[job] for job in first.order.tolist()]
-    turned = ["gone", *names[::-1]]
-    kept = replan(case, options=PlanningOptions(swap_jobs=0, margin=1e9), earlier=turned)
-    assert [case.jobs[job] for job in kept.order.tolist()] == names[::-1]
-    assert find_network_violations(case, kept) == []
-    anew = replan(case, options=PlanningOptions(swap_jobs=0, margin=0.0), earlier=turned)
-    assert anew.order.tolist() == first.order.tolist()
-
-
 def test_an_unmeasured_job_has_the_highest_level_to_itself() -> None:
     case = a_contention(4, jobs=6, load=2.0)
     for variant in Variant:
@@ -290,17 +240,6 @@ def test_of_contending_unmeasured_jobs_only_the_first_has_the_highest_level() ->
         others = held - {job}
         assert (job in held) == all(not links[job] & links[o] for o in others if o > job)
     assert find_network_violations(case, result.plan) == []
-
-
-def test_a_requested_floor_is_kept_and_its_order_is_still_valid() -> None:
-    case = a_contention(5, jobs=6, load=2.0)
-    free = replan_network(case, levels=4)
-    share = _shares(free.demand, free.plan.level)
-    fair = replan_network(case, levels=4, options=PlanningOptions(floor=float(share.min()) + 0.1))
-    assert find_network_violations(case, fair.plan) == []
-    assert fair.floored is not None
-    assert fair.floored.met
-    assert _shares(fair.demand, fair.plan.level).min() > share.min() + 0.05
 
 
 def test_of_several_placements_the_one_with_the_most_work_is_chosen() -> None:

@@ -9,24 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.check import find_placement_violations, find_violations, score_solution
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang, Placement
 from tessera.formulation.policy import Policy
-from tessera.formulation.problem import CouplingRow, Problem, RowKind
-from tessera.formulation.snapshot import Allocations, Snapshot
+from tessera.formulation.problem import Problem
+from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.statement import build_problem
-from tessera.formulation.values import Hold
 from tessera.solvers.placement import PlacementResult, defragment, place
+from tessera.solvers.placement.free import FreeGpus
+from tessera.solvers.portfolio import Portfolio
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate, some_nodes
-
-Members = tuple[tuple[int, tuple[int, ...]], ...]
-EIGHT = tuple(range(8))
-
-
-def never() -> bool:
-    return False
+from tests.support.driver import FOREVER
 
 
 def a_running_job(name: str, gpus: int, workload: int = 0, **overrides: Any) -> dict[str, Any]:
@@ -63,7 +59,7 @@ def place_jobs(
 ) -> tuple[PlacementResult, Problem]:
     """Place these jobs at these numbers of GPUs; check the outcome."""
     problem = problem or build_problem(snapshot, Policy(objective="throughput"))
-    outcome = place(snapshot, problem, a_solution(problem, gpus), deadline_expired=never)
+    outcome = place(snapshot, problem, a_solution(problem, gpus), deadline_expired=never_cancelled)
     check_placement(snapshot, problem, outcome)
     return outcome, problem
 
@@ -89,46 +85,10 @@ def a_snapshot_of_waiting_jobs(
     )
 
 
-@pytest.mark.parametrize(("gpus", "nodes"), [(24, 3), (40, 5), (48, 6)])
-def test_counts_that_are_no_power_of_two_take_whole_nodes(gpus: int, nodes: int) -> None:
-    outcome, _ = place_jobs(a_snapshot_of_waiting_jobs(some_nodes((0, 6, 8)), gpus), {0: gpus})
-    members = outcome.placement.gangs[0].members
-    assert len(members) == nodes
-    assert all(indices == EIGHT for _, indices in members)
-    assert outcome.degraded == frozenset()
-
-
-def test_24_gpus_on_nodes_of_16_are_one_whole_node_and_half_of_another() -> None:
-    outcome, _ = place_jobs(a_snapshot_of_waiting_jobs(some_nodes((0, 3, 16)), 24), {0: 24})
-    assert outcome.placement.gangs[0].members == ((0, tuple(range(16))), (1, EIGHT))
-
-
-def test_six_gpus_are_a_block_of_four_and_one_of_two_on_one_node() -> None:
-    outcome, _ = place_jobs(a_snapshot_of_waiting_jobs(some_nodes((0, 1, 8)), 6, 2), {0: 6, 1: 2})
-    assert outcome.placement.gangs[0].members == ((0, (0, 1, 2, 3, 4, 5)),)
-    assert outcome.placement.gangs[1].members == ((0, (6, 7)),)
-
-
 def test_nodes_of_one_rack_are_preferred() -> None:
     nodes = [a_node("a", rack="r0"), a_node("b", rack="r1"), a_node("c", rack="r1")]
     outcome, _ = place_jobs(a_snapshot_of_waiting_jobs(nodes, 16), {0: 16})
     assert [node for node, _ in outcome.placement.gangs[0].members] == [1, 2]
-
-
-def test_a_remainder_lies_in_the_rack_of_its_whole_nodes() -> None:
-    nodes = [
-        a_node("a", rack="r0"),
-        a_node("b", rack="r1"),
-        a_node("c", rack="r1"),
-    ]
-    outcome, _ = place_jobs(a_snapshot_of_waiting_jobs(nodes, 12), {0: 12})
-    assert [node for node, _ in outcome.placement.gangs[0].members] == [1, 2]
-
-
-def test_a_gang_spans_racks_if_no_rack_is_large_enough() -> None:
-    nodes = [a_node(str(i), rack=f"r{i // 2}") for i in range(4)]
-    outcome, _ = place_jobs(a_snapshot_of_waiting_jobs(nodes, 24), {0: 24})
-    assert outcome.placement.gangs[0].nodes == 3
 
 
 def test_the_tightest_block_is_taken_and_free_nodes_stay_whole() -> None:
@@ -140,97 +100,6 @@ def test_the_tightest_block_is_taken_and_free_nodes_stay_whole() -> None:
     )
     outcome, _ = place_jobs(snapshot, {0: 6, 1: 2})
     assert outcome.placement.gangs[1].members == ((1, (6, 7)),)
-
-
-def test_big_gangs_are_placed_before_small_ones() -> None:
-    outcome, _ = place_jobs(
-        a_snapshot_of_waiting_jobs(some_nodes((0, 2, 4)), 1, 2, 4), {0: 1, 1: 2, 2: 4}
-    )
-    assert outcome.placement.gangs[2].members == ((0, (0, 1, 2, 3)),)
-    assert {outcome.placement.gangs[j].members[0][0] for j in (0, 1)} == {1}
-
-
-def test_nodes_of_odd_and_different_sizes_are_used_completely() -> None:
-    nodes = [a_node("a", gpus=6), a_node("b", gpus=4), a_node("c", gpus=6)]
-    outcome, _ = place_jobs(a_snapshot_of_waiting_jobs(nodes, 16), {0: 16})
-    assert [len(g) for _, g in outcome.placement.gangs[0].members] == [6, 4, 6]
-
-
-def test_a_drained_node_is_avoided() -> None:
-    nodes = [a_node("a", schedulable=False), a_node("b")]
-    outcome, _ = place_jobs(a_snapshot_of_waiting_jobs(nodes, 8), {0: 8})
-    assert outcome.placement.gangs[0].members == ((1, EIGHT),)
-
-
-def test_gpus_being_given_back_can_be_assigned() -> None:
-    snapshot = a_snapshot_of_waiting_jobs(some_nodes((0, 1, 8)), 8)
-    rows = [
-        {"job": -1, "node": 0, "gpu": gpu, "hold": int(Hold.RELEASING), "generation": 1}
-        for gpu in range(8)
-    ]
-    snapshot = dataclasses.replace(snapshot, allocations=Allocations.from_rows(rows))
-    outcome, _ = place_jobs(snapshot, {0: 8})
-    assert outcome.placement.gangs[0].members == ((0, EIGHT),)
-
-
-def test_reserved_gpus_belong_to_a_job_that_keeps_its_place() -> None:
-    snapshot = a_snapshot(
-        nodes=some_nodes((0, 2, 4)),
-        hold=Hold.RESERVED,
-        jobs=[a_job("old", state=JobState.STARTING, cell=(0, 4, 1)), a_job("new")],
-        estimates=estimates_of(4),
-        gangs={0: gang((0, (0, 1, 2, 3)))},
-    )
-    outcome, _ = place_jobs(snapshot, {0: 4, 1: 4})
-    assert outcome.placement.gangs[0].members == ((0, (0, 1, 2, 3)),)
-    assert outcome.placement.gangs[1].members == ((1, (0, 1, 2, 3)),)
-
-
-def test_a_job_that_keeps_its_cell_keeps_its_gpus_and_a_suspended_one_releases_them() -> None:
-    snapshot = a_snapshot(
-        nodes=some_nodes((0, 2, 4)),
-        jobs=[a_running_job("stays", 2), a_running_job("goes", 4), a_job("new")],
-        estimates=estimates_of(2, 4),
-        gangs={0: gang((1, (1, 3))), 1: gang((0, (0, 1, 2, 3)))},
-    )
-    outcome, _ = place_jobs(snapshot, {0: 2, 2: 4})
-    assert outcome.placement == Placement(
-        gangs={0: gang((1, (1, 3))), 2: gang((0, (0, 1, 2, 3)))}, migrated=frozenset()
-    )
-
-
-def test_a_completely_free_node_is_split_last() -> None:
-    snapshot = a_snapshot(
-        nodes=[a_node("a", gpus=4), a_node("b")],
-        jobs=[a_running_job("four", 4, 1), a_job("two")],
-        estimates=[*estimates_of(2), *estimates_of(4, workload=1)],
-        gangs={0: gang((1, (0, 1, 2, 3)))},
-    )
-    outcome, _ = place_jobs(snapshot, {0: 4, 1: 2})
-    assert outcome.placement.gangs[1].members == ((1, (4, 5)),)
-
-
-def test_a_growing_gang_keeps_its_nodes_and_their_rack() -> None:
-    nodes = [a_node(str(i), rack=f"r{i // 4}") for i in range(8)]
-    snapshot = a_snapshot(
-        nodes=nodes,
-        jobs=[a_running_job("j", 8)],
-        estimates=estimates_of(8, 16),
-        gangs={0: gang((6, EIGHT))},
-    )
-    outcome, _ = place_jobs(snapshot, {0: 16})
-    assert [node for node, _ in outcome.placement.gangs[0].members] == [4, 6]
-
-
-def test_a_resized_job_stays_on_its_node() -> None:
-    snapshot = a_snapshot(
-        nodes=some_nodes((0, 3, 8)),
-        jobs=[a_running_job("j", 4)],
-        estimates=estimates_of(2, 4, 8),
-        gangs={0: gang((2, (4, 5, 6, 7)))},
-    )
-    assert place_jobs(snapshot, {0: 8})[0].placement.gangs[0].members == ((2, EIGHT),)
-    assert place_jobs(snapshot, {0: 2})[0].placement.gangs[0].members == ((2, (4, 5)),)
 
 
 def a_fragmented_snapshot(
@@ -299,56 +168,6 @@ def test_a_worse_shape_is_used_if_moving_costs_more() -> None:
     assert score_solution(problem, outcome.solution, outcome.placement) == pytest.approx(7.6)
 
 
-def test_a_job_gets_its_next_best_column_that_fits() -> None:
-    outcome, problem = place_jobs(
-        a_fragmented_snapshot(movable=False, sizes=(1, 2, 4)), {0: 2, 1: 2, 2: 4}
-    )
-    assert outcome.placement.gangs[2].gpus == 2
-    assert set(outcome.unplaced) == {2}
-    column = int(outcome.solution.choice[2])
-    assert int(problem.cells.gpus[problem.cell[column]]) == 2
-    assert outcome.wanted[2] != column
-
-
-def test_the_next_best_column_must_fit_every_coupling_row() -> None:
-    snapshot = a_fragmented_snapshot(movable=False, sizes=(1, 2, 4))
-    problem = build_problem(snapshot, Policy())
-    (two,) = (c for c in problem.columns_of(2) if problem.cells.gpus[problem.cell[c]] == 2)
-    at = int(problem.usage_start[two + 1])
-    forbidden = dataclasses.replace(
-        problem,
-        rows=(*problem.rows, CouplingRow(kind=RowKind.QUOTA, capacity=0)),
-        row=np.insert(problem.row, at, len(problem.rows)),
-        amount=np.insert(problem.amount, at, 1),
-        usage_start=problem.usage_start + (np.arange(len(problem.cell) + 1) > two),
-    )
-    outcome, _ = place_jobs(snapshot, {0: 2, 1: 2, 2: 4}, forbidden)
-    assert outcome.placement.gangs[2].gpus == 1
-
-
-def test_a_job_that_cannot_grow_stays_although_a_new_one_was_given_its_gpus() -> None:
-    snapshot = a_snapshot(
-        nodes=some_nodes((0, 2, 4)),
-        jobs=[
-            a_running_job("left", 1, 1, movable=False),
-            a_running_job("right", 1, 1, movable=False),
-            a_running_job("grows", 2, movable=False),
-            a_job("new", 2),
-        ],
-        estimates=[
-            *estimates_of(2, 4),
-            *estimates_of(1, workload=1),
-            *estimates_of(2, workload=2),
-            *(an_estimate(0, 0, 4, nodes, iter_time_s=np.inf) for nodes in (2, 4)),
-        ],
-        gangs={0: gang((0, (2,))), 1: gang((1, (0,))), 2: gang((0, (0, 1)))},
-    )
-    outcome, _ = place_jobs(snapshot, {0: 1, 1: 1, 2: 4, 3: 2})
-    assert outcome.placement.gangs[2] == gang((0, (0, 1)))
-    assert outcome.placement.gangs[3] == gang((1, (2, 3)))
-    assert set(outcome.unplaced) == {2}
-
-
 def test_the_cheapest_blocking_job_is_moved() -> None:
     """Either half of the first node could be cleared; the second node has room for only one GPU."""
     dead = [an_estimate(0, 0, 4, nodes, iter_time_s=np.inf) for nodes in (2, 4)]
@@ -365,16 +184,6 @@ def test_the_cheapest_blocking_job_is_moved() -> None:
     outcome, _ = place_jobs(snapshot, {0: 1, 1: 1, 2: 4})
     assert outcome.placement.migrated == {1}
     assert outcome.placement.gangs[2].members == ((0, (4, 5, 6, 7)),)
-
-
-def test_without_time_no_moves_are_searched() -> None:
-    snapshot = a_fragmented_snapshot()
-    problem = build_problem(snapshot, Policy())
-    outcome = place(
-        snapshot, problem, a_solution(problem, {0: 2, 1: 2, 2: 4}), deadline_expired=lambda: True
-    )
-    assert outcome.placement.migrated == frozenset()
-    assert set(outcome.unplaced) == {2}
 
 
 def a_promise_at_risk() -> Snapshot:
@@ -399,56 +208,6 @@ def test_a_promise_is_kept_by_displacing_the_best_effort_job_of_least_value() ->
     assert outcome.placement.gangs[0].members == ((1, (0, 1, 2, 3)),)
     assert outcome.placement.gangs[2].members == ((2, (0, 1)),)
     assert set(outcome.unplaced) == {1}
-
-
-def test_a_promised_job_that_cannot_be_resized_stays_unchanged() -> None:
-    """Jobs 0 and 1 are promised. Job 0 is to grow to a whole node, but job 1 cannot leave that node."""
-    snapshot = a_snapshot(
-        nodes=some_nodes((0, 2, 4)),
-        jobs=[
-            a_running_job("grows", 2, guaranteed=True),
-            a_running_job("left", 1, 1, guaranteed=True, movable=False),
-            a_running_job("right", 1, 1, guaranteed=True, movable=False),
-        ],
-        estimates=[
-            *estimates_of(2, 4),
-            *estimates_of(1, workload=1),
-            *(an_estimate(0, 0, 4, n, iter_time_s=np.inf) for n in (2, 4)),
-        ],
-        gangs={0: gang((0, (0, 1))), 1: gang((0, (2,))), 2: gang((1, (0,)))},
-    )
-    outcome, _ = place_jobs(snapshot, {0: 4, 1: 1, 2: 1})
-    assert outcome.placement.gangs[0] == gang((0, (0, 1)))
-    assert set(outcome.unplaced) == {0}
-
-
-def test_promised_jobs_shrink_before_one_of_them_is_left_out() -> None:
-    """If one job had six of eight GPUs, the other, which needs three together, would have none."""
-    lost = a_node("lost", gpus=16, schedulable=False)
-    apart = [an_estimate(1, 0, 3, nodes, iter_time_s=np.inf) for nodes in (2, 3)]
-    snapshot = a_snapshot(
-        nodes=[lost, a_node("b", gpus=2), a_node("c", gpus=8)],
-        jobs=[
-            a_running_job("large", 6, 0, guaranteed=True),
-            a_running_job("small", 3, 1, guaranteed=True),
-        ],
-        estimates=[
-            *estimates_of(2, 6),
-            *estimates_of(3, workload=1),
-            *apart,
-            *(an_estimate(0, 0, 6, nodes, iter_time_s=np.inf) for nodes in (2, 3, 6)),
-        ],
-        gangs={0: gang((0, (0, 1, 2, 3, 4, 5))), 1: gang((0, (8, 9, 10)))},
-    )
-    outcome, _ = place_jobs(snapshot, {0: 6, 1: 3})
-    assert outcome.placement.gangs[0].gpus == 2
-    assert outcome.placement.gangs[1].gpus == 3
-    assert set(outcome.unplaced) == {0}
-
-
-def test_jobs_that_were_not_chosen_are_not_placed() -> None:
-    outcome, _ = place_jobs(a_snapshot_of_waiting_jobs(some_nodes((0, 2, 8)), 4), {1: 4})
-    assert set(outcome.placement.gangs) == {1}
 
 
 def a_degraded_job(*, movable: bool = True, restart_s: float = 36.0) -> Snapshot:
@@ -477,13 +236,6 @@ def test_defragmentation_moves_a_degraded_job_to_a_better_shape() -> None:
     assert gain == pytest.approx(4 * (0.1 - 0.01))  # four effective GPUs
 
 
-@pytest.mark.parametrize("obstacle", [{"movable": False}, {"restart_s": 720.0}])
-def test_defragmentation_moves_no_pinned_job_and_none_at_a_loss(obstacle: dict[str, Any]) -> None:
-    snapshot = a_degraded_job(**obstacle)
-    before, problem = place_jobs(snapshot, {0: 4})
-    assert defragment(snapshot, problem, before).placement == before.placement
-
-
 def test_defragmentation_empties_nodes_for_a_job_that_could_not_be_placed() -> None:
     snapshot = a_fragmented_snapshot()
     problem = build_problem(snapshot, Policy())
@@ -497,17 +249,6 @@ def test_defragmentation_empties_nodes_for_a_job_that_could_not_be_placed() -> N
     assert len(after.placement.migrated) == 1
     hurried = defragment(snapshot, problem, before, deadline_expired=lambda: True)
     assert hurried.placement == before.placement
-
-
-def test_without_a_solution_nothing_is_placed() -> None:
-    snapshot = a_snapshot_of_waiting_jobs(some_nodes((0, 1, 4)), 4)
-    problem = build_problem(snapshot, Policy())
-    nothing = dataclasses.replace(
-        a_solution(problem, {}), status=SolveStatus.UNKNOWN, bound=float("inf")
-    )
-    outcome = place(snapshot, problem, nothing, deadline_expired=never)
-    assert outcome.placement.gangs == {}
-    assert defragment(snapshot, problem, outcome) == outcome
 
 
 def with_gang(
@@ -535,3 +276,63 @@ def test_the_checker_finds_a_gpu_listed_twice_and_moves_that_are_not_allowed() -
     assert rules_broken(snapshot, problem, outcome, pinned) == {"pinned"}
     idle = dataclasses.replace(outcome.placement, migrated=frozenset({0}))
     assert rules_broken(snapshot, problem, outcome, idle) == {"migrated"}
+
+
+def test_a_large_gang_that_is_cheap_to_move_is_skipped_if_no_place_can_hold_it() -> None:
+    """Two whole nodes are needed: one is free, two are half free.
+
+    Moving `large` is cheapest but takes as much room as it frees. Moving `small` next to `other` frees
+    the node that is needed.
+    """
+    running: dict[str, Any] = {"state": JobState.RUNNING, "iterations_left": 1e5}
+    jobs = [
+        a_job("large", 1, cell=(0, 4, 1), restart_s=1.0, **running),
+        a_job("small", cell=(0, 2, 1), restart_s=300.0, **running),
+        a_job("other", cell=(0, 2, 1), restart_s=600.0, **running),
+        a_job("wide", 2, weight=9.0),
+    ]
+    gangs = {
+        0: Gang(members=((1, (0, 1, 2, 3)),)),
+        1: Gang(members=((2, (0, 1)),)),
+        2: Gang(members=((3, (0, 1)),)),
+    }
+    estimates = [an_estimate(gpus=2), an_estimate(1, gpus=4), an_estimate(2, gpus=8, nodes=2)]
+    snapshot = a_snapshot(nodes=some_nodes((0, 4, 4)), jobs=jobs, estimates=estimates, gangs=gangs)
+    problem = build_problem(snapshot, Policy())
+    solution = Portfolio().solve(problem, FOREVER)
+    result = place(snapshot, problem, solution, deadline_expired=lambda: False)
+    assert result.unplaced == {}
+    assert result.placement.migrated == {1}
+    assert find_placement_violations(snapshot, problem, result.solution, result.placement) == []
+
+
+def test_without_a_solution_nothing_is_placed() -> None:
+    snapshot = a_snapshot_of_waiting_jobs(some_nodes((0, 1, 4)), 4)
+    problem = build_problem(snapshot, Policy())
+    nothing = dataclasses.replace(
+        a_solution(problem, {}), status=SolveStatus.UNKNOWN, bound=float("inf")
+    )
+    outcome = place(snapshot, problem, nothing, deadline_expired=never_cancelled)
+    assert outcome.placement.gangs == {}
+    assert defragment(snapshot, problem, outcome) == outcome
+
+
+@pytest.mark.parametrize("searched_before", [False, True])
+def test_gpus_are_taken_completely_or_not_at_all(searched_before: bool) -> None:
+    nodes = [*some_nodes((0, 2, 4)), *some_nodes((1, 1, 4))]
+    free = FreeGpus(a_snapshot(nodes=nodes, jobs=[], estimates=[]))
+    if searched_before:  # so that taking GPUs must update the buckets of nodes
+        assert free.find(0, free.layouts(0, 4)[0], {}) == ((0, 0b1111),)
+    assert free.take_if_free(((0, 0b0011), (1, 0b0001)), 0, 3)
+    before = list(free.mask), list(free.total)
+    assert before == ([0b1100, 0b1110, 0b1111], [5, 4])
+    for spots, kind, gpus in (
+        (((0, 0b0100), (1, 0b0001)), 0, 2),  # one of them is taken
+        (((0, 0b1100),), 1, 2),  # of another type
+        (((0, 0b1100),), 0, 3),  # too few
+    ):
+        assert not free.take_if_free(spots, kind, gpus)
+        assert (free.mask, free.total) == before
+    assert free.find(0, free.layouts(0, 4)[0], {}) is None
+    free.take(((0, 0b1100),))
+    assert free.find(0, free.layouts(0, 2)[0], {}) == ((1, 0b1100),)

@@ -1,19 +1,22 @@
-"""Placement of wide shapes, and of the alternatives to a column: other shapes and other degrees."""
+"""Placement of wide shapes, blocks and layouts, and nodes that state CPU cores and host memory."""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.check import (
     find_placement_violations,
     find_violations,
-    score_solution,
 )
-from tessera.formulation.decisions import Decision, DecisionKind
+from tessera.formulation.decisions import Decision
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
@@ -21,16 +24,18 @@ from tessera.formulation.problem import Problem
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.statement import build_problem
-from tessera.solvers.placement import PlacementResult, defragment, place
+from tessera.solvers.placement import PlacementResult, place
+from tessera.solvers.placement.blocks import (
+    carve_share,
+    indices_of,
+    mask_of,
+    maximal_blocks,
+)
 from tessera.solvers.placement.free import Layout, list_layouts, spread_evenly
 from tessera.solvers.portfolio import Portfolio
 from tessera.solvers.rounds.plan import plan_round
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate, some_nodes
 from tests.support.driver import FOREVER
-
-
-def never() -> bool:
-    return False
 
 
 def choose(problem: Problem, shapes: dict[int, tuple[int, int]]) -> Solution:
@@ -57,7 +62,7 @@ def place_jobs(
 ) -> tuple[PlacementResult, Problem]:
     """Place these jobs on these (GPUs, nodes); check the outcome."""
     problem = build_problem(snapshot, Policy())
-    placed = place(snapshot, problem, choose(problem, shapes), deadline_expired=never)
+    placed = place(snapshot, problem, choose(problem, shapes), deadline_expired=never_cancelled)
     assert find_placement_violations(snapshot, problem, placed.solution, placed.placement) == []
     assert find_violations(problem, placed.solution) == []
     return placed, problem
@@ -100,43 +105,6 @@ def test_gpus_are_spread_as_evenly_as_they_divide(gpus: int, nodes: int, layout:
     assert layout in list_layouts(gpus, (16,), nodes)
 
 
-def test_layouts_of_a_wide_column_have_no_fewer_nodes() -> None:
-    assert list_layouts(8, (8,), 2) == [Layout(2, 4, 0), Layout(4, 2, 0), Layout(8, 1, 0)]
-
-
-def test_a_wide_column_is_spread_over_its_nodes() -> None:
-    snapshot = a_snapshot(nodes=some_nodes((0, 3, 8)), jobs=[a_job("wide")], estimates=WIDE)
-    placed, problem = place_jobs(snapshot, {0: (8, 2)})
-    assert shares(placed, 0) == [4, 4]
-    assert score_solution(problem, placed.solution, placed.placement) == pytest.approx(
-        placed.solution.objective / problem.scale
-    )
-
-
-def test_a_count_that_does_not_divide_takes_uneven_shares() -> None:
-    estimates = [
-        an_estimate(gpus=5, nodes=1, iter_time_s=2.0),
-        an_estimate(gpus=5, nodes=2, iter_time_s=1.0),
-    ]
-    snapshot = a_snapshot(nodes=some_nodes((0, 2, 8)), jobs=[a_job("odd")], estimates=estimates)
-    placed, _ = place_jobs(snapshot, {0: (5, 2)})
-    assert sorted(shares(placed, 0)) == [2, 3]
-
-
-def test_five_gpus_on_nodes_of_four_are_four_and_one_or_else_three_and_two() -> None:
-    estimates = [an_estimate(gpus=5, nodes=2), an_estimate(1, gpus=1)]
-    jobs = [
-        a_job("odd"),
-        *(a_job(f"one-{i}", 1, state=JobState.RUNNING, cell=(0, 1, 1)) for i in range(2)),
-    ]
-    free = a_snapshot(nodes=some_nodes((0, 2, 4)), jobs=jobs[:1], estimates=estimates)
-    assert sorted(shares(place_jobs(free, {0: (5, 2)})[0], 0)) == [1, 4]
-    gangs = {1: Gang(members=((0, (0,)),)), 2: Gang(members=((1, (0,)),))}
-    taken = a_snapshot(nodes=some_nodes((0, 2, 4)), jobs=jobs, estimates=estimates, gangs=gangs)
-    placed, _ = place_jobs(taken, {0: (5, 2), 1: (1, 1), 2: (1, 1)})
-    assert sorted(shares(placed, 0)) == [2, 3]
-
-
 def a_half_full_cluster(**of_running: Any) -> Snapshot:
     """Return a whole node, a node that a running job fills, and a job that would best be wide."""
     running = a_job("full", 1, state=JobState.RUNNING, cell=(0, 8, 1), **of_running)
@@ -155,165 +123,6 @@ def test_a_narrower_shape_is_taken_where_the_wide_one_finds_no_place() -> None:
     assert set(placed.unplaced) == {0}
     assert "4 free GPUs on each of 2 a100 nodes, but 1 have them" in placed.unplaced[0]
     assert placed.wanted[0] != placed.solution.choice[0]
-
-
-def test_decisions_carry_the_cell_that_was_really_placed() -> None:
-    decisions = decide(a_half_full_cluster())
-    assert decisions[0].kind is DecisionKind.START
-    assert decisions[0].cell.pipeline_degree == 1
-    assert decisions[0].rate == pytest.approx(256 / 14.0)
-    assert decisions[0].gang is not None
-    assert decisions[0].gang.nodes == 1
-
-
-def a_cluster_where_one_may_make_room(weight: float) -> Snapshot:
-    """Return two nodes of 8 with 2 GPUs taken on one: moving these makes room for a wide gang.
-
-    The third node has 2 GPUs.
-    """
-    running = a_job(
-        "small",
-        1,
-        state=JobState.RUNNING,
-        cell=(0, 2, 1),
-        restart_s=600.0,
-        weight=weight,
-    )
-    filler = a_job("filler", 2, state=JobState.RUNNING, cell=(0, 3, 1), movable=False)
-    estimates = [*WIDE, an_estimate(1, gpus=2), an_estimate(2, gpus=3)]
-    return a_snapshot(
-        nodes=[a_node("n0"), a_node("n1"), a_node("n2", gpus=2)],
-        jobs=[a_job("wide"), running, filler],
-        estimates=estimates,
-        gangs={1: Gang(members=((1, (0, 1)),)), 2: Gang(members=((1, (4, 5, 6)),))},
-    )
-
-
-@pytest.mark.parametrize(("weight", "shape"), [(1.0, [4, 4]), (100.0, [8])])
-def test_a_job_changes_shape_where_that_is_cheaper_than_moving_others(
-    weight: float, shape: list[int]
-) -> None:
-    snapshot = a_cluster_where_one_may_make_room(weight)
-    placed, _ = place_jobs(snapshot, {0: (8, 2), 1: (2, 1), 2: (3, 1)})
-    assert shares(placed, 0) == shape
-    assert placed.placement.migrated == (frozenset({1}) if shape == [4, 4] else frozenset())
-
-
-def test_another_job_gives_up_its_wide_shape_where_that_lets_a_job_in() -> None:
-    """A whole node is needed; the wide job that takes half of each runs on one node instead."""
-    estimates = [
-        an_estimate(gpus=8, nodes=1, iter_time_s=8.5),
-        an_estimate(gpus=8, nodes=2, iter_time_s=8.0),
-        an_estimate(1, gpus=8, nodes=1),
-        an_estimate(1, gpus=8, nodes=2, iter_time_s=math.inf),
-        an_estimate(1, gpus=8, nodes=4, iter_time_s=math.inf),
-        an_estimate(1, gpus=8, nodes=8, iter_time_s=math.inf),
-    ]
-    wide = a_job("wide", state=JobState.RUNNING, cell=(0, 8, 1), restart_s=1.0)
-    snapshot = a_snapshot(
-        nodes=some_nodes((0, 2, 8)),
-        jobs=[wide, a_job("whole", 1)],
-        estimates=estimates,
-        gangs={0: Gang(members=((0, (0, 1, 2, 3)), (1, (0, 1, 2, 3))))},
-    )
-    placed, problem = place_jobs(snapshot, {0: (8, 2), 1: (8, 1)})
-    assert (shares(placed, 0), shares(placed, 1)) == ([8], [8])
-    assert placed.unplaced[0] == "whole, which is worth more, needs its GPUs"
-    again = defragment(snapshot, problem, placed)
-    assert again.placement == placed.placement
-    decisions = decide(snapshot)
-    assert decisions[0].kind is DecisionKind.MOVE
-    assert decisions[0].restart_price > 0
-
-
-@pytest.mark.parametrize("on_nodes", [1, 2])
-def test_a_job_keeps_the_shape_and_degree_that_it_runs_on_without_restart_cost(
-    on_nodes: int,
-) -> None:
-    """Neither is the other's column: staying costs nothing, and changing costs a restart."""
-    degree = on_nodes  # of WIDE
-    job = a_job("runs", state=JobState.RUNNING, cell=(0, 8, degree), restart_s=600.0)
-    half = (0, 1, 2, 3)
-    gang = ((0, tuple(range(8))),) if on_nodes == 1 else ((0, half), (1, half))
-    snapshot = a_snapshot(
-        nodes=some_nodes((0, 2, 8)), jobs=[job], estimates=WIDE, gangs={0: Gang(members=gang)}
-    )
-    problem = build_problem(snapshot, Policy())
-    current = int(problem.current[0])
-    assert problem.cells.nodes[problem.cell[current]] == on_nodes
-    others = [c for c in problem.columns_of(0) if c != current]
-    assert problem.restart_price[current] == 0
-    assert [int(problem.cells.nodes[problem.cell[c]]) for c in others] == [3 - on_nodes]
-    assert (problem.restart_price[others] > 0).all()
-    decision = decide(snapshot)[0]
-    if on_nodes == 2:
-        assert decision.kind is DecisionKind.KEEP
-    else:  # the job runs for long, so the wide shape is worth a restart
-        assert decision.kind is DecisionKind.MOVE
-        assert decision.gang is not None
-        assert decision.gang.nodes == 2
-    assert decision.rate == pytest.approx(256 / 8.0)
-
-
-def test_a_job_on_an_imported_profile_keeps_its_shape_too() -> None:
-    """The Cell is the same on both shapes; only the number of nodes differs."""
-    estimates = [row | {"pipeline_degree": 0} for row in WIDE]
-    job = a_job("runs", state=JobState.RUNNING, cell=(0, 8, 0), restart_s=1e9)
-    snapshot = a_snapshot(
-        nodes=some_nodes((0, 2, 8)),
-        jobs=[job],
-        estimates=estimates,
-        gangs={0: Gang(members=((0, tuple(range(8))),))},
-    )
-    decision = decide(snapshot)[0]
-    assert (decision.kind, decision.restart_price) == (DecisionKind.KEEP, 0.0)
-    assert decision.rate == pytest.approx(256 / 14.0)
-
-
-def test_a_job_that_may_not_be_moved_keeps_the_shape_of_its_cell() -> None:
-    estimates = [row | {"pipeline_degree": 0} for row in WIDE]
-    job = a_job("runs", state=JobState.RUNNING, cell=(0, 8, 0), movable=False)
-    snapshot = a_snapshot(
-        nodes=some_nodes((0, 2, 8)),
-        jobs=[job],
-        estimates=estimates,
-        gangs={0: Gang(members=((0, tuple(range(8))),))},
-    )
-    assert decide(snapshot)[0].kind is DecisionKind.KEEP
-
-
-def test_a_running_job_keeps_its_gpus_if_the_shape_that_it_was_given_finds_no_place() -> None:
-    """The solver counts GPUs only: it gives the job two nodes, but only one has room."""
-    full = a_job("full", 1, state=JobState.RUNNING, cell=(0, 8, 1))
-    job = a_job("runs", state=JobState.RUNNING, cell=(0, 8, 1))
-    snapshot = a_snapshot(
-        nodes=some_nodes((0, 2, 8)),
-        jobs=[job, full],
-        estimates=[*WIDE, an_estimate(1, gpus=8)],
-        gangs={
-            0: Gang(members=((0, tuple(range(8))),)),
-            1: Gang(members=((1, tuple(range(8))),)),
-        },
-    )
-    placed, problem = place_jobs(snapshot, {0: (8, 2), 1: (8, 1)})
-    assert placed.solution.choice.tolist() == problem.current.tolist()
-    assert placed.placement.migrated == frozenset()
-
-
-def test_a_guaranteed_job_may_run_wherever_its_request_would_have_run() -> None:
-    """A request is for GPUs: on one node, they are all that it is guaranteed."""
-    job = a_job("owed", guaranteed=True, requested_gpus=8)
-    full = a_job("full", 1, state=JobState.RUNNING, cell=(0, 8, 1), guaranteed=True)
-    snapshot = a_snapshot(
-        nodes=some_nodes((0, 2, 8)),
-        jobs=[job, full | {"requested_gpus": 8}],
-        estimates=[*WIDE, an_estimate(1, gpus=8)],
-        gangs={1: Gang(members=((1, tuple(range(8))),))},
-    )
-    decision = decide(snapshot)[0]
-    assert decision.gang is not None
-    assert decision.gang.nodes == 1
-    assert decision.rate == pytest.approx(256 / 14.0)
 
 
 def test_placement_takes_no_alternative_below_the_rate_of_a_deadline() -> None:
@@ -335,3 +144,133 @@ def test_placement_takes_no_alternative_below_the_rate_of_a_deadline() -> None:
     gang = decide(alone, policy)[0].gang
     assert gang is not None
     assert gang.nodes == 2
+
+
+def free_mask(*indices: int) -> int:
+    return mask_of(indices)
+
+
+def test_a_mask_falls_into_maximal_aligned_blocks() -> None:
+    assert maximal_blocks(free_mask(0, 1, 2, 3, 6, 7)) == ((4, 0), (2, 6))
+    assert maximal_blocks(free_mask(1, 2, 3)) == ((2, 2), (1, 1))
+    assert maximal_blocks(free_mask(0, 1, 2, 3, 4, 5)) == ((4, 0), (2, 4))
+    assert maximal_blocks(0) == ()
+
+
+def test_a_share_takes_the_tightest_block() -> None:
+    assert carve_share(free_mask(0, 1, 2, 3, 6, 7), 2) == free_mask(6, 7)
+    assert carve_share(free_mask(0, 1, 2, 3, 6, 7), 1) == free_mask(6)
+
+
+def test_a_share_that_is_no_power_of_two_is_made_of_its_binary_blocks() -> None:
+    assert carve_share(free_mask(0, 1, 4, 5, 6, 7), 6) == free_mask(0, 1, 4, 5, 6, 7)
+    assert carve_share(free_mask(0, 1, 2, 4, 5, 7), 6) == 0
+    assert indices_of(carve_share(free_mask(*range(8)), 6)) == (0, 1, 2, 3, 4, 5)
+    assert carve_share(free_mask(0, 1, 2), 3) == free_mask(0, 1, 2)
+    assert carve_share(free_mask(1, 2, 3), 3) == free_mask(1, 2, 3)
+
+
+def test_a_share_fits_if_disjoint_blocks_for_it_exist() -> None:
+    def fits(left: int, sizes: tuple[int, ...]) -> bool:
+        if not sizes:
+            return True
+        size, *others = sizes
+        return any(
+            fits(left & ~block, tuple(others))
+            for first in range(0, 8, size)
+            if left & (block := ((1 << size) - 1) << first) == block
+        )
+
+    for mask, gpus in itertools.product(range(1, 256), range(1, 9)):
+        sizes = tuple(1 << k for k in reversed(range(4)) if gpus >> k & 1)
+        taken = carve_share(mask, gpus)
+        assert bool(taken) == fits(mask, sizes)
+        assert taken & ~mask == 0
+        assert taken.bit_count() in (0, gpus)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "sizes", "best"),
+    [
+        (4, (8,), Layout(0, 0, 4)),
+        (8, (8,), Layout(0, 0, 8)),
+        (24, (8,), Layout(3, 8, 0, whole=True)),
+        (40, (8,), Layout(5, 8, 0, whole=True)),
+        (48, (8,), Layout(6, 8, 0, whole=True)),
+        (24, (16,), Layout(1, 16, 8, whole=True)),
+        (20, (6,), Layout(3, 6, 2, whole=True)),
+        (12, (8, 4), Layout(1, 8, 4, whole=True)),
+    ],
+)
+def test_the_best_layout_is_whole_nodes_and_a_remainder(
+    gpus: int, sizes: tuple[int, ...], best: Layout
+) -> None:
+    assert list_layouts(gpus, sizes)[0] == best
+
+
+def test_worse_layouts_are_equal_powers_of_two_larger_first() -> None:
+    assert list_layouts(24, (16,))[1:] == [
+        Layout(3, 8, 0),
+        Layout(6, 4, 0),
+        Layout(12, 2, 0),
+        Layout(24, 1, 0),
+    ]
+    assert list_layouts(6, (8,))[1:] == [Layout(3, 2, 0), Layout(6, 1, 0)]
+
+
+def a_round(
+    nodes: Sequence[dict[str, Any]],
+    jobs: Sequence[dict[str, Any]],
+    needs: Sequence[tuple[int, int, int]],
+    gangs: dict[int, Gang] | None = None,
+) -> tuple[Snapshot, Problem]:
+    """Return a round; job j runs workload j, whose one Cell ``needs`` (GPUs, cores, bytes)."""
+    snapshot = a_snapshot(
+        nodes=nodes,
+        jobs=[job | {"workload": j} for j, job in enumerate(jobs)],
+        gangs=gangs,
+        estimates=[
+            an_estimate(j, gpus=gpus, iter_time_s=1.0 / gpus)
+            for j, (gpus, _, _) in enumerate(needs)
+        ],
+    )
+    problem = build_problem(snapshot, Policy())
+    assert problem.cells.workload.tolist() == list(range(len(needs)))
+    cells = dataclasses.replace(
+        problem.cells,
+        cpus=np.array([cpus for _, cpus, _ in needs]),
+        host_bytes=np.array([size for _, _, size in needs]),
+    )
+    return snapshot, dataclasses.replace(problem, cells=cells)
+
+
+def place_columns(snapshot: Snapshot, problem: Problem) -> PlacementResult:
+    """Place the one column of each job; check the outcome."""
+    choice = np.arange(len(problem.jobs))
+    solution = Solution(
+        status=SolveStatus.OPTIMAL,
+        choice=choice,
+        objective=int(problem.value.sum()),
+        bound=float(np.maximum(problem.value, 0).sum()),
+        solver="test",
+    )
+    outcome = place(snapshot, problem, solution, deadline_expired=never_cancelled)
+    assert find_violations(problem, outcome.solution) == []
+    violations = find_placement_violations(snapshot, problem, outcome.solution, outcome.placement)
+    assert violations == []
+    return outcome
+
+
+def nodes_by_job(outcome: PlacementResult) -> dict[int, list[int]]:
+    """Return the nodes of each job."""
+    return {j: [node for node, _ in g.members] for j, g in outcome.placement.gangs.items()}
+
+
+def test_a_job_without_enough_cores_says_so() -> None:
+    nodes = [a_node("n0", gpus=4, cpus=8, host_bytes=100)]
+    outcome = place_columns(*a_round(nodes, [a_job("a")], [(2, 9, 50)]))
+    assert nodes_by_job(outcome) == {}
+    assert outcome.unplaced == {
+        0: "the job needs 9 CPU cores and 50 bytes of host memory in addition to 2 GPUs on a node;"
+        " nodes that have the GPUs free but lack the rest: 1"
+    }

@@ -18,7 +18,7 @@ from tessera.simulator.comparison.policies import options_of, plugin_files
 from tessera.simulator.comparison.runs import RunRequest
 from tessera.simulator.comparison.workload import SYNTHETIC, WorkloadSpec
 from tessera.simulator.run import Decider
-from tessera.solvers.plugins import load_objectives, load_plugins, load_scheduler
+from tessera.solvers.plugins import load_objectives, load_scheduler
 from tessera.solvers.schedulers.registry import is_interruptible, make_scheduler
 from tests.support.builders import a_random_snapshot
 
@@ -245,14 +245,6 @@ def test_a_kept_result_is_void_if_the_module_changes(lab: str) -> None:
     assert run.task("x").key("code") == before
     Path(f"{lab}.py").write_text(LAB + "\n# changed\n")
     assert run.task("x").key("code") != before
-
-
-def test_an_operator_allows_plugins_in_a_list(lab: str) -> None:
-    load_plugins(f"{lab}:Nobody, {lab}:Even,")
-    assert make_scheduler(f"{lab}:Nobody").name == "nobody"
-    assert parse_objective(f"{lab}:Even")[0].name == f"{lab}:Even"
-    with pytest.raises(InvalidInput, match="has no 'Absent'"):
-        load_plugins(f"{lab}:Absent")
 
 
 def test_the_examples_of_the_documents_decide_rounds(monkeypatch: pytest.MonkeyPatch) -> None:

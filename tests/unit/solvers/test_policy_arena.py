@@ -5,42 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
-from tessera.formulation.snapshot import Snapshot
-from tessera.solvers.greedy import Greedy
-from tessera.solvers.rounds.plan import plan_round
 from tessera.solvers.schedulers.arena import Arena
-from tessera.solvers.schedulers.base import Scheduler, make_view
+from tessera.solvers.schedulers.base import make_view
 from tests.support.builders import a_job
 from tests.support.published_schedulers import (
     FLAT,
-    FOREVER,
     LINEAR,
     RUNNING,
     a_round,
     choose_cells,
     rates,
 )
-
-
-def test_arena_gives_the_requested_count_even_if_more_is_free() -> None:
-    cells = choose_cells(
-        Arena(max_upgrades=0), a_round([a_job("new", requested_gpus=2)], [rates(0, 0, LINEAR)])
-    )
-
-    assert cells == {"new": (0, 2)}
-
-
-def test_arena_launches_at_half_the_request_if_the_request_does_not_fit() -> None:
-    jobs = [
-        a_job("old", 1, state=RUNNING, cell=(0, 4, 1)),
-        a_job("big", 0, requested_gpus=8),
-    ]
-
-    cells = choose_cells(Arena(), a_round(jobs, [rates(0, 0, LINEAR), rates(1, 0, {4: 40.0})]))
-
-    assert cells == {"old": (0, 4), "big": (0, 4)}
 
 
 def test_arena_halves_the_job_that_loses_least_for_a_new_one() -> None:
@@ -73,48 +49,6 @@ def test_arena_moves_a_job_to_an_idle_type_in_preference_to_halving_it() -> None
     assert choose_cells(Arena(elasticity=False), snapshot) == {"mover": (1, 8), "new": (0, 8)}
 
 
-@pytest.mark.parametrize(
-    ("moved_rate", "expected"),
-    [(39.0, {"eight": (0, 8), "four": (1, 4)}), (9.0, {"eight": (0, 4), "four": (0, 4)})],
-)
-def test_arena_takes_the_cheaper_of_two_ways_to_free_as_many_gpus(
-    moved_rate: float, expected: dict[str, tuple[int, int]]
-) -> None:
-    jobs = [
-        a_job("eight", 0, state=RUNNING, cell=(0, 8, 1), requested_gpus=8),
-        a_job("four", 1, state=RUNNING, cell=(0, 4, 1), requested_gpus=4),
-        a_job("new", 2, requested_gpus=4),
-    ]
-    cells = [
-        rates(0, 0, {4: 60.0, 8: 80.0}),
-        rates(1, 0, {4: 40.0}),
-        rates(1, 1, {4: moved_rate}),
-        rates(2, 0, {4: 40.0}),
-    ]
-
-    choice = choose_cells(Arena(), a_round(jobs, cells, nodes=((0, 1, 12), (1, 1, 4))))
-
-    assert choice == {**expected, "new": (0, 4)}
-
-
-def test_arena_launches_on_a_slower_type_if_that_costs_others_less() -> None:
-    jobs = [
-        a_job("dear", 0, state=RUNNING, cell=(0, 8, 1), requested_gpus=8, weight=9.0),
-        a_job("cheap", 1, state=RUNNING, cell=(1, 8, 1), requested_gpus=8),
-        a_job("new", 2, requested_gpus=4),
-    ]
-    cells = [
-        rates(0, 0, LINEAR),
-        rates(1, 1, LINEAR),
-        rates(2, 0, {4: 40.0}),
-        rates(2, 1, {4: 30.0}),
-    ]
-
-    choice = choose_cells(Arena(), a_round(jobs, cells, nodes=((0, 1, 8), (1, 1, 8))))
-
-    assert choice == {"dear": (0, 8), "cheap": (1, 4), "new": (1, 4)}
-
-
 def test_arena_scales_down_no_more_often_than_its_depth() -> None:
     jobs = [
         *(a_job(f"r{k}", 0, state=RUNNING, cell=(0, 2, 1), requested_gpus=2) for k in range(4)),
@@ -126,17 +60,6 @@ def test_arena_scales_down_no_more_often_than_its_depth() -> None:
     assert choose_cells(Arena(depth=4), snapshot)["new"] == (0, 4)
     assert choose_cells(Arena(depth=3), snapshot)["new"] == (0, 2)
     assert choose_cells(Arena(depth=1), snapshot)["new"] is None
-
-
-def test_arena_never_scales_a_job_to_an_infeasible_cell() -> None:
-    jobs = [
-        a_job("rigid", 0, state=RUNNING, cell=(0, 8, 1), requested_gpus=8),
-        a_job("new", 1, requested_gpus=4, queue=1, weight=100.0),
-    ]
-
-    cells = choose_cells(Arena(), a_round(jobs, [rates(0, 0, {8: 80.0}), rates(1, 0, LINEAR)]))
-
-    assert cells == {"rigid": (0, 8), "new": None}
 
 
 def test_arena_gives_idle_gpus_to_the_job_that_gains_most_step_by_step() -> None:
@@ -184,22 +107,6 @@ def test_arena_starts_a_later_job_past_a_blocked_one_and_marks_it() -> None:
     assert choose_cells(Arena(opportunism=False), snapshot)["later"] is None
 
 
-def test_a_round_records_which_jobs_were_started_past_a_blocked_one() -> None:
-    jobs = [
-        a_job("old", 1, state=RUNNING, cell=(0, 4, 1), requested_gpus=4),
-        a_job("blocked", 0, requested_gpus=8, submit_s=1.0),
-        a_job("later", 1, requested_gpus=4, submit_s=2.0),
-    ]
-    snapshot = a_round(jobs, BLOCKED, gangs={0: Gang(members=((0, (0, 1, 2, 3)),))})
-
-    outcome = plan_round(
-        snapshot, Policy(), Greedy(), FOREVER, scheduler=Scheduler(published=Arena())
-    )
-
-    assert outcome.violations == ()
-    assert [d.opportunistic for d in outcome.decisions] == [False, False, True]
-
-
 def test_arena_suspends_jobs_started_past_a_blocked_one_once_that_fits() -> None:
     jobs = [
         a_job("blocked", 0, requested_gpus=8, submit_s=1.0),
@@ -209,53 +116,6 @@ def test_arena_suspends_jobs_started_past_a_blocked_one_once_that_fits() -> None
 
     assert choose_cells(Arena(), snapshot) == {"blocked": (0, 8), "guest": None}
     assert choose_cells(Arena(opportunism=False), snapshot) == {"blocked": None, "guest": (0, 4)}
-
-
-def test_arena_suspends_no_job_for_one_that_would_still_not_fit() -> None:
-    jobs = [
-        a_job("blocked", 0, requested_gpus=8, submit_s=1.0),
-        a_job("guest", 1, state=RUNNING, cell=(0, 4, 1), submit_s=2.0, opportunistic=True),
-        a_job("owner", 1, state=RUNNING, cell=(0, 4, 1), submit_s=0.0),
-    ]
-
-    cells = choose_cells(Arena(), a_round(jobs, BLOCKED))
-
-    assert cells == {"blocked": None, "guest": (0, 4), "owner": (0, 4)}
-
-
-def test_arena_lets_only_the_queue_of_the_blocked_job_scale_others_down() -> None:
-    def a_case(queue: int) -> Snapshot:
-        jobs = [
-            a_job("old", 2, state=RUNNING, cell=(0, 8, 1), requested_gpus=8),
-            a_job("blocked", 0, requested_gpus=8, submit_s=1.0),
-            a_job("later", 1, requested_gpus=4, submit_s=2.0, queue=queue),
-        ]
-        return a_round(jobs, [*BLOCKED, rates(2, 0, {4: 70.0, 8: 80.0})])
-
-    assert choose_cells(Arena(), a_case(queue=1))["later"] == (0, 4)
-    assert choose_cells(Arena(), a_case(queue=2))["later"] is None
-
-
-def test_arena_serves_a_promoted_job_before_later_ones_of_the_queue_above() -> None:
-    jobs = [
-        a_job("waited", 1, requested_gpus=4, submit_s=1.0, queued_s=1.0, queue=2),
-        a_job("young", 1, requested_gpus=4, submit_s=900.0, queued_s=900.0, queue=1),
-    ]
-    snapshot = a_round(jobs, [rates(1, 0, {4: 40.0})], nodes=((0, 1, 4),))  # the time is 1000 s
-
-    assert choose_cells(Arena(), snapshot)["young"] == (0, 4)
-    assert choose_cells(Arena(), snapshot, Policy(promote_after_s=500.0))["waited"] == (0, 4)
-
-
-def test_a_request_without_a_cell_blocks_no_job_in_arena() -> None:
-    jobs = [
-        a_job("never", 0, requested_gpus=2, submit_s=1.0),
-        a_job("later", 1, requested_gpus=4, submit_s=2.0),
-    ]
-
-    cells = choose_cells(Arena(elasticity=False, opportunism=False), a_round(jobs, BLOCKED))
-
-    assert cells == {"never": None, "later": (0, 4)}
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
-from tessera.formulation.placement import Gang
-from tessera.formulation.policy import Policy
-from tessera.solvers.schedulers.base import make_view
 from tessera.solvers.schedulers.elasticflow import ElasticFlow
 from tessera.solvers.schedulers.fcfs import Fcfs
 from tessera.solvers.schedulers.gandiva import Gandiva
 from tessera.solvers.schedulers.gavel import Gavel, GavelLas
-from tessera.solvers.schedulers.packing import options_of
 from tessera.solvers.schedulers.sia import Sia
 from tessera.solvers.schedulers.srt import Srt
-from tests.support.builders import (
-    a_node,
-    a_snapshot,
-    an_estimate,
-)
 from tests.support.scheduling import (
     A100,
-    BATCH,
     LINEAR,
     V100,
     Speeds,
@@ -35,24 +23,7 @@ from tests.support.scheduling import (
     chosen_cells,
     cluster,
     gpus_of,
-    rates,
 )
-
-# options
-
-
-def test_a_running_job_is_offered_its_own_cell_and_no_faster_plan() -> None:
-    snapshot = cluster([a_running_job("r", on=(A100, 4))], {A100: {4: 3.0}})
-    faster = an_estimate(0, A100, 4, degree=2, iter_time_s=BATCH / 9.0)
-    both = a_snapshot(
-        nodes=[a_node("n0", A100, 8)],
-        jobs=[a_running_job("r", on=(A100, 4)), a_waiting_job("w", gpus=4)],
-        estimates=[*rates(0, {A100: {4: 3.0}}), faster],
-        gangs={0: Gang(members=((0, (0, 1, 2, 3)),))},
-    )
-    assert options_of(make_view(snapshot, Policy())).rate.tolist() == [3.0]
-    assert options_of(make_view(both, Policy())).rate.tolist() == [3.0, 9.0]
-
 
 # FCFS
 
@@ -77,28 +48,6 @@ def test_fcfs_blocks_only_the_types_that_the_blocked_job_could_use() -> None:
     assert chosen_cells(Fcfs(), snapshot) == [(A100, 4), None, (V100, 4), (V100, 1)]
 
 
-def test_fcfs_blocks_every_type_for_a_job_that_accepts_any_and_finds_none() -> None:
-    jobs = [
-        a_running_job("r", on=(A100, 4)),
-        a_waiting_job("big", gpus=8),
-        a_waiting_job("other", gpus=4, requested_type=V100),
-    ]
-    speeds = {A100: LINEAR, V100: {4: 2.0, 8: 4.0}}
-    snapshot = cluster([*jobs[:1], a_running_job("s", on=(V100, 4)), *jobs[1:]], speeds, v100=8)
-    assert chosen_cells(Fcfs(), snapshot) == [(A100, 4), (V100, 4), None, None]
-
-
-def test_fcfs_is_not_blocked_by_a_request_without_a_cell() -> None:
-    jobs = [a_waiting_job("odd", gpus=3), a_waiting_job("next", gpus=8)]
-    assert gpus_of(Fcfs(), cluster(jobs, {A100: LINEAR})) == [0, 8]
-
-
-def test_fcfs_gives_a_job_that_accepts_any_type_the_fastest_with_room() -> None:
-    jobs = [a_waiting_job("first", gpus=8), a_waiting_job("second", gpus=8)]
-    snapshot = cluster(jobs, {A100: LINEAR, V100: {8: 12.0}}, v100=8)
-    assert chosen_cells(Fcfs(), snapshot) == [(V100, 8), (A100, 8)]
-
-
 # SRT
 
 
@@ -119,11 +68,6 @@ def test_srt_compares_remaining_time_and_not_remaining_work() -> None:
     assert gpus_of(Srt(), snapshot) == [0, 8]
 
 
-def test_srt_leaves_a_running_job_on_its_type_although_another_is_faster() -> None:
-    snapshot = cluster([a_running_job("r", on=(V100, 4))], {A100: LINEAR, V100: {4: 1.0}}, v100=8)
-    assert chosen_cells(Srt(), snapshot) == [(V100, 4)]
-
-
 # Gandiva
 
 
@@ -133,31 +77,6 @@ def test_gandiva_gives_the_waiting_job_its_turn_once_the_slice_is_over(
 ) -> None:
     jobs = [a_running_job("r", on=(A100, 8), since_s=since_s), a_waiting_job("w", gpus=8)]
     assert gpus_of(Gandiva(slice_s=300.0), cluster(jobs, {A100: LINEAR})) == expected
-
-
-def test_gandiva_rotates_by_waiting_time_and_skips_jobs_without_room() -> None:
-    jobs = [
-        a_running_job("r", on=(A100, 4), since_s=100.0),
-        a_waiting_job("late", gpus=4, queued_s=900.0),
-        a_waiting_job("early", gpus=4, queued_s=500.0),
-        a_waiting_job("big", gpus=8, queued_s=950.0),
-    ]
-    assert gpus_of(Gandiva(), cluster(jobs, {A100: LINEAR})) == [0, 4, 4, 0]
-
-
-def test_gandiva_grows_jobs_into_idle_gpus_where_a_gpu_adds_most() -> None:
-    jobs = [a_running_job("flat", 0, on=(A100, 2)), a_running_job("steep", 1, on=(A100, 2))]
-    snapshot = cluster(jobs, {A100: {2: 2.0, 4: 2.1}}, {A100: {2: 1.0, 4: 1.9}}, a100=6)
-    assert gpus_of(Gandiva(), snapshot) == [2, 4]
-
-
-def test_gandiva_keeps_grown_jobs_while_no_job_waits() -> None:
-    jobs = [
-        a_running_job("grown", 0, on=(A100, 4), gpus=2),
-        a_running_job("steeper", 1, on=(A100, 2)),
-    ]
-    snapshot = cluster(jobs, {A100: {2: 2.0, 4: 2.1}}, {A100: {2: 1.0, 4: 1.9}}, a100=6)
-    assert gpus_of(Gandiva(), snapshot) == [4, 2]
 
 
 def test_gandiva_shrinks_grown_jobs_when_others_wait() -> None:
@@ -190,11 +109,6 @@ def test_gavel_normalises_throughput_and_arenas_copy_sums_raw_samples() -> None:
     assert gpus_of(Gavel(raw=True), snapshot) == [8, 0]
 
 
-def test_gavel_never_changes_the_requested_count() -> None:
-    jobs = [a_waiting_job("one", gpus=2), a_waiting_job("two", gpus=2)]
-    assert gpus_of(Gavel(), cluster(jobs, {A100: LINEAR})) == [2, 2]
-
-
 def test_gavel_with_a_change_limit_leaves_running_jobs_alone() -> None:
     jobs = [a_running_job("a", 0, on=(A100, 8)), a_running_job("b", 1, on=(V100, 8))]
     speeds: Sequence[Speeds] = (
@@ -207,13 +121,6 @@ def test_gavel_with_a_change_limit_leaves_running_jobs_alone() -> None:
     assert chosen_cells(Gavel(max_changed=2), snapshot) == [(V100, 8), (A100, 8)]
 
 
-def test_gavel_ignores_its_change_limit_when_nodes_are_lost() -> None:
-    jobs = [a_running_job("a", on=(A100, 8)), a_running_job("b", on=(V100, 8))]
-    snapshot = cluster(jobs, {A100: {8: 1.0}, V100: {8: 1.0}}, v100=8)
-    lost = replace(snapshot, nodes=replace(snapshot.nodes, schedulable=np.array([True, False])))
-    assert gpus_of(Gavel(max_changed=0), lost) == [8, 0]
-
-
 def test_gavel_las_serves_the_job_with_least_attained_service() -> None:
     jobs = [
         a_running_job("served", on=(A100, 8), service_gpu_s=7000.0),
@@ -222,14 +129,6 @@ def test_gavel_las_serves_the_job_with_least_attained_service() -> None:
     snapshot = cluster(jobs, {A100: {8: 1.0}})
     assert gpus_of(GavelLas(), snapshot) == [0, 8]
     assert gpus_of(Gavel(), snapshot) == [8, 0]
-
-
-def test_gavel_las_shares_by_weight() -> None:
-    jobs = [
-        a_waiting_job("light", gpus=8, service_gpu_s=2000.0),
-        a_waiting_job("heavy", gpus=8, service_gpu_s=3000.0, weight=4.0),
-    ]
-    assert gpus_of(GavelLas(), cluster(jobs, {A100: {8: 1.0}})) == [0, 8]
 
 
 # ElasticFlow
@@ -245,13 +144,6 @@ def test_elasticflow_gives_the_smallest_count_that_meets_the_deadline() -> None:
     assert gpus_of(ElasticFlow(), cluster(jobs, {A100: LINEAR})) == [4, 4]
 
 
-def test_elasticflow_counts_the_restart_of_a_job_that_has_to_start() -> None:
-    due_s = 1000.0 + 25_600 / 4
-    late = a_waiting_job("late", iterations_left=100.0, deadline_s=due_s, restart_s=10.0)
-    snapshot = cluster([late, a_waiting_job("other", 1)], {A100: LINEAR}, {A100: {4: 1.0}})
-    assert gpus_of(ElasticFlow(), snapshot) == [8, 0]
-
-
 def test_elasticflow_admits_by_minimum_share_in_order_of_deadline() -> None:
     def job(name: str, due_s: float) -> dict[str, Any]:
         return a_waiting_job(name, iterations_left=100.0, deadline_s=due_s)
@@ -260,43 +152,12 @@ def test_elasticflow_admits_by_minimum_share_in_order_of_deadline() -> None:
     assert gpus_of(ElasticFlow(), cluster(jobs, {A100: LINEAR})) == [0, 8]
 
 
-def test_elasticflow_does_not_admit_a_deadline_that_no_count_meets() -> None:
-    jobs = [
-        a_waiting_job("hopeless", iterations_left=100.0, deadline_s=1001.0),
-        a_waiting_job("free"),
-    ]
-    assert gpus_of(ElasticFlow(), cluster(jobs, {A100: LINEAR})) == [0, 8]
-
-
-def test_elasticflow_keeps_an_admitted_job_before_a_new_one_with_an_earlier_deadline() -> None:
-    jobs = [
-        a_running_job(
-            "admitted", on=(A100, 8), iterations_left=100.0, deadline_s=1000.0 + 25_600 / 7
-        ),
-        a_waiting_job("new", iterations_left=100.0, deadline_s=1000.0 + 25_600 / 7.5),
-    ]
-    assert gpus_of(ElasticFlow(), cluster(jobs, {A100: LINEAR})) == [8, 0]
-
-
 def test_elasticflow_gives_leftover_gpus_by_the_greatest_marginal_return() -> None:
     jobs = [a_waiting_job("flat", 0), a_waiting_job("steep", 1)]
     snapshot = cluster(
         jobs, {A100: {1: 1.0, 2: 1.2, 4: 1.3}}, {A100: {1: 1.0, 2: 1.9, 4: 3.5}}, a100=5
     )
     assert gpus_of(ElasticFlow(), snapshot) == [1, 4]
-
-
-def test_elasticflow_computes_the_marginal_return_per_gpu() -> None:
-    jobs = [a_waiting_job("big step", 0), a_waiting_job("small step", 1)]
-    snapshot = cluster(jobs, {A100: {1: 1.0, 5: 2.0}}, {A100: {1: 1.0, 2: 1.5}}, a100=6)
-    assert gpus_of(ElasticFlow(), snapshot) == [1, 2]
-
-
-def test_elasticflow_stays_on_the_requested_type() -> None:
-    jobs = [a_waiting_job("w", requested_type=V100)]
-    assert chosen_cells(ElasticFlow(), cluster(jobs, {A100: LINEAR, V100: {1: 0.1}}, v100=4)) == [
-        (V100, 1)
-    ]
 
 
 def test_elasticflow_ls_loosens_every_deadline() -> None:
@@ -329,28 +190,6 @@ def test_sia_avoids_restarts_of_young_jobs_that_would_gain_little() -> None:
 
     assert move(age_s=400.0) == [(V100, 1)]
     assert move(age_s=100_000.0) == [(A100, 1)]
-
-
-def test_sia_charges_the_restarts_that_a_job_has_had() -> None:
-    def move(generation: int) -> list[tuple[int, int] | None]:
-        job = a_running_job(
-            "r", on=(V100, 1), restart_s=100.0, submit_s=-9000.0, generation=generation
-        )
-        return chosen_cells(Sia(), cluster([job], {A100: {1: 1.3}, V100: {1: 1.0}}, v100=1))
-
-    assert move(generation=1) == [(A100, 1)]
-    assert move(generation=50) == [(V100, 1)]
-
-
-def test_sia_prefers_starting_another_job_to_more_goodput_of_running_ones() -> None:
-    jobs = [a_running_job("r", on=(A100, 4)), *(a_waiting_job(f"w{i}") for i in range(4))]
-    assert gpus_of(Sia(), cluster(jobs, {A100: LINEAR})) == [4, 1, 1, 1, 1]
-
-
-def test_sia_measures_goodput_relative_to_the_smallest_count() -> None:
-    jobs = [a_waiting_job("large", 0), *(a_waiting_job(f"small{i}", 1) for i in range(4))]
-    snapshot = cluster(jobs, {A100: {4: 1.0}}, {A100: {1: 1.0}}, a100=4)
-    assert gpus_of(Sia(), snapshot) == [4, 0, 0, 0, 0]
 
 
 def test_sia_as_published_helps_worse_off_jobs_and_arenas_copy_helps_faster_ones() -> None:

@@ -25,8 +25,7 @@ from tessera.solvers.schedulers.parameters import SchedulerParameter
 from tessera.solvers.schedulers.registry import make_scheduler, parameters_of, scheduler_names
 from tessera.solvers.schedulers.sia import Sia
 from tests.support.builders import a_job
-from tests.support.published_schedulers import FLAT, LINEAR, RUNNING, a_round, rates
-from tests.support.scheduling import A100, a_running_job, a_waiting_job, cluster
+from tests.support.published_schedulers import LINEAR, RUNNING, a_round, rates
 from tests.support.worlds import StoppedClock
 
 DECLARED = [(name, parameter) for name in scheduler_names() for parameter in parameters_of(name)]
@@ -153,12 +152,6 @@ def test_wrong_parameters_are_refused_with_what_is_right(
     assert message in caught.value.problem
 
 
-def test_parameters_without_a_scheduler_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="set scheduler, too") as caught:
-        RoundOptions(scheduler_parameters="depth=5")
-    assert caught.value.field == "scheduler_parameters"
-
-
 # decisions
 
 
@@ -202,13 +195,6 @@ def a_crowd() -> Snapshot:
     return a_round(jobs, cells, gangs=gangs_of(2, 2, 2, 2))
 
 
-@pytest.mark.parametrize("depth", [0, 1, 2, 3, 4])
-def test_a_rounds_depth_limits_the_jobs_that_arena_scales_down(depth: int) -> None:
-    """Each of two jobs must shrink for a launch at half the request, each of four for all of it."""
-    expected = {2: 2, 3: 2, 4: 4}.get(depth, 0)
-    assert gpus_of(a_crowd(), "arena", f"depth={depth}")["new"] == expected
-
-
 def test_a_rounds_breadth_limits_the_partial_results_that_arena_keeps() -> None:
     """In one step, the cheapest GPU is that of the small job, but the new job needs four."""
     jobs = [
@@ -221,24 +207,6 @@ def test_a_rounds_breadth_limits_the_partial_results_that_arena_keeps() -> None:
 
     assert gpus_of(snapshot, "arena", "depth=1,breadth=1")["new"] == 0
     assert gpus_of(snapshot, "arena", "depth=1,breadth=2")["new"] == 4
-
-
-def test_a_rounds_upgrades_limit_the_jobs_that_arena_scales_up() -> None:
-    jobs = [
-        a_job("steep", 0, state=RUNNING, cell=(0, 2, 1), requested_gpus=2),
-        a_job("flat", 1, state=RUNNING, cell=(0, 2, 1), requested_gpus=2),
-    ]
-    cells = [rates(0, 0, LINEAR), rates(1, 0, FLAT)]
-    snapshot = a_round(jobs, cells, gangs=gangs_of(2, 2))
-
-    assert gpus_of(snapshot, "arena", "max_upgrades=0") == {"steep": 2, "flat": 2}
-    assert gpus_of(snapshot, "arena", "max_upgrades=1") == {"steep": 4, "flat": 2}
-    assert gpus_of(snapshot, "arena") == {"steep": 4, "flat": 4}
-
-
-def test_arenas_deadline_variant_has_the_same_parameters() -> None:
-    assert gpus_of(a_crowd(), "arena-deadline", "depth=4")["new"] == 4
-    assert gpus_of(a_crowd(), "arena-deadline", "depth=1")["new"] == 0
 
 
 @pytest.mark.parametrize(
@@ -264,13 +232,6 @@ def test_each_parameter_reaches_its_scheduler(
     scheduler: str, text: str, same: PublishedScheduler
 ) -> None:
     assert make_scheduler(scheduler, text) == same
-
-
-def test_a_rounds_time_slice_ends_the_turns_of_gandivas_jobs() -> None:
-    jobs = [a_running_job("runs", on=(A100, 8)), a_waiting_job("waits", gpus=8)]
-    snapshot = cluster(jobs, {A100: {8: 8.0}})
-    assert gpus_of(snapshot, "gandiva", "slice_s=1") == {"runs": 0, "waits": 8}
-    assert gpus_of(snapshot, "gandiva", "slice_s=inf") == {"runs": 8, "waits": 0}
 
 
 def test_a_round_records_its_parameters_and_its_reasons_name_them() -> None:

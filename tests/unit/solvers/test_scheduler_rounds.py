@@ -1,4 +1,4 @@
-"""Published schedulers by name and in rounds, and their integer programs compared with all choices."""
+"""Published schedulers by name and in rounds, their options, and their integer programs."""
 
 from __future__ import annotations
 
@@ -9,35 +9,32 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
 
 from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
 from tessera.formulation.reasons import ReasonCode
-from tessera.formulation.snapshot import Estimates, Snapshot
-from tessera.formulation.statement import state_round
+from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.tables import Ints
-from tessera.formulation.values import BEST_FOUND
-from tessera.service.deciding import decide_again
 from tessera.solvers.greedy import Greedy
-from tessera.solvers.rounds.plan import RoundOptions, RoundOutcome, plan_round
-from tessera.solvers.schedulers.base import Scheduler, SchedulerView, make_view, translate_choice
+from tessera.solvers.rounds.plan import plan_round
+from tessera.solvers.schedulers.base import Scheduler, SchedulerView, make_view
 from tessera.solvers.schedulers.fcfs import Fcfs
 from tessera.solvers.schedulers.gavel import Gavel
 from tessera.solvers.schedulers.packing import options_of
-from tessera.solvers.schedulers.registry import make_scheduler, scheduler_names, scheduler_of
+from tessera.solvers.schedulers.registry import make_scheduler, scheduler_of
 from tessera.solvers.schedulers.sia import Sia
 from tests.support.builders import (
     a_node,
     a_random_snapshot,
     a_snapshot,
     an_estimate,
-    some_nodes,
 )
+from tests.support.driver import reason_of
+from tests.support.laws import examples
 from tests.support.scheduling import (
     A100,
-    BATCH,
     FOREVER,
     LINEAR,
     a_running_job,
@@ -46,7 +43,7 @@ from tests.support.scheduling import (
     decide_round,
     rates,
 )
-from tests.support.worlds import StoppedClock
+from tests.support.snapshots import snapshots
 
 
 class FixedScheduler:
@@ -76,11 +73,6 @@ def test_an_unknown_scheduler_is_refused_with_the_known_names() -> None:
     assert scheduler_of("") is None
 
 
-@pytest.mark.parametrize("name", scheduler_names())
-def test_every_scheduler_is_built_under_its_name(name: str) -> None:
-    assert make_scheduler(name).name == name
-
-
 # rounds
 
 
@@ -96,8 +88,7 @@ def test_a_round_says_that_the_scheduler_did_not_choose_a_job() -> None:
         DecisionKind.WAIT,
         DecisionKind.WAIT,
     ]
-    reason = outcome.decisions[2].reason
-    assert reason is not None
+    reason = reason_of(outcome.decisions[2])
     assert reason.code is ReasonCode.NOT_CHOSEN
     assert "fcfs" in reason.message
 
@@ -122,34 +113,6 @@ def test_a_choice_beyond_capacity_is_refused() -> None:
     assert outcome.decisions == ()
 
 
-def test_a_job_without_free_blocks_waits_instead_of_running_on_another_count() -> None:
-    jobs = [
-        a_running_job("a", 1, on=(A100, 4), movable=False),
-        a_running_job("b", 1, on=(A100, 4), movable=False),
-        a_waiting_job("w", gpus=8),
-    ]
-    snapshot = a_snapshot(
-        nodes=some_nodes((A100, 2, 8)),
-        jobs=jobs,
-        batch=BATCH,
-        estimates=[*rates(0, {A100: {4: 4.0, 8: 8.0}}), *rates(1, {A100: {4: 4.0}})],
-        gangs={j: Gang(members=((j, (0, 1, 2, 3)),)) for j in (0, 1)},
-    )
-    spread = an_estimate(0, A100, 8, nodes=2, iter_time_s=math.inf)  # the job needs one whole node
-    snapshot = replace(
-        snapshot,
-        estimates=Estimates.from_rows(
-            [*(snapshot.estimates.row(i) for i in range(len(snapshot.estimates))), spread]
-        ),
-    )
-    own = plan_round(snapshot, Policy(), Greedy(), FOREVER).decisions[2]
-    waits = decide_round(Fcfs(), snapshot).decisions[2]
-    assert own.cell.gpus == 4
-    assert waits.gang is None
-    assert waits.reason is not None
-    assert waits.reason.code is ReasonCode.FRAGMENTED
-
-
 def test_an_infeasible_choice_is_dropped_and_reported() -> None:
     fails = an_estimate(0, A100, 4, iter_time_s=math.inf)
     snapshot = a_snapshot(
@@ -169,49 +132,8 @@ def test_an_infeasible_choice_is_dropped_and_reported() -> None:
         FOREVER,
         scheduler=Scheduler(published=Fcfs(), information=rosy),
     )
-    reason = outcome.decisions[0].reason
-    assert reason is not None
+    reason = reason_of(outcome.decisions[0])
     assert "does not run" in reason.message
-
-
-def test_a_choice_without_a_plan_is_translated_to_the_plan_that_the_job_runs_on() -> None:
-    job, gangs = [a_running_job("r", on=(A100, 4))], {0: Gang(members=((0, (0, 1, 2, 3)),))}
-    slow, fast = (an_estimate(0, A100, 4, degree=d, iter_time_s=3.0 - d) for d in (1, 2))
-    searched = an_estimate(0, A100, 4, degree=BEST_FOUND, iter_time_s=1.5)
-    actual, visible = (
-        a_snapshot(nodes=[a_node("n0")], jobs=job, estimates=rows, gangs=gangs)
-        for rows in ([slow, fast], [searched])
-    )
-    problem = state_round(actual, Policy(), published=True).problem
-    choice = translate_choice(make_view(visible, Policy()).draft, problem, np.array([0]))
-    assert choice.tolist() == problem.current.tolist()
-    assert problem.cells.pipeline_degree[problem.cell[choice[0]]] == 1
-
-
-def test_the_service_runs_the_scheduler_named_in_the_options() -> None:
-    jobs = [
-        a_running_job("r", on=(A100, 4)),
-        a_waiting_job("big", gpus=8),
-        a_waiting_job("small", gpus=4),
-    ]
-    record = decide_again(
-        cluster(jobs, {A100: LINEAR}),
-        RoundOptions(scheduler="srt"),
-        StoppedClock(),
-        remaining_s=lambda: math.inf,
-        cancelled=lambda: False,
-    )
-    assert record.summary.solver == "srt"
-    assert record.summary.verified
-    assert record.summary.options["scheduler"] == "srt"
-    with pytest.raises(InvalidInput, match="unknown 'lottery'"):
-        decide_again(
-            cluster(jobs, {A100: LINEAR}),
-            RoundOptions(scheduler="lottery"),
-            StoppedClock(),
-            remaining_s=lambda: math.inf,
-            cancelled=lambda: False,
-        )
 
 
 # exactness
@@ -262,21 +184,22 @@ def test_the_integer_programs_are_solved_to_their_optimum(seed: int) -> None:
         assert found == pytest.approx(best_by_trying_all(snapshot, worth), rel=2e-4)
 
 
-@pytest.mark.parametrize(
-    "objective",
-    ["max-min then throughput", "finish-time-fairness", "jct", "0.5*throughput + 0.5*jct"],
-)
-def test_every_objective_measures_the_choice_and_changes_no_decision(objective: str) -> None:
-    snapshot = a_random_snapshot(4, jobs=10, groups=((0, 2, 4), (1, 1, 8)))
+def columns_of(view: SchedulerView, *, requested_only: bool) -> tuple[list[int], list[int]]:
+    """Return the columns of options with a requested or current count, and the current ones."""
+    options = options_of(view, requested_only=requested_only)
+    jobs = view.draft.snapshot.jobs
+    of_job = jobs.requested_gpus[options.job], jobs.current_gpus[options.job]
+    kept = (options.gpus == of_job[0]) | (options.gpus == of_job[1])
+    held = options.column[options.current[options.runs]]
+    return options.column[kept].tolist(), held.tolist()
 
-    def by(policy: Policy) -> RoundOutcome:
-        return plan_round(
-            snapshot, policy, Greedy(), FOREVER, scheduler=Scheduler(published=Fcfs())
-        )
 
-    plain, found = by(Policy()), by(Policy(objective=objective))
-    assert found.violations == ()
-    assert [(d.kind, d.cell.gpus) for d in found.decisions] == [
-        (d.kind, d.cell.gpus) for d in plain.decisions
-    ]
-    assert len(found.goals) == len(Policy(objective=objective).stages)
+@examples(40)
+@given(snapshots())
+def test_options_of_requested_counts_match_the_filtered_list_of_all_options(
+    snapshot: Snapshot,
+) -> None:
+    looked_at = make_view(snapshot, Policy())
+    some = columns_of(looked_at, requested_only=True)
+    assert some == columns_of(looked_at, requested_only=False)
+    assert len(some[0]) == len(options_of(looked_at, requested_only=True))

@@ -11,7 +11,6 @@ import pytest
 
 from tessera.benchmarks.deadlines.large_rounds import draw_deadlines
 from tessera.formulation.admission import Admission
-from tessera.formulation.last_round import Legs
 from tessera.formulation.lookahead import Lookahead, find_schedule_violations, look_ahead, picks_of
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import Snapshot
@@ -23,13 +22,11 @@ from tessera.solvers.lookahead.market import open_market, weight_unit, work_to_t
 from tessera.solvers.lookahead.pricefit import fit_at_prices, round_down
 from tessera.solvers.lookahead.search import MAX_PAIRS
 from tessera.solvers.lookahead.validity import is_valid, require_valid
-from tests.support.builders import a_job
-from tests.support.dated_jobs import NOW_S, a_cluster, a_dated_job
+from tests.support.dated_jobs import a_cluster, a_dated_job
 
 AHEAD = Policy(deadlines="look-ahead")
 PLANNED = Policy(deadlines="planned")
 ENDLESS = Budget(remaining_s=lambda: math.inf)
-NO_SEARCH = Budget(remaining_s=lambda: math.inf, work={ADMISSION: 0.0})
 
 
 def look_ahead_of(snapshot: Snapshot, policy: Policy = AHEAD) -> Lookahead:
@@ -55,12 +52,6 @@ def test_ten_thousand_deadlines_are_decided_with_a_bound_and_a_valid_schedule(
     assert np.all(used <= snapshot.schedulable_gpus())
 
 
-def test_schedules_at_prices_break_no_rule_of_the_independent_checker() -> None:
-    snapshot = draw_deadlines(300, seed=2)
-    admission = admit(snapshot, AHEAD, NO_SEARCH)
-    assert find_schedule_violations(snapshot, admission.legs, admission.admitted) == []
-
-
 def test_jobs_that_buy_at_prices_are_more_than_those_of_first_fits() -> None:
     ahead = look_ahead_of(draw_deadlines(2000, seed=3))
     first = SlotSchedules(ahead)
@@ -70,30 +61,6 @@ def test_jobs_that_buy_at_prices_are_more_than_those_of_first_fits() -> None:
     assert priced.bound >= priced.room.weight()
 
 
-def test_promises_keep_their_schedules_next_to_any_number_of_heavy_jobs() -> None:
-    old = [a_dated_job(f"old{i}", 1200, 2000, admitted=True, weight=0.01) for i in range(3)]
-    new = [a_dated_job(f"new{i}", 1200, 1500 + i, weight=100.0) for i in range(40)]
-    legs = Legs.from_rows([leg(i, 300 * i, 300 * (i + 1)) for i in range(3)])
-    snapshot = replace(a_cluster(*old, *new), legs=legs)
-    admission = admit(snapshot, AHEAD, NO_SEARCH)
-    assert admission.admitted[:3].all()
-    assert admission.given_up == frozenset()
-    assert admission.admitted.sum() > 3
-    assert find_schedule_violations(snapshot, admission.legs, admission.admitted) == []
-
-
-def leg(job: int, start_s: float, end_s: float, gpus: int = 4) -> dict[str, Any]:
-    return {
-        "job": job,
-        "start_s": NOW_S + start_s,
-        "end_s": NOW_S + end_s,
-        "gpu_type": 0,
-        "gpus": gpus,
-        "pipeline_degree": 1,
-        "plan": 0,
-    }
-
-
 def test_jobs_without_weight_count_neither_in_the_bound_nor_against_others() -> None:
     jobs = [a_dated_job(f"j{i}", 1200, 600, weight=0.0) for i in range(3)]
     alone = admit(a_cluster(*jobs), AHEAD, ENDLESS)
@@ -101,34 +68,6 @@ def test_jobs_without_weight_count_neither_in_the_bound_nor_against_others() -> 
     admission = admit(a_cluster(*jobs, a_dated_job("heavy", 2400, 600)), AHEAD, ENDLESS)
     assert admission.admitted.tolist() == [False, False, False, True]
     assert (admission.bound, admission.proven) == (1.0, True)
-
-
-def test_promises_that_all_came_too_late_are_given_up() -> None:
-    jobs = [a_dated_job(f"j{i}", 9000, 600, admitted=True) for i in range(3)]
-    admission = admit(a_cluster(*jobs), AHEAD, ENDLESS)
-    assert admission.given_up == frozenset({0, 1, 2})
-    assert not admission.admitted.any()
-    assert not len(admission.legs)
-    assert admission.bound == 0.0
-
-
-def test_one_slot_before_all_deadlines_is_a_knapsack() -> None:
-    jobs = [a_dated_job(f"j{i}", 300 * n, 290 + 10, weight=w) for i, (n, w) in enumerate(ITEMS)]
-    admission = admit(a_cluster(*jobs), AHEAD, ENDLESS)
-    assert weight_of(a_cluster(*jobs), admission) == 7.0
-    assert admission.proven
-    assert admission.bound == 7.0
-
-
-ITEMS = ((4, 6.0), (2, 4.0), (2, 3.0), (1, 1.0))
-"""GPUs that a job needs for the whole slot, and its weight."""
-
-
-@pytest.mark.parametrize("policy", [AHEAD, PLANNED])
-def test_without_open_deadlines_there_are_no_slots_to_price(policy: Policy) -> None:
-    past = a_cluster(a_dated_job("late", 100, -5.0), a_job("none"))
-    admission = admit(past, policy, ENDLESS)
-    assert (admission.bound, admission.proven, len(admission.legs)) == (0.0, True, 0)
 
 
 def test_a_deadline_beyond_the_horizon_is_in_the_bound_without_promises() -> None:
@@ -223,17 +162,6 @@ def test_only_jobs_with_equal_options_form_a_group(monkeypatch: pytest.MonkeyPat
     assert groups() == [3, 1, 1, 1]
 
 
-def test_a_sample_of_a_market_has_the_groups_of_its_jobs() -> None:
-    ahead = look_ahead_of(draw_deadlines(60, seed=5))
-    nobody = np.zeros(60, dtype=np.bool_)
-    whole = open_market(ahead, ~nobody, nobody, work_to_train(ahead), whole=True)
-    part = whole.sample(7)
-    assert part.job.tolist() == whole.job[::7].tolist()
-    group = np.repeat(np.arange(len(whole.slots.job_start) - 1), np.diff(whole.slots.job_start))
-    sizes = np.bincount(group[::7], minlength=len(whole.slots.job_start) - 1)
-    assert np.diff(part.slots.job_start).tolist() == sizes.tolist()
-
-
 def test_bounds_are_rounded_down_only_where_weights_have_a_common_unit() -> None:
     assert weight_unit(np.array([1.5, 3.0, 4.5])) == 1.5
     assert weight_unit(np.array([0.1, 0.3])) == 0.0
@@ -242,6 +170,9 @@ def test_bounds_are_rounded_down_only_where_weights_have_a_common_unit() -> None
     assert round_down(7.99, np.array([1.0, 2.0])) == 7.0
     assert round_down(7.99, np.array([1.5, 3.0])) == 7.5
     assert round_down(7.99, np.array([0.1])) == 7.99
+
+
+NO_SEARCH = Budget(remaining_s=lambda: math.inf, work={ADMISSION: 0.0})
 
 
 def test_a_round_with_as_many_promises_as_jobs_keeps_all_of_them() -> None:
