@@ -286,16 +286,6 @@ async def test_a_member_that_fails_is_reported_and_the_other_runs_until_it_is_st
     await until(lambda: not agent.reports())
 
 
-async def test_a_member_that_cannot_start_fails_without_the_others(agent: TwoNodeAgent) -> None:
-    gang = agent.bench.gang(WAITS, launch={"user": "no-such-user"}, **TWO_NODES)
-    agent.apply(gang)
-    reports = agent.reports()
-    assert {report.exit_reason for report in reports.values()} == {ExitReason.NOT_STARTED}
-    agent.supervisor.note_sent(agent.supervisor.reports())
-    agent.apply()
-    assert agent.reports() == {}
-
-
 async def test_a_half_started_gang_is_ended_to_its_last_process_before_it_starts_again(
     agent: TwoNodeAgent,
 ) -> None:
@@ -349,7 +339,7 @@ async def test_programs_of_other_users_can_use_their_files_below_the_usual_direc
     await bench.clean()
 
 
-async def test_a_file_that_a_program_changed_fails_one_gang_and_ends_no_agent(
+async def test_a_gang_that_cannot_start_fails_alone_whatever_a_program_wrote(
     agent: TwoNodeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The token of an endpoint belongs to the program's user, who may run another job here."""
@@ -362,6 +352,9 @@ async def test_a_file_that_a_program_changed_fails_one_gang_and_ends_no_agent(
     for report in agent.reports().values():
         assert (report.phase, report.exit_reason) == (GangPhase.FAILED, ExitReason.NOT_STARTED)
         assert "can't decode byte" in report.error
+    agent.supervisor.note_sent(agent.supervisor.reports())
+    agent.apply()
+    assert agent.reports() == {}
 
 
 SLEEPS = (sys.executable, "-c", "print(flush=True); import time; time.sleep(1e6)")
@@ -429,48 +422,41 @@ def test_strays_are_found_by_their_whole_mark(strays: Strays, tmp_path: Path) ->
         assert ids(tmp_path) == found
 
 
-def test_a_stray_that_lost_its_mark_is_found_by_what_the_keeper_recorded(
+def test_a_stray_that_lost_its_mark_is_found_by_what_the_keeper_recorded_until_it_ends(
     strays: Strays, tmp_path: Path
 ) -> None:
     bare = strays.start(None)
     identity = identity_of(bare.pid)
     assert identity is not None
-    record(tmp_path, (bare.pid, identity.start_ticks))
-    assert ids(tmp_path) == {bare.pid}
     record(tmp_path, (bare.pid, identity.start_ticks + 1))  # an earlier process with this id
     assert ids(tmp_path) == set()
-
-
-def test_a_zombie_is_no_stray(strays: Strays, tmp_path: Path) -> None:
-    marked = strays.start("abc")
-    identity = identity_of(marked.pid)
-    assert identity is not None
-    record(tmp_path, (marked.pid, identity.start_ticks))
-    assert ids(tmp_path) == {marked.pid}
-    marked.kill()
-    os.waitid(os.P_PID, marked.pid, os.WEXITED | os.WNOWAIT)
+    record(tmp_path, (bare.pid, identity.start_ticks))
+    assert ids(tmp_path) == {bare.pid}
+    bare.kill()
+    os.waitid(os.P_PID, bare.pid, os.WEXITED | os.WNOWAIT)  # now it is a zombie
     assert ids(tmp_path) == set()
 
 
-@pytest.mark.parametrize(
-    "text", ["{", "[]", '{"processes": [1]}', '{"processes": [["x", 2]]}', '{"processes": 5}']
-)
 def test_a_record_that_is_damaged_is_logged_and_the_mark_still_counts(
-    strays: Strays, tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
+    strays: Strays, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     marked = strays.start("abc")
     mark_member(tmp_path, "abc")
-    (tmp_path / PROCESSES_FILE).write_text(text)
-    assert ids(tmp_path) == {marked.pid}
-    assert "cannot read" in caplog.text
+    for text in ("{", "[]", '{"processes": [1]}', '{"processes": [["x", 2]]}', '{"processes": 5}'):
+        caplog.clear()
+        (tmp_path / PROCESSES_FILE).write_text(text)
+        assert ids(tmp_path) == {marked.pid}
+        assert "cannot read" in caplog.text
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"mark": 3}', '{"mark": ""}'])
-def test_without_a_mark_nothing_is_killed(strays: Strays, tmp_path: Path, text: str) -> None:
-    bare = strays.start(None)
+def test_without_a_mark_nothing_is_killed(strays: Strays, tmp_path: Path) -> None:
+    bare, me = strays.start(None), identity_of(os.getpid())
     assert kill_marked(tmp_path) == []
-    (tmp_path / MARK_FILE).write_text(text)
-    assert kill_marked(tmp_path) == []
+    for text in ("{", "[]", "{}", '{"mark": 3}', '{"mark": ""}'):
+        (tmp_path / MARK_FILE).write_text(text)
+        assert kill_marked(tmp_path) == []
+    assert me is not None
+    kill_keeper(replace(me, start_ticks=me.start_ticks - 1))  # a dead keeper with this id
     assert bare.poll() is None
 
 
@@ -486,13 +472,6 @@ def test_an_unmarked_orphan_ends_with_its_keeper_that_hangs() -> None:
         assert not is_alive(orphan)
         parent.stdout.close()
     assert parent.returncode == -signal.SIGKILL
-
-
-def test_nothing_below_a_process_with_the_id_of_a_dead_keeper_is_killed(strays: Strays) -> None:
-    child, me = strays.start(None), identity_of(os.getpid())
-    assert me is not None
-    kill_keeper(replace(me, start_ticks=me.start_ticks - 1))
-    assert child.poll() is None
 
 
 async def test_ending_strays_leaves_others_alone(strays: Strays, tmp_path: Path) -> None:
