@@ -37,6 +37,7 @@ def as_message(gang: Gang) -> pb.DesiredGang:
         generation=gang.generation,
         leader=gang.leader,
         members=gang.members,
+        member_gpus=gang.member_gpus,
         shares=[pb.AgentShare(node=node, gpu_indices=gpus) for node, gpus in gang.shares],
         gpus=gang.cell.gpus,
         iter_time_s=gang.iter_time_s,
