@@ -18,7 +18,10 @@ T = TypeVar("T")
 
 
 def a_gang(job: str = "a", generation: int = 1, **overrides: Any) -> Gang:
-    """Return a gang on GPUs 0 and 1 of node n0, which is also its leader."""
+    """Return a gang on GPUs 0 and 1 of node n0, which is also its leader.
+
+    The members of a larger one have equal numbers of GPUs.
+    """
     fields: dict[str, Any] = {
         "shares": (("n0", (0, 1)),),
         "leader": "n0",
@@ -29,7 +32,10 @@ def a_gang(job: str = "a", generation: int = 1, **overrides: Any) -> Gang:
         "iter_time_s": 1.0,
         "iterations_total": 1000.0,
     }
-    return Gang(job=job, generation=generation, **with_cell(fields | overrides))
+    fields |= overrides
+    members = len(fields["members"])
+    fields.setdefault("member_gpus", (fields["gpus"] // members,) * members)
+    return Gang(job=job, generation=generation, **with_cell(fields))
 
 
 def launch_leader(

@@ -13,8 +13,7 @@ class RankFiles:
     def __init__(
         self, logs: Path, job: str = "j", generation: int = 1, rank: str = "0", number: int = 0
     ) -> None:
-        if number:
-            claim_folder(logs, job, number)
+        claim_folder(logs, job, number)
         self.folder, self._rank = folder_of(logs, job, generation), rank
         self.folder.mkdir(parents=True, exist_ok=True)
         self._written = self._first = 0

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ast
-import asyncio
 import errno
-import json
 import os
 import pwd
 import signal
@@ -46,7 +43,7 @@ from tessera.service.agent.isolation import UserRule
 from tessera.service.agent.keeper.store import JobStore
 from tessera.service.agent.main import main
 from tessera.service.agent.network.sampling import analysed_apart
-from tessera.service.agent.process import Process, identity_of
+from tessera.service.agent.process import Process, identity_of, remove_secrets
 from tessera.service.agent.runtimes.handle import ProcessHandle
 from tessera.service.agent.runtimes.profiler import ProfilerRuntime
 from tessera.service.agent.runtimes.protocol import ExitOutcome, Progress
@@ -131,8 +128,8 @@ def test_all_files_are_private_under_any_umask(tmp_path: Path) -> None:
         gang = a_gang()
         folder = state.add(gang)
         state.save_lease(1.0, 2.0, 1.0)
-        assert checkpoint.open_generation(str(state.checkpoints(gang.job)), 1) == 0
-        checkpoint.save_checkpoint(str(state.checkpoints(gang.job)), 1, 5)
+        assert checkpoint.open_generation(str(state.checkpoints(gang.job)), 1, 7) == 0
+        checkpoint.save_checkpoint(str(state.checkpoints(gang.job)), 1, 5, 7)
         errors = folder / "errors.log"
         Process.spawn(["/bin/true"], "", identity=folder / "process.json", errors=errors)
         state.release()
@@ -145,7 +142,7 @@ def test_all_files_are_private_under_any_umask(tmp_path: Path) -> None:
     assert [path for path in paths if mode_of(path) & 0o077] == []
 
 
-def test_a_jobs_process_gets_no_secret_of_ours(tmp_path: Path) -> None:
+def test_a_jobs_process_gets_no_secret_of_ours() -> None:
     secrets = {
         "TESSERA_TOKEN": "a",
         "TESSERA_TOKEN_FILE": "/run/token",
@@ -158,18 +155,7 @@ def test_a_jobs_process_gets_no_secret_of_ours(tmp_path: Path) -> None:
         "OTHERS": "tessera_join_" + "a" * 12 + "_" + "b" * 43,
     }
     kept = {"PATH": "/usr/bin:/bin", "TESSERA_NETWORK": "/n.json", "NCCL_IB_TC": "106"}
-    script = f"import os, sys; open({str(tmp_path / 'env')!r}, 'w').write(repr(dict(os.environ)))"
-    process = Process.spawn(
-        [sys.executable, "-I", "-S", "-c", script],
-        "",
-        identity=tmp_path / "id",
-        errors=tmp_path / "errors",
-        environment=secrets | kept,
-    )
-    asyncio.run(asyncio.wait_for(process.ended(), PATIENCE_S))
-    seen = ast.literal_eval((tmp_path / "env").read_text())
-    seen.pop("LC_CTYPE", None)  # Python's own
-    assert seen == kept
+    assert remove_secrets(secrets | kept) == kept
 
 
 @pytest.mark.parametrize("below", ["", "deep/er"])
@@ -186,14 +172,6 @@ def test_a_directory_writable_by_others_is_refused_unless_it_is_sticky(
     assert main([*flags, "--data-dir", str(shared / below)]) == 2
     shared.chmod(0o1777)
     a_state(shared / "mine")
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
-def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "theirs").mkdir()
-    os.chown(tmp_path / "theirs", 12345, 12345)
-    with pytest.raises(InvalidInput, match="belongs to another user"):
-        a_state(tmp_path / "theirs")
 
 
 @needs_root
@@ -251,17 +229,19 @@ def test_links_and_foreign_files_among_the_gangs_are_cleared_and_not_followed(
     gangs = tmp_path / "d" / "gangs"
     (gangs / "x@1").symlink_to(elsewhere)
     (gangs / "file").write_text("what?")
+    (gangs / "b@1").mkdir()  # it was not stored completely
     (gangs / "y@7").mkdir()  # not the directory of the described gang
-    write_json(str(gangs / "y@7" / "gang.json"), json.loads((elsewhere / "gang.json").read_text()))
+    (gangs / "y@7" / "gang.json").write_text((elsewhere / "gang.json").read_text())
     state.add(a_gang("a"))
     assert list(state.gangs()) == [a_gang("a")]
     assert [path.name for path in gangs.iterdir()] == ["a@1"]
     assert (elsewhere / "gang.json").exists()
+    part = state.write_part(a_gang("a").key, NetworkPart(level=1, levels=8, dscp=10))
+    assert mode_of(part) == 0o644  # for a program of another user
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "{", "[]", "{}", '{"job": 1}', "\0\0\0", '{"shares": 3, "members": [], "command": []}'],
+    "text", ["", "{", "[]", '{"job": 1}', '{"shares": 3, "members": [], "command": []}']
 )
 def test_a_gang_with_a_broken_description_is_removed_and_its_process_ended(
     tmp_path: Path, text: str
@@ -269,19 +249,13 @@ def test_a_gang_with_a_broken_description_is_removed_and_its_process_ended(
     state = a_state(tmp_path / "d")
     directory = state.add(a_gang("a"))
     (directory / "gang.json").write_text(text)
-    with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as stray:
+    with subprocess.Popen(["/bin/sleep", "1000"]) as stray:
         identity = identity_of(stray.pid)
         assert identity is not None
         write_json(str(directory / "process.json"), asdict(identity))
         assert list(state.gangs()) == []
         assert stray.wait(PATIENCE_S) == -signal.SIGKILL
     assert not directory.exists()
-
-
-def test_a_program_of_another_user_may_read_its_part_in_the_network_plan(tmp_path: Path) -> None:
-    state, gang = a_state(tmp_path / "d"), a_gang()
-    state.add(gang)
-    assert mode_of(state.write_part(gang.key, NetworkPart(level=1, levels=8, dscp=10))) == 0o644
 
 
 PROGRESS: dict[str, str] = {
@@ -319,41 +293,37 @@ def test_meaningless_progress_counts_as_unknown_and_is_logged_once(
 
 
 @pytest.mark.parametrize(
-    "place", [lambda path: path.symlink_to("/etc/passwd"), os.mkfifo, Path.mkdir]
+    "place",
+    [
+        lambda path: path.symlink_to("/etc/passwd"),
+        os.mkfifo,
+        Path.mkdir,
+        lambda path: path.write_text("{"),
+        lambda path: path.write_text("[]"),
+        lambda path: path.write_text('{"outcome": "glorious"}'),
+        lambda path: path.write_text('{"outcome": null, "error": "x"}'),
+    ],
 )
-async def test_an_irregular_file_is_not_read_and_blocks_nothing(
-    tmp_path: Path, place: Callable[[Path], None]
+async def test_irregular_files_and_meaningless_ends_are_failures_and_block_nothing(
+    tmp_path: Path, place: Callable[[Path], object]
 ) -> None:
     for name in ("progress.json", "exit.json", "errors.log"):
         place(tmp_path / name)
     handle = a_handle(tmp_path)
     assert handle.observe() is None
     assert (await handle.ended()).outcome is ExitOutcome.FAILED
-    with pytest.raises((ValueError, OSError)):
-        read_json(str(tmp_path / "exit.json"))
-
-
-@pytest.mark.parametrize(
-    "text", ["{", "[]", '{"outcome": "glorious"}', '{"outcome": null}', '{"error": "x"}']
-)
-async def test_a_meaningless_exit_file_counts_as_a_failure(tmp_path: Path, text: str) -> None:
-    (tmp_path / "exit.json").write_text(text)
-    assert (await a_handle(tmp_path).ended()).outcome is ExitOutcome.FAILED
+    if not (tmp_path / "exit.json").is_file() or (tmp_path / "exit.json").is_symlink():
+        with pytest.raises((ValueError, OSError)):
+            read_json(str(tmp_path / "exit.json"))
 
 
 async def test_only_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:
     script = "import os; os.write(2, b'x' * 1_000_000 + b'\\nlast words\\n'); os._exit(7)"
-    process = Process.spawn(
-        [sys.executable, "-c", script],
-        "go",
-        identity=tmp_path / "process.json",
-        errors=tmp_path / "errors.log",
-    )
-    handle = ProcessHandle(process, tmp_path)
-    await handle.begun()
-    end = await handle.ended()
+    files = {"identity": tmp_path / "process.json", "errors": tmp_path / "errors.log"}
+    process = Process.spawn([sys.executable, "-c", script], "go", **files)
+    end = await end_of(ProcessHandle(process, tmp_path))
     assert end.error == "the process exited with status 7: last words"
-    assert (tmp_path / "errors.log").stat().st_size > 1_000_000
+    assert files["errors"].stat().st_size > 1_000_000
 
 
 def test_a_file_that_cannot_be_written_completely_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -525,13 +495,26 @@ def test_a_directory_that_is_moved_away_takes_the_removal_nowhere(
 
 
 @needs_root
-def test_a_file_of_another_owner_is_not_read_from_a_folder_of_a_job(theirs: Path) -> None:
-    (theirs / "progress.json").write_text('{"iterations": 1}')
-    with pytest.raises(ValueError, match="belongs to the user 0"):
-        read_json(str(theirs / "progress.json"), owner=nobody().pw_uid)
-    with pytest.raises(ValueError, match="belongs to the user 0"):
-        read_start(str(theirs / "progress.json"), 10, owner=nobody().pw_uid)
-    assert read_json(str(theirs / "progress.json"), owner=0) == {"iterations": 1}
+def test_files_and_stores_of_another_owner_are_not_used(theirs: Path, tmp_path: Path) -> None:
+    with pytest.raises(PermissionError, match="belongs to another user"):
+        JobStore(str(theirs), 1, 7).claim()
+    with pytest.raises(InvalidInput, match="belongs to another user"):
+        a_state(theirs)
+    assert list(theirs.iterdir()) == []
+    path = str(theirs / "progress.json")
+    Path(path).write_text('{"iterations": 1}')
+    for read in (
+        lambda: read_json(path, owner=nobody().pw_uid),
+        lambda: read_start(path, 10, owner=nobody().pw_uid),
+    ):
+        with pytest.raises(ValueError, match="belongs to the user 0"):
+            read()
+    assert read_json(path, owner=0) == {"iterations": 1}
+    pipe = make_pipe(str(tmp_path / "rank-0.pipe"), (nobody().pw_uid, nobody().pw_gid))
+    status = os.fstat(pipe)
+    os.close(pipe)
+    assert stat.S_ISFIFO(status.st_mode)
+    assert (status.st_uid, stat.S_IMODE(status.st_mode)) == (nobody().pw_uid, 0o600)
 
 
 @needs_root
@@ -544,13 +527,6 @@ def test_a_link_in_the_store_of_a_job_is_not_given_away(tmp_path: Path) -> None:
     with pytest.raises(NotADirectoryError, match="'files' is a symbolic link"):
         store.make_directories(nobody().pw_uid, nobody().pw_gid)
     assert target.owner() == "root"
-
-
-@needs_root
-def test_a_store_that_another_user_has_made_is_not_used(theirs: Path, tmp_path: Path) -> None:
-    with pytest.raises(PermissionError, match="belongs to another user"):
-        JobStore(str(theirs), 1, 7).claim()
-    assert list(theirs.iterdir()) == []
 
 
 @needs_root
@@ -590,15 +566,6 @@ except PermissionError:
         await end_of(handle)
     finally:
         await bench.clean()
-
-
-@needs_root
-def test_the_pipe_of_a_rank_belongs_to_its_user_in_a_folder_that_does_not(tmp_path: Path) -> None:
-    descriptor = make_pipe(str(tmp_path / "rank-0.pipe"), (nobody().pw_uid, nobody().pw_gid))
-    status = os.fstat(descriptor)
-    os.close(descriptor)
-    assert stat.S_ISFIFO(status.st_mode)
-    assert (status.st_uid, stat.S_IMODE(status.st_mode)) == (nobody().pw_uid, 0o600)
 
 
 async def test_the_agents_programs_import_nothing_from_the_working_directory(

@@ -61,6 +61,7 @@ from tests.support.agents import a_gang, is_running, until
 from tests.support.laws import examples
 from tests.support.patience import PATIENCE_S
 from tests.support.programs import ENDLESS, TWO_NODES, ProgramBench, train
+from tests.support.waiting import until as wait_for
 
 GANGS = st.builds(
     lambda job, generation, node, gpus, is_led_here: a_gang(
@@ -149,6 +150,7 @@ def test_a_gang_reads_back_unchanged_from_disk_and_from_a_message() -> None:
         shares=[pb.AgentShare(node="n0", gpu_indices=[0, 1])],
         leader="n0",
         members=["n0"],
+        member_gpus=[2],
         model="bert",
         params="1.3B",
         global_batch=8,
@@ -469,7 +471,7 @@ def test_an_unmarked_orphan_ends_with_its_keeper_that_hangs() -> None:
         os.waitid(os.P_PID, parent.pid, os.WSTOPPED)
         assert is_alive(orphan)
         kill_keeper(keeper)
-        assert not is_alive(orphan)
+        wait_for(lambda: not is_alive(orphan), "the end of the orphan")
         parent.stdout.close()
     assert parent.returncode == -signal.SIGKILL
 

@@ -207,8 +207,8 @@ DAY_S = 86_400.0
 
 
 def read(logs: Path, offset: int = 0, **changes: Any) -> OutputPart:
-    values: dict[str, Any] = {"job": "j", "generation": 1, "rank": 0, "max_bytes": MAX_READ_BYTES}
-    return read_output(logs, offset=offset, **values | changes)
+    values: dict[str, Any] = {"job": "j", "generation": 1, "rank": 0, "job_number": 0}
+    return read_output(logs, offset=offset, **{"max_bytes": MAX_READ_BYTES} | values | changes)
 
 
 def read_all(logs: Path, offset: int, most: int) -> bytes:
@@ -347,7 +347,7 @@ def test_links_in_place_of_folders_are_not_followed(tmp_path: Path) -> None:
     with pytest.raises(NotADirectoryError, match="symbolic link or a file, not a directory"):
         read(logs)
     (logs / "j").unlink()
-    (logs / "j").mkdir()
+    claim_folder(logs, "j", 0)
     (logs / "j" / "1").symlink_to(outside.folder)
     with pytest.raises(NotADirectoryError, match="symbolic link or a file, not a directory"):
         read(logs)
@@ -406,7 +406,6 @@ def test_output_of_an_earlier_job_of_the_same_name_is_not_there(tmp_path: Path) 
     RankFiles(tmp_path, number=7).write(b"of another tenant")
     assert read(tmp_path, job_number=7).data == b"of another tenant"
     assert read(tmp_path, job_number=8) == OutputPart()
-    assert read(tmp_path).data == b"of another tenant"  # a server that does not say
     claim_folder(tmp_path, "j", 7)
     assert read(tmp_path, job_number=7).data == b"of another tenant"
     claim_folder(tmp_path, "j", 8)

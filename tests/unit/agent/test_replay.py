@@ -64,7 +64,7 @@ async def test_a_job_runs_to_completion(
         handle = bench.start(gang, clock_factor=10_000)
     assert await end_of(handle) == MemberExit(outcome=ExitOutcome.SUCCEEDED)
     assert handle.observe() == Progress(iterations=1000, iter_time_s=1.0, runtime="replay")
-    assert checkpoint.open_generation(str(bench.store), 1) == 1000
+    assert checkpoint.open_generation(str(bench.store), 1, 0) == 1000
     assert "nobody knows the rate of" in caplog.text  # so it takes a second an iteration
 
 
@@ -86,7 +86,7 @@ async def test_a_job_makes_progress_only_after_its_restart_time(bench: ReplayBen
 
 
 async def test_an_older_generation_ends_with_the_reason(bench: ReplayBench) -> None:
-    checkpoint.open_generation(str(bench.store), 5)
+    checkpoint.open_generation(str(bench.store), 5, 0)
     end = await end_of(bench.start(a_gang(generation=4), clock_factor=1.0))
     assert end.outcome is ExitOutcome.FAILED
     assert "generation 5 has taken it over" in end.error
@@ -95,14 +95,14 @@ async def test_an_older_generation_ends_with_the_reason(bench: ReplayBench) -> N
 async def test_a_running_older_generation_ends_at_its_next_checkpoint(bench: ReplayBench) -> None:
     old = bench.start(a_gang(iterations_total=1e12), clock_factor=1.0, checkpoint_s=1.0)
     await old.begun()
-    checkpoint.open_generation(str(bench.store), 2)
+    checkpoint.open_generation(str(bench.store), 2, 0)
     end = await old.ended()
     assert "generation 2 has taken it over" in end.error
 
 
 async def test_a_checkpoint_of_another_job_is_named_with_what_to_do(bench: ReplayBench) -> None:
-    checkpoint.open_generation(str(bench.store), 1)
-    checkpoint.save_checkpoint(str(bench.store), 1, 10**13)
+    checkpoint.open_generation(str(bench.store), 1, 0)
+    checkpoint.save_checkpoint(str(bench.store), 1, 10**13, 0)
     end = await end_of(bench.start(a_gang(generation=2), clock_factor=1.0))
     assert end.outcome is ExitOutcome.FAILED
     assert "it belongs to another job" in end.error
