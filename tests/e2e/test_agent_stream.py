@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import time
 from pathlib import Path
 
@@ -103,7 +102,7 @@ async def test_a_restarted_server_disturbs_nothing_and_an_older_revision_is_igno
     server: FakeServer, make_agent: MakeAgent
 ) -> None:
     server.want(7, a_gang(iterations_total=LONG))
-    agent = make_agent()
+    agent = make_agent("--server", "127.0.0.1:1")  # nobody listens there
     await server.sees(7, RUNNING)
     pid = agent.pid_of("a")
     await server.stop()
@@ -224,17 +223,6 @@ async def test_a_terminated_agent_leaves_its_children_running_unless_asked_to_st
     await server.sees(1, RUNNING)
     assert await agent.end(signal.SIGINT) == 0
     assert not is_running(pid)
-
-
-async def test_an_agent_finds_the_server_that_answers(server: FakeServer, tmp_path: Path) -> None:
-    with socket.socket() as reserved:
-        reserved.bind(("127.0.0.1", 0))  # not listening
-        agent = AgentProcess(tmp_path / "agent", [reserved.getsockname()[1], server.port])
-        try:
-            agent.start()
-            await server.sees(0)
-        finally:
-            agent.clean()
 
 
 async def test_an_agent_logs_once_which_of_its_nodes_were_deleted_and_continues(

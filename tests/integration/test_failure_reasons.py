@@ -243,19 +243,6 @@ def test_the_member_that_ran_out_of_memory_counts_even_if_others_end_first(
     assert (record.retries, record.last_error) == (1, "NCCL")
 
 
-def test_a_report_after_the_job_has_started_again_excludes_nothing(
-    store: PostgresStore, database: Database
-) -> None:
-    run_wide(store, "a")
-    report_training(store, "a", A0, phase=PHASE.FAILED, exit_reason=launch_pb2.EXIT_ERROR)
-    agents_report(store)
-    end_back_off(database)
-    run(store, a=[(A0, [0]), (A1, [0])])
-    report_training(store, "a", A1, phase=PHASE.FAILED, exit_reason=OUT_OF_MEMORY)
-    assert estimates_of(store)[FAST.digest] == (1.0, EstimateSource.ANALYTIC)
-    assert job(store, "a").state is JobState.RUNNING
-
-
 def test_jobs_of_one_plan_may_run_out_of_memory_in_one_report(store: PostgresStore) -> None:
     run_wide(store, "a", "b")
     facts: dict[str, Any] = {"phase": PHASE.FAILED, "exit_reason": OUT_OF_MEMORY, "error": "oom"}
@@ -387,14 +374,6 @@ def test_other_failures_are_tried_again_and_explained_in_the_history(
     training = job(two_plans, "a").training
     assert training is not None
     assert (training.exit_reason, training.remark) == (None, "see rank 0")
-
-
-def test_a_replayed_job_that_fails_has_no_training(two_plans: PostgresStore) -> None:
-    decide(two_plans)
-    report_failure(
-        two_plans, "a", launch_pb2.EXIT_REASON_UNSPECIFIED, error="boom", runtime="replay"
-    )
-    assert (job(two_plans, "a").retries, job(two_plans, "a").training) == (1, None)
 
 
 @pytest.fixture

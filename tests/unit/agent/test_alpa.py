@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from inspect import Parameter
 from itertools import chain
 from pathlib import Path
@@ -48,7 +47,7 @@ from tests.support.alpa_conversations import (
     write_replay,
 )
 from tests.support.alpa_image.alpa_record import RECORD, signature_of
-from tests.support.alpa_jobs import IMAGE, an_alpa_gang, calls_of, two_stages
+from tests.support.alpa_jobs import an_alpa_gang, calls_of, two_stages
 from tests.support.execution_plans import execution_plans
 from tests.support.laws import examples
 from tests.support.programs import (
@@ -274,16 +273,6 @@ async def test_rubbish_between_reports_is_left_out(replayed: ProgramBench) -> No
     assert progress.remark == ""
 
 
-@pytest.mark.parametrize(("cut", "done"), [(25, 1), (None, 2)])
-async def test_a_runner_that_dies_leaves_the_reports_before_its_death(
-    replayed: ProgramBench, cut: int | None, done: int
-) -> None:
-    end, progress = await run(replayed, reported(1), reported(2)[:cut], end="dies")
-    assert (end.outcome, end.reason) == (ExitOutcome.FAILED, ExitReason.KILLED)
-    assert "SIGKILL" in end.error
-    assert progress.iterations == done
-
-
 @pytest.mark.parametrize(
     "report",
     [
@@ -302,12 +291,6 @@ async def test_numbers_that_cannot_be_are_named_and_the_others_count(
     assert progress.iterations == (3 if '"iterations": 3' in report else 2)
     assert progress.loss == 0.5
     assert "that was ignored" in progress.remark
-
-
-async def test_a_stated_failure_counts_before_the_output(replayed: ProgramBench) -> None:
-    line = f'{REPORT}{{"failure": {{"reason": "refused", "message": "no such\\nmethod"}}}}\n'
-    end, _ = await run(replayed, line, "ValueError: something else\n", end="1")
-    assert (end.reason, end.error) == (ExitReason.REFUSED, "no such method")
 
 
 async def test_a_job_is_stopped_while_its_runner_is_silent(replayed: ProgramBench) -> None:
@@ -430,14 +413,6 @@ async def test_a_program_that_cannot_begin_fails_with_its_reason(
     end = await end_of(bench.start(gang))
     assert (end.outcome, end.reason) == (ExitOutcome.FAILED, reason)
     assert error in end.error
-
-
-async def test_a_program_may_be_a_module_and_gets_its_arguments(bench: ProgramBench) -> None:
-    gang = an_alpa_gang(bench, environment={"PYTHONPATH": f"{IMAGE}:{bench.root}"})
-    (bench.root / "lab.py").write_text((bench.root / "train-1.py").read_text())
-    gang = replace(gang, command=("-m", "lab", "--seed", "1"))
-    assert await end_of(bench.start(gang)) == SUCCESS
-    assert "plan of None with ['--seed', '1']" in bench.output()
 
 
 @pytest.mark.parametrize(

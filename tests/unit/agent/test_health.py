@@ -129,8 +129,12 @@ async def test_nothing_is_reported_before_the_first_results(tmp_path: Path) -> N
     assert monitor.report() == []
     monitor._take((), (WELL,))
     assert monitor.report() == []
-    monitor._check = CheckResult(passed=True)
-    assert [len(health.faults) for health in monitor.report()] == [0]
+    monitor._check = await run_check([str(tmp_path / "nothing")], 1.0, {})
+    ((fault,),) = [health.faults for health in monitor.report()]
+    assert fault.detail.endswith("nothing: No such file or directory")
+    spawned: list[object] = []
+    report = start_monitor(None, spawned.append, lambda: None, list)
+    assert (report(), spawned) == ([], [])  # an agent that watches nothing
 
 
 async def test_states_and_xids_are_reported_while_they_are_present(tmp_path: Path) -> None:
@@ -215,12 +219,6 @@ async def test_a_failed_validation_stays_until_it_is_asked_for_again(tmp_path: P
     assert runs.read_text() == "xx"
 
 
-async def test_an_agent_that_watches_nothing_reports_nothing() -> None:
-    spawned: list[object] = []
-    report = start_monitor(None, spawned.append, lambda: None, list)
-    assert (report(), spawned) == ([], [])
-
-
 @pytest.mark.parametrize(
     ("body", "result"),
     [
@@ -261,12 +259,6 @@ async def test_a_check_that_does_not_end_is_killed_with_its_children(tmp_path: P
     await until(lambda: not is_running(int(pid.read_text())))
     late = await run_check(argv, 0.01, {})
     assert late == CheckResult(passed=False, detail=f"{argv[0]} did not end within 0.01 s")
-
-
-async def test_a_check_that_cannot_be_started_has_failed(tmp_path: Path) -> None:
-    result = await run_check([str(tmp_path / "nothing")], 1.0, {})
-    assert not result.passed
-    assert result.detail.endswith("nothing: No such file or directory")
 
 
 def test_the_command_shows_what_is_remembered(

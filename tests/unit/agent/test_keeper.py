@@ -274,20 +274,17 @@ def test_the_iteration_time_is_a_median_of_the_latest_pairs() -> None:
     assert meter.iter_time_s == 2.0
 
 
-def test_an_iteration_of_several_in_one_report_has_an_equal_part() -> None:
+def test_iterations_have_equal_parts_of_the_times_that_the_program_may_state() -> None:
     meter = ProgressMeter(100, 10)
     meter.feed(100.0, 20)  # includes the start, so it is not timed
     assert meter.iter_time_s == 0.0
     meter.feed(130.0, 40)
     assert meter.iter_time_s == 1.5
-
-
-def test_the_program_may_say_when_an_iteration_was_done_unless_that_is_absurd() -> None:
     meter = ProgressMeter(100, 0)
     meter.feed(10.0, 1, done_s=9.0)
     meter.feed(12.0, 2, done_s=9.5)
     assert meter.iter_time_s == 0.5
-    meter.feed(20.0, 3, done_s=1e9)
+    meter.feed(20.0, 3, done_s=1e9)  # that is absurd
     assert meter.iter_time_s == 10.5  # of the pairs 0.5 and 10.5
 
 
