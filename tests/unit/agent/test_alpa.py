@@ -104,18 +104,6 @@ def test_the_runner_gets_the_plan_on_its_standard_input() -> None:
     assert document["cluster"] == {"num_nodes": 1, "num_devices_per_node": 4}
 
 
-def test_a_plan_of_one_stage_is_a_logical_mesh() -> None:
-    assert method_of(a_layout(4), a_plan((2, 2))) == {
-        "kind": "ShardParallel",
-        "num_micro_batches": 2,
-        "logical_shape": [2, 2],
-        "auto_sharding_option": {
-            "force_batch_dim_to_mesh_dim": 0,
-            "prefer_reduce_scatter": False,
-        },
-    }
-
-
 def test_a_plan_of_unequal_stages_keeps_each_stages_layers_gpus_and_degrees() -> None:
     plan = a_plan((4, 1), (1, 2), (2, 1), zero=ZeroStage.GRADIENTS, schedule=Schedule.GPIPE)
     method = method_of(a_layout(8), plan)
@@ -291,14 +279,6 @@ async def test_numbers_that_cannot_be_are_named_and_the_others_count(
     assert progress.iterations == (3 if '"iterations": 3' in report else 2)
     assert progress.loss == 0.5
     assert "that was ignored" in progress.remark
-
-
-async def test_a_job_is_stopped_while_its_runner_is_silent(replayed: ProgramBench) -> None:
-    write_conversation(replayed.root, CLEAN, end="hangs")
-    handle = replayed.start(an_alpa_gang(replayed))
-    await handle.begun()
-    await until(lambda: observed(handle).iterations == 4)
-    await stop(handle)
 
 
 def losses(iterations: int) -> list[float]:

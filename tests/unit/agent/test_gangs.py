@@ -30,7 +30,6 @@ from tessera.service.agent.gangs import (
 )
 from tessera.service.agent.isolation import UserRule
 from tessera.service.agent.local_gangs import (
-    GangActions,
     LocalGang,
     LocalMember,
     reconcile_gangs,
@@ -131,14 +130,6 @@ def test_gangs_start_on_gpus_that_are_free_and_whatever_is_not_desired_stops(
         if not is_blocked:
             blocking.append(gang)
     assert {*(gang.key for gang in actions.start), *actions.waiting} <= keys
-
-
-def test_a_newer_generation_waits_for_the_older_process() -> None:
-    old, new = a_gang(), a_gang(generation=2, shares=(("n0", (4, 5)),))
-    live = a_local_gang(old, GangPhase.RUNNING, reported=False)
-    assert reconcile_gangs([new], [live]) == GangActions(stop=(old.key,), waiting=(new.key,))
-    assert reconcile_gangs([new], []) == GangActions(start=(new,))
-    assert reconcile_gangs(None, [live]) == GangActions(stop=(old.key,))
 
 
 def test_a_gang_reads_back_unchanged_from_disk_and_from_a_message() -> None:

@@ -353,15 +353,6 @@ def test_links_in_place_of_folders_are_not_followed(tmp_path: Path) -> None:
         read(logs)
 
 
-def test_positions_beyond_what_messages_hold_are_an_error(tmp_path: Path) -> None:
-    files = RankFiles(tmp_path)
-    with files.file_at(999_999_999_999_999_999).open("wb") as file:
-        file.truncate(2**42)
-    assert read(tmp_path, -1).offset == 999_999_999_999_999_999 + 2**42 - 1
-    files.file_at(10**18).touch()  # has a digit too many, so nobody wrote it
-    assert read(tmp_path, -1).offset == 999_999_999_999_999_999 + 2**42 - 1
-
-
 @pytest.mark.parametrize("is_open", [False, True])
 def test_files_that_are_deleted_before_they_are_opened_are_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_open: bool

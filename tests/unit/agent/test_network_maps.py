@@ -306,17 +306,6 @@ def test_promotions_wait_for_a_drain_after_demotions() -> None:
     assert table.writes == [{1: 3, 3: 4}, {2: 5}]
 
 
-def test_newer_settings_within_the_drain_replace_pending_promotions() -> None:
-    clock, table = ManualClock(), FakeInterface(t1=5, t2=3)
-    node = node_of(table, clock)
-    node.desired(settings_of(t1=3, t2=5))
-    clock.now_s = 0.1
-    node.desired(settings_of(t1=3, t2=3))
-    clock.now_s = 1.0
-    assert node.advance() is None
-    assert table.writes == [{1: 3}]
-
-
 def test_a_refusal_reaches_the_caller_and_is_tried_again_after_a_drain() -> None:
     clock, table = ManualClock(), FakeInterface()
     node = node_of(table, clock)
@@ -515,18 +504,6 @@ async def test_a_gang_starts_once_the_map_is_in_force_and_finds_its_mark(tmp_pat
         "routes": [["gpu-0", "gpu-1", ["tor-0", "agg-1", "tor-1"]]],
     }
     assert agent.prepared == 1
-
-
-async def test_another_level_is_applied_and_reported_without_a_restart(tmp_path: Path) -> None:
-    nic = FakeInterface()
-    agent = NetworkSupervisor(tmp_path, nic)
-    agent.hears(a_tagged_gang(level=1), t10=1)
-    await until(lambda: agent.runtime.started)
-    agent.hears(a_tagged_gang(level=6), t10=6)
-    await until(lambda: nic.table[10] == 6)
-    await until(lambda: agent.carrying.settled)
-    assert agent.part("a")["level"] == 6
-    assert (agent.runtime.starts, agent.phases()) == (1, {"a": GangPhase.RUNNING})
 
 
 async def test_a_refusing_interface_stops_no_job_and_no_other_interface(

@@ -67,24 +67,6 @@ async def test_a_program_reports_progress_by_lines_of_its_output(bench: ProgramB
     assert (observed(handle).iterations, observed(handle).loss) == (10, 0.2)
 
 
-async def test_a_stopped_program_goes_on_from_the_checkpoint_that_it_wrote(
-    bench: ProgramBench,
-) -> None:
-    first = bench.start(bench.gang(train(WAIT), iterations_total=ENDLESS))
-    await first.begun()
-    await until(lambda: observed(first).iterations > 0)
-    await stop(first)
-    stopped = observed(first)
-    assert stopped.checkpoint_iterations == stopped.iterations > 0
-    second = bench.start(bench.gang(train(), 2, iterations_total=stopped.iterations + 5))
-    assert await end_of(second) == SUCCESS
-    resumed = observed(second)
-    assert resumed.resumed_iterations == stopped.iterations
-    assert resumed.iterations == stopped.iterations + 5
-    assert resumed.restart_times is not None
-    assert resumed.restart_times.total_s is not None  # although the first iteration was immediate
-
-
 async def test_checkpoints_are_asked_for_regularly_and_at_once_if_somebody_asks(
     bench: ProgramBench,
 ) -> None:
@@ -270,19 +252,6 @@ async def test_a_member_whose_leader_never_comes_can_be_stopped(bench: ProgramBe
     assert await end_of(handle) == STOPPED
 
 
-async def test_an_older_generation_cannot_list_a_checkpoint(bench: ProgramBench) -> None:
-    step = "while not __import__('os').path.exists('go'): pass"
-    old = bench.start(bench.gang(train(step), iterations_total=ENDLESS))
-    await old.begun()
-    new = bench.start(bench.gang(train(), 2))
-    assert await end_of(new) == SUCCESS
-    old.stop()
-    (bench.store / "files" / "go").touch()
-    end = await old.ended()
-    assert "generation 2 has taken it over" in end.error
-    assert not (bench.store / "checkpoints.json").exists()
-
-
 SECRET = {"secrets": (SecretVariable(variable="TOKEN", name="token"),)}
 PIPELINE = ExecutionPlan(
     stages=(PlanStage(start=0, end=3), PlanStage(start=3, end=6)), micro_batch=4, accumulation=2
@@ -350,13 +319,6 @@ open("mine", "w").close()
     assert (bench.store / "files" / "mine").owner() == "nobody"
 
 
-async def test_a_checkpoint_beyond_the_job_is_not_kept_and_named(bench: ProgramBench) -> None:
-    program = train() + "progress.report_checkpoint(11, progress.checkpoint_path(11))"
-    handle = bench.start(bench.gang(program))
-    assert await end_of(handle) == SUCCESS
-    assert "iteration-11 has 11 iterations, so it is not kept" in observed(handle).remark
-
-
 async def test_an_endpoint_that_cannot_open_is_remarked_and_the_program_goes_on(
     bench: ProgramBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -414,18 +376,6 @@ async def test_a_program_tries_plans_and_reports_the_one_it_runs_by(
             bench.member(gang), bench.settings.users.choose("", os.geteuid()), "mark"
         )
         assert "TESSERA_TUNING_FILE" not in variables
-
-
-@pytest.mark.parametrize("done", [9, 10])
-async def test_a_program_is_done_once_it_has_reported_all_iterations(
-    bench: ProgramBench, done: int
-) -> None:
-    program = f"from tessera import progress\nprogress.report({done})\nprint('bye')"
-    handle = bench.start(bench.gang(program))
-    end = await end_of(handle)
-    assert observed(handle).iterations == done
-    assert (end == SUCCESS) is (done == 10)
-    assert end.reason is (ExitReason.ENDED_EARLY if done < 10 else None)
 
 
 @pytest.mark.parametrize("done", [7, 25])

@@ -92,14 +92,6 @@ async def test_an_older_generation_ends_with_the_reason(bench: ReplayBench) -> N
     assert "generation 5 has taken it over" in end.error
 
 
-async def test_a_running_older_generation_ends_at_its_next_checkpoint(bench: ReplayBench) -> None:
-    old = bench.start(a_gang(iterations_total=1e12), clock_factor=1.0, checkpoint_s=1.0)
-    await old.begun()
-    checkpoint.open_generation(str(bench.store), 2, 0)
-    end = await old.ended()
-    assert "generation 2 has taken it over" in end.error
-
-
 async def test_a_checkpoint_of_another_job_is_named_with_what_to_do(bench: ReplayBench) -> None:
     checkpoint.open_generation(str(bench.store), 1, 0)
     checkpoint.save_checkpoint(str(bench.store), 1, 10**13, 0)

@@ -14,7 +14,7 @@ from tessera.formulation.errors import InvalidInput, Unavailable
 from tessera.formulation.runtimes import REPLAY
 from tessera.formulation.tables import Floats
 from tessera.service.agent.gangs import Gang, GangPhase, GangReport, observed_message
-from tessera.service.agent.network.counters import find_counters, sample_counter
+from tessera.service.agent.network.counters import sample_counter
 from tessera.service.agent.network.period import find_period
 from tessera.service.agent.network.sampling import (
     MAX_IRREGULAR_WINDOWS,
@@ -112,25 +112,6 @@ def test_too_few_samples_and_nonincreasing_times_are_refused() -> None:
         find_period(np.zeros(40), np.arange(40.0))
     with pytest.raises(InvalidInput, match="finite"):
         find_period(np.arange(40.0), np.full(40, np.nan))
-
-
-def test_counters_of_interfaces_and_rdma_ports_are_read_in_bytes(tmp_path: Path) -> None:
-    net = tmp_path / "class/net/eth1/statistics"
-    port = tmp_path / "class/infiniband/mlx5_0/ports/1/counters"
-    for folder, name, text in (
-        (net, "tx_bytes", "7\n"),
-        (net, "rx_bytes", "9\n"),
-        (port, "port_xmit_data", "5\n"),
-        (port, "port_rcv_data", "6\n"),
-    ):
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    assert {c.name: c.read() for c in find_counters(tmp_path)} == {"eth1": 7, "mlx5_0/1": 20}
-    received = find_counters(tmp_path, received=True)
-    assert {c.name: c.read() for c in received} == {"eth1": 9, "mlx5_0/1": 24}
-    (net / "rx_bytes").unlink()
-    with pytest.raises(Unavailable, match="rx_bytes"):
-        received[0].read()
 
 
 def test_sampling_keeps_its_pace_after_a_late_sample() -> None:
@@ -286,14 +267,6 @@ async def test_a_gang_without_a_period_is_retried_and_then_given_up(
     )
     (record,) = caplog.records
     assert record.getMessage() == "stopped measuring traffic after an unexpected error"
-
-
-async def test_a_new_generation_is_measured_again_and_the_old_one_is_forgotten() -> None:
-    sampling = a_sampling(SimulatedWire())
-    assert await sampling.step(lambda: [(a_wide_gang(), True)])
-    assert await sampling.step(lambda: [(a_wide_gang(generation=2), True)])
-    assert reported_traffic(sampling, a_wide_gang(generation=2))[0] > 0
-    assert reported_traffic(sampling, a_wide_gang(generation=1)) == (0.0, 0.0)
 
 
 async def test_a_failing_counter_is_logged_once_and_measuring_continues(
