@@ -31,8 +31,8 @@ class EnrollingAgent(AgentProcess):
 
     def __init__(self, server: SecuredServer, folder: Path) -> None:
         self._access, self.token_file = server.access, folder / "join-token"
-        flags = ("--cluster=main", "--clock-factor=100", f"--server={server.address}")
-        flags += (f"--ca={server.site.authorities}", f"--join-token-file={self.token_file}")
+        flags = ["--cluster=main", "--clock-factor=100", f"--server={server.address}"]
+        flags += [f"--ca={server.site.authorities}", f"--join-token-file={self.token_file}"]
         super().__init__(folder / "data", (), *flags, nodes=["n0:a40:2"])
 
     def give_token(self, *nodes: str, mode: int = 0o600) -> None:

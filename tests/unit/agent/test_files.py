@@ -319,11 +319,11 @@ async def test_irregular_files_and_meaningless_ends_are_failures_and_block_nothi
 
 async def test_only_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:
     script = "import os; os.write(2, b'x' * 1_000_000 + b'\\nlast words\\n'); os._exit(7)"
-    files = {"identity": tmp_path / "process.json", "errors": tmp_path / "errors.log"}
-    process = Process.spawn([sys.executable, "-c", script], "go", **files)
+    errors, argv = tmp_path / "errors.log", [sys.executable, "-c", script]
+    process = Process.spawn(argv, "go", identity=tmp_path / "process.json", errors=errors)
     end = await end_of(ProcessHandle(process, tmp_path))
     assert end.error == "the process exited with status 7: last words"
-    assert files["errors"].stat().st_size > 1_000_000
+    assert errors.stat().st_size > 1_000_000
 
 
 def test_a_file_that_cannot_be_written_completely_leaves_nothing_behind(tmp_path: Path) -> None:
