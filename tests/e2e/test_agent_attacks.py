@@ -1,4 +1,4 @@
-"""Agent processes that face a twin, a lost directory, a full disk and false reports."""
+"""Agent processes that face a twin, a lost directory, a full disk and programs that attack them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import pwd
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,43 +28,20 @@ from tessera.service.config import Config
 from tessera.service.loop import RoundLoop
 from tessera.service.wiring import run_server
 from tessera.solvers.rounds.options import RoundOptions
-from tests.support.agent_server import AgentProcess, FakeServer
+from tests.support.agent_server import LONG, RUNNING, FakeServer, MakeAgent
 from tests.support.agents import a_gang, is_running, until
 from tests.support.patience import PATIENCE_S
 from tests.support.programs import own_user
 from tests.support.small_disk import fill_disk
 
-LONG = 1e12
-RUNNING = ("a", 1, "n0", "RUNNING")
-MakeAgent = Callable[..., AgentProcess]
 OVER = ("SUCCEEDED", "FAILED")
+
+
 PYTHON = "/usr/bin/python3"
 """An interpreter that every user may run."""
 
+
 NEXT: dict[str, Any] = {"shares": (("n1", (0,)),), "leader": "n1", "iterations_total": LONG}
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[FakeServer]:
-    fake = FakeServer()
-    await fake.start()
-    yield fake
-    await fake.stop()
-
-
-@pytest.fixture
-def make_agent(tmp_path: Path) -> Iterator[MakeAgent]:
-    agents: list[AgentProcess] = []
-
-    def make(port: int, *flags: str, folder: Path | None = None, **more: Any) -> AgentProcess:
-        agent = AgentProcess(folder or tmp_path / f"agent-{len(agents)}", [port], *flags, **more)
-        agents.append(agent)
-        agent.start()
-        return agent
-
-    yield make
-    for agent in agents:
-        agent.clean()
 
 
 def error_of(server: FakeServer, job: str) -> str:
@@ -79,31 +56,13 @@ async def wait_for_heartbeats(server: FakeServer) -> None:
     await until(lambda: server.heartbeats > beats + 2)
 
 
-async def test_false_progress_of_a_job_does_not_end_its_agent(
-    server: FakeServer, make_agent: MakeAgent
-) -> None:
-    server.want(1, a_gang(iterations_total=LONG), a_gang("b", **NEXT))
-    agent = make_agent(server.port)
-    await server.sees(1, RUNNING, ("b", 1, "n1", "RUNNING"))
-    progress = agent.data_dir / "gangs" / "a@1" / "progress.json"
-    agent.pid_of("b")
-    for lie in ('{"iterations": "many", "iter_time_s": {}}', "[" * 100_000, '{"iterations": -1}'):
-        part = progress.with_suffix(".lie")
-        part.write_text(lie)
-        part.rename(progress)
-        await wait_for_heartbeats(server)
-    assert server.seen(1) == [RUNNING, ("b", 1, "n1", "RUNNING")]
-    await until(lambda: server.observed and server.observed.gangs[1].iterations_done >= 0)
-
-
 HALF_OF_A_PAIR = """
 import os, sys, time
 out = os.path.dirname(os.environ["TESSERA_PROGRESS_FILE"])
 for name, text in zip(("progress.json", "failure.json"), sys.argv[1:]):
     with open(f"{out}/{name}", "w") as file:
         file.write(text)
-print("ready", flush=True)
-time.sleep(3)
+while not os.path.exists("go"): time.sleep(0.01)
 raise SystemExit(1)
 """
 """A program whose progress and whose reason for its failure hold what is no character."""
@@ -116,10 +75,12 @@ async def test_texts_of_a_program_that_no_message_can_hold_do_not_end_its_agent(
     failure = r'{"reason": "error", "message": "no \ud800 way"}'
     command = (PYTHON, "-c", HALF_OF_A_PAIR, progress, failure)
     server.want(1, a_gang(gpus=1, shares=(("n0", (0,)),), runtime=COMMAND, command=command))
-    make_agent(server.port, f"--run-as={own_user()}")
+    agent = make_agent(f"--run-as={own_user()}")
     await until(lambda: server.observed and any(g.remark for g in server.observed.gangs))
     assert server.observed is not None
     assert "the checkpoint ? has 10000000000000 iterations" in server.observed.gangs[0].remark
+    (files,) = agent.data_dir.glob("checkpoints/c/*/files")
+    (files / "go").touch()
     await server.sees(1, ("a", 1, "n0", "FAILED"))
     assert error_of(server, "a") == "no ? way"
     assert len(server.hellos) == 1
@@ -129,7 +90,7 @@ async def test_an_agent_whose_data_directory_is_removed_continues(
     server: FakeServer, make_agent: MakeAgent, tmp_path: Path
 ) -> None:
     server.want(1, a_gang(iterations_total=LONG))
-    agent = make_agent(server.port, "--checkpoint-dir", str(tmp_path / "checkpoints"))
+    agent = make_agent("--checkpoint-dir", str(tmp_path / "checkpoints"))
     await server.sees(1, RUNNING)
     pid = agent.pid_of("a")
     shutil.rmtree(agent.data_dir)
@@ -141,49 +102,10 @@ async def test_an_agent_whose_data_directory_is_removed_continues(
     assert len(server.hellos) == 1
 
 
-@pytest.mark.parametrize(
-    ("stored", "message"),
-    [
-        ("{", "does not hold JSON"),
-        ('{"generation": 1}', "is broken: iterations is None"),
-        ('{"generation": 1, "iterations": 10e12}', "it belongs to another job"),
-    ],
-)
-async def test_a_broken_checkpoint_fails_its_job_and_the_error_says_what_to_do(
-    server: FakeServer, make_agent: MakeAgent, tmp_path: Path, stored: str, message: str
-) -> None:
-    store = tmp_path / "agent-0" / "checkpoints" / "c" / "job-a"
-    store.mkdir(parents=True)
-    (store / "checkpoint.json").write_text(stored)
-    server.want(1, a_gang(iterations_total=LONG), a_gang("b", **NEXT))
-    agent = make_agent(server.port)
-    await server.sees(1, ("a", 1, "n0", "FAILED"), ("b", 1, "n1", "RUNNING"))
-    assert message in error_of(server, "a")
-    assert "remove it" in error_of(server, "a")
-    agent.pid_of("b")
-
-
-async def test_a_gang_directory_that_is_a_link_is_not_written_through(
-    server: FakeServer, make_agent: MakeAgent, tmp_path: Path
-) -> None:
-    precious = tmp_path / "precious"
-    precious.mkdir()
-    (precious / "file").write_text("keep me")
-    gangs = tmp_path / "agent-0" / "gangs"
-    gangs.mkdir(parents=True)
-    (gangs / "a@1").symlink_to(precious)
-    server.want(1, a_gang(iterations_total=LONG))
-    agent = make_agent(server.port)
-    await server.sees(1, RUNNING)
-    agent.pid_of("a")
-    assert [path.name for path in precious.iterdir()] == ["file"]
-    assert not (gangs / "a@1").is_symlink()
-
-
 async def test_a_full_disk_fails_jobs_with_an_error_that_names_it_and_stops_no_agent(
     server: FakeServer, make_agent: MakeAgent, small_disk: Path
 ) -> None:
-    agent = make_agent(server.port, "--clock-factor", "100", folder=small_disk / "agent")
+    agent = make_agent("--clock-factor", "100", folder=small_disk / "agent")
     await until(lambda: server.hellos)
     await server.sees(0)
     fill_disk(small_disk / "rest")
@@ -200,12 +122,12 @@ async def test_a_full_disk_fails_jobs_with_an_error_that_names_it_and_stops_no_a
     assert len(server.hellos) == 1
 
 
-@pytest.mark.parametrize("name", ["../../evil", "..", "a/../../b"])
 async def test_a_job_name_with_a_path_stays_inside_the_agents_directories(
-    server: FakeServer, make_agent: MakeAgent, tmp_path: Path, name: str
+    server: FakeServer, make_agent: MakeAgent, tmp_path: Path
 ) -> None:
+    name = "../../evil"
     server.want(1, a_gang(name, iterations_total=LONG))
-    agent = make_agent(server.port)
+    agent = make_agent()
     await server.sees(1, (name, 1, "n0", "RUNNING"))
     assert {path.name for path in tmp_path.iterdir()} == {"agent-0", "agent-0.log"}
     (gang,) = (agent.data_dir / "gangs").iterdir()
@@ -273,13 +195,13 @@ async def test_the_newer_of_two_agents_with_one_name_wins_and_the_older_is_notif
 
     async with run_server(config) as port:
         nodes = ("n0:a100:1",)
-        first = make_agent(port, nodes=nodes)
+        first = make_agent(port=port, nodes=nodes)
         await until(lambda: store.list_clusters("", 1)[0].nodes)
         await asyncio.to_thread(decide_round, store)
         await job_is(JobState.RUNNING)
         generation = store.get_job("c", "a").generation
         pid = first.pid_of("a", generation)
-        second = make_agent(port, nodes=nodes)
+        second = make_agent(port=port, nodes=nodes)
         assert await asyncio.wait_for(first.ended(), PATIENCE_S) == 3
         assert not is_running(pid)
         log = first.log.read_text()
@@ -360,9 +282,7 @@ async def test_a_running_job_that_puts_links_into_the_next_jobs_folders_gets_no_
     victim.write_text("of root")
     before = victim.stat()
     names = [f"next-{number}" for number in range(40)]
-    agent = make_agent(
-        server.port, "--run-as=nobody", folder=passable / "agent", nodes=("n0:a100:64",)
-    )
+    agent = make_agent("--run-as=nobody", folder=passable / "agent", nodes=("n0:a100:64",))
     gangs = str(agent.data_dir / "gangs")
     attack = a_program("attack", 0, PYTHON, "-c", SEIZE, str(victim), gangs, *names)
     server.want(1, attack)
@@ -391,7 +311,7 @@ async def test_a_directory_that_the_jobs_user_cannot_enter_is_not_entered_for_it
     folder.mkdir(parents=True)
     (folder / "data.txt").write_text("of somebody")
     folder.parent.chmod(0o700)
-    agent = make_agent(server.port, "--run-as=nobody", folder=passable / "agent")
+    agent = make_agent("--run-as=nobody", folder=passable / "agent")
     read = ("/bin/cat", "data.txt")
     command, staging = (read, ()) if step == "program" else (("/bin/true",), read)
     server.want(

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +17,7 @@ from tessera.formulation.records.access import JoinTokenSpec
 from tessera.formulation.secrets import JOIN_PREFIX, format_token, hash_secret
 from tessera.v1 import clusters_pb2, jobs_pb2, scheduler_pb2
 from tests.support.access import LATER_S
+from tests.support.agent_server import AgentProcess
 from tests.support.agents import until
 from tests.support.secured_server import PLACE, SecuredServer, requests_for, secured_server
 
@@ -29,22 +26,18 @@ SHORT_HOURS = 0.02
 """The shortest lifetime of a certificate that a server signs, 72 s."""
 
 
-class Agent:
-    """A real agent process."""
+class EnrollingAgent(AgentProcess):
+    """An agent that enrols with a token in a file."""
 
     def __init__(self, server: SecuredServer, folder: Path) -> None:
-        self._server, self._folder = server, folder
-        self.token_file = folder / "join-token"
-        self._log = folder / "agent.log"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def log(self) -> str:
-        return self._log.read_text()
+        self._access, self.token_file = server.access, folder / "join-token"
+        flags = ["--cluster=main", "--clock-factor=100", f"--server={server.address}"]
+        flags += [f"--ca={server.site.authorities}", f"--join-token-file={self.token_file}"]
+        super().__init__(folder / "data", (), *flags, nodes=["n0:a40:2"])
 
     def give_token(self, *nodes: str, mode: int = 0o600) -> None:
         """Write a file with a join token for ``nodes``."""
-        number = len(self._server.access.list_join_tokens("main", with_ended=True))
+        number = len(self._access.list_join_tokens("main", with_ended=True))
         spec = JoinTokenSpec(
             id=f"j{number:011d}",
             secret_hash=hash_secret(SECRET),
@@ -53,41 +46,19 @@ class Agent:
             uses=1,
             expires_s=LATER_S,
         )
-        self._server.access.create_join_token(spec, "tests")
+        self._access.create_join_token(spec, "tests")
         self.token_file.write_text(format_token(JOIN_PREFIX, spec.id, SECRET) + "\n")
         self.token_file.chmod(mode)
 
-    def start(self, *nodes: str) -> None:
-        argv = [sys.executable, "-m", "tessera.service.agent.main", "--cluster=main"]
-        argv += ["--clock-factor=100", f"--server={self._server.address}", "--agent-id=agent"]
-        argv += [f"--ca={self._server.site.authorities}", f"--data-dir={self._folder / 'data'}"]
-        argv += [f"--join-token-file={self.token_file}", *(f"--node={n}:a40:2" for n in nodes)]
-        with self._log.open("ab") as out:
-            self._process = subprocess.Popen(argv, stdout=out, stderr=out)
-
-    def kill(self) -> None:
-        """Kill the agent. Its jobs continue."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-
-    async def status(self) -> int:
-        """Return the status with which the agent ends."""
-        process = self._process
-        assert process is not None
-        return await asyncio.to_thread(process.wait)
-
     def identity(self) -> Any:
         """Return what the agent stored of its certificate, or None."""
-        path = self._folder / "data" / "identity" / "identity.json"
+        path = self.data_dir / "identity" / "identity.json"
         return json.loads(path.read_text())["held"] if path.exists() else None
 
     def folders(self) -> list[str]:
-        folder = self._folder / "data" / "identity"
+        folder = self.data_dir / "identity"
         assert (folder / "current").resolve().name == self.identity()["folder"]
-        return sorted(
-            path.name for path in folder.iterdir() if path.is_dir() and not path.is_symlink()
-        )
+        return [path.name for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
 
 
 class User:
@@ -149,58 +120,56 @@ async def user(server: SecuredServer) -> User:
 
 
 @pytest.fixture
-def agent(server: SecuredServer, user: User, tmp_path: Path) -> Iterator[Agent]:
-    agent = Agent(server, tmp_path)
+def agent(server: SecuredServer, user: User, tmp_path: Path) -> Iterator[EnrollingAgent]:
+    agent = EnrollingAgent(server, tmp_path)
     yield agent
-    agent.kill()
-    for path in tmp_path.glob("data/gangs/*/process.json"):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(json.loads(path.read_text())["pid"], signal.SIGKILL)
+    agent.clean()
 
 
 @pytest.mark.slow
 async def test_a_renewal_does_not_disturb_a_job_and_a_restart_needs_no_token(
-    server: SecuredServer, user: User, agent: Agent
+    server: SecuredServer, user: User, agent: EnrollingAgent
 ) -> None:
     agent.give_token("n*")
-    agent.start("n0")
+    agent.start()
     await user.wait_until_ready()
     first = agent.identity()
     assert (await asyncio.to_thread(agent.token_file.stat)).st_mode & 0o777 == 0o600
     agent.token_file.unlink()
     before = await user.run_job()
     # The agent starts again with the certificate that it has stored.
-    agent.kill()
-    agent.start("n0")
+    await agent.end(signal.SIGKILL)
+    agent.start()
     restarted = await user.wait_for_job(before.iterations_done + 50)
     assert agent.identity() == first
     # It renews the certificate, and the job goes on.
     await until(lambda: agent.identity() != first)
-    await until(lambda: agent.log.count(" connected ") == 3)
+    await until(lambda: agent.log.read_text().count(" connected ") == 3)
     after = await user.wait_for_job(restarted.iterations_done + 50)
     assert (after.generation, after.retries) == (before.generation, 0)
     assert agent.folders() == [agent.identity()["folder"]]
     assert await user.is_ready()
     records = server.access.list_certificates("main")
     assert [(record.agent, record.nodes) for record in records] == [("agent", ("n0",))] * 2
-    assert SECRET not in agent.log
+    assert SECRET not in agent.log.read_text()
 
 
 async def test_an_agent_with_other_nodes_or_without_a_token_does_not_start(
-    user: User, agent: Agent
+    user: User, agent: EnrollingAgent
 ) -> None:
-    agent.start("n0")
-    assert await agent.status() == 2
-    assert "must name a file with a join token" in agent.log
+    agent.start()
+    assert await agent.ended() == 2
+    assert "must name a file with a join token" in agent.log.read_text()
     agent.give_token("n0", mode=0o644)
-    agent.start("n0")
-    assert await agent.status() == 2
-    assert "other users can read" in agent.log
+    agent.start()
+    assert await agent.ended() == 2
+    assert "other users can read" in agent.log.read_text()
     agent.token_file.chmod(0o600)
-    agent.start("n0")
+    agent.start()
     await user.wait_until_ready()
-    agent.kill()
-    agent.start("n0", "n1")
-    assert await agent.status() == 2
-    assert "refused to enrol this agent" in agent.log
-    assert SECRET not in agent.log
+    await agent.end(signal.SIGKILL)
+    agent.nodes = ["n0:a40:2", "n1:a40:2"]
+    agent.start()
+    assert await agent.ended() == 2
+    assert "refused to enrol this agent" in agent.log.read_text()
+    assert SECRET not in agent.log.read_text()

@@ -5,46 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import grpc
-import pytest
 
 from tessera.v1 import agents_pb2 as pb
 from tessera.v1 import launch_pb2
-from tests.support.agent_server import AgentProcess, FakeServer
+from tests.support.agent_server import LONG, RUNNING, AgentProcess, FakeServer, MakeAgent
 from tests.support.agents import a_gang, is_running, until
 from tests.support.output_files import RankFiles
-
-LONG = 1e12
-RUNNING = ("a", 1, "n0", "RUNNING")
-MakeAgent = Callable[..., AgentProcess]
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[FakeServer]:
-    fake = FakeServer()
-    await fake.start()
-    yield fake
-    await fake.stop()
-
-
-@pytest.fixture
-def make_agent(tmp_path: Path, server: FakeServer) -> Iterator[MakeAgent]:
-    agents: list[AgentProcess] = []
-
-    def make(*flags: str) -> AgentProcess:
-        agent = AgentProcess(tmp_path / "agent", [server.port], *flags)
-        agents.append(agent)
-        agent.start()
-        return agent
-
-    yield make
-    for agent in agents:
-        agent.clean()
 
 
 def checkpoint_of(agent: AgentProcess, job: str) -> int:
@@ -63,19 +33,8 @@ async def test_a_job_starts_runs_succeeds_and_is_forgotten(
     assert server.observed.gangs[0].iter_time_s == 1.0
     hello = server.hellos[0]
     assert (hello.parent, hello.agent_id, len(hello.nodes)) == ("clusters/c", "agent", 2)
-    await until(lambda: server.heartbeats > 1)
-    assert server.seen(1) == [("a", 1, "n0", "SUCCEEDED")]
     server.want(2)
     await server.sees(2)
-
-
-async def test_progress_is_reported_at_each_inspection(
-    server: FakeServer, make_agent: MakeAgent
-) -> None:
-    server.want(1, a_gang(iterations_total=LONG))
-    make_agent("--clock-factor", "1000")
-    await server.sees(1, RUNNING)
-    await until(lambda: server.observed and server.observed.gangs[0].iterations_done > 500)
 
 
 async def test_a_job_that_fails_says_why_and_is_not_started_again(
@@ -94,29 +53,19 @@ async def test_a_job_that_fails_says_why_and_is_not_started_again(
 async def test_a_resized_job_continues_from_its_checkpoint_once_the_old_process_is_dead(
     server: FakeServer, make_agent: MakeAgent
 ) -> None:
-    server.want(1, a_gang(iterations_total=LONG))
+    other = a_gang("b", shares=(("n1", (0,)),), leader="n1", iterations_total=LONG)
+    server.want(1, a_gang(iterations_total=LONG), other)
     agent = make_agent("--clock-factor", "1000")
-    await server.sees(1, RUNNING)
-    old = agent.pid_of("a")
-    server.want(2, a_gang(generation=2, iterations_total=LONG, shares=(("n0", (0, 1, 2, 3)),)))
-    await server.sees(2, ("a", 2, "n0", "RUNNING"))
-    assert not is_running(old)
-    assert server.observed is not None
-    assert server.observed.gangs[0].iterations_done >= checkpoint_of(agent, "a") > 0
-
-
-async def test_a_job_that_is_no_longer_desired_is_stopped_and_absent(
-    server: FakeServer, make_agent: MakeAgent
-) -> None:
-    keep = a_gang("b", shares=(("n1", (0,)),), leader="n1", iterations_total=LONG)
-    server.want(1, a_gang(iterations_total=LONG), keep)
-    agent = make_agent()
     await server.sees(1, RUNNING, ("b", 1, "n1", "RUNNING"))
-    pid_a, pid_b = agent.pid_of("a"), agent.pid_of("b")
-    server.want(2, keep)
-    await server.sees(2, ("b", 1, "n1", "RUNNING"))
-    assert not is_running(pid_a)
-    assert is_running(pid_b)
+    old, pid = agent.pid_of("a"), agent.pid_of("b")
+    wide = a_gang(generation=2, iterations_total=LONG, shares=(("n0", (0, 1, 2, 3)),))
+    server.want(2, wide, other)
+    await until(lambda: set(server.seen(2) or ()) >= {("a", 2, "n0", "RUNNING")})
+    assert not is_running(old)
+    assert is_running(pid)
+    assert server.observed is not None
+    (gang,) = (gang for gang in server.observed.gangs if gang.job == "a")
+    assert gang.iterations_done >= checkpoint_of(agent, "a") > 0
 
 
 async def test_a_process_that_does_not_stop_is_killed_after_the_grace(
@@ -149,22 +98,11 @@ async def test_each_member_is_reported_and_only_the_leader_has_a_process(
     assert not (agent.data_dir / "gangs" / "b@1" / "process.json").exists()
 
 
-async def test_many_gangs_start_at_once(server: FakeServer, make_agent: MakeAgent) -> None:
-    shares = [(node, gpu) for node in ("n0", "n1") for gpu in range(8)]
-    gangs = [
-        a_gang(f"j{i}", shares=((node, (gpu,)),), leader=node, iterations_total=LONG)
-        for i, (node, gpu) in enumerate(shares)
-    ]
-    server.want(1, *gangs)
-    make_agent()
-    await server.sees(1, *((f"j{i}", 1, node, "RUNNING") for i, (node, _) in enumerate(shares)))
-
-
 async def test_a_restarted_server_disturbs_nothing_and_an_older_revision_is_ignored(
     server: FakeServer, make_agent: MakeAgent
 ) -> None:
     server.want(7, a_gang(iterations_total=LONG))
-    agent = make_agent()
+    agent = make_agent("--server", "127.0.0.1:1")  # nobody listens there
     await server.sees(7, RUNNING)
     pid = agent.pid_of("a")
     await server.stop()
@@ -257,22 +195,17 @@ async def test_a_job_that_ends_while_no_agent_runs_is_reported_by_the_next_agent
     assert server.observed.gangs[0].error == "failed at iteration 1500, as requested"
 
 
-@pytest.mark.parametrize("code", [grpc.StatusCode.ABORTED, grpc.StatusCode.FAILED_PRECONDITION])
 async def test_a_superseded_agent_stops_its_children_and_ends(
-    server: FakeServer, make_agent: MakeAgent, code: grpc.StatusCode
+    server: FakeServer, make_agent: MakeAgent
 ) -> None:
     server.want(1, a_gang(iterations_total=LONG))
     agent = make_agent()
     await server.sees(1, RUNNING)
     pid = agent.pid_of("a")
-    server.refused = code
+    server.refused = grpc.StatusCode.FAILED_PRECONDITION  # a server of ours says ABORTED
     assert await agent.ended() == 3
     assert "a newer incarnation has taken over" in agent.log.read_text()
     assert not is_running(pid)
-    server.refused, server.observed = None, None
-    agent.start()
-    await server.sees(1, RUNNING)
-    assert agent.pid_of("a") != pid
 
 
 async def test_a_terminated_agent_leaves_its_children_running_unless_asked_to_stop_them(
@@ -290,27 +223,6 @@ async def test_a_terminated_agent_leaves_its_children_running_unless_asked_to_st
     await server.sees(1, RUNNING)
     assert await agent.end(signal.SIGINT) == 0
     assert not is_running(pid)
-
-
-async def test_a_second_agent_on_the_same_directory_is_refused(
-    server: FakeServer, make_agent: MakeAgent
-) -> None:
-    make_agent()
-    await until(lambda: server.hellos)
-    second = make_agent()
-    assert await second.ended() == 2
-    assert "stop it, or choose another --data-dir" in second.log.read_text()
-
-
-async def test_an_agent_finds_the_server_that_answers(server: FakeServer, tmp_path: Path) -> None:
-    with socket.socket() as reserved:
-        reserved.bind(("127.0.0.1", 0))  # not listening
-        agent = AgentProcess(tmp_path / "agent", [reserved.getsockname()[1], server.port])
-        try:
-            agent.start()
-            await server.sees(0)
-        finally:
-            agent.clean()
 
 
 async def test_an_agent_logs_once_which_of_its_nodes_were_deleted_and_continues(
@@ -347,7 +259,7 @@ async def test_an_agent_without_a_cluster_logs_it_once_and_waits_for_the_cluster
 async def test_output_is_sent_once_while_it_is_asked_for_and_again_on_the_next_stream(
     server: FakeServer, make_agent: MakeAgent, tmp_path: Path
 ) -> None:
-    RankFiles(tmp_path / "agent" / "logs", number=3).write(b"hello")
+    RankFiles(tmp_path / "agent-0" / "logs", number=3).write(b"hello")
     server.ask(pb.LogRead(read_id="r", job="j", generation=1, max_bytes=9, job_number=3))
     make_agent()
     await until(lambda: server.log_answers)

@@ -11,11 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.agent_server import AgentProcess, FakeServer
+from tests.support.agent_server import LONG, AgentProcess, FakeServer
 from tests.support.agents import a_gang, is_running, until
 from tests.support.programs import own_user
-
-LONG = 1e12
 
 STUBBORN = """
 import os, signal, subprocess, sys, time
@@ -152,18 +150,13 @@ async def test_an_agent_that_restarts_within_its_lease_keeps_its_gang_and_replac
 
 
 @pytest.mark.parametrize("lease_s", [300.0])
-async def test_a_warden_that_ends_is_started_again(agent: AgentProcess, pids: Path) -> None:
+async def test_a_warden_that_ends_and_a_lease_that_is_lost_from_the_disk_disturb_no_gang(
+    agent: AgentProcess, pids: Path
+) -> None:
+    keeper, path = agent.pid_of("a"), agent.data_dir / "lease.json"
     warden = warden_of(agent)
     os.kill(warden, signal.SIGKILL)
     await until(lambda: warden_of(agent) != warden)
-    assert len(living(pids)) == PROCESSES
-
-
-@pytest.mark.parametrize("lease_s", [300.0])
-async def test_a_lease_that_is_lost_from_the_disk_disturbs_no_gang(
-    agent: AgentProcess, server: FakeServer, pids: Path
-) -> None:
-    keeper, path = agent.pid_of("a"), agent.data_dir / "lease.json"
     for damage in (Path.unlink, lambda path: path.write_text("{")):
         damage(path)
         await until(lambda: path.exists() and path.read_text().startswith('{"heard_s"'))
@@ -175,7 +168,8 @@ async def test_a_replayed_job_whose_agent_is_gone_for_good_writes_its_checkpoint
     tmp_path: Path, server: FakeServer
 ) -> None:
     server.want(1, a_gang(iterations_total=LONG))
-    agent = AgentProcess(tmp_path / "agent", [server.port], "--clock-factor=1000")
+    flags = "--clock-factor=1000", "--lease-s=600"  # no option makes the server's lease longer
+    agent = AgentProcess(tmp_path / "agent", [server.port], *flags)
     agent.start()
     await server.sees(1, ("a", 1, "n0", "RUNNING"))
     process = agent.pid_of("a")
@@ -185,17 +179,3 @@ async def test_a_replayed_job_whose_agent_is_gone_for_good_writes_its_checkpoint
     assert left["outcome"] == "stopped"
     saved = agent.data_dir / "checkpoints" / "c" / "job-a" / "checkpoint.json"
     assert json.loads(saved.read_text())["iterations"] > 0
-
-
-async def test_no_option_of_an_agent_makes_the_servers_lease_longer(
-    tmp_path: Path, server: FakeServer, lease_s: float
-) -> None:
-    agent = AgentProcess(tmp_path / "agent", [server.port], "--lease-s=600")
-    agent.start()
-    try:
-        stored = agent.data_dir / "lease.json"
-        await until(stored.exists)
-        await until(lambda: server.heartbeats > 2)
-        assert json.loads(stored.read_text())["lease_s"] == lease_s
-    finally:
-        agent.clean()

@@ -36,10 +36,9 @@ from tessera.service.agent.runtimes.arguments.layout import LaunchArguments, Ran
 from tessera.service.agent.runtimes.arguments.megatron import megatron_arguments
 from tessera.service.agent.runtimes.arguments.torchrun import torchrun_arguments
 from tessera.service.agent.runtimes.arguments.words import read_flags
-from tessera.service.agent.runtimes.protocol import ExitOutcome, MemberExit
 from tests.support.patience import PATIENCE_S
 from tests.support.program_runs import free_port
-from tests.support.programs import ProgramBench, end_of
+from tests.support.programs import SUCCESS, ProgramBench, end_of, observed
 from tests.support.stated import a_plan
 from tests.support.torch_python import find_torch_python
 
@@ -183,8 +182,10 @@ print(json.dumps(answers))
 
 def test_deepspeed_reads_its_configuration_as_it_is_meant() -> None:
     python = find_torch_python("deepspeed")
+    usual: dict[str, Any] = {"micro_batch": 16, "accumulation": 2}
+    usual |= {"recomputation": Recomputation.FULL}
     plans = [
-        deepspeed_plan(zero, precision, offload)
+        a_plan((18,), {"dp": 4}, zero=zero, precision=precision, offload=offload, **usual)
         for zero, precision, offload in (
             (ZeroStage.NONE, Precision.BF16, Offload.NONE),
             (ZeroStage.OPTIMIZER, Precision.F16, Offload.NONE),
@@ -203,20 +204,6 @@ def test_deepspeed_reads_its_configuration_as_it_is_meant() -> None:
             "precisions": [plan.precision is Precision.BF16, plan.precision is Precision.F16],
             "recomputed": 18,
         }
-
-
-def deepspeed_plan(zero: ZeroStage, precision: Precision, offload: Offload) -> ExecutionPlan:
-    stage = {"dp": 4}
-    return a_plan(
-        (18,),
-        stage,
-        micro_batch=16,
-        accumulation=2,
-        zero=zero,
-        precision=precision,
-        offload=offload,
-        recomputation=Recomputation.FULL,
-    )
 
 
 TRAIN_DEEPSPEED = """
@@ -418,20 +405,13 @@ elif not load:
 
 @pytest.mark.parametrize(("word", "loss"), [("train", 0.25), ("load", None)])
 async def test_the_lines_of_megatron_count_up_to_the_last_checkpoint(
-    tmp_path: Path, word: str, loss: float | None
+    bench: ProgramBench, word: str, loss: float | None
 ) -> None:
-    bench = ProgramBench(tmp_path / "node")
-    script = tmp_path / SCRIPT
+    script = bench.root / SCRIPT
     script.write_text(MEGATRON_LINES)
     page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
     (pattern,) = re.findall(r"^`(iteration \+\(.*)` finds its lines", page, re.M)
     gang = bench.gang((str(script), word), runtime=MEGATRON, launch={"progress_pattern": pattern})
     handle = bench.start(gang, python=find_torch_python())
-    try:
-        end = await end_of(handle)
-        progress = handle.observe()
-    finally:
-        await bench.clean()
-    assert end == MemberExit(outcome=ExitOutcome.SUCCEEDED)
-    assert progress is not None
-    assert (progress.iterations, progress.loss) == (10, loss)
+    assert await end_of(handle) == SUCCESS
+    assert (observed(handle).iterations, observed(handle).loss) == (10, loss)

@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 
-from tessera.service.cli.demo.stack import run_stack
 from tessera.v1 import jobs_pb2
 from tests.support.agents import is_running
 from tests.support.lockstep.job import LockstepJob
-from tests.support.system import Agent, User, until
-from tests.support.training_lab import HOUR_S, TRAINING_SETTINGS, TrainingLab
+from tests.support.system import Agent, until
+from tests.support.training_lab import TrainingLab, run_training_lab
 
 NODES = ("n0", "n1", "n2")
 
@@ -84,11 +83,7 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with (
-        run_stack(settings=TRAINING_SETTINGS, period_s=HOUR_S) as stack,
-        User(stack) as user,
-        TrainingLab(stack, user, "crashes") as lab,
-    ):
+    with run_training_lab("crashes") as lab:
         claims = tmp_path_factory.mktemp("gpus")
         agents = {
             node: lab.program_agent(

@@ -16,12 +16,11 @@ from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.runtimes import JAX
 from tessera.formulation.values import Cell, EstimateSource, Workload
-from tessera.service.cli.demo.stack import run_stack
 from tessera.service.rpc.convert import estimate_to_proto, job_spec_to_proto
 from tessera.v1 import estimates_pb2, jobs_pb2, scheduler_pb2
 from tests.support.program_runs import ProgramRun
-from tests.support.system import User, until
-from tests.support.training_lab import HOUR_S, TRAINING_SETTINGS, TrainingLab
+from tests.support.system import until
+from tests.support.training_lab import HOUR_S, TrainingLab, run_training_lab
 
 GPT = str(Path(__file__).parents[2] / "docs" / "examples" / "train_jax_gpt.py")
 GPUS, BATCH, LAYERS, ITERATIONS = 4, 16, 6, 60
@@ -47,11 +46,7 @@ DATA, TENSOR = make_plan(4, 1, 1), make_plan(2, 2, 2)
 @pytest.fixture
 def lab() -> Iterator[TrainingLab]:
     """Yield a cluster with one agent that has four GPUs."""
-    with (
-        run_stack(settings=TRAINING_SETTINGS, period_s=HOUR_S) as stack,
-        User(stack) as user,
-        TrainingLab(stack, user, "replans") as lab,
-    ):
+    with run_training_lab("replans") as lab:
         lab.program_agent("n0", GPUS)
         yield lab
 

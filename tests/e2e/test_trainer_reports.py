@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.exit_reasons import ExitReason
-from tessera.service.agent.runtimes.protocol import ExitOutcome, MemberHandle, Progress
+from tessera.service.agent.runtimes.protocol import ExitOutcome, MemberHandle
 from tessera.service.agent.trainer_certificate import CertificateSource
 from tests.support.agents import until
-from tests.support.programs import ProgramBench, end_of
+from tests.support.programs import ProgramBench, end_of, observed
 from tests.support.torch_python import find_torch_python
 
 SCRIPT = """
@@ -51,13 +49,6 @@ ENDLESS = 900_000
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[ProgramBench]:
-    program_bench = ProgramBench(tmp_path / "node")
-    yield program_bench
-    await program_bench.clean()
-
-
 def start(bench: ProgramBench, steps: int, last_line: str = "") -> MemberHandle:
     python = find_torch_python("transformers", "accelerate")
     script = bench.root.parent / "train.py"
@@ -74,15 +65,11 @@ def start(bench: ProgramBench, steps: int, last_line: str = "") -> MemberHandle:
 async def test_an_unchanged_script_reports_its_iterations_and_loss(bench: ProgramBench) -> None:
     handle = start(bench, ENDLESS)
 
-    def progress() -> Progress:
-        found = handle.observe()
-        return found or Progress(iterations=0, iter_time_s=0)
-
     await handle.begun()
-    await until(lambda: progress().iterations > 0)
-    first = progress()
-    await until(lambda: progress().iterations > first.iterations)
-    second = progress()
+    await until(lambda: (progress := handle.observe()) and progress.iterations > 0)
+    first = observed(handle)
+    await until(lambda: observed(handle).iterations > first.iterations)
+    second = observed(handle)
     assert first.loss is not None
     assert second.loss is not None
     assert 0 < first.loss < 10
@@ -96,8 +83,7 @@ async def test_a_script_has_succeeded_if_its_last_line_reports_the_last_iteratio
 ) -> None:
     handle = start(bench, 7, last_line)
     end = await end_of(handle)
-    progress = handle.observe()
-    assert progress is not None
+    progress = observed(handle)
     if last_line:
         assert (end.outcome, progress.iterations) == (ExitOutcome.SUCCEEDED, 7)
     else:

@@ -13,12 +13,11 @@ from tessera.formulation.launch import LaunchSpec
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.runtimes import JAX
 from tessera.formulation.values import Workload
-from tessera.service.cli.demo.stack import run_stack
 from tessera.service.rpc.convert import job_spec_to_proto
 from tessera.v1 import estimates_pb2, jobs_pb2
 from tests.support.programs import train
-from tests.support.system import User, until
-from tests.support.training_lab import HOUR_S, TRAINING_SETTINGS, TrainingLab
+from tests.support.system import until
+from tests.support.training_lab import HOUR_S, TrainingLab, run_training_lab
 
 GPUS = 4
 OWL = Workload(model="owl", params="1B", global_batch=64)
@@ -48,14 +47,9 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def lab() -> Iterator[TrainingLab]:
     """Yield a cluster with one agent, whose Cells the server estimates."""
-    settings = TRAINING_SETTINGS | {"TESSERA_ESTIMATE_COUNTS": "1"}
-    with (
-        run_stack(settings=settings, period_s=HOUR_S) as stack,
-        User(stack) as user,
-        TrainingLab(stack, user, "tuning") as lab,
-    ):
+    with run_training_lab("tuning", TESSERA_ESTIMATE_COUNTS="1") as lab:
         models = estimates_pb2.UpsertModelsRequest(parent=lab.parent, models=[OWL_MODEL])
-        user.insist(lambda r: r.estimates.UpsertModels(models))
+        lab.user.insist(lambda r: r.estimates.UpsertModels(models))
         lab.program_agent("n0", GPUS)
         yield lab
 

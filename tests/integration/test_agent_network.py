@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tessera.formulation.errors import NotAllowed, Unavailable
@@ -15,24 +16,43 @@ from tessera.service.agent.network.backend import MapChange
 from tessera.service.agent.network.commands import runner_inside
 from tessera.service.agent.network.node import NodeNetwork
 from tessera.service.agent.network.paths import candidate_ports
-from tessera.service.agent.network.period import find_period
 from tessera.service.agent.network.tc import TcBackend
 from tests.support.bursts import PACKET_BYTES, PACKETS, PERIOD_S
 from tests.support.netns import Race, cable, hosts, namespaces, python, sysctl
 
 __all__ = ["namespaces"]
+
+
 pytestmark = pytest.mark.usefixtures("namespaces")
 
+
 LINK_BIT_PER_S = 20_000_000
+
+
 WINDOW = 1_500_000
+
+
+@pytest.fixture
+def host(namespaces: None) -> Iterator[str]:
+    """Yield a host with an interface ``x``."""
+    with hosts(1) as (name,):
+        runner_inside(name)(["ip", "link", "add", "x", "type", "veth", "peer", "name", "y"])
+        yield name
+
+
+def a_table(host: str, interface: str = "x", **changes: Any) -> TcBackend:
+    usual: dict[str, Any] = {
+        "link_bit_per_s": LINK_BIT_PER_S,
+        "run": runner_inside(host),
+        "dry_run": False,
+    }
+    return TcBackend(interface, **usual | changes)
 
 
 def test_a_higher_priority_wins_a_shaped_link_and_a_new_map_reverses_the_order() -> None:
     with hosts(2) as (left, right):
         interface, _ = cable(left, right, "10.91.1")
-        table = TcBackend(
-            interface, link_bit_per_s=LINK_BIT_PER_S, run=runner_inside(left), dry_run=False
-        )
+        table = a_table(left, interface)
         table.apply({10: 3, 20: 3})
         with Race(left, right, "10.91.1.2", (10, 20)) as race:
             level = race.shares(WINDOW)
@@ -50,88 +70,61 @@ def test_a_higher_priority_wins_a_shaped_link_and_a_new_map_reverses_the_order()
     assert 0.3 < level[10] < 0.7
 
 
-def test_applying_the_same_map_again_runs_no_writing_command() -> None:
-    with hosts(1) as (host,):
-        runner_inside(host)(["ip", "link", "add", "x", "type", "veth", "peer", "name", "y"])
-        ran: list[list[str]] = []
+def test_a_dry_run_and_the_same_map_again_change_nothing(host: str) -> None:
+    commands: list[list[str]] = []
 
-        def noted(argv: Any) -> str:
-            ran.append(list(argv))
-            return runner_inside(host)(argv)
+    def run(argv: Any) -> str:
+        commands.append(list(argv))
+        return runner_inside(host)(argv)
 
-        wanted = {tag: tag % 8 for tag in range(64)}
-        table = TcBackend("x", link_bit_per_s=LINK_BIT_PER_S, run=noted, dry_run=False)
-        assert len(table.apply(wanted)) == 64
-        ran.clear()
-        assert table.apply(wanted) == ()
-        assert all("show" in argv for argv in ran)
-        assert table.read() == wanted
-
-
-def test_a_dry_run_leaves_the_interface_as_it_is() -> None:
-    with hosts(1) as (host,):
-        runner_inside(host)(["ip", "link", "add", "x", "type", "veth", "peer", "name", "y"])
-        before = runner_inside(host)(["tc", "qdisc", "show", "dev", "x"])
-        table = TcBackend("x", link_bit_per_s=LINK_BIT_PER_S, run=runner_inside(host))
-        assert [c.tag for c in table.apply({10: 6})] == [10]
-        assert runner_inside(host)(["tc", "qdisc", "show", "dev", "x"]) == before
+    wanted = {tag: tag % 8 for tag in range(64)}
+    assert len(a_table(host, run=run, dry_run=True).apply(wanted)) == 64
+    assert all("show" in argv for argv in commands)
+    table = a_table(host, run=run)
+    assert table.read() == {}
+    assert len(table.apply(wanted)) == 64
+    commands.clear()
+    assert table.apply(wanted) == ()
+    assert all("show" in argv for argv in commands)
+    assert table.read() == wanted
 
 
-def test_another_programs_root_discipline_is_left_alone() -> None:
-    with hosts(1) as (host,):
-        runner_inside(host)(["ip", "link", "add", "x", "type", "veth", "peer", "name", "y"])
-        runner_inside(host)(["tc", "qdisc", "add", "dev", "x", "root", "handle", "1:", "htb"])
-        table = TcBackend(
-            "x", link_bit_per_s=LINK_BIT_PER_S, run=runner_inside(host), dry_run=False
-        )
-        with pytest.raises(NotAllowed, match="tc qdisc del dev x root"):
-            table.apply({10: 6})
+def test_another_programs_root_discipline_and_a_missing_interface_are_named(host: str) -> None:
+    runner_inside(host)(["tc", "qdisc", "add", "dev", "x", "root", "handle", "1:", "htb"])
+    with pytest.raises(NotAllowed, match="tc qdisc del dev x root"):
+        a_table(host).apply({10: 6})
+    with pytest.raises(Unavailable, match=r"tc -j qdisc show dev nowhere.*ip link"):
+        a_table(host, "nowhere").read()
 
 
-def test_a_partly_configured_discipline_is_completed() -> None:
-    with hosts(1) as (host,):
-        runner_inside(host)(["ip", "link", "add", "x", "type", "veth", "peer", "name", "y"])
-        table = TcBackend(
-            "x", link_bit_per_s=LINK_BIT_PER_S, run=runner_inside(host), dry_run=False
-        )
-        table.apply({10: 6})
-        for argv in table.removal():
-            runner_inside(host)(argv)
-        assert table.read() == {}
-        runner_inside(host)(["tc", "qdisc", "add", "dev", "x", "root", "handle", "7e5:", "htb"])
-        table.apply({10: 6})
-        classes = runner_inside(host)(["tc", "class", "show", "dev", "x"])
-        assert classes.count("class htb") == 9
+def test_a_partly_configured_discipline_is_completed(host: str) -> None:
+    table = a_table(host)
+    table.apply({10: 6})
+    for argv in table.removal():
+        runner_inside(host)(argv)
+    assert table.read() == {}
+    runner_inside(host)(["tc", "qdisc", "add", "dev", "x", "root", "handle", "7e5:", "htb"])
+    table.apply({10: 6})
+    classes = runner_inside(host)(["tc", "class", "show", "dev", "x"])
+    assert classes.count("class htb") == 9
 
 
-def test_the_prio_discipline_reads_back_as_it_was_set() -> None:
-    with hosts(1) as (host,):
-        runner_inside(host)(["ip", "link", "add", "x", "type", "veth", "peer", "name", "y"])
-        table = TcBackend("x", discipline="prio", run=runner_inside(host), dry_run=False)
-        try:
-            table.apply({10: 6, 20: 0})
-        except Unavailable as error:
-            if "load the kernel's module" not in str(error):
-                raise
-            pytest.skip("this kernel has no sch_prio")
-        assert table.read() == {10: 6, 20: 0}
-        assert table.apply({10: 6, 20: 0}) == ()
-
-
-def test_a_missing_interface_is_named_and_the_error_says_what_to_do() -> None:
-    with (
-        hosts(1) as (host,),
-        pytest.raises(Unavailable, match=r"tc -j qdisc show dev nowhere.*ip link"),
-    ):
-        TcBackend("nowhere", link_bit_per_s=LINK_BIT_PER_S, run=runner_inside(host)).read()
+def test_the_prio_discipline_reads_back_as_it_was_set(host: str) -> None:
+    table = TcBackend("x", discipline="prio", run=runner_inside(host), dry_run=False)
+    try:
+        table.apply({10: 6, 20: 0})
+    except Unavailable as error:
+        if "load the kernel's module" not in str(error):
+            raise
+        pytest.skip("this kernel has no sch_prio")
+    assert table.read() == {10: 6, 20: 0}
+    assert table.apply({10: 6, 20: 0}) == ()
 
 
 def test_new_levels_of_running_jobs_are_carried_out_without_new_tags() -> None:
     with hosts(2) as (left, right):
         interface, _ = cable(left, right, "10.91.2")
-        table = TcBackend(
-            interface, link_bit_per_s=LINK_BIT_PER_S, run=runner_inside(left), dry_run=False
-        )
+        table = a_table(left, interface)
         now_s = [0.0]
         node = NodeNetwork([table], clock=lambda: now_s[0], drain_s=0.1)
         before = assign_tags({"a": 1, "b": 0}, 2)
@@ -151,28 +144,16 @@ def test_new_levels_of_running_jobs_are_carried_out_without_new_tags() -> None:
 
 
 def test_the_command_plans_applies_and_shows(
-    tmp_path: Any, capsys: pytest.CaptureFixture[str]
+    host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = tmp_path / "settings.json"
     settings.write_text('{"levels": 2, "jobs": {"a": 1, "b": 0}, "tags": {"b": 30}}')
-    with hosts(1) as (host,):
-        runner_inside(host)(["ip", "link", "add", "x", "type", "veth", "peer", "name", "y"])
-        options = [
-            "--network-backend",
-            "tc",
-            "--interface",
-            "x",
-            "--netns",
-            host,
-            "--link-bit-per-s",
-            "1000000000",
-            "--settings",
-            str(settings),
-        ]
-        answers = []
-        for action in ("plan", "show", "apply", "show", "apply"):
-            assert main(["network", action, *options]) == 0
-            answers.append(json.loads(capsys.readouterr().out))
+    options = ["--network-backend=tc", "--interface=x", f"--netns={host}"]
+    options += ["--link-bit-per-s=1000000000", f"--settings={settings}"]
+    answers = []
+    for action in ("plan", "show", "apply", "show", "apply"):
+        assert main(["network", action, *options]) == 0
+        answers.append(json.loads(capsys.readouterr().out))
     planned, untouched, applied, shown, again = answers
     assert not planned["interfaces"]["x"]["done"]
     assert untouched["x"]["priorities"] == {}
@@ -228,22 +209,30 @@ def test_probing_finds_a_source_port_that_takes_the_wanted_path() -> None:
     assert whole == [[router, "10.93.0.1"] for router in probed["chosen"]]
 
 
-BURSTS = """
-import json, sys
-from tessera.service.agent.network.counters import find_counters, sample_counter
+MEASURES = """
+import asyncio, json, sys
+from tessera.formulation.values import Cell
+from tessera.service.agent.gangs import Gang, GangPhase, GangReport
+from tessera.service.agent.network.sampling import TrafficSampler, sent_bytes_reader
 from tests.support.bursts import Bursts
-bursts = Bursts("10.95.1.2")
-counter = next(c for c in find_counters() if c.name == sys.argv[1])
-timing = {"step_s": 0.01, "count": 400, "clock": bursts.clock, "sleep": bursts.sleep}
-print(json.dumps(sample_counter(counter.read, **timing)))
+bursts = Bursts("10.97.1.2")
+async def measure():
+    sent = sent_bytes_reader([sys.argv[1]])
+    sampling = TrafficSampler(sent, window_s=4.0, clock=bursts.clock, sleep=bursts.sleep)
+    gang = Gang(job="a", generation=1, shares=(("n0", (0,)),), leader="n0", members=("n0", "n1"),
+                cell=Cell(gpu_type="a100", gpus=2, pipeline_degree=1), iter_time_s=1.0, iterations_total=1.0)
+    measured = await sampling.step(lambda: [(gang, True)])
+    report = sampling.add_measurement(GangReport(job="a", generation=1, node="n0", phase=GangPhase.RUNNING))
+    return measured, report.period_s, report.sent_bytes
+print(json.dumps(asyncio.run(measure())))
 """
 
 
-def test_the_period_of_bursts_is_read_off_an_interfaces_counter() -> None:
+def test_bursts_over_a_cable_are_measured_by_the_interfaces_counter() -> None:
     with hosts(2) as (left, right):
-        interface, _ = cable(left, right, "10.95.1")
-        samples: Any = python(left, BURSTS, interface)
-    period = find_period(*np.asarray(samples))
-    assert period is not None
-    assert period.period_s == pytest.approx(PERIOD_S, rel=0.03)
-    assert period.bytes == pytest.approx(PACKETS * PACKET_BYTES, rel=0.05)
+        interface, _ = cable(left, right, "10.97.1")
+        output: Any = python(left, MEASURES, interface)
+    measured, period_s, sent_bytes = output
+    assert measured
+    assert period_s == pytest.approx(PERIOD_S, rel=0.03)
+    assert sent_bytes == pytest.approx(PACKETS * PACKET_BYTES, rel=0.05)

@@ -1,33 +1,35 @@
-"""Failures with reasons: plans that run out of memory, programs that are refused, and their words."""
+"""Failures with reasons: plans out of memory, programs that are refused, and nodes that start nothing."""
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from tessera.db.derived_estimates import ESTIMATING_CHANNEL
 from tessera.db.engine import Database
+from tessera.db.failed_starts import DRAINED_BY, MAX_FAILED_STARTS
 from tessera.db.notify import Listener
 from tessera.db.store import PostgresStore
 from tessera.estimator.hardware.cluster_types import catalogue_of
 from tessera.formulation.cells import build_cells
-from tessera.formulation.clock import SystemClock
 from tessera.formulation.execution_plan import ExecutionPlan, ZeroStage
 from tessera.formulation.exit_reasons import ExitReason
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.reasons import ReasonCode
+from tessera.formulation.records.agents import ObservedGang
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import CellFilter, EstimateRecord
 from tessera.formulation.values import EstimateSource, GpuType, Workload
 from tessera.service.cells.deriver import CellDeriver
-from tessera.service.loop import RoundLoop
-from tessera.solvers.rounds.options import RoundOptions
 from tessera.v1 import launch_pb2
+from tests.support.decided_rounds import schedule
 from tests.support.execution_plans import a_plan
+from tests.support.logged import logged_lines
+from tests.support.notices import round_requests
 from tests.support.patience import PATIENCE_S
 from tests.support.reports import OUT_OF_MEMORY, PHASE, a_member, report_members, report_training
 from tests.support.stored_cluster import (
@@ -49,6 +51,7 @@ A0, A1 = "a100-0", "a100-1"
 MOE = Workload(model="moe", params="1.3B", global_batch=256)
 FAST = a_plan(MOE, 2)
 SLOW = a_plan(MOE, 2, zero=ZeroStage.OPTIMIZER)
+FULL = "[Errno 28] No space left on device"
 
 
 @pytest.fixture
@@ -79,14 +82,7 @@ def two_plans(store: PostgresStore) -> PostgresStore:
 
 def decide(store: PostgresStore) -> None:
     """Decide a round by the default policy, and let agents start its jobs."""
-    RoundLoop(store, SystemClock()).schedule(
-        C,
-        RoundOptions(),
-        remaining_s=lambda: 600.0,
-        dry_run=False,
-        request=None,
-        cancelled=lambda: False,
-    )
+    schedule(store)
     agents_report(store)
 
 
@@ -199,30 +195,22 @@ def test_a_cell_whose_plan_is_not_recorded_stays_feasible(store: PostgresStore) 
     "facts",
     [
         {"runtime": "replay"},
-        {"runtime": ""},
         {"runtime": "unheard-of"},
         {"exit_reason": launch_pb2.EXIT_KILLED},
         {"exit_reason": launch_pb2.EXIT_REASON_UNSPECIFIED, "error": "out of memory"},
-        {"exit_reason": 99},
         {"phase": PHASE.STOPPING},
         {"phase": PHASE.RUNNING},
         {"generation": 2},
-        {"generation": 0},
         {"node": A1},
         {"job": "nobody"},
     ],
 )
 def test_a_plan_stays_feasible_if_no_program_of_the_job_ran_out_of_memory(
-    two_plans: PostgresStore, facts: dict[str, object]
+    two_plans: PostgresStore, facts: dict[str, Any]
 ) -> None:
     decide(two_plans)
-    fields: dict[str, Any] = {
-        "job": "a",
-        "node": A0,
-        "phase": PHASE.FAILED,
-        "exit_reason": OUT_OF_MEMORY,
-    } | facts
-    report_members(two_plans, a_member(**fields))
+    usual: dict[str, Any] = {"job": "a", "node": A0, "phase": PHASE.FAILED}
+    report_members(two_plans, a_member(**usual | {"exit_reason": OUT_OF_MEMORY} | facts))
     assert estimates_of(two_plans)[FAST.digest] == (1.0, EstimateSource.ANALYTIC)
 
 
@@ -255,28 +243,10 @@ def test_the_member_that_ran_out_of_memory_counts_even_if_others_end_first(
     assert (record.retries, record.last_error) == (1, "NCCL")
 
 
-def test_a_report_after_the_job_has_started_again_excludes_nothing(
-    store: PostgresStore, database: Database
-) -> None:
-    run_wide(store, "a")
-    report_training(store, "a", A0, phase=PHASE.FAILED, exit_reason=launch_pb2.EXIT_ERROR)
-    agents_report(store)
-    end_back_off(database)
-    run(store, a=[(A0, [0]), (A1, [0])])
-    report_training(store, "a", A1, phase=PHASE.FAILED, exit_reason=OUT_OF_MEMORY)
-    assert estimates_of(store)[FAST.digest] == (1.0, EstimateSource.ANALYTIC)
-    assert job(store, "a").state is JobState.RUNNING
-
-
 def test_jobs_of_one_plan_may_run_out_of_memory_in_one_report(store: PostgresStore) -> None:
     run_wide(store, "a", "b")
-    report_members(
-        store,
-        *(
-            a_member(name, A0, phase=PHASE.FAILED, exit_reason=OUT_OF_MEMORY, error="oom")
-            for name in "ab"
-        ),
-    )
+    facts: dict[str, Any] = {"phase": PHASE.FAILED, "exit_reason": OUT_OF_MEMORY, "error": "oom"}
+    report_members(store, *(a_member(name, A0, **facts) for name in "ab"))
     assert estimates_of(store) == {FAST.digest: INFEASIBLE}
     assert [job(store, name).state for name in "ab"] == [JobState.STOPPING] * 2
 
@@ -379,49 +349,180 @@ def test_a_program_whose_end_no_retry_can_change_fails_at_once(
     assert estimates_of(two_plans)[FAST.digest] == (1.0, EstimateSource.ANALYTIC)
 
 
-OTHERS: Sequence[ExitReason] = [reason for reason in ExitReason if not reason.is_final]
-
-
-@pytest.mark.parametrize("reason", OTHERS)
+@pytest.mark.parametrize(
+    ("error", "shown", "detail"),
+    [("boom", "boom", ": boom"), ("", ExitReason.STALLED.sentence, "")],
+)
 def test_other_failures_are_tried_again_and_explained_in_the_history(
-    two_plans: PostgresStore, reason: ExitReason
+    two_plans: PostgresStore, database: Database, error: str, shown: str, detail: str
 ) -> None:
     decide(two_plans)
-    number = launch_pb2.ExitReason.Value(f"EXIT_{reason.name}")
-    report_failure(two_plans, "a", number, error="boom", remark="see rank 0")
+    report_failure(two_plans, "a", launch_pb2.EXIT_STALLED, error=error, remark="see rank 0")
     record = job(two_plans, "a")
-    assert (record.state, record.retries, record.last_error) == (JobState.QUEUED, 1, "boom")
+    assert (record.state, record.retries, record.last_error) == (JobState.QUEUED, 1, shown)
     assert record.retry_s > record.created_s
     assert record.training is not None
-    assert (record.training.exit_reason, record.training.remark) == (reason, "see rank 0")
-    (crash,) = (e for e in two_plans.job_history(C, "a") if e.event == "crash")
-    assert crash.detail == f"on {A0}: {reason.sentence}: boom"
-
-
-def test_a_failure_without_words_is_explained_by_its_reason(two_plans: PostgresStore) -> None:
-    decide(two_plans)
-    report_failure(two_plans, "a", launch_pb2.EXIT_STALLED)
-    assert job(two_plans, "a").last_error == "it made no progress for too long"
-    (crash,) = (e for e in two_plans.job_history(C, "a") if e.event == "crash")
-    assert crash.detail == f"on {A0}: it made no progress for too long"
-
-
-def test_the_reason_is_that_of_the_last_failure(
-    two_plans: PostgresStore, database: Database
-) -> None:
-    decide(two_plans)
-    report_failure(two_plans, "a", launch_pb2.EXIT_STALLED, remark="no iteration in 10 min")
+    assert (record.training.exit_reason, record.training.remark) == (
+        ExitReason.STALLED,
+        "see rank 0",
+    )
+    (event,) = (e for e in two_plans.job_history(C, "a") if e.event == "crash")
+    assert event.detail == f"on {A0}: {ExitReason.STALLED.sentence}{detail}"
     end_back_off(database)
     decide(two_plans)
     report_failure(two_plans, "a", launch_pb2.EXIT_REASON_UNSPECIFIED, error="boom")
-    record = job(two_plans, "a").training
-    assert record is not None
-    assert (record.exit_reason, record.remark) == (None, "no iteration in 10 min")
+    training = job(two_plans, "a").training
+    assert training is not None
+    assert (training.exit_reason, training.remark) == (None, "see rank 0")
 
 
-def test_a_replayed_job_that_fails_has_no_training(two_plans: PostgresStore) -> None:
-    decide(two_plans)
-    report_failure(
-        two_plans, "a", launch_pb2.EXIT_REASON_UNSPECIFIED, error="boom", runtime="replay"
+@pytest.fixture
+def pair(store: PostgresStore) -> PostgresStore:
+    """Return a store with two nodes of 8 GPUs."""
+    a_cluster(store, nodes=2, gpus=8)
+    return store
+
+
+def begin(store: PostgresStore, name: str, node: str = A0, gpu: int = 0) -> None:
+    """Submit a job, and give it a GPU."""
+    submit(store, a_spec(name))
+    give(store, name, node, gpu)
+
+
+def give(store: PostgresStore, name: str, node: str, gpu: int = 0) -> None:
+    snapshot = store.snapshot(C)
+    commit(store, snapshot, start(snapshot, name, [(node, [gpu])]))
+
+
+def report_start(
+    store: PostgresStore, name: str, node: str = A0, phase: str = "failed", **facts: Any
+) -> None:
+    """Let the agent of a node report on a job's present generation."""
+    facts = (
+        {"exit_reason": ExitReason.NODE_UNFIT, "error": FULL} | facts if phase == "failed" else {}
     )
-    assert (job(two_plans, "a").retries, job(two_plans, "a").training) == (1, None)
+    gang = ObservedGang(
+        job=name, generation=job(store, name).generation, node=node, phase=phase, **facts
+    )
+    store.observe(C, f"agent-{node}", "first", [gang], 0)
+
+
+def fail(store: PostgresStore, name: str, node: str = A0, gpu: int = 0, **facts: Any) -> None:
+    begin(store, name, node, gpu)
+    report_start(store, name, node, **facts)
+    agents_report(store)
+
+
+def avoided(store: PostgresStore, name: str) -> set[str]:
+    snapshot = store.snapshot(C)
+    at = snapshot.jobs.name.index(name)
+    return {snapshot.nodes.name[n] for n in snapshot.avoids.node[snapshot.avoids.job == at]}
+
+
+@pytest.mark.parametrize("reason", [ExitReason.NODE_UNFIT, ExitReason.NOT_STARTED])
+def test_what_a_node_cannot_start_uses_a_retry_and_avoids_the_node_unless_no_other_can(
+    pair: PostgresStore, reason: ExitReason
+) -> None:
+    fail(pair, "a", exit_reason=reason)
+    record = job(pair, "a")
+    assert (record.state, record.retries) == (JobState.QUEUED, 1)
+    assert avoided(pair, "a") == {A0}
+    give(pair, "a", A1)
+    assert avoided(pair, "a") == set()  # it is not moved for that
+    report_start(pair, "a", A1, exit_reason=ExitReason.NOT_STARTED)
+    agents_report(pair)
+    assert avoided(pair, "a") == set()  # no node can start it
+    do(pair, lambda w: w.drain_nodes(C, [A1], draining=True))
+    fail(pair, "b", gpu=1)
+    assert avoided(pair, "b") == set()  # no other node has room
+
+
+def test_a_node_is_drained_after_three_starts_in_a_row_that_failed_because_of_it(
+    pair: PostgresStore, database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    for place in range(MAX_FAILED_STARTS - 1):
+        fail(pair, f"a{place}", gpu=place)
+    assert not pair.get_node(C, A0).draining
+    with round_requests(database) as requests, caplog.at_level(logging.WARNING):
+        fail(pair, "last", gpu=7)
+        assert C in requests.take()
+    node = pair.get_node(C, A0)
+    assert (node.draining, node.drained_by) == (True, DRAINED_BY)
+    assert node.drain_reason == (
+        f"3 starts in a row failed because of this node, the last one with: {FULL}; mend it, then"
+        " restart its agent or undrain it"
+    )
+    (line,) = logged_lines(caplog, "node_unfit")
+    assert f'node=a100-0 reason="{node.drain_reason}"' in line
+    assert not pair.get_node(C, A1).draining
+
+
+def test_failed_starts_of_the_same_report_count_each(pair: PostgresStore) -> None:
+    for place in range(MAX_FAILED_STARTS):
+        begin(pair, f"a{place}", gpu=place)
+    facts: dict[str, Any] = {"generation": 1, "node": A0, "phase": "failed"}
+    facts |= {"exit_reason": ExitReason.NODE_UNFIT, "error": 9 * FULL}
+    gangs = [ObservedGang(job=f"a{place}", **facts) for place in range(MAX_FAILED_STARTS)]
+    for _ in range(2):
+        pair.observe(C, f"agent-{A0}", "first", gangs, 0)
+        assert pair.get_node(C, A0).drain_reason.startswith("3 starts")
+
+
+def test_a_program_that_fails_everywhere_drains_no_node(pair: PostgresStore) -> None:
+    for place in range(2 * MAX_FAILED_STARTS):
+        node = (A0, A1)[place % 2]
+        fail(pair, f"a{place}", node, place, exit_reason=ExitReason.NOT_STARTED, error="no program")
+        fail(pair, f"b{place}", node, place, exit_reason=ExitReason.ERROR, error="crashed")
+    assert not any(pair.get_node(C, node).draining for node in (A0, A1))
+
+
+def test_a_start_that_succeeds_begins_the_count_again(pair: PostgresStore) -> None:
+    for place in range(MAX_FAILED_STARTS - 1):
+        fail(pair, f"a{place}", gpu=place)
+    begin(pair, "good", gpu=6)
+    report_start(pair, "good", phase="running")
+    fail(pair, "last", gpu=7)
+    assert not pair.get_node(C, A0).draining
+
+
+def drain_by_failed_starts(store: PostgresStore) -> None:
+    for place in range(MAX_FAILED_STARTS):
+        fail(store, f"a{place}", gpu=place)
+    assert store.get_node(C, A0).draining
+
+
+def test_a_restart_of_the_agent_ends_the_drain_but_a_new_connection_does_not(
+    pair: PostgresStore,
+) -> None:
+    drain_by_failed_starts(pair)
+    spec = pair.get_node(C, A0).spec
+    pair.hello(C, f"agent-{A0}", "first", [spec])
+    assert pair.get_node(C, A0).draining
+    pair.hello(C, f"agent-{A0}", "second", [spec])
+    node = pair.get_node(C, A0)
+    assert (node.draining, node.drain_reason, node.drained_by) == (False, "", "")
+    assert node.drained_s is None
+
+
+def test_an_operator_has_the_last_word(pair: PostgresStore) -> None:
+    drain_by_failed_starts(pair)
+    spec = pair.get_node(C, A0).spec
+    do(pair, lambda w: w.drain_nodes(C, [A0], draining=True, drained_by="ana"))
+    pair.hello(C, f"agent-{A0}", "second", [spec])
+    node = pair.get_node(C, A0)
+    assert (node.draining, node.drained_by) == (True, "ana")
+    do(pair, lambda w: w.drain_nodes(C, [A0], draining=False))
+    pair.hello(C, f"agent-{A0}", "first", [spec])
+    fail(pair, "next")
+    assert not pair.get_node(C, A0).draining  # the count has begun again
+
+
+def test_a_node_that_could_not_start_a_job_can_be_deleted(
+    pair: PostgresStore, database: Database
+) -> None:
+    fail(pair, "a")
+    execute(
+        database, "UPDATE agents SET heard_at = now() - interval '1 h' WHERE name = 'agent-a100-0'"
+    )
+    do(pair, lambda w: w.delete_nodes(C, [A0], {}, allow_missing=False))
+    assert avoided(pair, "a") == set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -137,29 +138,25 @@ async def test_a_mebibyte_of_rotated_output_is_read_in_order_through_the_other_r
     assert lab.rows() == 0
 
 
-async def test_output_is_read_from_an_offset_and_from_the_end(lab: Lab) -> None:
+async def test_output_of_a_job_that_has_ended_is_read_from_any_offset_until_it_is_deleted(
+    lab: Lab,
+) -> None:
     run(lab.store, j=[("a100-0", [0])])
-    lab.files().write(b"0123456789")
     await lab.agent()
+    assert await lab.stream().all() == b""  # silence of a running rank
+    files = lab.files()
+    files.write(b"0123456789")
+    lab.succeed("j", "a100-0")
+    assert await lab.stream(follow=True).all() == b"0123456789"  # its end was never noted
+    files.end()
     assert await lab.stream(offset=4).all() == b"456789"
     stream = lab.stream(offset=-3)
     assert await stream.all() == b"789"
     assert stream.parts[0].offset == 7
-    stream = lab.stream(offset=100)
-    assert await stream.all() == b""
-    assert len(stream.parts) == 1
-
-
-async def test_output_of_a_job_that_has_ended_is_read(lab: Lab) -> None:
-    run(lab.store, j=[("a100-0", [0])])
-    files = lab.files()
-    files.write(b"done\n")
-    lab.succeed("j", "a100-0")
-    await lab.agent()
-    assert await lab.stream().all() == b"done\n"
-    assert await lab.stream(follow=True).all() == b"done\n"  # its end was never noted
-    files.end()
-    assert await lab.stream(follow=True).all() == b"done\n"
+    shutil.rmtree(files.folder)
+    code, _, details = await lab.refusal()
+    assert code is StatusCode.FAILED_PRECONDITION
+    assert "it wrote nothing, or its output was deleted" in details
 
 
 async def test_ranks_are_nodes_and_the_launcher_is_that_of_the_first(lab: Lab) -> None:
@@ -240,58 +237,24 @@ async def test_a_job_that_leaves_a_lost_node_is_followed_to_the_next(lab: Lab) -
     stream.cancel()
 
 
-async def test_a_job_that_never_ran_has_no_output(lab: Lab) -> None:
+async def test_what_is_not_there_is_refused_with_its_reason(lab: Lab) -> None:
     code, reason, details = await lab.refusal()
     assert (code, reason) == (StatusCode.FAILED_PRECONDITION, "NOT_ALLOWED")
     assert "has not been started yet" in details
-    apply_event(lab.store, "j", JobEvent.CANCEL)
-    for follow in (False, True):
-        _, _, details = await lab.refusal(follow=follow)
-        assert "ended without being started" in details
-
-
-async def test_a_start_that_waits_for_gpus_of_others_has_no_output_yet(lab: Lab) -> None:
-    submit(lab.store, a_spec("first"))
-    run(lab.store, first=[("a100-0", [0])])
-    snapshot = lab.store.snapshot(C)
-    commit(
-        lab.store,
-        snapshot,
-        start(snapshot, "first", [("a100-1", [0])], DecisionKind.MOVE),
-        start(snapshot, "j", [("a100-0", [0])]),
-    )
-    _, _, details = await lab.refusal()
-    assert "start 1 of clusters/lab/jobs/j still waits for GPUs" in details
-    apply_event(lab.store, "j", JobEvent.HOLD)  # it was never launched
-    _, _, details = await lab.refusal()
-    assert "has not been started yet" in details
-
-
-async def test_what_is_not_there_is_refused_with_its_reason(lab: Lab) -> None:
     run(lab.store, j=[("a100-0", [0])])
-    code, _, details = await lab.refusal(job="nothing")
-    assert (code, details) == (
-        StatusCode.NOT_FOUND,
-        f"clusters/{C}/jobs/nothing does not exist",
-    )
-    code, _, details = await lab.refusal(generation=7)
-    assert code is StatusCode.INVALID_ARGUMENT
-    assert "has no start 7" in details
-    assert "the last is 1" in details
-    code, _, _ = await lab.refusal(generation=-1)
-    assert code is StatusCode.INVALID_ARGUMENT
-    code, _, _ = await lab.refusal(offset=-(2**63))
-    assert code is StatusCode.INVALID_ARGUMENT
-
-
-async def test_deleted_output_is_refused_and_silence_of_a_running_rank_is_not(lab: Lab) -> None:
-    run(lab.store, j=[("a100-0", [0])])
-    await lab.agent()
-    assert await lab.stream().all() == b""
-    lab.succeed("j", "a100-0")
-    code, _, details = await lab.refusal()
-    assert code is StatusCode.FAILED_PRECONDITION
-    assert "it wrote nothing, or its output was deleted" in details
+    wrong: list[tuple[dict[str, Any], StatusCode, str]] = [
+        ({"job": "nothing"}, StatusCode.NOT_FOUND, f"clusters/{C}/jobs/nothing does not exist"),
+        ({"generation": 7}, StatusCode.INVALID_ARGUMENT, "has no start 7"),
+        ({"generation": -1}, StatusCode.INVALID_ARGUMENT, "generation"),
+        ({"offset": -(2**63)}, StatusCode.INVALID_ARGUMENT, "offset"),
+    ]
+    for request, expected, text in wrong:
+        code, _, details = await lab.refusal(**request)
+        assert (code, text in details) == (expected, True), details
+    execute(lab.database, "UPDATE agents SET heard_at = now() - interval '40 s'")
+    code, reason, details = await lab.refusal()
+    assert (code, reason) == (StatusCode.FAILED_PRECONDITION, "NODE_SILENT")
+    assert details.startswith("node a100-0 was last heard 40 s ago; its output is on its disk")
 
 
 async def test_an_error_of_a_file_is_passed_on(lab: Lab) -> None:
@@ -304,18 +267,6 @@ async def test_an_error_of_a_file_is_passed_on(lab: Lab) -> None:
     assert code is StatusCode.FAILED_PRECONDITION
     assert details.startswith("node a100-0 cannot read this output: ")
     assert "remove it" in details
-
-
-async def test_a_node_that_is_silent_or_gone_is_named(lab: Lab) -> None:
-    run(lab.store, j=[("a100-0", [0])])
-    execute(lab.database, "UPDATE agents SET heard_at = now() - interval '40 s'")
-    code, reason, details = await lab.refusal()
-    assert (code, reason) == (StatusCode.FAILED_PRECONDITION, "NODE_SILENT")
-    assert details.startswith("node a100-0 was last heard 40 s ago; its output is on its disk")
-    execute(lab.database, "UPDATE nodes SET agent_id = NULL")
-    _, reason, details = await lab.refusal()
-    assert (reason, "no agent runs on node a100-0" in details) == ("NODE_SILENT", True)
-    assert lab.rows() == 0
 
 
 async def test_a_request_is_repeated_until_it_is_answered_and_wakes_no_one_else(lab: Lab) -> None:
@@ -342,15 +293,6 @@ async def test_a_request_is_repeated_until_it_is_answered_and_wakes_no_one_else(
         query = "SELECT revision FROM clusters"
         assert connection.exec_driver_sql(query).scalar_one() == revision
     assert lab.rows() == 0
-
-
-async def test_an_agent_that_connects_later_gets_the_requests_that_wait(lab: Lab) -> None:
-    run(lab.store, j=[("a100-0", [0])])
-    lab.files().write(b"patience")
-    waiting = asyncio.create_task(lab.stream().all())
-    await until(lambda: lab.rows() == 1)
-    await lab.agent()
-    assert await waiting == b"patience"
 
 
 async def test_a_reader_that_leaves_withdraws_its_request(lab: Lab) -> None:
@@ -382,32 +324,26 @@ async def test_an_agent_cannot_answer_for_another(lab: Lab) -> None:
     assert await waiting == b"true"
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"data": bytes(2**18 + 1)}, {"offset": -1}, {"offset": 2**63 - 1}]
-)
 async def test_an_answer_that_makes_no_sense_is_an_error_and_not_the_end_of_the_stream(
-    lab: Lab, wrong: dict[str, Any]
+    lab: Lab,
 ) -> None:
     run(lab.store, j=[("a100-0", [0])])
     agent = await lab.agent()
     agent.mute = True
-    waiting = asyncio.create_task(lab.refusal())
-    request = await agent.is_asked()
-    answer = agents_pb2.LogAnswer(read_id=request.read_id, **wrong)
-    await agent.send(agents_pb2.AgentMessage(log_answer=answer))
-    _, _, details = await waiting
-    assert "upgrade the agent" in details
+    wrong: list[dict[str, Any]] = [
+        {"data": bytes(2**18 + 1)},
+        {"offset": -1},
+        {"offset": 2**63 - 1},
+    ]
+    for number, fields in enumerate(wrong, 1):
+        waiting = asyncio.create_task(lab.refusal())
+        request = await agent.is_asked(number)
+        answer = agents_pb2.LogAnswer(read_id=request.read_id, **fields)
+        await agent.send(agents_pb2.AgentMessage(log_answer=answer))
+        _, _, details = await waiting
+        assert "upgrade the agent" in details
     agent.mute = False
     assert await lab.stream().all() == b""
-
-
-async def test_many_readers_at_once_get_all_of_their_output(lab: Lab) -> None:
-    data = np.random.default_rng(1).bytes(600_000)
-    run(lab.store, j=[("a100-0", [0])])
-    lab.files().write(data)
-    await lab.agent()
-    assert await asyncio.gather(*(lab.stream().all() for _ in range(20))) == [data] * 20
-    assert lab.rows() == 0
 
 
 async def test_a_client_with_too_many_streams_is_refused_with_the_reason(lab: Lab) -> None:

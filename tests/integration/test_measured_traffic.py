@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from tessera.db.notify import Listener
 from tessera.db.store import PostgresStore
 from tessera.formulation.codec import decode, encode
 from tessera.formulation.lifecycle import JobEvent
-from tessera.formulation.network.outcome import NetworkDecision, NetworkPlanRecord
+from tessera.formulation.network.outcome import NetworkDecision
 from tessera.formulation.network.running import running_now
 from tessera.formulation.records.agents import ObservedGang
 from tessera.formulation.snapshot import Snapshot
@@ -26,6 +27,7 @@ from tessera.service.wiring import run_server
 from tessera.solvers.rounds.network import plan_network
 from tessera.solvers.rounds.options import RoundOptions
 from tests.support.agents import until
+from tests.support.decided_rounds import schedule
 from tests.support.networked_cluster import BOTH, a_network, start_two_jobs
 from tests.support.patience import PATIENCE_S
 from tests.support.running_server import settings
@@ -33,7 +35,6 @@ from tests.support.stored_cluster import (
     C,
     a_cluster,
     a_spec,
-    agent_reports,
     apply_event,
     do,
     execute,
@@ -46,6 +47,7 @@ LEAVES = 5e9
 """Bytes per iteration from each of a job's two hosts to the other, over which the whole ring passes."""
 
 MEASURE = RoundOptions(network_measure_s=30.0)
+NODE_OF = {"one": "a100-0", "two": "a100-2"}
 
 
 def report_traffic(store: PostgresStore, node: str, job: str, **facts: Any) -> None:
@@ -83,10 +85,8 @@ def decisions_by_job(store: PostgresStore) -> dict[str, NetworkDecision]:
     return {d.job: d for d in store.network_in_force(C).decisions}
 
 
-def keep_network_plan(
-    store: PostgresStore, options: RoundOptions = MEASURE
-) -> NetworkPlanRecord | None:
-    return NetworkPlanner(store, StoppedClock(), StandingPolicies(store, options)).keep(C)
+def a_planner(store: PostgresStore, options: RoundOptions = MEASURE) -> NetworkPlanner:
+    return NetworkPlanner(store, StoppedClock(), StandingPolicies(store, options))
 
 
 def bytes_sent(decision: NetworkDecision) -> float:
@@ -118,43 +118,36 @@ def test_agents_measurements_are_kept_by_node_once_for_an_allocation(store: Post
     assert measured_rows(store) == [("one", "a100-0", 0.9, 1e9)]
 
 
-@pytest.mark.parametrize(
-    "facts",
-    [
-        {"period_s": math.nan, "sent_bytes": 1e9},
-        {"period_s": 0.5, "sent_bytes": math.nan},
-        {"period_s": -0.5, "sent_bytes": 1e9},
-        {"period_s": 0.5, "sent_bytes": -1.0},
-        {"period_s": 0.5, "sent_bytes": 0.0},
-        {"period_s": math.inf, "sent_bytes": 1e9},
-        {"period_s": 1e9, "sent_bytes": 1e9},
-        {"period_s": 0.5, "sent_bytes": 1e40},
-        {},
-    ],
-)
-def test_meaningless_measurements_are_not_kept(
-    store: PostgresStore, facts: dict[str, float]
+def test_meaningless_measurements_and_those_of_older_allocations_are_not_kept(
+    store: PostgresStore,
 ) -> None:
     start_one_job(store)
-    report_traffic(store, "a100-0", "one", **facts)
-    assert measured_rows(store) == []
-
-
-def test_a_measurement_of_an_older_allocation_is_not_kept(store: PostgresStore) -> None:
-    start_one_job(store)
+    for period_s, sent_bytes in (
+        (math.nan, 1e9),
+        (0.5, math.nan),
+        (-0.5, 1e9),
+        (0.5, -1.0),
+        (0.5, 0.0),
+        (math.inf, 1e9),
+        (1e9, 1e9),
+        (0.5, 1e40),
+        (0.0, 0.0),
+    ):
+        report_traffic(store, "a100-0", "one", period_s=period_s, sent_bytes=sent_bytes)
     desired = store.desired(C, "agent-a100-0")
-    (gang,) = desired.gangs
-    late = ObservedGang(
-        job="one",
-        generation=gang.generation - 1,
-        node="a100-0",
-        phase="running",
-        period_s=0.5,
-        sent_bytes=5e9,
+    now = ObservedGang(
+        job="one", generation=desired.gangs[0].generation, node="a100-0", phase="running"
     )
-    now = ObservedGang(job="one", generation=gang.generation, node="a100-0", phase="running")
+    late = replace(now, generation=now.generation - 1, period_s=0.5, sent_bytes=5e9)
     store.observe(C, "agent-a100-0", "first", [late, now], desired.revision)
     assert measured_rows(store) == []
+    assert b"measured" not in encode(store.snapshot(C))
+    report_traffic(store, "a100-0", "one", period_s=0.5, sent_bytes=5e9)
+    snapshot = store.snapshot(C)
+    again = decode(encode(snapshot))
+    assert isinstance(again, Snapshot)
+    assert again.measured.equals(snapshot.measured)
+    assert len(again.measured) == 1
 
 
 def test_a_measurement_wakes_network_planning_once(
@@ -173,79 +166,48 @@ def test_a_measurement_wakes_network_planning_once(
     assert [name for name in notifications if name == C] == [C]
 
 
-def test_traffic_on_a_network_that_is_not_described_is_not_kept(
-    store: PostgresStore,
-) -> None:
+def test_without_a_topology_no_measurement_is_kept(store: PostgresStore) -> None:
     a_cluster(store, nodes=4)
     start_two_jobs(store)
     report_traffic(store, "a100-0", "one", period_s=0.5, sent_bytes=5e9)
     assert measured_rows(store) == []
-    assert len(store.snapshot(C).measured) == 0
 
 
-def test_a_snapshot_with_a_measurement_reads_back(store: PostgresStore) -> None:
-    start_one_job(store)
-    report_traffic(store, "a100-0", "one", period_s=0.5, sent_bytes=5e9)
-    snapshot = store.snapshot(C)
-    again = decode(encode(snapshot))
-    assert isinstance(again, Snapshot)
-    assert again.measured.equals(snapshot.measured)
-    assert len(again.measured) == 1
-
-
-def test_bytes_are_planned_as_measured_and_the_plan_says_so(store: PostgresStore) -> None:
+def test_bytes_are_planned_as_measured_unless_that_is_implausible_and_the_plan_says_so(
+    store: PostgresStore,
+) -> None:
     a_network(store)
     start_two_jobs(store)
-    keep_network_plan(store, RoundOptions())
+    planner = a_planner(store, RoundOptions())
+    planner.keep(C)
     before = decisions_by_job(store)
+    report_traffic(store, "a100-2", "two", period_s=0.2, sent_bytes=1e14)
     for node in ("a100-0", "a100-1"):
         report_traffic(store, node, "one", period_s=0.2, sent_bytes=1.5 * LEAVES)
-    record = NetworkPlanner(store, StoppedClock(), StandingPolicies(store)).keep(C)
+    record = planner.keep(C)
     assert record is not None
+    assert record.cause == "measured"
+    assert planner.keep(C) is None
     after = decisions_by_job(store)
     assert bytes_sent(after["one"]) == pytest.approx(1.5 * bytes_sent(before["one"]))
-    assert bytes_sent(after["two"]) == pytest.approx(bytes_sent(before["two"]))
     assert after["one"].intensity == pytest.approx(before["one"].intensity / 1.5, rel=0.05)
     assert after["one"].note.startswith("measured on 2 nodes: 1.5 times the estimate")
-    assert after["two"].note == ""
-
-
-def test_an_implausible_measurement_changes_only_the_note(store: PostgresStore) -> None:
-    a_network(store)
-    start_two_jobs(store)
-    keep_network_plan(store, RoundOptions())
-    before = decisions_by_job(store)["one"]
-    report_traffic(store, "a100-0", "one", period_s=0.2, sent_bytes=1e14)
-    keep_network_plan(store, RoundOptions())
-    after = decisions_by_job(store)["one"]
-    assert "not credible" in after.note
-    assert (after.intensity, after.routes) == (before.intensity, before.routes)
-
-
-def test_a_measurement_triggers_one_immediate_plan(store: PostgresStore) -> None:
-    start_one_job(store)
-    replanning = NetworkPlanner(store, StoppedClock(), StandingPolicies(store))
-    assert replanning.keep(C) is not None
-    assert replanning.keep(C) is None
-    report_traffic(store, "a100-0", "one", period_s=0.5, sent_bytes=6e9)
-    again = replanning.keep(C)
-    assert again is not None
-    assert again.cause == "measured"
-    assert replanning.keep(C) is None
+    assert bytes_sent(after["two"]) == pytest.approx(bytes_sent(before["two"]))
+    assert after["two"].intensity == before["two"].intensity
+    assert "not credible" in after["two"].note
 
 
 def test_the_measured_period_is_used_only_of_a_job_without_contention(store: PostgresStore) -> None:
     """The job served last waits for the other, so its period does not show its own times."""
     a_network(store, aggregations=1)
     start_two_jobs(store)
-    keep_network_plan(store, RoundOptions())
-    ranked = sorted(decisions_by_job(store).values(), key=lambda d: d.rank)
-    first, last = ranked
+    a_planner(store, RoundOptions()).keep(C)
+    first, last = sorted(decisions_by_job(store).values(), key=lambda d: d.rank)
     assert first.level > last.level
     assert last.meets == (first.job,)
-    for decision in ranked:
-        node = {"one": "a100-0", "two": "a100-2"}[decision.job]
-        report_traffic(store, node, decision.job, period_s=0.7, sent_bytes=LEAVES)
+    for decision in (first, last):
+        facts = {"period_s": 0.7, "sent_bytes": LEAVES}
+        report_traffic(store, NODE_OF[decision.job], decision.job, **facts)
     s = store.snapshot(C)
     flags = dict(zip((s.jobs.name[j] for j in s.measured.job), s.measured.unhindered, strict=True))
     assert flags == {first.job: True, last.job: False}
@@ -257,66 +219,45 @@ def test_the_measured_period_is_used_only_of_a_job_without_contention(store: Pos
 def test_a_new_job_gets_the_highest_priority_until_it_is_measured(store: PostgresStore) -> None:
     a_network(store, aggregations=1)
     start_two_jobs(store)
-    replanning = NetworkPlanner(store, StoppedClock(), StandingPolicies(store, MEASURE))
-    replanning.keep(C)
-    before = decisions_by_job(store)
-    first, last = sorted(before.values(), key=lambda d: d.rank)
+    planner = a_planner(store)
+    planner.keep(C)
+    first, last = sorted(decisions_by_job(store).values(), key=lambda d: d.rank)
     assert first.level == 7 > last.level  # alone on the highest level, since they share links
     assert first.note == "has the highest level until it is measured, for at most 30 s"
     assert last.note == ""
-    node = {"one": "a100-0", "two": "a100-2"}
-    report_traffic(store, node[first.job], first.job, period_s=0.5, sent_bytes=LEAVES)
-    assert replanning.keep(C) is not None
+    report_traffic(store, NODE_OF[first.job], first.job, period_s=0.5, sent_bytes=LEAVES)
+    assert planner.keep(C) is not None
     turned = decisions_by_job(store)  # now it is the other job's turn
     assert turned[last.job].level == 7 > turned[first.job].level
     assert turned[last.job].note.startswith("has the highest level")
-    assert turned[first.job].note.startswith("measured on 1 node: 1 times the estimate")
-    report_traffic(store, node[last.job], last.job, period_s=0.5, sent_bytes=LEAVES)
-    replanning.keep(C)
+    report_traffic(store, NODE_OF[last.job], last.job, period_s=0.5, sent_bytes=LEAVES)
+    planner.keep(C)
     assert all(d.note.startswith("measured") for d in decisions_by_job(store).values())
-    assert replanning.again_in_s(C) is None
+    assert planner.again_in_s(C) is None
 
 
 def test_the_measuring_time_is_bounded_and_known_in_advance(
     store: PostgresStore, database: Database
 ) -> None:
     start_one_job(store)
-    replanning = NetworkPlanner(store, StoppedClock(), StandingPolicies(store, MEASURE))
-    assert replanning.again_in_s(C) is None
-    replanning.keep(C)
+    plain = a_planner(store, RoundOptions())
+    plain.keep(C)
+    assert decisions_by_job(store)["one"].note == ""  # by default a new job gets no precedence
+    assert plain.again_in_s(C) is None
+    planner = a_planner(store)
+    assert planner.again_in_s(C) is None
+    schedule(RoundLoop(store, StoppedClock()), MEASURE)
+    planner.keep(C)
     assert decisions_by_job(store)["one"].note.startswith("has the highest level")
-    left_s = replanning.again_in_s(C)
+    left_s = planner.again_in_s(C)
     assert left_s is not None
     assert 0 < left_s <= 30 + MEASUREMENT_DELAY_S
     make_allocation_older(database, "one", 31)
-    ended = replanning.keep(C)
+    ended = planner.keep(C)
     assert ended is not None
     assert ended.cause == "measured"
     assert decisions_by_job(store)["one"].note == ""
-    assert replanning.again_in_s(C) is None
-
-
-def test_by_default_a_new_job_gets_no_precedence(store: PostgresStore) -> None:
-    start_one_job(store)
-    replanning = NetworkPlanner(store, StoppedClock(), StandingPolicies(store))
-    replanning.keep(C)
-    assert decisions_by_job(store)["one"].note == ""
-    assert replanning.again_in_s(C) is None
-
-
-def test_a_round_gives_precedence_to_the_jobs_it_starts(store: PostgresStore) -> None:
-    a_network(store)
-    submit(store, a_spec("one", requested_gpus=8))
-    RoundLoop(store, StoppedClock()).schedule(
-        C,
-        MEASURE,
-        remaining_s=lambda: math.inf,
-        dry_run=False,
-        request=None,
-        cancelled=lambda: False,
-    )
-    assert store.network_in_force(C).cause == "round"
-    assert decisions_by_job(store)["one"].note.startswith("has the highest level")
+    assert planner.again_in_s(C) is None
 
 
 def test_a_job_on_one_node_is_not_measured_first(store: PostgresStore) -> None:
@@ -365,12 +306,6 @@ async def test_a_scheduled_wake_up_happens_and_a_later_one_replaces_it(
     watching.wake_in(C, 0.0)
     await asyncio.gather(calls.close(), work.close())
     assert len(looked) == 4
-
-
-def test_agents_without_measurements_change_nothing(store: PostgresStore) -> None:
-    start_one_job(store)
-    agent_reports(store, "agent-a100-0")
-    assert measured_rows(store) == []
 
 
 async def test_a_server_replans_soon_after_the_measuring_time_ends(

@@ -1,10 +1,11 @@
-"""Networks on a real database: plans of rounds and replans, what agents receive, and refusals."""
+"""Networks on a real database: plans of rounds and replans, what agents receive, refusals and races."""
 
 from __future__ import annotations
 
 import json
-import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,10 @@ from tessera.db.store import PostgresStore
 from tessera.formulation.check import Violation
 from tessera.formulation.errors import NotAllowed, NotFound, RoundSuperseded, StaleEtag
 from tessera.formulation.lifecycle import JobEvent
-from tessera.formulation.network.outcome import NetworkPlanRecord
+from tessera.formulation.network.outcome import NetworkDecision
 from tessera.formulation.network.running import running_now
-from tessera.formulation.records.rounds import NetworkCommit, RoundRecord
+from tessera.formulation.records.rounds import NetworkCommit
+from tessera.formulation.records.store import Request
 from tessera.formulation.topologies.described import decode_topology
 from tessera.service.loop import RoundLoop
 from tessera.service.network_planner import NetworkPlanner
@@ -23,7 +25,8 @@ from tessera.service.standing_policy import StandingPolicies
 from tessera.solvers.rounds import network
 from tessera.solvers.rounds.network import plan_network
 from tessera.solvers.rounds.options import RoundOptions
-from tests.support.networked_cluster import CLOS, a_network, set_topology, start_two_jobs
+from tests.support.decided_rounds import schedule
+from tests.support.networked_cluster import BOTH, CLOS, a_network, set_topology, start_two_jobs
 from tests.support.stored_cluster import (
     C,
     a_cluster,
@@ -33,30 +36,54 @@ from tests.support.stored_cluster import (
     apply_event,
     do,
     execute,
+    run,
     submit,
 )
 from tests.support.worlds import StoppedClock
 
 
-def replan(store: PostgresStore) -> NetworkPlanRecord | None:
-    return NetworkPlanner(store, StoppedClock(), StandingPolicies(store)).keep(C)
+def a_planner(store: Any) -> NetworkPlanner:
+    return NetworkPlanner(store, StoppedClock(), StandingPolicies(store))
 
 
-def a_round(store: PostgresStore) -> RoundRecord:
-    return RoundLoop(store, StoppedClock()).schedule(
-        C,
-        RoundOptions(),
-        remaining_s=lambda: math.inf,
-        dry_run=False,
-        request=None,
-        cancelled=lambda: False,
-    )
+@pytest.fixture
+def sending(store: PostgresStore) -> PostgresStore:
+    """Return a store with a network, and two jobs that run across it."""
+    a_network(store)
+    start_two_jobs(store)
+    return store
+
+
+def decisions_of(store: PostgresStore) -> dict[str, NetworkDecision]:
+    return {d.job: d for d in store.network_in_force(C).decisions}
+
+
+class StoreWithInterference:
+    """A store in which something happens after each snapshot."""
+
+    def __init__(self, store: PostgresStore, happens: Callable[[], object]) -> None:
+        self._store, self._happens = store, happens
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def snapshot(self, cluster: str, use_half_life_s: float = 0.0) -> Any:
+        loaded = self._store.snapshot(cluster, use_half_life_s)
+        self._happens()
+        return loaded
+
+    def begin_round(
+        self, cluster: str, request: Request | None, use_half_life_s: float = 0.0
+    ) -> Any:
+        begun = self._store.begin_round(cluster, request, use_half_life_s)
+        self._happens()
+        return begun
 
 
 def test_a_round_plans_the_network_of_the_jobs_it_starts(store: PostgresStore) -> None:
     a_network(store)
     submit(store, a_spec("one", requested_gpus=8), a_spec("two", requested_gpus=8))
-    record = a_round(store)
+    record = schedule(RoundLoop(store, StoppedClock()))
     plan = store.network_in_force(C)
     assert (plan.cause, plan.round, plan.levels) == ("round", record.summary.number, 8)
     assert {d.job for d in plan.decisions} == {"one", "two"}
@@ -65,102 +92,155 @@ def test_a_round_plans_the_network_of_the_jobs_it_starts(store: PostgresStore) -
         assert decision.generation == store.get_job(C, decision.job).generation
 
 
-def test_contending_jobs_get_different_paths_or_levels_and_name_each_other(
-    store: PostgresStore,
+def test_contending_jobs_get_different_paths_or_levels_which_agents_receive(
+    sending: PostgresStore,
 ) -> None:
-    a_network(store)
-    start_two_jobs(store)
-    plan = replan(store)
+    agents_report(sending)
+    before = sending.desired(C, agents_of(sending)[0])
+    assert (before.network_levels, before.gangs[0].network) == (0, None)
+    plan = a_planner(sending).keep(C)
     assert plan is not None
     assert plan.cause == "start"
-    decisions = {d.job: d for d in store.network_in_force(C).decisions}
-    for job in ("one", "two"):
-        routes = decisions[job].routes
-        assert {r.via[0] for r in routes} | {r.via[-1] for r in routes} == {"tor-0", "tor-1"}
-        assert sum(r.sent_bytes for r in routes) == pytest.approx(2 * 5e9)
-        assert decisions[job].tag >= 0
+    decisions = decisions_of(sending)
+    for decision in decisions.values():
+        switches = {switch for r in decision.routes for switch in (r.via[0], r.via[-1])}
+        assert switches == {"tor-0", "tor-1"}
+        assert sum(r.sent_bytes for r in decision.routes) == pytest.approx(2 * 5e9)
+        assert decision.tag >= 0
     assert decisions["one"].tag != decisions["two"].tag
-    contending = {name: set(d.meets) for name, d in decisions.items()}
-    if contending["one"]:
-        assert contending == {"one": {"two"}, "two": {"one"}}
+    if decisions["one"].meets:
+        assert {name: d.meets for name, d in decisions.items()} == {
+            "one": ("two",),
+            "two": ("one",),
+        }
         assert decisions["one"].level != decisions["two"].level
-
-
-def test_nothing_is_planned_again_until_something_changes(store: PostgresStore) -> None:
-    a_network(store)
-    start_two_jobs(store)
-    replanning = NetworkPlanner(store, StoppedClock(), StandingPolicies(store))
-    assert replanning.keep(C) is not None
-    assert replanning.keep(C) is None
-    apply_event(store, "two", JobEvent.CANCEL)
-    ended = replanning.keep(C)
-    assert ended is not None
-    assert ended.cause == "end"
-    assert [d.job for d in store.network_in_force(C).decisions] == ["one"]
-    assert replanning.keep(C) is None
-    set_topology(store, CLOS | {"aggregations": 1})
-    again = replanning.keep(C)
-    assert again is not None
-    assert again.cause == "topology"
-    assert [p.number for p in store.list_network_plans(C, 0, 10)] == [3, 2, 1]
-    assert [p.number for p in store.list_network_plans(C, 3, 1)] == [2]
-
-
-def test_agents_receive_levels_tags_and_paths(store: PostgresStore) -> None:
-    a_network(store)
-    start_two_jobs(store)
-    agents_report(store)
-    before = store.desired(C, agents_of(store)[0])
-    assert before.network_levels == 0
-    assert before.gangs[0].network is None
-    replan(store)
-    after = store.desired(C, agents_of(store)[0])
+    after = sending.desired(C, agents_of(sending)[0])
     assert after.revision > before.revision
     assert after.network_levels == 8
-    decisions = {d.job: d for d in store.network_in_force(C).decisions}
     assert after.gangs[0].network == decisions[after.gangs[0].spec.name]
 
 
-def test_a_tag_stays_as_long_as_the_allocation(store: PostgresStore) -> None:
-    a_network(store)
-    start_two_jobs(store)
-    replan(store)
-    before = {d.job: d.tag for d in store.network_in_force(C).decisions}
-    apply_event(store, "one", JobEvent.CANCEL)
-    replan(store)
-    after = {d.job: d.tag for d in store.network_in_force(C).decisions}
-    assert after == {"two": before["two"]}
+def test_nothing_is_planned_again_until_something_changes_and_tags_stay(
+    sending: PostgresStore,
+) -> None:
+    planner = a_planner(sending)
+    assert planner.keep(C) is not None
+    assert planner.keep(C) is None
+    tags = {name: d.tag for name, d in decisions_of(sending).items()}
+    apply_event(sending, "two", JobEvent.CANCEL)
+    ended = planner.keep(C)
+    assert ended is not None
+    assert ended.cause == "end"
+    assert planner.keep(C) is None
+    assert {name: d.tag for name, d in decisions_of(sending).items()} == {"one": tags["one"]}
+    set_topology(sending, CLOS | {"aggregations": 1})
+    again = planner.keep(C)
+    assert again is not None
+    assert again.cause == "topology"
+    assert [p.number for p in sending.list_network_plans(C, 0, 10)] == [3, 2, 1]
+    assert [p.number for p in sending.list_network_plans(C, 3, 1)] == [2]
+    schedule(RoundLoop(sending, StoppedClock()))
+    assert planner.keep(C) is None
 
 
-def test_a_network_plan_overtaken_by_a_round_does_not_come_into_force(store: PostgresStore) -> None:
-    a_network(store)
-    start_two_jobs(store)
-    snapshot = store.snapshot(C)
+def test_a_tag_released_by_an_ended_job_is_not_reused_at_once(sending: PostgresStore) -> None:
+    planner = a_planner(sending)
+    planner.keep(C)
+    before = {name: d.tag for name, d in decisions_of(sending).items()}
+    apply_event(sending, "one", JobEvent.CANCEL)
+    agents_report(sending)
+    submit(sending, a_spec("three", requested_gpus=8))
+    run(sending, three=BOTH[0])
+    planner.keep(C)
+    after = {name: d.tag for name, d in decisions_of(sending).items()}
+    assert after.keys() == {"two", "three"}
+    assert after["two"] == before["two"]
+    assert after["three"] not in before.values()
+
+
+def test_a_tag_assigned_during_planning_is_kept(sending: PostgresStore) -> None:
+    snapshot = sending.snapshot(C)
+    outcome = plan_network(snapshot, running_now(snapshot), RoundOptions())
+    tags = {d.job: d.tag for d in outcome.decisions}
+    assert tags["one"] != tags["two"]
+    expected = {"one": tags["two"], "two": tags["one"]}
+    swapped = tuple(replace(d, tag=expected[d.job], rank=1 - d.rank) for d in outcome.decisions)
+    first = NetworkCommit(
+        snapshot=snapshot, outcome=replace(outcome, decisions=swapped), cause="x", seconds=0.0
+    )
+    sending.commit_network(first)
+    sending.commit_network(replace(first, outcome=outcome))
+    decisions = sending.network_in_force(C).decisions
+    assert {d.job: d.tag for d in decisions} == expected
+    assert {d.job: d.rank for d in decisions} == {d.job: d.rank for d in outcome.decisions}
+
+
+def test_plans_that_a_round_or_another_topology_overtook_do_not_come_into_force(
+    sending: PostgresStore,
+) -> None:
+    snapshot = sending.snapshot(C)
     outcome = plan_network(snapshot, running_now(snapshot), RoundOptions())
     late = NetworkCommit(snapshot=snapshot, outcome=outcome, cause="start", seconds=0.1)
-    a_round(store)
-    with pytest.raises(RoundSuperseded):
-        store.commit_network(late)
-    assert [p.cause for p in store.list_network_plans(C, 0, 10)] == ["round"]
-
-
-def test_decisions_for_ended_allocations_are_left_out(store: PostgresStore) -> None:
-    a_network(store)
-    start_two_jobs(store)
-    snapshot = store.snapshot(C)
-    outcome = plan_network(snapshot, running_now(snapshot), RoundOptions())
     other = [replace(d, generation=d.generation + 7) for d in outcome.decisions if d.job == "one"]
     mixed = replace(outcome, decisions=(*other, *(d for d in outcome.decisions if d.job == "two")))
-    store.commit_network(NetworkCommit(snapshot=snapshot, outcome=mixed, cause="x", seconds=0.0))
-    assert [d.job for d in store.network_in_force(C).decisions] == ["two"]
+    sending.commit_network(replace(late, outcome=mixed, cause="x"))
+    assert decisions_of(sending).keys() == {"two"}  # the allocation of the other has ended
+    set_topology(sending, CLOS | {"aggregations": 1})
+    with pytest.raises(StaleEtag, match="plan again"):
+        sending.commit_network(late)
+    schedule(RoundLoop(sending, StoppedClock()))
+    with pytest.raises(RoundSuperseded):
+        sending.commit_network(late)
+    assert sending.network_in_force(C).cause == "round"
 
 
-def test_a_job_with_unknown_traffic_is_noted_to_have_no_part(store: PostgresStore) -> None:
+def test_a_planner_whose_topology_changes_meanwhile_plans_again(sending: PostgresStore) -> None:
+    changing = StoreWithInterference(sending, lambda: set_topology(sending, CLOS))
+    set_topology(sending, CLOS | {"aggregations": 1})
+    planner = a_planner(changing)
+    assert planner.keep(C) is None
+    assert planner.keep(C) is not None
+
+
+def test_a_round_is_committed_although_its_network_was_dropped_during_the_solve(
+    sending: PostgresStore,
+) -> None:
+    def drop() -> None:
+        do(sending, lambda w: w.drop_topology(C))
+
+    dropping: Any = StoreWithInterference(sending, drop)
+    record = schedule(RoundLoop(dropping, StoppedClock()))
+    assert record.summary.outcome == "committed"
+    with pytest.raises(NotFound):
+        sending.network_in_force(C)
+    assert len(sending.snapshot(C).standing) == 0
+
+
+def test_a_round_made_for_another_topology_leaves_the_plan_in_force(
+    sending: PostgresStore,
+) -> None:
+    planner = a_planner(sending)
+    planner.keep(C)
+
+    def replace_topology() -> None:
+        set_topology(sending, CLOS | {"aggregations": 1})
+        assert planner.keep(C) is not None
+
+    interfered: Any = StoreWithInterference(sending, replace_topology)
+    schedule(RoundLoop(interfered, StoppedClock()))
+    assert sending.network_in_force(C).cause == "topology"
+    switches = {via for d in decisions_of(sending).values() for r in d.routes for via in r.via}
+    assert "agg-1" not in switches
+
+
+def test_jobs_with_unknown_traffic_or_without_a_place_in_the_topology_have_no_part(
+    store: PostgresStore,
+) -> None:
     a_cluster(store, nodes=4)
     set_topology(store, CLOS)
     start_two_jobs(store)
-    replan(store)
-    for decision in store.network_in_force(C).decisions:
+    a_planner(store).keep(C)
+    for decision in decisions_of(store).values():
         assert "is not known" in decision.note
         assert (decision.tag, decision.level, decision.routes) == (-1, 0, ())
 
@@ -168,7 +248,7 @@ def test_a_job_with_unknown_traffic_is_noted_to_have_no_part(store: PostgresStor
 def test_a_node_missing_from_the_topology_is_reported(store: PostgresStore) -> None:
     a_network(store, nodes=["a100-0", "a100-1"])
     start_two_jobs(store)
-    replan(store)
+    a_planner(store).keep(C)
     decisions = {d.job: d for d in store.network_in_force(C).decisions}
     assert decisions["one"].note == ""
     assert "a100-2 is not in the topology" in decisions["two"].note
@@ -207,13 +287,13 @@ def test_a_network_plan_that_breaks_a_rule_is_refused_and_the_current_one_stays(
 ) -> None:
     a_network(store)
     start_two_jobs(store)
-    replan(store)
+    a_planner(store).keep(C)
     before = store.network_in_force(C)
     apply_event(store, "two", JobEvent.CANCEL)
     broken = Violation(rule="no inversion", detail="planted")
     monkeypatch.setattr(network, "find_network_violations", lambda *_: [broken])
     with pytest.raises(NotAllowed, match="no inversion: planted"):
-        replan(store)
+        a_planner(store).keep(C)
     assert store.network_in_force(C).number == before.number
 
 
@@ -224,7 +304,7 @@ def test_a_round_whose_network_plan_breaks_a_rule_is_refused(
     submit(store, a_spec("one", requested_gpus=8))
     broken = Violation(rule="own path", detail="planted")
     monkeypatch.setattr(network, "find_network_violations", lambda *_: [broken])
-    record = a_round(store)
+    record = schedule(RoundLoop(store, StoppedClock()))
     assert (record.summary.outcome, record.decisions) == ("refused", ())
     assert "own path: planted" in record.summary.violations
     assert store.get_job(C, "one").allocation is None
@@ -235,40 +315,35 @@ def test_old_plans_are_pruned_and_the_latest_ones_are_kept(
 ) -> None:
     a_network(store)
     start_two_jobs(store)
-    replan(store)
+    a_planner(store).keep(C)
     for aggregations in (1, 2, 3):
         set_topology(store, CLOS | {"aggregations": aggregations})
-        replan(store)
+        a_planner(store).keep(C)
     numbers = [plan.number for plan in store.list_network_plans(C, 0, 10)]
     execute(database, "UPDATE network_plans SET planned_at = planned_at - interval '1 day'")
     assert store.prune(3600.0, 2)["network_plans"] == len(numbers) - 2
     assert [plan.number for plan in store.list_network_plans(C, 0, 10)] == numbers[:2]
 
 
-def test_a_topology_that_is_deleted_meanwhile_needs_no_plan(
+def test_without_a_topology_there_are_no_plans(
     store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_cluster(store, nodes=4)
     start_two_jobs(store)
-    # The topology is deleted only after this check.
-    monkeypatch.setattr(store, "has_topology", lambda cluster: True)
-    assert replan(store) is None
-
-
-def test_without_a_topology_there_are_no_plans(store: PostgresStore) -> None:
-    a_cluster(store, nodes=4)
-    start_two_jobs(store)
-    assert replan(store) is None
+    assert a_planner(store).keep(C) is None
     with pytest.raises(NotFound):
         store.network_in_force(C)
     with pytest.raises(NotFound):
-        NetworkPlanner(store, StoppedClock(), StandingPolicies(store)).keep("nowhere")
+        a_planner(store).keep("nowhere")
+    # The topology is deleted only after this check.
+    monkeypatch.setattr(store, "has_topology", lambda cluster: True)
+    assert a_planner(store).keep(C) is None
 
 
 def test_a_dropped_topology_takes_its_plans_along(store: PostgresStore, database: Database) -> None:
     a_network(store)
     start_two_jobs(store)
-    replan(store)
+    a_planner(store).keep(C)
     do(store, lambda w: w.drop_topology(C))
     assert store.desired(C, agents_of(store)[0]).network_levels == 0
     assert store.list_network_plans(C, 0, 10) == []

@@ -98,28 +98,19 @@ def test_a_late_report_of_an_older_generation_takes_no_progress_away(pair: Postg
     assert job(pair, "a").training is None
 
 
-@pytest.mark.parametrize("runtime", ["replay", "profile", "", "unheard-of"])
+@pytest.mark.parametrize("runtime", ["replay", "", "unheard-of"])
 def test_a_job_that_is_replayed_never_goes_back(pair: PostgresStore, runtime: str) -> None:
+    facts: dict[str, Any] = {"loss": 1.0, "memory_bytes": 5, "checkpoint_iterations": 1.0}
+    facts |= {"restart_times": start_times(1.0, 2.0, 3.0), "resumed_iterations": 0.0}
     for done in (40.0, 10.0):
-        report_training(
-            pair,
-            "a",
-            A0,
-            iterations_done=done,
-            resumed_iterations=0.0,
-            runtime=runtime,
-            loss=1.0,
-            memory_bytes=5,
-            checkpoint_iterations=1.0,
-            restart_times=start_times(1.0, 2.0, 3.0),
-        )
+        report_training(pair, "a", A0, iterations_done=done, runtime=runtime, **facts)
     assert (job(pair, "a").iterations_done, job(pair, "a").training) == (40.0, None)
     assert restart_s(pair, "a") == 60.0
 
 
-@pytest.mark.parametrize(
-    ("done", "resumed"),
-    [
+def test_contradictory_progress_takes_nothing_away(pair: PostgresStore) -> None:
+    report_training(pair, "a", A0, iterations_done=40.0, resumed_iterations=0.0)
+    for done, resumed in (
         (10.0, 20.0),  # fewer than those from which it went on
         (-1.0, 0.0),
         (math.nan, 0.0),
@@ -127,18 +118,10 @@ def test_a_job_that_is_replayed_never_goes_back(pair: PostgresStore, runtime: st
         (10.0, -5.0),
         (10.0, -math.inf),
         (10.0, 1e300),
-    ],
-)
-def test_contradictory_progress_takes_nothing_away(
-    pair: PostgresStore, done: float, resumed: float
-) -> None:
-    report_training(pair, "a", A0, iterations_done=40.0, resumed_iterations=0.0)
-    report_training(pair, "a", A0, iterations_done=done, resumed_iterations=resumed)
-    assert job(pair, "a").iterations_done == 40.0
-
-
-def test_only_the_leader_takes_progress_away(pair: PostgresStore) -> None:
-    report_training(pair, "a", A0, iterations_done=40.0, resumed_iterations=0.0)
+    ):
+        report_training(pair, "a", A0, iterations_done=done, resumed_iterations=resumed)
+        assert job(pair, "a").iterations_done == 40.0
+    # Only the leader takes progress away.
     report_training(pair, "a", A1, iterations_done=10.0, resumed_iterations=0.0)
     assert job(pair, "a").iterations_done == 40.0
 
@@ -203,35 +186,23 @@ def test_the_newest_facts_of_training_are_stored(pair: PostgresStore) -> None:
     assert job(pair, "b").training is None
 
 
-def test_a_checkpoint_of_unknown_age_has_no_time(pair: PostgresStore) -> None:
+def test_checkpoints_that_the_job_does_not_have_are_ignored(pair: PostgresStore) -> None:
+    for lie in (1000.5, 1e12, 1e300, math.nan, math.inf, -1.0):
+        report_training(pair, "a", A0, loss=1.0, checkpoint_iterations=lie)
+        assert training(pair, "a") == TrainingRecord(loss=1.0)
     report_training(pair, "a", A0, checkpoint_iterations=0.0, checkpoint_age_s=math.nan)
-    assert training(pair, "a") == TrainingRecord(checkpoint_iterations=0.0)
+    assert training(pair, "a") == TrainingRecord(loss=1.0, checkpoint_iterations=0.0)
 
 
-@pytest.mark.parametrize("lie", [1000.5, 1e12, 1e300, math.nan, math.inf, -1.0])
-def test_a_checkpoint_of_iterations_that_the_job_does_not_have_is_ignored(
-    pair: PostgresStore, lie: float
-) -> None:
-    report_training(pair, "a", A0, loss=1.0, checkpoint_iterations=lie)
-    assert training(pair, "a") == TrainingRecord(loss=1.0)
-
-
-@pytest.mark.parametrize("lie", [math.nan, math.inf, -math.inf, 1e300, -1e300])
-def test_meaningless_numbers_leave_what_was_stored(pair: PostgresStore, lie: float) -> None:
+def test_meaningless_numbers_leave_what_was_stored(pair: PostgresStore) -> None:
     report_training(pair, "a", A0, loss=2.0, memory_bytes=7, checkpoint_iterations=4.0)
     before = training(pair, "a")
-    report_training(
-        pair,
-        "a",
-        A0,
-        loss=lie,
-        memory_bytes=-(2**63),
-        checkpoint_iterations=lie,
-        restart_times=start_times(lie, lie, lie),
-        iterations_done=5.0,
-    )
-    assert training(pair, "a") == before
-    assert (job(pair, "a").iterations_done, restart_s(pair, "a")) == (5.0, 60.0)
+    for lie in (math.nan, math.inf, -math.inf, 1e300, -1e300):
+        lies: dict[str, Any] = {"loss": lie, "checkpoint_iterations": lie}
+        lies |= {"memory_bytes": -(2**63), "restart_times": start_times(lie, lie, lie)}
+        report_training(pair, "a", A0, iterations_done=5.0, **lies)
+        assert training(pair, "a") == before
+        assert (job(pair, "a").iterations_done, restart_s(pair, "a")) == (5.0, 60.0)
 
 
 def test_memory_is_the_most_of_all_members_of_the_generation(pair: PostgresStore) -> None:
@@ -244,14 +215,14 @@ def test_memory_is_the_most_of_all_members_of_the_generation(pair: PostgresStore
     assert training(pair, "a").memory_bytes == 4
 
 
-def test_other_members_do_not_know_of_losses_checkpoints_and_starts(pair: PostgresStore) -> None:
-    facts: dict[str, Any] = {
-        "loss": 1.0,
-        "checkpoint_iterations": 3.0,
-        "restart_times": start_times(1, 2, 3),
-    }
-    report_training(pair, "a", A1, remark="a port was taken", **facts)
-    assert training(pair, "a") == TrainingRecord(remark="a port was taken")
+def test_members_know_of_their_memory_and_remarks_alone_and_one_report_covers_several_jobs(
+    pair: PostgresStore,
+) -> None:
+    facts: dict[str, Any] = {"loss": 1.0, "checkpoint_iterations": 3.0}
+    facts |= {"restart_times": start_times(1, 2, 3), "remark": "a port was taken"}
+    report_members(pair, a_member("a", A1, memory_bytes=4, **facts), a_member("b", A1, loss=3.0))
+    assert training(pair, "a") == TrainingRecord(memory_bytes=4, remark="a port was taken")
+    assert training(pair, "b") == TrainingRecord(loss=3.0)
 
 
 def test_the_median_of_measured_starts_is_what_a_restart_costs_in_rounds(
@@ -274,74 +245,38 @@ def test_the_median_of_measured_starts_is_what_a_restart_costs_in_rounds(
     assert desired.spec.restart_s == 60.0
 
 
-def test_a_start_is_complete_once_its_first_iteration_is_done(pair: PostgresStore) -> None:
+def test_a_start_has_a_price_once_its_first_iteration_is_done_in_a_sensible_time(
+    pair: PostgresStore,
+) -> None:
     generation = move(pair, "a", 2)
-    report_training(pair, "a", A0, generation, restart_times=start_times(6, 20, 0))
-    assert (job(pair, "a").training, restart_s(pair, "a")) == (None, 60.0)
+    times = [(6, 20, 0), (1e6, 20, 15), (-1, 20, 15), (6, math.nan, 15), (6, 20, math.inf)]
+    for wrong in times:
+        report_training(pair, "a", A0, generation, restart_times=start_times(*wrong))
+        assert restart_s(pair, "a") == 60.0
     report_training(pair, "a", A0, generation, restart_times=start_times(6, 20, 15))
     assert (training(pair, "a").restart_s, restart_s(pair, "a")) == (41.0, 41.0)
 
 
-@pytest.mark.parametrize(
-    "times", [(1e6, 20, 15), (-1, 20, 15), (6, math.nan, 15), (6, 20, math.inf), (0, 0, 0)]
-)
-def test_a_start_that_took_no_sensible_time_is_no_price(
-    pair: PostgresStore, times: tuple[float, float, float]
-) -> None:
-    generation = move(pair, "a", 2)
-    report_training(pair, "a", A0, generation, restart_times=start_times(*times))
-    assert restart_s(pair, "a") == 60.0
-
-
-def test_a_report_of_training_takes_no_turn_and_one_statement_more(
+def test_a_report_of_training_takes_no_turn_and_a_repeated_one_writes_nothing(
     pair: PostgresStore, database: Database
 ) -> None:
+    facts: dict[str, Any] = {"iter_time_s": 1.0, "resumed_iterations": 0.0, "loss": 1.5}
+    facts |= {"memory_bytes": 1, "checkpoint_iterations": 2.0, "remark": "r"}
+    facts |= {"restart_times": start_times(1, 2, 3), "iterations_done": 20.0}
     with record_trips(database) as plain:
         report_training(pair, "b", A1, iterations_done=10.0, iter_time_s=1.0)
     with record_trips(database) as trips:
-        report_training(
-            pair,
-            "b",
-            A1,
-            iterations_done=20.0,
-            iter_time_s=1.0,
-            resumed_iterations=0.0,
-            loss=1.0,
-            memory_bytes=1,
-            checkpoint_iterations=2.0,
-            restart_times=start_times(1, 2, 3),
-            remark="r",
-        )
+        report_training(pair, "b", A1, **facts)
     assert len(trips) == len(plain) + 1, trips
-    locks = [trip for trip in trips if "FOR NO KEY UPDATE" in trip]
-    assert len(locks) == 1  # of the job's row
-    assert "FROM jobs" in locks[0]
-
-
-def test_a_repeated_report_of_training_writes_nothing(
-    pair: PostgresStore, database: Database
-) -> None:
-    facts: dict[str, Any] = {
-        "loss": 1.5,
-        "memory_bytes": 3,
-        "checkpoint_iterations": 2.0,
-        "remark": "r",
-    }
-    facts |= {"restart_times": start_times(1, 2, 3), "iterations_done": 5.0}
-    report_training(pair, "a", A0, resumed_iterations=0.0, **facts)
+    (lock,) = (trip for trip in trips if "FOR NO KEY UPDATE" in trip)  # of the job's row
+    assert "FROM jobs" in lock
     execute(database, "UPDATE trainings SET checkpoint_at = 'epoch'")
     with database.read() as connection:
         version = "SELECT xmin FROM trainings"
         before = connection.exec_driver_sql(version).all()
-    report_training(pair, "a", A0, resumed_iterations=0.0, **facts)
+    report_training(pair, "b", A1, **facts)
     with database.read() as connection:
         assert connection.exec_driver_sql(version).all() == before
-
-
-def test_one_report_covers_several_jobs(pair: PostgresStore) -> None:
-    report_members(pair, a_member("a", A1, memory_bytes=4), a_member("b", A1, loss=3.0))
-    assert training(pair, "a") == TrainingRecord(memory_bytes=4)
-    assert training(pair, "b") == TrainingRecord(loss=3.0)
 
 
 def test_facts_of_training_outlive_the_job_but_not_its_row(

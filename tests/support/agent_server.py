@@ -8,13 +8,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import grpc
 import grpc.aio
+import pytest
 
 from tessera.service.agent.gangs import Gang
 from tessera.v1 import agents_pb2 as pb
@@ -22,6 +23,12 @@ from tessera.v1 import agents_pb2_grpc, launch_pb2
 from tests.support.agents import is_running, process_of, until
 
 NODES = ("n0:a100:8", "n1:a100:8")
+
+LONG: Final = 1e12
+"""Iterations that no test waits for."""
+
+RUNNING: Final = ("a", 1, "n0", "RUNNING")
+"""What a server sees of the first generation of the job "a" on n0."""
 
 
 def as_message(gang: Gang) -> pb.DesiredGang:
@@ -168,16 +175,8 @@ class AgentProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        argv = [
-            sys.executable,
-            "-m",
-            "tessera.service.agent.main",
-            "--cluster",
-            "c",
-            "--agent-id",
-            "agent",
-        ]
-        argv += ["--data-dir", str(self.data_dir)]
+        argv = [sys.executable, "-m", "tessera.service.agent.main", "--cluster=c"]
+        argv += ["--agent-id=agent", f"--data-dir={self.data_dir}"]
         argv += [word for port in self.ports for word in ("--server", f"127.0.0.1:{port}")]
         argv += [word for node in self.nodes for word in ("--node", node)]
         path = os.pathsep.join(entry for entry in sys.path if entry)
@@ -219,3 +218,34 @@ class AgentProcess:
         for pid in self._children:
             if is_running(pid):
                 os.kill(pid, signal.SIGKILL)
+
+
+MakeAgent = Callable[..., AgentProcess]
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[FakeServer]:
+    """Yield a server that listens."""
+    fake = FakeServer()
+    await fake.start()
+    yield fake
+    await fake.stop()
+
+
+@pytest.fixture
+def make_agent(tmp_path: Path, server: FakeServer) -> Iterator[MakeAgent]:
+    """Yield a function that starts an agent, at ``server`` unless it names another port."""
+    agents: list[AgentProcess] = []
+
+    def make(
+        *flags: str, folder: Path | None = None, port: int = 0, nodes: Sequence[str] = NODES
+    ) -> AgentProcess:
+        folder = folder or tmp_path / f"agent-{len(agents)}"
+        agent = AgentProcess(folder, [port or server.port], *flags, nodes=nodes)
+        agents.append(agent)
+        agent.start()
+        return agent
+
+    yield make
+    for agent in agents:
+        agent.clean()

@@ -7,10 +7,12 @@ import math
 import os
 import pwd
 import sys
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import pytest
 
 from tessera.formulation.launch import LaunchSpec
 from tessera.formulation.runtimes import COMMAND
@@ -20,7 +22,13 @@ from tessera.service.agent.isolation import UserRule
 from tessera.service.agent.lease import LEASE_FILE, boot_id
 from tessera.service.agent.logs import folder_of
 from tessera.service.agent.runtimes.programs import LOGS, ProgramRuntime, ProgramSettings
-from tessera.service.agent.runtimes.protocol import Member, MemberExit, MemberHandle
+from tessera.service.agent.runtimes.protocol import (
+    ExitOutcome,
+    Member,
+    MemberExit,
+    MemberHandle,
+    Progress,
+)
 from tests.support.agents import a_gang
 from tests.support.patience import PATIENCE_S
 
@@ -54,6 +62,19 @@ def train(step: str = "pass") -> str:
 
 UNTIL_EXIT: Mapping[str, Any] = {"until_exit": True}
 """The launch of a program that trains nothing: it is done when it exits."""
+
+SUCCESS: Final = MemberExit(outcome=ExitOutcome.SUCCEEDED)
+STOPPED: Final = MemberExit(outcome=ExitOutcome.STOPPED)
+
+ENDLESS: Final = 1e9
+"""Iterations that no test waits for."""
+
+TWO_NODES: Final[Mapping[str, Any]] = {
+    "shares": (("n0", (0,)), ("n1", (0,))),
+    "members": ("n0", "n1"),
+    "member_gpus": (1, 1),
+}
+"""The fields of a gang with a GPU on each of two nodes."""
 
 
 def own_user() -> str:
@@ -134,3 +155,25 @@ async def end_of(handle: MemberHandle) -> MemberExit:
     async with asyncio.timeout(PATIENCE_S):
         await handle.begun()
         return await handle.ended()
+
+
+def observed(handle: MemberHandle) -> Progress:
+    """Return the progress of a member, which it must have reported."""
+    progress = handle.observe()
+    assert progress is not None
+    return progress
+
+
+async def stop(handle: MemberHandle) -> None:
+    """Stop a member, and wait for its end, which must not be a failure."""
+    handle.stop()
+    async with asyncio.timeout(PATIENCE_S):
+        assert await handle.ended() == STOPPED
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[ProgramBench]:
+    """Yield a bench, and end everything that was started on it."""
+    program_bench = ProgramBench(tmp_path / "node")
+    yield program_bench
+    await program_bench.clean()

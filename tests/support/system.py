@@ -336,6 +336,11 @@ def workload(gpus: int) -> Workload:
     return Workload(model="m", params=f"{gpus}B", global_batch=64)
 
 
+def nodes_of(job: jobs_pb2.Job) -> set[str]:
+    """Return the names of the nodes on which a job has GPUs."""
+    return {share.node.rpartition("/")[2] for share in job.allocation.shares}
+
+
 def uuid(seed: str) -> str:
     """Return a request id that depends only on ``seed``."""
     return str(uuid5(NAMESPACE_URL, seed))

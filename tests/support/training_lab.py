@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.runtimes import COMMAND
 from tessera.formulation.values import Cell, EstimateSource
-from tessera.service.cli.demo.stack import Stack
+from tessera.service.cli.demo.stack import Stack, run_stack
 from tessera.service.rpc.convert import estimate_to_proto, job_spec_to_proto
 from tessera.v1 import clusters_pb2, estimates_pb2, jobs_pb2
 from tests.support.programs import own_user
@@ -170,6 +171,17 @@ class TrainingLab(Lab):
         until(is_free, "all GPUs are free")
         for agent in self.agents:
             agent.wait_for_gangs([])
+
+
+@contextmanager
+def run_training_lab(cluster: str, **settings: str) -> Iterator[TrainingLab]:
+    """Run a server, and yield a cluster on it. ``settings`` are variables of the server."""
+    with (
+        run_stack(settings=TRAINING_SETTINGS | settings, period_s=HOUR_S) as stack,
+        User(stack) as user,
+        TrainingLab(stack, user, cluster) as lab,
+    ):
+        yield lab
 
 
 def keeper_of(agent: Agent, name: str, generation: int, *, leads: bool) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.laws import IS_FAST
 from tests.support.pipeline_programs import ITERATIONS, a_case, run_cases
 
 TOLERANCE = 1e-5
@@ -77,39 +78,41 @@ FIXED = {"four stages": a_case(1, 2, 3, micro_batch=4, accumulation=4, is_fixed=
 """Programs cannot be moved, as on a back end that cannot serialize them."""
 
 
+RARE = frozenset(
+    {
+        "pp 4, gpipe",
+        "unequal 2 + 1 + 1, zero 1",
+        "interleaved, 2 chunks",
+        "a stage without parameters, clipped",
+        "offload of the optimizer",
+    }
+)
+"""Plans that only the full tests train. Each is much like another one."""
+TRAINED = {name: case for name, case in CASES.items() if not (IS_FAST and name in RARE)}
+
+
 @pytest.fixture(scope="module")
 def results() -> dict[str, Any]:
-    groups = {"plain": CASES, "rough": ROUGH, "random": RANDOM, "alike": ALIKE, "fixed": FIXED}
+    groups = {"plain": TRAINED, "rough": ROUGH, "random": RANDOM, "alike": ALIKE, "fixed": FIXED}
     cases = {
         f"{group}: {name}": case for group, some in groups.items() for name, case in some.items()
     }
     return run_cases(cases)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_plan_has_the_losses_of_plain_jax(results: dict[str, Any], name: str) -> None:
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_plan_has_the_losses_of_plain_jax_without_copies_and_waits(
+    results: dict[str, Any], name: str
+) -> None:
     result = results[f"plain: {name}"]
     losses = [*result["losses"], result["evaluation"]]
     assert len(losses) == ITERATIONS + 1
     assert losses == pytest.approx(result["plain"], abs=TOLERANCE, rel=0)
     assert losses[-1] < losses[0] - 0.1  # it learns
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_the_state_stays_where_it_is_restored(results: dict[str, Any], name: str) -> None:
-    assert results[f"plain: {name}"]["is_in_place"]
-
-
-@pytest.mark.parametrize("name", [name for name in CASES if name != "one stage"])
-def test_passes_keep_no_copies_of_parameters(results: dict[str, Any], name: str) -> None:
-    assert results[f"plain: {name}"]["kept_parameters"] == 0
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_the_host_waits_for_no_array_within_an_iteration(
-    results: dict[str, Any], name: str
-) -> None:
-    assert results[f"plain: {name}"]["reads"] == 0
+    assert result["is_in_place"]  # the state stays where it is restored
+    assert result["reads"] == 0  # the host waits for no array within an iteration
+    if name != "one stage":
+        assert result["kept_parameters"] == 0  # by passes
 
 
 def test_bfloat16_trains_like_one_stage_and_keeps_no_copies(results: dict[str, Any]) -> None:

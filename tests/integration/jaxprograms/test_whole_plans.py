@@ -72,17 +72,12 @@ def find_difference(result: Any, other: Any) -> float:
 
 
 @pytest.mark.parametrize("name", [*TRAINED, "DP 2 x TP 2"])
-def test_losses_equal_those_of_one_device(results: dict[str, Any], name: str) -> None:
-    model = PLANS.get(name, ("gpt", {}))[0]
-    assert find_difference(results[name], results[f"{model} alone"]) <= TOLERANCE
-
-
-@pytest.mark.parametrize("name", [*TRAINED, "DP 2 x TP 2"])
-def test_the_initial_state_has_the_same_bits_under_each_plan(
+def test_losses_and_the_bits_of_the_initial_state_equal_those_of_one_device(
     results: dict[str, Any], name: str
 ) -> None:
-    model = PLANS.get(name, ("gpt", {}))[0]
-    assert results[name]["start"] == results[f"{model} alone"]["start"]
+    alone = results[f"{PLANS.get(name, ('gpt', {}))[0]} alone"]
+    assert find_difference(results[name], alone) <= TOLERANCE
+    assert results[name]["start"] == alone["start"]
 
 
 def test_random_layers_change_losses_but_not_the_initial_state(

@@ -88,21 +88,15 @@ def test_torchrun_starts_the_rank_program_once_for_each_gpu_of_the_node() -> Non
     assert arguments.files == {}
 
 
-def test_a_module_is_started_with_m_and_an_address_of_version_6_in_brackets() -> None:
-    argv = torchrun_arguments(a_layout(address="fd00::1"), ("-m", "lab.train", "x"), None, 32).argv
-    assert argv[-5:] == ("/opt/python", "-u", "-m", "lab.train", "x")
-    assert argv[argv.index("--master-addr") + 1] == "[fd00::1]"
-
-
-def test_torchrun_does_not_take_the_words_of_a_command_for_templates() -> None:
-    argv = torchrun_arguments(a_layout(), (SCRIPT, "a$$b", "${local_rank}"), None, 32).argv
+def test_torchrun_keeps_the_words_of_a_command_and_counts_unequal_nodes_itself() -> None:
+    layout = a_layout(address="fd00::1", node_rank=1, member_gpus=(4, 2))
+    arguments = torchrun_arguments(layout, ("-m", "lab.train", "a$$b", "${local_rank}"), None, 32)
+    argv = arguments.argv
+    assert argv[-6:-2] == ("/opt/python", "-u", "-m", "lab.train")
     templates = [Template(word).safe_substitute(local_rank="3") for word in argv]
     assert templates[-2:] == ["a$$b", "${local_rank}"]
-
-
-def test_nodes_of_unequal_gpu_counts_are_counted_by_torchrun_itself() -> None:
-    arguments = torchrun_arguments(a_layout(node_rank=1, member_gpus=(4, 2)), (SCRIPT,), None, 32)
-    assert arguments.argv[arguments.argv.index("--nproc-per-node") + 1] == "2"
+    assert argv[argv.index("--master-addr") + 1] == "[fd00::1]"
+    assert argv[argv.index("--nproc-per-node") + 1] == "2"
     assert arguments.environment == {"TORCH_ELASTIC_WORKER_IDENTICAL": "0"}
 
 
@@ -136,9 +130,9 @@ def test_a_command_gets_the_values_of_the_plan_in_its_words() -> None:
 
 def test_an_unknown_place_holder_and_one_without_a_plan_are_refused() -> None:
     with refuse(r"\{plan.batch\} is not a value of this plan; the values are accumulation, .*zero"):
-        torchrun_arguments(a_layout(), (SCRIPT, "{plan.batch}"), data_parallel(), 32)
+        fill_words(["{plan.batch}"], data_parallel())
     with refuse(r"\{plan.dp\} needs an execution plan, and the job runs without one"):
-        torchrun_arguments(a_layout(), (SCRIPT, "{plan.dp}"), None, 32)
+        fill_words(["{plan.dp}"], None)
     stages = (PlanStage(start=0, end=9, dp=2), PlanStage(start=9, end=18, dp=4))
     unequal = ExecutionPlan(stages=stages, micro_batch=4)
     assert fill_words(["{plan.pp}"], unequal) == ("2",)
@@ -169,22 +163,14 @@ def test_jax_starts_the_script_once_on_each_node_with_the_place_where_nodes_meet
     command = (SCRIPT, "--batch={plan.global_batch}")
     alone = jax_arguments(a_layout(), command, data_parallel(), 32)
     assert alone == LaunchArguments(argv=("/opt/python", "-u", SCRIPT, "--batch=32"))
-    layout = a_layout(node_rank=1, member_gpus=(8, 8))
+    layout = a_layout(node_rank=1, member_gpus=(8, 8), address="fd00::1")
     second = jax_arguments(layout, ("-m", "lab.train", "x"), None, 32)
     assert second.argv == ("/opt/python", "-u", "-m", "lab.train", "x")
-    assert second.environment == {"TESSERA_COORDINATOR": "10.0.0.1:29500"}
-    of_version_6 = jax_arguments(replace(layout, address="fd00::1"), (SCRIPT,), None, 32)
-    assert of_version_6.environment == {"TESSERA_COORDINATOR": "[fd00::1]:29500"}
-
-
-def test_jax_runs_a_pipeline_on_one_node_whatever_shape_the_plan_states() -> None:
-    pipeline = a_plan((9, 18), {"dp": 2})
-    assert pipeline.shape == ()
+    assert second.environment == {"TESSERA_COORDINATOR": "[fd00::1]:29500"}
+    pipeline, two = a_plan((9, 18), {"dp": 2}), a_layout(member_gpus=(2, 2))
     assert jax_arguments(a_layout(4), (SCRIPT,), pipeline, pipeline.global_batch).files == {}
     with refuse("has 2 pipeline stages on 2 nodes.*state a plan of one stage"):
-        two = a_layout(member_gpus=(2, 2))
         jax_arguments(two, (SCRIPT,), pipeline, pipeline.global_batch)
-    two = a_layout(member_gpus=(2, 2))
     assert jax_arguments(two, (SCRIPT,), replace(data_parallel(), shape=(2, 2)), 32).environment
 
 
@@ -320,31 +306,37 @@ def test_megatron_gets_the_plan_as_its_own_arguments() -> None:
     assert arguments.environment == {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 
 
-def test_a_command_may_state_what_the_plan_says_and_nothing_else_that_it_decides() -> None:
-    plan = a_plan((9, 18))
+def test_a_command_may_state_what_the_plan_says() -> None:
     stated = ("--tensor-model-parallel-size", "{plan.tp}", "--bf16", "--global_batch_size=64")
-    words = megatron_words(plan, *stated)
+    words = megatron_words(a_plan((9, 18)), *stated)
     assert words[:4] == ("--tensor-model-parallel-size", "2", "--bf16", "--global_batch_size=64")
     assert words.count("--tensor-model-parallel-size") == 1
     assert "--global-batch-size" not in words
-    with refuse(
-        "--tensor-model-parallel-size: contradicts .* --tensor-model-parallel-size 2; leave"
-    ):
-        megatron_words(plan, "--tensor-model-parallel-size", "4")
-    with refuse("--use-distributed-optimizer: is not in the execution plan, which decides it"):
-        megatron_words(plan, "--use-distributed-optimizer")
-    with refuse("--fp16: is not in the execution plan"):
-        megatron_words(plan, "--fp16")
-    with refuse("--num-layers: is 24, but the execution plan has 16 layers"):
-        megatron_words(plan, "--num-layers", "24")
+    own = ("--micro-batch-size", "2", "--tensor-model-parallel-size", "4")
+    arguments = megatron_arguments(a_layout(), (SCRIPT, *own), None, 64)
+    assert rank_words(arguments) == (*own, "--global-batch-size", "64")
 
 
-def test_without_a_plan_megatron_gets_the_jobs_batch() -> None:
-    words = ("--micro-batch-size", "2", "--tensor-model-parallel-size", "4")
-    arguments = megatron_arguments(a_layout(), (SCRIPT, *words), None, 64)
-    assert rank_words(arguments) == (*words, "--global-batch-size", "64")
-    with refuse("--global-batch-size: is 32, but the job's global batch is 64"):
-        megatron_arguments(a_layout(), (SCRIPT, "--global-batch-size", "32"), None, 64)
+@pytest.mark.parametrize(
+    ("plan", "words", "problem"),
+    [
+        (
+            a_plan((9, 18)),
+            ("--tensor-model-parallel-size", "4"),
+            "--tensor-model-parallel-size: contradicts .* --tensor-model-parallel-size 2; leave",
+        ),
+        (a_plan((9, 18)), ("--use-distributed-optimizer",), "is not in the execution plan, which"),
+        (a_plan((9, 18)), ("--fp16",), "--fp16: is not in the execution plan"),
+        (a_plan((9, 18)), ("--num-layers", "24"), "is 24, but the execution plan has 16 layers"),
+        (None, ("--global-batch-size", "32"), "is 32, but the job's global batch is 64"),
+    ],
+)
+def test_a_command_that_contradicts_the_plan_or_the_job_is_refused(
+    plan: ExecutionPlan | None, words: tuple[str, ...], problem: str
+) -> None:
+    layout = a_layout(plan.gpus if plan else 4)
+    with refuse(problem):
+        megatron_arguments(layout, (SCRIPT, *words), plan, 64)
 
 
 @pytest.mark.parametrize(

@@ -33,12 +33,6 @@ def shape(*sizes: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(sizes, jnp.float32)
 
 
-def spec_of(layout: StageLayout, division: PartitionSpec, *sizes: int) -> PartitionSpec:
-    place = layout.parameters(make_layer(kernel=division), {"kernel": shape(*sizes)})["kernel"]
-    spec: PartitionSpec = place.spec
-    return spec
-
-
 def shard_shape(layout: StageLayout, division: PartitionSpec, *sizes: int) -> tuple[int, ...]:
     place = layout.parameters(make_layer(kernel=division), {"kernel": shape(*sizes)})["kernel"]
     divided: tuple[int, ...] = place.shard_shape(sizes)
@@ -65,23 +59,31 @@ def test_experts_that_cross_replicas_unevenly_are_refused() -> None:
         _mesh_shape(Stage(start=0, end=1, dp=4, tp=3, ep=6))
 
 
-@pytest.mark.parametrize("is_expert_first", [True, False])
-def test_experts_take_their_axes_before_tensors_do(is_expert_first: bool) -> None:
-    layout = make_layout(dp=1, tp=4, ep=2)
-    names = (EXPERT, TENSOR) if is_expert_first else (TENSOR, EXPERT)
-    sizes = (2, 8) if is_expert_first else (8, 2)
-    expected = (1, 4) if is_expert_first else (4, 1)
-    assert shard_shape(layout, PartitionSpec(*names), *sizes) == expected
-
-
-def test_a_dense_layer_is_divided_over_all_devices_of_tp() -> None:
-    layout = make_layout(dp=1, tp=4, ep=2)
-    assert shard_shape(layout, PartitionSpec(None, TENSOR), 3, 8) == (3, 2)
+@pytest.mark.parametrize(
+    ("degrees", "division", "sizes", "expected"),
+    [
+        ({"tp": 4, "ep": 2}, (EXPERT, TENSOR), (2, 8), (1, 4)),  # experts take their axes first
+        ({"tp": 4, "ep": 2}, (TENSOR, EXPERT), (8, 2), (4, 1)),
+        ({"tp": 4, "ep": 2}, (None, TENSOR), (3, 8), (3, 2)),
+        ({"zero": 3, "dp": 2, "tp": 2}, (TENSOR, None), (8, 3), (2, 3)),
+        ({"zero": 3, "dp": 4, "ep": 2}, (EXPERT, None), (2, 6), (1, 3)),  # the other replicas only
+        ({"zero": 3, "dp": 4}, (), (3,), (3,)),  # what does not divide stays whole
+        ({"zero": 3, "dp": 4}, (), (6, 5), (6, 5)),
+        ({"zero": 3, "dp": 4}, (), (), ()),
+    ],
+)
+def test_parameters_are_divided_over_experts_tensors_and_replicas(
+    degrees: dict[str, Any],
+    division: tuple[str | None, ...],
+    sizes: tuple[int, ...],
+    expected: tuple[int, ...],
+) -> None:
+    assert shard_shape(make_layout(**degrees), PartitionSpec(*division), *sizes) == expected
 
 
 def test_an_axis_that_does_not_divide_is_refused_by_the_name_of_its_layer() -> None:
     with pytest.raises(PlanRefused, match=r"'layer': 4 devices cannot divide axis 1 of 'kernel'"):
-        spec_of(make_layout(tp=4), PartitionSpec(None, TENSOR), 8, 6)
+        shard_shape(make_layout(tp=4), PartitionSpec(None, TENSOR), 8, 6)
 
 
 def test_zero_divides_parameters_gradients_and_states_stage_by_stage() -> None:
@@ -99,32 +101,14 @@ def test_zero_divides_parameters_gradients_and_states_stage_by_stage() -> None:
         assert divided == [zero >= 1, zero >= 2, zero >= 3]
 
 
-def test_zero_divides_what_tensor_parallelism_divided_further() -> None:
-    layout = make_layout(zero=3, dp=2, tp=2)
-    assert shard_shape(layout, PartitionSpec(TENSOR, None), 8, 3) == (2, 3)
-
-
-@pytest.mark.parametrize("sizes", [(3,), (6, 5), ()])
-def test_zero_leaves_parameters_whole_that_do_not_divide(sizes: tuple[int, ...]) -> None:
-    assert shard_shape(make_layout(zero=3, dp=4), PartitionSpec(), *sizes) == sizes
-
-
-def test_zero_divides_experts_over_the_other_replicas_only() -> None:
-    layout = make_layout(zero=3, dp=4, ep=2)
-    assert shard_shape(layout, PartitionSpec(EXPERT, None), 2, 6) == (1, 3)
-
-
 def test_values_are_divided_by_samples_and_with_sp_by_sequence() -> None:
     values = shape(8, 6, 3)
     plain = make_layout(dp=2, tp=2, sequence_axis=1).values(values)
     divided = make_layout(dp=2, tp=2, sp=True, sequence_axis=1).values(values)
     assert plain.shard_shape(values.shape) == (4, 6, 3)
     assert divided.shard_shape(values.shape) == (4, 3, 3)
-
-
-def test_a_sequence_that_does_not_divide_stays_whole() -> None:
-    layout = make_layout(dp=2, tp=4, sp=True, sequence_axis=1)
-    assert layout.values(shape(8, 6)).spec == PartitionSpec(DATA)
+    uneven = make_layout(dp=2, tp=4, sp=True, sequence_axis=1).values(shape(8, 6))
+    assert uneven.spec == PartitionSpec(DATA)
 
 
 def test_constrain_does_nothing_outside_of_a_program() -> None:

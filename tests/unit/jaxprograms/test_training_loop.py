@@ -175,14 +175,6 @@ def test_a_loss_that_is_not_finite_ends_the_job_before_a_checkpoint(
     assert capsys.readouterr().err.startswith("error: the loss of iteration 4 is nan; lower")
 
 
-def test_a_job_may_go_on_after_a_loss_that_is_not_finite(
-    job: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(CountingEngine, "broken_losses", (3,))
-    run(stop_if_not_finite=False)
-    assert checkpoints(job) == ["iteration-6"]
-
-
 @pytest.mark.parametrize("stops", [True, False])
 def test_no_checkpoint_has_parameters_that_are_not_finite(
     job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stops: bool

@@ -22,6 +22,8 @@ from tests.support.agents import until
 from tests.support.certificates import Site, make_site
 
 HOURS = 24.0
+
+
 JOIN_TOKEN = "a join token"
 
 
@@ -71,10 +73,6 @@ class ScriptedCredentials(EnrolledCredentials):
         return (self._directory / "current").resolve()
 
 
-def has_counted(count: Callable[[], int], number: int) -> bool:
-    return count() == number
-
-
 def unavailable() -> grpc.aio.AioRpcError:
     nothing = grpc.aio.Metadata()
     return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, "handshake failed")
@@ -105,19 +103,33 @@ async def kept(
         await asyncio.gather(task, return_exceptions=True)
 
 
+async def ask_for_renewals(
+    credentials: EnrolledCredentials | FixedCredentials, renewals: int = 1
+) -> None:
+    """Ask for renewals one after another, and wait for each."""
+    asked = asyncio.Event()
+    async with kept(credentials, asked) as count:
+        for number in range(1, renewals + 1):
+            asked.set()
+            await until(partial(has_counted, count, number))
+    assert not asked.is_set()
+
+
+def has_counted(count: Callable[[], int], number: int) -> bool:
+    return count() == number
+
+
 async def test_a_certificate_is_renewed_when_that_is_asked_although_it_is_not_due(
     site: Site, tmp_path: Path
 ) -> None:
-    held, asked = ScriptedCredentials(site, tmp_path / "identity"), asyncio.Event()
+    held = ScriptedCredentials(site, tmp_path / "identity")
     await held.prepare()
     first = held.folder_in_use()
-    async with kept(held, asked) as renewals:
-        for number in (1, 2):
-            asked.set()
-            await until(partial(has_counted, renewals, number))
+    await ask_for_renewals(held, 2)
     assert held.calls == ["enrol", "renew", "renew"]
     assert held.folder_in_use() != first
     assert not first.exists()
+    await ask_for_renewals(FixedCredentials())  # the files of the site are read again
 
 
 async def test_a_certificate_is_renewed_after_two_thirds_of_its_lifetime(
@@ -131,39 +143,26 @@ async def test_a_certificate_is_renewed_after_two_thirds_of_its_lifetime(
     assert held.calls == ["enrol", "renew"]
 
 
-async def test_an_agent_that_can_renew_no_more_enrols_again(site: Site, tmp_path: Path) -> None:
-    held, asked = ScriptedCredentials(site, tmp_path / "identity"), asyncio.Event()
-    await held.prepare()
-    held.errors["renew"] = [unavailable() for _ in range(6)]
-    held.errors["enrol"] = [unavailable()]
-    async with kept(held, asked) as renewals:
-        asked.set()
-        await until(lambda: renewals() == 1)
-    assert held.calls == ["enrol", *["renew"] * 4, "enrol", "renew", "enrol"]
-
-
-async def test_an_agent_without_a_join_token_goes_on_renewing(site: Site, tmp_path: Path) -> None:
-    folder, asked = tmp_path / "identity", asyncio.Event()
+@pytest.mark.parametrize("error", [unavailable(), ChannelRefused("empty"), ValueError("no key")])
+async def test_an_agent_without_a_join_token_or_with_files_that_cannot_be_read_goes_on_renewing(
+    site: Site, tmp_path: Path, error: Exception
+) -> None:
+    folder = tmp_path / "identity"
     await ScriptedCredentials(site, folder).prepare()
     held = ScriptedCredentials(site, folder, token="")
     await held.prepare()
-    held.errors["renew"] = [unavailable() for _ in range(6)]
-    async with kept(held, asked) as renewals:
-        asked.set()
-        await until(lambda: renewals() == 1)
+    held.errors["renew"] = [error for _ in range(6)]
+    await ask_for_renewals(held)
     assert held.calls == ["renew"] * 7
 
 
-async def test_files_that_cannot_be_read_for_a_moment_do_not_end_renewals(
-    site: Site, tmp_path: Path
-) -> None:
-    held, asked = ScriptedCredentials(site, tmp_path / "identity"), asyncio.Event()
+async def test_an_agent_that_can_renew_no_more_enrols_again(site: Site, tmp_path: Path) -> None:
+    held = ScriptedCredentials(site, tmp_path / "identity")
     await held.prepare()
-    held.errors["renew"] = [ChannelRefused("the file is empty"), ValueError("no certificate")]
-    async with kept(held, asked) as renewals:
-        asked.set()
-        await until(lambda: renewals() == 1)
-    assert held.calls == ["enrol", *["renew"] * 3]
+    held.errors["renew"] = [unavailable() for _ in range(6)]
+    held.errors["enrol"] = [unavailable()]
+    await ask_for_renewals(held)
+    assert held.calls == ["enrol", *["renew"] * 4, "enrol", "renew", "enrol"]
 
 
 @pytest.mark.parametrize("name", ["key.pem", "certificate.pem", "authorities.pem"])
@@ -192,11 +191,3 @@ async def test_an_agent_whose_file_of_authorities_is_wrong_ends_with_the_reason(
     held.errors["enrol"] = [ChannelRefused("the file of authorities (TESSERA_CA) is empty")]
     with pytest.raises(InvalidInput, match="--ca: the file of authorities"):
         await held.prepare()
-
-
-async def test_files_of_the_site_are_read_again_when_that_is_asked() -> None:
-    asked = asyncio.Event()
-    async with kept(FixedCredentials(), asked) as renewals:
-        asked.set()
-        await until(lambda: renewals() == 1)
-    assert not asked.is_set()

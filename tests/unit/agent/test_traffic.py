@@ -1,4 +1,4 @@
-"""Measured traffic of gangs: only if a single gang sends, in windows, without harm to jobs."""
+"""Measured traffic of gangs: the period of bursts, the counters, and windows in which one gang sends."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import pytest
 
 from tessera.formulation.errors import InvalidInput, Unavailable
 from tessera.formulation.runtimes import REPLAY
+from tessera.formulation.tables import Floats
 from tessera.service.agent.gangs import Gang, GangPhase, GangReport, observed_message
-from tessera.service.agent.main import main
+from tessera.service.agent.network.counters import sample_counter
 from tessera.service.agent.network.period import find_period
 from tessera.service.agent.network.sampling import (
     MAX_IRREGULAR_WINDOWS,
@@ -26,19 +27,108 @@ from tessera.service.agent.network.sampling import (
     sent_bytes_reader,
 )
 from tessera.service.agent.runtimes.protocol import (
-    ExitOutcome,
-    Member,
-    MemberExit,
-    MemberHandle,
-    Progress,
     RuntimeChooser,
 )
 from tessera.service.agent.state import StateDir
 from tessera.service.agent.supervisor import Supervisor
 from tessera.service.rpc.convert.agents import to_observed
+from tests.support.agent_fakes import EndlessRuntime
 from tests.support.agents import a_gang, until
 from tests.support.logged import logged_lines
 from tests.support.patience import PATIENCE_S
+
+
+def trace_of(
+    period_s: float,
+    *,
+    bursts: tuple[float, ...] = (0.0,),
+    jitter: float = 0.0,
+    noise: float = 0.0,
+    step_s: float = 0.01,
+    seconds: float = 30.0,
+    seed: int = 1,
+) -> tuple[Floats, Floats]:
+    """Return times and a counter of 1e6 bytes an iteration.
+
+    Each of ``bursts`` starts at that share of an iteration and lasts a fifth of it.
+    """
+    draw = np.random.default_rng(seed)
+    count = round(seconds / step_s)
+    times = np.cumsum(step_s * (1 + 0.2 * draw.uniform(-1, 1, count)))
+    lengths = period_s * (1 + jitter * draw.standard_normal(count))
+    starts = np.concatenate([[0.0], np.cumsum(np.maximum(lengths, 0.1 * period_s))])
+    sent = np.zeros(count)
+    for share in bursts:
+        begun = (starts + share * period_s)[:, None]
+        sent_share = np.clip((times - begun[starts < times[-1]]) / (0.2 * period_s), 0, 1)
+        sent += 1e6 / len(bursts) * sent_share.sum(axis=0)
+    background = np.cumsum(noise * 1e6 / period_s * step_s * draw.exponential(1.0, count))
+    return times, np.floor(sent + background)
+
+
+@pytest.mark.parametrize(
+    ("period_s", "bursts", "jitter", "noise"),
+    [
+        (0.5, (0.0,), 0.0, 0.0),
+        (0.5, (0.0, 0.5), 0.0, 0.1),  # equal bursts forward and backward: half the period repeats
+        (1.37, (0.0, 0.3, 0.6), 0.0, 0.3),
+        (0.237, (0.0, 0.31), 0.02, 0.2),
+        (2.9, (0.1, 0.45), 0.01, 0.2),
+    ],
+)
+def test_the_period_and_bytes_of_an_iteration_are_found(
+    period_s: float, bursts: tuple[float, ...], jitter: float, noise: float
+) -> None:
+    measurement = find_period(*trace_of(period_s, bursts=bursts, jitter=jitter, noise=noise))
+    assert measurement is not None
+    whole = 0.25 if bursts == (0.0, 0.5) else period_s
+    assert measurement.period_s == pytest.approx(whole, rel=0.01)
+    assert measurement.bytes == pytest.approx(1e6 * (1 + noise) * whole / period_s, rel=0.03)
+    assert measurement.confidence > 0.5
+
+
+def test_unequal_halves_and_a_reset_counter_do_not_hide_the_period() -> None:
+    times, forward = trace_of(0.5, bursts=(0.0,))
+    _, backward = trace_of(0.5, bursts=(0.5,))
+    reset = np.where(times > 15, forward - forward[times > 15][0], forward)
+    for counts in (forward + 0.4 * backward, reset):
+        measurement = find_period(times, counts)
+        assert measurement is not None
+        assert measurement.period_s == pytest.approx(0.5, rel=0.01)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_noise_alone_has_no_period(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    times = 0.01 * np.arange(600.0)
+    assert find_period(times, np.cumsum(draw.exponential(1e4, 600))) is None
+    assert find_period(times, seed * 1e4 * np.arange(600.0)) is None  # steady, or none at all
+
+
+def test_too_few_samples_and_nonincreasing_times_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="at least 32"):
+        find_period(np.arange(5.0), np.arange(5.0))
+    with pytest.raises(InvalidInput, match="rise"):
+        find_period(np.zeros(40), np.arange(40.0))
+    with pytest.raises(InvalidInput, match="finite"):
+        find_period(np.arange(40.0), np.full(40, np.nan))
+
+
+def test_sampling_keeps_its_pace_after_a_late_sample() -> None:
+    now_s = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    def read() -> int:
+        sleep(0.025 if 0.09 < now_s < 0.11 else 0.001)
+        return 1
+
+    times_s, values = sample_counter(read, step_s=0.01, count=20, clock=lambda: now_s, sleep=sleep)
+    assert len(values) == 20
+    assert times_s[-1] == pytest.approx(0.19)
+
 
 PERIOD_S, BYTES = 0.52, 3e8
 
@@ -101,20 +191,15 @@ def reported_traffic(sampling: TrafficSampler, gang: Gang) -> tuple[float, float
     return report.period_s, report.sent_bytes
 
 
-async def test_the_only_sending_gang_is_measured_within_two_percent() -> None:
-    sampling = a_sampling(SimulatedWire())
+async def test_the_only_sending_gang_is_measured_once_within_two_percent() -> None:
+    wire = SimulatedWire()
+    sampling = a_sampling(wire)
     assert reported_traffic(sampling, a_wide_gang()) == (0.0, 0.0)
     assert await sampling.step(lambda: [(a_wide_gang(), True), (a_gang("small"), True)])
     period_s, sent_bytes = reported_traffic(sampling, a_wide_gang())
     assert period_s == pytest.approx(PERIOD_S, rel=0.02)
     assert sent_bytes == pytest.approx(1.02 * BYTES, rel=0.02)  # including the noise
     assert reported_traffic(sampling, a_gang("small")) == (0.0, 0.0)
-
-
-async def test_a_gang_is_measured_once() -> None:
-    wire = SimulatedWire()
-    sampling = a_sampling(wire)
-    assert await sampling.step(lambda: [(a_wide_gang(), True)])
     end_s = wire.now_s
     assert end_s == pytest.approx(30, rel=0.05)
     assert not await sampling.step(lambda: [(a_wide_gang(), True)])
@@ -127,23 +212,19 @@ async def test_a_gang_is_measured_once() -> None:
         [],
         [(a_gang("small"), True)],
         [(a_wide_gang(), False)],
-        [(a_wide_gang("a"), True), (a_wide_gang("b"), False)],
+        [(a_wide_gang("a"), True), (a_wide_gang("b"), True)],
     ],
 )
-async def test_nothing_is_sampled_if_no_gang_or_several_gangs_may_send(
-    gangs: list[tuple[Gang, bool]],
+async def test_nothing_is_sampled_if_no_gang_or_several_gangs_may_send_which_is_logged_once(
+    gangs: list[tuple[Gang, bool]], caplog: pytest.LogCaptureFixture
 ) -> None:
     wire = SimulatedWire()
-    assert not await a_sampling(wire).step(lambda: gangs)
-    assert wire.now_s == 0.0
-
-
-async def test_several_sending_gangs_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    sampling = a_sampling(SimulatedWire())
+    sampling = a_sampling(wire)
     for _ in range(3):
-        await sampling.step(lambda: [(a_wide_gang("a"), True), (a_wide_gang("b"), True)])
-    (line,) = logged_lines(caplog, "traffic_unmeasured")
-    assert line.endswith(' cause="several jobs send from this node: a, b"')
+        assert not await sampling.step(lambda: gangs)
+    assert wire.now_s == 0.0
+    causes = [line.partition(" cause=")[2] for line in logged_lines(caplog, "traffic_unmeasured")]
+    assert causes == (['"several jobs send from this node: a, b"'] if len(gangs) == 2 else [])
 
 
 @pytest.mark.parametrize(
@@ -163,38 +244,29 @@ async def test_a_window_in_which_the_gang_stops_or_another_sends_is_discarded(
 async def test_a_gang_without_a_period_is_retried_and_then_given_up(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    wire = SimulatedWire()
-    tried = 0
+    weak = TrafficMeasurement(period_s=1.0, sent_bytes=1.0, confidence=0.9 * MIN_CONFIDENCE)
+    answers = [weak, None] * MAX_IRREGULAR_WINDOWS
+    left = answers.copy()
 
-    async def nothing(_: CounterSamples) -> TrafficMeasurement | None:
-        nonlocal tried
-        tried += 1
-        weak = TrafficMeasurement(period_s=1.0, sent_bytes=1.0, confidence=0.9 * MIN_CONFIDENCE)
-        return weak if tried % 2 else None
+    async def find_nothing(_: CounterSamples) -> TrafficMeasurement | None:
+        return left.pop()
 
-    sampling = a_sampling(wire, 1.0, nothing)
+    sampling = a_sampling(SimulatedWire(), 1.0, find_nothing)
     for _ in range(MAX_IRREGULAR_WINDOWS + 3):
         assert not await sampling.step(lambda: [(a_wide_gang(), True)])
-    assert tried == MAX_IRREGULAR_WINDOWS
+    assert len(answers) - len(left) == MAX_IRREGULAR_WINDOWS
     (line,) = logged_lines(caplog, "traffic_unmeasured")
     assert line.endswith(' cause="a generation 1 has no regular period"')
 
+    async def mistaken(_: CounterSamples) -> TrafficMeasurement | None:
+        raise ZeroDivisionError
 
-async def test_a_gang_that_warms_up_is_measured_in_a_later_window() -> None:
-    wire = SimulatedWire()
-    wire.period_s = 1e9  # only noise is sent
-    sampling = a_sampling(wire)
-    assert not await sampling.step(lambda: [(a_wide_gang(), True)])
-    wire.period_s = PERIOD_S
-    assert await sampling.step(lambda: [(a_wide_gang(), True)])
-
-
-async def test_a_new_generation_is_measured_again_and_the_old_one_is_forgotten() -> None:
-    sampling = a_sampling(SimulatedWire())
-    assert await sampling.step(lambda: [(a_wide_gang(), True)])
-    assert await sampling.step(lambda: [(a_wide_gang(generation=2), True)])
-    assert reported_traffic(sampling, a_wide_gang(generation=2))[0] > 0
-    assert reported_traffic(sampling, a_wide_gang(generation=1)) == (0.0, 0.0)
+    caplog.clear()  # an error of our own ends the measuring alone
+    await a_sampling(SimulatedWire(), 1.0, mistaken).watch(
+        lambda: [(a_wide_gang(), True)], lambda: None
+    )
+    (record,) = caplog.records
+    assert record.getMessage() == "stopped measuring traffic after an unexpected error"
 
 
 async def test_a_failing_counter_is_logged_once_and_measuring_continues(
@@ -231,17 +303,6 @@ async def test_a_failing_counter_is_logged_once_and_measuring_continues(
     assert line.endswith(' cause="the port is gone"')
 
 
-async def test_an_error_ends_only_the_measuring(caplog: pytest.LogCaptureFixture) -> None:
-    async def mistaken(_: CounterSamples) -> TrafficMeasurement | None:
-        raise ZeroDivisionError
-
-    sampling = a_sampling(SimulatedWire(), 1.0, mistaken)
-    await sampling.watch(lambda: [(a_wide_gang(), True)], lambda: None)
-    assert [r.getMessage() for r in caplog.records] == [
-        "stopped measuring traffic after an unexpected error"
-    ]
-
-
 async def test_analysis_in_a_separate_process_gives_the_same_result() -> None:
     wire = SimulatedWire()
     samples: CounterSamples = ([], [])
@@ -254,44 +315,6 @@ async def test_analysis_in_a_separate_process_gives_the_same_result() -> None:
     assert await analysed_apart(([float(k) for k in range(40)], [0] * 40)) is None
     with pytest.raises(Unavailable, match="at least 32 samples"):
         await analysed_apart(([0.0, 1.0], [0, 1]))
-
-
-class EndlessProcess:
-    """A process that runs until it is asked to end."""
-
-    def __init__(self) -> None:
-        self.stopped = asyncio.Event()
-
-    async def begun(self) -> None:
-        return
-
-    async def ended(self) -> MemberExit:
-        await self.stopped.wait()
-        return MemberExit(outcome=ExitOutcome.STOPPED)
-
-    def observe(self) -> Progress | None:
-        return Progress(iterations=1.0, iter_time_s=1.0)
-
-    def stop(self) -> None:
-        self.stopped.set()
-
-    def request_checkpoint(self) -> None:
-        raise AssertionError("nobody asks for a checkpoint here")
-
-    kill = stop
-
-
-class EndlessRuntime:
-    leader_only = True
-
-    def prepare(self, member: Member) -> None:
-        """Accept every gang."""
-
-    def launch(self, member: Member) -> MemberHandle:
-        return EndlessProcess()
-
-    def adopt(self, directory: Path) -> MemberHandle | None:
-        return None
 
 
 async def test_a_supervisor_reports_measurements_for_leaders_and_other_members(
@@ -361,55 +384,24 @@ def a_node(tmp_path: Path, layer: str = "Ethernet") -> Path:
     )
 
 
-def test_hardware_interfaces_and_rdma_ports_are_counted_but_no_bridge_or_loopback(
+def test_hardware_interfaces_are_counted_once_with_their_rdma_ports_unless_others_are_named(
     tmp_path: Path,
 ) -> None:
-    read = sent_bytes_reader(sys_=a_node(tmp_path))
-    assert read() == 100 + 4 * 1000
-    write_sysfs(tmp_path, {"class/net/eth0/statistics/tx_bytes": 150})
-    assert read() == 150 + 4 * 1000
-
-
-def test_named_interfaces_are_counted_with_their_rdma_ports(tmp_path: Path) -> None:
     node = a_node(tmp_path)
+    assert sent_bytes_reader(sys_=node)() == 100 + 4 * 1000
     assert sent_bytes_reader(["docker0"], node)() == 7
     assert sent_bytes_reader(["eth0", "docker0"], node)() == 107 + 4 * 1000
+    a_node(tmp_path, "InfiniBand")
+    assert sent_bytes_reader(sys_=node)() == sent_bytes_reader(["eth0"], node)() == 4 * 1000
 
 
-def test_infiniband_traffic_is_counted_once(tmp_path: Path) -> None:
-    assert sent_bytes_reader(sys_=a_node(tmp_path, "InfiniBand"))() == 4 * 1000
-    assert sent_bytes_reader(["eth0"], tmp_path)() == 4 * 1000
-
-
-def test_a_missing_interface_and_a_node_without_interfaces_are_refused(tmp_path: Path) -> None:
+def test_a_missing_interface_is_refused_and_a_vanished_one_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="no interface eth9"):
         sent_bytes_reader(["eth9"], a_node(tmp_path))
+    bare = write_sysfs(tmp_path / "bare", {"class/net/lo/statistics/tx_bytes": 9})
     with pytest.raises(InvalidInput, match="--interface"):
-        sent_bytes_reader(
-            sys_=write_sysfs(tmp_path / "bare", {"class/net/lo/statistics/tx_bytes": 9})
-        )
-
-
-def test_a_vanished_counter_is_reported_when_it_is_read(tmp_path: Path) -> None:
-    read = sent_bytes_reader(["docker0"], a_node(tmp_path))
+        sent_bytes_reader(sys_=bare)
+    read = sent_bytes_reader(["docker0"], tmp_path)
     (tmp_path / "class/net/docker0/statistics/tx_bytes").unlink()
     with pytest.raises(Unavailable, match="docker0"):
         read()
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        ["--measure-traffic", "-1"],
-        ["--measure-traffic", "0.2"],
-        ["--measure-traffic", "nan"],
-        ["--measure-traffic", "30", "--node", "m:t:1"],
-        ["--measure-traffic", "30", "--netns", "blue"],
-        ["--measure-traffic", "30", "--interface", "nosuch0"],
-    ],
-)
-def test_a_node_that_cannot_be_measured_is_refused_at_startup(
-    tmp_path: Path, wrong: list[str]
-) -> None:
-    options = ["--server", "127.0.0.1:1", "--cluster", "c", "--data-dir", str(tmp_path)]
-    assert main([*options, "--node", "n:t:1", *wrong]) == 2

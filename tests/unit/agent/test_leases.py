@@ -1,4 +1,4 @@
-"""The lease as keepers read it: durations of one machine's boot clock, and no file is trusted."""
+"""The lease as the agent keeps it and its processes read it: durations of one machine's boot clock."""
 
 from __future__ import annotations
 
@@ -13,6 +13,80 @@ import pytest
 from tessera.service.agent import lease
 from tessera.service.agent.files import overwrite_json
 from tessera.service.agent.lease import LEASE_S, MARGIN_S, WARDEN_SHARE, LeaseWatch, boot_id
+from tessera.service.agent.state import StateDir
+from tessera.service.agent.stream import AgentLease
+from tests.support.agents import a_gang
+
+
+def a_state(root: Path) -> StateDir:
+    state = StateDir(root, root / "checkpoints")
+    state.claim()
+    return state
+
+
+def test_the_lease_of_an_agent_runs_out_unless_it_is_renewed_and_outlives_a_restart(
+    tmp_path: Path,
+) -> None:
+    state, now = a_state(tmp_path), [100.0]
+    assert AgentLease(state, lambda: now[0]).left_s() == math.inf  # before the first welcome
+    lease = AgentLease(state, lambda: now[0], 10.0)
+    now[0] = 106.0
+    assert lease.left_s() == 4.0
+    lease.renew(105.0)
+    assert lease.left_s() == 9.0
+    lease.renew(103.0)  # a late answer to an earlier message
+    assert lease.left_s() == 9.0
+    now[0] = 107.0
+    assert AgentLease(state, lambda: now[0]).left_s() == 8.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        5000 * "x",
+        "{",
+        "[1]",
+        "{}",
+        '{"boot": 3}',
+        '{"heard_s": "x", "boot": "BOOT"}',
+        '{"heard_s": 90.0, "lease_s": 30.0, "margin_s": 15.0, "boot": "earlier"}',
+        '{"heard_s": 100.5, "lease_s": 30.0, "margin_s": 15.0, "boot": "BOOT"}',
+        '{"heard_s": NaN, "lease_s": 30.0, "margin_s": 15.0, "boot": "BOOT"}',
+        '{"heard_s": -1.0, "lease_s": 30.0, "margin_s": 15.0, "boot": "BOOT"}',
+    ],
+)
+def test_a_broken_lease_or_one_of_an_impossible_moment_is_replaced_once_a_server_answers(
+    tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = a_state(tmp_path)
+    state.lease_file.write_text(text.replace("BOOT", boot_id()))
+    lease = AgentLease(state, lambda: 100.0)
+    assert lease.left_s() == math.inf
+    is_readable = '"boot": 3' in text or "margin_s" in text
+    assert ("cannot read the lease" in caplog.text) is not is_readable
+    lease.lease_s = 30.0
+    lease.renew(105.0)
+    assert lease.left_s() == 35.0
+    assert state.load_lease() == (105.0, 30.0)
+
+
+def test_a_data_directory_that_vanishes_ends_no_process(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = a_state(tmp_path / "d")
+    lease = AgentLease(state, lambda: 100.0, 30.0)
+    (tmp_path / "d").rename(tmp_path / "lost")
+    for said_s in (101.0, 103.0, 105.0):
+        lease.renew(said_s)
+    assert lease.left_s() == 35.0
+    messages = [record.message for record in caplog.records]
+    assert len(messages) == 1
+    assert messages[0].startswith("cannot write the lease to disk")
+    assert state.add(a_gang("a")).is_dir()
+    lease.renew(107.0)
+    assert state.load_lease() == (107.0, 30.0)
+
 
 NOW_S = 1000.0
 
