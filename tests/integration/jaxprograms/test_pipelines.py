@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.laws import IS_FAST
+from tests.support.laws import IS_NIGHT
 from tests.support.pipeline_programs import ITERATIONS, a_case, run_cases
 
 TOLERANCE = 1e-5
@@ -88,7 +88,7 @@ RARE = frozenset(
     }
 )
 """Plans that only the full tests train. Each is much like another one."""
-TRAINED = {name: case for name, case in CASES.items() if not (IS_FAST and name in RARE)}
+TRAINED = {name: case for name, case in CASES.items() if IS_NIGHT or name not in RARE}
 
 
 @pytest.fixture(scope="module")
