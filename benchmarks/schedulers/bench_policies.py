@@ -123,7 +123,7 @@ def compare_policies(
     Without the data sets the workload is synthetic, and the table says so.
 
     Our figures are those of the default objective (``tessera.formulation.policy``), which always
-    runs. ``tessera bench default-objective`` chose it on synthetic workloads. ``throughput_gain_second``
+    runs. It was chosen on synthetic workloads. ``throughput_gain_second``
     is of the objective ``throughput``, for clusters that are judged by throughput alone. No figure
     picks a policy by its result here.
 

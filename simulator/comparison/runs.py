@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -12,7 +12,6 @@ import numpy as np
 
 from tessera.formulation.tables import Floats
 from tessera.simulator.bounds import throughput_bound
-from tessera.simulator.comparison.estimate_rows import EstimateRow, records_of
 from tessera.simulator.comparison.judges import JudgedDecider, PausableClock
 from tessera.simulator.comparison.policies import information_of, options_of, plugin_files
 from tessera.simulator.comparison.workload import (
@@ -31,7 +30,6 @@ from tessera.simulator.overheads import preset_overheads as overheads_of
 from tessera.simulator.run import Conditions, Decider, Result, simulate
 from tessera.simulator.sweeps.runner import Sweep
 from tessera.simulator.sweeps.tasks import Task
-from tessera.simulator.truth import perturb_estimates
 
 COURSE_POINTS: Final = 400
 """The number of points of a series over time."""
@@ -45,16 +43,13 @@ Key = TypeVar("Key", bound=Hashable)
 class RunRequest:
     """A request for a run of a policy on a workload, with the information that the policy sees.
 
-    ``error`` is the relative error of the estimates that rounds see
-    (``tessera.simulator.truth.perturb_estimates``), drawn by ``error_seed``. Each
-    ``judge_every``-th round is judged against the ILP. If it is 0, no round is judged. With
+    Each ``judge_every``-th round is judged against the ILP. If it is 0, no round is judged. With
     ``mapped``, the result records which job held which GPUs.
 
     Rounds take place when something has happened, at most one in each ``round_s``. With
     ``every_round``, there is one every ``round_s``. Deadline schedules need this if they start jobs
     at times without an event. Without ``search``, CP-SAT does not look for promises beyond those
-    that first fits find. ``estimates`` are those that rounds see, before any error is added. If
-    it is None, rounds see the true ones.
+    that first fits find.
     """
 
     work: WorkloadSpec
@@ -62,14 +57,11 @@ class RunRequest:
     information: str = "estimates"
     overheads: str = "default"
     dp_memory: str = ""
-    error: float = 0.0
-    error_seed: int = 0
     judge_every: int = 0
     mapped: bool = False
     round_s: float = ROUND_S
     every_round: bool = False
     search: bool = True
-    estimates: tuple[EstimateRow, ...] | None = None
 
     def task(self, name: str) -> Task:
         """Return the run as a task of a sweep."""
@@ -139,13 +131,7 @@ def run_in_scenario(
         asked.judge_every,
         watch,
     )
-    visible = None if asked.estimates is None else records_of(asked.estimates)
-    if asked.error:
-        base = scenario.profiles if visible is None else visible
-        visible = perturb_estimates(base, asked.error, asked.error_seed)
-    conditions = Conditions(
-        overheads=costs, visible=visible, round_s=asked.round_s, on_events=not asked.every_round
-    )
+    conditions = Conditions(overheads=costs, round_s=asked.round_s, on_events=not asked.every_round)
     result = simulate(scenario, decide, conditions, watch)
     return run_data(result, world, decide.shares, asked.mapped)
 
@@ -272,23 +258,3 @@ def runs_of(tasks: Mapping[Key, Task], sweep: Sweep) -> dict[Key, FinishedRun]:
     """Run the tasks and return each run under the key of its task."""
     results = sweep.run(list(tasks.values()))
     return {key: FinishedRun.read(results[task.name]) for key, task in tasks.items()}
-
-
-def run_on_workloads(
-    policies: Sequence[str], workloads: Sequence[WorkloadSpec], asked: RunRequest, sweep: Sweep
-) -> dict[tuple[str, WorkloadSpec], FinishedRun]:
-    """Run each policy on each workload, as ``asked`` in everything else.
-
-    Raises:
-        MissingData: a trace is absent.
-        InvalidInput: a policy is unknown, or a trace has no models.
-    """
-    check_requests((replace(asked, policy=policy) for policy in policies), seeds=1)
-    tasks = {
-        (policy, work): replace(asked, work=work, policy=policy).task(
-            f"{policy}, {work.durations_as}, {work.arrivals_as}, load {work.load:g}, seed {work.seed}"
-        )
-        for policy in policies
-        for work in workloads
-    }
-    return runs_of(tasks, sweep)

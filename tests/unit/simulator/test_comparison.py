@@ -11,7 +11,6 @@ import pytest
 
 from tessera.benchmarks.harness.cases import find_cases
 from tessera.benchmarks.harness.registry import run_case
-from tessera.benchmarks.schedulers.bench_estimate_error import error_sizes, loss_plots, run_loss
 from tessera.benchmarks.schedulers.bench_policies import ComparisonGroup, parse_shares, policy_run
 from tessera.formulation.errors import InvalidInput
 from tessera.simulator.comparison.comparisons import (
@@ -205,14 +204,10 @@ def test_a_group_is_named_by_what_its_runs_share() -> None:
     assert (our_run.policy, our_run.judge_every) == ("ilp:jct", 7)
 
 
-def test_shares_and_errors_are_parsed_as_numbers() -> None:
+def test_shares_are_parsed_as_numbers() -> None:
     assert parse_shares("1, 0.25") == [1.0, 0.25]
-    assert error_sizes("0.2,0,0.05") == [0.05, 0.2]
     with pytest.raises(InvalidInput, match="numbers"):
         parse_shares("half")
-    for text in ("0", "1.5", "a"):
-        with pytest.raises(InvalidInput, match="numbers"):
-            error_sizes(text)
 
 
 def test_data_parallel_information_needs_its_file(
@@ -225,20 +220,6 @@ def test_data_parallel_information_needs_its_file(
     given = tmp_path / "dp.csv"
     given.write_text("x")
     assert memory_file(["data-parallel"], given) == str(given)
-
-
-def test_a_loss_is_relative_to_the_run_on_true_estimates() -> None:
-    exact_run, misestimated_run = a_run([100, 100, NEVER], 10.0), a_run([110, 130, 50], 9.0)
-    assert list(run_loss(exact_run, misestimated_run)) == pytest.approx([0.2, 0.1])
-    assert all(map(math.isnan, run_loss(a_run([NEVER]), a_run([1.0]))))
-
-
-def test_loss_curves_start_at_zero() -> None:
-    plots = loss_plots(
-        {"arena": {0.1: [(0.02, 0.01), (0.04, 0.01)], 0.2: [(0.1, 0.0), (0.2, 0.1)]}}
-    )
-    assert [plot.title for plot in plots] == ["Loss in mean JCT", "Loss in normalised throughput"]
-    assert "arena 0 to 0.15" in plots[0].alt
 
 
 @pytest.mark.parametrize(
