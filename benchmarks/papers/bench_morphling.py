@@ -19,7 +19,6 @@ from tessera.benchmarks.harness.options import (
     with_sweep,
 )
 from tessera.benchmarks.harness.registry import register_case
-from tessera.benchmarks.papers.bench_morphling_objective import OURS, TICK_S
 from tessera.benchmarks.papers.morphling_runs import (
     SHORT_S,
     TraceRuns,
@@ -45,6 +44,11 @@ from tessera.simulator.report.write import write_report
 from tessera.simulator.statistics import Interval
 from tessera.simulator.sweeps.runner import Sweep
 
+TICK_S: Final = 60.0
+"""The least seconds between decisions, as in Morphling's simulator."""
+OURS: Final = "ilp:balanced:0.25@round_s=60@foresight=16"
+"""The policy of ours whose figures are reported on Morphling's traces: the default objective, with
+foresight. It was chosen on synthetic jobs (``docs/decisions``)."""
 PROMISED_TRACES: Final = {"morphling-mt": "mt_", "morphling-quotas": "quotas_"}
 """The traces with guaranteed jobs, which are drawn by seed, and the prefixes of their figures."""
 TRACES: Final = ("morphling-base", "morphling-bp", *PROMISED_TRACES)
@@ -123,10 +127,10 @@ def run_morphling_traces(
     not reach, so it is better than that code.
 
     The measures are the paper's: mean and 99th percentile of JCT, and makespan. ``ours`` is the
-    policy that `tessera bench morphling-objective` chooses on synthetic jobs. On the base trace (or
-    the first given trace without guaranteed jobs), ``bound_h`` is the mean JCT that no schedule can
-    beat, from prices of GPUs, ``jct_over_bound`` is our mean JCT over it, less 1, and
-    ``jct_gain_vs_*`` is 1 less our mean JCT over theirs.
+    policy that was chosen on synthetic jobs. On the base trace (or the first given trace without
+    guaranteed jobs), ``bound_h`` is the mean JCT that no schedule can beat, from prices of GPUs,
+    ``jct_over_bound`` is our mean JCT over it, less 1, and ``jct_gain_vs_*`` is 1 less our mean JCT
+    over theirs.
 
     On morphling-mt, 194 of 406 jobs, drawn by seed, belong to a tenant with a quota of all GPUs and
     are guaranteed. On morphling-quotas, the jobs are divided among four tenants, whose quotas are
