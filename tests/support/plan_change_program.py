@@ -76,23 +76,7 @@ class Trainer:
             state = self._train(engine, seed, state, losses, part.iterations)
             if number + 1 < len(parts):
                 self._save(seed, parts[: number + 1], state, losses)
-            self._engine_of_last, self._state_of_last = engine, state
         return losses
-
-    def measure(self, first: int) -> float:
-        """Return the loss of the held-out samples from ``first`` on, after the last run."""
-        count = self._example.HELD_OUT_SAMPLES // self._batch
-        losses = []
-        for number in range(count):
-            samples = first + np.arange(number * self._batch, (number + 1) * self._batch)
-            batch = self._load(samples)
-            losses.append(float(self._engine_of_last.evaluate(self._state_of_last, *batch)))
-        return float(np.mean(losses))
-
-    def measure_held_out(self) -> dict[str, float]:
-        """Return the losses of the validation and test samples after the last run."""
-        first, count = self._example.TRAIN_SAMPLES, self._example.HELD_OUT_SAMPLES
-        return {"validation": self.measure(first), "test": self.measure(first + count)}
 
     def _engine(self, seed: int, name: str) -> Engine:
         if (seed, name) not in self._engines:
@@ -136,9 +120,7 @@ def train_wanted_runs() -> None:
         trainer = Trainer(wanted, Path(folder))
         for run in wanted["runs"]:
             losses = trainer.run(run["seed"], tuple(Stretch(**part) for part in run["parts"]))
-            held_out = trainer.measure_held_out() if wanted["measures"] else {}
-            line = json.dumps({"name": run["name"], "losses": losses, **held_out})
-            sys.stdout.write(f"{line}\n")
+            sys.stdout.write(json.dumps({"name": run["name"], "losses": losses}) + "\n")
 
 
 if __name__ == "__main__":
