@@ -131,7 +131,7 @@ def test_a_file_that_is_not_a_stored_run_is_refused(text: str, tmp_path: Path) -
 
 def test_a_name_stands_for_one_command(tmp_path: Path) -> None:
     path = tmp_path / "commands.toml"
-    path.write_text('[a]\nbuild = "x"\n[b]\nbuild = "y"\nrpc = "z"\n', "utf-8")
+    path.write_text('[a]\nsolve = "x"\n[b]\nsolve = "y"\nrpc = "z"\n', "utf-8")
     with pytest.raises(NotStored, match="has solve twice"):
         load_commands(path)
 
@@ -180,7 +180,7 @@ def test_the_readme_repeats_the_headlines_where_it_has_their_comments() -> None:
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder with a template, one command with its stored run, and an empty README."""
     commands = tmp_path / "commands.toml"
-    commands.write_text(f'[deciding]\nbuild = "{COMMAND}"\n', "utf-8")
+    commands.write_text(f'[deciding]\nsolve = "{COMMAND}"\n', "utf-8")
     template = tmp_path / "results.md.jinja"
     template.write_text(
         "<!-- headlines -->\n{{ runs['solve'].commit }} {# \"solve\" #}\n<!-- /headlines -->\n",
