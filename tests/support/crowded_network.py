@@ -34,8 +34,11 @@ class PlacedJob(NamedTuple):
     sends: CellTraffic
 
 
-def crowd_network(hosts: int, seed: int = 0) -> Snapshot:
-    """Return a snapshot of a Clos with this many hosts of 8 GPUs, which is full of running jobs."""
+def crowd_network(hosts: int, seed: int = 2) -> Snapshot:
+    """Return a snapshot of a Clos with this many hosts of 8 GPUs, which is full of running jobs.
+
+    The usual seed is one of which jobs meet on links.
+    """
     topology = build_clos(
         [f"host-{i}" for i in range(hosts)],
         A100_HOST,

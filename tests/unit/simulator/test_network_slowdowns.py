@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -68,7 +70,7 @@ def test_joined_contentions_equal_the_contention_of_all_jobs() -> None:
         demand = demand_of(whole, np.array(chosen))
         assert demand.link.tolist() == links
         assert demand.busy_s.tolist() == [1.0, 2.0]
-    other = a_part("c", 0, 1.0).with_background(0.5)
+    other = replace(a_part("c", 0, 1.0), link_bytes_per_s=np.full(LINKS, 0.5))
     with pytest.raises(InvalidInput, match="the same for all"):
         join_parts([a_part("a", 0, 1.0), other])
 
