@@ -88,9 +88,7 @@ def time_solvers(
     objective: Annotated[str, typer.Option(help="Objective of the policy.")] = OWN_OBJECTIVE,
     versus: Annotated[
         str,
-        typer.Option(
-            help="Comma-separated baselines: cp-sat, cbc, highs, pop-8, sia, gavel or any solver."
-        ),
+        typer.Option(help="Comma-separated baselines: cp-sat, cbc, highs, pop-8 or any solver."),
     ] = "",
     time_limit: Annotated[
         float | None,

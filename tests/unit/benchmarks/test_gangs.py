@@ -15,9 +15,9 @@ from tessera.benchmarks.rounds.gangs import (
 )
 from tessera.formulation.errors import InvalidInput
 from tessera.solvers.base import Budget
-from tessera.solvers.baselines.joint_optimum import find_joint_optimum
 from tessera.solvers.registry import make_solver
 from tessera.solvers.rounds.plan import plan_round
+from tests.support.oracles.joint_optimum import find_joint_optimum
 
 
 def test_stored_rounds_are_those_that_are_drawn_from_their_seeds() -> None:

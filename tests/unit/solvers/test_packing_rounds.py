@@ -15,12 +15,12 @@ from tessera.formulation.problem import Problem
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution
 from tessera.solvers.base import Budget
-from tessera.solvers.baselines.joint_optimum import divisions, find_joint_optimum
 from tessera.solvers.portfolio import Portfolio
 from tessera.solvers.rounds.passes import PASSES_KEY
 from tessera.solvers.rounds.plan import RoundOutcome, plan_round
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 from tests.support.odd_gangs import gangs
+from tests.support.oracles.joint_optimum import divisions, find_joint_optimum
 
 POLICY = Policy(objective="throughput")
 
