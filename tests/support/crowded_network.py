@@ -20,7 +20,7 @@ from tessera.formulation.topologies.described import DescribedTopology
 from tessera.formulation.topologies.shapes import A100_HOST, GBIT_BYTES
 from tessera.formulation.topologies.topology import Topology
 from tessera.formulation.values import GpuType, Hold, Workload
-from tessera.solvers.network.jobs.placers import Occupancy, first_fit
+from tests.support.occupancy import Occupancy, first_fit
 
 GPU_TYPE: Final = "a100-80"
 SMALL_FAMILIES: Final = ("bert", "resnet", "resnet-152")

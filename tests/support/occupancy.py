@@ -1,18 +1,13 @@
-"""Plain rules for the placement of a gang, and the record of the free GPUs."""
+"""The record of the GPUs that jobs have, and a plain rule for the placement of a gang."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Protocol, TypeAlias
-
-import numpy as np
+from typing import Protocol
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.placement import Gang
 from tessera.formulation.topologies.topology import Topology
-
-Free: TypeAlias = Sequence[Sequence[int]]
-"""The free GPUs of each host, as rising indices; hosts are those of the topology."""
+from tessera.solvers.network.jobs.hived import Free
 
 
 class Placer(Protocol):
@@ -24,55 +19,17 @@ class Placer(Protocol):
 
 def first_fit(free: Free, gpus: int) -> Gang | None:
     """Return GPUs of the first host that holds the gang, else free GPUs in the order of hosts."""
-    return _taken(free, gpus, range(len(free)))
-
-
-class RandomSpread:
-    """A placer that takes a random host among those that hold the gang.
-
-    Larger gangs take hosts at random, idle ones first.
-    """
-
-    def __init__(self, seed: int = 0) -> None:
-        self._chance = np.random.default_rng(seed)
-
-    def __call__(self, free: Free, gpus: int) -> Gang | None:
-        """Return the GPUs of the gang, or None if it must wait."""
-        order = self._chance.permutation(len(free)).tolist()
-        return _taken(
-            free, gpus, sorted(order, key=lambda h: -len(free[h])) if gpus > _most(free) else order
-        )
-
-
-def _most(free: Free) -> int:
-    return max((len(indices) for indices in free), default=0)
-
-
-def _taken(free: Free, gpus: int, hosts: Iterable[int]) -> Gang | None:
-    """Return GPUs of the first of ``hosts`` that holds the gang, else free GPUs in their order."""
-    require_positive(gpus)
-    hosts = list(hosts)
-    for host in hosts:
-        if len(free[host]) >= gpus:
-            return Gang(members=((host, tuple(free[host][:gpus])),))
+    for host, indices in enumerate(free):
+        if len(indices) >= gpus:
+            return Gang(members=((host, tuple(indices[:gpus])),))
     if sum(len(indices) for indices in free) < gpus:
         return None
     members = []
-    for host in hosts:
-        if part := tuple(free[host][:gpus]):
+    for host, indices in enumerate(free):
+        if part := tuple(indices[:gpus]):
             members.append((host, part))
             gpus -= len(part)
-    return Gang(members=tuple(sorted(members)))
-
-
-def require_positive(gpus: int) -> None:
-    """Refuse a gang without GPUs.
-
-    Raises:
-        InvalidInput: ``gpus`` is below 1.
-    """
-    if gpus < 1:
-        raise InvalidInput("gpus", f"is {gpus}; it must be at least 1")
+    return Gang(members=tuple(members))
 
 
 class Occupancy:
