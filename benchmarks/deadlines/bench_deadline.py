@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -35,9 +35,6 @@ from tessera.simulator.comparison.runs import FinishedRun, RunRequest, check_req
 from tessera.simulator.comparison.workload import SYNTHETIC, WorkloadSpec, default_trace
 from tessera.simulator.data import MissingData, data_file
 from tessera.simulator.figures import Figure, Report
-from tessera.simulator.report.comparisons import IntervalCurve, curves_plot
-from tessera.simulator.report.model import Plot, ReportFolder, report_of
-from tessera.simulator.report.write import write_report
 from tessera.simulator.statistics import mean_interval, ratio_interval
 from tessera.simulator.sweeps.runner import Sweep
 
@@ -147,7 +144,6 @@ def sweep_deadlines(
     seeds: SeedsOption = 1,
     seed: int = 0,
     sweep: Sweep,
-    report: ReportFolder = None,
 ) -> Report:
     """Vary how tight deadlines are, and measure the share of all submitted jobs that meet theirs.
 
@@ -198,25 +194,7 @@ def sweep_deadlines(
     figures = figures_of(swept)
     if round_jobs:
         figures |= measure_large_round(round_jobs, seed)
-    made = Report(seed=seed, figures=figures, table=table_of(swept))
-    if report is not None:
-        options = {
-            **asdict(base),
-            "policies": split_list(policies),
-            "tightness": values,
-            "overheads": overheads,
-            "search": search,
-        }
-        page = report_of(
-            made,
-            title="Deadlines",
-            options=options,
-            seeds=list(drawn),
-            plots=draw_plots(swept),
-            notes=_notes(swept),
-        )
-        write_report(page, report)
-    return made
+    return Report(seed=seed, figures=figures, table=table_of(swept))
 
 
 def _sweep_tasks(
@@ -394,53 +372,6 @@ def _row(swept: DeadlineSweep, name: str, value: float) -> dict[str, Figure | st
         "decide_max_s",
     )
     return row | {key: mean_figure(runs, key) for key in keys}
-
-
-def draw_plots(swept: DeadlineSweep) -> list[Plot]:
-    """Return plots of satisfaction, JCT and throughput over tightness.
-
-    With a trace's own deadlines, return none.
-    """
-    if len(swept.tightness) < 2:
-        return []
-    plots = []
-    for title, key, label in (
-        ("Deadlines met", "satisfaction", "share of all submitted jobs"),
-        ("Job completion time", "jct_mean_s", "mean JCT of finished jobs, s"),
-        ("Throughput", "throughput", "mean normalised throughput"),
-        ("Peak throughput", "throughput_peak", "peak normalised throughput"),
-    ):
-        series = {}
-        for name in swept.names:
-            runs = [swept.runs[name, value] for value in swept.tightness]
-            values = np.array([[one.figures[key] for one in of] for of in runs]).T
-            series[display_name(name)] = IntervalCurve.of(swept.tightness, values)
-        plots.append(
-            curves_plot(
-                title,
-                series,
-                x_label="deadline over requested duration",
-                y_label=label,
-                percent=key == "satisfaction",
-            )
-        )
-    return plots
-
-
-def _notes(swept: DeadlineSweep) -> list[str]:
-    first = next(iter(swept.runs.values()))[0]
-    notes = [f"Dropped jobs: {'; '.join(first.said.splitlines())}."] if first.said else []
-    if swept.others:
-        best = {
-            value: max(swept.others, key=lambda o: swept.satisfied(o, value))
-            for value in swept.tightness
-        }
-        winners = ", ".join(
-            f"{display_name(o)} at {value:g} ({swept.satisfied(o, value):.3f})"
-            for value, o in best.items()
-        )
-        notes.append(f"The best of the other policies: {winners}.")
-    return notes
 
 
 def _values(tightness: str, deadlines: str) -> tuple[float, ...]:

@@ -20,28 +20,19 @@ from tessera.benchmarks.harness.options import (
 )
 from tessera.benchmarks.harness.registry import register_case
 from tessera.benchmarks.papers.morphling_runs import (
-    SHORT_S,
     TraceRuns,
-    mean_jct_h,
     pool_runs,
     promised_figures,
     table_of,
     trace_figures,
 )
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.tables import Floats
 from tessera.simulator.comparison.policies import is_ours, options_of, split_list
 from tessera.simulator.comparison.runs import FinishedRun, RunRequest, runs_of
 from tessera.simulator.comparison.workload import WorkloadSpec, make_scenario
 from tessera.simulator.completion_bound import completion_bound
 from tessera.simulator.figures import Figure, Report
 from tessera.simulator.overheads import preset_overheads
-from tessera.simulator.report.comparisons import bars_plot
-from tessera.simulator.report.lines import distribution_plot, time_plot
-from tessera.simulator.report.model import Plot, ReportFolder, report_of
-from tessera.simulator.report.style import series_styles
-from tessera.simulator.report.write import write_report
-from tessera.simulator.statistics import Interval
 from tessera.simulator.sweeps.runner import Sweep
 
 TICK_S: Final = 60.0
@@ -114,7 +105,6 @@ def run_morphling_traces(
         int, typer.Option(min=1, help="Number of draws of the traces with guaranteed jobs.")
     ] = 5,
     sweep: Sweep,
-    report: ReportFolder = None,
 ) -> Report:
     """Run Morphling's traces on 64 A800 under every policy, until all jobs have ended.
 
@@ -158,24 +148,12 @@ def run_morphling_traces(
     asked = RunRequest(work=works[names[0]][0], policy="", overheads=overheads, round_s=tick_s)
     result = run_traces(works, contestants, asked, sweep)
     usual = rounds >= USUAL_ROUNDS and ours == OURS
-    made_here = Report(
+    return Report(
         seed=seed,
         figures=_figures(result, ours),
         table=table_of(result),
         waived=frozenset() if usual else frozenset((*_BASE_BOUNDS, *_PROMISED_BOUNDS)),
     )
-    if report is not None:
-        options = {"traces": names, "ours": ours, "overheads": overheads, "tick_s": tick_s}
-        page = report_of(
-            made_here,
-            title="Morphling's traces",
-            options=options,
-            plots=_plots(result, ours),
-            summary="JCT and makespan on 64 A800, with GPUs counted and restarts charged.",
-            notes=_notes(made_here.figures, ours),
-        )
-        write_report(page, report)
-    return made_here
 
 
 def draw_traces(
@@ -250,54 +228,3 @@ def _figures(result: Mapping[str, TraceRuns], ours: str) -> dict[str, Figure]:
         "refused": sum(int(run.figures["refused"]) for run in every),
         "unfinished": sum(int((~np.isfinite(run.end_s)).sum()) for run in every),
     }
-
-
-def _notes(figures: Mapping[str, Figure], ours: str) -> list[str]:
-    """Return notes that explain the figures."""
-    notes = [
-        "The paper's published results were measured on its cluster, the others with the artifact's"
-        " simulator, whose restarts take 260 s unless said otherwise."
-    ]
-    if "short_part_of_gain" in figures:
-        notes.append(
-            f"{figures['short_share']:.0%} of the jobs would end within {SHORT_S:.0f} s if they ran"
-            f" alone. They account for {figures['short_part_of_gain']:.0%} of the gain of {ours} over"
-            " Morphling: a job that waits a few minutes for a large one waits many times its own length."
-        )
-    return notes
-
-
-def _plots(result: Mapping[str, TraceRuns], ours: str) -> list[Plot]:
-    first = next(iter(result.values())).runs
-    order = sorted(first, key=lambda policy: mean_jct_h(first[policy]))
-    means = {
-        trace: {policy: _alone(mean_jct_h(of.runs[policy])) for policy in order}
-        for trace, of in result.items()
-    }
-    plots = [bars_plot("Mean JCT", means, label="hours")]
-    shown = list(dict.fromkeys([ours, "morphling", "synergy", *order]))[:6]
-    shown = [policy for policy in shown if policy in order]
-    for trace, of in result.items():
-        looks = series_styles(shown, bold=[ours])
-        jct_s: dict[str, Floats] = {
-            p: of.runs[p].jct_s[np.isfinite(of.runs[p].end_s)] for p in shown
-        }
-        plots.append(
-            distribution_plot(
-                f"Job completion time on {trace}",
-                jct_s,
-                label="time from arrival to end",
-                seconds=True,
-                totals={p: len(of.runs[p].end_s) for p in shown},
-                styles=looks,
-            )
-        )
-        queue = {p: (of.runs[p].course["at_s"], of.runs[p].course["waiting"]) for p in shown}
-        end_s = max(of.runs[p].figures["horizon_s"] for p in shown)
-        title = f"Waiting jobs on {trace}"
-        plots.append(time_plot(title, queue, label="waiting jobs", end_s=end_s, styles=looks))
-    return plots
-
-
-def _alone(value: float) -> Interval:
-    return Interval(value=value, low=np.nan, high=np.nan)

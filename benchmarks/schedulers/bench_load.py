@@ -44,20 +44,11 @@ from tessera.simulator.comparison.policies import DEFAULT_POLICY, INFORMATION, i
 from tessera.simulator.comparison.runs import RunRequest, runs_of
 from tessera.simulator.comparison.workload import SYNTHETIC, WorkloadSpec, resize_workload
 from tessera.simulator.figures import Figure, Report
-from tessera.simulator.report.comparisons import IntervalCurve, curves_plot
-from tessera.simulator.report.model import Plot, ReportFolder, report_of
-from tessera.simulator.report.style import series_styles
-from tessera.simulator.report.write import write_report
 from tessera.simulator.statistics import mean_interval
 from tessera.simulator.sweeps.runner import Sweep
 
 Varied = Literal["load", "life", "large"]
 SWEEPS: Final[tuple[Varied, ...]] = get_args(Varied)
-LABELS: Final[Mapping[Varied, str]] = {
-    "load": "factor on the arrival rate",
-    "life": "factor on the iterations",
-    "large": "share of jobs with large models",
-}
 POLICIES: Final = ("fcfs", "gavel", "sia", "arena", "ilp:throughput", "ilp:jct")
 POLICY_LIST: Final = ",".join(POLICIES)
 MEAN_FIGURES: Final = (
@@ -108,7 +99,6 @@ def vary_load(
     overheads: OverheadsOption = "default",
     seeds: SeedsOption = 3,
     sweep: Sweep,
-    report: ReportFolder = None,
 ) -> Report:
     """Run policies while jobs arrive faster, last longer or train larger models.
 
@@ -150,27 +140,7 @@ def vary_load(
     )
     drawn = range(seed, seed + seeds)
     result = run_points(base, {varied: points[varied] for varied in chosen}, names, drawn, sweep)
-    made = Report(seed=seed, figures=sweep_figures(result), table=list(_table(result, work)))
-    if report is not None:
-        options = {
-            "trace": work.trace,
-            "gpus_share": gpus_share,
-            "jobs_share": work.jobs_share,
-            "rounds": work.rounds,
-            "policies": names,
-            "information": told,
-            "overheads": overheads,
-        }
-        page = report_of(
-            made,
-            title="Load, lifespan and large models",
-            options=options,
-            seeds=list(drawn),
-            plots=list(plot_points(result)),
-            summary="Policies while jobs arrive faster, last longer or train larger models.",
-        )
-        write_report(page, report)
-    return made
+    return Report(seed=seed, figures=sweep_figures(result), table=list(_table(result, work)))
 
 
 def run_points(
@@ -295,42 +265,3 @@ def common_jct_s(by_policy: ByPolicy, name: str) -> list[float]:
         common = finished_by([runs[k] for runs in by_policy.values()])
         means.append(float(one.jct_s[common].mean()) if common.any() else np.nan)
     return means
-
-
-def plot_points(found: RunsByPoint) -> Iterator[Plot]:
-    """Yield the curves of mean JCT and of throughput along each sweep."""
-    names = list(next(iter(next(iter(found.values())).values())))
-    looks = series_styles(names, bold=[name for name in names if is_ours(name)])
-    for sweep, by_x in found.items():
-        jct = {
-            name: [[s / 3600 for s in common_jct_s(by, name)] for by in by_x.values()]
-            for name in names
-        }
-        work = {
-            name: [[one.figures["throughput"] for one in by[name]] for by in by_x.values()]
-            for name in names
-        }
-        for what, label, values, said in (
-            (
-                "mean JCT",
-                "mean JCT (hours)",
-                jct,
-                "Over the jobs that all policies finished there.",
-            ),
-            ("throughput", "normalised throughput", work, "While jobs arrive."),
-        ):
-            yield curves_plot(
-                f"{sweep.capitalize()}: {what}",
-                _series(list(by_x), values),
-                x_label=LABELS[sweep],
-                y_label=label,
-                styles=looks,
-                caption=f"{said} Intervals are 95 % over seeds.",
-            )
-
-
-def _series(
-    x: Sequence[float], values: Mapping[str, Sequence[Sequence[float]]]
-) -> dict[str, IntervalCurve]:
-    """Return the curves of values that are given as policy -> point -> seed."""
-    return {name: IntervalCurve.of(x, np.array(points).T) for name, points in values.items()}

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import numpy as np
 
+from tessera.formulation.clock import SystemClock
 from tessera.formulation.tables import Floats
 from tessera.simulator.bounds import throughput_bound
-from tessera.simulator.comparison.judges import JudgedDecider, PausableClock
 from tessera.simulator.comparison.policies import information_of, options_of, plugin_files
 from tessera.simulator.comparison.workload import (
     ROUND_S,
@@ -43,9 +42,6 @@ Key = TypeVar("Key", bound=Hashable)
 class RunRequest:
     """A request for a run of a policy on a workload, with the information that the policy sees.
 
-    Each ``judge_every``-th round is judged against the ILP. If it is 0, no round is judged. With
-    ``mapped``, the result records which job held which GPUs.
-
     Rounds take place when something has happened, at most one in each ``round_s``. With
     ``every_round``, there is one every ``round_s``. Deadline schedules need this if they start jobs
     at times without an event. Without ``search``, CP-SAT does not look for promises beyond those
@@ -57,8 +53,6 @@ class RunRequest:
     information: str = "estimates"
     overheads: str = "default"
     dp_memory: str = ""
-    judge_every: int = 0
-    mapped: bool = False
     round_s: float = ROUND_S
     every_round: bool = False
     search: bool = True
@@ -121,34 +115,24 @@ def run_in_scenario(
 ) -> dict[str, Any]:
     """Run the request in a given scenario."""
     scenario, costs = world.scenario, overheads_of(asked.overheads)
-    watch = PausableClock()
-    decide = JudgedDecider(
-        Decider(
-            options_of(asked.policy, asked.work.seed),
-            information_of(asked.information, Path(asked.dp_memory) if asked.dp_memory else None),
-            search=asked.search,
-        ),
-        asked.judge_every,
-        watch,
+    decide = Decider(
+        options_of(asked.policy, asked.work.seed),
+        information_of(asked.information, Path(asked.dp_memory) if asked.dp_memory else None),
+        search=asked.search,
     )
     conditions = Conditions(overheads=costs, round_s=asked.round_s, on_events=not asked.every_round)
-    result = simulate(scenario, decide, conditions, watch)
-    return run_data(result, world, decide.shares, asked.mapped)
+    return run_data(simulate(scenario, decide, conditions, SystemClock()), world)
 
 
-def run_data(
-    result: Result, world: PreparedScenario, shares: Sequence[float] = (), mapped: bool = False
-) -> dict[str, Any]:
+def run_data(result: Result, world: PreparedScenario, mapped: bool = False) -> dict[str, Any]:
     """Return the data that ``FinishedRun`` reads of a run in ``world``.
 
-    ``shares`` are those of ``JudgedDecider``, if rounds were judged.
+    With ``mapped``, they include the segments that a map of GPUs shows.
     """
     scenario, reference = result.scenario, reference_of(result.scenario)
     return {
         "figures": {
             **run_figures(result, reference, world.horizon_s),
-            "optimum_share": float(np.mean(shares)) if shares else math.nan,
-            "optimum_worst_share": min(shares, default=math.nan),
             "load": world.load,
             "dropped": world.dropped,
             "stuck": result.stuck,
@@ -156,7 +140,6 @@ def run_data(
             "guarantees_broken": len(find_broken_guarantees(result)),
             "horizon_s": world.horizon_s,
         },
-        "said": world.said,
         "arrival_s": result.arrival_s.tolist(),
         "end_s": _ended(result).tolist(),
         "alone_s": alone_seconds(scenario, result.conditions.overheads).tolist(),
@@ -205,7 +188,6 @@ class FinishedRun:
     """A run as it is read back. Arrays are float64[jobs], in order of arrival."""
 
     figures: dict[str, float]
-    said: str  # a message about jobs that were dropped
     arrival_s: Floats
     end_s: Floats  # inf: the job never succeeded
     alone_s: Floats  # seconds of each job at once on its fastest Cell, as if it were alone
@@ -221,7 +203,6 @@ class FinishedRun:
         segments = [(j, a, b, [(n, g) for n, g in on]) for j, a, b, on in result["segments"]]
         return cls(
             figures={k: float(v) for k, v in result["figures"].items()},
-            said=result["said"],
             arrival_s=np.array(result["arrival_s"], float),
             end_s=np.array(result["end_s"], float),
             alone_s=np.array(result["alone_s"], float),

@@ -1,9 +1,8 @@
-"""Plots of curves with intervals over a parameter, and of bars in groups."""
+"""Plots of bars in groups."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -17,77 +16,9 @@ from tessera.simulator.report.style import (
     styles_for,
     tick_percentage,
 )
-from tessera.simulator.statistics import Interval, mean_intervals
+from tessera.simulator.statistics import Interval
 
-MAX_BANDS: Final = 5
-"""Largest number of curves that are drawn with bands. More curves have bars, which hide less."""
-MAX_MARKED_VALUES: Final = 9
-"""Largest number of values of the parameter that are marked on the axis."""
 _BAR_IN: Final = 0.19
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IntervalCurve:
-    """Values at ``x`` with their intervals. Missing values and intervals are NaN."""
-
-    x: np.ndarray
-    value: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-
-    @classmethod
-    def of(cls, x: Sequence[float] | np.ndarray, runs: np.ndarray) -> IntervalCurve:
-        """Return means of ``runs``, of shape (seeds, points), with their t intervals."""
-        value, low, high = mean_intervals(np.asarray(runs, float))
-        return cls(x=np.asarray(x, float), value=value, low=low, high=high)
-
-
-def curves_plot(
-    title: str,
-    series: Mapping[str, IntervalCurve],
-    *,
-    x_label: str,
-    y_label: str,
-    percent: bool = False,
-    from_zero: bool = True,
-    caption: str = "",
-    styles: Mapping[str, Style] | None = None,
-) -> Plot:
-    """Plot values over a parameter, e.g. deadlines met over tightness.
-
-    With ``percent``, values are fractions.
-    """
-    looks = styles_for(series, styles)
-    descriptions = []
-    with new_drawing(3.8) as (figure, axes):
-        for name, curve in series.items():
-            look = looks[name]
-            axes.plot(curve.x, curve.value, label=name, marker=look.mark, markersize=4, **look.line)
-            if len(series) <= MAX_BANDS:
-                axes.fill_between(
-                    curve.x, curve.low, curve.high, color=look.colour, alpha=0.18, linewidth=0
-                )
-            else:
-                axes.vlines(curve.x, curve.low, curve.high, color=look.colour, linewidth=0.9)
-            first, last = (format_value(float(curve.value[k])) for k in (0, -1))
-            descriptions.append(f"{name} {first} to {last}")
-        axes.set(xlabel=x_label, ylabel=y_label)
-        given = np.unique(np.concatenate([curve.x for curve in series.values()]))
-        if len(given) <= MAX_MARKED_VALUES:
-            axes.set_xticks(given)
-        if from_zero:
-            axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
-        if percent:
-            axes.yaxis.set_major_formatter(lambda value, _: tick_percentage(value))
-        add_legend(figure, axes)
-    x = next(iter(series.values())).x if series else np.zeros(1)
-    return Plot(
-        title=title,
-        drawing=figure,
-        caption=caption,
-        alt=f"Curves of {y_label} for {x_label} from {format_value(float(x[0]))} to "
-        f"{format_value(float(x[-1]))}: {', '.join(descriptions)}.",
-    )
 
 
 def bars_plot(

@@ -272,7 +272,6 @@ def a_run(makespan_s: float, *jct_s: float) -> FinishedRun:
     """Return a run of jobs that arrived at 0."""
     return FinishedRun(
         figures={"makespan_s": makespan_s},
-        said="",
         arrival_s=np.zeros(len(jct_s)),
         end_s=np.array(jct_s),
         alone_s=np.ones(len(jct_s)),

@@ -127,7 +127,6 @@ def a_run(jct_s: Sequence[float], throughput: float = 1.0) -> FinishedRun:
     arrival_s = np.full(len(jct_s), 100.0)
     return FinishedRun(
         figures={"throughput": throughput, "horizon_s": 1000.0},
-        said="",
         arrival_s=arrival_s,
         end_s=arrival_s + np.array(jct_s),
         alone_s=arrival_s,

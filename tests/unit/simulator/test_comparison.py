@@ -25,11 +25,7 @@ from tessera.simulator.comparison.comparisons import (
     throughput_ratio,
 )
 from tessera.simulator.comparison.information import memory_file
-from tessera.simulator.comparison.plots import (
-    MAX_DRAWN_POLICIES,
-    comparison_plots,
-    policies_to_draw,
-)
+from tessera.simulator.comparison.plots import comparison_plots
 from tessera.simulator.comparison.policies import DEFAULT_POLICY
 from tessera.simulator.comparison.runs import FinishedRun, RunRequest, WorkloadBounds
 from tessera.simulator.comparison.workload import SYNTHETIC, WorkloadSpec
@@ -56,7 +52,6 @@ def a_run(
     bins = np.array([0.0, 500.0])
     return FinishedRun(
         figures=shown | figures,
-        said="",
         arrival_s=arrival_s,
         end_s=arrival_s + np.array(jct_s),
         alone_s=np.full(len(jct_s), alone_s),
@@ -170,38 +165,29 @@ def test_throughput_is_compared_without_normalisation() -> None:
     assert throughput_ratio(BY_POLICY["fcfs"], BY_POLICY["arena"]).value == 0.5
 
 
-def test_plots_show_our_best_policy_arena_and_the_best_others() -> None:
-    many: dict[str, Any] = BY_POLICY | {
-        f"other-{k}": [a_run([k, k, k], 1.0)] for k in range(20, 30)
-    }
-    shown = policies_to_draw(many, "ilp:jct")
-    assert shown[:3] == ["ilp:jct", "arena", "other-20"]
-    assert len(shown) == MAX_DRAWN_POLICIES
-    plots = comparison_plots(many, "ilp:jct")
+def test_plots_show_the_given_policies_and_their_gpus() -> None:
+    plots = comparison_plots(BY_POLICY, "ilp:jct", ["ilp:jct", "arena"])
     titles = [plot.title for plot in plots]
     assert {"Throughput", "Queue", "Job completion time", "Gap to the proven bound"} < set(titles)
     assert [t for t in titles if t.startswith("GPUs over")] == [
         "GPUs over time under ilp:jct",
         "GPUs over time under arena",
     ]
-    assert "other-20" in plots[0].alt
+    assert "fcfs" in plots[0].alt  # bars are of all policies
 
 
 def test_without_arena_plots_are_in_hours() -> None:
     by_policy = {"ilp:jct": [a_run([3600, 7200], 1.0)]}
-    assert "mean JCT, ilp:jct: 1.5" in comparison_plots(by_policy, "ilp:jct")[0].alt
+    assert "mean JCT, ilp:jct: 1.5" in comparison_plots(by_policy, "ilp:jct", ["ilp:jct"])[0].alt
 
 
 def test_a_group_is_named_by_what_its_runs_share() -> None:
     group = ComparisonGroup(trace="/somewhere/my.csv", information="optimum", gpus_share=0.5)
     assert group.name == "my.csv, optimum, 0.5 of the GPUs"
-    costs = RunRequest(work=WorkloadSpec(), policy="", judge_every=7)
-    our_run, their_run = (
-        policy_run(costs, group, name, 3, mapped=True) for name in ("ilp:jct", "fcfs")
-    )
-    assert (our_run.work.gpus_share, our_run.work.seed, our_run.information) == (0.5, 3, "optimum")
-    assert (our_run.mapped, their_run.mapped) == (True, False)
-    assert (our_run.policy, our_run.judge_every) == ("ilp:jct", 7)
+    costs = RunRequest(work=WorkloadSpec(), policy="", overheads="free")
+    run = policy_run(costs, group, "ilp:jct", 3)
+    assert (run.work.gpus_share, run.work.seed, run.information) == (0.5, 3, "optimum")
+    assert (run.policy, run.overheads) == ("ilp:jct", "free")
 
 
 def test_shares_are_parsed_as_numbers() -> None:
@@ -252,7 +238,7 @@ def test_both_policies_are_timed_and_time_bounds_hold_only_for_the_default_run(
 
 def test_the_default_policy_is_compared_even_if_it_is_not_named() -> None:
     case = find_cases()["policies"]
-    named = {"policies": "fcfs,arena,ilp:throughput", "jobs": 12, "judge_every": 0}
+    named = {"policies": "fcfs,arena,ilp:throughput", "jobs": 12}
     result = run_case(case, case.smoke | named, ["bench"])
     assert {row["policy"] for row in result["table"]} == {
         "fcfs",

@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from tessera.simulator.figures import Report
 from tessera.simulator.provenance import measured_commit
@@ -22,7 +20,6 @@ from tessera.simulator.report.lines import time_plot
 from tessera.simulator.report.markdown import render_markdown, table_lines
 from tessera.simulator.report.model import (
     Plot,
-    ReportFolder,
     RunReport,
     Table,
     format_value,
@@ -260,18 +257,6 @@ def test_versions_name_python_the_machine_and_the_solvers() -> None:
     versions = run_versions()
     assert {"machine", "python", "tessera", "numpy", "ortools"} <= set(versions)
     assert versions["numpy"] == np.__version__
-
-
-def test_the_option_of_cases_takes_a_folder(tmp_path: Path) -> None:
-    app = typer.Typer()
-
-    @app.command()
-    def run(report: ReportFolder = None) -> None:
-        typer.echo(f"{report}")
-
-    called = CliRunner().invoke(app, ["--report", str(tmp_path)])
-    assert called.output.strip() == str(tmp_path)
-    assert CliRunner().invoke(app, []).output.strip() == "None"
 
 
 MACHADO = {  # severity 1, Machado, Oliveira and Fernandes 2009, on linear RGB

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from tessera.formulation.errors import InvalidInput
-from tessera.simulator.report.comparisons import IntervalCurve, bars_plot, curves_plot
+from tessera.simulator.report.comparisons import bars_plot
 from tessera.simulator.report.gpu_map import Segment, gpu_map, job_colours, place_segments
 from tessera.simulator.report.lines import (
     distribution_plot,
@@ -24,7 +24,7 @@ from tessera.simulator.report.lines import (
 )
 from tessera.simulator.report.pictures import render_png
 from tessera.simulator.report.style import series_styles
-from tessera.simulator.statistics import Interval, mean_interval
+from tessera.simulator.statistics import Interval
 from tests.support.laws import examples
 
 POLICIES = [f"policy-{k}" for k in range(20)]
@@ -135,41 +135,6 @@ def test_of_many_rounds_the_worst_of_each_few_is_drawn() -> None:
         "largest gap of up to 3 rounds"
         in gap_plot("t", {"a": (np.arange(1000), np.ones(1000))}).caption
     )
-
-
-def test_a_curve_over_seeds_has_their_means_and_intervals() -> None:
-    runs = np.random.default_rng(2).normal(size=(4, 3))
-    curve = IntervalCurve.of([1, 2, 3], runs)
-    expected = mean_interval(runs[:, 1])
-    assert (curve.value[1], curve.low[1], curve.high[1]) == (
-        expected.value,
-        expected.low,
-        expected.high,
-    )
-
-
-@pytest.mark.parametrize("count", [3, 20])
-def test_curves_of_few_have_bands_and_of_many_have_bars(count: int) -> None:
-    runs = np.random.default_rng(3).uniform(size=(5, 4))
-    series = {name: IntervalCurve.of([1.1, 1.5, 2, 3], runs) for name in POLICIES[:count]}
-    plot = curves_plot("t", series, x_label="tightness", y_label="deadlines met", percent=True)
-    assert len(plot.drawing.axes[0].collections) == count
-    assert legend_below(plot.drawing)
-    assert [label.get_text() for label in plot.drawing.axes[0].get_xticklabels()] == [
-        "1.1",
-        "1.5",
-        "2",
-        "3",
-    ]
-    assert "0 %" in [label.get_text() for label in plot.drawing.axes[0].get_yticklabels()]
-
-
-def test_a_curve_of_one_seed_has_no_band() -> None:
-    plot = curves_plot(
-        "t", {"a": IntervalCurve.of([1, 2], np.array([[0.5, 0.6]]))}, x_label="x", y_label="y"
-    )
-    assert render_png(plot.drawing)
-    assert "a 0.5 to 0.6" in plot.alt
 
 
 def test_bars_are_placed_side_by_side_and_a_missing_one_leaves_a_gap() -> None:
