@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.network.flows import NetworkJob, build_contention
 from tessera.formulation.network.traffic import Pattern
-from tessera.formulation.topologies.document import build_topology, write_columns
+from tessera.formulation.topologies.document import build_topology
 from tessera.formulation.topologies.measures import bisection_bytes_per_s
 from tessera.formulation.topologies.routes import Routes
 from tessera.formulation.topologies.topology import NO_HOST, Topology
@@ -28,6 +28,7 @@ from tests.support.topologies import (
     an_exchange,
     gpu,
     shortest_paths,
+    write_columns,
 )
 
 

@@ -15,9 +15,7 @@ from tessera.formulation.network.traffic import CellTraffic, intern_traffic
 from tessera.formulation.placement import Gang
 from tessera.formulation.snapshot import STATE_CODE, Allocations, Estimates, Jobs, Nodes, Snapshot
 from tessera.formulation.topologies import document
-from tessera.formulation.topologies.builders import build_clos
 from tessera.formulation.topologies.described import DescribedTopology
-from tessera.formulation.topologies.shapes import A100_HOST, GBIT_BYTES
 from tessera.formulation.topologies.topology import Topology
 from tessera.formulation.values import GpuType, Hold, Workload
 from tests.support.occupancy import Occupancy, first_fit
@@ -39,14 +37,17 @@ def crowd_network(hosts: int, seed: int = 2) -> Snapshot:
 
     The usual seed is one of which jobs meet on links.
     """
-    topology = build_clos(
-        [f"host-{i}" for i in range(hosts)],
-        A100_HOST,
-        tors=max(1, 2 * hosts // 3),
-        aggregations=16,
-        tor_bytes_per_s=100 * GBIT_BYTES,
-    )
-    return _snapshot_of(topology, _fill_cluster(topology, seed))
+    network = {
+        "kind": "clos",
+        "hosts": [f"host-{i}" for i in range(hosts)],
+        "host": "a100",
+        "tors": max(1, 2 * hosts // 3),
+        "aggregations": 16,
+        "tor_bytes_per_s": "100 Gb/s",
+    }
+    topology = document.build_topology(network)
+    described = DescribedTopology(document=json.dumps(network), topology=topology)
+    return _snapshot_of(described, _fill_cluster(topology, seed))
 
 
 def _fill_cluster(topology: Topology, seed: int) -> dict[str, PlacedJob]:
@@ -63,7 +64,7 @@ def _fill_cluster(topology: Topology, seed: int) -> dict[str, PlacedJob]:
         jobs[name] = PlacedJob(gang=gang, sends=family_traffic(family, GPU_TYPE, gpus))
 
 
-def _snapshot_of(topology: Topology, placed: Mapping[str, PlacedJob]) -> Snapshot:
+def _snapshot_of(described: DescribedTopology, placed: Mapping[str, PlacedJob]) -> Snapshot:
     """Return a snapshot of a cluster on which these jobs run, each with its own workload."""
     names, jobs = tuple(placed), list(placed.values())
     zeros, ones = np.zeros(len(jobs), np.int64), np.ones(len(jobs), np.int64)
@@ -83,7 +84,7 @@ def _snapshot_of(topology: Topology, placed: Mapping[str, PlacedJob]) -> Snapsho
                     "schedulable": True,
                     "version": 1,
                 }
-                for host in topology.hosts
+                for host in described.topology.hosts
             ]
         ),
         workloads=tuple(Workload(model=name, params="", global_batch=256) for name in names),
@@ -100,9 +101,7 @@ def _snapshot_of(topology: Topology, placed: Mapping[str, PlacedJob]) -> Snapsho
         jobs=Jobs.from_rows(
             [_row(name, number, placed[name].gang) for number, name in enumerate(names)]
         ),
-        topology=DescribedTopology(
-            document=json.dumps(document.write_columns(topology)), topology=topology
-        ),
+        topology=described,
         traffic=Traffics(
             workload=np.arange(len(jobs)),
             gpu_type=zeros,
