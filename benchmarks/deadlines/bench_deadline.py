@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import numpy as np
@@ -13,14 +12,12 @@ import typer
 
 from tessera.benchmarks.deadlines.large_rounds import measure_large_round
 from tessera.benchmarks.harness.options import (
-    DpMemoryOption,
     GpusShareOption,
     JobsOption,
     JobsShareOption,
     LoadOption,
     OverheadsOption,
     PoliciesOption,
-    ProfilesOption,
     RoundsOption,
     SeedsOption,
     TraceOption,
@@ -30,10 +27,11 @@ from tessera.benchmarks.harness.options import (
 from tessera.benchmarks.harness.registry import register_case
 from tessera.formulation.errors import InvalidInput
 from tessera.simulator.comparison.comparisons import jct_ratio, mean_figure, throughput_ratio
+from tessera.simulator.comparison.information import DP_MEMORY
 from tessera.simulator.comparison.policies import is_ours, split_list
 from tessera.simulator.comparison.runs import FinishedRun, RunRequest, check_requests, runs_of
 from tessera.simulator.comparison.workload import SYNTHETIC, WorkloadSpec, default_trace
-from tessera.simulator.data import MissingData, data_file
+from tessera.simulator.data import data_file
 from tessera.simulator.figures import Figure, Report
 from tessera.simulator.statistics import mean_interval, ratio_interval
 from tessera.simulator.sweeps.runner import Sweep
@@ -113,7 +111,6 @@ class DeadlineSweep:
 def sweep_deadlines(
     *,
     trace: TraceOption = None,
-    profiles: ProfilesOption = None,
     gpus_share: GpusShareOption = 0.0625,
     jobs_share: JobsShareOption = 1.0,
     rounds: RoundsOption = 300,
@@ -129,7 +126,6 @@ def sweep_deadlines(
         ),
     ] = "tightness",
     policies: PoliciesOption = POLICY_LIST,
-    dp_memory: DpMemoryOption = None,
     overheads: OverheadsOption = "default",
     search: Annotated[
         bool,
@@ -180,7 +176,6 @@ def sweep_deadlines(
     """
     base = WorkloadSpec(
         trace=default_trace(trace),
-        profiles=str(profiles or ""),
         gpus_share=gpus_share,
         jobs_share=jobs_share,
         rounds=rounds,
@@ -189,7 +184,7 @@ def sweep_deadlines(
     )
     values, drawn = _values(tightness, deadlines), range(seed, seed + seeds)
     costs = RunRequest(work=base, policy="", overheads=overheads, search=search)
-    asked = _sweep_tasks(costs, split_list(policies), dp_memory, seeds)
+    asked = _sweep_tasks(costs, split_list(policies), seeds)
     swept = _run_sweep(asked, values, drawn, sweep)
     figures = figures_of(swept)
     if round_jobs:
@@ -197,10 +192,10 @@ def sweep_deadlines(
     return Report(seed=seed, figures=figures, table=table_of(swept))
 
 
-def _sweep_tasks(
-    costs: RunRequest, names: Sequence[str], dp_memory: Path | None, seeds: int
-) -> dict[str, RunRequest]:
+def _sweep_tasks(costs: RunRequest, names: Sequence[str], seeds: int) -> dict[str, RunRequest]:
     """Return the request of each policy, and of ElasticFlow as in the paper if it takes part.
+
+    The paper's needs a file of the data folder, which does not cover synthetic jobs.
 
     Raises:
         MissingData: a data set is absent.
@@ -208,11 +203,9 @@ def _sweep_tasks(
     """
     asked = {name: replace(costs, policy=name) for name in names}
     check_requests(asked.values(), seeds)
-    memory = _memory(costs.work.trace, dp_memory)
-    if memory and ELASTICFLOW in names:
-        asked[PAPER_ELASTICFLOW] = replace(
-            costs, policy=ELASTICFLOW, information="data-parallel", dp_memory=memory
-        )
+    published = costs.work.trace != SYNTHETIC and data_file(None, *DP_MEMORY) is not None
+    if published and ELASTICFLOW in names:
+        asked[PAPER_ELASTICFLOW] = replace(costs, policy=ELASTICFLOW, information="data-parallel")
     return asked
 
 
@@ -388,16 +381,3 @@ def _work(base: WorkloadSpec, tightness: float, seed: int) -> WorkloadSpec:
     if tightness:
         return replace(base, tightness=tightness, seed=seed)
     return replace(base, deadlines=True, deadline_factor=TRACE_FACTOR, seed=seed)
-
-
-def _memory(trace: str, given: Path | None) -> str:
-    """Return the file that data-parallel information needs.
-
-    Return "" for synthetic jobs, which it does not cover.
-    """
-    if trace == SYNTHETIC and given is None:
-        return ""
-    result = data_file(given, "arena", "dp_memory.csv")
-    if result is None and given is not None:
-        raise MissingData(f"{given} does not exist")
-    return str(result or "")

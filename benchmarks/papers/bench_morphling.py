@@ -42,7 +42,8 @@ OURS: Final = "ilp:balanced:0.25@round_s=60@foresight=16"
 foresight. It was chosen on synthetic jobs (``docs/decisions``)."""
 PROMISED_TRACES: Final = {"morphling-mt": "mt_", "morphling-quotas": "quotas_"}
 """The traces with guaranteed jobs, which are drawn by seed, and the prefixes of their figures."""
-TRACES: Final = ("morphling-base", "morphling-bp", *PROMISED_TRACES)
+BASE: Final = "morphling-base"
+TRACES: Final = (BASE, "morphling-bp", *PROMISED_TRACES)
 POLICIES: Final = (
     "fcfs",
     "synergy",
@@ -92,9 +93,6 @@ _PROMISED_BOUNDS: Final = (
 @with_sweep
 def run_morphling_traces(
     *,
-    traces: Annotated[str, typer.Option(help=f"Comma-separated traces: {', '.join(TRACES)}.")] = (
-        ",".join(TRACES)
-    ),
     policies: PoliciesOption = POLICY_LIST,
     ours: Annotated[str, typer.Option(help="Policy of ours to which the figures refer.")] = OURS,
     overheads: OverheadsOption = "morphling",
@@ -117,10 +115,9 @@ def run_morphling_traces(
     not reach, so it is better than that code.
 
     The measures are the paper's: mean and 99th percentile of JCT, and makespan. ``ours`` is the
-    policy that was chosen on synthetic jobs. On the base trace (or the first given trace without
-    guaranteed jobs), ``bound_h`` is the mean JCT that no schedule can beat, from prices of GPUs,
-    ``jct_over_bound`` is our mean JCT over it, less 1, and ``jct_gain_vs_*`` is 1 less our mean JCT
-    over theirs.
+    policy that was chosen on synthetic jobs. On the base trace, ``bound_h`` is the mean JCT that no
+    schedule can beat, from prices of GPUs, ``jct_over_bound`` is our mean JCT over it, less 1, and
+    ``jct_gain_vs_*`` is 1 less our mean JCT over theirs.
 
     On morphling-mt, 194 of 406 jobs, drawn by seed, belong to a tenant with a quota of all GPUs and
     are guaranteed. On morphling-quotas, the jobs are divided among four tenants, whose quotas are
@@ -138,14 +135,13 @@ def run_morphling_traces(
     would end within 300 s if they ran alone: ``short_share`` is their share, and
     ``short_part_of_gain`` their part of our gain over Morphling.
     """
-    names = split_list(traces, TRACES)
     contestants = list(dict.fromkeys([*split_list(policies), ours]))
     for name in contestants:
         options_of(name)  # before anything runs
     if not is_ours(ours):
         raise InvalidInput("ours", f"{ours!r} is not ours; write ilp:OBJECTIVE, e.g. ilp:jct")
-    works = draw_traces(names, rounds, seed, draws)
-    asked = RunRequest(work=works[names[0]][0], policy="", overheads=overheads, round_s=tick_s)
+    works = draw_traces(rounds, seed, draws)
+    asked = RunRequest(work=works[BASE][0], policy="", overheads=overheads, round_s=tick_s)
     result = run_traces(works, contestants, asked, sweep)
     usual = rounds >= USUAL_ROUNDS and ours == OURS
     return Report(
@@ -156,16 +152,14 @@ def run_morphling_traces(
     )
 
 
-def draw_traces(
-    names: Sequence[str], rounds: int, seed: int, draws: int
-) -> dict[str, list[WorkloadSpec]]:
+def draw_traces(rounds: int, seed: int, draws: int) -> dict[str, list[WorkloadSpec]]:
     """Return the draws of each trace. Traces without guaranteed jobs have one."""
     return {
         trace: [
             WorkloadSpec(trace=trace, rounds=rounds, seed=seed + k)
             for k in range(draws if trace in PROMISED_TRACES else 1)
         ]
-        for trace in names
+        for trace in TRACES
     }
 
 
@@ -215,14 +209,10 @@ class _BoundedTrace:
 
 
 def _figures(result: Mapping[str, TraceRuns], ours: str) -> dict[str, Figure]:
-    figures: dict[str, Figure] = {}
-    plain = [trace for trace in result if trace not in PROMISED_TRACES]
-    if plain:
-        figures |= trace_figures(result[plain[0]], ours)
+    figures = trace_figures(result[BASE], ours)
     for trace, prefix in PROMISED_TRACES.items():
-        if trace in result:
-            of = promised_figures(result[trace], ours)
-            figures |= {prefix + name: value for name, value in of.items()}
+        of = promised_figures(result[trace], ours)
+        figures |= {prefix + name: value for name, value in of.items()}
     every = [run for of in result.values() for run in of.runs.values()]
     return figures | {
         "refused": sum(int(run.figures["refused"]) for run in every),

@@ -108,7 +108,7 @@ def repeat_morphling_figures(
     """
     if not is_ours(ours):
         raise InvalidInput("ours", f"{ours!r} is not ours; write ilp:OBJECTIVE, e.g. ilp:jct")
-    folder = require_data_file(None, "morphling", "measured.csv").parent
+    folder = require_data_file("morphling", "measured.csv").parent
     records = read_measured(folder / "measured.csv", read_resources(folder / "plan_resources.csv"))
     asked = RunRequest(
         work=WorkloadSpec(trace=BASE_TRACE, rounds=rounds, seed=seed),

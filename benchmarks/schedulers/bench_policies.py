@@ -11,7 +11,6 @@ import numpy as np
 import typer
 
 from tessera.benchmarks.harness.options import (
-    DpMemoryOption,
     JobsOption,
     JobsShareOption,
     LoadOption,
@@ -29,7 +28,6 @@ from tessera.simulator.comparison.comparisons import (
     headline_figures,
     mean_figure,
 )
-from tessera.simulator.comparison.information import memory_file
 from tessera.simulator.comparison.plots import ARENA
 from tessera.simulator.comparison.policies import (
     DEFAULT_POLICY,
@@ -99,7 +97,6 @@ def compare_policies(
             help=f"Comma-separated information that all policies see: {', '.join(INFORMATION)}."
         ),
     ] = "estimates",
-    dp_memory: DpMemoryOption = None,
     overheads: OverheadsOption = "default",
     seeds: SeedsOption = 1,
     sweep: Sweep,
@@ -154,7 +151,6 @@ def compare_policies(
         (policy_run(costs, group, name, seed) for group in groups for name in names),
         seeds,
     )
-    costs = replace(costs, dp_memory=memory_file(told, dp_memory))
     by_group, bounds = _ran(costs, groups, names, drawn, sweep)
     first = groups[0]
     figures = headline_figures(by_group[first], DEFAULT_POLICY, bounds[first], SECOND_POLICY)

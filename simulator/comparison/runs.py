@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -42,29 +41,24 @@ Key = TypeVar("Key", bound=Hashable)
 class RunRequest:
     """A request for a run of a policy on a workload, with the information that the policy sees.
 
-    Rounds take place when something has happened, at most one in each ``round_s``. With
-    ``every_round``, there is one every ``round_s``. Deadline schedules need this if they start jobs
-    at times without an event. Without ``search``, CP-SAT does not look for promises beyond those
-    that first fits find.
+    Rounds take place when something has happened, at most one in each ``round_s``. Without
+    ``search``, CP-SAT does not look for promises beyond those that first fits find.
     """
 
     work: WorkloadSpec
     policy: str
     information: str = "estimates"
     overheads: str = "default"
-    dp_memory: str = ""
     round_s: float = ROUND_S
-    every_round: bool = False
     search: bool = True
 
     def task(self, name: str) -> Task:
         """Return the run as a task of a sweep."""
-        named = (Path(self.dp_memory),) if self.dp_memory else ()
         return Task(
             name=name,
             function=TASK,
             options=asdict(self),
-            files=(*self.work.files, *named, *plugin_files(self.policy)),
+            files=(*self.work.files, *plugin_files(self.policy)),
         )
 
 
@@ -117,10 +111,10 @@ def run_in_scenario(
     scenario, costs = world.scenario, overheads_of(asked.overheads)
     decide = Decider(
         options_of(asked.policy, asked.work.seed),
-        information_of(asked.information, Path(asked.dp_memory) if asked.dp_memory else None),
+        information_of(asked.information),
         search=asked.search,
     )
-    conditions = Conditions(overheads=costs, round_s=asked.round_s, on_events=not asked.every_round)
+    conditions = Conditions(overheads=costs, round_s=asked.round_s, on_events=True)
     return run_data(simulate(scenario, decide, conditions, SystemClock()), world)
 
 
@@ -223,12 +217,15 @@ def check_requests(asked: Iterable[RunRequest], seeds: int) -> None:
     """Check requests before anything runs, and refuse those that would fail.
 
     Raises:
-        MissingData: a trace is absent.
-        InvalidInput: a policy is unknown, a trace has no models, or all seeds draw the same jobs.
+        MissingData: a trace, or a file that information needs, is absent.
+        InvalidInput: a policy or information is unknown, a trace has no models, or all seeds draw
+            the same jobs.
     """
     every = list(asked)
     for name in dict.fromkeys(one.policy for one in every):
         options_of(name)
+    for information in dict.fromkeys(one.information for one in every):
+        information_of(information)
     for work in dict.fromkeys(one.work for one in every):
         check_seeds(seeds, work)
     for trace in dict.fromkeys(one.work.trace for one in every):

@@ -10,11 +10,9 @@ import numpy as np
 from tessera.simulator.report.model import Plot, format_value
 from tessera.simulator.report.style import (
     LIGHT,
-    Style,
     add_legend,
     new_drawing,
-    styles_for,
-    tick_percentage,
+    series_styles,
 )
 from tessera.simulator.statistics import Interval
 
@@ -26,16 +24,14 @@ def bars_plot(
     series: Mapping[str, Mapping[str, Interval]],
     *,
     label: str,
-    percent: bool = False,
     caption: str = "",
-    styles: Mapping[str, Style] | None = None,
 ) -> Plot:
     """Plot bars from left to right, with groups as rows: series -> group -> value.
 
     Groups suit many items with long names, such as policies. Series differ in colour and suit few
     items, such as kinds of information. A group that a series lacks has no bar.
     """
-    looks = styles_for(series, styles)
+    looks = series_styles(series)
     groups = list(dict.fromkeys(group for values in series.values() for group in values))
     thick = 0.84 / max(1, len(series))
     descriptions = []
@@ -49,17 +45,13 @@ def bars_plot(
             low, high = [one.low for one in intervals], [one.high for one in intervals]
             axes.hlines(at, low, high, color=LIGHT["page"], linewidth=3.2)
             axes.hlines(at, low, high, color=LIGHT["ink"], linewidth=1.2)
-            _values(axes, at, intervals, percent)
-            descriptions += [
-                f"{name}, {g}: {_value(one.value, percent)}" for g, one in values.items()
-            ]
+            _values(axes, at, intervals)
+            descriptions += [f"{name}, {g}: {format_value(one.value)}" for g, one in values.items()]
         axes.set_yticks(range(len(groups)), groups)
         axes.set(xlabel=label, ylim=(len(groups) - 0.45, -0.55))
         axes.grid(visible=False, axis="y")
         axes.tick_params(axis="y", length=0)
         axes.margins(x=0.1)
-        if percent:
-            axes.xaxis.set_major_formatter(lambda value, _: tick_percentage(value))
         add_legend(figure, axes)
     return Plot(
         title=title,
@@ -69,7 +61,7 @@ def bars_plot(
     )
 
 
-def _values(axes: Any, at: np.ndarray, intervals: Sequence[Interval], percent: bool) -> None:
+def _values(axes: Any, at: np.ndarray, intervals: Sequence[Interval]) -> None:
     """Write each value to the right of its bar."""
     for y, interval in zip(at, intervals, strict=True):
         if np.isfinite(interval.value):
@@ -79,7 +71,7 @@ def _values(axes: Any, at: np.ndarray, intervals: Sequence[Interval], percent: b
                 else max(0.0, interval.value)
             )
             axes.annotate(
-                _value(interval.value, percent),
+                format_value(interval.value),
                 (end, y),
                 xytext=(4, 0),
                 textcoords="offset points",
@@ -87,7 +79,3 @@ def _values(axes: Any, at: np.ndarray, intervals: Sequence[Interval], percent: b
                 fontsize=8,
                 color=LIGHT["muted"],
             )
-
-
-def _value(value: float, percent: bool) -> str:
-    return f"{100 * value:.1f} %" if percent else format_value(value)

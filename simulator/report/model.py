@@ -82,7 +82,6 @@ def report_of(
     notes: Sequence[str] = (),
 ) -> RunReport:
     """Return the report of results that the command line of this process produced."""
-    results = [Table.from_rows("Results", outcome.table)] if outcome.table else []
     return RunReport(
         title=title,
         summary=summary,
@@ -93,7 +92,7 @@ def report_of(
         options=dict(options),
         figures=dict(outcome.figures),
         plots=tuple(plots),
-        tables=tuple(results),
+        tables=(Table.from_rows("Results", outcome.table),) if outcome.table else (),
         notes=tuple(notes),
     )
 

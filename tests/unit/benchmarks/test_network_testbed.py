@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.benchmarks.harness.cases import find_cases
-from tessera.benchmarks.harness.registry import run_case
 from tessera.benchmarks.network import families
 from tessera.benchmarks.network.families import FAMILIES, GPT, family_traffic
 from tessera.benchmarks.network.scenarios import SCENARIOS
@@ -67,12 +65,3 @@ def test_scenarios_have_the_papers_gpus_and_share_none() -> None:
 def test_without_overlap_every_job_sends_after_it_has_computed() -> None:
     for job in SCENARIOS[0].network_jobs(6, hidden=False):
         assert job.traffic.start_s == job.traffic.compute_s
-
-
-@pytest.mark.full  # `make bench` runs the same case and checks its bounds
-def test_a_small_run_has_a_row_for_each_job() -> None:
-    result = run_case(
-        find_cases()["network-testbed"], find_cases()["network-testbed"].smoke, ["bench"]
-    )
-    assert result["ok"]
-    assert result["table"]

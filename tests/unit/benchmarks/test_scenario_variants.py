@@ -12,7 +12,6 @@ import pytest
 
 from tessera.benchmarks.schedulers.bench_load import (
     RunsByPoint,
-    choose_one,
     common_jct_s,
     points_of,
     shape_at,
@@ -111,9 +110,11 @@ def test_lists_of_options_are_read_or_refused() -> None:
     for where, text in (("larges", "1.5"), ("loads", "0"), ("loads", "x")):
         with pytest.raises(InvalidInput, match=where):
             points_of(where, text)
-    assert choose_one("information", "b", ("a", "b")) == "b"
+    blind = Variant(
+        asked=RunRequest(work=SMALL, policy="fcfs", information="a,b"), shape=WorkloadChanges()
+    )
     with pytest.raises(InvalidInput, match="information"):
-        choose_one("information", "a,b", ("a", "b"))
+        check_variants([blind], 1)
 
 
 def test_each_sweep_changes_one_thing() -> None:

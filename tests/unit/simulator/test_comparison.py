@@ -24,13 +24,11 @@ from tessera.simulator.comparison.comparisons import (
     policy_ranks,
     throughput_ratio,
 )
-from tessera.simulator.comparison.information import memory_file
 from tessera.simulator.comparison.plots import comparison_plots
 from tessera.simulator.comparison.policies import DEFAULT_POLICY
 from tessera.simulator.comparison.runs import FinishedRun, RunRequest, WorkloadBounds
 from tessera.simulator.comparison.workload import SYNTHETIC, WorkloadSpec
 from tessera.simulator.completion_bound import CompletionBound
-from tessera.simulator.data import MissingData
 
 NEVER = math.inf
 
@@ -194,18 +192,6 @@ def test_shares_are_parsed_as_numbers() -> None:
     assert parse_shares("1, 0.25") == [1.0, 0.25]
     with pytest.raises(InvalidInput, match="numbers"):
         parse_shares("half")
-
-
-def test_data_parallel_information_needs_its_file(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TESSERA_DATA", str(tmp_path / "none"))
-    assert memory_file(["estimates"], None) == ""
-    with pytest.raises(MissingData, match="dp-memory"):
-        memory_file(["data-parallel"], None)
-    given = tmp_path / "dp.csv"
-    given.write_text("x")
-    assert memory_file(["data-parallel"], given) == str(given)
 
 
 @pytest.mark.parametrize(

@@ -144,13 +144,15 @@ def test_an_unknown_policy_is_refused(name: str) -> None:
         options_of(name)
 
 
-def test_information_is_chosen_by_name() -> None:
+def test_information_is_chosen_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert information_of("estimates") is all_estimates
     assert information_of("optimum") is searched_optimum
     with pytest.raises(InvalidInput, match="use one of estimates"):
         information_of("everything")
-    with pytest.raises(InvalidInput, match="TESSERA_DATA"):
-        information_of("data-parallel")
+    monkeypatch.setenv("TESSERA_DATA", str(tmp_path))
+    blind = RunRequest(work=SMALL, policy="fcfs", information="data-parallel")
+    with pytest.raises(MissingData, match="dp_memory"):
+        check_requests([blind], seeds=1)  # before anything runs
 
 
 def test_a_list_names_each_part_once_and_nothing_unknown() -> None:
