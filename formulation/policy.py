@@ -62,7 +62,7 @@ MAX_REPLAN_SPACING: Final = 1e6
 DEFAULT_OBJECTIVE: Final = "balanced:0.25"
 """The objective of a round if nobody names one, in the service, in simulations and in benchmarks.
 
-`tessera bench default-objective` chooses it.
+It was chosen on synthetic jobs (`docs/decisions`).
 """
 
 

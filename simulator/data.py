@@ -25,26 +25,20 @@ def data_dir() -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def require_data_file(given: Path | None, *within: str) -> Path:
-    """Return ``given``, or a file of the data folder.
+def require_data_file(*within: str) -> Path:
+    """Return a file of the data folder.
 
     Raises:
         MissingData: there is no such file.
     """
-    place = _place(given, within)
-    if place is None or not place.is_file():
-        raise MissingData(
-            f"{place or within[-1]} does not exist; pass another file or set TESSERA_DATA"
-        )
+    place = data_file(None, *within)
+    if place is None:
+        raise MissingData(f"{'/'.join(within)} does not exist; set TESSERA_DATA to its folder")
     return place
 
 
 def data_file(given: Path | None, *within: str) -> Path | None:
     """Return ``given``, or a file of the data folder. If that is not a file, return None."""
-    place = _place(given, within)
-    return place if place is not None and place.is_file() else None
-
-
-def _place(given: Path | None, within: tuple[str, ...]) -> Path | None:
     folder = data_dir()
-    return given or (folder.joinpath(*within) if folder else None)
+    place = given or (folder.joinpath(*within) if folder else None)
+    return place if place is not None and place.is_file() else None

@@ -25,11 +25,9 @@ _BASELINES: Final = {  # for comparison only: no round is committed with their d
     "stock-cp-sat": ("tessera.solvers.baselines.stock", "StockCpSat"),
     "highs": ("tessera.solvers.baselines.highs", "Highs"),
     "pop-8": ("tessera.solvers.baselines.pop", "Pop"),
-    "sia": ("tessera.solvers.baselines.sia", "SiaProgram"),
-    "gavel": ("tessera.solvers.baselines.gavel", "GavelProgram"),
 }
 
-_UNINTERRUPTIBLE: Final = frozenset({"cbc", "cvxpy", "highs", "pop-8", "sia", "gavel"})
+_UNINTERRUPTIBLE: Final = frozenset({"cbc", "cvxpy", "highs", "pop-8"})
 """Solvers that spend their time in one library call, which only a time limit ends."""
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Annotated, Final, Literal
 
 import numpy as np
@@ -13,14 +12,12 @@ import typer
 
 from tessera.benchmarks.deadlines.large_rounds import measure_large_round
 from tessera.benchmarks.harness.options import (
-    DpMemoryOption,
     GpusShareOption,
     JobsOption,
     JobsShareOption,
     LoadOption,
     OverheadsOption,
     PoliciesOption,
-    ProfilesOption,
     RoundsOption,
     SeedsOption,
     TraceOption,
@@ -30,14 +27,12 @@ from tessera.benchmarks.harness.options import (
 from tessera.benchmarks.harness.registry import register_case
 from tessera.formulation.errors import InvalidInput
 from tessera.simulator.comparison.comparisons import jct_ratio, mean_figure, throughput_ratio
+from tessera.simulator.comparison.information import DP_MEMORY
 from tessera.simulator.comparison.policies import is_ours, split_list
 from tessera.simulator.comparison.runs import FinishedRun, RunRequest, check_requests, runs_of
 from tessera.simulator.comparison.workload import SYNTHETIC, WorkloadSpec, default_trace
-from tessera.simulator.data import MissingData, data_file
+from tessera.simulator.data import data_file
 from tessera.simulator.figures import Figure, Report
-from tessera.simulator.report.comparisons import IntervalCurve, curves_plot
-from tessera.simulator.report.model import Plot, ReportFolder, report_of
-from tessera.simulator.report.write import write_report
 from tessera.simulator.statistics import mean_interval, ratio_interval
 from tessera.simulator.sweeps.runner import Sweep
 
@@ -116,7 +111,6 @@ class DeadlineSweep:
 def sweep_deadlines(
     *,
     trace: TraceOption = None,
-    profiles: ProfilesOption = None,
     gpus_share: GpusShareOption = 0.0625,
     jobs_share: JobsShareOption = 1.0,
     rounds: RoundsOption = 300,
@@ -132,7 +126,6 @@ def sweep_deadlines(
         ),
     ] = "tightness",
     policies: PoliciesOption = POLICY_LIST,
-    dp_memory: DpMemoryOption = None,
     overheads: OverheadsOption = "default",
     search: Annotated[
         bool,
@@ -147,7 +140,6 @@ def sweep_deadlines(
     seeds: SeedsOption = 1,
     seed: int = 0,
     sweep: Sweep,
-    report: ReportFolder = None,
 ) -> Report:
     """Vary how tight deadlines are, and measure the share of all submitted jobs that meet theirs.
 
@@ -184,7 +176,6 @@ def sweep_deadlines(
     """
     base = WorkloadSpec(
         trace=default_trace(trace),
-        profiles=str(profiles or ""),
         gpus_share=gpus_share,
         jobs_share=jobs_share,
         rounds=rounds,
@@ -193,36 +184,18 @@ def sweep_deadlines(
     )
     values, drawn = _values(tightness, deadlines), range(seed, seed + seeds)
     costs = RunRequest(work=base, policy="", overheads=overheads, search=search)
-    asked = _sweep_tasks(costs, split_list(policies), dp_memory, seeds)
+    asked = _sweep_tasks(costs, split_list(policies), seeds)
     swept = _run_sweep(asked, values, drawn, sweep)
     figures = figures_of(swept)
     if round_jobs:
         figures |= measure_large_round(round_jobs, seed)
-    made = Report(seed=seed, figures=figures, table=table_of(swept))
-    if report is not None:
-        options = {
-            **asdict(base),
-            "policies": split_list(policies),
-            "tightness": values,
-            "overheads": overheads,
-            "search": search,
-        }
-        page = report_of(
-            made,
-            title="Deadlines",
-            options=options,
-            seeds=list(drawn),
-            plots=draw_plots(swept),
-            notes=_notes(swept),
-        )
-        write_report(page, report)
-    return made
+    return Report(seed=seed, figures=figures, table=table_of(swept))
 
 
-def _sweep_tasks(
-    costs: RunRequest, names: Sequence[str], dp_memory: Path | None, seeds: int
-) -> dict[str, RunRequest]:
+def _sweep_tasks(costs: RunRequest, names: Sequence[str], seeds: int) -> dict[str, RunRequest]:
     """Return the request of each policy, and of ElasticFlow as in the paper if it takes part.
+
+    The paper's needs a file of the data folder, which does not cover synthetic jobs.
 
     Raises:
         MissingData: a data set is absent.
@@ -230,11 +203,9 @@ def _sweep_tasks(
     """
     asked = {name: replace(costs, policy=name) for name in names}
     check_requests(asked.values(), seeds)
-    memory = _memory(costs.work.trace, dp_memory)
-    if memory and ELASTICFLOW in names:
-        asked[PAPER_ELASTICFLOW] = replace(
-            costs, policy=ELASTICFLOW, information="data-parallel", dp_memory=memory
-        )
+    published = costs.work.trace != SYNTHETIC and data_file(None, *DP_MEMORY) is not None
+    if published and ELASTICFLOW in names:
+        asked[PAPER_ELASTICFLOW] = replace(costs, policy=ELASTICFLOW, information="data-parallel")
     return asked
 
 
@@ -396,53 +367,6 @@ def _row(swept: DeadlineSweep, name: str, value: float) -> dict[str, Figure | st
     return row | {key: mean_figure(runs, key) for key in keys}
 
 
-def draw_plots(swept: DeadlineSweep) -> list[Plot]:
-    """Return plots of satisfaction, JCT and throughput over tightness.
-
-    With a trace's own deadlines, return none.
-    """
-    if len(swept.tightness) < 2:
-        return []
-    plots = []
-    for title, key, label in (
-        ("Deadlines met", "satisfaction", "share of all submitted jobs"),
-        ("Job completion time", "jct_mean_s", "mean JCT of finished jobs, s"),
-        ("Throughput", "throughput", "mean normalised throughput"),
-        ("Peak throughput", "throughput_peak", "peak normalised throughput"),
-    ):
-        series = {}
-        for name in swept.names:
-            runs = [swept.runs[name, value] for value in swept.tightness]
-            values = np.array([[one.figures[key] for one in of] for of in runs]).T
-            series[display_name(name)] = IntervalCurve.of(swept.tightness, values)
-        plots.append(
-            curves_plot(
-                title,
-                series,
-                x_label="deadline over requested duration",
-                y_label=label,
-                percent=key == "satisfaction",
-            )
-        )
-    return plots
-
-
-def _notes(swept: DeadlineSweep) -> list[str]:
-    first = next(iter(swept.runs.values()))[0]
-    notes = [f"Dropped jobs: {'; '.join(first.said.splitlines())}."] if first.said else []
-    if swept.others:
-        best = {
-            value: max(swept.others, key=lambda o: swept.satisfied(o, value))
-            for value in swept.tightness
-        }
-        winners = ", ".join(
-            f"{display_name(o)} at {value:g} ({swept.satisfied(o, value):.3f})"
-            for value, o in best.items()
-        )
-        notes.append(f"The best of the other policies: {winners}.")
-    return notes
-
-
 def _values(tightness: str, deadlines: str) -> tuple[float, ...]:
     """Return the values of the sweep in ascending order; (0,) means the trace's own.
 
@@ -457,16 +381,3 @@ def _work(base: WorkloadSpec, tightness: float, seed: int) -> WorkloadSpec:
     if tightness:
         return replace(base, tightness=tightness, seed=seed)
     return replace(base, deadlines=True, deadline_factor=TRACE_FACTOR, seed=seed)
-
-
-def _memory(trace: str, given: Path | None) -> str:
-    """Return the file that data-parallel information needs.
-
-    Return "" for synthetic jobs, which it does not cover.
-    """
-    if trace == SYNTHETIC and given is None:
-        return ""
-    result = data_file(given, "arena", "dp_memory.csv")
-    if result is None and given is not None:
-        raise MissingData(f"{given} does not exist")
-    return str(result or "")

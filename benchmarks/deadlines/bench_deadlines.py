@@ -29,6 +29,8 @@ BATCH: Final = 256
 GPUS_PER_TYPE: Final = (12, 8)
 """The number of GPUs of each type."""
 GPU_COUNTS: Final = (1, 2, 4, 8)
+OVERLOAD: Final = 2.0
+"""Requested GPU time relative to the available GPU time."""
 BEGIN_S: Final = 1000 * ROUND_S
 """The time at which the drive begins. In a snapshot, 0 would mean "never"."""
 LATE_S: Final = 1.0
@@ -110,12 +112,6 @@ def compare_admissions(
         int, typer.Option(help="Number of random loads, each run in both modes.")
     ] = 20,
     jobs: Annotated[int, typer.Option(help="Number of jobs of a load.")] = 16,
-    overload: Annotated[
-        float, typer.Option(help="Requested GPU time relative to the available GPU time.")
-    ] = 2.0,
-    node_gpus: Annotated[
-        int, typer.Option(help="Number of GPUs of a node. 0: one node for each type.")
-    ] = 0,
     seed: int = 0,
 ) -> Report:
     """Compare myopic admission and look-ahead under random overload, in rounds of 300 s.
@@ -124,14 +120,13 @@ def compare_admissions(
     Deadlines are 1.2 to 6 times a job's shortest time after its arrival. ``met_difference`` is
     look-ahead's total of met deadlines less myopic's. Its interval is 95 % by paired bootstrap over
     loads. ``admitted_missed`` counts promises that either mode did not keep; none may be broken,
-    because the estimates are exact. By default each GPU type is one node, because schedules count
-    GPUs and not blocks. On small nodes, a promised gang may find its GPUs scattered, so the bound
-    is waived there. The bound on the interval needs many loads and is waived below 20.
+    because the estimates are exact. Each GPU type is one node, because schedules count GPUs and not
+    blocks. The bound on the interval needs many loads and is waived below 20.
     """
     table: list[dict[str, float | str]] = []
     missed, broken = 0, 0
     for index in track_steps(seeds, "loads"):
-        load = draw_overload(seed + index, jobs, overload, node_gpus)
+        load = draw_overload(seed + index, jobs, OVERLOAD)
         result = {mode: drive_load(load, mode) for mode in ("myopic", "look-ahead")}
         missed += sum(d.missed for d in result.values())
         broken += sum(d.violations for d in result.values())
@@ -163,21 +158,13 @@ def compare_admissions(
         "rounds": sum(int(row["rounds"]) for row in table),
     }
     waived = {"met_difference_low"} if seeds < 20 else set()
-    waived |= {"admitted_missed"} if node_gpus else set()
     return Report(seed=seed, figures=figures, waived=frozenset(waived), table=table)
 
 
-def draw_overload(seed: int, jobs: int, overload: float, node_gpus: int = 0) -> OverloadCase:
-    """Return a random load on ``GPUS_PER_TYPE`` of two types, in nodes of ``node_gpus``.
-
-    If ``node_gpus`` is 0, each type has one node.
-    """
+def draw_overload(seed: int, jobs: int, overload: float) -> OverloadCase:
+    """Return a random load on a node of each of two types, which have ``GPUS_PER_TYPE``."""
     rng = np.random.default_rng(seed)
-    nodes = tuple(
-        (kind, node_gpus or gpus)
-        for kind, gpus in enumerate(GPUS_PER_TYPE)
-        for _ in range(gpus // (node_gpus or gpus))
-    )
+    nodes = tuple(enumerate(GPUS_PER_TYPE))
     rate: dict[tuple[int, int, int], float] = {}
     for workload in range(4):
         base, power = rng.uniform(5, 50), rng.uniform(0.7, 0.95)

@@ -16,7 +16,6 @@ from tessera.benchmarks.estimator import (
     latency,
     memory,
     planners,
-    profiled,
     speed,
     tuning,
 )
@@ -24,7 +23,7 @@ from tessera.benchmarks.estimator.section import EstimatorSection
 from tessera.benchmarks.harness.progress import track_steps
 from tessera.benchmarks.harness.registry import register_case
 from tessera.formulation.errors import InvalidInput
-from tessera.simulator.data import MissingData, data_dir
+from tessera.simulator.data import require_data_file
 from tessera.simulator.figures import Figure, Report
 
 SECTIONS: Final[Mapping[str, Callable[[Path, Sequence[int]], EstimatorSection]]] = {
@@ -37,11 +36,7 @@ SECTIONS: Final[Mapping[str, Callable[[Path, Sequence[int]], EstimatorSection]]]
     "memory": memory.run_memory_section,
     "cells": speed.run_speed_section,
     "planners": planners.run_planner_section,
-    "profiled": profiled.run_profiled_section,
 }
-ALL_SECTIONS: Final = "all"
-OPTIONAL_SECTIONS: Final = ("profiled",)
-"""The sections that ``all`` leaves out, since they measure the device of the machine."""
 
 
 @register_case(
@@ -64,13 +59,9 @@ OPTIONAL_SECTIONS: Final = ("profiled",)
     cells_s=("<=", 0.5),
 )
 def judge_estimator(
-    data: Annotated[
-        Path | None,
-        typer.Option(help="Folder of Arena's measurements. Default: next to the repository."),
-    ] = None,
     sections: Annotated[
         str, typer.Option(help=f"Comma-separated sections: {', '.join(SECTIONS)}.")
-    ] = ALL_SECTIONS,
+    ] = ",".join(SECTIONS),
     seeds: Annotated[
         int, typer.Option(min=1, help="Number of splits into calibration and test rows.")
     ] = 5,
@@ -83,7 +74,7 @@ def judge_estimator(
     The docstring of each section's module in ``benchmarks/estimator/`` describes its protocol:
     calibration and test rows, and baselines. Bounds are this project's aims, not published results.
     """
-    folder = _folder(data)
+    folder = require_data_file("arena", "comm.csv").parent
     chosen = _chosen(sections)
     result: list[EstimatorSection] = []
     for i in track_steps(len(chosen), "estimator"):
@@ -95,23 +86,8 @@ def judge_estimator(
     return Report(seed=0, figures=figures, table=table)
 
 
-def _folder(given: Path | None) -> Path:
-    if given is not None:
-        if not given.is_dir():
-            raise InvalidInput("data", f"{given} is not a folder; give the one that holds comm.csv")
-        return given
-    data = data_dir()
-    if data is None or not (data / "arena" / "comm.csv").is_file():
-        raise MissingData(
-            "needs the measurements of Arena's artifact; give their folder with --data"
-        )
-    return data / "arena"
-
-
 def _chosen(sections: str) -> list[str]:
-    names = [name.strip() for name in sections.split(",")]
-    if sections == ALL_SECTIONS:
-        names = [name for name in SECTIONS if name not in OPTIONAL_SECTIONS]
+    names = sections.replace(" ", "").split(",")
     if unknown := [name for name in names if name not in SECTIONS]:
         raise InvalidInput(
             "sections", f"unknown sections {', '.join(unknown)}; choose from {', '.join(SECTIONS)}"

@@ -12,9 +12,10 @@ RUNS_H100: Final = _FOLDER / "iterations_h100.jsonl"
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the plans that ``benchmarks/programs/offload.py`` timed, with what it measured.
+    """Return the plans that a program timed, with what it measured.
 
-    The file has them after two lines on where and when it ran.
+    The file has them after two lines on where, when and how it ran. The program that it names is in
+    the repository's history until commit 72cf7696.
     """
     lines = path.read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines[2:]]

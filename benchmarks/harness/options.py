@@ -59,10 +59,6 @@ InformationOption = Annotated[
         "--information", help=f"Information that all policies see: one of {', '.join(INFORMATION)}."
     ),
 ]
-DpMemoryOption = Annotated[
-    Path | None,
-    typer.Option("--dp-memory", help="CSV of the memory of data parallelism. Default: Arena's."),
-]
 OverheadsOption = Annotated[
     str, typer.Option("--overheads", help="Costs of restarts, by name; see simulator/overheads.py.")
 ]

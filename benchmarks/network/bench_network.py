@@ -17,6 +17,8 @@ from tessera.simulator.statistics import mean_interval
 from tessera.simulator.sweeps.runner import Sweep
 from tessera.simulator.sweeps.tasks import Task
 
+LEVELS: Final = 3
+"""Priority levels."""
 CASES_PER_TASK: Final = 5
 """The number of cases in a task."""
 MIN_CASES_FOR_BOUNDS: Final = 100
@@ -49,7 +51,6 @@ CaseResults = Sequence[Mapping[str, Any]]
 def judge_network(
     *,
     cases: Annotated[int, typer.Option(help="Number of cases; Crux has 1,500.", min=1)] = 200,
-    levels: Annotated[int, typer.Option(help="Number of priority levels.", min=1, max=5)] = 3,
     seed: int = 0,
     sweep: Sweep,
 ) -> Report:
@@ -79,9 +80,9 @@ def judge_network(
     made once and never again.
 
     Bounds: 97.69, 97.24 and 97.12 % are the paper's, for ``plain``; 99 % was set as the aim for
-    what is tried on the engine. Shares of fewer than 100 cases, or at other levels than 3, are not
-    judged. ``above_optimum`` counts shares above 1 of plans that were among those tried; there can
-    be none. ``violations`` counts those that the checker of plans finds, including the baselines'.
+    what is tried on the engine. Shares of fewer than 100 cases are not judged.
+    ``above_optimum`` counts shares above 1 of plans that were among those tried; there can be none.
+    ``violations`` counts those that the checker of plans finds, including the baselines'.
 
     The table also has: plans where each iteration's compute varies by 5 % (compared with the best
     plan without variation); k by 3 reference jobs (``references``); on one case of four, a
@@ -97,7 +98,7 @@ def judge_network(
                 "seed": seed,
                 "first": first,
                 "count": min(CASES_PER_TASK, cases - first),
-                "levels": levels,
+                "levels": LEVELS,
                 "torus_every": TORUS_CASE_INTERVAL,
                 "placements_every": TORUS_CASE_INTERVAL,
             },
@@ -110,7 +111,7 @@ def judge_network(
         seed=seed,
         figures=_figures(found),
         table=_table(found),
-        waived=frozenset(bounded if cases < MIN_CASES_FOR_BOUNDS or levels != 3 else ()),
+        waived=frozenset(bounded if cases < MIN_CASES_FOR_BOUNDS else ()),
     )
 
 

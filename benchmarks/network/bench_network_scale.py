@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Annotated, Final, TypeVar
 
 import numpy as np
@@ -30,21 +29,15 @@ NETWORKS: Final = {
     "crossing": clos_jobs.crossing_jobs,
 }
 DENSE_GRAPHS: Final = {"half": clos_jobs.half_shared, "one-link": clos_jobs.one_link}
+USUAL_JOBS: Final = 5_000
+LEVELS: Final = 8
+"""Priority levels after compression."""
+SAMPLES: Final = 10
+"""Topological orders that are cut."""
 WARM_UP_JOBS: Final = 20
 """Jobs of the warm-up run, which keeps compilation out of the timings."""
 
 TimedResult = TypeVar("TimedResult")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScaleSettings:
-    """The settings that all rows share."""
-
-    jobs: int
-    levels: int
-    samples: int
-    repeats: int
-    seed: int
 
 
 @register_case(
@@ -59,11 +52,7 @@ class ScaleSettings:
 def network_scale(
     jobs: Annotated[
         int, typer.Option(help="Number of jobs that train at the same time.", min=2)
-    ] = 5_000,
-    levels: Annotated[
-        int, typer.Option(help="Number of priority levels after compression.", min=1, max=8)
-    ] = 8,
-    samples: Annotated[int, typer.Option(help="Number of topological orders to cut.", min=1)] = 10,
+    ] = USUAL_JOBS,
     repeats: Annotated[
         int, typer.Option(help="Number of repetitions, of which the median counts.", min=1)
     ] = 3,
@@ -90,16 +79,15 @@ def network_scale(
     In the table, ``vertices`` are jobs that share links with others, and ``degree`` is the number
     of jobs with which each of them does. ``*_lost`` is the share of the intensity at stake that
     stays inside levels: for the best cut of the order of urgency alone, for the best of m orders,
-    and for the levels returned. Times with other options than the defaults have no bounds.
+    and for the levels returned. Times of another number of jobs have no bounds.
     ``*_cpu_s`` are processor seconds, which other programs disturb less.
     """
-    s = ScaleSettings(jobs=jobs, levels=levels, samples=samples, repeats=repeats, seed=seed)
-    _row("warm", clos_jobs.crossing_jobs(WARM_UP_JOBS, seed), s)
+    _row("warm", clos_jobs.crossing_jobs(WARM_UP_JOBS, seed), repeats, seed)
     table = []
     for at in track_steps(len(NETWORKS) + len(DENSE_GRAPHS), "graphs"):
         name = [*NETWORKS, *DENSE_GRAPHS][at]
         make: Callable[[int, int], Contention | LinkDemand] = (NETWORKS | DENSE_GRAPHS)[name]
-        table.append(_row(name, make(jobs, seed), s))
+        table.append(_row(name, make(jobs, seed), repeats, seed))
     rows = {str(row["graph"]): row for row in table}
     networks = [rows[name] for name in NETWORKS]
     clocks = "compress_s", "compress_cpu_s", "replan_s", "replan_cpu_s"
@@ -112,36 +100,35 @@ def network_scale(
         "violations": sum(int(row["violations"]) for row in networks),
         "jobs": jobs,
     }
-    usual = (jobs, levels, samples) == (5_000, 8, 10)
     return Report(
         seed=seed,
         figures=figures,
         table=table,
-        waived=frozenset() if usual else frozenset({"compress_s", "replan_s"}),
+        waived=frozenset() if jobs == USUAL_JOBS else frozenset({"compress_s", "replan_s"}),
     )
 
 
-def _row(name: str, graph: Contention | LinkDemand, s: ScaleSettings) -> dict[str, Figure | str]:
+def _row(
+    name: str, graph: Contention | LinkDemand, repeats: int, seed: int
+) -> dict[str, Figure | str]:
     """Return the row of one graph. If the graph is a network, it is planned first."""
     row: dict[str, Figure | str] = {"graph": name}
     if isinstance(graph, Contention):
         network = graph
-        options = PlanningOptions(samples=s.samples, seed=s.seed)
+        options = PlanningOptions(samples=SAMPLES, seed=seed)
         plan, row["replan_s"], row["replan_cpu_s"] = _timed(
-            lambda: replan(network, levels=s.levels, options=options), s.repeats
+            lambda: replan(network, levels=LEVELS, options=options), repeats
         )
         row["violations"] = len(find_network_violations(network, plan))
         demand, order = demand_of(network, plan.chosen), plan.order
     else:
         demand, order = graph, order_of(graph.intensity)
     result, row["compress_s"], row["compress_cpu_s"] = _timed(
-        lambda: compression_of(demand, order, s.levels, samples=s.samples, seed=s.seed), s.repeats
+        lambda: compression_of(demand, order, LEVELS, samples=SAMPLES, seed=seed), repeats
     )
-    dag, row["dag_s"], _ = _timed(lambda: dag_of(demand, order), s.repeats)
-    best, row["cuts_s"], _ = _timed(
-        lambda: sample_orders(dag, s.levels, s.samples, s.seed), s.repeats
-    )
-    one = sample_orders(dag, s.levels, 1, s.seed)
+    dag, row["dag_s"], _ = _timed(lambda: dag_of(demand, order), repeats)
+    best, row["cuts_s"], _ = _timed(lambda: sample_orders(dag, LEVELS, SAMPLES, seed), repeats)
+    one = sample_orders(dag, LEVELS, 1, seed)
     largest = np.diff(dag.part_start).max(initial=0)
     stake = dag.at_stake or 1.0
     return row | {
@@ -155,18 +142,18 @@ def _row(name: str, graph: Contention | LinkDemand, s: ScaleSettings) -> dict[st
         "orders_lost": dag.lost(best.level) / stake,
         "lost": result.lost / stake,
         "proven": result.proven,
-        **_compare_with_plain(dag, s.levels, s.repeats),
+        **_compare_with_plain(dag, repeats),
     }
 
 
-def _compare_with_plain(dag: Dag, levels: int, repeats: int) -> dict[str, Figure | str]:
+def _compare_with_plain(dag: Dag, repeats: int) -> dict[str, Figure | str]:
     """Compare the plain program with ours on the largest part, in the order of urgency."""
     if not dag.parts:
         return {"plain_ratio": 1.0, "alike": True}
     part = dag.part(int(np.argmax(np.diff(dag.part_start))))
     order: Ints = np.arange(len(part.job), dtype=np.int64)
-    ours, _, took_s = _timed(lambda: cut_of(part, order, levels), repeats)
-    plain, _, plain_s = _timed(lambda: cut_of(part, order, levels, plainly=True), repeats)
+    ours, _, took_s = _timed(lambda: cut_of(part, order, LEVELS), repeats)
+    plain, _, plain_s = _timed(lambda: cut_of(part, order, LEVELS, plainly=True), repeats)
     return {"plain_ratio": plain_s / took_s, "alike": ours.level.tolist() == plain.level.tolist()}
 
 

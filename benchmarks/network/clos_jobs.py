@@ -7,7 +7,6 @@ from typing import Final
 import numpy as np
 
 from tessera.benchmarks.network.fabrics import host_names
-from tessera.benchmarks.network.workload import GPU_COUNTS
 from tessera.formulation.network.contention import Contention, LinkDemand
 from tessera.formulation.network.flows import NetworkJob, build_contention
 from tessera.formulation.network.traffic import Exchange, Pattern, Traffic
@@ -15,6 +14,7 @@ from tessera.formulation.tables import Floats, Ints
 from tessera.formulation.topologies.builders import build_clos
 from tessera.formulation.topologies.shapes import A100_HOST, GBIT_BYTES
 
+GPU_COUNTS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 MIXED_SHARES: Final = (0.20, 0.10, 0.10, 0.25, 0.12, 0.08, 0.05, 0.06, 0.03, 0.01)
 """Shares of jobs by number of GPUs, chosen to resemble the trace of Crux (6).
 

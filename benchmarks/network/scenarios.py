@@ -10,15 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tessera.benchmarks.network.fabrics import TOR_BYTES_PER_S, host_names
-from tessera.benchmarks.network.workload import GPU_TYPE
-from tessera.estimator.families import family_traffic, gpt_traffic
-from tessera.estimator.hardware import CATALOGUE
+from tessera.benchmarks.network.families import GPT, family_traffic
 from tessera.formulation.network.flows import NetworkJob
-from tessera.formulation.network.traffic import Traffic
 from tessera.formulation.topologies.builders import build_clos, build_testbed
 from tessera.formulation.topologies.shapes import PCIE_HOST
 from tessera.formulation.topologies.topology import Topology
 
+GPU_TYPE: Final = "a100-80"
 ALL_GPUS: Final = tuple(range(8))
 LOW, HIGH = ALL_GPUS[:4], ALL_GPUS[4:]
 EVEN, ODD = ALL_GPUS[::2], ALL_GPUS[1::2]
@@ -44,7 +42,7 @@ class TestbedScenario:
             host_names(12), PCIE_HOST, tors=6, aggregations=8, tor_bytes_per_s=TOR_BYTES_PER_S
         )
 
-    def network_jobs(self, gpt_batch: float | None = None, hidden: bool = True) -> list[NetworkJob]:
+    def network_jobs(self, gpt_batch: int | None = None, hidden: bool = True) -> list[NetworkJob]:
         """Return the jobs of the scenario.
 
         ``gpt_batch`` is the number of sequences per GPU for GPTs. If it is None, GPTs use the 16 of
@@ -52,19 +50,14 @@ class TestbedScenario:
         """
         result = []
         for name, family, gang in self.jobs:
-            traffic = _traffic(family, sum(len(at) for _, at in gang), gpt_batch)
+            batch = gpt_batch if family == GPT else None
+            gpus = sum(len(at) for _, at in gang)
+            traffic = family_traffic(family, GPU_TYPE, gpus, batch).traffic()
             if not hidden:
                 traffic = replace(traffic, start_s=traffic.compute_s)
             named = tuple((f"host-{h}", at) for h, at in gang)
             result.append(NetworkJob(name=name, gang=named, traffic=traffic))
         return result
-
-
-def _traffic(family: str, gpus: int, gpt_batch: float | None) -> Traffic:
-    if family != "gpt":
-        return family_traffic(family, GPU_TYPE, gpus).traffic()
-    hardware = next(h for h in CATALOGUE if h.name == GPU_TYPE)
-    return gpt_traffic(hardware, gpus, gpt_batch).traffic()
 
 
 def _whole(*hosts: int) -> Gang:

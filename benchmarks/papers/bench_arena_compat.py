@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated, Final
 
 import numpy as np
@@ -49,7 +48,6 @@ PADDED_S: Final = 569_700.0
 
 They are padded to the number of jobs that Arena's policy finishes, with the longest time under any.
 """
-STORED_JOBS: Final = 986
 STORED_ROUNDS: Final = 2000
 """The workload of the stored results: the Philly jobs that arrive within this number of rounds."""
 
@@ -133,13 +131,6 @@ ARTIFACT_POLICIES: Final = {
     mean_throughput_deviation=("<=", 0.01),
 )
 def arena_compat(
-    trace: Annotated[Path | None, typer.Option(help="CSV of a trace. Default: Philly.")] = None,
-    profiles: Annotated[
-        Path | None, typer.Option(help="CSV of profiles. Default: Arena's.")
-    ] = None,
-    dp_memory: Annotated[
-        Path | None, typer.Option(help="CSV of the memory of data parallelism. Default: Arena's.")
-    ] = None,
     rounds: Annotated[int, typer.Option(help="Number of rounds of 300 s.")] = STORED_ROUNDS,
     policies: Annotated[
         str,
@@ -163,10 +154,9 @@ def arena_compat(
 
     ``finished``, ``mean_jct_s`` (of finished jobs) and ``mean_throughput`` (raw samples/s, over
     rounds above 100) are of the first policy. The bounds limit the distance of first come, first
-    served from the artifact's 590, 83,192 s and 4,384.8. They are waived for other policies, other
-    jobs, fewer rounds, or if oddities are switched off. The padded times follow the artifact:
-    unfinished jobs, up to the 828 that its own policy finishes, count as the longest time seen
-    under any policy.
+    served from the artifact's 590, 83,192 s and 4,384.8. They are waived for other policies, fewer
+    rounds, or if oddities are switched off. The padded times follow the artifact: unfinished jobs,
+    up to the 828 that its own policy finishes, count as the longest time seen under any policy.
     """
     names = [name.strip() for name in policies.split(",")]
     if unknown := [name for name in names if name not in ARTIFACT_POLICIES]:
@@ -174,18 +164,16 @@ def arena_compat(
             "policies", f"unknown policy {unknown}; choose from {', '.join(ARTIFACT_POLICIES)}"
         )
     oddities = switch_off(ALL_ODDITIES, filter(None, (name.strip() for name in honest.split(","))))
-    scenario = artifact_workload(trace, profiles, rounds)
+    scenario = artifact_workload(rounds)
     memory = (
-        optimum_behind_gate(dp_memory)
-        if gate and any(ARTIFACT_POLICIES[n].gate for n in names)
-        else None
+        optimum_behind_gate() if gate and any(ARTIFACT_POLICIES[n].gate for n in names) else None
     )
     result, took_s = {}, {}
     for name in names:
         began_s = time.perf_counter()
         result[name] = run_contestant(name, scenario, oddities, rounds, memory, seed, rigid=rigid)
         took_s[name] = time.perf_counter() - began_s
-    same_work = rounds == STORED_ROUNDS and len(scenario.arrivals) == STORED_JOBS
+    same_work = rounds == STORED_ROUNDS
     table = [result_row(n, r, _padding(result, same_work), same_work) for n, r in result.items()]
     for line, name in zip(table, names, strict=True):
         line["seconds"] = took_s[name]
@@ -202,7 +190,7 @@ def arena_compat(
     )
 
 
-def artifact_workload(trace: Path | None, profiles: Path | None, rounds: int) -> Scenario:
+def artifact_workload(rounds: int) -> Scenario:
     """Return the artifact's cluster with the jobs of the first ``rounds`` rounds.
 
     Raises:
@@ -213,20 +201,20 @@ def artifact_workload(trace: Path | None, profiles: Path | None, rounds: int) ->
         Arrival(
             a.arrival_s, replace(a.spec, deadline_s=math.inf)
         )  # deadlines are on the trace's clock
-        for a in read_trace(require_data_file(trace, "arena", "trace_philly.csv"), round_s=None)
+        for a in read_trace(require_data_file("arena", "trace_philly.csv"), round_s=None)
         if a.arrival_s <= rounds * ROUND_S
     ]
-    measured = require_data_file(profiles, "arena", "alpa_optimal.csv")
+    measured = require_data_file("arena", "alpa_optimal.csv")
     return Scenario(gpu_types=types, nodes=nodes, profiles=read_profiles(measured), arrivals=result)
 
 
-def optimum_behind_gate(dp_memory: Path | None) -> Information:
+def optimum_behind_gate() -> Information:
     """Return the optimum behind the artifact's memory gate.
 
     Raises:
         MissingData: the file is absent.
     """
-    return data_parallel(read_dp_memory(require_data_file(dp_memory, "arena", "dp_memory.csv")))
+    return data_parallel(read_dp_memory(require_data_file("arena", "dp_memory.csv")))
 
 
 def visible_information(contestant: ArtifactPolicy, gate: Information | None) -> Information:

@@ -19,35 +19,31 @@ from tessera.benchmarks.harness.options import (
     with_sweep,
 )
 from tessera.benchmarks.harness.registry import register_case
-from tessera.benchmarks.papers.bench_morphling_objective import OURS, TICK_S
 from tessera.benchmarks.papers.morphling_runs import (
-    SHORT_S,
     TraceRuns,
-    mean_jct_h,
     pool_runs,
     promised_figures,
     table_of,
     trace_figures,
 )
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.tables import Floats
 from tessera.simulator.comparison.policies import is_ours, options_of, split_list
 from tessera.simulator.comparison.runs import FinishedRun, RunRequest, runs_of
 from tessera.simulator.comparison.workload import WorkloadSpec, make_scenario
 from tessera.simulator.completion_bound import completion_bound
 from tessera.simulator.figures import Figure, Report
 from tessera.simulator.overheads import preset_overheads
-from tessera.simulator.report.comparisons import bars_plot
-from tessera.simulator.report.lines import distribution_plot, time_plot
-from tessera.simulator.report.model import Plot, ReportFolder, report_of
-from tessera.simulator.report.style import series_styles
-from tessera.simulator.report.write import write_report
-from tessera.simulator.statistics import Interval
 from tessera.simulator.sweeps.runner import Sweep
 
+TICK_S: Final = 60.0
+"""The least seconds between decisions, as in Morphling's simulator."""
+OURS: Final = "ilp:balanced:0.25@round_s=60@foresight=16"
+"""The policy of ours whose figures are reported on Morphling's traces: the default objective, with
+foresight. It was chosen on synthetic jobs (``docs/decisions``)."""
 PROMISED_TRACES: Final = {"morphling-mt": "mt_", "morphling-quotas": "quotas_"}
 """The traces with guaranteed jobs, which are drawn by seed, and the prefixes of their figures."""
-TRACES: Final = ("morphling-base", "morphling-bp", *PROMISED_TRACES)
+BASE: Final = "morphling-base"
+TRACES: Final = (BASE, "morphling-bp", *PROMISED_TRACES)
 POLICIES: Final = (
     "fcfs",
     "synergy",
@@ -97,9 +93,6 @@ _PROMISED_BOUNDS: Final = (
 @with_sweep
 def run_morphling_traces(
     *,
-    traces: Annotated[str, typer.Option(help=f"Comma-separated traces: {', '.join(TRACES)}.")] = (
-        ",".join(TRACES)
-    ),
     policies: PoliciesOption = POLICY_LIST,
     ours: Annotated[str, typer.Option(help="Policy of ours to which the figures refer.")] = OURS,
     overheads: OverheadsOption = "morphling",
@@ -110,7 +103,6 @@ def run_morphling_traces(
         int, typer.Option(min=1, help="Number of draws of the traces with guaranteed jobs.")
     ] = 5,
     sweep: Sweep,
-    report: ReportFolder = None,
 ) -> Report:
     """Run Morphling's traces on 64 A800 under every policy, until all jobs have ended.
 
@@ -123,9 +115,8 @@ def run_morphling_traces(
     not reach, so it is better than that code.
 
     The measures are the paper's: mean and 99th percentile of JCT, and makespan. ``ours`` is the
-    policy that `tessera bench morphling-objective` chooses on synthetic jobs. On the base trace (or
-    the first given trace without guaranteed jobs), ``bound_h`` is the mean JCT that no schedule can
-    beat, from prices of GPUs, ``jct_over_bound`` is our mean JCT over it, less 1, and
+    policy that was chosen on synthetic jobs. On the base trace, ``bound_h`` is the mean JCT that no
+    schedule can beat, from prices of GPUs, ``jct_over_bound`` is our mean JCT over it, less 1, and
     ``jct_gain_vs_*`` is 1 less our mean JCT over theirs.
 
     On morphling-mt, 194 of 406 jobs, drawn by seed, belong to a tenant with a quota of all GPUs and
@@ -144,46 +135,31 @@ def run_morphling_traces(
     would end within 300 s if they ran alone: ``short_share`` is their share, and
     ``short_part_of_gain`` their part of our gain over Morphling.
     """
-    names = split_list(traces, TRACES)
     contestants = list(dict.fromkeys([*split_list(policies), ours]))
     for name in contestants:
         options_of(name)  # before anything runs
     if not is_ours(ours):
         raise InvalidInput("ours", f"{ours!r} is not ours; write ilp:OBJECTIVE, e.g. ilp:jct")
-    works = draw_traces(names, rounds, seed, draws)
-    asked = RunRequest(work=works[names[0]][0], policy="", overheads=overheads, round_s=tick_s)
+    works = draw_traces(rounds, seed, draws)
+    asked = RunRequest(work=works[BASE][0], policy="", overheads=overheads, round_s=tick_s)
     result = run_traces(works, contestants, asked, sweep)
     usual = rounds >= USUAL_ROUNDS and ours == OURS
-    made_here = Report(
+    return Report(
         seed=seed,
         figures=_figures(result, ours),
         table=table_of(result),
         waived=frozenset() if usual else frozenset((*_BASE_BOUNDS, *_PROMISED_BOUNDS)),
     )
-    if report is not None:
-        options = {"traces": names, "ours": ours, "overheads": overheads, "tick_s": tick_s}
-        page = report_of(
-            made_here,
-            title="Morphling's traces",
-            options=options,
-            plots=_plots(result, ours),
-            summary="JCT and makespan on 64 A800, with GPUs counted and restarts charged.",
-            notes=_notes(made_here.figures, ours),
-        )
-        write_report(page, report)
-    return made_here
 
 
-def draw_traces(
-    names: Sequence[str], rounds: int, seed: int, draws: int
-) -> dict[str, list[WorkloadSpec]]:
+def draw_traces(rounds: int, seed: int, draws: int) -> dict[str, list[WorkloadSpec]]:
     """Return the draws of each trace. Traces without guaranteed jobs have one."""
     return {
         trace: [
             WorkloadSpec(trace=trace, rounds=rounds, seed=seed + k)
             for k in range(draws if trace in PROMISED_TRACES else 1)
         ]
-        for trace in names
+        for trace in TRACES
     }
 
 
@@ -233,67 +209,12 @@ class _BoundedTrace:
 
 
 def _figures(result: Mapping[str, TraceRuns], ours: str) -> dict[str, Figure]:
-    figures: dict[str, Figure] = {}
-    plain = [trace for trace in result if trace not in PROMISED_TRACES]
-    if plain:
-        figures |= trace_figures(result[plain[0]], ours)
+    figures = trace_figures(result[BASE], ours)
     for trace, prefix in PROMISED_TRACES.items():
-        if trace in result:
-            of = promised_figures(result[trace], ours)
-            figures |= {prefix + name: value for name, value in of.items()}
+        of = promised_figures(result[trace], ours)
+        figures |= {prefix + name: value for name, value in of.items()}
     every = [run for of in result.values() for run in of.runs.values()]
     return figures | {
         "refused": sum(int(run.figures["refused"]) for run in every),
         "unfinished": sum(int((~np.isfinite(run.end_s)).sum()) for run in every),
     }
-
-
-def _notes(figures: Mapping[str, Figure], ours: str) -> list[str]:
-    """Return notes that explain the figures."""
-    notes = [
-        "The paper's published results were measured on its cluster, the others with the artifact's"
-        " simulator, whose restarts take 260 s unless said otherwise."
-    ]
-    if "short_part_of_gain" in figures:
-        notes.append(
-            f"{figures['short_share']:.0%} of the jobs would end within {SHORT_S:.0f} s if they ran"
-            f" alone. They account for {figures['short_part_of_gain']:.0%} of the gain of {ours} over"
-            " Morphling: a job that waits a few minutes for a large one waits many times its own length."
-        )
-    return notes
-
-
-def _plots(result: Mapping[str, TraceRuns], ours: str) -> list[Plot]:
-    first = next(iter(result.values())).runs
-    order = sorted(first, key=lambda policy: mean_jct_h(first[policy]))
-    means = {
-        trace: {policy: _alone(mean_jct_h(of.runs[policy])) for policy in order}
-        for trace, of in result.items()
-    }
-    plots = [bars_plot("Mean JCT", means, label="hours")]
-    shown = list(dict.fromkeys([ours, "morphling", "synergy", *order]))[:6]
-    shown = [policy for policy in shown if policy in order]
-    for trace, of in result.items():
-        looks = series_styles(shown, bold=[ours])
-        jct_s: dict[str, Floats] = {
-            p: of.runs[p].jct_s[np.isfinite(of.runs[p].end_s)] for p in shown
-        }
-        plots.append(
-            distribution_plot(
-                f"Job completion time on {trace}",
-                jct_s,
-                label="time from arrival to end",
-                seconds=True,
-                totals={p: len(of.runs[p].end_s) for p in shown},
-                styles=looks,
-            )
-        )
-        queue = {p: (of.runs[p].course["at_s"], of.runs[p].course["waiting"]) for p in shown}
-        end_s = max(of.runs[p].figures["horizon_s"] for p in shown)
-        title = f"Waiting jobs on {trace}"
-        plots.append(time_plot(title, queue, label="waiting jobs", end_s=end_s, styles=looks))
-    return plots
-
-
-def _alone(value: float) -> Interval:
-    return Interval(value=value, low=np.nan, high=np.nan)

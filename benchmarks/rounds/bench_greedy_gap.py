@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -39,10 +38,6 @@ BASELINES = ("greedy", "arena")
     violations=("==", 0),
 )
 def greedy_gap(
-    trace: Annotated[Path | None, typer.Option(help="CSV of a trace. Default: Philly.")] = None,
-    profiles: Annotated[
-        Path | None, typer.Option(help="CSV of profiles. Default: Arena's.")
-    ] = None,
     jobs: Annotated[int, typer.Option(help="Number of jobs from the start of the trace.")] = 300,
     rounds: Annotated[
         int, typer.Option(help="Number of rounds with an event (an arrival or an end).")
@@ -53,11 +48,6 @@ def greedy_gap(
     objective: Annotated[
         str, typer.Option(help="Objective that rounds pursue and all three are scored by.")
     ] = "throughput",
-    depth: Annotated[int, typer.Option(help="Arena's search depth.")] = 3,
-    max_upgrades: Annotated[
-        int, typer.Option(help="Maximum number of Arena's scale-ups in a round.")
-    ] = 10,
-    deadline_s: Annotated[float, typer.Option(help="Deadline of each call in seconds.")] = 10.0,
     seed: int = 0,
 ) -> Report:
     """Compare greedy and Arena's search with the optimum of each round. The ILP's decisions are committed.
@@ -72,8 +62,8 @@ def greedy_gap(
     starts from the ILP's decisions in the previous one. So a share says what one round of greedy or
     Arena loses, not what a month of them would.
     """
-    work = read_philly(trace, profiles, jobs)
-    arena = make_scheduler("arena", f"depth={depth},max_upgrades={max_upgrades}")
+    work = read_philly(jobs)
+    arena = make_scheduler("arena")
     table: list[dict[str, float | int | bool | str]] = []
     with run_stack() as stack:
         for record, now_s in drive_rounds(
@@ -82,7 +72,6 @@ def greedy_gap(
             work,
             rounds=rounds,
             objective=objective,
-            deadline_s=deadline_s,
             seed=seed,
         ):
             row = compare_round(snapshot_of(stack, record.name), arena, objective, seed)

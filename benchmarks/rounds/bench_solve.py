@@ -31,6 +31,8 @@ from tessera.solvers.registry import make_solver as make_solver
 USUAL_JOBS: Final = 2_048
 USUAL_TYPES: Final = 4
 """Jobs and GPU types of a round whose family does not set its own."""
+RUNNING: Final = 0.5
+"""The share of the GPUs that are in use before a round."""
 GAP: Final = 1e-4
 """Gap at which solvers may stop if nobody names one."""
 MILLION: Final = 1_000_000
@@ -88,9 +90,7 @@ def time_solvers(
     objective: Annotated[str, typer.Option(help="Objective of the policy.")] = OWN_OBJECTIVE,
     versus: Annotated[
         str,
-        typer.Option(
-            help="Comma-separated baselines: cp-sat, cbc, highs, pop-8, sia, gavel or any solver."
-        ),
+        typer.Option(help="Comma-separated baselines: cp-sat, cbc, highs, pop-8 or any solver."),
     ] = "",
     time_limit: Annotated[
         float | None,
@@ -103,9 +103,6 @@ def time_solvers(
         int, typer.Option(help="Number of rounds that our solver solves, each with another seed.")
     ] = 1,
     solver: Annotated[str, typer.Option(help="The solver that counts as ours.")] = DEFAULT,
-    running: Annotated[
-        float, typer.Option(help="Share of the GPUs that are in use before the round.")
-    ] = 0.5,
     churn: Annotated[
         float,
         typer.Option(
@@ -169,7 +166,7 @@ def time_solvers(
             workers=workers,
             seed=seed,
             repeats=repeats,
-            running=running,
+            running=RUNNING,
         ),
         gap,
     )

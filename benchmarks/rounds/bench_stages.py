@@ -181,13 +181,13 @@ def _draw(family: str, jobs: int, seed: int) -> Snapshot | Problem:
 
 def _draw_from_trace(file: str, cluster: str, jobs: int, seed: int) -> Snapshot:
     """Return a round with ``jobs`` new jobs of a trace, in order from a drawn one."""
-    trace = read_trace(require_data_file(None, "arena", file))
+    trace = read_trace(require_data_file("arena", file))
     first = int(np.random.default_rng(seed).integers(len(trace) - jobs + 1))
     gpu_types, nodes = preset_cluster(cluster)
     scenario = Scenario(
         gpu_types=gpu_types,
         nodes=nodes,
-        profiles=tuple(read_profiles(require_data_file(None, "arena", "alpa_optimal.csv"))),
+        profiles=tuple(read_profiles(require_data_file("arena", "alpa_optimal.csv"))),
         arrivals=tuple(Arrival(0.0, a.spec) for a in trace[first : first + jobs]),
     )
     store = MemoryStore(scenario, np.zeros(jobs))

@@ -146,7 +146,7 @@ def _estimates(jobs: tuple[GangJob, ...]) -> Estimates:
 class StoredRound:
     """A stored round, with values of its answers in effective GPUs.
 
-    ``optimum`` is that of columns and nodes together (``tests.support.oracles.joint_optimum``); if not
+    ``optimum`` is that of columns and nodes together (``tests/support/oracles/joint_optimum.py``); if not
     ``proven``, it is the best answer found in a minute. ``placed_before`` is the value of the answer
     that commit a285674 places. Its objective had another unit, so it was given raw throughput and
     weights that make both objectives equal.

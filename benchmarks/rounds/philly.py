@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from tessera.benchmarks.harness.progress import track_steps
 from tessera.benchmarks.service.fleet import Fleet
@@ -26,6 +25,8 @@ from tessera.simulator.traces.trace import Arrival, read_trace
 from tessera.v1 import scheduler_pb2
 
 ROUND_S = 300.0
+DEADLINE_S = 10.0
+"""The deadline of each call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,13 +37,13 @@ class PhillyTrace:
     arrivals: list[Arrival]
 
 
-def read_philly(trace: Path | None, profiles: Path | None, jobs: int) -> PhillyTrace:
-    """Read the trace's first ``jobs`` jobs, from the data folder by default. Raises MissingData."""
+def read_philly(jobs: int) -> PhillyTrace:
+    """Read the trace's first ``jobs`` jobs from the data folder. Raises MissingData."""
     return PhillyTrace(
-        estimates=read_profiles(require_data_file(profiles, "arena", "alpa_optimal.csv")),
+        estimates=read_profiles(require_data_file("arena", "alpa_optimal.csv")),
         arrivals=[  # the objective ignores deadlines, and the trace's are on its own clock
             Arrival(a.arrival_s, replace(a.spec, deadline_s=math.inf))
-            for a in read_trace(require_data_file(trace, "arena", "trace_philly.csv"), limit=jobs)
+            for a in read_trace(require_data_file("arena", "trace_philly.csv"), limit=jobs)
         ],
     )
 
@@ -54,7 +55,6 @@ def drive_rounds(
     *,
     rounds: int,
     objective: str,
-    deadline_s: float,
     seed: int,
 ) -> Iterator[tuple[scheduler_pb2.Round, float]]:
     """Run up to ``rounds`` rounds for ``objective`` with an event, and yield each with its time.
@@ -78,7 +78,7 @@ def drive_rounds(
                 break  # the trace is over
             submit_jobs(stack, [a.spec for a in arrived])
             wait_until_settled(stack, [] if done == ["first"] else done)
-            record = schedule_round(stack, deadline_s, objective=objective, seed=seed)
+            record = schedule_round(stack, DEADLINE_S, objective=objective, seed=seed)
             wait_until_settled(stack)
             done = []
             yield record, now_s

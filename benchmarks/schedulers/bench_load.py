@@ -6,13 +6,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Final, Literal, get_args
+from typing import Annotated, Final, Literal
 
 import numpy as np
 import typer
 
 from tessera.benchmarks.harness.options import (
-    DpMemoryOption,
     GpusShareOption,
     InformationOption,
     JobsOption,
@@ -31,7 +30,6 @@ from tessera.benchmarks.schedulers.variants import (
     check_variants,
     seed_run,
 )
-from tessera.formulation.errors import InvalidInput
 from tessera.simulator.comparison.comparisons import (
     ByPolicy,
     finished_by,
@@ -39,25 +37,14 @@ from tessera.simulator.comparison.comparisons import (
     mean_figure,
     throughput_ratio,
 )
-from tessera.simulator.comparison.information import memory_file
-from tessera.simulator.comparison.policies import DEFAULT_POLICY, INFORMATION, is_ours, split_list
+from tessera.simulator.comparison.policies import DEFAULT_POLICY, is_ours, split_list
 from tessera.simulator.comparison.runs import RunRequest, runs_of
 from tessera.simulator.comparison.workload import SYNTHETIC, WorkloadSpec, resize_workload
 from tessera.simulator.figures import Figure, Report
-from tessera.simulator.report.comparisons import IntervalCurve, curves_plot
-from tessera.simulator.report.model import Plot, ReportFolder, report_of
-from tessera.simulator.report.style import series_styles
-from tessera.simulator.report.write import write_report
 from tessera.simulator.statistics import mean_interval
 from tessera.simulator.sweeps.runner import Sweep
 
 Varied = Literal["load", "life", "large"]
-SWEEPS: Final[tuple[Varied, ...]] = get_args(Varied)
-LABELS: Final[Mapping[Varied, str]] = {
-    "load": "factor on the arrival rate",
-    "life": "factor on the iterations",
-    "large": "share of jobs with large models",
-}
 POLICIES: Final = ("fcfs", "gavel", "sia", "arena", "ilp:throughput", "ilp:jct")
 POLICY_LIST: Final = ",".join(POLICIES)
 MEAN_FIGURES: Final = (
@@ -99,16 +86,13 @@ def vary_load(
     jobs_share: JobsShareOption = 0.1,
     jobs: JobsOption = 100,
     policies: PoliciesOption = POLICY_LIST,
-    sweeps: Annotated[str, typer.Option(help="Comma-separated sweeps to run.")] = ",".join(SWEEPS),
     loads: Annotated[str, typer.Option(help="Factors on the arrival rate.")] = "0.25,0.5,1,2",
     lives: Annotated[str, typer.Option(help="Factors on iterations.")] = "0.25,0.5,1,2",
     larges: Annotated[str, typer.Option(help="Shares of large models.")] = "0,0.25,0.5,0.75",
     information: InformationOption = "estimates",
-    dp_memory: DpMemoryOption = None,
     overheads: OverheadsOption = "default",
     seeds: SeedsOption = 3,
     sweep: Sweep,
-    report: ReportFolder = None,
 ) -> Report:
     """Run policies while jobs arrive faster, last longer or train larger models.
 
@@ -137,40 +121,17 @@ def vary_load(
         "life": points_of("lives", lives),
         "large": points_of("larges", larges),
     }
-    chosen = [name for name in SWEEPS if name in split_list(sweeps, SWEEPS)]
     names = list(dict.fromkeys([*split_list(policies), DEFAULT_POLICY]))
-    told = choose_one("information", information, INFORMATION)
     work, seed = resize_workload(work, gpus_share, jobs_share, jobs), work.seed
     base = RunRequest(
         work=work,
         policy="",
-        information=told,
+        information=information,
         overheads=overheads,
-        dp_memory=memory_file([told], dp_memory),
     )
     drawn = range(seed, seed + seeds)
-    result = run_points(base, {varied: points[varied] for varied in chosen}, names, drawn, sweep)
-    made = Report(seed=seed, figures=sweep_figures(result), table=list(_table(result, work)))
-    if report is not None:
-        options = {
-            "trace": work.trace,
-            "gpus_share": gpus_share,
-            "jobs_share": work.jobs_share,
-            "rounds": work.rounds,
-            "policies": names,
-            "information": told,
-            "overheads": overheads,
-        }
-        page = report_of(
-            made,
-            title="Load, lifespan and large models",
-            options=options,
-            seeds=list(drawn),
-            plots=list(plot_points(result)),
-            summary="Policies while jobs arrive faster, last longer or train larger models.",
-        )
-        write_report(page, report)
-    return made
+    result = run_points(base, points, names, drawn, sweep)
+    return Report(seed=seed, figures=sweep_figures(result), table=list(_table(result, work)))
 
 
 def run_points(
@@ -217,13 +178,6 @@ def points_of(where: str, text: str) -> tuple[float, ...]:
     if where == "larges":
         return parse_number_list(where, text, lambda x: 0 <= x <= 1, "shares from 0 to 1")
     return parse_number_list(where, text, lambda x: 0 < x < math.inf, "factors above 0")
-
-
-def choose_one(where: str, text: str, known: tuple[str, ...]) -> str:
-    """Return ``text``. Raises InvalidInput if it is not one of ``known``."""
-    if text not in known:
-        raise InvalidInput(where, f"{text!r} is unknown; choose from {', '.join(known)}")
-    return text
 
 
 def sweep_figures(found: RunsByPoint, baseline: str = "arena") -> dict[str, Figure]:
@@ -295,42 +249,3 @@ def common_jct_s(by_policy: ByPolicy, name: str) -> list[float]:
         common = finished_by([runs[k] for runs in by_policy.values()])
         means.append(float(one.jct_s[common].mean()) if common.any() else np.nan)
     return means
-
-
-def plot_points(found: RunsByPoint) -> Iterator[Plot]:
-    """Yield the curves of mean JCT and of throughput along each sweep."""
-    names = list(next(iter(next(iter(found.values())).values())))
-    looks = series_styles(names, bold=[name for name in names if is_ours(name)])
-    for sweep, by_x in found.items():
-        jct = {
-            name: [[s / 3600 for s in common_jct_s(by, name)] for by in by_x.values()]
-            for name in names
-        }
-        work = {
-            name: [[one.figures["throughput"] for one in by[name]] for by in by_x.values()]
-            for name in names
-        }
-        for what, label, values, said in (
-            (
-                "mean JCT",
-                "mean JCT (hours)",
-                jct,
-                "Over the jobs that all policies finished there.",
-            ),
-            ("throughput", "normalised throughput", work, "While jobs arrive."),
-        ):
-            yield curves_plot(
-                f"{sweep.capitalize()}: {what}",
-                _series(list(by_x), values),
-                x_label=LABELS[sweep],
-                y_label=label,
-                styles=looks,
-                caption=f"{said} Intervals are 95 % over seeds.",
-            )
-
-
-def _series(
-    x: Sequence[float], values: Mapping[str, Sequence[Sequence[float]]]
-) -> dict[str, IntervalCurve]:
-    """Return the curves of values that are given as policy -> point -> seed."""
-    return {name: IntervalCurve.of(x, np.array(points).T) for name, points in values.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -11,7 +11,6 @@ import numpy as np
 import typer
 
 from tessera.benchmarks.harness.options import (
-    DpMemoryOption,
     JobsOption,
     JobsShareOption,
     LoadOption,
@@ -29,14 +28,12 @@ from tessera.simulator.comparison.comparisons import (
     headline_figures,
     mean_figure,
 )
-from tessera.simulator.comparison.information import memory_file
-from tessera.simulator.comparison.plots import ARENA, comparison_plots
+from tessera.simulator.comparison.plots import ARENA
 from tessera.simulator.comparison.policies import (
     DEFAULT_POLICY,
     INFORMATION,
     SECOND_POLICY,
     compared_policies,
-    is_ilp,
     split_list,
 )
 from tessera.simulator.comparison.runs import (
@@ -48,8 +45,6 @@ from tessera.simulator.comparison.runs import (
 )
 from tessera.simulator.comparison.workload import SYNTHETIC, WorkloadSpec
 from tessera.simulator.figures import Figure, Report
-from tessera.simulator.report.model import ReportFolder, report_of
-from tessera.simulator.report.write import write_report
 from tessera.simulator.sweeps.runner import Sweep
 
 POLICY_LIST: Final = ",".join(compared_policies())
@@ -102,17 +97,9 @@ def compare_policies(
             help=f"Comma-separated information that all policies see: {', '.join(INFORMATION)}."
         ),
     ] = "estimates",
-    dp_memory: DpMemoryOption = None,
     overheads: OverheadsOption = "default",
-    judge_every: Annotated[
-        int,
-        typer.Option(
-            min=0, help="Interval, in rounds, at which the ILP decides a round, too. 0: never."
-        ),
-    ] = 20,
     seeds: SeedsOption = 1,
     sweep: Sweep,
-    report: ReportFolder = None,
 ) -> Report:
     """Run every policy on the same jobs and cluster, until all jobs have ended, with the same overheads.
 
@@ -123,7 +110,7 @@ def compare_policies(
     Without the data sets the workload is synthetic, and the table says so.
 
     Our figures are those of the default objective (``tessera.formulation.policy``), which always
-    runs. ``tessera bench default-objective`` chose it on synthetic workloads. ``throughput_gain_second``
+    runs. It was chosen on synthetic workloads. ``throughput_gain_second``
     is of the objective ``throughput``, for clusters that are judged by throughput alone. No figure
     picks a policy by its result here.
 
@@ -159,29 +146,15 @@ def compare_policies(
         for what in told
         for share in parse_shares(gpus_share)
     ]
-    costs = RunRequest(work=base, policy="", overheads=overheads, judge_every=judge_every)
+    costs = RunRequest(work=base, policy="", overheads=overheads)
     check_requests(
-        (policy_run(costs, group, name, seed, mapped=False) for group in groups for name in names),
+        (policy_run(costs, group, name, seed) for group in groups for name in names),
         seeds,
     )
-    costs = replace(costs, dp_memory=memory_file(told, dp_memory))
     by_group, bounds = _ran(costs, groups, names, drawn, sweep)
     first = groups[0]
     figures = headline_figures(by_group[first], DEFAULT_POLICY, bounds[first], SECOND_POLICY)
-    made = Report(seed=seed, figures=figures, table=_table(by_group, bounds))
-    if report is not None:
-        options = {**asdict(base), "policies": names, "overheads": overheads, "information": told}
-        page = report_of(
-            made,
-            title="Policies",
-            options=options,
-            seeds=list(drawn),
-            notes=_notes(by_group, bounds),
-            plots=comparison_plots(by_group[first], DEFAULT_POLICY),
-            summary=f"Our default policy, {DEFAULT_POLICY}, on {first.name}.",
-        )
-        write_report(page, report)
-    return made
+    return Report(seed=seed, figures=figures, table=_table(by_group, bounds))
 
 
 def _ran(
@@ -193,7 +166,7 @@ def _ran(
 ) -> tuple[Mapping[ComparisonGroup, ByPolicy], BoundsOf]:
     """Return the groups' runs and bounds, in the order of the seeds ``drawn``."""
     tasks = {
-        (group, name, k): policy_run(costs, group, name, k, mapped=k == drawn[0]).task(
+        (group, name, k): policy_run(costs, group, name, k).task(
             f"{name} on {group.name}, seed {k}"
         )
         for group in groups
@@ -227,19 +200,13 @@ def _ran(
     return by_group, bounds
 
 
-def policy_run(
-    costs: RunRequest, group: ComparisonGroup, policy: str, seed: int, mapped: bool
-) -> RunRequest:
-    """Return the run of a policy in a group.
-
-    The allocations of GPUs are kept only for ours and Arena's.
-    """
+def policy_run(costs: RunRequest, group: ComparisonGroup, policy: str, seed: int) -> RunRequest:
+    """Return the run of a policy in a group."""
     return replace(
         costs,
         work=work_of(costs.work, group, seed),
         policy=policy,
         information=group.information,
-        mapped=mapped and (is_ilp(policy) or policy == ARENA),
     )
 
 
@@ -275,19 +242,3 @@ def _table(
             for row in comparison_rows(by_policy, ARENA, [b.completion for b in bounds[group]])
         ]
     return table
-
-
-def _notes(by_group: Mapping[ComparisonGroup, ByPolicy], bounds: BoundsOf) -> list[str]:
-    """Return notes on the jobs that did not fit, the runs that got stuck, and our default policy."""
-    notes = []
-    for group, by_policy in by_group.items():
-        said = next(iter(by_policy.values()))[0].said
-        if said:
-            notes.append(f"{group.name}: dropped jobs: {'; '.join(said.splitlines())}.")
-        stuck = [name for name, runs in by_policy.items() if any(r.figures["stuck"] for r in runs)]
-        if stuck:
-            notes.append(f"{group.name}: {', '.join(stuck)} left jobs that would never start.")
-        figures = headline_figures(by_policy, DEFAULT_POLICY, bounds[group], SECOND_POLICY)
-        shown = ", ".join(f"{k} {float(v):.4g}" for k, v in figures.items())
-        notes.append(f"{group.name}: our default policy is {DEFAULT_POLICY}; {shown}.")
-    return notes

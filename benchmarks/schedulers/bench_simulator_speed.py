@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import numpy as np
 import typer
 
-from tessera.benchmarks.harness.options import ClusterOption, ProfilesOption, RoundsOption
+from tessera.benchmarks.harness.options import RoundsOption
 from tessera.benchmarks.harness.progress import track_steps
 from tessera.benchmarks.harness.registry import register_case
 from tessera.formulation.clock import SystemClock
@@ -59,8 +59,6 @@ def simulator_speed(
     trace: Annotated[
         Path | None, typer.Option(help="CSV of a trace, or `synthetic`. Default: Philly.")
     ] = None,
-    profiles: ProfilesOption = None,
-    cluster: ClusterOption = None,
     gpus_share: Annotated[float, typer.Option(help="Share of the cluster's GPUs to use.")] = 1.0,
     rounds: RoundsOption = 2000,
     jobs: Annotated[int, typer.Option(help="Number of synthetic jobs.")] = 400,
@@ -80,7 +78,7 @@ def simulator_speed(
     which Arena's artifact takes 53 s for first come, first served. Without the data sets the jobs
     are synthetic, and the table says so. Times with other options than the defaults have no bounds.
     """
-    work = _work(trace, profiles, cluster, gpus_share, rounds, jobs, seed)
+    work = _work(trace, gpus_share, rounds, jobs, seed)
     scenario = make_scenario(work).scenario
     result: dict[str, TimedRun] = {}
     for name, policy in POLICY_BY_RUN.items():
@@ -105,7 +103,7 @@ def simulator_speed(
             f"{name}_decide_share": one.decide_s / one.wall_s,
             f"{name}_rounds_per_s": len(one.result.rounds) / one.wall_s,
         }
-    usual = work.trace != SYNTHETIC and not (trace or profiles or cluster)
+    usual = work.trace != SYNTHETIC and trace is None
     exact = usual and gpus_share == 1 and rounds == 2000
     return Report(
         seed=seed,
@@ -115,15 +113,7 @@ def simulator_speed(
     )
 
 
-def _work(
-    trace: Path | None,
-    profiles: Path | None,
-    cluster: str | None,
-    gpus_share: float,
-    rounds: int,
-    jobs: int,
-    seed: int,
-) -> WorkloadSpec:
+def _work(trace: Path | None, gpus_share: float, rounds: int, jobs: int, seed: int) -> WorkloadSpec:
     """Return the workload.
 
     Jobs that cannot run as requested stay, because other policies run them elsewhere.
@@ -131,8 +121,6 @@ def _work(
     result = trace or data_file(None, "arena", "trace_philly.csv") or SYNTHETIC
     return WorkloadSpec(
         trace=str(result),
-        profiles=str(profiles or ""),
-        cluster=cluster or "",
         jobs=jobs,
         gpus_share=gpus_share,
         rounds=rounds,

@@ -14,7 +14,6 @@ from tessera.benchmarks.service.runtime.footprint import (
     measure_footprint,
     measure_launches,
 )
-from tessera.benchmarks.service.runtime.jaxoverhead import make_contests, measure_overhead
 from tessera.benchmarks.service.runtime.lab import run_lab
 from tessera.benchmarks.service.runtime.programs import (
     find_torch_python,
@@ -41,10 +40,6 @@ PLANS: Final = 6
 PAUSE_S: Final = "0.05"
 """Seconds of an iteration of the program that is moved."""
 
-JAX_PAIRS: Final = 40
-JUDGED_JAX_PAIRS: Final = 30
-"""The least number of pairs with which the overhead of ``tessera.jax`` is judged."""
-
 JUDGED_BY_PLANS: Final = frozenset(
     {"error_falls", "choice_after", "torch_error_falls", "torch_choice_after"}
 )
@@ -60,7 +55,6 @@ JUDGED_BY_PLANS: Final = frozenset(
         "plans": 1,
         "repeats": 1,
         "torch": False,
-        "jax_pairs": 0,
     },
     launch_p95_s=("<=", 5.0),
     agent_cpu_share=("<=", 0.05),
@@ -71,7 +65,6 @@ JUDGED_BY_PLANS: Final = frozenset(
     choice_after=(">=", 0.95),
     torch_error_falls=("==", True),
     torch_choice_after=(">=", 0.95),
-    overhead_jax=("<=", 0.05),
 )
 def measure_runtime(
     moves: Annotated[int, typer.Option(min=2, help="Moves of a job of each program.")] = 12,
@@ -89,9 +82,6 @@ def measure_runtime(
     torch: Annotated[
         bool, typer.Option(help="Also train a GPT by torchrun, if there is a PyTorch.")
     ] = True,
-    jax_pairs: Annotated[
-        int, typer.Option(min=0, help="Pairs of blocks that tessera.jax and plain JAX run in turn.")
-    ] = JAX_PAIRS,
     seed: int = 0,
 ) -> Report:
     """Run jobs whose programs really run, and measure starts, moves, agents and what estimates learn.
@@ -128,16 +118,6 @@ def measure_runtime(
     to a job without a stated plan. If no job stated it, it and the best one run ``repeats`` times each, in
     turn, and their medians are compared. Programs divide states or not, with 1, 2 or 4 micro-batches. With
     fewer than 6 plans, errors and choices are not judged.
-
-    JAX: a GPT of 6 layers and 867,328 parameters (width 128, sequences of 64, float32, batch 16) trains by
-    ``tessera.jax``, whose loop reports as under a keeper, and by a plain JAX program written by hand: one
-    mesh, one ``jit``, the same layers and the same data. ``jax_pairs`` pairs of blocks of 3 iterations run
-    in turn, in alternating order, in 4 processes one after another. A share is CPU seconds over those of
-    the plain program, less 1. ``overhead_jax`` is the upper end of the 95 % interval of the median share,
-    for data parallelism on 4 virtual devices or for 2 x 2 with tensor parallelism, whichever is larger.
-    ``overhead_jax_pipeline`` is the same for a pipeline of 4 stages with 4 micro-batches, compared with a
-    single plain program on one device that adds up the same 4 micro-batches. It has no bound: it includes
-    copies between stages, which a single program does not make.
     """
     figures: dict[str, Figure] = {}
     table: list[dict[str, Figure | str]] = []
@@ -164,33 +144,7 @@ def measure_runtime(
             table += _rows("torchrun", taught)
     figures["reported_share_is_possible"] = median(shares) <= 1.0
     waived = JUDGED_BY_PLANS if plans < PLANS else frozenset[str]()
-    if jax_pairs:
-        figures |= _overhead_figures(jax_pairs)
-    if jax_pairs < JUDGED_JAX_PAIRS:
-        waived |= {"overhead_jax"}
     return Report(seed=seed, figures=figures, waived=waived, table=table)
-
-
-def _overhead_figures(pairs: int) -> dict[str, Figure]:
-    """Return the figures of ``tessera.jax`` compared with plain JAX."""
-    figures: dict[str, Figure] = {"overhead_jax_pairs": pairs}
-    highest = dict[bool, float]()
-    for contest in make_contests():
-        found = measure_overhead(contest, pairs)
-        lower, upper = found.interval
-        figures |= {
-            f"overhead_jax_{contest.name}": found.median,
-            f"overhead_jax_{contest.name}_lower": lower,
-            f"overhead_jax_{contest.name}_upper": upper,
-            f"jax_{contest.name}_cpu_s": found.tessera_s,
-            f"plain_jax_{contest.name}_cpu_s": found.plain_s,
-        }
-        is_pipeline = contest.plan.pipeline_degree > 1
-        highest[is_pipeline] = max(highest.get(is_pipeline, upper), upper)
-    return figures | {
-        "overhead_jax": highest[False],
-        "overhead_jax_pipeline": highest[True],
-    }
 
 
 def _footprint_figures(found: Footprint) -> dict[str, Figure]:

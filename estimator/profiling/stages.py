@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from tessera.estimator.graph import Graph, Untraceable
 from tessera.estimator.profiling.pieces import Piece, example_inputs, piece_of
@@ -43,17 +42,6 @@ class StepMaker:
         """
         given = {**self.arguments, "samples": samples} | ({"tp": tp} if tp > 1 else {})
         return load_step(self.target, given)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTimes:
-    """The measured times of a whole training step, without and with the update of the weights."""
-
-    samples: int
-    passes_s: float
-    step_s: float
-    method: str
-    device_s: float
 
 
 def profile_stage(
@@ -163,69 +151,3 @@ def _time_function(
 ) -> RunTiming:
     compiled = jax.jit(function).lower(*inputs).compile()
     return time_run(lambda: compiled(*inputs), effort)
-
-
-def measure_step(step: Step, *, effort: TimingEffort | None = None) -> StepTimes:
-    """Return the time of a whole training step on one device: gradients of the loss, then Adam."""
-    effort = effort or TimingEffort()
-    begun = effort.clock()
-    params, batch = _arrays(step)
-    moments = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
-
-    def passes(params: Any, batch: Any) -> Any:
-        return jax.value_and_grad(step.loss)(params, batch)
-
-    def whole(params: Any, first: Any, second: Any, batch: Any) -> Any:
-        loss, gradients = jax.value_and_grad(step.loss)(params, batch)
-        return loss, *_adam(params, first, second, gradients)
-
-    alone = _time_function(passes, (params, batch), effort)
-    full = _time_function(whole, (params, moments, moments, batch), effort)
-    return StepTimes(
-        samples=step.samples,
-        passes_s=alone.run_s,
-        step_s=full.run_s,
-        method=full.method,
-        device_s=effort.clock() - begun,
-    )
-
-
-def measure_update(step: Step, *, effort: TimingEffort | None = None) -> float:
-    """Return the seconds of Adam alone on a step's parameters."""
-    params, _ = _arrays(step)
-    moments = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
-    return _time_function(_adam, (params, moments, moments, params), effort or TimingEffort()).run_s
-
-
-def _adam(params: Any, first: Any, second: Any, gradients: Any) -> Any:
-    first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g.astype(jnp.float32), first, gradients)
-    second = jax.tree.map(
-        lambda v, g: 0.95 * v + 0.05 * jnp.square(g.astype(jnp.float32)), second, gradients
-    )
-    params = jax.tree.map(
-        lambda p, m, v: (p - 1e-4 * m * jax.lax.rsqrt(v + 1e-8)).astype(p.dtype),
-        params,
-        first,
-        second,
-    )
-    return params, first, second
-
-
-def _arrays(step: Step) -> tuple[Any, Any]:
-    """Return parameters and a batch for a run of a step. Integers of the batch are 0 or 1."""
-
-    def filled(tree: Any, seed: int) -> Any:
-        leaves, shape = jax.tree.flatten(tree)
-        return jax.tree.unflatten(shape, example_inputs(leaves, below=2, seed=seed))
-
-    return filled(step.params, 0), filled(step.batch, 1)
-
-
-def total_s(graph: Graph, records: Iterable[ProfileRecord], samples: int, tp: int = 1) -> float:
-    """Return the forward and backward seconds of all layers of a graph, from records alone.
-
-    Raises:
-        KeyError: a layer was not profiled.
-    """
-    seconds = {record.key: record.forward_s + record.backward_s for record in records}
-    return sum(seconds[kind, float(samples), tp, graph.dtype] for kind in graph.kind)

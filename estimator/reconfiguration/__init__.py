@@ -1,6 +1,6 @@
 """Models of reconfigurable training: iteration times of plans on GPUs, CPUs and bandwidths.
 
-:func:`fit_pooled` is what estimates should use. :func:`fit_appendix` is the published model.
+:func:`fit_pooled` is what estimates should use. ``fitting.fit_appendix`` is the published model.
 """
 
 from tessera.estimator.reconfiguration.configurations import (
@@ -8,12 +8,7 @@ from tessera.estimator.reconfiguration.configurations import (
     MachineRates,
     TransformerFacts,
 )
-from tessera.estimator.reconfiguration.fitting import (
-    AppendixFit,
-    MeasuredRun,
-    fit_appendix,
-    needs_refit,
-)
+from tessera.estimator.reconfiguration.fitting import AppendixFit, MeasuredRun, needs_refit
 from tessera.estimator.reconfiguration.judging import (
     ModelChoice,
     PlanModel,
@@ -34,7 +29,6 @@ __all__ = [
     "TransformerFacts",
     "choose_model",
     "choose_runs",
-    "fit_appendix",
     "fit_pooled",
     "needs_refit",
 ]

@@ -68,18 +68,9 @@ def log_error(predicted_s: Floats, measured_s: Floats) -> float:
 def fit_appendix(runs: Sequence[MeasuredRun]) -> AppendixFit:
     """Return the parameters within bounds that minimise the RMSLE of Eq. (1) on runs of a model.
 
-    The result depends on nothing but the runs and their order.
-
-    Raises:
-        InvalidInput: the runs are too few, of one plan only, too few of them use ZeRO-Offload, or a
-            time is not positive.
+    The result depends on nothing but the runs and their order. :func:`check_variety` and
+    :func:`check_offloaded` say whether the runs suffice.
     """
-    check_runs(runs)
-    return minimise_error(runs)
-
-
-def minimise_error(runs: Sequence[MeasuredRun]) -> AppendixFit:
-    """Return the fit of :func:`fit_appendix` without its checks, e.g. while a run is left out."""
     table = ConfigurationTable.of([run.configuration for run in runs])
     measured_s = np.array([run.iter_time_s for run in runs])
 
@@ -105,30 +96,18 @@ def minimise_error(runs: Sequence[MeasuredRun]) -> AppendixFit:
     )
 
 
-def check_runs(runs: Sequence[MeasuredRun], *, least: int = FITTED_RUNS) -> None:
-    """Check that runs suffice for the seven parameters.
-
-    ``least`` is lower only for published fits that used fewer runs.
-
-    Raises:
-        InvalidInput: they do not; the message says what would be enough.
-    """
-    check_variety(runs, least=least)
-    check_offloaded(runs, least=least)
-
-
-def check_variety(runs: Sequence[MeasuredRun], *, least: int = FITTED_RUNS) -> None:
+def check_variety(runs: Sequence[MeasuredRun]) -> None:
     """Check that runs are enough, of one model, and of several plans.
 
     Raises:
         InvalidInput: they are not; the message says what would be enough.
     """
     check_times(runs)
-    if len(runs) < least:
+    if len(runs) < FITTED_RUNS:
         raise InvalidInput(
             "runs",
-            f"has {len(runs)} of the {least} measured runs that the parameters need;"
-            f" measure {least - len(runs)} more",
+            f"has {len(runs)} of the {FITTED_RUNS} measured runs that the parameters need;"
+            f" measure {FITTED_RUNS - len(runs)} more",
         )
     names = {run.configuration.facts.name for run in runs}
     if len(names) > 1:
@@ -144,14 +123,14 @@ def check_variety(runs: Sequence[MeasuredRun], *, least: int = FITTED_RUNS) -> N
         )
 
 
-def check_offloaded(runs: Sequence[MeasuredRun], *, least: int = FITTED_RUNS) -> None:
+def check_offloaded(runs: Sequence[MeasuredRun]) -> None:
     """Check that enough runs use ZeRO-Offload.
 
     Raises:
         InvalidInput: they do not; the message says how many would be enough.
     """
     offloaded = sum(run.configuration.offload for run in runs)
-    if offloaded < min(OFFLOADED_RUNS, least):
+    if offloaded < OFFLOADED_RUNS:
         raise InvalidInput(
             "runs",
             f"has {offloaded} of the {OFFLOADED_RUNS} runs with ZeRO-Offload that its three"

@@ -23,8 +23,8 @@ from tessera.estimator.reconfiguration.fitting import (
     MeasuredRun,
     check_offloaded,
     check_variety,
+    fit_appendix,
     log_error,
-    minimise_error,
     needs_refit,
 )
 from tessera.estimator.reconfiguration.pooling import fit_pooled
@@ -160,7 +160,7 @@ def _fit_factor(runs: Sequence[PricedRun]) -> Predictor:
 
 
 def _fit_appendix(runs: Sequence[PricedRun]) -> Predictor:
-    parameters = minimise_error([priced.run for priced in runs]).parameters
+    parameters = fit_appendix([priced.run for priced in runs]).parameters
     return lambda configurations, _graph_s: appendix_iteration_s(
         ConfigurationTable.of(configurations), parameters
     )

@@ -79,13 +79,6 @@ class Contention:
         """Return the job of each fixed link, (F,)."""
         return np.repeat(np.arange(len(self.jobs), dtype=np.int64), np.diff(self.fixed_start))
 
-    def with_background(self, share: Floats | float) -> Contention:
-        """Return the same jobs with other traffic (storage) on ``share`` of each link, in [0, 1)."""
-        taken = np.broadcast_to(np.asarray(share, dtype=np.float64), self.link_bytes_per_s.shape)
-        if not ((taken >= 0) & (taken < 1)).all():
-            raise InvalidInput("share", "must lie in [0, 1)")
-        return replace(self, link_bytes_per_s=self.link_bytes_per_s * (1 - taken))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LinkDemand:

@@ -75,18 +75,6 @@ def build_topology(document: object, cancelled: Callable[[], bool] = never_cance
     return KINDS[kind](document, cancelled)
 
 
-def write_columns(topology: Topology) -> dict[str, Any]:
-    """Return the topology column by column. ``build_topology`` restores it with the same numbering."""
-    v, e = topology.vertices, topology.links
-    return {
-        "kind": "columns",
-        "adaptive": topology.adaptive,
-        "hosts": list(topology.hosts),
-        "vertices": {"name": list(v.name), "tier": v.tier.tolist(), "host": v.host.tolist()},
-        "links": {name: getattr(e, name).tolist() for name in _COLUMNS},
-    }
-
-
 def list_assumptions(document: object) -> list[str]:
     """Return the assumptions of a document's kind, as sentences for people."""
     kind = document.get("kind") if isinstance(document, dict) else None

@@ -36,8 +36,6 @@ SEED_MEAN_FIGURES = (
     "fairness",
     "fairness_worst",
     "satisfaction",
-    "optimum_share",
-    "optimum_worst_share",
     "rounds",
     "refused",
     "decide_s",

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Collection
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.information import DpMemory
 from tessera.formulation.values import Workload
-from tessera.simulator.data import MissingData, data_file
 
 GIB = 2**30
+DP_MEMORY: Final = ("arena", "dp_memory.csv")
+"""The file of the data folder with the memory of data-parallel runs."""
 
 
 def read_dp_memory(path: Path) -> DpMemory:
-    """Return the peak memory of data-parallel runs from ``arena/dp_memory.csv`` of the data sets.
+    """Return the peak memory of data-parallel runs from ``DP_MEMORY``.
 
     A row that is not ``ok`` ran out of memory or was not measured. The file does not distinguish
     the two.
@@ -48,19 +49,3 @@ def read_dp_memory(path: Path) -> DpMemory:
         raise InvalidInput(
             path.name, f"is not a table of data-parallel memory: {error!r}"
         ) from None
-
-
-def memory_file(information: Collection[str], given: Path | None) -> str:
-    """Return the file that data-parallel information needs. If no policy needs it, return "".
-
-    Raises:
-        MissingData: the file is needed and does not exist.
-    """
-    if "data-parallel" not in information:
-        return ""
-    file = data_file(given, "arena", "dp_memory.csv")
-    if file is None:
-        raise MissingData(
-            f"{given or 'dp_memory.csv'} does not exist; pass --dp-memory or set TESSERA_DATA"
-        )
-    return str(file)

@@ -23,24 +23,18 @@ from tessera.simulator.statistics import Interval
 
 ARENA: Final = "arena"
 MAX_DRAWN_POLICIES: Final = 7
-"""Largest number of lines in a plot: our best policy, Arena's, and the best others by mean JCT."""
+"""Largest number of lines in a plot."""
 
 
-def comparison_plots(
-    by_policy: ByPolicy, best: str, shown: Sequence[str] = (), mapped: Sequence[str] = ()
-) -> list[Plot]:
+def comparison_plots(by_policy: ByPolicy, best: str, shown: Sequence[str]) -> list[Plot]:
     """Return the plots of a comparison. Plots over time, gaps and maps are of the first seed.
 
-    ``shown`` are the policies whose lines are drawn, by default ``policies_to_draw``. ``mapped`` are
-    the policies whose GPU maps are drawn, by default ``best`` and Arena's policy.
+    ``shown`` are the policies whose lines and GPU maps are drawn.
     """
-    lines = list(shown) or policies_to_draw(by_policy, best)
-    return list(_pictures(by_policy, best, lines, list(mapped) or [best, ARENA]))
+    return list(_pictures(by_policy, best, shown))
 
 
-def _pictures(
-    by_policy: ByPolicy, best: str, shown: Sequence[str], mapped: Sequence[str]
-) -> Iterator[Plot]:
+def _pictures(by_policy: ByPolicy, best: str, shown: Sequence[str]) -> Iterator[Plot]:
     looks = series_styles(shown, bold=[best])
     first = {name: by_policy[name][0] for name in shown}
     end_s = max(ran.figures["horizon_s"] for ran in first.values())
@@ -70,9 +64,8 @@ def _pictures(
             {name: (np.arange(len(gap)), gap[:, 1]) for name, gap in gaps.items()},
             styles=series_styles(own, bold=[best]),
         )
-    for name in dict.fromkeys(mapped):
-        if name in by_policy and by_policy[name][0].segments:
-            ran = by_policy[name][0]
+    for name, ran in first.items():
+        if ran.segments:
             yield gpu_map(
                 f"GPUs over time under {name}",
                 ran.segments,
@@ -80,13 +73,6 @@ def _pictures(
                 end_s=end_s,
                 node_types=ran.node_types,
             )
-
-
-def policies_to_draw(by_policy: ByPolicy, best: str) -> list[str]:
-    """Return the policies to draw: our best, Arena's, then the others not ours by mean JCT."""
-    others = [str(result["policy"]) for result in comparison_rows(by_policy) if not result["ours"]]
-    arena = [name for name in others if name == ARENA]
-    return list(dict.fromkeys([best, *arena, *others]))[:MAX_DRAWN_POLICIES]
 
 
 def _ratios(by_policy: ByPolicy) -> Plot:

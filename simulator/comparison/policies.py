@@ -18,7 +18,8 @@ from tessera.formulation.information import (
 from tessera.formulation.parameters import PARAMETERS_FIELD
 from tessera.formulation.plugins import is_reference
 from tessera.formulation.policy import DEFAULT_OBJECTIVE
-from tessera.simulator.comparison.information import read_dp_memory
+from tessera.simulator.comparison.information import DP_MEMORY, read_dp_memory
+from tessera.simulator.data import require_data_file
 from tessera.solvers.plugins import load_objectives, load_scheduler, module_files
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.schedulers import registry
@@ -148,13 +149,12 @@ def _setting(text: str, parameters: Collection[str] = ()) -> tuple[str, Any]:
     )
 
 
-def information_of(name: str, dp_memory: Path | None = None) -> Information:
+def information_of(name: str) -> Information:
     """Return the information with the given name.
 
-    ``dp_memory`` is the file that "data-parallel" needs.
-
     Raises:
-        InvalidInput: there is no such information, or no file is given for it.
+        InvalidInput: there is no such information.
+        MissingData: the data folder does not have the file that "data-parallel" needs.
     """
     if name == "estimates":
         return all_estimates
@@ -163,9 +163,7 @@ def information_of(name: str, dp_memory: Path | None = None) -> Information:
     if name == "single-gpu":
         return single_gpu()
     if name == "data-parallel":
-        if dp_memory is None:
-            raise InvalidInput("dp_memory", "is missing; name the file or set TESSERA_DATA")
-        return data_parallel(read_dp_memory(dp_memory))
+        return data_parallel(read_dp_memory(require_data_file(*DP_MEMORY)))
     raise InvalidInput("information", f"unknown {name!r}; use one of {', '.join(INFORMATION)}")
 
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any, Final, TypeVar
 
 import numpy as np
 
+from tessera.formulation.clock import SystemClock
 from tessera.formulation.tables import Floats
 from tessera.simulator.bounds import throughput_bound
-from tessera.simulator.comparison.estimate_rows import EstimateRow, records_of
-from tessera.simulator.comparison.judges import JudgedDecider, PausableClock
 from tessera.simulator.comparison.policies import information_of, options_of, plugin_files
 from tessera.simulator.comparison.workload import (
     ROUND_S,
@@ -31,7 +28,6 @@ from tessera.simulator.overheads import preset_overheads as overheads_of
 from tessera.simulator.run import Conditions, Decider, Result, simulate
 from tessera.simulator.sweeps.runner import Sweep
 from tessera.simulator.sweeps.tasks import Task
-from tessera.simulator.truth import perturb_estimates
 
 COURSE_POINTS: Final = 400
 """The number of points of a series over time."""
@@ -45,40 +41,24 @@ Key = TypeVar("Key", bound=Hashable)
 class RunRequest:
     """A request for a run of a policy on a workload, with the information that the policy sees.
 
-    ``error`` is the relative error of the estimates that rounds see
-    (``tessera.simulator.truth.perturb_estimates``), drawn by ``error_seed``. Each
-    ``judge_every``-th round is judged against the ILP. If it is 0, no round is judged. With
-    ``mapped``, the result records which job held which GPUs.
-
-    Rounds take place when something has happened, at most one in each ``round_s``. With
-    ``every_round``, there is one every ``round_s``. Deadline schedules need this if they start jobs
-    at times without an event. Without ``search``, CP-SAT does not look for promises beyond those
-    that first fits find. ``estimates`` are those that rounds see, before any error is added. If
-    it is None, rounds see the true ones.
+    Rounds take place when something has happened, at most one in each ``round_s``. Without
+    ``search``, CP-SAT does not look for promises beyond those that first fits find.
     """
 
     work: WorkloadSpec
     policy: str
     information: str = "estimates"
     overheads: str = "default"
-    dp_memory: str = ""
-    error: float = 0.0
-    error_seed: int = 0
-    judge_every: int = 0
-    mapped: bool = False
     round_s: float = ROUND_S
-    every_round: bool = False
     search: bool = True
-    estimates: tuple[EstimateRow, ...] | None = None
 
     def task(self, name: str) -> Task:
         """Return the run as a task of a sweep."""
-        named = (Path(self.dp_memory),) if self.dp_memory else ()
         return Task(
             name=name,
             function=TASK,
             options=asdict(self),
-            files=(*self.work.files, *named, *plugin_files(self.policy)),
+            files=(*self.work.files, *plugin_files(self.policy)),
         )
 
 
@@ -129,40 +109,24 @@ def run_in_scenario(
 ) -> dict[str, Any]:
     """Run the request in a given scenario."""
     scenario, costs = world.scenario, overheads_of(asked.overheads)
-    watch = PausableClock()
-    decide = JudgedDecider(
-        Decider(
-            options_of(asked.policy, asked.work.seed),
-            information_of(asked.information, Path(asked.dp_memory) if asked.dp_memory else None),
-            search=asked.search,
-        ),
-        asked.judge_every,
-        watch,
+    decide = Decider(
+        options_of(asked.policy, asked.work.seed),
+        information_of(asked.information),
+        search=asked.search,
     )
-    visible = None if asked.estimates is None else records_of(asked.estimates)
-    if asked.error:
-        base = scenario.profiles if visible is None else visible
-        visible = perturb_estimates(base, asked.error, asked.error_seed)
-    conditions = Conditions(
-        overheads=costs, visible=visible, round_s=asked.round_s, on_events=not asked.every_round
-    )
-    result = simulate(scenario, decide, conditions, watch)
-    return run_data(result, world, decide.shares, asked.mapped)
+    conditions = Conditions(overheads=costs, round_s=asked.round_s, on_events=True)
+    return run_data(simulate(scenario, decide, conditions, SystemClock()), world)
 
 
-def run_data(
-    result: Result, world: PreparedScenario, shares: Sequence[float] = (), mapped: bool = False
-) -> dict[str, Any]:
+def run_data(result: Result, world: PreparedScenario, mapped: bool = False) -> dict[str, Any]:
     """Return the data that ``FinishedRun`` reads of a run in ``world``.
 
-    ``shares`` are those of ``JudgedDecider``, if rounds were judged.
+    With ``mapped``, they include the segments that a map of GPUs shows.
     """
     scenario, reference = result.scenario, reference_of(result.scenario)
     return {
         "figures": {
             **run_figures(result, reference, world.horizon_s),
-            "optimum_share": float(np.mean(shares)) if shares else math.nan,
-            "optimum_worst_share": min(shares, default=math.nan),
             "load": world.load,
             "dropped": world.dropped,
             "stuck": result.stuck,
@@ -170,7 +134,6 @@ def run_data(
             "guarantees_broken": len(find_broken_guarantees(result)),
             "horizon_s": world.horizon_s,
         },
-        "said": world.said,
         "arrival_s": result.arrival_s.tolist(),
         "end_s": _ended(result).tolist(),
         "alone_s": alone_seconds(scenario, result.conditions.overheads).tolist(),
@@ -219,7 +182,6 @@ class FinishedRun:
     """A run as it is read back. Arrays are float64[jobs], in order of arrival."""
 
     figures: dict[str, float]
-    said: str  # a message about jobs that were dropped
     arrival_s: Floats
     end_s: Floats  # inf: the job never succeeded
     alone_s: Floats  # seconds of each job at once on its fastest Cell, as if it were alone
@@ -235,7 +197,6 @@ class FinishedRun:
         segments = [(j, a, b, [(n, g) for n, g in on]) for j, a, b, on in result["segments"]]
         return cls(
             figures={k: float(v) for k, v in result["figures"].items()},
-            said=result["said"],
             arrival_s=np.array(result["arrival_s"], float),
             end_s=np.array(result["end_s"], float),
             alone_s=np.array(result["alone_s"], float),
@@ -256,12 +217,15 @@ def check_requests(asked: Iterable[RunRequest], seeds: int) -> None:
     """Check requests before anything runs, and refuse those that would fail.
 
     Raises:
-        MissingData: a trace is absent.
-        InvalidInput: a policy is unknown, a trace has no models, or all seeds draw the same jobs.
+        MissingData: a trace, or a file that information needs, is absent.
+        InvalidInput: a policy or information is unknown, a trace has no models, or all seeds draw
+            the same jobs.
     """
     every = list(asked)
     for name in dict.fromkeys(one.policy for one in every):
         options_of(name)
+    for information in dict.fromkeys(one.information for one in every):
+        information_of(information)
     for work in dict.fromkeys(one.work for one in every):
         check_seeds(seeds, work)
     for trace in dict.fromkeys(one.work.trace for one in every):
@@ -272,23 +236,3 @@ def runs_of(tasks: Mapping[Key, Task], sweep: Sweep) -> dict[Key, FinishedRun]:
     """Run the tasks and return each run under the key of its task."""
     results = sweep.run(list(tasks.values()))
     return {key: FinishedRun.read(results[task.name]) for key, task in tasks.items()}
-
-
-def run_on_workloads(
-    policies: Sequence[str], workloads: Sequence[WorkloadSpec], asked: RunRequest, sweep: Sweep
-) -> dict[tuple[str, WorkloadSpec], FinishedRun]:
-    """Run each policy on each workload, as ``asked`` in everything else.
-
-    Raises:
-        MissingData: a trace is absent.
-        InvalidInput: a policy is unknown, or a trace has no models.
-    """
-    check_requests((replace(asked, policy=policy) for policy in policies), seeds=1)
-    tasks = {
-        (policy, work): replace(asked, work=work, policy=policy).task(
-            f"{policy}, {work.durations_as}, {work.arrivals_as}, load {work.load:g}, seed {work.seed}"
-        )
-        for policy in policies
-        for work in workloads
-    }
-    return runs_of(tasks, sweep)

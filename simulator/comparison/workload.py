@@ -28,7 +28,7 @@ from tessera.simulator.traces.shaping import (
 from tessera.simulator.traces.speeds import ClusterRoom, Speeds, requested_load
 from tessera.simulator.traces.trace import Arrival
 from tessera.simulator.workloads.published import NAMES, PublishedScenario, load_published
-from tessera.simulator.workloads.synthetic import ArrivalProcess, Durations, SyntheticTrace
+from tessera.simulator.workloads.synthetic import ArrivalProcess, SyntheticTrace
 
 ROUND_S: Final = 300.0
 PHILLY: Final = "arena-philly"
@@ -41,10 +41,10 @@ OnBad = Literal["drop", "refuse", "keep"]
 class WorkloadSpec:
     """A workload and its cluster as text and numbers, so that they can be options of a task.
 
-    ``gpus_share`` is the share of the nodes of each GPU type that is used. ``jobs``, ``load``,
-    ``arrivals_as`` and ``durations_as`` apply to synthetic jobs (``SyntheticTrace``). The ``seed``
-    draws those jobs, or ``jobs_share`` of a trace's jobs. If ``tightness`` is above 0, each deadline
-    is that multiple of the job's duration as requested. Otherwise, with ``deadlines``, the
+    ``gpus_share`` is the share of the nodes of each GPU type that is used. ``jobs``, ``load`` and
+    ``arrivals_as`` apply to synthetic jobs (``SyntheticTrace``). The ``seed`` draws those jobs, or
+    ``jobs_share`` of a trace's jobs. If ``tightness`` is above 0, each deadline is that multiple of
+    the job's duration as requested. Otherwise, with ``deadlines``, the
     deadlines of the trace apply, at ``deadline_factor`` times their distance from arrival.
     """
 
@@ -57,7 +57,6 @@ class WorkloadSpec:
     jobs: int = 400
     load: float = 1.0
     arrivals_as: ArrivalProcess = "poisson"
-    durations_as: Durations = "log-normal"
     deadlines: bool = False
     deadline_factor: float = 1.0
     tightness: float = 0.0
@@ -76,11 +75,10 @@ class WorkloadSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedScenario:
-    """A scenario with its load, the number of jobs that were dropped, and a message about them."""
+    """A scenario with its load and the number of jobs that were dropped."""
 
     scenario: Scenario
     dropped: int
-    said: str
     load: float
     """GPU-hours requested by jobs of known length, divided by those that the cluster has until the
     last arrival."""
@@ -151,14 +149,13 @@ def make_scenario(work: WorkloadSpec) -> PreparedScenario:
         InvalidInput: the workload cannot be made; the message says what is wrong.
     """
     source = _source(work)
-    whole, said, dropped = source.scenario, source.said, source.dropped
+    whole, dropped = source.scenario, source.dropped
     kept = first_hours(whole.arrivals, work.rounds * ROUND_S / 3600)
     kept = looser_deadlines(kept, work.deadline_factor)
     if not work.deadlines:
         kept = without_deadlines(kept)
     if work.on_bad != "keep":
         screened = screen_jobs(kept, whole.profiles, whole.gpu_types, whole.nodes, work.on_bad)
-        said = f"{said}\n{screened.message()}".strip()
         dropped += len(screened.dropped)
         kept = screened.arrivals
     if work.jobs_share != 1:
@@ -176,7 +173,6 @@ def make_scenario(work: WorkloadSpec) -> PreparedScenario:
     return PreparedScenario(
         scenario=replace(whole, arrivals=kept),
         dropped=dropped,
-        said=said,
         load=requested_load(kept, Speeds(whole.profiles), whole.gpus),
         horizon_s=min(work.rounds * ROUND_S, last_s),
     )
@@ -188,7 +184,6 @@ class _TraceScenario:
 
     scenario: Scenario
     dropped: int = 0
-    said: str = ""
 
 
 def _source(work: WorkloadSpec) -> _TraceScenario:
@@ -220,9 +215,7 @@ def _synthetic(work: WorkloadSpec) -> Scenario:
     profiles = (
         profiles_of(Path(work.profiles)) if work.profiles else list(cached_sample_profiles(cluster))
     )
-    recipe = SyntheticTrace(
-        jobs=work.jobs, load=work.load, arrivals=work.arrivals_as, durations=work.durations_as
-    )
+    recipe = SyntheticTrace(jobs=work.jobs, load=work.load, arrivals=work.arrivals_as)
     drawn = recipe.draw(profiles, nodes, work.seed)
     return Scenario(gpu_types=gpu_types, nodes=nodes, profiles=profiles, arrivals=drawn)
 
@@ -250,7 +243,7 @@ def _published(work: WorkloadSpec) -> _TraceScenario:
         scenario = replace(scenario, gpu_types=gpu_types, nodes=nodes)
     elif work.gpus_share != 1:
         scenario = replace(scenario, nodes=shrink_nodes(scenario.nodes, work.gpus_share))
-    return _TraceScenario(scenario=scenario, dropped=len(screened.dropped), said=screened.message())
+    return _TraceScenario(scenario=scenario, dropped=len(screened.dropped))
 
 
 def _read_published(work: WorkloadSpec) -> PublishedScenario:

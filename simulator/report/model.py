@@ -9,10 +9,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-import typer
 from matplotlib.figure import Figure as Drawing
 
 from tessera.formulation.release import installed_version
@@ -20,14 +18,6 @@ from tessera.simulator.figures import Figure, Report
 from tessera.simulator.provenance import measured_commit
 
 Value = Figure | str | None
-
-ReportFolder = Annotated[
-    Path | None,
-    typer.Option(
-        "--report", file_okay=False, help="Write a report as HTML and Markdown to this folder."
-    ),
-]
-"""The option of a benchmark that can write a report."""
 
 MINUS: Final = "\N{MINUS SIGN}"
 MISSING_VALUE: Final = "\N{EN DASH}"
@@ -87,25 +77,22 @@ def report_of(
     *,
     title: str,
     options: Mapping[str, Any],
-    seeds: Sequence[int] = (),
     plots: Sequence[Plot] = (),
-    tables: Sequence[Table] = (),
     summary: str = "",
     notes: Sequence[str] = (),
 ) -> RunReport:
     """Return the report of results that the command line of this process produced."""
-    results = [Table.from_rows("Results", outcome.table)] if outcome.table else []
     return RunReport(
         title=title,
         summary=summary,
         command=shlex.join(["tessera", *sys.argv[1:]]),
         commit=measured_commit(),
-        seeds=tuple(seeds) or (outcome.seed,),
+        seeds=(outcome.seed,),
         versions=run_versions(),
         options=dict(options),
         figures=dict(outcome.figures),
         plots=tuple(plots),
-        tables=(*results, *tables),
+        tables=(Table.from_rows("Results", outcome.table),) if outcome.table else (),
         notes=tuple(notes),
     )
 

@@ -127,11 +127,6 @@ def tick_number(value: float) -> str:
     return f"{round(value, 10):,.12g}".replace("-", "\N{MINUS SIGN}")
 
 
-def tick_percentage(value: float) -> str:
-    """Return the label of a tick for a fraction, in percent."""
-    return f"{tick_number(100 * value)} %"
-
-
 def add_legend(figure: Drawing, axes: Any, marks: float = 1.0) -> None:
     """Put the legend below the axes, in as many columns as fit, and make room for it.
 

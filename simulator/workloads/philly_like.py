@@ -47,7 +47,6 @@ def philly_like(
     seed: int,
     *,
     profiles: Iterable[EstimateRecord] | None = None,
-    habits: Habits = Habits(),
 ) -> list[Arrival]:
     """Return jobs by time of arrival.
 
@@ -55,6 +54,7 @@ def philly_like(
     follows from its drawn duration. If ``profiles`` is None, the sample profiles are used. The same
     arguments give the same jobs.
     """
+    habits = Habits()
     known = runnable_workloads(sample_profiles() if profiles is None else profiles, habits.gpus)
     rng = np.random.default_rng(seed)
     arrivals = arrival_times_s(rng, jobs, habits)

@@ -220,7 +220,7 @@ async def test_more_fairness_levels_than_the_limit_are_refused_but_replayed_if_r
         assert again.same_decisions
 
 
-@pytest.mark.parametrize("baseline", ["sia", "highs", "stock-cp-sat"])
+@pytest.mark.parametrize("baseline", ["pop-8", "highs", "stock-cp-sat"])
 async def test_a_baseline_commits_no_round(baseline: str) -> None:
     async with api() as a:
         with pytest.raises(grpc.aio.AioRpcError, match="only for comparison") as wrong:

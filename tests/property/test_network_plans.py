@@ -22,13 +22,13 @@ from tessera.solvers.network.compression.orders import topological_orders
 from tessera.solvers.network.factors import Clip
 from tessera.solvers.network.jobs.cells import CellLevel, cell_hierarchy
 from tessera.solvers.network.jobs.hived import HiveD
-from tessera.solvers.network.jobs.placers import Occupancy, Placer, RandomSpread, first_fit
 from tessera.solvers.network.replan import PlanningOptions, Variant, replan
 from tessera.solvers.network.swaps import Moves
 from tests.support.contentions import a_contention
 from tests.support.demands import a_demand
 from tests.support.hierarchies import a_machine
 from tests.support.laws import examples
+from tests.support.occupancy import Occupancy, Placer
 
 
 @st.composite
@@ -247,23 +247,17 @@ def gpus_of(gang: Gang) -> Ints:
 
 
 @examples(60)
-@given(steps, st.sampled_from(["hived", "strict", "first", "random"]))
+@given(steps, st.booleans())
 def test_no_gpu_is_given_twice_and_gangs_get_their_requested_count(
-    moves: list[int], rule: str
+    moves: list[int], waits: bool
 ) -> None:
-    placers: dict[str, Placer] = {
-        "hived": HiveD(MACHINE),
-        "strict": HiveD(MACHINE, waits=True),
-        "first": first_fit,
-        "random": RandomSpread(1),
-    }
-    story = Story(placers[rule])
+    story = Story(HiveD(MACHINE, waits=waits))
     for gpus, before, gang in story.play(moves):
         if gang is not None:
             assert gang.gpus == gpus
             assert set(gpus_of(gang).tolist()) <= set(before.tolist())
             assert list(gang.members) == sorted(gang.members)
-        elif rule != "strict":
+        elif not waits:
             assert len(before) < gpus
     held = [gpu for gang in story.running.values() for gpu in gpus_of(gang).tolist()]
     assert sorted(held + flat_indices(story.book.free).tolist()) == list(range(GPUS))

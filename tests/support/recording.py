@@ -16,10 +16,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from tessera.benchmarks.network.bench_network_control import fill_cluster, snapshot_of
-from tessera.benchmarks.network.fabrics import two_layer
+from tessera.benchmarks.network.families import family_traffic
 from tessera.benchmarks.rounds.fuzzed_rounds import draw_round
-from tessera.estimator.families import family_traffic
 from tessera.formulation.codec import decode, encode
 from tessera.formulation.network.facts import Traffics
 from tessera.formulation.network.outcome import NetworkOutcome
@@ -36,6 +34,7 @@ from tessera.solvers.rounds.options import RoundOptions, recorded_options
 from tessera.solvers.rounds.plan import RoundOutcome, plan_round
 from tessera.solvers.schedulers.registry import scheduler_names as scheduler_names
 from tessera.solvers.schedulers.registry import scheduler_of
+from tests.support.crowded_network import crowd_network
 from tests.support.worlds import COSTLY, StoppedClock, a_random_scenario
 
 FOLDER: Final = Path(__file__).parent.parent / "replays"
@@ -160,8 +159,7 @@ def record_rounds() -> None:
         first = decide(snapshot, options)
         by_work = replace(options, work=first.solution.work)
         _save(name, snapshot, by_work, describe(snapshot, decide(snapshot, by_work)))
-    topology = two_layer(NETWORK_HOSTS)
-    snapshot, options = snapshot_of(topology, *fill_cluster(topology, 0)), RoundOptions()
+    snapshot, options = crowd_network(NETWORK_HOSTS), RoundOptions()
     network = plan_network(snapshot, running_now(snapshot), options)
     _save("network", snapshot, options, _describe_network(network))
 

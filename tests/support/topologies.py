@@ -147,3 +147,18 @@ def without_links(topology: Topology, *pairs: tuple[str, str]) -> Topology:
         delay_s=e.delay_s[keep],
     )
     return replace(topology, links=links)
+
+
+def write_columns(topology: Topology) -> dict[str, Any]:
+    """Return a document of the topology, column by column, with the same numbering."""
+    v, e = topology.vertices, topology.links
+    return {
+        "kind": "columns",
+        "adaptive": topology.adaptive,
+        "hosts": list(topology.hosts),
+        "vertices": {"name": list(v.name), "tier": v.tier.tolist(), "host": v.host.tolist()},
+        "links": {
+            name: getattr(e, name).tolist()
+            for name in ("source", "target", "bytes_per_s", "delay_s")
+        },
+    }

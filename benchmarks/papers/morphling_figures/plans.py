@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
-from tessera.benchmarks.papers.morphling_model.records import RATES, divide_batch
+from tessera.benchmarks.papers.morphling_figures.records import RATES, divide_batch
 from tessera.estimator.architectures.published import published_models
 from tessera.estimator.cells import Setting, data_sheet_setting
 from tessera.estimator.hardware import A800
 from tessera.estimator.memory import States
 from tessera.estimator.plans import shape_on
-from tessera.estimator.pricing.price import PlanPrice, plan_setting, price_plan
+from tessera.estimator.pricing.price import PlanPrice, price_plan
 from tessera.estimator.reconfiguration.configurations import Configuration, TransformerFacts
 from tessera.estimator.stated.completion import PlanContext, complete_plan
 from tessera.estimator.stated.statement import StatedPlan
-from tessera.estimator.traffic import stage_traffic
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ExecutionPlan, Offload, Recomputation, ZeroStage
 from tessera.formulation.records.estimates import EstimateRecord
@@ -109,16 +108,6 @@ class MeasuredPlan:
         """Return whether the plan can run by our memory model. No measurement is read."""
         price = self.price()
         return price is not None and price.overflow is None
-
-    def sent_bytes(self, price: PlanPrice) -> float:
-        """Return the bytes that a GPU sends to its partners in an iteration, the mean over GPUs."""
-        run, plan = plan_setting(self._setting(), price.plan), price.plan
-        amounts = [
-            stage_traffic(run.graph, run.training, plan.zero.value, stage, last=k == self.pp)
-            for k, stage in enumerate(plan.stages, 1)
-        ]
-        each = [of.gpus * (of.tensor[0] + of.data[0] + of.handed[0]) for of in amounts]
-        return sum(each) / self.record.cell.gpus
 
     def _priced_plans(self) -> Iterator[tuple[ExecutionPlan, Setting]]:
         """Yield the plan with each number of micro-batches, the fewest first."""

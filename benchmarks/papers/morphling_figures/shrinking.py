@@ -9,23 +9,21 @@ from pathlib import Path
 from typing import Final
 
 from tessera.benchmarks.papers.morphling_figures.plans import MeasuredPlan
+from tessera.benchmarks.papers.morphling_figures.records import (
+    FIGURE_SET,
+    Record,
+    choose_fitted,
+    choose_micro_batch,
+    read_facts,
+    read_records,
+    set_micro_batch,
+)
 from tessera.benchmarks.papers.morphling_figures.scenes import (
     ResourceLimits,
     SceneJob,
     decide_cells,
     measured_s,
     records_within,
-)
-from tessera.benchmarks.papers.morphling_model.judging import (
-    choose_micro_batch,
-    set_micro_batch,
-    split_records,
-)
-from tessera.benchmarks.papers.morphling_model.records import (
-    FIGURE_SET,
-    Record,
-    read_facts,
-    read_records,
 )
 from tessera.estimator.reconfiguration.configurations import TransformerFacts
 from tessera.estimator.reconfiguration.pooling import fit_pooled
@@ -168,7 +166,7 @@ def shrink_by_estimates(
     The first ones learn from seven runs of each model, without those of Figure 7 on as many GPUs as
     the step has. The second ones learn from no run of Figure 7.
     """
-    fitted, _ = split_records(read_records(folder)[0])
+    fitted = choose_fitted(read_records(folder))
     facts = read_facts(folder / "models.csv")[FIGURE_SET]
     counts = dict.fromkeys(limits.total_gpus for limits in steps)
     seen = {gpus: estimate_plans(runs_without(fitted, gpus), truth, facts) for gpus in counts}

@@ -24,7 +24,7 @@ def draw_profiled(rng: np.random.Generator, jobs: int, gpus: int, types: int) ->
     Raises:
         MissingData: the profiles are not in the data folder.
     """
-    path = require_data_file(None, "arena", "alpa_optimal.csv")
+    path = require_data_file("arena", "alpa_optimal.csv")
     records = [r for r in read_profiles(path, complete=True) if math.isfinite(r.iter_time_s)]
     whole = sum(node.gpus for node in arena_table1()[1])
     gpu_types, nodes = arena_table1(gpus / whole if gpus else 1.0)

@@ -14,10 +14,7 @@ from typing import Final
 
 from tessera.benchmarks.service.hostile.attacks import KINDS
 from tessera.benchmarks.service.hostile.caller import AttackOrders
-from tessera.benchmarks.service.hostile.knocks import TLS_KINDS
 from tessera.service.file_limit import raise_file_limit
-
-ALL_KINDS: Final = {**KINDS, **TLS_KINDS}
 
 NICENESS: Final = 10
 """The niceness of an attacker.
@@ -29,12 +26,11 @@ A real attacker has its own machine, so here it must not take the server's share
 def main() -> None:
     """Run the attack given on the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kind", choices=ALL_KINDS)
+    parser.add_argument("kind", choices=KINDS)
     parser.add_argument("address")
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--load", type=float, required=True)
     parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--authorities", default="")
     orders = parser.parse_args()
     os.nice(NICENESS)
     raise_file_limit()
@@ -47,10 +43,9 @@ def main() -> None:
         load=orders.load,
         seed=orders.seed,
         until_s=time.monotonic() + orders.seconds,
-        authorities=orders.authorities,
     )
     try:
-        tally = ALL_KINDS[orders.kind](attack)
+        tally = KINDS[orders.kind](attack)
     except OSError as error:  # the server is gone, which the benchmark detects itself
         sys.exit(f"{orders.kind}: {error}")
     sys.stdout.write(json.dumps(tally.to_json()) + "\n")

@@ -13,7 +13,7 @@ import grpc
 import numpy as np
 
 from tessera.benchmarks.service.hostile.tally import LEFT_CODE, CallTally, merge_tallies
-from tessera.client import ChannelSettings, open_channel
+from tessera.client import PLAIN_TEXT, open_channel
 
 CHANNEL_OPTIONS: Final = [
     ("grpc.max_receive_message_length", 64 << 20),
@@ -37,8 +37,6 @@ class AttackOrders:
     seed: int
     until_s: float
     """The time at which to leave, by ``time.monotonic``."""
-    authorities: str = ""
-    """The file of authorities of a server with TLS, or "" for one without."""
     _turns: itertools.count[int] = field(default_factory=itertools.count)
 
     def scaled(self, full: int, least: int = 1) -> int:
@@ -61,13 +59,7 @@ class Caller:
     def __init__(self, attack: AttackOrders, number: int) -> None:
         self.attack, self.tally = attack, CallTally()
         self.rng = np.random.default_rng((attack.seed, number))
-        self.token = ""
-        """The token of the next calls, or "" for none. It needs a server with TLS."""
-        settings = ChannelSettings(
-            authorities=attack.authorities,
-            renew_token=(lambda: self.token) if attack.authorities else None,
-        )
-        self._channel = open_channel(attack.address, settings, CHANNEL_OPTIONS)
+        self._channel = open_channel(attack.address, PLAIN_TEXT, CHANNEL_OPTIONS)
 
     def call(
         self,

@@ -17,7 +17,7 @@ from tessera.benchmarks.service.hostile.requests import (
     request_id,
     small_job,
 )
-from tessera.client import PLAIN_TEXT, ChannelSettings, open_channel
+from tessera.client import PLAIN_TEXT, open_channel
 from tessera.service.cli.demo.stack import CHANNEL_OPTIONS
 from tessera.v1 import jobs_pb2, jobs_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 
@@ -127,11 +127,9 @@ class HealthProbe:
         address: str,
         samples: CallSamples,
         kind: str,
-        settings: ChannelSettings = PLAIN_TEXT,
     ) -> None:
         self._address, self._samples, self._kind = address, samples, kind
-        self._settings = settings
-        self._channel = open_channel(address, settings, _QUICK)
+        self._channel = open_channel(address, PLAIN_TEXT, _QUICK)
         self._turn = 0
 
     def ask(self) -> None:
@@ -140,7 +138,7 @@ class HealthProbe:
         if self._turn % 2:
             self._samples.time_call(self._kind, lambda: self._check(self._channel))
             return
-        with open_channel(self._address, self._settings, _QUICK) as channel:
+        with open_channel(self._address, PLAIN_TEXT, _QUICK) as channel:
             self._samples.time_call(self._kind, lambda: self._check(channel))
 
     def _check(self, channel: grpc.Channel) -> object:
@@ -151,10 +149,8 @@ class HealthProbe:
 class Neighbour:
     """A well-behaved caller that submits, lists, reads and schedules on its own cluster."""
 
-    def __init__(
-        self, address: str, samples: CallSamples, settings: ChannelSettings = PLAIN_TEXT
-    ) -> None:
-        channel = open_channel(address, settings, _QUICK)
+    def __init__(self, address: str, samples: CallSamples) -> None:
+        channel = open_channel(address, PLAIN_TEXT, _QUICK)
         self._samples = samples
         self._jobs = jobs_pb2_grpc.JobsStub(channel)
         self._scheduler = scheduler_pb2_grpc.SchedulerStub(channel)

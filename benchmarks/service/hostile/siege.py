@@ -62,7 +62,6 @@ class Attackers:
         seconds: float,
         load: float,
         seed: int,
-        authorities: str = "",
     ) -> None:
         self._seconds = seconds
         self._processes = [
@@ -73,7 +72,6 @@ class Attackers:
                     "tessera.benchmarks.service.hostile.attacker",
                     kind,
                     address,
-                    f"--authorities={authorities}",
                     f"--seconds={seconds}",
                     f"--load={load}",
                     f"--seed={seed}",

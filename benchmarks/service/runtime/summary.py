@@ -19,20 +19,6 @@ def percentile_95(values: Sequence[float]) -> float:
     return statistics.quantiles(values, n=20, method="inclusive")[-1]
 
 
-def median_interval_95(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % interval of the median: two of the values, whatever their distribution is.
-
-    The number of values below the median has a binomial distribution. With fewer than six values,
-    the interval has no bounds.
-    """
-    count, ordered = len(values), sorted(values)
-    below, rank = 0.5**count, 0
-    while below <= 0.025:  # the chance that at most ``rank`` values are below the median
-        rank += 1
-        below += math.comb(count, rank) * 0.5**count
-    return (ordered[rank - 1], ordered[-rank]) if rank else (-math.inf, math.inf)
-
-
 def relative_error(estimates: Mapping[str, float], measured: Mapping[str, float]) -> float:
     """Return the mean of |estimate / measured - 1| over everything that was measured.
 

@@ -40,7 +40,7 @@ def make_report(
         title="Simulation",
         options=facts,
         notes=warned,
-        plots=comparison_plots(by_policy, best, shown, shown),
+        plots=comparison_plots(by_policy, best, shown),
         summary=f"{len(runs)} policies on the same jobs, cluster and costs. Throughput, utilisation and"
         f" the time series cover the first {format_span(first['horizon_s'])}.",
     )

@@ -34,9 +34,7 @@ ENDED_STATES: Final = frozenset(
 )
 MAX_JOBS_NAMED: Final = 10
 """The maximum number of jobs that a warning names. The JSON output has all of them."""
-HIDDEN_FIGURES: Final = frozenset(
-    {"ours", "stuck", "stuck_runs", "optimum_share", "optimum_worst_share"}
-)
+HIDDEN_FIGURES: Final = frozenset({"ours", "stuck", "stuck_runs"})
 """Figures of benchmarks that have no meaning in a single simulation."""
 
 

@@ -72,7 +72,6 @@ class ChosenScenario:
         return PreparedScenario(
             scenario=self.scenario,
             dropped=len(self.dropped),
-            said="\n".join(self.notes),
             load=self.load,
             horizon_s=window_s,
         )

@@ -7,13 +7,19 @@ kept: the free list of a level is its wholly free cells in split ones.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeAlias
+
 import numpy as np
 
+from tessera.formulation.errors import InvalidInput
 from tessera.formulation.placement import Gang
 from tessera.formulation.tables import Bools, Ints, run_starts
 from tessera.formulation.topologies.topology import Topology
 from tessera.solvers.network.jobs.cells import CellLevel, cell_hierarchy
-from tessera.solvers.network.jobs.placers import Free, require_positive
+
+Free: TypeAlias = Sequence[Sequence[int]]
+"""The free GPUs of each host, as rising indices; hosts are those of the topology."""
 
 LEVELS_ABOVE_HOSTS = (CellLevel.RACK, CellLevel.POD, CellLevel.CLUSTER)
 
@@ -37,8 +43,13 @@ class HiveD:
         self._size = np.bincount(self._cell[CellLevel.HOST])
 
     def __call__(self, free: Free, gpus: int) -> Gang | None:
-        """Return the GPUs of the gang, or None if it must wait."""
-        require_positive(gpus)
+        """Return the GPUs of the gang, or None if it must wait.
+
+        Raises:
+            InvalidInput: ``gpus`` is below 1.
+        """
+        if gpus < 1:
+            raise InvalidInput("gpus", f"is {gpus}; it must be at least 1")
         mask = np.zeros(self._cell.shape[1], dtype=np.bool_)
         for host, indices in enumerate(free):
             mask[self._begin[host] + np.array(indices, dtype=np.int64)] = True

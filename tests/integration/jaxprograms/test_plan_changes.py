@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import permutations
 
 import pytest
 
-from tessera.benchmarks.service.reconfigure.pairs import largest_difference
-from tessera.benchmarks.service.reconfigure.plans import (
+from tessera.formulation.execution_plan import ExecutionPlan, PlanStage
+from tests.support.plan_changes import (
+    GPT,
     ONE_DEVICE,
+    RESNET,
+    Run,
+    Stretch,
+    largest_difference,
     make_plans,
     plan_of_one_device,
+    train_runs,
 )
-from tessera.benchmarks.service.reconfigure.runs import GPT, RESNET, Run, Stretch, train_runs
-from tessera.formulation.execution_plan import ExecutionPlan, PlanStage
 
 TOLERANCE = 1e-5
 CHOICE_TOLERANCE = 1e-3
 """A router may choose another expert for a token that is worth the same to two of them."""
 
-FAST_COMPILER = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 SEED = 3
 
 
@@ -39,7 +43,7 @@ def train_chain(
         example=example,
         sizes=sizes,
     )
-    losses = outcomes["undisturbed"].losses
+    losses = outcomes["undisturbed"]
     assert len(losses) == each * len(plans)
     return largest_difference(outcomes["chain"], losses), losses[0] - losses[-1]
 
@@ -54,9 +58,36 @@ def pipeline_of_experts() -> ExecutionPlan:
     return replace(plan_of_one_device(), stages=stages, micro_batch=8, accumulation=2)
 
 
-@pytest.fixture(autouse=True)
-def _compile_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XLA_FLAGS", FAST_COMPILER)
+@pytest.mark.slow
+def test_a_change_between_two_plans_changes_no_loss_unless_the_optimizer_begins_again() -> None:
+    """Each run trains two iterations under one of three plans, and two under another."""
+    plans = {name: make_plans()[name] for name in ("DP", "TP", "PP")}
+    pairs, half = list(permutations(plans, 2)), 2
+    steady = [
+        Run(name=name, seed=SEED, parts=(Stretch(plan=name, iterations=2 * half),))
+        for name in (ONE_DEVICE, *plans)
+    ]
+    changing = [
+        Run(
+            name=f"{first} > {second}",
+            seed=SEED,
+            parts=(
+                Stretch(plan=first, iterations=half),
+                Stretch(plan=second, iterations=half, forgets=forgets),
+            ),
+        )
+        for first, second, forgets in [*((*pair, False) for pair in pairs), (*pairs[0], True)]
+    ]
+    forgetful = replace(changing[-1], name="forgetful")
+    losses = train_runs(
+        {ONE_DEVICE: plan_of_one_device(), **plans}, [*steady, *changing[:-1], forgetful]
+    )
+
+    for first, second in pairs:
+        for undisturbed in (first, ONE_DEVICE):
+            changed = losses[f"{first} > {second}"]
+            assert largest_difference(changed, losses[undisturbed]) <= TOLERANCE
+    assert largest_difference(losses["forgetful"], losses[ONE_DEVICE]) >= 10 * TOLERANCE
 
 
 @pytest.mark.slow

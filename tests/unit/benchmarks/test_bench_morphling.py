@@ -31,7 +31,6 @@ def a_finished_run(*jct_s: float, alone_s: Sequence[float] = ()) -> FinishedRun:
     """Return a run of jobs that arrived at 0; a JCT of inf means that the job never ended."""
     return FinishedRun(
         figures={},
-        said="",
         arrival_s=np.zeros(len(jct_s)),
         end_s=np.array(jct_s),
         alone_s=np.array(alone_s or [1.0] * len(jct_s)),

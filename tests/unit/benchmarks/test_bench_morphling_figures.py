@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,16 +12,17 @@ import numpy as np
 import pytest
 
 from tessera.benchmarks.papers.bench_morphling_figures import repeat_morphling_figures
-from tessera.benchmarks.papers.morphling_figures.demands import figure_2_figures, list_demands
 from tessera.benchmarks.papers.morphling_figures.pairs import share_gpus, without_defect
-from tessera.benchmarks.papers.morphling_figures.pictures import plot_choices, plot_demands
 from tessera.benchmarks.papers.morphling_figures.plans import MeasuredPlan
-from tessera.benchmarks.papers.morphling_figures.runs import (
-    Row,
-    sweep_figures,
-    sweep_rows,
-    table_4_figures,
+from tessera.benchmarks.papers.morphling_figures.records import (
+    FIGURE_SET,
+    Record,
+    choose_fitted,
+    read_facts,
+    read_records,
+    with_micro_batch,
 )
+from tessera.benchmarks.papers.morphling_figures.runs import sweep_figures, sweep_rows
 from tessera.benchmarks.papers.morphling_figures.scenes import (
     ResourceLimits,
     SceneJob,
@@ -38,7 +40,6 @@ from tessera.benchmarks.papers.morphling_figures.shrinking import (
     runs_without,
     shrink_by_measurements,
 )
-from tessera.benchmarks.papers.morphling_model.records import Record
 from tessera.benchmarks.schedulers.bench_load import RunsByPoint
 from tessera.estimator.reconfiguration.fitting import MeasuredRun
 from tessera.formulation.errors import InvalidInput
@@ -47,7 +48,6 @@ from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.values import Cell, EstimateSource, Workload
 from tessera.simulator.comparison.runs import FinishedRun
 from tessera.simulator.data import MissingData
-from tessera.simulator.report.write import write_pictures
 from tests.support.configurations import a_configuration
 
 SIZES = {
@@ -140,18 +140,6 @@ def test_the_memory_model_says_which_plans_run(
     assert memory_mistakes([replace(record, iter_time_s=math.inf if runs else 1.0)]) == 1
 
 
-def test_more_tensor_parts_send_more_bytes_than_replicas() -> None:
-    tensor, replicas = (
-        MeasuredPlan.of(a_record("llama7b_bsz16", plan, 8, 1.0, pp=pp))
-        for plan, pp in (("181", 1), ("811", 8))
-    )
-    tensor_price, replicas_price = tensor.price(), replicas.price()
-
-    assert tensor_price is not None
-    assert replicas_price is not None
-    assert tensor.sent_bytes(tensor_price) > 4 * replicas.sent_bytes(replicas_price) > 0
-
-
 def test_the_fastest_plan_that_fits_is_chosen_and_none_if_host_memory_is_short() -> None:
     offload = a_record("t5_3B", "zero-offload", 1, 4.0, cpus=8, host_bytes=48 * 10**9)
     records = [
@@ -228,7 +216,6 @@ def test_the_runs_that_score_are_not_fitted() -> None:
     fitted = [
         Record(
             model=model,
-            plan="3d",
             label=f"{model} on {gpus}",
             run=MeasuredRun(configuration=a_configuration(gpus), iter_time_s=1.0),
         )
@@ -281,31 +268,10 @@ def test_two_jobs_share_four_gpus_by_their_speeds() -> None:
     assert sound.row("sound")["choice"] == "gc on 1 x a800, 1 node; tp-ga on 3 x a800, 1 node"
 
 
-def test_demands_are_those_of_the_fewest_gpus_of_each_family() -> None:
-    records = [
-        a_record("gpt2", "ga", 4, 1.0, cpus=4),
-        a_record("gpt2", "ga", 2, 2.0, cpus=2),
-        a_record("gpt2", "151", 5, 1.0, cpus=5),
-        a_record("gpt2", "zero-offload", 1, 5.0, cpus=8, host_bytes=24 * 10**9),
-        a_record("gpt2", "zero-dp", 1, math.inf),
-    ]
-
-    demands = list_demands(records)
-    figures = figure_2_figures(demands)
-
-    assert [(d.family, d.gpus) for d in demands] == [("ga", 2), ("tp", 5), ("zero-offload", 1)]
-    assert all(0 < d.gpu_bytes < 80e9 for d in demands)
-    assert figures["figure2_offload_host_ratio"] == 24.0
-    assert figures["figure2_offload_cpus_ratio"] == 8 / 5
-    assert figures["figure2_tensor_cpus_share"] == 5 / 8
-    assert float(figures["figure2_tensor_sent_ratio"]) > 1
-
-
 def a_run(makespan_s: float, *jct_s: float) -> FinishedRun:
     """Return a run of jobs that arrived at 0."""
     return FinishedRun(
         figures={"makespan_s": makespan_s},
-        said="",
         arrival_s=np.zeros(len(jct_s)),
         end_s=np.array(jct_s),
         alone_s=np.ones(len(jct_s)),
@@ -340,54 +306,118 @@ def test_sweeps_give_the_baselines_jct_over_ours_and_over_the_peers() -> None:
     assert rows[1]["jct_over_ours"] == pytest.approx(2.0)
 
 
-def test_table_4_states_the_deviation_from_the_paper() -> None:
-    def a_row(trace: str, policy: str, jct_h: float, deviation: float) -> Row:
-        row: Row = {"what": trace, "choice": policy, "jct_h": jct_h, "paper_jct_h": 0.96}
-        return row | {f"{name}_vs_paper": deviation for name in ("jct", "p99", "makespan")}
-
-    rows = [
-        a_row(f"morphling-{trace}", policy, jct_h, deviation)
-        for trace in ("base", "bp", "mt")
-        for policy, jct_h, deviation in (("morphling", 0.72, -0.25), ("ilp:jct", 0.48, math.nan))
-    ]
-
-    figures = table_4_figures(rows, "ilp:jct")
-
-    assert figures["table4_base_jct_vs_peer"] == pytest.approx(-1 / 3)
-    assert figures["table4_mt_jct_vs_paper"] == pytest.approx(-0.5)
-    assert figures["table4_bp_peer_jct_vs_paper"] == -0.25
-    assert figures["table4_mean_deviation"] == figures["table4_largest_deviation"] == 0.25
-
-
-def test_each_picture_is_a_file(tmp_path: Path) -> None:
-    steps = [a_step(1.0, 1.0)]
-    demands = list_demands([a_record("gpt2", "gc", 1, 1.0)])
-
-    names = write_pictures([plot_demands(demands), plot_choices(steps, steps, 16)], tmp_path)
-
-    assert [name[:11] for name in names] == ["01-figure-2", "02-figure-7"]
-    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in names)
-
-
-def test_missing_data_skip_the_benchmark_and_another_folder_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data, other = tmp_path / "data", tmp_path / "other" / "morphling"
-    for folder in (data, other):
-        folder.mkdir(parents=True)
-    (other / "measured.csv").touch()
-    monkeypatch.setenv("TESSERA_DATA", str(data))
-
-    with pytest.raises(MissingData, match="--data"):
-        repeat_morphling_figures()
-    with pytest.raises(InvalidInput, match="set TESSERA_DATA to"):
-        repeat_morphling_figures(data=other)
-
-
-def test_a_published_policy_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "morphling").mkdir()
-    (tmp_path / "morphling" / "measured.csv").touch()
+def test_missing_data_skip_the_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TESSERA_DATA", str(tmp_path))
 
+    with pytest.raises(MissingData, match="set TESSERA_DATA"):
+        repeat_morphling_figures()
+
+
+def test_a_published_policy_is_not_ours() -> None:
     with pytest.raises(InvalidInput, match="not ours"):
         repeat_morphling_figures(ours="fcfs")
+
+
+MODELS = {
+    "vit": (86e6, 64, 768, 512, 12, "40"),
+    "roberta": (355e6, 64, 1024, 512, 24, "480"),
+    "llama7": (6.7e9, 8, 4096, 2048, 32, "3"),
+    "llama30": (33e9, 4, 5120, 2048, 40, ""),
+}
+
+
+def write_csv(path: Path, rows: list[dict[str, object]]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def a_row(
+    model: str, family: str, placement: str, time_s: float, **fields: object
+) -> dict[str, object]:
+    row: dict[str, object] = {
+        "model": model,
+        "exec_plan_raw": family,
+        "plan_family": family,
+        "pp": 1,
+        "tp": 1,
+        "dp": sum(map(int, placement)),
+        "placement": placement,
+        "cpu_threads_per_gpu": "",
+        "global_batch": MODELS[model][1],
+        "feasible": 1,
+        "iter_time_s": time_s,
+        "forward_ms": "",
+        "overlap_sync_ms": "",
+        "optimize_ms": "",
+        "note": "",
+    }
+    return row | fields
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder of measurements: two models that shrink with the GPUs, and some defects."""
+    columns = ("param_count", "global_batch", "val_hidden", "val_seq", "val_layers")
+    models = [
+        {"model": name, **dict(zip(columns, sizes, strict=True)), "val_forward_ms_1gpu": forward}
+        for name, (*sizes, forward) in MODELS.items()
+    ]
+    write_csv(tmp_path / "models.csv", models)
+    rows = [
+        a_row(model, family, placement, base_s / sum(map(int, placement)) + extra_s)
+        for model, base_s in (("vit", 0.12), ("roberta", 1.4))
+        for family, extra_s in (("dp_ga", 0.04), ("zero2_dp", 0.045), ("zero_offload", 0.2))
+        for placement in ("2", "4", "8", "44", "2222")
+    ]
+    rows += [
+        a_row("vit", "dp_gc", "35", 0.4),
+        a_row("roberta", "dp_ga", "1", 0.7, note="suspect_roberta_1gpu_not_slower_than_2gpu"),
+        a_row("llama7", "zero_offload", "1", 0.0, feasible=0),
+    ]
+    write_csv(tmp_path / "measured.csv", rows)
+    return tmp_path
+
+
+def test_rows_with_a_defect_are_left_out(folder: Path) -> None:
+    records = read_records(folder)
+
+    assert len(records) == 30
+    assert {record.model for record in records} == {"vit", "roberta"}
+    assert {"dp_gc on 35", "dp_ga on 1"}.isdisjoint(record.label for record in records)
+
+
+def test_seven_runs_of_each_model_are_fitted(folder: Path) -> None:
+    fitted = choose_fitted(read_records(folder))
+
+    assert len({(record.model, record.label) for record in fitted}) == 14
+
+
+def test_forward_passes_of_a_larger_model_follow_from_its_parameters(folder: Path) -> None:
+    facts = read_facts(folder / "models.csv")
+
+    assert facts["llama7"].forward_s_per_sample == pytest.approx(
+        3 / 8
+    )  # the data are in seconds here
+    assert facts["vit"].forward_s_per_sample == pytest.approx(0.04 / 64)
+    assert facts["llama30"].forward_s_per_sample == pytest.approx(3 / 8 * 33 / 6.7)
+    assert (facts["llama30"].hidden, facts["llama30"].layers) == (6656, 60)
+    assert facts[FIGURE_SET].parameters == facts["llama7"].parameters
+
+
+def test_a_micro_batch_divides_only_3d_plans(folder: Path) -> None:
+    records = read_records(folder)
+    pipeline, tensor = (
+        replace(
+            records[0],
+            run=replace(records[0].run, configuration=a_configuration(4, pp=pp, tp=tp, dp=2)),
+        )
+        for pp, tp in ((2, 1), (1, 2))
+    )
+
+    assert with_micro_batch(records[0], 1) is records[0]
+    assert with_micro_batch(pipeline, 2).run.configuration.micro_batches == 4
+    assert with_micro_batch(pipeline, 2).run.configuration.accumulation == 1
+    assert with_micro_batch(tensor, 2).run.configuration.micro_batches == 1
+    assert with_micro_batch(tensor, 2).run.configuration.accumulation == 4

@@ -103,10 +103,8 @@ def test_the_rules_make_as_many_combinations_feasible_as_in_the_artifact() -> No
 
 
 def test_39_of_986_philly_jobs_are_priced_by_inference_and_all_are_feasible() -> None:
-    scenario = price_profiles(
-        artifact_workload(data_file("trace_philly.csv"), data_file("alpa_optimal.csv"), 2000),
-        ALL_ODDITIES,
-    )
+    data_file("trace_philly.csv")
+    scenario = price_profiles(artifact_workload(2000), ALL_ODDITIES)
     size = {n.gpu_type: n.gpus for n in scenario.nodes}
     at = {
         (e.workload, e.cell.gpu_type, e.cell.gpus): e

@@ -53,7 +53,7 @@ def test_without_search_only_the_first_fit_makes_promises(monkeypatch: pytest.Mo
 
 def test_elasticflow_as_published_takes_part_if_its_data_is_known() -> None:
     costs = RunRequest(work=SMALL, policy="")
-    requests = asked_of(costs, [PLANNED, ELASTICFLOW], None, 1)
+    requests = asked_of(costs, [PLANNED, ELASTICFLOW], 1)
     assert list(requests) == [PLANNED, ELASTICFLOW]
     assert requests[PLANNED].policy == PLANNED
     assert PAPER_ELASTICFLOW not in requests
@@ -61,7 +61,7 @@ def test_elasticflow_as_published_takes_part_if_its_data_is_known() -> None:
 
 def test_the_margins_of_planned_and_of_look_ahead_are_separate_figures() -> None:
     requests = asked_of(
-        RunRequest(work=SMALL, policy="", search=False), [LOOK_AHEAD, PLANNED, "edf"], None, 1
+        RunRequest(work=SMALL, policy="", search=False), [LOOK_AHEAD, PLANNED, "edf"], 1
     )
     figures = figures_of(swept_of(requests, (1.5,), range(1), Sweep(workers=0)))
     assert figures["planned_worst_margin_tightness"] == 1.5

@@ -15,7 +15,6 @@ from tessera.benchmarks.service.runtime.summary import (
     choice_quality,
     factor_error,
     median,
-    median_interval_95,
     percentile_95,
     relative_error,
 )
@@ -34,13 +33,6 @@ def test_errors_are_means_over_what_was_measured() -> None:
 def test_a_factor_counts_the_same_in_both_directions() -> None:
     assert factor_error({"a": 1.0, "b": 8.0}, {"a": 4.0, "b": 2.0}) == pytest.approx(4.0)
     assert factor_error({"a": 3.0}, {"a": 3.0}) == 1.0
-
-
-def test_the_interval_of_a_median_has_the_ranks_of_published_tables() -> None:
-    for count, low, high in ((6, 1, 6), (20, 6, 15), (30, 10, 21), (40, 14, 27)):
-        values = [float(k) for k in range(count, 0, -1)]
-        assert median_interval_95(values) == (low, high)
-    assert median_interval_95([1.0] * 5) == (-math.inf, math.inf)
 
 
 def test_percentiles_lie_between_the_nearest_values() -> None:

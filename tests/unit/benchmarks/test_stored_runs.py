@@ -23,13 +23,13 @@ from tessera.benchmarks.harness.stored import (
     store_run,
 )
 
-COMMAND = "tessera bench build --jobs 20 --json"
+COMMAND = "tessera bench solve --jobs 20 --json"
 OUTPUT: dict[str, Any] = {
-    "bench": "build",
+    "bench": "solve",
     "command": COMMAND,
     "commit": "0123456789ab",
     "seed": 3,
-    "figures": {"build_s": 0.25, "gap": None, "jobs": 20},
+    "figures": {"solve_s": 0.25, "gap": None, "jobs": 20},
     "bounds": {},
     "ok": True,
 }
@@ -50,7 +50,7 @@ def a_machine() -> Machine:
 def a_run(**output: Any) -> StoredRun:
     result = OUTPUT | output
     return StoredRun(
-        name="build",
+        name="solve",
         command=COMMAND,
         commit=result["commit"],
         date="2026-11-23 15:22",
@@ -58,7 +58,7 @@ def a_run(**output: Any) -> StoredRun:
         machine=a_machine(),
         wall_s=2.0,
         cpu_s=1.5,
-        modules=digest_code("build"),
+        modules=digest_code("solve"),
         result=result,
     )
 
@@ -81,15 +81,15 @@ def printed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_a_stored_run_is_loaded_as_it_was_written(tmp_path: Path, printed: dict[str, Any]) -> None:
-    run = store_run("build", COMMAND, tmp_path)
+    run = store_run("solve", COMMAND, tmp_path)
     assert (run.commit, run.seed, run.uncommitted_changes) == ("0123456789ab", 3, False)
     assert run.result == printed
-    assert load_runs({"build": COMMAND}, tmp_path) == {"build": run}
+    assert load_runs({"solve": COMMAND}, tmp_path) == {"solve": run}
 
 
 def test_a_run_from_a_changed_tree_says_so(tmp_path: Path, printed: dict[str, Any]) -> None:
     printed["commit"] = "0123456789ab+"
-    assert store_run("build", COMMAND, tmp_path).uncommitted_changes
+    assert store_run("solve", COMMAND, tmp_path).uncommitted_changes
 
 
 @pytest.mark.parametrize(
@@ -100,20 +100,20 @@ def test_a_run_without_figures_is_not_stored(
 ) -> None:
     printed.update(output)
     with pytest.raises(NotStored, match="nothing is stored"):
-        store_run("build", COMMAND, tmp_path)
+        store_run("solve", COMMAND, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("command", ["tessera demo", "tessera bench build", "rm -rf --json"])
+@pytest.mark.parametrize("command", ["tessera demo", "tessera bench solve", "rm -rf --json"])
 def test_only_benchmarks_with_json_are_run(command: str, tmp_path: Path) -> None:
     with pytest.raises(NotStored, match="is not a `tessera bench"):
-        store_run("build", command, tmp_path)
+        store_run("solve", command, tmp_path)
 
 
 def test_a_run_of_another_command_is_refused(tmp_path: Path) -> None:
     write_run(tmp_path, a_run())
     with pytest.raises(NotStored, match="store it again"):
-        load_runs({"build": "tessera bench build --jobs 30 --json"}, tmp_path)
+        load_runs({"solve": "tessera bench solve --jobs 30 --json"}, tmp_path)
 
 
 def test_a_run_without_a_command_is_refused(tmp_path: Path) -> None:
@@ -124,26 +124,26 @@ def test_a_run_without_a_command_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["{", "{}", '{"machine": {}}', '{"machine": 1}'])
 def test_a_file_that_is_not_a_stored_run_is_refused(text: str, tmp_path: Path) -> None:
-    (tmp_path / "build.json").write_text(text, "utf-8")
-    with pytest.raises(NotStored, match=r"build\.json is not a stored run"):
-        load_runs({"build": COMMAND}, tmp_path)
+    (tmp_path / "solve.json").write_text(text, "utf-8")
+    with pytest.raises(NotStored, match=r"solve\.json is not a stored run"):
+        load_runs({"solve": COMMAND}, tmp_path)
 
 
 def test_a_name_stands_for_one_command(tmp_path: Path) -> None:
     path = tmp_path / "commands.toml"
-    path.write_text('[a]\nbuild = "x"\n[b]\nbuild = "y"\nrpc = "z"\n', "utf-8")
-    with pytest.raises(NotStored, match="has build twice"):
+    path.write_text('[a]\nsolve = "x"\n[b]\nsolve = "y"\nrpc = "z"\n', "utf-8")
+    with pytest.raises(NotStored, match="has solve twice"):
         load_commands(path)
 
 
 def test_missed_bounds_are_named_with_the_figure() -> None:
     bounds = {
-        "build_s": {"comparison": "<=", "limit": 0.2},
+        "solve_s": {"comparison": "<=", "limit": 0.2},
         "gap": {"comparison": "<=", "limit": 1e-4},
         "jobs": {"comparison": ">=", "limit": 20},
     }
     assert a_run(bounds=bounds).missed_bounds() == [
-        "`build_s` <= 0.2 (0.25)",
+        "`solve_s` <= 0.2 (0.25)",
         "`gap` <= 0.0001 (no number)",
     ]
 
@@ -156,15 +156,15 @@ def test_the_machine_has_no_name_of_a_host_and_no_path() -> None:
 
 
 def test_figures_of_the_page_are_expressions_over_stored_runs() -> None:
-    template = '{% if "build" in runs %}{{ runs["build"].result.figures.jobs + 1 }}{% endif %}'
-    commands = {"build": COMMAND}
-    assert render_page(template, commands, {"build": a_run()}) == "21"
+    template = '{% if "solve" in runs %}{{ runs["solve"].result.figures.jobs + 1 }}{% endif %}'
+    commands = {"solve": COMMAND}
+    assert render_page(template, commands, {"solve": a_run()}) == "21"
     assert render_page(template, commands, {}) == ""
 
 
 def test_every_command_is_quoted_by_the_page() -> None:
-    with pytest.raises(NotStored, match="never quotes build, rpc"):
-        render_page("", {"rpc": COMMAND, "build": COMMAND}, {})
+    with pytest.raises(NotStored, match="never quotes rpc, solve"):
+        render_page("", {"rpc": COMMAND, "solve": COMMAND}, {})
 
 
 def test_the_readme_repeats_the_headlines_where_it_has_their_comments() -> None:
@@ -180,10 +180,10 @@ def test_the_readme_repeats_the_headlines_where_it_has_their_comments() -> None:
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder with a template, one command with its stored run, and an empty README."""
     commands = tmp_path / "commands.toml"
-    commands.write_text(f'[deciding]\nbuild = "{COMMAND}"\n', "utf-8")
+    commands.write_text(f'[deciding]\nsolve = "{COMMAND}"\n', "utf-8")
     template = tmp_path / "results.md.jinja"
     template.write_text(
-        "<!-- headlines -->\n{{ runs['build'].commit }} {# \"build\" #}\n<!-- /headlines -->\n",
+        "<!-- headlines -->\n{{ runs['solve'].commit }} {# \"solve\" #}\n<!-- /headlines -->\n",
         "utf-8",
     )
     (tmp_path / "README.md").write_text("# A\n", "utf-8")
@@ -212,7 +212,7 @@ def test_a_run_is_old_once_code_that_it_measured_has_changed(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (project / "results.md.jinja").write_text(
-        '<!-- headlines -->\n{{ old }} {# "build" #}\n<!-- /headlines -->\n', "utf-8"
+        '<!-- headlines -->\n{{ old }} {# "solve" #}\n<!-- /headlines -->\n', "utf-8"
     )
     assert results.main([]) == 0
     assert results.main(["--check"]) == 0
@@ -221,9 +221,9 @@ def test_a_run_is_old_once_code_that_it_measured_has_changed(
     run = a_run()
     write_run(project, replace(run, modules=run.modules | {"solvers": "0123456789ab"}))
     assert results.main(["--check"]) == 1  # the page does not say so yet
-    assert "old: build, at 0123456789ab; changed: solvers\n" in capsys.readouterr().out
+    assert "old: solve, at 0123456789ab; changed: solvers\n" in capsys.readouterr().out
     assert results.main([]) == 0
-    assert "{'build'}" in (project / "results.md").read_text("utf-8")
+    assert "{'solve'}" in (project / "results.md").read_text("utf-8")
 
 
 def a_tree(folder: Path, helper: str) -> Path:

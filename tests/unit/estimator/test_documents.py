@@ -33,6 +33,7 @@ from tessera.service.cli import clusterfile, jobfile, tenantfile, topology
 from tessera.service.rpc import lanes
 from tessera.service.rpc.convert.networks import to_topology
 from tessera.service.rpc.convert.rounds import read_options
+from tests.support.topologies import write_columns
 
 SMALL = DocumentLimits(size_bytes=1000, depth=3, nodes=10, text=20)
 
@@ -281,7 +282,7 @@ def leave_after(most: int) -> Callable[[], bool]:
 
 
 CLOS = "{kind: clos, hosts: 100, host: a100, tors: 10, aggregations: 4, tor_bytes_per_s: 25e9}"
-COLUMNS = document.write_columns(document.build_topology(read_document("doc", CLOS, TOPOLOGY)))
+COLUMNS = write_columns(document.build_topology(read_document("doc", CLOS, TOPOLOGY)))
 
 
 @pytest.mark.parametrize(

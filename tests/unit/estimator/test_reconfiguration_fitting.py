@@ -11,6 +11,8 @@ from tessera.estimator.reconfiguration.appendix import appendix_iteration_s
 from tessera.estimator.reconfiguration.configurations import Configuration, ConfigurationTable
 from tessera.estimator.reconfiguration.fitting import (
     MeasuredRun,
+    check_offloaded,
+    check_variety,
     fit_appendix,
     log_error,
     needs_refit,
@@ -60,7 +62,7 @@ def with_time(run: MeasuredRun, iter_time_s: float) -> MeasuredRun:
 
 def test_runs_that_are_too_few_say_how_many_are_enough() -> None:
     with pytest.raises(InvalidInput, match=r"has 5 of the 7 measured runs .* measure 2 more"):
-        fit_appendix(runs_of(TRUE, SEVEN[:5]))
+        check_variety(runs_of(TRUE, SEVEN[:5]))
 
 
 def test_runs_of_one_plan_ask_for_another_plan() -> None:
@@ -68,14 +70,14 @@ def test_runs_of_one_plan_ask_for_another_plan() -> None:
     same += [a_configuration(2, 2), a_configuration(4, 4)]
 
     with pytest.raises(InvalidInput, match=r"all of the plan dp, .* e\.g\. zero2\+offload"):
-        fit_appendix(runs_of(TRUE, same))
+        check_variety(runs_of(TRUE, same))
 
 
 def test_too_few_runs_with_offloading_ask_for_more() -> None:
     runs = runs_of(TRUE, [*SEVEN[:6], a_configuration(2)])
 
     with pytest.raises(InvalidInput, match=r"has 2 of the 3 runs with ZeRO-Offload .* 1 more"):
-        fit_appendix(runs)
+        check_offloaded(runs)
 
 
 @pytest.mark.parametrize("iter_time_s", [0.0, -1.0, float("nan"), float("inf")])
@@ -84,7 +86,7 @@ def test_times_that_are_not_positive_are_refused(iter_time_s: float) -> None:
     runs = [with_time(first, iter_time_s), *rest]
 
     with pytest.raises(InvalidInput, match=r"iter_time_s: must be above 0 s.* dp on 1 GPUs"):
-        fit_appendix(runs)
+        check_variety(runs)
     with pytest.raises(InvalidInput, match="iter_time_s"):
         fit_pooled(runs)
 
@@ -93,7 +95,7 @@ def test_runs_of_two_models_are_not_fitted_together() -> None:
     other = replace(SEVEN[0], facts=a_transformer(name="other"))
 
     with pytest.raises(InvalidInput, match="are of m, other"):
-        fit_appendix(runs_of(TRUE, [other, *SEVEN[1:]]))
+        check_variety(runs_of(TRUE, [other, *SEVEN[1:]]))
 
 
 def test_a_fit_is_repeated_only_when_the_error_passes_the_threshold() -> None:
@@ -179,7 +181,7 @@ def test_seven_different_runs_are_chosen_with_three_offloaded() -> None:
     assert len(set(chosen)) == 7
     assert sum(CHOICES[i].offload for i in chosen) >= 3
     assert chosen == choose_runs(CHOICES)
-    fit_appendix(runs_of(TRUE, [CHOICES[i] for i in chosen]))  # they suffice
+    check_variety(runs_of(TRUE, [CHOICES[i] for i in chosen]))
 
 
 def test_fewer_offloaded_runs_are_chosen_where_there_are_no_more() -> None:

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from tessera.formulation.errors import InvalidInput
 from tessera.simulator.figures import Report
 from tessera.simulator.provenance import measured_commit
-from tessera.simulator.report.comparisons import IntervalCurve, bars_plot, curves_plot
+from tessera.simulator.report.comparisons import bars_plot
 from tessera.simulator.report.gpu_map import Segment, gpu_map, job_colours, place_segments
 from tessera.simulator.report.html import render_page
 from tessera.simulator.report.lines import (
@@ -375,22 +375,6 @@ def test_rounds_without_a_bound_are_counted_not_drawn() -> None:
     assert np.asarray(line.get_xdata()).tolist() == [1, 2, 5]
     assert plot.caption == "Rounds without a bound: ilp 2 of 5."
     assert "Largest: ilp 20 %" in plot.alt
-
-
-@pytest.mark.parametrize("count", [3, 20])
-def test_curves_of_few_have_bands_and_of_many_have_bars(count: int) -> None:
-    runs = np.random.default_rng(3).uniform(size=(5, 4))
-    series = {name: IntervalCurve.of([1.1, 1.5, 2, 3], runs) for name in POLICIES[:count]}
-    plot = curves_plot("t", series, x_label="tightness", y_label="deadlines met", percent=True)
-    assert len(plot.drawing.axes[0].collections) == count
-    assert legend_below(plot.drawing)
-    assert [label.get_text() for label in plot.drawing.axes[0].get_xticklabels()] == [
-        "1.1",
-        "1.5",
-        "2",
-        "3",
-    ]
-    assert "0 %" in [label.get_text() for label in plot.drawing.axes[0].get_yticklabels()]
 
 
 def test_bars_are_placed_side_by_side_and_a_missing_one_leaves_a_gap() -> None:

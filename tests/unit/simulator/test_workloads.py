@@ -22,7 +22,6 @@ from tessera.simulator.clusters import (
     preset_cluster,
 )
 from tessera.simulator.data import data_dir
-from tessera.simulator.traces.redraw import LARGE_FROM, parameter_count
 from tessera.simulator.traces.screening import screen_jobs
 from tessera.simulator.traces.speeds import ClusterRoom, Speeds, requested_load
 from tessera.simulator.traces.trace import Arrival
@@ -88,50 +87,23 @@ def test_philly_like_jobs_arrive_by_day_even_if_the_load_is_scaled(
     assert by_day == pytest.approx(0.5 + 0.6 / math.pi, abs=0.06)
 
 
-def test_gavels_jobs_mostly_use_one_gpu_and_last_half_an_hour_to_a_week(
-    profiles: list[EstimateRecord],
-) -> None:
-    shares = {1: 0.7, 2: 0.125, 4: 0.125, 8: 0.05}  # Gavel states 25 % for two to four together
-    jobs = draw_jobs(profiles, jobs=3000, durations="gavel", gpu_shares=shares)
-    count = Counter(a.spec.requested_gpus for a in jobs)
-    assert count[1] / 3000 == pytest.approx(0.7, abs=0.03)
-    assert count[8] / 3000 == pytest.approx(0.05, abs=0.02)
-    minutes = Speeds(profiles).requested_s(jobs) / 60
-    assert np.mean(minutes > 1000) == pytest.approx(0.2, abs=0.03)
-    assert np.median(minutes) == pytest.approx(10 ** (1.5 + 0.5 / 0.8 * 1.5), rel=0.15)
-
-
-def test_deadlines_and_large_models_are_drawn_as_requested(profiles: list[EstimateRecord]) -> None:
-    jobs = draw_jobs(profiles, tightness=(0.5, 1.5), large_share=0.5)
-    ratio = np.array([a.spec.deadline_s for a in jobs]) / Speeds(profiles).requested_s(jobs)
-    assert 0.5 <= ratio.min() < 0.55
-    assert 1.45 < ratio.max() <= 1.5
-    large = [a for a in jobs if parameter_count(a.spec.workload.params) >= LARGE_FROM]
-    assert len(large) == 200
-    assert {a.spec.deadline_s for a in draw_jobs(profiles)} == {math.inf}
+def test_static_traces_arrive_at_once(profiles: list[EstimateRecord]) -> None:
+    assert {a.arrival_s for a in draw_jobs(profiles, arrivals="at-once")} == {0.0}
 
 
 def test_counts_beyond_the_cluster_are_not_drawn_and_feasible_ones_are_not_refused(
     profiles: list[EstimateRecord],
 ) -> None:
-    jobs = SyntheticTrace(jobs=50, gpu_shares={1: 0.5, 16: 0.5}).draw(profiles, NODES[:4], 1)
-    assert {a.spec.requested_gpus for a in jobs} == {1}
-    with pytest.raises(InvalidInput, match="on which no workload runs"):
-        draw_jobs(profiles, gpu_shares={3: 1.0})
+    jobs = SyntheticTrace(jobs=50).draw(profiles, NODES[:4], 1)
+    assert {a.spec.requested_gpus for a in jobs} == {1, 2, 4, 8}
+    with pytest.raises(InvalidInput, match="run no workload"):
+        draw_jobs([record for record in profiles if record.cell.gpus > 16])
     assert draw_jobs(profiles, jobs=0) == []
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        {"jobs": -1},
-        {"load": 0.0},
-        {"load": math.inf},
-        {"shortest_s": 0.0},
-        {"gpu_shares": {}},
-        {"gpu_shares": {1: 0.0}},
-        {"shortest_s": 10.0, "longest_s": 5.0},
-    ],
+    [{"jobs": -1}, {"load": 0.0}, {"load": math.inf}],
 )
 def test_meaningless_distributions_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):

@@ -21,9 +21,9 @@ from tessera.solvers.network.jobs.muri import (
     interleaved_s,
     stages_s,
 )
-from tessera.solvers.network.jobs.placers import Occupancy, RandomSpread, first_fit
 from tests.support.hierarchies import a_machine
 from tests.support.networks import FluidJob, a_demand
+from tests.support.occupancy import Occupancy
 
 
 def a_group(*stages: Sequence[float]) -> Floats:
@@ -183,10 +183,6 @@ def a_gang(*members: tuple[int, tuple[int, ...]]) -> Gang:
     return Gang(members=members)
 
 
-def free_hosts(*sizes: int) -> list[list[int]]:
-    return [list(range(size)) for size in sizes]
-
-
 def test_cells_correspond_to_pcie_switches_hosts_racks_and_pods() -> None:
     cell = cell_hierarchy(a_machine(pods=2, racks=2, hosts=2, switches=2, gpus=2))
     assert (cell.max(axis=1) + 1).tolist() == [32, 16, 8, 4, 2, 1]
@@ -207,45 +203,11 @@ def test_without_switches_each_host_is_alone_below_the_cluster() -> None:
     assert cell[CellLevel.CLUSTER].tolist() == [0] * 6
 
 
-def test_first_fit_spreads_gangs_too_large_for_a_host_in_the_order_of_hosts() -> None:
-    assert first_fit(free_hosts(2, 2, 2), 3) == a_gang((0, (0, 1)), (1, (0,)))
-    assert first_fit(free_hosts(2, 2), 5) is None
-
-
-def test_random_spread_is_reproducible_by_seed_and_reaches_every_host() -> None:
-    free = free_hosts(*[4] * 10)
-    first, second = RandomSpread(3), RandomSpread(3)
-    hosts = [gang.members[0][0] for gang in (first(free, 2) for _ in range(100)) if gang]
-    assert hosts == [gang.members[0][0] for gang in (second(free, 2) for _ in range(100)) if gang]
-    assert set(hosts) == set(range(10))
-
-
 @pytest.mark.parametrize("gpus", [0, -1])
 def test_a_gang_without_gpus_is_refused(gpus: int) -> None:
     machine = a_machine(pods=1, racks=1, hosts=1, switches=1, gpus=2)
-    for placer in (first_fit, RandomSpread(), HiveD(machine)):
-        with pytest.raises(InvalidInput, match="must be at least 1"):
-            placer(free_hosts(2), gpus)
-
-
-def test_an_occupancy_allocates_and_releases_gpus() -> None:
-    machine = a_machine(pods=1, racks=1, hosts=2, switches=2, gpus=2)
-    book = Occupancy(machine, first_fit)
-    assert book.allocate("a", 6) == a_gang((0, (0, 1, 2, 3)), (1, (0, 1)))
-    assert book.allocate("b", 3) is None
-    assert book.free == [[], [2, 3]]
-    book.release("a")
-    assert book.free == free_hosts(4, 4)
-
-
-def test_an_occupancy_refuses_to_allocate_or_release_a_job_twice() -> None:
-    book = Occupancy(a_machine(pods=1, racks=1, hosts=1, switches=1, gpus=2), first_fit)
-    book.allocate("a", 1)
-    with pytest.raises(InvalidInput, match="release them first"):
-        book.allocate("a", 1)
-    book.release("a")
-    with pytest.raises(InvalidInput, match="has no GPUs"):
-        book.release("a")
+    with pytest.raises(InvalidInput, match="must be at least 1"):
+        HiveD(machine)([[0, 1]], gpus)
 
 
 def test_hived_fills_the_most_used_host_first() -> None:

@@ -1,1 +1,0 @@
-"""Parts of the benchmark of performance models on Morphling's measurements."""

@@ -1,1 +1,0 @@
-"""Jobs that ran on a real cluster: their records, replays, and new decisions about them."""

@@ -1,1 +1,0 @@
-"""The trial of tuning spaces by programs that really train, on CPU devices."""
