@@ -165,7 +165,7 @@ def describe(before: Any, after: Any, path: str = "") -> Iterator[str]:
 
 def decide_all() -> Iterator[tuple[str, str]]:
     """Yield the digests of the rounds of each scenario and policy."""
-    trace = str(require_data_file(None, "arena", "trace_philly.csv"))
+    trace = str(require_data_file("arena", "trace_philly.csv"))
     philly = WorkloadSpec(trace=trace, rounds=ROUNDS, on_bad="keep")
     yield "philly", decide(philly, "ilp:throughput")
     for seed in range(SCENARIOS):
