@@ -1,4 +1,4 @@
-"""What the networks of the benchmarks share."""
+"""The speeds of cables and names of hosts that the networks of the benchmarks share."""
 
 from __future__ import annotations
 

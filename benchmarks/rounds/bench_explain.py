@@ -11,7 +11,7 @@ import typer
 
 from tessera.benchmarks.harness.registry import register_case
 from tessera.benchmarks.rounds.explained_rounds import draw_explained_round
-from tessera.benchmarks.rounds.tried_steps import decide, find_fault
+from tessera.benchmarks.rounds.tried_steps import decide_without_limit, find_fault
 from tessera.formulation.explanations.changes import ChangeKind
 from tessera.formulation.explanations.records import Claim, Explanation
 from tessera.formulation.reasons import ReasonCode
@@ -106,12 +106,12 @@ def _judge_round(
     tally: Counter[str],
     faulty: list[dict[str, Any]],
 ) -> None:
-    outcome = decide(snapshot, options)
+    outcome = decide_without_limit(snapshot, options)
     if outcome.violations:
         faulty.append({"round": number, "fault": f"refused: {outcome.violations[0].detail}"})
         return
     for decision in outcome.decisions:
-        explanation = explain_job(snapshot, options, decision.job, outcome, decide)
+        explanation = explain_job(snapshot, options, decision.job, outcome, decide_without_limit)
         code = explanation.reason.code
         tally.update({"explanations": 1, f"of {code}": 1})
         tally["rounds tried"] += explanation.rounds_tried
@@ -150,7 +150,9 @@ def _judge_weight(
         if is_raise and step.claim is Claim.RUNS:
             less = max(change.before, LESS_WEIGHT * change.amount)
             lighter = replace(step, changes=(replace(change, amount=less),), effects=())
-            before = decide(snapshot, options).decisions[snapshot.jobs.name.index(job)]
+            before = decide_without_limit(snapshot, options).decisions[
+                snapshot.jobs.name.index(job)
+            ]
             fault = find_fault(snapshot, options, job, before, 0.0, lighter)
             tally.update({"weights": 1, "tight": bool(fault)})
 

@@ -27,7 +27,7 @@ from tessera.solvers.schedulers.registry import scheduler_of
 Rows = list[dict[str, Any]]
 
 
-def decide(snapshot: Snapshot, options: RoundOptions) -> RoundOutcome:
+def decide_without_limit(snapshot: Snapshot, options: RoundOptions) -> RoundOutcome:
     """Decide a round without a time limit."""
     scheduler = scheduler_of(options.scheduler, options.scheduler_parameters)
     budget = Budget(remaining_s=lambda: math.inf, seed=options.seed, gap=options.gap)
@@ -49,7 +49,7 @@ def find_fault(
 ) -> str:
     """Return what a round after the step's changes shows to be untrue of it, or "" if it is true."""
     changed, policy = _apply(snapshot, options, job, step.changes)
-    outcome = decide(changed, policy)
+    outcome = decide_without_limit(changed, policy)
     if outcome.violations:
         return f"the round breaks a rule: {outcome.violations[0].detail}"
     decisions = find_decisions(changed, outcome)

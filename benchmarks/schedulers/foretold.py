@@ -26,7 +26,7 @@ from tessera.simulator.truth import perturb_estimates
 from tessera.simulator.world import World
 from tessera.solvers.rounds.options import RoundOptions
 
-TASK: Final = "tessera.benchmarks.schedulers.foretold:foretell"
+TASK: Final = "tessera.benchmarks.schedulers.foretold:foretell_run"
 ROUND_S: Final = 300.0
 """Seconds between rounds, which take place when something has happened."""
 FIRST_MOMENT: Final = 0.2
@@ -75,7 +75,7 @@ class ForetoldEvent:
     after_s: float
 
 
-def foretell(work: Mapping[str, Any], **options: Any) -> dict[str, Any]:
+def foretell_run(work: Mapping[str, Any], **options: Any) -> dict[str, Any]:
     """Simulate the run, forecast at its moments, and return the events for ``read_events``."""
     run = ForetoldRun(work=WorkloadSpec(**work), **options)
     scenario = make_scenario(run.work).scenario

@@ -26,7 +26,7 @@ from tessera.benchmarks.service.runtime.programs import (
 from tessera.benchmarks.service.runtime.restarts import measure_restarts, restart_figures
 from tessera.benchmarks.service.runtime.summary import (
     factor_error,
-    median,
+    percentile_50,
     percentile_95,
     relative_error,
 )
@@ -129,7 +129,10 @@ def measure_runtime(
         figures |= restart_figures("plain", found)
         shares = [move.reported_s / move.outside_s for move in found]
         launches = measure_launches(lab, waiting, starts)
-        figures |= {"launch_p50_s": median(launches), "launch_p95_s": percentile_95(launches)}
+        figures |= {
+            "launch_p50_s": percentile_50(launches),
+            "launch_p95_s": percentile_95(launches),
+        }
         figures |= _footprint_figures(measure_footprint(lab, waiting, jobs, window_s))
         plain = measure_feedback(lab, plain_program(planned), sys.executable, plans, repeats)
         figures |= _feedback_figures("", plain)
@@ -142,7 +145,7 @@ def measure_runtime(
             taught = measure_feedback(lab, program, python, plans, repeats)
             figures |= _feedback_figures("torch_", taught)
             table += _rows("torchrun", taught)
-    figures["reported_share_is_possible"] = median(shares) <= 1.0
+    figures["reported_share_is_possible"] = percentile_50(shares) <= 1.0
     waived = JUDGED_BY_PLANS if plans < PLANS else frozenset[str]()
     return Report(seed=seed, figures=figures, waived=waived, table=table)
 
@@ -150,7 +153,7 @@ def measure_runtime(
 def _footprint_figures(found: Footprint) -> dict[str, Figure]:
     return {
         "jobs": found.jobs,
-        "burst_launch_p50_s": median(found.launches_s),
+        "burst_launch_p50_s": percentile_50(found.launches_s),
         "burst_launch_p95_s": percentile_95(found.launches_s),
         "agent_cpu_share": found.agent_cpu_s / found.window_s,
         "agent_rss_mib": found.agent_rss_bytes / MIB,

@@ -10,7 +10,7 @@ from typing import Final
 from tessera.benchmarks.harness.progress import track_steps
 from tessera.benchmarks.service.runtime.lab import RuntimeLab, job_spec, wait_for
 from tessera.benchmarks.service.runtime.programs import Program, stated_plans
-from tessera.benchmarks.service.runtime.summary import choice_quality, median
+from tessera.benchmarks.service.runtime.summary import choice_quality, percentile_50
 from tessera.formulation.execution_plan import ExecutionPlan, read_execution_plan
 from tessera.v1 import estimates_pb2, jobs_pb2
 
@@ -116,8 +116,8 @@ def _choose(
     return Choice(
         digest=digest,
         plan=str(plan),
-        iter_time_s=median(times),
-        best_again_s=median(best_times or times),
+        iter_time_s=percentile_50(times),
+        best_again_s=percentile_50(best_times or times),
     )
 
 

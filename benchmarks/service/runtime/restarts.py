@@ -16,7 +16,7 @@ from tessera.benchmarks.service.runtime.lab import (
     wait_for,
 )
 from tessera.benchmarks.service.runtime.programs import Program
-from tessera.benchmarks.service.runtime.summary import median, percentile_95
+from tessera.benchmarks.service.runtime.summary import percentile_50, percentile_95
 from tessera.formulation.execution_plan import ExecutionPlan
 from tessera.simulator.figures import Figure
 from tessera.v1 import jobs_pb2, launch_pb2
@@ -87,14 +87,14 @@ def restart_figures(prefix: str, found: Sequence[Reconfiguration]) -> dict[str, 
     for part in PARTS:
         values = [getattr(move.parts, part) for move in found]
         stem = f"{prefix}_{part.removesuffix('_s')}"
-        figures |= {f"{stem}_p50_s": median(values), f"{stem}_p95_s": percentile_95(values)}
+        figures |= {f"{stem}_p50_s": percentile_50(values), f"{stem}_p95_s": percentile_95(values)}
     reported, outside = [m.reported_s for m in found], [m.outside_s for m in found]
     missed = [m.outside_s - m.reported_s for m in found]
     return figures | {
-        f"{prefix}_reported_p50_s": median(reported),
+        f"{prefix}_reported_p50_s": percentile_50(reported),
         f"{prefix}_reported_p95_s": percentile_95(reported),
-        f"{prefix}_outside_p50_s": median(outside),
+        f"{prefix}_outside_p50_s": percentile_50(outside),
         f"{prefix}_outside_p95_s": percentile_95(outside),
-        f"{prefix}_unreported_p50_s": median(missed),
-        f"{prefix}_reported_share": median([m.reported_s / m.outside_s for m in found]),
+        f"{prefix}_unreported_p50_s": percentile_50(missed),
+        f"{prefix}_reported_share": percentile_50([m.reported_s / m.outside_s for m in found]),
     }

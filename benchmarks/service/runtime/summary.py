@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 
-def median(values: Sequence[float]) -> float:
+def percentile_50(values: Sequence[float]) -> float:
     """Return the median, or NaN of no values."""
     return statistics.median(values) if values else math.nan
 
