@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import sqlalchemy as sa
 from tessera.db import migrate, tables
 from tessera.db.engine import Database, connect_database
 from tessera.db.store import PostgresStore
+from tessera.db.tables.triggers import SCHEMA_FENCE
 from tessera.formulation.errors import InvalidInput, NotMigrated
-from tessera.formulation.lifecycle import JobState, next_states
+from tessera.formulation.lifecycle import ACTIVE, JobState, next_states
 from tessera.formulation.records.clusters import TenantSpec
 from tests.support.database import TEMPLATE, a_database, digest_tables
 from tests.support.migrations import a_newer_release
@@ -24,7 +26,7 @@ CATALOGS = {
             is_identity FROM information_schema.columns WHERE table_schema = 'public'""",
     "constraints": """
         SELECT conrelid::regclass::text, conname, pg_get_constraintdef(oid) FROM pg_constraint
-        WHERE connamespace = 'public'::regnamespace AND contype <> 'n'""",
+        WHERE connamespace = 'public'::regnamespace AND contype NOT IN ('n', 't')""",
     "indexes": "SELECT tablename, indexname, indexdef FROM pg_indexes WHERE schemaname = 'public'",
     "triggers": "SELECT tgname, pg_get_triggerdef(oid) FROM pg_trigger WHERE NOT tgisinternal",
     "functions": """
@@ -50,9 +52,30 @@ def test_migrations_build_the_schema_of_the_models(database: Database, postgres_
         with fresh.engine.begin() as connection:
             tables.metadata.create_all(connection)
         from_models, migrated = catalog(fresh), catalog(database)
-    for name in CATALOGS:
+    for name in ("columns", "constraints", "indexes"):
         assert from_models[name], name
         assert migrated[name] == from_models[name], name
+
+
+def test_each_table_is_fenced_off_from_other_releases(database: Database) -> None:
+    fenced = {
+        str(definition).rpartition(" ON public.")[2].split()[0]
+        for name, definition in catalog(database)["triggers"]
+        if name == SCHEMA_FENCE
+    }
+    assert fenced == set(tables.metadata.tables)
+
+
+def test_the_triggers_know_the_lifecycle_of_jobs(database: Database) -> None:
+    definitions = {
+        str(name): str(text)
+        for kind in ("functions", "triggers")
+        for name, text in catalog(database)[kind]
+    }
+    pairs = set(re.findall(r"\('(\w+)', '(\w+)'\)", definitions["check_job_transition"]))
+    assert pairs == {(b.value, a.value) for b, after in next_states().items() for a in after}
+    owners = set(re.findall(r"'(\w+)'::text", definitions["jobs_own_nothing"]))
+    assert owners == {state.value for state in ACTIVE}
 
 
 def test_migrations_can_be_undone(database: Database) -> None:
