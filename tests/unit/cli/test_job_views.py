@@ -1,0 +1,416 @@
+"""Jobs as the command line shows them: lists for people and programs, and all details of one."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+import yaml
+from google.protobuf.duration_pb2 import Duration
+
+from tessera.formulation.records.forecasts import Band, JobForecast
+from tessera.service.cli import render
+from tessera.service.cli.forecastview import STALE_S, band_span, forecast_facts, listed_band
+from tessera.service.cli.jobview import job_columns, print_warnings, show_job, show_jobs
+from tessera.service.cli.options import Output
+from tessera.service.cli.workflow import fold_arrays
+from tessera.service.rpc.convert.jobs import of_forecast
+from tessera.v1 import estimates_pb2, jobs_pb2, launch_pb2
+from tests.support.launches import WHOLE_MESSAGE
+from tests.support.shown import (
+    NOW,
+    a_running_job,
+    a_shown_job,
+    a_waiting_job,
+    later,
+    some_array_jobs,
+)
+
+Capture = pytest.CaptureFixture[str]
+
+
+def list_text(capsys: Capture, output: Output, *jobs: jobs_pb2.Job, expand: bool = True) -> str:
+    show_jobs(jobs, NOW, output, expand=expand)
+    return capsys.readouterr().out
+
+
+def details_text(capsys: Capture, job: jobs_pb2.Job) -> str:
+    """Return the details of a job, with single spaces."""
+    show_job(job, NOW)
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_a_table_of_jobs_shows_placements_and_waiting_reasons(capsys: Capture) -> None:
+    table = list_text(capsys, Output.TABLE, a_running_job(), a_waiting_job())
+    assert [" ".join(line.split()) for line in table.splitlines()] == [
+        "JOB STATE MODEL REQUESTED RUNS ON DONE % AGE REASON",
+        "runs RUNNING bert/1.3B/256 8 8 x a100, pp 2 37.2 3m20s",
+        "waits QUEUED bert/1.3B/256 8 0.0 3m20s OUTPRICED",
+    ]
+
+
+def test_a_wide_table_adds_columns_and_shows_long_texts_and_markup_as_they_are(
+    capsys: Capture,
+) -> None:
+    tenant = f"[red]{'t' * 300}[/red] :smile:"
+    table = list_text(capsys, Output.WIDE, a_waiting_job("x" * 100, tenant=tenant))
+    head, row = table.splitlines()
+    for title in ("TENANT", "PRIORITY", "WEIGHT", "DEADLINE", "NEXT STEP"):
+        assert title in head
+    assert "x" * 100 in row
+    assert tenant in row
+    assert row.rstrip().endswith("raise its weight")
+
+
+def test_json_is_proto_json_with_proto_field_names_and_yaml_and_names_say_the_same(
+    capsys: Capture,
+) -> None:
+    jobs = (a_running_job(), a_waiting_job())
+    output = json.loads(list_text(capsys, Output.JSON, *jobs))
+    assert list(output) == ["jobs", "next_page_token"]
+    running = output["jobs"][0]
+    assert (running["state"], running["requested_gpus"]) == ("RUNNING", 8)
+    assert running["iterations_done"] == 372.6
+    assert running["allocation"]["shares"][1]["gpu_indices"] == [0, 1, 2, 6]
+    assert running["retries"] == 0  # zeros are included
+    assert yaml.safe_load(list_text(capsys, Output.YAML, *jobs)) == output
+    assert list_text(capsys, Output.NAME, a_running_job()) == "clusters/c/jobs/runs\n"
+    assert json.loads(list_text(capsys, Output.JSON))["jobs"] == []
+    assert list_text(capsys, Output.TABLE) == ""
+
+
+def test_an_array_is_one_line_of_a_list_for_people_and_programs_see_every_job(
+    capsys: Capture,
+) -> None:
+    members = some_array_jobs("RRQQ")
+    for member in members[:2]:
+        member.iterations_done = 500.0
+    jobs = [a_shown_job("alone"), *members]
+    folded = fold_arrays(jobs)
+    assert [job.name for job in folded.jobs] == ["clusters/c/jobs/alone", "clusters/c/arrays/sweep"]
+    assert folded.states == {"clusters/c/arrays/sweep": "2 RUNNING, 2 QUEUED"}
+    assert (folded.jobs[1].iterations, folded.jobs[1].iterations_done) == (4000, 1000.0)
+    assert len(list_text(capsys, Output.NAME, *jobs, expand=False).splitlines()) == 5
+    assert "2 RUNNING, 2 QUEUED" in list_text(capsys, Output.TABLE, *jobs, expand=False)
+    assert "sweep.3" in list_text(capsys, Output.TABLE, *jobs)
+
+
+def a_trained_job(**training: Any) -> jobs_pb2.Job:
+    return a_running_job(training=jobs_pb2.Training(**training))
+
+
+def a_refused_job(code: str, **evidence: str) -> jobs_pb2.Job:
+    reason = jobs_pb2.Reason(code=code, message="m", evidence=evidence)
+    return a_shown_job(deadline=later(7200), reason=reason)
+
+
+def a_measured_job(source: estimates_pb2.EstimateSource.ValueType) -> jobs_pb2.Job:
+    job = a_running_job()
+    job.allocation.iter_time_s, job.allocation.iter_time_source = 2.5, source
+    return job
+
+
+def a_job_of_unknown_rate() -> jobs_pb2.Job:
+    job = a_running_job(deadline=later(100))
+    job.allocation.rate = 0.0
+    return job
+
+
+def a_rejected_job() -> jobs_pb2.Job:
+    return a_waiting_job(state=jobs_pb2.REJECTED, last_error="worth 0.5, costs 0.7")
+
+
+def a_job_until_exit(done: float) -> jobs_pb2.Job:
+    launch = launch_pb2.Launch(runtime="command", until_exit=True)
+    return a_shown_job(state=jobs_pb2.SUCCEEDED, iterations_done=done, launch=launch)
+
+
+def an_array_job() -> jobs_pb2.Job:
+    job = some_array_jobs()[0]
+    job.after.add(job="clusters/c/jobs/a", condition=jobs_pb2.Dependency.ENDED, state="running")
+    job.after.add(job="clusters/c/jobs/b", condition=jobs_pb2.Dependency.FAILED, met=True)
+    return job
+
+
+def a_job_that_says_where_it_runs() -> jobs_pb2.Job:
+    return a_shown_job(
+        requested_gpu_type="a100",
+        pinned_gpu_type=True,
+        avoid_nodes=["clusters/c/nodes/n7"],
+        allowed_gpu_types=["h100", "a100"],
+        node_selector="zone=a",
+        preferred_labels="rack!=b",
+        longest_run=Duration(seconds=7200),
+        run_seconds=3600.0,
+        opportunistic=True,
+        service_gpu_seconds=7200.0,
+        deadline=later(7200),
+    )
+
+
+RESTART_TIMES = launch_pb2.RestartTimes(stop_s=6, launch_s=20, first_iteration_s=15)
+RESTART_TEXT = "(the last start: stop 6 s, launch 20 s, first iteration 15 s)"
+
+
+@pytest.mark.parametrize(
+    ("job", "shown", "hidden"),
+    [
+        (
+            a_waiting_job(),
+            [
+                "8 GPUs of any type",
+                "why it waits OUTPRICED: worth 0.5, costs 0.7 (round 12)",
+                "price: 0.7; value: 0.5",
+                "raise its weight",
+            ],
+            ["failures"],
+        ),
+        (a_rejected_job(), ["why rejected"], ["why it waits", "last error"]),
+        (
+            a_running_job(),
+            ["n0 GPU 0-3; n1 GPU 0-2,6", "37.2 % (372.6 of 1,000 iterations)"],
+            ["why it waits", " s, measured", "GPU types", "node selector", "longest run"],
+        ),
+        (
+            a_job_that_says_where_it_runs(),
+            [
+                "8 x a100, pinned to the type",
+                "avoids n7",
+                "GPU types h100, a100",
+                "node selector zone=a",
+                "prefers nodes with rack!=b",
+                "longest run 2h in total, of which it has run 1h",
+                "2 GPU-hours, started ahead of a blocked job",
+                "2027-01-15T10:00:00Z, not promised",
+            ],
+            [],
+        ),
+        (
+            a_refused_job("DEADLINE_REFUSED", earliest_deadline="2027-01-15T12:00:00Z"),
+            ["10:00:00Z, refused; the earliest that could be met is 2027-01-15T12:00:00Z"],
+            ["promised"],
+        ),
+        (
+            a_job_of_unknown_rate(),
+            [
+                "rate unknown, as nothing is known of its model",
+                "not promised, because the job's rate is unknown",
+            ],
+            [],
+        ),
+        (a_measured_job(estimates_pb2.MEASURED), ["2.5 s, measured"], []),
+        (
+            a_measured_job(estimates_pb2.REPLAYED),
+            ["2.5 s, replayed: nothing is trained"],
+            ["measured"],
+        ),
+        (
+            a_shown_job(retries=1, max_retries=1),
+            ["failures 1; the job is tried again once"],
+            [],
+        ),
+        (
+            a_shown_job(retries=2, last_error="boom"),
+            ["failures 2; the job is tried again up to 3 times", "last error boom"],
+            [" of 3"],
+        ),
+        (
+            a_shown_job(retries=1, max_retries=0),
+            ["failures 1; the job is not tried again (max_retries is 0)"],
+            [],
+        ),
+        (
+            a_shown_job(state=jobs_pb2.FAILED, end_time=NOW, retries=4),
+            ["failures 4"],
+            ["tried again"],
+        ),
+        (
+            a_trained_job(
+                loss=2.31,
+                memory_bytes=3 * 2**29,
+                checkpoint_iterations=400,
+                checkpoint_time=later(-35),
+                remark="the checkpoint of iteration 405 was passed over",
+            ),
+            [
+                "loss 2.31, 1.5 GiB of GPU memory, checkpoint of iteration 400, 35s old",
+                "remark the checkpoint of iteration 405 was passed over",
+            ],
+            ["last failure"],
+        ),
+        (
+            a_trained_job(loss=0.0, checkpoint_iterations=0.0),
+            ["loss 0, checkpoint of iteration 0"],
+            [],
+        ),
+        (
+            a_trained_job(restart_times=RESTART_TIMES, restart_seconds=41.0),
+            [f"restart costs 41 s, measured {RESTART_TEXT}"],
+            [],
+        ),
+        (
+            a_trained_job(restart_times=RESTART_TIMES),
+            [f"restart not measured yet {RESTART_TEXT}"],
+            [],
+        ),
+        (
+            a_trained_job(exit_reason=launch_pb2.EXIT_OUT_OF_MEMORY),
+            ["last failure it ran out of memory"],
+            [],
+        ),
+        (
+            a_running_job(training=jobs_pb2.Training.FromString(b"\x38\x63")),
+            [],
+            ["last failure"],  # the reason 99 is of a later release
+        ),
+        (
+            an_array_job(),
+            [
+                "index 0 of sweep, 4 jobs",
+                "a must have ended (running); b must have failed (met)",
+            ],
+            [],
+        ),
+        (
+            a_job_until_exit(30.0),
+            ["30 iterations (1,000 expected)", "done when its program exits with status 0"],
+            [],
+        ),
+        (a_job_until_exit(0.0), ["no iterations reported (1,000 expected)"], []),
+        (
+            a_shown_job(launch=launch_pb2.Launch(runtime="replay")),
+            ["runtime replay"],
+            ["command", "environment", "secrets", "starts in", "stall limit", "runs as"],
+        ),
+    ],
+)
+def test_the_details_of_a_job(
+    capsys: Capture, job: jobs_pb2.Job, shown: list[str], hidden: list[str]
+) -> None:
+    text = details_text(capsys, job)
+    assert [part for part in shown if part not in text] == [], text
+    assert [part for part in hidden if part in text] == [], text
+
+
+@pytest.mark.parametrize(
+    ("job", "percent"),
+    [
+        (a_shown_job(iterations_done=999.9), "99.9"),
+        (a_shown_job(iterations_done=1000.0), "100.0"),
+        (a_job_until_exit(30.0), "3.0"),
+        (a_job_until_exit(1200.0), "100.0"),
+        (a_job_until_exit(0.0), "-"),
+    ],
+)
+def test_a_list_shows_the_share_of_iterations_that_is_done(job: jobs_pb2.Job, percent: str) -> None:
+    (column,) = (column for column in job_columns([job], NOW) if column.title == "DONE %")
+    assert column.value(job) == percent
+    assert render.format_percent(1, 0) == ""
+
+
+def test_a_job_shows_what_was_stated_of_its_program(capsys: Capture) -> None:
+    job = a_shown_job(command=["train.py", "--name", "a b"], launch=WHOLE_MESSAGE)
+    job.launch.environment["LONG"] = "x" * 1000
+    job.launch.environment["URL"] = "postgresql://ana:" + "pass" + "@host/db"
+    text = details_text(capsys, job)
+    for fact in (
+        "runtime torchrun",
+        "command train.py --name 'a b'",
+        f"environment EMPTY='', GREETING='a b=ü', LONG={80 * 'x'}..., NCCL_DEBUG=INFO,"
+        " URL='postgresql://ana:***" + "@host/db'",
+        "secrets WANDB_API_KEY from wandb",
+        "starts in /srv/train",
+        "staging cp -r '/data/a b' /scratch",
+        "runs as ana",
+        f"progress pattern {WHOLE_MESSAGE.progress_pattern}",
+        "stall limit 30m stop grace 1m30s",
+    ):
+        assert fact in text
+
+
+def test_a_promised_deadline_is_shown_with_the_schedule_that_meets_it(capsys: Capture) -> None:
+    cell = estimates_pb2.Cell(gpu_type="a100", gpus=8, pipeline_degree=2)
+    legs = [jobs_pb2.Leg(start_time=NOW, end_time=later(600), cell=cell)]
+    job = a_shown_job(deadline=later(7200), deadline_admitted=True, certificate=legs)
+    text = details_text(capsys, job)
+    assert "2027-01-15T10:00:00Z, promised (schedule below)" in text
+    assert text.endswith(
+        "START END FOR ON 2027-01-15T08:00:00Z 2027-01-15T08:10:00Z 10m 8 x a100, pp 2"
+    )
+
+
+def test_each_warning_is_printed_to_stderr_once(capsys: Capture) -> None:
+    jobs = [a_shown_job(name, warnings=["mind the deadline"]) for name in "ab"]
+    print_warnings(jobs[:1])
+    assert capsys.readouterr() == ("", "warning: mind the deadline\n")
+    print_warnings([*jobs, a_shown_job("c")])
+    assert capsys.readouterr() == ("", "warning: 2 jobs: mind the deadline\n")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-3, "0s"),
+        (59, "59s"),
+        (60, "1m"),
+        (200, "3m20s"),
+        (7260, "2h1m"),
+        (86400, "1d"),
+        (90000, "1d1h"),
+        (20 * 86400 + 3600, "20d"),
+    ],
+)
+def test_spans_have_at_most_two_units(seconds: float, text: str) -> None:
+    assert render.format_span(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("values", "text"), [([], ""), ([3], "3"), ([0, 1, 2, 3], "0-3"), ([0, 2, 3, 7], "0,2-3,7")]
+)
+def test_gpu_indices_are_shown_as_ranges(values: list[int], text: str) -> None:
+    assert render.format_indices(values) == text
+
+
+def a_forecast_job(made_s: float = -60.0) -> jobs_pb2.Job:
+    """Return a waiting job that starts in 10 to 90 minutes, and whose finish is too far away."""
+    now_s = float(NOW.seconds)
+    forecast = JobForecast(
+        job="a",
+        made_s=now_s + made_s,
+        coverage=0.8,
+        position=3,
+        start=Band(low_s=now_s + 600.0, median_s=now_s + 1800.0, high_s=now_s + 5400.0),
+        finish=Band(low_s=now_s + 86_400.0, median_s=math.inf, high_s=math.inf),
+    )
+    return jobs_pb2.Job(name="clusters/c/jobs/a", forecast=of_forecast(forecast))
+
+
+def test_a_forecast_states_spans_times_and_coverage() -> None:
+    job = a_forecast_job()
+    assert not job.forecast.finish.HasField("median")
+    assert dict(forecast_facts(job, NOW)) == {
+        "position": "3, by expected start",
+        "starts": "in 10m-1h30m: 2027-01-15T08:10:00Z to 2027-01-15T09:30:00Z (80%)",
+        "finishes": "after 1d: not before 2027-01-16T08:00:00Z (90%)",
+        "forecast": "made 1m ago",
+    }
+    assert band_span(job.forecast.start, later(1200)) == "0s-1h10m"
+    titles = {column.title for column in job_columns([job], NOW)}
+    assert titles - {column.title for column in job_columns([jobs_pb2.Job()], NOW)} == {
+        "POSITION",
+        "STARTS IN",
+        "FINISHES IN",
+    }
+
+
+def test_a_stale_forecast_and_one_without_bands_are_shown_as_such() -> None:
+    stale = a_forecast_job(made_s=-STALE_S - 60.0)
+    assert listed_band(stale, "start", NOW) == "10m-1h30m, 16m old"
+    assert "out of date" in dict(forecast_facts(stale, NOW))["forecast"]
+    forecast = JobForecast(job="a", made_s=NOW.seconds, coverage=0.8, why_not="nobody knows")
+    job = jobs_pb2.Job(forecast=of_forecast(forecast))
+    facts = {name: text for name, text in forecast_facts(job, NOW) if text}
+    assert facts == {"forecast": "none: nobody knows"}
+    assert listed_band(job, "finish", NOW) == ""
