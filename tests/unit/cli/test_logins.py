@@ -1,4 +1,4 @@
-"""``tessera login``, ``logout`` and ``whoami`` with an identity provider and a server that asks."""
+"""``tessera login``, ``logout`` and ``whoami``, and the device flow with an identity provider."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import stat
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,32 @@ from typer.testing import CliRunner, Result
 from tessera.client import Login, load_login, save_login
 from tessera.formulation.access import Identity, Role
 from tessera.formulation.clock import SystemClock
-from tessera.formulation.errors import NotAuthenticated, PermissionDenied, TesseraError
-from tessera.service.cli import main
+from tessera.formulation.errors import (
+    InvalidInput,
+    NotAuthenticated,
+    PermissionDenied,
+    TesseraError,
+    Unavailable,
+)
+from tessera.service.cli import deviceflow, main
+from tessera.service.cli.deviceflow import (
+    DeviceFlow,
+    LoginRefused,
+    ProviderAccount,
+    ProviderTokens,
+    read_account,
+)
 from tessera.service.rpc.errors import status_of
 from tessera.service.security.oidc import OidcSettings, make_verifier
 from tessera.v1 import access_pb2, access_pb2_grpc
 from tests.support.identity_provider import (
     AUDIENCE,
     CLIENT_ID,
+    DEVICE_GRANT,
     IdentityProvider,
     running_provider,
 )
+from tests.support.local_server import serve_grpc
 
 STATIC_TOKEN = "tessera_token_0123456789ab_" + "s" * 43
 JOIN_TOKEN = "tessera_join_0123456789ab_" + "s" * 43
@@ -96,14 +112,10 @@ def provider() -> Iterator[IdentityProvider]:
 @pytest.fixture
 def server(provider: IdentityProvider) -> Iterator[AskingServer]:
     servicer = AskingServer(provider)  # type: ignore[abstract]  # other calls are not made
-    pool = ThreadPoolExecutor(2)
-    process = grpc.server(pool)
-    access_pb2_grpc.add_AccessServicer_to_server(servicer, process)
-    servicer.address = f"127.0.0.1:{process.add_insecure_port('127.0.0.1:0')}"
-    process.start()
-    yield servicer
-    process.stop(None).wait()
-    pool.shutdown()
+    register = partial(access_pb2_grpc.add_AccessServicer_to_server, servicer)
+    with serve_grpc(register) as address:
+        servicer.address = address
+        yield servicer
 
 
 Run = Callable[..., Result]
@@ -169,19 +181,13 @@ def test_a_login_with_a_code_is_saved_and_used(
         "refresh_token": "refresh-1",
     }
     assert 200 < entry["expires_s"] - SystemClock().wall_s() <= 300
-    shown = run("whoami")
-    assert [line.split() for line in shown.stdout.splitlines()][:4] == [
-        ["SUBJECT", "ada"],
-        ["ROLE", "user"],
-        ["TENANTS", "vision"],
-        ["CLUSTERS", "all"],
+    shown = run("whoami").stdout.splitlines()
+    assert [" ".join(line.split()) for line in shown[:4]] == [
+        "SUBJECT ada",
+        "ROLE user",
+        "TENANTS vision",
+        "CLUSTERS all",
     ]
-
-
-def test_the_files_of_a_login_can_be_read_by_their_owner_only(
-    run: Run, server: AskingServer, login_file: Path
-) -> None:
-    run("login")
     expire(server, left_s=10)
     run("whoami")  # renews, and so writes a second time
     for path in login_file.parent.iterdir():
@@ -189,8 +195,12 @@ def test_the_files_of_a_login_can_be_read_by_their_owner_only(
     assert stat.S_IMODE(login_file.parent.stat().st_mode) == 0o700
 
 
-def test_whoami_has_the_formats_of_other_commands(run: Run) -> None:
-    run("login", "--token", stdin=STATIC_TOKEN)
+def test_a_static_token_is_read_from_stdin_and_whoami_has_the_formats_of_other_commands(
+    run: Run, server: AskingServer, login_file: Path
+) -> None:
+    result = run("login", "--token", stdin=f"{STATIC_TOKEN}\n")
+    assert "as ci, with the role operator" in result.stderr
+    assert read_entry(login_file, server) == {"authorities": "", "token": STATIC_TOKEN}
     assert json.loads(run("whoami", "-o", "json").stdout) == {
         "subject": "ci",
         "role": "operator",
@@ -202,14 +212,6 @@ def test_whoami_has_the_formats_of_other_commands(run: Run) -> None:
     }
     assert run("whoami", "-o", "name").stdout == "ci\n"
     assert "EXPIRES   never" in run("whoami").stdout
-
-
-def test_a_static_token_is_read_from_stdin_and_saved(
-    run: Run, server: AskingServer, login_file: Path, tmp_path: Path
-) -> None:
-    result = run("login", "--token", stdin=f"{STATIC_TOKEN}\n")
-    assert "as ci, with the role operator" in result.stderr
-    assert read_entry(login_file, server) == {"authorities": "", "token": STATIC_TOKEN}
 
 
 @pytest.mark.parametrize(
@@ -233,34 +235,28 @@ def test_a_wrong_token_is_not_saved(
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    "command",
     [
-        ["whoami", STATIC_TOKEN],
-        ["login", "--token", STATIC_TOKEN],
-        ["login", f"--token={STATIC_TOKEN}"],
-        ["login", f"--{STATIC_TOKEN}"],
-        ["whoami", "--output", STATIC_TOKEN],
-        ["whoami", f"-o{STATIC_TOKEN}"],
-        [STATIC_TOKEN],
-        [f"--{STATIC_TOKEN}"],
-        ["logout", "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJhIn0.ssssssss"],
-        ["logout", "abcd1234ssssssssssssssssssssssss"],
-        ["login", "--ca", STATIC_TOKEN],
+        f"whoami {STATIC_TOKEN}",
+        f"login --token {STATIC_TOKEN}",
+        f"login --token={STATIC_TOKEN}",
+        f"login --{STATIC_TOKEN}",
+        f"whoami --output {STATIC_TOKEN}",
+        f"whoami -o{STATIC_TOKEN}",
+        STATIC_TOKEN,
+        f"--{STATIC_TOKEN}",
+        "logout eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJhIn0.ssssssss",
+        "logout abcd1234ssssssssssssssssssssssss",
+        f"login --ca {STATIC_TOKEN}",
     ],
 )
-def test_a_secret_among_the_arguments_is_never_repeated(run: Run, arguments: list[str]) -> None:
-    result = run(*arguments, code=2)
+def test_a_secret_among_the_arguments_is_never_repeated(run: Run, command: str) -> None:
+    result = run(*command.split(), code=2)
     assert "tessera_token" not in result.stdout + result.stderr
-
-
-def test_a_secret_among_the_arguments_should_be_revoked(run: Run) -> None:
-    result = run("whoami", STATIC_TOKEN, code=2)
-    words = " ".join(result.stderr.replace("│", " ").split())
-    assert "consider this secret known, and have it revoked" in words
-
-
-def test_an_address_that_is_a_secret_is_not_repeated(run: Run) -> None:
-    run("whoami", "--server", STATIC_TOKEN, code=1)
+    if command.startswith("whoami t"):
+        words = " ".join(result.stderr.replace("│", " ").split())
+        assert "consider this secret known, and have it revoked" in words
+        run("whoami", "--server", STATIC_TOKEN, code=1)
 
 
 def test_without_an_identity_provider_the_error_names_the_other_way(
@@ -282,28 +278,23 @@ def test_at_a_server_that_does_not_ask_nothing_is_saved(
 
 
 @pytest.mark.parametrize(
-    ("polls", "message"),
+    ("polls", "claims", "message"),
     [
-        (["access_denied"], "the login was denied"),
-        (["expired_token"], "the code has expired"),
-        (["invalid_grant"], "refused the login (invalid_grant: described)"),
+        (["access_denied"], {}, "the login was denied"),
+        (["invalid_grant"], {}, "refused the login (invalid_grant: described)"),
+        ([], {"roles": ["unknown"]}, f"[{PermissionDenied.reason}]"),
     ],
 )
 def test_a_refused_login_is_not_saved(
-    run: Run, provider: IdentityProvider, login_file: Path, polls: list[str], message: str
+    run: Run,
+    provider: IdentityProvider,
+    login_file: Path,
+    polls: list[str],
+    claims: dict[str, Any],
+    message: str,
 ) -> None:
-    provider.polls = polls
-    result = run("login", code=1)
-    assert f"error: {message}" in result.stderr or message in result.stderr
-    assert not login_file.exists()
-
-
-def test_a_login_without_a_role_at_the_server_is_not_saved(
-    run: Run, provider: IdentityProvider, login_file: Path
-) -> None:
-    provider.claims = {"roles": ["unknown"]}
-    result = run("login", code=1)
-    assert f"[{PermissionDenied.reason}]" in result.stderr
+    provider.polls, provider.claims = polls, claims
+    assert message in run("login", code=1).stderr
     assert not login_file.exists()
 
 
@@ -425,3 +416,243 @@ def test_authorities_are_saved_with_the_login(
     monkeypatch.setenv("TESSERA_CA", "ca.pem")
     assert _find_authorities("", "h:1") == str(tmp_path / "ca.pem")
     assert "there is no such file" in run("login", "--ca", "absent.pem", code=2).stderr
+
+
+class HandClock:
+    """A clock that only waiting moves."""
+
+    def __init__(self) -> None:
+        self.waits: list[float] = []
+
+    def monotonic_s(self) -> float:
+        return sum(self.waits)
+
+
+@pytest.fixture
+def device_provider() -> Iterator[IdentityProvider]:
+    """Yield a provider with the clock of its tests, whose waits are only recorded."""
+    with running_provider() as provider:
+        yield provider
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
+
+
+def a_flow(provider: IdentityProvider, clock: HandClock, **changes: Any) -> DeviceFlow:
+    values: dict[str, Any] = {
+        "issuer": provider.issuer,
+        "audience": AUDIENCE,
+        "client_id": CLIENT_ID,
+    }
+    account = ProviderAccount(**(values | changes))
+    return DeviceFlow(account, clock=clock, wait=clock.waits.append)
+
+
+def log_in(device_provider: IdentityProvider, clock: HandClock, **changes: Any) -> ProviderTokens:
+    flow = a_flow(device_provider, clock, **changes)
+    return flow.wait_for_user(flow.begin())
+
+
+def test_a_confirmed_login_gives_tokens(
+    device_provider: IdentityProvider, clock: HandClock
+) -> None:
+    device_provider.polls = ["authorization_pending", "authorization_pending"]
+    tokens = log_in(device_provider, clock, scopes="openid offline_access")
+    assert deviceflow.read_unverified_claims(tokens.token) == device_provider.usual_claims() | {
+        "jti": "t1"
+    }
+    assert (tokens.refresh_token, tokens.lifetime_s) == ("refresh-1", 300.0)
+    assert clock.waits == [1.0, 1.0, 1.0]
+    assert device_provider.forms[0] == {
+        "client_id": CLIENT_ID,
+        "scope": "openid offline_access",
+        "audience": AUDIENCE,
+    }
+    assert device_provider.forms[1] == {
+        "grant_type": DEVICE_GRANT,
+        "device_code": "the-device-code",
+        "client_id": CLIENT_ID,
+    }
+
+
+def test_the_id_token_is_used_where_the_client_is_the_audience(
+    device_provider: IdentityProvider, clock: HandClock
+) -> None:
+    tokens = log_in(device_provider, clock, audience=CLIENT_ID)
+    claims = deviceflow.read_unverified_claims(tokens.token)
+    assert claims is not None
+    assert (claims["aud"], claims["jti"]) == (CLIENT_ID, "i1")
+    assert "audience" not in device_provider.forms[0]
+
+
+def test_polls_become_slower_when_the_provider_asks_for_it(
+    device_provider: IdentityProvider, clock: HandClock
+) -> None:
+    device_provider.polls = ["slow_down", "authorization_pending", "slow_down"]
+    log_in(device_provider, clock)
+    assert clock.waits == [1.0, 6.0, 6.0, 11.0]
+
+
+@pytest.mark.parametrize("interval_s", [None, 0, -1, 1e13])
+def test_without_a_sensible_interval_polls_are_five_seconds_apart(
+    device_provider: IdentityProvider, clock: HandClock, interval_s: float | None
+) -> None:
+    device_provider.interval_s = interval_s
+    log_in(device_provider, clock)
+    assert clock.waits == [5.0]
+
+
+@pytest.mark.parametrize(
+    ("polls", "message"),
+    [
+        (["authorization_pending", "access_denied"], "the login was denied"),
+        (["expired_token"], "the code has expired; run `tessera login` again"),
+        (["unauthorized_client"], "unauthorized_client: described"),
+    ],
+)
+def test_a_refused_login_says_why(
+    device_provider: IdentityProvider, clock: HandClock, polls: list[str], message: str
+) -> None:
+    device_provider.polls = polls
+    with pytest.raises(LoginRefused, match=message):
+        log_in(device_provider, clock)
+
+
+def test_polls_end_with_the_code_even_if_the_provider_never_says_so(
+    device_provider: IdentityProvider, clock: HandClock
+) -> None:
+    device_provider.polls = ["authorization_pending"] * 100
+    device_provider.expires_in_s = 10.0
+    with pytest.raises(LoginRefused, match="the code has expired"):
+        log_in(device_provider, clock)
+    assert clock.waits == [1.0] * 9
+
+
+def test_a_provider_that_fails_for_a_moment_is_asked_again_more_slowly(
+    device_provider: IdentityProvider, clock: HandClock
+) -> None:
+    flow = a_flow(device_provider, clock)
+    code = flow.begin()
+    device_provider.statuses = {"/token": 503}
+
+    def wait(seconds: float) -> None:
+        clock.waits.append(seconds)
+        if len(clock.waits) == 3:
+            device_provider.statuses = {}
+
+    flow._wait = wait
+    assert flow.wait_for_user(code).token
+    assert clock.waits == [1.0, 2.0, 4.0]
+
+
+def test_a_provider_that_stays_down_ends_the_login(
+    device_provider: IdentityProvider, clock: HandClock
+) -> None:
+    flow = a_flow(device_provider, clock)
+    code = flow.begin()
+    device_provider.switch_off()
+    with pytest.raises(Unavailable, match="cannot be reached"):
+        flow.wait_for_user(code)
+    assert len(clock.waits) == deviceflow.MAX_FAILURES
+    with pytest.raises(Unavailable, match="cannot be reached"):
+        a_flow(device_provider, clock)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"device_authorization_endpoint": None}, LoginRefused, "allows no logins from a command"),
+        ({"device_authorization_endpoint": "http://10.0.0.1/"}, Unavailable, "not as safe"),
+        ({"device_authorization_endpoint": "https://127.0.0.1/"}, Unavailable, "not as safe"),
+        ({"issuer": "https://another.example"}, Unavailable, "calls itself by another name"),
+    ],
+)
+def test_a_provider_without_a_safe_device_flow_is_refused(
+    device_provider: IdentityProvider,
+    clock: HandClock,
+    changes: dict[str, Any],
+    error: type[Exception],
+    message: str,
+) -> None:
+    device_provider.discovery = changes
+    with pytest.raises(error, match=message):
+        log_in(device_provider, clock)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {},
+        {"device_code": "d", "user_code": "\x1b[2Jcode", "verification_uri": "https://idp/go"},
+        {"device_code": "d", "user_code": "code", "verification_uri": "https://idp/\x1b[2J"},
+        {"device_code": "d", "user_code": "code", "verification_uri": "javascript:alert(1)"},
+        {"device_code": "d", "user_code": "code", "verification_uri": "http://10.0.0.1/go"},
+        {"device_code": "d", "user_code": "code", "verification_uri": ["https://idp/go"]},
+        {"device_code": "", "user_code": "code", "verification_uri": "https://idp/go"},
+    ],
+)
+def test_a_strange_code_never_reaches_the_terminal(
+    device_provider: IdentityProvider, clock: HandClock, answer: dict[str, Any]
+) -> None:
+    device_provider.bodies = {"/device": json.dumps(answer).encode()}
+    with pytest.raises(Unavailable, match="without a code and a link"):
+        log_in(device_provider, clock)
+
+
+def test_descriptions_of_errors_are_cleaned(
+    device_provider: IdentityProvider, clock: HandClock
+) -> None:
+    answer = {
+        "error": "bad",
+        "error_description": "\x1b[31m eyJhbGciOiJSUzI1NiJ9.e30.c2ln " + "x" * 999,
+    }
+    device_provider.bodies = {"/device": json.dumps(answer).encode()}
+    device_provider.statuses = {"/device": 400}
+    with pytest.raises(LoginRefused) as caught:
+        log_in(device_provider, clock)
+    message = str(caught.value)
+    assert message.isprintable()
+    assert "c2ln" not in message
+    assert len(message) < 400
+
+
+@pytest.mark.parametrize("token", [None, "opaque", "a.b.c", 7])
+def test_a_token_that_no_server_could_read_is_refused(
+    device_provider: IdentityProvider, clock: HandClock, token: Any
+) -> None:
+    device_provider.bodies = {"/token": json.dumps({"access_token": token}).encode()}
+    with pytest.raises(LoginRefused, match="JSON web token for the audience"):
+        log_in(device_provider, clock)
+
+
+def test_a_login_is_renewed_until_its_session_ends(
+    device_provider: IdentityProvider, clock: HandClock
+) -> None:
+    flow = a_flow(device_provider, clock)
+    first = flow.wait_for_user(flow.begin())
+    second = flow.renew(first.refresh_token)
+    assert (second.refresh_token, second.token == first.token) == ("refresh-2", False)
+    device_provider.has_refresh_tokens = False
+    third = flow.renew("refresh-2")
+    assert third.refresh_token == "refresh-2"
+    with pytest.raises(LoginRefused, match=r"the login has ended .*Session not active"):
+        flow.renew("refresh-1")
+
+
+def test_an_account_that_is_not_safe_is_refused() -> None:
+    for issuer in ("", "http://idp.example", "ftp://idp.example"):
+        with pytest.raises(InvalidInput, match="https://"):
+            read_account(issuer, "a", "c", "")
+
+
+def test_no_part_of_a_login_shows_its_secrets(
+    device_provider: IdentityProvider, clock: HandClock
+) -> None:
+    flow = a_flow(device_provider, clock)
+    code = flow.begin()
+    tokens = flow.wait_for_user(code)
+    assert "the-device-code" not in repr(code)
+    assert tokens.token not in repr(tokens)
+    assert tokens.refresh_token not in repr(tokens)
