@@ -1,7 +1,8 @@
-"""The pure parts of the demonstration of training: its jobs, its proof, its record and its picture."""
+"""The pure parts of both demonstrations: their jobs, their proof, their record and their pictures."""
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import sys
@@ -11,13 +12,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from rich.console import Console
 
 from tessera.formulation.errors import InvalidInput, Unavailable
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.runtimes import JAX, RUNTIMES
 from tessera.formulation.values import GpuType
-from tessera.service.cli.demo.train.command import Result, show_results, table_row
+from tessera.service.cli.demo import command as demo
+from tessera.service.cli.demo.picture import FREE_BRIGHTNESS, RoundPair, draw_picture, gpu_image
+from tessera.service.cli.demo.train.command import Result, table_row
 from tessera.service.cli.demo.train.fleet import (
     REPEATABLE,
     UNKNOWN_MEMORY_BYTES,
@@ -29,7 +34,6 @@ from tessera.service.cli.demo.train.jobs import (
     LARGE,
     LEADS,
     OTHERS,
-    PARAMS,
     PIPELINE,
     PROVENANCE,
     REPLICAS,
@@ -55,8 +59,70 @@ from tessera.service.cli.demo.train.proof import (
 from tessera.service.cli.demo.train.recorder import Event, Recorder, Start, describe_starts
 from tessera.service.cli.demo.train.undisturbed import run_undisturbed
 from tessera.simulator.traces.profiles import parse_profiles
-from tessera.v1 import jobs_pb2, jobs_pb2_grpc
+from tessera.v1 import jobs_pb2, jobs_pb2_grpc, scheduler_pb2
 from tests.support.nvml import FakeNvml, some_gpus
+
+NODES = [("a", "a100", 4), ("b", "v100", 2)]
+
+
+def a_decision(job: str, node: str = "", *gpus: int, kind: str = "keep") -> scheduler_pb2.Decision:
+    decision = scheduler_pb2.Decision(job=f"clusters/c/jobs/{job}", kind=kind)
+    if node:
+        share = jobs_pb2.NodeShare(node=f"clusters/c/nodes/{node}", gpu_indices=gpus)
+        decision.allocation.shares.append(share)
+    return decision
+
+
+def test_each_gpu_has_the_colour_of_its_job_in_the_last_round(tmp_path: Path) -> None:
+    decisions = [
+        a_decision("one", "a", 0, 1),
+        a_decision("two", "b", 1, kind="start"),
+        a_decision("three", kind="wait"),
+    ]
+    image, strips = gpu_image(decisions, NODES)
+    free = np.full(3, FREE_BRIGHTNESS)
+    assert [label for label, _ in strips] == ["a100: 4 GPUs", "v100: 2 GPUs"]
+    assert np.array_equal(image[0, 0], image[1, 0])
+    assert not np.array_equal(image[0, 0], free)
+    assert np.array_equal(image[2, 0], free)
+    assert np.array_equal(image[0, 2], free)
+    assert not np.array_equal(image[1, 2], free)
+    assert not np.array_equal(image[1, 2], image[0, 0])
+    file, value = tmp_path / "demo.png", scheduler_pb2.Round(placed_score=2.0, running=1, waiting=1)
+    draw_picture(file, [RoundPair(ilp=value, greedy=value, call_s=0.1)], decisions, NODES)
+    assert file.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_long_lines_are_wrapped_between_words_on_a_terminal(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [f"word-{'x' * (k % 13)}{k}" for k in range(60)]
+    for is_terminal in (True, False):
+        shown = io.StringIO()
+        console = Console(file=shown, width=width, force_terminal=is_terminal, color_system=None)
+        monkeypatch.setattr(demo, "out", console)
+        demo.say("[llama] " + " ".join(words))
+        lines = shown.getvalue().splitlines()
+        assert (len(lines) > 1) == is_terminal
+        assert not is_terminal or max(map(len, lines)) <= width
+        assert " ".join(lines).split() == ["[llama]", *words]
+
+
+def test_the_demo_ends_with_commands_to_try_next(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shown = io.StringIO()
+    monkeypatch.setattr(demo, "out", Console(file=shown, width=200))
+    greedy = scheduler_pb2.Round(placed_score=2.0, gap=0.6, bound_is_trivial=True)
+    exact = scheduler_pb2.Round(name="clusters/c/rounds/1", placed_score=2.5, gap=1e-5)
+
+    demo._show([RoundPair(ilp=exact, greedy=greedy, call_s=0.1)], [], tmp_path / "p.png")
+
+    lines = shown.getvalue().splitlines()
+    after = lines[lines.index("Next steps:") + 1 :]
+    assert after[0].split()[:2] == ["tessera", "up"]
+
 
 FLEET = virtual_fleet(nodes=2, node_gpus=4)
 ONE_GPU = Fleet(
@@ -152,15 +218,8 @@ def test_a_plan_that_failed_is_infeasible_and_pipelines_are_slower() -> None:
     before = {r.plan: r.iter_time_s for r in plan_estimates([JAX_GPT], "cpu")}
     assert before[REPLICAS] < before[PIPELINE] == times[PIPELINE] < before[JAX_GPT.plans[0]]
     assert all(not RUNTIMES[JAX].refuse_plan(plan) for job in OTHERS for plan in job.plans)
-
-
-def test_estimates_are_of_every_shape_and_are_not_called_measured() -> None:
     records = parse_profiles(profiles_csv((GPT, *PLAIN), FLEET).encode(), "profiles.csv")
-    shapes = [
-        (r.cell.gpus, r.cell.nodes)
-        for r in records
-        if (r.workload.model, r.workload.params) == (GPT.model, PARAMS)
-    ]
+    shapes = [(r.cell.gpus, r.cell.nodes) for r in records if r.workload.model == GPT.model]
     assert shapes == [(1, 1), (2, 1), (2, 2), (4, 1), (4, 2)]
     assert {(r.source.name, r.provenance) for r in records} == {("ANALYTIC", PROVENANCE)}
     assert len(records) == len(shapes) + 3  # the other jobs share a model
@@ -189,12 +248,8 @@ def test_ledgers_of_ranks_are_joined_and_a_line_that_was_cut_off_is_left_out(
         0: an_execution(0, 1, 2.0, (1, 2, 3, 4)),
         1: an_execution(1, 2, 1.0, (8, 7, 6, 5)),
     }
-
-
-def test_the_last_execution_is_that_of_the_latest_start_in_any_order() -> None:
-    executions = [an_execution(0, 10, 3.0), an_execution(0, 9, 2.0)]
-    assert last_executions(executions)[0].loss == 3.0
-    assert last_executions(reversed(executions))[0].loss == 3.0
+    late, early = an_execution(0, 10, 3.0), an_execution(0, 9, 2.0)
+    assert last_executions([late, early]) == last_executions([early, late]) == {0: late}
 
 
 def test_output_counts_iterations_from_one_and_other_lines_are_skipped() -> None:
@@ -297,16 +352,6 @@ def test_plans_in_turn_are_shown_once_and_a_change_names_both() -> None:
     assert describe_change(starts[2], starts[3]) == "4 GPUs, resumed"
 
 
-def test_the_table_fits_into_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    plans = ("dp2 ep2", "dp1", "dp2 ep2")
-    starts = [replace(a_start(n, *ALL[:2]), plan=plan) for n, plan in enumerate(plans)]
-    spec = next(job for job in OTHERS if job.name == "resnet-jax")
-    show_results(FLEET, [a_result(spec=spec, starts=starts)], Path("train.png"))
-    table = capsys.readouterr().out.partition("Plans:")[0].splitlines()
-    assert max(map(len, table)) <= 80
-    assert any("dp2 ep2→dp1→dp2 ep2" in line for line in table)
-
-
 def test_segments_follow_the_starts_whose_steps_were_not_lost() -> None:
     starts = [a_start(1, *ALL[:4]), a_start(2, ALL[0]), a_start(3, ALL[3])]
     last = {n: an_execution(n, generation=1 + (n >= 3) + (n >= 5)) for n in range(8)}
@@ -320,7 +365,7 @@ def test_segments_follow_the_starts_whose_steps_were_not_lost() -> None:
     assert describe_change(starts[1], starts[0]) == "1 → 4 GPUs"
 
 
-def test_the_picture_is_written(tmp_path: Path) -> None:
+def test_the_picture_of_training_is_written(tmp_path: Path) -> None:
     file = tmp_path / "train.png"
     starts = [a_start(1, *ALL), a_start(2, ALL[0], begun_s=6.0)]
     executions = [an_execution(n, 1 + (n > 4), 5.0 - n) for n in range(9)]
@@ -330,11 +375,8 @@ def test_the_picture_is_written(tmp_path: Path) -> None:
         Event(time_s=4.0, text="node-0 back", node="node-0"),
     ]
     assert find_drains(events) == [(2.0, 4.0, "node-0")]
-    together = "node-0 drained, node-0 back"
-    assert label_events(events[1:], near_s=2.5) == [(2.0, together)]
+    assert label_events(events[1:], near_s=2.5) == [(2.0, "node-0 drained, node-0 back")]
     assert len(label_events(events, near_s=1.0)) == 3
-
     jobs = {"gpt": starts, "plain-1": [a_start(1, ALL[1], begun_s=7.0)]}
     draw_training(file, jobs, executions, executions, events, FLEET.nodes)
-
     assert file.read_bytes().startswith(b"\x89PNG")
