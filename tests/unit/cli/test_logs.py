@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -16,10 +15,11 @@ from typer.testing import CliRunner, Result
 
 from tessera.formulation.errors import NodeSilent, NotAllowed, NotFound, TesseraError, Unavailable
 from tessera.service.cli import logs, main
-from tessera.service.cli.client import CallFailed, Exit, connect
+from tessera.service.cli.client import CallFailed, Client, Exit, connect
 from tessera.service.cli.logs import OutputPrinter, last_lines, read_parts
 from tessera.service.rpc.errors import status_of
 from tessera.v1 import jobs_pb2
+from tests.support.local_server import serve_grpc
 from tests.support.patience import PATIENCE_S
 
 Step = jobs_pb2.ReadLogsResponse | TesseraError
@@ -37,10 +37,9 @@ def a_part(
 class ScriptedJobs(grpc.GenericRpcHandler):
     """A server whose streams of output are scripted, one list of steps for each call."""
 
-    def __init__(self) -> None:
-        self.calls: list[list[Step]] = []
+    def __init__(self, *calls: list[Step]) -> None:
+        self.calls = list(calls)
         self.requests: list[jobs_pb2.ReadLogsRequest] = []
-        self.address = ""
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         return grpc.unary_stream_rpc_method_handler(
@@ -93,68 +92,52 @@ class EndlessOutput(ScriptedJobs):
             yield jobs_pb2.ReadLogsResponse(data=b"x", generation=1)
 
 
-Serve = Callable[[ScriptedJobs], ScriptedJobs]
+@contextmanager
+def connect_to(jobs: ScriptedJobs) -> Iterator[Client]:
+    """Yield a client of a server with these streams."""
+    with (
+        serve_grpc(lambda server: server.add_generic_rpc_handlers((jobs,))) as address,
+        connect(address) as client,
+    ):
+        yield client
 
 
-@pytest.fixture
-def serve() -> Iterator[Serve]:
-    with ExitStack() as stack:
-
-        def start(jobs: ScriptedJobs) -> ScriptedJobs:
-            pool = stack.enter_context(ThreadPoolExecutor(2))
-            process = grpc.server(pool)
-            process.add_generic_rpc_handlers((jobs,))
-            jobs.address = f"127.0.0.1:{process.add_insecure_port('127.0.0.1:0')}"
-            process.start()
-            stack.callback(lambda: process.stop(None).wait())
-            return jobs
-
-        yield start
+def run_logs(jobs: ScriptedJobs, *arguments: str) -> Result:
+    with serve_grpc(lambda server: server.add_generic_rpc_handlers((jobs,))) as address:
+        env = {"TESSERA_SERVER": address}
+        return CliRunner().invoke(main.app, ["logs", "j", *arguments], env=env)
 
 
-@pytest.fixture
-def server(serve: Serve) -> ScriptedJobs:
-    return serve(ScriptedJobs())
-
-
-def run_logs(server: ScriptedJobs, *arguments: str) -> Result:
-    env = {"TESSERA_SERVER": server.address}
-    return CliRunner().invoke(main.app, ["logs", "j", *arguments], env=env)
-
-
-def test_the_output_is_printed_byte_for_byte(server: ScriptedJobs) -> None:
+def test_the_output_is_printed_byte_for_byte() -> None:
     raw = bytes(range(256)) + "\N{SNOWMAN}".encode()
-    server.calls = [[a_part(raw[:100]), a_part(raw[100:], 100)]]
-    done = run_logs(server)
+    jobs = ScriptedJobs([a_part(raw[:100]), a_part(raw[100:], 100)])
+    done = run_logs(jobs)
     assert (done.exit_code, done.stdout_bytes, done.stderr) == (0, raw, "")
-    assert server.requests == [jobs_pb2.ReadLogsRequest(name=JOB)]
+    assert jobs.requests == [jobs_pb2.ReadLogsRequest(name=JOB)]
 
 
-def test_options_say_whose_output_is_read(server: ScriptedJobs) -> None:
-    server.calls = [[a_part(b"")], [a_part(b"")]]
-    run_logs(server, "--rank", "3", "--generation", "2", "-f")
-    run_logs(server, "--launcher", "-c", "lab")
-    assert server.requests == [
+def test_options_say_whose_output_is_read() -> None:
+    jobs = ScriptedJobs([a_part(b"")], [a_part(b"")])
+    run_logs(jobs, "--rank", "3", "--generation", "2", "-f")
+    run_logs(jobs, "--launcher", "-c", "lab")
+    assert jobs.requests == [
         jobs_pb2.ReadLogsRequest(name=JOB, rank=3, generation=2, follow=True),
         jobs_pb2.ReadLogsRequest(name="clusters/lab/jobs/j", rank=-1),
     ]
-    refused = run_logs(server, "--launcher", "--rank", "0")
+    refused = run_logs(jobs, "--launcher", "--rank", "0")
     assert refused.exit_code == Exit.USAGE
     assert "leave --rank out" in refused.stderr
 
 
-def test_moves_and_deleted_output_are_noted_on_stderr(server: ScriptedJobs) -> None:
-    waiting = jobs_pb2.ReadLogsResponse()
-    server.calls = [
-        [
-            waiting,
-            a_part(b"a", 1000),
-            a_part(b"b", 1001),
-            a_part(b"c", 0, 3, "a40-1"),
-            a_part(b"d", 8, 3, "a40-1"),
-        ]
+def test_moves_and_deleted_output_are_noted_on_stderr() -> None:
+    steps = [
+        jobs_pb2.ReadLogsResponse(),
+        a_part(b"a", 1000),
+        a_part(b"b", 1001),
+        a_part(b"c", 0, 3, "a40-1"),
+        a_part(b"d", 8, 3, "a40-1"),
     ]
-    done = run_logs(server, "-f")
+    done = run_logs(ScriptedJobs(steps), "-f")
     assert done.stdout == "abcd"
     assert done.stderr.splitlines() == [
         "the job has not been started yet; waiting for its output",
@@ -172,28 +155,25 @@ def test_moves_and_deleted_output_are_noted_on_stderr(server: ScriptedJobs) -> N
         (Unavailable("no database"), Exit.UNREACHABLE),
     ],
 )
-def test_an_error_ends_with_its_sentence_and_code(
-    server: ScriptedJobs, error: TesseraError, code: Exit
-) -> None:
-    server.calls = [[error] for _ in range(10)]
-    done = run_logs(server, "-f")
+def test_an_error_ends_with_its_sentence_and_code(error: TesseraError, code: Exit) -> None:
+    done = run_logs(ScriptedJobs(*([error] for _ in range(10))), "-f")
     assert done.exit_code == code
     assert done.stderr.startswith(f"error: {error}")
 
 
-def test_a_lost_server_is_called_again_from_the_same_byte(server: ScriptedJobs) -> None:
+def test_a_lost_server_is_called_again_from_the_same_byte() -> None:
     lost = Unavailable("this server is shutting down")
-    server.calls = [
+    jobs = ScriptedJobs(
         [a_part(b"one "), a_part(b"two ", 4), lost],
         [a_part(b"", 8), a_part(b"three ", 8), a_part(b"four ", 0, 2), lost],
         [a_part(b"five", 5, 2)],
-    ]
+    )
     pauses: list[float] = []
     request = jobs_pb2.ReadLogsRequest(name=JOB, follow=True)
-    with connect(server.address) as client:
+    with connect_to(jobs) as client:
         parts = list(read_parts(client, request, pauses.append))
     assert b"".join(part.data for part in parts) == b"one two three four five"
-    assert [(r.generation, r.offset, r.follow) for r in server.requests] == [
+    assert [(r.generation, r.offset, r.follow) for r in jobs.requests] == [
         (0, 0, True),
         (1, 8, True),
         (2, 5, True),
@@ -201,16 +181,13 @@ def test_a_lost_server_is_called_again_from_the_same_byte(server: ScriptedJobs) 
     assert pauses == [logs.PAUSE_S] * 2
 
 
-def test_a_server_that_stays_away_is_given_up(
-    server: ScriptedJobs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_stays_away_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "RECONNECT_S", 1.0)
     lost = Unavailable("it went away")
-    server.calls = [[a_part(b"one"), lost]]
-    server.calls += [[lost] for _ in range(100)]
+    jobs = ScriptedJobs([a_part(b"one"), lost], *([lost] for _ in range(100)))
     pauses: list[float] = []
     request = jobs_pb2.ReadLogsRequest(name=JOB)
-    with connect(server.address) as client, pytest.raises(CallFailed, match="it went away"):
+    with connect_to(jobs) as client, pytest.raises(CallFailed, match="it went away"):
         list(read_parts(client, request, pauses.append))
     assert pauses == [0.5, 1.0]
 
@@ -223,49 +200,41 @@ def test_the_last_lines_are_those_that_a_reader_counts(data: bytes, lines: int) 
 
 
 @pytest.mark.parametrize("lines", [0, 3, 5000])
-def test_a_tail_reads_no_more_than_it_needs(serve: Serve, lines: int) -> None:
+def test_a_tail_reads_no_more_than_it_needs(lines: int) -> None:
     data = b"".join(b"line %06d of the output of a rank\n" % i for i in range(40_000))
-    server = serve(StoredOutput(data))
-    done = run_logs(server, "--tail", str(lines))
-    assert done.exit_code == 0
-    assert done.stdout_bytes == last_lines(data, lines)
-    asked = [-request.offset for request in server.requests]
+    jobs = StoredOutput(data)
+    done = run_logs(jobs, "--tail", str(lines))
+    assert (done.exit_code, done.stdout_bytes) == (0, last_lines(data, lines))
+    asked = [-request.offset for request in jobs.requests]
     assert asked == [65536, 262144][: 1 + (lines == 5000)]
+    assert run_logs(StoredOutput(b"a\nb"), "--tail", "9").stdout == "a\nb"
 
 
-def test_a_tail_of_short_output_is_all_of_it(serve: Serve) -> None:
-    assert run_logs(serve(StoredOutput(b"a\nb")), "--tail", "9").stdout == "a\nb"
-    assert run_logs(serve(StoredOutput(b"")), "--tail", "9").stdout == ""
-
-
-def test_a_followed_tail_goes_on_where_it_ended(server: ScriptedJobs) -> None:
-    server.calls = [[a_part(b"1\n2\n3\n", 94, 2)], [a_part(b"4\n", 100, 2)]]
-    done = run_logs(server, "-f", "--tail", "1")
+def test_a_followed_tail_goes_on_where_it_ended() -> None:
+    jobs = ScriptedJobs([a_part(b"1\n2\n3\n", 94, 2)], [a_part(b"4\n", 100, 2)])
+    done = run_logs(jobs, "-f", "--tail", "1")
     assert (done.stdout, done.stderr) == ("3\n4\n", "")
-    assert [(r.follow, r.generation, r.offset) for r in server.requests] == [
+    assert [(r.follow, r.generation, r.offset) for r in jobs.requests] == [
         (False, 0, -logs.FIRST_TAIL_BYTES),
         (True, 2, 100),
     ]
 
 
-def test_a_followed_tail_of_a_job_that_waits_is_its_output_from_the_start(
-    server: ScriptedJobs,
-) -> None:
-    server.calls = [[NotAllowed("not started")], [jobs_pb2.ReadLogsResponse(), a_part(b"1\n2\n")]]
-    done = run_logs(server, "-f", "--tail", "1")
+def test_a_followed_tail_of_a_job_that_waits_is_its_output_from_the_start() -> None:
+    waiting = jobs_pb2.ReadLogsResponse()
+    jobs = ScriptedJobs([NotAllowed("not started")], [waiting, a_part(b"1\n2\n")])
+    done = run_logs(jobs, "-f", "--tail", "1")
     assert (done.exit_code, done.stdout) == (0, "1\n2\n")
-    assert (server.requests[1].follow, server.requests[1].offset) == (True, 0)
+    assert (jobs.requests[1].follow, jobs.requests[1].offset) == (True, 0)
 
 
-def test_ctrl_c_ends_the_command_and_the_stream(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_ends_the_command_and_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(_printer: OutputPrinter, _data: bytes) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(OutputPrinter, "write", interrupt)
     endless = EndlessOutput()
-    assert run_logs(serve(endless), "-f").exit_code == Exit.INTERRUPTED
+    assert run_logs(endless, "-f").exit_code == Exit.INTERRUPTED
     assert endless.left.wait(PATIENCE_S)
 
 
@@ -278,17 +247,22 @@ def printed(*chunks: bytes) -> bytes:
     return out.getvalue()
 
 
-def test_a_terminal_gets_text_and_colours_but_no_control_characters() -> None:
-    assert (
-        printed("tabs\tand\r\nsnow\N{SNOWMAN}\n".encode())
-        == "tabs\tand\r\nsnow\N{SNOWMAN}\n".encode()
-    )
-    assert printed(b"\x1b[1;31mred\x1b[0m") == b"\x1b[1;31mred\x1b[0m\x1b[0m"
-    assert printed(b"\x1b]0;title\x07") == b"^[]0;title^G"
-    assert printed(b"\x1b[2J\x1b[6n\x1bc") == b"^[[2J^[[6n^[c"
-    assert printed(b"\x08\x00\x7f") == b"^H^@^?"
-    assert printed("\x9b31m\u202e".encode()) == b"\\x9b31m\\u202e"
-    assert printed(b"\x9b2J\xff") == b"\\x9b2J\\xff"
+@pytest.mark.parametrize(
+    ("data", "shown"),
+    [
+        ("tabs\tand\r\nsnow\N{SNOWMAN}\n".encode(), "tabs\tand\r\nsnow\N{SNOWMAN}\n".encode()),
+        (b"\x1b[1;31mred\x1b[0m", b"\x1b[1;31mred\x1b[0m\x1b[0m"),
+        (b"\x1b]0;title\x07", b"^[]0;title^G"),
+        (b"\x1b[2J\x1b[6n\x1bc", b"^[[2J^[[6n^[c"),
+        (b"\x08\x00\x7f", b"^H^@^?"),
+        ("\x9b31m\u202e".encode(), b"\\x9b31m\\u202e"),
+        (b"\x9b2J\xff", b"\\x9b2J\\xff"),
+    ],
+)
+def test_a_terminal_gets_text_and_colours_but_no_control_characters(
+    data: bytes, shown: bytes
+) -> None:
+    assert printed(data) == shown
 
 
 def test_sequences_are_recognised_across_parts() -> None:
