@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -101,107 +102,93 @@ class AskingServer(access_pb2_grpc.AccessServicer):
         return self.verifier.verify(text, SystemClock().wall_s())
 
 
-@pytest.fixture
-def provider() -> Iterator[IdentityProvider]:
-    with running_provider() as provider:
-        provider.wall_s = SystemClock().wall_s
-        provider.interval_s = 0.001
-        yield provider
+class Lab:
+    """A server that asks, its identity provider, and a user with a home of their own."""
 
+    def __init__(self, provider: IdentityProvider, server: AskingServer, home: Path) -> None:
+        self.provider, self.server = provider, server
+        self.file = home / "tessera" / "login.json"
 
-@pytest.fixture
-def server(provider: IdentityProvider) -> Iterator[AskingServer]:
-    servicer = AskingServer(provider)  # type: ignore[abstract]  # other calls are not made
-    register = partial(access_pb2_grpc.add_AccessServicer_to_server, servicer)
-    with serve_grpc(register) as address:
-        servicer.address = address
-        yield servicer
-
-
-Run = Callable[..., Result]
-
-
-@pytest.fixture
-def run(server: AskingServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Return a function that runs a command. Nothing that it prints may contain a secret."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setenv("TESSERA_SERVER", server.address)
-    for name in ("TESSERA_TOKEN", "TESSERA_TOKEN_FILE", "TESSERA_CA"):
-        monkeypatch.delenv(name, raising=False)
-
-    def run(*arguments: str, code: int = 0, stdin: str = "") -> Result:
+    def run(self, *arguments: str, code: int = 0, stdin: str = "") -> Result:
+        """Run a command. Nothing that it prints may contain a secret."""
         result = CliRunner().invoke(main.app, arguments, input=stdin)
         assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
-        secrets = ["refresh-", "the-device-code", "ssssssss", *filter(None, server.tokens)]
-        secrets += [token.rpartition(".")[2] for token in server.tokens if "." in token]
+        secrets = ["refresh-", "the-device-code", "ssssssss", *filter(None, self.server.tokens)]
+        secrets += [token.rpartition(".")[2] for token in self.server.tokens if "." in token]
         assert not any(secret in result.stdout + result.stderr for secret in secrets)
         return result
 
-    return run
+    def entry(self) -> dict[str, Any]:
+        """Return what the file has of the login."""
+        entry: dict[str, Any] = json.loads(self.file.read_text())[self.server.address]
+        return entry
+
+    def expire(self, left_s: float) -> Login:
+        """Make the saved token end in ``left_s`` seconds; return the login."""
+        login = load_login(self.server.address)
+        assert login is not None
+        ended = replace(login, expires_s=SystemClock().wall_s() + left_s)
+        save_login(self.server.address, ended)
+        return ended
 
 
 @pytest.fixture
-def login_file(tmp_path: Path) -> Path:
-    return tmp_path / "tessera" / "login.json"
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+    with running_provider() as provider:
+        provider.wall_s = SystemClock().wall_s
+        provider.interval_s = 0.001
+        server = AskingServer(provider)  # type: ignore[abstract]  # other calls are not made
+        with serve_grpc(partial(access_pb2_grpc.add_AccessServicer_to_server, server)) as address:
+            server.address = address
+            monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+            monkeypatch.setenv("TESSERA_SERVER", address)
+            for name in ("TESSERA_TOKEN", "TESSERA_TOKEN_FILE", "TESSERA_CA"):
+                monkeypatch.delenv(name, raising=False)
+            yield Lab(provider, server, tmp_path)
 
 
-def read_entry(login_file: Path, server: AskingServer) -> dict[str, Any]:
-    entry: dict[str, Any] = json.loads(login_file.read_text())[server.address]
-    return entry
-
-
-def expire(server: AskingServer, *, left_s: float) -> Login:
-    """Make the saved token end in ``left_s`` seconds; return the login."""
-    login = load_login(server.address)
-    assert login is not None
-    ended = Login(
-        authorities=login.authorities,
-        token=login.token,
-        expires_s=SystemClock().wall_s() + left_s,
-        refresh=login.refresh,
-    )
-    save_login(server.address, ended)
-    return ended
-
-
-def test_a_login_with_a_code_is_saved_and_used(
-    run: Run, server: AskingServer, provider: IdentityProvider, login_file: Path
-) -> None:
-    provider.polls = ["authorization_pending"]
-    result = run("login")
-    assert f"open {provider.issuer}/go and enter the code WDJB-MJHT" in result.stderr
-    assert f"logged in to {server.address} as ada, with the role user" in result.stderr
+def test_a_login_with_a_code_is_saved_and_used(lab: Lab) -> None:
+    lab.provider.polls = ["authorization_pending"]
+    result = lab.run("login")
+    assert f"open {lab.provider.issuer}/go and enter the code WDJB-MJHT" in result.stderr
+    assert f"logged in to {lab.server.address} as ada, with the role user" in result.stderr
     assert result.stdout == ""
-    entry = read_entry(login_file, server)
-    assert entry["token"] == server.tokens[-1]
+    entry = lab.entry()
+    assert entry["token"] == lab.server.tokens[-1]
     assert entry["refresh"] == {
-        "issuer": provider.issuer,
+        "issuer": lab.provider.issuer,
         "audience": AUDIENCE,
         "client_id": CLIENT_ID,
         "refresh_token": "refresh-1",
     }
     assert 200 < entry["expires_s"] - SystemClock().wall_s() <= 300
-    shown = run("whoami").stdout.splitlines()
+    shown = lab.run("whoami").stdout.splitlines()
     assert [" ".join(line.split()) for line in shown[:4]] == [
         "SUBJECT ada",
         "ROLE user",
         "TENANTS vision",
         "CLUSTERS all",
     ]
-    expire(server, left_s=10)
-    run("whoami")  # renews, and so writes a second time
-    for path in login_file.parent.iterdir():
+    before = lab.expire(10)
+    lab.run("whoami")  # renews, and so writes a second time
+    after = lab.entry()
+    assert lab.server.tokens[-1] == after["token"] != before.token
+    assert after["refresh"]["refresh_token"] == "refresh-2"
+    assert after["expires_s"] > before.expires_s
+    lab.run("whoami")
+    assert lab.entry() == after  # which is good for some minutes
+    for path in lab.file.parent.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
-    assert stat.S_IMODE(login_file.parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE(lab.file.parent.stat().st_mode) == 0o700
 
 
 def test_a_static_token_is_read_from_stdin_and_whoami_has_the_formats_of_other_commands(
-    run: Run, server: AskingServer, login_file: Path
+    lab: Lab,
 ) -> None:
-    result = run("login", "--token", stdin=f"{STATIC_TOKEN}\n")
+    result = lab.run("login", "--token", stdin=f"{STATIC_TOKEN}\n")
     assert "as ci, with the role operator" in result.stderr
-    assert read_entry(login_file, server) == {"authorities": "", "token": STATIC_TOKEN}
-    assert json.loads(run("whoami", "-o", "json").stdout) == {
+    assert lab.entry() == {"authorities": "", "token": STATIC_TOKEN}
+    assert json.loads(lab.run("whoami", "-o", "json").stdout) == {
         "subject": "ci",
         "role": "operator",
         "clusters": [],
@@ -210,8 +197,8 @@ def test_a_static_token_is_read_from_stdin_and_whoami_has_the_formats_of_other_c
         "all_tenants": True,
         "verified": True,
     }
-    assert run("whoami", "-o", "name").stdout == "ci\n"
-    assert "EXPIRES   never" in run("whoami").stdout
+    assert lab.run("whoami", "-o", "name").stdout == "ci\n"
+    assert "EXPIRES   never" in lab.run("whoami").stdout
 
 
 @pytest.mark.parametrize(
@@ -225,13 +212,11 @@ def test_a_static_token_is_read_from_stdin_and_whoami_has_the_formats_of_other_c
         ("tessera_token_0123456789ab_" + "r" * 43, 1, "no such token"),
     ],
 )
-def test_a_wrong_token_is_not_saved(
-    run: Run, login_file: Path, stdin: str, code: int, message: str
-) -> None:
-    result = run("login", "--token", stdin=stdin, code=code)
+def test_a_wrong_token_is_not_saved(lab: Lab, stdin: str, code: int, message: str) -> None:
+    result = lab.run("login", "--token", stdin=stdin, code=code)
     assert message in result.stderr
     assert "rrrr" not in result.stderr
-    assert not login_file.exists()
+    assert not lab.file.exists()
 
 
 @pytest.mark.parametrize(
@@ -250,31 +235,24 @@ def test_a_wrong_token_is_not_saved(
         f"login --ca {STATIC_TOKEN}",
     ],
 )
-def test_a_secret_among_the_arguments_is_never_repeated(run: Run, command: str) -> None:
-    result = run(*command.split(), code=2)
+def test_a_secret_among_the_arguments_is_never_repeated(lab: Lab, command: str) -> None:
+    result = lab.run(*command.split(), code=2)
     assert "tessera_token" not in result.stdout + result.stderr
     if command.startswith("whoami t"):
         words = " ".join(result.stderr.replace("│", " ").split())
         assert "consider this secret known, and have it revoked" in words
-        run("whoami", "--server", STATIC_TOKEN, code=1)
+        lab.run("whoami", "--server", STATIC_TOKEN, code=1)
 
 
-def test_without_an_identity_provider_the_error_names_the_other_way(
-    run: Run, server: AskingServer
-) -> None:
-    server.login = access_pb2.Login()
-    result = run("login", code=1)
-    assert "this server has no identity provider; use `tessera login --token`" in result.stderr
-
-
-def test_at_a_server_that_does_not_ask_nothing_is_saved(
-    run: Run, server: AskingServer, login_file: Path
-) -> None:
-    server.asks = False
-    result = run("login", "--token", stdin=STATIC_TOKEN, code=1)
+def test_at_a_server_that_does_not_ask_nothing_is_saved(lab: Lab) -> None:
+    lab.server.asks = False
+    result = lab.run("login", "--token", stdin=STATIC_TOKEN, code=1)
     assert "no need to log in; nothing was saved" in result.stderr
-    assert not login_file.exists()
-    assert "so everybody is local" in run("whoami").stderr
+    assert not lab.file.exists()
+    assert "so everybody is local" in lab.run("whoami").stderr
+    lab.server.login = access_pb2.Login()
+    result = lab.run("login", code=1)
+    assert "this server has no identity provider; use `tessera login --token`" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -286,123 +264,80 @@ def test_at_a_server_that_does_not_ask_nothing_is_saved(
     ],
 )
 def test_a_refused_login_is_not_saved(
-    run: Run,
-    provider: IdentityProvider,
-    login_file: Path,
-    polls: list[str],
-    claims: dict[str, Any],
-    message: str,
+    lab: Lab, polls: list[str], claims: dict[str, Any], message: str
 ) -> None:
-    provider.polls, provider.claims = polls, claims
-    assert message in run("login", code=1).stderr
-    assert not login_file.exists()
+    lab.provider.polls, lab.provider.claims = polls, claims
+    assert message in lab.run("login", code=1).stderr
+    assert not lab.file.exists()
 
 
-def test_a_provider_that_is_down_ends_the_command_with_code_3(
-    run: Run, provider: IdentityProvider
-) -> None:
-    provider.switch_off()
-    assert "127.0.0.1 cannot be reached" in run("login", code=3).stderr
-
-
-def test_an_interrupted_login_saves_nothing(
-    run: Run, monkeypatch: pytest.MonkeyPatch, login_file: Path
-) -> None:
+def test_an_interrupted_login_saves_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("tessera.service.cli.login.DeviceFlow.wait_for_user", interrupt)
-    run("login", code=130)
-    assert not login_file.exists()
+    lab.run("login", code=130)
+    assert not lab.file.exists()
 
 
-def test_a_token_near_its_end_is_renewed_when_a_command_starts(
-    run: Run, server: AskingServer, login_file: Path
-) -> None:
-    run("login")
-    before = expire(server, left_s=10)
-    run("whoami")
-    after = read_entry(login_file, server)
-    assert server.tokens[-1] == after["token"] != before.token
-    assert after["refresh"]["refresh_token"] == "refresh-2"
-    assert after["expires_s"] > before.expires_s
-    run("whoami")
-    assert read_entry(login_file, server) == after  # which is good for some minutes
-
-
-def test_two_commands_renew_a_login_once(
-    run: Run, server: AskingServer, provider: IdentityProvider
-) -> None:
+def test_two_commands_renew_a_login_once(lab: Lab) -> None:
     from tessera.service.cli.renewal import renew_login  # noqa: PLC0415 - after the environment
 
-    run("login")
-    old = expire(server, left_s=-10)
+    lab.run("login")
+    old = lab.expire(-10)
     with ThreadPoolExecutor(4) as pool:
-        renewed = list(pool.map(lambda _: renew_login(server.address, old), range(4)))
+        renewed = list(pool.map(lambda _: renew_login(lab.server.address, old), range(4)))
     assert len({login.token for login in renewed} - {old.token}) == 1
-    grants = [form.get("grant_type") for form in provider.forms]
+    grants = [form.get("grant_type") for form in lab.provider.forms]
     assert grants.count("refresh_token") == 1
 
 
-def test_an_ended_session_says_how_to_log_in_again(
-    run: Run, server: AskingServer, provider: IdentityProvider
-) -> None:
-    run("login")
-    provider.end_session()
-    expire(server, left_s=30)
-    run("whoami")  # the token is still good for a moment
-    expire(server, left_s=-10)
-    result = run("whoami", code=1)
+def test_an_ended_session_says_how_to_log_in_again(lab: Lab) -> None:
+    lab.run("login")
+    lab.provider.end_session()
+    lab.expire(30)
+    lab.run("whoami")  # the token is still good for a moment
+    lab.expire(-10)
+    result = lab.run("whoami", code=1)
     assert "the token has expired and was not renewed: the login has ended" in result.stderr
     assert "log in again with `tessera login`" in result.stderr
-    run("login")  # does not use the ended one
-    run("whoami")
+    lab.run("login")  # does not use the ended one
+    lab.run("whoami")
 
 
-def test_a_provider_that_is_down_fails_commands_only_once_the_token_has_expired(
-    run: Run, server: AskingServer, provider: IdentityProvider
-) -> None:
-    run("login")
-    provider.switch_off()
-    expire(server, left_s=30)
-    run("whoami")
-    expire(server, left_s=-10)
-    result = run("whoami", code=1)
+def test_a_provider_that_is_down_fails_commands_only_once_the_token_has_expired(lab: Lab) -> None:
+    lab.run("login")
+    lab.provider.switch_off()
+    lab.expire(30)
+    lab.run("whoami")
+    lab.expire(-10)
+    result = lab.run("whoami", code=1)
     assert "127.0.0.1 cannot be reached" in result.stderr
     assert "try again later" in result.stderr
+    assert "127.0.0.1 cannot be reached" in lab.run("login", code=3).stderr
+    assert "the identity provider was not informed" in lab.run("logout").stderr
+    assert load_login(lab.server.address) is None
 
 
-def test_a_logout_forgets_the_login_and_ends_it_at_the_provider(
-    run: Run, server: AskingServer, provider: IdentityProvider, login_file: Path
-) -> None:
-    run("login")
-    assert f"logged out of {server.address}" in run("logout").stderr
-    assert json.loads(login_file.read_text()) == {}
-    assert provider.forms[-1]["token"] == "refresh-1"
-    assert "there was no login" in run("logout").stderr
-    run("whoami", code=1)
-
-
-def test_a_logout_works_while_the_provider_is_down(
-    run: Run, server: AskingServer, provider: IdentityProvider
-) -> None:
-    run("login")
-    provider.switch_off()
-    result = run("logout")
-    assert "the identity provider was not informed" in result.stderr
-    assert load_login(server.address) is None
+def test_a_logout_forgets_the_login_and_ends_it_at_the_provider(lab: Lab) -> None:
+    lab.run("login")
+    assert f"logged out of {lab.server.address}" in lab.run("logout").stderr
+    assert json.loads(lab.file.read_text()) == {}
+    assert lab.provider.forms[-1]["token"] == "refresh-1"
+    assert "there was no login" in lab.run("logout").stderr
+    lab.run("whoami", code=1)
 
 
 def test_a_token_of_the_environment_takes_precedence_and_is_named(
-    run: Run, server: AskingServer, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TESSERA_TOKEN", STATIC_TOKEN)
-    assert "TESSERA_TOKEN is set and takes precedence" in run("login").stderr
-    assert run("whoami", "-o", "name").stdout == "ci\n"
+    assert "TESSERA_TOKEN is set and takes precedence" in lab.run("login").stderr
+    assert lab.run("whoami", "-o", "name").stdout == "ci\n"
 
 
 def test_authorities_are_saved_with_the_login(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tessera.service.cli.login import _find_authorities  # noqa: PLC0415 - one part of it
 
@@ -415,93 +350,76 @@ def test_authorities_are_saved_with_the_login(
     assert _find_authorities("", "h:1") == "/last.pem"
     monkeypatch.setenv("TESSERA_CA", "ca.pem")
     assert _find_authorities("", "h:1") == str(tmp_path / "ca.pem")
-    assert "there is no such file" in run("login", "--ca", "absent.pem", code=2).stderr
+    assert "there is no such file" in lab.run("login", "--ca", "absent.pem", code=2).stderr
 
 
-class HandClock:
-    """A clock that only waiting moves."""
+class Device:
+    """The device flow with a provider, by a clock that only waiting moves."""
 
-    def __init__(self) -> None:
+    def __init__(self, provider: IdentityProvider) -> None:
+        self.provider = provider
         self.waits: list[float] = []
 
     def monotonic_s(self) -> float:
         return sum(self.waits)
 
+    def flow(self, **changes: Any) -> DeviceFlow:
+        values = {"issuer": self.provider.issuer, "audience": AUDIENCE, "client_id": CLIENT_ID}
+        account = ProviderAccount(**(values | changes))
+        return DeviceFlow(account, clock=self, wait=self.waits.append)
+
+    def log_in(self, **changes: Any) -> ProviderTokens:
+        flow = self.flow(**changes)
+        return flow.wait_for_user(flow.begin())
+
 
 @pytest.fixture
-def device_provider() -> Iterator[IdentityProvider]:
-    """Yield a provider with the clock of its tests, whose waits are only recorded."""
+def device() -> Iterator[Device]:
     with running_provider() as provider:
-        yield provider
+        yield Device(provider)
 
 
-@pytest.fixture
-def clock() -> HandClock:
-    return HandClock()
-
-
-def a_flow(provider: IdentityProvider, clock: HandClock, **changes: Any) -> DeviceFlow:
-    values: dict[str, Any] = {
-        "issuer": provider.issuer,
-        "audience": AUDIENCE,
-        "client_id": CLIENT_ID,
-    }
-    account = ProviderAccount(**(values | changes))
-    return DeviceFlow(account, clock=clock, wait=clock.waits.append)
-
-
-def log_in(device_provider: IdentityProvider, clock: HandClock, **changes: Any) -> ProviderTokens:
-    flow = a_flow(device_provider, clock, **changes)
-    return flow.wait_for_user(flow.begin())
-
-
-def test_a_confirmed_login_gives_tokens(
-    device_provider: IdentityProvider, clock: HandClock
-) -> None:
-    device_provider.polls = ["authorization_pending", "authorization_pending"]
-    tokens = log_in(device_provider, clock, scopes="openid offline_access")
-    assert deviceflow.read_unverified_claims(tokens.token) == device_provider.usual_claims() | {
+def test_a_confirmed_login_gives_tokens(device: Device) -> None:
+    device.provider.polls = ["authorization_pending", "authorization_pending"]
+    tokens = device.log_in(scopes="openid offline_access")
+    assert deviceflow.read_unverified_claims(tokens.token) == device.provider.usual_claims() | {
         "jti": "t1"
     }
     assert (tokens.refresh_token, tokens.lifetime_s) == ("refresh-1", 300.0)
-    assert clock.waits == [1.0, 1.0, 1.0]
-    assert device_provider.forms[0] == {
+    assert device.waits == [1.0, 1.0, 1.0]
+    assert device.provider.forms[0] == {
         "client_id": CLIENT_ID,
         "scope": "openid offline_access",
         "audience": AUDIENCE,
     }
-    assert device_provider.forms[1] == {
+    assert device.provider.forms[1] == {
         "grant_type": DEVICE_GRANT,
         "device_code": "the-device-code",
         "client_id": CLIENT_ID,
     }
 
 
-def test_the_id_token_is_used_where_the_client_is_the_audience(
-    device_provider: IdentityProvider, clock: HandClock
-) -> None:
-    tokens = log_in(device_provider, clock, audience=CLIENT_ID)
+def test_the_id_token_is_used_where_the_client_is_the_audience(device: Device) -> None:
+    tokens = device.log_in(audience=CLIENT_ID)
     claims = deviceflow.read_unverified_claims(tokens.token)
     assert claims is not None
     assert (claims["aud"], claims["jti"]) == (CLIENT_ID, "i1")
-    assert "audience" not in device_provider.forms[0]
+    assert "audience" not in device.provider.forms[0]
 
 
-def test_polls_become_slower_when_the_provider_asks_for_it(
-    device_provider: IdentityProvider, clock: HandClock
-) -> None:
-    device_provider.polls = ["slow_down", "authorization_pending", "slow_down"]
-    log_in(device_provider, clock)
-    assert clock.waits == [1.0, 6.0, 6.0, 11.0]
+def test_polls_become_slower_when_the_provider_asks_for_it(device: Device) -> None:
+    device.provider.polls = ["slow_down", "authorization_pending", "slow_down"]
+    device.log_in()
+    assert device.waits == [1.0, 6.0, 6.0, 11.0]
 
 
 @pytest.mark.parametrize("interval_s", [None, 0, -1, 1e13])
 def test_without_a_sensible_interval_polls_are_five_seconds_apart(
-    device_provider: IdentityProvider, clock: HandClock, interval_s: float | None
+    device: Device, interval_s: float | None
 ) -> None:
-    device_provider.interval_s = interval_s
-    log_in(device_provider, clock)
-    assert clock.waits == [5.0]
+    device.provider.interval_s = interval_s
+    device.log_in()
+    assert device.waits == [5.0]
 
 
 @pytest.mark.parametrize(
@@ -512,52 +430,44 @@ def test_without_a_sensible_interval_polls_are_five_seconds_apart(
         (["unauthorized_client"], "unauthorized_client: described"),
     ],
 )
-def test_a_refused_login_says_why(
-    device_provider: IdentityProvider, clock: HandClock, polls: list[str], message: str
-) -> None:
-    device_provider.polls = polls
+def test_a_refused_login_says_why(device: Device, polls: list[str], message: str) -> None:
+    device.provider.polls = polls
     with pytest.raises(LoginRefused, match=message):
-        log_in(device_provider, clock)
+        device.log_in()
 
 
-def test_polls_end_with_the_code_even_if_the_provider_never_says_so(
-    device_provider: IdentityProvider, clock: HandClock
-) -> None:
-    device_provider.polls = ["authorization_pending"] * 100
-    device_provider.expires_in_s = 10.0
+def test_polls_end_with_the_code_even_if_the_provider_never_says_so(device: Device) -> None:
+    device.provider.polls = ["authorization_pending"] * 100
+    device.provider.expires_in_s = 10.0
     with pytest.raises(LoginRefused, match="the code has expired"):
-        log_in(device_provider, clock)
-    assert clock.waits == [1.0] * 9
+        device.log_in()
+    assert device.waits == [1.0] * 9
 
 
-def test_a_provider_that_fails_for_a_moment_is_asked_again_more_slowly(
-    device_provider: IdentityProvider, clock: HandClock
-) -> None:
-    flow = a_flow(device_provider, clock)
+def test_a_provider_that_fails_for_a_moment_is_asked_again_more_slowly(device: Device) -> None:
+    flow = device.flow()
     code = flow.begin()
-    device_provider.statuses = {"/token": 503}
+    device.provider.statuses = {"/token": 503}
 
     def wait(seconds: float) -> None:
-        clock.waits.append(seconds)
-        if len(clock.waits) == 3:
-            device_provider.statuses = {}
+        device.waits.append(seconds)
+        if len(device.waits) == 3:
+            device.provider.statuses = {}
 
     flow._wait = wait
     assert flow.wait_for_user(code).token
-    assert clock.waits == [1.0, 2.0, 4.0]
+    assert device.waits == [1.0, 2.0, 4.0]
 
 
-def test_a_provider_that_stays_down_ends_the_login(
-    device_provider: IdentityProvider, clock: HandClock
-) -> None:
-    flow = a_flow(device_provider, clock)
+def test_a_provider_that_stays_down_ends_the_login(device: Device) -> None:
+    flow = device.flow()
     code = flow.begin()
-    device_provider.switch_off()
+    device.provider.switch_off()
     with pytest.raises(Unavailable, match="cannot be reached"):
         flow.wait_for_user(code)
-    assert len(clock.waits) == deviceflow.MAX_FAILURES
+    assert len(device.waits) == deviceflow.MAX_FAILURES
     with pytest.raises(Unavailable, match="cannot be reached"):
-        a_flow(device_provider, clock)
+        device.flow()
 
 
 @pytest.mark.parametrize(
@@ -570,15 +480,14 @@ def test_a_provider_that_stays_down_ends_the_login(
     ],
 )
 def test_a_provider_without_a_safe_device_flow_is_refused(
-    device_provider: IdentityProvider,
-    clock: HandClock,
-    changes: dict[str, Any],
-    error: type[Exception],
-    message: str,
+    device: Device, changes: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    device_provider.discovery = changes
+    device.provider.discovery = changes
     with pytest.raises(error, match=message):
-        log_in(device_provider, clock)
+        device.log_in()
+    for issuer in ("", "http://idp.example", "ftp://idp.example"):
+        with pytest.raises(InvalidInput, match="https://"):
+            read_account(issuer, "a", "c", "")
 
 
 @pytest.mark.parametrize(
@@ -593,25 +502,21 @@ def test_a_provider_without_a_safe_device_flow_is_refused(
         {"device_code": "", "user_code": "code", "verification_uri": "https://idp/go"},
     ],
 )
-def test_a_strange_code_never_reaches_the_terminal(
-    device_provider: IdentityProvider, clock: HandClock, answer: dict[str, Any]
-) -> None:
-    device_provider.bodies = {"/device": json.dumps(answer).encode()}
+def test_a_strange_code_never_reaches_the_terminal(device: Device, answer: dict[str, Any]) -> None:
+    device.provider.bodies = {"/device": json.dumps(answer).encode()}
     with pytest.raises(Unavailable, match="without a code and a link"):
-        log_in(device_provider, clock)
+        device.log_in()
 
 
-def test_descriptions_of_errors_are_cleaned(
-    device_provider: IdentityProvider, clock: HandClock
-) -> None:
+def test_descriptions_of_errors_are_cleaned(device: Device) -> None:
     answer = {
         "error": "bad",
         "error_description": "\x1b[31m eyJhbGciOiJSUzI1NiJ9.e30.c2ln " + "x" * 999,
     }
-    device_provider.bodies = {"/device": json.dumps(answer).encode()}
-    device_provider.statuses = {"/device": 400}
+    device.provider.bodies = {"/device": json.dumps(answer).encode()}
+    device.provider.statuses = {"/device": 400}
     with pytest.raises(LoginRefused) as caught:
-        log_in(device_provider, clock)
+        device.log_in()
     message = str(caught.value)
     assert message.isprintable()
     assert "c2ln" not in message
@@ -619,40 +524,23 @@ def test_descriptions_of_errors_are_cleaned(
 
 
 @pytest.mark.parametrize("token", [None, "opaque", "a.b.c", 7])
-def test_a_token_that_no_server_could_read_is_refused(
-    device_provider: IdentityProvider, clock: HandClock, token: Any
-) -> None:
-    device_provider.bodies = {"/token": json.dumps({"access_token": token}).encode()}
+def test_a_token_that_no_server_could_read_is_refused(device: Device, token: Any) -> None:
+    device.provider.bodies = {"/token": json.dumps({"access_token": token}).encode()}
     with pytest.raises(LoginRefused, match="JSON web token for the audience"):
-        log_in(device_provider, clock)
+        device.log_in()
 
 
-def test_a_login_is_renewed_until_its_session_ends(
-    device_provider: IdentityProvider, clock: HandClock
-) -> None:
-    flow = a_flow(device_provider, clock)
-    first = flow.wait_for_user(flow.begin())
+def test_a_login_is_renewed_until_its_session_ends(device: Device) -> None:
+    flow = device.flow()
+    code = flow.begin()
+    first = flow.wait_for_user(code)
+    assert "the-device-code" not in repr(code)
+    assert first.token not in repr(first)
+    assert first.refresh_token not in repr(first)
     second = flow.renew(first.refresh_token)
     assert (second.refresh_token, second.token == first.token) == ("refresh-2", False)
-    device_provider.has_refresh_tokens = False
+    device.provider.has_refresh_tokens = False
     third = flow.renew("refresh-2")
     assert third.refresh_token == "refresh-2"
     with pytest.raises(LoginRefused, match=r"the login has ended .*Session not active"):
         flow.renew("refresh-1")
-
-
-def test_an_account_that_is_not_safe_is_refused() -> None:
-    for issuer in ("", "http://idp.example", "ftp://idp.example"):
-        with pytest.raises(InvalidInput, match="https://"):
-            read_account(issuer, "a", "c", "")
-
-
-def test_no_part_of_a_login_shows_its_secrets(
-    device_provider: IdentityProvider, clock: HandClock
-) -> None:
-    flow = a_flow(device_provider, clock)
-    code = flow.begin()
-    tokens = flow.wait_for_user(code)
-    assert "the-device-code" not in repr(code)
-    assert tokens.token not in repr(tokens)
-    assert tokens.refresh_token not in repr(tokens)
