@@ -22,6 +22,7 @@ from tessera.formulation.runtimes import JAX, RUNTIMES
 from tessera.formulation.values import GpuType
 from tessera.service.cli.demo import command as demo
 from tessera.service.cli.demo.picture import FREE_BRIGHTNESS, RoundPair, draw_picture, gpu_image
+from tessera.service.cli.demo.train import jobs, picture, proof
 from tessera.service.cli.demo.train.command import Result, table_row
 from tessera.service.cli.demo.train.fleet import (
     REPEATABLE,
@@ -29,32 +30,6 @@ from tessera.service.cli.demo.train.fleet import (
     Fleet,
     own_fleet,
     virtual_fleet,
-)
-from tessera.service.cli.demo.train.jobs import (
-    LARGE,
-    LEADS,
-    OTHERS,
-    PIPELINE,
-    PROVENANCE,
-    REPLICAS,
-    choose_jobs,
-    plan_estimates,
-    profiles_csv,
-)
-from tessera.service.cli.demo.train.picture import (
-    describe_change,
-    draw_training,
-    find_drains,
-    find_segments,
-    label_events,
-)
-from tessera.service.cli.demo.train.proof import (
-    Execution,
-    find_ledger_fault,
-    largest_difference,
-    last_executions,
-    parse_output,
-    read_ledger,
 )
 from tessera.service.cli.demo.train.recorder import Event, Recorder, Start, describe_starts
 from tessera.service.cli.demo.train.undisturbed import run_undisturbed
@@ -131,14 +106,14 @@ ONE_GPU = Fleet(
     is_virtual=False,
     environment=REPEATABLE,
 )
-JAX_GPT, GPT, LINE = LEADS
-PLAIN = [job for job in OTHERS if not job.needs_jax]
+JAX_GPT, GPT, LINE = jobs.LEADS
+PLAIN = [job for job in jobs.OTHERS if not job.needs_jax]
 
 
 def an_execution(
     iteration: int, generation: int = 1, loss: float = 1.0, samples: tuple[int, ...] = ()
-) -> Execution:
-    return Execution(generation=generation, iteration=iteration, loss=loss, samples=samples)
+) -> proof.Execution:
+    return proof.Execution(generation=generation, iteration=iteration, loss=loss, samples=samples)
 
 
 def a_start(generation: int, *gpus: tuple[str, int], begun_s: float = 0.0) -> Start:
@@ -147,7 +122,7 @@ def a_start(generation: int, *gpus: tuple[str, int], begun_s: float = 0.0) -> St
     )
 
 
-def in_order(total: int, batch: int, samples: int) -> dict[int, Execution]:
+def in_order(total: int, batch: int, samples: int) -> dict[int, proof.Execution]:
     """Return iterations that use the samples in turn."""
     return {
         n: an_execution(n, samples=tuple((n * batch + k) % samples for k in range(batch)))
@@ -174,18 +149,18 @@ ALL = tuple((node.name, index) for node in FLEET.nodes for index in range(node.g
 
 
 def test_what_is_not_installed_is_left_out_and_another_job_is_scaled() -> None:
-    lead, torch, *others = choose_jobs(FLEET, has_jax=True, has_torch=True)
+    lead, torch, *others = jobs.choose_jobs(FLEET, has_jax=True, has_torch=True)
     assert (lead, torch.name, torch.guaranteed) == (JAX_GPT, "gpt", False)
-    assert others == list(OTHERS)
-    assert choose_jobs(FLEET, has_jax=True, has_torch=False) == (JAX_GPT, *OTHERS)
-    assert choose_jobs(FLEET, has_jax=False, has_torch=True) == (GPT, *PLAIN)
-    assert choose_jobs(FLEET, has_jax=False, has_torch=False) == (LINE, *PLAIN)
+    assert others == list(jobs.OTHERS)
+    assert jobs.choose_jobs(FLEET, has_jax=True, has_torch=False) == (JAX_GPT, *jobs.OTHERS)
+    assert jobs.choose_jobs(FLEET, has_jax=False, has_torch=True) == (GPT, *PLAIN)
+    assert jobs.choose_jobs(FLEET, has_jax=False, has_torch=False) == (LINE, *PLAIN)
 
 
 def test_on_one_real_gpu_jobs_take_turns_and_have_real_work() -> None:
-    lead, second, *others = choose_jobs(ONE_GPU, has_jax=True, has_torch=True)
+    lead, second, *others = jobs.choose_jobs(ONE_GPU, has_jax=True, has_torch=True)
     assert [lead.name, second.name] == ["gpt", "gpt-jax"]
-    assert lead.arguments[-len(LARGE) :] == LARGE
+    assert lead.arguments[-len(jobs.LARGE) :] == jobs.LARGE
     assert all(job.needs_jax for job in others), "the others would leave the GPU idle"
     for job in (lead, second, *others):
         assert not job.guaranteed, "nothing else could run"
@@ -195,7 +170,7 @@ def test_on_one_real_gpu_jobs_take_turns_and_have_real_work() -> None:
         assert "--work-s" not in words[words.index("--command") + 1]
         assert f"XLA_FLAGS={REPEATABLE['XLA_FLAGS']}" in words
     with pytest.raises(InvalidInput, match="needs PyTorch or JAX"):
-        choose_jobs(ONE_GPU, has_jax=False, has_torch=False)
+        jobs.choose_jobs(ONE_GPU, has_jax=False, has_torch=False)
     assert str(ONE_GPU) == "1 h100 GPU on 1 node"
     assert str(FLEET) == "8 virtual GPUs on 2 nodes"
 
@@ -213,15 +188,22 @@ def test_the_fleet_of_a_machine_is_what_its_driver_reports() -> None:
 
 
 def test_a_plan_that_failed_is_infeasible_and_pipelines_are_slower() -> None:
-    times = {r.plan: r.iter_time_s for r in plan_estimates([JAX_GPT], "cpu", failed=[REPLICAS])}
-    assert times[REPLICAS] == math.inf
-    before = {r.plan: r.iter_time_s for r in plan_estimates([JAX_GPT], "cpu")}
-    assert before[REPLICAS] < before[PIPELINE] == times[PIPELINE] < before[JAX_GPT.plans[0]]
-    assert all(not RUNTIMES[JAX].refuse_plan(plan) for job in OTHERS for plan in job.plans)
-    records = parse_profiles(profiles_csv((GPT, *PLAIN), FLEET).encode(), "profiles.csv")
+    times = {
+        r.plan: r.iter_time_s for r in jobs.plan_estimates([JAX_GPT], "cpu", failed=[jobs.REPLICAS])
+    }
+    assert times[jobs.REPLICAS] == math.inf
+    before = {r.plan: r.iter_time_s for r in jobs.plan_estimates([JAX_GPT], "cpu")}
+    assert (
+        before[jobs.REPLICAS]
+        < before[jobs.PIPELINE]
+        == times[jobs.PIPELINE]
+        < before[JAX_GPT.plans[0]]
+    )
+    assert all(not RUNTIMES[JAX].refuse_plan(plan) for job in jobs.OTHERS for plan in job.plans)
+    records = parse_profiles(jobs.profiles_csv((GPT, *PLAIN), FLEET).encode(), "profiles.csv")
     shapes = [(r.cell.gpus, r.cell.nodes) for r in records if r.workload.model == GPT.model]
     assert shapes == [(1, 1), (2, 1), (2, 2), (4, 1), (4, 2)]
-    assert {(r.source.name, r.provenance) for r in records} == {("ANALYTIC", PROVENANCE)}
+    assert {(r.source.name, r.provenance) for r in records} == {("ANALYTIC", jobs.PROVENANCE)}
     assert len(records) == len(shapes) + 3  # the other jobs share a model
 
 
@@ -243,40 +225,40 @@ def test_ledgers_of_ranks_are_joined_and_a_line_that_was_cut_off_is_left_out(
     (tmp_path / "1-0.jsonl").write_text(line(0, 1, 2) + line(1, 5, 6) + line(2, 9)[:-9])
     (tmp_path / "1-1.jsonl").write_text(line(0, 3, 4) + line(1, 7, 8))
     (tmp_path / "2-0.jsonl").write_text(line(1, 8, 7, 6, 5))
-    last = last_executions(read_ledger(tmp_path))
+    last = proof.last_executions(proof.read_ledger(tmp_path))
     assert last == {
         0: an_execution(0, 1, 2.0, (1, 2, 3, 4)),
         1: an_execution(1, 2, 1.0, (8, 7, 6, 5)),
     }
     late, early = an_execution(0, 10, 3.0), an_execution(0, 9, 2.0)
-    assert last_executions([late, early]) == last_executions([early, late]) == {0: late}
+    assert proof.last_executions([late, early]) == proof.last_executions([early, late]) == {0: late}
 
 
 def test_output_counts_iterations_from_one_and_other_lines_are_skipped() -> None:
     text = "hello\niteration 1 loss 0.5\r\niteration 2 loss 0.25\nan iteration 3 loss 1\niterat"
-    assert parse_output(4, text) == [an_execution(0, 4, 0.5), an_execution(1, 4, 0.25)]
+    assert proof.parse_output(4, text) == [an_execution(0, 4, 0.5), an_execution(1, 4, 0.25)]
 
 
 def test_the_largest_difference_counts_and_a_missing_or_strange_loss_is_infinite() -> None:
     ours = {0: an_execution(0, loss=1.0), 1: an_execution(1, loss=2.0)}
     other = {0: an_execution(0, loss=1.5), 1: an_execution(1, loss=1.9)}
-    assert largest_difference(ours, other) == 0.5
-    assert largest_difference(ours, {0: other[0]}) == math.inf
-    assert largest_difference({0: ours[0]}, other) == math.inf
-    assert largest_difference({}, {}) == math.inf
+    assert proof.largest_difference(ours, other) == 0.5
+    assert proof.largest_difference(ours, {0: other[0]}) == math.inf
+    assert proof.largest_difference({0: ours[0]}, other) == math.inf
+    assert proof.largest_difference({}, {}) == math.inf
     strange = other | {1: an_execution(1, loss=math.nan)}
-    assert largest_difference(ours, strange) == math.inf
+    assert proof.largest_difference(ours, strange) == math.inf
 
 
 @pytest.mark.parametrize("total", [0, 1, 5, 6, 10])
 def test_samples_in_turn_are_right_also_over_several_epochs(total: int) -> None:
-    assert find_ledger_fault(in_order(total, 4, 10), total, 4, 10) == ""
+    assert proof.find_ledger_fault(in_order(total, 4, 10), total, 4, 10) == ""
 
 
 def test_every_mistake_in_the_samples_is_found() -> None:
-    def fault(change: dict[int, Execution] | None = None, without: int | None = None) -> str:
+    def fault(change: dict[int, proof.Execution] | None = None, without: int | None = None) -> str:
         last = in_order(6, 4, 10) | (change or {})
-        return find_ledger_fault({n: e for n, e in last.items() if n != without}, 6, 4, 10)
+        return proof.find_ledger_fault({n: e for n, e in last.items() if n != without}, 6, 4, 10)
 
     assert fault(without=3) == "iteration 4 is missing"
     assert fault({6: an_execution(6)}) == "iteration 7 is beyond the last, 6"
@@ -348,21 +330,21 @@ def test_plans_in_turn_are_shown_once_and_a_change_names_both() -> None:
     starts = [replace(a_start(n, *ALL[:4]), plan=plan) for n, plan in enumerate(plans)]
     assert describe_starts(starts) == "dp4→2 x tp2→dp1→dp4"
     assert describe_starts([]) == "-"
-    assert describe_change(starts[0], starts[1]) == "dp4 → 2 x tp2"
-    assert describe_change(starts[2], starts[3]) == "4 GPUs, resumed"
+    assert picture.describe_change(starts[0], starts[1]) == "dp4 → 2 x tp2"
+    assert picture.describe_change(starts[2], starts[3]) == "4 GPUs, resumed"
 
 
 def test_segments_follow_the_starts_whose_steps_were_not_lost() -> None:
     starts = [a_start(1, *ALL[:4]), a_start(2, ALL[0]), a_start(3, ALL[3])]
     last = {n: an_execution(n, generation=1 + (n >= 3) + (n >= 5)) for n in range(8)}
-    assert [(s.first, s.end, s.start.generation) for s in find_segments(last, starts)] == [
+    assert [(s.first, s.end, s.start.generation) for s in picture.find_segments(last, starts)] == [
         (1, 4, 1),
         (4, 6, 2),
         (6, 9, 3),
     ]
-    changes = [describe_change(a, b) for a, b in pairwise(starts)]
+    changes = [picture.describe_change(a, b) for a, b in pairwise(starts)]
     assert changes == ["4 → 1 GPU", "1 GPU, moved"]
-    assert describe_change(starts[1], starts[0]) == "1 → 4 GPUs"
+    assert picture.describe_change(starts[1], starts[0]) == "1 → 4 GPUs"
 
 
 def test_the_picture_of_training_is_written(tmp_path: Path) -> None:
@@ -374,9 +356,9 @@ def test_the_picture_of_training_is_written(tmp_path: Path) -> None:
         Event(time_s=2.0, text="node-0 drained", node="node-0"),
         Event(time_s=4.0, text="node-0 back", node="node-0"),
     ]
-    assert find_drains(events) == [(2.0, 4.0, "node-0")]
-    assert label_events(events[1:], near_s=2.5) == [(2.0, "node-0 drained, node-0 back")]
-    assert len(label_events(events, near_s=1.0)) == 3
+    assert picture.find_drains(events) == [(2.0, 4.0, "node-0")]
+    assert picture.label_events(events[1:], near_s=2.5) == [(2.0, "node-0 drained, node-0 back")]
+    assert len(picture.label_events(events, near_s=1.0)) == 3
     jobs = {"gpt": starts, "plain-1": [a_start(1, ALL[1], begun_s=7.0)]}
-    draw_training(file, jobs, executions, executions, events, FLEET.nodes)
+    picture.draw_training(file, jobs, executions, executions, events, FLEET.nodes)
     assert file.read_bytes().startswith(b"\x89PNG")
