@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ from tessera.formulation.values import Workload
 from tessera.service.cli import curves, main
 from tessera.service.cli.curvepicture import draw_curves
 from tessera.service.cli.curveview import CurveOf, curve_parts, draw_bar
-from tessera.service.cli.render import as_json, show_parts
+from tessera.service.cli.render import show_parts
 from tessera.v1 import estimates_pb2
 from tessera.v1 import jobs_pb2 as pb
 from tests.support.execution_plans import a_plan
@@ -124,20 +123,6 @@ def test_a_bar_shows_the_rate_the_best_rate_and_the_guaranteed_one(
     assert draw_bar(50.0, 50.0, 75.0, 100.0) == "#" * 16 + " " * 7 + "|"
     assert draw_bar(100.0, 100.0, 50.0, 100.0) == "#" * 15 + "|" + "#" * 16
     assert draw_bar(0.0, 0.0, 200.0, 100.0) == ""
-
-
-def test_the_keys_of_the_json_are_those_of_the_api() -> None:
-    document = json.loads(as_json(some_curves()))
-    (own,) = document["types"]
-    for shown, message in (
-        (document, pb.JobCurves),
-        (own, pb.TypeCurves),
-        (own["gpus"][0], pb.CurvePoint),
-        (own["shapes"][0], pb.CurveCell),
-        (own["bandwidth"], pb.BandwidthCurve),
-        (own["bandwidth"]["points"][0], pb.BandwidthPoint),
-    ):
-        assert list(shown) == [field.name for field in message.DESCRIPTOR.fields]
 
 
 def test_a_picture_is_drawn_into_a_file_that_can_be_written(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from google.protobuf.duration_pb2 import Duration
 from tessera.service.cli.explain import MAX_SPANS_SHOWN, show_explanation
 from tessera.service.cli.render import as_json
 from tessera.service.cli.roundoptions.commands import round_options
-from tessera.service.cli.roundview import show_replay, show_round
+from tessera.service.cli.roundview import show_round
 from tessera.service.cli.whatifview import describe_effect, show_answer
 from tessera.v1 import estimates_pb2, jobs_pb2, scheduler_pb2, what_if_pb2
 from tests.support.shown import NOW, later
@@ -48,34 +48,12 @@ def an_answer_rolled(name: str, hours: int, objective: float) -> scheduler_pb2.R
     return scheduler_pb2.RolledAnswer(name=name, completion_s=3600.0 * hours, objective=objective)
 
 
-def goals_in_order() -> dict[str, Any]:
-    goals = [
-        scheduler_pb2.GoalResult(name="max-min", unit="GPU-s", objective=3, bound=2.5, gap=0.2),
-        scheduler_pb2.GoalResult(name="throughput", unit="jobs", objective=2.5, bound=2.5),
-    ]
-    refused = jobs_pb2.Reason(code="DEADLINE_REFUSED")
-    decisions = [
-        a_decision("a", "start", admitted=True),
-        a_decision("b", "start", opportunistic=True),
-        a_decision("w", "wait", reason=refused),
-    ]
-    options = round_options(
-        objective="max-min then throughput", queue_order=True, promote_after="2h"
-    )
-    return {"goals": goals, "decisions": decisions, "options": options}
-
-
 @pytest.mark.parametrize(
     ("fields", "parts"),
     [
         (
-            goals_in_order(),
-            [
-                "max-min 3 2.5 20 % GPU-s throughput 2.5 2.5",  # in order
-                "deadlines 1 promised, 1 refused",
-                "start (opportunistic)",
-                "max-min then throughput; queue order yes; promote after 2h",
-            ],
+            {"decisions": [a_decision("b", "start", opportunistic=True)]},
+            ["start (opportunistic)"],
         ),
         (
             {
@@ -156,15 +134,6 @@ def test_a_round_hides_decisions_that_change_nothing_by_default(shown: Callable[
     assert "old" not in text
     assert "1 keep" in text
     assert "old" in shown(show_round, record, everything=True, wide=False)
-
-
-def test_a_replay_is_compared_with_its_round(shown: Callable[..., str]) -> None:
-    deep, usual = (
-        a_round(solver="arena", options=round_options(scheduler="arena", scheduler_parameters=text))
-        for text in ("depth=5", "")
-    )
-    answer = scheduler_pb2.ReplayRoundResponse(round=usual)
-    assert "solver arena (depth=5) arena" in shown(show_replay, deep, answer)
 
 
 def an_explanation(**changes: Any) -> jobs_pb2.ExplainJobResponse:

@@ -309,6 +309,8 @@ def test_network_options_without_a_topology_and_meaningless_ones_are_refused() -
             read_network_options(None, mechanisms, levels)
     with pytest.raises(InvalidInput, match="unknown mechanism 'best'; choose from ecmp"):
         read_network_options("net.yaml", ["best"], None)
+    with pytest.raises(InvalidInput, match="is for 4 GPUs, but its profile is for 8"):
+        TrafficSource(two_jobs(ring_traffic(4, 1e9)), clos_of(two_jobs()))
     options = read_network_options("net.yaml", ["ecmp", "ecmp", NO_MECHANISM], None)
     assert options is not None
     assert options.mechanisms == ("ecmp", NO_MECHANISM)
@@ -326,12 +328,6 @@ def test_a_topology_of_other_hosts_is_refused_and_unnamed_ones_are_the_clusters_
     network = a_network(tmp_path, two_jobs(), CLOS)
     assert network.topology.hosts == tuple(node.name for node in FOUR)
     assert network.notes == ()
-
-
-def test_a_profile_with_traffic_of_another_gpu_count_is_refused() -> None:
-    scenario = two_jobs(ring_traffic(4, 1e9))
-    with pytest.raises(InvalidInput, match="is for 4 GPUs, but its profile is for 8"):
-        TrafficSource(scenario, clos_of(scenario))
 
 
 TRACE = """\
@@ -375,9 +371,3 @@ def test_mechanisms_are_compared_like_policies_and_their_logs_replay(tmp_path: P
     assert not {"network", "contention_loss", "jobs_met"} & set(without["policies"][0])
     assert without["policies"][0]["jct_mean_s"] == alone["jct_mean_s"]
     assert "LOST" not in run_simulate(tmp_path)
-
-
-def test_the_command_refuses_unusable_network_options(tmp_path: Path) -> None:
-    assert "needs --topology" in run_simulate(tmp_path, "--network", "ecmp", code=2)
-    assert "choose from" in run_simulate(tmp_path, "--topology", "x", "--network", "best", code=2)
-    assert "nowhere.yaml" in run_simulate(tmp_path, "--topology", "nowhere.yaml", code=2)
