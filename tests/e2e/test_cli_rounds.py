@@ -113,11 +113,11 @@ def test_a_shadow_is_set_shown_and_stopped(tessera: Tessera) -> None:
 def decide(tessera: Tessera, fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> Decide:
     """Return a function that commits a round of three jobs, of which two fit."""
 
-    def run(prove: Prove) -> None:
+    def run(prove: Prove, objective: str = "throughput") -> None:
         monkeypatch.setattr(deciding, "make_solver", lambda _name="": ProvingSolver(prove))
         for name in ("one", "two", "three"):
             submit(tessera, name)
-        tessera("round", "--objective", "throughput")
+        tessera("round", "--objective", objective)
 
     return run
 
@@ -142,6 +142,15 @@ def test_anyone_can_check_a_round_with_a_certificate(tessera: Tessera, decide: D
     assert "prices, certified" in tessera("round", "show", "1").stdout
     assert "PROVED BY" in tessera("rounds", "-o", "wide").stdout
     tessera("certificate", "verify", "7", code=4)
+
+
+def test_each_goal_says_what_proves_it(tessera: Tessera, decide: Decide) -> None:
+    decide(certify_prices, "max-min then throughput")
+    checked = tessera("certificate", "verify", "1").stdout
+    assert "max-min: the bound is not certified; it is by a search over levels" in checked
+    document = json.loads(tessera("certificate", "export", "1").stdout)
+    assert document["not_certified"] == [{"name": "max-min", "proved_by": "levels"}]
+    assert [goal["name"] for goal in document["goals"]] == ["throughput"]
 
 
 @pytest.mark.parametrize(

@@ -118,10 +118,7 @@ def test_a_mistake_in_a_cluster_file_is_reported_with_its_location(text: str, me
         (f"nodes: [{{{NODE}, count: 100001}}]", "count: must be a whole number from 1 to 100,000"),
         (f"nodes: [{{{NODE}, labels: [zone]}}]", "labels"),
         (f"nodes: [{{{NODE}}}, {{{NODE}}}]", "the node n occurs twice"),
-        (
-            "tenants: {nlp: {quotas: {b: 1}}}",
-            "nlp: quotas: unknown GPU type 'b'; must be one of a,",
-        ),
+        ("tenants: {nlp: {quotas: {b: 1}}}", "nlp: quotas: unknown GPU type 'b'; must be one of a"),
     ],
 )
 def test_a_mistake_in_the_nodes_and_tenants_of_a_cluster_is_reported(

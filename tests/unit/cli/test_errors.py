@@ -112,11 +112,7 @@ def test_without_a_server_the_error_says_what_to_do() -> None:
             " -f FILE`, or start with `tessera up` [NOT_FOUND]",
         ),
         (AlreadyExists("the job"), 1, "the job exists already; choose another id [ALREADY_EXISTS]"),
-        (
-            InvalidInput("job.weight", "must be above 0"),
-            1,
-            "job.weight: must be above 0 [INVALID_IN",
-        ),
+        (InvalidInput("job.weight", "must be above 0"), 1, "job.weight: must be above 0 [INVALID"),
         (Code.INTERNAL, 1, "the text of the error [INTERNAL]"),
         (Code.UNIMPLEMENTED, 1, "is older than this command; upgrade it to the same release"),
     ],

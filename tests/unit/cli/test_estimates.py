@@ -198,27 +198,15 @@ def test_degrees_whose_micro_batches_do_not_divide_the_batch_are_reported() -> N
         (f"{BERT} {ON_8} --sequence 8", "need --architecture or --hf"),
         (f"{BERT} {ON_8} --argument a=1", "--argument: needs --step"),
         (f"{BERT} {ON_8} --network ib", "--network: needs --collectives"),
-        (
-            f"{BERT} {ON_8} --check-collectives --dtype f32",
-            "--check-collectives: needs a training step in JAX",
-        ),
-        (
-            f"--model t5/1.2B --batch 256 {ON_8} --check-collectives",
-            "--check-collectives: needs a training step in JAX",
-        ),
+        (f"{BERT} {ON_8} --check-collectives --dtype f32", "--check-collectives: needs a training"),
+        (f"--model t5/1.2B --batch 256 {ON_8} --check-collectives", "--check-collectives: needs a"),
         (f"{BERT} {ON_8} --hf a --step b", "--hf, --step: describe different models"),
         (f"{BERT} {ON_8} --write /none/out.csv", "/none/out.csv: cannot be written"),
-        (
-            f"{LARGE} --count 1024 --batch 1024",
-            "--count: must be at most 512 for a search; state a",
-        ),
+        (f"{LARGE} --count 1024 --batch 1024", "--count: must be at most 512 for a search; state"),
         (f"{LARGE} --tp 4", "--batch: is required, or a plan that states it"),
         (f"{LARGE} --tp 4 --batch 256", "--count: is required, or a plan that states it"),
         (f"{LARGE} --plan PLAN", "--count: is required"),
-        (
-            f"{LARGE} --plan PLAN --count 16 --tp 2",
-            "--tp: states 2, but --tensor-model-parallel-size states 4",
-        ),
+        (f"{LARGE} --plan PLAN --count 16 --tp 2", "--tp: states 2, but --tensor-model"),
         (f"{LARGE} --plan PLAN --count 12", "--tensor-model-parallel-size: does not fit 12 GPUs"),
         (f"{LARGE} --plan PLAN --count 16 --all", "--all: cannot be combined with a stated plan"),
         (f"{LARGE} --plan PLAN --count 16 --stages 2", "--stages: cannot be combined"),
@@ -232,18 +220,9 @@ def test_degrees_whose_micro_batches_do_not_divide_the_batch_are_reported() -> N
             "--schedule: is gpipe, but there are 2",
         ),
         (f"{LARGE} --ep 2 --batch 256 --count 16", "--ep: is 2, but the model has no experts"),
-        (
-            f"{LARGE} --micro-batch 3 --batch 256 --count 16",
-            "--micro-batch: is 3 in each of 16 replicas",
-        ),
-        (
-            f"{LARGE} --precision fp8 --batch 256 --count 16",
-            "precision: of fp8 is not possible on a100-80",
-        ),
-        (
-            f"{LARGE} --offload parameters --batch 256 --count 16",
-            "--offload: of parameters needs ZeRO stage 3",
-        ),
+        (f"{LARGE} --micro-batch 3 --batch 256 --count 16", "--micro-batch: is 3 in each of 16"),
+        (f"{LARGE} --precision fp8 --batch 256 --count 16", "precision: of fp8 is not possible on"),
+        (f"{LARGE} --offload parameters --batch 256 --count 16", "--offload: of parameters needs"),
     ],
 )
 def test_bad_input_is_refused_with_a_hint(plan_file: Path, options: str, message: str) -> None:

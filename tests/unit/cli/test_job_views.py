@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from tests.support.shown import (
 )
 
 Capture = pytest.CaptureFixture[str]
+Details = Callable[[jobs_pb2.Job], str]
 
 
 def list_text(capsys: Capture, output: Output, *jobs: jobs_pb2.Job, expand: bool = True) -> str:
@@ -36,10 +38,15 @@ def list_text(capsys: Capture, output: Output, *jobs: jobs_pb2.Job, expand: bool
     return capsys.readouterr().out
 
 
-def details_text(capsys: Capture, job: jobs_pb2.Job) -> str:
-    """Return the details of a job, with single spaces."""
-    show_job(job, NOW)
-    return " ".join(capsys.readouterr().out.split())
+@pytest.fixture
+def details(capsys: Capture) -> Details:
+    """Return a function that returns the details of a job, with single spaces."""
+
+    def show(job: jobs_pb2.Job) -> str:
+        show_job(job, NOW)
+        return " ".join(capsys.readouterr().out.split())
+
+    return show
 
 
 def test_a_table_of_jobs_shows_placements_and_waiting_reasons(capsys: Capture) -> None:
@@ -97,16 +104,111 @@ def test_an_array_is_one_line_of_a_list_for_people_and_programs_see_every_job(
     assert "sweep.3" in list_text(capsys, Output.TABLE, *jobs)
 
 
-def a_trained_job(**training: Any) -> jobs_pb2.Job:
-    return a_running_job(training=jobs_pb2.Training(**training))
+def test_a_waiting_job_shows_why_and_a_rejected_one_that_reason_once(details: Details) -> None:
+    text = details(a_waiting_job())
+    assert "8 GPUs of any type" in text
+    assert "why it waits OUTPRICED: worth 0.5, costs 0.7 (round 12)" in text
+    assert "price: 0.7; value: 0.5" in text
+    assert "raise its weight" in text
+    rejected = a_waiting_job(state=jobs_pb2.REJECTED, last_error="worth 0.5, costs 0.7")
+    text = details(rejected)
+    assert "why rejected" in text
+    assert "why it waits" not in text
+    assert "last error" not in text
 
 
-def a_running_job_with(**allocation: Any) -> jobs_pb2.Job:
-    """Return a running job with a deadline and other fields of its allocation."""
-    job = a_running_job(deadline=later(100))
-    for field, value in allocation.items():
-        setattr(job.allocation, field, value)
-    return job
+def test_a_running_job_shows_its_gpus_and_the_time_of_an_iteration(details: Details) -> None:
+    running = a_running_job(deadline=later(100))
+    text = details(running)
+    assert "n0 GPU 0-3; n1 GPU 0-2,6" in text
+    assert "37.2 % (372.6 of 1,000 iterations)" in text
+    for absent in ("why it waits", " s, measured", "GPU types", "node selector", "longest run"):
+        assert absent not in text
+    held = running.allocation
+    held.iter_time_s, held.iter_time_source = 2.5, estimates_pb2.MEASURED
+    assert "2.5 s, measured" in details(running)
+    held.iter_time_source = estimates_pb2.REPLAYED
+    assert "2.5 s, replayed: nothing is trained" in details(running)
+    held.rate = 0.0
+    text = details(running)
+    assert "rate unknown, as nothing is known of its model" in text
+    assert "not promised, because the job's rate is unknown" in text
+
+
+def test_a_job_shows_where_it_may_run_and_for_how_long(details: Details) -> None:
+    text = details(
+        a_shown_job(
+            requested_gpu_type="a100",
+            pinned_gpu_type=True,
+            avoid_nodes=["clusters/c/nodes/n7"],
+            allowed_gpu_types=["h100", "a100"],
+            node_selector="zone=a",
+            preferred_labels="rack!=b",
+            longest_run=Duration(seconds=7200),
+            run_seconds=3600.0,
+            opportunistic=True,
+            service_gpu_seconds=7200.0,
+        )
+    )
+    for part in (
+        "8 x a100, pinned to the type",
+        "avoids n7",
+        "GPU types h100, a100",
+        "node selector zone=a",
+        "prefers nodes with rack!=b",
+        "longest run 2h in total, of which it has run 1h",
+        "2 GPU-hours, started ahead of a blocked job",
+    ):
+        assert part in text
+
+
+def test_a_job_shows_its_failures_and_whether_it_is_tried_again(details: Details) -> None:
+    again = "; the job is tried again"
+    text = details(a_shown_job(retries=2, last_error="boom"))
+    assert f"failures 2{again} up to 3 times" in text
+    assert "last error boom" in text
+    assert f"failures 1{again} once" in details(a_shown_job(retries=1, max_retries=1))
+    never = "1; the job is not tried again (max_retries is 0)"
+    assert never in details(a_shown_job(retries=1, max_retries=0))
+    text = details(a_shown_job(state=jobs_pb2.FAILED, end_time=NOW, retries=4))
+    assert "failures 4" in text
+    assert "tried again" not in text
+
+
+def test_a_job_shows_what_its_program_has_reported(details: Details) -> None:
+    def trained(**training: Any) -> str:
+        return details(a_running_job(training=jobs_pb2.Training(**training)))
+
+    text = trained(
+        loss=2.31,
+        memory_bytes=3 * 2**29,
+        checkpoint_iterations=400,
+        checkpoint_time=later(-35),
+        remark="it was passed over",
+    )
+    assert "loss 2.31, 1.5 GiB of GPU memory, checkpoint of iteration 400, 35s old" in text
+    assert "remark it was passed over" in text
+    zeros = trained(loss=0.0, checkpoint_iterations=0.0)
+    assert "loss 0, checkpoint of iteration 0" in zeros
+    times = launch_pb2.RestartTimes(stop_s=6, launch_s=20, first_iteration_s=15)
+    parts = "the last start: stop 6 s, launch 20 s, first iteration 15 s"
+    known = trained(restart_times=times, restart_seconds=41.0)
+    assert f"restart costs 41 s, measured ({parts})" in known
+    assert f"restart not measured yet ({parts})" in trained(restart_times=times)
+    failed = trained(exit_reason=launch_pb2.EXIT_OUT_OF_MEMORY)
+    assert "last failure it ran out of memory" in failed
+    of_a_later_release = jobs_pb2.Training.FromString(b"\x38\x63")  # the reason 99
+    for training in (jobs_pb2.Training(), of_a_later_release):
+        assert "last failure" not in details(a_running_job(training=training))
+
+
+def test_a_job_shows_its_array_and_the_jobs_that_it_waits_for(details: Details) -> None:
+    job = some_array_jobs("RRQQ")[0]
+    job.after.add(job="j/a", condition=jobs_pb2.Dependency.ENDED, state="running")
+    job.after.add(job="j/b", condition=jobs_pb2.Dependency.FAILED, met=True)
+    text = details(job)
+    assert "index 0 of sweep, 4 jobs" in text
+    assert "a must have ended (running); b must have failed (met)" in text
 
 
 def a_job_until_exit(done: float) -> jobs_pb2.Job:
@@ -114,145 +216,11 @@ def a_job_until_exit(done: float) -> jobs_pb2.Job:
     return a_shown_job(state=jobs_pb2.SUCCEEDED, iterations_done=done, launch=launch)
 
 
-REJECTED = a_waiting_job(state=jobs_pb2.REJECTED, last_error="worth 0.5, costs 0.7")
-REFUSED = jobs_pb2.Reason(
-    code="DEADLINE_REFUSED", evidence={"earliest_deadline": "2027-01-15T12:00:00Z"}
-)
-PLACED = a_shown_job(
-    requested_gpu_type="a100",
-    pinned_gpu_type=True,
-    avoid_nodes=["clusters/c/nodes/n7"],
-    allowed_gpu_types=["h100", "a100"],
-    node_selector="zone=a",
-    preferred_labels="rack!=b",
-    longest_run=Duration(seconds=7200),
-    run_seconds=3600.0,
-    opportunistic=True,
-    service_gpu_seconds=7200.0,
-    deadline=later(7200),
-)
-DEPENDENCIES = [
-    jobs_pb2.Dependency(job="j/a", condition=jobs_pb2.Dependency.ENDED, state="running"),
-    jobs_pb2.Dependency(job="j/b", condition=jobs_pb2.Dependency.FAILED, met=True),
-]
-MEMBER = jobs_pb2.ArrayMember(array="clusters/c/arrays/sweep", size=4)
-RESTART = launch_pb2.RestartTimes(stop_s=6, launch_s=20, first_iteration_s=15)
-RESTART_TEXT = "(the last start: stop 6 s, launch 20 s, first iteration 15 s)"
-LATER_REASON = jobs_pb2.Training.FromString(b"\x38\x63")
-"""Training that failed for the reason 99, of a later release."""
-
-
-@pytest.mark.parametrize(
-    ("job", "shown", "hidden"),
-    [
-        (
-            a_waiting_job(),
-            "8 GPUs of any type | why it waits OUTPRICED: worth 0.5, costs 0.7 (round 12)"
-            " | price: 0.7; value: 0.5 | raise its weight",
-            "failures",
-        ),
-        (REJECTED, "why rejected", "why it waits | last error"),
-        (
-            a_running_job(),
-            "n0 GPU 0-3; n1 GPU 0-2,6 | 37.2 % (372.6 of 1,000 iterations)",
-            "why it waits | s, measured | GPU types | node selector | longest run",
-        ),
-        (
-            PLACED,
-            "8 x a100, pinned to the type | avoids n7 | GPU types h100, a100"
-            " | node selector zone=a | prefers nodes with rack!=b | 10:00:00Z, not promised"
-            " | longest run 2h in total, of which it has run 1h"
-            " | 2 GPU-hours, started ahead of a blocked job",
-            "allocation",
-        ),
-        (
-            a_shown_job(deadline=later(7200), reason=REFUSED),
-            "10:00:00Z, refused; the earliest that could be met is 2027-01-15T12:00:00Z",
-            "promised",
-        ),
-        (
-            a_running_job_with(rate=0.0),
-            "rate unknown, as nothing is known of its model"
-            " | not promised, because the job's rate is unknown",
-            "expected",
-        ),
-        (
-            a_running_job_with(iter_time_s=2.5, iter_time_source=estimates_pb2.MEASURED),
-            "2.5 s, measured",
-            "replayed",
-        ),
-        (
-            a_running_job_with(iter_time_s=2.5, iter_time_source=estimates_pb2.REPLAYED),
-            "2.5 s, replayed: nothing is trained",
-            "measured",
-        ),
-        (a_shown_job(retries=1, max_retries=1), "failures 1; the job is tried again once", "up to"),
-        (
-            a_shown_job(retries=2, last_error="boom"),
-            "failures 2; the job is tried again up to 3 times | last error boom",
-            " of 3",
-        ),
-        (a_shown_job(retries=1, max_retries=0), "1; the job is not tried again (max", "up to"),
-        (
-            a_shown_job(state=jobs_pb2.FAILED, end_time=NOW, retries=4),
-            "failures 4",
-            "tried again",
-        ),
-        (
-            a_trained_job(
-                loss=2.31,
-                memory_bytes=3 * 2**29,
-                checkpoint_iterations=400,
-                checkpoint_time=later(-35),
-                remark="it was passed over",
-            ),
-            "loss 2.31, 1.5 GiB of GPU memory, checkpoint of iteration 400, 35s old"
-            " | remark it was passed over",
-            "last failure",
-        ),
-        (
-            a_trained_job(loss=0.0, checkpoint_iterations=0.0),
-            "loss 0, checkpoint of iteration 0",
-            "restart costs",
-        ),
-        (
-            a_trained_job(restart_times=RESTART, restart_seconds=41.0),
-            f"restart costs 41 s, measured {RESTART_TEXT}",
-            "remark",
-        ),
-        (
-            a_trained_job(restart_times=RESTART),
-            f"restart not measured yet {RESTART_TEXT}",
-            "remark",
-        ),
-        (
-            a_trained_job(exit_reason=launch_pb2.EXIT_OUT_OF_MEMORY),
-            "last failure it ran out of memory",
-            "remark",
-        ),
-        (a_running_job(training=LATER_REASON), "RUNNING", "last failure"),
-        (
-            a_shown_job(array=MEMBER, after=DEPENDENCIES),
-            "index 0 of sweep, 4 jobs | a must have ended (running); b must have failed (met)",
-            "allocation",
-        ),
-        (
-            a_job_until_exit(30.0),
-            "30 iterations (1,000 expected) | done when its program exits with status 0",
-            "%",
-        ),
-        (a_job_until_exit(0.0), "no iterations reported (1,000 expected)", "%"),
-        (
-            a_shown_job(launch=launch_pb2.Launch(runtime="replay")),
-            "runtime replay",
-            "command | environment | secrets | starts in | stall limit | runs as",
-        ),
-    ],
-)
-def test_the_details_of_a_job(capsys: Capture, job: jobs_pb2.Job, shown: str, hidden: str) -> None:
-    text = details_text(capsys, job)
-    assert [part for part in shown.split(" | ") if part not in text] == [], text
-    assert [part for part in hidden.split(" | ") if part in text] == [], text
+def test_the_shown_count_of_iterations_is_the_reported_one(details: Details) -> None:
+    text = details(a_job_until_exit(30.0))
+    assert "30 iterations (1,000 expected)" in text
+    assert "done when its program exits with status 0" in text
+    assert "no iterations reported (1,000 expected)" in details(a_job_until_exit(0.0))
 
 
 @pytest.mark.parametrize(
@@ -271,11 +239,11 @@ def test_a_list_shows_the_share_of_iterations_that_is_done(job: jobs_pb2.Job, pe
     assert render.format_percent(1, 0) == ""
 
 
-def test_a_job_shows_what_was_stated_of_its_program(capsys: Capture) -> None:
+def test_a_job_shows_what_was_stated_of_its_program(details: Details) -> None:
     job = a_shown_job(command=["train.py", "--name", "a b"], launch=WHOLE_MESSAGE)
     job.launch.environment["LONG"] = "x" * 1000
     job.launch.environment["URL"] = "postgresql://ana:" + "pass" + "@host/db"
-    text = details_text(capsys, job)
+    text = details(job)
     for fact in (
         "runtime torchrun",
         "command train.py --name 'a b'",
@@ -289,17 +257,27 @@ def test_a_job_shows_what_was_stated_of_its_program(capsys: Capture) -> None:
         "stall limit 30m stop grace 1m30s",
     ):
         assert fact in text
+    bare = details(a_shown_job(launch=launch_pb2.Launch(runtime="replay")))
+    assert "runtime replay" in bare
+    for name in ("command", "environment", "secrets", "starts in", "stall limit", "runs as"):
+        assert name not in bare
 
 
-def test_a_promised_deadline_is_shown_with_the_schedule_that_meets_it(capsys: Capture) -> None:
+def test_a_deadline_is_shown_with_its_schedule_or_the_earliest_possible_one(
+    details: Details,
+) -> None:
     cell = estimates_pb2.Cell(gpu_type="a100", gpus=8, pipeline_degree=2)
     legs = [jobs_pb2.Leg(start_time=NOW, end_time=later(600), cell=cell)]
-    job = a_shown_job(deadline=later(7200), deadline_admitted=True, certificate=legs)
-    text = details_text(capsys, job)
+    text = details(a_shown_job(deadline=later(7200), deadline_admitted=True, certificate=legs))
     assert "2027-01-15T10:00:00Z, promised (schedule below)" in text
     assert text.endswith(
         "START END FOR ON 2027-01-15T08:00:00Z 2027-01-15T08:10:00Z 10m 8 x a100, pp 2"
     )
+    earliest = {"earliest_deadline": "2027-01-15T12:00:00Z"}
+    refused = jobs_pb2.Reason(code="DEADLINE_REFUSED", evidence=earliest)
+    text = details(a_shown_job(deadline=later(7200), reason=refused))
+    assert "10:00:00Z, refused; the earliest that could be met is 2027-01-15T12:00:00Z" in text
+    assert "10:00:00Z, not promised" in details(a_shown_job(deadline=later(7200)))
 
 
 def test_each_warning_is_printed_to_stderr_once(capsys: Capture) -> None:
