@@ -166,6 +166,19 @@ def test_documents_lists_and_defaults_can_each_hold_many_jobs() -> None:
     assert [r.job_id for r in jobs] == ["", "", "x", "y"]
     assert [r.job.requested_gpus for r in jobs] == [8, 1, 4, 8]
     assert jobs[3].job.tenant == "t"
+    for text, message in (
+        ("jobs:\n- {model: m, modle: m}\n", "j.yaml: jobs[0]: unknown key 'modle'"),
+        ("defaults: {name: n}\njobs: []\n", "j.yaml: defaults: unknown key 'name'"),
+        ("model: bert\n", "j.yaml: needs 'global_batch'"),
+        (f"{MINIMAL}gpus: 9\n", "the key 'gpus' occurs twice"),
+        (f"{MINIMAL}---\n5\n", "j.yaml: document 2: must be a mapping of keys to values, not 5"),
+        ("jobs: 5\n", "j.yaml: jobs: must be a list, not 5"),
+        ("a: [", "j.yaml: is not valid YAML"),
+        ("", "j.yaml: contains no jobs"),
+    ):
+        with pytest.raises(InvalidInput) as caught:
+            read_jobs(text, "j.yaml", NOW)
+        assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["010", "0x10", "22:30", "1.10", "1e5", "yes", "NO", "8"])
@@ -190,53 +203,21 @@ def test_a_number_without_a_unit_is_neither_a_duration_nor_a_time(key: str, text
         read_job(f"{key}: {text}\n")
 
 
-@pytest.mark.parametrize("text", ["6", "1798761600", "20261128", "1.5"])
-def test_a_time_or_a_duration_needs_its_unit_on_the_command_line(text: str) -> None:
-    for read in (options.parse_time, options.parse_past):
-        with pytest.raises(InvalidInput, match=r"^--deadline: .*(is not a time|has no time zone)"):
-            read("--deadline", text, NOW)
-    with pytest.raises(InvalidInput, match=f"{text} has no unit; write e.g. {text}s, {text}m"):
-        options.parse_seconds("--min-run", text)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected_s"),
-    [("0", 0), ("500ms", 0.5), ("90s", 90), ("1.5m", 90), ("2h", 7200), ("1d", 86400)],
-)
-def test_durations_are_read_with_their_units(text: str, expected_s: float) -> None:
-    assert options.parse_seconds("x", text) == expected_s
-
-
-@pytest.mark.parametrize("text", ["", "-5s", "5 weeks", "1e3", "s", "5M"])
-def test_an_invalid_duration_is_refused(text: str) -> None:
-    with pytest.raises(InvalidInput, match="is not a duration"):
-        options.parse_seconds("x", text)
-
-
-def test_a_deadline_may_be_relative_to_now() -> None:
+def test_durations_and_times_are_read_with_their_units() -> None:
+    durations_s = {"0": 0, "500ms": 0.5, "90s": 90, "1.5m": 90, "2h": 7200, "1d": 86400}
+    assert {text: options.parse_seconds("x", text) for text in durations_s} == durations_s
+    for text in ("", "-5s", "5 weeks", "1e3", "s", "5M"):
+        with pytest.raises(InvalidInput, match="is not a duration"):
+            options.parse_seconds("x", text)
     assert options.parse_time("x", "2h", NOW).seconds == NOW.seconds + 7200
-    assert options.parse_time("x", "2027-01-15T10:00:00+01:00", NOW).ToJsonString() == (
-        "2027-01-15T09:00:00Z"
-    )
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("jobs:\n- {model: m, modle: m}\n", "j.yaml: jobs[0]: unknown key 'modle'"),
-        ("defaults: {name: n}\njobs: []\n", "j.yaml: defaults: unknown key 'name'"),
-        ("model: bert\n", "j.yaml: needs 'global_batch'"),
-        (f"{MINIMAL}gpus: 9\n", "the key 'gpus' occurs twice"),
-        (f"{MINIMAL}---\n5\n", "j.yaml: document 2: must be a mapping of keys to values, not 5"),
-        ("jobs: 5\n", "j.yaml: jobs: must be a list, not 5"),
-        ("a: [", "j.yaml: is not valid YAML"),
-        ("", "j.yaml: contains no jobs"),
-    ],
-)
-def test_a_mistake_in_the_form_of_a_job_file_is_reported(text: str, message: str) -> None:
-    with pytest.raises(InvalidInput) as caught:
-        read_jobs(text, "j.yaml", NOW)
-    assert message in str(caught.value)
+    zoned = options.parse_time("x", "2027-01-15T10:00:00+01:00", NOW)
+    assert zoned.ToJsonString() == "2027-01-15T09:00:00Z"
+    for text in ("6", "1798761600", "20261128", "1.5"):
+        with pytest.raises(InvalidInput, match=f"{text} has no unit; write e.g. {text}s, {text}m"):
+            options.parse_seconds("--min-run", text)
+        for read in (options.parse_time, options.parse_past):
+            with pytest.raises(InvalidInput, match=r"^--deadline: .*(is not a time|no time zone)"):
+                read("--deadline", text, NOW)
 
 
 @pytest.mark.parametrize(
@@ -285,7 +266,19 @@ def test_a_wrong_key_of_a_job_is_named(line: str, message: str) -> None:
     assert TOKEN not in str(caught.value)
 
 
-def test_conditions_follow_the_name_of_a_job() -> None:
+def test_arrays_and_the_jobs_that_one_waits_for_are_words() -> None:
+    limited = jobs_pb2.ArrayIndices(last=99, step=2, max_running=8)
+    assert parse_array("--array", "0-99:2%8") == limited
+    assert parse_array("--array", "5-5") == jobs_pb2.ArrayIndices(first=5, last=5, step=1)
+    for form, wrong in {
+        "FIRST-LAST": ("7", "0-9%", "-1-9"),
+        "FIRST <= LAST": ("9-0",),
+        "at least 1": ("0-9:0", "0-9%0"),
+        "1,000,000 members": ("0-999999",),
+    }.items():
+        for text in wrong:
+            with pytest.raises(InvalidInput, match=form):
+                parse_array("--array", text)
     dependencies = parse_after("--after", ["a", "b:ended", f"{PLACE}/jobs/c:failed"], "default")
     assert [(d.job, d.condition) for d in dependencies] == [
         (f"{PLACE}/jobs/a", jobs_pb2.Dependency.SUCCEEDED),
@@ -296,31 +289,12 @@ def test_conditions_follow_the_name_of_a_job() -> None:
         parse_after("--after", ["a:done"], "default")
 
 
-def test_an_array_has_a_range_a_step_and_a_limit() -> None:
-    assert parse_array("--array", "0-99:2%8") == jobs_pb2.ArrayIndices(
-        last=99, step=2, max_running=8
-    )
-    assert parse_array("--array", "5-5") == jobs_pb2.ArrayIndices(first=5, last=5, step=1)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("7", "FIRST-LAST"),
-        ("0-9%", "FIRST-LAST"),
-        ("-1-9", "FIRST-LAST"),
-        ("9-0", "FIRST <= LAST"),
-        ("0-9:0", "at least 1"),
-        ("0-9%0", "at least 1"),
-        ("0-999999", "1,000,000 members"),
-    ],
-)
-def test_bad_arrays_are_refused(text: str, message: str) -> None:
-    with pytest.raises(InvalidInput, match=message):
-        parse_array("--array", text)
-
-
-def test_options_on_where_a_job_runs_state_only_what_was_given() -> None:
+def test_options_state_what_a_file_states_and_only_what_was_given() -> None:
+    job = program_options(**WHOLE_OPTIONS)
+    assert (list(job.command), job.launch) == (["train.py", "--name", "a b"], WHOLE_MESSAGE)
+    tuned = program_options(tune="halves", tune_budget="20m")
+    assert (tuned.launch.tuning_space, tuned.launch.tuning_budget.seconds) == ("halves", 1200)
+    assert ("tuning", "halves, 20m") in launch_facts(tuned)
     placing = placing_options(gpu_types="h100, a100", longest_run="1h30m")
     assert placing.paths == ["allowed_gpu_types", "longest_run"]
     assert list(placing.job.allowed_gpu_types) == ["h100", "a100"]
@@ -334,14 +308,8 @@ def test_options_on_where_a_job_runs_state_only_what_was_given() -> None:
         "preferred_labels",
         "longest_run",
     ]
-
-
-def test_options_state_a_launch_and_a_tuning_as_a_file_does() -> None:
-    job = program_options(**WHOLE_OPTIONS)
-    assert (list(job.command), job.launch) == (["train.py", "--name", "a b"], WHOLE_MESSAGE)
-    tuned = program_options(tune="halves", tune_budget="20m")
-    assert (tuned.launch.tuning_space, tuned.launch.tuning_budget.seconds) == ("halves", 1200)
-    assert ("tuning", "halves, 20m") in launch_facts(tuned)
+    with pytest.raises(InvalidInput, match=r"^--label: team has a value already"):
+        options.parse_labels("--label", ["team=a", "team=b"])
 
 
 def test_variables_come_from_a_file_and_options_have_precedence(tmp_path: Path) -> None:
@@ -349,24 +317,16 @@ def test_variables_come_from_a_file_and_options_have_precedence(tmp_path: Path) 
     file.write_text("# for all runs\n\nA=1\r\n B=x\nC= y = z \n#D=4\nA=2")
     job = program_options(env_from_file=str(file), env=["C=option"])
     assert dict(job.launch.environment) == {"A": "2", "B": "x", "C": "option"}
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
+    for text, problem in (
         (b"A=1\nnot a variable\n", "line 2: must have the form NAME=VALUE"),
         (b"=1\n", "line 1: must have the form NAME=VALUE"),
         (b"\xff", "cannot be read"),
         (b"#" * (MAX_FILE_BYTES + 1), "must have at most 1,048,576 bytes"),
-    ],
-)
-def test_a_wrong_file_of_variables_is_named(tmp_path: Path, text: bytes, problem: str) -> None:
-    file = tmp_path / "train.env"
-    file.write_bytes(text)
-    with pytest.raises(InvalidInput) as refused:
-        program_options(env_from_file=str(file))
-    assert str(refused.value).startswith(f"--env-from-file: {file}")
-    assert problem in str(refused.value)
+    ):
+        file.write_bytes(text)
+        with pytest.raises(InvalidInput, match=problem) as refused:
+            program_options(env_from_file=str(file))
+        assert str(refused.value).startswith(f"--env-from-file: {file}")
 
 
 @pytest.mark.parametrize(
@@ -394,8 +354,3 @@ def test_a_wrong_option_of_a_program_is_named_without_its_secret(
         program_options(**given)
     assert str(refused.value).startswith(problem)
     assert TOKEN not in str(refused.value)
-
-
-def test_two_values_of_one_label_are_refused_and_not_dropped() -> None:
-    with pytest.raises(InvalidInput, match=r"^--label: team has a value already"):
-        options.parse_labels("--label", ["team=a", "team=b"])
