@@ -118,9 +118,7 @@ def test_a_running_server_removes_the_rows_of_a_deleted_cluster_and_its_name_is_
     assert read(tessera, "cluster", "get")["nodes"] == "2"
 
 
-def test_a_gpu_type_its_cells_and_models_can_be_removed_step_by_step(
-    tessera: Tessera, tmp_path: Path
-) -> None:
+def test_a_gpu_type_and_its_cells_can_be_removed_step_by_step(tessera: Tessera) -> None:
     more = "gpu_types: {a100: 40GiB, v100: 32GiB}\nnodes: [{name: old, gpu_type: v100, gpus: 4}]\n"
     tessera("cluster", "apply", "-f", "-", stdin=more)
     done = tessera("cluster", "apply", "-f", "-", code=1, stdin="gpu_types: {v100: 32GiB}")
@@ -143,11 +141,35 @@ def test_a_gpu_type_its_cells_and_models_can_be_removed_step_by_step(
     for wrong in ("--all --gpus 4", "--model bert"):
         tessera("cells", "delete", *wrong.split(), code=2)
 
-    net = tmp_path / "net.yaml"
+
+def test_models_are_added_as_their_files_and_options_describe_them_listed_and_deleted(
+    tessera: Tessera, tmp_path: Path
+) -> None:
+    empty = tessera("models")
+    assert (empty.stdout, "`tessera models add` describes one" in empty.stderr) == ("", True)
+    net, hf = tmp_path / "net.yaml", tmp_path / "config.json"
     net.write_text(ARCHITECTURE)
-    tessera("models", "add", "owl/1B", "--architecture", str(net))
-    assert tessera("models", "-o", "name").stdout.split() == ["owl/1B"]
-    tessera("models", "delete", "owl/1B")
+    hf.write_text(
+        '{"model_type": "gpt2", "n_positions": 32, "n_embd": 64, "n_layer": 2, "n_head": 2,'
+        ' "vocab_size": 100}'
+    )
+    stated = "--micro-batches 8 --state-bytes 12 --checkpointing --dtype bf16 --sequence 64"
+    add = ("models", "add", "owl/1B", "--architecture", str(net), *stated.split(), "--flash")
+    valid = tessera(*add, "--zero", "1", "--validate-only")
+    assert valid.stderr == "owl/1B is valid; nothing changed\n"
+    assert tessera("models", "-o", "name").stdout == ""
+    assert tessera(*add, "--zero", "1").stderr == "owl/1B added\n"
+    tessera("models", "add", "wren", "--hf", str(hf))
+    assert tessera("models", "-o", "name").stdout.split() == ["owl/1B", "wren"]
+    owl, wren = read(tessera, "models")["models"]
+    fields = ("model", "params", "architecture", "micro_batches", "state_bytes", "checkpointing")
+    assert [owl[name] for name in fields] == ["owl", "1B", ARCHITECTURE, 8, 12.0, True]
+    assert [owl[name] for name in ("dtype", "sequence", "flash", "zero")] == ["bf16", 64, True, 1]
+    assert (wren["checkpointing"], wren["flash"], wren["zero"]) == (False, False, 0)
+    words = (row.split() for row in tessera("models", "--published").stdout.splitlines())
+    origin = {row[0]: row[-2:] for row in words}
+    assert (origin["owl/1B"], origin["bert/1.3B"]) == (["the", "cluster"], ["this", "release"])
+    tessera("models", "delete", "owl/1B", "wren")
     assert tessera("models", "-o", "name").stdout == ""
     tessera("models", "delete", "owl/1B", code=4)
     tessera("models", "delete", "owl/1B", "--allow-missing")

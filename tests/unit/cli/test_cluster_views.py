@@ -13,7 +13,7 @@ from tessera.service.cli.nodes import show_nodes
 from tessera.service.cli.options import Output
 from tessera.service.cli.render import make_table
 from tessera.service.cli.tenants import show_tree
-from tessera.v1 import clusters_pb2, estimates_pb2, jobs_pb2
+from tessera.v1 import clusters_pb2, jobs_pb2
 from tessera.v1.tenants_pb2 import Tenant
 from tests.support.shown import NOW, a_shown_job, a_shown_node, later
 
@@ -132,30 +132,3 @@ def test_the_use_of_a_type_counts_free_gpus_on_nodes_that_are_away_apart() -> No
     assert queue.use_bar(a100) == f"[{'#' * 10}{'.' * 2}{'x' * 12}]"
     assert (v100.gpus, v100.used) == (0, 0)
     assert queue.use_bar(v100) == f"[{'.' * queue.BAR_WIDTH}]"
-
-
-@pytest.mark.parametrize("width", [None, 70])
-def test_the_picture_shows_the_largest_jobs_and_how_many_there_are(width: int | None) -> None:
-    running = [
-        a_shown_job(
-            f"r{gpus}",
-            state=jobs_pb2.RUNNING,
-            allocation=jobs_pb2.Allocation(cell=estimates_pb2.Cell(gpu_type="a100", gpus=gpus)),
-        )
-        for gpus in range(1, 11)
-    ]
-    picture = queue.ClusterPicture(
-        cluster="clusters/c",
-        nodes=[a_shown_node("n0", free_gpus=2)],
-        jobs=[*running, a_waiting_job("w")],
-        next_round="next round: within seconds",
-    )
-    lines = lines_of(*queue.picture_parts(picture, NOW, width))
-    assert lines[0] == "cluster c   next round: within seconds"
-    assert "11 jobs: 1 queued, 10 running" in lines
-    first = lines.index(f"Running: {queue.LARGEST_JOBS} of 10")
-    names = [line.split()[0] for line in lines[first + 2 : first + 2 + queue.LARGEST_JOBS]]
-    assert names == [f"r{gpus}" for gpus in range(10, 10 - queue.LARGEST_JOBS, -1)]
-    assert "Waiting" in lines
-    if width:
-        assert max(map(len, lines[first:])) <= width
