@@ -293,21 +293,14 @@ def test_a_job_is_described_by_short_names() -> None:
         make_job(deadline=datetime(2030, 1, 1))  # noqa: DTZ001 - that is the point
 
 
-@pytest.mark.parametrize(
-    ("field", "meant"),
-    [
-        ("max_gpu", "max_gpus"),
-        ("deadlin", "deadline"),
-        ("tenants", "tenant"),
-        ("batches", "batch"),
-        ("global_batch", "batch"),
-        ("requested_gpus", "gpus"),
-        ("staging_command", "staging"),
-        ("restart", "restart_s"),
-        ("state", ""),
-        ("xyz", ""),
-    ],
-)
+MEANT_FIELDS = {
+    **{"max_gpu": "max_gpus", "deadlin": "deadline", "tenants": "tenant", "batches": "batch"},
+    **{"global_batch": "batch", "requested_gpus": "gpus", "staging_command": "staging"},
+    **{"restart": "restart_s", "state": "", "xyz": ""},
+}
+
+
+@pytest.mark.parametrize(("field", "meant"), MEANT_FIELDS.items())
 def test_an_unknown_field_of_a_job_is_refused_with_the_one_that_is_meant(
     field: str, meant: str
 ) -> None:
