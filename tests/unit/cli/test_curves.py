@@ -108,6 +108,7 @@ def test_what_is_not_known_is_said_with_the_reason(shown: Callable[..., list[str
     own.bandwidth.CopyFrom(pb.BandwidthCurve(unknown_because="the model m is unknown"))
     text = "\n".join(shown(found))
     assert "Nodes with 2 x a100" in text
+    assert "Host memory with 2 x a100" in "\n".join(shown(some_curves()))
     assert text.count("The estimates do not state") == 1
     assert "The estimates do not state" in shown(found, CurveOf.CPUS)[-1]
     assert "Not known: the model m is unknown." in text

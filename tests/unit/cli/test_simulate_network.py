@@ -99,11 +99,6 @@ def two_jobs(traffic: CellTraffic | None = TWO_SECONDS, iter_time_s: float = 3.0
     return a_scenario(*jobs, nodes=FOUR, profiles=[profile])
 
 
-def runs_of_both() -> dict[int, AllocationChange]:
-    """Return both jobs' starts, each on a node of either ToR."""
-    return {k: replace(a_start(a_gang_across(2 * k, 2 * k + 1)), job=k) for k in (0, 1)}
-
-
 def a_topology(tmp_path: Path, text: str = BETWEEN) -> str:
     path = tmp_path / "net.yaml"
     path.write_text(text)
@@ -170,7 +165,10 @@ def test_slowdowns_match_the_engines_rates(tmp_path: Path) -> None:
         calls.append((contention, network_plan))
         return network_plan
 
-    factors = ContentionSlowdowns(network.sending, plan, GroupRates(LONG))(runs_of_both())
+    runs = {k: replace(a_start(a_gang_across(2 * k, 2 * k + 1)), job=k) for k in (0, 1)}
+    slowdowns = ContentionSlowdowns(network.sending, plan, GroupRates(LONG))
+    factors = slowdowns(runs)
+    assert (slowdowns(dict(runs)), slowdowns.seen.plans) == (factors, 1)  # it is planned once
     contention, network_plan = calls[0]
     demand = demand_of(contention, network_plan.chosen)
     apart_s = np.array([0.0, 1.3])  # in step they would take even longer
@@ -193,16 +191,6 @@ def test_a_stragglers_delay_does_not_count_as_contention(tmp_path: Path) -> None
     untrained = contention_figures(replace(result, segments=()), ContentionRecord())
     names = ("contention_loss", "slowdown_mean", "jobs_trained")
     assert [untrained[name] for name in names] == [0, 1, 0]
-
-
-def test_the_same_jobs_on_the_same_gpus_are_not_planned_again(tmp_path: Path) -> None:
-    slowdowns = contended_network(a_network(tmp_path, two_jobs()))
-    runs = runs_of_both()
-    factors = slowdowns(runs)
-    assert slowdowns(dict(runs)) == factors
-    assert slowdowns.seen.plans == 1
-    slowdowns({0: runs[0], 1: replace(runs[1])})  # a new start
-    assert slowdowns.seen.plans == 2
 
 
 @examples(12)
