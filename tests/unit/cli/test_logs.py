@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,7 +37,7 @@ def a_part(
 class ScriptedJobs(grpc.GenericRpcHandler):
     """A server whose streams of output are scripted, one list of steps for each call."""
 
-    def __init__(self, *calls: list[Step]) -> None:
+    def __init__(self, *calls: Sequence[Step]) -> None:
         self.calls = list(calls)
         self.requests: list[jobs_pb2.ReadLogsRequest] = []
 

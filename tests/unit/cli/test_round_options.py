@@ -58,7 +58,7 @@ EVERYTHING: dict[str, tuple[Any, Any]] = {
 
 def test_every_option_sets_its_field_of_the_call() -> None:
     sent = round_options(**{option: value for option, (value, _) in EVERYTHING.items()})
-    expected = dict(
+    expected: dict[str, Any] = dict(
         field if isinstance(field, tuple) else (option, field)
         for option, (_, field) in EVERYTHING.items()
     )
