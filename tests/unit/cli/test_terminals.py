@@ -1,4 +1,4 @@
-"""What reaches terminals and pipes: control characters, pagers, colours, and views that are watched."""
+"""Text on terminals and in pipes: control characters, pagers, colours, and views that are watched."""
 
 from __future__ import annotations
 

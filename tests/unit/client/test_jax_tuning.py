@@ -42,7 +42,7 @@ PLANNED, FAST, SLOW, BROKEN = (a_plain(tp) for tp in (1, 2, 4, 8))
 
 @pytest.fixture(autouse=True)
 def without_collections(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the collection of failed plans' arrays, of which there are none here."""
+    """Leave out the collection of garbage, which is slow and has no arrays of failed plans here."""
     monkeypatch.setattr("tessera.jax.tuning.gc.collect", lambda: 0)
 
 
