@@ -1,9 +1,10 @@
-"""``tessera up`` as a process: jobs run to success, and Ctrl-C leaves nothing behind."""
+"""``tessera up`` as a process: jobs run to success, parts that die start again, and nothing is open."""
 
 from __future__ import annotations
 
 import json
 import os
+import pwd
 import re
 import signal
 import socket
@@ -18,6 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
+import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from tessera.db.engine import Database
@@ -30,6 +32,13 @@ from tests.support.waiting import until
 
 TESSERA = [sys.executable, "-m", "tessera.service.cli.main"]
 
+PASSWORD = "hunter2" + "-of-the-database"
+LIST = """
+import os, sys
+nobody = int(sys.argv[1])
+os.setgroups([]); os.setgid(nobody); os.setuid(nobody)
+print(os.listdir(sys.argv[2]))
+"""
 QUICK = ["--listen", "127.0.0.1:0", "--period", "0", "--agents", "1"]
 
 pytestmark = pytest.mark.slow
@@ -48,11 +57,16 @@ def read_json(address: str, command: str) -> Any:
 
 @contextmanager
 def run_up(
-    home: Path, *options: str, directory: tuple[str, ...] | None = None
+    home: Path,
+    *options: str,
+    directory: tuple[str, ...] | None = None,
+    umask: int = -1,
+    **variables: str,
 ) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """Yield the address of a running `tessera up`, and its process.
 
     ``directory`` holds the options that name the data directory. If it is None, that is ``home``.
+    ``variables`` are further variables of its environment.
     """
     where = ("--data-dir", str(home)) if directory is None else directory
     with (home / "messages").open("w") as messages:
@@ -61,7 +75,8 @@ def run_up(
             stdout=subprocess.PIPE,
             stderr=messages,
             text=True,
-            env={**os.environ, "TESSERA_HOME": str(home / "home")},
+            umask=umask,
+            env={**os.environ, "TESSERA_HOME": str(home / "home"), **variables},
         )
     assert process.stdout is not None
     try:
@@ -89,11 +104,13 @@ def one_error(messages: str) -> str:
     return messages
 
 
-def write_cluster_file(home: Path, name: str, nodes: int, gpu_type: str = "a40") -> str:
-    """Write a cluster file without a cluster's name, and return its path."""
-    path = home / name
+def write_cluster_file(
+    home: Path, name: str, nodes: int, gpu_type: str = "a40", cluster: str = ""
+) -> str:
+    """Write a cluster file, without a name unless one is given, and return its path."""
+    path, head = home / name, f"name: {cluster}\n" if cluster else ""
     path.write_text(
-        f"gpu_types: {{{gpu_type}: 48GiB}}\n"
+        f"{head}gpu_types: {{{gpu_type}: 48GiB}}\n"
         f"nodes: [{{name: 'n{{}}', count: {nodes}, gpu_type: {gpu_type}, gpus: 2}}]\n"
     )
     return str(path)
@@ -107,8 +124,12 @@ def nodes_of(address: str, cluster: str = "default") -> dict[str, str]:
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """Yield a folder for `up`. PostgreSQL may still write into it while it is removed."""
+    """Yield a folder for `up`, which other users can pass through.
+
+    PostgreSQL may still write into it while it is removed.
+    """
     with tempfile.TemporaryDirectory(prefix="tessera-up-", ignore_cleanup_errors=True) as folder:
+        Path(folder).chmod(0o711)
         yield Path(folder)
 
 
@@ -152,11 +173,15 @@ def test_one_command_runs_a_job_to_success_and_an_interrupt_leaves_nothing(home:
     assert alive == []
 
 
-def test_a_second_up_leaves_a_running_one_alone(home: Path, database: Database) -> None:
-    lab, other = write_cluster_file(home, "lab.yaml", 2), write_cluster_file(home, "other.yaml", 3)
+def test_a_second_up_leaves_a_running_one_alone_that_has_the_directory_of_its_file(
+    home: Path, database: Database
+) -> None:
+    lab, other = (write_cluster_file(home, f"{name}.yaml", 2, cluster="lab") for name in "ab")
     outside = ("--database-url", database.url)
-    with run_up(home, "-f", lab, *outside) as (address, first):
-        same = expect_refusal(home, "--data-dir", str(home), "-f", lab, *outside, code=1)
+    with run_up(home, "--file", lab, *outside, directory=()) as (address, first):
+        (folder,) = data_directories(home)
+        assert str(folder).startswith("clusters/a-")
+        same = expect_refusal(home, "-f", lab, *outside, code=1)
         assert f"is used by another `tessera up` (process {first.pid})" in same
         assert f"whose server is {address}" in same
         elsewhere = ("--data-dir", str(home / "second"))
@@ -167,25 +192,16 @@ def test_a_second_up_leaves_a_running_one_alone(home: Path, database: Database) 
         third = ("--data-dir", str(home / "third"), "-f", other, "--listen", "127.0.0.1:0")
         shared = CliRunner().invoke(app, ["up", *third, *outside])
         assert shared.exit_code == 1
-        assert "another `tessera up` runs clusters/default on this database" in shared.stderr
-        assert nodes_of(address) == {"n0": "READY", "n1": "READY"}
+        assert "another `tessera up` runs clusters/lab on this database" in shared.stderr
+        assert nodes_of(address, "lab") == {"n0": "READY", "n1": "READY"}
         assert first.poll() is None
 
 
 def test_a_port_used_by_another_program_is_recognised(home: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as program:
         address = f"127.0.0.1:{program.getsockname()[1]}"
-        refused = subprocess.run(
-            [*TESSERA, "up", "--data-dir", str(home / "d"), "--listen", address],
-            timeout=PATIENCE_S,
-            capture_output=True,
-            text=True,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-    assert (refused.returncode, refused.stdout) == (1, ""), refused.stderr
-    error = one_error(refused.stderr)
-    assert f"another program, which is not a Tessera server, listens on {address}" in error
+        refused = expect_refusal(home, "--data-dir", str(home / "d"), "--listen", address, code=1)
+    assert f"another program, which is not a Tessera server, listens on {address}" in refused
     assert not (home / "d" / "pg").exists()
 
 
@@ -244,18 +260,6 @@ def kill_and_clear(home: Path, process: subprocess.Popen[str], agents: int) -> N
         child.terminate()
     _, alive = psutil.wait_procs(left, timeout=PATIENCE_S)
     assert alive == []
-
-
-def test_a_cluster_file_has_its_own_data_directory_unless_one_is_given(
-    home: Path, database: Database
-) -> None:
-    lab = write_cluster_file(home, "lab.yaml", 2)
-    Path(lab).write_text(f"name: lab\n{Path(lab).read_text()}")
-    outside = ("--database-url", database.url)
-    with run_up(home, "--file", lab, *outside, directory=()) as (address, _):
-        assert nodes_of(address, "lab") == {"n0": "READY", "n1": "READY"}
-    (folder,) = data_directories(home)
-    assert str(folder).startswith("clusters/lab-")
 
 
 def data_directories(home: Path) -> set[Path]:
@@ -332,7 +336,7 @@ def wait_for_progress(address: str, job: str, done: float) -> Any:
     return until(progress, f"{job} trains on from {done} iterations")
 
 
-def test_parts_that_are_killed_are_started_again_and_lose_nothing(home: Path) -> None:
+def test_parts_that_are_killed_are_started_again_until_one_cannot_be(home: Path) -> None:
     bert, submitted = "--model bert --params 1.3B --batch 256 --gpus 4 --max-gpus 4", {"long"}
     options = ("--clock-factor", "2000", "--period", "1s", "--samples")
     with run_up(home, *options) as (address, process):
@@ -352,21 +356,14 @@ def test_parts_that_are_killed_are_started_again_and_lose_nothing(home: Path) ->
         listed = read_json(address, "jobs --all")["jobs"]
         assert {job["name"].rpartition("/")[2] for job in listed} == submitted
         assert process.poll() is None
-    told = (home / "messages").read_text()
-    assert process.returncode == 0, told
-    for end in ("the database has ended", "server was killed by", "agent-0 was killed by"):
-        assert told.count(end) == 1, told
-
-
-def test_a_database_that_cannot_start_again_ends_up_with_its_log(home: Path) -> None:
-    with run_up(home) as (_, process):
-        until(partial(tells, home, "Tessera is up"), "it is up")
+        told = (home / "messages").read_text()
+        for end in ("the database has ended", "server was killed by", "agent-0 was killed by"):
+            assert told.count(end) == 1, told
         started = psutil.Process(process.pid).children(recursive=True)
-        assert part_of(home, "server") in started
         postmaster = part_of(home, "the database")
         (home / "pg" / "global" / "pg_control").rename(home / "pg_control")
         postmaster.kill()
-        assert process.wait(PATIENCE_S) == 3
+        assert process.wait(PATIENCE_S) == 3  # it cannot start again
     error = " ".join((home / "messages").read_text().partition("\nerror: ")[2].split())
     assert "the database was started again 5 times within 10 minutes, but does not start" in error
     assert f"run `tessera up --data-dir {home}`" in error
@@ -375,3 +372,85 @@ def test_a_database_that_cannot_start_again_ends_up_with_its_log(home: Path) -> 
     assert "pg_control" in error
     _, alive = psutil.wait_procs(started, timeout=PATIENCE_S)  # a warden ends once nothing runs
     assert alive == []
+
+
+@pytest.fixture
+def url(database: Database) -> str:
+    """Return the test database's URL with a password, which its server does not ask for."""
+    with_password = sa.make_url(database.url).set(drivername="postgresql", password=PASSWORD)
+    return with_password.render_as_string(hide_password=False)
+
+
+def test_nothing_of_a_running_system_is_open_to_other_users_or_shows_the_password(
+    home: Path, url: str
+) -> None:
+    place = home / "above" / "data"
+    where = ("--data-dir", str(place))
+    options = ("--clock-factor", "1", "--samples")
+    with run_up(home, *options, directory=where, umask=0, TESSERA_DATABASE_URL=url) as (
+        address,
+        process,
+    ):
+        run_client(
+            address, "submit a --model bert --params 1.3B --batch 256 --iterations 100000 --gpus 4"
+        )
+        run_client(address, "round")
+        until(lambda: any(place.rglob("progress.json")), "the job runs")
+        parent = psutil.Process(process.pid)
+        family = [parent, *parent.children(recursive=True)]
+        gangs = [p for p in family if "replay_job" in " ".join(p.cmdline())]
+        agents = [p for p in family if "tessera.service.agent.main" in p.cmdline()]
+        assert gangs
+        assert agents
+        assert [p.cmdline() for p in family if PASSWORD in " ".join(p.cmdline())] == []
+        for part in (*gangs, *agents):
+            assert PASSWORD not in str(part.environ())
+            assert "TESSERA_DATABASE_URL" not in part.environ()
+    made = [place.parent, *place.parent.rglob("*")]
+    assert {"up.json", "server.log", "agent-0.log", "checkpoint.json"} <= {p.name for p in made}
+    assert [p for p in made if p.lstat().st_mode & 0o077] == []
+    texts = [p.read_text(errors="replace") for p in made if p.is_file()]
+    assert not any(PASSWORD in text for text in (*texts, (home / "messages").read_text()))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+def test_another_user_does_not_see_a_data_directory(home: Path) -> None:
+    place = home / "data"
+    nowhere = ("--database-url", f"postgresql://me:{PASSWORD}@127.0.0.1:1/none")
+    done = subprocess.run(
+        [*TESSERA, "up", "--data-dir", str(place), *nowhere],
+        capture_output=True,
+        text=True,
+        check=False,
+        umask=0,
+    )
+    assert done.returncode != 0
+    assert PASSWORD not in done.stdout + done.stderr
+    looked = subprocess.run(
+        [sys.executable, "-I", "-c", LIST, str(pwd.getpwnam("nobody").pw_uid), str(place)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "PermissionError" in looked.stderr
+
+
+@pytest.mark.parametrize("kind", ["open", "theirs", "link"])
+def test_a_data_directory_in_which_others_could_write_is_refused(home: Path, kind: str) -> None:
+    place = home / "data"
+    place.mkdir(mode=0o700)
+    match kind:
+        case "open":
+            place.chmod(0o777)
+            message = "every user may write to"
+        case "theirs":
+            if os.geteuid() != 0:
+                pytest.skip("needs root to give a directory away")
+            os.chown(place, pwd.getpwnam("nobody").pw_uid, -1)
+            message = "belongs to another user"
+        case _:
+            (place / ".up.lock").symlink_to(home / "target")
+            message = "cannot be written"
+    refused = expect_refusal(home, "--data-dir", str(place), "--listen", "127.0.0.1:0", code=2)
+    assert message in refused
+    assert not (home / "target").exists()

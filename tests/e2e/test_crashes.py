@@ -13,24 +13,16 @@ from typing import Self
 
 import grpc
 import numpy as np
-import psutil
 import pytest
 import sqlalchemy as sa
-from google.protobuf.duration_pb2 import Duration
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tessera.benchmarks.service.fleet import Fleet
 from tessera.db import embedded
 from tessera.db.engine import connect_database
-from tessera.estimator.samples import sample_profiles
-from tessera.service.cli.demo.drive import CLUSTER, PARENT, add_estimates, make_cluster, submit_jobs
 from tessera.service.cli.demo.stack import Stack, run_stack
-from tessera.simulator.clusters import tiny_cluster
-from tessera.simulator.workloads.philly_like import philly_like
 from tessera.v1 import jobs_pb2, scheduler_pb2
 from tests.support.agents import is_running
 from tests.support.laws import scaled
-from tests.support.listing import list_rounds
 from tests.support.load import Load
 from tests.support.patience import PATIENCE_S
 from tests.support.system import Agent, Lab, User, kill_postgres, until, uuid
@@ -204,30 +196,6 @@ def health_status(health: health_pb2_grpc.HealthStub) -> int:
     return int(health.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S).status)
 
 
-def test_a_killed_agent_returns_to_its_children_after_a_restart(stack: Stack, user: User) -> None:
-    with Lab(stack, user, "killed-agent") as lab:
-        agent = lab.agent(("n0", 2), ("n1", 2))
-        lab.submit("a", 2)
-        lab.schedule()
-        before = lab.wait_for_state("a", jobs_pb2.RUNNING)
-        pid = agent.pid_of("a")
-        until(lambda: (agent.folder / "gangs" / "a@1" / "progress.json").exists(), "progress")
-        agent.kill()
-        alone = agent.file_of("a", 1, "progress.json")["iterations"]
-        until(
-            lambda: agent.file_of("a", 1, "progress.json")["iterations"] > alone,
-            "progress without an agent",
-        )
-        agent.start()
-        until(lambda: lab.job("a").iterations_done > alone, "its progress is reported again")
-        after = lab.job("a")
-        assert (after.state, after.generation, after.retries) == (jobs_pb2.RUNNING, 1, 0)
-        assert after.start_time == before.start_time
-        assert (agent.gangs(), agent.pid_of("a"), is_running(pid)) == ({("a", 1)}, pid, True)
-        assert " gang_adopted " in agent.log.read_text()
-        assert " gang_started " not in agent.log.read_text().partition("adopted")[2]
-
-
 def test_a_frozen_agent_is_replaced_after_lease_and_margin_when_its_processes_have_ended(
     stack: Stack, user: User
 ) -> None:
@@ -366,40 +334,6 @@ def test_a_gang_starts_only_after_the_slow_one_before_it_has_ended(
         assert lab.job("old").state == jobs_pb2.QUEUED
 
 
-def test_a_round_whose_deadline_ends_halfway_writes_nothing(stack: Stack, user: User) -> None:
-    types, nodes = tiny_cluster()
-    make_cluster(stack, types, nodes)
-    add_estimates(stack, sample_profiles())
-    submit_jobs(stack, [arrival.spec for arrival in philly_like(2000, seed=1)])
-    server = psutil.Process(stack.servers[0].process.pid)
-    slow = scheduler_pb2.RoundOptions(  # without a deadline it takes seconds
-        solver="cp-sat", solve_limit=Duration(seconds=5)
-    )
-    request = scheduler_pb2.ScheduleRequest(parent=PARENT, options=slow, request_id=uuid("slow"))
-    scheduler = user.replicas[0].scheduler
-    with Fleet(stack.addresses[0], CLUSTER, nodes, "fleet"):
-        for _ in range(10):
-            with pytest.raises(grpc.RpcError) as caught:
-                scheduler.Schedule(request, timeout=0.001)
-            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        spent_s = cpu_s(server)
-        call = scheduler.Schedule.future(request, timeout=8)
-        until(lambda: cpu_s(server) > spent_s + 0.3, "the server solves")
-        assert not call.done()
-        server.suspend()
-        with pytest.raises(grpc.RpcError) as caught:
-            call.result()
-        server.resume()
-        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        quick = scheduler_pb2.RoundOptions(solver="greedy")
-        after = scheduler_pb2.ScheduleRequest(parent=PARENT, options=quick, dry_run=True)
-        scheduler.Schedule(after, timeout=PATIENCE_S)  # with one thread, the other round is over
-        assert list_rounds(scheduler) == []
-        answer = scheduler.Schedule(request, timeout=PATIENCE_S)
-        assert answer.name == f"{PARENT}/rounds/1"
-        assert [r.name for r in list_rounds(scheduler)] == [answer.name]
-
-
 def test_a_round_whose_deadline_ends_while_it_waits_for_the_lock_writes_nothing(
     stack: Stack, user: User
 ) -> None:
@@ -420,8 +354,3 @@ def test_a_round_whose_deadline_ends_while_it_waits_for_the_lock_writes_nothing(
         assert lab.rounds() == []
         assert lab.job("a").state == jobs_pb2.QUEUED
         assert scheduler.Schedule(request, timeout=PATIENCE_S).name == f"{lab.parent}/rounds/1"
-
-
-def cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)

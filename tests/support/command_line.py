@@ -49,16 +49,19 @@ Tessera = Callable[..., Result]
 
 
 @pytest.fixture
-def address(database: Database) -> Iterator[str]:
-    """Run a server on the test's own database, on an event loop in a separate thread."""
-    config = Config(
-        listen="127.0.0.1:0",
-        database_url=database.url,
-        period_s=0.0,
-        grace_s=1.0,
-        store_threads=2,
-        round_threads=1,
-    )
+def address(database: Database, request: pytest.FixtureRequest) -> Iterator[str]:
+    """Run a server on the test's own database, on an event loop in a separate thread.
+
+    A test that parametrizes this fixture indirectly gives changes of the server's settings.
+    """
+    settings: dict[str, Any] = {
+        "period_s": 0.0,
+        "grace_s": 1.0,
+        "store_threads": 2,
+        "round_threads": 1,
+        **getattr(request, "param", {}),
+    }
+    config = Config(listen="127.0.0.1:0", database_url=database.url, **settings)
     loop, stop, ports = asyncio.new_event_loop(), asyncio.Event(), []
     started = threading.Event()
 
@@ -115,18 +118,6 @@ def read(tessera: Tessera, *arguments: str) -> Any:
 
 
 def submit(tessera: Tessera, name: str, *more: str) -> None:
-    tessera(
-        "submit",
-        name,
-        "--model",
-        "bert",
-        "--params",
-        "1.3B",
-        "--batch",
-        "256",
-        "--iterations",
-        "1000",
-        "--gpus",
-        "4",
-        *more,
-    )
+    """Submit a job of 4 GPUs. Options in ``more`` have precedence."""
+    usual = "--model bert --params 1.3B --batch 256 --iterations 1000 --gpus 4"
+    tessera("submit", name, *usual.split(), *more)

@@ -32,15 +32,12 @@ def test_a_time_is_in_the_zone_unless_it_has_one(text: str, expected: str) -> No
     assert moment.astimezone(UTC).isoformat() == expected
 
 
-@pytest.mark.parametrize("text", ["", "tuesday", "25:00", "2026-13-01 09:00", "99999999d"])
-def test_what_is_not_a_time_is_refused(text: str) -> None:
-    with pytest.raises(InvalidInput):
-        parse_moment("--from", text, NOON, BERLIN)
-
-
 def test_times_are_shown_in_the_zone() -> None:
     moment = Timestamp()
     moment.FromDatetime(NOON)
     assert format_moment(moment, BERLIN) == "2026-11-30 13:00 +0100"
+    for text in ("", "tuesday", "25:00", "2026-13-01 09:00", "99999999d"):
+        with pytest.raises(InvalidInput):
+            parse_moment("--from", text, NOON, BERLIN)
     with pytest.raises(InvalidInput, match="Europe/Berlin"):
         find_time_zone("Europe/Nowhere")

@@ -71,6 +71,14 @@ links:
   - {{from: left, to: right, bytes_per_s: 1e9}}
 """.format(hosts=", ".join(f"a100-{i}" for i in range(4)))
 """Two ToRs and one cable: the only link that jobs on nodes 0-1 and on nodes 2-3 share."""
+HALF = "\n".join(
+    line.replace(", a100-2, a100-3", "")
+    for line in BETWEEN.splitlines()
+    if "from: a100-2" not in line and "from: a100-3" not in line
+)
+"""The same without the last two nodes."""
+CUT = "\n".join(line for line in BETWEEN.splitlines() if "from: left" not in line)
+"""The same without the cable."""
 CLOS = "{kind: clos, host: a100, hosts_per_tor: 1, aggregations: 1, tor_bytes_per_s: 8e8}\n"
 
 
@@ -130,9 +138,6 @@ def a_gang_across(first: int, second: int, gpus: int = 4) -> Gang:
     return Gang(members=((first, tuple(range(gpus))), (second, tuple(range(gpus)))))
 
 
-# the cost of contention
-
-
 def test_the_less_urgent_of_two_jobs_on_one_cable_is_half_as_fast_until_the_other_ends(
     tmp_path: Path,
 ) -> None:
@@ -151,22 +156,6 @@ def test_the_less_urgent_of_two_jobs_on_one_cable_is_half_as_fast_until_the_othe
     assert figures["network_plans"] == 2  # when both start and when one ends; no plan without jobs
 
 
-@pytest.mark.parametrize("name", ["ecmp", "crux-ps-pa"])
-def test_completion_times_match_the_engines_prediction(tmp_path: Path, name: str) -> None:
-    scenario = two_jobs()
-    network = a_network(tmp_path, scenario)
-    gangs = [a_gang_across(0, 1), a_gang_across(2, 3)]
-    slowdowns = contended_network(network, name)
-    factors = slowdowns({job: replace(a_start(gang), job=job) for job, gang in enumerate(gangs)})
-    result = simulate_scenario(scenario, FCFS, slowdowns=contended_network(network, name))
-    first, last = sorted(factors.values())
-    both_s = 1000 * 3.0 * first
-    iterations_left = 1000 - both_s / (3.0 * last)
-    assert sorted(result.end_s.tolist()) == pytest.approx(
-        [both_s, both_s + 3.0 * iterations_left], rel=1e-6
-    )
-
-
 def test_slowdowns_match_the_engines_rates(tmp_path: Path) -> None:
     scenario = two_jobs()
     network, calls = a_network(tmp_path, scenario), list[tuple[Contention, NetworkPlan]]()
@@ -176,8 +165,10 @@ def test_slowdowns_match_the_engines_rates(tmp_path: Path) -> None:
         calls.append((contention, network_plan))
         return network_plan
 
-    runs = {job: replace(a_start(a_gang_across(2 * job, 2 * job + 1)), job=job) for job in (0, 1)}
-    factors = ContentionSlowdowns(network.sending, plan, GroupRates(LONG))(runs)
+    runs = {k: replace(a_start(a_gang_across(2 * k, 2 * k + 1)), job=k) for k in (0, 1)}
+    slowdowns = ContentionSlowdowns(network.sending, plan, GroupRates(LONG))
+    factors = slowdowns(runs)
+    assert (slowdowns(dict(runs)), slowdowns.seen.plans) == (factors, 1)  # it is planned once
     contention, network_plan = calls[0]
     demand = demand_of(contention, network_plan.chosen)
     apart_s = np.array([0.0, 1.3])  # in step they would take even longer
@@ -197,26 +188,9 @@ def test_a_stragglers_delay_does_not_count_as_contention(tmp_path: Path) -> None
     assert result.end_s[0] == pytest.approx(3300)
     assert contention_figures(result, slowdowns.seen)["slowdown_worst"] == 1.0
     assert replays_identically(result)
-
-
-def test_the_same_jobs_on_the_same_gpus_are_not_planned_again(tmp_path: Path) -> None:
-    scenario = two_jobs()
-    slowdowns = contended_network(a_network(tmp_path, scenario))
-    runs = {job: replace(a_start(a_gang_across(2 * job, 2 * job + 1)), job=job) for job in (0, 1)}
-    factors = slowdowns(runs)
-    assert slowdowns(dict(runs)) == factors
-    assert slowdowns.seen.plans == 1
-    slowdowns({0: runs[0], 1: replace(runs[1])})  # a new start
-    assert slowdowns.seen.plans == 2
-
-
-def test_planning_is_timed_by_the_given_clock(tmp_path: Path) -> None:
-    scenario, ticks = two_jobs(), iter([0.0, 2.0, 10.0, 13.0])
-    network = a_network(tmp_path, scenario)
-    slowdowns = network.contended("ecmp", 0, lambda: next(ticks))
-    assert slowdowns is not None
-    simulate_scenario(scenario, FCFS, slowdowns=slowdowns)
-    assert (slowdowns.seen.plans, slowdowns.seen.plan_s, slowdowns.seen.slowest_plan_s) == (2, 5, 3)
+    untrained = contention_figures(replace(result, segments=()), ContentionRecord())
+    names = ("contention_loss", "slowdown_mean", "jobs_trained")
+    assert [untrained[name] for name in names] == [0, 1, 0]
 
 
 @examples(12)
@@ -248,9 +222,6 @@ def clos_of(scenario: Scenario) -> Topology:
             "tor_bytes_per_s": 4e8,
         }
     )
-
-
-# unknown traffic
 
 
 def test_jobs_of_unknown_traffic_run_bit_for_bit_as_without_a_network(tmp_path: Path) -> None:
@@ -299,41 +270,24 @@ def test_traffic_that_does_not_fit_the_profiles_iterations_is_reported(tmp_path:
     assert any("the traffic of 2 jobs does not fit" in warning for warning in network.warnings())
 
 
-def test_nodes_missing_from_the_topology_are_reported_and_have_no_contention(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("text", "warnings"),
+    [
+        (HALF, ["2 of 4 nodes are not in the topology", "1 job had no contention"]),
+        (CUT, ["2 jobs had no contention while running outside the topology: no path"]),
+    ],
+)
+def test_jobs_that_the_topology_does_not_connect_are_reported_and_have_no_contention(
+    tmp_path: Path, text: str, warnings: list[str]
 ) -> None:
-    scenario, half = (
-        two_jobs(),
-        "\n".join(
-            line.replace(", a100-2, a100-3", "")
-            for line in BETWEEN.splitlines()
-            if "from: a100-2" not in line and "from: a100-3" not in line
-        ),
-    )
-    network = a_network(tmp_path, scenario, half)
-    result = simulate_scenario(scenario, FCFS, slowdowns=contended_network(network))
-    assert result.end_s.tolist() == pytest.approx([3000, 3000])
-    nodes, jobs = network.warnings()
-    assert nodes.startswith("2 of 4 nodes are not in the topology")
-    assert "a100-2, a100-3" in nodes
-    assert jobs.startswith("1 job had no contention")
-
-
-def test_hosts_with_fewer_gpus_than_the_nodes_are_reported(tmp_path: Path) -> None:
-    network = a_network(tmp_path, two_jobs(), BETWEEN.replace("gpus: 4", "gpus: 2"))
-    assert network.warnings()[0].startswith("4 of 4 nodes have more GPUs than in the topology")
-
-
-def test_gpus_without_a_path_between_them_have_no_contention(tmp_path: Path) -> None:
-    cut = "\n".join(line for line in BETWEEN.splitlines() if "from: left" not in line)
     scenario = two_jobs()
-    network = a_network(tmp_path, scenario, cut)
+    network = a_network(tmp_path, scenario, text)
     result = simulate_scenario(scenario, FCFS, slowdowns=contended_network(network))
     assert result.end_s.tolist() == pytest.approx([3000, 3000])
-    assert "no path from" in network.warnings()[0]
-
-
-# refused input
+    for warning, start in zip(network.warnings(), warnings, strict=True):
+        assert warning.startswith(start)
+    few = a_network(tmp_path, two_jobs(), BETWEEN.replace("gpus: 4", "gpus: 2"))
+    assert few.warnings()[0].startswith("4 of 4 nodes have more GPUs than in the topology")
 
 
 def test_network_options_without_a_topology_and_meaningless_ones_are_refused() -> None:
@@ -343,48 +297,26 @@ def test_network_options_without_a_topology_and_meaningless_ones_are_refused() -
             read_network_options(None, mechanisms, levels)
     with pytest.raises(InvalidInput, match="unknown mechanism 'best'; choose from ecmp"):
         read_network_options("net.yaml", ["best"], None)
+    with pytest.raises(InvalidInput, match="is for 4 GPUs, but its profile is for 8"):
+        TrafficSource(two_jobs(ring_traffic(4, 1e9)), clos_of(two_jobs()))
     options = read_network_options("net.yaml", ["ecmp", "ecmp", NO_MECHANISM], None)
     assert options is not None
     assert options.mechanisms == ("ecmp", NO_MECHANISM)
 
 
-def test_a_topology_of_other_hosts_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_a_topology_of_other_hosts_is_refused_and_unnamed_ones_are_the_clusters_nodes(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(
         InvalidInput, match=r"host-0, host-1.*give hosts the names of nodes.*omit the hosts"
     ):
         a_network(tmp_path, two_jobs(), CLOS.replace("host:", "hosts: 4, host:"))
-
-
-def test_unnamed_hosts_are_the_clusters_nodes(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"net\.yaml.*kind"):
+        a_network(tmp_path, two_jobs(), "{kind: ring}")
     network = a_network(tmp_path, two_jobs(), CLOS)
     assert network.topology.hosts == tuple(node.name for node in FOUR)
     assert network.notes == ()
 
-
-def test_a_profile_with_traffic_of_another_gpu_count_is_refused() -> None:
-    scenario = two_jobs(ring_traffic(4, 1e9))
-    with pytest.raises(InvalidInput, match="is for 4 GPUs, but its profile is for 8"):
-        TrafficSource(scenario, clos_of(scenario))
-
-
-def test_a_file_without_a_network_description_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"net\.yaml.*kind"):
-        a_network(tmp_path, two_jobs(), "{kind: ring}")
-
-
-def test_a_run_without_training_still_has_figures() -> None:
-    scenario = two_jobs()
-    result = simulate_scenario(scenario, FCFS, horizon_s=1.0)
-    empty = replace(result, segments=())
-    figures = contention_figures(empty, ContentionRecord())
-    assert (figures["contention_loss"], figures["slowdown_mean"], figures["jobs_trained"]) == (
-        0,
-        1,
-        0,
-    )
-
-
-# from the command line
 
 TRACE = """\
 job_id,submit_time_s,model,params,global_batch,iterations,num_gpus,gpu_type,deadline_s
@@ -398,33 +330,14 @@ bert,1.3B,256,a100,2,4,1,6.0,ok
 
 
 def run_simulate(tmp_path: Path, *options: str, code: int = 0) -> Any:
-    (tmp_path / "trace.csv").write_text(TRACE)
-    (tmp_path / "profiles.csv").write_text(PROFILES)
-    result = CliRunner().invoke(
-        app,
-        [
-            "simulate",
-            str(tmp_path / "trace.csv"),
-            "--profiles",
-            str(tmp_path / "profiles.csv"),
-            "--nodes",
-            "a100=4x4",
-            "--policy",
-            "fcfs",
-            "--divide-iterations",
-            "1",
-            *options,
-        ],
-    )
+    trace, profiles = tmp_path / "trace.csv", tmp_path / "profiles.csv"
+    trace.write_text(TRACE)
+    profiles.write_text(PROFILES)
+    command = f"simulate {trace} --profiles {profiles} --nodes a100=4x4 --policy fcfs"
+    arguments = [*command.split(), "--divide-iterations", "1", *options]
+    result = CliRunner().invoke(app, arguments)
     assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
     return json.loads(result.stdout) if "--json" in options else result.output
-
-
-def test_without_a_topology_no_network_is_reported(tmp_path: Path) -> None:
-    output = run_simulate(tmp_path, "--json")
-    assert "topology" not in output
-    assert not {"network", "contention_loss", "jobs_met"} & set(output["policies"][0])
-    assert "LOST" not in run_simulate(tmp_path)
 
 
 def test_mechanisms_are_compared_like_policies_and_their_logs_replay(tmp_path: Path) -> None:
@@ -434,22 +347,15 @@ def test_mechanisms_are_compared_like_policies_and_their_logs_replay(tmp_path: P
     assert (alone["policy"], shared["policy"]) == ("fcfs, none", "fcfs, ecmp")
     assert (output["hosts"], output["networks"]) == (4, ["none", "ecmp"])
     assert (alone["jobs_met"], shared["jobs_trained"]) == (0, 2)
-    assert alone["contention_loss"] == 0
-    assert alone["slowdown_mean"] == 1
-    assert alone["jct_mean_s"] == run_simulate(tmp_path, "--json")["policies"][0]["jct_mean_s"]
+    assert (alone["contention_loss"], alone["slowdown_mean"]) == (0, 1)
     assert all(row["replay"] == {"jobs": 2, "off": 0.0, "wrong": ""} for row in (alone, shared))
     shown = run_simulate(tmp_path, "--topology", file, *options)
     assert "LOST %" in shown
     assert "4 hosts" in shown
-
-
-def test_a_single_mechanism_does_not_change_policy_names(tmp_path: Path) -> None:
-    output = run_simulate(tmp_path, "--topology", a_topology(tmp_path, CLOS), "--json")
-    (row,) = output["policies"]
-    assert (row["policy"], row["network"]) == ("fcfs", "crux-full")
-
-
-def test_the_command_refuses_unusable_network_options(tmp_path: Path) -> None:
-    assert "needs --topology" in run_simulate(tmp_path, "--network", "ecmp", code=2)
-    assert "choose from" in run_simulate(tmp_path, "--topology", "x", "--network", "best", code=2)
-    assert "nowhere.yaml" in run_simulate(tmp_path, "--topology", "nowhere.yaml", code=2)
+    (single,) = run_simulate(tmp_path, "--topology", file, "--json")["policies"]
+    assert (single["policy"], single["network"]) == ("fcfs", "crux-full")
+    without = run_simulate(tmp_path, "--json")
+    assert "topology" not in without
+    assert not {"network", "contention_loss", "jobs_met"} & set(without["policies"][0])
+    assert without["policies"][0]["jct_mean_s"] == alone["jct_mean_s"]
+    assert "LOST" not in run_simulate(tmp_path)

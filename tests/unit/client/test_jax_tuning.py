@@ -8,13 +8,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from tessera import progress
 from tessera.jax.engines import TrainState
 from tessera.jax.errors import PlanRefused
+from tessera.jax.models import Layer, Model, Params, Values
 from tessera.jax.plans import Plan
+from tessera.jax.training import Data, Training
 from tessera.jax.tuning import (
     MAX_ENDED_STARTS,
     MEASURED_ITERATIONS,
@@ -35,13 +40,18 @@ def a_plain(tp: int, **fields: Any) -> dict[str, Any]:
 PLANNED, FAST, SLOW, BROKEN = (a_plain(tp) for tp in (1, 2, 4, 8))
 
 
+@pytest.fixture(autouse=True)
+def without_collections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the collection of garbage, which is slow and has no arrays of failed plans here."""
+    monkeypatch.setattr("tessera.jax.tuning.gc.collect", lambda: 0)
+
+
 class Workshop:
     """Engines that take the seconds of their plan, by a clock that only they advance."""
 
     def __init__(self, seconds: dict[int, float], compile_s: float = 1.0) -> None:
         self.now_s = 0.0
         self.made: list[int] = []
-        self.live = 0
         self._seconds, self._compile_s = seconds, compile_s
 
     def clock(self) -> float:
@@ -115,6 +125,12 @@ def test_a_plan_of_a_later_release_is_refused_and_the_others_are_tried() -> None
     assert "cannot be read" in tuning.trials[1].problem
     assert shop.made == [1, 4]
 
+    def refuse(plan: Plan) -> Any:
+        raise PlanRefused("the model may not be cut there")
+
+    refused = try_plans(refuse, PLANNED, [FAST], 1e9, DATA, DATA)
+    assert [trial.problem for trial in refused.trials] == ["the model may not be cut there"] * 2
+
 
 def test_a_plan_that_ended_two_starts_is_left_out_and_others_are_not(tmp_path: Path) -> None:
     notes = tmp_path / "notes.json"
@@ -148,16 +164,23 @@ def test_a_request_to_stop_ends_the_tuning(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(choose(Workshop(SECONDS)).trials) == 1
 
 
+def let_program_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, plan: dict[str, Any] = PLANNED
+) -> None:
+    """Let this process be a program with a plan, whose files are in ``folder``."""
+    monkeypatch.setattr(progress._State, "latest", {})
+    monkeypatch.setenv("TESSERA_PROGRESS_FILE", str(folder / "progress.json"))
+    monkeypatch.setenv("TESSERA_JOB_DIR", str(folder))
+    monkeypatch.setenv("TESSERA_PLAN_FILE", str(folder / "plan.json"))
+    (folder / "plan.json").write_text(json.dumps(plan))
+
+
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     """Return a function that lets a program tune, and returns what it has reported."""
-    monkeypatch.setattr(progress._State, "latest", {})
-    monkeypatch.setenv("TESSERA_PROGRESS_FILE", str(tmp_path / "progress.json"))
-    monkeypatch.setenv("TESSERA_JOB_DIR", str(tmp_path))
-    monkeypatch.setenv("TESSERA_PLAN_FILE", str(tmp_path / "plan.json"))
-    (tmp_path / "plan.json").write_text(json.dumps(PLANNED))
 
     def run(shop: Workshop, *plans: dict[str, Any]) -> dict[str, Any]:
+        let_program_run(tmp_path, monkeypatch)
         monkeypatch.setenv("TESSERA_TUNING_FILE", str(tmp_path / "tuning.json"))
         (tmp_path / "tuning.json").write_text(json.dumps({"budget_s": 1e9, "plans": plans}))
         chosen = tune(shop.make, lambda: (DATA, DATA), clock=shop.clock)
@@ -175,18 +198,8 @@ def test_the_winner_is_reported_with_both_times(
     written = start(Workshop(SECONDS), FAST, BROKEN)
     assert (written["plan"], written["iteration_s"], written["planned_s"]) == (FAST, 2.0, 3.0)
     assert "tuning tried 3 of 3 plans" in capsys.readouterr().err
-
-
-def test_a_planned_one_that_does_not_run_is_reported_as_such(
-    start: Callable[..., dict[str, Any]],
-) -> None:
-    assert start(Workshop({2: 2.0}), FAST)["planned_s"] is None
-
-
-def test_without_any_plan_that_runs_the_planned_one_stays(
-    start: Callable[..., dict[str, Any]],
-) -> None:
-    assert "plan" not in start(Workshop({}), FAST)
+    assert start(Workshop({2: 2.0}), FAST)["planned_s"] is None  # the planned one does not run
+    assert "plan" not in start(Workshop({}), FAST)  # none runs, and the planned one stays
 
 
 def test_nothing_is_tried_unless_the_job_asks_for_it(
@@ -202,9 +215,57 @@ def test_nothing_is_tried_unless_the_job_asks_for_it(
     assert shop.made == []
 
 
-def test_an_engine_may_refuse_its_plan() -> None:
-    def refuse(plan: Plan) -> Any:
-        raise PlanRefused("the model may not be cut there")
+BATCH, WIDTH, SEED = 8, 4, 3
+REAL_PLAN = {"micro_batch": BATCH, "precision": "f32", "stages": [{"start": 0, "end": 2}]}
+OTHER = REAL_PLAN | {"micro_batch": 4, "accumulation": 2}
+TOO_WIDE = REAL_PLAN | {"stages": [{"start": 0, "end": 2, "dp": 8}]}
 
-    tuning = try_plans(refuse, PLANNED, [FAST], 1e9, DATA, DATA)
-    assert [trial.problem for trial in tuning.trials] == ["the model may not be cut there"] * 2
+
+def a_model() -> Model:
+    def init(key: jax.Array) -> Params:
+        return {"kernel": jax.random.normal(key, (WIDTH, WIDTH))}
+
+    def apply(params: Params, x: Values) -> Values:
+        return jnp.tanh(x @ params["kernel"])
+
+    def loss(values: Values, targets: Values) -> jax.Array:
+        return jnp.mean((values - targets) ** 2)
+
+    layers = tuple(Layer(name=f"layer-{k}", init=init, apply=apply) for k in range(2))
+    return Model(layers=layers, loss=loss)
+
+
+def load(samples: Any) -> tuple[Values, Values]:
+    inputs = np.sin(np.outer(np.asarray(samples) + 1, np.arange(1, WIDTH + 1)), dtype=np.float32)
+    return inputs, np.cos(inputs)
+
+
+def losses_of(tmp_path: Path) -> tuple[Training, list[float], bool]:
+    """Return a training of 3 steps, its losses, and whether it reported a tuning."""
+    data = Data(load=load, samples=64)
+    training = Training(a_model(), optax.adam(1e-2), data, batch=BATCH, seed=SEED)
+    assert training.iterations == 0
+    losses = [float(training.step()) for _ in range(3)]
+    return training, losses, (tmp_path / "progress.json").exists()
+
+
+def test_a_training_that_tunes_has_the_losses_of_one_that_did_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("TESSERA_TUNING_FILE", "TESSERA_RESUME_FROM", "JAX_COMPILATION_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    let_program_run(tmp_path, monkeypatch, REAL_PLAN)
+    plain, expected, has_reported = losses_of(tmp_path)
+    assert (plain.plan.micro_batch, has_reported) == (BATCH, False)
+    tuning = {"budget_s": 1e9, "plans": [TOO_WIDE, OTHER]}
+    (tmp_path / "tuning.json").write_text(json.dumps(tuning))
+    monkeypatch.setenv("TESSERA_TUNING_FILE", str(tmp_path / "tuning.json"))
+    tuned, losses, _ = losses_of(tmp_path)
+    np.testing.assert_allclose(losses, expected, atol=1e-6)
+    reported = json.loads((tmp_path / "progress.json").read_text())["tuning"]
+    assert reported["plan"] in (REAL_PLAN, OTHER)
+    assert tuned.plan.accumulation == reported["plan"].get("accumulation", 1)
+    assert 0 < reported["iteration_s"] <= reported["planned_s"]
+    text = capsys.readouterr().err
+    assert "tried 3 of 3 plans" in text
+    assert "1 failed, e.g. the plan needs 8 devices" in text

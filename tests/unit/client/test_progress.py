@@ -60,15 +60,10 @@ def test_it_is_one_module_for_python_3_8_on_the_standard_library_alone() -> None
         if isinstance(node, ast.Import | ast.ImportFrom)
         for alias in node.names
     }
-    tops = {str(name).partition(".")[0] for name in imported}
-    assert tops <= set(sys.stdlib_module_names)
+    assert {str(name).partition(".")[0] for name in imported} <= set(sys.stdlib_module_names)
     assert not any(isinstance(node, ast.Match | ast.TryStar) for node in ast.walk(tree))
-
-
-def test_every_annotation_of_a_signature_waits_until_it_is_needed() -> None:
-    tree = ast.parse(SOURCE.read_text(encoding="utf-8"))
-    futures = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
-    assert futures[0].module == "__future__"  # dict[str, Any] would be an error in Python 3.8
+    first = next(node for node in tree.body if isinstance(node, ast.ImportFrom))
+    assert first.module == "__future__"  # dict[str, Any] would be an error in Python 3.8
 
 
 def test_outside_of_tessera_nothing_happens(
@@ -94,7 +89,9 @@ def test_outside_of_tessera_nothing_happens(
 def test_the_contract_of_the_environment_is_read(
     progress: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert progress.tuning() is None
     (tmp_path / "plan.json").write_text('{"micro_batches": 2}')
+    (tmp_path / "tuning.json").write_text('{"budget_s": 60.0, "plans": [{"micro_batch": 8}]}')
     for name, value in {
         "ITERATIONS": "200",
         "GLOBAL_BATCH": "32",
@@ -102,11 +99,13 @@ def test_the_contract_of_the_environment_is_read(
         "RESUME_ITERATIONS": "40",
         "PLAN_FILE": str(tmp_path / "plan.json"),
         "JOB_DIR": "/c/files",
+        "TUNING_FILE": str(tmp_path / "tuning.json"),
     }.items():
         monkeypatch.setenv(f"TESSERA_{name}", value)
     assert (progress.iterations_total(default=1), progress.global_batch(default=1)) == (200, 32)
     assert (progress.resume_path(), progress.resume_iterations()) == (Path("/c/iteration-40"), 40)
     assert (progress.plan(), progress.job_dir()) == ({"micro_batches": 2}, Path("/c/files"))
+    assert progress.tuning() == {"budget_s": 60.0, "plans": [{"micro_batch": 8}]}
 
 
 def test_the_plan_by_which_a_program_runs_is_reported_at_once_with_the_time_of_its_search(
@@ -121,15 +120,6 @@ def test_the_plan_by_which_a_program_runs_is_reported_at_once_with_the_time_of_i
     assert tuning["began_s"] == began["began_s"] <= tuning.pop("ended_s")
     assert tuning == began | {"plan": {"micro_batch": 8}, "iteration_s": 0.5, "planned_s": None}
     assert "iterations" not in written(file)
-
-
-def test_plans_to_try_are_read_from_their_file(
-    progress: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert progress.tuning() is None
-    (tmp_path / "tuning.json").write_text('{"budget_s": 60.0, "plans": [{"micro_batch": 8}]}')
-    monkeypatch.setenv("TESSERA_TUNING_FILE", str(tmp_path / "tuning.json"))
-    assert progress.tuning() == {"budget_s": 60.0, "plans": [{"micro_batch": 8}]}
 
 
 def test_a_report_is_written_with_its_time_and_checkpoint(progress: ModuleType, file: Path) -> None:
@@ -182,29 +172,26 @@ def test_reports_of_several_threads_never_leave_half_a_file(
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "writes"),
-    [("RANK", "0", True), ("RANK", "1", False), ("TESSERA_NODE_RANK", "1", False)],
+    ("ranks", "writes"),
+    [
+        ({"RANK": "0"}, True),
+        ({"RANK": "1"}, False),
+        ({"TESSERA_NODE_RANK": "1"}, False),
+        ({"TESSERA_NODE_RANK": "0", "RANK": "3"}, False),  # the launcher's comes first
+    ],
 )
 def test_only_the_first_rank_reports(
     progress: ModuleType,
     file: Path,
     monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    value: str,
+    ranks: dict[str, str],
     writes: bool,
 ) -> None:
-    monkeypatch.setenv(name, value)
+    for name, value in ranks.items():
+        monkeypatch.setenv(name, value)
     assert progress.is_first_rank() == writes
     progress.report(3)
     assert file.exists() == writes
-
-
-def test_the_rank_of_the_launcher_comes_before_that_of_the_node(
-    progress: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TESSERA_NODE_RANK", "0")
-    monkeypatch.setenv("RANK", "3")
-    assert not progress.is_first_rank()
 
 
 def test_a_request_for_a_checkpoint_lasts_until_one_is_reported(

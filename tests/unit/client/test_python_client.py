@@ -10,14 +10,15 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from grpc_status import rpc_status
 
 from tessera import client as package
 from tessera.client import (
@@ -26,11 +27,9 @@ from tessera.client import (
     CallError,
     ChannelRefused,
     Client,
-    Conflict,
     DeadlineExceeded,
     InvalidRequest,
     JobNotSucceeded,
-    NotFound,
     ServerTooOld,
     Unavailable,
     make_job,
@@ -43,10 +42,10 @@ from tessera.formulation.launch import SecretVariable
 from tessera.service.rpc.convert.jobs import to_job_spec
 from tessera.service.rpc.errors import CODES, code_of, status_of
 from tessera.v1 import access_pb2, estimates_pb2, jobs_pb2, jobs_pb2_grpc, launch_pb2, scheduler_pb2
-from tests.support.patience import PATIENCE_S
+from tests.support.local_server import serve_grpc
 
-PROTO = Path(__file__).parents[3] / "proto"
 ROOT = Path(__file__).parents[3]
+PROTO = ROOT / "proto"
 
 FAILURES = [
     errors.InvalidInput("job.iterations", "must be at least 1"),
@@ -61,17 +60,13 @@ class Jobs(jobs_pb2_grpc.JobsServicer):
     """A servicer that fails first, as often and as prepared."""
 
     def __init__(self) -> None:
-        self.failures: list[Exception] = []
+        self.failures: list[errors.TesseraError] = []
         self.requests: list[Any] = []
 
     def _fail(self, request: Any, context: grpc.ServicerContext) -> None:
         self.requests.append(request)
         if self.failures:
-            from grpc_status import rpc_status  # noqa: PLC0415 - only here
-
-            error = self.failures.pop(0)
-            assert isinstance(error, errors.TesseraError)
-            context.abort_with_status(rpc_status.to_status(status_of(error)))
+            context.abort_with_status(rpc_status.to_status(status_of(self.failures.pop(0))))
 
     def SubmitJob(self, request: Any, context: Any) -> jobs_pb2.Job:
         self._fail(request, context)
@@ -89,8 +84,7 @@ class Jobs(jobs_pb2_grpc.JobsServicer):
         return jobs_pb2.ListJobsResponse(jobs=jobs, next_page_token=token)
 
     def WatchJob(self, request: Any, context: Any) -> Iterator[jobs_pb2.Job]:
-        states = [jobs_pb2.QUEUED, jobs_pb2.RUNNING, jobs_pb2.FAILED]
-        for state in states:
+        for state in (jobs_pb2.QUEUED, jobs_pb2.RUNNING, jobs_pb2.FAILED):
             yield jobs_pb2.Job(name=request.name, state=state, last_error="exit status 3")
             if state == jobs_pb2.RUNNING:
                 self._fail(request, context)
@@ -98,13 +92,10 @@ class Jobs(jobs_pb2_grpc.JobsServicer):
 
 @pytest.fixture
 def server() -> Iterator[tuple[Jobs, str]]:
+    """Yield the servicer of a server, and the server's address."""
     jobs = Jobs()  # type: ignore[abstract] # other methods are not called
-    running = grpc.server(ThreadPoolExecutor(4))
-    jobs_pb2_grpc.add_JobsServicer_to_server(jobs, running)
-    port = running.add_insecure_port("127.0.0.1:0")
-    running.start()
-    yield jobs, f"127.0.0.1:{port}"
-    running.stop(None).wait(PATIENCE_S)
+    with serve_grpc(partial(jobs_pb2_grpc.add_JobsServicer_to_server, jobs)) as address:
+        yield jobs, address
 
 
 @pytest.fixture(autouse=True)
@@ -126,24 +117,32 @@ def test_an_error_is_typed_and_keeps_its_reason_field_and_facts(
         client.get_job("j")
     error = failed.value
     assert type(error) is client_errors.KINDS[code_of(failure)]
-    assert str(error) == str(failure)
-    assert error.reason == failure.reason
+    assert (str(error), error.reason) == (str(failure), failure.reason)
     assert dict(error.facts) == failure.metadata()
+    assert error.field == ("job.iterations" if isinstance(error, InvalidRequest) else "")
     if isinstance(error, InvalidRequest):
-        assert error.field == "job.iterations"
         assert error.violations[0].description == "must be at least 1"
-    else:
-        assert error.field == ""
     assert len(jobs.requests) == 1  # trying again would not help
 
 
-def test_there_is_a_class_for_each_code_that_the_server_uses() -> None:
-    used = set(CODES.values())
-    assert used <= set(client_errors.KINDS)
-    assert len(set(client_errors.KINDS.values())) == len(client_errors.KINDS)
+def test_there_is_a_documented_class_for_each_code_that_the_server_uses(
+    server: tuple[Jobs, str],
+) -> None:
+    kinds = set(client_errors.KINDS.values())
+    assert set(CODES.values()) <= set(client_errors.KINDS)
+    assert len(kinds) == len(client_errors.KINDS)
     assert issubclass(DeadlineExceeded, TimeoutError)
-    for kind in (Conflict, NotFound, Unavailable):
-        assert issubclass(kind, CallError)
+    assert all(issubclass(kind, CallError) for kind in kinds)
+    page = (ROOT / "docs" / "python-client.md").read_text()
+    exported = {
+        name
+        for name, value in vars(package).items()
+        if inspect.isclass(value) and name in vars(client_errors)
+    }
+    assert {kind.__name__ for kind in kinds} <= exported
+    assert [name for name in exported if f"`{name}`" not in page] == []
+    with a_client(server[1]) as client, pytest.raises(ServerTooOld):
+        client.get_server()
 
 
 def test_a_call_that_changes_something_is_tried_again_with_the_same_request_id(
@@ -161,27 +160,17 @@ def test_a_call_that_changes_something_is_tried_again_with_the_same_request_id(
     assert ids[3] != ids[0]
 
 
-def test_a_request_id_of_the_caller_is_kept_and_messages_of_the_caller_never_change() -> None:
+def test_only_what_happens_once_is_tried_again_and_messages_of_the_caller_never_change() -> None:
     given = jobs_pb2.CancelJobRequest(name="n", request_id="mine")
     sent, repeatable = prepare(given)
     assert (sent.request_id, repeatable) == ("mine", True)
     empty = jobs_pb2.CancelJobRequest(name="n")
-    sent, _ = prepare(empty)
-    assert sent.request_id
+    assert prepare(empty)[0].request_id
     assert not empty.request_id
-
-
-@pytest.mark.parametrize(
-    ("request_", "repeatable"),
-    [
-        (jobs_pb2.GetJobRequest(), True),
-        (jobs_pb2.ExplainJobRequest(), True),
-        (scheduler_pb2.ScheduleRequest(), True),  # it carries a request id
-        (access_pb2.CreateTokenRequest(), False),  # it does not, and makes something
-    ],
-)
-def test_only_what_happens_once_is_tried_again(request_: Any, repeatable: bool) -> None:
-    assert prepare(request_)[1] is repeatable
+    for read in (jobs_pb2.GetJobRequest(), jobs_pb2.ExplainJobRequest()):
+        assert prepare(read)[1]
+    assert prepare(scheduler_pb2.ScheduleRequest())[1]  # it carries a request id
+    assert not prepare(access_pb2.CreateTokenRequest())[1]  # it does not, and makes something
 
 
 def test_nobody_waits_for_a_server_for_longer_than_wanted() -> None:
@@ -191,12 +180,7 @@ def test_nobody_waits_for_a_server_for_longer_than_wanted() -> None:
     assert failed.value.reason == ""
 
 
-def test_a_call_that_the_server_lacks_says_so(server: tuple[Jobs, str]) -> None:
-    with a_client(server[1]) as client, pytest.raises(ServerTooOld):
-        client.get_server()
-
-
-def test_the_stubs_of_all_services_for_users_are_there() -> None:
+async def test_the_stubs_of_all_services_for_users_are_there() -> None:
     services = {
         path.name.removesuffix("_pb2_grpc.py")
         for path in (PROTO / "gen" / "tessera" / "v1").glob("*_pb2_grpc.py")
@@ -204,13 +188,8 @@ def test_the_stubs_of_all_services_for_users_are_there() -> None:
     }
     with grpc.insecure_channel("127.0.0.1:1") as channel:
         assert set(vars(Stubs(channel))) == services - {"agents"}
-
-
-async def test_the_stubs_for_asyncio_are_the_same() -> None:
     async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
-        services = set(vars(AsyncStubs(channel)))
-    with grpc.insecure_channel("127.0.0.1:1") as channel:
-        assert services == set(vars(Stubs(channel)))
+        assert set(vars(AsyncStubs(channel))) == services - {"agents"}
 
 
 def test_lists_are_iterators_over_all_pages(server: tuple[Jobs, str]) -> None:
@@ -266,49 +245,62 @@ def test_both_clients_have_the_same_methods_with_the_same_arguments() -> None:
 
 
 def test_a_job_is_described_by_short_names() -> None:
-    deadline = datetime(2030, 1, 1, tzinfo=UTC)
+    deadline, minutes = datetime(2030, 1, 1, tzinfo=UTC), timedelta(minutes=2)
+    ended = jobs_pb2.Dependency(job="clusters/c/jobs/x", condition=jobs_pb2.Dependency.ENDED)
     job = make_job(
+        "c",
         model="bert",
         params="1.3B",
         batch=256,
         iterations=9,
         gpus=8,
         gpu_type="a100",
-        command=["python", "t.py"],
+        gpu_types=["a100"],
+        avoid_nodes=["n0"],
+        longest_run=minutes,
+        after=["prepare", ended],
+        techniques=["dp", "zero1"],
+        command=["train.py"],
+        runtime="torchrun",
         environment={"A": "b"},
+        working_directory="/srv",
+        secrets={"WANDB_API_KEY": "wandb"},
+        staging=["cp", "a", "b"],
+        progress_pattern="(?P<iteration>[0-9]+)",
+        stop_grace=minutes,
         restart_s=1.5,
         deadline=deadline,
         max_retries=0,
         until_exit=True,
     )
-    assert job.workload.global_batch == 256
-    assert job.launch.environment == {"A": "b"}
-    assert job.launch.until_exit
-    assert job.restart.ToMilliseconds() == 1500
-    assert job.deadline.ToDatetime(UTC) == deadline
-    assert job.HasField("max_retries")
-    assert not make_job(model="bert").HasField("max_retries")
-    assert not make_job(model="bert").HasField("launch")
+    spec = to_job_spec("job", "c", "j", job)
+    launch = spec.launch
+    assert (spec.workload.global_batch, spec.requested_type) == (256, "a100")
+    assert (spec.allowed_types, spec.avoid_nodes) == (("a100",), ("n0",))
+    dependencies = [(one.job, str(one.condition)) for one in spec.after]
+    assert dependencies == [("prepare", "succeeded"), ("x", "ended")]
+    assert spec.techniques == ("dp", "zero1")
+    assert (spec.restart_s, spec.longest_run_s, launch.stop_grace_s) == (1.5, 120.0, 120.0)
+    assert (spec.deadline_s, spec.max_retries) == (deadline.timestamp(), 0)
+    assert launch.secrets == (SecretVariable(variable="WANDB_API_KEY", name="wandb"),)
+    assert (dict(launch.environment), launch.until_exit) == ({"A": "b"}, True)
+    assert (launch.staging_command, launch.working_directory) == (("cp", "a", "b"), "/srv")
+    bare = make_job(model="bert")
+    assert not bare.HasField("max_retries")
+    assert not bare.HasField("launch")
     assert make_job(deadline=timedelta(days=1)).deadline.seconds > 0
     with pytest.raises(ValueError, match="time zone"):
         make_job(deadline=datetime(2030, 1, 1))  # noqa: DTZ001 - that is the point
 
 
-@pytest.mark.parametrize(
-    ("field", "meant"),
-    [
-        ("max_gpu", "max_gpus"),
-        ("deadlin", "deadline"),
-        ("tenants", "tenant"),
-        ("batches", "batch"),
-        ("global_batch", "batch"),
-        ("requested_gpus", "gpus"),
-        ("staging_command", "staging"),
-        ("restart", "restart_s"),
-        ("state", ""),
-        ("xyz", ""),
-    ],
-)
+MEANT_FIELDS = {
+    **{"max_gpu": "max_gpus", "deadlin": "deadline", "tenants": "tenant", "batches": "batch"},
+    **{"global_batch": "batch", "requested_gpus": "gpus", "staging_command": "staging"},
+    **{"restart": "restart_s", "state": "", "xyz": ""},
+}
+
+
+@pytest.mark.parametrize(("field", "meant"), MEANT_FIELDS.items())
 def test_an_unknown_field_of_a_job_is_refused_with_the_one_that_is_meant(
     field: str, meant: str
 ) -> None:
@@ -341,45 +333,6 @@ def test_every_field_of_a_job_that_users_state_has_a_short_name() -> None:
     launch = {f"launch.{field.name}" for field in launch_pb2.Launch.DESCRIPTOR.fields}
     stated = (fields - SERVERS_FIELDS - {"workload", "launch"}) | workload | launch
     assert {field_path(name) for name in JobFields.__annotations__} == stated - REFUSED_FIELDS
-
-
-MINUTES = timedelta(minutes=2)
-
-
-def test_each_field_that_a_program_needs_reaches_the_server() -> None:
-    job = make_job(
-        "c",
-        model="bert",
-        batch=256,
-        iterations=9,
-        gpus=8,
-        gpu_types=["a100"],
-        avoid_nodes=["n0"],
-        longest_run=MINUTES,
-        after=[
-            "prepare",
-            jobs_pb2.Dependency(job="clusters/c/jobs/x", condition=jobs_pb2.Dependency.ENDED),
-        ],
-        techniques=["dp", "zero1"],
-        command=["train.py"],
-        runtime="torchrun",
-        working_directory="/srv",
-        secrets={"WANDB_API_KEY": "wandb"},
-        staging=["cp", "a", "b"],
-        progress_pattern="(?P<iteration>[0-9]+)",
-        stop_grace=MINUTES,
-    )
-    spec = to_job_spec("job", "c", "j", job)
-    assert (spec.allowed_types, spec.avoid_nodes) == (("a100",), ("n0",))
-    assert [(one.job, str(one.condition)) for one in spec.after] == [
-        ("prepare", "succeeded"),
-        ("x", "ended"),
-    ]
-    assert spec.techniques == ("dp", "zero1")
-    assert (spec.longest_run_s, spec.launch.stop_grace_s) == (120.0, 120.0)
-    assert spec.launch.secrets == (SecretVariable(variable="WANDB_API_KEY", name="wandb"),)
-    assert spec.launch.staging_command == ("cp", "a", "b")
-    assert spec.launch.working_directory == "/srv"
 
 
 @pytest.mark.parametrize(
@@ -482,13 +435,3 @@ def test_the_client_needs_grpc_and_protobuf_only(installed: Path) -> None:
         "import sys; print('numpy' in sys.modules)"
     )
     assert run_installed(installed, f"exec({code!r})").split() == ["UNAVAILABLE", "False"]
-
-
-def test_everything_that_is_exported_is_documented() -> None:
-    page = (ROOT / "docs" / "python-client.md").read_text()
-    own: Callable[[str], bool] = lambda name: (  # noqa: E731 - it is short
-        not name.startswith("_") and inspect.isclass(getattr(package, name))
-    )
-    errors_ = [name for name in vars(package) if own(name) and name in vars(client_errors)]
-    assert len(errors_) > 10
-    assert [name for name in errors_ if f"`{name}`" not in page] == []
