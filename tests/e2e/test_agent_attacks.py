@@ -274,7 +274,6 @@ The agent waits until somebody reads the pipe. Meanwhile the pipe's name becomes
 
 
 @needs_root
-@pytest.mark.slow
 async def test_a_running_job_that_puts_links_into_the_next_jobs_folders_gets_no_file_of_root(
     server: FakeServer, passable: Path, make_agent: MakeAgent
 ) -> None:

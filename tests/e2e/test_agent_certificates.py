@@ -126,7 +126,6 @@ def agent(server: SecuredServer, user: User, tmp_path: Path) -> Iterator[Enrolli
     agent.clean()
 
 
-@pytest.mark.slow
 async def test_a_renewal_does_not_disturb_a_job_and_a_restart_needs_no_token(
     server: SecuredServer, user: User, agent: EnrollingAgent
 ) -> None:

@@ -39,8 +39,6 @@ ANSWERS = 3
 
 SETTINGS = {"TESSERA_LEASE_S": "60", "TESSERA_MARGIN_S": "30", "TESSERA_ROUND_THREADS": "1"}
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:

@@ -41,8 +41,6 @@ print(os.listdir(sys.argv[2]))
 """
 QUICK = ["--listen", "127.0.0.1:0", "--period", "0", "--agents", "1"]
 
-pytestmark = pytest.mark.slow
-
 
 def run_client(address: str, command: str) -> str:
     """Run a client's command against the server, in this process, and return its stdout."""

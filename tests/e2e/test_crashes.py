@@ -40,8 +40,6 @@ SETTINGS = {
 
 KILLS = scaled(11)
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:

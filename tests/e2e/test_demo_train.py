@@ -18,8 +18,7 @@ from tests.support.patience import PATIENCE_S
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
 
-@pytest.mark.slow
-@pytest.mark.full  # it trains for minutes; test_replans.py and test_training_programs.py change plans, too
+@pytest.mark.night  # it trains for minutes; test_replans.py and test_training_programs.py change plans, too
 def test_the_demo_trains_jobs_that_rounds_scale_and_move(tmp_path: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TESSERA_")}
     options = ("--torch-python", "none", "--iterations", "100")
@@ -46,8 +45,7 @@ def test_the_demo_trains_jobs_that_rounds_scale_and_move(tmp_path: Path) -> None
     assert (tmp_path / "tessera-demo-train.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
-@pytest.mark.full  # it trains for minutes
+@pytest.mark.night  # it trains for minutes
 def test_on_one_gpu_jobs_take_turns_and_a_drain_stops_all_of_them() -> None:
     fleet = virtual_fleet(nodes=1, node_gpus=1)
     lead, *others = choose_jobs(fleet, has_jax=True, has_torch=False)

@@ -50,9 +50,6 @@ while True:
 """A program with a child in a session of its own, which nothing marks as the job's."""
 
 
-pytestmark = pytest.mark.slow
-
-
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
     """Yield two replicas whose period never ends within a test."""

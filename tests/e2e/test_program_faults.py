@@ -39,9 +39,6 @@ WAIT = "import time; time.sleep(0.02)"
 """What a program does that takes its time in each iteration."""
 
 
-pytestmark = pytest.mark.slow
-
-
 def python(program: str) -> tuple[str, ...]:
     return (sys.executable, "-c", program)
 

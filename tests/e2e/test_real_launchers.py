@@ -42,8 +42,6 @@ from tests.support.programs import SUCCESS, ProgramBench, end_of, observed
 from tests.support.stated import a_plan
 from tests.support.torch_python import find_torch_python
 
-pytestmark = pytest.mark.slow
-
 SCRIPT = "train.py"
 NOTE_PLACE = (
     "/bin/sh",
@@ -242,7 +240,7 @@ def operators(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tmp_path_factory.mktemp("operators"))
 
 
-@pytest.mark.full
+@pytest.mark.night
 @pytest.mark.parametrize("zero", [ZeroStage.OPTIMIZER, ZeroStage.GRADIENTS, ZeroStage.PARAMETERS])
 def test_deepspeed_really_trains_under_a_plan(
     zero: ZeroStage, tmp_path: Path, operators: str

@@ -70,8 +70,6 @@ IMPORTANT = {
 }
 """The cases of `make test`. `make test-full` has all."""
 
-pytestmark = pytest.mark.slow
-
 
 @dataclass(frozen=True)
 class Site:
@@ -101,7 +99,7 @@ def all_cases() -> list[Any]:
         for victim in VICTIMS:
             if phase == MEETING and victim in PROGRAMS:
                 continue
-            marks = () if (phase, victim) in IMPORTANT else (pytest.mark.full,)
+            marks = () if (phase, victim) in IMPORTANT else (pytest.mark.night,)
             name = f"{victim}-{phase}".replace(" ", "_")
             cases.append(pytest.param(phase, victim, marks=marks, id=name))
     return cases

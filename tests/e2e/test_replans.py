@@ -28,8 +28,6 @@ OWN = Workload(model="tiny-gpt", params="1M", global_batch=BATCH)
 TOLERANCE = 1e-5
 """The largest difference of losses between plans, at float32."""
 
-pytestmark = pytest.mark.slow
-
 
 def make_plan(dp: int, tp: int, accumulation: int) -> ExecutionPlan:
     return ExecutionPlan(

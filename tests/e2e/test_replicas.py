@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 
 import grpc
-import pytest
 
 from tessera.benchmarks.service.fleet import Fleet
 from tessera.db.engine import Database
@@ -76,7 +75,6 @@ def require_no_gpu_twice(stack: Stack, nodes: Sequence[NodeSpec]) -> int:
     return len(owners)
 
 
-@pytest.mark.slow
 def test_two_racing_replicas_assign_no_gpu_and_no_round_number_twice(
     database: Database,
 ) -> None:

@@ -36,8 +36,6 @@ from tests.support.database import a_database
 from tests.support.patience import PATIENCE_S
 from tests.support.system import until
 
-pytestmark = pytest.mark.slow
-
 JOBS = 800
 """Jobs of the crowded cluster. CP-SAT proves no answer of its rounds within minutes."""
 

@@ -46,9 +46,6 @@ ENDLESS = 900_000
 """Iterations that last longer than any test waits."""
 
 
-pytestmark = pytest.mark.slow
-
-
 def start(bench: ProgramBench, steps: int, last_line: str = "") -> MemberHandle:
     python = find_torch_python("transformers", "accelerate")
     script = bench.root.parent / "train.py"

@@ -86,7 +86,6 @@ def checkpoint_of(run: ProgramRun, least: int) -> dict[str, Any] | None:
     return checkpoint if checkpoint and checkpoint["iterations"] >= least else None
 
 
-@pytest.mark.slow
 def test_a_gpt_goes_on_with_other_world_sizes_as_if_nothing_had_happened(tmp_path: Path) -> None:
     python = find_torch_python("numpy")
     job, alone = tmp_path / "job", tmp_path / "alone"
@@ -130,7 +129,6 @@ def test_a_gpt_goes_on_with_other_world_sizes_as_if_nothing_had_happened(tmp_pat
     assert undisturbed[total - 1][1] < undisturbed[0][1]
 
 
-@pytest.mark.slow
 def test_a_gpt_writes_a_checkpoint_when_one_is_requested_and_trains_on(tmp_path: Path) -> None:
     python = find_torch_python("numpy")
     argv = (python, GPT, "--every", str(ENDLESS), "--pause-s", "0.02")

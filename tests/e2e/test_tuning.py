@@ -41,8 +41,6 @@ if tuning is not None:
 
 WAIT = "import time; time.sleep(0.02)"
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def lab() -> Iterator[TrainingLab]:

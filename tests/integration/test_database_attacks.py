@@ -46,8 +46,6 @@ from tests.support.stored_cluster import (
     submit,
 )
 
-pytestmark = pytest.mark.slow
-
 MOUNT_MIB = 192
 
 

@@ -58,7 +58,6 @@ def pipeline_of_experts() -> ExecutionPlan:
     return replace(plan_of_one_device(), stages=stages, micro_batch=8, accumulation=2)
 
 
-@pytest.mark.slow
 def test_a_change_between_two_plans_changes_no_loss_unless_the_optimizer_begins_again() -> None:
     """Each run trains two iterations under one of three plans, and two under another."""
     plans = {name: make_plans()[name] for name in ("DP", "TP", "PP")}
@@ -90,8 +89,7 @@ def test_a_change_between_two_plans_changes_no_loss_unless_the_optimizer_begins_
     assert largest_difference(losses["forgetful"], losses[ONE_DEVICE]) >= 10 * TOLERANCE
 
 
-@pytest.mark.slow
-@pytest.mark.full
+@pytest.mark.night
 def test_a_gpt_with_dropout_goes_through_nine_plans_as_if_undisturbed() -> None:
     sizes = {"width": 16, "sequence": 8, "dropout": 0.1}
     worst, fall = train_chain(GPT, make_plans(), 3, sizes)
@@ -99,7 +97,6 @@ def test_a_gpt_with_dropout_goes_through_nine_plans_as_if_undisturbed() -> None:
     assert worst <= TOLERANCE
 
 
-@pytest.mark.slow
 def test_a_mixture_of_experts_keeps_its_loss_under_plans_that_divide_experts() -> None:
     plans = {"ep4": whole(4, ep=4), "ep2 tp2": whole(2, 2, 2), "pipeline": pipeline_of_experts()}
     worst, fall = train_chain("train_jax_moe", plans, 4, {"width": 16, "sequence": 16})
@@ -107,7 +104,6 @@ def test_a_mixture_of_experts_keeps_its_loss_under_plans_that_divide_experts() -
     assert worst <= CHOICE_TOLERANCE
 
 
-@pytest.mark.slow
 def test_a_wide_resnet_with_ghost_batches_keeps_its_loss() -> None:
     plans = {name: make_plans()[name] for name in ("DP", "TP", "unequal PP")}
     worst, fall = train_chain(RESNET, plans, 6, {})

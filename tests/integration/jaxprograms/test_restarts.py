@@ -13,8 +13,6 @@ import pytest
 from tests.support.jax_programs import FAST_COMPILATION, ROOT, make_plan
 from tests.support.patience import PATIENCE_S
 
-pytestmark = pytest.mark.slow
-
 TOLERANCE: Final = 1e-5
 """The largest difference of losses at float32."""
 

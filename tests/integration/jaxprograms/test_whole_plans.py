@@ -9,8 +9,6 @@ import pytest
 from tests.support.jax_programs import make_plan, train_cases
 from tests.support.laws import IS_NIGHT
 
-pytestmark = pytest.mark.slow
-
 TOLERANCE: Final = 1e-5
 """The largest difference of losses at float32."""
 

@@ -104,7 +104,7 @@ def test_the_artifacts_rule_is_linear_within_the_table_and_uses_multiples_above_
     assert artifact_s(known, payload).tolist() == [1.0, 2.0, 3.0, 6.0, 8.0]
 
 
-@pytest.mark.parametrize("stride", [pytest.param(1, marks=pytest.mark.full), 9])
+@pytest.mark.parametrize("stride", [pytest.param(1, marks=pytest.mark.night), 9])
 def test_held_back_collectives_of_the_published_tables_are_within_ten_percent(stride: int) -> None:
     folder = data_dir()
     if folder is None:

@@ -67,7 +67,6 @@ def test_an_iteration_is_rebuilt_as_the_artifact_does() -> None:
     assert plan.two_phases_s(NETWORK) == phases + 2 * (16 + 15 * 8) + 4.0 + 0.5
 
 
-@pytest.mark.slow
 def test_recorded_plans_are_rebuilt_within_five_percent() -> None:
     figures = run_latency_section(arena_folder(), range(1)).figures
     assert figures["latency_plans"] == 615

@@ -262,7 +262,7 @@ def test_one_path_choice_loads_a_link_like_all_flows_over_one_switch() -> None:
         assert len(on_cables) == 2 * len(tors)
 
 
-@pytest.mark.full  # `make bench` runs the same case and checks its bounds
+@pytest.mark.night  # `make bench` runs the same case and checks its bounds
 def test_the_smoke_run_keeps_its_bounds_and_reports_all_parts() -> None:
     case = find_cases()["network"]
     assert case.run is network.judge_network

@@ -341,7 +341,6 @@ def test_without_jax_the_error_says_what_to_install(
     )
 
 
-@pytest.mark.slow
 def test_a_profiled_step_is_estimated_from_its_measured_layers(tmp_path: Path) -> None:
     to = tmp_path / "layers.jsonl"
     step = "--step tessera.estimator.tracing.models.steps:perceptron --argument=layers=4"

@@ -262,9 +262,9 @@ def test_steps_of_published_models_accept_their_arguments(key: tuple[str, str]) 
         (("bert", "760M"), 0.005),
         (("wide_resnet", "500M"), 0.005),
         (("vit", "86M"), 0.005),
-        pytest.param(("gpt2", "1.5B"), 0.005, marks=pytest.mark.full),
+        pytest.param(("gpt2", "1.5B"), 0.005, marks=pytest.mark.night),
         (("moe", "690M"), 0.08),
-        pytest.param(("t5_3B", "3B"), 0.005, marks=pytest.mark.full),
+        pytest.param(("t5_3B", "3B"), 0.005, marks=pytest.mark.night),
     ],
 )
 def test_steps_of_published_models_do_the_work_of_their_graphs(

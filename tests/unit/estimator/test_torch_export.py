@@ -28,7 +28,6 @@ def configured_graph(*, flash: bool, **sizes: Any) -> Graph:
     return transformer_graph(Transformer(name="gpt", flash=flash, dtype="f32", **sizes))
 
 
-@pytest.mark.slow
 def test_gpt_2_is_exported_with_its_published_parameters_and_the_configurations_work() -> None:
     sizes = {"hidden": 768, "layers": 12, "heads": 12, "vocabulary": 50257, "sequence": 1024}
     graph, expected = export_module("decoder", **sizes), configured_graph(flash=True, **sizes)
@@ -62,7 +61,6 @@ def test_blocks_consist_of_two_layers_of_one_kind_each_that_pass_one_tensor_on()
     assert graph.boundary[-1] == 0
 
 
-@pytest.mark.slow
 def test_resnet_50_is_exported_with_its_published_parameters_and_the_configurations_work() -> None:
     graph, expected = export_module("resnet"), wide_resnet(WideResNet(name="resnet"))
     assert graph.parameters == expected.parameters == 25_557_032  # He et al. 2016

@@ -86,7 +86,7 @@ def test_traced_gpt_agrees_with_the_analytic_count() -> None:
     assert graph.flops.sum() == pytest.approx(expected.flops.sum(), rel=0.02)
 
 
-@pytest.mark.full
+@pytest.mark.night
 def test_traced_mixture_of_experts_agrees_with_the_analytic_count() -> None:
     sizes: dict[str, Any] = {
         "hidden": 768,
@@ -115,7 +115,7 @@ def test_traced_wide_resnet_agrees_with_the_architecture() -> None:
     assert len(graph) == 18  # stem, 16 blocks, classifier
 
 
-@pytest.mark.full
+@pytest.mark.night
 def test_traced_vit_and_t5_agree_with_their_architectures() -> None:
     vit, t5 = find_published("vit", "86M").graph, find_published("t5_3B", "3B").graph
     graph = graph_of_step(steps.vision(classes=200))
