@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 import sqlalchemy as sa
 
-from tessera.db import enrolment, limits, migrate
+from tessera.db import enrolment, limits
 from tessera.db.access_store import PostgresAccessStore
 from tessera.db.engine import Database, connect_database
 from tessera.db.notify import EVERY_CLUSTER, Listener
@@ -219,43 +219,6 @@ def test_an_enrolment_stores_the_certificate_and_counts_one_use(
     assert record.used == 1
 
 
-def test_an_enrolment_without_the_secret_learns_nothing_of_the_token(
-    access: AccessStore, cluster: PostgresStore
-) -> None:
-    token = access.create_join_token(a_join_token(), "ops").spec
-    access.revoke_join_token(C, token.id)
-    texts = set()
-    for shown in (show(token, "guess"), show(a_join_token(), "guess")):
-        with pytest.raises(NotAuthenticated) as refused:
-            access.enrol(shown, a_certificate())
-        texts.add(str(refused.value))
-    assert len(texts) == 1
-    assert "revoked" not in texts.pop()
-
-
-def test_an_enrolment_with_the_secret_learns_why_it_is_refused(
-    access: AccessStore, cluster: PostgresStore
-) -> None:
-    do(cluster, lambda w: w.upsert_cluster("other", cluster.get_cluster(C).gpu_types, None))
-    elsewhere = access.create_join_token(a_join_token(cluster="other"), "ops").spec
-    expired = access.create_join_token(a_join_token(expires_s=EARLIER_S), "ops").spec
-    revoked = access.create_join_token(a_join_token(), "ops").spec
-    access.revoke_join_token(C, revoked.id)
-    used = access.create_join_token(a_join_token(), "ops").spec
-    access.enrol(show(used), a_certificate())
-    for token, why in (
-        (elsewhere, f"is not for cluster {C}"),
-        (expired, "has expired"),
-        (revoked, "was revoked"),
-        (used, "1 enrolments, which are used up"),
-    ):
-        with pytest.raises(NotAuthenticated, match=f"join token {token.id} .*{why}"):
-            access.enrol(show(token), a_certificate())
-    with pytest.raises(NotAuthenticated, match="is not for cluster nowhere"):
-        access.enrol(show(used), a_certificate(cluster="nowhere"))
-    assert len(access.list_certificates(C)) == 1
-
-
 def test_an_enrolment_for_a_node_that_the_token_does_not_allow_is_refused_without_a_use(
     access: AccessStore, cluster: PostgresStore
 ) -> None:
@@ -310,17 +273,6 @@ def test_a_join_token_of_ten_uses_enrols_exactly_ten_of_thirty_agents_at_once(
     assert outcomes == Counter({"done": 10, "NotAuthenticated": 20})
     assert len(access.list_certificates(C)) == 10
     assert access.list_join_tokens(C, with_ended=True)[0].used == 10
-
-
-def test_a_renewed_certificate_is_added_to_the_earlier_one(
-    access: AccessStore, cluster: PostgresStore
-) -> None:
-    first = enrol(access)
-    renewed = a_certificate()
-    access.add_certificate(renewed, first)
-    stored = access.list_certificates(C)
-    assert [c.serial for c in stored] == [first, renewed.serial]
-    assert stored[0].join_token == stored[1].join_token != ""
 
 
 def test_a_renewal_for_other_nodes_or_by_another_agent_is_refused(
@@ -489,22 +441,18 @@ def test_the_tenants_of_jobs_are_those_of_the_cluster_s_jobs(cluster: PostgresSt
     assert cluster.tenants_of_jobs(C, []) == {}
 
 
-CALLS: dict[str, Callable[[AccessStore], object]] = {
-    "create_token": lambda a: a.create_token(a_token("ana"), "root"),
-    "find_token": lambda a: a.find_token("x"),
-    "enrol": lambda a: a.enrol(show(a_join_token()), a_certificate()),
-    "revoked_certificates": lambda a: a.revoked_certificates(["a"]),
-    "add_refusals": lambda a: a.add_refusals([]),
-    "list_audit": lambda a: a.list_audit(AuditFilter(), 0, 9),
-}
-
-
-@pytest.mark.parametrize("call", CALLS)
-def test_another_release_s_schema_is_neither_read_nor_changed(
-    access: AccessStore, database: Database, call: str
+def test_a_schema_of_another_release_is_neither_read_nor_changed(
+    access: AccessStore, database: Database
 ) -> None:
-    migrate.downgrade_schema(database, "0010")
-    with pytest.raises(NotMigrated, match=r"has schema 0010.*`tessera migrate`"):
-        CALLS[call](access)
-    migrate.upgrade_schema(database)
-    assert access.list_tokens(with_ended=True) == []
+    execute(database, "UPDATE alembic_version SET version_num = '9999'")
+    calls: list[Callable[[], object]] = [
+        lambda: access.create_token(a_token("ana"), "root"),
+        lambda: access.find_token("x"),
+        lambda: access.enrol(show(a_join_token()), a_certificate()),
+        lambda: access.revoked_certificates(["a"]),
+        lambda: access.add_refusals([]),
+        lambda: access.list_audit(AuditFilter(), 0, 9),
+    ]
+    for call in calls:
+        with pytest.raises(NotMigrated, match=r"schema 9999 of a newer release"):
+            call()

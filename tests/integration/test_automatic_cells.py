@@ -23,6 +23,7 @@ from tessera.formulation.values import EstimateSource, GpuType, Workload
 from tessera.service.cells.deriver import CellDeriver
 from tessera.service.cluster_task import ClusterTask
 from tessera.service.rpc.calls import Calls
+from tests.support.hand_clock import HandClock
 from tests.support.logged import logged_lines
 from tests.support.patience import PATIENCE_S
 from tests.support.stored_cluster import (
@@ -334,14 +335,6 @@ def test_a_measurement_on_a_shape_without_an_estimate_adds_one(store: PostgresSt
         agents_report(store, iterations_done=float(done), iter_time_s=3.0, runtime=TRAINER)
     a_deriving(store).derive(C)
     assert [(r.cell.nodes, r.iter_time_s) for r in cells_of(store, BERT)] == [(1, 1.0), (2, 3.0)]
-
-
-class HandClock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def monotonic_s(self) -> float:
-        return self.now_s
 
 
 @asynccontextmanager

@@ -48,33 +48,38 @@ def check_refused(result: Result, *texts: str) -> None:
     assert "SSSS" not in result.output
 
 
-async def test_plain_text_to_a_port_with_tls(tmp_path: Path, ports: EchoPorts) -> None:
-    for address in (ports.tls, ports.mutual):
-        check_refused(
-            await run_command(tmp_path, address),
-            f"{address} uses TLS",
-            "set TESSERA_CA to the file",
-        )
-
-
-async def test_tls_to_a_port_without(tmp_path: Path, site: Site, ports: EchoPorts) -> None:
-    result = await run_command(tmp_path, ports.plain, TESSERA_CA=site.authorities)
-    check_refused(result, f"{ports.plain} does not use TLS", "unset TESSERA_CA")
-
-
-async def test_a_server_of_an_unknown_authority(
-    tmp_path: Path, site: Site, ports: EchoPorts
+@pytest.mark.parametrize(
+    ("port", "variables", "texts"),
+    [
+        ("tls", {}, ["{address} uses TLS", "set TESSERA_CA to the file"]),
+        ("mutual", {}, ["{address} uses TLS", "set TESSERA_CA to the file"]),
+        ("plain", {"TESSERA_CA": "ca.pem"}, ["{address} does not use TLS", "unset TESSERA_CA"]),
+        (
+            "tls",
+            {"TESSERA_CA": "other.pem"},
+            ["not signed by an authority that you trust", "set TESSERA_CA"],
+        ),
+        (
+            "tls",
+            {"TESSERA_CA": "ca.pem", "TESSERA_SERVER_NAME": "b.example"},
+            ["is for other names", "TESSERA_SERVER_NAME"],
+        ),
+        (
+            "mutual",
+            {"TESSERA_CA": "ca.pem"},
+            ["perhaps because it asks for a certificate", "call the port of users"],
+        ),
+    ],
+)
+async def test_a_connection_that_tls_refuses_is_explained(
+    site: Site, ports: EchoPorts, port: str, variables: dict[str, str], texts: list[str]
 ) -> None:
-    write_public(tmp_path / "other.pem", create_authority(site.now_s).certificate_pem())
-    result = await run_command(tmp_path, ports.tls, TESSERA_CA=str(tmp_path / "other.pem"))
-    check_refused(result, "not signed by an authority that you trust", "set TESSERA_CA")
-
-
-async def test_a_server_with_another_name(tmp_path: Path, site: Site, ports: EchoPorts) -> None:
-    result = await run_command(
-        tmp_path, ports.tls, TESSERA_CA=site.authorities, TESSERA_SERVER_NAME="b.example"
-    )
-    check_refused(result, "is for other names", "TESSERA_SERVER_NAME")
+    write_public(site.folder / "other.pem", create_authority(site.now_s).certificate_pem())
+    if "TESSERA_CA" in variables:
+        variables = variables | {"TESSERA_CA": str(site.folder / variables["TESSERA_CA"])}
+    address = getattr(ports, port)
+    result = await run_command(site.folder, address, **variables)
+    check_refused(result, *(text.format(address=address) for text in texts))
 
 
 async def test_a_server_with_an_expired_certificate(tmp_path: Path, site: Site) -> None:
@@ -83,11 +88,6 @@ async def test_a_server_with_an_expired_certificate(tmp_path: Path, site: Site) 
     async with echo_server(site, lambda: past_s) as ports:
         result = await run_command(tmp_path, ports.tls, TESSERA_CA=site.authorities)
     check_refused(result, "has expired", "`tessera ca server`")
-
-
-async def test_a_user_at_the_port_of_agents(tmp_path: Path, site: Site, ports: EchoPorts) -> None:
-    result = await run_command(tmp_path, ports.mutual, TESSERA_CA=site.authorities)
-    check_refused(result, "perhaps because it asks for a certificate", "call the port of users")
 
 
 async def test_a_token_for_another_machine_in_plain_text(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tessera.db.engine import Database
 from tessera.db.notify import Listener
 from tessera.db.store import PostgresStore
 from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.errors import InvalidInput, LimitReached, NotFound
+from tessera.formulation.errors import InvalidInput, LimitReached
 from tessera.formulation.execution_plan import ZeroStage
 from tessera.formulation.launch import LaunchSpec
 from tessera.formulation.lifecycle import JobEvent
@@ -57,25 +57,6 @@ def test_uncertainty_is_kept_with_an_estimate(store: PostgresStore) -> None:
     assert np.array_equal(loaded, [0.25, math.nan, math.nan, math.nan], equal_nan=True)
 
 
-def test_a_stored_round_keeps_the_uncertainty_that_it_used(store: PostgresStore) -> None:
-    a_cluster(store)
-    submit(store, a_spec("j"))
-    do(store, lambda w: w.upsert_estimates(C, [a_record(1, sd=0.25)]))
-    before = store.snapshot(C)
-    do(store, lambda w: w.upsert_estimates(C, [a_record(1, iter_time_s=9.0, sd=0.5)]))
-    after = store.snapshot(C)
-    assert (before.estimates.sd[0], after.estimates.sd[0]) == (0.25, 0.5)
-
-
-@pytest.mark.parametrize("sd", ["-0.1", "'NaN'", "'Infinity'"])
-def test_the_database_refuses_a_meaningless_uncertainty(
-    database: Database, store: PostgresStore, sd: str
-) -> None:
-    a_cluster(store)
-    with pytest.raises(InvalidInput, match="ck_estimates_sd"):
-        execute(database, f"UPDATE estimates SET sd = {sd}")
-
-
 OTHER = Workload(model="moe", params="1.3B", global_batch=256)
 MINE = ModelSpec(model="mine", params="", architecture="{a: 1}", zero=1, dtype="f16")
 WAITS = Reason(
@@ -109,25 +90,6 @@ def cells_of(store: PostgresStore, workload: Workload) -> dict[tuple[int, int], 
     return {
         (e.cell.gpus, e.cell.pipeline_degree): (e.iter_time_s, e.source, e.sd) for e in estimates
     }
-
-
-def test_models_are_kept_and_replaced_by_name(store: PostgresStore) -> None:
-    a_cluster(store)
-    other = replace(MINE, params="7B", architecture="b")
-    do(store, lambda w: w.upsert_models(C, [other, MINE]))
-    assert store.list_models(C) == [MINE, other]
-    newer = replace(MINE, architecture="c", checkpointing=True, state_bytes=12.5)
-    do(store, lambda w: w.upsert_models(C, [newer]))
-    assert store.list_models(C) == [newer, other]
-    assert store.estimation(C).models == (newer, other)
-
-
-def test_models_of_a_cluster_that_does_not_exist_are_not_found(store: PostgresStore) -> None:
-    for call in (store.list_models, store.estimation):
-        with pytest.raises(NotFound):
-            call("nowhere")
-    with pytest.raises(NotFound):
-        do(store, lambda w: w.upsert_models("nowhere", [MINE]))
 
 
 def test_only_workloads_of_live_jobs_without_user_estimates_need_estimation(

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import pytest
 
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
-from tessera.db.writer import PostgresWriter
 from tessera.formulation.errors import InUse, InvalidInput, NotFound
 from tessera.formulation.lifecycle import JobEvent
 from tessera.formulation.records.clusters import TenantSpec
@@ -34,19 +32,6 @@ def upsert_tenants(store: PostgresStore, *tenants: TenantSpec) -> None:
     do(store, lambda w: w.upsert_tenants(C, tenants))
 
 
-def test_tenants_read_back_as_set_in_order_of_name(store: PostgresStore) -> None:
-    a_cluster(store, types=("a100", "v100"))
-    second = TenantSpec(name="b", weight=0.0, borrow_gpus=0, lends=False, quotas={"": 3, "v100": 2})
-    first = TenantSpec(name="a", weight=2.5)
-    answers: list[list[TenantSpec]] = []
-    do(store, lambda w: answers.append(w.upsert_tenants(C, [second, first])))
-    assert answers == [[second, first]]
-    assert store.list_tenants(C) == [first, second]
-    other = TenantSpec(name="b", quotas={"a100": 8})
-    upsert_tenants(store, other)
-    assert store.list_tenants(C) == [first, other]
-
-
 def test_jobs_of_a_deleted_tenant_stay(store: PostgresStore) -> None:
     a_cluster(store)
     upsert_tenants(store, TenantSpec(name="a", quotas={"a100": 1}), TenantSpec(name="b"))
@@ -57,16 +42,6 @@ def test_jobs_of_a_deleted_tenant_stay(store: PostgresStore) -> None:
     assert [t.name for t in store.list_tenants(C)] == ["b"]
     assert job(store, "x").spec.tenant == "a"
     assert len(store.snapshot(C).quotas) == 0
-
-
-def test_tenants_of_a_missing_cluster_are_refused(store: PostgresStore) -> None:
-    for call in (
-        lambda: store.list_tenants("x"),
-        lambda: do(store, lambda w: w.upsert_tenants("x", [])),
-        lambda: do(store, lambda w: w.delete_tenants("x", [])),
-    ):
-        with pytest.raises(NotFound, match="clusters/x does not exist"):
-            call()
 
 
 @pytest.mark.parametrize(
@@ -106,25 +81,6 @@ def test_quotas_up_to_the_whole_cluster_are_accepted(store: PostgresStore) -> No
     )
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"weight": -1.0}, "ck_tenants_weight"),
-        ({"weight": math.nan}, "ck_tenants_weight"),
-        ({"weight": math.inf}, "ck_tenants_weight"),
-        ({"borrow_gpus": -2}, "ck_tenants_borrow"),
-    ],
-)
-def test_meaningless_settings_are_refused(
-    store: PostgresStore, wrong: dict[str, float], message: str
-) -> None:
-    a_cluster(store)
-    with pytest.raises(InvalidInput, match=message):
-        upsert_tenants(store, TenantSpec(**{"name": "a"} | wrong))  # type: ignore[arg-type]  # a test's shorthand
-    with pytest.raises(InvalidInput, match="a is named twice"):
-        upsert_tenants(store, TenantSpec(name="a"), TenantSpec(name="a"))
-
-
 def test_the_snapshot_has_tenants_and_quotas_in_order(store: PostgresStore) -> None:
     a_cluster(store, types=("v100", "a100"))
     upsert_tenants(
@@ -153,19 +109,6 @@ def test_gpu_types_store_their_costs(store: PostgresStore) -> None:
     version = store.get_cluster(C).version
     do(store, lambda w: w.upsert_cluster(C, kinds, None))
     assert store.get_cluster(C).version == version  # nothing changed
-    for wrong in (-1.0, math.nan, math.inf):
-        dear = [GpuType(name="a100", memory_bytes=1, dollars_per_hour=wrong), kinds[1]]
-        put_types = partial(PostgresWriter.upsert_cluster, name=C, gpu_types=dear, version=None)
-        with pytest.raises(InvalidInput, match="ck_gpu_types_dollars"):
-            do(store, put_types)
-
-
-def test_a_type_named_by_a_quota_cannot_be_removed(store: PostgresStore) -> None:
-    kinds = [GpuType(name=name, memory_bytes=1) for name in ("a100", "v100")]
-    do(store, lambda w: w.upsert_cluster(C, kinds, None))
-    upsert_tenants(store, TenantSpec(name="a", quotas={"v100": 0}))
-    with pytest.raises(InvalidInput, match=r"v100 is in use by 1 tenant with a quota of it \(a\)"):
-        do(store, lambda w: w.upsert_cluster(C, kinds[:1], None))
 
 
 def update_job(store: PostgresStore, spec: JobSpec, *fields: str) -> None:
@@ -195,13 +138,6 @@ def test_a_node_to_avoid_must_exist(store: PostgresStore) -> None:
     submit(store, a_spec("a"))
     with pytest.raises(InvalidInput, match="no node a100-9"):
         update_job(store, a_spec("a", avoid_nodes=("a100-9",)), "avoid_nodes")
-
-
-def test_a_job_with_avoided_nodes_can_be_deleted(store: PostgresStore) -> None:
-    a_cluster(store)
-    submit(store, a_spec("a", avoid_nodes=("a100-0",)))
-    apply_event(store, "a", JobEvent.CANCEL)
-    assert store.prune(0.0, 1)["jobs"] == 1
 
 
 def test_a_pinned_type_is_stored_and_in_the_snapshot(store: PostgresStore) -> None:

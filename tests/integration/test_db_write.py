@@ -17,10 +17,8 @@ from tessera.formulation.errors import (
     InvalidInput,
     NotAllowed,
     NotFound,
-    RequestIdReused,
     StaleEtag,
 )
-from tessera.formulation.launch import LaunchSpec
 from tessera.formulation.lifecycle import JobEvent, JobState
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.store import Request
@@ -28,7 +26,6 @@ from tessera.formulation.values import GpuType, Workload
 from tests.support.launches import WHOLE_LAUNCH
 from tests.support.patience import PATIENCE_S
 from tests.support.stored_cluster import (
-    BERT,
     C,
     a_cluster,
     a_record,
@@ -53,29 +50,12 @@ def submit_work(*names: str) -> Work:
     return work
 
 
-def test_a_repeated_request_is_answered_without_repeating_the_work(store: PostgresStore) -> None:
-    a_cluster(store)
-    first = store.write(REQUEST, submit_work("a", "b"))
-    assert first == b"a,b"
-    assert store.write(REQUEST, submit_work("c")) == first
-    assert list(states(store)) == ["a", "b"]
-
-
 def test_a_failed_request_may_be_repeated(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, a_spec("a"))
     with pytest.raises(AlreadyExists):
         store.write(REQUEST, submit_work("a"))
     assert store.write(REQUEST, submit_work("b")) == b"b"
-
-
-@pytest.mark.parametrize("change", [{"method": "CancelJob"}, {"digest": "other"}])
-def test_a_request_id_belongs_to_one_request(store: PostgresStore, change: dict[str, str]) -> None:
-    a_cluster(store)
-    store.write(REQUEST, submit_work("a"))
-    fields = {"id": REQUEST.id, "method": REQUEST.method, "digest": REQUEST.digest} | change
-    with pytest.raises(RequestIdReused):
-        store.write(Request(**fields), submit_work("b"))
 
 
 def test_concurrent_duplicates_do_the_work_once(store: PostgresStore) -> None:
@@ -92,16 +72,6 @@ def test_concurrent_duplicates_do_the_work_once(store: PostgresStore) -> None:
     for thread in threads:
         thread.join()
     assert answers == [b"a", b"a"]
-
-
-def test_validation_answers_and_changes_nothing(store: PostgresStore) -> None:
-    a_cluster(store)
-    assert store.write(REQUEST, submit_work("a"), validate_only=True) == b"a"
-    assert states(store) == {}
-    too_large = a_spec("x", requested_gpus=9)
-    with pytest.raises(InvalidInput):
-        store.write(None, lambda w: str(w.submit_jobs(C, [too_large])).encode(), validate_only=True)
-    assert store.write(REQUEST, submit_work("b")) == b"b"
 
 
 def test_a_job_reads_back_as_submitted(store: PostgresStore) -> None:
@@ -131,23 +101,6 @@ def test_a_job_reads_back_as_submitted(store: PostgresStore) -> None:
     assert job(store, "b").spec.deadline_s == math.inf
 
 
-@pytest.mark.parametrize(
-    ("command", "stated", "runtime"),
-    [
-        ((), "", "replay"),
-        (("fail-at", "3"), "", "replay"),
-        (("python", "train.py"), "", "command"),
-        (("python", "train.py"), "torchrun", "torchrun"),
-    ],
-)
-def test_a_stored_job_names_its_runtime(
-    store: PostgresStore, command: tuple[str, ...], stated: str, runtime: str
-) -> None:
-    a_cluster(store)
-    submit(store, a_spec("a", command=command, launch=LaunchSpec(runtime=stated, user="ana")))
-    assert job(store, "a").spec.launch == LaunchSpec(runtime=runtime, user="ana")
-
-
 def test_jobs_are_submitted_all_or_none(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, a_spec("a"))
@@ -155,24 +108,6 @@ def test_jobs_are_submitted_all_or_none(store: PostgresStore) -> None:
         with pytest.raises((AlreadyExists, InvalidInput)):
             submit(store, a_spec("b"), wrong)
     assert list(states(store)) == ["a"]
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"weight": math.nan},
-        {"weight": 0.0},
-        {"iterations": 0},
-        {"iterations": 2**63},
-        {"restart_s": math.inf},
-        {"deadline_s": math.nan},
-        {"max_retries": -1},
-    ],
-)
-def test_meaningless_numbers_are_refused(store: PostgresStore, wrong: dict[str, object]) -> None:
-    a_cluster(store)
-    with pytest.raises(InvalidInput):
-        submit(store, a_spec("a", **wrong))
 
 
 def test_a_job_that_can_never_fit_is_refused_with_the_reason(store: PostgresStore) -> None:
@@ -231,23 +166,6 @@ def test_updates_change_only_the_named_fields(store: PostgresStore) -> None:
         do(store, lambda w: w.update_job(C, change, ["weight"], None))
 
 
-def test_users_hold_release_and_cancel_a_waiting_job(store: PostgresStore) -> None:
-    a_cluster(store)
-    submit(store, a_spec("a"))
-    for event in (JobEvent.HOLD, JobEvent.RELEASE, JobEvent.CANCEL):
-        apply_event(store, "a", event)
-    record = job(store, "a")
-    assert (record.state, record.version) == (JobState.CANCELLED, 4)
-    assert record.ended_s is not None
-    assert [(e.event, e.state) for e in store.job_history(C, "a")] == [
-        ("hold", "held"),
-        ("release", "queued"),
-        ("cancel", "cancelled"),
-    ]
-    with pytest.raises(NotAllowed):
-        apply_event(store, "a", JobEvent.CANCEL)
-
-
 def test_estimates_are_replaced_by_shape(store: PostgresStore) -> None:
     a_cluster(store, nodes=1, gpus=4)
     other = Workload(model="x", params="", global_batch=1)
@@ -265,37 +183,10 @@ def test_estimates_are_replaced_by_shape(store: PostgresStore) -> None:
     assert len(everything) == 6
 
 
-def test_pages_of_estimates_cover_every_estimate_once(store: PostgresStore) -> None:
-    a_cluster(store)
-    counts, after = [], 0
-    while True:
-        page, after = store.list_estimates(C, BERT.model, BERT.params, BERT.global_batch, after, 3)
-        counts += [e.cell.gpus for e in page]
-        if not after:
-            break
-    assert counts == [1, 2, 4, 8]
-
-
 def test_an_estimate_without_node_counts_needs_a_node_in_the_cluster(store: PostgresStore) -> None:
     do(store, lambda w: w.upsert_cluster(C, [GpuType(name="a100", memory_bytes=1)], None))
     with pytest.raises(InvalidInput, match="a number of nodes, or add nodes first"):
         do(store, lambda w: w.upsert_estimates(C, [a_record(2)]))
-
-
-def test_a_type_in_use_cannot_be_removed(store: PostgresStore) -> None:
-    a_cluster(store, types=("a100", "v100"))
-    keep = [GpuType(name="v100", memory_bytes=1)]
-    with pytest.raises(InvalidInput, match=r"gpuTypes/a100 is in use by .*Cells on it"):
-        do(store, lambda w: w.upsert_cluster(C, keep, None))
-    both = [GpuType(name="v100", memory_bytes=1), GpuType(name="a100", memory_bytes=2)]
-    do(store, lambda w: w.upsert_cluster(C, both, 1))
-    cluster = store.get_cluster(C)
-    assert (cluster.gpu_types, cluster.version) == (tuple(both), 2)
-    assert (cluster.nodes, cluster.gpus) == (4, 16)
-    do(store, lambda w: w.upsert_cluster(C, both, 2))
-    assert store.get_cluster(C).version == 2  # nothing changed
-    with pytest.raises(StaleEtag):
-        do(store, lambda w: w.upsert_cluster(C, both, 1))
 
 
 def test_nodes_change_unless_they_are_in_use(store: PostgresStore) -> None:
@@ -323,23 +214,6 @@ def test_nodes_change_unless_they_are_in_use(store: PostgresStore) -> None:
     ):
         with pytest.raises(error):
             put(**{"name": "a100-0"} | wrong)
-
-
-def test_pages_of_jobs_and_nodes_cover_every_row_once(store: PostgresStore) -> None:
-    a_cluster(store, nodes=5)
-    submit(store, *(a_spec(f"j{i}") for i in range(7)))
-    apply_event(store, "j3", JobEvent.HOLD)
-    names, after = [], 0
-    while True:
-        page, after = store.list_jobs(C, [JobState.QUEUED], after, 2)
-        names += [j.spec.name for j in page]
-        if not after:
-            break
-    assert names == ["j0", "j1", "j2", "j4", "j5", "j6"]
-    first = store.list_nodes(C, "", 3)
-    rest = store.list_nodes(C, first[-1].spec.name, 3)
-    assert [n.spec.name for n in first + rest] == [f"a100-{i}" for i in range(5)]
-    assert [c.name for c in store.list_clusters("", 5)] == [C]
 
 
 def test_pages_of_the_jobs_of_some_tenants_cover_each_of_them_once(store: PostgresStore) -> None:
@@ -371,6 +245,12 @@ def test_a_missing_resource_is_named(store: PostgresStore) -> None:
     for call, resource in (
         (lambda: store.get_cluster("x"), "clusters/x"),
         (lambda: store.list_jobs("x", [], 0, 1), "clusters/x"),
+        (lambda: store.list_tenants("x"), "clusters/x"),
+        (lambda: store.list_models("x"), "clusters/x"),
+        (lambda: store.estimation("x"), "clusters/x"),
+        (lambda: do(store, lambda w: w.upsert_tenants("x", [])), "clusters/x"),
+        (lambda: do(store, lambda w: w.delete_tenants("x", [])), "clusters/x"),
+        (lambda: do(store, lambda w: w.upsert_models("x", [])), "clusters/x"),
         (lambda: store.get_job(C, "x"), f"clusters/{C}/jobs/x"),
         (lambda: store.job_history(C, "x"), f"clusters/{C}/jobs/x"),
         (lambda: store.get_node(C, "x"), f"clusters/{C}/nodes/x"),

@@ -248,25 +248,47 @@ async def test_the_api_keeps_and_changes_where_a_job_may_run_and_for_how_long(
             clusters_pb2.UpsertNodesRequest(parent=calls.C, nodes=[node])
         )
         assert dict(listed.nodes[0].labels) == {"zone": "a"}
+        avoided = [f"{calls.C}/nodes/n1"]
         sent = await a.jobs.SubmitJob(
             calls.a_submit(
                 allowed_gpu_types=["a100"],
+                requested_gpu_type="a100",
+                pinned_gpu_type=True,
+                avoid_nodes=avoided,
+                min_gpus=1,
+                max_gpus=5,
                 node_selector="zone=a,disk in(ssd,nvme)",
                 preferred_labels="rack!=b",
                 longest_run=Duration(seconds=3600),
             )
         )
-        assert list(sent.allowed_gpu_types) == ["a100"]
+        assert (list(sent.allowed_gpu_types), list(sent.avoid_nodes)) == (["a100"], avoided)
+        assert (sent.pinned_gpu_type, sent.min_gpus, sent.max_gpus) == (True, 1, 5)
         assert sent.node_selector == "zone=a, disk in (nvme, ssd)"
         assert (sent.preferred_labels, sent.longest_run.seconds) == ("rack!=b", 3600)
-        mask = FieldMask(
-            paths=["allowed_gpu_types", "node_selector", "preferred_labels", "longest_run"]
+        paths = ["allowed_gpu_types", "node_selector", "preferred_labels", "longest_run"]
+        paths += ["pinned_gpu_type", "avoid_nodes", "min_gpus", "max_gpus"]
+        request = jobs_pb2.UpdateJobRequest(
+            job=jobs_pb2.Job(name=sent.name, avoid_nodes=[f"{calls.C}/nodes/n9"]),
+            update_mask=FieldMask(paths=paths),
         )
-        empty = jobs_pb2.Job(name=sent.name)
-        free = await a.jobs.UpdateJob(jobs_pb2.UpdateJobRequest(job=empty, update_mask=mask))
-        assert list(free.allowed_gpu_types) == []
+        assert (await calls.refusal_of(a.jobs.UpdateJob(request)))[0] is calls.INVALID
+        assert await a.jobs.GetJob(jobs_pb2.GetJobRequest(name=sent.name)) == sent
+        request.job.avoid_nodes[:] = [f"{calls.C}/nodes/n2"]
+        free = await a.jobs.UpdateJob(request)
+        assert (list(free.allowed_gpu_types), list(free.avoid_nodes)) == (
+            [],
+            request.job.avoid_nodes,
+        )
+        assert (free.pinned_gpu_type, free.min_gpus, free.max_gpus) == (False, 0, 0)
         assert (free.node_selector, free.preferred_labels) == ("", "")
         assert not free.HasField("longest_run")
+        assert free.requested_gpu_type == "a100"
+        changed = jobs_pb2.Job(name=sent.name, pinned_gpu_type=True, min_gpus=9)
+        for path in ("min_gpus", "pinned_gpu_type"):
+            mask = FieldMask(paths=[path] + (["requested_gpu_type"] if "type" in path else []))
+            request = jobs_pb2.UpdateJobRequest(job=changed, update_mask=mask)
+            assert (await calls.refusal_of(a.jobs.UpdateJob(request)))[2] == [f"job.{path}"]
 
 
 @pytest.mark.parametrize(

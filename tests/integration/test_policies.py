@@ -120,20 +120,6 @@ async def test_an_earlier_version_is_restored_as_a_new_one(store: PostgresStore)
         assert (await policy_in_force(changed)).effective_options.objective == "jct"
 
 
-async def test_pages_of_versions_cover_each_once(store: PostgresStore) -> None:
-    async with api(store) as a:
-        for seed in range(5):
-            await a.scheduler.SetPolicy(a_policy(seed=seed))
-        listed, request = [], scheduler_pb2.ListPoliciesRequest(parent=C, page_size=2)
-        while True:
-            page = await a.scheduler.ListPolicies(request)
-            listed += [policy.version for policy in page.policies]
-            request.page_token = page.next_page_token
-            if not request.page_token:
-                break
-        assert listed == [5, 4, 3, 2, 1]
-
-
 @pytest.mark.parametrize(
     ("options", "field"),
     [

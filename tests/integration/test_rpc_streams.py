@@ -19,40 +19,19 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tessera.formulation.errors import NotAllowed, NotFound, NotMigrated, Unavailable
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.records.agents import DesiredGang, DesiredState, Heartbeat, ObservedGang
-from tessera.formulation.records.jobs import AllocationRecord, JobRecord, JobSpec, TrainingRecord
+from tessera.formulation.records.jobs import AllocationRecord, JobRecord, TrainingRecord
 from tessera.formulation.records.store import Request
-from tessera.formulation.values import Cell, Workload
+from tessera.formulation.values import Cell
 from tessera.service.ports.store import Store
 from tessera.v1 import agents_pb2 as pb
 from tessera.v1 import agents_pb2_grpc, jobs_pb2, jobs_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+from tests.support.job_records import a_desired_gang, a_job_record
 from tests.support.patience import PATIENCE_S
 from tests.support.rpc import error_details, serving
 
-JOB = JobRecord(
-    cluster="c",
-    spec=JobSpec(
-        name="j",
-        workload=Workload(model="m", params="", global_batch=8),
-        iterations=100,
-        requested_gpus=1,
-    ),
-    version=1,
-    state=JobState.QUEUED,
-    created_s=1.0,
-    started_s=None,
-    ended_s=None,
-    iterations_done=0.0,
-    generation=0,
-    retries=0,
-    last_error="",
-    allocation=None,
-    reason=None,
-    reason_round=0,
-)
-GANG = DesiredGang(
-    spec=JOB.spec,
+JOB = a_job_record()
+GANG = a_desired_gang(
     generation=1,
-    iterations_done=0.0,
     allocation=AllocationRecord(
         cell=Cell(gpu_type="a100", gpus=1, pipeline_degree=1),
         rate=8.0,

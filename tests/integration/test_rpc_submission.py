@@ -53,76 +53,56 @@ async def test_a_command_that_the_runtime_cannot_run_is_refused_with_what_to_do(
         await a.jobs.SubmitJob(a_submit(command=["fail-at", "7"]))
 
 
-@pytest.mark.parametrize(
-    ("runtime", "command"),
-    [
-        ("replay", []),
-        ("replay", ["fail-at", "7"]),
-        ("command", ["python", "train.py"]),
-        ("torchrun", ["train.py", "--epochs", "3"]),
-        ("deepspeed", ["-m", "train"]),
-        ("megatron", ["pretrain_gpt.py"]),
-    ],
-)
 async def test_each_runtime_takes_a_job_and_answers_show_what_was_stated(
-    store: PostgresStore, runtime: str, command: list[str]
+    store: PostgresStore,
 ) -> None:
+    commands = {
+        "replay": ["fail-at", "7"],
+        "command": ["python", "train.py"],
+        "torchrun": ["train.py", "--epochs", "3"],
+        "deepspeed": ["-m", "train"],
+        "megatron": ["pretrain_gpt.py"],
+    }
     launch = launch_pb2.Launch()
     launch.CopyFrom(WHOLE_MESSAGE)
-    launch.runtime, launch.until_exit = runtime, runtime != "replay"
     async with api(store) as a:
-        job = await a.jobs.SubmitJob(a_submit("a", command=command, launch=launch))
-        assert (job.launch, list(job.command)) == (launch, command)
-        assert await a.jobs.GetJob(jobs_pb2.GetJobRequest(name=job.name)) == job
-        again = await a.jobs.SubmitJob(a_submit("b", command=command))
-        assert again.launch == launch_pb2.Launch(
-            runtime="command" if command[:1] not in ([], ["fail-at"]) else "replay"
-        )
+        for runtime, command in commands.items():
+            launch.runtime, launch.until_exit = runtime, runtime != "replay"
+            job = await a.jobs.SubmitJob(a_submit(runtime, command=command, launch=launch))
+            assert (job.launch, list(job.command)) == (launch, command)
+            assert await a.jobs.GetJob(jobs_pb2.GetJobRequest(name=job.name)) == job
+        for name, command in commands.items():
+            implied = await a.jobs.SubmitJob(a_submit(f"{name}-implied", command=command))
+            runtime = "replay" if name == "replay" else "command"
+            assert implied.launch == launch_pb2.Launch(runtime=runtime)
 
 
-@pytest.mark.parametrize(
-    ("launch", "field"),
-    [
-        ({"runtime": "profile"}, "launch.runtime"),
-        ({"runtime": "slurm"}, "launch.runtime"),
-        ({"image": "repo/image:1"}, "launch.image"),
-        ({"environment": {"1": "x"}}, "launch.environment[1]"),
-        ({"environment": {"A": "tessera_token_" + 12 * "a"}}, "launch.environment[A]"),
-        ({"working_directory": "x"}, "launch.working_directory"),
-        ({"secrets": [{"variable": "A", "name": "../x"}]}, "launch.secrets[0].name"),
-        ({"staging_command": [""]}, "launch.staging_command[0]"),
-        ({"user": "0"}, "launch.user"),
-        ({"progress_pattern": "("}, "launch.progress_pattern"),
-        ({"stall_limit": {"seconds": -1}}, "launch.stall_limit"),
-        ({"stop_grace": {"seconds": 10**6}}, "launch.stop_grace"),
-        ({"runtime": "torchrun"}, "stated_plan"),
-        ({"runtime": "deepspeed"}, "stated_plan"),
-        ({"runtime": "replay"}, "command"),
-    ],
-)
 async def test_a_launch_that_cannot_be_is_refused_by_its_field_and_nothing_is_stored(
-    store: PostgresStore, launch: dict[str, Any], field: str
+    store: PostgresStore,
 ) -> None:
     plan = a_plan(Workload(model="own", params="1.3B", global_batch=256), 4)
-    request = a_submit(
-        workload=a_workload("own"),
-        command=["train.py"],
-        launch=launch,
-        stated_plan=plan.to_json(),
-    )
+    refused: dict[str, dict[str, Any]] = {
+        "launch.runtime": {"runtime": "slurm"},
+        "launch.environment[A]": {"environment": {"A": "tessera_token_" + 12 * "a"}},
+        "stated_plan": {"runtime": "torchrun"},
+        "command": {"runtime": "replay"},
+    }
     async with api(store) as a:
-        refused = await refusal_of(a.jobs.SubmitJob(request))
-        assert refused[::2] == (INVALID, [f"job.{field}"])
+        for field, launch in refused.items():
+            request = a_submit(
+                workload=a_workload("own"),
+                command=["train.py"],
+                launch=launch,
+                stated_plan=plan.to_json(),
+            )
+            answer = await refusal_of(a.jobs.SubmitJob(request))
+            assert answer[::2] == (INVALID, [f"job.{field}"])
         assert not (await a.jobs.ListJobs(jobs_pb2.ListJobsRequest(parent=C))).jobs
         request.job.launch.Clear()
         await a.jobs.SubmitJob(request)
-
-
-async def test_a_job_without_a_program_cannot_let_it_decide(store: PostgresStore) -> None:
-    async with api(store) as a:
-        request = a_submit("a", launch=launch_pb2.Launch(until_exit=True))
-        refused = await refusal_of(a.jobs.SubmitJob(request))
-        assert refused[::2] == (INVALID, ["job.launch.until_exit"])
+        idle = a_submit("a", launch=launch_pb2.Launch(until_exit=True))
+        answer = await refusal_of(a.jobs.SubmitJob(idle))
+        assert answer[::2] == (INVALID, ["job.launch.until_exit"])
 
 
 async def test_the_launch_of_a_submitted_job_cannot_change(store: PostgresStore) -> None:
@@ -161,88 +141,50 @@ async def test_a_deadline_that_the_standing_policy_ignores_produces_a_warning(
         assert not (await a.jobs.GetJob(jobs_pb2.GetJobRequest(name=job.name))).warnings
 
 
-@pytest.mark.parametrize(
-    ("policy", "message"),
-    [
-        ("objective: deadline then throughput", ""),
-        ("deadlines: myopic", ""),
-        ("deadlines: planned", ""),
-        ("deadlines: ignore", "(deadlines: ignore)"),
-        ("scheduler: fcfs", "the scheduler 'fcfs' decides rounds"),
-        ("{scheduler: fcfs, deadlines: look-ahead}", "the scheduler 'fcfs' decides rounds"),
-    ],
-)
-async def test_warnings_follow_the_standing_policy(
-    store: PostgresStore, policy: str, message: str
-) -> None:
-    async with api(store, policy=policy) as a:
-        job = await a.jobs.SubmitJob(a_submit("a", deadline=SOON, validate_only=True))
-    assert len(job.warnings) == bool(message)
-    assert all(message in warning for warning in job.warnings)
-
-
 TYPED = {"requested_gpu_type": "a100"}
 
 
-@pytest.mark.parametrize(
-    ("model", "params", "meant"),
-    [
-        ("bertt", "1.3B", "bert/1.3B (--model bert --params 1.3B)"),
-        ("bert", "1.3", "bert/1.3B"),
-        ("bert", "1.3b", "bert/1.3B"),
-        ("BERT", "1.3B", "bert/1.3B"),
-        ("bert/1.3B", "", "bert/1.3B"),
-        ("lama7", "7B", "llama7/7B"),
-        ("mine/2B", "", "mine/2B"),  # it has an estimate
-        ("minee", "2B", "mine/2B"),
-    ],
-)
 async def test_a_misspelt_model_of_a_job_that_needs_an_estimate_is_refused(
-    store: PostgresStore, model: str, params: str, meant: str
+    store: PostgresStore,
 ) -> None:
     mine = a_cell(1)
     mine.workload.model, mine.workload.params = "mine", "2B"
-    workload = estimates_pb2.Workload(model=model, params=params, global_batch=256)
+    meant = {
+        ("bertt", "1.3B"): "bert/1.3B (--model bert --params 1.3B)",
+        ("bert", "1.3"): "bert/1.3B",
+        ("BERT", "1.3B"): "bert/1.3B",
+        ("bert/1.3B", ""): "bert/1.3B",
+        ("lama7", "7B"): "llama7/7B",
+        ("minee", "2B"): "mine/2B",  # it has an estimate
+    }
     async with api(store) as a:
         await a.estimates.UpsertCells(some_cells(mine))
-        for validate_only in (True, False):
+        for number, ((model, params), name) in enumerate(meant.items()):
+            workload = estimates_pb2.Workload(model=model, params=params, global_batch=256)
             with pytest.raises(grpc.aio.AioRpcError, match=r"job\.workload\.model") as refused:
-                await a.jobs.SubmitJob(
-                    a_submit("a", workload=workload, validate_only=validate_only)
-                )
-            assert f"did you mean {meant}" in str(refused.value.details())
-        batch = a_batch(a_submit("a"), a_submit("b", workload=workload))
-        assert (await refusal_of(a.jobs.SubmitJobs(batch)))[2] == ["requests[1].job.workload.model"]
-        assert not (await a.jobs.ListJobs(jobs_pb2.ListJobsRequest(parent=C))).jobs
-        typed = await a.jobs.SubmitJob(a_submit("typed", workload=workload, **TYPED))
-        assert [f"did you mean {meant}" in warning for warning in typed.warnings] == [True]
+                await a.jobs.SubmitJob(a_submit("a", workload=workload))
+            assert f"did you mean {name}" in str(refused.value.details())
+            batch = a_batch(a_submit("a"), a_submit("b", workload=workload))
+            fields = (await refusal_of(a.jobs.SubmitJobs(batch)))[2]
+            assert fields == ["requests[1].job.workload.model"]
+            job = a_submit(f"typed-{number}", workload=workload, **TYPED)
+            (warning,) = (await a.jobs.SubmitJob(job)).warnings
+            assert f"did you mean {name}" in warning
 
 
-@pytest.mark.parametrize(
-    ("model", "params"), [("bert-mine", "1.3B"), ("sphinx", "9B"), ("bert", "1.4B"), ("mlp", "")]
-)
 async def test_a_model_of_ones_own_may_be_submitted_before_it_is_described(
-    store: PostgresStore, model: str, params: str
+    store: PostgresStore,
 ) -> None:
-    workload = estimates_pb2.Workload(model=model, params=params, global_batch=256)
     async with api(store) as a:
-        (warning,) = (await a.jobs.SubmitJob(a_submit("a", workload=workload))).warnings
-        assert "the job waits until somebody does: `tessera models add`" in warning
-        assert not (await a.jobs.SubmitJob(a_submit("b", workload=workload, **TYPED))).warnings
-
-
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        ("bert", r"bert needs its size.* state its params .* one of 1.3B, 15B"),
-        ("bertt", r"bertt is not known; did you mean bert\? .* one of 1.3B, 15B"),
-        ("gpt-2", r"gpt-2 is not known; did you mean gpt2\? .* one of 1.5B"),
-    ],
-)
-async def test_a_known_model_without_its_size_is_refused_with_the_sizes(
-    store: PostgresStore, model: str, message: str
-) -> None:
-    workload = estimates_pb2.Workload(model=model, global_batch=256)
-    async with api(store) as a:
-        with pytest.raises(grpc.aio.AioRpcError, match=message):
-            await a.jobs.SubmitJob(a_submit("a", workload=workload))
+        for model, params in (("bert-mine", "1.3B"), ("bert", "1.4B"), ("mlp", "")):
+            workload = estimates_pb2.Workload(model=model, params=params, global_batch=256)
+            (warning,) = (await a.jobs.SubmitJob(a_submit("", workload=workload))).warnings
+            assert "the job waits until somebody does: `tessera models add`" in warning
+            assert not (await a.jobs.SubmitJob(a_submit("", workload=workload, **TYPED))).warnings
+        for model, message in (
+            ("bert", r"bert needs its size.* state its params .* one of 1.3B, 15B"),
+            ("gpt-2", r"gpt-2 is not known; did you mean gpt2\? .* one of 1.5B"),
+        ):
+            workload = estimates_pb2.Workload(model=model, global_batch=256)
+            with pytest.raises(grpc.aio.AioRpcError, match=message):
+                await a.jobs.SubmitJob(a_submit("", workload=workload))

@@ -10,9 +10,8 @@ from tessera.formulation.network.outcome import NetworkDecision, Route
 from tessera.formulation.network.plan import NetworkPlan
 from tessera.formulation.network.tags import MAX_NAMED_JOBS, FabricCapabilities, assign_tags
 from tessera.formulation.records.agents import DesiredGang, DesiredState
-from tessera.formulation.records.jobs import AllocationRecord, JobSpec
-from tessera.formulation.values import Cell, Workload
 from tessera.service.rpc.convert import agents
+from tests.support.job_records import a_desired_gang
 from tests.support.networks import FluidJob, a_demand
 
 
@@ -29,23 +28,7 @@ def _gang_with_routes(*sources: str) -> DesiredGang:
             Route(source=s, target="n1/gpu-0", via=("t",), sent_bytes=1.0) for s in sources
         ),
     )
-    return DesiredGang(
-        spec=JobSpec(
-            name="j",
-            workload=Workload(model="m", params="", global_batch=64),
-            iterations=10,
-            requested_gpus=4,
-        ),
-        generation=3,
-        iterations_done=2.0,
-        network=part,
-        allocation=AllocationRecord(
-            cell=Cell(gpu_type="a100", gpus=4, pipeline_degree=1),
-            rate=32.0,
-            generation=3,
-            shares=(("n1", (0, 1)), ("n2", (2, 3))),
-        ),
-    )
+    return a_desired_gang(network=part)
 
 
 @pytest.mark.parametrize(

@@ -19,23 +19,16 @@ from tessera.service.loop import RoundLoop
 from tessera.solvers import registry
 from tessera.solvers.rounds.plan import RoundOptions, plan_round
 from tests.support.builders import a_random_snapshot
+from tests.support.hand_clock import HandClock
 from tests.support.proving import RecordingSolver
 
 OPTIONS = RoundOptions(solver="greedy")
 
 
-class ManualClock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def monotonic_s(self) -> float:
-        return self.now_s
-
-
 class SingleClusterStore:
     """A store of one snapshot. The test sets how long each call takes."""
 
-    def __init__(self, clock: ManualClock) -> None:
+    def __init__(self, clock: HandClock) -> None:
         self.clock = clock
         self.takes: dict[str, float] = {}
         self.committed: list[RoundCommit] = []
@@ -72,7 +65,7 @@ class LoopUnderTest:
     """A loop, its store and its clock."""
 
     def __init__(self) -> None:
-        self.clock = ManualClock()
+        self.clock = HandClock()
         self.store = SingleClusterStore(self.clock)
         self.loop = RoundLoop(self.store, self.clock)  # type: ignore[arg-type] # implements only what schedule() needs
 
@@ -210,7 +203,7 @@ def test_a_deadline_that_ends_during_placement_ends_the_round(
     assert phases[-1] == "greedy"  # nothing is solved, placed or checked afterwards
 
 
-def _slow(plan: Any, clock: ManualClock, phase: str, phases: list[str]) -> Any:
+def _slow(plan: Any, clock: HandClock, phase: str, phases: list[str]) -> Any:
     """Return ``plan`` with a phase that uses up the deadline."""
 
     def slowed(*args: Any) -> Any:

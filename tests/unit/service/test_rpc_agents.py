@@ -26,6 +26,7 @@ from tessera.service.rpc.heartbeats import HeartbeatRecorder
 from tessera.service.rpc.lanes import FairCalls, Lane, LaneLimits
 from tessera.service.settings.streams import AgentTiming
 from tessera.v1 import agents_pb2 as pb
+from tests.support.hand_clock import HandClock
 from tests.support.patience import PATIENCE_S
 
 Phase = pb.ObservedGang
@@ -39,14 +40,6 @@ HELLO = pb.AgentMessage(
     ),
     said_s=7.0,
 )
-
-
-class HandClock:
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def monotonic_s(self) -> float:
-        return self.now_s
 
 
 class QuietStore:
@@ -99,7 +92,7 @@ async def stream_of(*messages: pb.AgentMessage) -> AsyncIterator[pb.AgentMessage
 
 @pytest.fixture
 def clock() -> HandClock:
-    return HandClock()
+    return HandClock(1000.0)
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ from tessera.formulation.errors import InvalidInput, StaleEtag
 from tessera.formulation.goals import GoalResult
 from tessera.formulation.launch import LaunchSpec, SecretVariable
 from tessera.formulation.lifecycle import JobState
-from tessera.formulation.records.agents import DesiredGang, DesiredState
+from tessera.formulation.records.agents import DesiredState
 from tessera.formulation.records.clusters import ClusterRecord, NodeRecord, NodeSpec, TenantSpec
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.records.jobs import AllocationRecord, JobRecord, JobSpec, LegRecord
+from tessera.formulation.records.jobs import JobSpec, LegRecord
 from tessera.formulation.records.rounds import DecisionRecord, RoundRecord
 from tessera.formulation.values import ESTIMATE_SOURCES, Cell, GpuType, Workload
 from tessera.service.rpc import fields
@@ -34,6 +34,7 @@ from tessera.v1 import (
     scheduler_pb2,
     tenants_pb2,
 )
+from tests.support.job_records import a_desired_gang, a_job_record
 from tests.support.laws import examples
 from tests.support.summaries import a_summary, recorded_options
 
@@ -375,26 +376,8 @@ def test_a_stored_job_shows_its_promise_schedule_and_attained_service() -> None:
         end_s=1e9 + 600,
         cell=Cell(gpu_type="a100", gpus=8, pipeline_degree=2, plan="p"),
     )
-    record = JobRecord(
-        cluster="c",
-        spec=JobSpec(name="j", workload=a_workload("", ""), iterations=1, requested_gpus=1),
-        version=1,
-        state=JobState.QUEUED,
-        created_s=1e9,
-        started_s=None,
-        ended_s=None,
-        iterations_done=0.0,
-        generation=0,
-        retries=0,
-        last_error="",
-        allocation=None,
-        reason=None,
-        reason_round=0,
-        admitted=True,
-        certificate=(leg,),
-        opportunistic=True,
-        service_gpu_s=3.5,
-        queued_s=1e9 + 1,
+    record = a_job_record(
+        admitted=True, certificate=(leg,), opportunistic=True, service_gpu_s=3.5, queued_s=1e9 + 1
     )
     message = jobs.of_job(record)
     assert (message.deadline_admitted, message.opportunistic) == (True, True)
@@ -612,27 +595,7 @@ def test_meaningless_numbers_of_an_agent_are_treated_as_unknown() -> None:
 
 
 def test_an_agent_receives_only_its_own_shares_but_all_members() -> None:
-    gang = DesiredGang(
-        spec=JobSpec(
-            name="j",
-            workload=Workload(model="m", params="", global_batch=64),
-            iterations=10,
-            requested_gpus=4,
-        ),
-        generation=3,
-        iterations_done=2.0,
-        allocation=AllocationRecord(
-            cell=Cell(gpu_type="a100", gpus=4, pipeline_degree=1),
-            rate=32.0,
-            generation=3,
-            shares=(("n1", (0, 1)), ("n2", (2, 3))),
-        ),
-    )
-    message = agents.of_desired(DesiredState(revision=5, gangs=(gang,)), {"n2"})
-    (sent_gang,) = message.gangs
-    assert [(s.node, list(s.gpu_indices)) for s in sent_gang.shares] == [("n2", [2, 3])]
-    assert (list(sent_gang.members), sent_gang.leader, sent_gang.iter_time_s) == (
-        ["n1", "n2"],
-        "n1",
-        2.0,
-    )
+    state = DesiredState(revision=5, gangs=(a_desired_gang(),))
+    (gang,) = agents.of_desired(state, {"n2"}).gangs
+    assert [(s.node, list(s.gpu_indices)) for s in gang.shares] == [("n2", [2, 3])]
+    assert (list(gang.members), gang.leader, gang.iter_time_s) == (["n1", "n2"], "n1", 0.25)

@@ -10,14 +10,15 @@ from google.protobuf.duration_pb2 import Duration
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.launch import DEFAULT_LAUNCH, LaunchSpec
-from tessera.formulation.records.agents import DesiredGang, DesiredState
-from tessera.formulation.records.jobs import AllocationRecord, JobSpec
+from tessera.formulation.records.agents import DesiredState
+from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.values import PROFILING, Cell, Workload
 from tessera.service.agent.gangs import Gang, gang_from_json, gang_from_message, gang_to_json
 from tessera.service.rpc.convert import agents, jobs
 from tessera.service.rpc.convert.launch import MAX_LAUNCH_CHARS, of_launch, to_launch
 from tessera.v1 import agents_pb2, jobs_pb2, launch_pb2
 from tests.support.execution_plans import a_plan
+from tests.support.job_records import a_desired_gang
 from tests.support.launches import WHOLE_LAUNCH, WHOLE_MESSAGE
 from tests.support.stored_cluster import BERT, a_spec
 from tests.support.tuning import tuner
@@ -191,20 +192,6 @@ def test_a_user_cannot_submit_a_profiling_task_under_any_runtime() -> None:
     message.workload.model = PROFILING
     with pytest.raises(InvalidInput, match="reserved for profiling tasks"):
         read_job(message)
-
-
-def a_desired_gang(spec: JobSpec) -> DesiredGang:
-    return DesiredGang(
-        spec=spec,
-        generation=3,
-        iterations_done=2.0,
-        allocation=AllocationRecord(
-            cell=Cell(gpu_type="a100", gpus=5, pipeline_degree=1),
-            rate=32.0,
-            generation=3,
-            shares=(("n1", (0, 1, 7)), ("n2", (2, 3))),
-        ),
-    )
 
 
 def send(spec: JobSpec) -> agents_pb2.DesiredGang:

@@ -10,19 +10,10 @@ import pytest
 from tessera.formulation.errors import InvalidInput
 from tessera.service.security.serving import ServingCertificate
 from tests.support.certificates import DAY_S, LOG, Site, make_site
+from tests.support.hand_clock import HandClock
 from tests.support.logged import logged_lines
 
 NOW_S = 1.8e9
-
-
-class SettableClock:
-    """A clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.now_s = NOW_S
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture
@@ -31,12 +22,12 @@ def site(tmp_path: Path) -> Site:
 
 
 @pytest.fixture
-def clock() -> SettableClock:
-    return SettableClock()
+def clock() -> HandClock:
+    return HandClock(NOW_S)
 
 
 @pytest.fixture
-def served(site: Site, clock: SettableClock) -> ServingCertificate:
+def served(site: Site, clock: HandClock) -> ServingCertificate:
     return ServingCertificate(site.files(mutual=True), clock, LOG)
 
 
@@ -57,7 +48,7 @@ def test_unchanged_files_are_not_read_again(served: ServingCertificate, site: Si
     assert served.fetch() is None
 
 
-def test_files_that_are_wrong_at_the_start_are_refused(site: Site, clock: SettableClock) -> None:
+def test_files_that_are_wrong_at_the_start_are_refused(site: Site, clock: HandClock) -> None:
     site.renew_server(now_s=NOW_S - 50 * DAY_S, days=10)
     with pytest.raises(InvalidInput, match="expired at"):
         ServingCertificate(site.files(), clock, LOG)
@@ -105,7 +96,7 @@ def test_a_key_whose_rights_are_corrected_is_taken_up(
 def test_a_certificate_from_the_future_is_taken_up_once_it_is_valid(
     served: ServingCertificate,
     site: Site,
-    clock: SettableClock,
+    clock: HandClock,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     site.renew_server(now_s=NOW_S + 400.0)
@@ -130,7 +121,7 @@ def test_a_new_certificate_is_logged_with_its_end(
 
 
 def test_the_last_week_is_warned_of_once_a_day(
-    served: ServingCertificate, clock: SettableClock, caplog: pytest.LogCaptureFixture
+    served: ServingCertificate, clock: HandClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     for day in (82.9, 83.1, 83.5, 84.0, 84.2, 90.5):
         clock.now_s = NOW_S + day * DAY_S

@@ -11,33 +11,13 @@ import pytest
 from tessera.formulation.exit_reasons import ExitReason
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.records.agents import ObservedGang
-from tessera.formulation.records.jobs import JobRecord, JobSpec, RestartTimes, TrainingRecord
-from tessera.formulation.values import Workload
+from tessera.formulation.records.jobs import RestartTimes, TrainingRecord
 from tessera.service.rpc.convert import agents, jobs
 from tessera.v1 import agents_pb2, launch_pb2
 from tests.support.execution_plans import a_plan
+from tests.support.job_records import a_job_record
 
-RECORD = JobRecord(
-    cluster="lab",
-    spec=JobSpec(
-        name="j",
-        workload=Workload(model="m", params="", global_batch=8),
-        iterations=10,
-        requested_gpus=1,
-    ),
-    version=1,
-    state=JobState.RUNNING,
-    created_s=1.0,
-    started_s=None,
-    ended_s=None,
-    iterations_done=0.0,
-    generation=1,
-    retries=0,
-    last_error="",
-    allocation=None,
-    reason=None,
-    reason_round=0,
-)
+RECORD = a_job_record(state=JobState.RUNNING)
 
 
 def observed_gang(**fields: Any) -> ObservedGang:

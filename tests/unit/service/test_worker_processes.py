@@ -27,6 +27,7 @@ from tessera.solvers.registry import make_solver
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import plan_round
 from tests.support.builders import a_random_snapshot
+from tests.support.worlds import StoppedClock
 
 OPTIONS = RoundOptions(solver="pricing")
 FOREVER = Budget(remaining_s=lambda: math.inf)
@@ -58,11 +59,6 @@ class SnapshotStore:
     def commit(self, commit: RoundCommit, in_time: Callable[[], bool]) -> None:
         self.committed.append(commit)
         raise DeadlineTooShort("the test has seen what would be committed")
-
-
-class StoppedClock:
-    def monotonic_s(self) -> float:
-        return 0.0
 
 
 def schedule(

@@ -16,6 +16,7 @@ from tessera.formulation.secrets import JOIN_PREFIX, USER_PREFIX, format_token, 
 from tessera.service.security import authenticator as module
 from tessera.service.security.authenticator import FRESH_S, Authenticator
 from tests.support.certificates import make_site
+from tests.support.hand_clock import HandClock
 
 SECRET = "s" * 43
 NOW_S = 1000.0
@@ -87,14 +88,6 @@ class TokenStore:
         return self.revoked & set(serials)
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = NOW_S
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 async def run(work: Callable[..., Any], *args: Any) -> Any:
     return work(*args)
 
@@ -105,16 +98,16 @@ def store() -> TokenStore:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> HandClock:
+    return HandClock(NOW_S)
 
 
 @pytest.fixture
-def authenticator(store: TokenStore, clock: Clock) -> Authenticator:
+def authenticator(store: TokenStore, clock: HandClock) -> Authenticator:
     return make(store, clock)
 
 
-def make(store: TokenStore, clock: Clock, run_: Any = run, **rest: Any) -> Authenticator:
+def make(store: TokenStore, clock: HandClock, run_: Any = run, **rest: Any) -> Authenticator:
     return Authenticator(store, run_, wall_s=clock, monotonic_s=clock, **rest)  # type: ignore[arg-type] # two methods
 
 
@@ -212,7 +205,7 @@ async def test_whoever_has_no_secret_does_not_learn_that_a_token_has_ended(
 
 
 async def test_a_token_that_expires_while_it_is_remembered_is_refused(
-    authenticator: Authenticator, store: TokenStore, clock: Clock
+    authenticator: Authenticator, store: TokenStore, clock: HandClock
 ) -> None:
     call = Call(store.add("aaaaaaaaaaaa", expires_s=NOW_S + 1))
     await identify(authenticator, call)
@@ -222,7 +215,7 @@ async def test_a_token_that_expires_while_it_is_remembered_is_refused(
 
 
 async def test_a_token_is_looked_up_again_when_it_is_stale_or_was_revoked(
-    authenticator: Authenticator, store: TokenStore, clock: Clock
+    authenticator: Authenticator, store: TokenStore, clock: HandClock
 ) -> None:
     call = Call(store.add("aaaaaaaaaaaa"))
     for _ in range(3):
@@ -242,7 +235,7 @@ async def test_a_token_is_looked_up_again_when_it_is_stale_or_was_revoked(
 
 @pytest.mark.parametrize("notice", ["token/aaaaaaaaaaaa", ""])
 async def test_a_revocation_during_the_lookup_is_not_missed(
-    store: TokenStore, clock: Clock, notice: str
+    store: TokenStore, clock: HandClock, notice: str
 ) -> None:
     """The lookup may have read the token before the revocation, and end after its notice."""
     read, noticed = asyncio.Event(), asyncio.Event()
@@ -265,7 +258,7 @@ async def test_a_revocation_during_the_lookup_is_not_missed(
 
 
 async def test_few_unknown_tokens_of_a_host_are_looked_up(
-    authenticator: Authenticator, store: TokenStore, clock: Clock
+    authenticator: Authenticator, store: TokenStore, clock: HandClock
 ) -> None:
     known = Call(store.add("aaaaaaaaaaaa"))
     await identify(authenticator, known)
@@ -285,7 +278,7 @@ async def test_few_unknown_tokens_of_a_host_are_looked_up(
 
 
 async def test_unknown_tokens_that_come_at_once_are_not_all_looked_up(
-    store: TokenStore, clock: Clock
+    store: TokenStore, clock: HandClock
 ) -> None:
     going = asyncio.Event()
 
@@ -340,7 +333,7 @@ async def test_a_flood_of_unknown_tokens_does_not_fill_the_memory(
 
 
 async def test_a_certificate_is_the_agent_that_it_names(
-    authenticator: Authenticator, store: TokenStore, clock: Clock, tmp_path: Path
+    authenticator: Authenticator, store: TokenStore, clock: HandClock, tmp_path: Path
 ) -> None:
     settings = make_site(tmp_path).agent(nodes=("n0", "n1"))
     assert settings.certificate is not None
@@ -374,13 +367,13 @@ async def test_certificates_that_name_no_agent_are_refused(
 
 @pytest.mark.parametrize("peer", ["unix:", "unix:/run/x.sock"])
 async def test_nobody_is_asked_on_a_socket_that_only_the_servers_user_reaches(
-    store: TokenStore, clock: Clock, peer: str
+    store: TokenStore, clock: HandClock, peer: str
 ) -> None:
     assert await identify(make(store, clock, trusts_sockets=True), Call(peer=peer)) is LOCAL
     assert "no token" in await refusal(make(store, clock), Call(peer=peer))
 
 
-async def test_a_server_without_a_store_asks_nobody(clock: Clock) -> None:
+async def test_a_server_without_a_store_asks_nobody(clock: HandClock) -> None:
     open_ = Authenticator(None, run, wall_s=clock)
     assert await identify(open_, Call("Bearer nonsense")) is LOCAL
     assert await open_.revoked(["token/aaaaaaaaaaaa"]) == []
@@ -416,7 +409,7 @@ class Provider:
 
 
 async def test_tokens_of_a_provider_are_verified_once_and_our_own_never_reach_it(
-    store: TokenStore, clock: Clock
+    store: TokenStore, clock: HandClock
 ) -> None:
     threads: list[str] = []
 

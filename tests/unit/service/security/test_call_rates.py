@@ -7,14 +7,7 @@ import pytest
 from tessera.formulation.errors import TooBusy
 from tessera.service.security import limits
 from tessera.service.security.limits import CallRate
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.support.hand_clock import HandClock
 
 
 def taken(rate: CallRate, name: str) -> int:
@@ -28,7 +21,7 @@ def taken(rate: CallRate, name: str) -> int:
 
 
 def test_a_sixth_of_the_calls_may_come_at_once_and_the_rest_over_a_minute() -> None:
-    clock = Clock()
+    clock = HandClock()
     rate = CallRate(600, "calls", clock)
     assert taken(rate, "a") == 100
     clock.now_s += 2.0
@@ -38,13 +31,13 @@ def test_a_sixth_of_the_calls_may_come_at_once_and_the_rest_over_a_minute() -> N
 
 
 def test_callers_are_counted_apart() -> None:
-    rate = CallRate(60, "calls", Clock())
+    rate = CallRate(60, "calls", HandClock())
     assert taken(rate, "a") == 10
     assert taken(rate, "b") == 10
 
 
 def test_the_refusal_says_who_may_call_how_often_and_when_to_call_again() -> None:
-    rate = CallRate(6, "enrolments", Clock())
+    rate = CallRate(6, "enrolments", HandClock())
     rate.take("10.0.0.1")
     with pytest.raises(
         TooBusy, match=r"enrolments of 10\.0\.0\.1 may not exceed 6 a minute; .* 10\.0 s"
@@ -53,7 +46,7 @@ def test_the_refusal_says_who_may_call_how_often_and_when_to_call_again() -> Non
 
 
 def test_a_call_that_does_not_count_is_put_back() -> None:
-    rate = CallRate(60, "calls", Clock())
+    rate = CallRate(60, "calls", HandClock())
     for _ in range(100):
         rate.take("a")
         rate.put_back("a")
@@ -63,14 +56,14 @@ def test_a_call_that_does_not_count_is_put_back() -> None:
 
 
 def test_zero_is_no_limit() -> None:
-    rate = CallRate(0, "calls", Clock())
+    rate = CallRate(0, "calls", HandClock())
     for _ in range(1000):
         rate.take("a")
 
 
 def test_a_flood_of_names_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "REMEMBERED", 3)
-    rate = CallRate(60, "calls", Clock())
+    rate = CallRate(60, "calls", HandClock())
     for number in range(100):
         rate.take(str(number))
     assert len(rate._left) == 3

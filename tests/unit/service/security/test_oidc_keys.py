@@ -26,6 +26,7 @@ from tessera.service.security.keys import (
 )
 from tessera.service.security.oidc import ALGORITHMS, OidcSettings, TokenVerifier
 from tessera.service.security.provider import ProviderConnection
+from tests.support.hand_clock import HandClock
 from tests.support.identity_provider import (
     AUDIENCE,
     CLIENT_ID,
@@ -42,23 +43,13 @@ from tests.support.patience import PATIENCE_S
 KEYS_PATH = "/keys"
 
 
-class HandClock:
-    """A clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def monotonic_s(self) -> float:
-        return self.now_s
-
-
 class TestedKeys:
     """A key set with its provider and clock, whose fetches can be awaited."""
 
     __test__ = False
 
     def __init__(self, provider: IdentityProvider, keys_url: str = "") -> None:
-        self.provider, self.clock = provider, HandClock()
+        self.provider, self.clock = provider, HandClock(1000.0)
         self._connection, self._keys_url = ProviderConnection(), keys_url
         self._ended = threading.Semaphore(0)
         self.set = KeySet(self._load, self.clock)
@@ -248,7 +239,7 @@ def test_an_unexpected_error_of_a_fetch_reaches_its_callers(
         raise ZeroDivisionError
 
     with pytest.raises(Unavailable, match="ZeroDivisionError"):
-        KeySet(load, HandClock()).find_key("k1", "RS256")
+        KeySet(load, HandClock(1000.0)).find_key("k1", "RS256")
     assert "oidc_failed" in events(caplog)
 
 

@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from tessera.formulation.access import Identity, Role
-from tessera.formulation.errors import InvalidInput, NotFound
+from tessera.formulation.errors import NotFound
 from tessera.service.security.admission import Admission
 from tessera.service.security.references import (
     KINDS,
@@ -192,13 +192,3 @@ async def test_the_jobs_of_a_request_are_looked_up_together() -> None:
     admission = Admission(find, calls_per_minute=0, job_bytes=1)
     await admission.admit(BOUND, method, RULES[method], request)
     assert asked == [("c", [f"j{k}" for k in range(1000)])]
-
-
-async def test_a_caller_without_a_tenant_of_its_own_still_names_one() -> None:
-    nobody = Identity(subject="b", role=Role.USER, key="token/b", tenants=frozenset())
-    method = "/tessera.v1.Jobs/SubmitJob"
-    admission = Admission(find_tenants, calls_per_minute=0, job_bytes=1000)
-    with pytest.raises(InvalidInput, match="none; ask an administrator"):
-        await admission.admit(
-            nobody, method, RULES[method], jobs_pb2.SubmitJobRequest(parent=C, job=jobs_pb2.Job())
-        )
