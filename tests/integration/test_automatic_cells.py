@@ -1,12 +1,9 @@
-"""Cells that are derived automatically: for which jobs, by which replica, and corrected by measurements."""
+"""Cells that are derived automatically: for which jobs, in which order, and corrected by measurements."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import math
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,18 +18,16 @@ from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import EstimateRecord, ModelSpec
 from tessera.formulation.values import EstimateSource, GpuType, Workload
 from tessera.service.cells.deriver import CellDeriver
-from tessera.service.cluster_task import ClusterTask
-from tessera.service.rpc.calls import Calls
-from tests.support.hand_clock import HandClock
 from tests.support.logged import logged_lines
-from tests.support.patience import PATIENCE_S
 from tests.support.stored_cluster import (
     BERT,
     C,
+    a_bare_cluster,
     a_record,
     a_spec,
     agents_report,
     apply_event,
+    cells_of,
     do,
     job,
     run,
@@ -41,31 +36,21 @@ from tests.support.stored_cluster import (
 from tests.support.training import TRAINER
 
 PUBLISHED = Workload(model="bert", params="1.3B", global_batch=256)
+
+
 MOE = Workload(model="moe", params="690M", global_batch=256)
+
+
 UNKNOWN = Workload(model="sphinx", params="9B", global_batch=8)
+
+
 ARCHITECTURE = (
     "{architecture: transformer, layers: 4, hidden: 256, heads: 4, sequence: 128, vocabulary: 1000}"
 )
 
 
-def a_bare_cluster(store: PostgresStore, *types: str, nodes: int = 2) -> None:
-    """Create a cluster with nodes of four GPUs and no estimates."""
-    kinds = [GpuType(name=t, memory_bytes=40 * 2**30) for t in types or ("a100",)]
-    do(store, lambda w: w.upsert_cluster(C, kinds, None))
-    for kind in kinds:
-        for i in range(nodes):
-            node = NodeSpec(name=f"{kind.name}-{i}", gpu_type=kind.name, gpus=4)
-            store.hello(C, f"agent-{kind.name}-{i}", "first", [node])
-
-
 def a_deriving(store: PostgresStore, *multiples: float, learns: bool = True) -> CellDeriver:
     return CellDeriver(store, catalogue_of(), multiples or (0.5, 1.0, 2.0), learns=learns)
-
-
-def cells_of(store: PostgresStore, workload: Workload) -> list[EstimateRecord]:
-    return store.list_estimates(C, workload.model, workload.params, workload.global_batch, 0, 1000)[
-        0
-    ]
 
 
 def types_and_counts(records: Sequence[EstimateRecord]) -> set[tuple[str, int]]:
@@ -101,14 +86,6 @@ def test_deriving_cells_again_changes_nothing(store: PostgresStore) -> None:
     before = cells_of(store, PUBLISHED)
     assert a_deriving(store).derive(C) == 0
     assert cells_of(store, PUBLISHED) == before
-
-
-def test_a_workload_with_user_estimates_is_left_alone(store: PostgresStore) -> None:
-    a_bare_cluster(store)
-    do(store, lambda w: w.upsert_estimates(C, [a_record(1, workload=PUBLISHED)]))
-    submit(store, a_spec("j", workload=PUBLISHED, requested_gpus=2))
-    assert a_deriving(store).derive(C) == 0
-    assert len(cells_of(store, PUBLISHED)) == 1
 
 
 def test_another_request_adds_counts_and_removes_none(store: PostgresStore) -> None:
@@ -241,13 +218,11 @@ def test_cells_of_a_cancelled_pass_are_not_written(store: PostgresStore) -> None
     assert cells_of(store, PUBLISHED) == []
 
 
-def measure_job(
-    store: PostgresStore, name: str, gpus: int, iter_time_s: float, runtime: str = TRAINER
-) -> None:
+def measure_job(store: PostgresStore, name: str, gpus: int, iter_time_s: float) -> None:
     """Let a job run on a Cell of degree 1 long enough to be measured."""
     run(store, **{name: [("a100-0", list(range(gpus)))]})
     for done in range(1, 8):
-        agents_report(store, iterations_done=float(done), iter_time_s=iter_time_s, runtime=runtime)
+        agents_report(store, iterations_done=float(done), iter_time_s=iter_time_s, runtime=TRAINER)
 
 
 def computed_cells(
@@ -287,19 +262,6 @@ def test_a_measurement_replaces_a_cell_and_corrects_similar_ones(store: Postgres
     assert deriving.derive(C) == 0
 
 
-def test_a_replayed_job_teaches_nothing_and_narrows_no_uncertainty(store: PostgresStore) -> None:
-    a_bare_cluster(store)
-    submit(store, a_spec("runs", workload=PUBLISHED, requested_gpus=2))
-    submit(store, a_spec("waits", workload=MOE, requested_gpus=2))
-    deriving = a_deriving(store)
-    deriving.derive(C)
-    before = cells_of(store, PUBLISHED), cells_of(store, MOE)
-    own = computed_cells(store, PUBLISHED)[2, 1].iter_time_s
-    measure_job(store, "runs", 2, own, runtime="replay")
-    assert deriving.derive(C) == 0
-    assert (cells_of(store, PUBLISHED), cells_of(store, MOE)) == before
-
-
 @pytest.mark.usefixtures("trainer")
 def test_without_learning_measurements_change_nothing(store: PostgresStore) -> None:
     a_bare_cluster(store)
@@ -310,19 +272,6 @@ def test_without_learning_measurements_change_nothing(store: PostgresStore) -> N
     measure_job(store, "runs", 2, 99.0)
     assert deriving.derive(C) == 0
     assert cells_of(store, PUBLISHED) == before
-
-
-@pytest.mark.usefixtures("trainer")
-def test_a_measurement_does_not_replace_a_user_estimate(store: PostgresStore) -> None:
-    a_bare_cluster(store)
-    users = a_record(1, iter_time_s=1.0, source=EstimateSource.PROFILED)
-    do(store, lambda w: w.upsert_estimates(C, [users]))
-    submit(store, a_spec("runs"))
-    measure_job(store, "runs", 1, 3.0)
-    assert a_deriving(store).derive(C) == 0
-    assert [(r.iter_time_s, r.source) for r in cells_of(store, BERT)] == [
-        (1.0, EstimateSource.PROFILED)
-    ]
 
 
 @pytest.mark.usefixtures("trainer")
@@ -337,86 +286,58 @@ def test_a_measurement_on_a_shape_without_an_estimate_adds_one(store: PostgresSt
     assert [(r.cell.nodes, r.iter_time_s) for r in cells_of(store, BERT)] == [(1, 1.0), (2, 3.0)]
 
 
-@asynccontextmanager
-async def a_replica(
-    store: PostgresStore, deriving: CellDeriver, holder: str
-) -> AsyncIterator[ClusterTask]:
-    calls, estimate_calls = Calls(1, "store"), Calls(1, "estimate")
-    cells = ClusterTask(
-        store,
-        HandClock(),
-        deriving.derive,
-        calls=calls,
-        work=estimate_calls,
-        holder=holder,
-        period_s=60.0,
-        fails="no estimates were updated",
-        event="estimating_failed",
-        idle_too=True,
-    )
-    yield cells
-    await cells.stop()
-    await asyncio.gather(calls.close(), estimate_calls.close())
+OLD = [Workload(model="bert", params="760M", global_batch=n) for n in (64, 128, 256)]
 
 
-class CountingCellDeriver(CellDeriver):
-    """A Cell deriver that records the clusters of its calls."""
-
-    def __init__(self, store: PostgresStore, fail: bool = False) -> None:
-        super().__init__(store, catalogue_of(), (1.0,))
-        self.asked: list[str] = []
-        self.seen = asyncio.Event()
-        self._loop, self._fail = asyncio.get_running_loop(), fail
-
-    def derive(self, cluster: str, *_: Any) -> int:
-        self.asked.append(cluster)
-        self._loop.call_soon_threadsafe(self.seen.set)
-        if self._fail:
-            raise RuntimeError("a mistake")
-        return 0
-
-    async def is_asked(self) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            await self.seen.wait()
-        self.seen.clear()
+NEW = Workload(model="moe", params="690M", global_batch=256)
 
 
-async def test_only_the_replica_with_the_lease_estimates(store: PostgresStore) -> None:
-    a_bare_cluster(store)
-    holding, idle = CountingCellDeriver(store), CountingCellDeriver(store)
-    async with a_replica(store, holding, "one") as first, a_replica(store, idle, "other") as second:
-        await first.look(None)
-        await second.look(None)
-        await second.look({C})
-        await first.look({C})
-    assert (holding.asked, idle.asked) == ([C, C], [])
-
-
-async def test_a_woken_replica_checks_only_the_cluster_that_woke_it(store: PostgresStore) -> None:
-    a_bare_cluster(store)
-    do(store, lambda w: w.upsert_cluster("quiet", [GpuType(name="a100", memory_bytes=1)], None))
-    deriving = CountingCellDeriver(store)
-    async with a_replica(store, deriving, "one") as cells:
-        cells.start()
-        while "quiet" not in deriving.asked:
-            await deriving.is_asked()
-        cells.wake(C)
-        while deriving.asked.count(C) < 2:
-            await deriving.is_asked()
-    assert deriving.asked == [C, "quiet", C]
-
-
-async def test_an_error_does_not_end_the_task(
-    store: PostgresStore, caplog: pytest.LogCaptureFixture
+def test_new_workloads_are_estimated_between_lease_renewals(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    a_bare_cluster(store)
-    deriving = CountingCellDeriver(store, fail=True)
-    with caplog.at_level(logging.ERROR):
-        async with a_replica(store, deriving, "one") as cells:
-            cells.start()
-            await deriving.is_asked()
-            cells.wake("nowhere")
-            cells.wake("")
-            await deriving.is_asked()
-    assert len(deriving.asked) == 2
-    assert any("cluster=lab" in line for line in logged_lines(caplog, "estimating_failed"))
+    do(store, lambda w: w.upsert_cluster(C, [GpuType(name="a100", memory_bytes=2**35)], None))
+    do(store, lambda w: w.upsert_nodes(C, [NodeSpec(name="n", gpu_type="a100", gpus=1)]))
+    submit(store, *(a_spec(f"old-{i}", workload=w) for i, w in enumerate(OLD)))
+    deriving = CellDeriver(store, catalogue_of(), (1.0, 2.0))
+    assert deriving.derive(C) == 3
+    do(store, lambda w: w.upsert_nodes(C, [NodeSpec(name="m", gpu_type="a100", gpus=2)]))
+    estimated: list[Workload] = []
+    wake_ups: list[str] = []
+    real = Estimator.cells
+
+    def cells(self: Estimator, workload: Workload, *args: Any, **options: Any) -> Any:
+        estimated.append(workload)
+        if not wake_ups:
+            submit(store, a_spec("new", workload=NEW))
+            wake_ups.append("woken")
+        return real(self, workload, *args, **options)
+
+    monkeypatch.setattr(Estimator, "cells", cells)
+
+    def woken() -> bool:
+        if wake_ups != ["woken"]:
+            return False
+        wake_ups.append("taken")
+        return True
+
+    assert deriving.derive(C, woken=woken) == 4
+    assert list(dict.fromkeys(estimated)) == [OLD[0], NEW, OLD[1], OLD[2]]
+
+
+def test_a_type_that_is_dropped_and_added_back_is_estimated_again(
+    store: PostgresStore,
+) -> None:
+    types = [GpuType(name=t, memory_bytes=2**35) for t in ("a100", "v100")]
+    nodes = [NodeSpec(name=t.name, gpu_type=t.name, gpus=1) for t in types]
+    do(store, lambda w: w.upsert_cluster(C, types, None))
+    do(store, lambda w: w.upsert_nodes(C, nodes))
+    submit(store, a_spec("j", workload=OLD[0]))
+    deriving = CellDeriver(store, catalogue_of(), (1.0,))
+    deriving.derive(C)
+    do(store, lambda w: w.upsert_nodes(C, [replace(n, gpu_type="a100") for n in nodes]))
+    do(store, lambda w: w.upsert_cluster(C, types[:1], None))
+    do(store, lambda w: w.upsert_cluster(C, types, None))
+    do(store, lambda w: w.upsert_nodes(C, nodes))
+    assert deriving.derive(C) == 1
+    estimates, _ = store.list_estimates(C, "bert", "760M", OLD[0].global_batch, 0, 10)
+    assert {e.cell.gpu_type for e in estimates} == {"a100", "v100"}

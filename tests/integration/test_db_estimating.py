@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +18,7 @@ from tessera.db.derived_estimates import ESTIMATING_CHANNEL
 from tessera.db.engine import Database
 from tessera.db.notify import Listener
 from tessera.db.store import PostgresStore
+from tessera.db.writer import PostgresWriter
 from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.errors import InvalidInput, LimitReached
 from tessera.formulation.execution_plan import ZeroStage
@@ -35,6 +38,7 @@ from tests.support.stored_cluster import (
     a_spec,
     agents_report,
     apply_event,
+    cells_of,
     commit,
     do,
     execute,
@@ -51,14 +55,14 @@ def test_uncertainty_is_kept_with_an_estimate(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, a_spec("j"))
     do(store, lambda w: w.upsert_estimates(C, [a_record(1, sd=0.25), a_record(2)]))
-    estimates, _ = store.list_estimates(C, BERT.model, BERT.params, BERT.global_batch, 0, 10)
-    assert [e.sd for e in estimates] == [0.25, None, None, None]
+    assert [e.sd for e in cells_of(store, BERT)] == [0.25, None, None, None]
     loaded = store.snapshot(C).estimates.sd
     assert np.array_equal(loaded, [0.25, math.nan, math.nan, math.nan], equal_nan=True)
 
 
 OTHER = Workload(model="moe", params="1.3B", global_batch=256)
-MINE = ModelSpec(model="mine", params="", architecture="{a: 1}", zero=1, dtype="f16")
+
+
 WAITS = Reason(
     code=ReasonCode.NO_ESTIMATE,
     message="the model is unknown",
@@ -83,12 +87,11 @@ def an_analytic_record(gpus: int, **overrides: Any) -> EstimateRecord:
     return a_record(gpus, **fields | overrides)
 
 
-def cells_of(store: PostgresStore, workload: Workload) -> dict[tuple[int, int], tuple[Any, ...]]:
-    estimates, _ = store.list_estimates(
-        C, workload.model, workload.params, workload.global_batch, 0, 100
-    )
+def times_of(store: PostgresStore, workload: Workload) -> dict[tuple[int, int], tuple[Any, ...]]:
+    """Return (time, source, uncertainty) of estimates by GPUs and pipeline degree."""
     return {
-        (e.cell.gpus, e.cell.pipeline_degree): (e.iter_time_s, e.source, e.sd) for e in estimates
+        (e.cell.gpus, e.cell.pipeline_degree): (e.iter_time_s, e.source, e.sd)
+        for e in cells_of(store, workload)
     }
 
 
@@ -133,12 +136,12 @@ def test_derived_estimates_replace_only_derived_estimates(store: PostgresStore) 
         an_analytic_record(1, pipeline_degree=2),
         an_analytic_record(2),
     )
-    assert cells_of(store, OTHER) == {
+    assert times_of(store, OTHER) == {
         (1, 1): (1.0, EstimateSource.ANALYTIC, None),
         (2, 1): (5.0, EstimateSource.ANALYTIC, 0.4),
     }
     write_derived(store, an_analytic_record(2, iter_time_s=6.0, sd=0.3))
-    assert cells_of(store, OTHER)[2, 1] == (6.0, EstimateSource.ANALYTIC, 0.3)
+    assert times_of(store, OTHER)[2, 1] == (6.0, EstimateSource.ANALYTIC, 0.3)
 
 
 @pytest.mark.parametrize("source", ESTIMATE_SOURCES)
@@ -151,7 +154,7 @@ def test_no_measurement_changes_a_user_estimate(
         lambda w: w.upsert_estimates(C, [an_analytic_record(1, iter_time_s=1.0, source=source)]),
     )
     write_derived(store, an_analytic_record(1, source=EstimateSource.MEASURED))
-    assert cells_of(store, OTHER) == {(1, 1): (1.0, source, 0.4)}
+    assert times_of(store, OTHER) == {(1, 1): (1.0, source, 0.4)}
 
 
 def test_measured_estimates_outrank_computed_ones(store: PostgresStore) -> None:
@@ -161,7 +164,7 @@ def test_measured_estimates_outrank_computed_ones(store: PostgresStore) -> None:
         store, an_analytic_record(1, source=EstimateSource.MEASURED, iter_time_s=7.0, sd=0.06)
     )
     write_derived(store, an_analytic_record(1), an_analytic_record(2, iter_time_s=4.0))
-    assert cells_of(store, OTHER) == {
+    assert times_of(store, OTHER) == {
         (1, 1): (7.0, EstimateSource.MEASURED, 0.06),
         (2, 1): (4.0, EstimateSource.ANALYTIC, 0.4),
     }
@@ -178,7 +181,7 @@ def test_user_estimates_replace_derived_ones_on_the_same_gpus(
         an_analytic_record(2, source=EstimateSource.PROFILED, iter_time_s=3.0, sd=None)
     )
     do(store, lambda w: w.upsert_estimates(C, [profiled]))
-    assert cells_of(store, OTHER) == {
+    assert times_of(store, OTHER) == {
         (2, 1): (3.0, EstimateSource.PROFILED, None),
         (4, 1): (5.0, EstimateSource.ANALYTIC, 0.4),
         (4, 2): (5.0, EstimateSource.ANALYTIC, 0.4),
@@ -192,8 +195,7 @@ def test_a_cell_that_a_job_runs_on_is_kept(store: PostgresStore) -> None:
     run(store, j=[("a100-0", [0])])
     own = with_own_plan(an_analytic_record(1, sd=None))
     do(store, lambda w: w.upsert_estimates(C, [own]))
-    estimates, _ = store.list_estimates(C, OTHER.model, OTHER.params, OTHER.global_batch, 0, 100)
-    plans = sorted((e.cell.plan, e.cell.pipeline_degree) for e in estimates)
+    plans = sorted((e.cell.plan, e.cell.pipeline_degree) for e in cells_of(store, OTHER))
     assert plans == [("", 1), (own.cell.plan, 1)]
 
 
@@ -204,8 +206,7 @@ def test_a_plan_is_stored_once_and_read_as_it_was_written(
     own = [with_own_plan(a_record(4, workload=OTHER, nodes=n)) for n in (1, 2)]
     do(store, lambda w: w.upsert_estimates(C, own))
     do(store, lambda w: w.upsert_estimates(C, [replace(own[0], plan=None)]))  # by its digest alone
-    stored, _ = store.list_estimates(C, OTHER.model, OTHER.params, OTHER.global_batch, 0, 100)
-    assert [e.plan for e in stored] == [own[0].plan] * 2
+    assert [e.plan for e in cells_of(store, OTHER)] == [own[0].plan] * 2
     with database.read() as connection:
         rows = connection.execute(sa.text("SELECT name, document FROM plans")).all()
     plan = own[0].plan
@@ -230,7 +231,7 @@ def test_a_plan_of_which_only_the_name_is_known_is_refused(store: PostgresStore)
     named = replace(with_own_plan(a_record(4, workload=OTHER)), plan=None)
     with pytest.raises(InvalidInput, match="nothing could be launched by it"):
         do(store, lambda w: w.upsert_estimates(C, [named]))
-    assert cells_of(store, OTHER) == {}
+    assert times_of(store, OTHER) == {}
 
 
 def test_a_newly_derived_plan_replaces_the_one_before_unless_a_job_runs_by_it(
@@ -243,8 +244,7 @@ def test_a_newly_derived_plan_replaces_the_one_before_unless_a_job_runs_by_it(
     submit(store, a_spec("j", workload=OTHER))
     run(store, j=[("a100-0", [0])])
     write_derived(store, *new, moe="y")
-    stored, _ = store.list_estimates(C, OTHER.model, OTHER.params, OTHER.global_batch, 0, 100)
-    assert {e.plan for e in stored} == {old[0].plan, new[0].plan, new[1].plan}
+    assert {e.plan for e in cells_of(store, OTHER)} == {old[0].plan, new[0].plan, new[1].plan}
 
 
 def test_a_workload_cannot_have_a_flood_of_plans(
@@ -257,14 +257,14 @@ def test_a_workload_cannot_have_a_flood_of_plans(
     more = with_own_plan(a_record(32, workload=OTHER))
     with pytest.raises(LimitReached, match="can have at most 5 estimates, and this would make 6"):
         do(store, lambda w: w.upsert_estimates(C, [more]))
-    assert len(cells_of(store, OTHER)) == 5
+    assert len(times_of(store, OTHER)) == 5
 
 
 def test_derived_estimates_do_not_prevent_the_removal_of_a_gpu_type(store: PostgresStore) -> None:
     do(store, lambda w: w.upsert_cluster(C, [GpuType(name=t, memory_bytes=1) for t in "ab"], None))
     write_derived(store, an_analytic_record(1, gpu_type="b"))
     do(store, lambda w: w.upsert_cluster(C, [GpuType(name="a", memory_bytes=1)], None))
-    assert cells_of(store, OTHER) == {}
+    assert times_of(store, OTHER) == {}
 
 
 def test_queued_jobs_show_why_their_workload_has_no_estimates(store: PostgresStore) -> None:
@@ -387,7 +387,7 @@ def test_measurements_outlive_their_jobs_and_only_the_latest_are_kept(
     assert store.prune(-1.0, 1)["measurements"] == 51
 
 
-@pytest.mark.parametrize("runtime", ["replay", "profile", "", "of-a-later-release"])
+@pytest.mark.parametrize("runtime", ["replay", "of-a-later-release"])
 def test_the_time_of_a_runtime_that_is_not_known_to_train_is_replayed_and_not_measured(
     store: PostgresStore, runtime: str
 ) -> None:
@@ -401,7 +401,7 @@ def test_the_time_of_a_runtime_that_is_not_known_to_train_is_replayed_and_not_me
     assert (held.iter_time_s, held.iter_time_source) == (2.0, EstimateSource.REPLAYED)
 
 
-@pytest.mark.parametrize("runtime", ["command", "torchrun", "deepspeed", "megatron"])
+@pytest.mark.parametrize("runtime", ["command", "torchrun"])
 def test_the_time_from_an_agent_that_names_no_runtime_has_the_source_of_the_jobs_own(
     store: PostgresStore, runtime: str
 ) -> None:
@@ -459,7 +459,7 @@ def test_one_replayed_report_makes_the_time_of_a_run_replayed(store: PostgresSto
     assert store.estimation(C).measurements == ()
 
 
-def test_a_job_without_an_estimate_of_its_model_or_plan_wakes_the_estimation(
+def test_a_job_without_an_estimate_of_its_model_plan_or_runtime_wakes_the_estimation(
     database: Database, store: PostgresStore
 ) -> None:
     a_cluster(store)
@@ -479,9 +479,51 @@ def test_a_job_without_an_estimate_of_its_model_or_plan_wakes_the_estimation(
         submit(store, a_spec("unknown", workload=OTHER))
         assert woken.wait(PATIENCE_S)
         woken.clear()
-        do(store, lambda w: w.upsert_models(C, [MINE]))
+        own_model = ModelSpec(model="mine", params="", architecture="{a: 1}", dtype="f16")
+        do(store, lambda w: w.upsert_models(C, [own_model]))
         assert woken.wait(PATIENCE_S)
         woken.clear()
         submit(store, a_spec("own", stated_plan=a_plan(BERT, 1)))
         assert woken.wait(PATIENCE_S)
-    assert clusters == [C, C, C]
+        woken.clear()
+        restricted = LaunchSpec(runtime="torchrun")
+        submit(store, a_spec("torch", command=("train.py",), launch=restricted))
+        assert woken.wait(PATIENCE_S)
+    assert clusters == [C] * 4
+
+
+def is_waiting(database: Database) -> bool:
+    """Return whether a transaction waits for another."""
+    with database.read() as connection:
+        return bool(
+            connection.execute(sa.text("SELECT count(*) FROM pg_locks WHERE NOT granted")).scalar()
+        )
+
+
+@pytest.mark.parametrize("user_first", [True, False])
+def test_concurrent_writes_of_a_user_and_the_service_end_as_if_sequential(
+    database: Database, store: PostgresStore, user_first: bool
+) -> None:
+    a_cluster(store)
+    write_derived(store, moe="digest")
+    derived = an_analytic_record(2, pipeline_degree=2)
+    own = with_own_plan(an_analytic_record(2, source=EstimateSource.PROFILED, sd=None))
+    writes: list[Callable[[PostgresWriter], object]] = [
+        lambda w: w.upsert_estimates(C, [own]),
+        lambda w: w.derive(C, [derived], {}),
+    ]
+    first, second = writes if user_first else reversed(writes)
+    with ThreadPoolExecutor(1) as pool:
+        others: list[Future[None]] = []
+        pause = threading.Event()
+
+        def work(writer: PostgresWriter) -> None:
+            first(writer)
+            others.append(pool.submit(do, store, second))
+            while not (others[0].done() or is_waiting(database)):
+                pause.wait(0.01)
+
+        do(store, work)
+        others[0].result(PATIENCE_S)
+    stored = {(e.cell.plan, e.cell.pipeline_degree) for e in cells_of(store, OTHER)}
+    assert stored == {(own.cell.plan, 1)}

@@ -23,7 +23,6 @@ from tessera.estimator.profiling.tasks import (
 from tessera.formulation.errors import InvalidInput, NotFound
 from tessera.formulation.lifecycle import JobEvent, JobState
 from tessera.formulation.records.estimates import (
-    EstimateRecord,
     HostProfile,
     HostRates,
     ModelSpec,
@@ -43,6 +42,7 @@ from tests.support.stored_cluster import (
     a_record,
     a_spec,
     apply_event,
+    cells_of,
     do,
     execute,
     job,
@@ -102,11 +102,6 @@ def a_deriving(store: PostgresStore, **options: Any) -> CellDeriver:
     return CellDeriver(store, catalogue_of(), (1.0,), profiling=ProfilingOptions(**options))
 
 
-def cells_of(store: PostgresStore, workload: Workload = BERT) -> list[EstimateRecord]:
-    key = (workload.model, workload.params, workload.global_batch)
-    return store.list_estimates(C, *key, 0, 1000)[0]
-
-
 def test_records_read_back_unchanged_and_duplicates_are_stored_once(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, ASKS)
@@ -147,17 +142,12 @@ def test_unknown_types_and_clusters_are_refused(store: PostgresStore) -> None:
         do(store, lambda w: w.add_profiles("none", [a_row()]))
 
 
-@pytest.mark.parametrize(
-    "change",
-    ["forward_s = 'NaN'", "backward_s = -1", "samples = 0", "layers = 0", "device_s = 'NaN'"],
-)
-def test_the_database_refuses_meaningless_numbers(
-    database: Database, store: PostgresStore, change: str
-) -> None:
+def test_the_database_refuses_meaningless_numbers(database: Database, store: PostgresStore) -> None:
     a_cluster(store)
     add_profiles(store, a_row())
-    with pytest.raises(InvalidInput, match="ck_profiles_"):
-        execute(database, f"UPDATE profiles SET {change}")
+    for change in ("forward_s = 'NaN'", "backward_s = -1", "samples = 0", "layers = 0"):
+        with pytest.raises(InvalidInput, match="ck_profiles_"):
+            execute(database, f"UPDATE profiles SET {change}")
 
 
 def test_a_dropped_type_takes_its_records_along(store: PostgresStore) -> None:
@@ -227,14 +217,14 @@ def test_records_rederive_the_cells_and_measured_cells_keep_priority(store: Post
     submit(store, ASKS)
     a_deriving(store).derive(C)
     ran = replace(
-        next(c for c in cells_of(store) if c.cell.pipeline_degree == 1),
+        next(c for c in cells_of(store, BERT) if c.cell.pipeline_degree == 1),
         source=EstimateSource.MEASURED,
     )
     do(store, lambda w: w.derive(C, [ran], {}))
     add_profiles(store, a_row())
     assert a_deriving(store).derive(C) == 1
-    assert ran in cells_of(store)
-    others = [c for c in cells_of(store) if c != ran]
+    assert ran in cells_of(store, BERT)
+    others = [c for c in cells_of(store, BERT) if c != ran]
     assert {c.source for c in others} == {EstimateSource.PROFILED}
     assert ran.cell not in {c.cell for c in others}
     assert a_deriving(store).derive(C) == 0
@@ -348,7 +338,7 @@ def test_a_task_that_waits_past_the_limit_is_cancelled_and_its_type_stays_analyt
     assert "limit of 1,800 s (setting profile_limit_s)" in shown.problem
     assert "waited for a GPU" in shown.problem
     assert [samples for samples, _ in shown.left_out] == [1.0, 2.0, 4.0, 8.0]
-    assert {c.source for c in cells_of(store)} == {EstimateSource.ANALYTIC}
+    assert {c.source for c in cells_of(store, BERT)} == {EstimateSource.ANALYTIC}
     events = store.job_history(C, task)
     assert shown.problem in {event.detail for event in events}
     a_deriving(store).derive(C)  # it is not made again, and the reason stays
@@ -385,7 +375,7 @@ def test_a_type_that_was_measured_in_part_or_before_stays_measured(
     rows = [a_row(task=task, samples=s) for s in (1.0, 8.0)]
     do(store, lambda w: w.add_profiles(C, rows, a_gap(task=task, left_out=((4.0, 1),))))
     a_deriving(store).derive(C)
-    assert {c.source for c in cells_of(store)} == {EstimateSource.PROFILED}
+    assert {c.source for c in cells_of(store, BERT)} == {EstimateSource.PROFILED}
     (shown,) = profiling_status(store.estimation(C), catalogue_of(), ProfilingOptions(), BERT).tasks
     assert (shown.state, shown.left_out, shown.problem) == (
         TaskState.DONE,
@@ -394,7 +384,7 @@ def test_a_type_that_was_measured_in_part_or_before_stays_measured(
     )
     pass_time(database, task, 9000.0)
     a_deriving(store).derive(C)
-    assert {c.source for c in cells_of(store)} == {EstimateSource.PROFILED}
+    assert {c.source for c in cells_of(store, BERT)} == {EstimateSource.PROFILED}
 
 
 def test_a_changed_step_no_longer_uses_old_records(store: PostgresStore) -> None:
@@ -413,10 +403,10 @@ def test_a_changed_step_no_longer_uses_old_records(store: PostgresStore) -> None
     source = "my.steps:bert(layers=2)"
     add_profiles(store, a_row(source=source, dtype="bf16"), a_row(task="published"))
     a_deriving(store).derive(C)
-    assert {c.source for c in cells_of(store)} == {EstimateSource.PROFILED}
+    assert {c.source for c in cells_of(store, BERT)} == {EstimateSource.PROFILED}
     do(store, lambda w: w.upsert_models(C, [replace(own, step_arguments=("layers=3",))]))
     a_deriving(store).derive(C)
-    assert {c.source for c in cells_of(store)} == {EstimateSource.ANALYTIC}
+    assert {c.source for c in cells_of(store, BERT)} == {EstimateSource.ANALYTIC}
 
 
 def test_user_estimates_prevent_profiled_ones(store: PostgresStore) -> None:
@@ -425,7 +415,7 @@ def test_user_estimates_prevent_profiled_ones(store: PostgresStore) -> None:
     submit(store, ASKS)
     add_profiles(store, a_row())
     a_deriving(store).derive(C)
-    assert [c.source for c in cells_of(store)] == [EstimateSource.MEASURED]
+    assert [c.source for c in cells_of(store, BERT)] == [EstimateSource.MEASURED]
     assert not store.estimation(C).profiling
 
 
@@ -544,16 +534,18 @@ async def test_a_task_that_measured_nothing_usable_says_so_and_its_estimates_sta
     assert (task.state, task.problem) == (pb.ProfilingTask.LIMITED, "the task reached its limit")
     assert [(s.samples, s.tensor_parallel) for s in task.left_out] == [(8.0, 1)]
     assert not task.HasField("left_seconds")
-    assert {c.source for c in cells_of(store)} <= {EstimateSource.ANALYTIC}
+    assert {c.source for c in cells_of(store, BERT)} <= {EstimateSource.ANALYTIC}
     (_, text) = profiling_facts(jobs_pb2.Job(profile=True), pb.Profiling(tasks=[task]))[1]
     assert text == (
         "a100: stopped at a limit, so its estimates stay analytic: the task reached its limit"
     )
 
 
-@pytest.mark.parametrize(
-    ("changed", "field"),
-    [
+async def test_what_was_left_out_is_checked(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, ASKS)
+    size = pb.ProfileSize(samples=8, tensor_parallel=1)
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"left_out_reason": ""}, "left_out_reason"),
         ({"left_out": []}, "left_out_reason"),
         (
@@ -561,20 +553,15 @@ async def test_a_task_that_measured_nothing_usable_says_so_and_its_estimates_sta
             "left_out[0].samples",
         ),
         ({"left_out": [pb.ProfileSize(samples=8)]}, "left_out[0].tensor_parallel"),
-        ({"left_out": 2 * [pb.ProfileSize(samples=8, tensor_parallel=1)]}, "left_out[1]"),
+        ({"left_out": [size, size]}, "left_out[1]"),
         ({"left_out": [pb.ProfileSize(samples=1, tensor_parallel=1)]}, "left_out[0]"),
         ({"layers": [], "left_out": [], "left_out_reason": ""}, "layers"),
         ({"layers": [], "task": ""}, "task"),
-    ],
-)
-async def test_what_was_left_out_is_checked(
-    store: PostgresStore, changed: dict[str, Any], field: str
-) -> None:
-    a_cluster(store)
-    submit(store, ASKS)
+    ]
     async with serving(store) as (channel, _):
         stub = estimates_pb2_grpc.EstimatesStub(channel)
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await stub.AddProfiles(a_gap_request(**changed))
-    assert error_details(refused.value)[1] == [field]
+        for changed, field in wrong:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stub.AddProfiles(a_gap_request(**changed))
+            assert error_details(refused.value)[1] == [field]
     assert not store.estimation(C).gaps

@@ -1,4 +1,4 @@
-"""Promised deadlines, their schedules and rejections: what a round decides apart from GPUs."""
+"""Promised deadlines, rejections, goals and prices: what a round decides apart from GPUs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
 from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.goals import GoalResult
-from tessera.formulation.lifecycle import JobEvent, JobState
+from tessera.formulation.last_round import NO_PRICES
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.snapshot import Snapshot
 from tessera.solvers.rounds.plan import RoundOptions
 from tests.support.stored_cluster import (
     C,
@@ -21,7 +23,6 @@ from tests.support.stored_cluster import (
     a_summary,
     agent_reports,
     agents_report,
-    apply_event,
     commit,
     do,
     execute,
@@ -35,6 +36,7 @@ from tests.support.stored_cluster import (
 )
 
 A0 = "a100-0"
+
 
 LATE_S = 4e9
 
@@ -66,15 +68,6 @@ def test_a_promise_is_kept_with_the_schedule_that_meets_it(promised: PostgresSto
     assert [d.admitted for d in promised.get_round(C, 1).decisions] == [True, True, False]
 
 
-def test_the_next_round_reads_the_promises(promised: PostgresStore) -> None:
-    snapshot = promised.snapshot(C)
-    assert snapshot.jobs.admitted.tolist() == [True, True, False]
-    assert snapshot.legs.job.tolist() == [0, 1, 1]
-    assert snapshot.legs.start_s.tolist() == [1e9, 1e9, 2e9]
-    assert snapshot.legs.end_s.tolist() == [2e9, 2e9, math.inf]
-    assert snapshot.legs.gpus.tolist() == [1, 2, 1]
-
-
 def test_times_of_a_schedule_read_back_exactly(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, a_spec("a", deadline_s=LATE_S))
@@ -88,14 +81,6 @@ def test_times_of_a_schedule_read_back_exactly(store: PostgresStore) -> None:
     )
     legs = store.snapshot(C).legs
     assert (legs.start_s[0], legs.end_s[0]) == times
-
-
-def test_a_promise_that_is_not_renewed_ends_with_its_schedule(promised: PostgresStore) -> None:
-    snapshot = promised.snapshot(C)
-    a = wait(snapshot, "a", DecisionKind.SUSPEND)._replace(admitted=True)
-    commit(promised, snapshot, a, wait(snapshot, "b"), legs=snapshot.legs)
-    assert (job(promised, "a").admitted, job(promised, "b").admitted) == (True, False)
-    assert (len(job(promised, "a").certificate), job(promised, "b").certificate) == (1, ())
 
 
 def test_a_round_does_not_touch_the_promise_of_a_job_that_changed_meanwhile(
@@ -149,12 +134,6 @@ def test_a_schedule_on_a_removed_type_is_not_read(
     )
     assert promised.snapshot(C).legs.gpus.tolist() == [1]
     assert job(promised, "b").certificate[0].cell.gpu_type == "k80"
-
-
-def test_ended_jobs_have_no_legs(promised: PostgresStore) -> None:
-    apply_event(promised, "b", JobEvent.CANCEL)
-    snapshot = promised.snapshot(C)
-    assert [snapshot.jobs.name[j] for j in snapshot.legs.job] == ["a"]
 
 
 def test_a_refused_round_leaves_promises_alone(promised: PostgresStore) -> None:
@@ -240,10 +219,43 @@ def test_goals_and_options_are_read_back_whatever_their_values(store: PostgresSt
     assert RoundOptions(**stored.options) == options  # type: ignore[arg-type]  # as the loop does
 
 
-def test_rounds_of_a_release_without_goals_are_still_read(
-    store: PostgresStore, database: Database
+def commit_with_prices(store: PostgresStore, prices: dict[str, float]) -> Snapshot:
+    """Commit a round with these prices, and return the next round's snapshot."""
+    snapshot = store.snapshot(C)
+    summary = a_summary(snapshot, prices=prices)
+    store.commit(a_round(snapshot, wait(snapshot, "a"), summary=summary, legs=snapshot.legs))
+    return store.snapshot(C)
+
+
+def test_the_next_round_reads_the_last_decided_rounds_prices_to_the_bit(
+    store: PostgresStore,
 ) -> None:
     a_cluster(store)
-    commit(store, store.snapshot(C))
-    execute(database, "UPDATE rounds SET summary = summary - 'goals'")
-    assert store.get_round(C, 1).summary.goals == ()
+    submit(store, a_spec("a"))
+    third = 1.0 / 3.0
+    following = commit_with_prices(
+        store, {"gpus/v100": 1e-17, "gpus/a100": third, "changes": 0.0, "Z": 2e300}
+    )
+    assert following.prices.name == ("Z", "changes", "gpus/a100", "gpus/v100")
+    assert following.prices.price.tolist() == [2e300, 0.0, third, 1e-17]
+    later = commit_with_prices(store, {"gpus/a100": 0.5})
+    assert (later.prices.name, later.prices.price.tolist()) == (("gpus/a100",), [0.5])
+    assert commit_with_prices(store, {}).prices.equals(NO_PRICES)
+
+
+def test_invalid_prices_never_stop_a_cluster(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, a_spec("a"))
+    following = commit_with_prices(
+        store, {"a": -1e-12, "b": float("inf"), "c": float("nan"), "d": 1.0}
+    )
+    assert (following.prices.name, following.prices.price.tolist()) == (("a", "d"), [0.0, 1.0])
+
+
+def test_a_stored_round_keeps_the_prices_that_it_began_with(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, a_spec("a"))
+    commit_with_prices(store, {"gpus/a100": 0.25})
+    commit_with_prices(store, {"gpus/a100": 0.75})
+    assert store.round_snapshot(C, 1).prices.equals(NO_PRICES)
+    assert store.round_snapshot(C, 2).prices.price.tolist() == [0.25]

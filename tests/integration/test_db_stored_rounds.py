@@ -1,8 +1,9 @@
-"""Stored rounds: small, read back byte for byte, and readable if an older release stored them."""
+"""Stored rounds: small, read back byte for byte, and kept with their snapshots and proofs."""
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.db import round_snapshots
+from tessera.db.copy import NULL, ROWS_PER_CHUNK, escape_text, write_rows
 from tessera.db.decisions import PAGE_DECISIONS
 from tessera.db.deltas import decode_delta, encode_delta
 from tessera.db.engine import Database
@@ -19,15 +21,20 @@ from tessera.db.store import PostgresStore
 from tessera.formulation.codec import digest, encode
 from tessera.formulation.decisions import Decision
 from tessera.formulation.errors import NotAllowed, NotFound
+from tessera.formulation.goals import GoalResult
 from tessera.formulation.lifecycle import JobEvent
 from tessera.formulation.records.jobs import JobSpec
+from tessera.formulation.records.rounds import RoundRecord
 from tessera.formulation.records.store import Retention
 from tests.support.laws import examples
+from tests.support.proofs import a_round_proof
 from tests.support.stored_cluster import (
     BERT,
     C,
     a_cluster,
+    a_round,
     a_spec,
+    a_summary,
     apply_event,
     commit,
     execute,
@@ -38,6 +45,8 @@ from tests.support.stored_cluster import (
 )
 
 MANY = 2 * PAGE_DECISIONS + 10
+
+
 """The number of jobs whose decisions take three pages."""
 
 
@@ -164,28 +173,6 @@ def test_decisions_on_jobs_deleted_meanwhile_are_kept(
     assert store.get_round(C, 1) == record
 
 
-def test_rounds_stored_by_an_older_release_are_readable(
-    store: PostgresStore, database: Database
-) -> None:
-    a_cluster(store)
-    submit(store, a_spec("a"))
-    snapshot = store.snapshot(C)
-    record = commit(store, snapshot, wait(snapshot, "a"))
-    reason = job(store, "a").reason
-    execute(
-        database,
-        """
-        INSERT INTO decisions (cluster_id, round, job, ordinal, kind, reason, restart_price)
-        SELECT cluster_id, 1, 'a', 0, 'wait', '{"code": "NO_CAPACITY", "message": "no GPU is free",
-            "next_step": "wait", "evidence": [["gpus", "1"]]}', 0 FROM rounds
-        """,
-    )
-    execute(database, "DELETE FROM decision_pages")
-    assert store.get_round(C, 1) == record
-    assert (job(store, "a").reason, job(store, "a").reason_round) == (reason, 1)
-    assert encode(store.round_snapshot(C, 1)) == encode(snapshot)
-
-
 def test_a_round_is_kept_while_the_snapshot_of_a_kept_round_needs_it(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, *queued_jobs(400))
@@ -269,3 +256,119 @@ def test_a_workload_is_deleted_with_its_last_job_unless_a_user_described_it(
         query_scalar(database, "SELECT string_agg(params, ' ' ORDER BY params) FROM workloads")
         == "1B 9B"
     )
+
+
+GOALS = (
+    GoalResult(name="max-min", unit="s", objective=1.0, bound=1.0, gap=0.0, proved_by="levels"),
+    GoalResult(
+        name="jct",
+        unit="jobs",
+        objective=5.0,
+        bound=5.5,
+        gap=0.1,
+        proved_by="prices",
+        certified=True,
+    ),
+)
+
+
+def commit_proven(store: PostgresStore) -> RoundRecord:
+    """Commit a round whose last goal has a certificate."""
+    snapshot = store.snapshot(C)
+    summary = a_summary(snapshot, goals=GOALS, proved_by="prices", has_certificate=True)
+    return store.commit(a_round(snapshot, summary=summary, proof=a_round_proof()))
+
+
+def test_a_round_reads_back_with_who_proved_it(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, a_spec("a"))
+    record = commit_proven(store)
+    assert store.get_round(C, 1) == record
+    assert store.list_rounds(C, 0, 10) == [record.summary]
+    assert record.summary.goals == GOALS
+    assert store.round_proof(C, 1) == a_round_proof()
+
+
+def test_a_proof_is_kept_as_long_as_its_round(store: PostgresStore) -> None:
+    a_cluster(store)
+    commit_proven(store)
+    for _ in range(3):
+        commit(store, store.snapshot(C))
+    store.prune_batch(C, Retention(most_snapshots=2))
+    assert store.round_proof(C, 1) == a_round_proof()
+    store.prune_batch(C, Retention(least_rounds=1, most_rounds=1))
+    with pytest.raises(NotFound):
+        store.round_proof(C, 1)
+
+
+AWKWARD = (
+    "",
+    "a\tb",
+    "a\nb\r\n",
+    "\\",
+    "\\N",
+    "\\.",
+    "\\t",
+    '"quoted"',
+    "naïve 漢字",
+    "x" * 70_000,
+)
+
+
+@pytest.fixture
+def notes(database: Database) -> Database:
+    """Return a database with a table of numbered texts."""
+    execute(database, "CREATE TABLE notes (n bigint PRIMARY KEY, text text)")
+    return database
+
+
+def read_texts(notes: Database) -> list[str | None]:
+    with notes.read() as connection:
+        return list(connection.execute(sa.text("SELECT text FROM notes ORDER BY n")).scalars())
+
+
+def write_texts(notes: Database, rows: Iterator[tuple[str, str]]) -> None:
+    notes.write(lambda connection: write_rows(connection, "notes", ("n", "text"), rows))
+
+
+def test_any_text_reads_back_unchanged(notes: Database) -> None:
+    write_texts(notes, ((str(i), escape_text(text)) for i, text in enumerate(AWKWARD)))
+    assert read_texts(notes) == list(AWKWARD)
+
+
+def test_null_is_distinct_from_text_and_nul_characters_are_removed(notes: Database) -> None:
+    write_texts(notes, iter([("0", NULL), ("1", escape_text("a\0b"))]))
+    assert read_texts(notes) == [None, "ab"]
+
+
+@pytest.mark.parametrize("rows", [0, 1, ROWS_PER_CHUNK, 2 * ROWS_PER_CHUNK + 1])
+def test_any_number_of_rows_can_be_written(notes: Database, rows: int) -> None:
+    write_texts(notes, ((str(i), str(i)) for i in range(rows)))
+    assert read_texts(notes) == [str(i) for i in range(rows)]
+
+
+def test_a_row_that_cannot_be_made_is_not_reported_as_busy_and_nothing_is_written(
+    notes: Database,
+) -> None:
+    def rows() -> Iterator[tuple[str, str]]:
+        yield from ((str(i), "") for i in range(ROWS_PER_CHUNK + 1))
+        raise KeyError("what")
+
+    with pytest.raises(AssertionError, match="row of notes cannot be made") as error:
+        write_texts(notes, rows())
+    assert "KeyError 'what'" in str(error.value.__cause__)
+    assert read_texts(notes) == []
+
+
+def test_a_decision_with_any_text_reads_back_unchanged(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, a_spec("a"))
+    snapshot = store.snapshot(C)
+    decision = wait(snapshot, "a")
+    assert decision.reason is not None
+    reason = replace(
+        decision.reason, message=" ".join(AWKWARD), evidence=tuple((t, t) for t in AWKWARD)
+    )
+    commit(store, snapshot, decision._replace(reason=reason))
+    (stored,) = store.get_round(C, 1).decisions
+    assert stored.reason == reason

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -19,12 +17,13 @@ from tessera.formulation.lifecycle import ACTIVE, JobState
 from tessera.formulation.records.agents import HealthFault, NodeHealth
 from tessera.formulation.values import Workload
 from tessera.service.config import Config
-from tessera.service.loop import RoundLoop
-from tessera.service.periodic import PeriodicRounds
-from tessera.service.rpc.calls import Calls
+from tessera.service.standing_policy import StandingPolicies
 from tessera.service.wiring import run_server
 from tests.support.hand_clock import HandClock
+from tests.support.logged import logged_lines
 from tests.support.patience import PATIENCE_S
+from tests.support.periodic import HOUR_S, Replica, a_replica
+from tests.support.running_server import a_cluster as a_served_cluster
 from tests.support.stored_cluster import (
     C,
     a_cluster,
@@ -45,7 +44,6 @@ from tests.support.stored_cluster import (
 )
 
 A0 = "a100-0"
-HOUR_S = 3600.0
 
 
 @pytest.fixture
@@ -87,46 +85,6 @@ def settings(database: Database) -> Config:
         store_threads=4,
         lease_s=HOUR_S,
     )
-
-
-class Replica:
-    """A replica whose clock only the test moves, and whose loop does not run."""
-
-    def __init__(self, store: PostgresStore, rounds: PeriodicRounds, clock: HandClock) -> None:
-        self.store, self.rounds, self.clock = store, rounds, clock
-
-    async def rounds_after(self, seconds: float) -> int:
-        """Let time pass, and return how many rounds were committed until then."""
-        self.clock.now_s += seconds
-        await self.rounds.begin_due()
-        await asyncio.gather(*self.rounds.begun())
-        return self.store.get_cluster(C).last_round
-
-    async def tick_after(self, seconds: float) -> int:
-        """Let time pass until a tick, and return how many rounds were committed until then."""
-        self.clock.now_s += seconds
-        await self.rounds.tick()
-        await asyncio.gather(*self.rounds.begun())
-        return self.store.get_cluster(C).last_round
-
-
-@asynccontextmanager
-async def a_replica(store: PostgresStore, holder: str = "me") -> AsyncIterator[Replica]:
-    clock, calls, round_calls = HandClock(), Calls(1, "store"), Calls(1, "round")
-    rounds = PeriodicRounds(
-        store,
-        RoundLoop(store, clock),
-        clock,
-        calls=calls,
-        round_calls=round_calls,
-        holder=holder,
-        spacing_s=3.0,
-        period_s=HOUR_S,
-        deadline_s=60.0,
-    )
-    yield Replica(store, rounds, clock)
-    await rounds.stop()
-    await asyncio.gather(calls.close(), round_calls.close())
 
 
 async def until(condition: Any) -> None:
@@ -254,19 +212,6 @@ async def test_a_round_that_fails_is_tried_again_after_longer_and_longer(
         assert await replica.rounds_after(3.0) == 3
 
 
-async def test_a_node_that_falls_silent_is_noticed_without_a_call(
-    one: PostgresStore, database: Database
-) -> None:
-    async with a_replica(one) as replica:
-        assert await replica.tick_after(0.0) == 2
-        assert states(one)["a"] is JobState.RUNNING
-        execute(database, "UPDATE agents SET heard_at = heard_at - interval '2 h'")
-        assert await replica.rounds_after(5.0) == 2  # it is not looked at before it would be silent
-        assert await replica.tick_after(0.0) == 3
-        assert states(one)["a"] is JobState.QUEUED
-        assert "lost" in [event.event for event in one.job_history(C, "a")]
-
-
 async def test_a_node_is_looked_at_when_it_would_fall_silent(
     one: PostgresStore, database: Database
 ) -> None:
@@ -348,3 +293,69 @@ def deep_size(known: dict[str, Any]) -> int:
         + sum(sys.getsizeof(getattr(value, slot)) for slot in type(value).__slots__)
         for name, value in known.items()
     )
+
+
+async def test_one_replica_commits_one_round_in_each_period(store: PostgresStore) -> None:
+    clock = HandClock()
+    for name in ("c", "d"):
+        a_served_cluster(store, name)
+
+    async def rounds_after_ticks(*replicas: Replica) -> list[int]:
+        for replica in replicas:
+            last = [await replica.tick_after(0.0, cluster) for cluster in ("c", "d")]
+        return last
+
+    async with (
+        a_replica(store, clock, holder="one") as first,
+        a_replica(store, clock, holder="other") as second,
+    ):
+        assert await rounds_after_ticks(first, second) == [1, 1]
+        clock.now_s += HOUR_S - 1.0
+        assert await rounds_after_ticks(first, second) == [1, 1]
+        clock.now_s += 2.0
+        assert await rounds_after_ticks(first, second) == [2, 2]
+
+
+async def test_a_requested_round_restarts_the_period(one: PostgresStore) -> None:
+    async with a_replica(one) as replica:
+        assert await replica.tick_after(0.0) == 2
+        replica.clock.now_s += HOUR_S / 2
+        snapshot = one.snapshot(C)
+        one.commit(a_round(snapshot, wait(snapshot, "b")))
+        assert await replica.tick_after(1.0) == 3
+        assert await replica.tick_after(HOUR_S - 3.0) == 3
+        assert await replica.tick_after(3.0) == 4
+
+
+async def test_a_periodic_round_follows_the_standing_policy(one: PostgresStore) -> None:
+    config = Config(policy="{objective: max-min then jct, max_changes: 1}", period_s=60.0)
+    policies = StandingPolicies(one, config.round_options())
+    async with a_replica(one, policies=policies) as replica:
+        await replica.tick_after(0.0)
+    decided = one.list_rounds(C, 0, 1)[0]
+    assert decided.options["objective"] == "max-min then jct"
+    assert (decided.options["max_changes"], decided.options["round_s"]) == (1, 60.0)
+
+
+async def test_an_unreachable_store_is_logged_once_and_not_at_each_tick(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ticks, enough = 0, asyncio.Event()
+
+    async def tick() -> None:
+        nonlocal ticks
+        ticks += 1
+        if ticks >= 6:
+            enough.set()
+        if ticks != 4:
+            raise Unavailable("no database")
+
+    async with a_replica(store) as replica:
+        monkeypatch.setattr(replica.rounds, "tick", tick)
+        monkeypatch.setattr(replica.rounds, "_tick_s", 0.0)
+        replica.rounds.start()
+        async with asyncio.timeout(PATIENCE_S):
+            await enough.wait()
+    lines = logged_lines(caplog, "rounds_not_begun")
+    # There is a warning before and after the fourth tick, which succeeds.
+    assert [line.partition("error=")[2] for line in lines] == ['"no database"'] * 2

@@ -10,13 +10,11 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from tessera.db.store import PostgresStore
-from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ZeroStage
 from tessera.formulation.grammar import OBJECTIVES
 from tessera.formulation.records.clusters import NodeSpec
-from tessera.formulation.records.rounds import RoundRecord
 from tessera.service.loop import RoundLoop
 from tessera.service.rpc import fields
 from tessera.service.rpc.convert import clusters, estimates, jobs, tenants
@@ -30,6 +28,7 @@ from tessera.solvers.schedulers.registry import parameters_of
 from tessera.solvers.schedulers.registry import scheduler_names as schedulers
 from tessera.v1 import clusters_pb2, estimates_pb2, jobs_pb2, tenants_pb2
 from tests.support.api import Api
+from tests.support.decided_rounds import schedule
 from tests.support.execution_plans import a_plan
 from tests.support.laws import IS_FAST
 from tests.support.patience import PATIENCE_S
@@ -42,6 +41,9 @@ LAST_S: Final = 253_402_300_799
 """The last second of the year 9999."""
 LIMIT_S: Final = 0.1 if IS_FAST else 0.3
 """The time limit of solving. Greedy answers even without time, and CBC uses all of it on two cores."""
+
+DRY: Final[dict[str, Any]] = {"cluster": C, "dry_run": True, "remaining_s": lambda: 60.0}
+"""Arguments of a round that commits nothing."""
 
 NEVER: Final = 10**9
 """A number of jobs from which on rounds go to another process, which no round here has."""
@@ -150,21 +152,10 @@ async def make_cluster(a: Api, store: PostgresStore) -> None:
     await upsert_tenant(a, "heavy", weight=tenants.MAX_WEIGHT)
     await submit(a, "first", guaranteed=True)
     await submit(a, "second", deadline=Timestamp(seconds=4_000_000_000))
-    decide(RoundLoop(store, SystemClock()), RoundOptions(), dry_run=False)
+    schedule(store, cluster=C)
     await submit(a, "third", priority=2)
     await submit(a, "fourth", tenant="lab", requested_gpus=8)
     await submit(a, "fifth", requested_gpus=1, weight=2.0)
-
-
-def decide(loop: RoundLoop, options: RoundOptions, *, dry_run: bool = True) -> RoundRecord:
-    return loop.schedule(
-        C,
-        options,
-        remaining_s=lambda: 60.0,
-        dry_run=dry_run,
-        request=None,
-        cancelled=never_cancelled,
-    )
 
 
 def failures_of(loop: RoundLoop, ways: Mapping[str, dict[str, Any]]) -> dict[str, str]:
@@ -172,7 +163,7 @@ def failures_of(loop: RoundLoop, ways: Mapping[str, dict[str, Any]]) -> dict[str
     failures = dict[str, str]()
     for name, options in ways.items():
         try:
-            done = decide(loop, RoundOptions(solve_limit_s=LIMIT_S, **options))
+            done = schedule(loop, RoundOptions(solve_limit_s=LIMIT_S, **options), **DRY)
         except Exception as error:  # noqa: BLE001 # all failures are collected
             failures[name] = repr(error)[:300]
         else:
@@ -379,7 +370,7 @@ async def test_no_accepted_value_breaks_a_round(
         await (submit(a, "x", **JOBS[what]) if what in JOBS else OTHERS[what](a))
     loop = RoundLoop(store, SystemClock(), processes, from_jobs=NEVER)
     assert failures_of(loop, ways) == {}
-    assert decide(loop, RoundOptions(), dry_run=False).summary.outcome == "committed"
+    assert schedule(loop, cluster=C).summary.outcome == "committed"
     assert failures_of(loop, ways) == {}  # the job may run now
 
 
@@ -437,5 +428,5 @@ async def test_no_accepted_option_breaks_a_round(
         chosen = RoundOptions(**({"solve_limit_s": 1.0} | options))
     except InvalidInput:
         return
-    done = decide(RoundLoop(store, SystemClock()), chosen)
+    done = schedule(store, chosen, **DRY)
     assert done.summary.outcome == "dry_run", done.summary.violations

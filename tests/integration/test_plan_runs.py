@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -29,11 +30,18 @@ from tessera.formulation.runtimes import DEEPSPEED, RUNTIMES, TORCHRUN
 from tessera.formulation.values import RUN_LABEL, Cell, EstimateSource, GpuType, Workload
 from tessera.service.cells.deriver import CellDeriver
 from tessera.service.config import Config
-from tessera.solvers.base import Budget
-from tessera.solvers.portfolio import Portfolio
-from tessera.solvers.rounds.plan import RoundOptions, plan_round
 from tests.support.configurations import TRUE
-from tests.support.stored_cluster import C, a_spec, apply_event, commit, do, execute, job
+from tests.support.decided_rounds import decide, plan_of
+from tests.support.stored_cluster import (
+    C,
+    a_spec,
+    apply_event,
+    cells_of,
+    do,
+    execute,
+    job,
+    submit,
+)
 
 BERT = Workload(model="bert", params="1.3B", global_batch=256)
 GPU = "a100-80"
@@ -71,10 +79,6 @@ def runs_of(store: PostgresStore) -> list[JobSpec]:
     return [job(store, run.name).spec for run in store.estimation(C).runs]
 
 
-def submit(store: PostgresStore, *specs: JobSpec) -> None:
-    do(store, lambda w: w.submit_jobs(C, specs))
-
-
 def test_a_job_that_asks_gets_seven_runs_of_its_own_program_once(cluster: PostgresStore) -> None:
     submit(cluster, a_job())
     deriver = a_deriver(cluster)
@@ -107,16 +111,10 @@ def test_a_round_gives_runs_the_gpus_that_jobs_leave_and_their_own_plans(
     deriver = a_deriver(cluster)
     for _ in range(2):
         deriver.derive(C)
-    snapshot = cluster.snapshot(C)
-    budget = Budget(remaining_s=lambda: math.inf)
-    outcome = plan_round(snapshot, RoundOptions(), Portfolio(), budget)
-    assert not outcome.violations
-    commit(cluster, snapshot, *outcome.decisions)
+    decide(cluster)
     assert job(cluster, "j").allocation is not None
     for run in runs_of(cluster):
-        held = job(cluster, run.name).allocation
-        assert held is not None
-        assert held.plan == run.stated_plan
+        assert plan_of(cluster, run.name) == run.stated_plan
 
 
 @pytest.mark.parametrize(
@@ -179,7 +177,7 @@ def test_runs_end_with_the_job_that_asked_and_past_their_limit(
 
 
 def estimates_of(store: PostgresStore, global_batch: int = 256) -> list[EstimateRecord]:
-    return store.list_estimates(C, "bert", "1.3B", global_batch, 0, 1000)[0]
+    return cells_of(store, replace(BERT, global_batch=global_batch))
 
 
 def true_times(store: PostgresStore) -> Callable[[ExecutionPlan], float]:

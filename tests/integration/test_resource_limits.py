@@ -19,13 +19,12 @@ from tessera.formulation.records.store import StoreLimits
 from tessera.formulation.values import GpuType
 from tessera.service.cluster_task import ClusterTask
 from tessera.service.config import Config
-from tessera.service.loop import RoundLoop
-from tessera.service.periodic import PeriodicRounds
 from tessera.service.rpc.calls import Calls
 from tessera.service.wiring import run_server
 from tessera.v1 import clusters_pb2, clusters_pb2_grpc
+from tests.support.hand_clock import HandClock
+from tests.support.periodic import a_replica
 from tests.support.stored_cluster import C, a_cluster, a_spec, apply_event, do, execute, submit
-from tests.support.worlds import StoppedClock
 
 TYPES = [GpuType(name="a100", memory_bytes=2**35)]
 LIMITS = StoreLimits(clusters=2, nodes=3, models=2, tenants=2, open_jobs=5)
@@ -203,22 +202,11 @@ async def test_clusters_without_live_jobs_have_no_rounds_no_leases_and_no_period
         make_cluster(store, f"empty-{i}")
     submit(store, a_spec("a"))
     apply_event(store, "a", JobEvent.CANCEL)
-    clock, visited = StoppedClock(), []
-    calls, round_calls = Calls(2, "store"), Calls(1, "rounds")
-    periodic = PeriodicRounds(
-        store,
-        RoundLoop(store, clock),
-        clock,
-        calls=calls,
-        round_calls=round_calls,
-        holder="me",
-        spacing_s=3.0,
-        period_s=300.0,
-        deadline_s=60.0,
-    )
+    visited: list[str] = []
+    calls = Calls(2, "store")
     watching = ClusterTask(
         store,
-        clock,
+        HandClock(),
         lambda cluster, *_: visited.append(cluster),
         calls=calls,
         work=calls,
@@ -227,17 +215,14 @@ async def test_clusters_without_live_jobs_have_no_rounds_no_leases_and_no_period
         fails="",
         event="",
     )
-    await periodic.tick()
-    await watching.look(None)
-    assert (periodic.begun(), visited) == ([], [])
-    assert query_scalar(database, "SELECT count(*) FROM leases") == 0
-    submit(store, a_spec("b"))  # the next tick begins a round, without waiting for a period
-    await periodic.tick()
-    for task in periodic.begun():
-        await task
-    await watching.look(None)
+    async with a_replica(store) as replica:
+        assert await replica.tick_after(0.0) == 0
+        await watching.look(None)
+        assert visited == []
+        assert query_scalar(database, "SELECT count(*) FROM leases") == 0
+        submit(store, a_spec("b"))  # the next tick begins a round, without waiting for a period
+        assert await replica.tick_after(0.0) == 1
+        await watching.look(None)
     assert visited == [C]
     assert query_scalar(database, "SELECT count(*) FROM rounds") == 1
-    await periodic.stop()
     await calls.close()
-    await round_calls.close()

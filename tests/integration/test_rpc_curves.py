@@ -10,7 +10,6 @@ from grpc import StatusCode
 
 from tessera.db.store import PostgresStore
 from tessera.estimator.hardware.cluster_types import catalogue_of
-from tessera.formulation.records.clusters import NodeSpec
 from tessera.service.cells.deriver import CellDeriver
 from tessera.service.rpc import curves
 from tessera.service.rpc.curves import KeptResults
@@ -23,17 +22,12 @@ from tests.support.api import (
     a_submit,
     a_workload,
     api,
+    connect_agent,
     refusal_of,
     some_cells,
 )
 
 JOB = f"{C}/jobs/j"
-NODES = [NodeSpec(name=name, gpu_type="a100", gpus=8) for name in ("n1", "n2")]
-
-
-def report_nodes(store: PostgresStore) -> None:
-    for node in NODES:
-        store.hello("c", f"agent-{node.name}", "first", [node])
 
 
 async def read(a: Api, gpus: int = 0) -> jobs_pb2.JobCurves:
@@ -56,7 +50,7 @@ async def test_a_job_is_shown_its_best_rate_at_each_count_and_the_minimum(
     store: PostgresStore,
 ) -> None:
     async with api(store) as a:
-        report_nodes(store)
+        connect_agent(store)
         await a.estimates.UpsertCells(some_cells(a_cell(2, iter_time_s=0.2), a_cell(4)))
         await a.jobs.SubmitJob(a_submit(requested_gpus=4, guaranteed=True))
 
@@ -79,7 +73,7 @@ async def test_a_known_model_is_priced_at_other_bandwidths_of_the_network(
     store: PostgresStore,
 ) -> None:
     async with api(store) as a:
-        report_nodes(store)
+        connect_agent(store)
         await a.estimates.DeleteCells(
             estimates_pb2.DeleteCellsRequest(parent=C, workload=a_workload())
         )
@@ -107,7 +101,7 @@ async def test_curves_are_computed_again_only_if_the_estimates_change(
     traced = counted(monkeypatch, curves, "curves_of_job")
     priced = counted(monkeypatch, curves, "trace_bandwidth")
     async with api(store) as a:
-        report_nodes(store)
+        connect_agent(store)
         await a.jobs.SubmitJob(a_submit())
         first = await read(a)
         await a.jobs.SubmitJob(a_submit("another"))
@@ -125,7 +119,7 @@ async def test_a_call_that_has_no_curve_is_refused_with_what_to_do(store: Postgr
         assert (await refusal_of(read(a)))[0] is StatusCode.NOT_FOUND
         await a.jobs.SubmitJob(a_submit())
         assert (await refusal_of(read(a)))[0] is StatusCode.FAILED_PRECONDITION  # no agent yet
-        report_nodes(store)
+        connect_agent(store)
         assert (await refusal_of(read(a, 3)))[::2] == (INVALID, ["gpus"])
         assert (await refusal_of(read(a, -1)))[::2] == (INVALID, ["gpus"])
         await a.jobs.CancelJob(jobs_pb2.CancelJobRequest(name=JOB))

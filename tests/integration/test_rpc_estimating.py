@@ -71,23 +71,6 @@ async def test_a_jobs_cells_are_estimated_on_all_types_around_the_requested_coun
     assert 1e9 < stage.memory_bytes < 40 * 2**30
 
 
-async def test_a_validated_estimate_is_answered_and_not_stored(store: PostgresStore) -> None:
-    async with estimates(store) as stub:
-        answer = await stub.EstimateCells(
-            a_call(
-                workload=BERT,
-                gpus=[4],
-                gpu_types=["v100"],
-                pipeline_degrees=[2],
-                validate_only=True,
-            )
-        )
-        stored = await stub.ListCells(pb.ListCellsRequest(parent=PARENT))
-    assert answer.cells
-    assert all(len(cell.stages) == 2 for cell in answer.cells)
-    assert (answer.kept, len(stored.cells)) == (len(answer.cells), 0)
-
-
 async def test_user_estimates_stay_when_their_workload_is_estimated(store: PostgresStore) -> None:
     async with estimates(store, "a100") as stub:
         users = a_record(
@@ -116,13 +99,6 @@ async def test_a_user_model_is_stored_listed_and_estimated(store: PostgresStore)
     assert {c.micro_batches for c in cells.cells} == {8}
 
 
-async def test_a_validated_model_is_not_stored(store: PostgresStore) -> None:
-    async with estimates(store) as stub:
-        call = pb.UpsertModelsRequest(parent=PARENT, models=[MINE], validate_only=True)
-        assert (await stub.UpsertModels(call)).models
-        assert not (await stub.ListModels(pb.ListModelsRequest(parent=PARENT))).models
-
-
 async def test_pages_of_models_cover_each_once_and_include_published_ones_on_request(
     store: PostgresStore,
 ) -> None:
@@ -148,45 +124,44 @@ async def test_pages_of_models_cover_each_once_and_include_published_ones_on_req
     assert (published["bert", "1.3B"], published["bert", "2.6B"]) == (False, True)
 
 
-@pytest.mark.parametrize(
-    ("fields", "field", "says"),
-    [
-        (
-            {"workload": pb.Workload(model="sphinx", global_batch=8), "gpus": [1]},
-            "workload.model",
-            "describe it with `tessera models add` (Estimates.UpsertModels), or import a",
-        ),
-        (
-            {"workload": BERT, "gpus": [1], "gpu_types": ["a100", "b100"]},
-            "gpu_types[1]",
-            "the cluster has no GPU type 'b100'; it has: a100, abacus",
-        ),
-        (
-            {"workload": BERT, "gpus": [1], "gpu_types": ["abacus"]},
-            "gpu_types[0]",
-            "abacus is not in the hardware catalogue",
-        ),
-        ({"workload": BERT}, "gpus", "must be given"),
-        ({"workload": BERT, "gpus": [0]}, "gpus[0]", "must lie in 1 to 512"),
-        (
-            {"workload": BERT, "gpus": [1], "pipeline_degrees": [0]},
-            "pipeline_degrees[0]",
-            "must lie",
-        ),
-        ({"workload": BERT, "job": "clusters/c/jobs/j"}, "workload", "exactly one"),
-        ({}, "workload", "exactly one"),
-        ({"workload": BERT, "gpus": [1], "gpu_types": ["a100", "a100"]}, "gpu_types[1]", "repeats"),
-    ],
-)
-async def test_an_impossible_estimate_is_refused_by_field(
-    store: PostgresStore, fields: dict[str, Any], field: str, says: str
-) -> None:
+IMPOSSIBLE: list[tuple[dict[str, Any], str, str]] = [
+    (
+        {"workload": pb.Workload(model="sphinx", global_batch=8), "gpus": [1]},
+        "workload.model",
+        "describe it with `tessera models add` (Estimates.UpsertModels), or import a",
+    ),
+    (
+        {"workload": BERT, "gpus": [1], "gpu_types": ["a100", "b100"]},
+        "gpu_types[1]",
+        "the cluster has no GPU type 'b100'; it has: a100, abacus",
+    ),
+    (
+        {"workload": BERT, "gpus": [1], "gpu_types": ["abacus"]},
+        "gpu_types[0]",
+        "abacus is not in the hardware catalogue",
+    ),
+    ({"workload": BERT}, "gpus", "must be given"),
+    ({"workload": BERT, "gpus": [0]}, "gpus[0]", "must lie in 1 to 512"),
+    (
+        {"workload": BERT, "gpus": [1], "pipeline_degrees": [0]},
+        "pipeline_degrees[0]",
+        "must lie",
+    ),
+    ({"workload": BERT, "job": "clusters/c/jobs/j"}, "workload", "exactly one"),
+    ({}, "workload", "exactly one"),
+    ({"workload": BERT, "gpus": [1], "gpu_types": ["a100", "a100"]}, "gpu_types[1]", "repeats"),
+]
+"""Calls of EstimateCells, the field that is wrong, and what the refusal says."""
+
+
+async def test_an_impossible_estimate_is_refused_by_field(store: PostgresStore) -> None:
     async with estimates(store, "a100", "abacus") as stub:
-        with pytest.raises(grpc.aio.AioRpcError) as wrong:
-            await stub.EstimateCells(a_call(**fields))
-    assert wrong.value.code() is StatusCode.INVALID_ARGUMENT
-    assert says in str(wrong.value.details())
-    assert error_details(wrong.value)[1] == [field]
+        for fields, field, says in IMPOSSIBLE:
+            with pytest.raises(grpc.aio.AioRpcError) as wrong:
+                await stub.EstimateCells(a_call(**fields))
+            assert wrong.value.code() is StatusCode.INVALID_ARGUMENT
+            assert says in str(wrong.value.details())
+            assert error_details(wrong.value)[1] == [field]
 
 
 async def test_unknown_types_are_skipped_unless_no_type_remains(

@@ -6,7 +6,8 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
+from functools import cache
 from typing import Any, cast
 
 import grpc
@@ -15,7 +16,6 @@ import pytest
 
 from tessera.benchmarks.rounds.instances import make_instance
 from tessera.formulation.errors import DeadlineTooShort, NotFound
-from tessera.formulation.proofs import NO_PROOF, RoundProof
 from tessera.formulation.records.rounds import (
     RoundCommit,
     RoundRecord,
@@ -26,7 +26,6 @@ from tessera.formulation.records.store import Request
 from tessera.formulation.snapshot import Snapshot
 from tessera.service.ports.store import Store
 from tessera.service.rpc.server import Server
-from tessera.solvers.rounds.plan import RoundOptions
 from tessera.v1 import scheduler_pb2 as pb
 from tessera.v1 import scheduler_pb2_grpc
 from tests.support.builders import a_random_snapshot
@@ -39,17 +38,18 @@ ENDLESS = pb.RoundOptions(objective="max-min then makespan", fairness_levels=64)
 """Options of a round that takes minutes on the cluster ``huge``."""
 
 
+@cache
+def a_huge_snapshot() -> Snapshot:
+    return make_instance(3000, 1500, 4, seed=1, running=0.5)
+
+
 class TwoClusters:
     """A store of a huge and a small cluster, with only the methods that rounds use."""
 
     def __init__(self) -> None:
-        self._found = {
-            "huge": make_instance(3000, 1500, 4, seed=1, running=0.5),
-            "small": a_random_snapshot(1, jobs=5),
-        }
+        self._found = {"huge": a_huge_snapshot(), "small": a_random_snapshot(1, jobs=5)}
         self.loaded = threading.Semaphore(0)  # counts the snapshots of ``huge``
         self.committed: list[RoundCommit] = []
-        self.recorded: dict[int, tuple[RoundRecord, Snapshot]] = {}
 
     def tenants_of_jobs(self, cluster: str, names: Collection[str]) -> dict[str, str]:
         return dict.fromkeys(names, "")
@@ -80,15 +80,6 @@ class TwoClusters:
             raise DeadlineTooShort("too late")
         self.committed.append(commit)
         return self._record(commit.snapshot, commit.summary, commit.decisions)
-
-    def get_round(self, _cluster: str, number: int) -> RoundRecord:
-        return self.recorded[number][0]
-
-    def round_snapshot(self, _cluster: str, number: int) -> Snapshot:
-        return self.recorded[number][1]
-
-    def round_proof(self, _cluster: str, _number: int) -> RoundProof:
-        return NO_PROOF
 
     @staticmethod
     def _record(snapshot: Snapshot, summary: RoundSummary, decisions: Any) -> RoundRecord:
@@ -198,35 +189,6 @@ async def test_a_long_deadline_is_cut_to_the_maximum_and_returns_the_best_answer
         assert answer.verified
         assert answer.seconds["solve"] < PATIENCE_S
         assert any(work.solver.startswith("over:") for work in answer.work)  # the limit ended it
-
-
-async def test_more_fairness_levels_than_the_limit_are_refused_but_replayed_if_recorded() -> None:
-    async with api() as a:
-        options = pb.RoundOptions(objective="max-min", fairness_levels=1000)
-        with pytest.raises(grpc.aio.AioRpcError, match="must lie in 1 to 64") as wrong:
-            await a.schedule("small", dry_run=True, options=options)
-        assert wrong.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        await a.schedule("small", options=pb.RoundOptions(objective="max-min"))
-        (commit,) = a.store.committed
-        before = RoundOptions(objective="max-min", fairness_levels=1000)
-        recorded = {k: v for k, v in asdict(before).items() if k != "work"}
-        summary = replace(commit.summary, number=1, options=recorded)
-        record = a.store._record(commit.snapshot, summary, commit.decisions)
-        a.store.recorded[1] = (record, commit.snapshot)
-        name = "clusters/small/rounds/1"
-        shown = await a.stub.GetRound(pb.GetRoundRequest(name=name), timeout=PATIENCE_S)
-        assert shown.options.fairness_levels == 1000
-        again = await a.stub.ReplayRound(pb.ReplayRoundRequest(name=name), timeout=PATIENCE_S)
-        assert again.same_decisions
-
-
-@pytest.mark.parametrize("baseline", ["sia", "highs", "stock-cp-sat"])
-async def test_a_baseline_commits_no_round(baseline: str) -> None:
-    async with api() as a:
-        with pytest.raises(grpc.aio.AioRpcError, match="only for comparison") as wrong:
-            await a.schedule("small", options=pb.RoundOptions(solver=baseline))
-        assert wrong.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert not a.store.committed
 
 
 async def test_an_uninterrupted_baseline_ends_with_its_call() -> None:

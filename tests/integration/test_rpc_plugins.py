@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from tessera.db.store import PostgresStore
-from tessera.formulation.records.clusters import NodeSpec
 from tessera.v1 import scheduler_pb2
-from tests.support.api import INVALID, a_batch, a_round, a_submit, api, refusal_of
+from tests.support.api import INVALID, a_batch, a_round, a_submit, api, api_with_agent, refusal_of
 from tests.support.patience import PATIENCE_S
 
 MODULE = "allowed_lab"
@@ -42,9 +41,7 @@ async def test_a_client_chooses_among_the_plugins_that_the_operator_allows(
     store: PostgresStore,
 ) -> None:
     allowed = f"{MODULE}:LastFirst,{MODULE}:running"
-    async with api(store, plugins=allowed) as a:
-        nodes = [NodeSpec(name=name, gpu_type="a100", gpus=8) for name in ("n1", "n2")]
-        store.hello("c", "agent", "first", nodes)
+    async with api_with_agent(store, plugins=allowed) as a:
         await a.jobs.SubmitJobs(a_batch(*[a_submit(name, requested_gpus=8) for name in "abc"]))
         done = await a.scheduler.Schedule(
             a_round(scheduler=f"{MODULE}:LastFirst"), timeout=PATIENCE_S

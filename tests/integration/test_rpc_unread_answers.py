@@ -19,7 +19,6 @@ from tessera.service.rpc.interceptor import CallInterceptor
 from tessera.v1 import jobs_pb2, jobs_pb2_grpc
 from tests.support.agents import until
 from tests.support.gates import an_open_gate
-from tests.support.logged import logged_lines
 
 MIB = 2**20
 
@@ -143,22 +142,6 @@ async def test_a_client_that_disconnects_before_reading_an_answer_causes_no_trac
             caller.close()
             await until(lambda: room.waiting_bytes == 0)
     assert [r.getMessage() for r in caplog.records if r.levelno > logging.INFO or r.exc_info] == []
-
-
-async def test_a_stream_ended_because_nobody_reads_it_is_no_unexpected_error(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with caplog.at_level(logging.INFO):
-        async with serve_large(AnswerRoom(), unread_s=0.2) as (servicer, address):
-            caller = UnreadConnection(address)
-            caller.call(WATCH, b"")
-            await until(lambda: pump(caller) and servicer.ended == 1)
-            caller.close()
-            await until(lambda: any("client left" in r.getMessage() for r in caplog.records))
-    assert [r.getMessage() for r in caplog.records if r.levelno > logging.INFO] == []
-    assert any(
-        "read no message for 0.2 s" in line for line in logged_lines(caplog, "rpc_left")
-    ) or any("read no message for 0.2 s" in line for line in logged_lines(caplog, "rpc_refused"))
 
 
 async def test_a_stream_begins_before_the_client_can_receive_its_first_message() -> None:

@@ -100,22 +100,3 @@ async def test_agents_waiting_for_one_cluster_cost_no_other_agent_its_lease(
         await until(lambda: store.get_node(C, "late").silent_s > before + 1.0)
         await call.write(agents_pb2.AgentMessage(heartbeat=agents_pb2.Heartbeat(), said_s=5.0))
         await until(lambda: store.get_node(C, "late").silent_s < before + 1.0)
-
-
-async def test_an_agent_s_lease_is_renewed_while_its_report_waits_for_the_cluster(
-    channel: grpc.aio.Channel, store: PostgresStore, database: Database
-) -> None:
-    call = await join_agent(channel, CROWDED, "n")
-    assert (await call.read()).HasField("welcome")
-    async with hold_cluster_row(database, CROWDED):
-        await call.write(
-            agents_pb2.AgentMessage(observed=agents_pb2.Observed(revision=1), said_s=5.0)
-        )
-        # The lease is renewed, although the report is not recorded.
-        async with asyncio.timeout(PATIENCE_S):
-            for said_s in (6.0, 7.0, 8.0):
-                beat = agents_pb2.AgentMessage(heartbeat=agents_pb2.Heartbeat(), said_s=said_s)
-                await call.write(beat)
-                while (await call.read()).lease_from_s < said_s:
-                    pass
-    call.cancel()

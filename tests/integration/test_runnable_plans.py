@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-import threading
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from tessera.db.derived_estimates import ESTIMATING_CHANNEL
 from tessera.db.engine import Database
-from tessera.db.notify import Listener
 from tessera.db.store import PostgresStore
 from tessera.estimator.hardware.cluster_types import catalogue_of
-from tessera.formulation.decisions import Decision
 from tessera.formulation.demand import Capacity
 from tessera.formulation.execution_plan import (
     ExecutionPlan,
@@ -34,11 +30,16 @@ from tessera.formulation.runtimes import DEEPSPEED, MEGATRON, RUNTIMES, TORCHRUN
 from tessera.formulation.techniques import PlanLimits, Technique, techniques_of
 from tessera.formulation.values import GpuType, Workload
 from tessera.service.cells.deriver import CellDeriver
-from tessera.solvers.base import Budget
-from tessera.solvers.portfolio import Portfolio
-from tessera.solvers.rounds.plan import RoundOptions, plan_round
-from tests.support.patience import PATIENCE_S
-from tests.support.stored_cluster import C, a_record, a_spec, apply_event, commit, do, execute, job
+from tests.support.decided_rounds import decide, plan_of
+from tests.support.stored_cluster import (
+    C,
+    a_record,
+    a_spec,
+    apply_event,
+    cells_of,
+    do,
+    execute,
+)
 
 BERT = Workload(model="bert", params="6.7B", global_batch=128)
 """A model whose best plan on 8 x a40 is a pipeline."""
@@ -69,25 +70,6 @@ def a_job(name: str, **more: Any) -> JobSpec:
 
 def derive(store: PostgresStore) -> int:
     return CellDeriver(store, catalogue_of(), (1.0,)).derive(C)
-
-
-def decide(store: PostgresStore) -> dict[str, Decision]:
-    """Decide a round and commit it; return the decisions by job."""
-    snapshot = store.snapshot(C)
-    budget = Budget(remaining_s=lambda: math.inf)
-    outcome = plan_round(snapshot, RoundOptions(), Portfolio(), budget)
-    assert not outcome.violations
-    commit(store, snapshot, *outcome.decisions)
-    return {snapshot.jobs.name[d.job]: d for d in outcome.decisions}
-
-
-def plan_of(store: PostgresStore, name: str) -> ExecutionPlan:
-    """Return the plan of a job's allocation."""
-    held = job(store, name).allocation
-    assert held is not None
-    assert held.plan is not None
-    assert held.rate > 0
-    return held.plan
 
 
 def derived_plans(database: Database) -> set[str]:
@@ -138,20 +120,6 @@ def test_once_its_last_job_has_ended_a_runtimes_plans_are_deleted(
     apply_event(cluster, "deep", JobEvent.CANCEL)
     assert derive(cluster) == 1
     assert derived_plans(database) == before
-
-
-def test_a_job_of_a_restricted_runtime_wakes_the_estimators_of_a_known_workload(
-    cluster: PostgresStore, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    do(cluster, lambda w: w.upsert_estimates(C, [estimate_of(a_plan(dp=8))]))
-    woken = threading.Event()
-    listener = Listener(database.url)
-    listener.subscribe(lambda name: woken.set() if name else None, ESTIMATING_CHANNEL)
-    with listener:
-        assert listener.listening.wait(PATIENCE_S)
-        monkeypatch.setattr(JobSpec, "runtime", property(lambda _: TORCHRUN))
-        do(cluster, lambda w: w.submit_jobs(C, [a_job("torch")]))
-        assert woken.wait(PATIENCE_S)
 
 
 def test_a_job_says_that_its_runtime_can_run_no_plan_of_a_users_estimates(
@@ -282,9 +250,7 @@ def test_jobs_get_plans_of_the_techniques_that_they_name(
 
 
 def plans_of(store: PostgresStore, workload: Workload = BERT) -> list[ExecutionPlan]:
-    key = (workload.model, workload.params, workload.global_batch)
-    records, _ = store.list_estimates(C, *key, 0, 1000)
-    return [record.plan for record in records if record.plan is not None]
+    return [record.plan for record in cells_of(store, workload) if record.plan is not None]
 
 
 def test_what_nodes_state_of_their_hosts_makes_choices_of_offloaded_plans(
@@ -301,8 +267,7 @@ def test_what_nodes_state_of_their_hosts_makes_choices_of_offloaded_plans(
     assert kind.node_capacity == Capacity(gpus=8, cpus=32, host_bytes=2**41)
     assert derive(cluster) == 1
     assert {plan.cpus_per_gpu for plan in plans_of(cluster, large)} >= {1, 2, 4}
-    records, _ = cluster.list_estimates(C, large.model, large.params, 64, 0, 1000)
-    for record in records:
+    for record in cells_of(cluster, large):
         if record.plan is not None and math.isfinite(record.iter_time_s):
             assert record.cpus == record.plan.cpus
             assert (record.host_bytes > 0) == (record.plan.offload is not Offload.NONE)

@@ -15,6 +15,7 @@ from tessera.solvers.rounds.options import RoundOptions
 from tessera.v1 import scheduler_pb2 as pb
 from tessera.v1 import scheduler_pb2_grpc
 from tests.support import rpc
+from tests.support.decided_rounds import schedule
 from tests.support.patience import PATIENCE_S
 from tests.support.rpc import error_details, serving
 from tests.support.stored_cluster import C, a_cluster, a_round, a_spec, submit, wait
@@ -101,14 +102,7 @@ async def test_an_attempt_ends_as_soon_as_this_server_has_committed_another_roun
 
     def act(attempt: int, budget: Budget) -> None:
         if attempt == 1:  # the server's own round, as after an event
-            loops[0].schedule(
-                C,
-                RoundOptions(solver="greedy"),
-                remaining_s=lambda: PATIENCE_S,
-                dry_run=False,
-                request=None,
-                cancelled=lambda: False,
-            )
+            schedule(loops[0], RoundOptions(solver="greedy"))
         wanted.append(not budget.cancelled())
 
     attempts = before_each_decision(monkeypatch, act)

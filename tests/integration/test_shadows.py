@@ -21,13 +21,13 @@ from tessera.formulation.records.policies import DecisionFigures, ShadowRound
 from tessera.formulation.records.rounds import RoundRecord
 from tessera.service import server_tasks
 from tessera.service.background import run_in_process
-from tessera.service.loop import RoundLoop
 from tessera.service.shadowing import Decide, ShadowKeeper, ShadowOrder, decide_ordered_round
 from tessera.service.standing_policy import StandingPolicies
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tests.support.api import C as PLACE
 from tests.support.api import api, refusal_of
+from tests.support.decided_rounds import schedule
 from tests.support.hand_clock import HandClock
 from tests.support.patience import PATIENCE_S
 from tests.support.running_server import channel_to, settings
@@ -52,15 +52,7 @@ def busy(store: PostgresStore) -> PostgresStore:
 def decide_round(
     store: PostgresStore, shadow_half_life_s: float = 0.0, **options: Any
 ) -> RoundRecord:
-    return RoundLoop(store, SystemClock()).schedule(
-        C,
-        RoundOptions(**options),
-        remaining_s=lambda: math.inf,
-        dry_run=False,
-        request=None,
-        cancelled=lambda: False,
-        shadow_half_life_s=shadow_half_life_s,
-    )
+    return schedule(store, RoundOptions(**options), shadow_half_life_s=shadow_half_life_s)
 
 
 def set_shadow(store: PostgresStore, **options: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -10,24 +9,21 @@ import pytest
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
 from tessera.estimator.hardware.cluster_types import catalogue_of
-from tessera.formulation.decisions import Decision, DecisionKind
+from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.reasons import ReasonCode
-from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import CellFilter
-from tessera.formulation.values import BEST_FOUND, Cell, EstimateSource, GpuType, Workload
+from tessera.formulation.values import BEST_FOUND, Cell, EstimateSource, Workload
 from tessera.service.cells.deriver import CellDeriver
 from tessera.service.rpc.convert.agents import of_desired
-from tessera.solvers.base import Budget
-from tessera.solvers.portfolio import Portfolio
-from tessera.solvers.rounds.plan import RoundOptions, plan_round
+from tests.support.decided_rounds import decide
 from tests.support.notices import round_requests
 from tests.support.stored_cluster import (
     C,
+    a_bare_cluster,
     a_record,
     a_spec,
     agents_report,
-    commit,
     do,
     job,
     submit,
@@ -38,14 +34,6 @@ SPHINX = Workload(model="sphinx", params="9B", global_batch=8)
 BERT = Workload(model="bert", params="1.3B", global_batch=256)
 
 
-def a_bare_cluster(store: PostgresStore) -> None:
-    """Create a cluster with two nodes of four GPUs, and no estimates and plans."""
-    do(store, lambda w: w.upsert_cluster(C, [GpuType(name="a100", memory_bytes=2**35)], None))
-    for i in range(2):
-        node = NodeSpec(name=f"a100-{i}", gpu_type="a100", gpus=4)
-        store.hello(C, f"agent-a100-{i}", "first", [node])
-
-
 def a_sphinx(name: str = "s", **more: Any) -> Any:
     stated = {"workload": SPHINX, "requested_gpus": 4, "requested_type": "a100"}
     return a_spec(name, **stated | more)
@@ -53,16 +41,6 @@ def a_sphinx(name: str = "s", **more: Any) -> Any:
 
 def a_deriver(store: PostgresStore, *, derives: bool = True) -> CellDeriver:
     return CellDeriver(store, catalogue_of(), (1.0,), derives=derives)
-
-
-def decide(store: PostgresStore) -> dict[str, Decision]:
-    """Decide a round and commit it; return the decisions by job."""
-    snapshot = store.snapshot(C)
-    budget = Budget(remaining_s=lambda: math.inf)
-    outcome = plan_round(snapshot, RoundOptions(), Portfolio(), budget)
-    assert not outcome.violations
-    commit(store, snapshot, *outcome.decisions)
-    return {snapshot.jobs.name[d.job]: d for d in outcome.decisions}
 
 
 def reports(store: PostgresStore, runtime: str) -> None:

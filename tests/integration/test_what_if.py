@@ -7,17 +7,25 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import StatusCode
 
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
-from tessera.formulation.records.clusters import NodeSpec
 from tessera.service.what_if import asking
 from tessera.v1 import estimates_pb2, jobs_pb2, scheduler_pb2, what_if_pb2
-from tests.support.api import Api, C, a_round, a_submit, a_tenant, api, refusal_of, some_tenants
+from tests.support.api import (
+    Api,
+    C,
+    a_round,
+    a_submit,
+    a_tenant,
+    api_with_agent,
+    refusal_of,
+    some_tenants,
+)
+from tests.support.database import digest_tables
 
 WEAK, ONE = f"{C}/jobs/weak", f"{C}/jobs/one"
 Change = what_if_pb2.HypotheticalChange
@@ -42,19 +50,13 @@ def in_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "run_in_process", compute)
 
 
-@asynccontextmanager
-async def two_nodes(store: PostgresStore, **settings: Any) -> AsyncIterator[Api]:
-    """Yield the stubs of a server whose two nodes of 8 GPUs have been heard."""
-    async with api(store, **({"policy": "{objective: throughput}"} | settings)) as a:
-        nodes = [NodeSpec(name=name, gpu_type="a100", gpus=8) for name in ("n1", "n2")]
-        store.hello("c", "agent", "first", nodes)
-        yield a
+POLICY = {"policy": "{objective: throughput}"}
 
 
 @asynccontextmanager
-async def busy(store: PostgresStore, **settings: Any) -> AsyncIterator[Api]:
+async def busy(store: PostgresStore) -> AsyncIterator[Api]:
     """Yield the stubs of a server on whose two nodes two jobs run, while a third waits."""
-    async with two_nodes(store, **settings) as a:
+    async with api_with_agent(store, **POLICY) as a:
         for name, weight in (("one", 5.0), ("two", 5.0), ("weak", 1.0)):
             await a.jobs.SubmitJob(a_submit(name, weight=weight, requested_gpus=8, min_gpus=8))
         await a.scheduler.Schedule(a_round())
@@ -87,16 +89,6 @@ def a_new_workload(name: str) -> jobs_pb2.SubmitJobRequest:
     return request
 
 
-def rows_of(store: PostgresStore) -> dict[str, list[str]]:
-    """Return the content of every table but those of heartbeats and leases, as sorted texts."""
-    with store._database.engine.connect() as connection:
-        tables = sa.inspect(connection).get_table_names()
-        return {
-            table: sorted(connection.execute(sa.text(f'SELECT t::text FROM "{table}" t')).scalars())
-            for table in tables
-        }
-
-
 async def test_a_node_starts_the_waiting_job_now_and_saves_waiting_over_the_next_hours(
     store: PostgresStore,
 ) -> None:
@@ -116,7 +108,7 @@ async def test_a_node_starts_the_waiting_job_now_and_saves_waiting_over_the_next
 
 
 @pytest.mark.usefixtures("in_server")
-async def test_no_question_writes_to_any_table(store: PostgresStore) -> None:
+async def test_no_question_writes_to_any_table(store: PostgresStore, database: Database) -> None:
     questions = [
         a_question(ADDED, Change(job_added=a_new_workload("new")), hours=0.2),
         scheduler_pb2.WhatIfRequest(parent=C, node_worth=what_if_pb2.NodeWorthQuestion()),
@@ -126,10 +118,10 @@ async def test_no_question_writes_to_any_table(store: PostgresStore) -> None:
         ),
     ]
     async with busy(store) as a:
-        before = rows_of(store)
+        before = digest_tables(database)
         for question in questions:
             await a.scheduler.WhatIf(question)
-        assert rows_of(store) == before
+        assert digest_tables(database) == before
 
 
 @pytest.mark.usefixtures("in_server")
@@ -159,7 +151,7 @@ async def test_a_supposed_job_gets_what_the_next_round_gives_it_once_it_is_submi
 async def test_a_supposed_job_of_a_new_workload_is_estimated_as_a_submitted_one(
     store: PostgresStore,
 ) -> None:
-    async with two_nodes(store) as a:
+    async with api_with_agent(store, **POLICY) as a:
         question = a_question(Change(job_added=a_new_workload("new")))
         answer = await a.scheduler.WhatIf(question)
     (offer,) = answer.offers
@@ -221,7 +213,7 @@ async def test_a_node_is_worth_a_start_and_a_quota_or_a_lost_node_stops_jobs(
 @pytest.mark.usefixtures("in_server")
 async def test_rules_in_force_have_a_price_and_others_a_reason(store: PostgresStore) -> None:
     policy = "{objective: max-min then throughput, queue_order: true}"
-    async with two_nodes(store, policy=policy) as a:
+    async with api_with_agent(store, policy=policy) as a:
         for name, queue, weight in (("first", 1, 1.0), ("second", 2, 9.0), ("third", 2, 9.0)):
             await a.jobs.SubmitJob(
                 a_submit(name, weight=weight, priority=queue, requested_gpus=8, min_gpus=8)
@@ -319,7 +311,7 @@ async def test_what_contradicts_itself_or_does_not_exist_is_refused_by_name(
 async def test_a_quota_of_a_tenant_without_settings_binds_its_guaranteed_jobs(
     store: PostgresStore,
 ) -> None:
-    async with two_nodes(store) as a:
+    async with api_with_agent(store, **POLICY) as a:
         await a.tenants.UpsertTenants(some_tenants(a_tenant("rich", quotas={"any": 16})))
         for name in ("one", "two"):
             await a.jobs.SubmitJob(
@@ -333,7 +325,7 @@ async def test_a_quota_of_a_tenant_without_settings_binds_its_guaranteed_jobs(
 
 @pytest.mark.usefixtures("in_server")
 async def test_long_answers_count_the_jobs_that_they_leave_out(store: PostgresStore) -> None:
-    async with two_nodes(store) as a:
+    async with api_with_agent(store, **POLICY) as a:
         for number in range(5):
             await a.jobs.SubmitJob(a_submit(f"j{number}"))
         question = a_question(Change(node_lost=f"{C}/nodes/n1"), Change(node_lost=f"{C}/nodes/n2"))
