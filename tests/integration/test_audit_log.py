@@ -31,7 +31,14 @@ from tessera.formulation.records.rounds import NetworkCommit
 from tessera.formulation.records.store import Request, Retention
 from tessera.formulation.topologies.described import decode_topology
 from tessera.service.security.ports import AccessStore
-from tests.support.access import a_certificate, a_join_token, a_token, audit, show
+from tests.support.access import (
+    a_certificate,
+    a_join_token,
+    a_token,
+    add_audit_entries,
+    audit,
+    show,
+)
 from tests.support.stored_cluster import (
     C,
     a_cluster,
@@ -39,7 +46,6 @@ from tests.support.stored_cluster import (
     a_spec,
     apply_event,
     do,
-    execute,
     run,
     submit,
     wait,
@@ -323,21 +329,11 @@ def test_entries_are_chosen_by_subject_method_outcome_and_resource(access: Acces
 
 def test_entries_are_chosen_by_time(access: AccessStore, database: Database) -> None:
     for days in (3, 2, 1):
-        add_old_entries(database, days, 1)
+        add_audit_entries(database, days)
     old, middle, new = sorted(entry.time_s for entry in entries(access))
     assert [e.time_s for e in entries(access, since_s=middle)] == [new, middle]
     assert [e.time_s for e in entries(access, until_s=middle)] == [old]
     assert [e.time_s for e in entries(access, since_s=old + 1, until_s=new)] == [middle]
-
-
-def add_old_entries(database: Database, days: int, count: int) -> None:
-    statement = f"""
-        INSERT INTO audit_log
-            (at, subject, role, key, method, target, peer, request_id, outcome, detail)
-        SELECT now() - interval '{days} days', '', '', '', '', '', '', '', 'OK', ''
-        FROM generate_series(1, {count})
-    """
-    execute(database, statement)
 
 
 def test_old_entries_are_pruned_in_bounded_batches(
@@ -347,7 +343,7 @@ def test_old_entries_are_pruned_in_bounded_batches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(prune, "BATCH_ROWS", 2)
-    add_old_entries(database, 400, 5)
+    add_audit_entries(database, 400, 5)
     access.add_refusals([a_refusal()])
 
     def prune_entries(keep_s: float) -> int:

@@ -155,17 +155,6 @@ def test_jobs_and_nodes_that_changed_during_the_solve_are_left_alone(
     assert [name for name, *_ in allocation_rows(store)] == ["b"]
 
 
-def test_a_cancelled_running_job_is_not_moved(store: PostgresStore) -> None:
-    a_cluster(store)
-    submit(store, a_spec("a"))
-    run(store, a=[(A0, [0])])
-    snapshot = store.snapshot(C)
-    apply_event(store, "a", JobEvent.CANCEL)
-    record = commit(store, snapshot, start(snapshot, "a", [(A1, [0])], DecisionKind.MOVE))
-    assert "cancelling" in record.decisions[0].skipped
-    assert allocation_rows(store) == [("a", A0, 0, Hold.RELEASING)]
-
-
 def test_a_job_that_ended_during_the_solve_is_not_kept(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, a_spec("a"))
@@ -232,47 +221,6 @@ def test_a_gpu_is_handed_over_in_two_steps(store: PostgresStore) -> None:
     assert allocation_rows(store) == [("b", A0, 0, Hold.HELD)]
     assert states(store) == {"a": JobState.QUEUED, "b": JobState.STARTING}
     assert [g.spec.name for g in store.desired(C, f"agent-{A0}").gangs] == ["b"]
-
-
-def test_a_resized_job_waits_for_all_gpus_that_it_leaves(store: PostgresStore) -> None:
-    a_cluster(store, nodes=2)
-    submit(store, a_spec("a"))
-    run(store, a=[(A0, [0, 1])])
-    snapshot = store.snapshot(C)
-    bigger = start(snapshot, "a", [(A0, range(4))], DecisionKind.RESIZE)
-    commit(store, snapshot, bigger)
-    assert allocation_rows(store) == [
-        ("a", A0, 0, Hold.RELEASING),
-        ("a", A0, 0, Hold.RESERVED),
-        ("a", A0, 1, Hold.RELEASING),
-        ("a", A0, 1, Hold.RESERVED),
-        ("a", A0, 2, Hold.RESERVED),
-        ("a", A0, 3, Hold.RESERVED),
-    ]
-    agents_report(store)
-    stored = job(store, "a")
-    assert (stored.state, stored.generation) == (JobState.RUNNING, 2)
-    assert stored.allocation is not None
-    assert stored.allocation.shares == ((A0, (0, 1, 2, 3)),)
-
-
-def test_a_job_moved_twice_before_its_first_gpus_are_free_keeps_only_the_last_allocation(
-    store: PostgresStore,
-) -> None:
-    a_cluster(store, nodes=2)
-    submit(store, a_spec("a"), a_spec("b"))
-    run(store, b=[(A0, [0])])
-    snapshot = store.snapshot(C)
-    commit(
-        store,
-        snapshot,
-        start(snapshot, "a", [(A0, [0])]),
-        wait(snapshot, "b", DecisionKind.SUSPEND),
-    )
-    snapshot = store.snapshot(C)
-    commit(store, snapshot, start(snapshot, "a", [(A1, [0])], DecisionKind.MOVE))
-    assert allocation_rows(store) == [("b", A0, 0, Hold.RELEASING), ("a", A1, 0, Hold.HELD)]
-    assert job(store, "a").generation == 2
 
 
 def test_a_job_whose_start_was_never_sent_is_suspended_at_once(store: PostgresStore) -> None:

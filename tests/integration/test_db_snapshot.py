@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -16,11 +15,10 @@ from tessera.formulation import codec
 from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.execution_plan import ZeroStage
 from tessera.formulation.lifecycle import JobEvent, JobState
-from tessera.formulation.snapshot import STATE_CODE, STATES
+from tessera.formulation.snapshot import STATES
 from tessera.formulation.values import Hold, Workload
 from tests.support.execution_plans import with_own_plan
 from tests.support.stored_cluster import (
-    BERT,
     C,
     a_cluster,
     a_record,
@@ -55,41 +53,6 @@ def test_a_snapshot_knows_which_estimates_are_of_complete_profiles(store: Postgr
     assert (known[2], known[4]) == (True, False)
     do(store, lambda w: w.upsert_estimates(C, [a_record(2)]))
     assert not store.snapshot(C).estimates.complete.any()
-
-
-def test_a_snapshot_holds_the_stored_cluster(store: PostgresStore) -> None:
-    a_cluster(store, nodes=2, gpus=4, types=("v100", "a100"))
-    other = Workload(model="alpha", params="2B", global_batch=32)
-    own = with_own_plan(a_record(4, workload=other, pipeline_degree=2))
-    infeasible = replace(own, iter_time_s=math.inf)
-    wide = replace(own, cell=own.cell.on(2))
-    do(store, lambda w: w.upsert_estimates(C, [wide, infeasible]))
-    submit(
-        store,
-        a_spec("late", workload=other, weight=2.0, deadline_s=3e9, requested_type="a100"),
-        a_spec("early", guaranteed=True, movable=False, queue=3, tenant="t", requested_gpus=2),
-    )
-    run(store, early=[("a100-0", [2, 3])])
-    snapshot = store.snapshot(C)
-    assert [t.name for t in snapshot.gpu_types] == ["v100", "a100"]
-    assert snapshot.nodes.name == ("a100-0", "a100-1", "v100-0", "v100-1")
-    assert snapshot.nodes.gpu_type.tolist() == [1, 1, 0, 0]
-    assert snapshot.nodes.schedulable.all()
-    assert snapshot.workloads == (other, BERT)
-    assert snapshot.plans == ("", own.cell.plan)
-    late, early = snapshot.jobs.row(0), snapshot.jobs.row(1)
-    assert (late["name"], late["workload"], late["requested_type"]) == ("late", 0, 1)
-    assert (late["weight"], late["deadline_s"], late["current_gpus"]) == (2.0, 3e9, 0)
-    assert (early["requested_type"], early["deadline_s"], early["tenant"]) == (-1, math.inf, "t")
-    assert (early["guaranteed"], early["movable"], early["queue"]) == (True, False, 3)
-    assert early["state"] == STATE_CODE[JobState.RUNNING]
-    assert (early["current_type"], early["current_gpus"], early["generation"]) == (1, 2, 1)
-    a = snapshot.allocations
-    assert list(zip(a.job, a.node, a.gpu, a.hold, a.generation, strict=True)) == [
-        (1, 0, 2, Hold.HELD, 1),
-        (1, 0, 3, Hold.HELD, 1),
-    ]
-    assert (snapshot.epoch, snapshot.round_number) == (1, 2)
 
 
 def a_workload_of(model: str) -> Workload:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from functools import partial
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -14,13 +15,16 @@ from tessera.db.store import PostgresStore
 from tessera.db.writer import PostgresWriter, Work
 from tessera.formulation.errors import (
     AlreadyExists,
+    InUse,
     InvalidInput,
     NotAllowed,
     NotFound,
     StaleEtag,
 )
 from tessera.formulation.lifecycle import JobEvent, JobState
-from tessera.formulation.records.clusters import NodeSpec
+from tessera.formulation.records.clusters import NodeSpec, TenantSpec
+from tessera.formulation.records.jobs import JobSpec
+from tessera.formulation.records.reservations import ReservationSpec
 from tessera.formulation.records.store import Request
 from tessera.formulation.values import GpuType, Workload
 from tests.support.launches import WHOLE_LAUNCH
@@ -32,11 +36,17 @@ from tests.support.stored_cluster import (
     a_spec,
     apply_event,
     do,
+    execute,
     job,
     run,
     states,
     submit,
 )
+
+
+def update_job(store: PostgresStore, spec: JobSpec, *fields: str) -> None:
+    do(store, lambda w: w.update_job(C, spec, fields, None))
+
 
 REQUEST = Request(id="r-1", method="SubmitJobs", digest="d")
 
@@ -92,6 +102,10 @@ def test_a_job_reads_back_as_submitted(store: PostgresStore) -> None:
         command=("python", "-m", "train"),
         max_retries=0,
         launch=WHOLE_LAUNCH,
+        avoid_nodes=("a100-0", "a100-1"),
+        min_gpus=2,
+        max_gpus=4,
+        pinned_type=True,
     )
     submit(store, spec, a_spec("b"))
     record = job(store, "a")
@@ -110,39 +124,92 @@ def test_jobs_are_submitted_all_or_none(store: PostgresStore) -> None:
     assert list(states(store)) == ["a"]
 
 
-def test_a_job_that_can_never_fit_is_refused_with_the_reason(store: PostgresStore) -> None:
-    a_cluster(store, nodes=2, gpus=4, types=("a100", "v100"))
-    large = Workload(model="gpt", params="175B", global_batch=8)
-    do(
-        store,
-        lambda w: w.upsert_estimates(
-            C,
-            [
-                a_record(16, workload=large, nodes=4),
-                a_record(1, workload=large, iter_time_s=math.inf),
-                a_record(32, workload=large, gpu_type="v100", nodes=8),
-            ],
-        ),
+GPT = Workload(model="gpt", params="1B", global_batch=8)
+LARGE = Workload(model="gpt", params="175B", global_batch=8)
+FRESH = Workload(model="new", params="1B", global_batch=8)
+
+
+@pytest.fixture
+def three_types(store: PostgresStore) -> PostgresStore:
+    """Return a store with 8 GPUs of each of three types, and a type without nodes and Cells."""
+    a_cluster(store, nodes=2, gpus=4, types=("a100", "v100", "k80"))
+    types = [GpuType(name=t, memory_bytes=2**35) for t in ("a100", "v100", "k80", "t4")]
+    do(store, lambda w: w.upsert_cluster(C, types, None))
+    do(store, lambda w: w.drain_nodes(C, ["a100-0"], draining=True))  # its GPUs count all the same
+    records = [
+        a_record(1, workload=GPT),
+        a_record(9, workload=GPT, gpu_type="v100", nodes=3),
+        a_record(1, workload=GPT, gpu_type="k80", iter_time_s=math.inf),
+        a_record(16, workload=LARGE, nodes=4),
+        a_record(1, workload=LARGE, iter_time_s=math.inf),
+        a_record(32, workload=LARGE, gpu_type="v100", nodes=8),
+    ]
+    do(store, lambda w: w.upsert_estimates(C, records))
+    return store
+
+
+IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
+    ({"workload": LARGE}, r"needs 16 x a100 \(there are 8\) or 32 x v100 \(there are 8\)"),
+    ({"requested_gpus": 25}, "asks for 25 GPUs, but the whole cluster has 24"),
+    ({"avoid_nodes": ("a100-0", "a100-9")}, "x.avoid_nodes: the cluster has no node a100-9"),
+    ({"requested_gpus": 2, "min_gpus": 3}, "x.min_gpus: is 3, but the job requests 2 GPUs"),
+    ({"requested_gpus": 2, "max_gpus": 1}, "x.max_gpus: is 1, but the job requests 2 GPUs"),
+    ({"pinned_type": True}, "x.pinned_type: needs a GPU type to pin"),
+    (
+        {"workload": GPT, "requested_type": "k80", "pinned_type": True},
+        "gpt has no Cells on it; it has some on a100, v100",
+    ),
+    (
+        {"workload": GPT, "requested_type": "v100", "pinned_type": True},
+        r"exceed the cluster: it needs 9 x v100 \(there are 8\)",
+    ),
+    ({"allowed_types": ("h100",)}, "has no GPU type 'h100'; it has: a100, v100, k80, t4"),
+    (
+        {"allowed_types": ("v100",), "requested_type": "a100"},
+        "are v100, but the job requests a100; allow that, too, or request one of these",
+    ),
+    ({"allowed_types": ("t4",)}, "are t4, and bert has no Cells on them; it has some on"),
+    ({"deadline_s": 1e9}, r"x.deadline: lies .* s in the past"),
+]
+"""Fields of a job that no cluster, or not this one, can grant, and what the refusal says."""
+
+
+def test_jobs_that_can_never_run_are_refused_with_the_reason(three_types: PostgresStore) -> None:
+    for fields, message in IMPOSSIBLE:
+        with pytest.raises(InvalidInput, match=message):
+            submit(three_types, a_spec("fine"), a_spec("x", **fields))
+    assert states(three_types) == {}
+    submit(
+        three_types,
+        a_spec("whole", requested_gpus=24),
+        a_spec("unknown", workload=FRESH),
+        a_spec("wish", workload=GPT, requested_type="k80"),
+        a_spec("pin", workload=FRESH, requested_type="k80", pinned_type=True),
     )
-    with pytest.raises(
-        InvalidInput, match=r"needs 16 x a100 \(there are 8\) or 32 x v100 \(there are 8\)"
+
+
+def test_changes_that_make_a_job_impossible_are_refused(
+    three_types: PostgresStore, database: Database
+) -> None:
+    submit(three_types, a_spec("a", workload=GPT, requested_type="k80", requested_gpus=2))
+    for fields, message in (
+        ({"pinned_type": True}, "gpt has no Cells on it"),
+        ({"min_gpus": 3}, "set it to at most that, or to 0 for no bound"),
+        ({"avoid_nodes": ("a100-9",)}, "no node a100-9"),
+        ({"deadline_s": 1e9}, "in the past"),
     ):
-        submit(store, a_spec("a", workload=large))
-    with pytest.raises(InvalidInput, match="asks for 17 GPUs, but the whole cluster has 16"):
-        submit(store, a_spec("a", requested_gpus=17))
-    submit(store, a_spec("b", workload=Workload(model="new", params="1B", global_batch=1)))
+        with pytest.raises(InvalidInput, match=message):
+            update_job(three_types, a_spec("a", **fields), *fields)
+    assert job(three_types, "a").version == 1
+    execute(database, "UPDATE jobs SET deadline_s = 1")
+    update_job(three_types, a_spec("a", weight=2.0), "weight")  # the deadline has passed already
+    assert job(three_types, "a").spec.weight == 2.0
 
 
 def test_a_cluster_without_nodes_accepts_jobs(store: PostgresStore) -> None:
     do(store, lambda w: w.upsert_cluster(C, [GpuType(name="a100", memory_bytes=1)], None))
     submit(store, a_spec("a", requested_gpus=64))
     assert states(store) == {"a": JobState.QUEUED}
-
-
-def test_a_drained_node_still_counts_for_what_fits(store: PostgresStore) -> None:
-    a_cluster(store, nodes=1, gpus=8)
-    do(store, lambda w: w.drain_nodes(C, ["a100-0"], draining=True))
-    submit(store, a_spec("a", requested_gpus=8))
 
 
 def test_updates_change_only_the_named_fields(store: PostgresStore) -> None:
@@ -286,3 +353,113 @@ def test_a_deadlocked_transaction_is_retried(store: PostgresStore, database: Dat
     for thread in threads:
         thread.join()
     assert len(attempts) > 2  # on a busy machine the second attempt may collide, too
+
+
+def upsert_tenants(store: PostgresStore, *tenants: TenantSpec) -> None:
+    do(store, lambda w: w.upsert_tenants(C, tenants))
+
+
+def test_jobs_of_a_deleted_tenant_stay(store: PostgresStore) -> None:
+    a_cluster(store)
+    upsert_tenants(store, TenantSpec(name="a", quotas={"a100": 1}), TenantSpec(name="b"))
+    submit(store, a_spec("x", tenant="a"))
+    with pytest.raises(NotFound, match=f"clusters/{C}/tenants/z does not exist"):
+        do(store, lambda w: w.delete_tenants(C, ["a", "z"]))
+    do(store, lambda w: w.delete_tenants(C, ["a"]))
+    assert [t.name for t in store.list_tenants(C)] == ["b"]
+    assert job(store, "x").spec.tenant == "a"
+    assert len(store.snapshot(C).quotas) == 0
+
+
+def test_quotas_that_cannot_be_met_together_are_refused(store: PostgresStore) -> None:
+    a_cluster(store, nodes=2, gpus=4, types=("a100", "v100"))
+    do(store, lambda w: w.drain_nodes(C, ["a100-0"], draining=True))  # a draining node counts, too
+    upsert_tenants(store, TenantSpec(name="t0", quotas={"v100": 1}))
+    refused: list[tuple[tuple[dict[str, int], ...], str]] = [
+        (({"a100": 5}, {"a100": 4}), "quotas of a100 sum to 9 GPUs, but the cluster has 8"),
+        (({"": 9}, {"": 8}), "quotas sum to 17 GPUs, but the cluster has 16"),
+        (({"a100": 8, "v100": 1}, {"": 8}), "quotas sum to 17 GPUs, but the cluster has 16"),
+        (({"h100": 1},), "no GPU type 'h100'; it has: a100, v100"),
+        (({"a100": -1},), "ck_quotas_gpus"),
+    ]
+    for quotas, message in refused:
+        tenants = [TenantSpec(name=f"t{i}", quotas=q) for i, q in enumerate(quotas)]
+        with pytest.raises(InvalidInput, match=message):
+            upsert_tenants(store, *tenants)
+        for tenant in tenants[:-1]:  # those before the last are accepted without it
+            upsert_tenants(store, tenant)
+        with pytest.raises(InvalidInput, match=message):
+            upsert_tenants(store, tenants[-1])
+        upsert_tenants(store, TenantSpec(name="t0"))
+
+
+def test_quotas_up_to_the_whole_cluster_are_accepted(store: PostgresStore) -> None:
+    a_cluster(store, nodes=2, gpus=4, types=("a100", "v100"))
+    upsert_tenants(
+        store,
+        TenantSpec(name="a", quotas={"a100": 8, "v100": 2, "": 10}),
+        TenantSpec(name="b", quotas={"": 6}),
+    )
+    upsert_tenants(
+        store, TenantSpec(name="a", quotas={"v100": 8}), TenantSpec(name="b", quotas={"a100": 8})
+    )
+
+
+def test_gpu_types_store_their_costs(store: PostgresStore) -> None:
+    a_cluster(store, types=("a100", "v100"))
+    kinds = (
+        GpuType(name="a100", memory_bytes=1, dollars_per_hour=2.21, watts=400.0),
+        GpuType(name="v100", memory_bytes=1, watts=300.0),
+    )
+    do(store, lambda w: w.upsert_cluster(C, kinds, None))
+    assert store.get_cluster(C).gpu_types == store.snapshot(C).gpu_types == kinds
+    version = store.get_cluster(C).version
+    do(store, lambda w: w.upsert_cluster(C, kinds, None))
+    assert store.get_cluster(C).version == version  # nothing changed
+
+
+def test_gpu_bounds_of_jobs_are_counts_to_estimate(store: PostgresStore) -> None:
+    a_cluster(store)
+    fresh = Workload(model="new", params="1B", global_batch=8)
+    submit(store, a_spec("a", workload=fresh, requested_gpus=4, min_gpus=3, max_gpus=6))
+    (wanted,) = store.estimation(C).wanted
+    assert (wanted.requests, wanted.counts) == ((4,), (3, 6))
+
+
+def test_parents_read_back_and_their_quotas_bound_those_of_children(store: PostgresStore) -> None:
+    a_cluster(store)
+    lab = TenantSpec(name="lab", quotas={"a100": 3})
+    nlp, chat = TenantSpec(name="nlp", parent="lab"), TenantSpec(name="chat", parent="nlp")
+    upsert_tenants(store, chat, nlp, lab)
+    assert store.list_tenants(C) == [chat, lab, nlp]
+    tenants = store.snapshot(C).tenants
+    assert [tenants.name[p] if p >= 0 else "" for p in tenants.parent.tolist()] == [
+        "nlp",
+        "",
+        "lab",
+    ]
+    with pytest.raises(InvalidInput, match="tenants below lab sum to 4 GPUs"):
+        upsert_tenants(store, TenantSpec(name="chat", parent="nlp", quotas={"a100": 4}))
+    with pytest.raises(InvalidInput, match="circle"):
+        upsert_tenants(store, TenantSpec(name="lab", parent="chat"))
+    with pytest.raises(InvalidInput, match="the parent of x, y, has no settings"):
+        upsert_tenants(store, TenantSpec(name="x", parent="y"))
+    with pytest.raises(InUse, match=r"tenants/nlp is in use by 1 child \(chat\)"):
+        do(store, lambda w: w.delete_tenants(C, ["nlp"]))
+    upsert_tenants(store, TenantSpec(name="chat"))
+    do(store, lambda w: w.delete_tenants(C, ["nlp", "lab"]))
+    assert store.list_tenants(C) == [TenantSpec(name="chat")]
+
+
+def test_a_reservation_of_a_tenant_serves_the_jobs_of_those_below_it(store: PostgresStore) -> None:
+    a_cluster(store)
+    upsert_tenants(store, TenantSpec(name="lab"), TenantSpec(name="nlp", parent="lab"))
+    submit(store, a_spec("below", tenant="nlp"), a_spec("own", tenant="lab"), a_spec("no"))
+    now_s = store.snapshot(C).now_s
+    spec = ReservationSpec(
+        name="r", start_s=now_s, end_s=now_s + 60.0, gpu_type="a100", gpus=1, tenant="lab"
+    )
+    do(store, lambda w: w.create_reservation(C, spec))
+    snapshot = store.snapshot(C)
+    served = {snapshot.jobs.name[job] for job in snapshot.entitlements.job.tolist()}
+    assert served == {"below", "own"}

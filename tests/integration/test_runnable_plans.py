@@ -193,16 +193,6 @@ def test_only_plans_of_restricted_jobs_are_looked_at(
     assert snapshot.jobs.runtime.tolist() == [-1, 0]
 
 
-def test_a_stored_round_has_the_runtimes(cluster: PostgresStore, database: Database) -> None:
-    submit(cluster, database, {"torch": TORCHRUN, "deep": DEEPSPEED, "any": "replay"})
-    derive(cluster)
-    decide(cluster)
-    stored = cluster.round_snapshot(C, 1)
-    assert stored.runtimes.name == (TORCHRUN, DEEPSPEED)
-    assert stored.jobs.runtime.tolist() == [0, 1, -1]
-    assert len(stored.refused_plans) > 0
-
-
 def a_plan(dp: int, tp: int = 1) -> ExecutionPlan:
     return ExecutionPlan(
         stages=(PlanStage(start=0, end=LAYERS, dp=dp, tp=tp),),

@@ -10,7 +10,6 @@ from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
 from tessera.estimator.hardware.cluster_types import catalogue_of
 from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.lifecycle import JobState
 from tessera.formulation.reasons import ReasonCode
 from tessera.formulation.records.estimates import CellFilter
 from tessera.formulation.values import BEST_FOUND, Cell, EstimateSource, Workload
@@ -169,12 +168,3 @@ def test_a_job_is_found_unknown_again_after_a_user_deleted_its_estimates(
     do(store, lambda w: w.delete_cells(C, CellFilter(workload=SPHINX)))
     deriver.derive(C)
     assert unestimated(store) == {"s": True}
-
-
-def test_a_stored_round_with_such_a_job_has_its_flag(store: PostgresStore) -> None:
-    a_bare_cluster(store)
-    submit(store, a_sphinx())
-    a_deriver(store).derive(C)
-    decide(store)
-    assert store.round_snapshot(C, 1).jobs.unestimated.tolist() == [True]
-    assert job(store, "s").state is JobState.STARTING
