@@ -28,6 +28,7 @@ from tessera.formulation.records.rounds import RoundRecord
 from tessera.formulation.records.store import Retention
 from tests.support.laws import examples
 from tests.support.proofs import a_round_proof
+from tests.support.rows import query_scalar
 from tests.support.stored_cluster import (
     BERT,
     C,
@@ -48,11 +49,6 @@ MANY = 2 * PAGE_DECISIONS + 10
 
 
 """The number of jobs whose decisions take three pages."""
-
-
-def query_scalar(database: Database, query: str) -> object:
-    with database.read() as connection:
-        return connection.execute(sa.text(query)).scalar_one()
 
 
 def queued_jobs(count: int, first: int = 0) -> list[JobSpec]:
@@ -95,7 +91,7 @@ def test_a_round_adds_a_tenth_of_a_row_for_each_decision(
     for turn in range(rounds):
         submit(store, *queued_jobs(20, first=jobs + 20 * turn))
         commit_all_waiting(store)
-    grown = (query_scalar(database, size) - before) / rounds  # type: ignore[operator]
+    grown = (query_scalar(database, size) - before) / rounds
     assert grown < 150_000
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import grpc.aio
 import pytest
-import sqlalchemy as sa
 
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
@@ -24,6 +23,7 @@ from tessera.service.wiring import run_server
 from tessera.v1 import clusters_pb2, clusters_pb2_grpc
 from tests.support.hand_clock import HandClock
 from tests.support.periodic import a_replica
+from tests.support.rows import query_scalar
 from tests.support.stored_cluster import C, a_cluster, a_spec, apply_event, do, execute, submit
 
 TYPES = [GpuType(name="a100", memory_bytes=2**35)]
@@ -187,11 +187,6 @@ def test_a_limit_is_at_least_one(name: str) -> None:
     make: Callable[..., Config] = Config
     with pytest.raises(InvalidInput, match=name):
         make(**settings)
-
-
-def query_scalar(database: Database, query: str) -> object:
-    with database.read() as connection:
-        return connection.execute(sa.text(query)).scalar_one()
 
 
 async def test_clusters_without_live_jobs_have_no_rounds_no_leases_and_no_periodic_work(

@@ -129,7 +129,7 @@ class Countdown:
         return float(self.left)
 
 
-@pytest.mark.parametrize("questions", [1, 3, 5, 8, 12, 20, 40, 80])
+@pytest.mark.parametrize("questions", [1, 5, 20, 80])
 @pytest.mark.parametrize("objective", ["max-min", "makespan then max-min then jct"])
 def test_a_round_cut_short_by_time_can_be_repeated(objective: str, questions: int) -> None:
     options = RoundOptions(objective=objective, fairness_levels=16)

@@ -150,21 +150,6 @@ def test_a_cancelled_call_commits_nothing() -> None:
     assert world.store.committed == []
 
 
-def test_a_repeated_request_returns_its_round_and_decides_nothing() -> None:
-    world = LoopUnderTest()
-    request = Request(id="r", method="Schedule", digest="d")
-    first, again = (world.schedule(60.0, request=request) for _ in range(2))
-    assert first.summary.number == again.summary.number == 1
-    assert len(world.store.committed) == 1
-
-
-def test_a_dry_run_commits_nothing_and_is_marked() -> None:
-    world = LoopUnderTest()
-    record = world.schedule(60.0, dry_run=True)
-    assert (record.summary.outcome, record.summary.number) == ("dry_run", 0)
-    assert world.store.committed == []
-
-
 def test_an_unknown_solver_is_refused_before_anything_is_read() -> None:
     world = LoopUnderTest()
     with pytest.raises(InvalidInput, match="portfolio"):
