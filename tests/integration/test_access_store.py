@@ -37,17 +37,6 @@ from tests.support.stored_cluster import C, a_cluster, a_spec, do, execute, subm
 DAY_S = 86_400.0
 
 
-@pytest.fixture
-def access(database: Database) -> AccessStore:
-    return PostgresAccessStore(database)
-
-
-@pytest.fixture
-def cluster(store: PostgresStore) -> PostgresStore:
-    a_cluster(store)
-    return store
-
-
 def delete_cluster(store: PostgresStore, name: str = C) -> None:
     do(store, lambda w: w.delete_cluster(name, None, force=True))
 
@@ -126,7 +115,7 @@ def test_an_id_revokes_its_token_and_not_one_with_that_name(access: AccessStore)
 
 
 def test_tokens_that_have_not_ended_are_bounded(
-    access: AccessStore, cluster: PostgresStore, monkeypatch: pytest.MonkeyPatch
+    access: AccessStore, lab: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "MAX_TOKENS", 2)
     access.create_token(a_token("old", expires_s=1.0), "root")
@@ -155,7 +144,7 @@ def test_tokens_that_have_not_ended_are_bounded(
     ],
 )
 def test_the_database_refuses_impossible_identities(
-    access: AccessStore, cluster: PostgresStore, database: Database, change: str, constraint: str
+    access: AccessStore, lab: PostgresStore, database: Database, change: str, constraint: str
 ) -> None:
     access.create_token(a_token("ana"), "root")
     enrol(access)
@@ -164,7 +153,7 @@ def test_the_database_refuses_impossible_identities(
 
 
 def test_a_join_token_is_stored_and_listed_newest_first(
-    access: AccessStore, cluster: PostgresStore
+    access: AccessStore, lab: PostgresStore
 ) -> None:
     first = access.create_join_token(a_join_token(uses=2), "ops")
     assert (first.used, first.created_by, first.revoked_s) == (0, "ops", None)
@@ -182,9 +171,9 @@ def test_a_join_token_is_stored_and_listed_newest_first(
 
 
 def test_calls_on_a_missing_cluster_or_join_token_say_so(
-    access: AccessStore, cluster: PostgresStore
+    access: AccessStore, lab: PostgresStore
 ) -> None:
-    do(cluster, lambda w: w.upsert_cluster("other", cluster.get_cluster(C).gpu_types, None))
+    do(lab, lambda w: w.upsert_cluster("other", lab.get_cluster(C).gpu_types, None))
     token = access.create_join_token(a_join_token(cluster="other"), "ops").spec
     calls: list[tuple[Callable[[], object], str]] = [
         (lambda: access.create_join_token(a_join_token(cluster="x"), "ops"), "clusters/x"),
@@ -201,7 +190,7 @@ def test_calls_on_a_missing_cluster_or_join_token_say_so(
 
 
 def test_an_enrolment_stores_the_certificate_and_counts_one_use(
-    access: AccessStore, cluster: PostgresStore
+    access: AccessStore, lab: PostgresStore
 ) -> None:
     token = access.create_join_token(a_join_token(uses=2), "ops").spec
     certificate = a_certificate(nodes=("a100-0", "a100-1"), issued_s=1.5, expires_s=LATER_S)
@@ -220,7 +209,7 @@ def test_an_enrolment_stores_the_certificate_and_counts_one_use(
 
 
 def test_an_enrolment_for_a_node_that_the_token_does_not_allow_is_refused_without_a_use(
-    access: AccessStore, cluster: PostgresStore
+    access: AccessStore, lab: PostgresStore
 ) -> None:
     token = access.create_join_token(a_join_token(nodes=("a100-*", "v?00")), "ops").spec
     for nodes in (("a100-0", "A100-1"), ("v100",), ("xa100-0",)):
@@ -230,7 +219,7 @@ def test_an_enrolment_for_a_node_that_the_token_does_not_allow_is_refused_withou
 
 
 def test_a_join_token_does_not_make_its_holder_an_agent_with_other_nodes(
-    access: AccessStore, cluster: PostgresStore
+    access: AccessStore, lab: PostgresStore
 ) -> None:
     """Whoever speaks as an agent replaces it, and takes its nodes from it."""
     token = access.create_join_token(a_join_token(nodes=("v100-0",)), "ops").spec
@@ -261,7 +250,7 @@ def run_at_once(threads: int, work: Callable[[int], object]) -> Counter[str]:
 
 
 def test_a_join_token_of_ten_uses_enrols_exactly_ten_of_thirty_agents_at_once(
-    access: AccessStore, cluster: PostgresStore, database: Database
+    access: AccessStore, lab: PostgresStore, database: Database
 ) -> None:
     token = access.create_join_token(a_join_token(uses=10), "ops").spec
     other = connect_database(database.url, pool_size=20)  # as another replica
@@ -276,7 +265,7 @@ def test_a_join_token_of_ten_uses_enrols_exactly_ten_of_thirty_agents_at_once(
 
 
 def test_a_renewal_for_other_nodes_or_by_another_agent_is_refused(
-    access: AccessStore, cluster: PostgresStore
+    access: AccessStore, lab: PostgresStore
 ) -> None:
     first = enrol(access)
     with pytest.raises(PermissionDenied, match="does not allow node a100-1"):
@@ -288,7 +277,7 @@ def test_a_renewal_for_other_nodes_or_by_another_agent_is_refused(
 
 
 def test_certificates_of_an_agent_that_asks_too_often_are_bounded(
-    access: AccessStore, cluster: PostgresStore, monkeypatch: pytest.MonkeyPatch
+    access: AccessStore, lab: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "MAX_CERTIFICATES", 2)
     first = enrol(access)
@@ -298,7 +287,7 @@ def test_certificates_of_an_agent_that_asks_too_often_are_bounded(
 
 
 def test_a_revoked_agent_has_no_valid_certificate_and_can_only_enrol_again(
-    access: AccessStore, cluster: PostgresStore
+    access: AccessStore, lab: PostgresStore
 ) -> None:
     first, other = enrol(access), enrol(access, "other")
     renewed = a_certificate()
@@ -318,7 +307,7 @@ def test_a_revoked_agent_has_no_valid_certificate_and_can_only_enrol_again(
 
 
 def test_an_agent_with_expired_certificates_only_has_nothing_to_revoke(
-    access: AccessStore, cluster: PostgresStore, database: Database
+    access: AccessStore, lab: PostgresStore, database: Database
 ) -> None:
     enrol(access)
     execute(database, "UPDATE agent_certificates SET expires_at = now() - interval '1 s'")
@@ -328,7 +317,7 @@ def test_an_agent_with_expired_certificates_only_has_nothing_to_revoke(
 
 
 def test_a_renewal_under_way_does_not_escape_the_revocation_of_its_agent(
-    access: AccessStore, cluster: PostgresStore, database: Database
+    access: AccessStore, lab: PostgresStore, database: Database
 ) -> None:
     first = enrol(access)
     other = connect_database(database.url)
@@ -354,7 +343,7 @@ def test_a_renewal_under_way_does_not_escape_the_revocation_of_its_agent(
 
 
 def test_revocations_are_notified_with_their_keys(
-    access: AccessStore, cluster: PostgresStore, database: Database
+    access: AccessStore, lab: PostgresStore, database: Database
 ) -> None:
     token = access.create_token(a_token("ana"), "root").spec
     first, second = enrol(access), enrol(access, "other")
@@ -380,27 +369,27 @@ def test_revocations_are_notified_with_their_keys(
         wait_for(f"certificate/{first}")
         with pytest.raises(NotFound):
             access.revoke_agent(C, "agent-a100-0")
-        delete_cluster(cluster)
+        delete_cluster(lab)
         wait_for(f"certificate/{second}")
 
 
 def test_certificates_of_a_deleted_cluster_are_revoked_for_a_new_one_of_its_name(
-    access: AccessStore, cluster: PostgresStore
+    access: AccessStore, lab: PostgresStore
 ) -> None:
     serial = enrol(access)
     token = access.create_join_token(a_join_token(), "ops").spec
-    delete_cluster(cluster)
+    delete_cluster(lab)
     assert access.revoked_certificates([serial]) == {serial}
     with pytest.raises(NotAuthenticated, match=f"is not for cluster {C}"):
         access.enrol(show(token), a_certificate())
     with pytest.raises(NotAuthenticated, match="does not exist, so its certificates are revoked"):
         access.add_certificate(a_certificate(), serial)
-    a_cluster(cluster)
+    a_cluster(lab)
     with pytest.raises(NotAuthenticated, match=f"is not for cluster {C}"):
         access.enrol(show(token), a_certificate())
     with pytest.raises(NotAuthenticated, match="was revoked"):
         access.add_certificate(a_certificate(), serial)
-    while cluster.purge():
+    while lab.purge():
         pass
     assert access.revoked_certificates([serial]) == {serial}
     assert access.list_certificates(C) == []
@@ -410,7 +399,7 @@ def test_certificates_of_a_deleted_cluster_are_revoked_for_a_new_one_of_its_name
 
 
 def test_ended_tokens_and_expired_certificates_are_pruned(
-    access: AccessStore, cluster: PostgresStore, database: Database
+    access: AccessStore, lab: PostgresStore, database: Database
 ) -> None:
     for name in ("revoked", "expired", "stays"):
         access.create_token(a_token(name, expires_s=LATER_S), "root")
@@ -425,20 +414,20 @@ def test_ended_tokens_and_expired_certificates_are_pruned(
         f"agent_certificates SET expires_at = now() - interval '23 h' WHERE serial = '{kept}'",
     ):
         execute(database, f"UPDATE {change}")
-    deleted = cluster.prune_batch(C, Retention(jobs_s=32 * DAY_S))
+    deleted = lab.prune_batch(C, Retention(jobs_s=32 * DAY_S))
     assert {kind: n for kind, n in deleted.items() if n} == {"agent_certificates": 1}
     assert access.revoked_certificates([kept]) == {kept}  # of servers whose clocks are late
-    deleted = cluster.prune_batch(C, Retention(jobs_s=30 * DAY_S))
+    deleted = lab.prune_batch(C, Retention(jobs_s=30 * DAY_S))
     assert {kind: n for kind, n in deleted.items() if n} == {"tokens": 2, "join_tokens": 2}
     assert [t.spec.name for t in access.list_tokens(with_ended=True)] == ["stays"]
 
 
-def test_the_tenants_of_jobs_are_those_of_the_cluster_s_jobs(cluster: PostgresStore) -> None:
-    submit(cluster, a_spec("a", tenant="nlp"), a_spec("b"))
-    assert cluster.tenants_of_jobs(C, ["a", "b", "x", "a\0"]) == {"a": "nlp", "b": ""}
-    assert cluster.tenants_of_jobs("x", ["a"]) == {}
-    assert cluster.tenants_of_jobs("x\0", ["a"]) == {}
-    assert cluster.tenants_of_jobs(C, []) == {}
+def test_the_tenants_of_jobs_are_those_of_the_cluster_s_jobs(lab: PostgresStore) -> None:
+    submit(lab, a_spec("a", tenant="nlp"), a_spec("b"))
+    assert lab.tenants_of_jobs(C, ["a", "b", "x", "a\0"]) == {"a": "nlp", "b": ""}
+    assert lab.tenants_of_jobs("x", ["a"]) == {}
+    assert lab.tenants_of_jobs("x\0", ["a"]) == {}
+    assert lab.tenants_of_jobs(C, []) == {}
 
 
 def test_a_schema_of_another_release_is_neither_read_nor_changed(

@@ -10,7 +10,6 @@ import pytest
 import sqlalchemy as sa
 
 from tessera.db import prune
-from tessera.db.access_store import PostgresAccessStore
 from tessera.db.audit_log import MAX_TEXT
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
@@ -41,7 +40,6 @@ from tests.support.access import (
 )
 from tests.support.stored_cluster import (
     C,
-    a_cluster,
     a_round,
     a_spec,
     apply_event,
@@ -56,17 +54,6 @@ NETWORK = decode_topology(
 )
 
 JOBS = f"clusters/{C}/jobs"
-
-
-@pytest.fixture
-def access(database: Database) -> AccessStore:
-    return PostgresAccessStore(database)
-
-
-@pytest.fixture
-def cluster(store: PostgresStore) -> PostgresStore:
-    a_cluster(store)
-    return store
 
 
 def a_refusal(**overrides: Any) -> Refusal:
@@ -94,31 +81,31 @@ def targets(access: AccessStore, **chosen: Any) -> list[str]:
 
 
 def test_a_change_adds_one_entry_with_all_that_is_known_of_its_call(
-    access: AccessStore, cluster: PostgresStore
+    access: AccessStore, lab: PostgresStore
 ) -> None:
     with audit(f"{JOBS}/a") as call:
-        submit(cluster, a_spec("a"))
+        submit(lab, a_spec("a"))
     (entry,) = entries(access)
     stored = {name: getattr(entry, name) for name in AuditedCall.__slots__}
     assert AuditedCall(**stored) == call
     assert (entry.outcome, entry.detail, entry.count) == ("OK", "", 1)
-    assert cluster.get_job(C, "a").created_s <= entry.time_s
+    assert lab.get_job(C, "a").created_s <= entry.time_s
 
 
 def test_a_thread_that_works_for_a_call_adds_its_entry(
-    access: AccessStore, cluster: PostgresStore
+    access: AccessStore, lab: PostgresStore
 ) -> None:
     with audit(f"{JOBS}/a"):
         context = contextvars.copy_context()
-    context.run(submit, cluster, a_spec("a"))
-    submit(cluster, a_spec("b"))
+    context.run(submit, lab, a_spec("a"))
+    submit(lab, a_spec("b"))
     assert targets(access) == [f"{JOBS}/a"]
 
 
 def test_what_is_not_audited_fails_or_is_only_validated_adds_no_entry(
-    access: AccessStore, cluster: PostgresStore, database: Database
+    access: AccessStore, lab: PostgresStore, database: Database
 ) -> None:
-    submit(cluster, a_spec("a"))  # for no call
+    submit(lab, a_spec("a"))  # for no call
     access.create_token(a_token("ana"), "root")
 
     def break_at_commit(writer: PostgresWriter) -> bytes:
@@ -133,52 +120,48 @@ def test_what_is_not_audited_fails_or_is_only_validated_adds_no_entry(
 
     with audit("failing"):
         with pytest.raises(NotFound):
-            apply_event(cluster, "missing", JobEvent.CANCEL)
+            apply_event(lab, "missing", JobEvent.CANCEL)
         with pytest.raises(NotAuthenticated):
             access.enrol(show(a_join_token()), a_certificate())
         with pytest.raises(InvalidInput, match="cannot own GPUs"):
-            cluster.write(None, break_at_commit)
-        cluster.write(
-            None, lambda w: str(w.submit_jobs(C, [a_spec("b")])).encode(), validate_only=True
-        )
+            lab.write(None, break_at_commit)
+        lab.write(None, lambda w: str(w.submit_jobs(C, [a_spec("b")])).encode(), validate_only=True)
     assert entries(access) == []
 
 
-def test_a_repeated_request_adds_no_second_entry(
-    access: AccessStore, cluster: PostgresStore
-) -> None:
+def test_a_repeated_request_adds_no_second_entry(access: AccessStore, lab: PostgresStore) -> None:
     request = Request(id="r", method="m", digest="d")
     for _ in range(3):
         with audit(f"{JOBS}/a"):
-            assert cluster.write(request, lambda w: str(w.submit_jobs(C, [])).encode()) == b"[]"
+            assert lab.write(request, lambda w: str(w.submit_jobs(C, [])).encode()) == b"[]"
     assert targets(access) == [f"{JOBS}/a"]
 
 
 def test_a_committed_round_adds_one_entry_also_when_it_is_repeated(
-    access: AccessStore, cluster: PostgresStore
+    access: AccessStore, lab: PostgresStore
 ) -> None:
-    submit(cluster, a_spec("a"))
-    snapshot = cluster.snapshot(C)
+    submit(lab, a_spec("a"))
+    snapshot = lab.snapshot(C)
     request = Request(id="r", method="Schedule", digest="d")
     decided = a_round(snapshot, wait(snapshot, "a"), request=request)
     with audit(f"clusters/{C}", method="Scheduler.Schedule"):
         with pytest.raises(DeadlineTooShort):
-            cluster.commit(decided, lambda: False)
+            lab.commit(decided, lambda: False)
         assert entries(access) == []
-        first = cluster.commit(decided)
-        assert cluster.commit(decided) == first
+        first = lab.commit(decided)
+        assert lab.commit(decided) == first
         with pytest.raises(RoundSuperseded):
-            cluster.commit(a_round(snapshot, wait(snapshot, "a")))
-        cluster.begin_round(C, request)
+            lab.commit(a_round(snapshot, wait(snapshot, "a")))
+        lab.begin_round(C, request)
     assert [entry.method for entry in entries(access)] == ["Scheduler.Schedule"]
 
 
 def test_a_network_plan_adds_an_entry_if_it_changes_something(
-    access: AccessStore, cluster: PostgresStore
+    access: AccessStore, lab: PostgresStore
 ) -> None:
-    do(cluster, lambda w: w.set_topology(C, NETWORK, None))
-    submit(cluster, a_spec("a"))
-    run(cluster, a=[("a100-0", [0])])
+    do(lab, lambda w: w.set_topology(C, NETWORK, None))
+    submit(lab, a_spec("a"))
+    run(lab, a=[("a100-0", [0])])
     decision = NetworkDecision(
         job="a",
         generation=1,
@@ -192,27 +175,25 @@ def test_a_network_plan_adds_an_entry_if_it_changes_something(
         routes=(),
     )
     outcome = NetworkOutcome(levels=1, decisions=(decision,), notes=(), violations=())
-    plan = NetworkCommit(snapshot=cluster.snapshot(C), outcome=outcome, cause="call", seconds=0.0)
+    plan = NetworkCommit(snapshot=lab.snapshot(C), outcome=outcome, cause="call", seconds=0.0)
     with audit(f"clusters/{C}/networkPlans"):
-        assert cluster.commit_network(plan) is not None
-        assert cluster.commit_network(plan) is None
-    run(cluster)
+        assert lab.commit_network(plan) is not None
+        assert lab.commit_network(plan) is None
+    run(lab)
     with audit("late"), pytest.raises(RoundSuperseded):
-        cluster.commit_network(plan)
+        lab.commit_network(plan)
     assert targets(access) == [f"clusters/{C}/networkPlans"]
 
 
-def test_an_agent_that_registers_adds_an_entry(access: AccessStore, cluster: PostgresStore) -> None:
+def test_an_agent_that_registers_adds_an_entry(access: AccessStore, lab: PostgresStore) -> None:
     with audit(f"clusters/{C}/agents/x", role="agent"):
-        cluster.hello(C, "x", "first", [NodeSpec(name="n", gpu_type="a100", gpus=1)])
+        lab.hello(C, "x", "first", [NodeSpec(name="n", gpu_type="a100", gpus=1)])
         with pytest.raises(InvalidInput):
-            cluster.hello(C, "x", "first", [NodeSpec(name="n", gpu_type="none", gpus=1)])
+            lab.hello(C, "x", "first", [NodeSpec(name="n", gpu_type="none", gpus=1)])
     assert [entry.role for entry in entries(access)] == ["agent"]
 
 
-def test_every_change_of_identities_adds_an_entry(
-    access: AccessStore, cluster: PostgresStore
-) -> None:
+def test_every_change_of_identities_adds_an_entry(access: AccessStore, lab: PostgresStore) -> None:
     token, twice = a_token("ana"), a_join_token(uses=2)
     first = a_certificate()
     changes: list[Callable[[], object]] = [
@@ -233,7 +214,7 @@ def test_every_change_of_identities_adds_an_entry(
         lambda: access.list_tokens(with_ended=True),
         lambda: access.list_certificates(C),
         lambda: access.add_refusals([]),
-        lambda: cluster.prune_batch(C, Retention(audit_s=1e9)),
+        lambda: lab.prune_batch(C, Retention(audit_s=1e9)),
     ]
     with audit("read"):
         for read in reads:
@@ -241,13 +222,13 @@ def test_every_change_of_identities_adds_an_entry(
     assert len(entries(access)) == len(changes)
 
 
-def test_entries_of_a_deleted_cluster_stay(access: AccessStore, cluster: PostgresStore) -> None:
+def test_entries_of_a_deleted_cluster_stay(access: AccessStore, lab: PostgresStore) -> None:
     with audit(f"{JOBS}/a"):
-        submit(cluster, a_spec("a"))
-    apply_event(cluster, "a", JobEvent.CANCEL)
+        submit(lab, a_spec("a"))
+    apply_event(lab, "a", JobEvent.CANCEL)
     with audit(f"clusters/{C}"):
-        do(cluster, lambda w: w.delete_cluster(C, None, force=True))
-    while cluster.purge():
+        do(lab, lambda w: w.delete_cluster(C, None, force=True))
+    while lab.purge():
         pass
     assert targets(access) == [f"clusters/{C}", f"{JOBS}/a"]
 
@@ -338,7 +319,7 @@ def test_entries_are_chosen_by_time(access: AccessStore, database: Database) -> 
 
 def test_old_entries_are_pruned_in_bounded_batches(
     access: AccessStore,
-    cluster: PostgresStore,
+    lab: PostgresStore,
     database: Database,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -347,10 +328,10 @@ def test_old_entries_are_pruned_in_bounded_batches(
     access.add_refusals([a_refusal()])
 
     def prune_entries(keep_s: float) -> int:
-        return cluster.prune_batch(C, Retention(audit_s=keep_s, jobs_s=0.0))["audit_log"]
+        return lab.prune_batch(C, Retention(audit_s=keep_s, jobs_s=0.0))["audit_log"]
 
-    assert prune_entries(401 * 86_400.0) == cluster.prune(0.0, 0)["audit_log"] == 0
-    assert cluster.count_old(0.0, 0, 365 * 86_400.0)["audit_log"] == 5
+    assert prune_entries(401 * 86_400.0) == lab.prune(0.0, 0)["audit_log"] == 0
+    assert lab.count_old(0.0, 0, 365 * 86_400.0)["audit_log"] == 5
     assert [prune_entries(365 * 86_400.0) for _ in range(4)] == [2, 2, 1, 0]
     assert prune_entries(float("inf")) == 0
     assert len(entries(access)) == 1

@@ -17,9 +17,11 @@ from tests.support.stored_cluster import (
     agents_report,
     apply_event,
     commit,
+    end_back_off,
     execute,
     fail,
     job,
+    prolong_back_off,
     run,
     start,
     states,
@@ -43,17 +45,6 @@ def one(store: PostgresStore) -> PostgresStore:
     submit(store, a_spec("a", max_retries=20), a_spec("b", requested_gpus=4))
     run(store, a=[(A0, range(4))])
     return store
-
-
-def end_back_off(database: Database) -> None:
-    execute(database, "UPDATE jobs SET retry_at = now() - interval '1 s' WHERE retry_at > now()")
-
-
-def prolong_back_off(database: Database) -> None:
-    """Keep even a slow machine from reaching the end of a back-off within the test."""
-    execute(
-        database, "UPDATE jobs SET retry_at = now() + interval '1 h' WHERE retry_at IS NOT NULL"
-    )
 
 
 def back_off_s(store: PostgresStore, name: str = "a") -> float:

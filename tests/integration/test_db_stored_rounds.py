@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.db import round_snapshots
-from tessera.db.copy import NULL, ROWS_PER_CHUNK, escape_text, write_rows
 from tessera.db.decisions import PAGE_DECISIONS
 from tessera.db.deltas import decode_delta, encode_delta
 from tessera.db.engine import Database
@@ -81,9 +78,9 @@ def test_a_delta_of_similar_texts_is_small() -> None:
 def test_a_round_adds_a_tenth_of_a_row_for_each_decision(
     store: PostgresStore, database: Database
 ) -> None:
-    """A round of 3,000 waiting jobs added 1.1 MiB when each decision was a row."""
+    """A round of 1,000 waiting jobs added 0.37 MiB when each decision was a row."""
     a_cluster(store)
-    jobs, rounds = 3000, 4
+    jobs, rounds = 1000, 4
     submit(store, *queued_jobs(jobs))
     commit_all_waiting(store)
     size = "SELECT pg_database_size(current_database())"
@@ -92,7 +89,7 @@ def test_a_round_adds_a_tenth_of_a_row_for_each_decision(
         submit(store, *queued_jobs(20, first=jobs + 20 * turn))
         commit_all_waiting(store)
     grown = (query_scalar(database, size) - before) / rounds
-    assert grown < 150_000
+    assert grown < 60_000
 
 
 def test_snapshots_are_stored_as_deltas_and_read_back_exactly(
@@ -123,8 +120,7 @@ def test_a_snapshot_with_little_in_common_is_stored_completely(
     a_cluster(store)
     submit(store, *queued_jobs(400))
     commit_all_waiting(store)
-    for name in store.snapshot(C).jobs.name:
-        apply_event(store, name, JobEvent.CANCEL)
+    execute(database, "DELETE FROM jobs")
     submit(store, *queued_jobs(400, first=1000))
     commit_all_waiting(store)
     assert query_scalar(database, "SELECT count(*) FROM rounds WHERE base IS NULL") == 2
@@ -309,51 +305,6 @@ AWKWARD = (
     "naïve 漢字",
     "x" * 70_000,
 )
-
-
-@pytest.fixture
-def notes(database: Database) -> Database:
-    """Return a database with a table of numbered texts."""
-    execute(database, "CREATE TABLE notes (n bigint PRIMARY KEY, text text)")
-    return database
-
-
-def read_texts(notes: Database) -> list[str | None]:
-    with notes.read() as connection:
-        return list(connection.execute(sa.text("SELECT text FROM notes ORDER BY n")).scalars())
-
-
-def write_texts(notes: Database, rows: Iterator[tuple[str, str]]) -> None:
-    notes.write(lambda connection: write_rows(connection, "notes", ("n", "text"), rows))
-
-
-def test_any_text_reads_back_unchanged(notes: Database) -> None:
-    write_texts(notes, ((str(i), escape_text(text)) for i, text in enumerate(AWKWARD)))
-    assert read_texts(notes) == list(AWKWARD)
-
-
-def test_null_is_distinct_from_text_and_nul_characters_are_removed(notes: Database) -> None:
-    write_texts(notes, iter([("0", NULL), ("1", escape_text("a\0b"))]))
-    assert read_texts(notes) == [None, "ab"]
-
-
-@pytest.mark.parametrize("rows", [0, 1, ROWS_PER_CHUNK, 2 * ROWS_PER_CHUNK + 1])
-def test_any_number_of_rows_can_be_written(notes: Database, rows: int) -> None:
-    write_texts(notes, ((str(i), str(i)) for i in range(rows)))
-    assert read_texts(notes) == [str(i) for i in range(rows)]
-
-
-def test_a_row_that_cannot_be_made_is_not_reported_as_busy_and_nothing_is_written(
-    notes: Database,
-) -> None:
-    def rows() -> Iterator[tuple[str, str]]:
-        yield from ((str(i), "") for i in range(ROWS_PER_CHUNK + 1))
-        raise KeyError("what")
-
-    with pytest.raises(AssertionError, match="row of notes cannot be made") as error:
-        write_texts(notes, rows())
-    assert "KeyError 'what'" in str(error.value.__cause__)
-    assert read_texts(notes) == []
 
 
 def test_a_decision_with_any_text_reads_back_unchanged(store: PostgresStore) -> None:

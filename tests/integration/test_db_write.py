@@ -163,7 +163,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
         {"workload": GPT, "requested_type": "v100", "pinned_type": True},
         r"exceed the cluster: it needs 9 x v100 \(there are 8\)",
     ),
-    ({"allowed_types": ("h100",)}, "has no GPU type 'h100'; it has: a100, v100, k80, t4"),
+    ({"allowed_types": ("h100",)}, "has no GPU type 'h100'; it has: a100, k80, t4, v100"),
     (
         {"allowed_types": ("v100",), "requested_type": "a100"},
         "are v100, but the job requests a100; allow that, too, or request one of these",

@@ -56,13 +56,6 @@ from tests.support.stored_cluster import (
 A0 = "a100-0"
 
 
-@pytest.fixture
-def lab(store: PostgresStore) -> PostgresStore:
-    """Return a store with two nodes of four GPUs."""
-    a_cluster(store)
-    return store
-
-
 def after(*names: str, **conditions: Condition) -> tuple[Dependency, ...]:
     plain = [Dependency(job=name) for name in names]
     return (*plain, *(Dependency(job=j, condition=c) for j, c in conditions.items()))

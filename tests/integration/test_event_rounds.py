@@ -33,9 +33,11 @@ from tests.support.stored_cluster import (
     a_summary,
     agents_report,
     do,
+    end_back_off,
     execute,
     fail,
     job,
+    prolong_back_off,
     record_heartbeat,
     run,
     states,
@@ -59,17 +61,6 @@ def one(store: PostgresStore) -> PostgresStore:
     submit(store, a_spec("a", max_retries=20), a_spec("b", requested_gpus=4))
     run(store, a=[(A0, range(4))])
     return store
-
-
-def end_back_off(database: Database) -> None:
-    execute(database, "UPDATE jobs SET retry_at = now() - interval '1 s' WHERE retry_at > now()")
-
-
-def prolong_back_off(database: Database) -> None:
-    """Keep even a slow machine from reaching the end of a back-off within the test."""
-    execute(
-        database, "UPDATE jobs SET retry_at = now() + interval '1 h' WHERE retry_at IS NOT NULL"
-    )
 
 
 def settings(database: Database) -> Config:
@@ -150,17 +141,6 @@ async def test_after_a_lost_connection_every_cluster_of_the_replica_has_a_round(
         replica.rounds.wake("")  # any event may have been missed
         assert await replica.rounds_after(2.9) == 2
         assert await replica.rounds_after(0.2) == 3
-
-
-async def test_a_triggered_round_is_decided_by_the_replica_with_the_lease(
-    one: PostgresStore,
-) -> None:
-    assert one.acquire_lease(C, "another", 60.0)
-    async with a_replica(one) as replica:
-        replica.rounds.wake(C)
-        replica.rounds.wake("nowhere")
-        await replica.rounds.begin_due()
-        assert replica.rounds.begun() == []
 
 
 async def test_a_replica_that_takes_a_lease_over_makes_up_for_missed_events(

@@ -49,7 +49,6 @@ from tests.support.secured_server import (
 )
 from tests.support.stored_cluster import (
     C,
-    a_cluster,
     a_leg,
     a_spec,
     agents_report,
@@ -67,13 +66,6 @@ from tests.support.stored_cluster import (
 
 A0 = "a100-0"
 KEY = b"k" * 32
-
-
-@pytest.fixture
-def lab(store: PostgresStore) -> PostgresStore:
-    """Return a store with two nodes of four GPUs."""
-    a_cluster(store)
-    return store
 
 
 @pytest.fixture

@@ -332,6 +332,18 @@ def agents_report(store: PostgresStore, **facts: Any) -> None:
         pass
 
 
+def end_back_off(database: Database) -> None:
+    """Let the back-offs of failed jobs end."""
+    execute(database, "UPDATE jobs SET retry_at = now() - interval '1 s' WHERE retry_at > now()")
+
+
+def prolong_back_off(database: Database) -> None:
+    """Keep even a slow machine from reaching the end of a back-off within the test."""
+    execute(
+        database, "UPDATE jobs SET retry_at = now() + interval '1 h' WHERE retry_at IS NOT NULL"
+    )
+
+
 def fail(store: PostgresStore, name: str, error: str = "boom") -> None:
     """Let the gang of a job fail, and let the agents of its nodes report its end."""
     record = store.get_job(C, name)

@@ -26,7 +26,7 @@ from tessera.solvers.network.swaps import PlayEffort
 from tessera.solvers.rounds.plan import RoundOptions, RoundOutcome, plan_round
 from tessera.solvers.schedulers.registry import scheduler_of
 
-JOBS = 200
+JOBS = 100
 
 
 @cache

@@ -12,8 +12,8 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.launch import DEFAULT_LAUNCH, LaunchSpec
 from tessera.formulation.records.agents import DesiredState
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.values import PROFILING, Cell, Workload
-from tessera.service.agent.gangs import Gang, gang_from_json, gang_from_message, gang_to_json
+from tessera.formulation.values import PROFILING, Workload
+from tessera.service.agent.gangs import gang_from_json, gang_from_message, gang_to_json
 from tessera.service.rpc.convert import agents, jobs
 from tessera.service.rpc.convert.launch import MAX_LAUNCH_CHARS, of_launch, to_launch
 from tessera.v1 import agents_pb2, jobs_pb2, launch_pb2
@@ -231,24 +231,6 @@ def test_a_launch_that_only_a_later_release_allows_is_the_problem_of_its_gang_al
         " at most 4096 characters"
     )
     assert gang_from_json(gang_to_json(gang)) == gang
-
-
-def test_an_agent_reads_the_gang_that_an_earlier_release_wrote() -> None:
-    gang = Gang(
-        job="j",
-        generation=1,
-        shares=(("n0", (0,)),),
-        leader="n0",
-        members=("n0",),
-        cell=Cell(gpu_type="a100", gpus=1, pipeline_degree=1),
-        iter_time_s=1.0,
-        iterations_total=10.0,
-        command=("fail-at", "3"),
-    )
-    plain = gang_to_json(gang)
-    for name in ("launch", "launch_problem", "tenant", "member_gpus"):
-        del plain[name]
-    assert gang_from_json(plain) == gang
 
 
 @pytest.mark.parametrize(

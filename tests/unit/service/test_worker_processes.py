@@ -94,7 +94,7 @@ LONG = RoundOptions(solver="cp-sat", gap=1e-9)
 @cache
 def a_long_round() -> Snapshot:
     """Return a round that takes CP-SAT at least a minute."""
-    return make_instance(3000, 3000, 6, 1)
+    return make_instance(1500, 1500, 6, 1)
 
 
 def test_a_worker_process_decides_like_the_server_process(workers: SolveProcesses) -> None:
