@@ -407,7 +407,7 @@ def test_results_that_were_not_used_lately_are_dropped() -> None:
         "A",
         "B",
         "A",
-        "PLACE",
+        "C",
         "A",
         "B",
     ]
