@@ -136,9 +136,7 @@ async def test_a_stopped_database_is_reported_and_delays_no_call_with_a_deadline
     database.engine.dispose()
 
 
-def test_a_database_without_a_free_connection_is_reported_and_used_again_later(
-    place: Path,
-) -> None:
+def test_a_database_without_a_free_connection_is_reported_and_used_again_later(place: Path) -> None:
     url = embedded.start_server(place)
     database = connect_migrated(url)
     store = PostgresStore(database)
@@ -205,9 +203,7 @@ def test_a_full_database_disk_is_reported_and_the_service_continues_once_there_i
     database.engine.dispose()
 
 
-def test_a_database_restarted_hard_under_load_loses_and_duplicates_nothing(
-    place: Path,
-) -> None:
+def test_a_database_restarted_hard_under_load_loses_and_duplicates_nothing(place: Path) -> None:
     database = connect_migrated(embedded.start_server(place))
     store = PostgresStore(database)
     a_cluster(store)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -126,7 +127,9 @@ def test_the_clusters_types_are_loaded_with_their_nodes(store: PostgresStore) ->
     ]
 
 
-def test_derived_estimates_replace_only_derived_estimates(store: PostgresStore) -> None:
+def test_derived_estimates_replace_derived_ones_of_a_lower_rank_and_none_of_users(
+    store: PostgresStore,
+) -> None:
     a_cluster(store)
     users = an_analytic_record(1, iter_time_s=1.0, sd=None)
     do(store, lambda w: w.upsert_estimates(C, [users]))
@@ -142,37 +145,26 @@ def test_derived_estimates_replace_only_derived_estimates(store: PostgresStore) 
     }
     write_derived(store, an_analytic_record(2, iter_time_s=6.0, sd=0.3))
     assert times_of(store, OTHER)[2, 1] == (6.0, EstimateSource.ANALYTIC, 0.3)
-
-
-@pytest.mark.parametrize("source", ESTIMATE_SOURCES)
-def test_no_measurement_changes_a_user_estimate(
-    store: PostgresStore, source: EstimateSource
-) -> None:
-    a_cluster(store)
-    do(
-        store,
-        lambda w: w.upsert_estimates(C, [an_analytic_record(1, iter_time_s=1.0, source=source)]),
-    )
-    write_derived(store, an_analytic_record(1, source=EstimateSource.MEASURED))
-    assert times_of(store, OTHER) == {(1, 1): (1.0, source, 0.4)}
-
-
-def test_measured_estimates_outrank_computed_ones(store: PostgresStore) -> None:
-    a_cluster(store)
-    write_derived(store, an_analytic_record(1), an_analytic_record(2))
-    write_derived(
-        store, an_analytic_record(1, source=EstimateSource.MEASURED, iter_time_s=7.0, sd=0.06)
-    )
-    write_derived(store, an_analytic_record(1), an_analytic_record(2, iter_time_s=4.0))
+    measured = an_analytic_record(2, source=EstimateSource.MEASURED, iter_time_s=7.0, sd=0.06)
+    write_derived(store, measured)
+    write_derived(store, an_analytic_record(2), an_analytic_record(4, iter_time_s=4.0))
     assert times_of(store, OTHER) == {
-        (1, 1): (7.0, EstimateSource.MEASURED, 0.06),
-        (2, 1): (4.0, EstimateSource.ANALYTIC, 0.4),
+        (1, 1): (1.0, EstimateSource.ANALYTIC, None),
+        (2, 1): (7.0, EstimateSource.MEASURED, 0.06),
+        (4, 1): (4.0, EstimateSource.ANALYTIC, 0.4),
     }
 
 
-def test_user_estimates_replace_derived_ones_on_the_same_gpus(
-    store: PostgresStore,
-) -> None:
+def test_no_measurement_changes_a_user_estimate(store: PostgresStore) -> None:
+    a_cluster(store)
+    for source in ESTIMATE_SOURCES:
+        users = an_analytic_record(1, iter_time_s=1.0, source=source)
+        do(store, partial(PostgresWriter.upsert_estimates, cluster=C, estimates=[users]))
+        write_derived(store, an_analytic_record(1, source=EstimateSource.MEASURED))
+        assert times_of(store, OTHER) == {(1, 1): (1.0, source, 0.4)}
+
+
+def test_user_estimates_replace_derived_ones_on_the_same_gpus(store: PostgresStore) -> None:
     a_cluster(store)
     write_derived(
         store, *(an_analytic_record(n, pipeline_degree=d) for n in (2, 4) for d in (1, 2)), moe="x"
@@ -214,7 +206,7 @@ def test_a_plan_is_stored_once_and_read_as_it_was_written(
     assert [(r.name, r.document) for r in rows if r.name] == [(plan.digest, plan.to_json())]
 
 
-def test_the_database_refuses_a_plan_under_another_digest(
+def test_plans_under_another_digest_or_known_by_name_alone_are_refused(
     store: PostgresStore, database: Database
 ) -> None:
     a_cluster(store)
@@ -224,14 +216,10 @@ def test_the_database_refuses_a_plan_under_another_digest(
         database.engine.begin() as c,
     ):
         c.execute(sa.text("UPDATE plans SET document = document || ' ' WHERE name <> ''"))
-
-
-def test_a_plan_of_which_only_the_name_is_known_is_refused(store: PostgresStore) -> None:
-    a_cluster(store)
-    named = replace(with_own_plan(a_record(4, workload=OTHER)), plan=None)
+    named = replace(with_own_plan(a_record(8, workload=OTHER)), plan=None)
     with pytest.raises(InvalidInput, match="nothing could be launched by it"):
         do(store, lambda w: w.upsert_estimates(C, [named]))
-    assert times_of(store, OTHER) == {}
+    assert len(times_of(store, OTHER)) == 1
 
 
 def test_a_newly_derived_plan_replaces_the_one_before_unless_a_job_runs_by_it(
@@ -278,12 +266,8 @@ def test_queued_jobs_show_why_their_workload_has_no_estimates(store: PostgresSto
     assert reason.code is ReasonCode.HELD  # the reason is its state, not its workload
     write_derived(store, an_analytic_record(1), moe="x")
     assert job(store, "j").reason is None
-
-
-def test_user_estimates_clear_the_waiting_reason(store: PostgresStore) -> None:
-    a_cluster(store)
-    submit(store, a_spec("j", workload=OTHER))
     do(store, lambda w: w.say_waiting(C, {OTHER: WAITS}))
+    assert job(store, "j").reason == WAITS
     do(store, lambda w: w.upsert_estimates(C, [an_analytic_record(1)]))
     assert job(store, "j").reason is None
 
@@ -306,11 +290,24 @@ def test_of_a_round_and_an_estimation_pass_the_newer_reason_counts(store: Postgr
     assert "estimated since the last round" in since.message
 
 
+@pytest.fixture
+def running(store: PostgresStore, trainer: None) -> PostgresStore:
+    """Return a store in which the job j runs on one GPU under a runtime that trains."""
+    a_cluster(store)
+    submit(store, a_spec("j"))
+    run(store, j=[("a100-0", [0])])
+    return store
+
+
 def report_progress(
     store: PostgresStore, *times_s: float, start: float = 1.0, runtime: str = TRAINER
 ) -> None:
     for i, iter_time_s in enumerate(times_s):
         agents_report(store, iterations_done=start + i, iter_time_s=iter_time_s, runtime=runtime)
+
+
+def times_measured(store: PostgresStore) -> list[float]:
+    return [m.iter_time_s for m in store.estimation(C).measurements]
 
 
 @pytest.mark.usefixtures("trainer")
@@ -320,143 +317,84 @@ def test_a_running_jobs_iteration_time_is_measured_once_it_is_warm(store: Postgr
     run(store, j=[("a100-0", [0, 1, 2]), ("a100-1", [0, 1, 2])])
     report_progress(store, 90.0, 80.0, 2.0, 9.0, 2.2, 2.1)
     assert store.estimation(C).measurements == ()
+    shown = job(store, "j").allocation
+    assert shown is not None
+    assert (shown.iter_time_s, shown.iter_time_source) == (0.0, None)
     report_progress(store, 1.9, start=10.0)
     (measurement,) = store.estimation(C).measurements
     cell = measurement.cell
     assert (cell.gpu_type, cell.gpus, cell.nodes, cell.pipeline_degree) == ("a100", 6, 2, 1)
     assert measurement.iter_time_s == 2.1  # the median of the last five
+    shown = job(store, "j").allocation
+    assert shown is not None
+    assert (shown.iter_time_s, shown.iter_time_source) == (2.1, EstimateSource.MEASURED)
     report_progress(store, 50.0, 50.0, 50.0, start=20.0)
     assert store.estimation(C).measurements == (measurement,)
 
 
-@pytest.mark.usefixtures("trainer")
-def test_a_report_without_progress_is_not_a_measurement(store: PostgresStore) -> None:
-    a_cluster(store)
-    submit(store, a_spec("j"))
-    run(store, j=[("a100-0", [0])])
-    for _ in range(20):
-        report_progress(store, 2.0, start=5.0)
-    assert store.estimation(C).measurements == ()
-
-
-@pytest.mark.usefixtures("trainer")
-@pytest.mark.parametrize("iter_time_s", [0.0, 1e-9, 1e9])
-def test_a_meaningless_time_is_not_a_measurement(store: PostgresStore, iter_time_s: float) -> None:
-    a_cluster(store)
-    submit(store, a_spec("j"))
-    run(store, j=[("a100-0", [0])])
-    report_progress(store, *[iter_time_s] * 10)
-    assert store.estimation(C).measurements == ()
-
-
-@pytest.mark.usefixtures("trainer")
-def test_each_generation_of_a_job_is_measured_separately(store: PostgresStore) -> None:
-    a_cluster(store)
-    submit(store, a_spec("j"))
-    run(store, j=[("a100-0", [0])])
-    report_progress(store, *[2.0] * 7)
-    snapshot = store.snapshot(C)
-    commit(store, snapshot, start(snapshot, "j", [("a100-1", [0, 1])], DecisionKind.RESIZE))
-    agents_report(store)
-    report_progress(store, *[1.0] * 7, start=20.0)
-    measurements = store.estimation(C).measurements
-    assert [(m.cell.gpus, m.iter_time_s) for m in measurements] == [(1, 2.0), (2, 1.0)]
-
-
-@pytest.mark.usefixtures("trainer")
-def test_measurements_outlive_their_jobs_and_only_the_latest_are_kept(
-    database: Database, store: PostgresStore
+def test_reports_without_progress_and_meaningless_times_are_no_measurements(
+    running: PostgresStore,
 ) -> None:
-    a_cluster(store)
-    submit(store, a_spec("j"))
-    run(store, j=[("a100-0", [0])])
-    report_progress(store, *[2.0] * 7)
-    agents_report(store, phase="succeeded")
-    agents_report(store)
-    assert store.prune(-1.0, 1)["jobs"] == 1
-    assert len(store.estimation(C).measurements) == 1
-    execute(
-        database,
-        """
-        INSERT INTO measurements (workload_id, gpu_type_id, gpus, nodes, pipeline_degree, plan_id, generation,
-            iter_time_s)
-        SELECT workload_id, gpu_type_id, gpus, nodes, pipeline_degree, plan_id, generation,
-            1.0 + g FROM measurements, generate_series(1, 250) g""",
-    )
-    assert len(store.estimation(C).measurements) == 200
-    assert store.prune(-1.0, 1)["measurements"] == 51
+    for _ in range(20):
+        report_progress(running, 2.0, start=5.0)
+    for start_, time_s in ((10.0, 0.0), (30.0, 1e-9), (50.0, 1e9)):
+        report_progress(running, *[time_s] * 10, start=start_)
+    assert times_measured(running) == []
 
 
 @pytest.mark.parametrize("runtime", ["replay", "of-a-later-release"])
 def test_the_time_of_a_runtime_that_is_not_known_to_train_is_replayed_and_not_measured(
-    store: PostgresStore, runtime: str
+    running: PostgresStore, runtime: str
 ) -> None:
-    a_cluster(store)
-    submit(store, a_spec("j"))
-    run(store, j=[("a100-0", [0])])
-    report_progress(store, *[2.0] * 7, runtime=runtime)
-    assert store.estimation(C).measurements == ()
-    held = job(store, "j").allocation
+    report_progress(running, *[2.0] * 7, runtime=runtime)
+    held = job(running, "j").allocation
     assert held is not None
     assert (held.iter_time_s, held.iter_time_source) == (2.0, EstimateSource.REPLAYED)
+    # One such report makes the time of the whole run replayed.
+    report_progress(running, *[2.0] * 7, start=10.0)
+    assert times_measured(running) == []
 
 
-@pytest.mark.parametrize("runtime", ["command", "torchrun"])
 def test_the_time_from_an_agent_that_names_no_runtime_has_the_source_of_the_jobs_own(
-    store: PostgresStore, runtime: str
+    store: PostgresStore,
 ) -> None:
     a_cluster(store)
-    submit(store, a_spec("j", command=("train.py",), launch=LaunchSpec(runtime=runtime)))
+    submit(store, a_spec("j", command=("train.py",), launch=LaunchSpec(runtime="torchrun")))
     run(store, j=[("a100-0", [0])])
     report_progress(store, *[2.0] * 7, runtime="")
-    (measurement,) = store.estimation(C).measurements
-    assert measurement.iter_time_s == 2.0
+    assert times_measured(store) == [2.0]
 
 
-@pytest.mark.usefixtures("trainer")
-def test_replayed_times_do_not_displace_measurements_when_old_ones_are_pruned(
-    database: Database, store: PostgresStore
+def test_each_generation_of_a_job_is_measured_separately(running: PostgresStore) -> None:
+    report_progress(running, *[2.0] * 7)
+    snapshot = running.snapshot(C)
+    commit(running, snapshot, start(snapshot, "j", [("a100-1", [0, 1])], DecisionKind.RESIZE))
+    agents_report(running)
+    report_progress(running, *[1.0] * 7, start=20.0)
+    measurements = running.estimation(C).measurements
+    assert [(m.cell.gpus, m.iter_time_s) for m in measurements] == [(1, 2.0), (2, 1.0)]
+
+
+def test_measurements_outlive_their_jobs_and_only_the_latest_are_kept(
+    database: Database, running: PostgresStore
 ) -> None:
-    a_cluster(store)
-    submit(store, a_spec("j"))
-    run(store, j=[("a100-0", [0])])
-    report_progress(store, *[2.0] * 7)
-    execute(
-        database,
-        """
+    report_progress(running, *[2.0] * 7)
+    more = """
         INSERT INTO measurements (workload_id, gpu_type_id, gpus, nodes, pipeline_degree, plan_id, generation,
             iter_time_s, source, changed_at)
         SELECT workload_id, gpu_type_id, gpus, nodes, pipeline_degree, plan_id, generation,
-            1.0 + g, 3, now() + interval '1 s' FROM measurements, generate_series(1, 250) g""",
-    )
-    store.prune(-10.0, 1)
-    assert [m.iter_time_s for m in store.estimation(C).measurements] == [2.0]
-
-
-@pytest.mark.usefixtures("trainer")
-def test_a_job_shows_the_time_that_was_measured(store: PostgresStore) -> None:
-    a_cluster(store)
-    submit(store, a_spec("j"))
-    run(store, j=[("a100-0", [0])])
-    report_progress(store, *[2.0] * 6)
-    before = job(store, "j").allocation
-    report_progress(store, 2.0, start=10.0)
-    after = job(store, "j").allocation
-    assert before is not None
-    assert after is not None
-    assert (before.iter_time_s, before.iter_time_source) == (0.0, None)
-    assert (after.iter_time_s, after.iter_time_source) == (2.0, EstimateSource.MEASURED)
-
-
-@pytest.mark.usefixtures("trainer")
-def test_one_replayed_report_makes_the_time_of_a_run_replayed(store: PostgresStore) -> None:
-    a_cluster(store)
-    submit(store, a_spec("j"))
-    run(store, j=[("a100-0", [0])])
-    report_progress(store, *[2.0] * 4)
-    report_progress(store, 2.0, start=5.0, runtime="replay")
-    report_progress(store, *[2.0] * 4, start=6.0)
-    assert store.estimation(C).measurements == ()
+            1.0 + g, {source}, {changed_at} FROM measurements, generate_series(1, 250) g"""
+    # Replayed times do not displace measurements.
+    execute(database, more.format(source=3, changed_at="now() + interval '1 s'"))
+    running.prune(-10.0, 1)
+    assert times_measured(running) == [2.0]
+    agents_report(running, phase="succeeded")
+    agents_report(running)
+    assert running.prune(-1.0, 1)["jobs"] == 1
+    assert times_measured(running) == [2.0]
+    execute(database, more.format(source="source", changed_at="changed_at"))
+    assert len(running.estimation(C).measurements) == 200
+    assert running.prune(-1.0, 1)["measurements"] == 51
 
 
 def test_a_job_without_an_estimate_of_its_model_plan_or_runtime_wakes_the_estimation(

@@ -1,17 +1,33 @@
-"""Changes by users: once for each request id, all or nothing, and refused with a helpful message."""
+"""Connections, invariants, and changes by users: once for each request id, all or nothing."""
 
 from __future__ import annotations
 
 import math
+import queue
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import psycopg2
 import pytest
 import sqlalchemy as sa
 
-from tessera.db.engine import Database
+from tessera.db.engine import Database, connect_database, sqlalchemy_url
+from tessera.db.invariants import (
+    INVARIANTS,
+    count_long_transactions,
+    count_lost_jobs,
+    find_broken_rules,
+    load_epochs,
+    load_silence_s,
+)
+from tessera.db.migrate import MigratedDatabase
+from tessera.db.notify import EVERY_CLUSTER, Listener
+from tessera.db.revision import head_revision
 from tessera.db.store import PostgresStore
+from tessera.db.tables.triggers import STATED_SCHEMA
 from tessera.db.writer import PostgresWriter, Work
 from tessera.formulation.errors import (
     AlreadyExists,
@@ -20,6 +36,7 @@ from tessera.formulation.errors import (
     NotAllowed,
     NotFound,
     StaleEtag,
+    Unavailable,
 )
 from tessera.formulation.lifecycle import JobEvent, JobState
 from tessera.formulation.records.clusters import NodeSpec, TenantSpec
@@ -28,6 +45,7 @@ from tessera.formulation.records.reservations import ReservationSpec
 from tessera.formulation.records.store import Request
 from tessera.formulation.values import GpuType, Workload
 from tests.support.launches import WHOLE_LAUNCH
+from tests.support.logged import logged_lines
 from tests.support.patience import PATIENCE_S
 from tests.support.stored_cluster import (
     C,
@@ -42,6 +60,259 @@ from tests.support.stored_cluster import (
     states,
     submit,
 )
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://user:secret@127.0.0.1:1/none",
+        "postgresql://user@127.0.0.1:1/none?password=secret",
+        "postgresql://user@127.0.0.1:1/none?sslmode=require&sslpassword=secret",
+    ],
+)
+def test_an_unreachable_database_says_what_to_do_and_keeps_the_password(url: str) -> None:
+    store = PostgresStore(connect_database(url))
+    with pytest.raises(Unavailable, match="TESSERA_DATABASE_URL") as error:
+        store.ready()
+    assert "secret" not in str(error.value)
+    assert "127.0.0.1:1" in str(error.value)
+
+
+@pytest.mark.parametrize("url", ["postgresql://h/d", "postgres://h/d", "postgresql+psycopg://h/d"])
+def test_any_postgresql_url_is_read_by_the_installed_driver(url: str) -> None:
+    assert sqlalchemy_url(url).render_as_string() == "postgresql+psycopg2://h/d"
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "nonsense", "mysql://h/d"])
+def test_other_databases_are_refused(url: str) -> None:
+    with pytest.raises(InvalidInput, match="postgresql://"):
+        connect_database(url)
+
+
+def test_what_a_url_states_of_the_connection_is_kept(server_url: str) -> None:
+    stated = {"options": "-c search_path=mine -c lock_timeout=7s", "application_name": "ours"}
+    url = sqlalchemy_url(server_url).update_query_dict(stated)
+    database = connect_database(url.render_as_string(hide_password=False))
+    names = ("search_path", "lock_timeout", "application_name", "statement_timeout", STATED_SCHEMA)
+    with database.read() as connection:
+        show = [connection.execute(sa.text(f"SHOW {name}")).scalar() for name in names]
+    database.engine.dispose()
+    assert show == ["mine", "7s", "ours", "1min", head_revision()]
+
+
+def test_slow_statements_locks_and_a_full_pool_are_reported_as_a_busy_database(
+    database: Database,
+) -> None:
+    a_cluster(PostgresStore(database))
+    slow = connect_database(database.url, statement_timeout_s=0.05)
+    with pytest.raises(Unavailable, match="too busy"):
+        slow.write(lambda c: c.execute(sa.text("SELECT pg_sleep(10)")))
+    hasty = connect_database(database.url, lock_timeout_s=0.05)
+    with database.engine.begin() as connection:
+        connection.execute(sa.text("SELECT FROM clusters FOR UPDATE"))
+        with pytest.raises(Unavailable, match="too busy"):
+            PostgresStore(hasty).hello(C, "a", "i", [])
+    small = connect_database(database.url, pool_size=1, lock_timeout_s=0.05)
+    with small.engine.connect(), pytest.raises(Unavailable, match="too busy"):
+        small.write(lambda c: None)
+    for other in (slow, hasty, small):
+        other.engine.dispose()
+
+
+def read_one(database: Database) -> object:
+    with database.read() as connection:
+        return connection.execute(sa.text("SELECT 1")).scalar()
+
+
+def write_one(database: Database) -> object:
+    return database.write(lambda c: c.execute(sa.text("SELECT 1")).scalar())
+
+
+def try_lock(database: Database) -> object:
+    with database.held("a name") as free:
+        return free
+
+
+@pytest.mark.parametrize("use", [read_one, write_one, try_lock])
+@pytest.mark.parametrize("kind", [Database, MigratedDatabase])
+def test_cut_connections_are_replaced(
+    database: Database, kind: type[Database], use: Callable[[Database], object]
+) -> None:
+    tried, admin = kind(database.engine), connect_database(database.url)
+    with database.engine.connect() as first, database.engine.connect() as second:
+        idle = [c.execute(sa.text("SELECT pg_backend_pid()")).scalar() for c in (first, second)]
+    with admin.engine.connect() as connection:
+        connection.execute(sa.text("SELECT pg_terminate_backend(p) FROM unnest(:p) p"), {"p": idle})
+    admin.engine.dispose()
+    for _ in range(3):
+        assert use(tried)
+
+
+def test_a_connection_cut_halfway_is_reported_as_unavailable(database: Database) -> None:
+    def work(connection: sa.Connection) -> None:
+        connection.execute(sa.text("SELECT pg_terminate_backend(pg_backend_pid())"))
+
+    with pytest.raises(Unavailable, match="cannot be reached or has failed"):
+        database.write(work)
+
+
+def test_a_listener_that_lost_its_connection_reconnects(
+    store: PostgresStore, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tessera.db.notify.RETRY_S", 0.01)
+    a_cluster(store)
+    notifications: queue.Queue[str] = queue.Queue()
+    listener = Listener(database.url)
+    listener.subscribe(notifications.put)
+    with listener:
+        assert notifications.get(timeout=PATIENCE_S) == EVERY_CLUSTER
+        execute(
+            database,
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE application_name = 'tessera-listen' AND datname = current_database()",
+        )
+        assert notifications.get(timeout=PATIENCE_S) == EVERY_CLUSTER
+        submit(store, a_spec("a"))
+        run(store, a=[("a100-0", [0])])
+        assert notifications.get(timeout=PATIENCE_S) == C
+    assert "tessera-listen" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_database_without_notifications_is_logged_once_and_retried_ever_less_often(
+    database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    waits: list[float | None] = []
+
+    class Patient(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout)
+            return False
+
+    def refuse_at_first(dsn: str, **settings: Any) -> object:
+        if len(waits) < 8:
+            raise psycopg2.OperationalError("no\nroute")
+        return really_connect(dsn, **settings)
+
+    really_connect = psycopg2.connect
+    monkeypatch.setattr("tessera.db.notify.psycopg2.connect", refuse_at_first)
+    listener = Listener(database.url)
+    monkeypatch.setattr(listener, "_closed", Patient())
+    with caplog.at_level("INFO", "tessera.db.notify"), listener:
+        assert listener.listening.wait(PATIENCE_S)
+    assert waits == [1, 2, 4, 8, 16, 30, 30, 30]
+    lost, begun = logged_lines(caplog)
+    assert lost.startswith("WARNING notices_lost ")
+    assert lost.endswith(' error="no route"')
+    assert begun.startswith("INFO notices_begun ")
+
+
+CERTIFICATE = (
+    "INSERT INTO agent_certificates"
+    " (serial, cluster_id, cluster, agent, nodes, issued_at, expires_at, join_token)"
+)
+BREAKS = {
+    "a GPU has two holders": (
+        "DROP INDEX uq_allocations_holder;"
+        " INSERT INTO allocations (node_id, gpu, job_id, generation, hold)"
+        " SELECT a.node_id, a.gpu, j.id, 1, 'held' FROM allocations a, jobs j"
+        " WHERE j.name = 'idle' LIMIT 1"
+    ),
+    "a GPU has two successors": (
+        "DROP INDEX uq_allocations_successor;"
+        " INSERT INTO allocations (node_id, gpu, job_id, generation, hold)"
+        " SELECT a.node_id, a.gpu, j.id, 9, 'reserved' FROM allocations a, jobs j"
+    ),
+    "a job owns other GPUs than its Cell has": ("DELETE FROM allocations WHERE gpu = 1"),
+    "a job has GPUs of another type than its Cell": (
+        "UPDATE nodes SET gpu_type_id = (SELECT id FROM gpu_types WHERE name = 'h100')"
+    ),
+    "a job that does not run owns GPUs": (
+        "INSERT INTO allocations (node_id, gpu, job_id, generation, hold)"
+        " SELECT g.node_id, g.gpu, j.id, 1, 'held' FROM gpus g, jobs j"
+        " WHERE j.name = 'idle' AND NOT EXISTS"
+        " (SELECT FROM allocations a WHERE a.node_id = g.node_id AND a.gpu = g.gpu) LIMIT 1"
+    ),
+    "an allocation is of a generation to come": "UPDATE jobs SET generation = 0 WHERE name = 'busy'",
+    "a job has a gang before its former one is gone": (
+        "UPDATE allocations SET hold = 'releasing', release_revision = 1 WHERE gpu = 1"
+    ),
+    "epochs do not rise with rounds": (
+        "ALTER TABLE rounds DROP CONSTRAINT uq_rounds_cluster_id_epoch;"
+        " INSERT INTO rounds SELECT cluster_id, number + 1, epoch, created_at, summary, snapshot"
+        " FROM rounds"
+    ),
+    "a round is newer than its cluster": "UPDATE clusters SET epoch = 0",
+    "a request was acknowledged without an answer": (
+        "INSERT INTO request_ids (id, method, digest) VALUES ('r', 'm', 'd')"
+    ),
+    "a join token was used too often": (
+        "ALTER TABLE join_tokens DROP CONSTRAINT ck_join_tokens_uses;"
+        " INSERT INTO join_tokens"
+        " (id, secret_hash, cluster_id, nodes, uses, used, created_by, expires_at)"
+        " SELECT 'j', sha256(''), id, '{*}', 1, 2, 'ops', now() FROM clusters"
+    ),
+    "two tokens that are not revoked have one name": (
+        "DROP INDEX uq_tokens_name;"
+        " INSERT INTO tokens (id, name, secret_hash, role, created_by)"
+        " SELECT id, 'ana', sha256(''), 'viewer', 'ops' FROM unnest('{a,b}'::text[]) AS id"
+    ),
+    "a certificate is of another cluster than it states": (
+        f"{CERTIFICATE} SELECT 'a1', id, 'other', 'agent', '{{n}}', now(), now(), 'j' FROM clusters"
+    ),
+    "a certificate of a deleted cluster is not revoked": (
+        "ALTER TABLE agent_certificates DROP CONSTRAINT ck_agent_certificates_cluster;"
+        f" {CERTIFICATE} VALUES ('a1', NULL, 'other', 'agent', '{{n}}', now(), now(), 'j')"
+    ),
+}
+
+
+@pytest.fixture
+def busy(store: PostgresStore) -> PostgresStore:
+    a_cluster(store, types=("a100", "h100"), nodes=1)
+    submit(store, a_spec("busy", requested_gpus=2), a_spec("idle"))
+    run(store, busy=[("a100-0", (0, 1))])
+    return store
+
+
+def test_data_without_broken_rules_is_reported_as_sound(
+    busy: PostgresStore, database: Database
+) -> None:
+    assert find_broken_rules(database) == []
+    assert load_epochs(database)[C] == 1
+    assert count_lost_jobs(database, C) == 0
+
+
+def test_every_rule_has_a_test_case() -> None:
+    assert BREAKS.keys() == INVARIANTS.keys()
+
+
+@pytest.mark.parametrize("rule", BREAKS)
+def test_a_broken_rule_is_found(busy: PostgresStore, database: Database, rule: str) -> None:
+    execute(database, BREAKS[rule])
+    assert any(found.startswith(rule) for found in find_broken_rules(database))
+
+
+def test_the_silence_of_each_agent_is_loaded(busy: PostgresStore, database: Database) -> None:
+    execute(
+        database,
+        "UPDATE agents SET heard_at = now() - interval '1 hour' WHERE name = 'agent-h100-0'",
+    )
+    silence_s = load_silence_s(database, C)
+    assert silence_s.keys() == {"agent-a100-0", "agent-h100-0"}
+    assert silence_s["agent-h100-0"] >= 3600.0 > silence_s["agent-a100-0"]
+
+
+def test_jobs_lost_with_a_silent_node_are_counted(busy: PostgresStore, database: Database) -> None:
+    execute(database, "UPDATE agents SET heard_at = now() - interval '1 hour'")
+    assert busy.expire(C) == ["busy"]
+    assert count_lost_jobs(database, C) == 1
+
+
+def test_a_transaction_that_stays_open_is_counted(database: Database) -> None:
+    assert count_long_transactions(database, 0.0) == 0
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql("SELECT 1")
+        assert count_long_transactions(database, 0.0) == 1
 
 
 def update_job(store: PostgresStore, spec: JobSpec, *fields: str) -> None:
@@ -60,28 +331,26 @@ def submit_work(*names: str) -> Work:
     return work
 
 
-def test_a_failed_request_may_be_repeated(store: PostgresStore) -> None:
+def test_a_failed_request_may_be_repeated_and_concurrent_ones_do_the_work_once(
+    store: PostgresStore,
+) -> None:
     a_cluster(store)
     submit(store, a_spec("a"))
     with pytest.raises(AlreadyExists):
         store.write(REQUEST, submit_work("a"))
     assert store.write(REQUEST, submit_work("b")) == b"b"
-
-
-def test_concurrent_duplicates_do_the_work_once(store: PostgresStore) -> None:
-    a_cluster(store)
     both_started, answers = threading.Barrier(2, timeout=PATIENCE_S), []
 
     def call() -> None:
         both_started.wait()
-        answers.append(store.write(REQUEST, submit_work("a")))
+        answers.append(store.write(replace(REQUEST, id="r-2"), submit_work("c")))
 
     threads = [threading.Thread(target=call) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert answers == [b"a", b"a"]
+    assert answers == [b"c", b"c"]
 
 
 def test_a_job_reads_back_as_submitted(store: PostgresStore) -> None:
@@ -206,12 +475,6 @@ def test_changes_that_make_a_job_impossible_are_refused(
     assert job(three_types, "a").spec.weight == 2.0
 
 
-def test_a_cluster_without_nodes_accepts_jobs(store: PostgresStore) -> None:
-    do(store, lambda w: w.upsert_cluster(C, [GpuType(name="a100", memory_bytes=1)], None))
-    submit(store, a_spec("a", requested_gpus=64))
-    assert states(store) == {"a": JobState.QUEUED}
-
-
 def test_updates_change_only_the_named_fields(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, a_spec("a", weight=1.0, tenant="t"))
@@ -250,10 +513,14 @@ def test_estimates_are_replaced_by_shape(store: PostgresStore) -> None:
     assert len(everything) == 6
 
 
-def test_an_estimate_without_node_counts_needs_a_node_in_the_cluster(store: PostgresStore) -> None:
+def test_a_cluster_without_nodes_accepts_jobs_but_no_estimates_without_node_counts(
+    store: PostgresStore,
+) -> None:
     do(store, lambda w: w.upsert_cluster(C, [GpuType(name="a100", memory_bytes=1)], None))
     with pytest.raises(InvalidInput, match="a number of nodes, or add nodes first"):
         do(store, lambda w: w.upsert_estimates(C, [a_record(2)]))
+    submit(store, a_spec("a", requested_gpus=64))
+    assert states(store) == {"a": JobState.QUEUED}
 
 
 def test_nodes_change_unless_they_are_in_use(store: PostgresStore) -> None:

@@ -119,10 +119,7 @@ def examples() -> list[Block]:
 
 
 def test_the_examples_of_the_page_run_in_order(
-    address: str,
-    trained: None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    address: str, trained: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TESSERA_CLUSTER", "c")
     names: dict[str, Any] = {}

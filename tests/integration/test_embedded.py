@@ -102,10 +102,25 @@ print(os.waitpid(pid, 0)[1] & 127 if pid else "")
     assert not processes_in(new_place)
 
 
-def test_stored_data_survives_a_kill_of_every_process(place: Path) -> None:
+def test_stored_data_survive_kills_of_every_process_that_leave_half_written_files(
+    place: Path,
+) -> None:
+    assert not embedded.is_running(place)
     query_scalar(embedded.start_server(place), "CREATE TABLE kept AS SELECT 7 AS value")
+    first, file = embedded.find_process(place), place / "postmaster.pid"
+    assert first is not None
+    for lines in (8, 5, 1):
+        assert embedded.is_running(place)
+        kill_postgres(place)
+        assert not embedded.is_running(place)
+        file.write_text("".join(file.read_text().splitlines(keepends=True)[:lines]).rstrip())
+        assert query_scalar(embedded.start_server(place), "SELECT value FROM kept") == (7,)
+    assert not embedded.is_alive(first)
     kill_postgres(place)
-    assert query_scalar(embedded.start_server(place), "SELECT value FROM kept") == (7,)
+    file.write_text("")
+    with pytest.raises(Unavailable, match=r"pg_ctl ended with status 1: .* is empty.*see .*pg/log"):
+        embedded.start_server(place)
+    file.unlink()
 
 
 def test_a_start_ends_the_processes_that_a_killed_server_left(place: Path) -> None:
@@ -128,19 +143,6 @@ def test_a_server_whose_files_are_gone_is_not_started_again_on_new_ones(place: P
     ):
         embedded.start_server(place, create=False)
     assert not place.exists()
-
-
-def test_a_server_is_alive_until_its_first_process_has_ended(place: Path) -> None:
-    assert not embedded.is_running(place)
-    embedded.start_server(place)
-    first = embedded.find_process(place)
-    assert first is not None
-    assert embedded.is_running(place)
-    kill_postgres(place)
-    assert not embedded.is_running(place)
-    embedded.start_server(place)
-    assert not embedded.is_alive(first)
-    assert embedded.is_running(place)
 
 
 def test_an_init_process_reaps_the_killed_server(place: Path) -> None:
@@ -181,9 +183,7 @@ if pid := os.fork():
     assert run_program(program, place) == ["True"]
 
 
-def test_a_removed_directory_is_no_error_at_exit_and_does_not_block_a_new_one(
-    place: Path,
-) -> None:
+def test_a_removed_directory_is_no_error_at_exit_and_does_not_block_a_new_one(place: Path) -> None:
     run_program("import shutil; embedded.start_server(place); shutil.rmtree(place)", place)
     orphans = processes_in(place)  # they live until the server checks its directory, once a minute
     assert orphans
@@ -203,15 +203,6 @@ def test_a_socket_whose_path_would_be_too_long_is_placed_elsewhere(folder: Path)
     assert run_program("print(embedded.start_server(place))", place) == [url]
     embedded.stop_server(place)
     assert not sockets.exists()
-
-
-@pytest.mark.parametrize("lines", [1, 5])
-def test_a_half_written_file_of_a_killed_server_does_no_harm(place: Path, lines: int) -> None:
-    embedded.start_server(place)
-    kill_postgres(place)
-    file = place / "postmaster.pid"
-    file.write_text("".join(file.read_text().splitlines(keepends=True)[:lines]).rstrip())
-    assert query_scalar(embedded.start_server(place), "SELECT 1") == (1,)
 
 
 def test_an_unrelated_process_with_the_killed_servers_pid_is_left_alone(place: Path) -> None:
@@ -234,15 +225,6 @@ def test_a_directory_of_another_release_is_refused(new_place: Path) -> None:
         Unavailable, match=r"its data are of PostgreSQL 16, but this release has 18: dump"
     ):
         embedded.start_server(new_place)
-
-
-def test_a_failure_names_the_program_its_output_and_the_log(place: Path) -> None:
-    embedded.start_server(place)
-    kill_postgres(place)
-    (place / "postmaster.pid").write_text("")
-    with pytest.raises(Unavailable, match=r"pg_ctl ended with status 1: .* is empty.*see .*pg/log"):
-        embedded.start_server(place)
-    (place / "postmaster.pid").unlink()
 
 
 @needs_root
@@ -276,14 +258,6 @@ def socket_of(url: str) -> Path:
     return Path(str(sa.make_url(url).query["host"])) / f".s.PGSQL.{pgserver.PORT}"
 
 
-def test_directory_and_socket_are_accessible_only_to_the_user(new_place: Path) -> None:
-    path = socket_of(embedded.start_server(new_place))
-    assert (mode_of(new_place), mode_of(path)) == (0o700, 0o700)
-    assert all(mode_of(file) & 0o077 == 0 for file in new_place.parent.glob(".pg.*"))
-    with socket.socket(socket.AF_UNIX) as client:
-        client.connect(str(path))
-
-
 @needs_root
 def test_starts_at_once_on_a_new_machine_make_one_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pgserver, "ACCOUNT", "tessera-test")
@@ -299,6 +273,10 @@ def test_starts_at_once_on_a_new_machine_make_one_user(monkeypatch: pytest.Monke
 @needs_root
 def test_another_user_does_not_reach_the_socket_even_in_an_open_directory(place: Path) -> None:
     path = socket_of(embedded.start_server(place))
+    assert (mode_of(place), mode_of(path)) == (0o700, 0o700)
+    assert all(mode_of(file) & 0o077 == 0 for file in place.parent.glob(".pg.*"))
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
     nobody = str(pwd.getpwnam("nobody").pw_uid)
     place.chmod(0o755)
     place.parent.chmod(0o755)
@@ -311,9 +289,7 @@ def test_another_user_does_not_reach_the_socket_even_in_an_open_directory(place:
     assert "PermissionError" in done.stderr
 
 
-def test_a_database_open_to_others_is_refused_with_the_command_that_fixes_it(
-    place: Path,
-) -> None:
+def test_a_database_open_to_others_is_refused_with_the_command_that_fixes_it(place: Path) -> None:
     embedded.start_server(place)
     embedded.stop_server(place)
     place.chmod(0o755)
@@ -335,31 +311,26 @@ def test_a_parent_folder_writable_by_anyone_is_refused(folder: Path) -> None:
 
 
 @needs_root
-def test_another_users_directory_is_refused_and_left_unchanged(new_place: Path) -> None:
+def test_another_users_directory_and_lock_are_refused_and_links_are_not_followed(
+    new_place: Path, tmp_path: Path
+) -> None:
     nobody = pwd.getpwnam("nobody")
     new_place.mkdir(mode=0o700)
     os.chown(new_place, nobody.pw_uid, nobody.pw_gid)
     with pytest.raises(Unavailable, match="belongs to another user"):
         embedded.start_server(new_place)
     assert (new_place.stat().st_uid, list(new_place.iterdir())) == (nobody.pw_uid, [])
-
-
-@needs_root
-def test_another_users_lock_is_refused_without_waiting(new_place: Path) -> None:
-    nobody = pwd.getpwnam("nobody")
+    new_place.rmdir()
     lock = new_place.with_name(".pg.lock")
     lock.touch()
     os.chown(lock, nobody.pw_uid, nobody.pw_gid)
     with pytest.raises(Unavailable, match=r"\.pg\.lock belongs to another user; remove it"):
         embedded.start_server(new_place)
-
-
-def test_a_lock_that_is_a_link_is_not_followed(new_place: Path, tmp_path: Path) -> None:
-    target = tmp_path / "target"
-    new_place.with_name(".pg.lock").symlink_to(target)
+    lock.unlink()
+    lock.symlink_to(tmp_path / "target")
     with pytest.raises(Unavailable, match="does not start"):
         embedded.start_server(new_place)
-    assert not target.exists()
+    assert not (tmp_path / "target").exists()
 
 
 @needs_root
@@ -427,10 +398,7 @@ def test_programs_prepared_by_another_user_are_refused(
 
 @pytest.mark.parametrize("kind", ["open", "link", "file"])
 def test_a_socket_folder_prepared_by_others_is_refused(
-    folder: Path,
-    make_data_directory: MakeDataDirectory,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
+    folder: Path, make_data_directory: MakeDataDirectory, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     temporary = folder / "tmp"
     temporary.mkdir()

@@ -16,7 +16,7 @@ from tessera.db.store import PostgresStore
 from tessera.estimator.cell_estimator import Estimator
 from tessera.estimator.hardware.cluster_types import catalogue_of
 from tessera.formulation.records.clusters import NodeSpec
-from tessera.formulation.values import EstimateSource, GpuType, Workload
+from tessera.formulation.values import GpuType, Workload
 from tessera.service.cells.deriver import CellDeriver
 from tessera.service.rpc import curves
 from tessera.service.rpc.convert.estimates import to_workload
@@ -102,27 +102,23 @@ async def test_a_jobs_cells_are_estimated_on_all_types_around_the_requested_coun
     assert 1e9 < stage.memory_bytes < 40 * 2**30
 
 
-async def test_user_estimates_stay_when_their_workload_is_estimated(store: PostgresStore) -> None:
-    async with estimates(store, "a100") as stub:
-        users = a_record(
-            2, workload=to_workload("w", BERT), source=EstimateSource.PROFILED, iter_time_s=9.0
-        )
-        do(store, lambda w: w.upsert_estimates(C, [users]))
-        answer = await stub.EstimateCells(a_call(workload=BERT, gpus=[1, 2]))
-        stored = await stub.ListCells(pb.ListCellsRequest(parent=PARENT, workload=BERT))
-    assert answer.kept == 1
-    cells = {(c.cell.gpus, c.cell.pipeline_degree): c for c in stored.cells}
-    assert cells.keys() == {(1, 1), (2, 1)}
-    assert (cells[2, 1].iter_time_s, cells[2, 1].source) == (9.0, pb.PROFILED)
-
-
-async def test_a_user_model_is_stored_listed_and_estimated(store: PostgresStore) -> None:
+async def test_a_user_model_is_stored_listed_and_estimated_and_an_invalid_one_refused_by_its_field(
+    store: PostgresStore,
+) -> None:
     async with estimates(store) as stub:
         stored = await stub.UpsertModels(pb.UpsertModelsRequest(parent=PARENT, models=[MINE]))
         listed = await stub.ListModels(pb.ListModelsRequest(parent=PARENT))
         cells = await stub.EstimateCells(
             a_call(workload=pb.Workload(model="mine", params="4L", global_batch=32), gpus=[1])
         )
+        again = pb.UpsertModelsRequest(parent=PARENT, models=[MINE, MINE])
+        with pytest.raises(grpc.aio.AioRpcError, match="repeats"):
+            await stub.UpsertModels(again)
+        wrong = pb.Model(model="b", architecture="{architecture: transformer, layers: many}")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.UpsertModels(pb.UpsertModelsRequest(parent=PARENT, models=[MINE, wrong]))
+        assert (await stub.ListModels(pb.ListModelsRequest(parent=PARENT))) == listed
+    assert error_details(refused.value)[1] == ["models[1].architecture.layers"]
     (model,) = stored.models
     assert list(listed.models) == [model]
     assert (model.micro_batches, model.state_bytes, model.dtype) == (8, 16.0, "bf16")
@@ -173,11 +169,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"workload": BERT}, "gpus", "must be given"),
     ({"workload": BERT, "gpus": [0]}, "gpus[0]", "must lie in 1 to 512"),
-    (
-        {"workload": BERT, "gpus": [1], "pipeline_degrees": [0]},
-        "pipeline_degrees[0]",
-        "must lie",
-    ),
+    ({"workload": BERT, "gpus": [1], "pipeline_degrees": [0]}, "pipeline_degrees[0]", "must lie"),
     ({"workload": BERT, "job": "clusters/c/jobs/j"}, "workload", "exactly one"),
     ({}, "workload", "exactly one"),
     ({"workload": BERT, "gpus": [1], "gpu_types": ["a100", "a100"]}, "gpu_types[1]", "repeats"),
@@ -197,9 +189,7 @@ async def test_an_impossible_estimate_is_refused_by_field(store: PostgresStore) 
             assert error_details(wrong.value)[1] == [field]
 
 
-async def test_unknown_types_are_skipped_unless_no_type_remains(
-    store: PostgresStore,
-) -> None:
+async def test_unknown_types_are_skipped_unless_no_type_remains(store: PostgresStore) -> None:
     async with estimates(store, "a100", "abacus") as stub:
         answer = await stub.EstimateCells(a_call(workload=BERT, gpus=[1]))
         assert {c.estimate.cell.gpu_type for c in answer.cells} == {"a100"}
@@ -226,18 +216,6 @@ async def test_a_user_defined_type_is_estimated(store: PostgresStore, tmp_path: 
     async with estimates(store, "abacus", hardware=str(file)) as stub:
         answer = await stub.EstimateCells(a_call(workload=BERT, gpus=[4]))
     assert {c.estimate.cell.gpu_type for c in answer.cells} == {"abacus"}
-
-
-async def test_an_invalid_model_is_refused_by_its_field(store: PostgresStore) -> None:
-    wrong = pb.Model(model="b", architecture="{architecture: transformer, layers: many}")
-    async with estimates(store) as stub:
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await stub.UpsertModels(pb.UpsertModelsRequest(parent=PARENT, models=[MINE, wrong]))
-        again = pb.UpsertModelsRequest(parent=PARENT, models=[MINE, MINE])
-        with pytest.raises(grpc.aio.AioRpcError, match="repeats"):
-            await stub.UpsertModels(again)
-        assert not (await stub.ListModels(pb.ListModelsRequest(parent=PARENT))).models
-    assert error_details(refused.value)[1] == ["models[1].architecture.layers"]
 
 
 SMALL = pb.Workload(model="bert", params="760M", global_batch=256)
@@ -403,12 +381,5 @@ def test_results_that_were_not_used_lately_are_dropped() -> None:
 
         return kept.get(key, compute)
 
-    assert [get(key) for key in ("a", "b", "a", "c", "a", "b")] == [
-        "A",
-        "B",
-        "A",
-        "C",
-        "A",
-        "B",
-    ]
+    assert [get(key) for key in ("a", "b", "a", "c", "a", "b")] == ["A", "B", "A", "C", "A", "B"]
     assert made == ["a", "b", "c", "b"]

@@ -194,10 +194,7 @@ def require_equal(found: dict[Group, dict[str, float]], wanted: dict[Group, Coun
 GROUPINGS: list[tuple[tuple[str, ...], Callable[[Stint, datetime], Group]]] = [
     ((), lambda s, at: ()),
     (("tenant",), lambda s, at: (s.tenant,)),
-    (
-        ("tenant", "type", "day"),
-        lambda s, at: (s.tenant, s.gpu_type, at.date().isoformat()),
-    ),
+    (("tenant", "type", "day"), lambda s, at: (s.tenant, s.gpu_type, at.date().isoformat())),
     (("label:team", "type"), lambda s, at: (s.team, s.gpu_type)),
 ]
 
@@ -257,18 +254,12 @@ def test_ends_and_waits_of_jobs_survive_their_deletion(
     assert not after
 
 
-def test_a_cluster_without_jobs_has_used_nothing(store: PostgresStore) -> None:
-    a_cluster(store)
-    found = store.sum_usage(C, UsageQuery(from_s=0.0, to_s=2e9, groups=("tenant",)))
-    assert (found.rows, found.capacity) == ((), {"a100": 8})
-    (total,) = store.sum_usage(C, UsageQuery(from_s=0.0, to_s=2e9)).rows
-    assert (total.gpu_s, total.jobs_ended) == (0.0, 0)
-
-
 def test_stints_begin_and_end_with_allocations_and_agree_with_the_jobs_service(
     store: PostgresStore, database: Database
 ) -> None:
     a_cluster(store)
+    unused = store.sum_usage(C, UsageQuery(from_s=0.0, to_s=2e9, groups=("tenant",)))
+    assert (unused.rows, unused.capacity) == ((), {"a100": 8})
     do(store, lambda w: w.upsert_tenants(C, [TenantSpec(name="nlp", quotas={"a100": 2})]))
     submit(store, a_spec("a", tenant="nlp", requested_gpus=2), a_spec("b"))
     snapshot = store.snapshot(C)

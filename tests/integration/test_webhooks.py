@@ -116,10 +116,7 @@ def reported(target: HookTarget) -> list[tuple[str, str]]:
 
 
 def test_the_events_of_jobs_arrive_in_order(
-    lab: PostgresStore,
-    hooks: PostgresWebhookStore,
-    deliverer: WebhookDeliverer,
-    target: HookTarget,
+    lab: PostgresStore, hooks: PostgresWebhookStore, deliverer: WebhookDeliverer, target: HookTarget
 ) -> None:
     register(lab, target)
     submit(lab, a_spec("a", max_retries=0), a_spec("b"), a_spec("c"))
@@ -140,10 +137,7 @@ def test_the_events_of_jobs_arrive_in_order(
 
 
 def test_only_events_that_a_webhook_asks_for_are_stored(
-    lab: PostgresStore,
-    hooks: PostgresWebhookStore,
-    deliverer: WebhookDeliverer,
-    target: HookTarget,
+    lab: PostgresStore, hooks: PostgresWebhookStore, deliverer: WebhookDeliverer, target: HookTarget
 ) -> None:
     register(lab, target, "nlp", tenant="nlp", labels={"team": "x"})
     register(lab, target, "ends", all_tenants=True, events=(WebhookEvent.CANCELLED,))
@@ -261,20 +255,6 @@ def test_another_replica_goes_on_after_one_that_died(
     assert not hooks.note_delivery(dead, dead.deliveries[0].number)
     hooks.note_failure(dead, "late")  # its claim is over, so this changes nothing
     assert record(hooks).failures == 0
-
-
-def test_an_event_that_is_rolled_back_is_not_sent(
-    lab: PostgresStore, hooks: PostgresWebhookStore, target: HookTarget
-) -> None:
-    register(lab, target)
-    submit(lab, a_spec("a"))
-
-    def work(writer: Any) -> bytes:
-        writer.job_event(C, "a", JobEvent.CANCEL, None)
-        return b""
-
-    lab.write(None, work, validate_only=True)
-    assert record(hooks).pending == 0
 
 
 def test_webhooks_are_limited_and_belong_to_tenants(

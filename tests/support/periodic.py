@@ -1,4 +1,4 @@
-"""Replicas that decide rounds by themselves, on a clock that only the test moves."""
+"""Replicas that decide rounds on a clock that only the test moves."""
 
 from __future__ import annotations
 
