@@ -15,11 +15,10 @@ import pytest_asyncio
 import sqlalchemy as sa
 from grpc import StatusCode
 
-from tessera.client import PLAIN_TEXT, ChannelSettings, open_async_channel
+from tessera.client import ChannelSettings
 from tessera.formulation.access import Role
-from tessera.formulation.clock import SystemClock
 from tessera.service.security.roles import RULES
-from tessera.v1 import access_pb2, access_pb2_grpc, clusters_pb2, jobs_pb2, jobs_pb2_grpc
+from tessera.v1 import access_pb2, clusters_pb2, jobs_pb2, jobs_pb2_grpc
 from tests.support.database import a_database
 from tests.support.logged import logged_lines
 from tests.support.patience import PATIENCE_S
@@ -100,14 +99,14 @@ async def test_no_answer_to_a_tenant_names_another_one(setup: Setup) -> None:
         rule = RULES[path]
         if rule.changes or "user" not in rule.roles or path.startswith("/grpc"):
             continue
-        code, _ = await setup.refused(setup.admin, path, request)
-        if code is not StatusCode.OK:  # e.g. no network plan was needed, or the job has no Cell
-            assert path.endswith(UNANSWERED), (path, code)
+        try:
+            whole = str(await setup.call(setup.admin, path, request))
+        except grpc.aio.AioRpcError:  # e.g. no network plan was needed, or the job has no Cell
+            assert path.endswith(UNANSWERED), path
             continue
         answer = str(await setup.call(setup.own, path, request))
         assert FOREIGN not in answer, path
         assert "theirs" not in answer, path
-        whole = str(await setup.call(setup.admin, path, request))
         seen += FOREIGN in whole or "theirs" in whole
     assert seen >= 3  # the jobs, the tenants and the round
 
@@ -172,25 +171,6 @@ async def test_a_job_belongs_to_the_tenant_of_whoever_submits_it(setup: Setup) -
     assert made.tenant == OWN
     code, _ = await setup.refused(setup.foreign, GET, jobs_pb2.GetJobRequest(name=made.name))
     assert code is StatusCode.NOT_FOUND
-
-
-async def test_a_submission_to_another_tenant_stores_nothing(setup: Setup) -> None:
-    before = await asyncio.to_thread(setup.server.fingerprint)
-    for validate_only in (False, True):
-        for tenant in (FOREIGN, "nobody"):
-            request = a_submission("ours-x", tenant, validate_only=validate_only)
-            assert await setup.refused(setup.own, SUBMIT, request) == (
-                StatusCode.NOT_FOUND,
-                f"{PLACE}/tenants/{tenant} does not exist",
-            )
-    batch = jobs_pb2.SubmitJobsRequest(parent=PLACE)
-    for name, tenant in (("ours-a", ""), ("ours-b", FOREIGN)):
-        inner = a_submission(name, tenant)
-        inner.parent = ""
-        batch.requests.append(inner)
-    code, _ = await setup.refused(setup.own, "/tessera.v1.Jobs/SubmitJobs", batch)
-    assert code is StatusCode.NOT_FOUND
-    assert await asyncio.to_thread(setup.server.fingerprint) == before
 
 
 async def test_the_name_of_another_tenants_job_is_taken_and_nothing_more_is_said(
@@ -298,45 +278,12 @@ async def test_a_revoked_token_ends_its_streams_and_leaves_others_alone(
     other.cancel()
 
 
-async def test_a_token_that_expires_ends_its_streams(setup: Setup) -> None:
-    who = setup.add(OWN, expires_s=SystemClock().wall_s() + 1.5)
-    watch = Watch(setup, who, OWN_JOB)
-    assert (await watch.read()).tenant == OWN
-    assert (await watch.end())[0] is StatusCode.UNAUTHENTICATED
-    code, details = await setup.refused(who, CALLER_PATH, GET_CALLER)
-    assert code is StatusCode.UNAUTHENTICATED
-    assert "has expired" in details
-
-
-async def test_plain_text_does_not_reach_a_server_with_tls(setup: Setup) -> None:
-    for address in (setup.server.address, setup.server.mutual_address):
-        async with open_async_channel(address, PLAIN_TEXT) as channel:
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await access_pb2_grpc.AccessStub(channel).GetCaller(GET_CALLER, timeout=PATIENCE_S)
-        assert refused.value.code() is StatusCode.UNAVAILABLE
-
-
-async def test_a_client_without_a_certificate_does_not_reach_the_port_for_agents(
-    setup: Setup,
-) -> None:
-    async with open_async_channel(setup.server.mutual_address, setup.admin) as channel:
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await access_pb2_grpc.AccessStub(channel).GetCaller(GET_CALLER, timeout=PATIENCE_S)
-    assert refused.value.code() is StatusCode.UNAVAILABLE
-
-
 @pytest.mark.parametrize(
     ("metadata", "why"),
     [
-        ([("authorization", "TOKEN"), ("authorization", "TOKEN")], "several authorization headers"),
-        ([("authorization", "Basic YTpi"), ("authorization", "TOKEN")], "several"),
+        ([("authorization", "Basic YTpi"), ("authorization", "TOKEN")], "several authorization"),
         ([("authorization", "TOKEN, TOKEN")], "cut short or damaged"),
-        ([("authorization", "TOKEN TOKEN")], "cut short or damaged"),
-        ([("authorization", "Bearer")], "must be `Bearer` and a token"),
-        ([("authorization", "")], "must be `Bearer` and a token"),
-        ([("authorization", "Basic YTpi")], "must be `Bearer` and a token"),
         ([("authorization", "Bearer " + "x" * 6000)], "not one of this server"),
-        ([("authorization", "Bearer tessera_token_" + "x" * 6000)], "cut short or damaged"),
         ([("authorization-bin", b"TOKEN")], "the call has no token"),
         ([("x-authorization", "TOKEN"), ("cookie", "TOKEN")], "the call has no token"),
     ],

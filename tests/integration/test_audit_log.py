@@ -1,66 +1,66 @@
-"""The audit log: each change adds an entry in its own transaction, and no entry is ever changed."""
+"""The audit log, and the log of requests."""
 
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable
+import io
+import json
+import logging
+from collections.abc import Callable, Iterator
+from contextvars import copy_context
 from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 import sqlalchemy as sa
 
 from tessera.db import prune
-from tessera.db.access_store import PostgresAccessStore
 from tessera.db.audit_log import MAX_TEXT
 from tessera.db.engine import Database
+from tessera.db.round_store import RoundStore
 from tessera.db.store import PostgresStore
 from tessera.db.writer import PostgresWriter
 from tessera.formulation.access import AuditedCall
 from tessera.formulation.errors import (
     DeadlineTooShort,
     InvalidInput,
+    NotAllowed,
     NotAuthenticated,
     NotFound,
     RoundSuperseded,
 )
 from tessera.formulation.lifecycle import JobEvent
+from tessera.formulation.logs import JSON, begin_ids, current_ids, make_handler
 from tessera.formulation.network.outcome import NetworkDecision, NetworkOutcome
 from tessera.formulation.records.access import AuditFilter, AuditRecord, Refusal
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.rounds import NetworkCommit
 from tessera.formulation.records.store import Request, Retention
 from tessera.formulation.topologies.described import decode_topology
+from tessera.service import worker
+from tessera.service.background import run_in_process
+from tessera.service.loop import RoundLoop
 from tessera.service.security.ports import AccessStore
-from tests.support.access import a_certificate, a_join_token, a_token, audit, show
-from tests.support.stored_cluster import (
-    C,
-    a_cluster,
-    a_round,
-    a_spec,
-    apply_event,
-    do,
-    execute,
-    run,
-    submit,
-    wait,
+from tessera.v1 import jobs_pb2, jobs_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+from tests.support.access import (
+    a_certificate,
+    a_join_token,
+    a_token,
+    add_audit_entries,
+    audit,
+    show,
 )
+from tests.support.agents import until
+from tests.support.patience import PATIENCE_S
+from tests.support.rpc import error_details
+from tests.support.running_server import a_cluster, channel_to, settings
+from tests.support.stored_cluster import C, a_round, a_spec, apply_event, do, run, submit, wait
 
 NETWORK = decode_topology(
     '{"kind":"clos","hosts":2,"host":"a100","tors":1,"aggregations":1,"tor_bytes_per_s":25e9}'
 )
-
 JOBS = f"clusters/{C}/jobs"
-
-
-@pytest.fixture
-def access(database: Database) -> AccessStore:
-    return PostgresAccessStore(database)
-
-
-@pytest.fixture
-def cluster(store: PostgresStore) -> PostgresStore:
-    a_cluster(store)
-    return store
 
 
 def a_refusal(**overrides: Any) -> Refusal:
@@ -88,50 +88,35 @@ def targets(access: AccessStore, **chosen: Any) -> list[str]:
 
 
 def test_a_change_adds_one_entry_with_all_that_is_known_of_its_call(
-    access: AccessStore, cluster: PostgresStore
+    access: AccessStore, lab: PostgresStore
 ) -> None:
     with audit(f"{JOBS}/a") as call:
-        submit(cluster, a_spec("a"))
+        submit(lab, a_spec("a"))
     (entry,) = entries(access)
     stored = {name: getattr(entry, name) for name in AuditedCall.__slots__}
     assert AuditedCall(**stored) == call
     assert (entry.outcome, entry.detail, entry.count) == ("OK", "", 1)
-    assert cluster.get_job(C, "a").created_s <= entry.time_s
-
-
-def test_a_change_that_no_call_is_audited_for_adds_no_entry(
-    access: AccessStore, cluster: PostgresStore
-) -> None:
-    submit(cluster, a_spec("a"))
-    access.create_token(a_token("ana"), "root")
-    assert entries(access) == []
+    assert lab.get_job(C, "a").created_s <= entry.time_s
 
 
 def test_a_thread_that_works_for_a_call_adds_its_entry(
-    access: AccessStore, cluster: PostgresStore
+    access: AccessStore, lab: PostgresStore
 ) -> None:
     with audit(f"{JOBS}/a"):
         context = contextvars.copy_context()
-    context.run(submit, cluster, a_spec("a"))
-    submit(cluster, a_spec("b"))
+    context.run(submit, lab, a_spec("a"))
+    submit(lab, a_spec("b"))
     assert targets(access) == [f"{JOBS}/a"]
 
 
-def test_a_change_that_fails_leaves_no_entry(access: AccessStore, cluster: PostgresStore) -> None:
-    with audit("failing"):
-        with pytest.raises(NotFound):
-            apply_event(cluster, "missing", JobEvent.CANCEL)
-        with pytest.raises(NotAuthenticated):
-            access.enrol(show(a_join_token()), a_certificate())
-    assert entries(access) == []
-
-
-def test_a_change_whose_commit_fails_leaves_no_entry(
-    access: AccessStore, cluster: PostgresStore, database: Database
+def test_what_is_not_audited_fails_or_is_only_validated_adds_no_entry(
+    access: AccessStore, lab: PostgresStore, database: Database
 ) -> None:
-    """The deferred trigger refuses at the commit, after the entry was added."""
+    submit(lab, a_spec("a"))  # for no call
+    access.create_token(a_token("ana"), "root")
 
     def break_at_commit(writer: PostgresWriter) -> bytes:
+        """Let the deferred trigger refuse at the commit, after the entry was added."""
         statement = """
             INSERT INTO allocations (node_id, gpu, job_id, generation, hold)
             SELECT g.node_id, g.gpu, j.id, 1, 'held' FROM gpus g, jobs j WHERE j.name = 'a' LIMIT 1;
@@ -140,55 +125,50 @@ def test_a_change_whose_commit_fails_leaves_no_entry(
         writer._connection.execute(sa.text(statement))
         return b""
 
-    submit(cluster, a_spec("a"))
-    with audit("failing"), pytest.raises(InvalidInput, match="cannot own GPUs"):
-        cluster.write(None, break_at_commit)
+    with audit("failing"):
+        with pytest.raises(NotFound):
+            apply_event(lab, "missing", JobEvent.CANCEL)
+        with pytest.raises(NotAuthenticated):
+            access.enrol(show(a_join_token()), a_certificate())
+        with pytest.raises(InvalidInput, match="cannot own GPUs"):
+            lab.write(None, break_at_commit)
+        lab.write(None, lambda w: str(w.submit_jobs(C, [a_spec("b")])).encode(), validate_only=True)
     assert entries(access) == []
 
 
-def test_a_validated_call_adds_no_entry(access: AccessStore, cluster: PostgresStore) -> None:
-    with audit(f"{JOBS}/a"):
-        cluster.write(
-            None, lambda w: str(w.submit_jobs(C, [a_spec("a")])).encode(), validate_only=True
-        )
-    assert entries(access) == []
-
-
-def test_a_repeated_request_adds_no_second_entry(
-    access: AccessStore, cluster: PostgresStore
-) -> None:
+def test_a_repeated_request_adds_no_second_entry(access: AccessStore, lab: PostgresStore) -> None:
     request = Request(id="r", method="m", digest="d")
     for _ in range(3):
         with audit(f"{JOBS}/a"):
-            assert cluster.write(request, lambda w: str(w.submit_jobs(C, [])).encode()) == b"[]"
+            assert lab.write(request, lambda w: str(w.submit_jobs(C, [])).encode()) == b"[]"
     assert targets(access) == [f"{JOBS}/a"]
 
 
 def test_a_committed_round_adds_one_entry_also_when_it_is_repeated(
-    access: AccessStore, cluster: PostgresStore
+    access: AccessStore, lab: PostgresStore
 ) -> None:
-    submit(cluster, a_spec("a"))
-    snapshot = cluster.snapshot(C)
+    submit(lab, a_spec("a"))
+    snapshot = lab.snapshot(C)
     request = Request(id="r", method="Schedule", digest="d")
     decided = a_round(snapshot, wait(snapshot, "a"), request=request)
     with audit(f"clusters/{C}", method="Scheduler.Schedule"):
         with pytest.raises(DeadlineTooShort):
-            cluster.commit(decided, lambda: False)
+            lab.commit(decided, lambda: False)
         assert entries(access) == []
-        first = cluster.commit(decided)
-        assert cluster.commit(decided) == first
+        first = lab.commit(decided)
+        assert lab.commit(decided) == first
         with pytest.raises(RoundSuperseded):
-            cluster.commit(a_round(snapshot, wait(snapshot, "a")))
-        cluster.begin_round(C, request)
+            lab.commit(a_round(snapshot, wait(snapshot, "a")))
+        lab.begin_round(C, request)
     assert [entry.method for entry in entries(access)] == ["Scheduler.Schedule"]
 
 
 def test_a_network_plan_adds_an_entry_if_it_changes_something(
-    access: AccessStore, cluster: PostgresStore
+    access: AccessStore, lab: PostgresStore
 ) -> None:
-    do(cluster, lambda w: w.set_topology(C, NETWORK, None))
-    submit(cluster, a_spec("a"))
-    run(cluster, a=[("a100-0", [0])])
+    do(lab, lambda w: w.set_topology(C, NETWORK, None))
+    submit(lab, a_spec("a"))
+    run(lab, a=[("a100-0", [0])])
     decision = NetworkDecision(
         job="a",
         generation=1,
@@ -202,27 +182,25 @@ def test_a_network_plan_adds_an_entry_if_it_changes_something(
         routes=(),
     )
     outcome = NetworkOutcome(levels=1, decisions=(decision,), notes=(), violations=())
-    plan = NetworkCommit(snapshot=cluster.snapshot(C), outcome=outcome, cause="call", seconds=0.0)
+    plan = NetworkCommit(snapshot=lab.snapshot(C), outcome=outcome, cause="call", seconds=0.0)
     with audit(f"clusters/{C}/networkPlans"):
-        assert cluster.commit_network(plan) is not None
-        assert cluster.commit_network(plan) is None
-    run(cluster)
+        assert lab.commit_network(plan) is not None
+        assert lab.commit_network(plan) is None
+    run(lab)
     with audit("late"), pytest.raises(RoundSuperseded):
-        cluster.commit_network(plan)
+        lab.commit_network(plan)
     assert targets(access) == [f"clusters/{C}/networkPlans"]
 
 
-def test_an_agent_that_registers_adds_an_entry(access: AccessStore, cluster: PostgresStore) -> None:
+def test_an_agent_that_registers_adds_an_entry(access: AccessStore, lab: PostgresStore) -> None:
     with audit(f"clusters/{C}/agents/x", role="agent"):
-        cluster.hello(C, "x", "first", [NodeSpec(name="n", gpu_type="a100", gpus=1)])
+        lab.hello(C, "x", "first", [NodeSpec(name="n", gpu_type="a100", gpus=1)])
         with pytest.raises(InvalidInput):
-            cluster.hello(C, "x", "first", [NodeSpec(name="n", gpu_type="none", gpus=1)])
+            lab.hello(C, "x", "first", [NodeSpec(name="n", gpu_type="none", gpus=1)])
     assert [entry.role for entry in entries(access)] == ["agent"]
 
 
-def test_every_change_of_identities_adds_an_entry(
-    access: AccessStore, cluster: PostgresStore
-) -> None:
+def test_every_change_of_identities_adds_an_entry(access: AccessStore, lab: PostgresStore) -> None:
     token, twice = a_token("ana"), a_join_token(uses=2)
     first = a_certificate()
     changes: list[Callable[[], object]] = [
@@ -243,7 +221,7 @@ def test_every_change_of_identities_adds_an_entry(
         lambda: access.list_tokens(with_ended=True),
         lambda: access.list_certificates(C),
         lambda: access.add_refusals([]),
-        lambda: cluster.prune_batch(C, Retention(audit_s=1e9)),
+        lambda: lab.prune_batch(C, Retention(audit_s=1e9)),
     ]
     with audit("read"):
         for read in reads:
@@ -251,13 +229,13 @@ def test_every_change_of_identities_adds_an_entry(
     assert len(entries(access)) == len(changes)
 
 
-def test_entries_of_a_deleted_cluster_stay(access: AccessStore, cluster: PostgresStore) -> None:
+def test_entries_of_a_deleted_cluster_stay(access: AccessStore, lab: PostgresStore) -> None:
     with audit(f"{JOBS}/a"):
-        submit(cluster, a_spec("a"))
-    apply_event(cluster, "a", JobEvent.CANCEL)
+        submit(lab, a_spec("a"))
+    apply_event(lab, "a", JobEvent.CANCEL)
     with audit(f"clusters/{C}"):
-        do(cluster, lambda w: w.delete_cluster(C, None, force=True))
-    while cluster.purge():
+        do(lab, lambda w: w.delete_cluster(C, None, force=True))
+    while lab.purge():
         pass
     assert targets(access) == [f"clusters/{C}", f"{JOBS}/a"]
 
@@ -295,19 +273,6 @@ def test_the_permission_to_prune_ends_with_its_transaction(
         with pytest.raises(sa.exc.IntegrityError, match="can only be added"):
             connection.execute(sa.text("DELETE FROM audit_log"))
     assert len(entries(access)) == 1
-
-
-def test_refused_calls_are_added_with_their_outcomes(access: AccessStore) -> None:
-    access.add_refusals([])
-    access.add_refusals([a_refusal(), a_refusal(outcome="PERMISSION_DENIED", count=7)])
-    second, first = entries(access)
-    assert first.number < second.number
-    assert (first.outcome, first.count, first.detail) == (
-        "UNAUTHENTICATED",
-        1,
-        "the token has expired",
-    )
-    assert (second.outcome, second.count) == ("PERMISSION_DENIED", 7)
 
 
 def test_texts_that_a_stranger_chose_are_stored_in_a_bounded_form(access: AccessStore) -> None:
@@ -352,48 +317,214 @@ def test_entries_are_chosen_by_subject_method_outcome_and_resource(access: Acces
 
 def test_entries_are_chosen_by_time(access: AccessStore, database: Database) -> None:
     for days in (3, 2, 1):
-        add_old_entries(database, days, 1)
+        add_audit_entries(database, days)
     old, middle, new = sorted(entry.time_s for entry in entries(access))
     assert [e.time_s for e in entries(access, since_s=middle)] == [new, middle]
     assert [e.time_s for e in entries(access, until_s=middle)] == [old]
     assert [e.time_s for e in entries(access, since_s=old + 1, until_s=new)] == [middle]
 
 
-def add_old_entries(database: Database, days: int, count: int) -> None:
-    statement = f"""
-        INSERT INTO audit_log
-            (at, subject, role, key, method, target, peer, request_id, outcome, detail)
-        SELECT now() - interval '{days} days', '', '', '', '', '', '', '', 'OK', ''
-        FROM generate_series(1, {count})
-    """
-    execute(database, statement)
-
-
 def test_old_entries_are_pruned_in_bounded_batches(
-    access: AccessStore,
-    cluster: PostgresStore,
-    database: Database,
-    monkeypatch: pytest.MonkeyPatch,
+    access: AccessStore, lab: PostgresStore, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prune, "BATCH_ROWS", 2)
-    add_old_entries(database, 400, 5)
+    add_audit_entries(database, 400, 5)
     access.add_refusals([a_refusal()])
 
     def prune_entries(keep_s: float) -> int:
-        return cluster.prune_batch(C, Retention(audit_s=keep_s))["audit_log"]
+        return lab.prune_batch(C, Retention(audit_s=keep_s, jobs_s=0.0))["audit_log"]
 
+    assert prune_entries(401 * 86_400.0) == lab.prune(0.0, 0)["audit_log"] == 0
+    assert lab.count_old(0.0, 0, 365 * 86_400.0)["audit_log"] == 5
     assert [prune_entries(365 * 86_400.0) for _ in range(4)] == [2, 2, 1, 0]
     assert prune_entries(float("inf")) == 0
     assert len(entries(access)) == 1
 
 
-def test_retention_keeps_the_audit_log_for_its_own_time(
-    access: AccessStore, cluster: PostgresStore, database: Database
+log = logging.getLogger(__name__)
+MISSING = jobs_pb2.GetJobRequest(name="clusters/c/jobs/none")
+HOSTILE_IDS = ("", "a b", "x" * 129, "é", "a\tb")
+
+
+class LogReader:
+    """A log in JSON that a test reads."""
+
+    def __init__(self) -> None:
+        self.handler = make_handler(JSON)
+        assert isinstance(self.handler, logging.StreamHandler)
+        self._stream = io.StringIO()
+        self.handler.setStream(self._stream)
+
+    def records(self, **facts: Any) -> list[dict[str, Any]]:
+        """Return the records with these facts."""
+        records = [json.loads(line) for line in self._stream.getvalue().splitlines()]
+        return [record for record in records if facts.items() <= record.items()]
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> Iterator[LogReader]:
+    caplog.set_level(logging.INFO)
+    reader = LogReader()
+    logging.root.addHandler(reader.handler)
+    yield reader
+    logging.root.removeHandler(reader.handler)
+
+
+async def refused(channel: grpc.aio.Channel, *metadata: tuple[str, str]) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await jobs_pb2_grpc.JobsStub(channel).GetJob(MISSING, metadata=metadata)
+    return error.value
+
+
+def scheduling(
+    channel: grpc.aio.Channel, request_id: str = ""
+) -> grpc.aio.UnaryUnaryCall[scheduler_pb2.ScheduleRequest, scheduler_pb2.Round]:
+    request = scheduler_pb2.ScheduleRequest(parent="clusters/c", request_id=request_id)
+    return scheduler_pb2_grpc.SchedulerStub(channel).Schedule(request, timeout=PATIENCE_S)
+
+
+async def test_a_call_has_the_id_of_its_caller_in_its_records_and_in_its_error(
+    database: Database, store: PostgresStore, logged: LogReader
 ) -> None:
-    add_old_entries(database, 100, 3)
-    assert cluster.prune(0.0, 0)["audit_log"] == 0
-    assert cluster.prune_batch(C, Retention(jobs_s=0.0))["audit_log"] == 0
-    assert cluster.count_old(0.0, 0, 99 * 86_400.0)["audit_log"] == 3
-    assert cluster.prune_batch(C, Retention(audit_s=101 * 86_400.0))["audit_log"] == 0
-    assert cluster.prune_batch(C, Retention(audit_s=99 * 86_400.0))["audit_log"] == 3
-    assert entries(access) == []
+    a_cluster(store)
+    async with channel_to(settings(database)) as channel:
+        info, _ = error_details(await refused(channel, ("x-request-id", "lab-17")))
+    assert info.metadata["request_id"] == "lab-17"
+    (record,) = logged.records(request_id="lab-17")
+    facts = ("event", "level", "method", "cluster", "code")
+    assert [record[key] for key in facts] == [
+        "rpc_refused",
+        "INFO",
+        "Jobs.GetJob",
+        "c",
+        "NOT_FOUND",
+    ]
+    assert "clusters/c/jobs/none" in record["error"]
+
+
+async def test_a_call_without_a_usable_id_gets_one(
+    database: Database, store: PostgresStore, logged: LogReader
+) -> None:
+    a_cluster(store)
+    async with channel_to(settings(database)) as channel:
+        errors = [await refused(channel)]
+        for text in HOSTILE_IDS:
+            if text.isascii() and text.isprintable():  # others cannot be sent
+                errors.append(await refused(channel, ("x-request-id", text)))
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await scheduling(channel, "a\n2026 ERROR forged")
+    ids = {error_details(refusal)[0].metadata["request_id"] for refusal in (*errors, error.value)}
+    assert len(ids) == len(errors) + 1
+    assert {record["request_id"] for record in logged.records(event="rpc_refused")} == ids
+    assert all(len(request_id) == 32 for request_id in ids)
+
+
+async def test_all_records_of_a_round_have_its_number_and_the_id_of_its_request(
+    database: Database, store: PostgresStore, logged: LogReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_cluster(store)
+    plan = RoundLoop._plan
+
+    def plan_aloud(*arguments: Any) -> Any:  # in a thread of a lane
+        log.warning("solving", extra={"event": "solving"})
+        return plan(*arguments)
+
+    monkeypatch.setattr(RoundLoop, "_plan", plan_aloud)
+    async with channel_to(settings(database)) as channel:
+        committed = await scheduling(channel, "r-1")
+    ids = {"request_id": "r-1", "method": "Scheduler.Schedule", "cluster": "c", "round": 1}
+    assert committed.name == "clusters/c/rounds/1"
+    assert [r["event"] for r in logged.records(**ids)] == ["solving", "round_committed"]
+    (record,) = logged.records(event="round_committed")
+    assert (record["started"], record["waiting"], record["gap"]) == (0, 1, 0.0)
+    assert {"load_s", "solve_s", "place_s", "check_s"} <= record.keys()
+
+
+async def test_a_round_that_fails_names_itself_to_the_caller(
+    database: Database, store: PostgresStore, logged: LogReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_cluster(store)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise NotAllowed("not today")
+
+    async with channel_to(settings(database)) as channel:
+        await scheduling(channel)
+        monkeypatch.setattr(RoundStore, "commit", refuse)
+        with pytest.raises(grpc.aio.AioRpcError, match="not today") as error:
+            await scheduling(channel, "r-2")
+    info, _ = error_details(error.value)
+    assert dict(info.metadata) == {"request_id": "r-2", "round": "2"}
+    assert [r["event"] for r in logged.records(request_id="r-2", round=2)] == ["rpc_refused"]
+
+
+async def test_an_error_that_nobody_expected_leads_the_operator_to_its_traceback(
+    database: Database, store: PostgresStore, logged: LogReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_cluster(store)
+
+    def stumble(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("the implementation's own business")
+
+    monkeypatch.setattr(PostgresStore, "get_job", stumble)
+    async with channel_to(settings(database)) as channel:
+        error = await refused(channel)
+    info, _ = error_details(error)
+    assert (error.code(), info.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
+    request_id = info.metadata["request_id"]
+    assert error.details() == (
+        "internal error in /tessera.v1.Jobs/GetJob; the server's log has the cause, with"
+        f" request_id {request_id}"
+    )
+    (record,) = logged.records(event="rpc_failed", request_id=request_id)
+    assert "ZeroDivisionError: the implementation's own business" in record["traceback"]
+
+
+async def test_a_periodic_round_has_its_cluster_and_number_and_no_request(
+    database: Database, store: PostgresStore, logged: LogReader
+) -> None:
+    a_cluster(store)
+    async with channel_to(settings(database, period_s=300.0)):
+        await until(lambda: bool(logged.records(event="round_committed")))
+    (record,) = logged.records(event="round_committed")
+    assert (record["cluster"], record["round"]) == ("c", 1)
+    assert not record.keys() & {"request_id", "method"}
+
+
+def log_aloud(order: str) -> str:
+    """Log in a process of its own."""
+    log.warning("a solver failed", extra={"event": "solver_failed", "error": order})
+    return order
+
+
+def test_a_process_that_works_for_a_request_logs_its_ids_in_the_same_form(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    root = logging.Logger("root", logging.WARNING)
+    root.addHandler(make_handler(JSON))
+    monkeypatch.setattr(logging, "root", root)
+
+    def work() -> str | None:
+        begin_ids(request_id="r-3", round=7)
+        return run_in_process(log_aloud, "a\nb", lambda: False, name="test")
+
+    assert copy_context().run(work) == "a\nb"
+    record = json.loads(capfd.readouterr().err)
+    facts = {"event": "solver_failed", "error": "a\nb", "request_id": "r-3", "round": 7}
+    assert facts.items() <= record.items()
+
+
+def test_a_process_that_decides_a_round_has_the_ids_of_its_order() -> None:
+    order = worker._RoundOrder(
+        snapshot=None,  # type: ignore[arg-type] # nothing is decided
+        options=None,  # type: ignore[arg-type]
+        end_s=0.0,
+        ids={"request_id": "r-4", "round": 8},
+    )
+
+    def answer() -> dict[str, Any]:
+        with pytest.raises(AttributeError):
+            worker._answer(order)
+        return current_ids()
+
+    assert copy_context().run(answer) == {"request_id": "r-4", "round": 8}

@@ -1,37 +1,39 @@
-"""Cells that are derived automatically: for which jobs, by which replica, and corrected by measurements."""
+"""Cells that the service derives: for known models, new ones, and workloads that it cannot estimate."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import math
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
 from tessera.estimator.cell_estimator import Estimator
 from tessera.estimator.hardware.cluster_types import catalogue_of
+from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.errors import TesseraError
 from tessera.formulation.lifecycle import JobEvent
+from tessera.formulation.reasons import ReasonCode
 from tessera.formulation.records.clusters import NodeSpec
-from tessera.formulation.records.estimates import EstimateRecord, ModelSpec
-from tessera.formulation.values import EstimateSource, GpuType, Workload
+from tessera.formulation.records.estimates import CellFilter, EstimateRecord, ModelSpec
+from tessera.formulation.values import BEST_FOUND, Cell, EstimateSource, GpuType, Workload
 from tessera.service.cells.deriver import CellDeriver
-from tessera.service.cluster_task import ClusterTask
-from tessera.service.rpc.calls import Calls
+from tessera.service.rpc.convert.agents import of_desired
+from tests.support.decided_rounds import decide
 from tests.support.logged import logged_lines
-from tests.support.patience import PATIENCE_S
+from tests.support.notices import round_requests
 from tests.support.stored_cluster import (
     BERT,
     C,
+    a_bare_cluster,
     a_record,
     a_spec,
     agents_report,
     apply_event,
+    cells_of,
     do,
     job,
     run,
@@ -40,31 +42,20 @@ from tests.support.stored_cluster import (
 from tests.support.training import TRAINER
 
 PUBLISHED = Workload(model="bert", params="1.3B", global_batch=256)
+
 MOE = Workload(model="moe", params="690M", global_batch=256)
+
+
 UNKNOWN = Workload(model="sphinx", params="9B", global_batch=8)
+
+
 ARCHITECTURE = (
     "{architecture: transformer, layers: 4, hidden: 256, heads: 4, sequence: 128, vocabulary: 1000}"
 )
 
 
-def a_bare_cluster(store: PostgresStore, *types: str, nodes: int = 2) -> None:
-    """Create a cluster with nodes of four GPUs and no estimates."""
-    kinds = [GpuType(name=t, memory_bytes=40 * 2**30) for t in types or ("a100",)]
-    do(store, lambda w: w.upsert_cluster(C, kinds, None))
-    for kind in kinds:
-        for i in range(nodes):
-            node = NodeSpec(name=f"{kind.name}-{i}", gpu_type=kind.name, gpus=4)
-            store.hello(C, f"agent-{kind.name}-{i}", "first", [node])
-
-
 def a_deriving(store: PostgresStore, *multiples: float, learns: bool = True) -> CellDeriver:
     return CellDeriver(store, catalogue_of(), multiples or (0.5, 1.0, 2.0), learns=learns)
-
-
-def cells_of(store: PostgresStore, workload: Workload) -> list[EstimateRecord]:
-    return store.list_estimates(C, workload.model, workload.params, workload.global_batch, 0, 1000)[
-        0
-    ]
 
 
 def types_and_counts(records: Sequence[EstimateRecord]) -> set[tuple[str, int]]:
@@ -76,7 +67,7 @@ def reason_text(store: PostgresStore, name: str) -> str:
     return "" if reason is None else f"{reason.code}: {reason.message}; {reason.next_step}"
 
 
-def test_a_job_without_estimates_gets_cells_on_all_types(store: PostgresStore) -> None:
+def test_a_job_without_estimates_gets_cells_on_all_types_once(store: PostgresStore) -> None:
     a_bare_cluster(store, "a100", "v100")
     submit(store, a_spec("j", workload=PUBLISHED, requested_gpus=4))
     assert a_deriving(store).derive(C) == 1
@@ -84,6 +75,8 @@ def test_a_job_without_estimates_gets_cells_on_all_types(store: PostgresStore) -
     assert types_and_counts(records) == {(t, n) for t in ("a100", "v100") for n in (2, 4, 8)}
     assert {r.source for r in records} == {EstimateSource.ANALYTIC}
     assert reason_text(store, "j") == ""
+    assert a_deriving(store).derive(C) == 0
+    assert cells_of(store, PUBLISHED) == records
 
 
 def test_counts_can_be_widened_but_never_exceed_the_gpus_of_a_type(store: PostgresStore) -> None:
@@ -93,24 +86,9 @@ def test_counts_can_be_widened_but_never_exceed_the_gpus_of_a_type(store: Postgr
     assert types_and_counts(cells_of(store, PUBLISHED)) == {("a100", n) for n in (1, 2, 4, 8)}
 
 
-def test_deriving_cells_again_changes_nothing(store: PostgresStore) -> None:
-    a_bare_cluster(store)
-    submit(store, a_spec("j", workload=PUBLISHED, requested_gpus=2))
-    assert a_deriving(store).derive(C) == 1
-    before = cells_of(store, PUBLISHED)
-    assert a_deriving(store).derive(C) == 0
-    assert cells_of(store, PUBLISHED) == before
-
-
-def test_a_workload_with_user_estimates_is_left_alone(store: PostgresStore) -> None:
-    a_bare_cluster(store)
-    do(store, lambda w: w.upsert_estimates(C, [a_record(1, workload=PUBLISHED)]))
-    submit(store, a_spec("j", workload=PUBLISHED, requested_gpus=2))
-    assert a_deriving(store).derive(C) == 0
-    assert len(cells_of(store, PUBLISHED)) == 1
-
-
-def test_another_request_adds_counts_and_removes_none(store: PostgresStore) -> None:
+def test_another_request_adds_counts_and_none_is_removed_with_the_last_one(
+    store: PostgresStore,
+) -> None:
     a_bare_cluster(store)
     submit(store, a_spec("small", workload=PUBLISHED, requested_gpus=1))
     deriving = a_deriving(store)
@@ -119,14 +97,6 @@ def test_another_request_adds_counts_and_removes_none(store: PostgresStore) -> N
     submit(store, a_spec("large", workload=PUBLISHED, requested_gpus=8))
     assert deriving.derive(C) == 1
     assert types_and_counts(cells_of(store, PUBLISHED)) == {("a100", n) for n in (1, 2, 4, 8)}
-
-
-def test_counts_that_are_no_longer_requested_stay_up_to_date(store: PostgresStore) -> None:
-    a_bare_cluster(store)
-    submit(store, a_spec("small", workload=PUBLISHED, requested_gpus=1))
-    submit(store, a_spec("large", workload=PUBLISHED, requested_gpus=8))
-    deriving = a_deriving(store)
-    deriving.derive(C)
     apply_event(store, "small", JobEvent.CANCEL)
     assert deriving.derive(C) == 0
     do(store, lambda w: w.upsert_nodes(C, [NodeSpec(name="n", gpu_type="a100", gpus=8)]))
@@ -137,22 +107,18 @@ def test_counts_that_are_no_longer_requested_stay_up_to_date(store: PostgresStor
     assert after.keys() > before.keys()
 
 
-def test_a_job_of_an_unknown_model_says_so_and_what_to_do(store: PostgresStore) -> None:
+def test_a_job_of_an_unknown_model_says_what_to_do_and_gets_cells_once_it_is_described(
+    store: PostgresStore,
+) -> None:
     a_bare_cluster(store)
     submit(store, a_spec("j", workload=UNKNOWN))
-    assert a_deriving(store).derive(C) == 0
+    deriving = a_deriving(store)
+    assert deriving.derive(C) == 0
     reason = reason_text(store, "j")
     assert reason.startswith(
         "NO_ESTIMATE: sphinx/9B/8 has no estimates: the model sphinx 9B is unknown"
     )
     assert "with `tessera models add` (Estimates.UpsertModels), or import a profile of it" in reason
-
-
-def test_a_job_gets_cells_once_its_model_is_described(store: PostgresStore) -> None:
-    a_bare_cluster(store)
-    submit(store, a_spec("j", workload=UNKNOWN))
-    deriving = a_deriving(store)
-    deriving.derive(C)
     spec = ModelSpec(model="sphinx", params="9B", architecture=ARCHITECTURE, micro_batches=4)
     do(store, lambda w: w.upsert_models(C, [spec]))
     assert deriving.derive(C) == 1
@@ -240,13 +206,11 @@ def test_cells_of_a_cancelled_pass_are_not_written(store: PostgresStore) -> None
     assert cells_of(store, PUBLISHED) == []
 
 
-def measure_job(
-    store: PostgresStore, name: str, gpus: int, iter_time_s: float, runtime: str = TRAINER
-) -> None:
+def measure_job(store: PostgresStore, name: str, gpus: int, iter_time_s: float) -> None:
     """Let a job run on a Cell of degree 1 long enough to be measured."""
     run(store, **{name: [("a100-0", list(range(gpus)))]})
     for done in range(1, 8):
-        agents_report(store, iterations_done=float(done), iter_time_s=iter_time_s, runtime=runtime)
+        agents_report(store, iterations_done=float(done), iter_time_s=iter_time_s, runtime=TRAINER)
 
 
 def computed_cells(
@@ -286,19 +250,6 @@ def test_a_measurement_replaces_a_cell_and_corrects_similar_ones(store: Postgres
     assert deriving.derive(C) == 0
 
 
-def test_a_replayed_job_teaches_nothing_and_narrows_no_uncertainty(store: PostgresStore) -> None:
-    a_bare_cluster(store)
-    submit(store, a_spec("runs", workload=PUBLISHED, requested_gpus=2))
-    submit(store, a_spec("waits", workload=MOE, requested_gpus=2))
-    deriving = a_deriving(store)
-    deriving.derive(C)
-    before = cells_of(store, PUBLISHED), cells_of(store, MOE)
-    own = computed_cells(store, PUBLISHED)[2, 1].iter_time_s
-    measure_job(store, "runs", 2, own, runtime="replay")
-    assert deriving.derive(C) == 0
-    assert (cells_of(store, PUBLISHED), cells_of(store, MOE)) == before
-
-
 @pytest.mark.usefixtures("trainer")
 def test_without_learning_measurements_change_nothing(store: PostgresStore) -> None:
     a_bare_cluster(store)
@@ -309,19 +260,6 @@ def test_without_learning_measurements_change_nothing(store: PostgresStore) -> N
     measure_job(store, "runs", 2, 99.0)
     assert deriving.derive(C) == 0
     assert cells_of(store, PUBLISHED) == before
-
-
-@pytest.mark.usefixtures("trainer")
-def test_a_measurement_does_not_replace_a_user_estimate(store: PostgresStore) -> None:
-    a_bare_cluster(store)
-    users = a_record(1, iter_time_s=1.0, source=EstimateSource.PROFILED)
-    do(store, lambda w: w.upsert_estimates(C, [users]))
-    submit(store, a_spec("runs"))
-    measure_job(store, "runs", 1, 3.0)
-    assert a_deriving(store).derive(C) == 0
-    assert [(r.iter_time_s, r.source) for r in cells_of(store, BERT)] == [
-        (1.0, EstimateSource.PROFILED)
-    ]
 
 
 @pytest.mark.usefixtures("trainer")
@@ -336,94 +274,186 @@ def test_a_measurement_on_a_shape_without_an_estimate_adds_one(store: PostgresSt
     assert [(r.cell.nodes, r.iter_time_s) for r in cells_of(store, BERT)] == [(1, 1.0), (2, 3.0)]
 
 
-class HandClock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def monotonic_s(self) -> float:
-        return self.now_s
+OLD = [Workload(model="bert", params="760M", global_batch=n) for n in (64, 128, 256)]
 
 
-@asynccontextmanager
-async def a_replica(
-    store: PostgresStore, deriving: CellDeriver, holder: str
-) -> AsyncIterator[ClusterTask]:
-    calls, estimate_calls = Calls(1, "store"), Calls(1, "estimate")
-    cells = ClusterTask(
-        store,
-        HandClock(),
-        deriving.derive,
-        calls=calls,
-        work=estimate_calls,
-        holder=holder,
-        period_s=60.0,
-        fails="no estimates were updated",
-        event="estimating_failed",
-        idle_too=True,
-    )
-    yield cells
-    await cells.stop()
-    await asyncio.gather(calls.close(), estimate_calls.close())
+NEW = Workload(model="moe", params="690M", global_batch=256)
 
 
-class CountingCellDeriver(CellDeriver):
-    """A Cell deriver that records the clusters of its calls."""
+def test_new_workloads_are_estimated_between_lease_renewals(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    do(store, lambda w: w.upsert_cluster(C, [GpuType(name="a100", memory_bytes=2**35)], None))
+    do(store, lambda w: w.upsert_nodes(C, [NodeSpec(name="n", gpu_type="a100", gpus=1)]))
+    submit(store, *(a_spec(f"old-{i}", workload=w) for i, w in enumerate(OLD)))
+    deriving = CellDeriver(store, catalogue_of(), (1.0, 2.0))
+    assert deriving.derive(C) == 3
+    do(store, lambda w: w.upsert_nodes(C, [NodeSpec(name="m", gpu_type="a100", gpus=2)]))
+    estimated: list[Workload] = []
+    wake_ups: list[str] = []
+    real = Estimator.cells
 
-    def __init__(self, store: PostgresStore, fail: bool = False) -> None:
-        super().__init__(store, catalogue_of(), (1.0,))
-        self.asked: list[str] = []
-        self.seen = asyncio.Event()
-        self._loop, self._fail = asyncio.get_running_loop(), fail
+    def cells(self: Estimator, workload: Workload, *args: Any, **options: Any) -> Any:
+        estimated.append(workload)
+        if not wake_ups:
+            submit(store, a_spec("new", workload=NEW))
+            wake_ups.append("woken")
+        return real(self, workload, *args, **options)
 
-    def derive(self, cluster: str, *_: Any) -> int:
-        self.asked.append(cluster)
-        self._loop.call_soon_threadsafe(self.seen.set)
-        if self._fail:
-            raise RuntimeError("a mistake")
-        return 0
+    monkeypatch.setattr(Estimator, "cells", cells)
 
-    async def is_asked(self) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            await self.seen.wait()
-        self.seen.clear()
+    def woken() -> bool:
+        if wake_ups != ["woken"]:
+            return False
+        wake_ups.append("taken")
+        return True
 
-
-async def test_only_the_replica_with_the_lease_estimates(store: PostgresStore) -> None:
-    a_bare_cluster(store)
-    holding, idle = CountingCellDeriver(store), CountingCellDeriver(store)
-    async with a_replica(store, holding, "one") as first, a_replica(store, idle, "other") as second:
-        await first.look(None)
-        await second.look(None)
-        await second.look({C})
-        await first.look({C})
-    assert (holding.asked, idle.asked) == ([C, C], [])
-
-
-async def test_a_woken_replica_checks_only_the_cluster_that_woke_it(store: PostgresStore) -> None:
-    a_bare_cluster(store)
-    do(store, lambda w: w.upsert_cluster("quiet", [GpuType(name="a100", memory_bytes=1)], None))
-    deriving = CountingCellDeriver(store)
-    async with a_replica(store, deriving, "one") as cells:
-        cells.start()
-        while "quiet" not in deriving.asked:
-            await deriving.is_asked()
-        cells.wake(C)
-        while deriving.asked.count(C) < 2:
-            await deriving.is_asked()
-    assert deriving.asked == [C, "quiet", C]
+    assert deriving.derive(C, woken=woken) == 4
+    assert list(dict.fromkeys(estimated)) == [OLD[0], NEW, OLD[1], OLD[2]]
 
 
-async def test_an_error_does_not_end_the_task(
-    store: PostgresStore, caplog: pytest.LogCaptureFixture
+def test_a_type_that_is_dropped_and_added_back_is_estimated_again(store: PostgresStore) -> None:
+    types = [GpuType(name=t, memory_bytes=2**35) for t in ("a100", "v100")]
+    nodes = [NodeSpec(name=t.name, gpu_type=t.name, gpus=1) for t in types]
+    do(store, lambda w: w.upsert_cluster(C, types, None))
+    do(store, lambda w: w.upsert_nodes(C, nodes))
+    submit(store, a_spec("j", workload=OLD[0]))
+    deriving = CellDeriver(store, catalogue_of(), (1.0,))
+    deriving.derive(C)
+    do(store, lambda w: w.upsert_nodes(C, [replace(n, gpu_type="a100") for n in nodes]))
+    do(store, lambda w: w.upsert_cluster(C, types[:1], None))
+    do(store, lambda w: w.upsert_cluster(C, types, None))
+    do(store, lambda w: w.upsert_nodes(C, nodes))
+    assert deriving.derive(C) == 1
+    estimates, _ = store.list_estimates(C, "bert", "760M", OLD[0].global_batch, 0, 10)
+    assert {e.cell.gpu_type for e in estimates} == {"a100", "v100"}
+
+
+SPHINX = Workload(model="sphinx", params="9B", global_batch=8)
+LARGE_BERT = Workload(model="bert", params="1.3B", global_batch=256)
+
+
+def a_sphinx(name: str = "s", **more: Any) -> Any:
+    stated = {"workload": SPHINX, "requested_gpus": 4, "requested_type": "a100"}
+    return a_spec(name, **stated | more)
+
+
+def a_deriver(store: PostgresStore, *, derives: bool = True) -> CellDeriver:
+    return CellDeriver(store, catalogue_of(), (1.0,), derives=derives)
+
+
+def reports(store: PostgresStore, runtime: str) -> None:
+    for done in range(1, 8):
+        agents_report(store, iterations_done=float(done), iter_time_s=2.0, runtime=runtime)
+
+
+def unestimated(store: PostgresStore) -> dict[str, bool]:
+    jobs = store.snapshot(C).jobs
+    return dict(zip(jobs.name, jobs.unestimated.tolist(), strict=True))
+
+
+def test_a_job_waits_until_the_server_has_found_that_nobody_knows_its_model(
+    store: PostgresStore, database: Database
 ) -> None:
     a_bare_cluster(store)
-    deriving = CountingCellDeriver(store, fail=True)
-    with caplog.at_level(logging.ERROR):
-        async with a_replica(store, deriving, "one") as cells:
-            cells.start()
-            await deriving.is_asked()
-            cells.wake("nowhere")
-            cells.wake("")
-            await deriving.is_asked()
-    assert len(deriving.asked) == 2
-    assert any("cluster=lab" in line for line in logged_lines(caplog, "estimating_failed"))
+    submit(store, a_sphinx(), a_spec("known", workload=LARGE_BERT, requested_type="a100"))
+    assert unestimated(store) == {"s": False, "known": False}
+    first = decide(store)
+    assert first["s"].reason is not None
+    assert first["s"].reason.code is ReasonCode.ESTIMATING
+    with round_requests(database) as requests:
+        a_deriver(store).derive(C)
+        assert C in requests.take()
+        a_deriver(store).derive(C)
+        assert requests.take() == []
+    assert unestimated(store) == {"s": True, "known": False}
+    since = job(store, "s").reason
+    assert since is not None
+    assert "it will run on the GPUs that it requests, at an unknown rate" in since.message
+    assert decide(store)["s"].kind is DecisionKind.START
+
+
+def test_it_runs_on_its_request_without_a_reason_to_wait_and_its_agent_is_sent_no_iteration_time(
+    store: PostgresStore,
+) -> None:
+    a_bare_cluster(store)
+    submit(store, a_sphinx(), a_sphinx("any", requested_type=""))
+    a_deriver(store).derive(C)
+    assert job(store, "s").reason is None
+    other = job(store, "any").reason
+    assert other is not None
+    assert other.code is ReasonCode.NO_ESTIMATE
+    assert other.next_step.endswith("a job that states a GPU type runs without")
+    decide(store)
+    held = job(store, "s").allocation
+    assert held is not None
+    assert held.cell == Cell(gpu_type="a100", gpus=4, pipeline_degree=BEST_FOUND)
+    assert (held.rate, held.plan) == (0.0, None)
+    (node, _), *_ = held.shares
+    (gang,) = of_desired(store.desired(C, f"agent-{node}"), {node}).gangs
+    assert (gang.iter_time_s, gang.plan, gang.gpus) == (0.0, "", 4)
+
+
+def test_a_replay_leaves_its_rate_unknown(store: PostgresStore) -> None:
+    a_bare_cluster(store)
+    submit(store, a_sphinx())
+    deriver = a_deriver(store)
+    deriver.derive(C)
+    decide(store)
+    agents_report(store)
+    reports(store, "replay")
+    deriver.derive(C)
+    assert unestimated(store) == {"s": True}
+    mine = decide(store)["s"]
+    assert (mine.kind, mine.rate) == (DecisionKind.KEEP, 0.0)
+    held = job(store, "s").allocation
+    assert held is not None
+    assert held.iter_time_source is EstimateSource.REPLAYED
+
+
+@pytest.mark.usefixtures("trainer")
+@pytest.mark.parametrize("derives", [True, False])
+def test_once_measured_it_is_a_job_like_any_other(store: PostgresStore, derives: bool) -> None:
+    a_bare_cluster(store)
+    submit(store, a_sphinx())
+    deriver = a_deriver(store, derives=derives)
+    deriver.derive(C)
+    decide(store)
+    agents_report(store)
+    reports(store, TRAINER)
+    deriver.derive(C)
+    assert unestimated(store) == {"s": False}
+    mine = decide(store)["s"]
+    assert (mine.kind, mine.rate) == (DecisionKind.KEEP, 8 / 2.0)
+    do(store, lambda w: w.upsert_estimates(C, [a_record(8, workload=SPHINX, iter_time_s=0.1)]))
+    mine = decide(store)["s"]
+    assert (mine.kind, mine.cell.gpus) == (DecisionKind.RESIZE, 8)
+
+
+def test_a_server_that_derives_nothing_lets_all_jobs_without_estimates_run(
+    store: PostgresStore,
+) -> None:
+    a_bare_cluster(store)
+    submit(store, a_spec("known", workload=LARGE_BERT, requested_gpus=2, requested_type="a100"))
+    assert a_deriver(store, derives=False).derive(C) == 0
+    assert decide(store)["known"].rate == 0.0
+    assert (
+        store.list_estimates(
+            C, LARGE_BERT.model, LARGE_BERT.params, LARGE_BERT.global_batch, 0, 10
+        )[0]
+        == []
+    )
+
+
+def test_a_job_is_found_unknown_again_after_a_user_deleted_its_estimates(
+    store: PostgresStore,
+) -> None:
+    a_bare_cluster(store)
+    submit(store, a_sphinx())
+    deriver = a_deriver(store)
+    deriver.derive(C)
+    do(store, lambda w: w.upsert_estimates(C, [a_record(4, workload=SPHINX)]))
+    assert unestimated(store) == {"s": False}
+    do(store, lambda w: w.delete_cells(C, CellFilter(workload=SPHINX)))
+    deriver.derive(C)
+    assert unestimated(store) == {"s": True}

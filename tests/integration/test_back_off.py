@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-
 import pytest
 
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
-from tessera.formulation.clock import SystemClock
 from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.lifecycle import JobEvent, JobState
 from tessera.formulation.reasons import Reason, ReasonCode
-from tessera.service.config import Config
-from tessera.service.loop import RoundLoop
-from tessera.service.wiring import run_server
-from tessera.solvers.rounds.options import RoundOptions
-from tests.support.patience import PATIENCE_S
+from tests.support.decided_rounds import schedule
 from tests.support.stored_cluster import (
     C,
     a_cluster,
@@ -25,9 +17,11 @@ from tests.support.stored_cluster import (
     agents_report,
     apply_event,
     commit,
+    end_back_off,
     execute,
     fail,
     job,
+    prolong_back_off,
     run,
     start,
     states,
@@ -51,30 +45,6 @@ def one(store: PostgresStore) -> PostgresStore:
     submit(store, a_spec("a", max_retries=20), a_spec("b", requested_gpus=4))
     run(store, a=[(A0, range(4))])
     return store
-
-
-def decide(store: PostgresStore) -> None:
-    """Decide and commit a round by the default policy."""
-    loop = RoundLoop(store, SystemClock())
-    loop.schedule(
-        C,
-        RoundOptions(),
-        remaining_s=lambda: 600.0,
-        dry_run=False,
-        request=None,
-        cancelled=lambda: False,
-    )
-
-
-def end_back_off(database: Database) -> None:
-    execute(database, "UPDATE jobs SET retry_at = now() - interval '1 s' WHERE retry_at > now()")
-
-
-def prolong_back_off(database: Database) -> None:
-    """Keep even a slow machine from reaching the end of a back-off within the test."""
-    execute(
-        database, "UPDATE jobs SET retry_at = now() + interval '1 h' WHERE retry_at IS NOT NULL"
-    )
 
 
 def back_off_s(store: PostgresStore, name: str = "a") -> float:
@@ -112,24 +82,19 @@ def test_a_failure_after_a_good_run_counts_as_the_first(
     execute(database, "UPDATE jobs SET ran_at = ran_at - interval '11 min' WHERE name = 'a'")
     fail(one, "a")
     assert back_off_s(one) <= 30.0
+    # A start that fails is a failure, too.
+    end_back_off(database)
+    snapshot = one.snapshot(C)
+    commit(one, snapshot, start(snapshot, "a", [(A0, range(4))]))
+    fail(one, "a", "no such program")
+    assert job(one, "a").state is JobState.QUEUED
+    assert back_off_s(one) > 50.0
 
 
 def fail_again(store: PostgresStore, database: Database) -> None:
     end_back_off(database)
     run(store, a=[(A0, range(4))])
     fail(store, "a")
-
-
-def test_a_start_that_fails_is_a_failure_of_the_job(store: PostgresStore) -> None:
-    a_cluster(store, nodes=1, gpus=4)
-    submit(store, a_spec("a", max_retries=20))
-    snapshot = store.snapshot(C)
-    commit(store, snapshot, start(snapshot, "a", [(A0, range(4))]))
-    assert job(store, "a").state is JobState.STARTING
-    fail(store, "a", "no such program")
-    assert job(store, "a").state is JobState.QUEUED
-    assert 20.0 < back_off_s(store) <= 30.0
-    assert "no such program" in reason_of(store).message
 
 
 def test_a_lost_node_is_no_failure_of_the_job(one: PostgresStore, database: Database) -> None:
@@ -144,7 +109,7 @@ def test_a_round_skips_a_job_in_back_off_and_gives_its_gpus_to_another(
 ) -> None:
     fail(one, "a", "out of memory")
     prolong_back_off(database)
-    decide(one)
+    schedule(one)
     assert states(one) == {"a": JobState.QUEUED, "b": JobState.STARTING}, job(one, "b").reason
     reason = reason_of(one)
     assert reason.code is ReasonCode.BACK_OFF
@@ -162,7 +127,7 @@ def test_a_failed_job_says_at_once_that_it_waits_and_until_when(
     assert len(reason.message) < 400
     prolong_back_off(database)
     assert 0 < one.outlooks([C])[C].event_in_s <= 3600
-    decide(one)
+    schedule(one)
     end_back_off(database)
     assert "the next round may start it" in reason_of(one).message
     assert one.outlooks([C])[C].event_in_s == float("inf")
@@ -187,7 +152,7 @@ def test_a_held_job_says_that_a_user_holds_it_and_since_when(one: PostgresStore)
     apply_event(one, "b", JobEvent.HOLD)
     for decided in (False, True):
         if decided:
-            decide(one)
+            schedule(one)
         reason = reason_of(one, "b")
         assert reason.code is ReasonCode.HELD
         assert reason.message.startswith("a user has held the job since 20")
@@ -229,33 +194,3 @@ def test_a_job_that_runs_or_has_ended_has_no_reason(one: PostgresStore) -> None:
     fail(one, "c")
     record = job(one, "c")
     assert (record.state, record.reason, record.retry_s) == (JobState.FAILED, None, 0.0)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not await asyncio.to_thread(condition):
-            await asyncio.sleep(0.05)
-
-
-async def test_a_failure_triggers_a_round_that_gives_the_gpus_to_another_job_at_once(
-    store: PostgresStore, database: Database
-) -> None:
-    a_cluster(store, nodes=1, gpus=4)
-    submit(store, a_spec("a", weight=50.0), a_spec("b"))
-    config = Config(
-        listen="127.0.0.1:0",
-        database_url=database.url,
-        period_s=3600.0,
-        estimate_cells=False,
-        grace_s=2.0,
-        default_deadline_s=60.0,
-        store_threads=4,
-        lease_s=3600.0,
-    )
-    async with run_server(config):
-        await until(lambda: states(store)["a"] is JobState.STARTING)  # the first round
-        await asyncio.to_thread(agents_report, store)
-        await asyncio.to_thread(fail, store, "a")
-        await asyncio.to_thread(prolong_back_off, database)
-        await until(lambda: states(store)["b"] is JobState.STARTING)
-        assert states(store)["a"] is JobState.QUEUED

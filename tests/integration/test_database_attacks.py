@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 import os
 import subprocess
-import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -32,7 +30,7 @@ from tessera.formulation.records.store import Request
 from tessera.service.config import Config
 from tessera.service.wiring import run_server
 from tessera.v1 import agents_pb2, agents_pb2_grpc, jobs_pb2, jobs_pb2_grpc
-from tests.support.data_directories import MakeDataDirectory
+from tests.support.embedded_places import folder, new_place, place
 from tests.support.patience import PATIENCE_S
 from tests.support.stored_cluster import (
     C,
@@ -45,21 +43,11 @@ from tests.support.stored_cluster import (
     start,
     submit,
 )
+from tests.support.waiting import until
+
+__all__ = ["folder", "new_place", "place"]  # fixtures
 
 MOUNT_MIB = 192
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="tessera-pg-", ignore_cleanup_errors=True) as name:
-        yield Path(name)
-
-
-@pytest.fixture
-def place(folder: Path, make_data_directory: MakeDataDirectory) -> Iterator[Path]:
-    """Yield the directory of the test's own database server."""
-    yield make_data_directory(folder / "pg")
-    embedded.stop_server(folder / "pg")
 
 
 def connect_migrated(url: str) -> Database:
@@ -75,7 +63,7 @@ def freeze_server(place: Path) -> list[psutil.Process]:
     """
     first = psutil.Process(int((place / "postmaster.pid").read_text().split()[0]))
     first.suspend()
-    wait_for(lambda: first.status() == psutil.STATUS_STOPPED)
+    until(lambda: first.status() == psutil.STATUS_STOPPED, "the database is as expected")
     others = first.children(recursive=True)
     for process in others:
         process.suspend()
@@ -146,9 +134,7 @@ async def test_a_stopped_database_is_reported_and_delays_no_call_with_a_deadline
     database.engine.dispose()
 
 
-def test_a_database_without_a_free_connection_is_reported_and_used_again_later(
-    place: Path,
-) -> None:
+def test_a_database_without_a_free_connection_is_reported_and_used_again_later(place: Path) -> None:
     url = embedded.start_server(place)
     database = connect_migrated(url)
     store = PostgresStore(database)
@@ -162,7 +148,7 @@ def test_a_database_without_a_free_connection_is_reported_and_used_again_later(
         store.get_cluster(C)
     for hog in hogs:
         hog.close()
-    wait_for(lambda: is_available(lambda: store.get_cluster(C)))
+    until(lambda: is_available(lambda: store.get_cluster(C)), "the database is as expected")
     assert store.get_cluster(C).name == C
     database.engine.dispose()
 
@@ -206,16 +192,16 @@ def test_a_full_database_disk_is_reported_and_the_service_continues_once_there_i
     assert isinstance(errors[0], Unavailable)
     ballast.unlink()
     embedded.start_server(place)  # the server may have stopped when it could not write its log
-    wait_for(lambda: is_available(lambda: submit(store, a_spec("after"))))
+    until(
+        lambda: is_available(lambda: submit(store, a_spec("after"))), "the database is as expected"
+    )
     stored = {j.spec.name for j in store.list_jobs(C, [], 0, 1000)[0]}
     assert stored >= {*acknowledged, "after"}
     assert stored <= {*acknowledged, "after", f"job-{len(acknowledged)}"}
     database.engine.dispose()
 
 
-def test_a_database_restarted_hard_under_load_loses_and_duplicates_nothing(
-    place: Path,
-) -> None:
+def test_a_database_restarted_hard_under_load_loses_and_duplicates_nothing(place: Path) -> None:
     database = connect_migrated(embedded.start_server(place))
     store = PostgresStore(database)
     a_cluster(store)
@@ -264,7 +250,7 @@ def _submit(writer: PostgresWriter, name: str) -> bytes:
 def wait_for_more(acknowledged: list[str]) -> None:
     """Wait until twenty more calls have been acknowledged."""
     enough = len(acknowledged) + 20
-    wait_for(lambda: len(acknowledged) >= enough)
+    until(lambda: len(acknowledged) >= enough, "the database is as expected")
 
 
 def is_available(call: Callable[[], object]) -> bool:
@@ -274,13 +260,6 @@ def is_available(call: Callable[[], object]) -> bool:
     except Unavailable:
         return False
     return True
-
-
-def wait_for(condition: Callable[[], bool], within_s: float = PATIENCE_S) -> None:
-    end_s, pause = time.monotonic() + within_s, threading.Event()
-    while not condition():
-        assert time.monotonic() < end_s
-        pause.wait(0.01)
 
 
 HOLDERS = """

@@ -49,48 +49,49 @@ NETWORK = decode_topology(
     '{"kind":"clos","hosts":2,"host":"a100","tors":1,"aggregations":1,"tor_bytes_per_s":25e9}'
 )
 
-PROFILES = """
-INSERT INTO profiles (workload_id, gpu_type_id, task, source, kind, layers, samples, tp, dtype, forward_s,
-    backward_s, method, repeats, device_s, device, versions, date)
-SELECT w.id, t.id, 'task', 'step', 'layer', 1, 1, 1, 'f32', 1, 1, 'kernels', 1, 1, 'gpu', '{}', ''
-FROM workloads w JOIN gpu_types t ON t.cluster_id = w.cluster_id
-"""
-
-USAGE = """
-WITH used AS (
-    INSERT INTO stints (job_id, gpu_type, gpus, cpus, effective_gpus, began_at, ended_at, ending)
-    SELECT id, 'a100', 1, 0, 1, now(), now(), 'suspend' FROM jobs
+# Rows of the tables that nothing in a_rich_cluster writes otherwise.
+FILL = (
+    "INSERT INTO profiles (workload_id, gpu_type_id, task, source, kind, layers, samples, tp, dtype,"
+    " forward_s, backward_s, method, repeats, device_s, device, versions, date)"
+    " SELECT w.id, t.id, 'task', 'step', 'layer', 1, 1, 1, 'f32', 1, 1, 'kernels', 1, 1, 'gpu', '{}', ''"
+    " FROM workloads w, gpu_types t",
+    "INSERT INTO profile_gaps (workload_id, gpu_type_id, task, source, left_out, reason)"
+    " SELECT w.id, t.id, 'task', 'step', '[[1, 1]]', 'a limit' FROM workloads w, gpu_types t",
+    "INSERT INTO host_profiles (gpu_type_id, task, rates) SELECT id, 'task', '{}' FROM gpu_types",
+    """INSERT INTO forecasts (job_id, made_at, document) SELECT id, now(), '{"coverage": 0.8,
+    "position": 0, "start": null, "finish": null, "why_not": "no estimates"}' FROM jobs""",
+    "INSERT INTO forecast_spreads (job_id, event, made_at, times_s)"
+    " SELECT id, 'start', now(), '{60}' FROM jobs",
+    "INSERT INTO webhook_events (webhook_id, event, document) SELECT id, 'started', '{}' FROM webhooks",
+    "INSERT INTO stints (job_id, gpu_type, gpus, cpus, effective_gpus, began_at, ended_at, ending)"
+    " SELECT id, 'a100', 1, 0, 1, now(), now(), 'suspend' FROM jobs",
+    "INSERT INTO usage_days (cluster_id, day, tenant, gpu_type, submitted_by, labels, gpu_us,"
+    " effective_gpu_s, cpu_us, lost_gpu_us, preemptions, jobs_ended, jobs_finished, waited_us)"
+    " SELECT id, now(), '', 'a100', '', '{}', 1, 1, 0, 0, 0, 1, 0, 0 FROM clusters",
+    "INSERT INTO trainings (job_id) SELECT id FROM jobs WHERE name = 'runs'",
+    "INSERT INTO tunings (workload_id, gpu_type_id, plan_id, runtime, space, plans, space_plans,"
+    " whole_plans) SELECT w.id, t.id, p.id, 'jax', 'full', '{}', 1, 1"
+    " FROM workloads w, gpu_types t, plans p LIMIT 1",
+    "INSERT INTO network_plans (cluster_id, number, cause, round, levels, changed, seconds)"
+    " SELECT id, 1, 'call', 1, 1, 0, 0 FROM clusters",
+    "INSERT INTO standings (job_id, generation, rank, level, document)"
+    " SELECT id, 1, 0, 0, '{}' FROM jobs WHERE name = 'runs'",
+    "INSERT INTO measured_traffic (job_id, node_id, generation, period_s, sent_bytes)"
+    " SELECT j.id, n.id, 1, 1, 1 FROM jobs j, nodes n WHERE j.name = 'runs' AND n.name = 'a100-1'",
+    "INSERT INTO failed_starts (job_id, node_id, gpus)"
+    " SELECT j.id, n.id, 1 FROM jobs j, nodes n WHERE j.name = 'runs' AND n.name = 'a100-1'",
+    "INSERT INTO log_reads (id, cluster_id, agent_id, client, job, job_number, generation, rank,"
+    " node, first_byte, max_bytes) SELECT 'r', id, 1, '', 'runs', 1, 1, 0, 'a100-0', 0, 1 FROM clusters",
+    "INSERT INTO reservations (cluster_id, name, end_at, maintenance)"
+    " SELECT id, 'm', now() + interval '1 h', true FROM clusters",
+    "INSERT INTO reservation_nodes (reservation_id, node_id)"
+    " SELECT r.id, n.id FROM reservations r, nodes n WHERE n.name = 'a100-1'",
+    "INSERT INTO join_tokens (id, secret_hash, cluster_id, nodes, uses, created_by, expires_at)"
+    " SELECT 'j', sha256(''), id, '{*}', 1, 'ops', now() + interval '1 h' FROM clusters",
+    "INSERT INTO agent_certificates"
+    " (serial, cluster_id, cluster, agent, nodes, issued_at, expires_at, join_token)"
+    " SELECT 'a1', id, name, 'agent', '{n}', now(), now() + interval '1 h', 'j' FROM clusters",
 )
-INSERT INTO usage_days (cluster_id, day, tenant, gpu_type, submitted_by, labels, gpu_us, effective_gpu_s,
-    cpu_us, lost_gpu_us, preemptions, jobs_ended, jobs_finished, waited_us)
-SELECT id, now(), '', 'a100', '', '{}', 1, 1, 0, 0, 0, 1, 0, 0 FROM clusters
-"""
-
-PROFILE_GAPS = """
-INSERT INTO profile_gaps (workload_id, gpu_type_id, task, source, left_out, reason)
-SELECT w.id, t.id, 'task', 'step', '[[1, 1]]', 'a limit'
-FROM workloads w JOIN gpu_types t ON t.cluster_id = w.cluster_id
-"""
-
-
-HOST_PROFILES = """
-INSERT INTO host_profiles (gpu_type_id, task, rates) SELECT id, 'task', '{}' FROM gpu_types
-"""
-
-FORECASTS = """
-INSERT INTO forecasts (job_id, made_at, document) SELECT id, now(), '{"coverage": 0.8, "position": 0,
-    "start": null, "finish": null, "why_not": "no estimates"}' FROM jobs
-"""
-
-FORECAST_SPREADS = """
-INSERT INTO forecast_spreads (job_id, event, made_at, times_s)
-SELECT id, 'start', now(), '{60}' FROM jobs
-"""
-
-
-WEBHOOK_EVENTS = """
-INSERT INTO webhook_events (webhook_id, event, document) SELECT id, 'started', '{}' FROM webhooks
-"""
 
 
 def delete_cluster(store: PostgresStore, name: str = C, **options: Any) -> None:
@@ -103,14 +104,6 @@ def delete_nodes(store: PostgresStore, *names: str, **options: Any) -> None:
     do(store, lambda w: w.delete_nodes(C, names, **values))
 
 
-def drain_nodes(store: PostgresStore, *names: str, draining: bool = True, **details: str) -> None:
-    do(store, lambda w: w.drain_nodes(C, names, draining=draining, **details))
-
-
-def make_agents_silent(database: Database) -> None:
-    execute(database, "UPDATE agents SET heard_at = now() - interval '1 h'")
-
-
 def a_rich_cluster(store: PostgresStore, database: Database) -> None:
     """Create a cluster that has rows in every table, and end its jobs."""
     a_cluster(store)
@@ -120,7 +113,6 @@ def a_rich_cluster(store: PostgresStore, database: Database) -> None:
     shadow = store.find_shadow(C)
     assert shadow is not None
     store.add_shadow_round(shadow.key, ShadowRound(number=1, created_s=1.8e9, problem="slow"))
-    execute(database, USAGE)
     do(store, lambda w: w.upsert_models(C, [ModelSpec(model="m", params="1B", architecture="{}")]))
     do(store, lambda w: w.set_topology(C, NETWORK, None))
     store.acquire_lease(C, "me", 60.0)
@@ -149,37 +141,7 @@ def a_rich_cluster(store: PostgresStore, database: Database) -> None:
             iter_time_s=1.0,
         )
         store.observe(C, "agent-a100-0", "first", [observed], desired.revision)
-    for statement in (
-        PROFILES,
-        PROFILE_GAPS,
-        HOST_PROFILES,
-        FORECASTS,
-        FORECAST_SPREADS,
-        WEBHOOK_EVENTS,
-        "INSERT INTO trainings (job_id) SELECT id FROM jobs WHERE name = 'runs'",
-        "INSERT INTO tunings (workload_id, gpu_type_id, plan_id, runtime, space, plans, space_plans,"
-        " whole_plans) SELECT w.id, t.id, p.id, 'jax', 'full', '{}', 1, 1"
-        " FROM workloads w, gpu_types t, plans p LIMIT 1",
-        "INSERT INTO network_plans (cluster_id, number, cause, round, levels, changed, seconds)"
-        " SELECT id, 1, 'call', 1, 1, 0, 0 FROM clusters",
-        "INSERT INTO standings (job_id, generation, rank, level, document)"
-        " SELECT id, 1, 0, 0, '{}' FROM jobs WHERE name = 'runs'",
-        "INSERT INTO measured_traffic (job_id, node_id, generation, period_s, sent_bytes)"
-        " SELECT j.id, n.id, 1, 1, 1 FROM jobs j, nodes n WHERE j.name = 'runs' AND n.name = 'a100-1'",
-        "INSERT INTO failed_starts (job_id, node_id, gpus)"
-        " SELECT j.id, n.id, 1 FROM jobs j, nodes n WHERE j.name = 'runs' AND n.name = 'a100-1'",
-        "INSERT INTO log_reads (id, cluster_id, agent_id, client, job, job_number, generation, rank,"
-        " node, first_byte, max_bytes) SELECT 'r', id, 1, '', 'runs', 1, 1, 0, 'a100-0', 0, 1 FROM clusters",
-        "INSERT INTO reservations (cluster_id, name, end_at, maintenance)"
-        " SELECT id, 'm', now() + interval '1 h', true FROM clusters",
-        "INSERT INTO reservation_nodes (reservation_id, node_id)"
-        " SELECT r.id, n.id FROM reservations r, nodes n WHERE n.name = 'a100-1'",
-        "INSERT INTO join_tokens (id, secret_hash, cluster_id, nodes, uses, created_by, expires_at)"
-        " SELECT 'j', sha256(''), id, '{*}', 1, 'ops', now() + interval '1 h' FROM clusters",
-        "INSERT INTO agent_certificates"
-        " (serial, cluster_id, cluster, agent, nodes, issued_at, expires_at, join_token)"
-        " SELECT 'a1', id, name, 'agent', '{n}', now(), now() + interval '1 h', 'j' FROM clusters",
-    ):
+    for statement in FILL:
         execute(database, statement)
     apply_event(store, "runs", JobEvent.CANCEL)
     apply_event(store, "waits", JobEvent.CANCEL)
@@ -235,6 +197,10 @@ def test_a_cluster_with_live_jobs_is_refused_even_with_force_and_the_error_names
     store: PostgresStore,
 ) -> None:
     a_cluster(store)
+    with pytest.raises(StaleEtag, match="read it again"):
+        delete_cluster(store, version=77)
+    with pytest.raises(NotFound):
+        delete_cluster(store, "nowhere")
     submit(store, *(a_spec(f"j{i}") for i in range(5)))
     with pytest.raises(
         InUse, match=r"in use by 5 live jobs \(j0, j1, j2, \.\.\.\); cancel"
@@ -242,10 +208,8 @@ def test_a_cluster_with_live_jobs_is_refused_even_with_force_and_the_error_names
         delete_cluster(store)
     assert error.value.metadata() == {"resource": f"clusters/{C}", "jobs": "5"}
     assert len(store.list_jobs(C, [], 0, 10)[0]) == 5
-
-
-def test_a_cluster_whose_ended_job_still_holds_gpus_is_refused(store: PostgresStore) -> None:
-    a_cluster(store)
+    for i in range(5):
+        apply_event(store, f"j{i}", JobEvent.CANCEL)
     submit(store, a_spec("big", requested_gpus=8))
     run(store, big=[("a100-0", [0, 1, 2, 3]), ("a100-1", [0, 1, 2, 3])])
     desired = store.desired(C, "agent-a100-0")
@@ -257,7 +221,7 @@ def test_a_cluster_whose_ended_job_still_holds_gpus_is_refused(store: PostgresSt
     with pytest.raises(InUse, match=r"1 ended job \(big\).*wait until all GPUs are free"):
         delete_cluster(store)
     agents_report(store)
-    delete_cluster(store)
+    delete_cluster(store, version=store.get_cluster(C).version)
 
 
 def test_connected_agents_are_named_and_force_deletes_anyway(
@@ -268,15 +232,13 @@ def test_connected_agents_are_named_and_force_deletes_anyway(
         delete_cluster(store, force=False)
     do(store, lambda w: w.upsert_cluster("quiet", [GpuType(name="a100", memory_bytes=1)], None))
     delete_cluster(store, "quiet", force=False)
-    make_agents_silent(database)
+    execute(database, "UPDATE agents SET heard_at = now() - interval '1 h'")
     delete_cluster(store, force=False)
     with pytest.raises(NotFound):
         store.get_cluster(C)
 
 
-def test_agents_and_rounds_of_a_deleted_cluster_get_not_found(
-    store: PostgresStore,
-) -> None:
+def test_agents_and_rounds_of_a_deleted_cluster_get_not_found(store: PostgresStore) -> None:
     a_cluster(store)
     solved = a_round(store.snapshot(C))
     delete_cluster(store)
@@ -358,16 +320,7 @@ SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname
     assert job(store, "j").state is JobState.QUEUED
 
 
-def test_an_etag_and_a_missing_cluster_are_checked(store: PostgresStore) -> None:
-    a_cluster(store)
-    with pytest.raises(StaleEtag, match="read it again"):
-        delete_cluster(store, version=77)
-    with pytest.raises(NotFound):
-        delete_cluster(store, "nowhere")
-    delete_cluster(store, version=store.get_cluster(C).version)
-
-
-def test_a_node_in_use_is_refused_and_the_error_names_the_jobs_that_hold_it(
+def test_a_node_in_use_missing_or_changed_is_refused_and_no_node_is_deleted(
     store: PostgresStore,
 ) -> None:
     a_cluster(store)
@@ -376,7 +329,13 @@ def test_a_node_in_use_is_refused_and_the_error_names_the_jobs_that_hold_it(
     text = r"nodes/a100-0 is in use by 4 jobs \(j0, j1, j2, \.\.\.\); drain it first .*drain NODE --wait"
     with pytest.raises(InUse, match=text):
         delete_nodes(store, "a100-0", "a100-1")
+    with pytest.raises(NotFound, match="nodes/x does not exist"):
+        delete_nodes(store, "a100-1", "x")
+    with pytest.raises(StaleEtag, match="node a100-1 has changed"):
+        delete_nodes(store, "a100-1", versions={"a100-1": 9})
     assert len(store.list_nodes(C, "", 10)) == 2
+    delete_nodes(store, "a100-1", "x", allow_missing=True)
+    assert [n.spec.name for n in store.list_nodes(C, "", 10)] == ["a100-0"]
 
 
 def test_a_deleted_node_is_gone_and_past_rounds_stay_readable(store: PostgresStore) -> None:
@@ -395,22 +354,7 @@ def test_a_deleted_node_is_gone_and_past_rounds_stay_readable(store: PostgresSto
     assert [event.event for event in store.job_history(C, "j")][-1] == "gone"
 
 
-def test_a_missing_or_changed_node_is_refused_and_no_node_is_deleted(
-    store: PostgresStore,
-) -> None:
-    a_cluster(store)
-    with pytest.raises(NotFound, match="nodes/x does not exist"):
-        delete_nodes(store, "a100-0", "x")
-    with pytest.raises(StaleEtag, match="node a100-0 has changed"):
-        delete_nodes(store, "a100-0", versions={"a100-0": 9})
-    assert len(store.list_nodes(C, "", 10)) == 2
-    delete_nodes(store, "a100-0", "x", allow_missing=True)
-    assert [n.spec.name for n in store.list_nodes(C, "", 10)] == ["a100-1"]
-
-
-def test_a_round_solved_before_a_node_was_recreated_does_not_use_it(
-    store: PostgresStore,
-) -> None:
+def test_a_round_solved_before_a_node_was_recreated_does_not_use_it(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, a_spec("j"))
     old = store.snapshot(C)
@@ -420,36 +364,24 @@ def test_a_round_solved_before_a_node_was_recreated_does_not_use_it(
     assert decision.skipped == "node a100-0 changed during the solve"
 
 
-def register_nodes(
-    store: PostgresStore, incarnation: str, *nodes: str, agent: str = "both"
-) -> None:
-    specs = [NodeSpec(name=n, gpu_type="a100", gpus=4) for n in nodes]
-    store.hello(C, agent, incarnation, specs)
-
-
-def test_an_agent_does_not_recreate_a_deleted_node_until_it_is_restarted(
+def test_an_agent_gets_a_deleted_node_back_when_it_restarts_or_a_user_creates_it(
     store: PostgresStore,
 ) -> None:
+    specs = [NodeSpec(name=n, gpu_type="a100", gpus=4) for n in ("n1", "n2")]
     a_cluster(store, nodes=0)
-    register_nodes(store, "first", "n1", "n2")
+    store.hello(C, "both", "first", specs)
     before = store.desired(C, "both").revision
     delete_nodes(store, "n1")
     desired = store.desired(C, "both")
     assert desired.deleted_nodes == ("n1",)
     assert desired.revision > before  # its stream is woken
-    register_nodes(store, "first", "n1", "n2")  # the connection was lost
+    store.hello(C, "both", "first", specs)  # the connection was lost
     assert [n.spec.name for n in store.list_nodes(C, "", 10)] == ["n2"]
     assert store.desired(C, "both").deleted_nodes == ("n1",)
-    register_nodes(store, "second", "n1", "n2")
+    store.hello(C, "both", "second", specs)
     assert [n.spec.name for n in store.list_nodes(C, "", 10)] == ["n1", "n2"]
     assert store.desired(C, "both").deleted_nodes == ()
-
-
-def test_a_deleted_node_that_a_user_creates_again_goes_back_to_its_agent(
-    store: PostgresStore,
-) -> None:
-    a_cluster(store, nodes=0)
-    register_nodes(store, "first", "n1", "n2")
+    # A node that a user creates again goes back to its agent.
     delete_nodes(store, "n1", "n2")
     do(store, lambda w: w.upsert_nodes(C, [NodeSpec(name="n1", gpu_type="a100", gpus=4)]))
     assert store.desired(C, "both").deleted_nodes == ("n2",)
@@ -463,9 +395,10 @@ def test_a_gpu_type_in_use_is_refused_with_its_users_and_what_to_do(
     a_cluster(store, types=("a100", "v100"))
     do(store, lambda w: w.upsert_tenants(C, [TenantSpec(name="nlp", quotas={"v100": 2})]))
     submit(store, a_spec("j", requested_type="v100"))
-    delete: Callable[..., None] = lambda *names, **rest: do(  # noqa: E731
-        store, lambda w: w.delete_gpu_types(C, names, None, **({"allow_missing": False} | rest))
-    )
+
+    def delete(*names: str, allow_missing: bool = False) -> None:
+        do(store, lambda w: w.delete_gpu_types(C, names, None, allow_missing=allow_missing))
+
     with pytest.raises(InUse) as error:
         delete("v100")
     assert str(error.value) == (
@@ -534,9 +467,10 @@ def test_a_model_of_live_jobs_is_refused_and_is_deleted_with_its_derived_cells(
     measured = a_record(4, nodes=1, source=EstimateSource.MEASURED)
     do(store, lambda w: w.derive(C, [computed, measured], {BERT: "digest"}))
     submit(store, a_spec("j"))
-    delete: Callable[..., None] = lambda *models, **rest: do(  # noqa: E731
-        store, lambda w: w.delete_models(C, models, **({"allow_missing": False} | rest))
-    )
+
+    def delete(model: tuple[str, str], allow_missing: bool = False) -> None:
+        do(store, lambda w: w.delete_models(C, [model], allow_missing=allow_missing))
+
     with pytest.raises(InUse, match=r"1 live job \(j\)"):
         delete(("bert", "1B"))
     apply_event(store, "j", JobEvent.CANCEL)
@@ -548,45 +482,24 @@ def test_a_model_of_live_jobs_is_refused_and_is_deleted_with_its_derived_cells(
     delete(("bert", "1B"), allow_missing=True)
 
 
-def test_a_topology_is_deleted_at_its_version_only(store: PostgresStore) -> None:
-    a_cluster(store)
-    do(store, lambda w: w.set_topology(C, NETWORK, None))
-    with pytest.raises(StaleEtag):
-        do(store, lambda w: w.drop_topology(C, 7))
-    do(store, lambda w: w.drop_topology(C, 1))
-    with pytest.raises(NotFound):
-        do(store, lambda w: w.drop_topology(C))
-    do(store, lambda w: w.drop_topology(C, allow_missing=True))
-
-
 def test_a_drained_node_says_why_by_which_user_and_since_when(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, a_spec("j"))
     run(store, j=[("a100-0", [0])])
-    drain_nodes(store, "a100-0", reason="bad fan", drained_by="ann")
-    node = store.get_node(C, "a100-0")
-    assert (node.draining, node.drained, node.drain_reason, node.drained_by) == (
-        True,
-        False,
-        "bad fan",
-        "ann",
-    )
-    assert node.drained_s is not None
+
+    def drain(draining: bool = True, **details: str) -> tuple[object, ...]:
+        do(store, lambda w: w.drain_nodes(C, ["a100-0"], draining=draining, **details))
+        node = store.get_node(C, "a100-0")
+        assert (node.drained_s is not None) is node.draining
+        return node.draining, node.drained, node.drain_reason, node.drained_by
+
+    assert drain(reason="bad fan", drained_by="ann") == (True, False, "bad fan", "ann")
     # The node drains already, and no new reason is given.
-    drain_nodes(store, "a100-0", drained_by="bob")
-    assert store.get_node(C, "a100-0").drained_by == "ann"
-    drain_nodes(store, "a100-0", reason="bad disk", drained_by="bob")
-    assert store.get_node(C, "a100-0").drain_reason == "bad disk"
+    assert drain(drained_by="bob") == (True, False, "bad fan", "ann")
+    assert drain(reason="bad disk", drained_by="bob") == (True, False, "bad disk", "bob")
     apply_event(store, "j", JobEvent.HOLD)
     # The agent has not yet reported that the job is gone.
     assert not store.get_node(C, "a100-0").drained
     agents_report(store)
     assert store.get_node(C, "a100-0").drained
-    drain_nodes(store, "a100-0", draining=False)
-    node = store.get_node(C, "a100-0")
-    assert (node.draining, node.drain_reason, node.drained_by, node.drained_s) == (
-        False,
-        "",
-        "",
-        None,
-    )
+    assert drain(draining=False) == (False, False, "", "")

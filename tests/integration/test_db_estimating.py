@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,8 +19,9 @@ from tessera.db.derived_estimates import ESTIMATING_CHANNEL
 from tessera.db.engine import Database
 from tessera.db.notify import Listener
 from tessera.db.store import PostgresStore
+from tessera.db.writer import PostgresWriter
 from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.errors import InvalidInput, LimitReached, NotFound
+from tessera.formulation.errors import InvalidInput, LimitReached
 from tessera.formulation.execution_plan import ZeroStage
 from tessera.formulation.launch import LaunchSpec
 from tessera.formulation.lifecycle import JobEvent
@@ -35,6 +39,7 @@ from tests.support.stored_cluster import (
     a_spec,
     agents_report,
     apply_event,
+    cells_of,
     commit,
     do,
     execute,
@@ -51,33 +56,14 @@ def test_uncertainty_is_kept_with_an_estimate(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, a_spec("j"))
     do(store, lambda w: w.upsert_estimates(C, [a_record(1, sd=0.25), a_record(2)]))
-    estimates, _ = store.list_estimates(C, BERT.model, BERT.params, BERT.global_batch, 0, 10)
-    assert [e.sd for e in estimates] == [0.25, None, None, None]
+    assert [e.sd for e in cells_of(store, BERT)] == [0.25, None, None, None]
     loaded = store.snapshot(C).estimates.sd
     assert np.array_equal(loaded, [0.25, math.nan, math.nan, math.nan], equal_nan=True)
 
 
-def test_a_stored_round_keeps_the_uncertainty_that_it_used(store: PostgresStore) -> None:
-    a_cluster(store)
-    submit(store, a_spec("j"))
-    do(store, lambda w: w.upsert_estimates(C, [a_record(1, sd=0.25)]))
-    before = store.snapshot(C)
-    do(store, lambda w: w.upsert_estimates(C, [a_record(1, iter_time_s=9.0, sd=0.5)]))
-    after = store.snapshot(C)
-    assert (before.estimates.sd[0], after.estimates.sd[0]) == (0.25, 0.5)
-
-
-@pytest.mark.parametrize("sd", ["-0.1", "'NaN'", "'Infinity'"])
-def test_the_database_refuses_a_meaningless_uncertainty(
-    database: Database, store: PostgresStore, sd: str
-) -> None:
-    a_cluster(store)
-    with pytest.raises(InvalidInput, match="ck_estimates_sd"):
-        execute(database, f"UPDATE estimates SET sd = {sd}")
-
-
 OTHER = Workload(model="moe", params="1.3B", global_batch=256)
-MINE = ModelSpec(model="mine", params="", architecture="{a: 1}", zero=1, dtype="f16")
+
+
 WAITS = Reason(
     code=ReasonCode.NO_ESTIMATE,
     message="the model is unknown",
@@ -102,32 +88,12 @@ def an_analytic_record(gpus: int, **overrides: Any) -> EstimateRecord:
     return a_record(gpus, **fields | overrides)
 
 
-def cells_of(store: PostgresStore, workload: Workload) -> dict[tuple[int, int], tuple[Any, ...]]:
-    estimates, _ = store.list_estimates(
-        C, workload.model, workload.params, workload.global_batch, 0, 100
-    )
+def times_of(store: PostgresStore, workload: Workload) -> dict[tuple[int, int], tuple[Any, ...]]:
+    """Return (time, source, uncertainty) of estimates by GPUs and pipeline degree."""
     return {
-        (e.cell.gpus, e.cell.pipeline_degree): (e.iter_time_s, e.source, e.sd) for e in estimates
+        (e.cell.gpus, e.cell.pipeline_degree): (e.iter_time_s, e.source, e.sd)
+        for e in cells_of(store, workload)
     }
-
-
-def test_models_are_kept_and_replaced_by_name(store: PostgresStore) -> None:
-    a_cluster(store)
-    other = replace(MINE, params="7B", architecture="b")
-    do(store, lambda w: w.upsert_models(C, [other, MINE]))
-    assert store.list_models(C) == [MINE, other]
-    newer = replace(MINE, architecture="c", checkpointing=True, state_bytes=12.5)
-    do(store, lambda w: w.upsert_models(C, [newer]))
-    assert store.list_models(C) == [newer, other]
-    assert store.estimation(C).models == (newer, other)
-
-
-def test_models_of_a_cluster_that_does_not_exist_are_not_found(store: PostgresStore) -> None:
-    for call in (store.list_models, store.estimation):
-        with pytest.raises(NotFound):
-            call("nowhere")
-    with pytest.raises(NotFound):
-        do(store, lambda w: w.upsert_models("nowhere", [MINE]))
 
 
 def test_only_workloads_of_live_jobs_without_user_estimates_need_estimation(
@@ -161,7 +127,9 @@ def test_the_clusters_types_are_loaded_with_their_nodes(store: PostgresStore) ->
     ]
 
 
-def test_derived_estimates_replace_only_derived_estimates(store: PostgresStore) -> None:
+def test_derived_estimates_replace_derived_ones_of_a_lower_rank_and_none_of_users(
+    store: PostgresStore,
+) -> None:
     a_cluster(store)
     users = an_analytic_record(1, iter_time_s=1.0, sd=None)
     do(store, lambda w: w.upsert_estimates(C, [users]))
@@ -171,43 +139,32 @@ def test_derived_estimates_replace_only_derived_estimates(store: PostgresStore) 
         an_analytic_record(1, pipeline_degree=2),
         an_analytic_record(2),
     )
-    assert cells_of(store, OTHER) == {
+    assert times_of(store, OTHER) == {
         (1, 1): (1.0, EstimateSource.ANALYTIC, None),
         (2, 1): (5.0, EstimateSource.ANALYTIC, 0.4),
     }
     write_derived(store, an_analytic_record(2, iter_time_s=6.0, sd=0.3))
-    assert cells_of(store, OTHER)[2, 1] == (6.0, EstimateSource.ANALYTIC, 0.3)
-
-
-@pytest.mark.parametrize("source", ESTIMATE_SOURCES)
-def test_no_measurement_changes_a_user_estimate(
-    store: PostgresStore, source: EstimateSource
-) -> None:
-    a_cluster(store)
-    do(
-        store,
-        lambda w: w.upsert_estimates(C, [an_analytic_record(1, iter_time_s=1.0, source=source)]),
-    )
-    write_derived(store, an_analytic_record(1, source=EstimateSource.MEASURED))
-    assert cells_of(store, OTHER) == {(1, 1): (1.0, source, 0.4)}
-
-
-def test_measured_estimates_outrank_computed_ones(store: PostgresStore) -> None:
-    a_cluster(store)
-    write_derived(store, an_analytic_record(1), an_analytic_record(2))
-    write_derived(
-        store, an_analytic_record(1, source=EstimateSource.MEASURED, iter_time_s=7.0, sd=0.06)
-    )
-    write_derived(store, an_analytic_record(1), an_analytic_record(2, iter_time_s=4.0))
-    assert cells_of(store, OTHER) == {
-        (1, 1): (7.0, EstimateSource.MEASURED, 0.06),
-        (2, 1): (4.0, EstimateSource.ANALYTIC, 0.4),
+    assert times_of(store, OTHER)[2, 1] == (6.0, EstimateSource.ANALYTIC, 0.3)
+    measured = an_analytic_record(2, source=EstimateSource.MEASURED, iter_time_s=7.0, sd=0.06)
+    write_derived(store, measured)
+    write_derived(store, an_analytic_record(2), an_analytic_record(4, iter_time_s=4.0))
+    assert times_of(store, OTHER) == {
+        (1, 1): (1.0, EstimateSource.ANALYTIC, None),
+        (2, 1): (7.0, EstimateSource.MEASURED, 0.06),
+        (4, 1): (4.0, EstimateSource.ANALYTIC, 0.4),
     }
 
 
-def test_user_estimates_replace_derived_ones_on_the_same_gpus(
-    store: PostgresStore,
-) -> None:
+def test_no_measurement_changes_a_user_estimate(store: PostgresStore) -> None:
+    a_cluster(store)
+    for source in ESTIMATE_SOURCES:
+        users = an_analytic_record(1, iter_time_s=1.0, source=source)
+        do(store, partial(PostgresWriter.upsert_estimates, cluster=C, estimates=[users]))
+        write_derived(store, an_analytic_record(1, source=EstimateSource.MEASURED))
+        assert times_of(store, OTHER) == {(1, 1): (1.0, source, 0.4)}
+
+
+def test_user_estimates_replace_derived_ones_on_the_same_gpus(store: PostgresStore) -> None:
     a_cluster(store)
     write_derived(
         store, *(an_analytic_record(n, pipeline_degree=d) for n in (2, 4) for d in (1, 2)), moe="x"
@@ -216,7 +173,7 @@ def test_user_estimates_replace_derived_ones_on_the_same_gpus(
         an_analytic_record(2, source=EstimateSource.PROFILED, iter_time_s=3.0, sd=None)
     )
     do(store, lambda w: w.upsert_estimates(C, [profiled]))
-    assert cells_of(store, OTHER) == {
+    assert times_of(store, OTHER) == {
         (2, 1): (3.0, EstimateSource.PROFILED, None),
         (4, 1): (5.0, EstimateSource.ANALYTIC, 0.4),
         (4, 2): (5.0, EstimateSource.ANALYTIC, 0.4),
@@ -230,8 +187,7 @@ def test_a_cell_that_a_job_runs_on_is_kept(store: PostgresStore) -> None:
     run(store, j=[("a100-0", [0])])
     own = with_own_plan(an_analytic_record(1, sd=None))
     do(store, lambda w: w.upsert_estimates(C, [own]))
-    estimates, _ = store.list_estimates(C, OTHER.model, OTHER.params, OTHER.global_batch, 0, 100)
-    plans = sorted((e.cell.plan, e.cell.pipeline_degree) for e in estimates)
+    plans = sorted((e.cell.plan, e.cell.pipeline_degree) for e in cells_of(store, OTHER))
     assert plans == [("", 1), (own.cell.plan, 1)]
 
 
@@ -242,8 +198,7 @@ def test_a_plan_is_stored_once_and_read_as_it_was_written(
     own = [with_own_plan(a_record(4, workload=OTHER, nodes=n)) for n in (1, 2)]
     do(store, lambda w: w.upsert_estimates(C, own))
     do(store, lambda w: w.upsert_estimates(C, [replace(own[0], plan=None)]))  # by its digest alone
-    stored, _ = store.list_estimates(C, OTHER.model, OTHER.params, OTHER.global_batch, 0, 100)
-    assert [e.plan for e in stored] == [own[0].plan] * 2
+    assert [e.plan for e in cells_of(store, OTHER)] == [own[0].plan] * 2
     with database.read() as connection:
         rows = connection.execute(sa.text("SELECT name, document FROM plans")).all()
     plan = own[0].plan
@@ -251,7 +206,7 @@ def test_a_plan_is_stored_once_and_read_as_it_was_written(
     assert [(r.name, r.document) for r in rows if r.name] == [(plan.digest, plan.to_json())]
 
 
-def test_the_database_refuses_a_plan_under_another_digest(
+def test_plans_under_another_digest_or_known_by_name_alone_are_refused(
     store: PostgresStore, database: Database
 ) -> None:
     a_cluster(store)
@@ -261,14 +216,10 @@ def test_the_database_refuses_a_plan_under_another_digest(
         database.engine.begin() as c,
     ):
         c.execute(sa.text("UPDATE plans SET document = document || ' ' WHERE name <> ''"))
-
-
-def test_a_plan_of_which_only_the_name_is_known_is_refused(store: PostgresStore) -> None:
-    a_cluster(store)
-    named = replace(with_own_plan(a_record(4, workload=OTHER)), plan=None)
+    named = replace(with_own_plan(a_record(8, workload=OTHER)), plan=None)
     with pytest.raises(InvalidInput, match="nothing could be launched by it"):
         do(store, lambda w: w.upsert_estimates(C, [named]))
-    assert cells_of(store, OTHER) == {}
+    assert len(times_of(store, OTHER)) == 1
 
 
 def test_a_newly_derived_plan_replaces_the_one_before_unless_a_job_runs_by_it(
@@ -281,8 +232,7 @@ def test_a_newly_derived_plan_replaces_the_one_before_unless_a_job_runs_by_it(
     submit(store, a_spec("j", workload=OTHER))
     run(store, j=[("a100-0", [0])])
     write_derived(store, *new, moe="y")
-    stored, _ = store.list_estimates(C, OTHER.model, OTHER.params, OTHER.global_batch, 0, 100)
-    assert {e.plan for e in stored} == {old[0].plan, new[0].plan, new[1].plan}
+    assert {e.plan for e in cells_of(store, OTHER)} == {old[0].plan, new[0].plan, new[1].plan}
 
 
 def test_a_workload_cannot_have_a_flood_of_plans(
@@ -295,14 +245,14 @@ def test_a_workload_cannot_have_a_flood_of_plans(
     more = with_own_plan(a_record(32, workload=OTHER))
     with pytest.raises(LimitReached, match="can have at most 5 estimates, and this would make 6"):
         do(store, lambda w: w.upsert_estimates(C, [more]))
-    assert len(cells_of(store, OTHER)) == 5
+    assert len(times_of(store, OTHER)) == 5
 
 
 def test_derived_estimates_do_not_prevent_the_removal_of_a_gpu_type(store: PostgresStore) -> None:
     do(store, lambda w: w.upsert_cluster(C, [GpuType(name=t, memory_bytes=1) for t in "ab"], None))
     write_derived(store, an_analytic_record(1, gpu_type="b"))
     do(store, lambda w: w.upsert_cluster(C, [GpuType(name="a", memory_bytes=1)], None))
-    assert cells_of(store, OTHER) == {}
+    assert times_of(store, OTHER) == {}
 
 
 def test_queued_jobs_show_why_their_workload_has_no_estimates(store: PostgresStore) -> None:
@@ -316,12 +266,8 @@ def test_queued_jobs_show_why_their_workload_has_no_estimates(store: PostgresSto
     assert reason.code is ReasonCode.HELD  # the reason is its state, not its workload
     write_derived(store, an_analytic_record(1), moe="x")
     assert job(store, "j").reason is None
-
-
-def test_user_estimates_clear_the_waiting_reason(store: PostgresStore) -> None:
-    a_cluster(store)
-    submit(store, a_spec("j", workload=OTHER))
     do(store, lambda w: w.say_waiting(C, {OTHER: WAITS}))
+    assert job(store, "j").reason == WAITS
     do(store, lambda w: w.upsert_estimates(C, [an_analytic_record(1)]))
     assert job(store, "j").reason is None
 
@@ -344,11 +290,24 @@ def test_of_a_round_and_an_estimation_pass_the_newer_reason_counts(store: Postgr
     assert "estimated since the last round" in since.message
 
 
+@pytest.fixture
+def running(store: PostgresStore, trainer: None) -> PostgresStore:
+    """Return a store in which the job j runs on one GPU under a runtime that trains."""
+    a_cluster(store)
+    submit(store, a_spec("j"))
+    run(store, j=[("a100-0", [0])])
+    return store
+
+
 def report_progress(
     store: PostgresStore, *times_s: float, start: float = 1.0, runtime: str = TRAINER
 ) -> None:
     for i, iter_time_s in enumerate(times_s):
         agents_report(store, iterations_done=start + i, iter_time_s=iter_time_s, runtime=runtime)
+
+
+def times_measured(store: PostgresStore) -> list[float]:
+    return [m.iter_time_s for m in store.estimation(C).measurements]
 
 
 @pytest.mark.usefixtures("trainer")
@@ -358,146 +317,87 @@ def test_a_running_jobs_iteration_time_is_measured_once_it_is_warm(store: Postgr
     run(store, j=[("a100-0", [0, 1, 2]), ("a100-1", [0, 1, 2])])
     report_progress(store, 90.0, 80.0, 2.0, 9.0, 2.2, 2.1)
     assert store.estimation(C).measurements == ()
+    shown = job(store, "j").allocation
+    assert shown is not None
+    assert (shown.iter_time_s, shown.iter_time_source) == (0.0, None)
     report_progress(store, 1.9, start=10.0)
     (measurement,) = store.estimation(C).measurements
     cell = measurement.cell
     assert (cell.gpu_type, cell.gpus, cell.nodes, cell.pipeline_degree) == ("a100", 6, 2, 1)
     assert measurement.iter_time_s == 2.1  # the median of the last five
+    shown = job(store, "j").allocation
+    assert shown is not None
+    assert (shown.iter_time_s, shown.iter_time_source) == (2.1, EstimateSource.MEASURED)
     report_progress(store, 50.0, 50.0, 50.0, start=20.0)
     assert store.estimation(C).measurements == (measurement,)
 
 
-@pytest.mark.usefixtures("trainer")
-def test_a_report_without_progress_is_not_a_measurement(store: PostgresStore) -> None:
-    a_cluster(store)
-    submit(store, a_spec("j"))
-    run(store, j=[("a100-0", [0])])
+def test_reports_without_progress_and_meaningless_times_are_no_measurements(
+    running: PostgresStore,
+) -> None:
     for _ in range(20):
-        report_progress(store, 2.0, start=5.0)
-    assert store.estimation(C).measurements == ()
+        report_progress(running, 2.0, start=5.0)
+    for start_, time_s in ((10.0, 0.0), (30.0, 1e-9), (50.0, 1e9)):
+        report_progress(running, *[time_s] * 10, start=start_)
+    assert times_measured(running) == []
 
 
-@pytest.mark.usefixtures("trainer")
-@pytest.mark.parametrize("iter_time_s", [0.0, 1e-9, 1e9])
-def test_a_meaningless_time_is_not_a_measurement(store: PostgresStore, iter_time_s: float) -> None:
+@pytest.mark.parametrize("runtime", ["replay", "of-a-later-release"])
+def test_the_time_of_a_runtime_that_is_not_known_to_train_is_replayed_and_not_measured(
+    running: PostgresStore, runtime: str
+) -> None:
+    report_progress(running, *[2.0] * 7, runtime=runtime)
+    held = job(running, "j").allocation
+    assert held is not None
+    assert (held.iter_time_s, held.iter_time_source) == (2.0, EstimateSource.REPLAYED)
+    # One such report makes the time of the whole run replayed.
+    report_progress(running, *[2.0] * 7, start=10.0)
+    assert times_measured(running) == []
+
+
+def test_the_time_from_an_agent_that_names_no_runtime_has_the_source_of_the_jobs_own(
+    store: PostgresStore,
+) -> None:
     a_cluster(store)
-    submit(store, a_spec("j"))
+    submit(store, a_spec("j", command=("train.py",), launch=LaunchSpec(runtime="torchrun")))
     run(store, j=[("a100-0", [0])])
-    report_progress(store, *[iter_time_s] * 10)
-    assert store.estimation(C).measurements == ()
+    report_progress(store, *[2.0] * 7, runtime="")
+    assert times_measured(store) == [2.0]
 
 
-@pytest.mark.usefixtures("trainer")
-def test_each_generation_of_a_job_is_measured_separately(store: PostgresStore) -> None:
-    a_cluster(store)
-    submit(store, a_spec("j"))
-    run(store, j=[("a100-0", [0])])
-    report_progress(store, *[2.0] * 7)
-    snapshot = store.snapshot(C)
-    commit(store, snapshot, start(snapshot, "j", [("a100-1", [0, 1])], DecisionKind.RESIZE))
-    agents_report(store)
-    report_progress(store, *[1.0] * 7, start=20.0)
-    measurements = store.estimation(C).measurements
+def test_each_generation_of_a_job_is_measured_separately(running: PostgresStore) -> None:
+    report_progress(running, *[2.0] * 7)
+    snapshot = running.snapshot(C)
+    commit(running, snapshot, start(snapshot, "j", [("a100-1", [0, 1])], DecisionKind.RESIZE))
+    agents_report(running)
+    report_progress(running, *[1.0] * 7, start=20.0)
+    measurements = running.estimation(C).measurements
     assert [(m.cell.gpus, m.iter_time_s) for m in measurements] == [(1, 2.0), (2, 1.0)]
 
 
-@pytest.mark.usefixtures("trainer")
 def test_measurements_outlive_their_jobs_and_only_the_latest_are_kept(
-    database: Database, store: PostgresStore
+    database: Database, running: PostgresStore
 ) -> None:
-    a_cluster(store)
-    submit(store, a_spec("j"))
-    run(store, j=[("a100-0", [0])])
-    report_progress(store, *[2.0] * 7)
-    agents_report(store, phase="succeeded")
-    agents_report(store)
-    assert store.prune(-1.0, 1)["jobs"] == 1
-    assert len(store.estimation(C).measurements) == 1
-    execute(
-        database,
-        """
-        INSERT INTO measurements (workload_id, gpu_type_id, gpus, nodes, pipeline_degree, plan_id, generation,
-            iter_time_s)
-        SELECT workload_id, gpu_type_id, gpus, nodes, pipeline_degree, plan_id, generation,
-            1.0 + g FROM measurements, generate_series(1, 250) g""",
-    )
-    assert len(store.estimation(C).measurements) == 200
-    assert store.prune(-1.0, 1)["measurements"] == 51
-
-
-@pytest.mark.parametrize("runtime", ["replay", "profile", "", "of-a-later-release"])
-def test_the_time_of_a_runtime_that_is_not_known_to_train_is_replayed_and_not_measured(
-    store: PostgresStore, runtime: str
-) -> None:
-    a_cluster(store)
-    submit(store, a_spec("j"))
-    run(store, j=[("a100-0", [0])])
-    report_progress(store, *[2.0] * 7, runtime=runtime)
-    assert store.estimation(C).measurements == ()
-    held = job(store, "j").allocation
-    assert held is not None
-    assert (held.iter_time_s, held.iter_time_source) == (2.0, EstimateSource.REPLAYED)
-
-
-@pytest.mark.parametrize("runtime", ["command", "torchrun", "deepspeed", "megatron"])
-def test_the_time_from_an_agent_that_names_no_runtime_has_the_source_of_the_jobs_own(
-    store: PostgresStore, runtime: str
-) -> None:
-    a_cluster(store)
-    submit(store, a_spec("j", command=("train.py",), launch=LaunchSpec(runtime=runtime)))
-    run(store, j=[("a100-0", [0])])
-    report_progress(store, *[2.0] * 7, runtime="")
-    (measurement,) = store.estimation(C).measurements
-    assert measurement.iter_time_s == 2.0
-
-
-@pytest.mark.usefixtures("trainer")
-def test_replayed_times_do_not_displace_measurements_when_old_ones_are_pruned(
-    database: Database, store: PostgresStore
-) -> None:
-    a_cluster(store)
-    submit(store, a_spec("j"))
-    run(store, j=[("a100-0", [0])])
-    report_progress(store, *[2.0] * 7)
-    execute(
-        database,
-        """
+    report_progress(running, *[2.0] * 7)
+    more = """
         INSERT INTO measurements (workload_id, gpu_type_id, gpus, nodes, pipeline_degree, plan_id, generation,
             iter_time_s, source, changed_at)
         SELECT workload_id, gpu_type_id, gpus, nodes, pipeline_degree, plan_id, generation,
-            1.0 + g, 3, now() + interval '1 s' FROM measurements, generate_series(1, 250) g""",
-    )
-    store.prune(-10.0, 1)
-    assert [m.iter_time_s for m in store.estimation(C).measurements] == [2.0]
+            1.0 + g, {source}, {changed_at} FROM measurements, generate_series(1, 250) g"""
+    # Replayed times do not displace measurements.
+    execute(database, more.format(source=3, changed_at="now() + interval '1 s'"))
+    running.prune(-10.0, 1)
+    assert times_measured(running) == [2.0]
+    agents_report(running, phase="succeeded")
+    agents_report(running)
+    assert running.prune(-1.0, 1)["jobs"] == 1
+    assert times_measured(running) == [2.0]
+    execute(database, more.format(source="source", changed_at="changed_at"))
+    assert len(running.estimation(C).measurements) == 200
+    assert running.prune(-1.0, 1)["measurements"] == 51
 
 
-@pytest.mark.usefixtures("trainer")
-def test_a_job_shows_the_time_that_was_measured(store: PostgresStore) -> None:
-    a_cluster(store)
-    submit(store, a_spec("j"))
-    run(store, j=[("a100-0", [0])])
-    report_progress(store, *[2.0] * 6)
-    before = job(store, "j").allocation
-    report_progress(store, 2.0, start=10.0)
-    after = job(store, "j").allocation
-    assert before is not None
-    assert after is not None
-    assert (before.iter_time_s, before.iter_time_source) == (0.0, None)
-    assert (after.iter_time_s, after.iter_time_source) == (2.0, EstimateSource.MEASURED)
-
-
-@pytest.mark.usefixtures("trainer")
-def test_one_replayed_report_makes_the_time_of_a_run_replayed(store: PostgresStore) -> None:
-    a_cluster(store)
-    submit(store, a_spec("j"))
-    run(store, j=[("a100-0", [0])])
-    report_progress(store, *[2.0] * 4)
-    report_progress(store, 2.0, start=5.0, runtime="replay")
-    report_progress(store, *[2.0] * 4, start=6.0)
-    assert store.estimation(C).measurements == ()
-
-
-def test_a_job_without_an_estimate_of_its_model_or_plan_wakes_the_estimation(
+def test_a_job_without_an_estimate_of_its_model_plan_or_runtime_wakes_the_estimation(
     database: Database, store: PostgresStore
 ) -> None:
     a_cluster(store)
@@ -517,9 +417,51 @@ def test_a_job_without_an_estimate_of_its_model_or_plan_wakes_the_estimation(
         submit(store, a_spec("unknown", workload=OTHER))
         assert woken.wait(PATIENCE_S)
         woken.clear()
-        do(store, lambda w: w.upsert_models(C, [MINE]))
+        own_model = ModelSpec(model="mine", params="", architecture="{a: 1}", dtype="f16")
+        do(store, lambda w: w.upsert_models(C, [own_model]))
         assert woken.wait(PATIENCE_S)
         woken.clear()
         submit(store, a_spec("own", stated_plan=a_plan(BERT, 1)))
         assert woken.wait(PATIENCE_S)
-    assert clusters == [C, C, C]
+        woken.clear()
+        restricted = LaunchSpec(runtime="torchrun")
+        submit(store, a_spec("torch", command=("train.py",), launch=restricted))
+        assert woken.wait(PATIENCE_S)
+    assert clusters == [C] * 4
+
+
+def is_waiting(database: Database) -> bool:
+    """Return whether a transaction waits for another."""
+    with database.read() as connection:
+        return bool(
+            connection.execute(sa.text("SELECT count(*) FROM pg_locks WHERE NOT granted")).scalar()
+        )
+
+
+@pytest.mark.parametrize("user_first", [True, False])
+def test_concurrent_writes_of_a_user_and_the_service_end_as_if_sequential(
+    database: Database, store: PostgresStore, user_first: bool
+) -> None:
+    a_cluster(store)
+    write_derived(store, moe="digest")
+    derived = an_analytic_record(2, pipeline_degree=2)
+    own = with_own_plan(an_analytic_record(2, source=EstimateSource.PROFILED, sd=None))
+    writes: list[Callable[[PostgresWriter], object]] = [
+        lambda w: w.upsert_estimates(C, [own]),
+        lambda w: w.derive(C, [derived], {}),
+    ]
+    first, second = writes if user_first else reversed(writes)
+    with ThreadPoolExecutor(1) as pool:
+        others: list[Future[None]] = []
+        pause = threading.Event()
+
+        def work(writer: PostgresWriter) -> None:
+            first(writer)
+            others.append(pool.submit(do, store, second))
+            while not (others[0].done() or is_waiting(database)):
+                pause.wait(0.01)
+
+        do(store, work)
+        others[0].result(PATIENCE_S)
+    stored = {(e.cell.plan, e.cell.pipeline_degree) for e in cells_of(store, OTHER)}
+    assert stored == {(own.cell.plan, 1)}

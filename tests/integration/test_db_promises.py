@@ -1,16 +1,31 @@
-"""Promised deadlines, their schedules and rejections: what a round decides apart from GPUs."""
+"""Promises, prices and reservations in PostgreSQL."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
+from tessera.db import reservations
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
+from tessera.formulation.clock import SystemClock
 from tessera.formulation.decisions import DecisionKind
+from tessera.formulation.errors import (
+    AlreadyExists,
+    InUse,
+    InvalidInput,
+    LimitReached,
+    NotFound,
+    StaleEtag,
+)
 from tessera.formulation.goals import GoalResult
-from tessera.formulation.lifecycle import JobEvent, JobState
+from tessera.formulation.last_round import NO_PRICES
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.records.clusters import TenantSpec
+from tessera.formulation.records.reservations import ReservationRecord, ReservationSpec
+from tessera.formulation.snapshot import Snapshot
 from tessera.solvers.rounds.plan import RoundOptions
 from tests.support.stored_cluster import (
     C,
@@ -21,7 +36,6 @@ from tests.support.stored_cluster import (
     a_summary,
     agent_reports,
     agents_report,
-    apply_event,
     commit,
     do,
     execute,
@@ -37,6 +51,7 @@ from tests.support.stored_cluster import (
 A0 = "a100-0"
 
 LATE_S = 4e9
+TIMES = {"start_s": 1763726400.1 + 1 / 3, "end_s": 1763726400.1 + 2 / 3}
 
 
 @pytest.fixture
@@ -51,7 +66,9 @@ def promised(store: PostgresStore) -> PostgresStore:
         start(snapshot, "a", [(A0, [0])])._replace(admitted=True),
         wait(snapshot, "b")._replace(admitted=True),
         wait(snapshot, "c"),
-        legs=legs_of(snapshot, a=[a_leg()], b=[a_leg(gpus=2), a_leg(start_s=2e9, end_s=math.inf)]),
+        legs=legs_of(
+            snapshot, a=[a_leg(**TIMES)], b=[a_leg(gpus=2), a_leg(start_s=2e9, end_s=math.inf)]
+        ),
     )
     return store
 
@@ -60,42 +77,12 @@ def test_a_promise_is_kept_with_the_schedule_that_meets_it(promised: PostgresSto
     a, b, c = (job(promised, name) for name in "abc")
     assert (a.admitted, b.admitted, c.admitted) == (True, True, False)
     assert b.certificate == (a_leg(gpus=2), a_leg(start_s=2e9, end_s=math.inf))
-    assert (len(a.certificate), c.certificate) == (1, ())
+    assert (a.certificate, c.certificate) == ((a_leg(**TIMES),), ())
+    legs = promised.snapshot(C).legs  # times read back exactly
+    assert {"start_s": legs.start_s[0], "end_s": legs.end_s[0]} == TIMES
     # Only the start of a raised a version: promises raise none.
     assert (a.version, b.version, c.version) == (2, 1, 1)
     assert [d.admitted for d in promised.get_round(C, 1).decisions] == [True, True, False]
-
-
-def test_the_next_round_reads_the_promises(promised: PostgresStore) -> None:
-    snapshot = promised.snapshot(C)
-    assert snapshot.jobs.admitted.tolist() == [True, True, False]
-    assert snapshot.legs.job.tolist() == [0, 1, 1]
-    assert snapshot.legs.start_s.tolist() == [1e9, 1e9, 2e9]
-    assert snapshot.legs.end_s.tolist() == [2e9, 2e9, math.inf]
-    assert snapshot.legs.gpus.tolist() == [1, 2, 1]
-
-
-def test_times_of_a_schedule_read_back_exactly(store: PostgresStore) -> None:
-    a_cluster(store)
-    submit(store, a_spec("a", deadline_s=LATE_S))
-    snapshot = store.snapshot(C)
-    times = (1763726400.1 + 1 / 3, 1763726400.1 + 2 / 3)
-    commit(
-        store,
-        snapshot,
-        wait(snapshot, "a")._replace(admitted=True),
-        legs=legs_of(snapshot, a=[a_leg(start_s=times[0], end_s=times[1])]),
-    )
-    legs = store.snapshot(C).legs
-    assert (legs.start_s[0], legs.end_s[0]) == times
-
-
-def test_a_promise_that_is_not_renewed_ends_with_its_schedule(promised: PostgresStore) -> None:
-    snapshot = promised.snapshot(C)
-    a = wait(snapshot, "a", DecisionKind.SUSPEND)._replace(admitted=True)
-    commit(promised, snapshot, a, wait(snapshot, "b"), legs=snapshot.legs)
-    assert (job(promised, "a").admitted, job(promised, "b").admitted) == (True, False)
-    assert (len(job(promised, "a").certificate), job(promised, "b").certificate) == (1, ())
 
 
 def test_a_round_does_not_touch_the_promise_of_a_job_that_changed_meanwhile(
@@ -113,6 +100,10 @@ def test_a_round_does_not_touch_the_promise_of_a_job_that_changed_meanwhile(
     assert [d.applied for d in record.decisions] == [False, True]
     assert (job(promised, "b").admitted, len(job(promised, "b").certificate)) == (True, 2)
     assert (job(promised, "c").admitted, len(job(promised, "c").certificate)) == (True, 1)
+    snapshot = promised.snapshot(C)
+    refused = a_summary(snapshot, outcome="refused", verified=False)
+    promised.commit(a_round(snapshot, summary=refused))
+    assert job(promised, "b").admitted
 
 
 @pytest.mark.parametrize(
@@ -149,19 +140,6 @@ def test_a_schedule_on_a_removed_type_is_not_read(
     )
     assert promised.snapshot(C).legs.gpus.tolist() == [1]
     assert job(promised, "b").certificate[0].cell.gpu_type == "k80"
-
-
-def test_ended_jobs_have_no_legs(promised: PostgresStore) -> None:
-    apply_event(promised, "b", JobEvent.CANCEL)
-    snapshot = promised.snapshot(C)
-    assert [snapshot.jobs.name[j] for j in snapshot.legs.job] == ["a"]
-
-
-def test_a_refused_round_leaves_promises_alone(promised: PostgresStore) -> None:
-    snapshot = promised.snapshot(C)
-    summary = a_summary(snapshot, outcome="refused", verified=False)
-    promised.commit(a_round(snapshot, summary=summary))
-    assert job(promised, "b").admitted
 
 
 def test_a_job_is_opportunistic_only_while_it_runs(store: PostgresStore) -> None:
@@ -238,3 +216,212 @@ def test_goals_and_options_are_read_back_whatever_their_values(store: PostgresSt
     (stored,) = store.list_rounds(C, 0, 1)
     assert repr(stored.goals) == repr(goals)  # NaN is not equal to itself
     assert RoundOptions(**stored.options) == options  # type: ignore[arg-type]  # as the loop does
+
+
+def commit_with_prices(store: PostgresStore, prices: dict[str, float]) -> Snapshot:
+    """Commit a round with these prices, and return the next round's snapshot."""
+    snapshot = store.snapshot(C)
+    summary = a_summary(snapshot, prices=prices)
+    store.commit(a_round(snapshot, wait(snapshot, "a"), summary=summary, legs=snapshot.legs))
+    return store.snapshot(C)
+
+
+def test_the_next_round_reads_the_last_decided_rounds_valid_prices_to_the_bit(
+    store: PostgresStore,
+) -> None:
+    a_cluster(store)
+    submit(store, a_spec("a"))
+    third = 1.0 / 3.0
+    following = commit_with_prices(
+        store, {"gpus/v100": 1e-17, "gpus/a100": third, "changes": 0.0, "Z": 2e300}
+    )
+    assert following.prices.name == ("Z", "changes", "gpus/a100", "gpus/v100")
+    assert following.prices.price.tolist() == [2e300, 0.0, third, 1e-17]
+    later = commit_with_prices(store, {"gpus/a100": 0.5})
+    assert (later.prices.name, later.prices.price.tolist()) == (("gpus/a100",), [0.5])
+    assert commit_with_prices(store, {}).prices.equals(NO_PRICES)
+    following = commit_with_prices(
+        store, {"a": -1e-12, "b": float("inf"), "c": float("nan"), "d": 1.0}
+    )
+    assert (following.prices.name, following.prices.price.tolist()) == (("a", "d"), [0.0, 1.0])
+
+
+def test_a_stored_round_keeps_the_prices_that_it_began_with(store: PostgresStore) -> None:
+    a_cluster(store)
+    submit(store, a_spec("a"))
+    commit_with_prices(store, {"gpus/a100": 0.25})
+    commit_with_prices(store, {"gpus/a100": 0.75})
+    assert store.round_snapshot(C, 1).prices.equals(NO_PRICES)
+    assert store.round_snapshot(C, 2).prices.price.tolist() == [0.25]
+
+
+def a_reservation(name: str = "r", after_s: float = 3600.0, **changes: Any) -> ReservationSpec:
+    """Return one of an hour for the tenant ``t`` on ``a100-0``."""
+    start_s = SystemClock().wall_s() + after_s
+    what = {} if "gpus" in changes else {"nodes": ("a100-0",)}
+    serves = {"tenant": "t"} if not {"maintenance", "label_key"} & changes.keys() else {}
+    times = {"start_s": start_s, "end_s": start_s + 3600.0}
+    return ReservationSpec(name=name, **times | what | serves | changes)
+
+
+def create(store: PostgresStore, spec: ReservationSpec) -> ReservationRecord:
+    answers: list[ReservationRecord] = []
+    do(store, lambda w: answers.append(w.create_reservation(C, spec)))
+    return answers[0]
+
+
+@pytest.fixture
+def cluster(store: PostgresStore) -> PostgresStore:
+    a_cluster(store)
+    do(store, lambda w: w.upsert_tenants(C, [TenantSpec(name="t")]))
+    return store
+
+
+def test_a_reservation_reads_back_as_it_was_made(cluster: PostgresStore) -> None:
+    spec = a_reservation(reason="release")
+    record = create(cluster, spec)
+    assert record.spec.nodes == spec.nodes
+    assert record.spec.start_s == pytest.approx(spec.start_s, abs=1e-3)
+    assert (record.spec.tenant, record.spec.reason, record.version) == ("t", "release", 1)
+    assert (record.active, record.ended) == (False, False)
+    assert cluster.get_reservation(C, "r") == record
+    assert cluster.list_reservations(C) == [record]
+    with pytest.raises(AlreadyExists):
+        create(cluster, a_reservation(after_s=9e4))
+    do(cluster, lambda w: w.delete_reservations(C, ["r"]))
+    with pytest.raises(NotFound, match="clusters/lab/reservations/r does not exist"):
+        do(cluster, lambda w: w.delete_reservations(C, ["r"]))
+    do(cluster, lambda w: w.delete_reservations(C, ["r"], allow_missing=True))
+    with pytest.raises(NotFound):
+        cluster.get_reservation(C, "r")
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (lambda: a_reservation(after_s=-100.0), "start_time: r would begin in the past"),
+        (lambda: a_reservation(after_s=-9e4), "end_time: r would end in the past"),
+        (lambda: a_reservation(tenant="u"), "tenant: no tenant u has settings or jobs"),
+        (lambda: a_reservation(nodes=("n9",)), "nodes: the cluster has no node n9"),
+        (lambda: a_reservation(gpus=99, gpu_type="a100"), "gpus: 99 x a100 are requested"),
+        (lambda: a_reservation(gpus=1, gpu_type="h100"), "h100"),
+    ],
+)
+def test_what_the_cluster_does_not_have_is_refused(
+    cluster: PostgresStore, spec: Any, message: str
+) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        create(cluster, spec())
+    assert cluster.list_reservations(C) == []
+
+
+def test_times_change_only_to_what_others_leave(cluster: PostgresStore) -> None:
+    create(cluster, a_reservation("first"))
+    second = create(cluster, a_reservation("second", after_s=9_000.0))
+    start_s = second.spec.start_s
+
+    def update(start: float | None, end: float | None, version: int | None = None) -> None:
+        do(cluster, lambda w: w.update_reservation(C, "second", start, end, version))
+
+    with pytest.raises(InvalidInput, match=r"a100-0 is reserved by first"):
+        update(start_s - 3600.0, None)
+    with pytest.raises(StaleEtag):
+        update(None, start_s + 60.0, 7)
+    update(start_s - 60.0, start_s + 60.0, 1)
+    changed = cluster.get_reservation(C, "second")
+    assert changed.version == 2
+    assert changed.spec.end_s - changed.spec.start_s == pytest.approx(120.0, abs=1e-3)
+
+
+def test_at_the_limit_reservations_change_but_none_is_added_or_reopened(
+    cluster: PostgresStore, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reservations, "MAX_RESERVATIONS", 1)
+    first = create(cluster, a_reservation("first"))
+    end_s = first.spec.end_s + 60.0
+    do(cluster, lambda w: w.update_reservation(C, "first", None, end_s, None))
+    assert cluster.get_reservation(C, "first").spec.end_s == pytest.approx(end_s, abs=1e-3)
+    with pytest.raises(LimitReached, match="lab has 1 reservations, which is the limit"):
+        create(cluster, a_reservation("second", after_s=9e4))
+    with pytest.raises(AlreadyExists):
+        create(cluster, a_reservation("first", after_s=9e4))
+    execute(
+        database,
+        "UPDATE reservations SET start_at = now() - interval '1 h', end_at = now() - interval '1 s'",
+    )
+    create(cluster, a_reservation("second", after_s=9e4))
+    with pytest.raises(LimitReached):
+        do(cluster, lambda w: w.update_reservation(C, "first", None, end_s, None))
+
+
+def test_the_snapshot_has_windows_that_last_with_their_nodes_and_jobs(
+    cluster: PostgresStore, database: Database
+) -> None:
+    submit(
+        cluster,
+        a_spec("own", tenant="t"),
+        a_spec("labelled", labels={"team": "nlp"}),
+        a_spec("other", labels={"team": "x"}),
+    )
+    create(cluster, a_reservation("b"))
+    create(
+        cluster, a_reservation("a", gpus=2, gpu_type="a100", label_key="team", label_value="nlp")
+    )
+    create(cluster, a_reservation("m", 9_000.0, maintenance=True))
+    snapshot = cluster.snapshot(C)
+    table = snapshot.reservations
+    assert sorted(table.name[:2]) == ["a", "b"]
+    assert table.name[2] == "m"
+    assert table.maintenance.tolist() == [False, False, True]
+    of = {name: i for i, name in enumerate(table.name)}
+    assert (table.gpu_type[of["a"]], table.gpus[of["a"]]) == (0, 2)
+    nodes = snapshot.reserved_nodes
+    assert {
+        (table.name[r], snapshot.nodes.name[n])
+        for r, n in zip(nodes.reservation.tolist(), nodes.node.tolist(), strict=True)
+    } == {("b", "a100-0"), ("m", "a100-0")}
+    serves = snapshot.entitlements
+    assert {
+        (table.name[r], snapshot.jobs.name[j])
+        for r, j in zip(serves.reservation.tolist(), serves.job.tolist(), strict=True)
+    } == {("b", "own"), ("a", "labelled")}
+    execute(
+        database,
+        "UPDATE reservations SET start_at = now() - interval '2 h', end_at = now() - interval '1 h'",
+    )
+    assert len(cluster.snapshot(C).reservations) == 0
+    assert all(record.ended for record in cluster.list_reservations(C))
+
+
+def test_a_window_is_an_event_a_maintenance_and_forgotten_long_after_its_end(
+    cluster: PostgresStore, database: Database
+) -> None:
+    create(cluster, a_reservation(after_s=600.0))
+    assert cluster.outlooks([C])[C].event_in_s == pytest.approx(600.0, abs=30.0)
+    execute(database, "UPDATE reservations SET start_at = now() - interval '1 min'")
+    assert cluster.outlooks([C])[C].event_in_s == pytest.approx(4200.0, abs=60.0)
+    execute(
+        database,
+        "UPDATE reservations SET start_at = now() - interval '40 d', end_at = now() - interval '31 d'",
+    )
+    create(cluster, a_reservation("fans", maintenance=True))
+    assert [record.spec.name for record in cluster.list_reservations(C)] == ["fans"]
+    assert not cluster.get_node(C, "a100-0").draining
+    execute(database, "UPDATE reservations SET start_at = now() - interval '1 min'")
+    node = cluster.get_node(C, "a100-0")
+    assert (node.draining, node.drained, node.drain_reason) == (True, True, "maintenance fans")
+    execute(database, "UPDATE reservations SET end_at = now() - interval '1 s'")
+    assert not cluster.get_node(C, "a100-0").draining
+
+
+def test_a_reserved_gpu_type_stays_and_a_deleted_node_leaves_its_reservation(
+    store: PostgresStore,
+) -> None:
+    a_cluster(store, types=("a100", "v100"))
+    do(store, lambda w: w.upsert_tenants(C, [TenantSpec(name="t")]))
+    create(store, a_reservation(gpus=1, gpu_type="v100"))
+    create(store, a_reservation("n", nodes=("v100-0", "a100-0")))
+    do(store, lambda w: w.delete_nodes(C, ["v100-0", "v100-1"], {}, allow_missing=False))
+    assert store.get_reservation(C, "n").spec.nodes == ("a100-0",)
+    with pytest.raises(InUse, match=r"1 reservation of it \(r\).*`tessera reserve delete`"):
+        do(store, lambda w: w.delete_gpu_types(C, ["v100"], None, allow_missing=False))

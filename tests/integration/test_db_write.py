@@ -1,45 +1,323 @@
-"""Changes by users: once for each request id, all or nothing, and refused with a helpful message."""
+"""Connections, invariants, and changes by users: once for each request id, all or nothing."""
 
 from __future__ import annotations
 
 import math
+import queue
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
+import psycopg2
 import pytest
 import sqlalchemy as sa
 
-from tessera.db.engine import Database
+from tessera.db.engine import Database, connect_database, sqlalchemy_url
+from tessera.db.invariants import (
+    INVARIANTS,
+    count_long_transactions,
+    count_lost_jobs,
+    find_broken_rules,
+    load_epochs,
+    load_silence_s,
+)
+from tessera.db.migrate import MigratedDatabase
+from tessera.db.notify import EVERY_CLUSTER, Listener
+from tessera.db.revision import head_revision
 from tessera.db.store import PostgresStore
+from tessera.db.tables.triggers import STATED_SCHEMA
 from tessera.db.writer import PostgresWriter, Work
 from tessera.formulation.errors import (
     AlreadyExists,
+    InUse,
     InvalidInput,
     NotAllowed,
     NotFound,
-    RequestIdReused,
     StaleEtag,
+    Unavailable,
 )
-from tessera.formulation.launch import LaunchSpec
 from tessera.formulation.lifecycle import JobEvent, JobState
-from tessera.formulation.records.clusters import NodeSpec
+from tessera.formulation.records.clusters import NodeSpec, TenantSpec
+from tessera.formulation.records.jobs import JobSpec
+from tessera.formulation.records.reservations import ReservationSpec
 from tessera.formulation.records.store import Request
 from tessera.formulation.values import GpuType, Workload
 from tests.support.launches import WHOLE_LAUNCH
+from tests.support.logged import logged_lines
 from tests.support.patience import PATIENCE_S
 from tests.support.stored_cluster import (
-    BERT,
     C,
     a_cluster,
     a_record,
     a_spec,
     apply_event,
     do,
+    execute,
     job,
     run,
     states,
     submit,
 )
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://user:secret@127.0.0.1:1/none",
+        "postgresql://user@127.0.0.1:1/none?password=secret",
+        "postgresql://user@127.0.0.1:1/none?sslmode=require&sslpassword=secret",
+    ],
+)
+def test_an_unreachable_database_says_what_to_do_and_keeps_the_password(url: str) -> None:
+    store = PostgresStore(connect_database(url))
+    with pytest.raises(Unavailable, match="TESSERA_DATABASE_URL") as error:
+        store.ready()
+    assert "secret" not in str(error.value)
+    assert "127.0.0.1:1" in str(error.value)
+
+
+@pytest.mark.parametrize("url", ["postgresql://h/d", "postgres://h/d", "postgresql+psycopg://h/d"])
+def test_any_postgresql_url_is_read_by_the_installed_driver(url: str) -> None:
+    assert sqlalchemy_url(url).render_as_string() == "postgresql+psycopg2://h/d"
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "nonsense", "mysql://h/d"])
+def test_other_databases_are_refused(url: str) -> None:
+    with pytest.raises(InvalidInput, match="postgresql://"):
+        connect_database(url)
+
+
+def test_what_a_url_states_of_the_connection_is_kept(server_url: str) -> None:
+    stated = {"options": "-c search_path=mine -c lock_timeout=7s", "application_name": "ours"}
+    url = sqlalchemy_url(server_url).update_query_dict(stated)
+    database = connect_database(url.render_as_string(hide_password=False))
+    names = ("search_path", "lock_timeout", "application_name", "statement_timeout", STATED_SCHEMA)
+    with database.read() as connection:
+        show = [connection.execute(sa.text(f"SHOW {name}")).scalar() for name in names]
+    database.engine.dispose()
+    assert show == ["mine", "7s", "ours", "1min", head_revision()]
+
+
+def test_slow_statements_locks_and_a_full_pool_are_reported_as_a_busy_database(
+    database: Database,
+) -> None:
+    a_cluster(PostgresStore(database))
+    slow = connect_database(database.url, statement_timeout_s=0.05)
+    with pytest.raises(Unavailable, match="too busy"):
+        slow.write(lambda c: c.execute(sa.text("SELECT pg_sleep(10)")))
+    hasty = connect_database(database.url, lock_timeout_s=0.05)
+    with database.engine.begin() as connection:
+        connection.execute(sa.text("SELECT FROM clusters FOR UPDATE"))
+        with pytest.raises(Unavailable, match="too busy"):
+            PostgresStore(hasty).hello(C, "a", "i", [])
+    small = connect_database(database.url, pool_size=1, lock_timeout_s=0.05)
+    with small.engine.connect(), pytest.raises(Unavailable, match="too busy"):
+        small.write(lambda c: None)
+    for other in (slow, hasty, small):
+        other.engine.dispose()
+
+
+def read_one(database: Database) -> object:
+    with database.read() as connection:
+        return connection.execute(sa.text("SELECT 1")).scalar()
+
+
+def write_one(database: Database) -> object:
+    return database.write(lambda c: c.execute(sa.text("SELECT 1")).scalar())
+
+
+def try_lock(database: Database) -> object:
+    with database.held("a name") as free:
+        return free
+
+
+@pytest.mark.parametrize("use", [read_one, write_one, try_lock])
+@pytest.mark.parametrize("kind", [Database, MigratedDatabase])
+def test_cut_connections_are_replaced(
+    database: Database, kind: type[Database], use: Callable[[Database], object]
+) -> None:
+    tried, admin = kind(database.engine), connect_database(database.url)
+    with database.engine.connect() as first, database.engine.connect() as second:
+        idle = [c.execute(sa.text("SELECT pg_backend_pid()")).scalar() for c in (first, second)]
+    with admin.engine.connect() as connection:
+        connection.execute(sa.text("SELECT pg_terminate_backend(p) FROM unnest(:p) p"), {"p": idle})
+    admin.engine.dispose()
+    for _ in range(3):
+        assert use(tried)
+
+
+def test_a_connection_cut_halfway_is_reported_as_unavailable(database: Database) -> None:
+    def work(connection: sa.Connection) -> None:
+        connection.execute(sa.text("SELECT pg_terminate_backend(pg_backend_pid())"))
+
+    with pytest.raises(Unavailable, match="cannot be reached or has failed"):
+        database.write(work)
+
+
+def test_a_listener_that_lost_its_connection_reconnects(
+    store: PostgresStore, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tessera.db.notify.RETRY_S", 0.01)
+    a_cluster(store)
+    notifications: queue.Queue[str] = queue.Queue()
+    listener = Listener(database.url)
+    listener.subscribe(notifications.put)
+    with listener:
+        assert notifications.get(timeout=PATIENCE_S) == EVERY_CLUSTER
+        execute(
+            database,
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE application_name = 'tessera-listen' AND datname = current_database()",
+        )
+        assert notifications.get(timeout=PATIENCE_S) == EVERY_CLUSTER
+        submit(store, a_spec("a"))
+        run(store, a=[("a100-0", [0])])
+        assert notifications.get(timeout=PATIENCE_S) == C
+    assert "tessera-listen" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_database_without_notifications_is_logged_once_and_retried_ever_less_often(
+    database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    waits: list[float | None] = []
+
+    class Patient(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout)
+            return False
+
+    def refuse_at_first(dsn: str, **settings: Any) -> object:
+        if len(waits) < 8:
+            raise psycopg2.OperationalError("no\nroute")
+        return really_connect(dsn, **settings)
+
+    really_connect = psycopg2.connect
+    monkeypatch.setattr("tessera.db.notify.psycopg2.connect", refuse_at_first)
+    listener = Listener(database.url)
+    monkeypatch.setattr(listener, "_closed", Patient())
+    with caplog.at_level("INFO", "tessera.db.notify"), listener:
+        assert listener.listening.wait(PATIENCE_S)
+    assert waits == [1, 2, 4, 8, 16, 30, 30, 30]
+    lost, begun = logged_lines(caplog)
+    assert lost.startswith("WARNING notices_lost ")
+    assert lost.endswith(' error="no route"')
+    assert begun.startswith("INFO notices_begun ")
+
+
+CERTIFICATE = (
+    "INSERT INTO agent_certificates"
+    " (serial, cluster_id, cluster, agent, nodes, issued_at, expires_at, join_token)"
+)
+BREAKS = {
+    "a GPU has two holders": (
+        "DROP INDEX uq_allocations_holder;"
+        " INSERT INTO allocations (node_id, gpu, job_id, generation, hold)"
+        " SELECT a.node_id, a.gpu, j.id, 1, 'held' FROM allocations a, jobs j"
+        " WHERE j.name = 'idle' LIMIT 1"
+    ),
+    "a GPU has two successors": (
+        "DROP INDEX uq_allocations_successor;"
+        " INSERT INTO allocations (node_id, gpu, job_id, generation, hold)"
+        " SELECT a.node_id, a.gpu, j.id, 9, 'reserved' FROM allocations a, jobs j"
+    ),
+    "a job owns other GPUs than its Cell has": ("DELETE FROM allocations WHERE gpu = 1"),
+    "a job has GPUs of another type than its Cell": (
+        "UPDATE nodes SET gpu_type_id = (SELECT id FROM gpu_types WHERE name = 'h100')"
+    ),
+    "a job that does not run owns GPUs": (
+        "INSERT INTO allocations (node_id, gpu, job_id, generation, hold)"
+        " SELECT g.node_id, g.gpu, j.id, 1, 'held' FROM gpus g, jobs j"
+        " WHERE j.name = 'idle' AND NOT EXISTS"
+        " (SELECT FROM allocations a WHERE a.node_id = g.node_id AND a.gpu = g.gpu) LIMIT 1"
+    ),
+    "an allocation is of a generation to come": "UPDATE jobs SET generation = 0 WHERE name = 'busy'",
+    "a job has a gang before its former one is gone": (
+        "UPDATE allocations SET hold = 'releasing', release_revision = 1 WHERE gpu = 1"
+    ),
+    "epochs do not rise with rounds": (
+        "ALTER TABLE rounds DROP CONSTRAINT uq_rounds_cluster_id_epoch;"
+        " INSERT INTO rounds SELECT cluster_id, number + 1, epoch, created_at, summary, snapshot"
+        " FROM rounds"
+    ),
+    "a round is newer than its cluster": "UPDATE clusters SET epoch = 0",
+    "a request was acknowledged without an answer": (
+        "INSERT INTO request_ids (id, method, digest) VALUES ('r', 'm', 'd')"
+    ),
+    "a join token was used too often": (
+        "ALTER TABLE join_tokens DROP CONSTRAINT ck_join_tokens_uses;"
+        " INSERT INTO join_tokens"
+        " (id, secret_hash, cluster_id, nodes, uses, used, created_by, expires_at)"
+        " SELECT 'j', sha256(''), id, '{*}', 1, 2, 'ops', now() FROM clusters"
+    ),
+    "two tokens that are not revoked have one name": (
+        "DROP INDEX uq_tokens_name;"
+        " INSERT INTO tokens (id, name, secret_hash, role, created_by)"
+        " SELECT id, 'ana', sha256(''), 'viewer', 'ops' FROM unnest('{a,b}'::text[]) AS id"
+    ),
+    "a certificate is of another cluster than it states": (
+        f"{CERTIFICATE} SELECT 'a1', id, 'other', 'agent', '{{n}}', now(), now(), 'j' FROM clusters"
+    ),
+    "a certificate of a deleted cluster is not revoked": (
+        "ALTER TABLE agent_certificates DROP CONSTRAINT ck_agent_certificates_cluster;"
+        f" {CERTIFICATE} VALUES ('a1', NULL, 'other', 'agent', '{{n}}', now(), now(), 'j')"
+    ),
+}
+
+
+@pytest.fixture
+def busy(store: PostgresStore) -> PostgresStore:
+    a_cluster(store, types=("a100", "h100"), nodes=1)
+    submit(store, a_spec("busy", requested_gpus=2), a_spec("idle"))
+    run(store, busy=[("a100-0", (0, 1))])
+    return store
+
+
+def test_data_without_broken_rules_is_reported_as_sound(
+    busy: PostgresStore, database: Database
+) -> None:
+    assert find_broken_rules(database) == []
+    assert load_epochs(database)[C] == 1
+    assert count_lost_jobs(database, C) == 0
+
+
+def test_every_rule_has_a_test_case() -> None:
+    assert BREAKS.keys() == INVARIANTS.keys()
+
+
+@pytest.mark.parametrize("rule", BREAKS)
+def test_a_broken_rule_is_found(busy: PostgresStore, database: Database, rule: str) -> None:
+    execute(database, BREAKS[rule])
+    assert any(found.startswith(rule) for found in find_broken_rules(database))
+
+
+def test_the_silence_of_each_agent_is_loaded(busy: PostgresStore, database: Database) -> None:
+    execute(
+        database,
+        "UPDATE agents SET heard_at = now() - interval '1 hour' WHERE name = 'agent-h100-0'",
+    )
+    silence_s = load_silence_s(database, C)
+    assert silence_s.keys() == {"agent-a100-0", "agent-h100-0"}
+    assert silence_s["agent-h100-0"] >= 3600.0 > silence_s["agent-a100-0"]
+
+
+def test_jobs_lost_with_a_silent_node_are_counted(busy: PostgresStore, database: Database) -> None:
+    execute(database, "UPDATE agents SET heard_at = now() - interval '1 hour'")
+    assert busy.expire(C) == ["busy"]
+    assert count_lost_jobs(database, C) == 1
+
+
+def test_a_transaction_that_stays_open_is_counted(database: Database) -> None:
+    assert count_long_transactions(database, 0.0) == 0
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql("SELECT 1")
+        assert count_long_transactions(database, 0.0) == 1
+
+
+def update_job(store: PostgresStore, spec: JobSpec, *fields: str) -> None:
+    do(store, lambda w: w.update_job(C, spec, fields, None))
+
 
 REQUEST = Request(id="r-1", method="SubmitJobs", digest="d")
 
@@ -53,55 +331,26 @@ def submit_work(*names: str) -> Work:
     return work
 
 
-def test_a_repeated_request_is_answered_without_repeating_the_work(store: PostgresStore) -> None:
-    a_cluster(store)
-    first = store.write(REQUEST, submit_work("a", "b"))
-    assert first == b"a,b"
-    assert store.write(REQUEST, submit_work("c")) == first
-    assert list(states(store)) == ["a", "b"]
-
-
-def test_a_failed_request_may_be_repeated(store: PostgresStore) -> None:
+def test_a_failed_request_may_be_repeated_and_concurrent_ones_do_the_work_once(
+    store: PostgresStore,
+) -> None:
     a_cluster(store)
     submit(store, a_spec("a"))
     with pytest.raises(AlreadyExists):
         store.write(REQUEST, submit_work("a"))
     assert store.write(REQUEST, submit_work("b")) == b"b"
-
-
-@pytest.mark.parametrize("change", [{"method": "CancelJob"}, {"digest": "other"}])
-def test_a_request_id_belongs_to_one_request(store: PostgresStore, change: dict[str, str]) -> None:
-    a_cluster(store)
-    store.write(REQUEST, submit_work("a"))
-    fields = {"id": REQUEST.id, "method": REQUEST.method, "digest": REQUEST.digest} | change
-    with pytest.raises(RequestIdReused):
-        store.write(Request(**fields), submit_work("b"))
-
-
-def test_concurrent_duplicates_do_the_work_once(store: PostgresStore) -> None:
-    a_cluster(store)
     both_started, answers = threading.Barrier(2, timeout=PATIENCE_S), []
 
     def call() -> None:
         both_started.wait()
-        answers.append(store.write(REQUEST, submit_work("a")))
+        answers.append(store.write(replace(REQUEST, id="r-2"), submit_work("c")))
 
     threads = [threading.Thread(target=call) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert answers == [b"a", b"a"]
-
-
-def test_validation_answers_and_changes_nothing(store: PostgresStore) -> None:
-    a_cluster(store)
-    assert store.write(REQUEST, submit_work("a"), validate_only=True) == b"a"
-    assert states(store) == {}
-    too_large = a_spec("x", requested_gpus=9)
-    with pytest.raises(InvalidInput):
-        store.write(None, lambda w: str(w.submit_jobs(C, [too_large])).encode(), validate_only=True)
-    assert store.write(REQUEST, submit_work("b")) == b"b"
+    assert answers == [b"c", b"c"]
 
 
 def test_a_job_reads_back_as_submitted(store: PostgresStore) -> None:
@@ -122,6 +371,10 @@ def test_a_job_reads_back_as_submitted(store: PostgresStore) -> None:
         command=("python", "-m", "train"),
         max_retries=0,
         launch=WHOLE_LAUNCH,
+        avoid_nodes=("a100-0", "a100-1"),
+        min_gpus=2,
+        max_gpus=4,
+        pinned_type=True,
     )
     submit(store, spec, a_spec("b"))
     record = job(store, "a")
@@ -129,23 +382,6 @@ def test_a_job_reads_back_as_submitted(store: PostgresStore) -> None:
     assert (record.state, record.version, record.generation) == (JobState.QUEUED, 1, 0)
     assert record.allocation is None
     assert job(store, "b").spec.deadline_s == math.inf
-
-
-@pytest.mark.parametrize(
-    ("command", "stated", "runtime"),
-    [
-        ((), "", "replay"),
-        (("fail-at", "3"), "", "replay"),
-        (("python", "train.py"), "", "command"),
-        (("python", "train.py"), "torchrun", "torchrun"),
-    ],
-)
-def test_a_stored_job_names_its_runtime(
-    store: PostgresStore, command: tuple[str, ...], stated: str, runtime: str
-) -> None:
-    a_cluster(store)
-    submit(store, a_spec("a", command=command, launch=LaunchSpec(runtime=stated, user="ana")))
-    assert job(store, "a").spec.launch == LaunchSpec(runtime=runtime, user="ana")
 
 
 def test_jobs_are_submitted_all_or_none(store: PostgresStore) -> None:
@@ -157,57 +393,86 @@ def test_jobs_are_submitted_all_or_none(store: PostgresStore) -> None:
     assert list(states(store)) == ["a"]
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"weight": math.nan},
-        {"weight": 0.0},
-        {"iterations": 0},
-        {"iterations": 2**63},
-        {"restart_s": math.inf},
-        {"deadline_s": math.nan},
-        {"max_retries": -1},
-    ],
-)
-def test_meaningless_numbers_are_refused(store: PostgresStore, wrong: dict[str, object]) -> None:
-    a_cluster(store)
-    with pytest.raises(InvalidInput):
-        submit(store, a_spec("a", **wrong))
+GPT = Workload(model="gpt", params="1B", global_batch=8)
+LARGE = Workload(model="gpt", params="175B", global_batch=8)
+FRESH = Workload(model="new", params="1B", global_batch=8)
 
 
-def test_a_job_that_can_never_fit_is_refused_with_the_reason(store: PostgresStore) -> None:
-    a_cluster(store, nodes=2, gpus=4, types=("a100", "v100"))
-    large = Workload(model="gpt", params="175B", global_batch=8)
-    do(
-        store,
-        lambda w: w.upsert_estimates(
-            C,
-            [
-                a_record(16, workload=large, nodes=4),
-                a_record(1, workload=large, iter_time_s=math.inf),
-                a_record(32, workload=large, gpu_type="v100", nodes=8),
-            ],
-        ),
+@pytest.fixture
+def three_types(store: PostgresStore) -> PostgresStore:
+    """Return a store with 8 GPUs of each of three types, and a type without nodes and Cells."""
+    a_cluster(store, nodes=2, gpus=4, types=("a100", "v100", "k80"))
+    types = [GpuType(name=t, memory_bytes=2**35) for t in ("a100", "v100", "k80", "t4")]
+    do(store, lambda w: w.upsert_cluster(C, types, None))
+    do(store, lambda w: w.drain_nodes(C, ["a100-0"], draining=True))  # its GPUs count all the same
+    records = [
+        a_record(1, workload=GPT),
+        a_record(9, workload=GPT, gpu_type="v100", nodes=3),
+        a_record(1, workload=GPT, gpu_type="k80", iter_time_s=math.inf),
+        a_record(16, workload=LARGE, nodes=4),
+        a_record(1, workload=LARGE, iter_time_s=math.inf),
+        a_record(32, workload=LARGE, gpu_type="v100", nodes=8),
+    ]
+    do(store, lambda w: w.upsert_estimates(C, records))
+    return store
+
+
+IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
+    ({"workload": LARGE}, r"needs 16 x a100 \(there are 8\) or 32 x v100 \(there are 8\)"),
+    ({"requested_gpus": 25}, "asks for 25 GPUs, but the whole cluster has 24"),
+    ({"avoid_nodes": ("a100-0", "a100-9")}, "x.avoid_nodes: the cluster has no node a100-9"),
+    ({"requested_gpus": 2, "min_gpus": 3}, "x.min_gpus: is 3, but the job requests 2 GPUs"),
+    ({"requested_gpus": 2, "max_gpus": 1}, "x.max_gpus: is 1, but the job requests 2 GPUs"),
+    ({"pinned_type": True}, "x.pinned_type: needs a GPU type to pin"),
+    (
+        {"workload": GPT, "requested_type": "k80", "pinned_type": True},
+        "gpt has no Cells on it; it has some on a100, v100",
+    ),
+    (
+        {"workload": GPT, "requested_type": "v100", "pinned_type": True},
+        r"exceed the cluster: it needs 9 x v100 \(there are 8\)",
+    ),
+    ({"allowed_types": ("h100",)}, "has no GPU type 'h100'; it has: a100, k80, t4, v100"),
+    (
+        {"allowed_types": ("v100",), "requested_type": "a100"},
+        "are v100, but the job requests a100; allow that, too, or request one of these",
+    ),
+    ({"allowed_types": ("t4",)}, "are t4, and bert has no Cells on them; it has some on"),
+    ({"deadline_s": 1e9}, r"x.deadline: lies .* s in the past"),
+]
+"""Fields of a job that no cluster, or not this one, can grant, and what the refusal says."""
+
+
+def test_jobs_that_can_never_run_are_refused_with_the_reason(three_types: PostgresStore) -> None:
+    for fields, message in IMPOSSIBLE:
+        with pytest.raises(InvalidInput, match=message):
+            submit(three_types, a_spec("fine"), a_spec("x", **fields))
+    assert states(three_types) == {}
+    submit(
+        three_types,
+        a_spec("whole", requested_gpus=24),
+        a_spec("unknown", workload=FRESH),
+        a_spec("wish", workload=GPT, requested_type="k80"),
+        a_spec("pin", workload=FRESH, requested_type="k80", pinned_type=True),
     )
-    with pytest.raises(
-        InvalidInput, match=r"needs 16 x a100 \(there are 8\) or 32 x v100 \(there are 8\)"
+
+
+def test_changes_that_make_a_job_impossible_are_refused(
+    three_types: PostgresStore, database: Database
+) -> None:
+    submit(three_types, a_spec("a", workload=GPT, requested_type="k80", requested_gpus=2))
+    for fields, message in (
+        ({"pinned_type": True}, "gpt has no Cells on it"),
+        ({"min_gpus": 3}, "set it to at most that, or to 0 for no bound"),
+        ({"avoid_nodes": ("a100-9",)}, "no node a100-9"),
+        ({"deadline_s": 1e9}, "in the past"),
     ):
-        submit(store, a_spec("a", workload=large))
-    with pytest.raises(InvalidInput, match="asks for 17 GPUs, but the whole cluster has 16"):
-        submit(store, a_spec("a", requested_gpus=17))
-    submit(store, a_spec("b", workload=Workload(model="new", params="1B", global_batch=1)))
-
-
-def test_a_cluster_without_nodes_accepts_jobs(store: PostgresStore) -> None:
-    do(store, lambda w: w.upsert_cluster(C, [GpuType(name="a100", memory_bytes=1)], None))
-    submit(store, a_spec("a", requested_gpus=64))
-    assert states(store) == {"a": JobState.QUEUED}
-
-
-def test_a_drained_node_still_counts_for_what_fits(store: PostgresStore) -> None:
-    a_cluster(store, nodes=1, gpus=8)
-    do(store, lambda w: w.drain_nodes(C, ["a100-0"], draining=True))
-    submit(store, a_spec("a", requested_gpus=8))
+        with pytest.raises(InvalidInput, match=message):
+            update_job(three_types, a_spec("a", **fields), *fields)
+    assert job(three_types, "a").version == 1
+    execute(database, "UPDATE jobs SET deadline_s = 1")
+    update_job(three_types, a_spec("a", weight=2.0), "weight")  # the deadline has passed already
+    assert job(three_types, "a").spec.weight == 2.0
 
 
 def test_updates_change_only_the_named_fields(store: PostgresStore) -> None:
@@ -231,23 +496,6 @@ def test_updates_change_only_the_named_fields(store: PostgresStore) -> None:
         do(store, lambda w: w.update_job(C, change, ["weight"], None))
 
 
-def test_users_hold_release_and_cancel_a_waiting_job(store: PostgresStore) -> None:
-    a_cluster(store)
-    submit(store, a_spec("a"))
-    for event in (JobEvent.HOLD, JobEvent.RELEASE, JobEvent.CANCEL):
-        apply_event(store, "a", event)
-    record = job(store, "a")
-    assert (record.state, record.version) == (JobState.CANCELLED, 4)
-    assert record.ended_s is not None
-    assert [(e.event, e.state) for e in store.job_history(C, "a")] == [
-        ("hold", "held"),
-        ("release", "queued"),
-        ("cancel", "cancelled"),
-    ]
-    with pytest.raises(NotAllowed):
-        apply_event(store, "a", JobEvent.CANCEL)
-
-
 def test_estimates_are_replaced_by_shape(store: PostgresStore) -> None:
     a_cluster(store, nodes=1, gpus=4)
     other = Workload(model="x", params="", global_batch=1)
@@ -265,37 +513,14 @@ def test_estimates_are_replaced_by_shape(store: PostgresStore) -> None:
     assert len(everything) == 6
 
 
-def test_pages_of_estimates_cover_every_estimate_once(store: PostgresStore) -> None:
-    a_cluster(store)
-    counts, after = [], 0
-    while True:
-        page, after = store.list_estimates(C, BERT.model, BERT.params, BERT.global_batch, after, 3)
-        counts += [e.cell.gpus for e in page]
-        if not after:
-            break
-    assert counts == [1, 2, 4, 8]
-
-
-def test_an_estimate_without_node_counts_needs_a_node_in_the_cluster(store: PostgresStore) -> None:
+def test_a_cluster_without_nodes_accepts_jobs_but_no_estimates_without_node_counts(
+    store: PostgresStore,
+) -> None:
     do(store, lambda w: w.upsert_cluster(C, [GpuType(name="a100", memory_bytes=1)], None))
     with pytest.raises(InvalidInput, match="a number of nodes, or add nodes first"):
         do(store, lambda w: w.upsert_estimates(C, [a_record(2)]))
-
-
-def test_a_type_in_use_cannot_be_removed(store: PostgresStore) -> None:
-    a_cluster(store, types=("a100", "v100"))
-    keep = [GpuType(name="v100", memory_bytes=1)]
-    with pytest.raises(InvalidInput, match=r"gpuTypes/a100 is in use by .*Cells on it"):
-        do(store, lambda w: w.upsert_cluster(C, keep, None))
-    both = [GpuType(name="v100", memory_bytes=1), GpuType(name="a100", memory_bytes=2)]
-    do(store, lambda w: w.upsert_cluster(C, both, 1))
-    cluster = store.get_cluster(C)
-    assert (cluster.gpu_types, cluster.version) == (tuple(both), 2)
-    assert (cluster.nodes, cluster.gpus) == (4, 16)
-    do(store, lambda w: w.upsert_cluster(C, both, 2))
-    assert store.get_cluster(C).version == 2  # nothing changed
-    with pytest.raises(StaleEtag):
-        do(store, lambda w: w.upsert_cluster(C, both, 1))
+    submit(store, a_spec("a", requested_gpus=64))
+    assert states(store) == {"a": JobState.QUEUED}
 
 
 def test_nodes_change_unless_they_are_in_use(store: PostgresStore) -> None:
@@ -323,23 +548,6 @@ def test_nodes_change_unless_they_are_in_use(store: PostgresStore) -> None:
     ):
         with pytest.raises(error):
             put(**{"name": "a100-0"} | wrong)
-
-
-def test_pages_of_jobs_and_nodes_cover_every_row_once(store: PostgresStore) -> None:
-    a_cluster(store, nodes=5)
-    submit(store, *(a_spec(f"j{i}") for i in range(7)))
-    apply_event(store, "j3", JobEvent.HOLD)
-    names, after = [], 0
-    while True:
-        page, after = store.list_jobs(C, [JobState.QUEUED], after, 2)
-        names += [j.spec.name for j in page]
-        if not after:
-            break
-    assert names == ["j0", "j1", "j2", "j4", "j5", "j6"]
-    first = store.list_nodes(C, "", 3)
-    rest = store.list_nodes(C, first[-1].spec.name, 3)
-    assert [n.spec.name for n in first + rest] == [f"a100-{i}" for i in range(5)]
-    assert [c.name for c in store.list_clusters("", 5)] == [C]
 
 
 def test_pages_of_the_jobs_of_some_tenants_cover_each_of_them_once(store: PostgresStore) -> None:
@@ -371,6 +579,12 @@ def test_a_missing_resource_is_named(store: PostgresStore) -> None:
     for call, resource in (
         (lambda: store.get_cluster("x"), "clusters/x"),
         (lambda: store.list_jobs("x", [], 0, 1), "clusters/x"),
+        (lambda: store.list_tenants("x"), "clusters/x"),
+        (lambda: store.list_models("x"), "clusters/x"),
+        (lambda: store.estimation("x"), "clusters/x"),
+        (lambda: do(store, lambda w: w.upsert_tenants("x", [])), "clusters/x"),
+        (lambda: do(store, lambda w: w.delete_tenants("x", [])), "clusters/x"),
+        (lambda: do(store, lambda w: w.upsert_models("x", [])), "clusters/x"),
         (lambda: store.get_job(C, "x"), f"clusters/{C}/jobs/x"),
         (lambda: store.job_history(C, "x"), f"clusters/{C}/jobs/x"),
         (lambda: store.get_node(C, "x"), f"clusters/{C}/nodes/x"),
@@ -406,3 +620,113 @@ def test_a_deadlocked_transaction_is_retried(store: PostgresStore, database: Dat
     for thread in threads:
         thread.join()
     assert len(attempts) > 2  # on a busy machine the second attempt may collide, too
+
+
+def upsert_tenants(store: PostgresStore, *tenants: TenantSpec) -> None:
+    do(store, lambda w: w.upsert_tenants(C, tenants))
+
+
+def test_jobs_of_a_deleted_tenant_stay(store: PostgresStore) -> None:
+    a_cluster(store)
+    upsert_tenants(store, TenantSpec(name="a", quotas={"a100": 1}), TenantSpec(name="b"))
+    submit(store, a_spec("x", tenant="a"))
+    with pytest.raises(NotFound, match=f"clusters/{C}/tenants/z does not exist"):
+        do(store, lambda w: w.delete_tenants(C, ["a", "z"]))
+    do(store, lambda w: w.delete_tenants(C, ["a"]))
+    assert [t.name for t in store.list_tenants(C)] == ["b"]
+    assert job(store, "x").spec.tenant == "a"
+    assert len(store.snapshot(C).quotas) == 0
+
+
+def test_quotas_that_cannot_be_met_together_are_refused(store: PostgresStore) -> None:
+    a_cluster(store, nodes=2, gpus=4, types=("a100", "v100"))
+    do(store, lambda w: w.drain_nodes(C, ["a100-0"], draining=True))  # a draining node counts, too
+    upsert_tenants(store, TenantSpec(name="t0", quotas={"v100": 1}))
+    refused: list[tuple[tuple[dict[str, int], ...], str]] = [
+        (({"a100": 5}, {"a100": 4}), "quotas of a100 sum to 9 GPUs, but the cluster has 8"),
+        (({"": 9}, {"": 8}), "quotas sum to 17 GPUs, but the cluster has 16"),
+        (({"a100": 8, "v100": 1}, {"": 8}), "quotas sum to 17 GPUs, but the cluster has 16"),
+        (({"h100": 1},), "no GPU type 'h100'; it has: a100, v100"),
+        (({"a100": -1},), "ck_quotas_gpus"),
+    ]
+    for quotas, message in refused:
+        tenants = [TenantSpec(name=f"t{i}", quotas=q) for i, q in enumerate(quotas)]
+        with pytest.raises(InvalidInput, match=message):
+            upsert_tenants(store, *tenants)
+        for tenant in tenants[:-1]:  # those before the last are accepted without it
+            upsert_tenants(store, tenant)
+        with pytest.raises(InvalidInput, match=message):
+            upsert_tenants(store, tenants[-1])
+        upsert_tenants(store, TenantSpec(name="t0"))
+
+
+def test_quotas_up_to_the_whole_cluster_are_accepted(store: PostgresStore) -> None:
+    a_cluster(store, nodes=2, gpus=4, types=("a100", "v100"))
+    upsert_tenants(
+        store,
+        TenantSpec(name="a", quotas={"a100": 8, "v100": 2, "": 10}),
+        TenantSpec(name="b", quotas={"": 6}),
+    )
+    upsert_tenants(
+        store, TenantSpec(name="a", quotas={"v100": 8}), TenantSpec(name="b", quotas={"a100": 8})
+    )
+
+
+def test_gpu_types_store_their_costs(store: PostgresStore) -> None:
+    a_cluster(store, types=("a100", "v100"))
+    kinds = (
+        GpuType(name="a100", memory_bytes=1, dollars_per_hour=2.21, watts=400.0),
+        GpuType(name="v100", memory_bytes=1, watts=300.0),
+    )
+    do(store, lambda w: w.upsert_cluster(C, kinds, None))
+    assert store.get_cluster(C).gpu_types == store.snapshot(C).gpu_types == kinds
+    version = store.get_cluster(C).version
+    do(store, lambda w: w.upsert_cluster(C, kinds, None))
+    assert store.get_cluster(C).version == version  # nothing changed
+
+
+def test_gpu_bounds_of_jobs_are_counts_to_estimate(store: PostgresStore) -> None:
+    a_cluster(store)
+    fresh = Workload(model="new", params="1B", global_batch=8)
+    submit(store, a_spec("a", workload=fresh, requested_gpus=4, min_gpus=3, max_gpus=6))
+    (wanted,) = store.estimation(C).wanted
+    assert (wanted.requests, wanted.counts) == ((4,), (3, 6))
+
+
+def test_parents_read_back_and_their_quotas_bound_those_of_children(store: PostgresStore) -> None:
+    a_cluster(store)
+    lab = TenantSpec(name="lab", quotas={"a100": 3})
+    nlp, chat = TenantSpec(name="nlp", parent="lab"), TenantSpec(name="chat", parent="nlp")
+    upsert_tenants(store, chat, nlp, lab)
+    assert store.list_tenants(C) == [chat, lab, nlp]
+    tenants = store.snapshot(C).tenants
+    assert [tenants.name[p] if p >= 0 else "" for p in tenants.parent.tolist()] == [
+        "nlp",
+        "",
+        "lab",
+    ]
+    with pytest.raises(InvalidInput, match="tenants below lab sum to 4 GPUs"):
+        upsert_tenants(store, TenantSpec(name="chat", parent="nlp", quotas={"a100": 4}))
+    with pytest.raises(InvalidInput, match="circle"):
+        upsert_tenants(store, TenantSpec(name="lab", parent="chat"))
+    with pytest.raises(InvalidInput, match="the parent of x, y, has no settings"):
+        upsert_tenants(store, TenantSpec(name="x", parent="y"))
+    with pytest.raises(InUse, match=r"tenants/nlp is in use by 1 child \(chat\)"):
+        do(store, lambda w: w.delete_tenants(C, ["nlp"]))
+    upsert_tenants(store, TenantSpec(name="chat"))
+    do(store, lambda w: w.delete_tenants(C, ["nlp", "lab"]))
+    assert store.list_tenants(C) == [TenantSpec(name="chat")]
+
+
+def test_a_reservation_of_a_tenant_serves_the_jobs_of_those_below_it(store: PostgresStore) -> None:
+    a_cluster(store)
+    upsert_tenants(store, TenantSpec(name="lab"), TenantSpec(name="nlp", parent="lab"))
+    submit(store, a_spec("below", tenant="nlp"), a_spec("own", tenant="lab"), a_spec("no"))
+    now_s = store.snapshot(C).now_s
+    spec = ReservationSpec(
+        name="r", start_s=now_s, end_s=now_s + 60.0, gpu_type="a100", gpus=1, tenant="lab"
+    )
+    do(store, lambda w: w.create_reservation(C, spec))
+    snapshot = store.snapshot(C)
+    served = {snapshot.jobs.name[job] for job in snapshot.entitlements.job.tolist()}
+    assert served == {"below", "own"}

@@ -1,11 +1,11 @@
-"""The server's own rounds: woken by events and by time, spaced, and never lost."""
+"""Rounds that are decided periodically and after events."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,64 +14,65 @@ import pytest
 from tessera.db.engine import Database
 from tessera.db.health import PROBATION_S
 from tessera.db.store import PostgresStore
+from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.errors import DeadlineTooShort, Unavailable
-from tessera.formulation.lifecycle import ACTIVE, JobState
+from tessera.formulation.lifecycle import ACTIVE, JobEvent, JobState
 from tessera.formulation.records.agents import HealthFault, NodeHealth
+from tessera.formulation.records.clusters import ClusterOutlook, NodeSpec, TenantSpec
+from tessera.formulation.records.estimates import CellFilter
+from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.values import Workload
 from tessera.service.config import Config
-from tessera.service.loop import RoundLoop
-from tessera.service.periodic import PeriodicRounds
-from tessera.service.rpc.calls import Calls
+from tessera.service.standing_policy import StandingPolicies
 from tessera.service.wiring import run_server
 from tests.support.hand_clock import HandClock
+from tests.support.logged import logged_lines
+from tests.support.notices import RoundRequests, round_requests
 from tests.support.patience import PATIENCE_S
+from tests.support.periodic import HOUR_S, Replica, a_replica
+from tests.support.running_server import a_cluster as a_served_cluster
 from tests.support.stored_cluster import (
+    BERT,
     C,
     a_cluster,
     a_record,
     a_round,
     a_spec,
     a_summary,
+    agent_reports,
     agents_report,
+    apply_event,
+    commit,
     do,
+    end_back_off,
     execute,
     fail,
     job,
+    prolong_back_off,
     record_heartbeat,
     run,
+    start,
     states,
     submit,
     wait,
 )
 
-A0 = "a100-0"
-HOUR_S = 3600.0
+A0, A1 = "a100-0", "a100-1"
 
 
 @pytest.fixture
-def store(database: Database) -> PostgresStore:
+def lasting(database: Database) -> PostgresStore:
     """Return a store whose agents do not expire, however slow the machine is."""
     return PostgresStore(database, lease_s=HOUR_S)
 
 
 @pytest.fixture
-def one(store: PostgresStore) -> PostgresStore:
+def one(lasting: PostgresStore) -> PostgresStore:
     """Return a store with a node of four GPUs, on which a runs while b waits."""
-    a_cluster(store, nodes=1, gpus=4)
-    submit(store, a_spec("a", max_retries=20), a_spec("b", requested_gpus=4))
-    run(store, a=[(A0, range(4))])
-    return store
-
-
-def end_back_off(database: Database) -> None:
-    execute(database, "UPDATE jobs SET retry_at = now() - interval '1 s' WHERE retry_at > now()")
-
-
-def prolong_back_off(database: Database) -> None:
-    """Keep even a slow machine from reaching the end of a back-off within the test."""
-    execute(
-        database, "UPDATE jobs SET retry_at = now() + interval '1 h' WHERE retry_at IS NOT NULL"
-    )
+    a_cluster(lasting, nodes=1, gpus=4)
+    submit(lasting, a_spec("a", max_retries=20), a_spec("b", requested_gpus=4))
+    run(lasting, a=[(A0, range(4))])
+    return lasting
 
 
 def settings(database: Database) -> Config:
@@ -89,46 +90,6 @@ def settings(database: Database) -> Config:
     )
 
 
-class Replica:
-    """A replica whose clock only the test moves, and whose loop does not run."""
-
-    def __init__(self, store: PostgresStore, rounds: PeriodicRounds, clock: HandClock) -> None:
-        self.store, self.rounds, self.clock = store, rounds, clock
-
-    async def rounds_after(self, seconds: float) -> int:
-        """Let time pass, and return how many rounds were committed until then."""
-        self.clock.now_s += seconds
-        await self.rounds.begin_due()
-        await asyncio.gather(*self.rounds.begun())
-        return self.store.get_cluster(C).last_round
-
-    async def tick_after(self, seconds: float) -> int:
-        """Let time pass until a tick, and return how many rounds were committed until then."""
-        self.clock.now_s += seconds
-        await self.rounds.tick()
-        await asyncio.gather(*self.rounds.begun())
-        return self.store.get_cluster(C).last_round
-
-
-@asynccontextmanager
-async def a_replica(store: PostgresStore, holder: str = "me") -> AsyncIterator[Replica]:
-    clock, calls, round_calls = HandClock(), Calls(1, "store"), Calls(1, "round")
-    rounds = PeriodicRounds(
-        store,
-        RoundLoop(store, clock),
-        clock,
-        calls=calls,
-        round_calls=round_calls,
-        holder=holder,
-        spacing_s=3.0,
-        period_s=HOUR_S,
-        deadline_s=60.0,
-    )
-    yield Replica(store, rounds, clock)
-    await rounds.stop()
-    await asyncio.gather(calls.close(), round_calls.close())
-
-
 async def until(condition: Any) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not await asyncio.to_thread(condition):
@@ -136,34 +97,17 @@ async def until(condition: Any) -> None:
 
 
 async def test_a_failure_triggers_a_round_that_gives_the_gpus_to_another_job_at_once(
-    store: PostgresStore, database: Database
+    lasting: PostgresStore, database: Database
 ) -> None:
-    a_cluster(store, nodes=1, gpus=4)
-    submit(store, a_spec("a", weight=50.0), a_spec("b"))
+    a_cluster(lasting, nodes=1, gpus=4)
+    submit(lasting, a_spec("a", weight=50.0), a_spec("b"))
     async with run_server(settings(database)):
-        await until(lambda: states(store)["a"] is JobState.STARTING)  # the first round
-        await asyncio.to_thread(agents_report, store)
-        await asyncio.to_thread(fail, store, "a")
+        await until(lambda: states(lasting)["a"] is JobState.STARTING)  # the first round
+        await asyncio.to_thread(agents_report, lasting)
+        await asyncio.to_thread(fail, lasting, "a")
         await asyncio.to_thread(prolong_back_off, database)
-        await until(lambda: states(store)["b"] in ACTIVE)
-        assert states(store)["a"] is JobState.QUEUED
-
-
-async def test_submissions_and_first_estimates_have_rounds_without_a_call(
-    store: PostgresStore, database: Database
-) -> None:
-    a_cluster(store, nodes=1, gpus=4)
-    unknown = Workload(model="new", params="", global_batch=8)
-    async with run_server(settings(database)):
-        await asyncio.to_thread(submit, store, a_spec("a", max_gpus=1))
-        await until(lambda: states(store)["a"] is JobState.STARTING)
-        await asyncio.to_thread(submit, store, a_spec("b", workload=unknown))
-        await until(lambda: job(store, "b").reason is not None)
-        assert states(store)["b"] is JobState.QUEUED
-        await asyncio.to_thread(
-            do, store, lambda w: w.upsert_estimates(C, [a_record(1, workload=unknown)])
-        )
-        await until(lambda: states(store)["b"] is JobState.STARTING)
+        await until(lambda: states(lasting)["b"] in ACTIVE)
+        assert states(lasting)["a"] is JobState.QUEUED
 
 
 async def test_rounds_triggered_by_back_off_ends_and_event_storms_are_spaced(
@@ -192,17 +136,6 @@ async def test_after_a_lost_connection_every_cluster_of_the_replica_has_a_round(
         replica.rounds.wake("")  # any event may have been missed
         assert await replica.rounds_after(2.9) == 2
         assert await replica.rounds_after(0.2) == 3
-
-
-async def test_a_triggered_round_is_decided_by_the_replica_with_the_lease(
-    one: PostgresStore,
-) -> None:
-    assert one.acquire_lease(C, "another", 60.0)
-    async with a_replica(one) as replica:
-        replica.rounds.wake(C)
-        replica.rounds.wake("nowhere")
-        await replica.rounds.begin_due()
-        assert replica.rounds.begun() == []
 
 
 async def test_a_replica_that_takes_a_lease_over_makes_up_for_missed_events(
@@ -252,19 +185,6 @@ async def test_a_round_that_fails_is_tried_again_after_longer_and_longer(
         assert await replica.rounds_after(10.0) == 2
         replica.rounds.wake(C)
         assert await replica.rounds_after(3.0) == 3
-
-
-async def test_a_node_that_falls_silent_is_noticed_without_a_call(
-    one: PostgresStore, database: Database
-) -> None:
-    async with a_replica(one) as replica:
-        assert await replica.tick_after(0.0) == 2
-        assert states(one)["a"] is JobState.RUNNING
-        execute(database, "UPDATE agents SET heard_at = heard_at - interval '2 h'")
-        assert await replica.rounds_after(5.0) == 2  # it is not looked at before it would be silent
-        assert await replica.tick_after(0.0) == 3
-        assert states(one)["a"] is JobState.QUEUED
-        assert "lost" in [event.event for event in one.job_history(C, "a")]
 
 
 async def test_a_node_is_looked_at_when_it_would_fall_silent(
@@ -348,3 +268,264 @@ def deep_size(known: dict[str, Any]) -> int:
         + sum(sys.getsizeof(getattr(value, slot)) for slot in type(value).__slots__)
         for name, value in known.items()
     )
+
+
+async def test_one_replica_commits_one_round_in_each_period(lasting: PostgresStore) -> None:
+    clock = HandClock()
+    for name in ("c", "d"):
+        a_served_cluster(lasting, name)
+
+    async def rounds_after_ticks(*replicas: Replica) -> list[int]:
+        for replica in replicas:
+            last = [await replica.tick_after(0.0, cluster) for cluster in ("c", "d")]
+        return last
+
+    async with (
+        a_replica(lasting, clock, holder="one") as first,
+        a_replica(lasting, clock, holder="other") as second,
+    ):
+        assert await rounds_after_ticks(first, second) == [1, 1]
+        clock.now_s += HOUR_S - 1.0
+        assert await rounds_after_ticks(first, second) == [1, 1]
+        clock.now_s += 2.0
+        assert await rounds_after_ticks(first, second) == [2, 2]
+
+
+async def test_a_requested_round_restarts_the_period(one: PostgresStore) -> None:
+    async with a_replica(one) as replica:
+        assert await replica.tick_after(0.0) == 2
+        replica.clock.now_s += HOUR_S / 2
+        snapshot = one.snapshot(C)
+        one.commit(a_round(snapshot, wait(snapshot, "b")))
+        assert await replica.tick_after(1.0) == 3
+        assert await replica.tick_after(HOUR_S - 3.0) == 3
+        assert await replica.tick_after(3.0) == 4
+
+
+async def test_a_periodic_round_follows_the_standing_policy(one: PostgresStore) -> None:
+    config = Config(policy="{objective: max-min then jct, max_changes: 1}", period_s=60.0)
+    policies = StandingPolicies(one, config.round_options())
+    async with a_replica(one, policies=policies) as replica:
+        await replica.tick_after(0.0)
+    decided = one.list_rounds(C, 0, 1)[0]
+    assert decided.options["objective"] == "max-min then jct"
+    assert (decided.options["max_changes"], decided.options["round_s"]) == (1, 60.0)
+
+
+async def test_an_unreachable_store_is_logged_once_and_not_at_each_tick(
+    lasting: PostgresStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ticks, enough = 0, asyncio.Event()
+
+    async def tick() -> None:
+        nonlocal ticks
+        ticks += 1
+        if ticks >= 6:
+            enough.set()
+        if ticks != 4:
+            raise Unavailable("no database")
+
+    async with a_replica(lasting) as replica:
+        monkeypatch.setattr(replica.rounds, "tick", tick)
+        monkeypatch.setattr(replica.rounds, "_tick_s", 0.0)
+        replica.rounds.start()
+        async with asyncio.timeout(PATIENCE_S):
+            await enough.wait()
+    lines = logged_lines(caplog, "rounds_not_begun")
+    # There is a warning before and after the fourth tick, which succeeds.
+    assert [line.partition("error=")[2] for line in lines] == ['"no database"'] * 2
+
+
+AGENT0, AGENT1 = "agent-a100-0", "agent-a100-1"
+SILENCE_S = 45.0
+
+
+@pytest.fixture
+def busy(store: PostgresStore) -> PostgresStore:
+    """Return a store with two nodes of four GPUs, on both of which a runs while b waits."""
+    a_cluster(store, nodes=2, gpus=4)
+    submit(store, a_spec("a", max_retries=1), a_spec("b"))
+    run(store, a=[(A0, range(4)), (A1, range(4))])
+    return store
+
+
+@pytest.fixture
+def requests(busy: PostgresStore, database: Database) -> Iterator[RoundRequests]:
+    with round_requests(database) as heard:
+        yield heard
+
+
+def make_silent(database: Database, agent: str, seconds: float = 3600.0) -> None:
+    execute(
+        database,
+        f"UPDATE agents SET heard_at = clock_timestamp() - interval '{seconds} s' WHERE name = '{agent}'",
+    )
+
+
+def outlook(store: PostgresStore) -> ClusterOutlook:
+    return store.outlooks([C])[C]
+
+
+EVENTS: dict[str, Callable[[PostgresStore], object]] = {
+    "a submission": lambda s: submit(s, a_spec("c")),
+    "the end of a job": lambda s: agents_report(s, phase="succeeded"),
+    "a failure": lambda s: fail(s, "a"),
+    "a cancellation": lambda s: apply_event(s, "a", JobEvent.CANCEL),
+    "a hold": lambda s: apply_event(s, "b", JobEvent.HOLD),
+    "a changed job": lambda s: do(
+        s, lambda w: w.update_job(C, a_spec("b", weight=9.0), ["weight"], None)
+    ),
+    "a drain": lambda s: do(s, lambda w: w.drain_nodes(C, [A0], draining=True)),
+    "a new node": lambda s: s.hello(C, "new", "1", [NodeSpec(name="n", gpu_type="a100", gpus=4)]),
+    "a changed node": lambda s: do(
+        s, lambda w: w.upsert_nodes(C, [NodeSpec(name=A0, gpu_type="a100", gpus=8)])
+    ),
+    "a node that its agent leaves": lambda s: s.hello(C, AGENT1, "first", []),
+    "changed estimates": lambda s: do(
+        s, lambda w: w.upsert_estimates(C, [a_record(1, iter_time_s=0.5)])
+    ),
+    "first estimates": lambda s: do(
+        s, lambda w: w.derive(C, [a_record(3, iter_time_s=0.2, nodes=1)], {BERT: "of the model"})
+    ),
+    "deleted estimates": lambda s: do(
+        s, lambda w: w.delete_cells(C, CellFilter(workload=BERT, gpus=2))
+    ),
+    "a tenant's quota": lambda s: do(
+        s, lambda w: w.upsert_tenants(C, [TenantSpec(name="t", quotas={"a100": 1})])
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EVENTS)
+def test_an_event_asks_for_a_round(name: str, busy: PostgresStore, requests: RoundRequests) -> None:
+    EVENTS[name](busy)
+    heard = requests.take()
+    assert heard
+    assert set(heard) == {C}
+
+
+def test_lost_nodes_holds_and_drains_ask_for_rounds_when_they_begin_and_end(
+    busy: PostgresStore, requests: RoundRequests, database: Database
+) -> None:
+    apply_event(busy, "b", JobEvent.HOLD)
+    do(busy, lambda w: w.drain_nodes(C, [A0], draining=True))
+    requests.take()
+    apply_event(busy, "b", JobEvent.RELEASE)
+    assert requests.take() == [C]
+    do(busy, lambda w: w.drain_nodes(C, [A0], draining=False))
+    assert requests.take() == [C]
+    make_silent(database, AGENT1)
+    assert busy.expire(C) == ["a"]
+    assert requests.take() == [C]
+    busy.hello(C, AGENT1, "second", [NodeSpec(name=A1, gpu_type="a100", gpus=4)])
+    assert requests.take() == [C]
+
+
+QUIET: dict[str, Callable[[PostgresStore], object]] = {
+    "progress": lambda s: agent_reports(s, AGENT0, iterations_done=5.0, iter_time_s=1.0),
+    "a heartbeat": lambda s: record_heartbeat(s, AGENT0),
+    "a reconnection": lambda s: s.hello(
+        C, AGENT0, "first", [NodeSpec(name=A0, gpu_type="a100", gpus=4)]
+    ),
+    "a label": lambda s: do(
+        s, lambda w: w.update_job(C, a_spec("b", labels={"x": "y"}), ["labels"], None)
+    ),
+    "a repeated drain": lambda s: do(s, lambda w: w.drain_nodes(C, [A0], draining=False)),
+    "estimates that no live job needs": lambda s: do(
+        s,
+        lambda w: w.upsert_estimates(
+            C, [a_record(1, workload=Workload(model="other", params="", global_batch=8))]
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", QUIET)
+def test_what_changes_no_decision_asks_for_no_round(
+    name: str, busy: PostgresStore, requests: RoundRequests
+) -> None:
+    QUIET[name](busy)
+    assert requests.take() == []
+
+
+def test_a_cluster_without_a_live_job_asks_for_no_round(
+    store: PostgresStore, database: Database
+) -> None:
+    a_cluster(store)
+    with round_requests(database) as requests:
+        store.hello(C, "new", "1", [NodeSpec(name="n", gpu_type="a100", gpus=4)])
+        do(store, lambda w: w.drain_nodes(C, [A0], draining=True))
+        do(store, lambda w: w.upsert_estimates(C, [a_record(1, iter_time_s=0.5)]))
+        assert requests.take() == []
+
+
+def test_decisions_of_a_round_and_dry_changes_ask_for_no_other_round(
+    busy: PostgresStore, requests: RoundRequests
+) -> None:
+    def work(writer: object) -> bytes:
+        writer.submit_jobs(C, [a_spec("c")])  # type: ignore[attr-defined]
+        return b""
+
+    busy.write(None, work, validate_only=True)
+    assert requests.take() == []
+    snapshot = busy.snapshot(C)
+    gpus = [(A0, range(1))]
+    commit(busy, snapshot, wait(snapshot, "a", DecisionKind.SUSPEND), start(snapshot, "b", gpus))
+    agents_report(busy)
+    assert states(busy)["b"] is JobState.RUNNING
+    assert requests.take() == []
+
+
+def test_the_outlook_follows_nodes_that_fall_silent_with_and_without_jobs(
+    busy: PostgresStore, database: Database
+) -> None:
+    make_silent(database, AGENT1, seconds=30.0)
+    seen = outlook(busy)
+    assert 0.0 < seen.look_in_s <= SILENCE_S - 30.0
+    assert seen.event_in_s == math.inf
+    record_heartbeat(busy, AGENT1)
+    assert outlook(busy).look_in_s > SILENCE_S - 30.0
+    assert outlook(busy).schedulable == seen.schedulable
+    assert set(busy.outlooks([C, "nowhere"])) == {C}
+    make_silent(database, AGENT1)
+    assert outlook(busy).event_in_s == 0.0
+    busy.expire(C)
+    assert outlook(busy).event_in_s == math.inf
+    make_silent(database, AGENT1, seconds=-3600.0)
+    assert outlook(busy).event_in_s == 0.0
+    busy.expire(C)
+    assert outlook(busy).event_in_s == math.inf
+
+
+def test_an_idle_node_that_falls_silent_or_returns_changes_the_schedulable_nodes(
+    store: PostgresStore, database: Database
+) -> None:
+    a_cluster(store, nodes=2, gpus=4)
+    submit(store, a_spec("a"))
+    both = outlook(store).schedulable
+    make_silent(database, AGENT1)
+    one = outlook(store)
+    assert one.schedulable != both
+    assert one.event_in_s == math.inf
+    record_heartbeat(store, AGENT1)
+    assert outlook(store).schedulable == both
+
+
+def commit_promise(store: PostgresStore, due_in_s: float, **overrides: object) -> Snapshot:
+    """Commit a round whose promises need the next one after ``due_in_s``."""
+    snapshot = store.snapshot(C)
+    summary = a_summary(snapshot, promises_due_s=snapshot.now_s + due_in_s, **overrides)
+    store.commit(replace(a_round(snapshot, wait(snapshot, "b")), summary=summary))
+    return snapshot
+
+
+def test_the_outlook_says_when_promises_need_the_next_round(busy: PostgresStore) -> None:
+    commit_promise(busy, 600.0)
+    assert 500.0 < outlook(busy).promises_due_in_s <= 600.0
+    commit_promise(busy, -5.0)
+    assert outlook(busy).promises_due_in_s == 0.0
+    commit_promise(busy, math.inf)
+    assert outlook(busy).promises_due_in_s == math.inf
+    commit_promise(busy, -5.0)
+    commit_promise(busy, math.inf, outcome="refused")  # it does not repeat one that was refused
+    assert outlook(busy).promises_due_in_s == math.inf

@@ -1,39 +1,61 @@
-"""Extreme accepted values of each field do not break a cluster's rounds, however they are decided."""
+"""Extreme values and hostile messages: refused or stored, and never an internal error."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
+import grpc.aio
+import numpy as np
 import pytest
+import sqlalchemy as sa
+from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
+from grpc import StatusCode
 
+from tessera.db.access_store import PostgresAccessStore
+from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
-from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ZeroStage
 from tessera.formulation.grammar import OBJECTIVES
 from tessera.formulation.records.clusters import NodeSpec
-from tessera.formulation.records.rounds import RoundRecord
 from tessera.service.loop import RoundLoop
 from tessera.service.rpc import fields
 from tessera.service.rpc.convert import clusters, estimates, jobs, tenants
 from tessera.service.rpc.convert.estimates import to_workload
 from tessera.service.rpc.convert.networks import MAX_BYTES, MAX_MESSAGES
 from tessera.service.rpc.names import cluster_name
+from tessera.service.rpc.servicers import SERVICES
 from tessera.service.worker import SolveProcesses
 from tessera.solvers.registry import solver_names as solvers
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.schedulers.registry import parameters_of
 from tessera.solvers.schedulers.registry import scheduler_names as schedulers
-from tessera.v1 import clusters_pb2, estimates_pb2, jobs_pb2, tenants_pb2
-from tests.support.api import Api
+from tessera.v1 import (
+    access_pb2,
+    agents_pb2,
+    clusters_pb2,
+    estimates_pb2,
+    jobs_pb2,
+    networks_pb2,
+    scheduler_pb2,
+    tenants_pb2,
+)
+from tests.support.api import Api, a_cell, a_cluster, a_submit, some_cells, some_nodes
+from tests.support.decided_rounds import schedule
 from tests.support.execution_plans import a_plan
 from tests.support.laws import IS_NIGHT
+from tests.support.logged import logged_lines
+from tests.support.messages import broken_bytes, mutate, random_message
 from tests.support.patience import PATIENCE_S
-from tests.support.rpc import serving
+from tests.support.rpc import CLIENTS_OWN_ERROR, error_details, serving
+from tests.support.valid_requests import valid_requests
 
 C: Final = "c"
 PARENT: Final = cluster_name(C)
@@ -42,6 +64,9 @@ LAST_S: Final = 253_402_300_799
 """The last second of the year 9999."""
 LIMIT_S: Final = 0.3 if IS_NIGHT else 0.1
 """The time limit of solving. Greedy answers even without time, and CBC uses all of it on two cores."""
+
+DRY: Final[dict[str, Any]] = {"cluster": C, "dry_run": True, "remaining_s": lambda: 60.0}
+"""Arguments of a round that commits nothing."""
 
 NEVER: Final = 10**9
 """A number of jobs from which on rounds go to another process, which no round here has."""
@@ -78,22 +103,22 @@ def a_workload(model: str = "bert", **changes: Any) -> estimates_pb2.Workload:
     return estimates_pb2.Workload(**(values | changes))
 
 
-def a_cell(
+def cell_of(
     workload: estimates_pb2.Workload, gpu_type: str, gpus: int, seconds: float, **rest: Any
 ) -> estimates_pb2.CellEstimate:
     cell = estimates_pb2.Cell(
-        gpu_type=gpu_type,
-        gpus=gpus,
-        pipeline_degree=rest.pop("pipeline_degree", 1),
+        gpu_type=gpu_type, gpus=gpus, pipeline_degree=rest.pop("pipeline_degree", 1)
     )
     values = {"iter_time_s": seconds, "source": estimates_pb2.MEASURED} | rest
     return estimates_pb2.CellEstimate(workload=workload, cell=cell, **values)
 
 
-def some_cells(workload: estimates_pb2.Workload, **rest: Any) -> list[estimates_pb2.CellEstimate]:
+def cells_of(workload: estimates_pb2.Workload, **rest: Any) -> list[estimates_pb2.CellEstimate]:
     """Return Cells of 1 to 16 A100 and 1 to 4 V100."""
     sizes = [("a100", 1), ("a100", 4), ("a100", 8), ("a100", 16), ("v100", 1), ("v100", 4)]
-    return [a_cell(workload, t, n, 10.0 / n if t == "a100" else 20.0 / n, **rest) for t, n in sizes]
+    return [
+        cell_of(workload, t, n, 10.0 / n if t == "a100" else 20.0 / n, **rest) for t, n in sizes
+    ]
 
 
 async def upsert_cells(a: Api, cells: Iterable[estimates_pb2.CellEstimate]) -> None:
@@ -145,25 +170,14 @@ async def make_cluster(a: Api, store: PostgresStore) -> None:
     await upsert_types(a)
     for name, (gpu_type, gpus) in NODES.items():
         await upsert_node(a, store, name, gpu_type, gpus)
-    await upsert_cells(a, some_cells(a_workload()))
+    await upsert_cells(a, cells_of(a_workload()))
     await upsert_tenant(a, "heavy", weight=tenants.MAX_WEIGHT)
     await submit(a, "first", guaranteed=True)
     await submit(a, "second", deadline=Timestamp(seconds=4_000_000_000))
-    decide(RoundLoop(store, SystemClock()), RoundOptions(), dry_run=False)
+    schedule(store, cluster=C)
     await submit(a, "third", priority=2)
     await submit(a, "fourth", tenant="lab", requested_gpus=8)
     await submit(a, "fifth", requested_gpus=1, weight=2.0)
-
-
-def decide(loop: RoundLoop, options: RoundOptions, *, dry_run: bool = True) -> RoundRecord:
-    return loop.schedule(
-        C,
-        options,
-        remaining_s=lambda: 60.0,
-        dry_run=dry_run,
-        request=None,
-        cancelled=never_cancelled,
-    )
 
 
 def failures_of(loop: RoundLoop, ways: Mapping[str, dict[str, Any]]) -> dict[str, str]:
@@ -171,7 +185,7 @@ def failures_of(loop: RoundLoop, ways: Mapping[str, dict[str, Any]]) -> dict[str
     failures = dict[str, str]()
     for name, options in ways.items():
         try:
-            done = decide(loop, RoundOptions(solve_limit_s=LIMIT_S, **options))
+            done = schedule(loop, RoundOptions(solve_limit_s=LIMIT_S, **options), **DRY)
         except Exception as error:  # noqa: BLE001 # all failures are collected
             failures[name] = repr(error)[:300]
         else:
@@ -245,22 +259,22 @@ JOBS: dict[str, dict[str, Any]] = {
 
 OTHERS: dict[str, Poison] = {
     "the fastest Cell of the largest batch": lambda a: add_cells_and_job(
-        a, "x", [a_cell(HUGE, "a100", n, FAST) for n in (1, 8)]
+        a, "x", [cell_of(HUGE, "a100", n, FAST) for n in (1, 8)]
     ),
     "the slowest Cell of the least batch": lambda a: add_cells_and_job(
-        a, "x", [a_cell(TINY, "a100", n, SLOW) for n in (1, 8)]
+        a, "x", [cell_of(TINY, "a100", n, SLOW) for n in (1, 8)]
     ),
     "the fastest on one type and the slowest on the other": lambda a: add_cells_and_job(
         a,
         "x",
-        [a_cell(ODD, "a100", 1, FAST), a_cell(ODD, "v100", 4, SLOW)],
+        [cell_of(ODD, "a100", 1, FAST), cell_of(ODD, "v100", 4, SLOW)],
         iterations=jobs.MAX_ITERATIONS,
         weight=jobs.MAX_WEIGHT,
     ),
     "a slow job of the greatest weight": lambda a: add_cells_and_job(
         a,
         "x",
-        [a_cell(TINY, "v100", 1, SLOW)],
+        [cell_of(TINY, "v100", 1, SLOW)],
         weight=jobs.MAX_WEIGHT,
         iterations=jobs.MAX_ITERATIONS,
         deadline=Timestamp(seconds=LAST_S),
@@ -269,7 +283,7 @@ OTHERS: dict[str, Poison] = {
     "a fast job of the least weight": lambda a: add_cells_and_job(
         a,
         "x",
-        [a_cell(HUGE, "v100", 1, FAST)],
+        [cell_of(HUGE, "v100", 1, FAST)],
         weight=jobs.MIN_WEIGHT,
         iterations=1,
         restart=Duration(seconds=fields.MAX_DURATION_S),
@@ -277,7 +291,7 @@ OTHERS: dict[str, Poison] = {
     "more iterations than it could ever do, promised": lambda a: add_cells_and_job(
         a,
         "x",
-        [a_cell(TINY, "a100", 8, FAST)],
+        [cell_of(TINY, "a100", 8, FAST)],
         deadline=Timestamp(seconds=4_000_000_000),
         iterations=jobs.MAX_ITERATIONS,
         guaranteed=True,
@@ -285,23 +299,23 @@ OTHERS: dict[str, Poison] = {
     "the most uncertain Cell": lambda a: add_cells_and_job(
         a,
         "x",
-        [a_cell(ODD, "a100", 8, SLOW, sd=estimates.MAX_SD), a_cell(ODD, "v100", 1, FAST, sd=0.0)],
+        [cell_of(ODD, "a100", 8, SLOW, sd=estimates.MAX_SD), cell_of(ODD, "v100", 1, FAST, sd=0.0)],
     ),
     "a Cell on as many nodes as GPUs": lambda a: add_cells_and_job(
-        a, "x", [a_cell(ODD, "a100", 16, 1.0, nodes=16), a_cell(ODD, "v100", 4, 1.0, nodes=1)]
+        a, "x", [cell_of(ODD, "a100", 16, 1.0, nodes=16), cell_of(ODD, "v100", 4, 1.0, nodes=1)]
     ),
     "a Cell of more GPUs than there are": lambda a: add_cells_and_job(
-        a, "x", [a_cell(ODD, "a100", estimates.MAX_GPUS, 1.0), a_cell(ODD, "a100", 1, 1.0)]
+        a, "x", [cell_of(ODD, "a100", estimates.MAX_GPUS, 1.0), cell_of(ODD, "a100", 1, 1.0)]
     ),
     "Cells that do not fit": lambda a: add_cells_and_job(
-        a, "x", [a_cell(ODD, "a100", 8, 0.0, infeasible=True), a_cell(ODD, "a100", 1, 1.0)]
+        a, "x", [cell_of(ODD, "a100", 8, 0.0, infeasible=True), cell_of(ODD, "a100", 1, 1.0)]
     ),
     "no Cell at all": lambda a: submit(a, "x", workload=a_workload("unheard of")),
     "a Cell that sends the most": lambda a: add_cells_and_job(
         a,
         "x",
         [
-            a_cell(
+            cell_of(
                 ODD,
                 "a100",
                 16,
@@ -319,7 +333,7 @@ OTHERS: dict[str, Poison] = {
         a,
         "x",
         [
-            a_cell(ODD, "a100", n, 1.0 / n, pipeline_degree=d, execution_plan=plan.to_json())
+            cell_of(ODD, "a100", n, 1.0 / n, pipeline_degree=d, execution_plan=plan.to_json())
             for n in range(1, 17)
             for d in range(1, n + 1)
             if n % d == 0
@@ -378,7 +392,7 @@ async def test_no_accepted_value_breaks_a_round(
         await (submit(a, "x", **JOBS[what]) if what in JOBS else OTHERS[what](a))
     loop = RoundLoop(store, SystemClock(), processes, from_jobs=NEVER)
     assert failures_of(loop, ways) == {}
-    assert decide(loop, RoundOptions(), dry_run=False).summary.outcome == "committed"
+    assert schedule(loop, cluster=C).summary.outcome == "committed"
     assert failures_of(loop, ways) == {}  # the job may run now
 
 
@@ -426,15 +440,168 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-async def test_no_accepted_option_breaks_a_round(
-    store: PostgresStore, options: dict[str, Any]
-) -> None:
+async def test_no_accepted_option_breaks_a_round(store: PostgresStore) -> None:
     async with serving(store) as (channel, _):
         await make_cluster(Api(channel), store)
+    for options in OPTIONS:
+        try:
+            chosen = RoundOptions(**({"solve_limit_s": 1.0} | options))
+        except InvalidInput:
+            continue
+        done = schedule(store, chosen, **DRY)
+        assert done.summary.outcome == "dry_run", (options, done.summary.violations)
+
+
+EXAMPLES: Final = {"quick": 1, "full": 4, "night": 36, "explore": 400}[TIER]
+"""The number of messages of each sort for each method."""
+SEED: Final = int(os.environ.get("HOSTILE_SEED", "0"))
+MODULES: Final = (
+    access_pb2,
+    agents_pb2,
+    clusters_pb2,
+    estimates_pb2,
+    jobs_pb2,
+    networks_pb2,
+    scheduler_pb2,
+    tenants_pb2,
+)
+METHODS: Final[dict[str, MethodDescriptor]] = {
+    f"/{service.full_name}/{method.name}": method
+    for module in MODULES
+    for service in module.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+}
+WRONG: Final = frozenset({StatusCode.INTERNAL, StatusCode.UNKNOWN, StatusCode.DEADLINE_EXCEEDED})
+
+
+def test_every_method_has_a_valid_request_here() -> None:
+    assert {name.rpartition("/")[2] for name in METHODS} == set(valid_requests())
+    others = {"tessera.v1.Webhooks"}  # the benchmark of hostile clients calls it
+    assert {name.split("/")[1] for name in METHODS} == set(SERVICES) - others
+
+
+async def call_raw(channel: Any, path: str, messages: list[bytes]) -> StatusCode:
+    """Make a call with raw bytes, and return its code. For a watched job, the first answer is enough."""
+    method = METHODS[path]
+    if method.client_streaming:
+        return await _stream(channel.stream_stream(path)(timeout=PATIENCE_S), path, messages)
     try:
-        chosen = RoundOptions(**({"solve_limit_s": 1.0} | options))
-    except InvalidInput:
-        return
-    done = decide(RoundLoop(store, SystemClock()), chosen)
-    assert done.summary.outcome == "dry_run", done.summary.violations
+        if not method.server_streaming:
+            await channel.unary_unary(path)(messages[0], timeout=PATIENCE_S)
+            return StatusCode.OK
+        answers = channel.unary_stream(path)(messages[0], timeout=PATIENCE_S)
+        async for _ in answers:
+            answers.cancel()
+            break
+    except grpc.aio.AioRpcError as error:
+        _check_error(path, error)
+        return error.code()
+    return StatusCode.OK
+
+
+async def _stream(stream: Any, path: str, messages: list[bytes]) -> StatusCode:
+    """Send messages until the server ends the stream or no message is left, and return its code."""
+    # The errors mean that the server has ended the stream.
+    ended = (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError)
+    with contextlib.suppress(*ended):
+        for message in messages:
+            await stream.write(message)
+        await stream.done_writing()
+        while await stream.read() is not grpc.aio.EOF:
+            continue
+    code: StatusCode = await stream.code()
+    details = await stream.details()
+    # The server ended the stream first. Its log says how, which the test checks at its end.
+    if details == CLIENTS_OWN_ERROR:
+        return StatusCode.CANCELLED
+    assert code not in WRONG, (path, code, details)
+    return code
+
+
+def _check_error(path: str, error: grpc.aio.AioRpcError) -> None:
+    assert error.code() not in WRONG, (path, error.code(), error.details())
+    info, _ = error_details(error)
+    assert info.domain == "tessera"
+    assert info.reason
+
+
+async def make_resources(api: Api, channel: grpc.aio.Channel) -> None:
+    """Create the resources of the valid requests, such as a cluster, a job, a round and a topology."""
+    await api.clusters.UpsertCluster(a_cluster("a100", "v100"))
+    await api.clusters.UpsertNodes(some_nodes("n1", "n2"))
+    await api.estimates.UpsertCells(some_cells(a_cell(1), a_cell(8)))
+    await api.jobs.SubmitJob(a_submit())
+    for name in ("UpdateTopology", "UpsertTenants", "Schedule"):
+        path = next(path for path in METHODS if path.endswith(f"/{name}"))
+        (request,) = valid_requests()[name]
+        assert await call_raw(channel, path, [request.SerializeToString()]) is StatusCode.OK
+
+
+MIXED_JOBS: Final = """
+SELECT a.job_id FROM allocations a JOIN nodes n ON n.id = a.node_id
+GROUP BY a.job_id, a.generation HAVING count(DISTINCT n.gpu_type_id) > 1
+"""
+HELD_TWICE: Final = """
+SELECT node_id, gpu FROM allocations WHERE hold IN ('held', 'releasing')
+GROUP BY node_id, gpu HAVING count(*) > 1
+"""
+REALS: Final = """
+SELECT table_name, column_name FROM information_schema.columns
+WHERE table_schema = 'public' AND data_type = 'double precision'
+"""
+
+
+def check_rows(database: Database) -> None:
+    """Check all stored rows as far as SQL can."""
+    with database.engine.connect() as connection:
+        for query in (MIXED_JOBS, HELD_TWICE):
+            assert not connection.execute(sa.text(query)).all(), query
+        for table, column in connection.execute(sa.text(REALS)).all():
+            query = f"SELECT count(*) FROM {table} WHERE {column} = 'NaN'"
+            assert not connection.execute(sa.text(query)).scalar_one(), (table, column)
+
+
+async def check_service(channel: Any) -> None:
+    """Check that the server still serves, and can read everything that is stored."""
+    for name in (
+        "ListClusters",
+        "ListNodes",
+        "ListCells",
+        "ListModels",
+        "ListJobs",
+        "ListRounds",
+        "ListTenants",
+        "GetTopology",
+        "GetCluster",
+    ):
+        path = next(path for path in METHODS if path.endswith(f"/{name}"))
+        (request,) = valid_requests()[name]
+        code = await call_raw(channel, path, [request.SerializeToString()])
+        assert code in (StatusCode.OK, StatusCode.NOT_FOUND), (name, code)
+
+
+@pytest.mark.parametrize("path", METHODS, ids=lambda path: path.rpartition("/")[2])
+async def test_hostile_messages_are_answered_and_do_no_harm(
+    store: PostgresStore, database: Database, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    method = METHODS[path]
+    rng = np.random.default_rng([SEED, *path.encode()])
+    access = PostgresAccessStore(database)
+    async with serving(store, default_deadline_s=20.0, access=access) as (channel, _):
+        await make_resources(Api(channel), channel)
+        for _ in range(EXAMPLES):
+            valid = valid_requests()[method.name]
+            at = int(rng.integers(len(valid)))
+            for sort in (
+                random_message(method.input_type, rng),
+                mutate(valid[at], rng),
+                mutate(valid[at], rng, most=1),
+            ):
+                messages = [*valid[:at], sort, *valid[at + 1 :]]
+                await call_raw(channel, path, [message.SerializeToString() for message in messages])
+            raw = [message.SerializeToString() for message in valid]
+            raw[at] = broken_bytes(valid[at], rng)
+            await call_raw(channel, path, raw)
+        await check_service(channel)
+    await asyncio.to_thread(check_rows, database)
+    assert not logged_lines(caplog, "rpc_failed")

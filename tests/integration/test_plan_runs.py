@@ -1,12 +1,15 @@
-"""Runs of a job's own program that measure its plans, in PostgreSQL: created, bounded, learned from."""
+"""Runs that measure a plan, and plans that the runtime of each job can run."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
@@ -18,22 +21,39 @@ from tessera.estimator.plans import Shape
 from tessera.estimator.profiling.tasks import LAST_QUEUE, LEAST_WEIGHT, ProfilingOptions
 from tessera.estimator.reconfiguration.appendix import appendix_iteration_s
 from tessera.estimator.reconfiguration.configurations import ConfigurationTable
+from tessera.formulation.demand import Capacity
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import ExecutionPlan, Offload
+from tessera.formulation.execution_plan import (
+    ExecutionPlan,
+    Offload,
+    PlanStage,
+    Precision,
+    ZeroStage,
+)
 from tessera.formulation.launch import LaunchSpec
 from tessera.formulation.lifecycle import JobEvent, JobState
+from tessera.formulation.reasons import ReasonCode
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.runtimes import DEEPSPEED, RUNTIMES, TORCHRUN
+from tessera.formulation.runtimes import DEEPSPEED, MEGATRON, RUNTIMES, TORCHRUN
+from tessera.formulation.techniques import PlanLimits, Technique, techniques_of
 from tessera.formulation.values import RUN_LABEL, Cell, EstimateSource, GpuType, Workload
 from tessera.service.cells.deriver import CellDeriver
 from tessera.service.config import Config
-from tessera.solvers.base import Budget
-from tessera.solvers.portfolio import Portfolio
-from tessera.solvers.rounds.plan import RoundOptions, plan_round
 from tests.support.configurations import TRUE
-from tests.support.stored_cluster import C, a_spec, apply_event, commit, do, execute, job
+from tests.support.decided_rounds import decide, plan_of
+from tests.support.stored_cluster import (
+    C,
+    a_record,
+    a_spec,
+    apply_event,
+    cells_of,
+    do,
+    execute,
+    job,
+    submit,
+)
 
 BERT = Workload(model="bert", params="1.3B", global_batch=256)
 GPU = "a100-80"
@@ -71,10 +91,6 @@ def runs_of(store: PostgresStore) -> list[JobSpec]:
     return [job(store, run.name).spec for run in store.estimation(C).runs]
 
 
-def submit(store: PostgresStore, *specs: JobSpec) -> None:
-    do(store, lambda w: w.submit_jobs(C, specs))
-
-
 def test_a_job_that_asks_gets_seven_runs_of_its_own_program_once(cluster: PostgresStore) -> None:
     submit(cluster, a_job())
     deriver = a_deriver(cluster)
@@ -107,38 +123,20 @@ def test_a_round_gives_runs_the_gpus_that_jobs_leave_and_their_own_plans(
     deriver = a_deriver(cluster)
     for _ in range(2):
         deriver.derive(C)
-    snapshot = cluster.snapshot(C)
-    budget = Budget(remaining_s=lambda: math.inf)
-    outcome = plan_round(snapshot, RoundOptions(), Portfolio(), budget)
-    assert not outcome.violations
-    commit(cluster, snapshot, *outcome.decisions)
+    decide(cluster)
     assert job(cluster, "j").allocation is not None
     for run in runs_of(cluster):
-        held = job(cluster, run.name).allocation
-        assert held is not None
-        assert held.plan == run.stated_plan
+        assert plan_of(cluster, run.name) == run.stated_plan
 
 
-@pytest.mark.parametrize(
-    ("runs", "changed"), [(0, {}), (7, {"profile": False})], ids=["no setting", "no request"]
-)
-def test_without_setting_or_request_nothing_runs(
-    cluster: PostgresStore, runs: int, changed: dict[str, Any]
-) -> None:
-    submit(cluster, a_job(**changed))
-    a_deriver(cluster, runs).derive(C)
+def test_a_job_gets_its_runs_once_it_asks_and_the_setting_allows_it(cluster: PostgresStore) -> None:
+    submit(cluster, a_job("first", profile=False))
+    assert a_deriver(cluster).derive(C) == 1
+    submit(cluster, a_job())
+    a_deriver(cluster, 0).derive(C)
     assert not cluster.estimation(C).runs
     assert all("no model of runs" not in r.provenance for r in estimates_of(cluster))
-
-
-def test_a_job_that_starts_to_ask_gets_its_runs_although_its_estimates_are_there(
-    cluster: PostgresStore,
-) -> None:
-    submit(cluster, a_job("first", profile=False))
-    deriver = a_deriver(cluster)
-    assert deriver.derive(C) == 1
-    submit(cluster, a_job())
-    deriver.derive(C)
+    a_deriver(cluster).derive(C)  # although its estimates are there
     assert len(runs_of(cluster)) == 7
 
 
@@ -179,7 +177,7 @@ def test_runs_end_with_the_job_that_asked_and_past_their_limit(
 
 
 def estimates_of(store: PostgresStore, global_batch: int = 256) -> list[EstimateRecord]:
-    return store.list_estimates(C, "bert", "1.3B", global_batch, 0, 1000)[0]
+    return cells_of(store, replace(BERT, global_batch=global_batch))
 
 
 def true_times(store: PostgresStore) -> Callable[[ExecutionPlan], float]:
@@ -240,3 +238,234 @@ def test_numbers_of_runs_that_teach_nothing_are_refused(runs: int) -> None:
     with pytest.raises(InvalidInput, match=r"profile_runs.* must be 0, or from 7"):
         Config(profile_runs=runs).profiling()
     assert Config(profile_runs=7).profiling().runs == 7
+
+
+PIPELINED = Workload(model="bert", params="6.7B", global_batch=128)
+"""A model whose best plan on 8 x a40 is a pipeline."""
+LAYERS = 34
+
+
+@pytest.fixture
+def a40_cluster(store: PostgresStore) -> PostgresStore:
+    """Return the store with a cluster of three nodes of 8 x a40, without estimates."""
+    kind = GpuType(name="a40", memory_bytes=48 * 2**30)
+    do(store, lambda w: w.upsert_cluster(C, [kind], None))
+    for i in range(3):
+        store.hello(C, f"agent-a40-{i}", "first", [NodeSpec(name=f"n{i}", gpu_type="a40", gpus=8)])
+    return store
+
+
+def submit_with(
+    store: PostgresStore, database: Database, runtimes: dict[str, str], **more: Any
+) -> None:
+    """Queue jobs, each with its runtime."""
+    specs = [a_queued_job(name, **more) for name in runtimes]
+    do(store, lambda w: w.submit_jobs(C, specs))
+    for name, runtime in runtimes.items():
+        execute(database, f"UPDATE jobs SET runtime = '{runtime}' WHERE name = '{name}'")
+
+
+def a_queued_job(name: str, **more: Any) -> JobSpec:
+    return a_spec(name, **{"workload": PIPELINED, "requested_gpus": 8, "max_gpus": 8} | more)
+
+
+def derive(store: PostgresStore) -> int:
+    return CellDeriver(store, catalogue_of(), (1.0,)).derive(C)
+
+
+def derived_plans(database: Database) -> set[str]:
+    """Return the ids of the plans of the derived estimates that run."""
+    query = """SELECT p.name FROM estimates e JOIN plans p ON p.id = e.plan_id
+        WHERE e.derived AND e.iter_time_s < 'Infinity'"""
+    with database.read() as connection:
+        return set(connection.execute(sa.text(query)).scalars())
+
+
+def test_each_job_gets_a_plan_that_its_runtime_runs(
+    a40_cluster: PostgresStore, database: Database
+) -> None:
+    submit_with(a40_cluster, database, {"any": "command", "torch": TORCHRUN, "mega": MEGATRON})
+    assert derive(a40_cluster) == 1
+    decide(a40_cluster)
+    assert plan_of(a40_cluster, "any").pipeline_degree > 1
+    plan = plan_of(a40_cluster, "torch")
+    assert RUNTIMES[TORCHRUN].refuse_plan(plan) == ""
+    assert plan.stages[0].dp == plan.gpus == 8
+    assert RUNTIMES[MEGATRON].refuse_plan(plan_of(a40_cluster, "mega")) == ""
+
+
+def test_a_first_job_of_a_runtime_makes_the_workloads_plans_derived_again(
+    a40_cluster: PostgresStore, database: Database
+) -> None:
+    submit_with(a40_cluster, database, {"any": "replay"})
+    assert derive(a40_cluster) == 1
+    before = derived_plans(database)
+    assert derive(a40_cluster) == 0
+    submit_with(a40_cluster, database, {"torch": TORCHRUN})
+    assert a40_cluster.snapshot(C).runtimes.name == (TORCHRUN,)
+    assert derive(a40_cluster) == 1
+    assert derived_plans(database) > before
+    assert derive(a40_cluster) == 0
+    decide(a40_cluster)
+    assert RUNTIMES[TORCHRUN].refuse_plan(plan_of(a40_cluster, "torch")) == ""
+
+
+def test_once_its_last_job_has_ended_a_runtimes_plans_are_deleted(
+    a40_cluster: PostgresStore, database: Database
+) -> None:
+    submit_with(a40_cluster, database, {"any": "replay"})
+    derive(a40_cluster)
+    before = derived_plans(database)
+    submit_with(a40_cluster, database, {"deep": DEEPSPEED})
+    derive(a40_cluster)
+    apply_event(a40_cluster, "deep", JobEvent.CANCEL)
+    assert derive(a40_cluster) == 1
+    assert derived_plans(database) == before
+
+
+def test_a_job_says_that_its_runtime_can_run_no_plan_of_a_users_estimates(
+    a40_cluster: PostgresStore, database: Database
+) -> None:
+    given = estimate_of(a_plan(dp=1, tp=8))
+    do(a40_cluster, lambda w: w.upsert_estimates(C, [given]))
+    submit_with(a40_cluster, database, {"torch": TORCHRUN, "any": "replay"})
+    derive(a40_cluster)
+    decisions = decide(a40_cluster)
+    reason = decisions["torch"].reason
+    assert reason is not None
+    assert reason.code is ReasonCode.NO_RUNNABLE_PLAN
+    assert plan_of(a40_cluster, "any") == given.plan
+
+
+def test_a_users_estimates_without_a_recorded_plan_are_offered_unless_they_are_pipelines(
+    a40_cluster: PostgresStore, database: Database
+) -> None:
+    records = [
+        a_record(
+            8, workload=PIPELINED, gpu_type="a40", pipeline_degree=degree, iter_time_s=2.0 / degree
+        )
+        for degree in (1, 2)
+    ]
+    do(a40_cluster, lambda w: w.upsert_estimates(C, records))
+    submit_with(a40_cluster, database, {"torch": TORCHRUN, "any": "replay"})
+    decisions = decide(a40_cluster)
+    assert decisions["torch"].cell.pipeline_degree == 1
+    assert decisions["any"].cell.pipeline_degree == 2
+
+
+def test_a_stated_plan_leaves_the_best_plan_of_its_shape_in_place(
+    a40_cluster: PostgresStore, database: Database
+) -> None:
+    submit_with(a40_cluster, database, {"any": "replay"})
+    derive(a40_cluster)
+    before = derived_plans(database)
+    own = a_plan(dp=4, tp=2)
+    do(a40_cluster, lambda w: w.submit_jobs(C, [a_queued_job("own", stated_plan=own)]))
+    derive(a40_cluster)
+    assert derived_plans(database) == before | {own.digest}
+
+
+def test_a_job_that_must_run_by_a_stated_plan_needs_no_other(
+    a40_cluster: PostgresStore, database: Database
+) -> None:
+    submit_with(a40_cluster, database, {"torch": TORCHRUN}, stated_plan=a_plan(dp=8))
+    (wanted,) = a40_cluster.estimation(C).wanted
+    assert wanted.limits == ()
+    submit_with(
+        a40_cluster,
+        database,
+        {"first": DEEPSPEED},
+        stated_plan=a_plan(dp=8),
+        stated_plan_first=True,
+    )
+    (wanted,) = a40_cluster.estimation(C).wanted
+    assert wanted.limits == (PlanLimits(runtime=DEEPSPEED),)
+
+
+def test_only_plans_of_restricted_jobs_are_looked_at(
+    a40_cluster: PostgresStore, database: Database
+) -> None:
+    other = replace(PIPELINED, global_batch=64)
+    submit_with(a40_cluster, database, {"other": "replay"}, workload=other)
+    submit_with(a40_cluster, database, {"torch": TORCHRUN})
+    derive(a40_cluster)
+    snapshot = a40_cluster.snapshot(C)
+    refused, e = set(snapshot.refused_plans.plan.tolist()), snapshot.estimates
+    mine = int(snapshot.jobs.workload[snapshot.jobs.name.index("torch")])
+    assert refused < set(e.plan[e.workload == mine].tolist())
+    for plan in refused:
+        assert snapshot.plans[plan] != ""
+    free = int(snapshot.jobs.workload[snapshot.jobs.name.index("other")])
+    assert not refused & set(e.plan[(e.workload == free) & (e.pipeline_degree > 1)].tolist())
+    assert snapshot.jobs.runtime.tolist() == [-1, 0]
+
+
+def a_plan(dp: int, tp: int = 1) -> ExecutionPlan:
+    return ExecutionPlan(
+        stages=(PlanStage(start=0, end=LAYERS, dp=dp, tp=tp),),
+        micro_batch=8,
+        accumulation=16,
+        zero=ZeroStage.PARAMETERS,
+        precision=Precision.F16,
+        model="bert/6.7B",
+    )
+
+
+def estimate_of(plan: ExecutionPlan) -> EstimateRecord:
+    record = a_record(plan.gpus, workload=PIPELINED, gpu_type="a40", iter_time_s=3.0)
+    return record.with_plan(plan)
+
+
+def set_techniques(database: Database, name: str, *techniques: Technique) -> None:
+    words = json.dumps(techniques)
+    execute(database, f"UPDATE jobs SET techniques = '{words}' WHERE name = '{name}'")
+
+
+def test_jobs_get_plans_of_the_techniques_that_they_name(
+    a40_cluster: PostgresStore, database: Database
+) -> None:
+    submit_with(a40_cluster, database, {"any": "command", "some": "command"})
+    named = (Technique.DATA_PARALLELISM, Technique.ZERO_2, Technique.ACCUMULATION)
+    set_techniques(database, "some", *named)
+    (wanted,) = a40_cluster.estimation(C).wanted
+    assert wanted.limits == (PlanLimits(runtime="command", techniques=named),)
+    assert wanted.is_open
+    derive(a40_cluster)
+    both = plans_of(a40_cluster)
+    assert any(plan.pipeline_degree > 1 for plan in both)
+    assert any(techniques_of(plan) <= {*named} for plan in both)
+    set_techniques(database, "any", *named)
+    (wanted,) = a40_cluster.estimation(C).wanted
+    assert not wanted.is_open
+    fresh = replace(PIPELINED, global_batch=64)
+    submit_with(a40_cluster, database, {"fresh": "command"}, workload=fresh)
+    set_techniques(database, "fresh", *named)
+    derive(a40_cluster)
+    plans = plans_of(a40_cluster, fresh)
+    assert plans
+    assert all(techniques_of(plan) <= {*named} for plan in plans)
+
+
+def plans_of(store: PostgresStore, workload: Workload = PIPELINED) -> list[ExecutionPlan]:
+    return [record.plan for record in cells_of(store, workload) if record.plan is not None]
+
+
+def test_what_nodes_state_of_their_hosts_makes_choices_of_offloaded_plans(
+    a40_cluster: PostgresStore, database: Database
+) -> None:
+    large = Workload(model="llama30", params="30B", global_batch=64)
+    submit_with(a40_cluster, database, {"deep": DEEPSPEED}, workload=large)
+    (kind,) = a40_cluster.estimation(C).kinds
+    assert kind.node_capacity is None
+    assert derive(a40_cluster) == 1
+    assert {plan.cpus_per_gpu for plan in plans_of(a40_cluster, large)} == {0}
+    execute(database, "UPDATE nodes SET cpus = 32, host_bytes = 2::bigint ^ 41 WHERE name = 'n0'")
+    (kind,) = a40_cluster.estimation(C).kinds
+    assert kind.node_capacity == Capacity(gpus=8, cpus=32, host_bytes=2**41)
+    assert derive(a40_cluster) == 1
+    assert {plan.cpus_per_gpu for plan in plans_of(a40_cluster, large)} >= {1, 2, 4}
+    for record in cells_of(a40_cluster, large):
+        if record.plan is not None and math.isfinite(record.iter_time_s):
+            assert record.cpus == record.plan.cpus
+            assert (record.host_bytes > 0) == (record.plan.offload is not Offload.NONE)
+    assert derive(a40_cluster) == 0

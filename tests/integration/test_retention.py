@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -22,15 +22,19 @@ from tessera.service.config import Config
 from tessera.service.retention import Pruner
 from tessera.service.settings.sources import load_config
 from tessera.service.wiring import run_server
+from tests.support.access import add_audit_entries
 from tests.support.patience import PATIENCE_S
 from tests.support.stored_cluster import (
     C,
     a_cluster,
     a_spec,
+    agent_reports,
+    agents_report,
     apply_event,
     commit,
     do,
     execute,
+    run,
     submit,
     wait,
 )
@@ -44,14 +48,16 @@ def url_of(database: Database) -> str:
     return database.url.replace("+psycopg2", "", 1)
 
 
-def store_old_data(store: PostgresStore, database: Database, jobs: int = 3) -> None:
+def store_old_data(
+    store: PostgresStore, database: Database, jobs: int = 3, rounds: int = 5
+) -> None:
     """Store ended jobs, a request and rounds that are two months old."""
     a_cluster(store)
     submit(store, a_spec("stays"), *(a_spec(f"old-{i}") for i in range(jobs)))
     for i in range(jobs):
         apply_event(store, f"old-{i}", JobEvent.CANCEL)
     store.write(Request(id="r", method="m", digest="d"), lambda w: b"x")
-    for _ in range(102):
+    for _ in range(rounds):
         snapshot = store.snapshot(C)
         commit(store, snapshot, wait(snapshot, "stays"))
     for column in (
@@ -72,7 +78,10 @@ def counts(output: str) -> dict[str, int]:
 def test_a_dry_run_names_the_database_and_counts_without_deleting(
     store: PostgresStore, database: Database
 ) -> None:
-    store_old_data(store, database)
+    store_old_data(store, database, rounds=102)
+    names = ("REQUESTS_DAYS", "ROUNDS_DAYS", "ROUNDS", "SNAPSHOTS", "JOBS_DAYS", "AUDIT_DAYS")
+    forever = load_config(None, {f"TESSERA_RETAIN_{name}": "0" for name in names})
+    assert not any(store.prune_batch(C, forever.retention()).values())
     url = url_of(database).replace("postgres:@", "postgres:secret@")
     for _ in range(2):
         done = run_tessera("prune", "--dry-run", TESSERA_DATABASE_URL=url)
@@ -92,50 +101,37 @@ def test_prune_keeps_the_audit_log_for_as_long_as_its_setting_says(
     store: PostgresStore, database: Database
 ) -> None:
     a_cluster(store)
-    add = """
-        INSERT INTO audit_log
-            (at, subject, role, key, method, target, peer, request_id, outcome, detail)
-        SELECT now() - age, '', '', '', '', '', '', '', 'OK', ''
-        FROM unnest('{1 day, 60 days, 400 days, 500 days}'::interval[]) AS age
-    """
-    execute(database, add)
+    for days in (1, 60, 400):
+        add_audit_entries(database, days)
     settings = {"TESSERA_DATABASE_URL": url_of(database)}
-    for arguments in (("--dry-run",), ()):
-        done = run_tessera("prune", "--older-than", "0s", *arguments, **settings)
-        assert (done.exit_code, counts(done.stdout)) == (0, {"audit_log": 2})
+    done = run_tessera("prune", "--older-than", "0s", **settings)
+    assert (done.exit_code, counts(done.stdout)) == (0, {"audit_log": 1})
     done = run_tessera("prune", **settings, TESSERA_RETAIN_AUDIT_DAYS="30")
     assert counts(done.stdout) == {"audit_log": 1}
 
 
-@pytest.mark.parametrize("arguments", [("prune",), ("prune", "--dry-run")])
-def test_prune_without_a_url_demands_an_explicit_database(
-    tmp_path: Path, arguments: tuple[str, ...]
+@pytest.mark.parametrize(
+    ("arguments", "url", "said"),
+    [
+        (("prune",), "", "set TESSERA_DATABASE_URL"),
+        (("prune", "--dry-run"), "", "--embedded"),
+        (("prune", "--embedded"), "", "there is no embedded database"),
+        (("prune", "--embedded"), "postgresql://u:secret@h/d", "postgresql://u:***@h/d"),
+    ],
+)
+def test_prune_demands_one_explicit_database_that_exists(
+    tmp_path: Path, arguments: tuple[str, ...], url: str, said: str
 ) -> None:
-    done = run_tessera(*arguments, TESSERA_DATABASE_DIRECTORY=str(tmp_path / "pg"))
-    assert done.exit_code == 2
-    assert "set TESSERA_DATABASE_URL" in done.stderr
-    assert "--embedded" in done.stderr
-    assert str(tmp_path / "pg") in done.stderr
+    settings = {"TESSERA_DATABASE_DIRECTORY": str(tmp_path / "pg")}
+    done = run_tessera(*arguments, **settings | ({"TESSERA_DATABASE_URL": url} if url else {}))
+    assert (done.exit_code, said in done.stderr) == (2, True)
     assert not (tmp_path / "pg").exists()
-
-
-def test_prune_creates_no_embedded_database(tmp_path: Path) -> None:
-    done = run_tessera("prune", "--embedded", TESSERA_DATABASE_DIRECTORY=str(tmp_path / "pg"))
-    assert done.exit_code == 2
-    assert "there is no embedded database" in done.stderr
-    assert not (tmp_path / "pg").exists()
-
-
-def test_an_embedded_database_together_with_a_url_is_refused() -> None:
-    done = run_tessera("prune", "--embedded", TESSERA_DATABASE_URL="postgresql://u:secret@h/d")
-    assert done.exit_code == 2
-    assert "postgresql://u:***@h/d" in done.stderr
 
 
 async def test_a_server_deletes_what_exceeds_its_retention_settings(
     store: PostgresStore, database: Database
 ) -> None:
-    store_old_data(store, database)
+    store_old_data(store, database, rounds=102)
     config = Config(listen="127.0.0.1:0", database_url=database.url, period_s=0.0)
     async with run_server(config), asyncio.timeout(PATIENCE_S):
         while len((await asyncio.to_thread(store.list_jobs, C, [], 0, 9))[0]) > 1:
@@ -144,15 +140,6 @@ async def test_a_server_deletes_what_exceeds_its_retention_settings(
             await asyncio.sleep(0.02)
     assert store.get_job(C, "stays").reason is not None
     assert not any(store.count_old(30 * 86_400.0, 100).values())
-
-
-def test_one_batch_is_bounded_and_the_next_deletes_the_rest(
-    store: PostgresStore, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prune, "BATCH_ROWS", 2)
-    store_old_data(store, database, jobs=5)
-    retention = Retention(jobs_s=86_400.0)
-    assert [store.prune_batch(C, retention)["jobs"] for _ in range(4)] == [2, 2, 1, 0]
 
 
 def test_a_pass_ends_when_the_server_stops_and_pauses_between_batches(
@@ -167,25 +154,32 @@ def test_a_pass_ends_when_the_server_stops_and_pauses_between_batches(
     assert len(pauses) == 3
 
 
-def test_nothing_is_deleted_if_everything_is_kept_for_ever(
+def test_a_job_is_not_pruned_before_its_gpus_are_free(
     store: PostgresStore, database: Database
 ) -> None:
-    store_old_data(store, database)
-    forever = load_config(
-        None,
-        {
-            f"TESSERA_RETAIN_{name}": "0"
-            for name in (
-                "REQUESTS_DAYS",
-                "ROUNDS_DAYS",
-                "ROUNDS",
-                "SNAPSHOTS",
-                "JOBS_DAYS",
-                "AUDIT_DAYS",
-            )
-        },
-    )
-    assert not any(store.prune_batch(C, forever.retention()).values())
+    a_cluster(store)
+    submit(store, a_spec("a"))
+    run(store, a=[("a100-0", [0])])
+    agent_reports(store, "agent-a100-0", phase="succeeded")
+    execute(database, "UPDATE jobs SET ended_at = ended_at - interval '1 day'")
+    assert store.prune(0.0, 0)["jobs"] == 0
+    agents_report(store)
+    assert store.prune(0.0, 0)["jobs"] == 1
+
+
+def test_the_latest_history_of_a_live_job_is_kept(store: PostgresStore, database: Database) -> None:
+    a_cluster(store)
+    submit(store, a_spec("long"), a_spec("short"))
+    for name, times in (("long", 30), ("short", 2)):
+        for _ in range(times):
+            apply_event(store, name, JobEvent.HOLD)
+            apply_event(store, name, JobEvent.RELEASE)
+    before = store.job_history(C, "long")
+    execute(database, "UPDATE job_history SET at = at - interval '1 day'")
+    assert store.prune(3600.0, 0)["job_history"] == 10
+    history = store.job_history(C, "long")
+    assert [(e.event, e.state) for e in history] == [(e.event, e.state) for e in before[-50:]]
+    assert len(store.job_history(C, "short")) == 4
 
 
 def test_a_workload_is_not_deleted_during_a_submission_that_uses_it(
@@ -210,22 +204,16 @@ def test_a_workload_is_not_deleted_during_a_submission_that_uses_it(
     other.engine.dispose()
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("retain_jobs_days", -1.0),
-        ("retain_audit_days", -1.0),
-        ("retain_rounds_days", 1e9),
-        ("retain_requests_days", float("nan")),
-        ("retain_rounds", -1),
-        ("retain_snapshots", 2**40),
-    ],
-)
-def test_retention_settings_are_checked(setting: str, value: float) -> None:
-    settings: dict[str, object] = {setting: value}
-    make: Callable[..., Config] = Config
-    with pytest.raises(InvalidInput, match=setting):
-        make(**settings)
+def test_retention_settings_are_checked() -> None:
+    settings: dict[str, Any] = {
+        "retain_jobs_days": -1.0,
+        "retain_rounds_days": 1e9,
+        "retain_requests_days": float("nan"),
+        "retain_snapshots": 2**40,
+    }
+    for setting, value in settings.items():
+        with pytest.raises(InvalidInput, match=setting):
+            Config(**{setting: value})
 
 
 def test_a_round_that_is_no_longer_kept_is_told_from_one_that_never_was(

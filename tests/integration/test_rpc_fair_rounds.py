@@ -6,7 +6,8 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
+from functools import cache
 from typing import Any, cast
 
 import grpc
@@ -14,8 +15,8 @@ import grpc.aio
 import pytest
 
 from tessera.benchmarks.rounds.instances import make_instance
+from tessera.db.store import PostgresStore
 from tessera.formulation.errors import DeadlineTooShort, NotFound
-from tessera.formulation.proofs import NO_PROOF, RoundProof
 from tessera.formulation.records.rounds import (
     RoundCommit,
     RoundRecord,
@@ -24,32 +25,41 @@ from tessera.formulation.records.rounds import (
 )
 from tessera.formulation.records.store import Request
 from tessera.formulation.snapshot import Snapshot
+from tessera.service import deciding, loop
 from tessera.service.ports.store import Store
 from tessera.service.rpc.server import Server
-from tessera.solvers.rounds.plan import RoundOptions
+from tessera.solvers.base import Budget
+from tessera.solvers.rounds.options import RoundOptions
 from tessera.v1 import scheduler_pb2 as pb
 from tessera.v1 import scheduler_pb2_grpc
+from tests.support import rpc
 from tests.support.builders import a_random_snapshot
+from tests.support.decided_rounds import schedule
 from tests.support.patience import PATIENCE_S
 from tests.support.rpc import error_details, serving
+from tests.support.stored_cluster import C, a_cluster, a_round, a_spec, submit, wait
 
 HOUR_S = 3600.0
 
+
 ENDLESS = pb.RoundOptions(objective="max-min then makespan", fairness_levels=64)
+
+
 """Options of a round that takes minutes on the cluster ``huge``."""
+
+
+@cache
+def a_huge_snapshot() -> Snapshot:
+    return make_instance(3000, 1500, 4, seed=1, running=0.5)
 
 
 class TwoClusters:
     """A store of a huge and a small cluster, with only the methods that rounds use."""
 
     def __init__(self) -> None:
-        self._found = {
-            "huge": make_instance(3000, 1500, 4, seed=1, running=0.5),
-            "small": a_random_snapshot(1, jobs=5),
-        }
+        self._found = {"huge": a_huge_snapshot(), "small": a_random_snapshot(1, jobs=5)}
         self.loaded = threading.Semaphore(0)  # counts the snapshots of ``huge``
         self.committed: list[RoundCommit] = []
-        self.recorded: dict[int, tuple[RoundRecord, Snapshot]] = {}
 
     def tenants_of_jobs(self, cluster: str, names: Collection[str]) -> dict[str, str]:
         return dict.fromkeys(names, "")
@@ -80,15 +90,6 @@ class TwoClusters:
             raise DeadlineTooShort("too late")
         self.committed.append(commit)
         return self._record(commit.snapshot, commit.summary, commit.decisions)
-
-    def get_round(self, _cluster: str, number: int) -> RoundRecord:
-        return self.recorded[number][0]
-
-    def round_snapshot(self, _cluster: str, number: int) -> Snapshot:
-        return self.recorded[number][1]
-
-    def round_proof(self, _cluster: str, _number: int) -> RoundProof:
-        return NO_PROOF
 
     @staticmethod
     def _record(snapshot: Snapshot, summary: RoundSummary, decisions: Any) -> RoundRecord:
@@ -200,35 +201,6 @@ async def test_a_long_deadline_is_cut_to_the_maximum_and_returns_the_best_answer
         assert any(work.solver.startswith("over:") for work in answer.work)  # the limit ended it
 
 
-async def test_more_fairness_levels_than_the_limit_are_refused_but_replayed_if_recorded() -> None:
-    async with api() as a:
-        options = pb.RoundOptions(objective="max-min", fairness_levels=1000)
-        with pytest.raises(grpc.aio.AioRpcError, match="must lie in 1 to 64") as wrong:
-            await a.schedule("small", dry_run=True, options=options)
-        assert wrong.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        await a.schedule("small", options=pb.RoundOptions(objective="max-min"))
-        (commit,) = a.store.committed
-        before = RoundOptions(objective="max-min", fairness_levels=1000)
-        recorded = {k: v for k, v in asdict(before).items() if k != "work"}
-        summary = replace(commit.summary, number=1, options=recorded)
-        record = a.store._record(commit.snapshot, summary, commit.decisions)
-        a.store.recorded[1] = (record, commit.snapshot)
-        name = "clusters/small/rounds/1"
-        shown = await a.stub.GetRound(pb.GetRoundRequest(name=name), timeout=PATIENCE_S)
-        assert shown.options.fairness_levels == 1000
-        again = await a.stub.ReplayRound(pb.ReplayRoundRequest(name=name), timeout=PATIENCE_S)
-        assert again.same_decisions
-
-
-@pytest.mark.parametrize("baseline", ["pop-8", "highs", "stock-cp-sat"])
-async def test_a_baseline_commits_no_round(baseline: str) -> None:
-    async with api() as a:
-        with pytest.raises(grpc.aio.AioRpcError, match="only for comparison") as wrong:
-            await a.schedule("small", options=pb.RoundOptions(solver=baseline))
-        assert wrong.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert not a.store.committed
-
-
 async def test_an_uninterrupted_baseline_ends_with_its_call() -> None:
     async with api() as a:
         call = a.schedule("huge", HOUR_S, dry_run=True, options=pb.RoundOptions(solver="highs"))
@@ -236,3 +208,98 @@ async def test_an_uninterrupted_baseline_ends_with_its_call() -> None:
         assert (await a.schedule("small", dry_run=True)).verified
         await cancel_all([call])
         await a.idle()
+
+
+REQUEST = pb.ScheduleRequest(
+    parent=f"clusters/{C}", options=pb.RoundOptions(solver="greedy"), request_id="once"
+)
+
+
+@pytest.fixture
+def filled(store: PostgresStore) -> PostgresStore:
+    a_cluster(store)
+    submit(store, a_spec("a"))
+    return store
+
+
+def before_each_decision(
+    monkeypatch: pytest.MonkeyPatch, act: Callable[[int, Budget], None]
+) -> list[int]:
+    """Call ``act`` with the number of the attempt while a round is decided; return the attempts."""
+    attempts: list[int] = []
+    really = deciding.plan_here
+
+    def plan(snapshot: Any, options: RoundOptions, budget: Budget, *rest: Any) -> Any:
+        attempts.append(len(attempts) + 1)
+        act(attempts[-1], budget)
+        return really(snapshot, options, budget, *rest)
+
+    monkeypatch.setattr(loop, "plan_here", plan)
+    return attempts
+
+
+def commit_another(store: PostgresStore) -> None:
+    snapshot = store.snapshot(C)
+    store.commit(a_round(snapshot, wait(snapshot, "a")))
+
+
+async def test_a_call_that_other_rounds_overtake_is_decided_again_on_the_new_state(
+    filled: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def act(attempt: int, _: Budget) -> None:
+        if attempt <= 3:
+            commit_another(filled)
+
+    attempts = before_each_decision(monkeypatch, act)
+    async with serving(filled) as (channel, _):
+        stub = scheduler_pb2_grpc.SchedulerStub(channel)
+        answer = await stub.Schedule(REQUEST, timeout=PATIENCE_S)
+        again = await stub.Schedule(REQUEST, timeout=PATIENCE_S)
+    assert attempts == [1, 2, 3, 4]
+    assert answer.name == again.name == f"clusters/{C}/rounds/4"
+    assert filled.get_cluster(C).last_round == 4
+    assert filled.get_job(C, "a").allocation is not None
+
+
+async def test_a_call_whose_deadline_leaves_no_time_to_decide_again_says_so(
+    filled: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts = before_each_decision(monkeypatch, lambda _, __: commit_another(filled))
+    async with serving(filled, default_deadline_s=3.0) as (channel, _):
+        stub = scheduler_pb2_grpc.SchedulerStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Schedule(REQUEST)
+    assert refused.value.code() is grpc.StatusCode.ABORTED
+    info, _ = error_details(refused.value)
+    assert info.reason == "ROUND_SUPERSEDED"
+    assert refused.value.details() == (
+        f"{info.metadata['winner']} was committed while this round was being solved, and the deadline"
+        " leaves no time to decide again; call with a longer one"
+    )
+    assert filled.get_cluster(C).last_round == len(attempts)  # none of them is the call's
+
+
+async def test_an_attempt_ends_as_soon_as_this_server_has_committed_another_round(
+    filled: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest of its solution would be in vain, and its time is the next attempt's."""
+    loops: list[loop.RoundLoop] = []
+    wanted: list[bool] = []
+
+    def make_loop(*args: Any, **settings: Any) -> loop.RoundLoop:
+        loops.append(loop.RoundLoop(*args, **settings))
+        return loops[-1]
+
+    def act(attempt: int, budget: Budget) -> None:
+        if attempt == 1:  # the server's own round, as after an event
+            schedule(loops[0], RoundOptions(solver="greedy"))
+        wanted.append(not budget.cancelled())
+
+    attempts = before_each_decision(monkeypatch, act)
+    monkeypatch.setattr(rpc, "RoundLoop", make_loop)
+    async with serving(filled) as (channel, _):
+        stub = scheduler_pb2_grpc.SchedulerStub(channel)
+        answer = await stub.Schedule(REQUEST, timeout=PATIENCE_S)
+    assert attempts == [1, 2, 3]
+    assert wanted == [True, False, True]  # of the server's round, and of both attempts
+    assert answer.name == f"clusters/{C}/rounds/2"

@@ -1,18 +1,34 @@
-"""Tenants, pins, promises and policies over a real socket against PostgreSQL."""
+"""Policies: the standing one, plug-ins that the operator allows, and policies in the shadow."""
 
 from __future__ import annotations
 
+import asyncio
+import math
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
-from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import StatusCode
 
+from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
-from tessera.formulation.records.clusters import NodeSpec
-from tessera.v1 import clusters_pb2, jobs_pb2, scheduler_pb2, tenants_pb2
+from tessera.formulation.clock import SystemClock
+from tessera.formulation.errors import InvalidInput, NotFound
+from tessera.formulation.records.policies import DecisionFigures, ShadowRound
+from tessera.formulation.records.rounds import RoundRecord
+from tessera.service import server_tasks
+from tessera.service.background import run_in_process
+from tessera.service.shadowing import Decide, ShadowKeeper, ShadowOrder, decide_ordered_round
+from tessera.service.standing_policy import StandingPolicies
+from tessera.solvers.rounds.options import RoundOptions
+from tessera.v1 import jobs_pb2, scheduler_pb2, scheduler_pb2_grpc, tenants_pb2
 from tests.support.api import (
     INVALID,
     Api,
@@ -23,18 +39,152 @@ from tests.support.api import (
     a_submit,
     a_tenant,
     api,
+    api_with_agent,
+    connect_agent,
     refusal_of,
     some_cells,
     some_tenants,
 )
+from tests.support.decided_rounds import schedule
+from tests.support.hand_clock import HandClock
 from tests.support.patience import PATIENCE_S
 from tests.support.rpc import WALL_S
+from tests.support.running_server import channel_to, settings
+from tests.support.stored_cluster import C as LAB
+from tests.support.stored_cluster import a_cluster, a_record, a_spec, do, execute, submit
+
+SETTINGS = "{objective: makespan, min_run: 60s}"
 
 
-def connect_agent(store: PostgresStore) -> None:
-    """Connect an agent for both nodes."""
-    nodes = [NodeSpec(name=name, gpu_type="a100", gpus=8) for name in ("n1", "n2")]
-    store.hello("c", "agent", "first", nodes)
+"""The policy of the servers' settings."""
+
+
+def a_policy(**options: Any) -> scheduler_pb2.SetPolicyRequest:
+    outer = {k: options.pop(k) for k in ("message", "etag", "request_id") if k in options}
+    return scheduler_pb2.SetPolicyRequest(
+        parent=C, options=scheduler_pb2.RoundOptions(**options), **outer
+    )
+
+
+def a_return(version: int) -> scheduler_pb2.SetPolicyRequest:
+    return scheduler_pb2.SetPolicyRequest(parent=C, restore_version=version)
+
+
+async def policy_in_force(a: Api) -> scheduler_pb2.StandingPolicy:
+    return await a.scheduler.GetPolicy(scheduler_pb2.GetPolicyRequest(parent=C))
+
+
+async def test_the_settings_are_version_0_until_a_policy_is_set(store: PostgresStore) -> None:
+    async with api(store, policy=SETTINGS, period_s=100.0) as a:
+        found = await policy_in_force(a)
+        assert (found.version, found.name, found.from_settings) == (0, f"{C}/policies/0", True)
+        assert found.options == scheduler_pb2.RoundOptions(
+            objective="makespan", min_run=Duration(seconds=60)
+        )
+        assert found.effective_options.round.seconds == 100
+        put = await a.scheduler.SetPolicy(a_policy(objective="jct", message="shorter waits"))
+        assert (put.version, put.message, put.from_settings) == (1, "shorter waits", False)
+        assert put.options == scheduler_pb2.RoundOptions(objective="jct")
+        # What a policy does not set has its default, whatever the settings say.
+        assert put.effective_options.min_run.seconds == 0
+        assert put.effective_options.round.seconds == 100
+        assert await policy_in_force(a) == put
+
+
+async def test_a_round_follows_and_records_the_newest_version(store: PostgresStore) -> None:
+    async with api(store, policy=SETTINGS) as one, api(store, policy=SETTINGS) as other:
+        await one.estimates.UpsertCells(some_cells(a_cell(4)))
+        await one.jobs.SubmitJob(a_submit())
+        decided = await other.scheduler.Schedule(a_round())
+        assert (decided.options.objective, decided.policy_version) == ("makespan", 0)
+        await one.scheduler.SetPolicy(a_policy(objective="jct", max_changes=3))
+        decided = await other.scheduler.Schedule(a_round(max_changes=2))  # without a restart
+        assert (decided.options.objective, decided.options.max_changes) == ("jct", 2)
+        request = scheduler_pb2.GetRoundRequest(name=decided.name)
+        assert (await one.scheduler.GetRound(request)).policy_version == 1
+
+
+async def test_of_two_replicas_that_set_a_policy_at_once_one_is_refused(
+    store: PostgresStore,
+) -> None:
+    async with api(store) as one, api(store) as other:
+        etag = (await policy_in_force(one)).etag
+        outcomes = await asyncio.gather(
+            one.scheduler.SetPolicy(a_policy(objective="jct", etag=etag)),
+            other.scheduler.SetPolicy(a_policy(objective="makespan", etag=etag)),
+            return_exceptions=True,
+        )
+        (won,) = [found for found in outcomes if isinstance(found, scheduler_pb2.StandingPolicy)]
+        assert await policy_in_force(one) == await policy_in_force(other) == won
+        late = other.scheduler.SetPolicy(a_policy(objective="throughput", etag=etag))
+        assert (await refusal_of(late))[:2] == (StatusCode.ABORTED, "STALE_ETAG")
+        # Without an etag, both are stored, one after the other.
+        await asyncio.gather(
+            *(
+                a.scheduler.SetPolicy(a_policy(objective="jct", seed=seed))
+                for seed in range(1, 5)
+                for a in (one, other)
+            )
+        )
+        versions = await one.scheduler.ListPolicies(scheduler_pb2.ListPoliciesRequest(parent=C))
+        assert [p.version for p in versions.policies] == list(range(9, 0, -1))
+
+
+async def test_an_earlier_version_is_restored_as_a_new_one(store: PostgresStore) -> None:
+    async with api(store, policy=SETTINGS) as a:
+        await a.scheduler.SetPolicy(a_policy(objective="jct"))
+        await a.scheduler.SetPolicy(a_policy(objective="throughput"))
+        again = await a.scheduler.SetPolicy(a_return(1))
+        assert (again.version, again.options.objective) == (3, "jct")
+        settings = await a.scheduler.SetPolicy(a_return(0))
+        assert (settings.version, settings.from_settings) == (4, True)
+        assert settings.effective_options.objective == "makespan"
+        earlier = await a.scheduler.GetPolicy(scheduler_pb2.GetPolicyRequest(parent=C, version=2))
+        assert earlier.options.objective == "throughput"
+        code, _, _ = await refusal_of(a.scheduler.SetPolicy(a_return(7)))
+        assert code is StatusCode.NOT_FOUND
+    async with api(store, policy="objective: jct") as changed:  # whatever the settings are by then
+        assert (await policy_in_force(changed)).effective_options.objective == "jct"
+
+
+async def test_a_policy_without_meaning_is_refused(store: PostgresStore) -> None:
+    refused: dict[str, dict[str, Any]] = {
+        "options.objective": {"objective": "riches"},
+        "options.solver": {"solver": "highs"},  # it exists for comparison only
+        "options.scheduler_parameters": {"scheduler": "fcfs", "scheduler_parameters": "x=1"},
+        "message": {"message": "x" * 501},
+    }
+    async with api(store) as a:
+        for field, options in refused.items():
+            code, _, wrong = await refusal_of(a.scheduler.SetPolicy(a_policy(**options)))
+            assert (code, wrong) == (INVALID, [field])
+        both = a_policy(objective="jct")
+        both.restore_version = 0
+        assert (await refusal_of(a.scheduler.SetPolicy(both)))[2] == ["options"]
+        assert (await policy_in_force(a)).version == 0
+
+
+async def test_warnings_follow_the_policy_in_force(store: PostgresStore) -> None:
+    async with api(store, policy="objective: deadline then jct") as a:
+        due = {"seconds": 4 * 10**9}
+        assert not (await a.jobs.SubmitJob(a_submit("a", deadline=due))).warnings
+        await a.scheduler.SetPolicy(a_policy(objective="jct"))
+        assert (await a.jobs.SubmitJob(a_submit("b", deadline=due))).warnings
+
+
+def test_a_policy_of_another_release_is_an_error_that_says_what_to_do(
+    store: PostgresStore, database: Database
+) -> None:
+    async def put() -> None:
+        async with api(store) as a:
+            await a.scheduler.SetPolicy(a_policy(objective="jct"))
+
+    asyncio.run(put())
+    policies = StandingPolicies(store)
+    assert policies.of("c").options == RoundOptions(objective="jct")
+    execute(database, "UPDATE policies SET options = '{\"charm\": 3}'")
+    with pytest.raises(InvalidInput, match=r"does not know an option .* set the policy again"):
+        policies.of("c")
 
 
 async def list_tenants(a: Api, **page: Any) -> tenants_pb2.ListTenantsResponse:
@@ -56,99 +206,6 @@ async def test_tenants_are_stored_replaced_and_deleted(store: PostgresStore) -> 
         await a.tenants.DeleteTenants(deletion)
         await a.tenants.DeleteTenants(deletion)  # the same request: answered as before
         assert list((await list_tenants(a)).tenants) == [plain]
-
-
-async def test_validated_tenants_are_not_stored(store: PostgresStore) -> None:
-    async with api(store) as a:
-        await a.tenants.UpsertTenants(some_tenants(a_tenant("nlp"), validate_only=True))
-        assert not (await list_tenants(a)).tenants
-        request = some_tenants(a_tenant("nlp"), request_id="r")
-        await a.tenants.UpsertTenants(request)
-        request.tenants[0].weight = 3.0
-        assert (await refusal_of(a.tenants.UpsertTenants(request)))[1] == "REQUEST_ID_REUSED"
-
-
-async def test_pages_of_tenants_cover_each_once(store: PostgresStore) -> None:
-    async with api(store) as a:
-        names = [f"t{k}" for k in range(5)]
-        await a.tenants.UpsertTenants(some_tenants(*map(a_tenant, names)))
-        listed, token = [], ""
-        for size in (2, 2, 1):
-            page = await list_tenants(a, page_size=2, page_token=token)
-            assert len(page.tenants) == size
-            listed += [t.name for t in page.tenants]
-            token = page.next_page_token
-        assert (listed, token) == ([f"{C}/tenants/{name}" for name in names], "")
-        missing = tenants_pb2.ListTenantsRequest(parent="clusters/d")
-        assert (await refusal_of(a.tenants.ListTenants(missing)))[0] is StatusCode.NOT_FOUND
-
-
-async def test_gpu_costs_are_stored(store: PostgresStore) -> None:
-    async with api(store) as a:
-        kind = clusters_pb2.GpuType(
-            name="a100", memory_bytes=2**35, dollars_per_hour=2.5, watts=400.0
-        )
-        cluster = clusters_pb2.Cluster(name=C, gpu_types=[kind])
-        await a.clusters.UpsertCluster(clusters_pb2.UpsertClusterRequest(cluster=cluster))
-        stored = await a.clusters.GetCluster(clusters_pb2.GetClusterRequest(name=C))
-        kind.node_gpus = 8  # the server adds the GPUs of the largest node
-        assert list(stored.gpu_types) == [kind]
-
-
-async def test_a_pinned_type_and_avoided_nodes_are_kept_and_may_change(
-    store: PostgresStore,
-) -> None:
-    async with api(store) as a:
-        avoided = [f"{C}/nodes/n1"]
-        job = await a.jobs.SubmitJob(
-            a_submit(requested_gpu_type="a100", pinned_gpu_type=True, avoid_nodes=avoided)
-        )
-        assert (job.pinned_gpu_type, list(job.avoid_nodes)) == (True, avoided)
-        assert job.queue_time == job.create_time
-        change = jobs_pb2.Job(name=job.name, avoid_nodes=[f"{C}/nodes/n2"])
-        mask = FieldMask(paths=["pinned_gpu_type", "avoid_nodes"])
-        changed = await a.jobs.UpdateJob(jobs_pb2.UpdateJobRequest(job=change, update_mask=mask))
-        assert (changed.pinned_gpu_type, list(changed.avoid_nodes)) == (False, [f"{C}/nodes/n2"])
-        assert changed.requested_gpu_type == "a100"
-        change.avoid_nodes[:] = [f"{C}/nodes/n9"]
-        request = jobs_pb2.UpdateJobRequest(job=change, update_mask=mask)
-        assert (await refusal_of(a.jobs.UpdateJob(request)))[0] is INVALID
-        assert await a.jobs.GetJob(jobs_pb2.GetJobRequest(name=job.name)) == changed
-
-
-async def test_bounds_on_gpus_are_kept_may_change_and_hold_in_rounds(store: PostgresStore) -> None:
-    async with api(store) as a:
-        connect_agent(store)
-        job = await a.jobs.SubmitJob(a_submit(requested_gpus=1, min_gpus=1, max_gpus=1))
-        assert (job.min_gpus, job.max_gpus) == (1, 1)
-        done = await a.scheduler.Schedule(a_round(), timeout=PATIENCE_S)
-        assert [d.allocation.cell.gpus for d in done.decisions] == [1]
-        for least in (2, -1):
-            change = jobs_pb2.Job(name=job.name, min_gpus=least)
-            request = jobs_pb2.UpdateJobRequest(
-                job=change, update_mask=FieldMask(paths=["min_gpus"])
-            )
-            problem = await refusal_of(a.jobs.UpdateJob(request))
-            assert problem == (INVALID, "INVALID_INPUT", ["job.min_gpus"])
-        free = jobs_pb2.UpdateJobRequest(
-            job=jobs_pb2.Job(name=job.name), update_mask=FieldMask(paths=["min_gpus", "max_gpus"])
-        )
-        changed = await a.jobs.UpdateJob(free)
-        assert (changed.min_gpus, changed.max_gpus) == (0, 0)
-
-
-async def test_a_job_that_asks_for_no_type_cannot_be_pinned_later(store: PostgresStore) -> None:
-    async with api(store) as a:
-        job = await a.jobs.SubmitJob(a_submit())
-        change = jobs_pb2.Job(name=job.name, pinned_gpu_type=True)
-        request = jobs_pb2.UpdateJobRequest(
-            job=change, update_mask=FieldMask(paths=["pinned_gpu_type"])
-        )
-        assert await refusal_of(a.jobs.UpdateJob(request)) == (
-            INVALID,
-            "INVALID_INPUT",
-            ["job.pinned_gpu_type"],
-        )
 
 
 async def test_a_job_with_contradictory_pins_waits_with_a_reason_and_the_round_continues(
@@ -185,33 +242,6 @@ async def test_a_round_stores_its_policy_and_lists_its_goals_in_order(store: Pos
         assert (stored.options.promote_after.seconds, stored.options.max_changes) == (60, 2)
         again = await a.scheduler.ReplayRound(scheduler_pb2.ReplayRoundRequest(name=done.name))
         assert again.same_decisions
-
-
-async def test_rounds_follow_the_standing_policy_unless_the_call_overrides_it(
-    store: PostgresStore,
-) -> None:
-    policy = "{objective: jct, queue_order: true, seed: 3}"
-    async with api(store, policy=policy) as a:
-        await a.jobs.SubmitJob(a_submit())
-        usual = await a.scheduler.Schedule(
-            scheduler_pb2.ScheduleRequest(parent=C), timeout=PATIENCE_S
-        )
-        assert (usual.options.objective, usual.options.queue_order) == ("jct", True)
-        overriding = await a.scheduler.Schedule(
-            a_round(queue_order=False, solver="greedy"), timeout=PATIENCE_S
-        )
-        chosen = overriding.options
-        assert (chosen.objective, chosen.queue_order, chosen.solver) == ("jct", False, "greedy")
-        assert chosen.seed == 3
-
-
-async def test_a_published_scheduler_decides_a_round(store: PostgresStore) -> None:
-    async with api(store) as a:
-        connect_agent(store)
-        await a.jobs.SubmitJobs(a_batch(*[a_submit(name, requested_gpus=8) for name in "abc"]))
-        done = await a.scheduler.Schedule(a_round(scheduler="fcfs"), timeout=PATIENCE_S)
-        assert (done.outcome, done.verified, done.options.scheduler) == ("committed", True, "fcfs")
-        assert (done.running, done.waiting) == (2, 1)
 
 
 async def test_a_round_keeps_and_replays_the_parameters_of_its_scheduler(
@@ -264,9 +294,13 @@ async def test_a_deadline_is_promised_or_refused_with_the_earliest_possible_one(
             assert leg.cell.gpu_type == "a100"
 
 
-@pytest.mark.parametrize("mode", ["myopic", "look-ahead"])
 @pytest.mark.parametrize(
-    ("clock_factor", "promised"), [(1.0, {"short"}), (60.0, {"short", "hours"})]
+    ("mode", "clock_factor", "promised"),
+    [
+        ("look-ahead", 1.0, {"short"}),
+        ("look-ahead", 60.0, {"short", "hours"}),
+        ("myopic", 60.0, {"short", "hours"}),
+    ],
 )
 async def test_deadlines_are_in_real_time_even_if_training_is_replayed_faster(
     store: PostgresStore, mode: str, clock_factor: float, promised: set[str]
@@ -293,3 +327,306 @@ async def test_deadlines_are_in_real_time_even_if_training_is_replayed_faster(
         assert rates <= {256.0, 2048.0}  # the rates of the estimates
         again = await a.scheduler.ReplayRound(scheduler_pb2.ReplayRoundRequest(name=done.name))
         assert again.same_decisions
+
+
+MODULE = "allowed_lab"
+TEXT = """
+import numpy as np
+from tessera.formulation.objectives.values import ColumnValues
+
+class LastFirst:
+    name = "last-first"
+    def choose(self, seen):
+        choice = np.full(len(seen.draft.current), -1)
+        choice[-1] = seen.draft.job_start[-2]
+        return choice
+
+def running(draft):
+    gross = draft.weight[draft.job]
+    return ColumnValues(gross=gross, price=np.zeros(len(gross)), unit="jobs")
+"""
+
+
+@pytest.fixture
+def plugin_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (MODULE, "other_lab"):
+        (tmp_path / f"{name}.py").write_text(TEXT)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+async def test_a_client_chooses_among_the_plugins_that_the_operator_allows(
+    store: PostgresStore, plugin_modules: None
+) -> None:
+    allowed = f"{MODULE}:LastFirst,{MODULE}:running"
+    async with api_with_agent(store, plugins=allowed) as a:
+        await a.jobs.SubmitJobs(a_batch(*[a_submit(name, requested_gpus=8) for name in "abc"]))
+        done = await a.scheduler.Schedule(
+            a_round(scheduler=f"{MODULE}:LastFirst"), timeout=PATIENCE_S
+        )
+        assert (done.outcome, done.running, done.waiting) == ("committed", 1, 2)
+        replayed = await a.scheduler.ReplayRound(scheduler_pb2.ReplayRoundRequest(name=done.name))
+        assert replayed.same_decisions
+        done = await a.scheduler.Schedule(
+            a_round(objective=f"{MODULE}:running"), timeout=PATIENCE_S
+        )
+        assert done.goals[-1].unit == "jobs"
+        for field, name in (("scheduler", "LastFirst"), ("objective", "running")):
+            call = a.scheduler.Schedule(a_round(**{field: f"other_lab:{name}"}))
+            assert await refusal_of(call) == (INVALID, "INVALID_INPUT", [f"options.{field}"])
+        assert "other_lab" not in sys.modules
+
+
+async def test_a_server_without_plugins_imports_nothing_that_a_client_names(
+    store: PostgresStore,
+) -> None:
+    async with api(store) as a:
+        for field in ("scheduler", "objective"):
+            call = a.scheduler.Schedule(a_round(**{field: "this:zen"}))
+            assert await refusal_of(call) == (INVALID, "INVALID_INPUT", [f"options.{field}"])
+        assert "this" not in sys.modules
+
+
+@pytest.fixture
+def busy(store: PostgresStore) -> PostgresStore:
+    """Return a store with more jobs than GPUs, of which two have been decided."""
+    a_cluster(store)
+    do(
+        store,
+        lambda w: w.upsert_estimates(LAB, [a_record(n, iter_time_s=n**-0.7) for n in (1, 2, 4, 8)]),
+    )
+    for i in range(12):
+        submit(
+            store, a_spec(f"j{i:02}", requested_gpus=1 + i % 4, iterations=100 * (1 + 7 * i % 5))
+        )
+    return store
+
+
+def decide_round(
+    store: PostgresStore, shadow_half_life_s: float = 0.0, **options: Any
+) -> RoundRecord:
+    return schedule(store, RoundOptions(**options), shadow_half_life_s=shadow_half_life_s)
+
+
+def set_shadow(store: PostgresStore, **options: Any) -> None:
+    do(store, lambda w: w.set_shadow(LAB, options, set_by="ada", message="curious"))
+
+
+def keeper(store: PostgresStore, decide: Decide, clock: HandClock | None = None) -> ShadowKeeper:
+    return ShadowKeeper(
+        store, StandingPolicies(store), clock or HandClock(), limit_s=60.0, share=0.1, decide=decide
+    )
+
+
+def follow(store: PostgresStore, decide: Decide) -> None:
+    keeper(store, decide).follow(LAB, lambda: False)
+
+
+def decide_here(order: ShadowOrder, _cancelled: Callable[[], bool]) -> ShadowRound:
+    return decide_ordered_round(order)
+
+
+def raise_error(_order: ShadowOrder) -> ShadowRound:
+    raise ZeroDivisionError("a mistake")
+
+
+def die(_order: ShadowOrder) -> ShadowRound:
+    os._exit(7)
+
+
+def decide_by(
+    work: Callable[[ShadowOrder], ShadowRound], order: ShadowOrder, cancelled: Callable[[], bool]
+) -> ShadowRound | None:
+    return run_in_process(work, order, cancelled, name="shadow")
+
+
+def only_round(store: PostgresStore) -> ShadowRound:
+    (decided,) = store.list_shadow_rounds(LAB, 3600.0)
+    return decided
+
+
+@pytest.mark.parametrize(
+    "objective", ["jct", "max-min within 5% then throughput", "deadline then balanced:0.25"]
+)
+def test_a_shadow_with_the_policy_in_force_decides_the_same(
+    busy: PostgresStore, objective: str
+) -> None:
+    set_shadow(busy, objective=objective)
+    record = decide_round(busy, objective=objective)
+    follow(busy, decide_here)
+    decided = only_round(busy)
+    assert decided.policy is not None
+    assert decided.shadow is not None
+    assert decided.problem == ""
+    assert decided.number == record.summary.number
+    # The measure of the decisions is the value that the round itself reported.
+    values = [goal.objective for goal in record.summary.goals[:-1]] + [record.summary.placed_score]
+    assert decided.policy.by_policy == pytest.approx(values, rel=1e-4)
+    assert decided.shadow.by_policy == pytest.approx(decided.policy.by_policy, rel=1e-4)
+    assert decided.policy.by_shadow == decided.policy.by_policy
+    assert decided.policy.used_gpus == sum(record.summary.used_gpus.values())
+    assert decided.policy.running == record.summary.running
+
+
+def test_a_shadow_may_have_a_fair_share_that_the_policy_in_force_lacks(busy: PostgresStore) -> None:
+    policies = StandingPolicies(busy)
+    assert policies.shadow_half_life_s(LAB) == 0.0
+    set_shadow(busy, objective="jct")
+    assert policies.shadow_half_life_s(LAB) == 0.0
+    set_shadow(busy, fair_share="an option of a later release")
+    assert policies.shadow_half_life_s(LAB) == 0.0
+    set_shadow(busy, fair_share="gpus", fair_half_life="7200s")
+    half_life_s = StandingPolicies(busy).shadow_half_life_s(LAB)
+    assert half_life_s == 7200.0
+    record = decide_round(busy, objective="throughput", shadow_half_life_s=half_life_s)
+    assert not record.summary.options["fair_share"]
+    assert busy.round_snapshot(LAB, record.summary.number).use_half_life_s == 7200.0
+    follow(busy, decide_here)
+    decided = only_round(busy)
+    assert decided.problem == ""
+    assert decided.shadow is not None
+
+
+def test_a_shadow_with_another_policy_is_measured_by_both_objectives(busy: PostgresStore) -> None:
+    set_shadow(busy, scheduler="fcfs")
+    decide_round(busy, objective="throughput")
+    follow(busy, decide_here)
+    decided = only_round(busy)
+    assert decided.policy is not None
+    assert decided.shadow is not None
+    assert decided.policy_goals == ("throughput (effective GPUs)",)
+    # Throughput is what the policy in force maximises, in effective GPUs.
+    assert decided.policy.by_policy[0] >= decided.shadow.by_policy[0]
+    assert decided.policy.effective_gpus >= decided.shadow.effective_gpus > 0
+    assert math.isnan(decided.shadow.gap)  # nothing was proven of its answer
+
+
+@pytest.mark.parametrize(
+    ("work", "problem"), [(raise_error, "ZeroDivisionError: a mistake"), (die, "exit code 7")]
+)
+def test_a_shadow_that_fails_fails_no_round(
+    busy: PostgresStore, work: Callable[[ShadowOrder], ShadowRound], problem: str
+) -> None:
+    set_shadow(busy, objective="jct")
+    decide_round(busy)
+    follow(busy, partial(decide_by, work))
+    assert problem in only_round(busy).problem
+    assert only_round(busy).shadow is None
+    assert decide_round(busy).summary.outcome == "committed"
+    follow(busy, decide_here)  # the next round has another chance
+    assert busy.list_shadow_rounds(LAB, 3600.0)[0].problem == ""
+
+
+def test_each_round_is_decided_once_and_a_share_of_the_time_is_used(busy: PostgresStore) -> None:
+    clock, orders = HandClock(), []
+
+    def decide(order: ShadowOrder, _cancelled: Callable[[], bool]) -> ShadowRound:
+        orders.append(order.record.summary.number)
+        clock.now_s += 2.0
+        return ShadowRound(number=order.record.summary.number, created_s=1.0, problem="none")
+
+    decide_round(busy)  # before the shadow
+    set_shadow(busy, objective="jct")
+    shadows = keeper(busy, decide, clock)
+    shadows.follow(LAB, lambda: False)
+    assert orders == []
+    decide_round(busy)
+    shadows.follow(LAB, lambda: False)
+    shadows.follow(LAB, lambda: False)
+    assert orders == [2]
+    decide_round(busy)
+    decide_round(busy)
+    clock.now_s += 17.0
+    shadows.follow(LAB, lambda: False)  # 2 s of 20 s are the share
+    assert orders == [2]
+    clock.now_s += 1.5
+    shadows.follow(LAB, lambda: False)  # the newest round; the one before is left out
+    assert orders == [2, 4]
+
+
+def test_another_shadow_starts_without_the_rounds_of_the_one_before(busy: PostgresStore) -> None:
+    set_shadow(busy, objective="jct")
+    first = busy.find_shadow(LAB)
+    assert first is not None
+    decided = ShadowRound(number=1, created_s=SystemClock().wall_s(), problem="slow")
+    busy.add_shadow_round(first.key, decided)
+    assert only_round(busy) == replace(decided, created_s=only_round(busy).created_s)
+    set_shadow(busy, objective="throughput")
+    busy.add_shadow_round(first.key, decided)  # it was being decided meanwhile
+    assert busy.list_shadow_rounds(LAB, 3600.0) == []
+    do(busy, lambda w: w.drop_shadow(LAB))
+    with pytest.raises(NotFound):
+        busy.list_shadow_rounds(LAB, 3600.0)
+
+
+def figures(value: float) -> DecisionFigures:
+    return DecisionFigures(
+        by_policy=(value,),
+        by_shadow=(-value,),
+        effective_gpus=value,
+        used_gpus=8,
+        running=2,
+        waiting=1,
+        started=1,
+        suspended=0,
+        changed=0,
+        solve_s=0.5,
+        gap=math.nan,
+    )
+
+
+async def test_a_shadow_is_set_compared_and_deleted_by_call(store: PostgresStore) -> None:
+    async with api(store) as a:
+        missing = scheduler_pb2.GetShadowRequest(name=f"{C}/shadow")
+        assert (await refusal_of(a.scheduler.GetShadow(missing)))[0] is StatusCode.NOT_FOUND
+        options = scheduler_pb2.RoundOptions(objective="jct", solver="highs")  # a baseline may
+        shadow = await a.scheduler.SetShadow(
+            scheduler_pb2.SetShadowRequest(parent=C, options=options, message="why not")
+        )
+        assert (shadow.options, shadow.message) == (options, "why not")
+        stored = store.find_shadow("c")
+        assert stored is not None
+        for number, value in enumerate((1.0, 2.0, 4.0), 1):
+            decided = ShadowRound(
+                number=number,
+                created_s=SystemClock().wall_s(),
+                policy_goals=("throughput",),
+                shadow_goals=("jct",),
+                policy=figures(1.0),
+                shadow=figures(value),
+            )
+            store.add_shadow_round(stored.key, decided)
+        failed = ShadowRound(number=4, created_s=SystemClock().wall_s(), problem="slow")
+        store.add_shadow_round(stored.key, failed)
+        request = scheduler_pb2.GetShadowRequest(name=f"{C}/shadow", rounds=2)
+        compared = await a.scheduler.GetShadow(request)
+        assert (compared.compared_rounds, compared.failed_rounds) == (3, 1)
+        assert compared.problem == "slow"
+        by_policy, by_shadow = compared.by_policy, compared.by_shadow
+        assert (by_policy.better, by_policy.equal, by_policy.worse) == (2, 1, 0)
+        assert (by_shadow.better, by_shadow.equal, by_shadow.worse) == (0, 1, 2)
+        gpus = next(f for f in compared.figures if f.name == "effective GPUs")
+        assert gpus.difference == pytest.approx(4 / 3)
+        assert gpus.low < gpus.difference < gpus.high
+        assert [r.round for r in compared.rounds] == [f"{C}/rounds/4", f"{C}/rounds/3"]
+        await a.scheduler.DeleteShadow(scheduler_pb2.DeleteShadowRequest(name=f"{C}/shadow"))
+        assert (await refusal_of(a.scheduler.GetShadow(request)))[0] is StatusCode.NOT_FOUND
+
+
+async def test_a_server_lets_the_shadow_decide_what_it_has_committed(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_tasks, "SHADOW_PERIOD_S", 0.2)
+    store = PostgresStore(database)
+    a_cluster(store)
+    submit(store, a_spec("j"))
+    set_shadow(store, scheduler="fcfs")
+    async with channel_to(settings(database, shadow_share=1.0)) as channel:
+        stub = scheduler_pb2_grpc.SchedulerStub(channel)
+        await stub.Schedule(scheduler_pb2.ScheduleRequest(parent=f"clusters/{LAB}"))
+        async with asyncio.timeout(PATIENCE_S):
+            while not store.list_shadow_rounds(LAB, 3600.0):
+                await asyncio.sleep(0.1)
+    decided = only_round(store)
+    assert decided.problem == ""
+    assert decided.shadow is not None
+    assert (decided.number, decided.shadow.running, decided.shadow.started) == (1, 1, 1)

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Awaitable, Callable
-from typing import Any
+import zlib
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
+import grpc.aio
+import numpy as np
 import pytest
-from google.protobuf.duration_pb2 import Duration
 from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import StatusCode
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from typer.testing import CliRunner
 
-from tessera.db.engine import connect_database
+from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
+from tessera.service.cli import main
+from tessera.service.cli.client import Exit
+from tessera.service.rpc.servicers import SERVICES
+from tessera.service.wiring import run_server
 from tessera.v1 import (
     clusters_pb2,
+    clusters_pb2_grpc,
     estimates_pb2,
     jobs_pb2,
+    launch_pb2,
     scheduler_pb2,
     tenants_pb2,
+    webhooks_pb2,
 )
 from tests.support.api import (
     INVALID,
@@ -41,8 +53,15 @@ from tests.support.api import (
     some_nodes,
     some_tenants,
 )
+from tests.support.database import digest_tables
+from tests.support.launches import WHOLE_MESSAGE
+from tests.support.laws import scaled
+from tests.support.messages import mutate
+from tests.support.methods import methods_of
 from tests.support.patience import PATIENCE_S
 from tests.support.rpc import WALL_S, serving
+from tests.support.running_server import settings
+from tests.support.valid_requests import valid_requests
 
 
 async def stored_texts(api: Api) -> list[str]:
@@ -58,350 +77,110 @@ async def stored_texts(api: Api) -> list[str]:
     return [str(answer) for answer in answers]
 
 
-Call = Callable[[Api], Awaitable[Message]]
+MISSING, ABORTED = StatusCode.NOT_FOUND, StatusCode.ABORTED
 
-BAD: dict[str, tuple[Call, StatusCode, str]] = {
+# Requests, and the field that the answer names or the other code that it has.
+BAD: dict[str, tuple[Message, str | StatusCode]] = {
+    "a job whose Cells all exceed the cluster": (
+        a_submit(workload=a_workload("huge")),
+        "jobs/j.workload",
+    ),
     "a node of an unknown GPU type": (
-        lambda a: a.clusters.UpsertNodes(
-            clusters_pb2.UpsertNodesRequest(
-                parent=C, nodes=[a_node("n3"), a_node("n4", gpu_type="h100")]
-            )
+        clusters_pb2.UpsertNodesRequest(
+            parent=C, nodes=[a_node("n3"), a_node("n4", gpu_type="h100")]
         ),
-        INVALID,
         "gpu_type",
     ),
     "a Cell of an unknown GPU type": (
-        lambda a: a.estimates.UpsertCells(
-            some_cells(a_cell(2), a_cell(4, cell=estimates_pb2.Cell(gpu_type="h100", gpus=4)))
-        ),
-        INVALID,
+        some_cells(a_cell(2), a_cell(4, cell=estimates_pb2.Cell(gpu_type="h100", gpus=4))),
         "gpu_type",
     ),
-    "a job that asks for an unknown GPU type": (
-        lambda a: a.jobs.SubmitJob(a_submit(requested_gpu_type="h100")),
-        INVALID,
-        "gpu_type",
-    ),
+    "a job that asks for an unknown GPU type": (a_submit(requested_gpu_type="h100"), "gpu_type"),
     "a job that asks for more GPUs than there are": (
-        lambda a: a.jobs.SubmitJobs(a_batch(a_submit("a"), a_submit("b", requested_gpus=17))),
-        INVALID,
+        a_batch(a_submit("a"), a_submit("b", requested_gpus=17)),
         "jobs/b.requested_gpus",
     ),
-    "a node without GPUs": (
-        lambda a: a.clusters.UpsertNodes(
-            clusters_pb2.UpsertNodesRequest(parent=C, nodes=[a_node("n3"), a_node("n4", gpus=0)])
-        ),
-        INVALID,
-        "nodes[1].gpus",
-    ),
-    "a node with more GPUs than any has": (
-        lambda a: a.clusters.UpsertNodes(
-            clusters_pb2.UpsertNodesRequest(parent=C, nodes=[a_node("n3", gpus=65)])
-        ),
-        INVALID,
-        "nodes[0].gpus",
-    ),
-    "a GPU type without memory": (
-        lambda a: a.clusters.UpsertCluster(
-            clusters_pb2.UpsertClusterRequest(
-                cluster=clusters_pb2.Cluster(name=C, gpu_types=[clusters_pb2.GpuType(name="x")])
-            )
-        ),
-        INVALID,
-        "cluster.gpu_types[0].memory_bytes",
-    ),
-    "a GPU type that is still used": (
-        lambda a: a.clusters.UpsertCluster(a_cluster("v100")),
-        INVALID,
-        "gpu_types",
-    ),
-    "a job without iterations": (
-        lambda a: a.jobs.SubmitJob(a_submit(iterations=0)),
-        INVALID,
-        "job.iterations",
-    ),
+    "a GPU type that is still used": (a_cluster("v100"), "gpu_types"),
     "a job without GPUs": (
-        lambda a: a.jobs.SubmitJobs(a_batch(a_submit("a"), a_submit("b", requested_gpus=0))),
-        INVALID,
+        a_batch(a_submit("a"), a_submit("b", requested_gpus=0)),
         "requests[1].job.requested_gpus",
     ),
-    "a job with too many iterations": (
-        lambda a: a.jobs.SubmitJob(a_submit(iterations=10**13)),
-        INVALID,
-        "job.iterations",
-    ),
-    "a job whose weight is not a number": (
-        lambda a: a.jobs.SubmitJob(a_submit(weight=math.nan)),
-        INVALID,
-        "job.weight",
-    ),
-    "a job whose restart is negative": (
-        lambda a: a.jobs.SubmitJob(a_submit(restart=Duration(seconds=-1))),
-        INVALID,
-        "job.restart",
-    ),
     "a job whose deadline has passed": (
-        lambda a: a.jobs.SubmitJob(a_submit(deadline=Timestamp(seconds=int(WALL_S)))),
-        INVALID,
+        a_submit(deadline=Timestamp(seconds=int(WALL_S))),
         "job.deadline",
     ),
-    "a batch that names a job twice": (
-        lambda a: a.jobs.SubmitJobs(a_batch(a_submit("a"), a_submit("a"))),
-        INVALID,
-        "requests[1].job_id",
-    ),
-    "an empty batch": (lambda a: a.jobs.SubmitJobs(a_batch()), INVALID, "requests"),
-    "a batch that is too large": (
-        lambda a: a.jobs.SubmitJobs(a_batch(*[a_submit(f"j{i}") for i in range(10_001)])),
-        INVALID,
-        "requests",
-    ),
+    "a batch that names a job twice": (a_batch(a_submit("a"), a_submit("a")), "requests[1].job_id"),
+    "an empty batch": (a_batch(), "requests"),
+    "a batch that is too large": (a_batch(*[a_submit(f"j{i}") for i in range(10_001)]), "requests"),
     "a batch whose inner request has a request id": (
-        lambda a: a.jobs.SubmitJobs(a_batch(a_submit("a", request_id="x"))),
-        INVALID,
+        a_batch(a_submit("a", request_id="x")),
         "requests[0].request_id",
     ),
-    "an estimate that is not a number": (
-        lambda a: a.estimates.UpsertCells(some_cells(a_cell(2), a_cell(4, iter_time_s=math.nan))),
-        INVALID,
-        "cells[1].iter_time_s",
-    ),
-    "a negative estimate": (
-        lambda a: a.estimates.UpsertCells(some_cells(a_cell(2), a_cell(4, iter_time_s=-1.0))),
-        INVALID,
-        "cells[1].iter_time_s",
-    ),
-    "a Cell named twice": (
-        lambda a: a.estimates.UpsertCells(some_cells(a_cell(2), a_cell(2))),
-        INVALID,
-        "cells[1]",
-    ),
+    "a Cell named twice": (some_cells(a_cell(2), a_cell(2)), "cells[1]"),
     "a Cell of a missing job": (
-        lambda a: a.estimates.UpsertCells(
-            some_cells(a_cell(2), a_cell(4, workload=None, job=f"{C}/jobs/missing"))
-        ),
-        StatusCode.NOT_FOUND,
-        "",
+        some_cells(a_cell(2), a_cell(4, workload=None, job=f"{C}/jobs/missing")),
+        MISSING,
     ),
     "a Cell of another cluster's job": (
-        lambda a: a.estimates.UpsertCells(
-            some_cells(a_cell(4, workload=None, job="clusters/d/jobs/j"))
-        ),
-        INVALID,
+        some_cells(a_cell(4, workload=None, job="clusters/d/jobs/j")),
         "cells[0].job",
     ),
     "a node of another cluster": (
-        lambda a: a.clusters.DrainNodes(
-            clusters_pb2.DrainNodesRequest(parent=C, names=[f"{C}/nodes/n1", "clusters/d/nodes/n2"])
-        ),
-        INVALID,
+        clusters_pb2.DrainNodesRequest(parent=C, names=[f"{C}/nodes/n1", "clusters/d/nodes/n2"]),
         "names[1]",
     ),
     "a drain of a missing node": (
-        lambda a: a.clusters.DrainNodes(
-            clusters_pb2.DrainNodesRequest(parent=C, names=[f"{C}/nodes/n1", f"{C}/nodes/n9"])
-        ),
-        StatusCode.NOT_FOUND,
-        "",
+        clusters_pb2.DrainNodesRequest(parent=C, names=[f"{C}/nodes/n1", f"{C}/nodes/n9"]),
+        MISSING,
     ),
     "a node with a stale etag": (
-        lambda a: a.clusters.UpsertNodes(
-            clusters_pb2.UpsertNodesRequest(
-                parent=C, nodes=[a_node("n3"), a_node("n1", gpus=4, etag='"99"')]
-            )
+        clusters_pb2.UpsertNodesRequest(
+            parent=C, nodes=[a_node("n3"), a_node("n1", gpus=4, etag='"99"')]
         ),
-        StatusCode.ABORTED,
-        "",
+        ABORTED,
     ),
-    "a cluster with a stale etag": (
-        lambda a: a.clusters.UpsertCluster(a_cluster("a100", "v100", etag='"99"')),
-        StatusCode.ABORTED,
-        "",
-    ),
-    "a job that does not exist": (
-        lambda a: a.jobs.CancelJob(jobs_pb2.CancelJobRequest(name=f"{C}/jobs/missing")),
-        StatusCode.NOT_FOUND,
-        "",
-    ),
-    "a cluster that does not exist": (
-        lambda a: a.jobs.ListJobs(jobs_pb2.ListJobsRequest(parent="clusters/d")),
-        StatusCode.NOT_FOUND,
-        "",
-    ),
-    "a round that does not exist": (
-        lambda a: a.scheduler.GetRound(scheduler_pb2.GetRoundRequest(name=f"{C}/rounds/9")),
-        StatusCode.NOT_FOUND,
-        "",
-    ),
-    "a name that is not a full name": (
-        lambda a: a.jobs.GetJob(jobs_pb2.GetJobRequest(name="j")),
-        INVALID,
-        "name",
-    ),
-    "a negative page size": (
-        lambda a: a.jobs.ListJobs(jobs_pb2.ListJobsRequest(parent=C, page_size=-1)),
-        INVALID,
-        "page_size",
-    ),
-    "a page token that was never given": (
-        lambda a: a.jobs.ListJobs(jobs_pb2.ListJobsRequest(parent=C, page_token="x")),
-        INVALID,
-        "page_token",
-    ),
-    "an unknown solver": (
-        lambda a: a.scheduler.Schedule(
-            scheduler_pb2.ScheduleRequest(
-                parent=C, options=scheduler_pb2.RoundOptions(solver="magic")
-            )
-        ),
-        INVALID,
-        "options.solver",
-    ),
-    "a tenant whose quota exceeds the cluster": (
-        lambda a: a.tenants.UpsertTenants(
-            some_tenants(a_tenant("nlp", weight=2.0), a_tenant("vision", quotas={"a100": 17}))
-        ),
-        INVALID,
-        "quotas",
-    ),
-    "tenants whose quotas of any type together exceed the cluster": (
-        lambda a: a.tenants.UpsertTenants(
-            some_tenants(a_tenant("nlp", quotas={"": 9}), a_tenant("vision", quotas={"": 8}))
-        ),
-        INVALID,
-        "quotas",
-    ),
-    "a quota of an unknown GPU type": (
-        lambda a: a.tenants.UpsertTenants(
-            some_tenants(a_tenant("nlp"), a_tenant("vision", quotas={"h100": 1}))
-        ),
-        INVALID,
-        "gpu_type",
-    ),
+    "a cluster with a stale etag": (a_cluster("a100", "v100", etag='"99"'), ABORTED),
+    "a job that does not exist": (jobs_pb2.CancelJobRequest(name=f"{C}/jobs/missing"), MISSING),
+    "a cluster that does not exist": (jobs_pb2.ListJobsRequest(parent="clusters/d"), MISSING),
+    "a round that does not exist": (scheduler_pb2.GetRoundRequest(name=f"{C}/rounds/9"), MISSING),
     "a tenant that is named twice": (
-        lambda a: a.tenants.UpsertTenants(some_tenants(a_tenant("nlp"), a_tenant("nlp"))),
-        INVALID,
+        some_tenants(a_tenant("nlp"), a_tenant("nlp")),
         "tenants[1].name",
     ),
     "a tenant of another cluster": (
-        lambda a: a.tenants.UpsertTenants(
-            some_tenants(tenants_pb2.Tenant(name="clusters/d/tenants/nlp"))
-        ),
-        INVALID,
+        some_tenants(tenants_pb2.Tenant(name="clusters/d/tenants/nlp")),
         "tenants[0].name",
     ),
-    "no tenants": (lambda a: a.tenants.UpsertTenants(some_tenants()), INVALID, "tenants"),
-    "a tenant without settings to forget": (
-        lambda a: a.tenants.DeleteTenants(
-            tenants_pb2.DeleteTenantsRequest(parent=C, names=[f"{C}/tenants/nlp"])
-        ),
-        StatusCode.NOT_FOUND,
-        "",
-    ),
-    "a pin of a type that is not named": (
-        lambda a: a.jobs.SubmitJob(a_submit(pinned_gpu_type=True)),
-        INVALID,
-        "job.pinned_gpu_type",
-    ),
+    "no tenants": (some_tenants(), "tenants"),
     "a job that avoids an unknown node": (
-        lambda a: a.jobs.SubmitJobs(
-            a_batch(a_submit("a"), a_submit("b", avoid_nodes=[f"{C}/nodes/n9"]))
-        ),
-        INVALID,
+        a_batch(a_submit("a"), a_submit("b", avoid_nodes=[f"{C}/nodes/n9"])),
         "jobs/b.avoid_nodes",
     ),
-    "a job that avoids a node of another cluster": (
-        lambda a: a.jobs.SubmitJob(a_submit(avoid_nodes=["clusters/d/nodes/n1"])),
-        INVALID,
-        "job.avoid_nodes[0]",
-    ),
-    "GPUs that cost less than nothing": (
-        lambda a: a.clusters.UpsertCluster(
-            clusters_pb2.UpsertClusterRequest(
-                cluster=clusters_pb2.Cluster(
-                    name=C,
-                    gpu_types=[
-                        clusters_pb2.GpuType(name="a100", memory_bytes=1, dollars_per_hour=-1.0)
-                    ],
-                )
-            )
-        ),
-        INVALID,
-        "cluster.gpu_types[0].dollars_per_hour",
-    ),
-    "an unknown objective": (
-        lambda a: a.scheduler.Schedule(a_round(objective="speed")),
-        INVALID,
-        "options.objective",
-    ),
-    "an objective whose weights are all zero": (
-        lambda a: a.scheduler.Schedule(a_round(objective="0*throughput")),
-        INVALID,
-        "options.objective",
-    ),
-    "an unknown published policy": (
-        lambda a: a.scheduler.Schedule(a_round(scheduler="magic")),
-        INVALID,
-        "options.scheduler",
-    ),
-    "parameters without a published scheduler": (
-        lambda a: a.scheduler.Schedule(a_round(scheduler_parameters="depth=5")),
-        INVALID,
-        "options.scheduler_parameters",
-    ),
-    "a parameter that the scheduler does not have": (
-        lambda a: a.scheduler.Schedule(a_round(scheduler="sia", scheduler_parameters="depth=5")),
-        INVALID,
-        "options.scheduler_parameters",
-    ),
-    "a parameter out of range": (
-        lambda a: a.scheduler.Schedule(
-            a_round(scheduler="arena", scheduler_parameters="max_upgrades=-1")
-        ),
-        INVALID,
-        "options.scheduler_parameters",
-    ),
-    "a parameter that is set twice": (
-        lambda a: a.scheduler.Schedule(
-            a_round(scheduler="arena", scheduler_parameters="depth=5, depth=5")
-        ),
-        INVALID,
-        "options.scheduler_parameters",
-    ),
-    "opportunism without an order of queues": (
-        lambda a: a.scheduler.Schedule(a_round(opportunistic=True)),
-        INVALID,
-        "options.opportunistic",
-    ),
-    "a gap that is not a number": (
-        lambda a: a.scheduler.Schedule(
-            scheduler_pb2.ScheduleRequest(
-                parent=C, options=scheduler_pb2.RoundOptions(gap=math.nan)
-            )
-        ),
-        INVALID,
-        "options.gap",
-    ),
+    "an unknown objective": (a_round(objective="speed"), "options.objective"),
 }
 
 
-@pytest.mark.parametrize("what", BAD)
-async def test_an_invalid_request_is_refused_completely(store: PostgresStore, what: str) -> None:
-    call, code, field = BAD[what]
+def call(api_: Api, request: Message) -> Awaitable[Message]:
+    """Call the method of the API that takes ``request``."""
+    method = request.DESCRIPTOR.name.removesuffix("Request")
+    stubs = (api_.clusters, api_.estimates, api_.jobs, api_.scheduler, api_.tenants)
+    (found,) = (getattr(stub, method) for stub in stubs if hasattr(stub, method))
+    answer: Awaitable[Message] = found(request)
+    return answer
+
+
+async def test_invalid_requests_are_refused_completely(store: PostgresStore) -> None:
     async with api(store) as a:
+        await a.estimates.UpsertCells(some_cells(a_cell(32, workload=a_workload("huge"))))
         before = await stored_texts(a)
-        got_code, _, wrong = await refusal_of(call(a))
-        assert (got_code, wrong) == (code, [field] if field else [])
-        assert await stored_texts(a) == before
-
-
-async def test_a_job_whose_cells_all_exceed_the_cluster_is_refused(store: PostgresStore) -> None:
-    async with api(store) as a:
-        big = a_cell(32, workload=a_workload("huge"))
-        await a.estimates.UpsertCells(some_cells(big))
-        code, _, wrong = await refusal_of(a.jobs.SubmitJob(a_submit(workload=a_workload("huge"))))
-        assert (code, wrong) == (INVALID, ["jobs/j.workload"])
-        assert not (await a.jobs.ListJobs(jobs_pb2.ListJobsRequest(parent=C))).jobs
+        for what, (request, expected) in BAD.items():
+            code, _, wrong = await refusal_of(call(a, request))
+            assert (what, wrong or code) == (
+                what,
+                [expected] if isinstance(expected, str) else expected,
+            )
+            assert not wrong or code is INVALID
+            assert await stored_texts(a) == before, what
 
 
 async def test_a_repeated_request_gets_the_same_answer_and_another_body_is_refused(
@@ -420,19 +199,7 @@ async def test_a_repeated_request_gets_the_same_answer_and_another_body_is_refus
         assert [job.name for job in jobs] == [first.name]
 
 
-async def test_a_validating_call_stores_nothing(store: PostgresStore) -> None:
-    async with api(store) as a:
-        before = await stored_texts(a)
-        job = await a.jobs.SubmitJob(a_submit(validate_only=True, request_id="r1"))
-        assert job.state == jobs_pb2.QUEUED
-        await a.clusters.UpsertNodes(some_nodes("n9", validate_only=True))
-        assert await stored_texts(a) == before
-        assert (await a.jobs.SubmitJob(a_submit(request_id="r1"))).name == f"{C}/jobs/j"
-
-
-async def test_a_job_is_updated_held_released_and_cancelled_by_etag(
-    store: PostgresStore,
-) -> None:
+async def test_a_job_is_updated_held_released_and_cancelled_by_etag(store: PostgresStore) -> None:
     async with api(store) as a:
         job = await a.jobs.SubmitJob(a_submit(labels={"k": "v"}))
         change = jobs_pb2.Job(name=job.name, etag=job.etag, weight=2.0, pinned=True, priority=3)
@@ -481,13 +248,18 @@ async def test_pages_of_every_list_cover_each_item_once(store: PostgresStore) ->
         await a.jobs.SubmitJobs(a_batch(*[a_submit(f"j{i}") for i in range(5)]))
         await a.clusters.UpsertNodes(some_nodes("n3", "n4", "n5"))
         await a.estimates.UpsertCells(some_cells(*[a_cell(k) for k in (2, 3, 4)]))
-        for _ in range(5):
+        await a.tenants.UpsertTenants(some_tenants(*[a_tenant(f"t{i}") for i in range(5)]))
+        for seed in range(5):
             await a.scheduler.Schedule(scheduler_pb2.ScheduleRequest(parent=C))
+            options = scheduler_pb2.RoundOptions(seed=seed)
+            await a.scheduler.SetPolicy(scheduler_pb2.SetPolicyRequest(parent=C, options=options))
         lists: list[tuple[Any, type[Message], str]] = [
             (a.jobs.ListJobs, jobs_pb2.ListJobsRequest, "jobs"),
             (a.clusters.ListNodes, clusters_pb2.ListNodesRequest, "nodes"),
             (a.estimates.ListCells, estimates_pb2.ListCellsRequest, "cells"),
             (a.scheduler.ListRounds, scheduler_pb2.ListRoundsRequest, "rounds"),
+            (a.scheduler.ListPolicies, scheduler_pb2.ListPoliciesRequest, "policies"),
+            (a.tenants.ListTenants, tenants_pb2.ListTenantsRequest, "tenants"),
         ]
         for call, request, field in lists:
             whole = await call(request(parent=C))
@@ -533,31 +305,6 @@ async def test_a_round_is_decided_kept_and_repeated(store: PostgresStore) -> Non
         assert (cluster.last_round, cluster.nodes, cluster.gpus) == (done.name, 2, 16)
 
 
-async def test_a_deadline_that_is_too_short_changes_nothing(store: PostgresStore) -> None:
-    async with api(store, default_deadline_s=1e-6) as a:
-        await a.jobs.SubmitJob(a_submit())
-        request = scheduler_pb2.ScheduleRequest(parent=C, request_id="r")
-        code, reason, _ = await refusal_of(a.scheduler.Schedule(request))
-        assert (code, reason) == (StatusCode.DEADLINE_EXCEEDED, "DEADLINE_TOO_SHORT")
-        assert not (await a.scheduler.ListRounds(scheduler_pb2.ListRoundsRequest(parent=C))).rounds
-        assert (await a.scheduler.Schedule(request, timeout=PATIENCE_S)).outcome == "committed"
-
-
-async def test_a_database_without_tesseras_schema_is_not_served(postgres_url: str) -> None:
-    database = connect_database(postgres_url)
-    try:
-        async with serving(PostgresStore(database)) as (channel, _):
-            health = health_pb2_grpc.HealthStub(channel)
-            answer = await health.Check(health_pb2.HealthCheckRequest())
-            assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
-            code, reason, _ = await refusal_of(
-                Api(channel).clusters.ListClusters(clusters_pb2.ListClustersRequest())
-            )
-            assert (code, reason) == (StatusCode.UNAVAILABLE, "NOT_MIGRATED")
-    finally:
-        database.engine.dispose()
-
-
 async def test_a_cluster_shows_the_latest_time_of_its_next_round(store: PostgresStore) -> None:
     async with api(store, period_s=300.0, real_time=True) as a:
         get = clusters_pb2.GetClusterRequest(name=C)
@@ -577,9 +324,249 @@ async def test_a_cluster_shows_the_latest_time_of_its_next_round(store: Postgres
         assert not never.HasField("next_round_time")
 
 
-async def test_a_cluster_shows_the_gpu_count_of_its_largest_nodes(store: PostgresStore) -> None:
+SOON = Timestamp(seconds=int(WALL_S) + 3600)
+
+
+async def test_each_runtime_takes_a_job_and_answers_show_what_was_stated(
+    store: PostgresStore,
+) -> None:
+    commands = {
+        "replay": ["fail-at", "7"],
+        "command": ["python", "train.py"],
+        "torchrun": ["train.py", "--epochs", "3"],
+        "deepspeed": ["-m", "train"],
+        "megatron": ["pretrain_gpt.py"],
+    }
+    launch = launch_pb2.Launch()
+    launch.CopyFrom(WHOLE_MESSAGE)
     async with api(store) as a:
+        for runtime, command in commands.items():
+            launch.runtime, launch.until_exit = runtime, runtime != "replay"
+            job = await a.jobs.SubmitJob(a_submit(runtime, command=command, launch=launch))
+            assert (job.launch, list(job.command)) == (launch, command)
+            assert await a.jobs.GetJob(jobs_pb2.GetJobRequest(name=job.name)) == job
+        for name, command in commands.items():
+            implied = await a.jobs.SubmitJob(a_submit(f"{name}-implied", command=command))
+            runtime = "replay" if name == "replay" else "command"
+            assert implied.launch == launch_pb2.Launch(runtime=runtime)
+        idle = a_submit("a", launch=launch_pb2.Launch(until_exit=True))
+        answer = await refusal_of(a.jobs.SubmitJob(idle))
+        assert answer[::2] == (INVALID, ["job.launch.until_exit"])
+
+
+async def test_the_launch_of_a_submitted_job_cannot_change(store: PostgresStore) -> None:
+    async with api(store) as a:
+        job = await a.jobs.SubmitJob(a_submit("a", command=["train.py"], launch=WHOLE_MESSAGE))
+        changed = jobs_pb2.Job(
+            name=job.name, weight=2.0, launch=launch_pb2.Launch(runtime="command")
+        )
+        request = jobs_pb2.UpdateJobRequest(job=changed, update_mask=FieldMask(paths=["launch"]))
+        code, _, wrong = await refusal_of(a.jobs.UpdateJob(request))
+        assert (code, wrong) == (INVALID, ["update_mask"])
+        updated = await a.jobs.UpdateJob(jobs_pb2.UpdateJobRequest(job=changed))
+        assert (updated.weight, updated.launch) == (2.0, WHOLE_MESSAGE)
+
+
+async def test_a_deadline_that_the_standing_policy_ignores_produces_a_warning(
+    store: PostgresStore,
+) -> None:
+    async with api(store) as a:
+        job = await a.jobs.SubmitJob(a_submit("a", deadline=SOON, request_id="r"))
+        (warning,) = job.warnings
+        assert "promises no new deadline" in warning
+        assert "`tessera policy set --objective 'deadline then throughput'`" in warning
+        assert "`tessera round --objective 'deadline then throughput'`" in warning
+        again = await a.jobs.SubmitJob(a_submit("a", deadline=SOON, request_id="r"))
+        assert again == job
+        answer = await a.jobs.SubmitJobs(a_batch(a_submit("b", deadline=SOON), a_submit("c")))
+        assert [list(j.warnings) for j in answer.jobs] == [[warning], []]
+        change = jobs_pb2.UpdateJobRequest(
+            job=jobs_pb2.Job(name=f"{C}/jobs/c", deadline=SOON, weight=2.0),
+            update_mask=FieldMask(paths=["deadline"]),
+        )
+        assert list((await a.jobs.UpdateJob(change)).warnings) == [warning]
+        change.update_mask.paths[:] = ["weight"]
+        assert not (await a.jobs.UpdateJob(change)).warnings
+        assert not (await a.jobs.GetJob(jobs_pb2.GetJobRequest(name=job.name))).warnings
+
+
+TYPED = {"requested_gpu_type": "a100"}
+
+
+async def test_a_misspelt_model_of_a_job_that_needs_an_estimate_is_refused(
+    store: PostgresStore,
+) -> None:
+    mine = a_cell(1)
+    mine.workload.model, mine.workload.params = "mine", "2B"
+    meant = {
+        ("bertt", "1.3B"): "bert/1.3B (--model bert --params 1.3B)",
+        ("bert", "1.3"): "bert/1.3B",
+        ("BERT", "1.3B"): "bert/1.3B",
+        ("bert/1.3B", ""): "bert/1.3B",
+        ("lama7", "7B"): "llama7/7B",
+        ("minee", "2B"): "mine/2B",  # it has an estimate
+    }
+    async with api(store) as a:
+        await a.estimates.UpsertCells(some_cells(mine))
+        for number, ((model, params), name) in enumerate(meant.items()):
+            workload = estimates_pb2.Workload(model=model, params=params, global_batch=256)
+            with pytest.raises(grpc.aio.AioRpcError, match=r"job\.workload\.model") as refused:
+                await a.jobs.SubmitJob(a_submit("a", workload=workload))
+            assert f"did you mean {name}" in str(refused.value.details())
+            batch = a_batch(a_submit("a"), a_submit("b", workload=workload))
+            fields = (await refusal_of(a.jobs.SubmitJobs(batch)))[2]
+            assert fields == ["requests[1].job.workload.model"]
+            job = a_submit(f"typed-{number}", workload=workload, **TYPED)
+            (warning,) = (await a.jobs.SubmitJob(job)).warnings
+            assert f"did you mean {name}" in warning
+
+
+async def test_a_model_of_ones_own_may_be_submitted_before_it_is_described(
+    store: PostgresStore,
+) -> None:
+    async with api(store) as a:
+        for model, params in (("bert-mine", "1.3B"), ("bert", "1.4B"), ("mlp", "")):
+            workload = estimates_pb2.Workload(model=model, params=params, global_batch=256)
+            (warning,) = (await a.jobs.SubmitJob(a_submit("", workload=workload))).warnings
+            assert "the job waits until somebody does: `tessera models add`" in warning
+            assert not (await a.jobs.SubmitJob(a_submit("", workload=workload, **TYPED))).warnings
+        for model, message in (
+            ("bert", r"bert needs its size.* state its params .* one of 1.3B, 15B"),
+            ("gpt-2", r"gpt-2 is not known; did you mean gpt2\? .* one of 1.5B"),
+        ):
+            workload = estimates_pb2.Workload(model=model, global_batch=256)
+            with pytest.raises(grpc.aio.AioRpcError, match=message):
+                await a.jobs.SubmitJob(a_submit("", workload=workload))
+
+
+M = TypeVar("M", bound=Message)
+EXAMPLES: Final = scaled(25)
+"""The number of changed requests for each method."""
+
+METHODS: Final = {
+    path: method
+    for path, method in methods_of(*SERVICES).items()
+    if "validate_only" in method.input_type.fields_by_name
+}
+RESOURCES: Final = ("UpsertTenants", "UpdateTopology", "UpsertModels", "SetShadow", "Schedule")
+"""The methods whose valid requests make what other requests name."""
+
+
+def requests_of(name: str) -> list[Message]:
+    """Return the valid requests of a method."""
+    own = {
+        "CreateWebhook": webhooks_pb2.CreateWebhookRequest(
+            parent=C, webhook_id="w", webhook=webhooks_pb2.Webhook(url="https://example.com/")
+        ),
+        "DeleteWebhook": webhooks_pb2.DeleteWebhookRequest(name=f"{C}/webhooks/w"),
+    }
+    return [own[name]] if name in own else valid_requests()[name]
+
+
+def changed(request: M, **values: Any) -> M:
+    """Return a copy of a request with some fields set."""
+    copy = type(request)()
+    copy.CopyFrom(request)
+    for field, value in values.items():
+        copy.ClearField(field)
+        copy.MergeFrom(type(request)(**{field: value}))
+    return copy
+
+
+async def outcome(channel: grpc.aio.Channel, path: str, request: Message) -> tuple[StatusCode, str]:
+    """Make a call, and return its code and message."""
+    answer = GetMessageClass(methods_of(*SERVICES)[path].output_type)
+    call: Any = channel.unary_unary(
+        path,
+        request_serializer=lambda message: message.SerializeToString(),
+        response_deserializer=answer.FromString,
+    )
+    try:
+        await call(request, timeout=PATIENCE_S)
+    except grpc.aio.AioRpcError as error:
+        return error.code(), error.details() or ""
+    return StatusCode.OK, ""
+
+
+@pytest.mark.parametrize("path", METHODS)
+async def test_a_call_that_is_refused_or_only_validates_changes_nothing(
+    store: PostgresStore, database: Database, path: str
+) -> None:
+    rng, name = np.random.default_rng(zlib.crc32(path.encode())), path.rpartition("/")[2]
+    async with api(store) as a, serving(store) as (channel, _):
         await a.clusters.UpsertCluster(a_cluster("a100", "v100"))
-        await a.clusters.UpsertNodes(some_nodes("n1", "n2"))
-        cluster = await a.clusters.GetCluster(clusters_pb2.GetClusterRequest(name=C))
-        assert {kind.name: kind.node_gpus for kind in cluster.gpu_types} == {"a100": 8, "v100": 0}
+        await a.jobs.SubmitJob(a_submit(request_id="used"))
+        for made in RESOURCES:
+            way = next(way for way in methods_of(*SERVICES) if way.endswith(f"/{made}"))
+            for request in valid_requests()[made]:
+                assert (await outcome(channel, way, request))[0] is StatusCode.OK
+        for valid in requests_of(name):
+            requests = [mutate(valid, rng) for _ in range(EXAMPLES)]
+            if "request_id" in valid.DESCRIPTOR.fields_by_name:
+                requests.append(changed(valid, request_id="used"))
+            before = await asyncio.to_thread(digest_tables, database)
+            for request in (*requests, valid, valid):
+                checked = await outcome(channel, path, changed(request, validate_only=True))
+                assert await asyncio.to_thread(digest_tables, database) == before, request
+                called = await outcome(channel, path, changed(request, validate_only=False))
+                assert checked == called, request
+                after = await asyncio.to_thread(digest_tables, database)
+                assert called[0] is StatusCode.OK or after == before, request
+                before = after
+
+
+NODE: Final = a_node("n1")
+REFUSED: Final[dict[str, dict[str, Any]]] = {
+    "a node of an unknown GPU type": {"nodes": [NODE, a_node("n2", gpu_type="h100")]},
+    "a name that no node may have": {"nodes": [NODE, a_node("b 1")]},
+    "a node named twice": {"nodes": [NODE, NODE]},
+    "a node of another cluster": {"nodes": [clusters_pb2.Node(name="clusters/d/nodes/n1")]},
+    "quotas beyond the nodes": {"nodes": [NODE], "tenants": [a_tenant("t", quotas={"a100": 9})]},
+    "a tenant named twice": {"nodes": [NODE], "tenants": [a_tenant("t"), a_tenant("t")]},
+    "a parent that is missing": {"nodes": [NODE], "tenants": [a_tenant("t", parent="none")]},
+}
+
+
+async def test_a_refused_description_of_a_new_cluster_leaves_nothing_of_it(
+    store: PostgresStore, database: Database
+) -> None:
+    before = await asyncio.to_thread(digest_tables, database)
+    path = "/tessera.v1.Clusters/UpsertCluster"
+    async with serving(store) as (channel, _):
+        for what, described in REFUSED.items():
+            outcomes = {
+                await outcome(channel, path, a_cluster(validate_only=validate_only, **described))
+                for validate_only in (True, False)
+            }
+            assert (what, [code for code, _ in outcomes]) == (what, [StatusCode.INVALID_ARGUMENT])
+            assert await asyncio.to_thread(digest_tables, database) == before, what
+
+
+async def test_a_cluster_is_created_with_its_nodes_and_tenants(store: PostgresStore) -> None:
+    described = a_cluster(nodes=[NODE], tenants=[a_tenant("t", quotas={"a100": 8})])
+    async with serving(store) as (channel, _):
+        stub = clusters_pb2_grpc.ClustersStub(channel)
+        answers = [
+            await stub.UpsertCluster(changed(described, validate_only=validate_only))
+            for validate_only in (True, False)
+        ]
+    assert [(answer.nodes, answer.gpus) for answer in answers] == [(1, 8), (1, 8)]
+    assert [tenant.quotas for tenant in store.list_tenants("c")] == [{"a100": 8}]
+
+
+async def test_the_command_that_applies_a_cluster_validates_what_it_would_do(
+    database: Database, tmp_path: Path
+) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("gpu_types: {a100: 40GiB}\nnodes: [{name: 'b 1', gpu_type: a100, gpus: 8}]\n")
+    before = await asyncio.to_thread(digest_tables, database)
+    async with run_server(settings(database, estimate_cells=False)) as port:
+        words = ["cluster", "apply", "-f", str(file), "--server", f"127.0.0.1:{port}"]
+        outputs = []
+        for options in (["--validate-only"], []):
+            done = await asyncio.to_thread(CliRunner().invoke, main.app, [*words, *options])
+            assert done.exit_code == Exit.REFUSED
+            outputs.append(done.output)
+    assert outputs[0] == outputs[1]
+    assert "nodes[0].name" in outputs[0]
+    assert await asyncio.to_thread(digest_tables, database) == before

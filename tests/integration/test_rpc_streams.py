@@ -1,4 +1,4 @@
-"""Streams over a real socket: the messages that agents and watchers get, and how streams end."""
+"""Streams and answers over real sockets: what clients get, how streams end, and what delays nobody."""
 
 from __future__ import annotations
 
@@ -7,52 +7,41 @@ import contextlib
 import logging
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any, cast
 
 import grpc
 import grpc.aio
 import pytest
+import sqlalchemy as sa
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tessera.benchmarks.service.hostile.wire import UnreadConnection
+from tessera.db.engine import Database
+from tessera.db.store import PostgresStore
 from tessera.formulation.errors import NotAllowed, NotFound, NotMigrated, Unavailable
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.records.agents import DesiredGang, DesiredState, Heartbeat, ObservedGang
-from tessera.formulation.records.jobs import AllocationRecord, JobRecord, JobSpec, TrainingRecord
-from tessera.formulation.records.store import Request
-from tessera.formulation.values import Cell, Workload
+from tessera.formulation.records.jobs import AllocationRecord, JobRecord, TrainingRecord
+from tessera.formulation.values import Cell
 from tessera.service.ports.store import Store
+from tessera.service.rpc.answers import AnswerRoom, BoundedAnswers, shorten_left_clients
+from tessera.service.rpc.interceptor import CallInterceptor
+from tessera.v1 import agents_pb2, agents_pb2_grpc, estimates_pb2, jobs_pb2, jobs_pb2_grpc
 from tessera.v1 import agents_pb2 as pb
-from tessera.v1 import agents_pb2_grpc, jobs_pb2, jobs_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+from tests.support.agents import until
+from tests.support.gates import an_open_gate
+from tests.support.job_records import a_desired_gang, a_job_record
+from tests.support.logged import logged_lines
 from tests.support.patience import PATIENCE_S
 from tests.support.rpc import error_details, serving
+from tests.support.stored_cluster import BERT, C, a_cluster
 
-JOB = JobRecord(
-    cluster="c",
-    spec=JobSpec(
-        name="j",
-        workload=Workload(model="m", params="", global_batch=8),
-        iterations=100,
-        requested_gpus=1,
-    ),
-    version=1,
-    state=JobState.QUEUED,
-    created_s=1.0,
-    started_s=None,
-    ended_s=None,
-    iterations_done=0.0,
-    generation=0,
-    retries=0,
-    last_error="",
-    allocation=None,
-    reason=None,
-    reason_round=0,
-)
-GANG = DesiredGang(
-    spec=JOB.spec,
+JOB = a_job_record()
+GANG = a_desired_gang(
     generation=1,
-    iterations_done=0.0,
     allocation=AllocationRecord(
         cell=Cell(gpu_type="a100", gpus=1, pipeline_degree=1),
         rate=8.0,
@@ -124,17 +113,6 @@ class ScriptedStore:
         self.asked += 1
         return self.job
 
-    def get_round(self, *_: Any) -> None:
-        raise ZeroDivisionError("secret of the implementation")
-
-    def snapshot(self, cluster: str, use_half_life_s: float = 0.0) -> None:
-        raise NotFound(cluster)
-
-    def begin_round(
-        self, cluster: str, _request: Request | None, _use_half_life_s: float = 0.0
-    ) -> None:
-        self.snapshot(cluster)
-
     def _fail(self) -> None:
         if self.failure is not None:
             self.refusals += 1
@@ -179,28 +157,18 @@ class Agent:
         raise AssertionError("the stream ended without an error")
 
 
+def watch_job(channel: grpc.aio.Channel) -> Any:
+    """Return the stream of a watcher of the job."""
+    request = jobs_pb2.WatchJobRequest(name="clusters/c/jobs/j")
+    return jobs_pb2_grpc.JobsStub(channel).WatchJob(request)
+
+
 async def drain(call: Any) -> None:
     while await call.read() is not grpc.aio.EOF:
         pass
 
 
-async def until(happened: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not happened():
-            await asyncio.sleep(0.002)
-
-
-async def test_an_agent_is_welcomed_and_receives_the_desired_state(scripted: ScriptedStore) -> None:
-    scripted.gangs = (GANG,)
-    async with serving(as_store(scripted)) as (channel, _):
-        agent = Agent(channel)
-        (gang,) = (await agent.connect()).gangs
-        assert (gang.job, gang.leader, list(gang.shares[0].gpu_indices)) == ("j", "n", [0])
-        await agent.call.done_writing()
-        assert await agent.call.read() is grpc.aio.EOF
-
-
-async def test_a_change_is_pushed_to_agents_of_its_cluster_only(
+async def test_an_agent_is_welcomed_and_changes_are_pushed_to_agents_of_their_cluster_only(
     scripted: ScriptedStore,
 ) -> None:
     async with serving(as_store(scripted)) as (channel, server):
@@ -210,16 +178,13 @@ async def test_a_change_is_pushed_to_agents_of_its_cluster_only(
         scripted.gangs = (GANG,)
         server.wakeups.changed("other")
         server.wakeups.changed("c")
-        assert (await agent.read()).desired.gangs[0].job == "j"
-
-
-async def test_the_desired_state_is_repeated_as_a_heartbeat(scripted: ScriptedStore) -> None:
-    timing = {"heartbeat_s": 0.05, "margin_s": 10.0}
-    async with serving(as_store(scripted), **timing) as (channel, _):
-        agent = Agent(channel)
-        first = await agent.connect()
-        assert (await agent.read()).desired == first
-        assert (await agent.read()).desired == first
+        (gang,) = (await agent.read()).desired.gangs
+        assert (gang.job, gang.leader, list(gang.shares[0].gpu_indices)) == ("j", "n", [0])
+        scripted.deleted = ("n",)
+        server.wakeups.changed("c")
+        assert list((await agent.read()).desired.deleted_nodes) == ["n"]
+        await agent.call.done_writing()
+        assert await agent.call.read() is grpc.aio.EOF
 
 
 async def test_changes_caused_by_an_observation_are_pushed_at_once(scripted: ScriptedStore) -> None:
@@ -267,9 +232,7 @@ async def test_agents_and_watchers_of_a_deleted_cluster_get_not_found(
     async with serving(as_store(scripted)) as (channel, server):
         agent = Agent(channel)
         await agent.connect()
-        watch = jobs_pb2_grpc.JobsStub(channel).WatchJob(
-            jobs_pb2.WatchJobRequest(name="clusters/c/jobs/j")
-        )
+        watch = watch_job(channel)
         first = await watch.read()
         assert isinstance(first, jobs_pb2.Job)
         scripted.failure = NotFound("clusters/c")
@@ -282,59 +245,32 @@ async def test_agents_and_watchers_of_a_deleted_cluster_get_not_found(
         assert watched.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_an_agent_is_notified_which_of_its_nodes_were_deleted(
-    scripted: ScriptedStore,
-) -> None:
-    async with serving(as_store(scripted)) as (channel, server):
-        agent = Agent(channel)
-        assert not (await agent.connect()).deleted_nodes
-        scripted.deleted = ("n",)
-        server.wakeups.changed("c")
-        assert list((await agent.read()).desired.deleted_nodes) == ["n"]
-
-
-@pytest.mark.parametrize(
-    ("messages", "field"),
-    [
-        ([HEARTBEAT], "hello"),
-        ([pb.AgentMessage(hello=pb.Hello(parent="c"))], "hello.parent"),
-        ([pb.AgentMessage(hello=pb.Hello(parent="clusters/c", agent_id="a"))], "hello.incarnation"),
-        ([HELLO, HELLO], "hello"),
-        (
-            [HELLO, an_observed_message(1, pb.ObservedGang.PHASE_UNSPECIFIED)],
-            "observed.gangs[0].phase",
-        ),
-    ],
-)
 async def test_an_agent_that_breaks_the_protocol_gets_an_explanation(
-    scripted: ScriptedStore, messages: list[pb.AgentMessage], field: str
-) -> None:
-    async with serving(as_store(scripted)) as (channel, _):
-        agent = Agent(channel)
-        for message in messages:
-            await agent.call.write(message)
-        error = await agent.end()
-        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert error_details(error)[1] == [field]
-
-
-async def test_an_agent_silent_for_its_lease_is_disconnected(
     scripted: ScriptedStore,
 ) -> None:
-    timing = {"heartbeat_s": 0.02, "margin_s": 0.05, "lease_s": 0.1}
-    async with serving(as_store(scripted), **timing) as (channel, _):
-        agent = Agent(channel)
-        await agent.call.write(HELLO)
-        assert (await agent.end()).code() is grpc.StatusCode.UNAVAILABLE
+    no_incarnation = pb.AgentMessage(hello=pb.Hello(parent="clusters/c", agent_id="a"))
+    unknown_phase = an_observed_message(1, pb.ObservedGang.PHASE_UNSPECIFIED)
+    async with serving(as_store(scripted)) as (channel, _):
+        for messages, field in (
+            ([HEARTBEAT], "hello"),
+            ([pb.AgentMessage(hello=pb.Hello(parent="c"))], "hello.parent"),
+            ([no_incarnation], "hello.incarnation"),
+            ([HELLO, HELLO], "hello"),
+            ([HELLO, unknown_phase], "observed.gangs[0].phase"),
+        ):
+            agent = Agent(channel)
+            for message in messages:
+                await agent.call.write(message)
+            error = await agent.end()
+            assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert error_details(error)[1] == [field]
 
 
 async def test_streams_end_as_unavailable_when_the_server_stops(scripted: ScriptedStore) -> None:
     async with serving(as_store(scripted)) as (channel, server):
         agent = Agent(channel)
         await agent.connect()
-        watch = jobs_pb2_grpc.JobsStub(channel).WatchJob(
-            jobs_pb2.WatchJobRequest(name="clusters/c/jobs/j")
-        )
+        watch = watch_job(channel)
         await watch.read()
         stopping = asyncio.create_task(server.stop())
         assert (await agent.end()).code() is grpc.StatusCode.UNAVAILABLE
@@ -348,9 +284,7 @@ async def test_a_watcher_sees_the_current_state_each_change_and_the_end(
     scripted: ScriptedStore,
 ) -> None:
     async with serving(as_store(scripted)) as (channel, server):
-        watch = jobs_pb2_grpc.JobsStub(channel).WatchJob(
-            jobs_pb2.WatchJobRequest(name="clusters/c/jobs/j")
-        )
+        watch = watch_job(channel)
         answers = [await watch.read()]
         server.wakeups.changed("c")  # nothing has changed, so nothing is sent
         for state in (JobState.RUNNING, JobState.SUCCEEDED):
@@ -362,13 +296,11 @@ async def test_a_watcher_sees_the_current_state_each_change_and_the_end(
         assert [cast(jobs_pb2.Job, job).state for job in answers] == states
 
 
-async def test_a_watcher_sees_progress_that_falls_and_new_facts_of_training(
+async def test_a_watcher_sees_progress_that_falls_and_new_facts_but_not_growing_gpu_service(
     scripted: ScriptedStore,
 ) -> None:
     async with serving(as_store(scripted)) as (channel, server):
-        watch = jobs_pb2_grpc.JobsStub(channel).WatchJob(
-            jobs_pb2.WatchJobRequest(name="clusters/c/jobs/j")
-        )
+        watch = watch_job(channel)
         runs = replace(JOB, state=JobState.RUNNING)
         seen: list[tuple[float, float]] = []
         for done, loss in ((45.0, None), (40.0, None), (40.0, 2.5)):
@@ -380,41 +312,24 @@ async def test_a_watcher_sees_progress_that_falls_and_new_facts_of_training(
                 answer = cast(jobs_pb2.Job, await watch.read())
             seen.append((answer.iterations_done, answer.training.loss))
         assert seen == [(45.0, 0.0), (40.0, 0.0), (40.0, 2.5)]
+        before = scripted.asked
+        scripted.job = replace(scripted.job, service_gpu_s=5.0)
+        server.wakeups.changed("c")
+        await until(lambda: scripted.asked > before)
+        scripted.job = replace(scripted.job, service_gpu_s=9.0, state=JobState.SUCCEEDED)
+        server.wakeups.changed("c")
+        job = cast(jobs_pb2.Job, await watch.read())
+        assert (job.state, job.service_gpu_seconds) == (jobs_pb2.SUCCEEDED, 9.0)
 
 
 async def test_a_watcher_is_served_by_polling_if_no_notification_arrives(
     scripted: ScriptedStore,
 ) -> None:
     async with serving(as_store(scripted), poll_s=0.02) as (channel, _):
-        watch = jobs_pb2_grpc.JobsStub(channel).WatchJob(
-            jobs_pb2.WatchJobRequest(name="clusters/c/jobs/j")
-        )
+        watch = watch_job(channel)
         await watch.read()
         scripted.job = replace(JOB, state=JobState.CANCELLED)
         assert cast(jobs_pb2.Job, await watch.read()).state == jobs_pb2.CANCELLED
-
-
-def reads_after_now(scripted: ScriptedStore) -> Callable[[], bool]:
-    """Return a condition: whether the job was read after this call."""
-    before = scripted.asked
-    return lambda: scripted.asked > before
-
-
-async def test_a_watcher_is_not_notified_of_growing_gpu_service(
-    scripted: ScriptedStore,
-) -> None:
-    async with serving(as_store(scripted)) as (channel, server):
-        watch = jobs_pb2_grpc.JobsStub(channel).WatchJob(
-            jobs_pb2.WatchJobRequest(name="clusters/c/jobs/j")
-        )
-        await watch.read()
-        for service_gpu_s, state in ((5.0, JobState.QUEUED), (9.0, JobState.SUCCEEDED)):
-            looked = reads_after_now(scripted)
-            scripted.job = replace(JOB, service_gpu_s=service_gpu_s, state=state)
-            server.wakeups.changed("c")
-            await until(looked)
-        job = cast(jobs_pb2.Job, await watch.read())
-        assert (job.state, job.service_gpu_seconds) == (jobs_pb2.SUCCEEDED, 9.0)
 
 
 async def test_health_follows_the_state_of_the_store(scripted: ScriptedStore) -> None:
@@ -436,19 +351,6 @@ async def test_health_follows_the_state_of_the_store(scripted: ScriptedStore) ->
         scripted.failure = None
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
         watch.cancel()
-
-
-async def test_an_unexpected_error_is_logged_but_not_exposed(
-    scripted: ScriptedStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with serving(as_store(scripted)) as (channel, _):
-        with caplog.at_level(logging.ERROR), pytest.raises(grpc.aio.AioRpcError) as caught:
-            await scheduler_pb2_grpc.SchedulerStub(channel).GetRound(
-                scheduler_pb2.GetRoundRequest(name="clusters/c/rounds/1")
-            )
-    assert caught.value.code() is grpc.StatusCode.INTERNAL
-    assert "secret" not in str(caught.value.details())
-    assert "secret of the implementation" in caplog.text
 
 
 class StuckStore(ScriptedStore):
@@ -532,7 +434,9 @@ async def test_streams_of_agents_beyond_the_limit_are_refused() -> None:
         await first.done_writing()
 
 
-async def test_a_stream_whose_client_does_not_read_is_ended() -> None:
+async def test_a_stream_whose_client_does_not_read_is_ended(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     scripted = ScriptedStore()
     long = "x" * 100_000
     scripted.job = replace(JOB, last_error=long)
@@ -550,3 +454,215 @@ async def test_a_stream_whose_client_does_not_read_is_ended() -> None:
         with pytest.raises(grpc.aio.AioRpcError, match=r"has read no message for 0\.3 s") as ended:
             await drain(watch)
         assert ended.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert not logged_lines(caplog, "rpc_failed")
+
+
+MIB = 2**20
+LIST, WATCH = "/tessera.v1.Jobs/ListJobs", "/tessera.v1.Jobs/WatchJob"
+
+LARGE = jobs_pb2.Job(name="x" * 100_000)
+
+
+class LargeAnswers(jobs_pb2_grpc.JobsServicer):
+    """A service whose lists have 3 MiB, and whose watches do not end until ``fails`` is set."""
+
+    def __init__(self) -> None:
+        self.listed = self.sent = self.ended = 0
+        self.fails = asyncio.Event()
+
+    async def ListJobs(self, request: Any, context: Any) -> jobs_pb2.ListJobsResponse:
+        self.listed += 1
+        return jobs_pb2.ListJobsResponse(next_page_token="x" * 3 * MIB)
+
+    async def WatchJob(self, request: Any, context: Any) -> AsyncIterator[jobs_pb2.Job]:
+        try:
+            while True:
+                self.sent += 1
+                yield LARGE
+                if self.fails.is_set():
+                    raise NotAllowed("no longer")
+        finally:
+            self.ended += 1
+
+
+@contextlib.asynccontextmanager
+async def serve_large(
+    room: AnswerRoom, unread_s: float = 60.0
+) -> AsyncIterator[tuple[LargeAnswers, str]]:
+    servicer = LargeAnswers()  # type: ignore[abstract] # the others are never called
+    server = grpc.aio.server(
+        interceptors=[CallInterceptor(an_open_gate(), unread_s), BoundedAnswers(room)]
+    )
+    jobs_pb2_grpc.add_JobsServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield servicer, f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+def pump(caller: UnreadConnection) -> bool:
+    caller.pump()
+    return True
+
+
+async def test_large_unread_answers_are_refused_beyond_a_bound() -> None:
+    room = AnswerRoom(most_bytes=100 * MIB, most_bytes_per_client=10 * MIB)
+    async with serve_large(room) as (servicer, address):
+        caller = UnreadConnection(address, source="127.0.0.3")
+        for _ in range(5):
+            caller.call(LIST, b"")
+        # Three answers of 3 MiB fit into 10 MiB. The others are refused, which needs no window.
+        await until(lambda: pump(caller) and len(caller.open_streams) == 3)
+        assert servicer.listed == 5
+        assert 9 * MIB <= room.waiting_bytes <= 10 * MIB
+        async with grpc.aio.insecure_channel(address) as channel:  # from 127.0.0.1
+            answer = await jobs_pb2_grpc.JobsStub(channel).ListJobs(jobs_pb2.ListJobsRequest())
+        assert len(answer.next_page_token) == 3 * MIB
+        caller.close()
+        await until(lambda: room.waiting_bytes == 0)
+
+
+async def test_a_refused_answer_says_what_to_do_and_a_single_one_is_never_too_large() -> None:
+    room = AnswerRoom(most_bytes=4 * MIB, most_bytes_per_client=100 * MIB)
+    async with serve_large(room) as (_, address):
+        caller = UnreadConnection(address, source="127.0.0.3")
+        caller.call(LIST, b"")
+        await until(lambda: pump(caller) and room.waiting_bytes >= 3 * MIB)
+        async with grpc.aio.insecure_channel(address) as channel:
+            stub = jobs_pb2_grpc.JobsStub(channel)
+            with pytest.raises(grpc.aio.AioRpcError, match="ask for smaller pages") as caught:
+                await stub.ListJobs(jobs_pb2.ListJobsRequest())
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        caller.close()
+    room = AnswerRoom(most_bytes=1, most_bytes_per_client=1)
+    async with serve_large(room) as (_, address), grpc.aio.insecure_channel(address) as channel:
+        stub = jobs_pb2_grpc.JobsStub(channel)
+        for _ in range(3):
+            answer = await stub.ListJobs(jobs_pb2.ListJobsRequest())
+            assert len(answer.next_page_token) == 3 * MIB
+
+
+async def test_a_client_that_disconnects_is_no_unexpected_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    shorten_left_clients()
+    with caplog.at_level(logging.INFO):
+        async with serve_large(AnswerRoom()) as (servicer, address):
+            callers = [UnreadConnection(address) for _ in range(3)]
+            for caller in callers:
+                caller.call(WATCH, b"")
+            await until(lambda: all(pump(c) and c.begun_streams for c in callers))
+            for caller in callers:
+                caller.close()
+            await until(lambda: servicer.ended == len(callers))
+        room = AnswerRoom()  # of a client that leaves before it reads an answer
+        async with serve_large(room) as (_, address):
+            caller = UnreadConnection(address)
+            caller.call(LIST, b"")
+            await until(lambda: pump(caller) and room.waiting_bytes > 0)
+            caller.close()
+            await until(lambda: room.waiting_bytes == 0)
+    assert [r.getMessage() for r in caplog.records if r.levelno > logging.INFO or r.exc_info] == []
+
+
+async def test_a_failing_stream_still_says_why() -> None:
+    async with (
+        serve_large(AnswerRoom()) as (servicer, address),
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        answers = jobs_pb2_grpc.JobsStub(channel).WatchJob(jobs_pb2.WatchJobRequest())
+        assert await answers.read() == LARGE
+        servicer.fails.set()
+        with pytest.raises(grpc.aio.AioRpcError, match="no longer") as caught:
+            await read_to_the_end(answers)
+        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def read_to_the_end(answers: Any) -> None:
+    while await answers.read() == LARGE:
+        pass
+
+
+CROWDED, CALLERS = "crowded", 40
+
+
+@asynccontextmanager
+async def hold_cluster_row(database: Database, cluster: str) -> AsyncIterator[None]:
+    """Hold a cluster's row, as a slow transaction does."""
+    with database.engine.connect() as connection, connection.begin():
+        lock = sa.text("SELECT 1 FROM clusters WHERE name = :name FOR UPDATE")
+        await asyncio.to_thread(connection.execute, lock, {"name": cluster})
+        yield
+
+
+def count_waiting(database: Database) -> int:
+    """Return the number of transactions that wait for a lock."""
+    question = sa.text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+    with database.engine.connect() as connection:
+        return int(connection.execute(question).scalar_one())
+
+
+def a_job(cluster: str) -> jobs_pb2.SubmitJobRequest:
+    workload = estimates_pb2.Workload(
+        model=BERT.model, params=BERT.params, global_batch=BERT.global_batch
+    )
+    job = jobs_pb2.Job(workload=workload, iterations=10, requested_gpus=1)
+    return jobs_pb2.SubmitJobRequest(parent=f"clusters/{cluster}", job=job)
+
+
+async def join_agent(channel: grpc.aio.Channel, cluster: str, node: str) -> Any:
+    """Open an agent's stream, and say hello."""
+    stub: Any = agents_pb2_grpc.AgentsStub(channel)
+    call = stub.Sync()
+    hello = agents_pb2.Hello(
+        parent=f"clusters/{cluster}",
+        agent_id=f"agent-{node}",
+        incarnation="1",
+        nodes=[agents_pb2.AgentNode(node=node, gpu_type="a100", gpus=4)],
+    )
+    await call.write(agents_pb2.AgentMessage(hello=hello))
+    return call
+
+
+@pytest.fixture
+async def channel(store: PostgresStore) -> AsyncIterator[grpc.aio.Channel]:
+    a_cluster(store)
+    a_cluster(store, name=CROWDED)
+    async with serving(store, store_threads=4, lease_s=6.0, heartbeat_s=1.0, margin_s=3.0) as (
+        channel,
+        _,
+    ):
+        yield channel
+
+
+async def test_callers_waiting_for_one_cluster_leave_threads_to_others(
+    channel: grpc.aio.Channel, database: Database
+) -> None:
+    jobs = jobs_pb2_grpc.JobsStub(channel)
+    async with hold_cluster_row(database, CROWDED):
+        crowd = [asyncio.ensure_future(jobs.SubmitJob(a_job(CROWDED))) for _ in range(CALLERS)]
+        await until(lambda: count_waiting(database))
+        async with asyncio.timeout(PATIENCE_S):
+            for _ in range(3):
+                await jobs.SubmitJob(a_job(C))
+        assert not any(call.done() for call in crowd)
+    await asyncio.gather(*crowd)
+
+
+async def test_agents_waiting_for_one_cluster_cost_no_other_agent_its_lease(
+    channel: grpc.aio.Channel, store: PostgresStore, database: Database
+) -> None:
+    async with AsyncExitStack() as left, hold_cluster_row(database, CROWDED):
+        crowd = [await join_agent(channel, CROWDED, f"forged-{k}") for k in range(CALLERS)]
+        for call in crowd:
+            left.callback(call.cancel)
+        async with asyncio.timeout(PATIENCE_S):
+            call = await join_agent(channel, C, "late")
+            left.callback(call.cancel)
+            assert (await call.read()).HasField("welcome")
+        before = await until(lambda: store.get_node(C, "late").silent_s)
+        await until(lambda: store.get_node(C, "late").silent_s > before + 1.0)
+        await call.write(agents_pb2.AgentMessage(heartbeat=agents_pb2.Heartbeat(), said_s=5.0))
+        await until(lambda: store.get_node(C, "late").silent_s < before + 1.0)

@@ -1,26 +1,42 @@
-"""Jobs that state their execution plan: submitted over a socket, priced, decided and recorded."""
+"""Jobs that state plans, techniques or cores: submitted over a socket, priced, decided and recorded."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
+import grpc.aio
 import pytest
 
 from tessera.db.store import PostgresStore
 from tessera.estimator.hardware.cluster_types import catalogue_of
-from tessera.formulation.execution_plan import ExecutionPlan, read_execution_plan
-from tessera.formulation.records.clusters import NodeSpec
+from tessera.formulation.execution_plan import ExecutionPlan, PlanStage, read_execution_plan
+from tessera.formulation.reasons import ReasonCode
+from tessera.formulation.techniques import Technique, techniques_of
 from tessera.service.cells.deriver import CellDeriver
-from tessera.v1 import jobs_pb2, scheduler_pb2
-from tests.support.api import INVALID, Api, C, a_batch, a_cluster, a_round, a_submit, refusal_of
-from tests.support.rpc import serving
+from tessera.v1 import clusters_pb2, estimates_pb2, jobs_pb2, scheduler_pb2
+from tests.support.api import (
+    INVALID,
+    Api,
+    C,
+    a_batch,
+    a_cluster,
+    a_round,
+    a_submit,
+    connect_agent,
+    refusal_of,
+)
+from tests.support.rpc import error_details, serving
 
 MEGATRON = (
     "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --micro-batch-size 4"
     " --global-batch-size 256 --fp16 --use-distributed-optimizer"
 )
+
+
+TENSORS = "--tensor-model-parallel-size 4 --micro-batch-size 1 --global-batch-size 256 --fp16"
 DEEPSPEED = json.dumps(
     {
         "train_batch_size": 256,
@@ -36,7 +52,7 @@ async def calls(store: PostgresStore) -> AsyncIterator[Api]:
     async with serving(store) as (channel, _):
         found = Api(channel)
         await found.clusters.UpsertCluster(a_cluster())
-        store.hello("c", "agent", "first", [NodeSpec(name="n1", gpu_type="a100", gpus=8)])
+        connect_agent(store, "n1")
         yield found
 
 
@@ -90,11 +106,10 @@ async def test_a_job_runs_by_the_plan_in_the_file_that_it_was_submitted_with(
 async def test_a_plan_that_is_only_the_first_one_makes_way_for_a_better_one(
     store: PostgresStore, calls: Api
 ) -> None:
-    slow = "--tensor-model-parallel-size 4 --micro-batch-size 1 --global-batch-size 256 --fp16"
     await calls.jobs.SubmitJobs(
         a_batch(
-            a_submit("only", stated_plan=slow, requested_gpus=4),
-            a_submit("first", stated_plan=slow, stated_plan_first=True, requested_gpus=4),
+            a_submit("only", stated_plan=TENSORS, requested_gpus=4),
+            a_submit("first", stated_plan=TENSORS, stated_plan_first=True, requested_gpus=4),
         )
     )
     derive(store)
@@ -124,22 +139,162 @@ async def test_equal_plans_are_stored_once_and_a_round_lists_them_once(
     assert not brief.execution_plans
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"stated_plan": "--tensor-model-paralel-size 2"}, "--tensor-model-paralel-size"),
-        ({"stated_plan": MEGATRON, "requested_gpus": 6}, "6"),
-        ({"stated_plan": MEGATRON.replace("size 256", "size 512")}, "256"),
-        ({"stated_plan": '{"zero_optimisation": {"stage": 1}}'}, "zero_optimization"),
-        ({"stated_plan_first": True}, "stated_plan"),
-    ],
-)
-async def test_a_plan_that_cannot_be_the_jobs_is_refused_and_nothing_is_stored(
-    calls: Api, changes: dict[str, Any], said: str
-) -> None:
-    code, _, wrong = await refusal_of(calls.jobs.SubmitJob(a_submit(**changes)))
-    assert code == INVALID
-    assert wrong[0].startswith("job.stated_plan")
-    with pytest.raises(Exception, match=said):
-        await calls.jobs.SubmitJob(a_submit(**changes))
+CONTRADICTIONS: list[tuple[dict[str, Any], str, str]] = [
+    ({"stated_plan": "--tensor-model-paralel-size 2"}, "stated_plan", "paralel-size"),
+    ({"stated_plan": MEGATRON, "requested_gpus": 6}, "stated_plan", "6"),
+    ({"stated_plan": MEGATRON.replace("size 256", "size 512")}, "stated_plan", "256"),
+    ({"stated_plan": '{"zero_optimisation": {"stage": 1}}'}, "stated_plan", "zero_optimization"),
+    ({"stated_plan_first": True}, "stated_plan", "stated_plan"),
+    ({"submitted_plan": TENSORS, "requested_gpus": 6}, "submitted_plan", "6"),
+    ({"submitted_plan": TENSORS.replace("256", "512")}, "submitted_plan", "256"),
+    (
+        {"submitted_plan": TENSORS, "techniques": ["dp"]},
+        "submitted_plan",
+        "uses tp, accumulation, and the job's techniques are dp",
+    ),
+    (
+        {"stated_plan": TENSORS, "techniques": ["tp"]},
+        "stated_plan",
+        "uses accumulation, and the job's techniques are tp; state another plan, or name all",
+    ),
+    (
+        {"submitted_plan": TENSORS, "launch": {"runtime": "torchrun"}, "command": ["train.py"]},
+        "submitted_plan",
+        "the runtime 'torchrun' cannot run it",
+    ),
+    ({"techniques": ["dp", "zero4"]}, "techniques", "'zero4'"),
+    ({"techniques": ["dp"] * 12}, "techniques", "names 12"),
+    ({"requested_cpus": -1}, "requested_cpus", "0"),
+]
+
+
+"""Fields of a job that contradict each other, the wrong one, and what the refusal says."""
+
+
+async def test_contradictions_are_refused_and_nothing_is_stored(calls: Api) -> None:
+    for changes, field, said in CONTRADICTIONS:
+        with pytest.raises(grpc.aio.AioRpcError, match=said) as refused:
+            await calls.jobs.SubmitJob(a_submit(**changes))
+        assert error_details(refused.value)[1][0].startswith(f"job.{field}")
     assert not (await calls.jobs.ListJobs(jobs_pb2.ListJobsRequest(parent=C))).jobs
+
+
+GIB = 2**30
+
+
+async def test_a_job_is_stored_with_what_it_was_submitted_with(calls: Api) -> None:
+    await calls.jobs.SubmitJob(
+        a_submit(
+            "own", submitted_plan=TENSORS, techniques=["TP", "accumulation"], requested_cpus=96
+        )
+    )
+    job = await get_job(calls, "own")
+    assert read_execution_plan("plan", job.submitted_plan).stages[0].tp == 4
+    assert (list(job.techniques), job.requested_cpus) == (["tp", "accumulation"], 96)
+    plain = await calls.jobs.SubmitJob(a_submit("plain"))
+    assert (plain.submitted_plan, list(plain.techniques), plain.requested_cpus) == ("", [], 0)
+
+
+async def test_a_job_is_offered_only_plans_of_its_techniques(
+    store: PostgresStore, calls: Api
+) -> None:
+    await calls.jobs.SubmitJobs(
+        a_batch(
+            a_submit("few", techniques=["dp", "checkpointing", "accumulation"]),
+            a_submit(
+                "torch",
+                techniques=["dp", "zero3", "checkpointing", "accumulation"],
+                launch={"runtime": "torchrun"},
+                command=["train.py"],
+            ),
+        )
+    )
+    derive(store)
+    runtimes = store.snapshot("c").runtimes
+    assert runtimes.name == ("", "torchrun")
+    assert runtimes.techniques == (
+        "dp, checkpointing, accumulation",
+        "dp, zero3, checkpointing, accumulation",
+    )
+    assert not runtimes.pipelines.any()
+    await run_round(calls)
+    for name in ("few", "torch"):
+        job = await get_job(calls, name)
+        plan = read_execution_plan("plan", job.allocation.execution_plan)
+        assert techniques_of(plan) <= set(map(Technique, job.techniques))
+
+
+async def test_a_job_without_a_plan_of_its_techniques_says_which_it_has(
+    store: PostgresStore, calls: Api
+) -> None:
+    plan = ExecutionPlan(
+        stages=(PlanStage(start=0, end=34, dp=1, tp=4),), micro_batch=256, model="bert/1.3B"
+    )
+    cell = estimates_pb2.Cell(gpu_type="a100", gpus=4)
+    request = estimates_pb2.UpsertCellsRequest(
+        parent=C,
+        cells=[
+            estimates_pb2.CellEstimate(
+                workload=a_submit().job.workload,
+                cell=cell,
+                nodes=1,
+                iter_time_s=1.0,
+                source=estimates_pb2.MEASURED,
+                execution_plan=replace(plan, model="").to_json(),
+            )
+        ],
+    )
+    await calls.estimates.UpsertCells(request)
+    await calls.jobs.SubmitJobs(a_batch(a_submit("few", techniques=["dp"]), a_submit("any")))
+    await run_round(calls)
+    assert (await get_job(calls, "any")).allocation.cell.gpus == 4
+    reason = (await get_job(calls, "few")).reason
+    assert reason.code == ReasonCode.NO_RUNNABLE_PLAN
+    assert "none by a plan with no technique but dp" in reason.message
+    assert "more techniques" in reason.next_step
+
+
+async def test_a_guaranteed_job_is_owed_the_speed_of_its_submitted_plan(
+    store: PostgresStore, calls: Api
+) -> None:
+    await calls.jobs.SubmitJob(a_submit("owed", submitted_plan=TENSORS, guaranteed=True))
+    derive(store)
+    snapshot = store.snapshot("c")
+    submitted = int(snapshot.jobs.submitted_plan[0])
+    e = snapshot.estimates
+    own = (e.plan == submitted) & (e.gpus == 4)
+    assert own.any()  # it was priced
+    owed = 256 / e.iter_time_s[own].min()
+    await run_round(calls)
+    held = (await get_job(calls, "owed")).allocation
+    assert held.rate >= owed * (1 - 1e-9)
+    best = 256 / e.iter_time_s[e.gpus == 4].min()
+    assert owed < best  # another plan would make the guarantee higher
+
+
+async def test_nodes_and_cells_carry_cores_and_host_memory(calls: Api) -> None:
+    node = clusters_pb2.Node(
+        name=f"{C}/nodes/n1", gpu_type="a100", gpus=8, cpus=0, host_bytes=512 * GIB
+    )
+    await calls.clusters.UpsertNodes(clusters_pb2.UpsertNodesRequest(parent=C, nodes=[node]))
+    request = clusters_pb2.ListNodesRequest(parent=C)
+    (stored,) = (await calls.clusters.ListNodes(request)).nodes
+    assert (stored.HasField("cpus"), stored.cpus, stored.host_bytes) == (True, 0, 512 * GIB)
+    assert not stored.HasField("found_cpus")
+    node.host_bytes = -1
+    code, _, wrong = await refusal_of(
+        calls.clusters.UpsertNodes(clusters_pb2.UpsertNodesRequest(parent=C, nodes=[node]))
+    )
+    assert (code, wrong) == (INVALID, ["nodes[0].host_bytes"])
+    estimate = estimates_pb2.CellEstimate(
+        workload=a_submit().job.workload,
+        cell=estimates_pb2.Cell(gpu_type="a100", gpus=4),
+        nodes=1,
+        iter_time_s=1.0,
+        source=estimates_pb2.MEASURED,
+        cpus=12,
+        host_bytes=3 * GIB,
+    )
+    await calls.estimates.UpsertCells(estimates_pb2.UpsertCellsRequest(parent=C, cells=[estimate]))
+    (cell,) = (await calls.estimates.ListCells(estimates_pb2.ListCellsRequest(parent=C))).cells
+    assert (cell.cpus, cell.host_bytes) == (12, 3 * GIB)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf.message import Message
+from grpc import StatusCode
 
+from tessera.client import ChannelSettings
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
 from tessera.db.webhook_store import PostgresWebhookStore
+from tessera.formulation.access import Role
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.errors import AlreadyExists, LimitReached, NotFound
@@ -22,15 +28,27 @@ from tessera.formulation.webhooks import (
     WebhookEvent,
     WebhookRecord,
     WebhookSpec,
+    sign_body,
 )
 from tessera.service.rpc.calls import Calls
 from tessera.service.webhooks.addresses import read_networks
 from tessera.service.webhooks.deliverer import WebhookDeliverer
 from tessera.service.webhooks.sending import Sender, SendingOptions
+from tessera.v1 import jobs_pb2, webhooks_pb2
+from tests.support.api import INVALID
 from tests.support.hook_target import HookTarget, hook_target
+from tests.support.patience import PATIENCE_S
+from tests.support.secured_server import (
+    FOREIGN,
+    OWN,
+    PLACE,
+    SecuredServer,
+    fill,
+    requests_for,
+    secured_server,
+)
 from tests.support.stored_cluster import (
     C,
-    a_cluster,
     a_leg,
     a_spec,
     agents_report,
@@ -48,13 +66,6 @@ from tests.support.stored_cluster import (
 
 A0 = "a100-0"
 KEY = b"k" * 32
-
-
-@pytest.fixture
-def lab(store: PostgresStore) -> PostgresStore:
-    """Return a store with two nodes of four GPUs."""
-    a_cluster(store)
-    return store
 
 
 @pytest.fixture
@@ -105,10 +116,7 @@ def reported(target: HookTarget) -> list[tuple[str, str]]:
 
 
 def test_the_events_of_jobs_arrive_in_order(
-    lab: PostgresStore,
-    hooks: PostgresWebhookStore,
-    deliverer: WebhookDeliverer,
-    target: HookTarget,
+    lab: PostgresStore, hooks: PostgresWebhookStore, deliverer: WebhookDeliverer, target: HookTarget
 ) -> None:
     register(lab, target)
     submit(lab, a_spec("a", max_retries=0), a_spec("b"), a_spec("c"))
@@ -129,10 +137,7 @@ def test_the_events_of_jobs_arrive_in_order(
 
 
 def test_only_events_that_a_webhook_asks_for_are_stored(
-    lab: PostgresStore,
-    hooks: PostgresWebhookStore,
-    deliverer: WebhookDeliverer,
-    target: HookTarget,
+    lab: PostgresStore, hooks: PostgresWebhookStore, deliverer: WebhookDeliverer, target: HookTarget
 ) -> None:
     register(lab, target, "nlp", tenant="nlp", labels={"team": "x"})
     register(lab, target, "ends", all_tenants=True, events=(WebhookEvent.CANCELLED,))
@@ -252,20 +257,6 @@ def test_another_replica_goes_on_after_one_that_died(
     assert record(hooks).failures == 0
 
 
-def test_an_event_that_is_rolled_back_is_not_sent(
-    lab: PostgresStore, hooks: PostgresWebhookStore, target: HookTarget
-) -> None:
-    register(lab, target)
-    submit(lab, a_spec("a"))
-
-    def work(writer: Any) -> bytes:
-        writer.job_event(C, "a", JobEvent.CANCEL, None)
-        return b""
-
-    lab.write(None, work, validate_only=True)
-    assert record(hooks).pending == 0
-
-
 def test_webhooks_are_limited_and_belong_to_tenants(
     lab: PostgresStore, hooks: PostgresWebhookStore, target: HookTarget
 ) -> None:
@@ -284,3 +275,79 @@ def test_webhooks_are_limited_and_belong_to_tenants(
         with pytest.raises(NotFound):
             delete(lab, hidden, "vision")
     delete(lab, "h1", "nlp")
+
+
+async def test_webhooks_arrays_and_dependencies_belong_to_tenants(
+    tmp_path: Path, database: Database
+) -> None:
+    key_file = tmp_path / "webhooks.key"
+    key_file.write_text(64 * "k")
+    key_file.chmod(0o600)
+    allowed = {"webhook_networks": "127.0.0.0/8", "webhook_plain_http": True}
+    with hook_target() as target:
+        async with secured_server(
+            tmp_path, database, webhook_key_file=str(key_file), **allowed
+        ) as server:
+            await use_as_tenants(server, target)
+
+
+async def use_as_tenants(server: SecuredServer, target: HookTarget) -> None:
+    """Register, test and use a webhook as one tenant, and look for it as another one."""
+    await fill(server, server.user(server.add_token("ada", Role.ADMIN)))
+    own, foreign = (
+        server.user(server.add_token(name, Role.USER, tenants=[name])) for name in (OWN, FOREIGN)
+    )
+    samples = requests_for()
+
+    async def call(who: ChannelSettings, method: str, request: Message) -> Any:
+        return await server.call(who, f"/tessera.v1.{method}", request)
+
+    async def refused(who: ChannelSettings, method: str, request: Message) -> StatusCode:
+        return (await server.outcome(who, f"/tessera.v1.{method}", request))[0]
+
+    create = webhooks_pb2.CreateWebhookRequest(
+        parent=PLACE,
+        webhook_id="h",
+        webhook=webhooks_pb2.Webhook(url=target.url, tenant=OWN, events=["cancelled"]),
+        request_id="once",
+    )
+    created = await call(own, "Webhooks/CreateWebhook", create)
+    assert created.secret.startswith("tessera_hook_")
+    assert await call(own, "Webhooks/CreateWebhook", create) == created
+    named = webhooks_pb2.TestWebhookRequest(name=created.name)
+    assert (await call(own, "Webhooks/TestWebhook", named)).delivered
+    listing = webhooks_pb2.ListWebhooksRequest(parent=PLACE)
+    (shown,) = (await call(own, "Webhooks/ListWebhooks", listing)).webhooks
+    assert (shown.secret, shown.url) == ("", target.url)
+    # Another tenant sees nothing of it, and cannot use the first one's name.
+    assert not (await call(foreign, "Webhooks/ListWebhooks", listing)).webhooks
+    assert await refused(foreign, "Webhooks/TestWebhook", named) is StatusCode.NOT_FOUND
+    assert await refused(foreign, "Webhooks/CreateWebhook", create) is StatusCode.NOT_FOUND
+    create.webhook.tenant, create.webhook.all_tenants = "", True
+    assert await refused(own, "Webhooks/CreateWebhook", create) is StatusCode.FAILED_PRECONDITION
+    # The server itself delivers what happens.
+    cancel = jobs_pb2.CancelJobRequest(name=f"{PLACE}/jobs/ours-1")
+    await call(own, "Jobs/CancelJob", cancel)
+    await call(foreign, "Jobs/CancelJob", jobs_pb2.CancelJobRequest(name=f"{PLACE}/jobs/theirs-1"))
+    async with asyncio.timeout(PATIENCE_S):
+        while len(target.taken) < 2:
+            await asyncio.sleep(0.01)
+    body, header = target.taken[1].body, target.taken[1].headers["Tessera-Signature"]
+    assert json.loads(body)["job"] == "ours-1"
+    assert header == sign_body(created.secret, body, int(header[2:].partition(",")[0]))
+    # Arrays and dependencies.
+    submit = samples["/tessera.v1.Jobs/SubmitJob"]
+    assert isinstance(submit, jobs_pb2.SubmitJobRequest)
+    submit.job.tenant, submit.job_id = OWN, "mine"
+    submit.job.after.append(jobs_pb2.Dependency(job=f"{PLACE}/jobs/theirs-2"))
+    assert await refused(own, "Jobs/SubmitJob", submit) is INVALID
+    del submit.job.after[:]
+    submit.ClearField("parent")
+    submit.array.CopyFrom(jobs_pb2.ArrayIndices(last=1))
+    await call(own, "Jobs/SubmitJobs", jobs_pb2.SubmitJobsRequest(parent=PLACE, requests=[submit]))
+    asked = jobs_pb2.GetArrayRequest(name=f"{PLACE}/arrays/mine")
+    assert (await call(own, "Jobs/GetArray", asked)).size == 2
+    assert await refused(foreign, "Jobs/GetArray", asked) is StatusCode.NOT_FOUND
+    change = jobs_pb2.ChangeArrayRequest(name=asked.name, change=jobs_pb2.ChangeArrayRequest.CANCEL)
+    assert await refused(foreign, "Jobs/ChangeArray", change) is StatusCode.NOT_FOUND
+    assert dict((await call(own, "Jobs/GetArray", asked)).states) == {"QUEUED": 2}

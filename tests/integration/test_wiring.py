@@ -1,11 +1,9 @@
-"""The parts together, as `tessera serve` runs them: notifications, periodic rounds, an address in use."""
+"""The parts together, as `tessera serve` runs them: replicas, worker processes, an embedded database."""
 
 from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -17,13 +15,9 @@ from tessera.db import embedded
 from tessera.db.engine import Database, connect_database
 from tessera.db.migrate import upgrade_schema
 from tessera.db.store import PostgresStore
-from tessera.formulation.errors import InvalidInput, Unavailable
+from tessera.formulation.errors import InvalidInput
 from tessera.service import embedded_watch
-from tessera.service.loop import RoundLoop
-from tessera.service.periodic import PeriodicRounds
-from tessera.service.rpc.calls import Calls
 from tessera.service.wiring import run_server
-from tessera.solvers.rounds.plan import RoundOptions
 from tessera.v1 import (
     agents_pb2,
     agents_pb2_grpc,
@@ -35,8 +29,6 @@ from tessera.v1 import (
     scheduler_pb2_grpc,
 )
 from tests.support.data_directories import MakeDataDirectory
-from tests.support.hand_clock import HandClock
-from tests.support.logged import logged_lines
 from tests.support.patience import PATIENCE_S
 from tests.support.running_server import a_cluster, channel_to, settings
 from tests.support.system import kill_postgres
@@ -82,101 +74,6 @@ async def test_an_address_in_use_is_an_error(database: Database) -> None:
                 raise AssertionError("two servers on one port")
 
 
-@asynccontextmanager
-async def a_replica(
-    store: PostgresStore, clock: HandClock, holder: str
-) -> AsyncIterator[PeriodicRounds]:
-    calls, round_calls = Calls(1, "store"), Calls(1, "round")
-    periodic = PeriodicRounds(
-        store,
-        RoundLoop(store, clock),
-        clock,
-        calls=calls,
-        round_calls=round_calls,
-        holder=holder,
-        spacing_s=3.0,
-        period_s=300.0,
-        deadline_s=60.0,
-    )
-    yield periodic
-    await periodic.stop()
-    await asyncio.gather(calls.close(), round_calls.close())
-
-
-async def test_one_replica_commits_one_round_in_each_period(store: PostgresStore) -> None:
-    clock = HandClock()
-    a_cluster(store, "c")
-    a_cluster(store, "d")
-
-    async def rounds_after_ticks() -> list[int]:
-        for replica in (first, second):
-            await replica.tick()
-            await asyncio.gather(*replica.begun())
-        return [len(store.list_rounds(cluster, 0, 100)) for cluster in ("c", "d")]
-
-    async with a_replica(store, clock, "one") as first, a_replica(store, clock, "other") as second:
-        assert await rounds_after_ticks() == [1, 1]
-        clock.now_s += 299.0
-        assert await rounds_after_ticks() == [1, 1]
-        clock.now_s += 2.0
-        assert await rounds_after_ticks() == [2, 2]
-
-
-async def test_a_requested_round_restarts_the_period(store: PostgresStore) -> None:
-    clock = HandClock()
-    a_cluster(store)
-    async with a_replica(store, clock, "one") as replica:
-        await replica.tick()
-        await asyncio.gather(*replica.begun())
-        clock.now_s += 200.0
-        loop = RoundLoop(store, clock)
-        await asyncio.to_thread(_schedule_round, loop)
-        for step_s in (1.0, 298.0):
-            clock.now_s += step_s
-            await replica.tick()
-            await asyncio.gather(*replica.begun())
-            assert len(store.list_rounds("c", 0, 100)) == 2
-        clock.now_s += 2.0
-        await replica.tick()
-        await asyncio.gather(*replica.begun())
-        assert len(store.list_rounds("c", 0, 100)) == 3
-
-
-def _schedule_round(rounds: RoundLoop) -> None:
-    rounds.schedule(
-        "c",
-        RoundOptions(),
-        remaining_s=lambda: 60.0,
-        dry_run=False,
-        request=None,
-        cancelled=lambda: False,
-    )
-
-
-async def test_an_unreachable_store_is_logged_once_and_not_at_each_tick(
-    store: PostgresStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    ticks, enough = 0, asyncio.Event()
-
-    async def tick() -> None:
-        nonlocal ticks
-        ticks += 1
-        if ticks >= 6:
-            enough.set()
-        if ticks != 4:
-            raise Unavailable("no database")
-
-    async with a_replica(store, HandClock(), "one") as replica:
-        monkeypatch.setattr(replica, "tick", tick)
-        monkeypatch.setattr(replica, "_tick_s", 0.0)
-        replica.start()
-        async with asyncio.timeout(PATIENCE_S):
-            await enough.wait()
-    lines = logged_lines(caplog, "rounds_not_begun")
-    # There is a warning before and after the fourth tick, which succeeds.
-    assert [line.partition("error=")[2] for line in lines] == ['"no database"'] * 2
-
-
 async def test_a_server_starts_its_embedded_database_again(
     make_data_directory: MakeDataDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,3 +104,23 @@ async def test_a_server_starts_its_embedded_database_again(
             assert embedded.find_process(place) != killed
         database.engine.dispose()
         await asyncio.to_thread(embedded.stop_server, place)
+
+
+async def test_a_round_with_enough_jobs_is_decided_in_a_worker_and_committed_by_the_server(
+    store: PostgresStore, database: Database
+) -> None:
+    a_cluster(store)
+    async with channel_to(settings(database, solve_process_from_jobs=1)) as channel:
+        stub = scheduler_pb2_grpc.SchedulerStub(channel)
+        decided = await stub.Schedule(
+            scheduler_pb2.ScheduleRequest(parent="clusters/c"),
+            timeout=PATIENCE_S,
+            wait_for_ready=True,
+        )
+        again = await stub.ReplayRound(
+            scheduler_pb2.ReplayRoundRequest(name=decided.name), timeout=PATIENCE_S
+        )
+    assert (decided.outcome, decided.waiting) == ("committed", 1)
+    assert "transfer" in decided.seconds
+    assert again.same_decisions
+    assert store.get_round("c", 1).summary.verified

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from tessera.db.engine import Database
 from tessera.formulation.access import AUDITED, AuditedCall, Role
 from tessera.formulation.records.access import CertificateRecord, JoinTokenSpec, TokenSpec
 from tessera.formulation.secrets import JOIN_PREFIX, SecretToken, hash_secret
-from tests.support.stored_cluster import C
+from tests.support.stored_cluster import C, execute
 
 LATER_S = 4e9
 """A time in the far future, in seconds since 1970."""
@@ -81,3 +82,14 @@ def audit(target: str, **overrides: Any) -> Iterator[AuditedCall]:
         yield call
     finally:
         AUDITED.reset(reset)
+
+
+def add_audit_entries(database: Database, days: int, count: int = 1) -> None:
+    """Add entries to the audit log that are as many days old."""
+    statement = f"""
+        INSERT INTO audit_log
+            (at, subject, role, key, method, target, peer, request_id, outcome, detail)
+        SELECT now() - interval '{days} days', '', '', '', '', '', '', '', 'OK', ''
+        FROM generate_series(1, {count})
+    """
+    execute(database, statement)

@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 from grpc import StatusCode
 
 from tessera.db.store import PostgresStore
+from tessera.formulation.records.clusters import NodeSpec
 from tessera.v1 import (
     clusters_pb2,
     clusters_pb2_grpc,
@@ -49,6 +50,20 @@ async def api(store: PostgresStore, **settings: Any) -> AsyncIterator[Api]:
         await found.clusters.UpsertNodes(some_nodes("n1", "n2"))
         await found.estimates.UpsertCells(some_cells(a_cell(1), a_cell(8)))
         yield found
+
+
+@asynccontextmanager
+async def api_with_agent(store: PostgresStore, **settings: Any) -> AsyncIterator[Api]:
+    """Yield the stubs of ``api``, whose two nodes have been heard."""
+    async with api(store, **settings) as found:
+        connect_agent(store)
+        yield found
+
+
+def connect_agent(store: PostgresStore, *nodes: str) -> None:
+    """Connect an agent for nodes of 8 GPUs, usually for both nodes of ``api``."""
+    specs = [NodeSpec(name=name, gpu_type="a100", gpus=8) for name in nodes or ("n1", "n2")]
+    store.hello("c", "agent", "first", specs)
 
 
 def a_cluster(*types: str, **rest: Any) -> clusters_pb2.UpsertClusterRequest:

@@ -1,6 +1,8 @@
-"""Counts of rows in the whole database."""
+"""Rows in the whole database."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -17,3 +19,9 @@ def rows_left(database: Database) -> dict[str, int]:
                 count = connection.execute(sa.select(sa.func.count()).select_from(table)).scalar()
                 counts[table.name] = count or 0
     return {name: count for name, count in counts.items() if count}
+
+
+def query_scalar(database: Database, query: str) -> Any:
+    """Return the only value that a query finds."""
+    with database.read() as connection:
+        return connection.execute(sa.text(query)).scalar_one()

@@ -106,6 +106,22 @@ def a_cluster(
     do(store, lambda w: w.upsert_estimates(name, records))
 
 
+def a_bare_cluster(store: PostgresStore, *types: str, nodes: int = 2, gpus: int = 4) -> None:
+    """Create a cluster with ``nodes`` nodes of each type, an agent each, and no estimates."""
+    kinds = [GpuType(name=t, memory_bytes=40 * 2**30) for t in types or ("a100",)]
+    do(store, lambda w: w.upsert_cluster(C, kinds, None))
+    for kind in kinds:
+        for i in range(nodes):
+            node = NodeSpec(name=f"{kind.name}-{i}", gpu_type=kind.name, gpus=gpus)
+            store.hello(C, f"agent-{kind.name}-{i}", "first", [node])
+
+
+def cells_of(store: PostgresStore, workload: Workload) -> list[EstimateRecord]:
+    """Return all estimates of a workload."""
+    key = (workload.model, workload.params, workload.global_batch)
+    return store.list_estimates(C, *key, 0, 1000)[0]
+
+
 def submit(store: PostgresStore, *specs: JobSpec) -> None:
     """Queue jobs."""
     do(store, lambda w: w.submit_jobs(C, specs))
@@ -314,6 +330,18 @@ def agents_report(store: PostgresStore, **facts: Any) -> None:
     """Let all agents report until nothing changes."""
     while any([agent_reports(store, agent, **facts) for agent in agents_of(store)]):
         pass
+
+
+def end_back_off(database: Database) -> None:
+    """Let the back-offs of failed jobs end."""
+    execute(database, "UPDATE jobs SET retry_at = now() - interval '1 s' WHERE retry_at > now()")
+
+
+def prolong_back_off(database: Database) -> None:
+    """Keep even a slow machine from reaching the end of a back-off within the test."""
+    execute(
+        database, "UPDATE jobs SET retry_at = now() + interval '1 h' WHERE retry_at IS NOT NULL"
+    )
 
 
 def fail(store: PostgresStore, name: str, error: str = "boom") -> None:

@@ -7,6 +7,7 @@ import logging
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,14 @@ RESERVED = {*vars(logging.makeLogRecord({})), "message", "asctime", "time", "lev
 ROW = re.compile(r"\| `([a-z0-9_]+)` \| ([A-Z, ]+) \| [^|]+ \| [^|]+ \|")
 
 
-def log_calls(text: str) -> Iterator[tuple[ast.Call, set[str]]]:
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """Return all nodes of a module's tree."""
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+def log_calls(nodes: list[ast.AST]) -> Iterator[tuple[ast.Call, set[str]]]:
     """Yield the log calls of a module, each with the levels that it may have."""
-    nodes = list(ast.walk(ast.parse(text)))
     functions = [n for n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     for node in nodes:
         match node:
@@ -42,8 +48,8 @@ def calls_of(*rooms: str) -> list[tuple[str, ast.Call, set[str]]]:
         (f"{path.relative_to(ROOT)}:{call.lineno}", call, levels)
         for room in rooms
         for path in sorted((ROOT / room).rglob("*.py"))
-        if "log" in (text := path.read_text(encoding="utf-8"))
-        for call, levels in log_calls(text)
+        if "log" in path.read_text(encoding="utf-8")
+        for call, levels in log_calls(nodes_of(path))
     ]
 
 
@@ -54,12 +60,13 @@ def facts_of(call: ast.Call) -> dict[str, ast.expr]:
     return {str(ast.literal_eval(key)): value for key, value in pairs if key is not None}
 
 
+@cache
 def events_of_tasks() -> set[str]:
     """Return the events with which tasks are created that log for themselves."""
     return {
         str(ast.literal_eval(keyword.value))
         for path in (ROOT / "service").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in nodes_of(path)
         if isinstance(node, ast.Call)
         for keyword in node.keywords
         if keyword.arg == "event" and isinstance(keyword.value, ast.Constant)
@@ -110,7 +117,7 @@ def test_every_log_call_has_a_plain_message_and_names_its_event_and_facts() -> N
     ],
 )
 def test_a_call_that_hides_its_facts_is_found(text: str) -> None:
-    ((call, _),) = log_calls(text)
+    ((call, _),) = log_calls(list(ast.walk(ast.parse(text))))
     assert fault_of(call)
 
 

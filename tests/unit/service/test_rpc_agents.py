@@ -1,32 +1,310 @@
-"""An agent's stream: the messages it accepts and sends, on a clock that the test controls."""
+"""An agent's messages: its enrolment, its stream on a clock that the test controls, and its heartbeats."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
-from tessera.formulation.errors import InvalidInput, Unavailable
+from tessera.formulation.access import IDENTITY, Identity, Role
+from tessera.formulation.errors import (
+    Conflict,
+    InvalidInput,
+    NotAllowed,
+    PermissionDenied,
+    TooBusy,
+    Unavailable,
+)
+from tessera.formulation.exit_reasons import ExitReason
+from tessera.formulation.lifecycle import JobState
+from tessera.formulation.network.descriptions import MAX_MET_JOBS, find_met_jobs
+from tessera.formulation.network.outcome import NetworkDecision, Route
+from tessera.formulation.network.plan import NetworkPlan
+from tessera.formulation.network.tags import MAX_NAMED_JOBS, FabricCapabilities, assign_tags
 from tessera.formulation.records.agents import (
+    DesiredGang,
     DesiredState,
     HealthFault,
     Heartbeat,
     NodeHealth,
     ObservedGang,
 )
+from tessera.formulation.records.jobs import RestartTimes, TrainingRecord
 from tessera.service.ports.store import Store
 from tessera.service.rpc.agentinbox import AgentInbox
 from tessera.service.rpc.agentsession import AgentCalls, AgentSession
 from tessera.service.rpc.calls import Calls, Subscription
+from tessera.service.rpc.convert import agents, jobs
 from tessera.service.rpc.convert.agents import MAX_DETAIL_CHARS, MAX_FAULTS_A_NODE, to_health
-from tessera.service.rpc.heartbeats import HeartbeatRecorder
-from tessera.service.rpc.lanes import FairCalls, Lane, LaneLimits
+from tessera.service.rpc.enrolment import Enrolment, EnrolmentSettings
+from tessera.service.rpc.heartbeats import MAX_HEARTBEATS, HeartbeatRecorder
+from tessera.service.rpc.lanes import CALLER, FairCalls, Lane, LaneLimits, Share
 from tessera.service.settings.streams import AgentTiming
+from tessera.v1 import agents_pb2, launch_pb2
 from tessera.v1 import agents_pb2 as pb
+from tests.support.execution_plans import a_plan
+from tests.support.hand_clock import HandClock
+from tests.support.job_records import a_desired_gang, a_job_record
+from tests.support.networks import FluidJob, a_demand
 from tests.support.patience import PATIENCE_S
+
+RECORD = a_job_record(state=JobState.RUNNING)
+
+
+def observed_gang(**fields: Any) -> ObservedGang:
+    """Return a gang as a server reads it from an agent's message."""
+    message = agents_pb2.ObservedGang(
+        job="j", node="n", phase=agents_pb2.ObservedGang.RUNNING, **fields
+    )
+    (gang,) = agents.to_observed("observed", agents_pb2.Observed(gangs=[message]))
+    return gang
+
+
+def test_reports_are_read_with_all_their_facts_of_training_or_none() -> None:
+    times = launch_pb2.RestartTimes(checkpoint_s=2, stop_s=6, launch_s=20, first_iteration_s=15)
+    gang = observed_gang(
+        loss=-0.5,
+        memory_bytes=2**36,
+        checkpoint_iterations=400.0,
+        checkpoint_age_s=35.0,
+        resumed_iterations=0.0,
+        restart_times=times,
+        exit_reason=launch_pb2.EXIT_BAD_CHECKPOINT,
+        remark="it passed over a checkpoint",
+    )
+    assert (gang.loss, gang.memory_bytes, gang.resumed_iterations) == (-0.5, 2**36, 0.0)
+    assert (gang.checkpoint_iterations, gang.checkpoint_age_s) == (400.0, 35.0)
+    assert gang.restart_times is not None
+    assert gang.restart_times.total_s == 41.0
+    assert (gang.exit_reason, gang.remark) == (
+        ExitReason.BAD_CHECKPOINT,
+        "it passed over a checkpoint",
+    )
+    gang = observed_gang()
+    facts = (gang.loss, gang.checkpoint_iterations, gang.resumed_iterations, gang.restart_times)
+    assert facts == (None,) * 4
+    assert (gang.memory_bytes, gang.exit_reason, gang.remark) == (0, None, "")
+
+
+def test_the_plan_by_which_a_program_runs_is_read_with_its_times() -> None:
+    plan = a_plan(RECORD.spec.workload, 2)
+    gang = observed_gang(
+        executed_plan=plan.to_json(), executed_iter_time_s=0.5, planned_iter_time_s=math.inf
+    )
+    assert gang.executed_plan == plan
+    assert (gang.executed_iter_time_s, gang.planned_iter_time_s) == (0.5, math.inf)
+
+
+def test_a_plan_that_cannot_be_read_does_not_end_the_stream() -> None:
+    for text in ("", "{}", "[1]", "no JSON", '{"stages":[]}'):
+        gang = observed_gang(
+            executed_plan=text, executed_iter_time_s=-1.0, planned_iter_time_s=math.nan, loss=0.5
+        )
+        assert gang.executed_plan is None
+        assert (gang.executed_iter_time_s, gang.planned_iter_time_s, gang.loss) == (0, 0, 0.5)
+
+
+def test_meaningless_numbers_and_reasons_of_training_are_unknown_each_alone() -> None:
+    for lie in (math.nan, math.inf, -math.inf, -1e300, 1e300):
+        gang = observed_gang(
+            loss=lie,
+            checkpoint_iterations=lie,
+            checkpoint_age_s=lie,
+            resumed_iterations=lie,
+            restart_times=launch_pb2.RestartTimes(stop_s=lie, launch_s=20.0, first_iteration_s=lie),
+            iterations_done=7.0,
+        )
+        assert (gang.loss, gang.checkpoint_iterations, gang.resumed_iterations) == (None,) * 3
+        assert (gang.checkpoint_age_s, gang.iterations_done) == (None, 7.0)
+        assert gang.restart_times == RestartTimes(launch_s=20.0)
+        assert gang.restart_times.total_s is None
+    for memory in (-1, 2**50 + 1, 2**63 - 1):
+        assert observed_gang(memory_bytes=memory).memory_bytes == 0
+    gang = observed_gang(checkpoint_iterations=1.0, checkpoint_age_s=-3.0)  # clocks differ
+    assert (gang.checkpoint_iterations, gang.checkpoint_age_s) == (1.0, 0.0)
+    later = agents_pb2.ObservedGang(job="j", node="n", phase=agents_pb2.ObservedGang.FAILED)
+    later.MergeFromString(b"\x88\x01\x63")  # field 17 is 99, as from a later release
+    (gang,) = agents.to_observed("observed", agents_pb2.Observed(gangs=[later]))
+    assert (gang.phase, gang.exit_reason) == ("failed", None)
+
+
+def test_texts_of_agents_are_short_and_printable() -> None:
+    for text in ("x" * 5_000_000, "\x1b[31mred\x1b[0m\0\x07", "a\u202eb\u2028c"):
+        gang = observed_gang(remark=text, error=text)
+        assert gang.remark.isprintable()
+        assert gang.error.isprintable()
+        assert 0 < len(gang.remark) <= agents.MAX_REMARK_CHARS
+        assert 0 < len(gang.error) <= agents.MAX_ERROR_CHARS
+    gang = observed_gang(error="Traceback:\n\tx", remark="two\nlines")
+    assert (gang.error, gang.remark) == ("Traceback:\n\tx", "two lines")
+
+
+def test_a_job_is_sent_with_what_its_program_reported() -> None:
+    record = replace(
+        RECORD,
+        training=TrainingRecord(
+            loss=0.0,
+            memory_bytes=2**30,
+            checkpoint_iterations=0.0,
+            checkpoint_s=1.5,
+            restart_times=RestartTimes(stop_s=6.0, launch_s=20.0, first_iteration_s=15.0),
+            restart_s=40.0,
+            exit_reason=ExitReason.REFUSED,
+            remark="r",
+        ),
+    )
+    training = jobs.of_job(record).training
+    assert training.HasField("loss")
+    assert training.HasField("checkpoint_iterations")
+    assert (training.loss, training.memory_bytes, training.checkpoint_iterations) == (0, 2**30, 0)
+    assert training.checkpoint_time.ToNanoseconds() == 1_500_000_000
+    assert (training.restart_times.launch_s, training.restart_seconds) == (20.0, 40.0)
+    assert (training.exit_reason, training.remark) == (launch_pb2.EXIT_REFUSED, "r")
+    assert not jobs.of_job(replace(record, training=None)).HasField("training")
+    empty = jobs.of_job(replace(record, training=TrainingRecord())).training
+    assert not empty.HasField("loss")
+    assert not empty.HasField("checkpoint_iterations")
+    assert not empty.HasField("checkpoint_time")
+    assert not empty.HasField("restart_times")
+
+
+def test_every_exit_reason_of_the_api_has_one_of_ours() -> None:
+    numbers = {n for name, n in launch_pb2.ExitReason.items() if name.startswith("EXIT_") and n}
+    assert set(jobs.EXIT_NUMBERS.values()) == numbers
+    assert {reason for reason in ExitReason if reason.sentence} == jobs.EXIT_NUMBERS.keys()
+
+
+def _gang_with_routes(*sources: str) -> DesiredGang:
+    part = NetworkDecision(
+        job="j",
+        generation=3,
+        rank=0,
+        level=2,
+        tag=9,
+        priority=1.0,
+        intensity=1.0,
+        routes=tuple(
+            Route(source=s, target="n1/gpu-0", via=("t",), sent_bytes=1.0) for s in sources
+        ),
+    )
+    return a_desired_gang(network=part)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"), [({"n2"}, ["n2/gpu-2", "rank 7"]), ({"n1", "n2"}, None)]
+)
+def test_an_agent_receives_only_the_routes_of_its_own_nodes(
+    nodes: set[str], expected: list[str] | None
+) -> None:
+    sources = ["n1/gpu-0", "n2/gpu-2", "rank 7"]
+    desired = DesiredState(revision=5, gangs=(_gang_with_routes(*sources),), network_levels=8)
+    (gang,) = agents.of_desired(desired, nodes).gangs
+    assert [route.source for route in gang.network.routes] == (expected or sources)
+    assert (gang.network.level, gang.network.dscp) == (2, 9)
+
+
+def test_a_remark_on_thousands_of_jobs_with_one_tag_names_a_few_of_them() -> None:
+    assignment = assign_tags({f"j{n:04d}": n % 8 for n in range(3000)}, 8)
+    assert set(assignment.tags.values()) <= set(FabricCapabilities().free_tags)
+    assert assignment.remarks
+    for remark in assignment.remarks:
+        assert remark.count("j0") + remark.count("j1") + remark.count("j2") <= 2 * MAX_NAMED_JOBS
+        assert " more" in remark
+
+
+def test_each_job_is_served_at_its_own_level_or_above_if_tags_are_short() -> None:
+    levels = np.random.default_rng(0).integers(0, 8, 400).tolist()
+    jobs = {f"j{n}": level for n, level in enumerate(levels)}
+    assignment = assign_tags(jobs, 8)
+    again = assign_tags({**jobs, "new": 3}, 8, assignment.tags)
+    for settings in (assignment, again):
+        assert all(settings.priorities[settings.tags[job]] >= level for job, level in jobs.items())
+    assert all(again.tags[job] == tag for job, tag in assignment.tags.items())
+
+
+def test_jobs_served_before_a_job_are_named_however_many_come_after_it() -> None:
+    """One job on link 0 is far more urgent; many less urgent ones on link 1 are nearer in rank."""
+    far = [FluidJob(busy_s={2: 1.0})] * 30
+    job = FluidJob(busy_s={0: 1.0, 1: 1.0})
+    demand = a_demand(FluidJob(busy_s={0: 1.0}), *far, job, *[FluidJob(busy_s={1: 1.0})] * 20)
+    count = demand.jobs
+    level = np.where(np.arange(count) == 0, 7, np.where(np.arange(count) <= 31, 3, 0))
+    plan = NetworkPlan(
+        chosen=np.zeros(0, np.int64),
+        priority=np.ones(count),
+        order=np.arange(count),
+        level=level,
+        levels=8,
+    )
+    met_jobs = find_met_jobs(demand, plan)
+    assert met_jobs[31] == [0, *range(32, 32 + MAX_MET_JOBS - 1)]
+    assert met_jobs[0] == [31]
+
+
+class NoThreads:
+    """Threads that count what they are asked to do, and do nothing."""
+
+    def __init__(self) -> None:
+        self.works = 0
+
+    async def run(self, *_: Any) -> pb.EnrolResponse:
+        self.works += 1
+        return pb.EnrolResponse()
+
+
+def an_enrolment(calls: NoThreads) -> Enrolment:
+    settings = EnrolmentSettings(
+        ca_certificate=Path("ca.pem"), ca_key=Path("ca.key"), hours=1.0, port=lambda: 1
+    )
+    store: Any = object()
+    threads: Any = calls
+    return Enrolment(store, settings, threads, lambda: 0.0, lambda: 0.0)
+
+
+async def test_ten_thousand_enrolments_of_one_host_take_few_threads_and_leave_others_alone() -> (
+    None
+):
+    calls = NoThreads()
+    enrolment, outcomes = an_enrolment(calls), Counter[str]()
+    CALLER.set(Share(client="10.0.0.1", cluster="c"))
+    for _ in range(10_000):
+        try:
+            await enrolment.enrol(pb.EnrolRequest())
+        except TooBusy as error:
+            outcomes[str(error).partition(";")[0]] += 1
+    assert outcomes == {"enrolments of 10.0.0.1 may not exceed 1,200 a minute": 9_800}
+    assert calls.works == 200
+    CALLER.set(Share(client="10.0.0.2", cluster="c"))
+    await enrolment.enrol(pb.EnrolRequest())
+
+
+async def test_only_an_agent_with_a_certificate_renews_it() -> None:
+    enrolment = an_enrolment(NoThreads())
+    for identity in (
+        Identity(subject="root", role=Role.ADMIN, key="token/r"),
+        Identity(subject="local", role=Role.ADMIN, key="local", is_verified=False),
+    ):
+        IDENTITY.set(identity)
+        with pytest.raises(PermissionDenied, match="only an agent that calls with its certificate"):
+            await enrolment.renew(pb.RenewCertificateRequest())
+
+
+async def test_a_server_without_an_authority_signs_nothing() -> None:
+    threads: Any = NoThreads()
+    enrolment = Enrolment(None, None, threads, lambda: 0.0)
+    with pytest.raises(NotAllowed, match="signs no certificates"):
+        await enrolment.enrol(pb.EnrolRequest())
+    with pytest.raises(NotAllowed, match="signs no certificates"):
+        await enrolment.renew(pb.RenewCertificateRequest())
+
 
 Phase = pb.ObservedGang
 TIMING = AgentTiming(lease_s=30.0, margin_s=15.0, heartbeat_s=5.0)
@@ -39,14 +317,6 @@ HELLO = pb.AgentMessage(
     ),
     said_s=7.0,
 )
-
-
-class HandClock:
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def monotonic_s(self) -> float:
-        return self.now_s
 
 
 class QuietStore:
@@ -99,7 +369,7 @@ async def stream_of(*messages: pb.AgentMessage) -> AsyncIterator[pb.AgentMessage
 
 @pytest.fixture
 def clock() -> HandClock:
-    return HandClock()
+    return HandClock(1000.0)
 
 
 @pytest.fixture
@@ -309,7 +579,7 @@ async def test_health_that_could_not_be_recorded_is_recorded_later_and_before_th
 
 def test_a_lying_agents_faults_are_bounded_and_foreign_nodes_are_left_out() -> None:
     wild = pb.HealthFault(gpu=2**31 - 1, kind="DROP TABLE", detail="x\n\0" * 10_000)
-    faults = [wild, *(pb.HealthFault(gpu=k % 64, kind="xid", detail=f"{k}") for k in range(10**6))]
+    faults = [wild, *(pb.HealthFault(gpu=k % 64, kind="xid", detail=f"{k}") for k in range(10**5))]
     entry = pb.NodeHealth(node="n", faults=faults)
     observed = pb.Observed(
         health=[
@@ -326,3 +596,91 @@ def test_a_lying_agents_faults_are_bounded_and_foreign_nodes_are_left_out() -> N
     assert (n.faults[0].gpu, n.faults[0].kind) == (-1, "other")
     assert n.faults[0].detail.isprintable()
     assert len(n.faults[0].detail) <= MAX_DETAIL_CHARS
+
+
+def heartbeat_of(agent: str) -> Heartbeat:
+    return Heartbeat(cluster="c", agent=agent, incarnation="1")
+
+
+class SlowStore:
+    """Knows all agents except the ``unknown`` ones. Batches wait until ``go`` is set."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+        self.unknown, self.replaced = set[str](), set[str]()
+        self.failure: Exception | None = None
+        self.go = threading.Event()
+
+    def heartbeats(self, beats: Sequence[Heartbeat]) -> set[int]:
+        self.batches.append([beat.agent for beat in beats])
+        assert self.go.wait(PATIENCE_S)
+        if self.failure:
+            raise self.failure
+        return {k for k, beat in enumerate(beats) if beat.agent not in self.unknown}
+
+    def require_agent(self, _cluster: str, agent: str, _incarnation: str) -> None:
+        if agent in self.replaced:
+            raise NotAllowed("another process has taken over")
+
+
+async def record_all(
+    store: SlowStore, agents: Sequence[str]
+) -> tuple[HeartbeatRecorder, list[BaseException | None]]:
+    """Record a heartbeat of each agent; the others arrive while the first is recorded."""
+    calls = Calls(1, "heartbeat")
+    beats = HeartbeatRecorder(cast(Store, store), calls)
+    tasks = [asyncio.create_task(beats.record(heartbeat_of(agents[0])))]
+    while not store.batches:
+        await asyncio.sleep(0.001)
+    tasks += [asyncio.create_task(beats.record(heartbeat_of(agent))) for agent in agents[1:]]
+    await asyncio.sleep(0)
+    store.go.set()
+    ended = await asyncio.gather(*tasks, return_exceptions=True)
+    await calls.close()
+    return beats, ended
+
+
+async def test_heartbeats_received_during_a_write_are_recorded_together() -> None:
+    store = SlowStore()
+    agents = [f"a{k}" for k in range(MAX_HEARTBEATS + 2)]
+    _, ended = await record_all(store, agents)
+    assert ended == [None] * len(agents)
+    assert store.batches == [
+        agents[:1],
+        agents[1 : MAX_HEARTBEATS + 1],
+        agents[MAX_HEARTBEATS + 1 :],
+    ]
+
+
+async def test_an_unknown_agent_fails_without_affecting_others() -> None:
+    store = SlowStore()
+    store.unknown, store.replaced = {"b", "c"}, {"b"}
+    _, ended = await record_all(store, ["a", "b", "c", "d"])
+    assert [type(error) for error in ended] == [type(None), NotAllowed, Conflict, type(None)]
+
+
+async def test_an_unavailable_store_fails_all_waiting_heartbeats_and_is_asked_again() -> None:
+    store = SlowStore()
+    store.failure = Unavailable("down")
+    _, ended = await record_all(store, ["a", "b"])
+    assert [str(error) for error in ended] == ["down", "down"]
+
+
+async def test_an_error_in_the_store_leaves_no_stream_waiting() -> None:
+    store = SlowStore()
+    store.failure = ZeroDivisionError()
+    _, ended = await record_all(store, ["a", "b"])
+    assert [type(error) for error in ended] == [ZeroDivisionError] * 2
+
+
+async def test_a_stream_that_left_does_not_affect_the_others() -> None:
+    store, calls = SlowStore(), Calls(1, "heartbeat")
+    beats = HeartbeatRecorder(cast(Store, store), calls)
+    left, stays = (asyncio.create_task(beats.record(heartbeat_of(agent))) for agent in "ab")
+    await asyncio.sleep(0)
+    left.cancel()
+    store.go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await left
+    await stays
+    await calls.close()

@@ -10,14 +10,15 @@ from google.protobuf.duration_pb2 import Duration
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.launch import DEFAULT_LAUNCH, LaunchSpec
-from tessera.formulation.records.agents import DesiredGang, DesiredState
-from tessera.formulation.records.jobs import AllocationRecord, JobSpec
-from tessera.formulation.values import PROFILING, Cell, Workload
+from tessera.formulation.records.agents import DesiredState
+from tessera.formulation.records.jobs import JobSpec
+from tessera.formulation.values import PROFILING, Workload
 from tessera.service.agent.gangs import gang_from_json, gang_from_message, gang_to_json
 from tessera.service.rpc.convert import agents, jobs
 from tessera.service.rpc.convert.launch import MAX_LAUNCH_CHARS, of_launch, to_launch
 from tessera.v1 import agents_pb2, jobs_pb2, launch_pb2
 from tests.support.execution_plans import a_plan
+from tests.support.job_records import a_desired_gang
 from tests.support.launches import WHOLE_LAUNCH, WHOLE_MESSAGE
 from tests.support.stored_cluster import BERT, a_spec
 from tests.support.tuning import tuner
@@ -44,15 +45,12 @@ def test_a_whole_launch_survives_a_round_trip() -> None:
     assert read_job(jobs.of_spec("c", spec)).launch == WHOLE_LAUNCH
 
 
-@pytest.mark.parametrize("budget_s", [0.0, 90.5])
-def test_a_tuning_survives_a_round_trip(tuner: str, budget_s: float) -> None:
-    launch = LaunchSpec(runtime=tuner, tuning_space="arena", tuning_budget_s=budget_s)
-    spec = a_spec("j", command=("train.py",), launch=launch)
-    assert read_job(jobs.of_spec("c", spec)).launch == launch
-    assert gang_from_message(send(spec)).launch == launch
-
-
-def test_a_job_with_a_stated_plan_cannot_tune(tuner: str) -> None:
+def test_a_tuning_survives_a_round_trip_and_contradicts_a_stated_plan(tuner: str) -> None:
+    for budget_s in (0.0, 90.5):
+        launch = LaunchSpec(runtime=tuner, tuning_space="arena", tuning_budget_s=budget_s)
+        spec = a_spec("j", command=("train.py",), launch=launch)
+        assert read_job(jobs.of_spec("c", spec)).launch == launch
+        assert gang_from_message(send(spec)).launch == launch
     message = a_job_message(command=("train.py",), runtime=tuner, tuning_space="full")
     message.stated_plan, message.workload.params = a_plan(BERT, 4).to_json(), BERT.params
     with pytest.raises(InvalidInput, match="contradicts stated_plan") as refused:
@@ -68,18 +66,6 @@ def test_an_agent_gets_the_plans_to_try_and_does_not_store_them(tuner: str) -> N
     received = gang_from_message(agents.of_desired(state, {"n2"}).gangs[0])
     assert received.tuning_plans == (plan,)
     assert gang_from_json(gang_to_json(received)).tuning_plans == ()
-
-
-@pytest.mark.parametrize(
-    ("command", "runtime"),
-    [((), "replay"), (("fail-at", "3"), "replay"), (("python", "train.py"), "command")],
-)
-def test_an_answer_names_the_runtime_that_was_implied(
-    command: tuple[str, ...], runtime: str
-) -> None:
-    spec = read_job(a_job_message(command=command))
-    assert (spec.launch, spec.runtime) == (DEFAULT_LAUNCH, runtime)
-    assert jobs.of_spec("c", spec).launch == launch_pb2.Launch(runtime=runtime)
 
 
 @pytest.mark.parametrize(
@@ -140,35 +126,34 @@ def test_a_wrong_field_of_a_launch_is_named(
     assert len(refused.value.problem) < 300
 
 
-@pytest.mark.parametrize(
-    "value",
-    ["tessera_token_" + 12 * "a", "postgresql://ana:" + "pass" + "@host/db", "eyJ" + 9 * "a" + "."],
-)
-def test_a_variable_that_holds_a_secret_is_refused_without_repeating_it(value: str) -> None:
-    with pytest.raises(InvalidInput) as refused:
-        read_job(a_job_message(environment={"A": f"x {value}"}))
-    assert refused.value.field == "job.launch.environment[A]"
-    assert "name that file in job.launch.secrets" in str(refused.value)
-    assert value not in str(refused.value)
+def test_a_variable_that_holds_a_secret_is_refused_without_repeating_it() -> None:
+    for value in (
+        "tessera_token_" + 12 * "a",
+        "postgresql://ana:" + "pass" + "@host/db",
+        "eyJ" + 9 * "a" + ".",
+    ):
+        with pytest.raises(InvalidInput) as refused:
+            read_job(a_job_message(environment={"A": f"x {value}"}))
+        assert refused.value.field == "job.launch.environment[A]"
+        assert "name that file in job.launch.secrets" in str(refused.value)
+        assert value not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("command", "runtime", "problem"),
-    [
+def test_the_runtime_of_a_job_checks_its_command_and_no_user_submits_a_profiling_task() -> None:
+    for command, runtime, problem in (
         (("python", "train.py"), "replay", "the replay runtime trains nothing"),
         ((), "command", "must name the program to run"),
         ((), "torchrun", "must name the script to run"),
         (("-m",), "deepspeed", "must name the module after -m"),
         (("",), "", "must name the program to run"),
-    ],
-)
-def test_the_runtime_of_a_job_checks_its_command(
-    command: tuple[str, ...], runtime: str, problem: str
-) -> None:
-    with pytest.raises(InvalidInput) as refused:
-        read_job(a_job_message(command=command, runtime=runtime))
-    assert refused.value.field == "job.command"
-    assert problem in refused.value.problem
+    ):
+        with pytest.raises(InvalidInput, match=problem) as refused:
+            read_job(a_job_message(command=command, runtime=runtime))
+        assert refused.value.field == "job.command"
+    message = a_job_message(command=("train.py",), runtime="command")
+    message.workload.model = PROFILING
+    with pytest.raises(InvalidInput, match="reserved for profiling tasks"):
+        read_job(message)
 
 
 def test_a_stated_plan_that_the_runtime_cannot_run_is_refused_with_its_problem() -> None:
@@ -186,31 +171,25 @@ def test_a_stated_plan_that_the_runtime_cannot_run_is_refused_with_its_problem()
         assert read_job(message).stated_plan == a_plan(BERT, 4)
 
 
-def test_a_user_cannot_submit_a_profiling_task_under_any_runtime() -> None:
-    message = a_job_message(command=("train.py",), runtime="command")
-    message.workload.model = PROFILING
-    with pytest.raises(InvalidInput, match="reserved for profiling tasks"):
-        read_job(message)
-
-
-def a_desired_gang(spec: JobSpec) -> DesiredGang:
-    return DesiredGang(
-        spec=spec,
-        generation=3,
-        iterations_done=2.0,
-        allocation=AllocationRecord(
-            cell=Cell(gpu_type="a100", gpus=5, pipeline_degree=1),
-            rate=32.0,
-            generation=3,
-            shares=(("n1", (0, 1, 7)), ("n2", (2, 3))),
-        ),
-    )
-
-
 def send(spec: JobSpec) -> agents_pb2.DesiredGang:
     """Return the message of a gang of ``spec`` to the agent of n2."""
     state = DesiredState(revision=5, gangs=(a_desired_gang(spec),))
     return agents.of_desired(state, {"n2"}).gangs[0]
+
+
+def test_answers_and_agents_name_the_runtime_that_was_implied() -> None:
+    for command, runtime in (((), "replay"), (("fail-at", "3"), "replay"), (("train",), "command")):
+        spec = read_job(a_job_message(command=command))
+        assert (spec.launch, spec.runtime) == (DEFAULT_LAUNCH, runtime)
+        assert jobs.of_spec("c", spec).launch == launch_pb2.Launch(runtime=runtime)
+    task = Workload(model=PROFILING, params="", global_batch=1)
+    for spec, runtime in (
+        (a_spec("j"), "replay"),
+        (a_spec("j", command=("python",)), "command"),
+        (a_spec("j", workload=task, command=("{}",)), "profile"),
+    ):
+        gang = gang_from_message(send(spec))
+        assert (gang.runtime, gang.launch) == (runtime, LaunchSpec(runtime=runtime))
 
 
 def test_an_agent_gets_the_launch_the_tenant_and_the_gpus_of_all_members() -> None:
@@ -221,17 +200,6 @@ def test_an_agent_gets_the_launch_the_tenant_and_the_gpus_of_all_members() -> No
     assert (gang.runtime, gang.launch, gang.launch_problem) == ("torchrun", WHOLE_LAUNCH, "")
     assert (gang.tenant, gang.member_gpus) == ("vision", (3, 2))
     assert gang_from_json(gang_to_json(gang)) == gang
-
-
-def test_an_agent_gets_the_name_of_an_implied_runtime() -> None:
-    task = Workload(model=PROFILING, params="", global_batch=1)
-    for spec, runtime in (
-        (a_spec("j"), "replay"),
-        (a_spec("j", command=("python",)), "command"),
-        (a_spec("j", workload=task, command=("{}",)), "profile"),
-    ):
-        gang = gang_from_message(send(spec))
-        assert (gang.runtime, gang.launch) == (runtime, LaunchSpec(runtime=runtime))
 
 
 def test_a_launch_that_only_a_later_release_allows_is_the_problem_of_its_gang_alone() -> None:

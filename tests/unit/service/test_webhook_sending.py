@@ -36,32 +36,15 @@ def sender(**options: Any) -> Sender:
     return Sender(SendingOptions(**defaults | options), lambda: 1234.5)
 
 
-@pytest.mark.parametrize(
-    ("address", "allowed"),
-    [
-        ("93.184.216.34", True),
-        ("2606:2800:220:1::", True),
-        ("127.0.0.1", False),
-        ("10.1.2.3", False),
-        ("172.16.0.1", False),
-        ("192.168.0.1", False),
-        ("100.64.0.1", False),
-        ("169.254.169.254", False),
-        ("0.0.0.0", False),
-        ("224.0.0.1", False),
-        ("255.255.255.255", False),
-        ("::1", False),
-        ("::", False),
-        ("fe80::1", False),
-        ("fd00::1", False),
-        ("ff02::1", False),
-        ("::ffff:127.0.0.1", False),
-        ("64:ff9b::a9fe:a9fe", False),
-        ("2002:7f00:0001::", False),
-    ],
-)
-def test_only_public_addresses_are_allowed(address: str, allowed: bool) -> None:
-    assert is_allowed(ipaddress.ip_address(address), ()) is allowed
+PRIVATE = """127.0.0.1 10.1.2.3 172.16.0.1 192.168.0.1 100.64.0.1 169.254.169.254 0.0.0.0 224.0.0.1
+    255.255.255.255 ::1 :: fe80::1 fd00::1 ff02::1 ::ffff:127.0.0.1 64:ff9b::a9fe:a9fe 2002:7f00:0001::"""
+
+
+def test_only_public_addresses_are_allowed() -> None:
+    for address in ("93.184.216.34", "2606:2800:220:1::"):
+        assert is_allowed(ipaddress.ip_address(address), ())
+    for address in PRIVATE.split():
+        assert not is_allowed(ipaddress.ip_address(address), ()), address
 
 
 def test_an_operator_can_allow_networks() -> None:

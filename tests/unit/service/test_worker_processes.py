@@ -1,4 +1,4 @@
-"""Rounds in processes of their own: equal decisions, and only an error when a process dies."""
+"""Worker processes and their channels."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 
 import psutil
 import pytest
 
 from tessera.benchmarks.rounds.instances import make_instance
+from tessera.client import PLAIN_TEXT, ChannelSettings
 from tessera.formulation.errors import DeadlineTooShort, ProblemTooLarge, Unavailable
 from tessera.formulation.records.rounds import RoundCommit
 from tessera.formulation.records.store import Request
 from tessera.formulation.snapshot import Snapshot
 from tessera.service.config import Config
 from tessera.service.loop import RoundLoop
+from tessera.service.profiletask import channel_settings
 from tessera.service.settings.sources import load_config
 from tessera.service.worker import SolveProcesses
 from tessera.solvers.base import Budget
@@ -27,6 +30,7 @@ from tessera.solvers.registry import make_solver
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import plan_round
 from tests.support.builders import a_random_snapshot
+from tests.support.worlds import StoppedClock
 
 OPTIONS = RoundOptions(solver="pricing")
 FOREVER = Budget(remaining_s=lambda: math.inf)
@@ -58,11 +62,6 @@ class SnapshotStore:
     def commit(self, commit: RoundCommit, in_time: Callable[[], bool]) -> None:
         self.committed.append(commit)
         raise DeadlineTooShort("the test has seen what would be committed")
-
-
-class StoppedClock:
-    def monotonic_s(self) -> float:
-        return 0.0
 
 
 def schedule(
@@ -98,7 +97,7 @@ LONG = RoundOptions(solver="cp-sat", gap=1e-9)
 @cache
 def a_long_round() -> Snapshot:
     """Return a round that takes CP-SAT at least a minute."""
-    return make_instance(3000, 3000, 6, 1)
+    return make_instance(1500, 1500, 6, 1)
 
 
 def test_a_worker_process_decides_like_the_server_process(workers: SolveProcesses) -> None:
@@ -255,3 +254,16 @@ def test_worker_processes_are_off_by_default() -> None:
     assert Config().solve_process_from_jobs == 0
     set_to = load_config(None, {"TESSERA_SOLVE_PROCESS_FROM_JOBS": "5000"})
     assert set_to.solve_process_from_jobs == 5000
+
+
+def test_a_task_shows_the_files_of_its_agent() -> None:
+    files = {name: f"/agent/current/{name}.pem" for name in ("authorities", "certificate", "key")}
+    assert channel_settings(files) == ChannelSettings(
+        authorities="/agent/current/authorities.pem",
+        certificate=Path("/agent/current/certificate.pem"),
+        key=Path("/agent/current/key.pem"),
+    )
+
+
+def test_a_task_of_an_agent_without_tls_sends_plain_text() -> None:
+    assert channel_settings({}) == PLAIN_TEXT

@@ -1,21 +1,24 @@
-"""The identity of a caller, by its metadata, its certificate and a store of tokens."""
+"""The identity of a caller, and how long it lasts."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tessera.formulation.access import LOCAL, Role
+from tessera.formulation.access import LOCAL, Identity, Role
 from tessera.formulation.errors import NotAuthenticated, TesseraError, Unavailable
 from tessera.formulation.records.access import TokenRecord, TokenSpec
 from tessera.formulation.secrets import JOIN_PREFIX, USER_PREFIX, format_token, hash_secret
 from tessera.service.security import authenticator as module
 from tessera.service.security.authenticator import FRESH_S, Authenticator
+from tessera.service.security.sessions import Sessions
 from tests.support.certificates import make_site
+from tests.support.hand_clock import HandClock
 
 SECRET = "s" * 43
 NOW_S = 1000.0
@@ -87,14 +90,6 @@ class TokenStore:
         return self.revoked & set(serials)
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = NOW_S
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 async def run(work: Callable[..., Any], *args: Any) -> Any:
     return work(*args)
 
@@ -105,16 +100,16 @@ def store() -> TokenStore:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> HandClock:
+    return HandClock(NOW_S)
 
 
 @pytest.fixture
-def authenticator(store: TokenStore, clock: Clock) -> Authenticator:
+def authenticator(store: TokenStore, clock: HandClock) -> Authenticator:
     return make(store, clock)
 
 
-def make(store: TokenStore, clock: Clock, run_: Any = run, **rest: Any) -> Authenticator:
+def make(store: TokenStore, clock: HandClock, run_: Any = run, **rest: Any) -> Authenticator:
     return Authenticator(store, run_, wall_s=clock, monotonic_s=clock, **rest)  # type: ignore[arg-type] # two methods
 
 
@@ -212,7 +207,7 @@ async def test_whoever_has_no_secret_does_not_learn_that_a_token_has_ended(
 
 
 async def test_a_token_that_expires_while_it_is_remembered_is_refused(
-    authenticator: Authenticator, store: TokenStore, clock: Clock
+    authenticator: Authenticator, store: TokenStore, clock: HandClock
 ) -> None:
     call = Call(store.add("aaaaaaaaaaaa", expires_s=NOW_S + 1))
     await identify(authenticator, call)
@@ -222,7 +217,7 @@ async def test_a_token_that_expires_while_it_is_remembered_is_refused(
 
 
 async def test_a_token_is_looked_up_again_when_it_is_stale_or_was_revoked(
-    authenticator: Authenticator, store: TokenStore, clock: Clock
+    authenticator: Authenticator, store: TokenStore, clock: HandClock
 ) -> None:
     call = Call(store.add("aaaaaaaaaaaa"))
     for _ in range(3):
@@ -242,7 +237,7 @@ async def test_a_token_is_looked_up_again_when_it_is_stale_or_was_revoked(
 
 @pytest.mark.parametrize("notice", ["token/aaaaaaaaaaaa", ""])
 async def test_a_revocation_during_the_lookup_is_not_missed(
-    store: TokenStore, clock: Clock, notice: str
+    store: TokenStore, clock: HandClock, notice: str
 ) -> None:
     """The lookup may have read the token before the revocation, and end after its notice."""
     read, noticed = asyncio.Event(), asyncio.Event()
@@ -265,7 +260,7 @@ async def test_a_revocation_during_the_lookup_is_not_missed(
 
 
 async def test_few_unknown_tokens_of_a_host_are_looked_up(
-    authenticator: Authenticator, store: TokenStore, clock: Clock
+    authenticator: Authenticator, store: TokenStore, clock: HandClock
 ) -> None:
     known = Call(store.add("aaaaaaaaaaaa"))
     await identify(authenticator, known)
@@ -285,7 +280,7 @@ async def test_few_unknown_tokens_of_a_host_are_looked_up(
 
 
 async def test_unknown_tokens_that_come_at_once_are_not_all_looked_up(
-    store: TokenStore, clock: Clock
+    store: TokenStore, clock: HandClock
 ) -> None:
     going = asyncio.Event()
 
@@ -312,16 +307,11 @@ async def test_forged_secrets_of_a_known_token_do_not_ask_the_store(
     assert len(store.asked) == 1
 
 
-async def test_new_users_of_one_host_are_not_unknown(
+async def test_new_users_of_one_host_and_outages_do_not_count_as_unknown_tokens(
     authenticator: Authenticator, store: TokenStore
 ) -> None:
     for n in range(500):
         await identify(authenticator, Call(store.add(f"b{n:011d}")))
-
-
-async def test_an_outage_does_not_count_as_unknown_tokens(
-    authenticator: Authenticator, store: TokenStore
-) -> None:
     call = Call(store.add("aaaaaaaaaaaa"))
     store.is_down = True
     for _ in range(500):
@@ -340,7 +330,7 @@ async def test_a_flood_of_unknown_tokens_does_not_fill_the_memory(
 
 
 async def test_a_certificate_is_the_agent_that_it_names(
-    authenticator: Authenticator, store: TokenStore, clock: Clock, tmp_path: Path
+    authenticator: Authenticator, store: TokenStore, clock: HandClock, tmp_path: Path
 ) -> None:
     settings = make_site(tmp_path).agent(nodes=("n0", "n1"))
     assert settings.certificate is not None
@@ -373,14 +363,11 @@ async def test_certificates_that_name_no_agent_are_refused(
 
 
 @pytest.mark.parametrize("peer", ["unix:", "unix:/run/x.sock"])
-async def test_nobody_is_asked_on_a_socket_that_only_the_servers_user_reaches(
-    store: TokenStore, clock: Clock, peer: str
+async def test_nobody_is_asked_on_a_trusted_socket_or_by_a_server_without_a_store(
+    store: TokenStore, clock: HandClock, peer: str
 ) -> None:
     assert await identify(make(store, clock, trusts_sockets=True), Call(peer=peer)) is LOCAL
     assert "no token" in await refusal(make(store, clock), Call(peer=peer))
-
-
-async def test_a_server_without_a_store_asks_nobody(clock: Clock) -> None:
     open_ = Authenticator(None, run, wall_s=clock)
     assert await identify(open_, Call("Bearer nonsense")) is LOCAL
     assert await open_.revoked(["token/aaaaaaaaaaaa"]) == []
@@ -416,7 +403,7 @@ class Provider:
 
 
 async def test_tokens_of_a_provider_are_verified_once_and_our_own_never_reach_it(
-    store: TokenStore, clock: Clock
+    store: TokenStore, clock: HandClock
 ) -> None:
     threads: list[str] = []
 
@@ -433,3 +420,92 @@ async def test_tokens_of_a_provider_are_verified_once_and_our_own_never_reach_it
     assert "bad" in await refusal(authenticator, Call("Bearer bad"))
     assert "no such token" in await refusal(authenticator, Call(unknown(1)))
     assert provider.verified == ["a.b.c"]
+
+
+def an_identity(key: str = "token/a", expires_s: float = math.inf) -> Identity:
+    return Identity(subject="ana", role=Role.USER, key=key, expires_s=expires_s)
+
+
+@pytest.fixture
+def sessions() -> Sessions:
+    return Sessions(lambda: NOW_S)
+
+
+async def stay(
+    sessions: Sessions, identity: Identity, entered: Callable[[], None] = lambda: None
+) -> str:
+    """Hold a call open until it is ended, and return the reason."""
+    try:
+        async with sessions.open(identity):
+            entered()
+            await asyncio.Event().wait()
+    except NotAuthenticated as error:
+        return str(error)
+    raise AssertionError("unreachable")
+
+
+async def started(sessions: Sessions, *identities: Identity) -> list[asyncio.Task[str]]:
+    tasks = [asyncio.create_task(stay(sessions, identity)) for identity in identities]
+    await asyncio.sleep(0)
+    return tasks
+
+
+async def test_a_revocation_ends_all_calls_of_its_key_and_no_others(sessions: Sessions) -> None:
+    first, second, other = await started(
+        sessions, an_identity(), an_identity(), an_identity("token/b")
+    )
+    assert sorted(sessions.keys()) == ["token/a", "token/b"]
+    assert sessions.end("token/a") == 2
+    assert "the token with which this call began was revoked" in await first
+    assert await second == await first
+    assert sessions.keys() == ["token/b"]
+    assert not other.done()
+    sessions.end("token/b")
+    await other
+
+
+async def test_a_call_ends_when_its_proof_expires(sessions: Sessions) -> None:
+    identity = an_identity("certificate/1f", NOW_S + 0.001)
+    assert "the certificate with which this call began" in await stay(sessions, identity)
+    assert sessions.keys() == []
+    assert "has expired" in await stay(sessions, an_identity(expires_s=NOW_S - 5))
+
+
+async def test_a_call_that_is_ending_does_not_keep_others_open(sessions: Sessions) -> None:
+    """A call may take a while to end, for example because its client reads nothing."""
+    going, slow_is_ending = asyncio.Event(), asyncio.Event()
+
+    async def end_slowly() -> str:
+        try:
+            async with sessions.open(an_identity()):
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    slow_is_ending.set()
+                    await going.wait()
+        except NotAuthenticated as error:
+            return str(error)
+        raise AssertionError("unreachable")
+
+    slow = asyncio.create_task(end_slowly())
+    await asyncio.sleep(0)
+    assert sessions.end("token/a") == 1
+    await slow_is_ending.wait()
+    (late,) = await started(sessions, an_identity())
+    assert sessions.end("token/a") == 1
+    assert "revoked" in await late
+    assert sessions.end("token/a") == 0
+    going.set()
+    assert "revoked" in await slow
+    assert sessions.keys() == []
+
+
+async def test_an_error_of_the_call_itself_is_left_as_it_is_and_callers_whom_nobody_asked_have_no_session(
+    sessions: Sessions,
+) -> None:
+    with pytest.raises(TimeoutError, match="its own"):
+        async with sessions.open(an_identity()):
+            raise TimeoutError("its own")
+    assert sessions.keys() == []
+    async with sessions.open(LOCAL):
+        assert sessions.keys() == []

@@ -97,7 +97,9 @@ class World:
         return self.refused
 
 
-async def test_a_call_runs_as_its_caller_for_the_callers_share() -> None:
+async def test_a_call_runs_as_its_caller_for_the_callers_share_and_is_audited_if_it_changes_something() -> (
+    None
+):
     request = jobs_pb2.CancelJobRequest(name="clusters/c/jobs/j", request_id="r")
     share, identity, audited = await World().call("Jobs/CancelJob", request)
     assert (share.client, share.cluster, identity) == ("ana", "c", ANA)
@@ -107,9 +109,6 @@ async def test_a_call_runs_as_its_caller_for_the_callers_share() -> None:
         "clusters/c/jobs/j",
         "r",
     )
-
-
-async def test_a_call_that_only_reads_is_not_audited() -> None:
     AUDITED.set(None)
     _, _, audited = await World().call(
         "Jobs/GetJob", jobs_pb2.GetJobRequest(name="clusters/c/jobs/j")
@@ -117,20 +116,19 @@ async def test_a_call_that_only_reads_is_not_audited() -> None:
     assert audited is None
 
 
-async def test_callers_of_open_methods_are_told_apart_by_their_hosts() -> None:
-    """Otherwise one host could use up the enrolments of all."""
+async def test_callers_of_open_methods_have_the_least_role_and_are_told_apart_by_their_hosts() -> (
+    None
+):
+    _, identity, audited = await World().call("Agents/Enrol", agents_pb2.EnrolRequest())
+    assert (identity.subject, identity.key, identity.role) == ("", "", Role.VIEWER)
+    assert (audited.subject, audited.role, audited.key) == ("", "", "")
+    # Otherwise one host could use up the enrolments of all.
     request = agents_pb2.EnrolRequest(parent="clusters/c")
     found = {
         (await World().call("Agents/Enrol", request, f"ipv4:10.0.0.{k}:5"))[0].client
         for k in range(3)
     }
     assert found == {"10.0.0.0", "10.0.0.1", "10.0.0.2"}
-
-
-async def test_callers_of_open_methods_have_the_least_role() -> None:
-    _, identity, audited = await World().call("Agents/Enrol", agents_pb2.EnrolRequest())
-    assert (identity.subject, identity.key, identity.role) == ("", "", Role.VIEWER)
-    assert (audited.subject, audited.role, audited.key) == ("", "", "")
 
 
 async def test_a_method_without_a_rule_cannot_be_called() -> None:
@@ -141,7 +139,7 @@ async def test_a_method_without_a_rule_cannot_be_called() -> None:
         assert [r.method for r in await world.refusals()] == ["Jobs.NewMethod"]
 
 
-async def test_refusals_are_recorded_with_who_what_and_why() -> None:
+async def test_refusals_and_no_other_errors_are_recorded_with_who_what_and_why() -> None:
     world = World(Identity(subject="vi", role=Role.VIEWER, key="token/v"))
     with pytest.raises(PermissionDenied):
         await world.call(
@@ -160,9 +158,6 @@ async def test_refusals_are_recorded_with_who_what_and_why() -> None:
         await nobody.call("Jobs/GetJob", None)
     (refusal,) = await nobody.refusals()
     assert (refusal.subject, refusal.role, refusal.outcome) == ("", "", "UNAUTHENTICATED")
-
-
-async def test_other_errors_are_not_refusals() -> None:
     world = World()
     with pytest.raises(TesseraError):
         await world.call(

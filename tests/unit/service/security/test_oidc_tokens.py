@@ -111,24 +111,14 @@ def test_a_key_is_not_used_for_another_algorithm_than_its_own(
     assert "a key that" in refusal_of(verifier, named)
 
 
-def test_a_token_that_someone_else_signed_is_refused(
+def test_a_token_that_someone_else_signed_or_changed_is_refused(
     provider: IdentityProvider, verifier: TokenVerifier
 ) -> None:
     forger = make_key("RS256", "RS256", number=99)
     assert "signature is wrong" in refusal_of(verifier, provider.make_token(forger))
-
-
-def test_a_token_whose_claims_were_changed_is_refused(
-    provider: IdentityProvider, verifier: TokenVerifier
-) -> None:
     header, _, signature = provider.make_token().split(".")
     claims = join_segments(json.dumps(provider.usual_claims() | {"roles": ["admin"]}).encode())
     assert "signature is wrong" in refusal_of(verifier, f"{header}.{claims}.{signature}")
-
-
-def test_a_key_inside_the_token_is_not_trusted(
-    provider: IdentityProvider, verifier: TokenVerifier
-) -> None:
     forger = make_key("own", "RS256", number=98)
     inside = {"jwk": forger.as_jwk(), "jku": "https://evil.example/keys", "x5u": "https://evil"}
     assert "a key that" in refusal_of(verifier, provider.make_token(forger, headers=inside))
@@ -151,14 +141,18 @@ def test_a_token_with_another_purpose_or_form_is_refused(
     assert message in refusal_of(verifier, token)
 
 
-@pytest.mark.parametrize("typ", ["JWT", "jwt", "at+jwt", "application/at+jwt"])
-def test_access_tokens_and_untyped_tokens_are_accepted(
-    provider: IdentityProvider, verifier: TokenVerifier, typ: str
+def test_access_tokens_untyped_ones_and_one_of_several_audiences_are_accepted(
+    provider: IdentityProvider, verifier: TokenVerifier
 ) -> None:
-    assert verifier.verify(provider.make_token(headers={"typ": typ}), NOW_S).subject == "ada"
+    tokens = [
+        provider.make_token(headers={"typ": typ})
+        for typ in ("JWT", "jwt", "at+jwt", "application/at+jwt")
+    ]
+    for token in (*tokens, provider.make_token(aud=["account", AUDIENCE])):
+        assert verifier.verify(token, NOW_S).subject == "ada"
 
 
-def test_an_expired_token_says_when_it_expired_and_how_to_get_another(
+def test_an_expired_token_says_when_it_expired_after_the_allowed_difference_of_clocks(
     provider: IdentityProvider, verifier: TokenVerifier
 ) -> None:
     token = provider.make_token(exp=int(NOW_S) - 600)
@@ -166,11 +160,6 @@ def test_an_expired_token_says_when_it_expired_and_how_to_get_another(
     assert "expired 10 min ago by the clock of this server" in message
     assert "tessera login" in message
     assert "clocks" in message
-
-
-def test_a_token_expires_only_after_the_allowed_difference_of_clocks(
-    provider: IdentityProvider, verifier: TokenVerifier
-) -> None:
     token = provider.make_token(exp=int(NOW_S))
     assert verifier.verify(token, NOW_S + 59).subject == "ada"
     assert "expired 60 s ago" in refusal_of(verifier, token, NOW_S + 60)
@@ -225,13 +214,6 @@ def test_a_token_with_a_wrong_claim_is_refused(
     assert message in refusal_of(verifier, sign_segments(header, claims, key, "RS256"))
 
 
-def test_one_of_several_audiences_is_sufficient(
-    provider: IdentityProvider, verifier: TokenVerifier
-) -> None:
-    token = provider.make_token(aud=["account", AUDIENCE])
-    assert verifier.verify(token, NOW_S).subject == "ada"
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -281,11 +263,7 @@ def test_a_huge_token_is_refused_before_it_is_parsed(
             Role.ADMIN,
         ),
         ({"role_names": {"ml": "user"}}, {"roles": ["admin", "ml"]}, Role.USER),
-        (
-            {"roles_claim": "realm_access.roles"},
-            {"realm_access": {"roles": ["admin"]}},
-            Role.ADMIN,
-        ),
+        ({"roles_claim": "realm_access.roles"}, {"realm_access": {"roles": ["admin"]}}, Role.ADMIN),
         (
             {"roles_claim": "https://example.com/roles"},
             {"https://example.com/roles": ["operator"]},

@@ -1,4 +1,4 @@
-"""The rules of all methods: complete, and the ones that are written down here a second time."""
+"""Rules of methods: each has one, and no role has more than it needs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from google.protobuf.message import Message
 from tessera.formulation.access import Role
 from tessera.service.rpc.names import find_cluster
 from tessera.service.security.roles import RULES, find_target, short_method
-from tessera.v1 import access_pb2, agents_pb2, clusters_pb2, jobs_pb2
+from tessera.v1 import (
+    access_pb2,
+    agents_pb2,
+    clusters_pb2,
+    jobs_pb2,
+)
 from tests.support.methods import all_methods
 
 ABLE = ["viewer", "user", "operator", "admin"]
@@ -24,7 +29,7 @@ def test_whatever_a_role_may_do_the_higher_ones_may_do() -> None:
         assert people == ABLE[len(ABLE) - len(people) :], method
 
 
-def test_agents_can_do_what_agents_need_and_nothing_else() -> None:
+def test_agents_can_do_what_agents_need_and_anyone_may_only_enrol_log_in_and_check_health() -> None:
     assert {short_method(method) for method, rule in RULES.items() if Role.AGENT in rule.roles} == {
         "Access.GetCaller",
         "Access.GetLogin",
@@ -37,9 +42,6 @@ def test_agents_can_do_what_agents_need_and_nothing_else() -> None:
         "Health.Watch",
         "ServerReflection.ServerReflectionInfo",
     }
-
-
-def test_anyone_may_only_enrol_log_in_and_check_health() -> None:
     assert {short_method(method) for method, rule in RULES.items() if rule.is_open} == {
         "Access.GetLogin",
         "Agents.Enrol",
@@ -125,7 +127,4 @@ def test_the_target_and_the_cluster_of_a_request_are_what_it_names(
 ) -> None:
     assert find_target(request_) == target
     assert find_cluster(request_) == cluster
-
-
-def test_a_stream_of_requests_has_no_target() -> None:
-    assert find_target(None) == ""
+    assert find_target(None) == ""  # a stream of requests

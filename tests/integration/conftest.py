@@ -1,0 +1,23 @@
+"""Fixtures of stored clusters, which the tests of many subjects share."""
+
+from __future__ import annotations
+
+import pytest
+
+from tessera.db.access_store import PostgresAccessStore
+from tessera.db.engine import Database
+from tessera.db.store import PostgresStore
+from tests.support.stored_cluster import a_cluster
+
+
+@pytest.fixture
+def lab(store: PostgresStore) -> PostgresStore:
+    """Return a store with two nodes of four GPUs and estimates for them."""
+    a_cluster(store)
+    return store
+
+
+@pytest.fixture
+def access(database: Database) -> PostgresAccessStore:
+    """Return the store of tokens, certificates and the audit log."""
+    return PostgresAccessStore(database)
