@@ -50,7 +50,7 @@ from tessera.v1 import (
 from tests.support.api import Api, a_cell, a_cluster, a_submit, some_cells, some_nodes
 from tests.support.decided_rounds import schedule
 from tests.support.execution_plans import a_plan
-from tests.support.laws import IS_NIGHT
+from tests.support.laws import IS_NIGHT, TIER
 from tests.support.logged import logged_lines
 from tests.support.messages import broken_bytes, mutate, random_message
 from tests.support.patience import PATIENCE_S
