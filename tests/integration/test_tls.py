@@ -81,6 +81,8 @@ async def test_users_need_no_certificate_and_agents_need_theirs(
 ) -> None:
     gc.collect()  # the server alone must keep its credentials
     assert await call(ports.tls, trust(site)) == ""
+    text = Path(site.authorities).read_text(encoding="utf-8")
+    assert await call(ports.tls, ChannelSettings(authorities=text)) == ""
     assert await call(ports.mutual, site.agent()) == ""
     assert "closed" in await refusal_of(ports.mutual, trust(site))
 
@@ -129,11 +131,6 @@ async def test_a_server_of_another_authority_or_name_is_not_trusted(
 async def test_plain_text_and_tls_do_not_mix(site: Site, ports: EchoPorts) -> None:
     assert "closed" in await refusal_of(ports.tls, PLAIN_TEXT)
     assert "WRONG_VERSION_NUMBER" in await refusal_of(ports.plain, trust(site))
-
-
-async def test_authorities_may_be_given_as_text(site: Site, ports: EchoPorts) -> None:
-    text = Path(site.authorities).read_text(encoding="utf-8")
-    assert await call(ports.tls, ChannelSettings(authorities=text)) == ""
 
 
 @pytest.mark.parametrize("encrypted", [True, False])
