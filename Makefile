@@ -30,7 +30,7 @@ PYTEST := -q -n 3 --dist loadfile --no-loadscope-reorder # the long files of e2e
 
 test: $(DEV) ## the quick tests: units, laws, one story of each use, the README's commands (5 minutes)
 	$(BIN)/python scripts/run_tests.py quick -q -n 2 --dist loadfile --durations=20 \
-	    tests/e2e tests/simulation tests/property tests/contract tests/unit
+	    tests/e2e/test_pages.py tests/e2e/test_cli_jobs.py tests/simulation tests/property tests/contract tests/unit
 
 test-full: test torch ## the quick tests, and then all others, with four times the examples of each law (20 minutes)
 	$(BIN)/python scripts/run_tests.py full $(PYTEST) -m "full or law"

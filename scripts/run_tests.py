@@ -34,10 +34,12 @@ def main() -> None:
     wall_s = time.monotonic() - began_s
     collect_orphans()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    record = {"tier": tier, "cpu_s": round(used.ru_utime + used.ru_stime), "wall_s": round(wall_s)}
+    cpu_s = used.ru_utime + used.ru_stime
+    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    record[tier] = {"cpu_s": round(cpu_s), "wall_s": round(wall_s)}
     RECORD.parent.mkdir(exist_ok=True)
     RECORD.write_text(json.dumps(record) + "\n")
-    sys.stdout.write(f"{record['cpu_s']} processor seconds in all processes, {wall_s:.0f} s\n")
+    sys.stdout.write(f"{cpu_s:.0f} processor seconds in all processes, {wall_s:.0f} s\n")
     sys.exit(code)
 
 

@@ -54,6 +54,7 @@ def test_the_locks_agree_with_the_requirements_and_with_what_is_installed() -> N
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -143,6 +144,7 @@ def test_another_licence_is_refused(
     assert re.search(message, done.stderr), done.stderr
 
 
+@pytest.mark.full
 def test_the_bill_of_materials_is_the_same_each_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +186,7 @@ SECRETS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", SECRETS)
 def test_a_planted_secret_is_found_and_not_repeated(checkout: Path, kind: str) -> None:
     (checkout / "notes.txt").write_text(f"nothing here\n{SECRETS[kind]}\n")

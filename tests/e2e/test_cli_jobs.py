@@ -25,6 +25,7 @@ PLAN = "tp4, ZeRO-1, f16, micro-batch 8 x 32"
 """The plan of the script, as it is shown."""
 
 
+@pytest.mark.story
 def test_jobs_are_submitted_scheduled_and_listed(tessera: Tessera, fleet: Fleet) -> None:
     for name in ("one", "two", "three"):
         submit(tessera, name, "--label", f"run={name}", "--max-gpus", "4")

@@ -92,6 +92,7 @@ def test_conventions_of_commands_name_commands_of_their_block(page: str) -> None
             assert any(command.startswith(key) for command in commands), (block.first, key)
 
 
+@pytest.mark.story
 def test_every_page_for_users_is_followed() -> None:
     pages = {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
     with_commands = {

@@ -114,6 +114,7 @@ def as_rows(snapshot: Snapshot, arrivals: list[Arrival]) -> Jobs:
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("seed", "fair_share", "error"),
     [

@@ -111,6 +111,7 @@ def test_calibration_jobs_are_not_judged(small: Path) -> None:
     assert 0 < judged < 7
 
 
+@pytest.mark.full
 def test_measured_memory_is_predicted_within_fifteen_percent() -> None:
     folder = data_dir()
     if folder is None or not (folder / "arena" / "history").is_dir():

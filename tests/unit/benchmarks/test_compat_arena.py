@@ -78,6 +78,7 @@ def run_policy(
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("policy", ["greedy", "fcfs", "ilp", "arena", "deadlines"])
 @pytest.mark.parametrize("seed", range(3))
 def test_without_oddities_the_world_matches_the_simulator(policy: str, seed: int) -> None:

@@ -127,6 +127,7 @@ def test_no_judged_workload_was_measured_and_no_pair_more_than_thrice(seed: int)
     assert len(parts.test) + sum(row.cell.workload in used for row in rows) == len(rows) == 318
 
 
+@pytest.mark.full
 def test_a_little_calibration_beats_no_calibration() -> None:
     data = require_arena()
     model: TimeModel = times_of(data)

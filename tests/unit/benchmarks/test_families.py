@@ -268,6 +268,7 @@ def test_a_family_with_values_of_its_own_takes_no_objective() -> None:
         state_drawn(drawn, "jct")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", ["identical", "mmkp"])
 def test_a_round_of_a_family_is_solved_and_judged_by_its_aim(family: str) -> None:
     entry = ContestEntry(solver="portfolio", jobs=20, gpus=0, types=0, family=family)

@@ -59,6 +59,7 @@ def faults_of(statement: Statement, found: SolvedGoals) -> list[str]:
     return goal_faults(statement, found, greedy, every_answer(statement.problem))
 
 
+@pytest.mark.full
 def test_enumeration_lists_all_feasible_choices() -> None:
     for problem in [s.problem for s in drawn_statements() if len(s.problem.jobs) < 6][:40]:
         listed = every_answer(problem)

@@ -67,6 +67,7 @@ def test_small_families_have_marked_jobs_now_and_then(kind: str) -> None:
     assert any(problem.must_run.any() for problem in drawn)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", SMALL_FAMILIES)
 def test_an_exact_solver_and_ours_agree_on_small_families(kind: str) -> None:
     for seed in range(3):

@@ -363,6 +363,7 @@ def test_a_profiled_step_is_estimated_from_its_measured_layers(tmp_path: Path) -
     assert "the graph has f16" in other or "contains no layer of bert" in other
 
 
+@pytest.mark.full
 def test_measured_collectives_are_used_by_estimate(tmp_path: Path) -> None:
     alone = CliRunner().invoke(main.app, ["profile", "collectives"])
     assert (alone.exit_code, "collectives need two or more" in alone.stderr) == (2, True)

@@ -76,6 +76,7 @@ def test_no_text_names_an_extra_of_an_unrelated_distribution() -> None:
     assert [str(f) for f in files if foreign.search(f.read_text(encoding="utf-8"))] == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("names", "heavy"),
     [
@@ -115,6 +116,7 @@ def test_an_agent_that_cannot_measure_traffic_says_what_to_install(tmp_path: Pat
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("missing", "command", "extra"),
     [

@@ -124,6 +124,7 @@ def test_a_row_is_printed_for_each_policy_and_progress_goes_to_stderr(files: Fil
     assert done.stderr.splitlines() == ["1/2 fcfs", "2/2 ilp:jct"]
 
 
+@pytest.mark.full
 def test_without_a_trace_synthetic_jobs_run_on_the_tiny_cluster() -> None:
     command = "simulate --jobs 5 --policy fcfs --on-events --json --seed 1"
     report = json.loads(run_command(command).stdout)
@@ -186,6 +187,7 @@ def test_jobs_cut_off_by_a_horizon_are_counted_and_hazards_replay(files: Files) 
     assert "fcfs: not finished at the horizon of 30m: 1 job: b" in done.stderr
 
 
+@pytest.mark.full
 def test_runs_are_logged_replayed_reported_and_saved(files: Files, tmp_path: Path) -> None:
     log, results, folder = (tmp_path / name for name in ("log.jsonl", "results.json", "report"))
     kept = f"--replay --log {log} --results {results} --report {folder} --price a100=3.5"

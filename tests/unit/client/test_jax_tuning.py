@@ -249,6 +249,7 @@ def losses_of(tmp_path: Path) -> tuple[Training, list[float], bool]:
     return training, losses, (tmp_path / "progress.json").exists()
 
 
+@pytest.mark.full
 def test_a_training_that_tunes_has_the_losses_of_one_that_did_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -432,6 +432,7 @@ def published() -> tuple[Curve, ...]:
     return read_curves(folder / "arena" / "comm.csv")
 
 
+@pytest.mark.full
 def test_the_published_tables_are_read_completely(published: tuple[Curve, ...]) -> None:
     assert len(published) == 261
     assert sum(len(c.seconds) for c in published) == 48_022 - 440

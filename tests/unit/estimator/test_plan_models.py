@@ -56,6 +56,7 @@ def a_steady_choice() -> ModelChoice:
     return choose_model(runs_priced_by([2.0] * 7, SEVEN))
 
 
+@pytest.mark.full
 def test_the_model_that_predicts_left_out_runs_is_chosen() -> None:
     published = choose_model(runs_priced_by([1.0, 2.0, 0.5] * 3, NINE))
     assert published.model is PlanModel.APPENDIX
@@ -67,6 +68,7 @@ def test_the_model_that_predicts_left_out_runs_is_chosen() -> None:
     assert steady.sd == 0.03
 
 
+@pytest.mark.full
 def test_errors_are_those_of_runs_that_were_left_out() -> None:
     factors = [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.5]
     choice = choose_model(runs_priced_by(factors, SEVEN))

@@ -57,6 +57,7 @@ def stage_ends(plan: PricedPlan) -> list[int]:
     return [stage.end for stage in plan.stages]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("planner", Planner)
 @pytest.mark.parametrize("rule", [None, MicroBatches.FOUR_STAGES])
 @pytest.mark.parametrize(

@@ -232,6 +232,7 @@ def test_a_layer_alone_computes_the_same_as_in_the_step() -> None:
     assert [g.shape for g in gradients] == [(64, 256), (256, 64)]
 
 
+@pytest.mark.full
 def test_every_layer_of_every_model_runs_alone_with_its_masks() -> None:
     sizes: dict[str, Any] = {"hidden": 16, "layers": 2, "heads": 4, "vocabulary": 32, "sequence": 8}
     step = trace_program(steps.decoder(samples=2, experts=2, dtype="f32", **sizes))

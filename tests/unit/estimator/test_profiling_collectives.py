@@ -103,6 +103,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.full
 def test_measured_rows_are_tables_of_the_published_format(measured: Path) -> None:
     curves = read_curves(measured)
     places = {(c.layout.primitive, c.layout.size, c.layout.node_groups) for c in curves}
@@ -136,6 +137,7 @@ def results() -> dict[str, tuple[list[float], str]]:
     return found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("primitive", "expected"),
     [

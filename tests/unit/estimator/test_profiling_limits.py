@@ -129,6 +129,7 @@ def measure(
     return measured, reports
 
 
+@pytest.mark.full
 def test_measuring_ends_between_two_records_and_only_whole_sizes_are_used() -> None:
     sizes = ((1, 1), (2, 1), (4, 1))
     whole, all_reports = measure(10**6, sizes, [])

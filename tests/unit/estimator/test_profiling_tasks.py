@@ -256,6 +256,7 @@ def test_steps_of_published_models_accept_their_arguments(key: tuple[str, str]) 
     assert all(isinstance(value, int | str) for value in step[1].values())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("key", "within"),
     [

@@ -66,6 +66,7 @@ def setting_on(workload: Workload, gpu_type: str, nodes: int) -> Setting:
     return an_estimator(workload).setting(workload, cell, shape)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("runtime", [TORCHRUN, DEEPSPEED, MEGATRON])
 @pytest.mark.parametrize("workload", [BERT, LLAMA, MOE])
 def test_each_plan_is_one_that_the_runtime_runs_on_its_cell(
@@ -113,6 +114,7 @@ def test_no_data_parallel_plan_that_fits_is_faster(workload: Workload, gpu_type:
     assert best.iter_time_s == min(times_s)
 
 
+@pytest.mark.full
 def test_megatron_may_divide_layers_and_experts() -> None:
     (dense, *_) = estimates_of(MEGATRON, BERT, "a40", 8)
     assert dense.cell.pipeline_degree > 1
@@ -270,6 +272,7 @@ def test_plans_that_need_more_of_hosts_without_being_faster_are_left_out() -> No
     assert [(record.cpus, record.host_bytes) for record in before] == [(0, 0)]
 
 
+@pytest.mark.full
 def test_no_choice_is_beaten_in_time_cores_and_host_memory() -> None:
     for limits, workload, gpu_type, gpus in (
         (OF_DEEPSPEED, LLAMA, "a40", 2),

@@ -55,6 +55,7 @@ def repeated_kinds(graph: Graph, *, most: int = 4) -> Counter[str]:
     return Counter({k: n for k, n in Counter(graph.kind).items() if n >= most})
 
 
+@pytest.mark.full
 def test_a_model_of_6_7_billion_parameters_is_traced_without_allocating() -> None:
     graph = graph_of_step(
         steps.decoder(
@@ -72,6 +73,7 @@ def test_a_model_of_6_7_billion_parameters_is_traced_without_allocating() -> Non
     assert len(repeated_kinds(graph)) == 2
 
 
+@pytest.mark.full
 def test_traced_gpt_agrees_with_the_analytic_count() -> None:
     sizes: dict[str, Any] = {
         "hidden": 2048,
@@ -316,12 +318,14 @@ def test_a_batch_with_leaves_of_unequal_length_is_refused() -> None:
         graph_of_step(a_step(lambda w, x: jnp.mean(x[0] @ w) + jnp.mean(x[1]), batch=batch))
 
 
+@pytest.mark.full
 def test_the_models_own_softmax_has_the_same_derivative_as_jaxs() -> None:
     x = jnp.linspace(-2.0, 3.0, 12).reshape(3, 4)
     ours = jax.jacobian(softmax)(x)
     assert jnp.allclose(ours, jax.jacobian(jax.nn.softmax)(x), atol=1e-6)
 
 
+@pytest.mark.full
 def test_the_models_compute_a_finite_loss() -> None:
     tiny = {"hidden": 16, "sequence": 8, "vocabulary": 32}
     mixture = a_decoder(experts=4, layers=2, dtype="f32", **tiny)

@@ -57,6 +57,7 @@ def every_cell() -> Iterator[tuple[Setting, ExecutionPlan]]:
             yield setting, cell.record.plan
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("space", TuningSpace)
 def test_plans_keep_all_but_the_division_fit_into_memory_and_are_ordered(
     space: TuningSpace,
@@ -74,6 +75,7 @@ def test_plans_keep_all_but_the_division_fit_into_memory_and_are_ordered(
         assert found.space_plans <= found.whole_plans
 
 
+@pytest.mark.full
 def test_every_space_is_within_the_full_one_and_the_own_plan_is_in_halves() -> None:
     for setting, plan in every_cell():
         whole = list_tuning_plans(setting, plan, COMMAND, TuningSpace.FULL)
@@ -90,6 +92,7 @@ def test_every_space_is_within_the_full_one_and_the_own_plan_is_in_halves() -> N
             assert (space is TuningSpace.ARENA) or (plan in part.plans)
 
 
+@pytest.mark.full
 def test_the_list_is_the_start_of_the_whole_space_by_estimates() -> None:
     for setting, plan in every_cell():
         few = list_tuning_plans(setting, plan, COMMAND, TuningSpace.FULL, most=5)

@@ -577,6 +577,7 @@ async def test_health_that_could_not_be_recorded_is_recorded_later_and_before_th
     assert quiet.observed == [1]
 
 
+@pytest.mark.full
 def test_a_lying_agents_faults_are_bounded_and_foreign_nodes_are_left_out() -> None:
     wild = pb.HealthFault(gpu=2**31 - 1, kind="DROP TABLE", detail="x\n\0" * 10_000)
     faults = [wild, *(pb.HealthFault(gpu=k % 64, kind="xid", detail=f"{k}") for k in range(10**5))]

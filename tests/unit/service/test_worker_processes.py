@@ -147,6 +147,7 @@ def test_an_error_in_the_worker_is_raised_in_the_server(workers: SolveProcesses)
     assert "plan_round" in "".join(there.value.__notes__)
 
 
+@pytest.mark.full
 def test_a_worker_killed_while_solving_fails_its_round_and_is_replaced(
     workers: SolveProcesses,
 ) -> None:
@@ -161,6 +162,7 @@ def test_a_worker_killed_while_solving_fails_its_round_and_is_replaced(
     assert not set(workers.pids()) & set(old)
 
 
+@pytest.mark.full
 def test_a_process_that_died_while_idle_is_replaced(workers: SolveProcesses) -> None:
     snapshot = a_random_snapshot(1, jobs=4)
     workers.plan(snapshot, OPTIONS, FOREVER, lambda phase, s: None, infinite_time)
@@ -171,6 +173,7 @@ def test_a_process_that_died_while_idle_is_replaced(workers: SolveProcesses) -> 
     assert outcome.violations == ()
 
 
+@pytest.mark.full
 def test_cancelling_the_call_ends_its_process_and_commits_nothing(workers: SolveProcesses) -> None:
     store, polled = SnapshotStore(a_long_round()), threading.Event()
     old = workers.pids()
@@ -220,6 +223,7 @@ def closed() -> ClosedProcesses:
     return ClosedProcesses(workers=workers, has_ended=not psutil.pid_exists(pid))
 
 
+@pytest.mark.full
 def test_rounds_with_fewer_jobs_are_decided_in_the_server(closed: ClosedProcesses) -> None:
     store = SnapshotStore(a_random_snapshot(1, jobs=4))
     with pytest.raises(DeadlineTooShort, match="has seen"):
@@ -232,6 +236,7 @@ def test_closing_ends_every_process(closed: ClosedProcesses) -> None:
     assert closed.has_ended
 
 
+@pytest.mark.full
 def test_a_process_started_on_demand_ends_once_it_is_idle() -> None:
     workers, snapshot = SolveProcesses(on_demand=True, idle_s=0.0), a_random_snapshot(1, jobs=4)
     pids = set[int]()
@@ -250,6 +255,7 @@ def test_a_process_started_on_demand_ends_once_it_is_idle() -> None:
     workers.close()
 
 
+@pytest.mark.full
 def test_worker_processes_are_off_by_default() -> None:
     assert Config().solve_process_from_jobs == 0
     set_to = load_config(None, {"TESSERA_SOLVE_PROCESS_FROM_JOBS": "5000"})

@@ -201,6 +201,7 @@ def test_runs_that_cannot_be_compared_are_refused_before_anything_runs(
         find_cases()["policies"].run(**{"trace": SYNTHETIC} | options)
 
 
+@pytest.mark.full
 def test_the_default_policy_is_compared_even_if_it_is_not_named() -> None:
     case = find_cases()["policies"]
     named = {"policies": "fcfs,arena,ilp:throughput", "jobs": 12}

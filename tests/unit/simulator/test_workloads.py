@@ -118,6 +118,7 @@ def load_published_trace(name: str, **rest: Any) -> PublishedScenario:
     return load_published(name, folder, **rest)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "jobs", "dropped", "gpus"),
     [

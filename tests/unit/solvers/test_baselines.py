@@ -229,6 +229,7 @@ def test_a_process_that_ends_without_a_report_has_failed() -> None:
     )
 
 
+@pytest.mark.full
 def test_a_round_is_solved_in_a_separate_process() -> None:
     entry = ContestEntry(solver="greedy", jobs=12, gpus=16, types=2, running=0.5, repeats=2, seed=4)
     policy = Policy(objective=entry.objective)

@@ -234,6 +234,7 @@ def test_a_recorded_round_is_decided_as_recorded(path: Path) -> None:
     assert repeat(recorded) == recorded.decided
 
 
+@pytest.mark.full
 def test_a_round_is_decided_alike_on_another_processor() -> None:
     """The order in which BLAS adds depends on the processor; it must not change a decision."""
     program = (

@@ -220,6 +220,7 @@ def test_a_function_that_cannot_be_cached_on_disk_is_still_compiled() -> None:
     assert compile_lazily(scope["twice"])(21) == 42
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("place", ["/proc/nowhere", os.devnull, ""])
 def test_an_unwritable_cache_directory_does_no_harm(place: str) -> None:
     code = (
@@ -266,6 +267,7 @@ def cache_hits(checkout: Path, source: str, user_cache: Path) -> int:
     return int(run.stdout)
 
 
+@pytest.mark.full
 def test_a_second_checkout_reuses_what_the_first_has_compiled(tmp_path: Path) -> None:
     assert cache_hits(tmp_path / "first", PROBE, tmp_path / "cache") == 0
     assert cache_hits(tmp_path / "second", PROBE, tmp_path / "cache") == 1
@@ -275,6 +277,7 @@ def test_a_second_checkout_reuses_what_the_first_has_compiled(tmp_path: Path) ->
     assert not list(tmp_path.glob("*/tessera/__pycache__/*.nb?"))
 
 
+@pytest.mark.full
 def test_compiled_code_that_another_user_could_have_written_is_not_executed(
     tmp_path: Path,
 ) -> None:

@@ -369,6 +369,7 @@ def test_random_rounds_are_proven_to_the_last_unit(seed: int) -> None:
     assert solution.status is SolveStatus.OPTIMAL
 
 
+@pytest.mark.full
 def test_a_hundred_thousand_different_jobs_are_solved_within_limits() -> None:
     draw = np.random.default_rng(0)
     gpus = draw.choice([1, 2, 4, 8], 100_000)

@@ -37,6 +37,7 @@ def weight_of(snapshot: Snapshot, admission: Admission) -> float:
     return float(snapshot.jobs.weight[admission.admitted].sum())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("policy", [AHEAD, PLANNED])
 def test_ten_thousand_deadlines_are_decided_with_a_bound_and_a_valid_schedule(
     policy: Policy,

@@ -338,6 +338,7 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.full
 def test_an_interrupt_still_works_after_any_solver() -> None:
     names = [*registry.solver_names(), *registry.baseline_names()]
     done = subprocess.run(
