@@ -35,7 +35,7 @@ from tessera.formulation.tenants import Quotas, Tenants
 from tessera.formulation.topologies.described import DescribedTopology, decode_topology
 from tessera.formulation.values import GpuType, Workload
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Version of the JSON form. A reader refuses other versions."""
 
 _CLASSES: Final[dict[str, type[Any]]] = {

@@ -27,7 +27,7 @@ def main() -> None:
     tier, *arguments = sys.argv[1:]
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     began_s = time.monotonic()
-    environment = os.environ | {"TESSERA_TESTS": tier}
+    environment = os.environ | {"TEST_TIER": tier}
     code = subprocess.run(
         [sys.executable, "-m", "pytest", *arguments], env=environment, check=False
     ).returncode

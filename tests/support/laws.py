@@ -2,7 +2,7 @@
 
 A law states how many examples are worth trying. ``make test`` draws a twentieth of them,
 ``make test-full`` a fifth, and ``make test-night`` three times as many. The examples are the same ones
-each time, except with ``TESSERA_TESTS=explore``, which draws as many as the night.
+each time, except with ``TEST_TIER=explore``, which draws as many as the night.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 from hypothesis import HealthCheck, settings
 
-TIER: Final = os.environ.get("TESSERA_TESTS", "full")
+TIER: Final = os.environ.get("TEST_TIER", "full")
 SCALES: Final = {"quick": 0.05, "full": 0.2, "night": 3.0, "explore": 3.0}
 """Examples that are drawn for each that is worth trying, by tier."""
 IS_NIGHT: Final = SCALES[TIER] > 1

@@ -183,7 +183,9 @@ def test_a_false_bound_may_be_labelled_but_a_wrong_answer_may_not() -> None:
 
     assert not believes_lie(problem, labelled, OPTIMUM)
     assert believes_lie(problem, replace(labelled, proved_by="prices"), OPTIMUM)
-    certified = replace(labelled, certificate=certificate_of_prices(problem, np.array([1.0])))
+    weaker = certificate_of_prices(problem, np.array([1.0]))
+    assert not believes_lie(problem, replace(labelled, certificate=weaker), OPTIMUM)
+    certified = replace(labelled, certificate=replace(weaker, bound=5))
     assert believes_lie(problem, certified, OPTIMUM)
     assert believes_lie(problem, replace(labelled, objective=6), OPTIMUM)
     assert believes_lie(problem, replace(labelled, bound=4.0), OPTIMUM)
