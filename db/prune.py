@@ -17,7 +17,6 @@ from tessera.db.derived_estimates import MAX_MEASUREMENTS
 from tessera.db.engine import Database
 from tessera.db.log_reads import FRESH
 from tessera.db.rows import cluster_id
-from tessera.db.shadows import MAX_SHADOW_ROUNDS
 from tessera.db.tables import LIVE
 from tessera.db.usage import DELETE_JOBS, DELETE_STINTS
 from tessera.formulation.records.store import Retention
@@ -144,19 +143,6 @@ _OLD_POLICIES = f"""
             - {KEEP_POLICIES}
 """  # noqa: S608 - constants only
 
-_OLD_SHADOW_ROUNDS = f"""
-    SELECT r.shadow_id, r.number FROM shadow_rounds r JOIN shadows s ON s.id = r.shadow_id
-    WHERE s.cluster_id = :cluster AND (r.created_at < now() - make_interval(secs => :rounds_s)
-        OR r.number < (SELECT min(x.number) FROM (
-            SELECT y.number FROM shadow_rounds y WHERE y.shadow_id = r.shadow_id
-            ORDER BY y.number DESC LIMIT {MAX_SHADOW_ROUNDS}) AS x))
-"""  # noqa: S608 - constants only
-
-_DROP_SHADOW_ROUNDS = """
-    DELETE FROM shadow_rounds r USING shadows s
-    WHERE s.id = r.shadow_id AND s.cluster_id = :cluster AND r.number = ANY(:keys)
-"""
-
 _EXPIRED_LOG_READS = f"SELECT id FROM log_reads WHERE NOT {FRESH}"  # noqa: S608 - a constant of db
 
 _OLD_MEASUREMENTS = f"""
@@ -273,7 +259,6 @@ _KINDS: Final[Mapping[str, _RowKind]] = {
         _OLD_POLICIES,
         ("DELETE FROM policies WHERE cluster_id = :cluster AND version = ANY(:keys)",),
     ),
-    "shadow_rounds": _RowKind(_OLD_SHADOW_ROUNDS, (_DROP_SHADOW_ROUNDS,)),
     "job_arrays": _RowKind(_UNUSED_ARRAYS, ("DELETE FROM job_arrays WHERE id = ANY(:keys)",)),
     "webhook_events": _RowKind(
         _OLD_WEBHOOK_EVENTS, ("DELETE FROM webhook_events WHERE id = ANY(:keys)",)

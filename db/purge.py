@@ -49,12 +49,6 @@ _STATEMENTS = (
     _delete("workloads", "x.cluster_id = :cluster", ROWS_PER_BATCH),
     _delete("plans", "x.cluster_id = :cluster", ROWS_PER_BATCH),
     _delete("models", "x.cluster_id = :cluster", ROUNDS_PER_BATCH),
-    _delete(
-        "shadow_rounds",
-        "x.shadow_id IN (SELECT s.id FROM shadows s WHERE s.cluster_id = :cluster)",
-        ROWS_PER_BATCH,
-    ),
-    _delete("shadows", "x.cluster_id = :cluster", ROWS_PER_BATCH),
     _delete("policies", "x.cluster_id = :cluster", ROWS_PER_BATCH),
     _delete("usage_days", "x.cluster_id = :cluster", ROWS_PER_BATCH),
     _delete("reservations", "x.cluster_id = :cluster", JOBS_PER_BATCH),

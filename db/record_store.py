@@ -13,7 +13,6 @@ from tessera.db import (
     policies,
     reads,
     reservations,
-    shadows,
     tenants,
     usage,
 )
@@ -29,7 +28,7 @@ from tessera.formulation.records.clusters import (
 )
 from tessera.formulation.records.estimates import EstimateRecord, EstimationInputs, ModelSpec
 from tessera.formulation.records.jobs import JobEventRecord, JobRecord
-from tessera.formulation.records.policies import PolicyRecord, ShadowRecord, ShadowRound
+from tessera.formulation.records.policies import PolicyRecord
 from tessera.formulation.records.reservations import ReservationRecord
 from tessera.formulation.records.rounds import JobRound
 from tessera.formulation.records.usage import ClusterUsage, UsageQuery
@@ -112,16 +111,6 @@ class RecordStore(StorePart):
         """Return versions of the standing policy, newest first."""
         with self._database.read() as connection:
             return policies.list_policies(connection, cluster, before, limit)
-
-    def find_shadow(self, cluster: str) -> ShadowRecord | None:
-        """Return the cluster's shadow, or None if it has none."""
-        with self._database.read() as connection:
-            return shadows.find_shadow(connection, cluster)
-
-    def list_shadow_rounds(self, cluster: str, window_s: float) -> list[ShadowRound]:
-        """Return the rounds of the cluster's shadow in the last ``window_s`` seconds."""
-        with self._database.read() as connection:
-            return shadows.list_shadow_rounds(connection, cluster, window_s)
 
     def list_reservations(self, cluster: str) -> list[ReservationRecord]:
         """Return the reservations by start, those that have ended, too."""

@@ -20,14 +20,12 @@ from tessera.db import (
     round_snapshots,
     rounds,
     run_times,
-    shadows,
 )
 from tessera.db.snapshot.load import load_snapshot
 from tessera.db.store_part import StorePart
 from tessera.formulation.network.outcome import NetworkPlanRecord
 from tessera.formulation.proofs import RoundProof
 from tessera.formulation.records.clusters import ClusterOutlook
-from tessera.formulation.records.policies import ShadowRound
 from tessera.formulation.records.rounds import NetworkCommit, RoundCommit, RoundRecord, RoundSummary
 from tessera.formulation.records.store import Request
 from tessera.formulation.snapshot import Snapshot
@@ -40,7 +38,7 @@ MAX_ATTEMPTS: Final = 8
 
 
 class RoundStore(StorePart):
-    """The rounds, network plans, shadows and forecasts of ``tessera.service.ports``."""
+    """The rounds, network plans and forecasts of ``tessera.service.ports``."""
 
     def begin_round(
         self, cluster: str, request: Request | None, use_half_life_s: float = 0.0
@@ -135,10 +133,6 @@ class RoundStore(StorePart):
         """Return what is kept of the proof of a round."""
         with self._database.read() as connection:
             return proofs.round_proof(connection, cluster, number)
-
-    def add_shadow_round(self, key: int, decided: ShadowRound) -> None:
-        """Store a round of a shadow, unless the shadow is gone."""
-        self._database.write(lambda connection: shadows.add_shadow_round(connection, key, decided))
 
     def commit_network(self, plan: NetworkCommit) -> NetworkPlanRecord | None:
         """Put a network plan that was made between rounds in force."""

@@ -19,7 +19,6 @@ from tessera.db import (
     profiling,
     reads,
     reservations,
-    shadows,
     submission,
     webhooks,
     workloads,
@@ -48,7 +47,7 @@ from tessera.formulation.records.estimates import (
     TuningRecord,
 )
 from tessera.formulation.records.jobs import JobRecord, JobSpec
-from tessera.formulation.records.policies import PolicyRecord, ShadowRecord
+from tessera.formulation.records.policies import PolicyRecord
 from tessera.formulation.records.reservations import ReservationRecord, ReservationSpec
 from tessera.formulation.records.store import StoreLimits
 from tessera.formulation.topologies.described import DescribedTopology
@@ -190,18 +189,6 @@ class PostgresWriter:
         """Add a version of the standing policy."""
         turn = Turn.take(self._connection, cluster)
         return policies.set_policy(turn, options, set_by=set_by, message=message, version=version)
-
-    def set_shadow(
-        self, cluster: str, options: Mapping[str, Any], *, set_by: str, message: str
-    ) -> ShadowRecord:
-        """Set the cluster's shadow in place of an earlier one."""
-        turn = Turn.take(self._connection, cluster)
-        return shadows.set_shadow(turn, options, set_by=set_by, message=message)
-
-    def drop_shadow(self, cluster: str, *, allow_missing: bool = False) -> None:
-        """Delete the cluster's shadow with its rounds."""
-        turn = Turn.take(self._connection, cluster)
-        shadows.drop_shadow(turn, allow_missing=allow_missing)
 
     def add_webhook(self, cluster: str, spec: WebhookSpec) -> WebhookRecord:
         """Store a webhook."""

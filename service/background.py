@@ -6,7 +6,6 @@ They delay neither rounds nor calls, and end at once when nobody wants them any 
 from __future__ import annotations
 
 import contextlib
-import math
 import multiprocessing
 import os
 import signal
@@ -15,7 +14,6 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, Final, TypeVar
 
-from tessera.formulation.clock import SystemClock
 from tessera.formulation.errors import TesseraError, Unavailable
 from tessera.formulation.logs import begin_ids, current_ids, log_as_parent, settings_in_use
 from tessera.service.worker import RaisedError
@@ -28,7 +26,6 @@ FOR_CALLER: Final = 5
 """The niceness of what a caller waits for. Rounds get three times its share of a busy core."""
 
 _SPAWN: Final = multiprocessing.get_context("spawn")  # a fork would copy other threads' locks
-_CLOCK: Final = SystemClock()
 
 _A = TypeVar("_A")
 _R = TypeVar("_R")
@@ -41,7 +38,6 @@ def run_in_process(
     *,
     name: str,
     niceness: int = FOR_NOBODY,
-    limit_s: float = math.inf,
 ) -> _R | None:
     """Return ``work(order)`` from a process of its own, or None if it was cancelled. Blocks.
 
@@ -49,10 +45,8 @@ def run_in_process(
 
     Raises:
         TesseraError: what the work raised.
-        Unavailable: the work raised another error, its process died, or it took longer than
-            ``limit_s``.
+        Unavailable: the work raised another error, or its process died.
     """
-    end_s = _CLOCK.monotonic_s() + limit_s
     pipe, theirs = _SPAWN.Pipe()
     process = _SPAWN.Process(
         target=_serve,
@@ -67,8 +61,6 @@ def run_in_process(
         while not pipe.poll(POLL_S):
             if cancelled():
                 return None
-            if _CLOCK.monotonic_s() > end_s:
-                raise Unavailable(f"the {name} took longer than {limit_s:.0f} s and was ended")
         result: _R | RaisedError = pipe.recv()
     except (EOFError, OSError):
         process.join(1.0)

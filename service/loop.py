@@ -100,12 +100,10 @@ class RoundLoop:
         cancelled: Callable[[], bool],
         fair_s: Callable[[], float] = unlimited_time,
         policy_version: int = 0,
-        shadow_half_life_s: float = 0.0,
     ) -> RoundRecord:
         """Decide a round and, unless ``dry_run``, commit it. Blocks.
 
-        ``policy_version`` is that of the standing policy, which the round records. If ``options``
-        need no use of tenants, its recorded state has the one with ``shadow_half_life_s``, if any.
+        ``policy_version`` is that of the standing policy, which the round records.
         ``remaining_s`` returns what is left of the caller's deadline (inf if it has no deadline).
         ``fair_s`` returns the time that waiting calls leave to the solver. After it the solver ends
         with its best answer.
@@ -123,9 +121,7 @@ class RoundLoop:
         begun = (
             self._store.snapshot(cluster, options.use_half_life_s)
             if dry_run
-            else self._store.begin_round(
-                cluster, request, options.use_half_life_s or shadow_half_life_s
-            )
+            else self._store.begin_round(cluster, request, options.use_half_life_s)
         )
         if isinstance(begun, RoundRecord):
             return begun

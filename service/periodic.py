@@ -295,7 +295,6 @@ class PeriodicRounds:
                 request=None,
                 cancelled=self._over.is_set,
                 policy_version=standing.version,
-                shadow_half_life_s=self._policies.shadow_half_life_s(cluster),
             )
 
         try:

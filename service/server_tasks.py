@@ -16,8 +16,6 @@ from tessera.service.ports.store import Store
 from tessera.service.retention import PERIOD_S as RETENTION_PERIOD_S
 from tessera.service.retention import Pruner
 from tessera.service.rpc.server import Server
-from tessera.service.shadowing import PERIOD_S as SHADOW_PERIOD_S
-from tessera.service.shadowing import ShadowKeeper
 
 NETWORK_PERIOD_S: Final = 60.0
 """Seconds between checks of network plans. They are also checked when allocations change."""
@@ -45,8 +43,6 @@ def make_server_tasks(
     others = [_pruning(config, store, server, watch)]
     if config.forecast_period_s > 0 and config.period_s > 0:
         others.append(_forecasts(config, store, server, watch))
-    if config.shadow_share > 0:
-        others.append(_shadows(config, store, clock, server, watch))
     return ServerTasks(
         cells=_cells(config, store, server, watch),
         networks=_networks(server, watch),
@@ -110,24 +106,4 @@ def _forecasts(config: Config, store: Store, server: Server, watch: _Watch) -> C
         period_s=config.forecast_period_s,
         fails="no jobs were forecast",
         event="forecast_failed",
-    )
-
-
-def _shadows(
-    config: Config, store: Store, clock: Clock, server: Server, watch: _Watch
-) -> ClusterTask:
-    keeper = ShadowKeeper(
-        store,
-        server.policies,
-        clock,
-        limit_s=config.round_limit_s(),
-        share=config.shadow_share,
-    )
-    return watch(
-        keeper.follow,
-        work=server.threads.shadows,
-        period_s=SHADOW_PERIOD_S,
-        fails="no shadow decided",
-        event="shadow_failed",
-        forget=keeper.forget,
     )

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from tessera.formulation.errors import InvalidInput
 from tessera.formulation.policy import MODES_WITHOUT_PROMISES
 from tessera.formulation.records.jobs import JobRecord
-from tessera.service.ports.policies import PolicyStore, ShadowStore
+from tessera.service.ports.policies import PolicyStore
 from tessera.service.rpc.convert.policies import read_stored_options
 from tessera.solvers.rounds.options import RoundOptions
 
@@ -23,10 +22,6 @@ class StandingPolicy:
     options: RoundOptions
 
 
-class PoliciesAndShadows(PolicyStore, ShadowStore, Protocol):
-    """The part of a store that keeps standing policies and shadows."""
-
-
 class StandingPolicies:
     """The standing policies of all clusters.
 
@@ -37,7 +32,7 @@ class StandingPolicies:
 
     def __init__(
         self,
-        store: PoliciesAndShadows,
+        store: PolicyStore,
         configured: RoundOptions | None = None,
         usual: RoundOptions | None = None,
     ) -> None:
@@ -65,20 +60,6 @@ class StandingPolicies:
         if options is None:
             return self.configured
         return read_stored_options(f"policies/{version}", options, self.usual)
-
-    def read_shadow(self, options: Mapping[str, Any]) -> RoundOptions:
-        """Return all options of a shadow. Raises InvalidInput if this release refuses them."""
-        return read_stored_options("shadow", options, self.usual)
-
-    def shadow_half_life_s(self, cluster: str) -> float:
-        """Return the half-life of the use that the cluster's shadow needs, or 0 if it needs none."""
-        shadow = self._store.find_shadow(cluster)
-        if shadow is None:
-            return 0.0
-        try:
-            return self.read_shadow(shadow.options).use_half_life_s
-        except InvalidInput:  # which the shadow's own rounds report
-            return 0.0
 
 
 def unheeded_wishes(job: JobRecord, standing: RoundOptions) -> list[str]:

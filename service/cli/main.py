@@ -52,7 +52,6 @@ CLIENT_MODULES: Final = {
     "jobchanges": ("update", "cancel", "hold", "release"),
     "rounds": ("round", "rounds", "replay"),
     "policies": ("policy",),
-    "shadows": ("shadow",),
     "networks": ("network",),
     "clusters": ("cluster",),
     "nodes": ("nodes",),

@@ -1,15 +1,15 @@
-"""The standing policies of clusters' rounds, and their shadows."""
+"""The standing policies of clusters' rounds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from tessera.formulation.records.policies import PolicyRecord, ShadowRecord, ShadowRound
+from tessera.formulation.records.policies import PolicyRecord
 
 
 class PolicyWriter(Protocol):
-    """Changes of policies and shadows in one transaction.
+    """Changes of policies in one transaction.
 
     If a version is None, it matches any stored version.
     """
@@ -33,24 +33,6 @@ class PolicyWriter(Protocol):
         """
         ...
 
-    def set_shadow(
-        self, cluster: str, options: Mapping[str, Any], *, set_by: str, message: str
-    ) -> ShadowRecord:
-        """Set the cluster's shadow in place of an earlier one, whose rounds are deleted.
-
-        Raises:
-            NotFound: the cluster.
-        """
-        ...
-
-    def drop_shadow(self, cluster: str, *, allow_missing: bool = False) -> None:
-        """Delete the cluster's shadow with its rounds.
-
-        Raises:
-            NotFound: the cluster, or the shadow unless ``allow_missing``.
-        """
-        ...
-
 
 class PolicyStore(Protocol):
     """The part of a store that keeps the versions of standing policies."""
@@ -68,24 +50,4 @@ class PolicyStore(Protocol):
 
     def list_policies(self, cluster: str, before: int, limit: int) -> list[PolicyRecord]:
         """Return versions below ``before`` (0: all), newest first. Raises NotFound (the cluster)."""
-        ...
-
-
-class ShadowStore(Protocol):
-    """The part of a store that keeps shadows with their rounds."""
-
-    def find_shadow(self, cluster: str) -> ShadowRecord | None:
-        """Return the cluster's shadow, or None if it has none. A missing cluster has none."""
-        ...
-
-    def list_shadow_rounds(self, cluster: str, window_s: float) -> list[ShadowRound]:
-        """Return the rounds of the cluster's shadow in the last ``window_s`` s, newest first.
-
-        Raises:
-            NotFound: the cluster, or its shadow.
-        """
-        ...
-
-    def add_shadow_round(self, key: int, decided: ShadowRound) -> None:
-        """Store a round of the shadow ``key``, unless the shadow is gone."""
         ...

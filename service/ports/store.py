@@ -14,7 +14,7 @@ from tessera.service.ports.estimates import EstimateStore
 from tessera.service.ports.forecasts import ForecastStore
 from tessera.service.ports.jobs import JobFinder, JobStore
 from tessera.service.ports.networks import NetworkStore
-from tessera.service.ports.policies import PolicyStore, ShadowStore
+from tessera.service.ports.policies import PolicyStore
 from tessera.service.ports.reservations import ReservationStore
 from tessera.service.ports.rounds import RoundStore
 from tessera.service.ports.tenants import TenantStore
@@ -35,7 +35,6 @@ class Store(
     TenantStore,
     JobStore,
     PolicyStore,
-    ShadowStore,
     ReservationStore,
     EstimateStore,
     NetworkStore,

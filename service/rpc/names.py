@@ -98,11 +98,6 @@ def policy_name(cluster: str, version: int) -> str:
     return f"clusters/{cluster}/policies/{version}"
 
 
-def shadow_name(cluster: str) -> str:
-    """Return ``clusters/{cluster}/shadow``."""
-    return f"clusters/{cluster}/shadow"
-
-
 def topology_name(cluster: str) -> str:
     """Return ``clusters/{cluster}/topology``."""
     return f"clusters/{cluster}/topology"
@@ -118,13 +113,6 @@ def parse_topology(field: str, name: str) -> str:
     if not name.endswith("/topology"):
         raise InvalidInput(field, "must have the form clusters/{cluster}/topology")
     return parse_cluster(field, name.removesuffix("/topology"))
-
-
-def parse_shadow(field: str, name: str) -> str:
-    """Return the cluster's id."""
-    if not name.endswith("/shadow"):
-        raise InvalidInput(field, "must have the form clusters/{cluster}/shadow")
-    return parse_cluster(field, name.removesuffix("/shadow"))
 
 
 def parse_network_plan(field: str, name: str) -> str:

@@ -21,7 +21,6 @@ from tessera.service.rpc.deadlines import CallDeadlines
 from tessera.service.rpc.lanes import CALLER, Lane, LaneTurn, SizedCalls
 from tessera.service.rpc.paging import page_of
 from tessera.service.rpc.policies import PolicyCalls
-from tessera.service.rpc.shadows import ShadowCalls
 from tessera.service.rpc.visibility import hide_in_round
 from tessera.service.rpc.what_if import WhatIfCalls
 from tessera.service.standing_policy import StandingPolicies
@@ -56,7 +55,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         self._calls, self._commits, self._trials = calls, commits, trials
         self._deadlines = deadlines
         self._policies, self._policy_calls = policies, PolicyCalls(store, policies)
-        self._shadow_calls, self._what_if = ShadowCalls(store, policies), what_if
+        self._what_if = what_if
 
     async def Schedule(self, request: pb.ScheduleRequest, context: _Context) -> pb.Round:
         """Decide one round within the caller's deadline, and commit it."""
@@ -120,22 +119,6 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         """Return a page of the versions of the standing policy, newest first."""
         return await self._calls.run(self._policy_calls.list, request)
 
-    async def SetShadow(self, request: pb.SetShadowRequest, context: _Context) -> pb.Shadow:
-        """Set the shadow of a cluster."""
-        return await self._calls.run(self._shadow_calls.set, request)
-
-    async def GetShadow(
-        self, request: pb.GetShadowRequest, context: _Context
-    ) -> pb.GetShadowResponse:
-        """Compare the shadow of a cluster with the rounds."""
-        return await self._calls.run_heavy(self._shadow_calls.get, request)
-
-    async def DeleteShadow(
-        self, request: pb.DeleteShadowRequest, context: _Context
-    ) -> pb.DeleteShadowResponse:
-        """Delete the shadow of a cluster."""
-        return await self._calls.run(self._shadow_calls.delete, request)
-
     async def WhatIf(
         self, request: pb.WhatIfRequest, context: _Context
     ) -> what_if_pb2.WhatIfResponse:
@@ -189,7 +172,6 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
             cancelled=cancelled,
             fair_s=fair_s,
             policy_version=standing.version,
-            shadow_half_life_s=self._policies.shadow_half_life_s(cluster),
         )
         return self._with_plans(
             cluster, convert.of_round(record, summary_only=request.summary_only)

@@ -63,7 +63,7 @@ class ServerThreads:
         self.rounds = Calls(config.round_threads, "periodic round")
         self.networks, self.cells = Calls(1, "network"), Calls(1, "estimate")
         self.cleaning = Calls(1, "cleaning")
-        self.forecasts, self.shadows = Calls(1, "forecast"), Calls(1, "shadow")
+        self.forecasts = Calls(1, "forecast")
         self.webhooks = Calls(WEBHOOK_THREADS, "webhook")
 
     def is_busy(self) -> bool:
@@ -97,7 +97,6 @@ class ServerThreads:
             self.webhooks,
             self.webhook_tests,
             self.forecasts,
-            self.shadows,
             self.commits,
             self.trials,
             self.estimates,

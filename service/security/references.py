@@ -51,9 +51,9 @@ _EVERYWHERE: Final = {
 _NAMES: Final[dict[Kind, str]] = {
     Kind.RESOURCE: """
         Cluster.name DeleteClusterRequest.name DeleteNodeRequest.name DeleteNodesRequest.names
-        DeleteReservationsRequest.names DeleteShadowRequest.name DeleteTopologyRequest.name
+        DeleteReservationsRequest.names DeleteTopologyRequest.name
         DrainNodesRequest.names GetClusterRequest.name GetNetworkPlanRequest.name
-        GetNodeRequest.name GetReservationRequest.name GetRoundRequest.name GetShadowRequest.name
+        GetNodeRequest.name GetReservationRequest.name GetRoundRequest.name
         GetTopologyRequest.name HypotheticalChange.node_lost Job.avoid_nodes Node.name
         ReplayRoundRequest.name Reservation.name Topology.name UndrainNodesRequest.names
         UpdateReservationRequest.name VerifyRoundRequest.name""",
@@ -137,7 +137,6 @@ _TEXTS: Final = {
     "ServerReflectionRequest": "all_extension_numbers_of_type file_by_filename"
     " file_containing_symbol host list_services",
     "SetPolicyRequest": "message",
-    "SetShadowRequest": "message",
     "SubmitJobRequest": "job_id",
     "Token": "role",
     "Topology": "document",

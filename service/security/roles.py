@@ -132,9 +132,6 @@ _RULES: Final[dict[str, dict[str, Rule]]] = {
         "SetPolicy": _change(),
         "GetPolicy": _read(),
         "ListPolicies": _read(),
-        "SetShadow": _change(),
-        "GetShadow": _read(),
-        "DeleteShadow": _change(),
         "WhatIf": Rule(roles=VIEWERS, has_specs=True),
     },
     "Tenants": {

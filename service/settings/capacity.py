@@ -38,7 +38,7 @@ OTHER_THREADS: Final = (
 """Number of threads that no setting controls and that use the database at the same time.
 
 The 6 are one each for health and heartbeats of agents, and four for what runs in the background:
-automatic estimates, network plans, deletion, checks of collectives, forecasts, shadows and webhooks.
+automatic estimates, network plans, deletion, checks of collectives, forecasts and webhooks.
 These seldom use the database at the same time. If they do, some wait for a connection.
 """
 

@@ -18,7 +18,7 @@ from tessera.solvers.schedulers.registry import scheduler_of
 
 @dataclass(frozen=True, kw_only=True)
 class RoundSettings:
-    """The rhythm and the policy of rounds, the deadlines of calls, forecasts and shadows."""
+    """The rhythm and the policy of rounds, the deadlines of calls, and forecasts."""
 
     period_s: Seconds = 300.0
     """Seconds between periodic rounds of a cluster. Rounds also run after events. With 0, rounds run
@@ -52,10 +52,6 @@ class RoundSettings:
     """
     forecast_share: Annotated[float, Field(gt=0, le=1)] = 0.1
     """Share of that time for which one forecast may use a core, at the lowest priority."""
-    shadow_share: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Share of the time for which the shadow of a cluster may use a core, at the lowest priority. If
-    it is 0, shadows decide nothing.
-    """
 
     def round_options(self) -> RoundOptions:
         """Return the standing policy.

@@ -163,7 +163,7 @@ def plan_round(
         budget.check()
 
     budget.check()
-    real = as_solved(snapshot, policy)
+    real = _as_solved(snapshot, policy)
     # Step 3: state the columns, the promises and limits, and the problem. Steps 4 and 5: reach its
     # goals in order. Step 6: place the solution on nodes.
     if scheduler is not None:
@@ -197,10 +197,10 @@ def restate_round(snapshot: Snapshot, policy: Policy, budget: Budget) -> RoundWo
     Raises:
         DeadlineTooShort: the budget was cancelled.
     """
-    return _begin(as_solved(snapshot, policy), policy, budget, _no_mark)
+    return _begin(_as_solved(snapshot, policy), policy, budget, _no_mark)
 
 
-def as_solved(snapshot: Snapshot, policy: Policy) -> Snapshot:
+def _as_solved(snapshot: Snapshot, policy: Policy) -> Snapshot:
     """Return the snapshot with assumed rates, plans that can run, and the full cost of restarts.
 
     Its times are at the pace of the clock. Reservations have their nodes.

@@ -98,17 +98,6 @@ def test_a_policy_is_set_shown_listed_and_restored(tessera: Tessera) -> None:
     assert read(tessera, "policy", "show")["version"] == "4"
 
 
-def test_a_shadow_is_set_shown_and_stopped(tessera: Tessera) -> None:
-    assert "shadow" in tessera("shadow", "show", code=4).stderr
-    tessera("shadow", "set", "--scheduler", "fcfs", "-m", "would it do?")
-    shown = tessera("shadow", "show", "--rounds", "3").stdout
-    assert "the published scheduler fcfs" in shown
-    assert "none was decided by the shadow yet" in shown
-    tessera("shadow", "stop")
-    tessera("shadow", "stop", code=4)
-    tessera("shadow", "stop", "--allow-missing")
-
-
 @pytest.fixture
 def decide(tessera: Tessera, fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> Decide:
     """Return a function that commits a round of three jobs, of which two fit."""

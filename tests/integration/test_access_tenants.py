@@ -85,7 +85,6 @@ UNANSWERED = (
     "/GetNode",
     "/ReadLogs",
     "/GetJobCurves",
-    "/GetShadow",
     "/GetArray",
     "/GetReservation",
 )

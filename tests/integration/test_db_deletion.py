@@ -20,7 +20,6 @@ from tessera.formulation.lifecycle import JobEvent, JobState
 from tessera.formulation.records.agents import ObservedGang
 from tessera.formulation.records.clusters import NodeSpec, TenantSpec
 from tessera.formulation.records.estimates import CellFilter, ModelSpec
-from tessera.formulation.records.policies import ShadowRound
 from tessera.formulation.topologies.described import decode_topology
 from tessera.formulation.values import EstimateSource, GpuType
 from tessera.formulation.webhooks import WebhookSpec
@@ -109,10 +108,6 @@ def a_rich_cluster(store: PostgresStore, database: Database) -> None:
     a_cluster(store)
     do(store, lambda w: w.upsert_tenants(C, [TenantSpec(name="nlp", quotas={"a100": 2, "": 3})]))
     do(store, lambda w: w.set_policy(C, {}, set_by="", message="", version=None))
-    do(store, lambda w: w.set_shadow(C, {}, set_by="", message=""))
-    shadow = store.find_shadow(C)
-    assert shadow is not None
-    store.add_shadow_round(shadow.key, ShadowRound(number=1, created_s=1.8e9, problem="slow"))
     do(store, lambda w: w.upsert_models(C, [ModelSpec(model="m", params="1B", architecture="{}")]))
     do(store, lambda w: w.set_topology(C, NETWORK, None))
     store.acquire_lease(C, "me", 60.0)

@@ -15,7 +15,6 @@ from tessera.db.engine import Database, connect_database
 from tessera.db.store import PostgresStore
 from tessera.formulation.errors import InvalidInput, NoLongerKept, NotFound
 from tessera.formulation.lifecycle import JobEvent
-from tessera.formulation.records.policies import ShadowRound
 from tessera.formulation.records.store import Request, Retention
 from tessera.service.cli.main import app
 from tessera.service.config import Config
@@ -227,23 +226,12 @@ def test_a_round_that_is_no_longer_kept_is_told_from_one_that_never_was(
         store.get_round(C, 900)
 
 
-def test_old_policies_and_rounds_of_shadows_are_deleted_but_the_latest_policies(
-    store: PostgresStore, database: Database
-) -> None:
+def test_old_policies_are_deleted_but_the_latest(store: PostgresStore, database: Database) -> None:
     a_cluster(store)
     for _ in range(prune.KEEP_POLICIES + 3):
         do(store, lambda w: w.set_policy(C, {}, set_by="", message="", version=None))
-    do(store, lambda w: w.set_shadow(C, {}, set_by="", message=""))
-    shadow = store.find_shadow(C)
-    assert shadow is not None
-    for number in (1, 2):
-        store.add_shadow_round(shadow.key, ShadowRound(number=number, created_s=1.0 + number))
     execute(database, "UPDATE policies SET set_at = set_at - interval '60 days'")
-    execute(database, "UPDATE shadow_rounds SET created_at = now() WHERE number = 2")
-    day_s = 86_400.0
-    deleted = store.prune_batch(C, Retention(audit_s=day_s, rounds_s=day_s))
-    assert (deleted["policies"], deleted["shadow_rounds"]) == (3, 1)
+    assert store.prune_batch(C, Retention(audit_s=86_400.0))["policies"] == 3
     newest = store.newest_policy(C)
     assert newest is not None
     assert newest.version == prune.KEEP_POLICIES + 3
-    assert [decided.number for decided in store.list_shadow_rounds(C, day_s)] == [2]

@@ -70,9 +70,6 @@ class TwoClusters:
     def newest_policy(self, _cluster: str) -> None:
         return None
 
-    def find_shadow(self, _cluster: str) -> None:
-        return None
-
     def begin_round(
         self, cluster: str, _request: Request | None, _use_half_life_s: float = 0.0
     ) -> Snapshot:

@@ -448,7 +448,7 @@ METHODS: Final = {
     for path, method in methods_of(*SERVICES).items()
     if "validate_only" in method.input_type.fields_by_name
 }
-RESOURCES: Final = ("UpsertTenants", "UpdateTopology", "UpsertModels", "SetShadow", "Schedule")
+RESOURCES: Final = ("UpsertTenants", "UpdateTopology", "UpsertModels", "Schedule")
 """The methods whose valid requests make what other requests name."""
 
 

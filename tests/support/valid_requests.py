@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -294,11 +293,6 @@ def scheduler_requests() -> Requests:
         ],
         "GetPolicy": [scheduler_pb2.GetPolicyRequest(parent=C, version=0)],
         "ListPolicies": [scheduler_pb2.ListPoliciesRequest(parent=C, page_size=1)],
-        "SetShadow": [scheduler_pb2.SetShadowRequest(parent=C, options=quick, message="m")],
-        "GetShadow": [
-            scheduler_pb2.GetShadowRequest(name=f"{C}/shadow", rounds=9, window=Duration(seconds=9))
-        ],
-        "DeleteShadow": [scheduler_pb2.DeleteShadowRequest(name=f"{C}/shadow", allow_missing=True)],
     }
 
 

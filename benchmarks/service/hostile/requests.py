@@ -278,13 +278,6 @@ def sample_requests(cluster: str = ATTACKED_CLUSTER, job: str = STEADY_JOB) -> d
         ),
         (scheduler, "GetPolicy"): scheduler_pb2.GetPolicyRequest(parent=place),
         (scheduler, "ListPolicies"): scheduler_pb2.ListPoliciesRequest(parent=place),
-        (scheduler, "SetShadow"): scheduler_pb2.SetShadowRequest(
-            parent=place, options=scheduler_pb2.RoundOptions(objective="jct"), message="m"
-        ),
-        (scheduler, "GetShadow"): scheduler_pb2.GetShadowRequest(name=f"{place}/shadow", rounds=9),
-        (scheduler, "DeleteShadow"): scheduler_pb2.DeleteShadowRequest(
-            name=f"{place}/shadow", allow_missing=True
-        ),
         ("Tenants", "UpsertTenants"): tenants_pb2.UpsertTenantsRequest(
             parent=place, tenants=[tenant]
         ),

@@ -242,17 +242,6 @@ CREATE TABLE rounds (
     CONSTRAINT ck_rounds_number CHECK (number > 0)
 );
 
-CREATE TABLE shadows (
-    id bigint GENERATED ALWAYS AS IDENTITY CONSTRAINT pk_shadows PRIMARY KEY,
-    cluster_id bigint NOT NULL CONSTRAINT fk_shadows_cluster_id REFERENCES clusters,
-    options jsonb NOT NULL,
-    set_by text COLLATE "C" NOT NULL,
-    set_at timestamptz NOT NULL DEFAULT now(),
-    message text COLLATE "C" NOT NULL,
-    CONSTRAINT uq_shadows_cluster_id UNIQUE (cluster_id),
-    CONSTRAINT ck_shadows_options CHECK (jsonb_typeof(options) = 'object')
-);
-
 CREATE TABLE tenants (
     id bigint GENERATED ALWAYS AS IDENTITY CONSTRAINT pk_tenants PRIMARY KEY,
     cluster_id bigint NOT NULL CONSTRAINT fk_tenants_cluster_id REFERENCES clusters,
@@ -497,16 +486,6 @@ CREATE TABLE reservations (
     CONSTRAINT ck_reservations_times CHECK (start_at < end_at)
 );
 CREATE INDEX ix_reservations_gpu_type_id ON reservations (gpu_type_id);
-
-CREATE TABLE shadow_rounds (
-    shadow_id bigint NOT NULL CONSTRAINT fk_shadow_rounds_shadow_id
-        REFERENCES shadows ON DELETE CASCADE,
-    number bigint NOT NULL,
-    created_at timestamptz NOT NULL,
-    document jsonb NOT NULL,
-    CONSTRAINT pk_shadow_rounds PRIMARY KEY (shadow_id, number),
-    CONSTRAINT ck_shadow_rounds_number CHECK (number > 0)
-);
 
 CREATE TABLE tunings (
     id bigint GENERATED ALWAYS AS IDENTITY CONSTRAINT pk_tunings PRIMARY KEY,

@@ -1,1 +1,1 @@
-"""The options of a round, which ``round``, ``replay``, ``solve``, ``policy set`` and ``shadow set`` share."""
+"""The options of a round, which ``round``, ``replay``, ``solve`` and ``policy set`` share."""

@@ -27,7 +27,6 @@ sum.
 UNSET: Final = {
     "schedule": "Options that are not given are taken from the cluster's standing policy\n"
     "(`tessera policy show`). If it does not set them either, they have their defaults.",
-    "set_shadow": "Options that are not given have their defaults.",
     "set_policy": "Options that are not given stay as in the policy in force.",
     "replay": "Options that are not given stay as they were in the recorded round.",
     "solve": "Options that are not given have their defaults.",
@@ -37,7 +36,6 @@ UNSET: Final = {
 """The source of options that are not given, by the name of the command's function."""
 
 EXAMPLES: Final = {
-    "set_shadow": "tessera shadow set --objective jct -m 'would shorter jobs pay?'",
     "set_policy": "tessera policy set --objective 'deadline then jct' -m 'deadlines count now'",
     "schedule": "tessera round --dry-run --objective 'deadline then jct' --queue-order --promote-after 2h",
     "replay": "tessera replay 2 --objective 'deadline then jct'",

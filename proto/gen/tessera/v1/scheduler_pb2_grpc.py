@@ -76,21 +76,6 @@ class SchedulerStub:
                 request_serializer=tessera_dot_v1_dot_scheduler__pb2.ListPoliciesRequest.SerializeToString,
                 response_deserializer=tessera_dot_v1_dot_scheduler__pb2.ListPoliciesResponse.FromString,
                 _registered_method=True)
-        self.SetShadow = channel.unary_unary(
-                '/tessera.v1.Scheduler/SetShadow',
-                request_serializer=tessera_dot_v1_dot_scheduler__pb2.SetShadowRequest.SerializeToString,
-                response_deserializer=tessera_dot_v1_dot_scheduler__pb2.Shadow.FromString,
-                _registered_method=True)
-        self.GetShadow = channel.unary_unary(
-                '/tessera.v1.Scheduler/GetShadow',
-                request_serializer=tessera_dot_v1_dot_scheduler__pb2.GetShadowRequest.SerializeToString,
-                response_deserializer=tessera_dot_v1_dot_scheduler__pb2.GetShadowResponse.FromString,
-                _registered_method=True)
-        self.DeleteShadow = channel.unary_unary(
-                '/tessera.v1.Scheduler/DeleteShadow',
-                request_serializer=tessera_dot_v1_dot_scheduler__pb2.DeleteShadowRequest.SerializeToString,
-                response_deserializer=tessera_dot_v1_dot_scheduler__pb2.DeleteShadowResponse.FromString,
-                _registered_method=True)
         self.WhatIf = channel.unary_unary(
                 '/tessera.v1.Scheduler/WhatIf',
                 request_serializer=tessera_dot_v1_dot_scheduler__pb2.WhatIfRequest.SerializeToString,
@@ -164,28 +149,6 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def SetShadow(self, request, context):
-        """Sets the shadow of a cluster: a policy that decides on the states of committed rounds, without
-        any effect. It replaces an earlier shadow, whose rounds are deleted.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def GetShadow(self, request, context):
-        """Returns the shadow of a cluster, and compares its decisions with those of the rounds.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def DeleteShadow(self, request, context):
-        """Deletes the shadow of a cluster with its rounds.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def WhatIf(self, request, context):
         """Says what a change would do that nobody has made: to the next round, and over the next hours.
         Nothing is committed and nothing is stored.
@@ -236,21 +199,6 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.ListPolicies,
                     request_deserializer=tessera_dot_v1_dot_scheduler__pb2.ListPoliciesRequest.FromString,
                     response_serializer=tessera_dot_v1_dot_scheduler__pb2.ListPoliciesResponse.SerializeToString,
-            ),
-            'SetShadow': grpc.unary_unary_rpc_method_handler(
-                    servicer.SetShadow,
-                    request_deserializer=tessera_dot_v1_dot_scheduler__pb2.SetShadowRequest.FromString,
-                    response_serializer=tessera_dot_v1_dot_scheduler__pb2.Shadow.SerializeToString,
-            ),
-            'GetShadow': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetShadow,
-                    request_deserializer=tessera_dot_v1_dot_scheduler__pb2.GetShadowRequest.FromString,
-                    response_serializer=tessera_dot_v1_dot_scheduler__pb2.GetShadowResponse.SerializeToString,
-            ),
-            'DeleteShadow': grpc.unary_unary_rpc_method_handler(
-                    servicer.DeleteShadow,
-                    request_deserializer=tessera_dot_v1_dot_scheduler__pb2.DeleteShadowRequest.FromString,
-                    response_serializer=tessera_dot_v1_dot_scheduler__pb2.DeleteShadowResponse.SerializeToString,
             ),
             'WhatIf': grpc.unary_unary_rpc_method_handler(
                     servicer.WhatIf,
@@ -475,87 +423,6 @@ class Scheduler:
             '/tessera.v1.Scheduler/ListPolicies',
             tessera_dot_v1_dot_scheduler__pb2.ListPoliciesRequest.SerializeToString,
             tessera_dot_v1_dot_scheduler__pb2.ListPoliciesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def SetShadow(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tessera.v1.Scheduler/SetShadow',
-            tessera_dot_v1_dot_scheduler__pb2.SetShadowRequest.SerializeToString,
-            tessera_dot_v1_dot_scheduler__pb2.Shadow.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetShadow(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tessera.v1.Scheduler/GetShadow',
-            tessera_dot_v1_dot_scheduler__pb2.GetShadowRequest.SerializeToString,
-            tessera_dot_v1_dot_scheduler__pb2.GetShadowResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def DeleteShadow(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/tessera.v1.Scheduler/DeleteShadow',
-            tessera_dot_v1_dot_scheduler__pb2.DeleteShadowRequest.SerializeToString,
-            tessera_dot_v1_dot_scheduler__pb2.DeleteShadowResponse.FromString,
             options,
             channel_credentials,
             insecure,

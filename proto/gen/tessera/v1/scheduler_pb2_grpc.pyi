@@ -60,14 +60,6 @@ class SchedulerStub:
     """Returns the standing policy of a cluster, or an earlier version of it."""
     ListPolicies: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ListPoliciesRequest, _scheduler_pb2.ListPoliciesResponse]
     """Lists the versions of a cluster's standing policy, newest first."""
-    SetShadow: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.SetShadowRequest, _scheduler_pb2.Shadow]
-    """Sets the shadow of a cluster: a policy that decides on the states of committed rounds, without
-    any effect. It replaces an earlier shadow, whose rounds are deleted.
-    """
-    GetShadow: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GetShadowRequest, _scheduler_pb2.GetShadowResponse]
-    """Returns the shadow of a cluster, and compares its decisions with those of the rounds."""
-    DeleteShadow: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.DeleteShadowRequest, _scheduler_pb2.DeleteShadowResponse]
-    """Deletes the shadow of a cluster with its rounds."""
     WhatIf: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.WhatIfRequest, _what_if_pb2.WhatIfResponse]
     """Says what a change would do that nobody has made: to the next round, and over the next hours.
     Nothing is committed and nothing is stored.
@@ -104,14 +96,6 @@ class SchedulerAsyncStub(SchedulerStub):
     """Returns the standing policy of a cluster, or an earlier version of it."""
     ListPolicies: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ListPoliciesRequest, _scheduler_pb2.ListPoliciesResponse]  # type: ignore[assignment]
     """Lists the versions of a cluster's standing policy, newest first."""
-    SetShadow: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.SetShadowRequest, _scheduler_pb2.Shadow]  # type: ignore[assignment]
-    """Sets the shadow of a cluster: a policy that decides on the states of committed rounds, without
-    any effect. It replaces an earlier shadow, whose rounds are deleted.
-    """
-    GetShadow: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GetShadowRequest, _scheduler_pb2.GetShadowResponse]  # type: ignore[assignment]
-    """Returns the shadow of a cluster, and compares its decisions with those of the rounds."""
-    DeleteShadow: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.DeleteShadowRequest, _scheduler_pb2.DeleteShadowResponse]  # type: ignore[assignment]
-    """Deletes the shadow of a cluster with its rounds."""
     WhatIf: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.WhatIfRequest, _what_if_pb2.WhatIfResponse]  # type: ignore[assignment]
     """Says what a change would do that nobody has made: to the next round, and over the next hours.
     Nothing is committed and nothing is stored.
@@ -193,32 +177,6 @@ class SchedulerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.ListPoliciesResponse, _abc.Awaitable[_scheduler_pb2.ListPoliciesResponse]]:
         """Lists the versions of a cluster's standing policy, newest first."""
-
-    @_abc_1.abstractmethod
-    def SetShadow(
-        self,
-        request: _scheduler_pb2.SetShadowRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_scheduler_pb2.Shadow, _abc.Awaitable[_scheduler_pb2.Shadow]]:
-        """Sets the shadow of a cluster: a policy that decides on the states of committed rounds, without
-        any effect. It replaces an earlier shadow, whose rounds are deleted.
-        """
-
-    @_abc_1.abstractmethod
-    def GetShadow(
-        self,
-        request: _scheduler_pb2.GetShadowRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_scheduler_pb2.GetShadowResponse, _abc.Awaitable[_scheduler_pb2.GetShadowResponse]]:
-        """Returns the shadow of a cluster, and compares its decisions with those of the rounds."""
-
-    @_abc_1.abstractmethod
-    def DeleteShadow(
-        self,
-        request: _scheduler_pb2.DeleteShadowRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_scheduler_pb2.DeleteShadowResponse, _abc.Awaitable[_scheduler_pb2.DeleteShadowResponse]]:
-        """Deletes the shadow of a cluster with its rounds."""
 
     @_abc_1.abstractmethod
     def WhatIf(
