@@ -1,1 +1,1 @@
-"""Sweeps of many independent runs in parallel, on this machine or a Ray cluster. They can be resumed."""
+"""Sweeps of many independent runs in parallel processes. They can be resumed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,19 +12,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import MofNCompleteColumn, Progress
 
 from tessera.formulation.errors import InvalidInput
 from tessera.simulator.provenance import measured_commit
-from tessera.simulator.sweeps import cluster, local
-from tessera.simulator.sweeps.results import Results
+from tessera.simulator.sweeps.local import run_each
 from tessera.simulator.sweeps.tasks import Task, TaskOutcome, TasksFailed, code_digest
 
 Workers = Annotated[
@@ -33,13 +25,7 @@ Workers = Annotated[
         "--workers",
         min=0,
         help="Number of runs at a time. 0: one after another in this process. Default: one for each"
-        " core, or as many as Ray has CPUs.",
-    ),
-]
-RayAddress = Annotated[
-    str | None,
-    typer.Option(
-        "--ray", help="Run on the Ray cluster at this address. 'auto': the one of this machine."
+        " core.",
     ),
 ]
 ResultsFolder = Annotated[
@@ -54,30 +40,23 @@ ResultsFolder = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """The place where tasks run, and the folder of their results."""
+    """The number of runs at a time, and the folder of their results."""
 
     workers: int | None = None
-    ray: str | None = None
     folder: Path | None = None
 
     def run(self, tasks: Sequence[Task]) -> dict[str, dict[str, Any]]:
         """Run ``tasks`` as ``run_tasks`` does."""
-        return run_tasks(tasks, folder=self.folder, workers=self.workers, ray=self.ray)
+        return run_tasks(tasks, folder=self.folder, workers=self.workers)
 
 
-def sweep_of_options(
-    *, workers: Workers = None, ray: RayAddress = None, results: ResultsFolder = None
-) -> Sweep:
+def sweep_of_options(*, workers: Workers = None, results: ResultsFolder = None) -> Sweep:
     """Return the sweep that the options describe."""
-    return Sweep(workers=workers, ray=ray, folder=results)
+    return Sweep(workers=workers, folder=results)
 
 
 def run_tasks(
-    tasks: Sequence[Task],
-    *,
-    folder: Path | None = None,
-    workers: int | None = None,
-    ray: str | None = None,
+    tasks: Sequence[Task], *, folder: Path | None = None, workers: int | None = None
 ) -> dict[str, dict[str, Any]]:
     """Run ``tasks`` and return their results by name, in the order of ``tasks``.
 
@@ -90,66 +69,83 @@ def run_tasks(
     Its libraries may use several threads, so that such results are not kept, and the first error
     ends the sweep.
     """
-    if workers == 0 and (folder is not None or ray is not None):
+    if workers == 0 and folder is not None:
         raise InvalidInput(
-            "--workers", "0 runs in this process; give another number, or omit --ray and --results"
+            "--workers", "0 runs in this process; give another number, or omit --results"
         )
     if len({task.name for task in tasks}) < len(tasks):
         raise InvalidInput("tasks", "must have unique names")
-    code = code_digest()
+    workers = (os.cpu_count() or 1) if workers is None else workers
+    code, commit = code_digest(), measured_commit()
     keys = {task.name: task.key(code) for task in tasks}
-    kept = Results(folder=folder, commit=measured_commit())
-    results = {key: result for key in keys.values() if (result := kept.load(key)) is not None}
+    results: dict[str, dict[str, Any]] = {}
     todo: dict[str, Task] = {}
     for task in tasks:
-        if keys[task.name] not in results:
-            todo.setdefault(keys[task.name], task)
+        key = keys[task.name]
+        file = folder / f"{key}.json" if folder is not None else None
+        if file is not None and file.exists():
+            results[key] = _read_result(file)
+        else:
+            todo.setdefault(key, task)
     failures: dict[str, str] = {}
     with (
         _progress_bar(done=len(results), count=len(results) + len(todo)) as ended,
-        closing(_outcomes(list(todo.values()), workers, ray)) as runs,
+        closing(run_each(list(todo.values()), workers)) as outcomes,
     ):
-        for outcome in runs:
+        for outcome in outcomes:
             if outcome.failure:
                 failures[outcome.task.name] = outcome.failure
             else:
                 key = keys[outcome.task.name]
                 results[key] = json.loads(outcome.result)
-                kept.save(key, outcome.task, results[key])
+                if folder is not None:
+                    _write_result(folder / f"{key}.json", outcome.task, commit, results[key])
             ended(outcome)
     if failures:
         raise TasksFailed(failures, len(tasks))
     return {name: results[key] for name, key in keys.items()}
 
 
-def _outcomes(
-    tasks: Sequence[Task], workers: int | None, ray: str | None
-) -> Generator[TaskOutcome, None, None]:
-    if not tasks:
-        return
-    if ray is not None:
-        yield from cluster.ray_outcomes(tasks, ray, workers)
-    elif workers == 0:
-        yield from local.inline_outcomes(tasks)
-    else:
-        yield from local.process_outcomes(tasks, workers or os.cpu_count() or 1)
+def _read_result(file: Path) -> dict[str, Any]:
+    try:
+        result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["result"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidInput(
+            str(file), f"is not a result that a sweep wrote ({error}); delete it"
+        ) from error
+    return result
+
+
+def _write_result(file: Path, task: Task, commit: str, result: dict[str, Any]) -> None:
+    """Write a result atomically: the file is complete or absent, even after a crash."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    content = {
+        "name": task.name,
+        "function": task.function,
+        "options": dict(task.options),
+        "files": [str(path) for path in task.files],
+        "commit": commit,
+        "result": result,
+    }
+    partial = file.with_suffix(f".{os.getpid()}.partial")
+    with partial.open("w", encoding="utf-8") as stream:
+        json.dump(content, stream, indent=1)
+        stream.flush()
+        os.fsync(stream.fileno())
+    partial.replace(file)
 
 
 @contextmanager
 def _progress_bar(done: int, count: int) -> Iterator[Callable[[TaskOutcome], None]]:
     """Show progress on standard error, as a bar on a terminal or else as a line for each task."""
     console = Console(stderr=True, highlight=False, markup=False)
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left:"),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
-    live = console.is_terminal
     with Progress(
-        *columns, console=console, transient=True, disable=not live, speed_estimate_period=86_400
+        MofNCompleteColumn(),
+        *Progress.get_default_columns(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+        speed_estimate_period=86_400,
     ) as progress:
         bar = progress.add_task("", total=count, completed=done)
 
@@ -159,7 +155,7 @@ def _progress_bar(done: int, count: int) -> Iterator[Callable[[TaskOutcome], Non
             name = outcome.task.name
             if outcome.failure:
                 console.print(f"{name} failed: {outcome.failure.strip().splitlines()[-1]}")
-            elif not live:
+            elif not console.is_terminal:
                 console.print(f"{done}/{count} {name}")
             progress.update(bar, completed=done, description=name)
 

@@ -100,19 +100,14 @@ def code_digest() -> str:
 
     Commits that change no code keep the digest.
     """
+    generated = next(folder for place in GENERATED if (folder := ROOT / place).is_dir())
     digest = hashlib.sha256()
-    for package in package_folders():
+    for package in [*(ROOT / name for name in PACKAGES), generated]:
         for file in sorted(package.rglob("*.py")):
             if not file.is_relative_to(_DRAWING):
                 digest.update(f"{file.relative_to(package.parent)}\0".encode())
                 digest.update(_sha256(file.read_bytes()).encode())
     return digest.hexdigest()
-
-
-def package_folders() -> list[Path]:
-    """Return the folders of our own packages."""
-    generated = next(folder for place in GENERATED if (folder := ROOT / place).is_dir())
-    return [*(ROOT / name for name in PACKAGES), generated]
 
 
 def _sha256(content: bytes) -> str:

@@ -18,7 +18,6 @@ from tessera.formulation.errors import InvalidInput
 from tessera.simulator.provenance import ROOT
 from tessera.simulator.sweeps import runner
 from tessera.simulator.sweeps import tasks as module
-from tessera.simulator.sweeps.cluster import import_ray
 from tessera.simulator.sweeps.runner import run_tasks
 from tessera.simulator.sweeps.tasks import Task, TasksFailed, answer_call
 from tests.support.patience import PATIENCE_S
@@ -56,9 +55,8 @@ def test_zero_workers_start_no_process_and_refuse_to_store_results(
     assert run_tasks(tasks, workers=0) == run_here(tasks)
     with pytest.raises(FileNotFoundError):
         run_tasks([a_task("lacks", "needs", file=str(tmp_path / "missing"), seed=2)], workers=0)
-    for elsewhere in ({"folder": tmp_path}, {"ray": "auto"}):
-        with pytest.raises(InvalidInput, match="--workers"):
-            run_tasks(tasks, workers=0, **elsewhere)
+    with pytest.raises(InvalidInput, match="--workers"):
+        run_tasks(tasks, folder=tmp_path, workers=0)
 
 
 def test_a_sweep_that_failed_halfway_continues_where_it_was(tmp_path: Path) -> None:
@@ -139,7 +137,7 @@ def test_no_process_outlives_a_killed_sweep(tmp_path: Path) -> None:
 def test_tasks_that_differ_in_name_alone_run_once(tmp_path: Path) -> None:
     log = tmp_path / "log"
     tasks = [a_task(name, "counted", file=str(log), seed=9) for name in ("one", "other")]
-    tasks.append(a_task("a", "noisy", seed=4))  # what it prints is not its result
+    tasks.append(a_task("a", "noisy", seed=4))  # its output is not its result
     expected = {"one": {"seed": 9}, "other": {"seed": 9}, "a": {"seed": 4}}
     assert run_tasks(tasks, workers=2) == expected
     assert log.read_text() == "9\n"
@@ -214,20 +212,3 @@ def test_a_file_that_no_sweep_wrote_duplicate_names_and_options_that_json_lacks_
     with pytest.raises(InvalidInput, match="options of a: must be JSON"):
         run_tasks([a_task("a", seed={1, 2})])
     assert run_tasks([]) == {}
-
-
-def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(InvalidInput, match="pip install"):
-        import_ray()
-
-
-def test_a_ray_cluster_returns_and_stores_the_same_results(tmp_path: Path) -> None:
-    pytest.importorskip("ray", reason="needs the extra 'ray'")
-    tasks = [a_task(f"seed {n}", seed=n) for n in (3, 1)]
-    assert run_tasks(tasks, folder=tmp_path, ray="local") == run_here(tasks)
-    lacks = a_task("lacks", "needs", file=str(tmp_path / "missing"), seed=1)
-    with pytest.raises(TasksFailed, match="FileNotFoundError") as failed:
-        run_tasks([*tasks, lacks], folder=tmp_path, ray="local", workers=1)
-    assert list(failed.value.failures) == ["lacks"]
-    assert len(list(tmp_path.iterdir())) == 2
