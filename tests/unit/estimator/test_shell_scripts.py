@@ -151,6 +151,7 @@ def statements(draw: st.DrawFn, depth: int = 2) -> str:
     )
 
 
+@pytest.mark.full
 @examples(150)
 @given(lines=st.lists(statements(), min_size=1, max_size=8))
 def test_the_words_of_a_drawn_script_are_those_of_bash(bash: Bash, lines: list[str]) -> None:
