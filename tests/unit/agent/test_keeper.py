@@ -1,4 +1,4 @@
-"""What keepers make of programs: the kinds of failures, progress that can be true, tuning, and starts."""
+"""Keepers and their programs: kinds of failures, progress that can be true, tuning, and starts."""
 
 from __future__ import annotations
 
