@@ -477,6 +477,15 @@ def test_a_model_of_live_jobs_is_refused_and_is_deleted_with_its_derived_cells(
     delete(("bert", "1B"), allow_missing=True)
 
 
+def test_a_topology_is_deleted_at_its_version_only(store: PostgresStore) -> None:
+    a_cluster(store)
+    do(store, lambda w: w.set_topology(C, NETWORK, None))
+    with pytest.raises(StaleEtag):
+        do(store, lambda w: w.drop_topology(C, 7))
+    do(store, lambda w: w.drop_topology(C, 1))
+    do(store, lambda w: w.drop_topology(C, allow_missing=True))
+
+
 def test_a_drained_node_says_why_by_which_user_and_since_when(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, a_spec("j"))

@@ -707,6 +707,8 @@ def test_parents_read_back_and_their_quotas_bound_those_of_children(store: Postg
     ]
     with pytest.raises(InvalidInput, match="tenants below lab sum to 4 GPUs"):
         upsert_tenants(store, TenantSpec(name="chat", parent="nlp", quotas={"a100": 4}))
+    with pytest.raises(InvalidInput, match="lab is named twice"):
+        upsert_tenants(store, lab, lab)
     with pytest.raises(InvalidInput, match="circle"):
         upsert_tenants(store, TenantSpec(name="lab", parent="chat"))
     with pytest.raises(InvalidInput, match="the parent of x, y, has no settings"):

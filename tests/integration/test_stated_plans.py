@@ -12,7 +12,12 @@ import pytest
 
 from tessera.db.store import PostgresStore
 from tessera.estimator.hardware.cluster_types import catalogue_of
-from tessera.formulation.execution_plan import ExecutionPlan, PlanStage, read_execution_plan
+from tessera.formulation.execution_plan import (
+    ExecutionPlan,
+    PlanStage,
+    Precision,
+    read_execution_plan,
+)
 from tessera.formulation.reasons import ReasonCode
 from tessera.formulation.techniques import Technique, techniques_of
 from tessera.service.cells.deriver import CellDeriver
@@ -37,6 +42,13 @@ MEGATRON = (
 
 
 TENSORS = "--tensor-model-parallel-size 4 --micro-batch-size 1 --global-batch-size 256 --fp16"
+WHOLE = ExecutionPlan(
+    stages=(PlanStage(start=0, end=26, dp=1, tp=4),),
+    micro_batch=4,
+    accumulation=64,
+    precision=Precision.F16,
+    model="bert/1.3B",
+)
 DEEPSPEED = json.dumps(
     {
         "train_batch_size": 256,
@@ -89,6 +101,7 @@ def plan_of(recorded: scheduler_pb2.Round, job: str) -> ExecutionPlan:
     [
         (MEGATRON, "2 x tp2, 1F1B, ZeRO-1, f16, micro-batch 4 x 64"),
         (DEEPSPEED, "dp4, ZeRO-3, full recomputation, f16, micro-batch 8 x 8"),
+        (WHOLE.to_json(), str(WHOLE)),
     ],
 )
 async def test_a_job_runs_by_the_plan_in_the_file_that_it_was_submitted_with(
@@ -145,6 +158,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"stated_plan": MEGATRON.replace("size 256", "size 512")}, "stated_plan", "256"),
     ({"stated_plan": '{"zero_optimisation": {"stage": 1}}'}, "stated_plan", "zero_optimization"),
     ({"stated_plan_first": True}, "stated_plan", "stated_plan"),
+    ({"stated_plan": WHOLE.to_json().replace("26", "34")}, "stated_plan", "has 26 layers"),
     ({"submitted_plan": TENSORS, "requested_gpus": 6}, "submitted_plan", "6"),
     ({"submitted_plan": TENSORS.replace("256", "512")}, "submitted_plan", "256"),
     (
@@ -227,9 +241,6 @@ async def test_a_job_is_offered_only_plans_of_its_techniques(
 async def test_a_job_without_a_plan_of_its_techniques_says_which_it_has(
     store: PostgresStore, calls: Api
 ) -> None:
-    plan = ExecutionPlan(
-        stages=(PlanStage(start=0, end=34, dp=1, tp=4),), micro_batch=256, model="bert/1.3B"
-    )
     cell = estimates_pb2.Cell(gpu_type="a100", gpus=4)
     request = estimates_pb2.UpsertCellsRequest(
         parent=C,
@@ -240,7 +251,7 @@ async def test_a_job_without_a_plan_of_its_techniques_says_which_it_has(
                 nodes=1,
                 iter_time_s=1.0,
                 source=estimates_pb2.MEASURED,
-                execution_plan=replace(plan, model="").to_json(),
+                execution_plan=replace(WHOLE, model="").to_json(),
             )
         ],
     )

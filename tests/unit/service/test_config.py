@@ -215,6 +215,11 @@ def test_without_a_policy_rounds_use_the_defaults_and_the_configured_period() ->
         ),
         ("jct", "policy: must map names to values"),
         ("objective: [", "policy: is neither JSON nor YAML: while parsing"),
+        ("solver: magic", "policy.solver: unknown 'magic'; choose one of portfolio, "),
+        (
+            "{scheduler: sia, scheduler_parameters: 'fairness=x'}",
+            "policy.scheduler_parameters: fairness must be a number from -2 to 2, not 'x'",
+        ),
     ],
 )
 def test_an_invalid_policy_is_refused_when_the_server_starts(policy: str, message: str) -> None:

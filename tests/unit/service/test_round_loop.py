@@ -348,6 +348,23 @@ async def test_an_error_does_not_end_the_task(caplog: pytest.LogCaptureFixture) 
     assert ["cluster=c" in line for line in logged_lines(caplog, "visit_failed")] == [True] * 2
 
 
+async def test_a_store_that_cannot_be_reached_is_logged_and_looked_at_again(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> list[Any]:
+        raise Unavailable("no database")
+
+    store, visits = LeaseStore("c"), Visits()
+    async with a_task(store, visits) as task:
+        with monkeypatch.context() as outage:
+            outage.setattr(store, "list_clusters", refuse)
+            await task.look(None)
+        await task.look(None)
+    assert visits.clusters == ["c"]
+    (line,) = logged_lines(caplog, "visit_failed")
+    assert "no database" in line
+
+
 @pytest.mark.parametrize("steps", range(5))
 async def test_a_wake_up_during_the_end_does_not_outlive_the_task(steps: int) -> None:
     store = LeaseStore()
