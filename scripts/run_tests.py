@@ -28,9 +28,8 @@ def main() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     began_s = time.monotonic()
     environment = os.environ | {"TEST_TIER": tier}
-    code = subprocess.run(
-        [sys.executable, "-m", "pytest", *arguments], env=environment, check=False
-    ).returncode
+    pytest = subprocess.Popen([sys.executable, "-m", "pytest", *arguments], env=environment)
+    code = wait_for(pytest.pid)
     wall_s = time.monotonic() - began_s
     collect_orphans()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -41,6 +40,17 @@ def main() -> None:
     RECORD.write_text(json.dumps(record) + "\n")
     sys.stdout.write(f"{cpu_s:.0f} processor seconds in all processes, {wall_s:.0f} s\n")
     sys.exit(code)
+
+
+def wait_for(pid: int) -> int:
+    """Return the exit status of a child. Adopted ones that end before are collected, as init would."""
+    while True:
+        try:
+            ended, status = os.wait()
+        except KeyboardInterrupt:  # pytest gets it, too, and ends
+            continue
+        if ended == pid:
+            return os.waitstatus_to_exitcode(status)
 
 
 def collect_orphans() -> None:
