@@ -32,8 +32,8 @@ def main() -> None:
     code = wait_for(pytest.pid)
     wall_s = time.monotonic() - began_s
     collect_orphans()
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu_s = used.ru_utime + used.ru_stime
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = usage.ru_utime + usage.ru_stime
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     record[tier] = {"cpu_s": round(cpu_s), "wall_s": round(wall_s)}
     RECORD.parent.mkdir(exist_ok=True)
@@ -46,10 +46,10 @@ def wait_for(pid: int) -> int:
     """Return the exit status of a child. Adopted ones that end before are collected, as init would."""
     while True:
         try:
-            ended, status = os.wait()
+            child, status = os.wait()
         except KeyboardInterrupt:  # pytest gets it, too, and ends
             continue
-        if ended == pid:
+        if child == pid:
             return os.waitstatus_to_exitcode(status)
 
 
@@ -58,10 +58,10 @@ def collect_orphans() -> None:
     end_s = time.monotonic() + LAST_S
     while time.monotonic() < end_s:
         try:
-            ended, _ = os.waitpid(-1, os.WNOHANG)
+            child, _ = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             return
-        if not ended:
+        if not child:
             time.sleep(0.1)
 
 
