@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Final
+from typing import Any, Final
 
 from tessera.estimator.graph import Graph
 from tessera.estimator.plans import Shape, Training
@@ -57,29 +57,19 @@ def complete_plan(stated: StatedPlan, context: PlanContext) -> ExecutionPlan:
     _check_known(stated)
     _check_model(stated, context)
     degrees = _degrees_of(stated, context)
-    chunks = _chunks_of(stated, context, degrees.pp)
-    schedule = _schedule_of(stated, degrees.pp, chunks)
-    micro_batch, count = _batches_of(stated, context, degrees.dp)
-    ends = _stage_ends(stated, context, degrees.pp, chunks)
-    shape = context.shape
+    pp = stated.value("pp", 1)
+    chunks = _chunks_of(stated, context, pp)
+    schedule = _schedule_of(stated, pp, chunks)
+    micro_batch, count = _batches_of(stated, context, degrees["dp"])
+    ends = _stage_ends(stated, context, pp, chunks)
     recomputation = Recomputation.FULL if context.training.checkpointing else Recomputation.NONE
     with _own_names(stated):
-        stages = tuple(
-            PlanStage(
-                start=start,
-                end=end,
-                dp=degrees.dp,
-                tp=degrees.tp,
-                ep=degrees.ep,
-                cp=degrees.cp,
-                sp=degrees.sp,
-            )
-            for start, end in pairwise((0, *ends))
-        )
-        check_degrees(context.graph, replace(stages[0], start=0, end=len(context.graph)))
+        whole = PlanStage(start=0, end=len(context.graph), **degrees)
+        stages = tuple(replace(whole, start=a, end=b) for a, b in pairwise((0, *ends)))
+        check_degrees(context.graph, whole)
         return ExecutionPlan(
             stages=stages,
-            micro_batch=micro_batch * degrees.dp,
+            micro_batch=micro_batch * whole.dp,
             accumulation=count,
             schedule=schedule,
             chunks=chunks,
@@ -88,7 +78,7 @@ def complete_plan(stated: StatedPlan, context: PlanContext) -> ExecutionPlan:
             cpus_per_gpu=stated.value("cpus_per_gpu", 0),
             recomputation=stated.value("recomputation", recomputation),
             precision=stated.value("precision", Precision(context.graph.dtype)),
-            shape=shape.each_node,
+            shape=context.shape.each_node,
             model=context.model,
         )
 
@@ -102,18 +92,8 @@ def _own_names(stated: StatedPlan) -> Iterator[None]:
         raise InvalidInput(stated.name(wrong.field), wrong.problem) from wrong
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Degrees:
-    dp: int
-    tp: int
-    pp: int
-    cp: int
-    ep: int
-    sp: bool
-
-
-def _degrees_of(stated: StatedPlan, context: PlanContext) -> _Degrees:
-    """Return the degrees, whose product is the number of GPUs."""
+def _degrees_of(stated: StatedPlan, context: PlanContext) -> dict[str, Any]:
+    """Return the degrees of each stage. Times the stages, they are the number of GPUs."""
     gpus = context.shape.gpus
     if stated.gpus is not None and stated.gpus != gpus and "gpus" not in stated.assumed:
         raise InvalidInput(
@@ -145,7 +125,7 @@ def _degrees_of(stated: StatedPlan, context: PlanContext) -> _Degrees:
     if stated.sp and tp == 1:
         raise InvalidInput(stated.name("sp"), f"needs {stated.name('tp')} of at least 2")
     ep = stated.value("ep", 1) * stated.value("expert_tp", 1)
-    return _Degrees(dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, sp=sp and tp > 1)
+    return {"dp": dp, "tp": tp, "cp": cp, "ep": ep, "sp": sp and tp > 1}
 
 
 _OPTIONS: Final = {

@@ -27,19 +27,10 @@ _COUNTS: Final = {
     "gradient_accumulation_steps": "accumulation",
     "sequence_parallel_size": "cp",
 }
-READ: Final = frozenset(
-    {
-        *_COUNTS,
-        "zero_optimization",
-        "bf16",
-        "bfloat16",
-        "fp16",
-        "activation_checkpointing",
-        "tensor_parallel",
-        "pipeline",
-        "torch_autocast",
-    }
-)
+READ: Final = _COUNTS.keys() | name_set("""
+    zero_optimization bf16 bfloat16 fp16 activation_checkpointing tensor_parallel pipeline
+    torch_autocast
+""")
 IGNORED: Final = name_set("""
     optimizer scheduler gradient_clipping prescale_gradients gradient_predivide_factor
     sparse_gradients communication_data_type seq_parallel_communication_data_type fp32_allreduce
@@ -97,15 +88,9 @@ _ZERO_REFUSED: Final[Mapping[str, str]] = {
     "mics_shard_size": "divides states among some of the replicas (MiCS)",
     "mics_hierarchical_params_gather": "divides states among some of the replicas (MiCS)",
 }
-_ZERO_READ: Final = frozenset(
-    {
-        "stage",
-        "offload_optimizer",
-        "offload_param",
-        "cpu_offload",
-        "cpu_offload_params",
-    }
-)
+_ZERO_READ: Final = name_set("""
+    stage offload_optimizer offload_param cpu_offload cpu_offload_params
+""")
 
 
 def is_deepspeed(plain: Mapping[str, Any]) -> bool:
@@ -232,42 +217,33 @@ def _offload(zero: Mapping[str, Any], place: str) -> tuple[str, Offload] | None:
     return None
 
 
+def _is_on(config: Mapping[str, Any], name: str) -> bool:
+    return read_flag(f"{name}.enabled", _section(config, name).get("enabled", False))
+
+
 def _read_precision(config: Mapping[str, Any], notes: list[str]) -> Fields:
     kinds = {"bf16": Precision.BF16, "bfloat16": Precision.BF16, "fp16": Precision.F16}
-    autocast = "torch_autocast"
-    on = [
-        name
-        for name in kinds
-        if name in config
-        and read_flag(f"{name}.enabled", _section(config, name).get("enabled", False))
-    ]
-    if not on and read_flag(
-        f"{autocast}.enabled", _section(config, autocast).get("enabled", False)
-    ):
-        name = f"{autocast}.dtype"
-        types = {"bfloat16": Precision.BF16, "float16": Precision.F16, "float32": Precision.F32}
-        return {
-            "precision": (
-                name,
-                read_choice(name, _section(config, autocast).get("dtype", "bfloat16"), types),
-            )
-        }
+    on = [name for name in kinds if _is_on(config, name)]
     if len({kinds[name] for name in on}) > 1:
         raise InvalidInput(f"{on[-1]}.enabled", f"contradicts {on[0]}.enabled; enable one of them")
-    return {"precision": (f"{on[0]}.enabled", kinds[on[0]])} if on else {}
+    if on:
+        return {"precision": (f"{on[0]}.enabled", kinds[on[0]])}
+    autocast = "torch_autocast"
+    if not _is_on(config, autocast):
+        return {}
+    name = f"{autocast}.dtype"
+    types = {"bfloat16": Precision.BF16, "float16": Precision.F16, "float32": Precision.F32}
+    dtype = _section(config, autocast).get("dtype", "bfloat16")
+    return {"precision": (name, read_choice(name, dtype, types))}
 
 
 def _read_activations(config: Mapping[str, Any], notes: list[str]) -> Fields:
     place = "activation_checkpointing"
     section = _section(config, place)
-    known = {
-        "partition_activations",
-        "cpu_checkpointing",
-        "contiguous_memory_optimization",
-        "number_checkpoints",
-        "synchronize_checkpoint_boundary",
-        "profile",
-    }
+    known = name_set("""
+        partition_activations cpu_checkpointing contiguous_memory_optimization number_checkpoints
+        synchronize_checkpoint_boundary profile
+    """)
     for name, value in section.items():
         if name not in known:
             raise InvalidInput(

@@ -149,7 +149,6 @@ def _arguments_of(field: str, plain: Mapping[str, Any]) -> dict[str, object]:
 
 def _read_toml(field: str, text: str) -> Mapping[str, Any]:
     """Return the value of a TOML text within the limits. Raises InvalidInput."""
-    _check_nesting(field, text)
     try:
         plain = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -166,14 +165,3 @@ def _read_toml(field: str, text: str) -> Mapping[str, Any]:
         else:
             check_scalar(field, place, value, STATED_PLAN)
     return plain
-
-
-def _check_nesting(field: str, text: str) -> None:
-    """Refuse deep nesting before TOML's recursive parser sees it."""
-    opened = 0
-    for bracket in re.findall(r"[\[\]{}]", text):
-        opened = opened + 1 if bracket in "[{" else max(0, opened - 1)
-        check_counts(field, opened, 0, STATED_PLAN)
-    for line in text.splitlines():
-        if line.partition("=")[0].count(".") > STATED_PLAN.depth:
-            check_counts(field, STATED_PLAN.depth + 1, 0, STATED_PLAN)

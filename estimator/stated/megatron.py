@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from tessera.estimator.schemas import suggest_name
 from tessera.estimator.stated.megatron_names import IGNORED, MODEL, NOT_PRICED, OFF, REFUSED
-from tessera.estimator.stated.shell.values import ShellWord, Unknown
+from tessera.estimator.stated.shell.variables import ShellWord
 from tessera.estimator.stated.statement import (
     Division,
     Reader,
     StatedPlan,
     count_of,
+    name_set,
     quote_value,
     read_choice,
     read_count,
@@ -55,6 +56,10 @@ _COUNTS: Final[Mapping[str, Reader]] = {
     "--moe-expert-parallel-size": count_of("ep"),
     "--ds-sequence-parallel-size": count_of("cp"),
 }
+_OF_LAUNCHERS: Final = frozenset(
+    {"--num-gpus", "--num-nodes", "--num-processes", "--deepspeed", "--deepspeed-config"}
+)
+"""Arguments that decide how others are read."""
 _EVERY_LAYER: Final = "a plan recomputes every layer on its own"
 _STRATEGIES: Final = {
     "no_shard": ZeroStage.NONE,
@@ -63,82 +68,49 @@ _STRATEGIES: Final = {
     "optim_grads_params": ZeroStage.PARAMETERS,
 }
 _FSDP: Final = ("--use-megatron-fsdp", "--use-custom-fsdp")
-_SWITCHES: Final = (
-    "--sequence-parallel",
-    "--use-distributed-optimizer",
-    *_FSDP,
-    "--data-parallel-sharding-strategy",
-    "--use-torch-fsdp2",
-    "--torch-fsdp2-no-reshard-after-forward",
-    "--recompute-activations",
-    "--checkpoint-activations",
-    "--recompute-granularity",
-    "--recompute-method",
-    "--recompute-num-layers",
-    "--recompute-modules",
-    "--checkpoint-num-layers",
-    "--activations-checkpoint-method",
-    "--activations-checkpoint-num-layers",
-    "--no-pipeline-parallel",
-    "--zero-stage",
-    "--cpu-optimizer",
-    "--bf16",
-    "--fp16",
-    "--fp8-format",
-    "--fp8-hybrid",
-    "--fp8-e4m3",
-    "--optimizer-cpu-offload",
-    "--optimizer-offload-fraction",
-    "--account-for-embedding-in-pipeline-split",
-    "--account-for-loss-in-pipeline-split",
-    "--cp-comm-type",
-    "--num-distributed-optimizer-instances",
-    "--microbatch-group-size-per-virtual-pipeline-stage",
-    "--nproc-per-node",
-    "--nnodes",
-)
-READ: Final = frozenset((*_COUNTS, *_SWITCHES))
-KNOWN: Final = READ | MODEL | IGNORED | REFUSED.keys() | NOT_PRICED.keys()
-MARKS: Final = (READ | REFUSED.keys() | NOT_PRICED.keys()) - {
-    "--num-layers",
-    "--num-attention-heads",
-    "--num-experts",
-    "--seq-length",
-    "--world-size",
-    "--batch-size",
-    "--bf16",
-    "--fp16",
-    "--nproc-per-node",
-    "--nnodes",
-    "--zero-stage",
+_SWITCHES: Final[Mapping[str, frozenset[str]]] = {
+    "sp": name_set("--sequence-parallel"),
+    "zero": name_set("""
+        --use-distributed-optimizer --use-megatron-fsdp --use-custom-fsdp
+        --data-parallel-sharding-strategy --use-torch-fsdp2 --torch-fsdp2-no-reshard-after-forward
+        --zero-stage
+    """),
+    "recomputation": name_set("""
+        --recompute-activations --checkpoint-activations --recompute-granularity
+        --recompute-method --recompute-num-layers --recompute-modules --checkpoint-num-layers
+        --activations-checkpoint-method --activations-checkpoint-num-layers
+    """),
+    "precision": name_set("--bf16 --fp16 --fp8-format --fp8-hybrid --fp8-e4m3"),
+    "offload": name_set("--optimizer-cpu-offload --optimizer-offload-fraction --cpu-optimizer"),
+    "pp": name_set("--no-pipeline-parallel"),
+    "embedding_blocks": name_set("--account-for-embedding-in-pipeline-split"),
+    "head_blocks": name_set("--account-for-loss-in-pipeline-split"),
+    "gpus": name_set("--nproc-per-node --nnodes"),
+    "": name_set("""
+        --cp-comm-type --num-distributed-optimizer-instances
+        --microbatch-group-size-per-virtual-pipeline-stage
+    """),
 }
+"""Other arguments by the field that they decide. Those of no field are only checked."""
+READ: Final = frozenset(_COUNTS).union(*_SWITCHES.values())
+KNOWN: Final = READ | MODEL | IGNORED | REFUSED.keys() | NOT_PRICED.keys()
+MARKS: Final = (READ | REFUSED.keys() | NOT_PRICED.keys()) - name_set("""
+    --num-layers --num-attention-heads --num-experts --seq-length --world-size --batch-size --bf16
+    --fp16 --nproc-per-node --nnodes --zero-stage
+""")
 """Arguments by which a file is recognised: only Megatron-LM has them, and they are about a plan."""
 _MODEL_OF_OLD: Final = frozenset({"--num-layers", "--num-attention-heads", "--hidden-size"})
 """Arguments that together mark a script of an old release."""
-_FLAGS: Final = frozenset(
-    {
-        "--sequence-parallel",
-        "--use-distributed-optimizer",
-        *_FSDP,
-        "--use-torch-fsdp2",
-        "--torch-fsdp2-no-reshard-after-forward",
-        "--recompute-activations",
-        "--checkpoint-activations",
-        "--no-pipeline-parallel",
-        "--cpu-optimizer",
-        "--bf16",
-        "--fp16",
-        "--fp8-hybrid",
-        "--fp8-e4m3",
-        "--optimizer-cpu-offload",
-        "--account-for-embedding-in-pipeline-split",
-        "--account-for-loss-in-pipeline-split",
-    }
-)
-_LISTS: Final = frozenset(
-    f"--{name}"
-    for name in ("data-path", "train-data-path", "valid-data-path", "test-data-path", "spec")
-)
+_FLAGS: Final = name_set("""
+    --sequence-parallel --use-distributed-optimizer --use-megatron-fsdp --use-custom-fsdp
+    --use-torch-fsdp2 --torch-fsdp2-no-reshard-after-forward --recompute-activations
+    --checkpoint-activations --no-pipeline-parallel --cpu-optimizer --bf16 --fp16 --fp8-hybrid
+    --fp8-e4m3 --optimizer-cpu-offload --account-for-embedding-in-pipeline-split
+    --account-for-loss-in-pipeline-split
+""")
+_LISTS: Final = name_set("""
+    --data-path --train-data-path --valid-data-path --test-data-path --spec
+""")
 """Arguments that may have any number of values."""
 _USUAL_FLAGS: Final = re.compile(
     r"--(?:no|use|disable|enable|overlap|swiglu|untie|log-.*-to|apply|moe-grouped|finetune"
@@ -155,8 +127,7 @@ _OF_A_PLAN: Final = re.compile(
 def parse_arguments(field: str, words: Iterable[str]) -> tuple[dict[str, object], list[str]]:
     """Return the arguments among the words of a command, and the words that belong to none.
 
-    Later arguments replace earlier ones. Where a condition decides between some words, arguments
-    that differ are unknown.
+    Later arguments replace earlier ones. Those that only a run decides are unknown.
 
     Raises:
         InvalidInput: an argument lacks its dashes.
@@ -171,58 +142,45 @@ def parse_arguments(field: str, words: Iterable[str]) -> tuple[dict[str, object]
             arguments[name] = True if not values else values[0] if len(values) == 1 else values[:]
 
     for word in words:
-        if isinstance(word, ShellWord) and word.lone:
+        shell_word = word if isinstance(word, ShellWord) else ShellWord(word)
+        possible = _possible_arguments(shell_word)
+        is_name = word.startswith("--") or (word.startswith("-") and not _is_number(word))
+        if shell_word.lone:
             has_value = not name or values or name in _FLAGS or _USUAL_FLAGS.fullmatch(name)
             if name in _LISTS or not has_value:
                 values.append(word)
-                continue
-            if name in READ:
-                finish()
-                name = ""
-            if word.choices:
-                _choose(field, word, arguments, left_out)
             else:
-                left_out.append(str(word.unknown[0]))
-        elif word.startswith("--") or (word.startswith("-") and not _is_number(word)):
+                left_out.append(shell_word.unknown)
+                if name in READ or name in possible:
+                    finish()
+                    name = ""
+        elif is_name:
             finish()
             bare, equals, value = word.partition("=")
             name = canonical_name(bare)
-            part = word.part(value) if isinstance(word, ShellWord) else value
-            values = [part] if equals else []
+            values = [shell_word.part(value)] if equals else []
         elif canonical_name(word) in READ:
             raise InvalidInput(field, f"{quote_value(word)} lacks its dashes; write --{word}")
         elif not name:
             left_out.append(quote_value(str(word)))
         else:
             values.append(word)
+        arguments |= possible
     finish()
     return arguments, left_out
 
 
-def _choose(field: str, word: ShellWord, arguments: dict[str, object], left_out: list[str]) -> None:
-    """Add the arguments of a word that stands for one of several lists of words."""
-    parsed = [parse_arguments(field, choice) for choice in word.choices]
-    left_out += [text for _, texts in parsed for text in texts]
-    add_differing(arguments, [found for found, _ in parsed], word.unknown[0].line)
-
-
-def add_differing(
-    arguments: dict[str, object], alternatives: Sequence[Arguments], line: int
-) -> None:
-    """Add arguments of which only a run decides which ones hold. Those that differ are unknown."""
-    for name in dict.fromkeys(name for found in alternatives for name in found):
-        values = [found.get(name, arguments.get(name)) for found in alternatives]
-        if all(value == values[0] for value in values) or name not in READ:
-            arguments[name] = next(value for value in values if value is not None)
-            continue
-        texts = [
-            "not given" if value is None else "given" if value is True else str(value)
-            for value in values
-        ]
-        shown = " or ".join(dict.fromkeys(texts))
-        unknown = ShellWord(shown)
-        unknown.unknown = (Unknown(shown, line),)
-        arguments[name] = unknown
+def _possible_arguments(word: ShellWord) -> dict[str, object]:
+    """Return the arguments that a word may hold and of which a plan needs to know."""
+    names: set[str] = set()
+    for option in word.options:
+        name = canonical_name(option.rstrip("$`"))
+        names |= {name} & (READ | REFUSED.keys() | NOT_PRICED.keys() | _OF_LAUNCHERS)
+        if name != option.replace("_", "-"):  # its end is unknown
+            names |= {known for known in READ if known.startswith(name)}
+    value = ShellWord(f"perhaps in {word.unknown}")
+    value.unknown = str(value)
+    return dict.fromkeys(sorted(names), value)
 
 
 def canonical_name(name: str) -> str:
@@ -292,9 +250,18 @@ def read_megatron(field: str, arguments: Arguments) -> StatedPlan:
         )
     if _flag(arguments, "--sequence-parallel") and stated.get("tp", 2) > 1:
         state({"sp": True}, "--sequence-parallel")
-    has_experts = stated.get("experts", 1) > 1 and names.get("ep") != "--moe-expert-parallel-size"
-    if has_experts and stated.get("tp", 1) > 1 and "expert_tp" not in stated:
-        state({"expert_tp": stated["tp"]}, "--expert-tensor-parallel-size")
+    may_have_experts = "experts" in unknown or stated.get("experts", 1) > 1
+    if (
+        may_have_experts
+        and names.get("ep") != "--moe-expert-parallel-size"
+        and "expert_tp" not in names
+    ):
+        reason = unknown.get("tp") or (unknown.get("experts") if stated.get("tp", 1) > 1 else None)
+        if reason is not None:
+            unknown["expert_tp"] = reason
+        elif stated.get("tp", 1) > 1:
+            state({"expert_tp": stated["tp"]}, "--expert-tensor-parallel-size")
+    stated = {name: value for name, value in stated.items() if name not in unknown}
     if stated.get("experts") == 1:
         del stated["experts"]
     if "blocks_per_chunk" in stated and "chunks" in stated:
@@ -313,7 +280,7 @@ def read_megatron(field: str, arguments: Arguments) -> StatedPlan:
         division=Division.EQUAL,
         names=names,
         usual=usual,
-        unknown={name: text for name, (_, text) in unknown.items() if name not in stated},
+        unknown={name: text for name, (_, text) in unknown.items()},
         assumed=frozenset(name for name in stated if _is_assumed(arguments.get(names[name]))),
         notes=tuple(notes),
     )
@@ -321,34 +288,6 @@ def read_megatron(field: str, arguments: Arguments) -> StatedPlan:
 
 Statements = Iterable[tuple[str, dict[str, Any]]]
 """Names of arguments with the fields that they state."""
-_FIELDS: Final[Mapping[str, str]] = {
-    "--sequence-parallel": "sp",
-    "--use-distributed-optimizer": "zero",
-    **dict.fromkeys((*_FSDP, "--data-parallel-sharding-strategy", "--use-torch-fsdp2"), "zero"),
-    "--torch-fsdp2-no-reshard-after-forward": "zero",
-    "--zero-stage": "zero",
-    "--bf16": "precision",
-    "--fp16": "precision",
-    "--fp8-format": "precision",
-    "--fp8-hybrid": "precision",
-    "--fp8-e4m3": "precision",
-    "--optimizer-cpu-offload": "offload",
-    "--optimizer-offload-fraction": "offload",
-    "--cpu-optimizer": "offload",
-    "--no-pipeline-parallel": "pp",
-    "--account-for-embedding-in-pipeline-split": "embedding_blocks",
-    "--account-for-loss-in-pipeline-split": "head_blocks",
-    "--nproc-per-node": "gpus",
-    "--nnodes": "gpus",
-}
-"""Fields of the arguments that are not counts. All others are about recomputation."""
-_OF_NO_FIELD: Final = frozenset(
-    {
-        "--cp-comm-type",
-        "--num-distributed-optimizer-instances",
-        "--microbatch-group-size-per-virtual-pipeline-stage",
-    }
-)
 
 
 def _known_values(arguments: Arguments) -> tuple[Arguments, dict[str, tuple[str, str]]]:
@@ -357,19 +296,15 @@ def _known_values(arguments: Arguments) -> tuple[Arguments, dict[str, tuple[str,
     unknown: dict[str, tuple[str, str]] = {}
     for name, value in arguments.items():
         parts = value if isinstance(value, list) else [value]
-        reasons = [p.unknown[0] for p in parts if isinstance(p, ShellWord) and p.unknown]
+        reasons = [part.unknown for part in parts if isinstance(part, ShellWord) and part.unknown]
         if not reasons or name not in READ:
             known[name] = value
             continue
-        if name in _COUNTS:
-            (target,) = _COUNTS[name](name, "1")
-        elif name in _OF_NO_FIELD:
+        targets = [field for field, names in _SWITCHES.items() if name in names]
+        (target,) = targets or _COUNTS[name](name, "1")
+        if not target:
             raise InvalidInput(name, f"is {reasons[0]}, which only a run decides; write the value")
-        else:
-            target = _FIELDS.get(name, "recomputation")
         unknown[target] = (name, f"is {reasons[0]}, which only a run decides")
-    if "recomputation" in unknown:  # it depends on several arguments
-        known = {n: v for n, v in known.items() if "recompute" not in n and "checkpoint-" not in n}
     return known, unknown
 
 

@@ -2,59 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from tessera.estimator.documents import read_document
-from tessera.estimator.stated import deepspeed, megatron
-from tessera.estimator.stated.shell.commands import Launch
-from tessera.estimator.stated.shell.script import Script, read_script
-from tessera.estimator.stated.shell.values import ShellWord
+from tessera.estimator.stated import megatron
+from tessera.estimator.stated.shell.script import Launch, Script, read_script
+from tessera.estimator.stated.shell.variables import ShellWord
 from tessera.estimator.stated.statement import StatedPlan, combine
-from tessera.formulation.documents import STATED_PLAN
 from tessera.formulation.errors import InvalidInput
 
 Arguments = dict[str, object]
 
 _MAX_SHOWN: Final = 10
 """Names that a note shows at most."""
-_FACTORS: Final[Mapping[str, tuple[str, str]]] = {
+_FACTORS: Final = {
     "torchrun": ("--nproc-per-node", "--nnodes"),
     "deepspeed": ("--num-gpus", "--num-nodes"),
     "accelerate": ("--num-processes", ""),
 }
 """The options of launchers that state GPUs of a node and nodes, or all GPUs."""
+_OF_LAUNCHERS: Final = frozenset({"--nproc-per-node", "--nnodes"})
 _CONFIGURATION: Final = "--deepspeed-config"
+_REMEDY: Final = (
+    "give the command line that it starts, for example as `bash -x` or `ps -ww` shows it"
+)
 
 
 def read_megatron_script(field: str, text: str) -> StatedPlan:
     """Return what the training states that a script, a command line or a list of arguments starts.
 
     Raises:
-        InvalidInput: the text starts no training by Megatron-LM, or the training states what a plan
-            cannot be read from.
+        InvalidInput: the text starts no training by Megatron-LM, starts it where commands are not
+            followed, or the training states what a plan cannot be read from.
     """
     script = read_script(field, text)
+    for place, word in script.unread:
+        if megatron.is_megatron(megatron.parse_arguments(field, [word])[0]):
+            raise InvalidInput(
+                field, f"starts a training inside {place}, which is not followed; {_REMEDY}"
+            )
     trainings = _trainings(field, script)
     if trainings:
-        arguments, left_out = _joined(trainings)
-        launch = trainings[-1][0]
-        gpus = _gpus_of_all([launch for launch, _, _ in trainings])
+        launch, arguments, left_out = trainings[-1]
+        _check_alike(field, trainings)
+        gpus = _gpus_of(launch)
     else:
         arguments, left_out = megatron.parse_arguments(field, script.listed)
-        launch, gpus = None, StatedPlan()
+        gpus = StatedPlan()
     recognised = megatron.is_megatron(arguments)
     if not recognised and not (script.listed and megatron.may_be_megatron(arguments)):
-        raise InvalidInput(field, _explain_nothing(script, arguments))
-    configuration = _configuration(field, arguments, script) if launch is not None else StatedPlan()
+        raise InvalidInput(field, _explain_nothing(script))
     stated = megatron.read_megatron(field, arguments)
-    if "zero" in configuration.unknown and stated.zero is None:
-        usual = {
-            name: value for name, value in stated.usual.items() if name not in ("zero", "offload")
-        }
-        stated = replace(stated, usual=usual)
-    whole = combine([stated, gpus, configuration])
+    if trainings and "--deepspeed" in arguments and _CONFIGURATION in arguments:
+        stated = _without_configuration(stated, str(arguments[_CONFIGURATION])[:80])
+    whole = combine([stated, gpus])
     return replace(whole, notes=(*whole.notes, *_notes(script, left_out)))
 
 
@@ -67,7 +69,7 @@ def _trainings(field: str, script: Script) -> list[_Training]:
     for launch in script.launches:
         arguments, left_out = megatron.parse_arguments(field, launch.words)
         options, others = megatron.parse_arguments(field, _options(launch))
-        options = {name: value for name, value in options.items() if name not in megatron.READ}
+        options = {name: value for name, value in options.items() if name not in _OF_LAUNCHERS}
         if megatron.is_megatron(arguments):
             trainings.append((launch, options | arguments, others + left_out))
     return trainings
@@ -75,22 +77,22 @@ def _trainings(field: str, script: Script) -> list[_Training]:
 
 def _options(launch: Launch) -> Sequence[ShellWord]:
     """Return the options of a launcher, without those of Python before them."""
-    first = next((i for i, word in enumerate(launch.options) if word.startswith("--")), 0)
-    return launch.options[first:] if launch.launcher in _FACTORS else ()
+    words = launch.options
+    first = next((i for i, w in enumerate(words) if w.startswith("--") or w.options), len(words))
+    return words[first:]
 
 
-def _joined(trainings: Sequence[_Training]) -> tuple[Arguments, list[str]]:
-    """Return the arguments of all launches. Those that differ are unknown."""
-    arguments: Arguments = {}
-    *_, (last, _, _) = trainings
-    megatron.add_differing(arguments, [found for _, found, _ in trainings], last.line)
-    return arguments, list(dict.fromkeys(text for _, _, texts in trainings for text in texts))
-
-
-def _gpus_of_all(launches: Iterable[Launch]) -> StatedPlan:
-    """Return the GPUs of the launchers, if they agree."""
-    stated = [_gpus_of(launch) for launch in launches]
-    return stated[0] if all(other == stated[0] for other in stated) else StatedPlan()
+def _check_alike(field: str, trainings: Sequence[_Training]) -> None:
+    """Refuse trainings of one script whose plans differ."""
+    launch, arguments, _ = trainings[-1]
+    for other, others_arguments, _ in trainings:
+        names = sorted((megatron.READ | megatron.MARKS) & {*arguments, *others_arguments})
+        if name := next((n for n in names if arguments.get(n) != others_arguments.get(n)), ""):
+            raise InvalidInput(
+                field,
+                f"starts trainings with different {name} (lines {other.line} and {launch.line});"
+                " give the command line of one",
+            )
 
 
 def _gpus_of(launch: Launch) -> StatedPlan:
@@ -101,7 +103,7 @@ def _gpus_of(launch: Launch) -> StatedPlan:
     each, nodes = _FACTORS[launch.launcher]
     count, default = options.get(each), options.get(nodes) if nodes else "1"
     name = f"{each} x {nodes}" if nodes else each
-    unknown = [v.unknown[0] for v in (count, default) if isinstance(v, ShellWord) and v.unknown]
+    unknown = [v.unknown for v in (count, default) if isinstance(v, ShellWord) and v.unknown]
     if unknown:
         return StatedPlan(unknown={"gpus": f"is {unknown[0]}"}, names={"gpus": name})
     texts = [str(value) for value in (count, default or "1")]
@@ -116,24 +118,16 @@ def _gpus_of(launch: Launch) -> StatedPlan:
     )
 
 
-def _configuration(field: str, arguments: Arguments, script: Script) -> StatedPlan:
-    """Return what DeepSpeed's configuration states, which the script may write itself."""
-    place = arguments.get(_CONFIGURATION)
-    if place is None or "--deepspeed" not in arguments:
-        return StatedPlan()
-    text = script.files.get(str(place))
-    if text is not None and "$" not in text:
-        plain = read_document(str(place), text, STATED_PLAN)
-        if isinstance(plain, Mapping):
-            return deepspeed.read_deepspeed(str(place), plain)
-    reason = f"is in {str(place)[:80]!r}, a file that is not read here"
-    return StatedPlan(
-        unknown={} if "--zero-stage" in arguments else {"zero": reason},
-        names={} if "--zero-stage" in arguments else {"zero": _CONFIGURATION},
-        notes=(
-            f"{_CONFIGURATION} {str(place)[:80]} is not read: what it states is not in the plan",
-        ),
-    )
+def _without_configuration(stated: StatedPlan, place: str) -> StatedPlan:
+    """Return what arguments state next to a configuration of DeepSpeed that is not read."""
+    note = f"{_CONFIGURATION} {place} is not read: what it states is not in the plan"
+    stated = replace(stated, notes=(*stated.notes, note))
+    if stated.zero is not None:
+        return stated
+    usual = {name: kind for name, kind in stated.usual.items() if name not in ("zero", "offload")}
+    unknown = {"zero": f"is in {place!r}, a file that is not read here", **stated.unknown}
+    names = {"zero": _CONFIGURATION, **stated.names}
+    return replace(stated, usual=usual, unknown=unknown, names=names)
 
 
 def _notes(script: Script, left_out: Sequence[str]) -> list[str]:
@@ -147,12 +141,13 @@ def _notes(script: Script, left_out: Sequence[str]) -> list[str]:
     return notes
 
 
-def _shown(texts: Sequence[str]) -> str:
-    more = f" and {len(texts) - _MAX_SHOWN} more" if len(texts) > _MAX_SHOWN else ""
-    return f"{', '.join(text[:60] for text in texts[:_MAX_SHOWN])}{more}"
+def _shown(texts: Iterable[str]) -> str:
+    first, rest = [*texts][:_MAX_SHOWN], [*texts][_MAX_SHOWN:]
+    more = f" and {len(rest)} more" if rest else ""
+    return f"{', '.join(text[:60] for text in first)}{more}"
 
 
-def _explain_nothing(script: Script, arguments: Mapping[str, object]) -> str:
+def _explain_nothing(script: Script) -> str:
     """Return a sentence for a script that states no plan."""
     wanted = "arguments of Megatron-LM such as --tensor-model-parallel-size"
     for launch in script.launches:
@@ -170,4 +165,4 @@ def _explain_nothing(script: Script, arguments: Mapping[str, object]) -> str:
         )
     if script.others:
         return f"has no {wanted}, but starts or reads {_shown(script.others)}; give that file"
-    return f"has no {wanted}, and starts no training; give the script that has them"
+    return f"has no {wanted}, and starts no training; {_REMEDY}"

@@ -54,20 +54,14 @@ _READ: Final[Mapping[str, Mapping[str, Reader]]] = {
     },
 }
 _BY_RULE: Final[Mapping[str, frozenset[str]]] = {
-    "parallelism": frozenset(
-        {
-            "data_parallel_replicate_degree",
-            "data_parallel_shard_degree",
-            "fsdp_reshard_after_forward",
-            "pipeline_parallel_schedule",
-            "pipeline_parallel_microbatch_size",
-            "enable_sequence_parallel",
-            "context_parallel_rotate_method",
-        }
-    ),
-    "training": frozenset({"local_batch_size", "batch_size", "enable_cpu_offload", "dtype"}),
-    "activation_checkpoint": frozenset({"mode", "selective_ac_option"}),
-    "model": frozenset({"converters"}),
+    "parallelism": name_set("""
+        data_parallel_replicate_degree data_parallel_shard_degree fsdp_reshard_after_forward
+        pipeline_parallel_schedule pipeline_parallel_microbatch_size enable_sequence_parallel
+        context_parallel_rotate_method
+    """),
+    "training": name_set("local_batch_size batch_size enable_cpu_offload dtype"),
+    "activation_checkpoint": name_set("mode selective_ac_option"),
+    "model": name_set("converters"),
 }
 _REFUSED: Final[Mapping[str, str]] = {
     "parallelism.pipeline_parallel_split_points": "is not read; state"

@@ -1,419 +1,244 @@
-"""Simple commands of shell scripts: those of the shell, and those that start programs."""
+"""The simple commands of a shell script, in the order of the text.
+
+Compound commands such as ``if`` are not understood: each command only knows the one around it.
+"""
 
 from __future__ import annotations
 
 import re
-from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
-from tessera.estimator.stated.shell.expansion import Expansion, State
-from tessera.estimator.stated.shell.nodes import Assignment, Node, Simple, Text, Word
-from tessera.estimator.stated.shell.parser import parse_script
-from tessera.estimator.stated.shell.values import (
-    ShellWord,
-    Value,
-    is_unknown,
-    may_be_empty,
-    number_of,
-    plain,
+MAX_DEPTH: Final = 20
+"""Deepest nesting of quotations, substitutions and brackets."""
+
+_BLANK: Final = re.compile(r"(?:[ \t\r]|\\\n|#[^\n]*)+")
+_BLANK_LINES: Final = re.compile(r"(?:\s|\\\n|#[^\n]*)*")
+_REDIRECTION: Final = re.compile(r"[0-9]*(?:<<<|<<-?|<>|<&|>>|>&|>\||[<>])|&>>?")
+_OPERATOR: Final = re.compile(r";;&|;;|;&|&&|\|\||\|&|[;|&\n]")
+_FUNCTION: Final = re.compile(r"function\s+([^\s()]+)(?:\s*\(\s*\))?\s*|([\w.:-]+)\s*\(\s*\)\s*")
+_LIST: Final = re.compile(r"[A-Za-z_]\w*\+?=\(")
+_ENDS_OF_WORDS: Final = " \t\r\n;|&()<>"
+_CLOSERS: Final = {"{": "}", "if": "fi", "case": "esac"} | dict.fromkeys(
+    ("for", "while", "until", "select"), "done"
 )
-from tessera.estimator.stated.statement import name_set
-from tessera.formulation.errors import InvalidInput
-
-MAX_CALLS: Final = 5
-"""Deepest nesting of functions and of scripts in scripts."""
-
-_SHELLS: Final = frozenset({"bash", "sh", "zsh", "dash"})
-_TRUE_COMMANDS: Final = name_set("""
-    cd pushd popd echo printf trap mkdir ulimit module sleep wait date alias shopt umask
-""")
-_NO_STARTERS: Final = name_set("""
-    echo printf cat tee grep ls cp mv rm sed awk chmod which type kill pkill ps ln tar find git
-    pip cd test head tail vim mkdir touch wc sort diff true false rsync scp read trap source
-    export pgrep
-""")
-"""Commands that start nothing, even if a launcher is among their words."""
-_WRAPPERS: Final = frozenset({"exec", "command", "builtin", "nohup", "time"})
-_REMOTE: Final = frozenset(
-    {"ssh", "pdsh", "tmux", "screen", "clush", "script", "su", "docker", "sbatch"}
+_OPAQUE: Final = re.compile(
+    r"[\w./:,@%+=-]+|\\.|`(?:[^`\\]|\\.)*`|\$\[[^\]\n]{0,99}\]|('[^']*'|\$'(?:[^'\\]|\\.)*')",
+    re.DOTALL,
 )
-_LAUNCHER: Final = re.compile(r"(?:.*/)?(?:torchrun|deepspeed|accelerate|python[0-9.]*)")
-_PROGRAM: Final = re.compile(r".+\.py")
-_MODULES_OF_LAUNCHERS: Final = frozenset({"torch.distributed.launch", "torch.distributed.run"})
-_FLAGS_OF_LAUNCHERS: Final = name_set("""
-    --standalone --use-env --use_env --no-python --no_python --run-path --module -m --force_multi
-    --no_local_rank --no_ssh --use_deepspeed --use_fsdp --multi_gpu -u --enable_each_rank_log
-""")
+"""Texts without brackets or quotation marks of their own. In double quotes, the group is not one."""
+_USE: Final = re.compile(r"\$(?:[A-Za-z_]\w*|[0-9@*#?$!-])")
+_OPENER: Final = re.compile(r"\$[({]|[\"(]")
+_IN_BRACKETS: Final = re.compile(r"(?<=[\s(])#.*|<<-?(?!<)\s*[\\'\"A-Za-z_]")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
-    """A command that starts a Python program: the launcher's arguments, and the program's."""
+def end_of(text: str, at: int, ends: str, *, quoted: bool = False, depth: int = 0) -> int:
+    """Return the place of the first of ``ends`` that neither a quotation nor a bracket holds.
+
+    Raises:
+        ValueError: no such character follows.
+    """
+    if depth > MAX_DEPTH:
+        raise ValueError(f"there are more than {MAX_DEPTH} levels of nesting")
+    while at < len(text) and text[at] not in ends:
+        opaque, opener = _OPAQUE.match(text, at), _OPENER.match(text, at)
+        other = _IN_BRACKETS.match(text, at) if ends == ")" else None
+        if opaque is not None and not (quoted and opaque[1]):
+            at = opaque.end()
+        elif opener is not None and (opener[0] != "(" or ends == ")"):
+            closer = {"(": ")", "{": "}", '"': '"'}[opener[0][-1]]
+            inner = closer == '"' or (quoted and closer == "}")
+            at = end_of(text, opener.end(), closer, quoted=inner, depth=depth + 1) + 1
+        elif text[at] == "`" or (text[at] == "'" and not quoted):
+            raise ValueError("a quotation has no end")
+        elif other is not None and other[0][0] == "<":
+            raise ValueError("a here-document in brackets is not read")
+        else:
+            at = at + 1 if other is None else other.end()
+    if at >= len(text):
+        raise ValueError(f"{ends[-1]!r} is missing")
+    return at
+
+
+def end_of_use(text: str, at: int, *, quoted: bool) -> int:
+    """Return the end of what a dollar or a backquote begins. Raises ValueError."""
+    match = _USE.match(text, at) or _OPAQUE.match(text, at)
+    if match is not None and not (quoted and "'" in match[0][:2]):
+        return match.end()
+    if text.startswith(("$(", "${"), at):
+        closer = ")" if text[at + 1] == "(" else "}"
+        return end_of(text, at + 2, closer, quoted=quoted and closer == "}") + 1
+    return at + 1
+
+
+def split_words(text: str) -> list[str]:
+    """Return the words of a list, as they are written."""
+    words, at = [], 0
+    text += "\n"
+    while (match := _BLANK_LINES.match(text, at)) and match.end() < len(text):
+        at = end_of(text, match.end(), " \t\n")
+        words.append(text[match.end() : at])
+    return words
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A simple command with its words as they are written.
+
+    ``inside`` is a compound command or function around it, or "". ``is_certain`` is set if the
+    command runs where it stands, and in the script's own shell.
+    """
 
     line: int
-    launcher: str
-    options: tuple[ShellWord, ...]
-    program: ShellWord
-    words: tuple[ShellWord, ...]
+    words: tuple[str, ...]
+    inside: str
+    is_certain: bool
 
 
-_Builtin: TypeAlias = Callable[[list[str], Simple], bool | None]
+class CommandReader:
+    """A position in a script, with the commands and the names of functions before it."""
 
+    def __init__(self, text: str) -> None:
+        self.commands: list[Command] = []
+        self.functions: set[str] = set()
+        self._text = f"{text}\n\n"
+        self._at = 0
+        self._start = 0
+        self._words: list[str] = []
+        self._before = ";"
+        self._open: list[tuple[str, str]] = []
+        """The ends of the compound commands at this position, and what these commands are."""
+        self._function = ""
+        """The name of a function whose body follows."""
+        self._documents: list[tuple[str, bool]] = []
+        """The words after ``<<``, and whether tabs may precede the ends of these documents."""
 
-def _has_index(word: Word) -> bool:
-    """Return whether an element of a list states its own index, as ``[7B]=2`` does."""
-    texts = "".join(part.text for part in word if isinstance(part, Text) and not part.quoted)
-    return texts.startswith("[") and "]=" in texts
+    @property
+    def line(self) -> int:
+        """Return the number of lines up to the command at this position."""
+        return self._text.count("\n", 0, self._start) + 1
 
+    def read(self) -> None:
+        """Read the whole text.
 
-class Commands(Expansion):
-    """A shell that notes the programs that it would start."""
+        Raises:
+            ValueError: it is not a script.
+        """
+        while self._skip():
+            self._start = self._start if self._words else self._at
+            self._step()
+        if self._open:
+            raise ValueError(f"{self._open[-1][0]!r} is missing")
 
-    def __init__(self, field: str, *, strict: bool = False) -> None:
-        super().__init__(field, strict=strict)
-        self.launches: list[Launch] = []
-        self._commands: list[list[str]] = []
-        self._files: dict[str, str] = {}
-        self._others: dict[str, None] = {}
-        self._calls = 0
-        self._locals: list[dict[str, Value | None]] = []
-        self._aside: list[State] = []
-        """What branches left that ended a turn of a loop, the loop, or a function."""
+    def _skip(self) -> bool:
+        """Skip blanks and comments. Return whether something follows."""
+        match = _BLANK.match(self._text, self._at)
+        self._at = self._at if match is None else match.end()
+        return self._at < len(self._text)
 
-    @abstractmethod
-    def run(self, node: Node) -> bool | None:
-        """Follow commands. Return whether they succeed, or None if that is unknown."""
-
-    def command(self, fields: Sequence[str | Assignment], node: Simple) -> bool | None:
-        """Follow a command with its expanded words. Return whether it succeeds."""
-        first = fields[0]
-        if not isinstance(first, str):
-            return True
-        if first in ("export", "declare", "local", "readonly", "typeset"):
-            self._declare(first, fields[1:])
-            return True
-        texts = [text for text in fields if isinstance(text, str)]
-        while texts and plain(texts[0]) in _WRAPPERS:
-            texts = texts[1:]
-            while texts and texts[0].startswith("-"):
-                texts = texts[1:]
-        if not texts:
-            return True
-        name, rest = plain(texts[0]), texts[1:]
-        if name in self.state.functions:
-            return self._call(self.state.functions[name], rest)
-        builtin: _Builtin | None = getattr(self, f"_do_{name}", None) if name.isalpha() else None
-        if name == ".":
-            builtin = self._do_source
-        if builtin is not None:
-            return builtin(rest, node)
-        if name in (":", "true", "false"):
-            return name != "false"
-        return self._external(texts, node)
-
-    def _write_files(self, node: Simple, fields: Sequence[str]) -> None:
-        """Note the text of a here-document, or of ``echo``, that is written to a file."""
-        document = next((r.document for r in node.redirections if r.document is not None), None)
-        target = next(
-            (r.target for r in node.redirections if r.operator in (">", ">|", ">>")), None
-        )
-        if document is not None and fields[:1] in (["bash"], ["sh"], ["sbatch"]):
-            self._child(self.text(document.text), [], node.line)
-        name = None if target is None else self.text(target)
-        if document is not None and name is None and fields[:1] == ["tee"] and len(fields) > 1:
-            name = fields[-1]
-        if name is None:
-            return
-        if document is not None:
-            self._files[plain(name)] = self.text(document.text)
-        elif fields[:1] == ["echo"]:
-            self._files[plain(name)] = " ".join(fields[1:])
+    def _step(self) -> None:
+        """Read an operator, a word, or a redirection with its word."""
+        text, start = self._text, self._at
+        if self._words[:1] == ["[["] and self._words[-1] != "]]":
+            self._at = start + 1 if text[start] == "\n" else end_of(text, start, " \t\n;")
+            self._words.append(text[start : self._at])
+        elif not self._words and (match := _FUNCTION.match(text, start)):
+            self._at = match.end()
+            self._function = match[1] or match[2]
+            self.functions.add(self._function)
+        elif match := _REDIRECTION.match(text, start):
+            self._redirect(match)
+        elif match := _OPERATOR.match(text, start):
+            self._at = match.end()
+            self._finish(match[0])
+            if match[0] == "\n":
+                self._skip_documents()
+        elif text.startswith("((", start) and self._words in ([], ["for"]):
+            self._at = end_of(text, start + 1, ")") + 1
+            self._words.append(text[start : self._at])
+        elif text[start] == "(":
+            self._at += 1
+            if self._words and not (self._open and self._open[-1][0] == "esac"):
+                raise ValueError("'(' is not quoted")
+            self._enter(")", "brackets")
+        elif text[start] == ")":
+            self._at += 1
+            self._close(")")
         else:
-            self._files.pop(plain(name), None)
+            self._take(self._word())
 
-    def _joined(self, states: Sequence[State], line: int) -> State:
-        """Return what several branches leave. Those that end the script are not followed."""
-        live = [state for state in states if not state.ended] or states[:1]
-        if not live[0].ended:
-            self._aside += [s for s in states if s.ended not in ("", "exit")]
-        joined = live[0].copy()
-        for state in live[1:]:
-            joined.functions |= state.functions
-            joined.exported |= state.exported
-            if state.arguments != joined.arguments:
-                joined.arguments = None
-        names = dict.fromkeys(name for state in live for name in state.variables)
-        for name in names:
-            values = [state.variables.get(name, "") for state in live]
-            if any(value != values[0] for value in values) or any(
-                name not in state.variables for state in live
-            ):
-                self._charge([""])
-                same = all(value == values[0] for value in values)
-                choices = tuple(values)
-                mark = self.unknowns.mark(f"${name}", line, choices)
-                joined.variables[name] = values[0] if same else mark
-        return joined
+    def _word(self) -> str:
+        start, match = self._at, _LIST.match(self._text, self._at)
+        stop = end_of(self._text, start, _ENDS_OF_WORDS) if match is None else match.end()
+        self._at = stop if match is None else end_of(self._text, stop, ")") + 1
+        if self._at == start:
+            raise ValueError(f"{self._text[start]!r} is not expected here")
+        return self._text[start : self._at]
 
-    def _end_scope(self, mark: int, ended: str, line: int) -> None:
-        """End a turn of a loop, a loop or a function, also for branches that ended it earlier."""
-        states = [state for state in self._aside[mark:] if state.ended == ended]
-        self._aside[mark:] = [state for state in self._aside[mark:] if state.ended != ended]
-        for state in (self.state, *states):
-            if state.ended == ended:
-                state.ended = ""
-        if states:
-            self.state = self._joined([self.state, *states], line)
+    def _take(self, word: str) -> None:
+        """Add a word to the command, unless it belongs to a compound command."""
+        key = "" if self._words else word
+        if key in _CLOSERS:
+            self._enter(_CLOSERS[key], f"`{key}`")
+            self._words += [key] if key in ("for", "select", "case") else []
+        elif key in _CLOSERS.values():
+            self._close(key)
+        elif key in ("then", "else", "elif", "do"):
+            if not self._open:
+                raise ValueError(f"{key!r} is not expected here")
+        elif key not in ("!", "time"):
+            self._words.append(word)
 
-    def _declare(self, command: str, words: Sequence[str | Assignment]) -> None:
-        names: list[str] = []
-        maps = False
-        is_local = command in ("local", "declare", "typeset") and bool(self._locals)
-        for word in words:
-            if isinstance(word, Assignment):
-                self._keep_for_caller(word.name, is_local)
-                self._assign(word)
-                names.append(word.name)
-            elif word.startswith("-"):
-                maps |= "A" in word
-            elif re.fullmatch(r"[A-Za-z_]\w*", word):
-                self._keep_for_caller(word, is_local)
-                names.append(word)
-                if command in ("local", "declare", "typeset"):
-                    self.state.variables.setdefault(word, "")
-        if command == "export" or "-x" in words:
-            self.state.exported |= frozenset(names)
-        if maps:
-            for name in names:
-                self.state.variables[name] = self.unknowns.mark(f"${name}", 0)
+    def _enter(self, closer: str, what: str) -> None:
+        what = f"the function {self._function}" if self._function else what
+        self._open.append((closer, f"{what} (line {self.line})"))
+        self._function = ""
 
-    def _keep_for_caller(self, name: str, is_local: bool) -> None:
-        """Note what a function's caller has in a variable that the function makes its own."""
-        if is_local and name not in self._locals[-1]:
-            self._locals[-1][name] = self.state.variables.pop(name, None)
-
-    def _set_again(self, values: Mapping[str, Value | None]) -> None:
-        """Give variables the values that they had before. None means not set."""
-        for name, value in values.items():
-            if value is None:
-                self.state.variables.pop(name, None)
-            else:
-                self.state.variables[name] = value
-
-    def _assign(self, assignment: Assignment) -> None:
-        variables, name = self.state.variables, assignment.name
-        old = variables.get(name, [] if assignment.elements is not None else "")
-        if assignment.elements is not None:
-            if any(map(_has_index, assignment.elements)):
-                variables[name] = self.unknowns.mark(f"${name}", 0)
-                return
-            added = [text for word in assignment.elements for text in self.fields(word)]
-            kept = [old] if isinstance(old, str) and old else list(old)
-            variables[name] = kept + added if assignment.appended else added
+    def _close(self, closer: str) -> None:
+        if closer == ")" and self._open and self._open[-1][0] == "esac":
+            self._words = []  # a pattern
             return
-        value = self.text(assignment.value)
-        self._charge([value])
-        if assignment.index is not None:
-            place = number_of(self._calculate(assignment.index) or "?")
-            elements = [old] if isinstance(old, str) and old else list(old)
-            in_map = isinstance(old, str) and is_unknown(old)  # or in a list that is not known
-            if place is None or in_map or not -len(elements) <= place <= len(elements):
-                variables[name] = self.unknowns.mark(f"${name}", 0)
-                return
-            if place == len(elements):
-                elements.append("")
-            elements[place] = elements[place] + value if assignment.appended else value
-            variables[name] = elements
-        elif isinstance(old, list):
-            first = (old[0] if old and assignment.appended else "") + value
-            variables[name] = [first, *old[1:]]
-        else:
-            variables[name] = old + value if assignment.appended else value
+        self._finish(";")
+        if not self._open or self._open.pop()[0] != closer:
+            raise ValueError(f"{closer!r} is not expected here")
+        self._before = ";"
 
-    def _call(self, body: Node, arguments: list[str]) -> bool | None:
-        if self._calls >= MAX_CALLS:
-            raise InvalidInput(
-                self._field, f"has functions that call each other {MAX_CALLS} times deep"
-            )
-        before = self.state.arguments
-        self._calls += 1
-        self._locals.append({})
-        self.state.arguments = arguments
-        mark = len(self._aside)
-        status = self.run(body)
-        self._end_scope(mark, "return", 0)
-        self._calls -= 1
-        self._set_again(self._locals.pop())
-        self.state.arguments = before
-        return status
+    def _finish(self, operator: str) -> None:
+        """End a command."""
+        if self._words:
+            is_alone = self._before in (";", "&", "\n") and operator in (";", "\n")
+            around = [what for _, what in self._open]
+            functions = [what for what in around if what.startswith("the function")]
+            inside = "".join([*functions, *around][:1])
+            is_certain = is_alone and not inside
+            self.commands.append(Command(self.line, tuple(self._words), inside, is_certain))
+        if self._words or operator != "\n":
+            self._before = operator
+        self._words = []
 
-    def _child(self, text: str, arguments: list[str], line: int) -> bool | None:
-        """Follow a script that another shell runs with the exported variables."""
-        before = self.state
-        variables = {n: v if n in before.exported else "" for n, v in before.variables.items()}
-        self.state = State(variables, before.exported, arguments=arguments)
-        mark = len(self._aside)
-        status = self._nested_script(text, line)
-        self.state = before
-        del self._aside[mark:]
-        return status
+    def _redirect(self, match: re.Match[str]) -> None:
+        is_numbered = self._text[self._at - 1] == "}" and "{" in "".join(self._words[-1:])
+        self._at = match.end()
+        self._skip()
+        if self._text.startswith(("<(", ">("), self._at):
+            self._at = end_of(self._text, self._at + 2, ")") + 1
+            return
+        target = self._word()
+        if is_numbered or "((" in target:
+            raise ValueError("a redirection sets a variable")
+        if match[0].lstrip("0123456789") in ("<<", "<<-"):
+            self._documents.append((target, match[0].endswith("-")))
 
-    def _nested_script(self, text: str, line: int) -> bool | None:
-        if self._calls >= MAX_CALLS:
-            raise InvalidInput(self._field, f"has scripts in scripts, {MAX_CALLS} levels deep")
-        self._charge([text])
-        self._calls += 1
-        status = self.run(parse_script(self._field, text, line))
-        self._calls -= 1
-        return status
-
-    def _do_eval(self, words: list[str], node: Simple) -> bool | None:
-        return self._nested_script(" ".join(words), node.line)
-
-    def _do_source(self, words: list[str], node: Simple) -> bool | None:
-        name = plain(words[0]) if words else ""
-        if name in self._files:
-            return self._nested_script(self._files[name], node.line)
-        self._others[f"{self.unknowns.word(name)} (line {node.line})"] = None
-        return None
-
-    def _do_unset(self, words: list[str], node: Simple) -> bool:
-        for word in words:
-            if not word.startswith("-"):
-                name, bracket, _ = plain(word).partition("[")
-                unknown = self.unknowns.mark(f"${name}", node.line) if bracket else ""
-                self.state.variables[name] = unknown
-        return True
-
-    def _do_shift(self, words: list[str], node: Simple) -> bool:
-        count = number_of(words[0]) if words else 1
-        arguments = self.state.arguments
-        if arguments is not None:
-            self.state.arguments = arguments[count:] if count is not None else None
-        return True
-
-    def _do_set(self, words: list[str], node: Simple) -> bool:
-        if "--" in words:
-            self.state.arguments = words[words.index("--") + 1 :]
-        return True
-
-    def _do_exit(self, words: list[str], node: Simple) -> bool:
-        self.state.ended = "exit"
-        return True
-
-    def _do_return(self, words: list[str], node: Simple) -> bool | None:
-        self.state.ended = "return"
-        status = number_of(words[0]) if words else None
-        return None if status is None else status == 0
-
-    def _do_break(self, words: list[str], node: Simple) -> bool:
-        self.state.ended = "break"
-        return True
-
-    def _do_continue(self, words: list[str], node: Simple) -> bool:
-        self.state.ended = "continue"
-        return True
-
-    def _do_let(self, words: list[str], node: Simple) -> bool | None:
-        value: int | None = None
-        for word in words:
-            value = number_of(self._calculate((Text(word),)) or "?")
-        return None if value is None else value != 0
-
-    def _do_read(self, words: list[str], node: Simple) -> None:
-        for word in words:
-            if re.fullmatch(r"[A-Za-z_]\w*", word):
-                self.state.variables[word] = self.unknowns.mark(f"${word}", node.line)
-
-    _do_mapfile = _do_readarray = _do_getopts = _do_read
-
-    def _do_printf(self, words: list[str], node: Simple) -> bool:
-        if words[:1] == ["-v"]:
-            self._do_read(words[1:2], node)
-        return True
-
-    def _external(self, texts: list[str], node: Simple) -> bool | None:
-        self._charge(texts)
-        self._commands.append(texts)
-        names = [plain(text).rpartition("/")[2] for text in texts]
-        if names[0] in _NO_STARTERS:
-            return True if names[0] in _TRUE_COMMANDS else None
-        for at, name in enumerate(names):
-            if name in _SHELLS and self._start_shell(texts[at + 1 :], node):
-                return None
-            if _LAUNCHER.fullmatch(plain(texts[at])) and self._start_program(texts[at:], node):
-                return None
-        if names[0] in _REMOTE:
-            for text in texts[1:]:
-                script = text.removeprefix("--wrap=")
-                if len(script.split()) > 1 and (".py" in script or ".sh" in script):
-                    self._child(script, [], node.line)
-                    return None
-        if may_be_empty(texts[0]) or _PROGRAM.fullmatch(plain(texts[0])):
-            self._start_program(["", *texts], node)
-        elif names[0] in ("srun", "sbatch", *self._files) or names[0].endswith(".sh"):
-            self._start_file(texts, node)
-        return True if names[0] in _TRUE_COMMANDS else None
-
-    def _start_file(self, texts: list[str], node: Simple) -> None:
-        for at, text in enumerate(texts):
-            if plain(text) in self._files:
-                self._child(self._files[plain(text)], texts[at + 1 :], node.line)
-                return
-            if plain(text).endswith(".sh"):
-                self._others[f"{self.unknowns.word(text)} (line {node.line})"] = None
-                return
-
-    def _start_shell(self, texts: list[str], node: Simple) -> bool:
-        """Follow ``-c SCRIPT`` or a file that this script wrote. Return whether there is one."""
-        for at, text in enumerate(texts):
-            if re.fullmatch(r"-[a-z]*c", text) and at + 1 < len(texts):
-                self._child(texts[at + 1], texts[at + 2 :] and texts[at + 3 :], node.line)
-                return True
-            if not text.startswith("-"):
-                self._start_file(texts[at : at + 1], node)
-                return True
-        return False
-
-    def _start_program(self, texts: list[str], node: Simple) -> bool:
-        """Note a command that starts a Python program. Return whether it does."""
-        launcher = plain(texts[0]).rpartition("/")[2]
-        start = 1
-        if launcher.startswith("python") and "-m" in texts:
-            at = texts.index("-m") + 1
-            module = plain(texts[at]) if at < len(texts) else ""
-            if module in _MODULES_OF_LAUNCHERS:
-                launcher, start = "torchrun", at + 1
-            elif module and not any(_PROGRAM.fullmatch(plain(text)) for text in texts[:at]):
-                self._note(node, launcher, texts[1:], at - 1)
-                return True
-        start += launcher == "accelerate"
-        places = range(start, len(texts))
-        program = next((i for i in places if _PROGRAM.fullmatch(plain(texts[i]))), None)
-        if program is None and launcher in ("torchrun", "deepspeed", "accelerate"):
-            program = self._first_operand(texts, start)
-        if program is None:
-            return False
-        self._note(node, launcher, texts[1:], program - 1)
-        return True
-
-    def _first_operand(self, texts: list[str], at: int) -> int | None:
-        """Return the place of a launcher's first word that is no option and no value of one."""
-        while at < len(texts) and texts[at].startswith("-"):
-            alone = "=" in texts[at] or texts[at] in _FLAGS_OF_LAUNCHERS
-            at += 1 if alone else 2
-        return at if at < len(texts) else None
-
-    def _note(self, node: Simple, launcher: str, texts: list[str], program: int) -> None:
-        words = [self.unknowns.word(text) for text in texts]
-        self.launches.append(
-            Launch(
-                line=node.line,
-                launcher=launcher,
-                options=tuple(words[:program]),
-                program=words[program],
-                words=tuple(words[program + 1 :]),
-            )
-        )
+    def _skip_documents(self) -> None:
+        """Skip the texts of here-documents."""
+        for word, has_tabs in self._documents:
+            end = re.sub(r"[\\'\"]", "", word)
+            while self._at < len(self._text):
+                stop = self._text.index("\n", self._at)
+                line = self._text[self._at : stop]
+                self._at = stop + 1
+                if (line.lstrip("\t") if has_tabs else line) == end:
+                    break
+                if end == word and re.search(r"\(\([^)]*(?:\+\+|--|=)|\\$", line):
+                    raise ValueError("a here-document sets a variable, or joins lines")
+        self._documents = []

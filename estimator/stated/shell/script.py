@@ -1,70 +1,194 @@
-"""Reader of the commands that a shell script would start, without a shell.
+"""Reader of the commands that a launch script starts, without a shell.
 
-A script is followed as bash would run it: its assignments, lists, functions, conditions and loops.
-Nothing is executed. What only a run decides is unknown: the output of programs, the environment
-and the script's own arguments. If a condition is unknown, all of its branches are followed, and
-what they leave different is unknown, too. Conditions take variables that nothing sets as not set,
-except for those that a scheduler sets.
+Simple commands are read one after the other, as bash would run them, and nothing is executed. What
+only a run decides is unknown: the environment, the script's arguments, the output of commands, and
+each variable that is set after ``&&`` or inside ``if``, a loop, ``case``, a function or brackets.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
-from tessera.estimator.stated.shell import conditions
-from tessera.estimator.stated.shell.commands import Commands, Launch
-from tessera.estimator.stated.shell.expansion import State
-from tessera.estimator.stated.shell.nodes import (
-    Assignment,
-    Case,
-    Chain,
-    Computation,
-    For,
-    Function,
-    Group,
-    If,
-    Node,
-    Pipeline,
-    Simple,
-    Substitution,
-    Text,
-    Use,
-    While,
-    Word,
-)
-from tessera.estimator.stated.shell.parser import parse_script
-from tessera.estimator.stated.shell.values import (
+from tessera.estimator.stated.shell.commands import Command, CommandReader
+from tessera.estimator.stated.shell.variables import (
+    ASSIGNMENT,
+    CONTROL,
+    NAME,
     ShellWord,
-    fields_of,
-    is_unknown,
-    matches,
-    number_of,
-    plain,
+    Value,
+    Variables,
+    plain_text,
 )
+from tessera.estimator.stated.statement import name_set
 from tessera.formulation.errors import InvalidInput
 
-MAX_TURNS: Final = 5
-"""Largest number of turns in which a loop of unknown length is followed."""
+_DEFAULT_THAT_SETS: Final = re.compile(r"\$\{([A-Za-z_]\w*)(?:\[[^]]*\])?:?=")
+_NUMERIC: Final = name_set("-eq -ne -lt -le -gt -ge")
+_SETTERS: Final = name_set("""
+    for select export declare typeset local readonly read readarray mapfile getopts let printf unset
+    set shift alias
+""")
+"""Commands of the shell that set variables."""
+_NO_STARTERS: Final = name_set("""
+    case [ test echo cat tee grep ls cp mv rm sed awk chmod which type kill pkill ps ln tar find
+    git pip cd head tail vim mkdir touch wc sort diff true false rsync scp trap pgrep
+""")
+"""Commands that start nothing, even if a launcher is among their words."""
+_LAUNCHERS: Final = frozenset({"torchrun", "deepspeed", "accelerate"})
+_LAUNCHER: Final = re.compile(rf"{'|'.join(_LAUNCHERS)}|python[0-9.]*")
+_PROGRAM: Final = re.compile(r"\S+\.py")
+_MODULES_OF_LAUNCHERS: Final = frozenset({"torch.distributed.launch", "torch.distributed.run"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """A command that starts a Python program: the launcher's arguments, and the program's."""
+
+    line: int
+    launcher: str
+    options: tuple[ShellWord, ...]
+    program: ShellWord
+    words: tuple[ShellWord, ...]
+
+
 class Script:
     """The commands that a script starts, and what else a reader of plans needs to know of it.
 
-    ``listed`` are the words of a text that starts nothing, e.g. a plain list of arguments.
-    ``files`` are the texts that the script writes to files. ``assumed`` are the variables that are
-    taken as not set. ``others`` are scripts that were not read.
+    ``assumed`` are the variables that are taken as not set, and ``others`` are scripts that were not
+    read.
     """
 
-    launches: tuple[Launch, ...]
-    listed: tuple[ShellWord, ...]
-    files: dict[str, str]
-    assumed: tuple[str, ...]
-    others: tuple[str, ...]
+    def __init__(self, field: str, functions: set[str]) -> None:
+        self._variables = Variables(field)
+        self._functions = functions
+        self._unread: list[tuple[str, str]] = []
+        self._started: list[str] = []
+        """The words of the commands that start no program."""
+        self.launches: list[Launch] = []
+        self.assumed = self._variables.assumed
+        self.others: dict[str, None] = {}
+
+    @property
+    def unread(self) -> list[tuple[str, ShellWord]]:
+        """Return the places of commands that are not followed, with their words."""
+        return [(place, self._variables.word(mark)) for place, mark in self._unread]
+
+    @property
+    def listed(self) -> list[ShellWord]:
+        """Return the words of a text that starts nothing, e.g. a plain list of arguments."""
+        is_list = "".join(self._started[:1]).startswith("-")
+        words = self._started if is_list else self._variables.listed()
+        return [] if self.launches else list(map(self._variables.word, words))
+
+    def follow(self, text: str, commands: Sequence[Command]) -> None:
+        """Follow the commands of a text, up to one that ends the shell."""
+        for match in _DEFAULT_THAT_SETS.finditer(text):
+            line = text.count("\n", 0, match.start()) + 1
+            source = text[match.start() :].partition("\n")[0]
+            self._variables.unsettle([match[1]], line, source)
+        for command in commands:
+            if self._follow(command) == "exit" and command.is_certain:
+                break
+
+    def _follow(self, command: Command) -> str:
+        """Follow a command, and return its name."""
+        variables, words, line = self._variables, list(command.words), command.line
+        if words[0].startswith(("((", "[[")):
+            if words[0] != "[[" or _NUMERIC & {*words}:
+                variables.note_changes(" ".join(words), line)
+            return ""
+        settings = []
+        while words and (match := ASSIGNMENT.match(words[0])):
+            settings.append((match, words.pop(0)))
+        fields = [text for word in words for text in variables.fields(word, line)]
+        name = plain_text(fields[0]) if fields else ""
+        for match, word in settings:
+            value = variables.new_value(match, word, line)
+            if not fields:
+                self._set(match[1], word, value, command)
+        source = variables.mark(" ".join(words), line)
+        if name in self._functions or name == "eval":
+            self._unread.append((f"{name} (line {line})", source))
+        elif name in _SETTERS:
+            self._declare(words, command)
+        elif command.inside and name not in _NO_STARTERS:
+            self._unread.append((command.inside, source))
+        elif fields and name not in _NO_STARTERS:
+            self._start(fields, line)
+        is_prefix = name in ("command", "builtin") and fields[1:2] != ["-v"]
+        if is_prefix or name in ("eval", "source", ".") or ("\0" in name and "/" not in name):
+            self._forget(command)
+        return name
+
+    def _set(self, name: str, source: str, value: Value, command: Command) -> None:
+        """Set a variable, which is unknown if a run decides whether it is set."""
+        self._variables.set(name, source, value)
+        if not command.is_certain:
+            self._variables.unsettle([name], command.line)
+
+    def _forget(self, command: Command) -> None:
+        for_ever = command.inside.startswith("the function")
+        self._variables.forget(command.line, for_ever=for_ever)
+
+    def _declare(self, words: Sequence[str], command: Command) -> None:
+        """Follow a command that sets the variables that it names, or the script's arguments."""
+        name, operands, line = words[0], words[1:], command.line
+        option = "".join(operands[:1])
+        if name == "shift" or (name == "set" and ("--" in operands or option[:1] not in "-+")):
+            self._variables.unsettle("@*123456789", line, " ".join(words))
+        if name in ("set", "shift") or (name == "printf" and option != "-v"):
+            return
+        values = []
+        for word in operands[: 1 if name in ("for", "select") else None]:
+            match = ASSIGNMENT.match(word)
+            head = word if name == "let" else word.partition("=")[0]
+            if name == "export" and match and match[2] == "":
+                values.append((match[1], word, self._variables.new_value(match, word, line)))
+            elif "$" in head or "`" in head or name not in _SETTERS:
+                self._forget(command)
+            elif name == "alias":
+                self._functions |= {*NAME.findall(head)}
+            elif name in ("local", "declare", "typeset") and re.match("-[a-zA-Z]*n", word):
+                self._variables.forget(line, for_ever=True)
+            elif name != "export" or not NAME.fullmatch(word):
+                self._variables.unsettle(NAME.findall(head), line, " ".join(words))
+        for variable, word, value in values:
+            self._set(variable, word, value, command)
+
+    def _start(self, fields: Sequence[str], line: int) -> None:
+        """Note the program that a command starts."""
+        names = [plain_text(text).rpartition("/")[2] for text in fields]
+        start = next((at for at, name in enumerate(names) if _LAUNCHER.fullmatch(name)), -1)
+        launcher = names[start] if start >= 0 else ""
+        programs = [at for at, name in enumerate(names) if at > start and _PROGRAM.fullmatch(name)]
+        module = names.index("-m", start) + 1 if "-m" in names[start:] else len(names)
+        if launcher.startswith("python") and module < min([*programs, len(names)]):
+            is_launcher = names[module] in _MODULES_OF_LAUNCHERS
+            launcher, programs = ("torchrun", programs) if is_launcher else (launcher, [module])
+        if launcher in _LAUNCHERS:
+            programs = programs or [start]
+        word = self._variables.word
+        if programs and (launcher or "\0" in names[0] or programs[0] == 0):
+            program, words = programs[0], tuple(map(word, fields))
+            launch = Launch(
+                line=line,
+                launcher=launcher,
+                options=words[start + 1 : program if program > start else None],
+                program=words[program],
+                words=words[program + 1 :],
+            )
+            self.launches.append(launch)
+            return
+        self._started += fields
+        for text in fields:
+            if " " in text:
+                place = f"the text of a command (line {line})"
+                self._unread.append((place, self._variables.mark(text, line)))
+            elif text.endswith(".sh"):
+                self.others[f"{word(text)} (line {line})"] = None
 
 
 def read_script(field: str, text: str) -> Script:
@@ -73,263 +197,14 @@ def read_script(field: str, text: str) -> Script:
     Raises:
         InvalidInput: the text is not a script, or does too much.
     """
-    if re.search("[\0\1]", text):
+    if CONTROL.search(text):
         raise InvalidInput(field, "has a control character; remove it")
-    script = parse_script(field, text)
-    run = _Run(field)
-    run.run(script)
-    if not run.launches and run.state.ended and run.assumed:
-        # The script only explains its arguments, or stops, if they are not given.
-        run = _Run(field, strict=True)
-        run.run(script)
-    return run.script()
-
-
-class _Run(Commands):
-    """A script that is followed through its conditions and loops."""
-
-    def script(self) -> Script:
-        """Return what the script starts."""
-        listed: list[str] = []
-        if not self.launches:
-            if self._commands and self._commands[0][0].startswith("-"):
-                listed = [word for words in self._commands for word in words]
-            else:
-                lists = (fields_of(value) for value in self.state.variables.values())
-                listed = [
-                    word
-                    for words in lists
-                    if words[:1] and words[0].startswith("--")
-                    for word in words
-                ]
-        word = self.unknowns.word
-        return Script(
-            launches=tuple(self.launches),
-            listed=tuple(word(text) for text in listed),
-            files={str(word(name)): str(word(text)) for name, text in self._files.items()},
-            assumed=tuple(self.assumed),
-            others=tuple(self._others),
-        )
-
-    def run(self, node: Node) -> bool | None:
-        self._charge([""])
-        if isinstance(node, Chain):
-            return self._chain(node)
-        if isinstance(node, Simple):
-            return self._simple(node)
-        if isinstance(node, Pipeline):
-            return self._pipeline(node)
-        if isinstance(node, Group):
-            return self._in_own_shell(node.body) if node.own_shell else self.run(node.body)
-        if isinstance(node, If):
-            return self._if(node)
-        if isinstance(node, For):
-            return self._for(node)
-        if isinstance(node, While):
-            return self._while(node)
-        if isinstance(node, Case):
-            return self._case(node)
-        if isinstance(node, Function):
-            self.state.functions[node.name] = node.body
-            return True
-        if isinstance(node, Computation):
-            value = number_of(self._calculate(node.expression) or "?")
-            return None if value is None else value != 0
-        return self._test(lambda: conditions.double_brackets(node.words, self))
-
-    def _chain(self, node: Chain) -> bool | None:
-        status: bool | None = True
-        for before, part in node.parts:
-            if self.state.ended:
-                return status
-            if before == ";" or status is (before == "&&"):
-                status = self.run(part)
-            elif status is None:
-                status = self._perhaps(part, part_line(part))
-        return status
-
-    def _perhaps(self, node: Node, line: int) -> bool | None:
-        """Follow commands that are reached or not."""
-        self._branches([lambda: self.run(node), lambda: None], line)
-        return None
-
-    def _branches(self, runs: Sequence[Callable[[], object]], line: int) -> None:
-        """Follow several branches of which one is taken, and join what they leave."""
-        before = self.state
-        after = []
-        for run in runs:
-            self.state = before.copy()
-            run()
-            after.append(self.state)
-        self.state = self._joined(after, line)
-
-    def _in_own_shell(self, node: Node) -> bool | None:
-        before, mark = self.state, len(self._aside)
-        self.state = before.copy()
-        status = self.run(node)
-        self.state = before
-        del self._aside[mark:]
-        return status
-
-    def _pipeline(self, node: Pipeline) -> bool | None:
-        status: bool | None = True
-        for part in node.parts:
-            status = self.run(part) if len(node.parts) == 1 else self._in_own_shell(part)
-        if node.negated:
-            return None if status is None else not status
-        return status
-
-    def _if(self, node: If) -> bool | None:
-        after: list[State] = []
-        for condition, body in node.arms:
-            holds = self.run(condition)
-            if self.state.ended or holds is False:
-                continue
-            if holds:
-                self.run(body)
-                break
-            before = self.state
-            self.state = before.copy()
-            self.run(body)
-            after.append(self.state)
-            self.state = before
-        else:
-            if node.otherwise is not None and not self.state.ended:
-                self.run(node.otherwise)
-        if after:
-            self.state = self._joined([*after, self.state], node.line)
-        return None if after else True
-
-    def _for(self, node: For) -> bool | None:
-        if node.words is None:
-            words = self.fields((Use("$@", "@", None, "", (), True, node.line),))
-        else:
-            words = [text for word in node.words for text in self.fields(word)]
-        if any(is_unknown(word) for word in words):
-            turn = self.unknowns.mark(f"${node.name}", node.line)
-
-            def take_a_turn() -> bool | None:
-                self.state.variables[node.name] = turn
-                return self.run(node.body)
-
-            self._repeat(take_a_turn, node.line)
-            return None
-        mark = len(self._aside)
-        for word in words:
-            self.state.variables[node.name] = word
-            self.run(node.body)
-            self._end_scope(mark, "continue", node.line)
-            if self.state.ended:
-                break
-        self._end_scope(mark, "break", node.line)
-        return None
-
-    def _repeat(self, take_a_turn: Callable[[], object], line: int) -> None:
-        """Follow a loop of unknown length, until further turns make no more variables unknown."""
-        launches, mark, unknown = len(self.launches), len(self._aside), -1
-        for _ in range(MAX_TURNS):
-            del self.launches[launches:]
-            before = self.state
-            self.state = before.copy()
-            take_a_turn()
-            self._end_scope(mark, "continue", line)
-            self._end_scope(mark, "break", line)
-            self.state = self._joined([before, self.state], line)
-            values = self.state.variables.values()
-            count = sum(is_unknown("".join(value)) for value in values)
-            if count == unknown:
-                return
-            unknown = count
-
-    def _while(self, node: While) -> bool | None:
-        mark = len(self._aside)
-        while True:
-            self._charge([""])
-            before = self.state.copy()
-            holds = None if node.condition is None else self.run(node.condition)
-            if holds is None:
-                self._repeat(lambda: self._turn_of(node), node.line)
-            if holds is None or holds is node.until or self.state.ended:
-                break
-            self.run(node.body)
-            self._end_scope(mark, "continue", node.line)
-            if self.state.ended or self.state == before:  # else it would go on for ever
-                break
-        self._end_scope(mark, "break", node.line)
-        return None
-
-    def _turn_of(self, node: While) -> None:
-        self.run(node.body)
-        if node.condition is not None and not self.state.ended:
-            self.run(node.condition)
-
-    def _case(self, node: Case) -> bool | None:
-        self._testing = True
-        subject = self.text(node.subject)
-        self._testing = False
-        if is_unknown(subject):
-            bodies = [body for _, body in node.arms]
-            if not any((Text("*"),) in patterns for patterns, _ in node.arms):
-                bodies.append(Chain(()))
-            self._branches([partial(self.run, body) for body in bodies], node.line)
-            return None
-        for patterns, body in node.arms:
-            self._charge([""] * len(patterns))
-            answers = [matches(plain(subject), conditions.pattern_text(p, self)) for p in patterns]
-            if any(answers):
-                return self.run(body)
-            if None in answers:
-                return self._perhaps(body, node.line)
-        return True
-
-    def _test(self, answer: Callable[[], bool | None]) -> bool | None:
-        self._testing = True
-        try:
-            return answer()
-        finally:
-            self._testing = False
-
-    def _simple(self, node: Simple) -> bool | None:
-        words = node.words
-        first = words[0] if words else None
-        if isinstance(first, tuple) and first in conditions.TESTS:
-            texts = self._test_fields(words)
-            return self._test(lambda: conditions.single_brackets(texts))
-        fields: list[str | Assignment] = []
-        for word in words:
-            fields += [word] if isinstance(word, Assignment) else self.fields(word)
-        self._write_files(node, [text for text in fields if isinstance(text, str)])
-        if not fields:
-            for assignment in node.assignments:
-                self._assign(assignment)
-            substitutes = any(
-                isinstance(part, Substitution) for a in node.assignments for part in a.value
-            )
-            return None if substitutes else True
-        before = {a.name: self.state.variables.get(a.name) for a in node.assignments}
-        for assignment in node.assignments:
-            self._assign(assignment)
-        exported = self.state.exported
-        self.state.exported |= frozenset(before)
-        status = self.command(fields, node)
-        self.state.exported = self.state.exported - frozenset(before) | (
-            exported & frozenset(before)
-        )
-        self._set_again(before)
-        return status
-
-    def _test_fields(self, words: Iterable[Word | Assignment]) -> list[str]:
-        self._testing = True
-        texts = [t for word in words if isinstance(word, tuple) for t in self.fields(word)]
-        self._testing = False
-        return texts
-
-
-def part_line(node: Node) -> int:
-    """Return the line of a command."""
-    while isinstance(node, Chain | Pipeline):
-        first = node.parts[0]
-        node = first[1] if isinstance(first, tuple) else first
-    while isinstance(node, Group):
-        return part_line(node.body)
-    return 0 if isinstance(node, Function) else node.line
+    reader = CommandReader(text.replace("\r\n", "\n"))
+    try:
+        reader.read()
+        script = Script(field, reader.functions)
+        script.follow(text, reader.commands)
+    except ValueError as error:
+        problem = f"is not a script that can be read: {error} (line {reader.line})"
+        raise InvalidInput(field, problem) from error
+    return script

@@ -1,6 +1,6 @@
 TP=${TP:-4}
 PP=${PP:-"2"}
-: ${MBS:=2}
+MBS=${MBS-2}
 GBS=${GBS:-$((MBS * 32))}
 EXTRA=${EXTRA:-}
 NNODES=${SLURM_NNODES:-1}

@@ -1,13 +1,12 @@
 ARGS=(--micro-batch-size 1)
 ARGS+=(--global-batch-size 256)
-USE_SP=1
-if ((USE_SP)); then ARGS+=(--sequence-parallel); fi
+ARGS+=(--sequence-parallel)
 PARALLEL=(
   "--tensor-model-parallel-size" "4"
   --pipeline-model-parallel-size=2
 )
 ARGS+=("${PARALLEL[@]}")
-ARGS[${#ARGS[@]}]=--bf16
+ARGS+=(--bf16)
 DIST="--nproc_per_node 8 --nnodes 1"
 torchrun $DIST train.py "${ARGS[@]}" &
 wait

@@ -170,20 +170,22 @@ ARGS=(
     #--tensor-model-parallel-size 8 \\
     --bf16
 )
-FP8=()
-if [[ "$DTYPE" == "fp8" ]]; then
-    FP8+=(
-        "--fp8-format hybrid"
+LOGS=(--log-interval 1)
+if [[ -n "$WANDB" ]]; then
+    LOGS+=(
+        "--wandb-project x"
     )
 fi
 MORE=(--pipeline-model-parallel-size 2)
 ARGS+=("${MORE[@]}")
-torchrun "$SCRIPT.py" ${ARGS[@]} ${FP8[@]} --tensor-model-parallel-size $TP_SIZE
+torchrun "$SCRIPT.py" ${ARGS[@]} ${LOGS[@]} --tensor-model-parallel-size $TP_SIZE
 """
     assert str(complete(text)) == "2 x (dp2 tp4), 1F1B, micro-batch 2 x 16"
-    assert read(text).notes == ("taken as not set: DTYPE",)
-    eight_bits = complete(f"DTYPE=fp8\n{text}")
-    assert str(eight_bits) == "2 x (dp2 tp4), 1F1B, fp8, micro-batch 2 x 16"
+    assert read(text).notes == ("left out, because only a run decides them: $LOGS (line 10)",)
+    uncertain = read(text.replace("--wandb-project x", "--fp8-format hybrid"))
+    assert uncertain.unknown == {
+        "precision": "is perhaps in $LOGS (line 10), which only a run decides"
+    }
 
 
 @pytest.mark.parametrize(
@@ -281,10 +283,6 @@ def test_a_default_of_the_environment_states_no_gpus_and_gives_way_to_options() 
     assert combine([StatedPlan(tp=2), stated]).tp == 2
     assert read(text.replace("${SLURM_NNODES:-1}", "${NODES:-2}")).gpus is None
     assert read(text.replace("${SLURM_NNODES:-1}", "2")).gpus == 16
-    later = f"CMD='{text.splitlines()[-1]}'\nNNODES=1\nTP=${{TP:-4}}\neval \"$CMD\""
-    assert combine([read(later), StatedPlan(tp=2)]).tp == 2
-    inside = text.replace("torchrun", 'R="torchrun') + '"\neval $R'
-    assert combine([read(inside), StatedPlan(tp=2)]).tp == 2
     one_node = read(text.replace("--nnodes $NNODES", ""))
     assert complete_plan(one_node, a_context(16)).gpus == 16
 
@@ -297,9 +295,9 @@ def test_a_value_that_only_a_run_decides_can_be_stated_by_an_option() -> None:
     with pytest.raises(InvalidInput) as refused:
         complete(text)
     assert str(refused.value) == (
-        "--tensor-model-parallel-size: is 2 or 4 (line 1), which only a run decides;"
-        " --micro-batch-size is $1 (line 2), which only a run decides; --recompute-activations is given"
-        " or not given (line 1), which only a run decides; write the value into the file (`tessera"
+        "--tensor-model-parallel-size: is $TP (line 1), which only a run decides;"
+        " --micro-batch-size is $1 (line 2), which only a run decides; --recompute-activations is"
+        " perhaps in $AC (line 1), which only a run decides; write the value into the file (`tessera"
         " estimate` also takes --tp, --micro-batch, --recompute)"
     )
     given = StatedPlan(tp=4, micro_batch=2, recomputation=Recomputation.NONE)
@@ -307,21 +305,40 @@ def test_a_value_that_only_a_run_decides_can_be_stated_by_an_option() -> None:
     assert str(whole) == "dp4 tp4, micro-batch 2 x 8"
 
 
+def test_what_a_value_may_change_is_unknown_too() -> None:
+    text = "if x; then A={}; fi\ntorchrun train.py --tensor-model-parallel-size {} --bf16 $A"
+    for argument, tp, fields in (
+        ("--fp8-hybrid", "2", {"precision"}),
+        ("--num-experts=8", "2", {"experts", "expert_tp"}),
+        ("--num-experts=8", "1", {"experts"}),
+        ("--tensor-model-parallel-size=4", "2", {"tp"}),
+        ("--micro-$X=4", "2", {"micro_batch"}),
+        ("'--use-megatron-fsdp --num-layers=8'", "1", {"zero", "blocks"}),
+    ):
+        assert {*read(text.format(argument, tp)).unknown} == fields
+    with pytest.raises(InvalidInput, match="--cpu-offloading-num-layers"):
+        read(text.format("--cpu-offloading-num-layers=1", "2"))
+
+
 def test_training_that_differs_between_launches_is_refused() -> None:
-    text = "for TP in 1 2; do torchrun train.py --tensor-model-parallel-size $TP --bf16; done"
-    assert read(text).unknown == {"tp": "is 1 or 2 (line 1), which only a run decides"}
+    text = "\n".join(f"torchrun train.py --tensor-model-parallel-size {n} --bf16" for n in (1, 2))
+    with pytest.raises(
+        InvalidInput, match="different --tensor-model-parallel-size \\(lines 1 and 2"
+    ):
+        read(text)
+    assert read(text.replace("size 2", "size 1 --seed 2")).tp == 1
 
 
-def test_a_configuration_of_deepspeed_that_a_script_writes_is_read() -> None:
+def test_a_configuration_of_deepspeed_is_not_read_with_a_script() -> None:
     command = (
         "deepspeed --num_nodes 2 --num_gpus 8 train.py --tensor-model-parallel-size 2 --deepspeed"
         " --deepspeed_config ds.json --micro-batch-size 2 --bf16"
     )
-    config = json.dumps({"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 2})
-    stated = read(f"cat > ds.json <<EOF\n{config}\nEOF\n{command}")
-    assert (stated.zero, stated.gpus) == (ZeroStage.GRADIENTS, 16)
+    assert (read(command).gpus, read(command).usual.get("offload")) == (16, None)
     assert read(command).unknown == {"zero": "is in 'ds.json', a file that is not read here"}
     assert read(f"{command} --zero-stage 1").zero is ZeroStage.OPTIMIZER
+    uncertain = read(f"if x; then A=--num_gpus=4; fi; {command.replace(' train', ' $A train')}")
+    assert uncertain.unknown["gpus"] == "is perhaps in $A (line 1)"
 
 
 def test_a_torchtitan_file_becomes_a_plan() -> None:
@@ -580,9 +597,9 @@ def test_a_field_that_a_plan_cannot_have_is_refused_by_its_name(
     [
         ("'" + "--a " * 100, "a quotation has no end"),
         ("--bf16 " * 20_000, "at most 65,536 bytes"),
-        ("A=xxxxxxxxxx\n" + "A=$A$A\n" * 200 + "--bf16 $A", "more than 20,000 words"),
-        ("A=(--bf16)\n" + "A=( ${A[@]} ${A[@]} )\n" * 200, "more than 20,000 words"),
-        ("[training]\n" + "x = " + "[" * 60_000, "levels deep"),
+        ("A=xxxxxxxxxx\n" + "A=$A$A\n" * 200 + "--bf16 $A", "1,000,000 characters"),
+        ("A=(--bf16)\n" + "A=( ${A[@]} ${A[@]} )\n" * 200, "1,000,000 characters"),
+        ("[training]\n" + "x = " + "[" * 60_000, "is not valid TOML"),
         ("[training]\n" + ".".join("a" * 5000) + " = 1", "levels deep"),
         ("[training]\nseq_len = " + "9" * 5000, "is not valid TOML"),
         ("[training]\nsteps = nan\n", "finite number"),
@@ -597,19 +614,25 @@ def test_a_field_that_a_plan_cannot_have_is_refused_by_its_name(
             "not a field of a plan",
         ),
         ("--bf16 \0", "a control character"),
-        ("( " * 10_000 + "--bf16", "levels of nesting"),
+        ("( " * 10_000 + "--bf16", "is missing"),
         ("A=" + "${A:-" * 10_000 + " --bf16", "levels of nesting"),
-        ("f() { f; f; }; f --bf16", "call each other"),
-        ("A=" + "$((" * 10_000 + " --bf16", "levels of nesting|is missing|has no"),
-        ("if x\n then y\n" + "elif x\n then A=1\n" * 3_000 + "fi --bf16", "is not expected here"),
-        ("if x\n then y\n" + "elif x\n then A=1\n" * 3_000 + "fi\n# --bf16", "words"),
-        ("ssh x '" + " " * 60_000 + "--bf16'", "has no arguments"),
-        ("A=" + "x" * 900 + "\nwhile :; do B=${A##*y*z}; C=1$C; done --bf16", "not expected here"),
-        ("A=" + "x" * 900 + "\nwhile :; do B=${A##*y*z}; C=1$C; done # --bf16", "words"),
-        ("[ " + "! " * 9_000 + "a ] && torchrun a.py --bf16", "without arguments"),
-        ("f() { " * 8 + "f --bf16" + "; }" * 8 + "\nf", "call each other|has no arguments"),
-        ("f() { g; g; }; g() { h; h; }; h() { $A; }; while :; do f --bf16; A=1$A; done", "words"),
-        ("if x; then A=1$A\nfi\n" * 3000 + "torchrun a.py $A --bf16", "words"),
+        ("A=" + "$((" * 10_000 + " --bf16", "levels of nesting"),
+        ("A=" + "${X=1}" * 8_000 + " --bf16", "1,000,000 characters"),
+        ("f() { f; f; }; f --bf16", "starts no training"),
+        ("$[" * 30_000 + " --bf16", "starts no training"),
+        ("a\n" * 30_000 + "--bf16", "starts no training"),
+        ("torchrun a.py --moe-layer-freq ([0]*3) --bf16", "'\\(' is not quoted"),
+        ("cat <<A\nfoo \\\nA\nTP=1\nA\n--bf16", "joins lines"),
+        ("cat <<A\n$((TP=1))\nA\n--bf16", "here-document sets a variable"),
+        ("cat 2> $((TP=1)) --bf16", "redirection sets a variable"),
+        ("done\n--bf16", "'done' is not expected here"),
+        (
+            "if x; then\n"
+            + "".join(f"A{i}=$A{i + 1}\n" for i in range(3000))
+            + "fi; torchrun a.py --bf16 "
+            + " ".join(f"$A{i}" for i in range(1500)),
+            "1,000,000 characters",
+        ),
     ],
 )
 def test_hostile_texts_are_refused_quickly(text: str, said: str) -> None:
