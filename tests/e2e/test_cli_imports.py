@@ -88,6 +88,10 @@ def test_a_trace_import_that_failed_halfway_may_be_repeated(
     write_file(tmp_path, TRACE.replace("t2,10,bert,1.3B,256,5000", "t2,10,bert,1.3B,256,500"))
     refused = tessera("import", "trace", file, "--tenant", "t", code=1).stderr
     assert "clusters/c/jobs/t2 already exists and differs from the job" in refused
+    head, *rows = TRACE.splitlines()
+    write_file(tmp_path, "\n".join([head, *reversed(rows), ""]))
+    note = "listed after a job that arrives later"
+    assert note in tessera("import", "trace", file, "--tenant", "t").stderr
 
 
 def test_a_trace_is_shaped_for_the_servers_cluster_and_its_tenants_get_their_quota(

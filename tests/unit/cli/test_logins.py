@@ -407,19 +407,23 @@ def test_the_id_token_is_used_where_the_client_is_the_audience(device: Device) -
     assert "audience" not in device.provider.forms[0]
 
 
-def test_polls_become_slower_when_the_provider_asks_for_it(device: Device) -> None:
+def test_polls_become_slower_when_the_provider_asks_for_it_and_end_with_the_code(
+    device: Device,
+) -> None:
     device.provider.polls = ["slow_down", "authorization_pending", "slow_down"]
     device.log_in()
     assert device.waits == [1.0, 6.0, 6.0, 11.0]
-
-
-@pytest.mark.parametrize("interval_s", [None, 0, -1, 1e13])
-def test_without_a_sensible_interval_polls_are_five_seconds_apart(
-    device: Device, interval_s: float | None
-) -> None:
-    device.provider.interval_s = interval_s
-    device.log_in()
-    assert device.waits == [5.0]
+    for no_interval_s in (None, 0, -1, 1e13):
+        device.waits.clear()
+        device.provider.interval_s = no_interval_s
+        device.log_in()
+        assert device.waits == [5.0]
+    device.waits.clear()
+    device.provider.interval_s, device.provider.expires_in_s = 1, 10.0
+    device.provider.polls = ["authorization_pending"] * 100
+    with pytest.raises(LoginRefused, match="the code has expired"):
+        device.log_in()
+    assert device.waits == [1.0] * 9
 
 
 @pytest.mark.parametrize(
@@ -436,14 +440,6 @@ def test_a_refused_login_says_why(device: Device, polls: list[str], message: str
         device.log_in()
 
 
-def test_polls_end_with_the_code_even_if_the_provider_never_says_so(device: Device) -> None:
-    device.provider.polls = ["authorization_pending"] * 100
-    device.provider.expires_in_s = 10.0
-    with pytest.raises(LoginRefused, match="the code has expired"):
-        device.log_in()
-    assert device.waits == [1.0] * 9
-
-
 def test_a_provider_that_fails_for_a_moment_is_asked_again_more_slowly(device: Device) -> None:
     flow = device.flow()
     code = flow.begin()
@@ -457,11 +453,8 @@ def test_a_provider_that_fails_for_a_moment_is_asked_again_more_slowly(device: D
     flow._wait = wait
     assert flow.wait_for_user(code).token
     assert device.waits == [1.0, 2.0, 4.0]
-
-
-def test_a_provider_that_stays_down_ends_the_login(device: Device) -> None:
-    flow = device.flow()
-    code = flow.begin()
+    flow, code = device.flow(), flow.begin()
+    device.waits.clear()
     device.provider.switch_off()
     with pytest.raises(Unavailable, match="cannot be reached"):
         flow.wait_for_user(code)

@@ -84,7 +84,13 @@ def test_a_lingjun_file_is_read_from_the_same_folder_and_assumptions_are_printed
         ("", "", "must contain one topology, but is empty"),
         (CLOS, "--paths a100-0 a100-9", "--paths: unknown host 'a100-9'; did you mean"),
         (CLOS, "--paths a100-0 a100-0", "--paths: needs two different hosts"),
+        (
+            CLOS.replace("100 Gb/s", "1"),
+            "",
+            "tor_bytes_per_s: must be a number of bytes/s from 1e6",
+        ),
         (LINGJUN, "", "hosts.csv: cannot be read"),
+        (LINGJUN + "rows: []\n", "", "needs exactly one of 'file' and 'rows'"),
     ],
 )
 def test_a_mistake_in_a_topology_is_refused_by_name(

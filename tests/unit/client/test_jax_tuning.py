@@ -110,12 +110,14 @@ def test_a_plan_that_fails_is_left_behind_and_named() -> None:
 
 @pytest.mark.parametrize(("budget_s", "tried"), [(0.0, 1), (PLAN_S, 1), (PLAN_S + 0.1, 2)])
 def test_the_budget_counts_compilation_and_is_looked_at_before_each_plan(
-    budget_s: float, tried: int
+    budget_s: float, tried: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop = Workshop(SECONDS)
     tuning = choose(shop, budget_s)
     assert len(tuning.trials) == tried
     assert (tuning.spent_s, tuning.plans) == (shop.now_s, 4)
+    monkeypatch.setattr(progress, "stop_requested", lambda: True)  # it ends the tuning, too
+    assert len(choose(Workshop(SECONDS)).trials) == 1
 
 
 def test_a_plan_of_a_later_release_is_refused_and_the_others_are_tried() -> None:
@@ -157,11 +159,6 @@ def test_damaged_notes_count_as_none(tmp_path: Path, damage: str) -> None:
     notes.write_text(damage)
     assert not any(trial.is_left_out for trial in choose(Workshop(SECONDS), notes=notes).trials)
     assert json.loads(notes.read_text()) == {}
-
-
-def test_a_request_to_stop_ends_the_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "stop_requested", lambda: True)
-    assert len(choose(Workshop(SECONDS)).trials) == 1
 
 
 def let_program_run(
