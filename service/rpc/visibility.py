@@ -52,7 +52,8 @@ def hide_in_round(
     message.decisions.extend(kept)
     for rows in (message.prices, message.used_gpus):
         _keep_own_rows(identity, rows, own)
-    del message.violations[:]  # they may name any job
+    for texts in (message.violations, message.failures):  # they may name any job
+        del texts[:]
 
 
 def hide_in_job(identity: Identity, message: jobs_pb2.Job, others: Collection[str] = ()) -> None:

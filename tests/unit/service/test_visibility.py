@@ -65,6 +65,7 @@ def a_round() -> scheduler_pb2.Round:
         prices=prices,
         used_gpus=dict.fromkeys(prices, 1),
         violations=["theirs has no GPU"],
+        failures=["cp-sat: its answer breaks must run: theirs does not run"],
         running=5,
     )
 
@@ -76,6 +77,7 @@ def test_a_round_shows_a_tenant_its_own_decisions_and_rows_and_an_operator_all()
     own = {"gpus/a100", "changes", "quota/blue", "held/blue/a100", "reserved/mine"}
     assert set(message.prices) == set(message.used_gpus) == own
     assert not message.violations
+    assert not message.failures
     assert message.running == 5
     assert "theirs" not in str(message)
     assert message.decisions[0].reason.message == f"{OTHERS} of queue 9 is blocked"

@@ -738,7 +738,8 @@ class Round(_message.Message):
     @_builtins.property
     def failures(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The stages of the solver that failed or said what cannot be true, and why. Their answers and
-        bounds do not count: the best verified answer of the others stands.
+        bounds do not count: the best verified answer of the others stands. Empty for callers of a
+        tenant, since a text may name any job.
         """
 
     def __init__(
