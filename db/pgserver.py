@@ -46,6 +46,9 @@ PORT: Final = 5432
 ACCOUNT: Final = "pgserver"
 """The user that the server runs as if we are root, because PostgreSQL refuses to run as root."""
 
+ACCOUNTS_LOCK: Final = "/etc/.pwd.lock"
+"""The file by which useradd excludes itself, by locks of another kind than ours."""
+
 MAX_SOCKET_BYTES: Final = 100
 """Length up to which a socket's path is valid everywhere (``sun_path`` has 104 bytes or more)."""
 
@@ -424,8 +427,10 @@ def _account() -> pwd.struct_passwd | None:
         return None
     with suppress(KeyError):
         return pwd.getpwnam(ACCOUNT)
-    with open("/etc/passwd") as users:
-        fcntl.flock(users, fcntl.LOCK_EX)  # of two useradd at once, the second changes the number
+    # Of two useradd at once, the second changes the number of the first. Only root can open the
+    # lock, so that nobody else can hold it.
+    with open(os.open(ACCOUNTS_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         with suppress(KeyError):
             return pwd.getpwnam(ACCOUNT)
         subprocess.run(["useradd", "--system", ACCOUNT], check=True, capture_output=True)
