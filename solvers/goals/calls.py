@@ -82,8 +82,8 @@ class Calls:
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """Return the stages of all calls so far that failed, and why."""
-        return tuple(self._failures)
+        """Return the stages of all calls so far that failed, and why, each once."""
+        return tuple(dict.fromkeys(self._failures))
 
 
 def _by_call(work: dict[str, float]) -> dict[int, dict[str, float]]:
