@@ -32,7 +32,7 @@ test: $(DEV) ## the quick tests: units, laws, one story of each use, the README'
 	$(BIN)/python scripts/run_tests.py quick -q -n 2 --dist loadfile --durations=20 \
 	    tests/e2e/test_pages.py tests/e2e/test_cli_jobs.py tests/simulation tests/property tests/contract tests/unit
 
-test-full: test torch ## the quick tests, and then all others, with four times the examples of each law (20 minutes)
+test-full: torch test ## the quick tests, and then all others, with four times the examples of each law (20 minutes)
 	$(BIN)/python scripts/run_tests.py full $(PYTEST) -m "full or law"
 
 test-night: $(DEV) torch ## all tests with 60 times the examples of each law
