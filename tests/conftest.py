@@ -52,7 +52,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         folder = item.path.relative_to(ROOT / "tests").parts[0]
         if folder in ("integration", "e2e") and not item.get_closest_marker("story"):
             item.add_marker("full")
-        if isinstance(item, pytest.Function) and {"examples", "given", "scaled"} & vars(item.module).keys():
+        if (
+            isinstance(item, pytest.Function)
+            and {"examples", "given", "scaled"} & vars(item.module).keys()
+        ):
             item.add_marker("law")
     left_out = [item for item in items if any(map(item.get_closest_marker, later))]
     if left_out:

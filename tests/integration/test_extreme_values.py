@@ -12,7 +12,6 @@ import grpc.aio
 import numpy as np
 import pytest
 import sqlalchemy as sa
-from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import StatusCode
@@ -38,13 +37,9 @@ from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.schedulers.registry import parameters_of
 from tessera.solvers.schedulers.registry import scheduler_names as schedulers
 from tessera.v1 import (
-    access_pb2,
-    agents_pb2,
     clusters_pb2,
     estimates_pb2,
     jobs_pb2,
-    networks_pb2,
-    scheduler_pb2,
     tenants_pb2,
 )
 from tests.support.api import Api, a_cell, a_cluster, a_submit, some_cells, some_nodes
@@ -53,6 +48,7 @@ from tests.support.execution_plans import a_plan
 from tests.support.laws import IS_NIGHT, TIER
 from tests.support.logged import logged_lines
 from tests.support.messages import broken_bytes, mutate, random_message
+from tests.support.methods import methods_of
 from tests.support.patience import PATIENCE_S
 from tests.support.rpc import CLIENTS_OWN_ERROR, error_details, serving
 from tests.support.valid_requests import valid_requests
@@ -455,29 +451,14 @@ async def test_no_accepted_option_breaks_a_round(store: PostgresStore) -> None:
 EXAMPLES: Final = {"quick": 1, "full": 4, "night": 36, "explore": 400}[TIER]
 """The number of messages of each sort for each method."""
 SEED: Final = int(os.environ.get("HOSTILE_SEED", "0"))
-MODULES: Final = (
-    access_pb2,
-    agents_pb2,
-    clusters_pb2,
-    estimates_pb2,
-    jobs_pb2,
-    networks_pb2,
-    scheduler_pb2,
-    tenants_pb2,
-)
-METHODS: Final[dict[str, MethodDescriptor]] = {
-    f"/{service.full_name}/{method.name}": method
-    for module in MODULES
-    for service in module.DESCRIPTOR.services_by_name.values()
-    for method in service.methods
-}
+OTHER_SERVICES: Final = {"tessera.v1.Webhooks"}  # the benchmark of hostile clients calls them
+METHODS: Final = methods_of(*(name for name in SERVICES if name not in OTHER_SERVICES))
 WRONG: Final = frozenset({StatusCode.INTERNAL, StatusCode.UNKNOWN, StatusCode.DEADLINE_EXCEEDED})
 
 
 def test_every_method_has_a_valid_request_here() -> None:
     assert {name.rpartition("/")[2] for name in METHODS} == set(valid_requests())
-    others = {"tessera.v1.Webhooks"}  # the benchmark of hostile clients calls it
-    assert {name.split("/")[1] for name in METHODS} == set(SERVICES) - others
+    assert {name.split("/")[1] for name in METHODS} == set(SERVICES) - OTHER_SERVICES
 
 
 async def call_raw(channel: Any, path: str, messages: list[bytes]) -> StatusCode:

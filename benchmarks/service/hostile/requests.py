@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 from typing import Final
 
 from google.protobuf.descriptor import MethodDescriptor
@@ -34,28 +33,9 @@ CROWDED_CLUSTER: Final = "bench"  # the cluster of tessera.service.cli.demo.driv
 FLOODED_CLUSTER: Final = "flooded"
 """The cluster in which attackers create large numbers of resources."""
 
-MODULES: Final = (
-    access_pb2,
-    agents_pb2,
-    clusters_pb2,
-    estimates_pb2,
-    jobs_pb2,
-    networks_pb2,
-    scheduler_pb2,
-    tenants_pb2,
-    webhooks_pb2,
-)
-
 GPU_TYPE: Final = "a40"
 STEADY_JOB: Final = "steady-0"
 """A job of the attacked cluster that runs throughout."""
-
-
-def every_method() -> Iterator[MethodDescriptor]:
-    """Yield all methods of Tessera's API."""
-    for module in MODULES:
-        for service in module.DESCRIPTOR.services_by_name.values():
-            yield from service.methods
 
 
 def path_of(method: MethodDescriptor) -> str:

@@ -62,6 +62,7 @@ from tessera.v1 import agents_pb2 as pb
 from tests.support.agent_fakes import EndlessRuntime, FakeInterface
 from tests.support.agents import a_gang, until
 from tests.support.logged import logged_lines
+from tests.support.rdma import make_rdma_device
 
 TRUSTED = """\
 DCBX mode: OS controlled
@@ -330,20 +331,6 @@ def test_advice_is_logged_once_and_leaves_nothing_pending(caplog: pytest.LogCapt
     assert line.endswith(' changes="eth1: DSCP 1 to priority 3"')
     assert backend.commands([a_change(10, None, 3)]) == []
     assert "applies nothing" in backend.findings()[0]
-
-
-def make_rdma_device(
-    sys: Path, *, driver: str = "mlx5_core", layer: str = "Ethernet", tclass: str = ""
-) -> Path:
-    base = sys / "class/infiniband/mlx5_0"
-    (base / "device/net/eth1").mkdir(parents=True)
-    (sys / "drivers" / driver).mkdir(parents=True)
-    (base / "device/driver").symlink_to(sys / "drivers" / driver)
-    (base / "ports/1").mkdir(parents=True)
-    (base / "ports/1/link_layer").write_text(layer + "\n")
-    (base / "tc/1").mkdir(parents=True)
-    (base / "tc/1/traffic_class").write_text(tclass)
-    return sys
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from tessera.service.agent.network.paths import (
     source_port,
 )
 from tessera.service.agent.network.turns import LinkTurns, make_turn_directory
+from tests.support.rdma import make_rdma_device
 
 
 def test_ports_follow_the_kernels_rule() -> None:
@@ -142,20 +143,6 @@ def test_a_lower_level_waits_while_a_higher_one_holds_but_not_for_ever(tmp_path:
             assert 0.003 < waited_s < 0.004
     with pytest.raises(InvalidInput, match="level"):
         make_turns(tmp_path, 3, time)
-
-
-def make_rdma_device(
-    sys: Path, *, driver: str = "mlx5_core", layer: str = "Ethernet", tclass: str = ""
-) -> Path:
-    base = sys / "class/infiniband/mlx5_0"
-    (base / "device/net/eth1").mkdir(parents=True)
-    (sys / "drivers" / driver).mkdir(parents=True)
-    (base / "device/driver").symlink_to(sys / "drivers" / driver)
-    (base / "ports/1").mkdir(parents=True)
-    (base / "ports/1/link_layer").write_text(layer + "\n")
-    (base / "tc/1").mkdir(parents=True)
-    (base / "tc/1/traffic_class").write_text(tclass)
-    return sys
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,6 @@ from tessera.benchmarks.service.hostile.monitor import (
 from tessera.benchmarks.service.hostile.neighbour import CallSample
 from tessera.benchmarks.service.hostile.requests import (
     CROWDED_CLUSTER,
-    every_method,
     path_of,
     sample_requests,
 )
@@ -46,6 +45,8 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.grammar import parse_objective
 from tessera.service.cli.demo import drive
 from tessera.service.cli.demo.stack import free_port
+from tessera.service.rpc.servicers import SERVICES
+from tests.support.methods import methods_of
 
 
 def an_attack(**overrides: Any) -> AttackOrders:
@@ -138,7 +139,7 @@ def test_each_field_that_takes_a_document_gets_hostile_ones() -> None:
     attacked = {what.partition(":")[0] for what, _, _ in document_calls(an_attack())}
     fields = {
         field.name
-        for method in every_method()
+        for method in methods_of(*SERVICES).values()
         for message in (method.input_type, *messages_in(method.input_type))
         for field in message.fields
     }
@@ -176,7 +177,7 @@ def test_every_unary_method_has_a_valid_request() -> None:
     requests = sample_requests()
     unary = {
         path_of(method): method.input_type.full_name
-        for method in every_method()
+        for method in methods_of(*SERVICES).values()
         if not (method.client_streaming or method.server_streaming)
     }
     assert {path: r.DESCRIPTOR.full_name for path, r in requests.items()} == unary

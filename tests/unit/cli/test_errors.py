@@ -88,11 +88,11 @@ def test_a_call_without_a_server_is_retried_three_times_with_the_same_request_id
 
 
 def test_a_list_has_the_items_of_every_page(server: ScriptedServer) -> None:
-    first, last = (
+    responses = (
         jobs_pb2.ListJobsResponse(jobs=[jobs_pb2.Job(name=name)], next_page_token=token)
         for name, token in (("a", "1"), ("b", ""))
     )
-    pages = (first.SerializeToString(), last.SerializeToString())
+    pages = [response.SerializeToString() for response in responses]
     assert run_command(server, ["jobs", "-o", "name"], *pages).stdout.split() == ["a", "b"]
     assert jobs_pb2.ListJobsRequest.FromString(server.requests[1]).page_token == "1"
 

@@ -116,7 +116,7 @@ def test_the_budget_counts_compilation_and_is_looked_at_before_each_plan(
     tuning = choose(shop, budget_s)
     assert len(tuning.trials) == tried
     assert (tuning.spent_s, tuning.plans) == (shop.now_s, 4)
-    monkeypatch.setattr(progress, "stop_requested", lambda: True)  # it ends the tuning, too
+    monkeypatch.setattr(progress, "stop_requested", lambda: True)  # this also ends the tuning
     assert len(choose(Workshop(SECONDS)).trials) == 1
 
 
