@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from tessera.estimator.collectives.links import LinkNetwork
-from tessera.estimator.costs import candidates_of, stage_costs
+from tessera.estimator.costs import StageTerms, candidates_of, stage_costs
 from tessera.estimator.graph import Graph, join_layers, merged_ends
 from tessera.estimator.hardware import Hardware
 from tessera.estimator.memory import MemoryCopies, States, UsableMemory
@@ -113,6 +113,22 @@ class Setting:
             self.network,
             states=self.runtime.states,
             copies=self.runtime.copies,
+        )
+
+    def terms(self, candidates: Candidates, micro_batch: int | Ints | None = None) -> StageTerms:
+        """Return the terms of the costs of candidate stages in this setting.
+
+        ``micro_batch`` is that of the training if it is None.
+        """
+        return StageTerms(
+            self.graph,
+            self.training,
+            self.hardware,
+            self.shape,
+            candidates,
+            self.compute,
+            self.network,
+            self.training.micro_batch if micro_batch is None else micro_batch,
         )
 
     def depths(self, costs: StageCosts) -> Ints:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tessera.estimator.plans import Candidates, Groups, Shape, Training
+from tessera.estimator.plans import Candidates, Groups, Shape
 from tessera.formulation.tables import Bools, Floats, Ints
 
 
@@ -62,6 +63,18 @@ class ParallelSettings:
         """Return the groups of GPUs that hold the same experts."""
         return self.groups(self.gpus // self.ep, self.ep)
 
+    def without_samples(self) -> tuple[ParallelSettings, Ints]:
+        """Return the settings that differ in more than their samples, and which one each is, (D,)."""
+        first, which = _distinct_rows((self.dp, self.tp, self.ep))
+        return replace(
+            self,
+            dp=self.dp[first],
+            tp=self.tp[first],
+            ep=self.ep[first],
+            sp=self.sp[first],
+            samples=self.samples[first],
+        ), which
+
     @property
     def everyone(self) -> Groups:
         """Return all GPUs of a stage as one group."""
@@ -69,22 +82,31 @@ class ParallelSettings:
 
 
 def settings_of(
-    candidates: Candidates, training: Training, shape: Shape
+    candidates: Candidates, micro_batch: int | Ints, shape: Shape
 ) -> tuple[ParallelSettings, Ints]:
-    """Return the distinct settings and the index of each candidate's setting, shape (K,)."""
-    stacked = np.stack([candidates.dp, candidates.tp, candidates.ep, candidates.sp], axis=1)
-    # Each distinct (dp, tp, ep, sp) becomes one number.
-    base = int(stacked.max(initial=1)) + 1
-    code = ((stacked[:, 0] * base + stacked[:, 1]) * base + stacked[:, 2]) * 2 + stacked[:, 3]
-    _, first, which = np.unique(code, return_index=True, return_inverse=True)
-    dp = candidates.dp[first]
-    samples = np.ceil(training.micro_batch / dp)
+    """Return the distinct settings and the index of each candidate's setting, shape (K,).
+
+    ``micro_batch`` is the samples of a micro-batch, one number or one for each candidate.
+    """
+    samples = np.ceil(micro_batch / candidates.dp).astype(np.int64)
+    columns = (candidates.dp, candidates.tp, candidates.ep, candidates.sp, samples)
+    first, which = _distinct_rows(columns)
     settings = ParallelSettings(
-        dp=dp,
+        dp=candidates.dp[first],
         tp=candidates.tp[first],
         ep=candidates.ep[first],
         sp=candidates.sp[first],
-        samples=samples,
+        samples=samples[first].astype(np.float64),
         shape=shape,
     )
-    return settings, which.astype(np.int64)
+    return settings, which
+
+
+def _distinct_rows(columns: Sequence[Ints | Bools]) -> tuple[Ints, Ints]:
+    """Return the first of each distinct row of some columns (K,), and which one each row is."""
+    code = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:  # ranks keep the code small, however large the numbers are
+        values, rank = np.unique(column, return_inverse=True)
+        code = np.unique(code * len(values) + rank, return_inverse=True)[1].astype(np.int64)
+    _, first, which = np.unique(code, return_index=True, return_inverse=True)
+    return first.astype(np.int64), which.astype(np.int64)

@@ -1,4 +1,4 @@
-"""Kernel times under a plan's recomputation and precision.
+"""Kernel times under a plan's precision, and those of attention, which a plan may repeat.
 
 They are ratios of data-sheet times, with which the seconds of any source are multiplied.
 ``docs/estimator/pricing.md`` has the formulas.
@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tessera.estimator.graph import Graph
+from tessera.estimator.hardware import Hardware
 from tessera.estimator.plans import Compute, Training
 from tessera.estimator.rooflines import RooflineCompute
-from tessera.formulation.execution_plan import Precision, Recomputation
+from tessera.formulation.execution_plan import Precision
 from tessera.formulation.tables import Floats, Ints
 
 CAST_BYTES = 4.0
@@ -27,19 +28,14 @@ class PlanCompute:
 
     base: Compute
     roofline: RooflineCompute
-    recomputation: Recomputation
     precision: Precision
     fp8_flops: float = 0.0  # per second, if the precision is fp8
 
     def layer_s(
         self, graph: Graph, training: Training, samples: Floats, tp: Ints
     ) -> tuple[Floats, Floats]:
-        """Return forward and backward seconds of each layer, both of shape (D, L).
-
-        With selective recomputation, the backward pass includes a second forward pass of attention.
-        """
+        """Return forward and backward seconds of each layer, both of shape (D, L)."""
         forward_s, backward_s = self.base.layer_s(graph, training, samples, tp)
-        again = self.attention_share(graph, samples, tp) * forward_s
         if self.precision is Precision.FP8:
             saved, cast = self._fp8_shares(graph, samples, tp)
             # A forward pass casts the inputs of products, a backward pass the gradients of their
@@ -47,12 +43,17 @@ class PlanCompute:
             casts_s = cast * forward_s / 2
             forward_s = forward_s * (1 - saved) + casts_s
             backward_s = backward_s * (1 - saved) + casts_s
-        if self.recomputation is Recomputation.SELECTIVE:
-            backward_s = backward_s + again
         return forward_s, backward_s
 
-    def attention_share(self, graph: Graph, samples: Floats, tp: Ints) -> Floats:
-        """Return the share of attention in the seconds of each layer, shape (D, L)."""
+    def attention_s(self, graph: Graph, training: Training, samples: Floats, tp: Ints) -> Floats:
+        """Return the forward seconds of each layer's attention, shape (D, L).
+
+        Attention is never computed in fp8.
+        """
+        forward_s, _ = self.base.layer_s(graph, training, samples, tp)
+        return self._attention_share(graph, samples, tp) * forward_s
+
+    def _attention_share(self, graph: Graph, samples: Floats, tp: Ints) -> Floats:
         none = np.zeros(len(graph))
         scores = replace(
             graph,
@@ -92,3 +93,17 @@ class PlanCompute:
 
     def _seconds(self, graph: Graph, samples: Floats, tp: Ints) -> Floats:
         return np.asarray(self.roofline.parts_s(graph, samples, tp).sum(axis=0), dtype=np.float64)
+
+
+def plan_compute(
+    base: Compute, hardware: Hardware, precision: Precision = Precision.BF16
+) -> PlanCompute:
+    """Return the kernel times of ``base`` under a plan's precision."""
+    if isinstance(base, PlanCompute):
+        return base
+    return PlanCompute(
+        base=base,
+        roofline=base if isinstance(base, RooflineCompute) else RooflineCompute(hardware=hardware),
+        precision=precision,
+        fp8_flops=hardware.fp8_flops or 0.0,
+    )

@@ -17,7 +17,6 @@ from tessera.estimator.graph import Graph
 from tessera.estimator.layouts import settings_of
 from tessera.estimator.plans import Candidates, Groups, Network, Primitive, Shape, Training
 from tessera.estimator.pricing.compute import PlanCompute
-from tessera.formulation.execution_plan import Recomputation
 from tessera.formulation.tables import Floats
 
 _PER_POSITION = (
@@ -59,29 +58,29 @@ def exposed_ring_s(
     compute: PlanCompute,
     network: Network,
     cp: int,
+    forwards: int,
 ) -> Floats:
     """Return the seconds of a micro-batch's rings that attention does not hide, shape (K,).
 
-    ``graph``, ``training`` and ``candidates`` are those of a context group. In a forward pass, keys
-    and values make ``cp - 1`` steps, each while attention on those of the step before is computed.
-    In a backward pass their gradients travel with them, and attention takes twice as long.
+    ``forwards`` is the number of attention's forward passes. ``graph``, ``training`` and
+    ``candidates`` are those of a context group. In a forward pass, keys and values make ``cp - 1``
+    steps, each while attention on those of the step before is computed. In a backward pass their
+    gradients travel with them, and attention takes twice as long.
     """
-    settings, which = settings_of(candidates, training, shape)
+    settings, which = settings_of(candidates, training.micro_batch, shape)
     groups = settings.groups(np.full_like(settings.tp, cp), settings.tp)
     pairs = Groups(
         size=np.full_like(groups.size, 2),
         nodes=np.minimum(groups.nodes, 2),
         node_groups=groups.node_groups,
     )
-    forward_s, _ = compute.base.layer_s(graph, training, settings.samples, settings.tp)
-    attention_s = forward_s * compute.attention_share(graph, settings.samples, settings.tp)
+    attention_s = compute.attention_s(graph, training, settings.samples, settings.tp)
     width = graph.element_bytes
     exposed_s = np.zeros_like(attention_s)
     for layer in np.flatnonzero(graph.keys_values):
         sent = width * settings.samples * graph.keys_values[layer] / settings.tp
         step_s = network.seconds(Primitive.SEND, sent, pairs)
         exposed_s[:, layer] = (cp - 1) * np.maximum(step_s - attention_s[:, layer] / cp, 0.0)
-    again = training.forwards + (compute.recomputation is Recomputation.SELECTIVE)
     running = np.concatenate([np.zeros((len(exposed_s), 1)), exposed_s.cumsum(axis=1)], axis=1)
     of_layers = running[which, candidates.end] - running[which, candidates.start]
-    return np.asarray((again + 2) * of_layers, dtype=np.float64)
+    return np.asarray((forwards + 2) * of_layers, dtype=np.float64)

@@ -18,10 +18,9 @@ from tessera.estimator.memory import (
 )
 from tessera.estimator.pipeline import Pipelines, iteration_s
 from tessera.estimator.plans import Candidates, StageCosts
-from tessera.estimator.pricing.compute import PlanCompute
+from tessera.estimator.pricing.compute import plan_compute
 from tessera.estimator.pricing.context import context_graph, context_training, exposed_ring_s
 from tessera.estimator.pricing.flights import held_bytes
-from tessera.estimator.rooflines import RooflineCompute
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import (
     ExecutionPlan,
@@ -64,8 +63,8 @@ def price_plan(setting: Setting, plan: ExecutionPlan) -> PlanPrice:
             does not allow one of its degrees or switches; names the field of the plan.
     """
     _check_plan(setting, plan)
-    run, kernels = plan_setting(setting, plan), plan_compute(setting, plan)
-    costs = _stage_costs(run, kernels, plan)
+    run = plan_setting(setting, plan)
+    costs = _stage_costs(run, plan)
     degree, chunks = plan.pipeline_degree, plan.chunks
 
     def total(column: Floats) -> Floats:
@@ -83,7 +82,7 @@ def price_plan(setting: Setting, plan: ExecutionPlan) -> PlanPrice:
     seconds = iteration_s(pipelines, plan.accumulation, run.runtime.overlap, chunks)
     if not np.isfinite(seconds[0]):
         raise InvalidInput("stages", f"cannot run in this setting: {plan}")
-    parts = _memory_parts(run, kernels, plan, costs)
+    parts = _memory_parts(run, plan, costs)
     needed = sum(parts.values(), np.full(degree, run.runtime.room.context_bytes))
     most = limit_bytes(run.hardware.memory_bytes, run.runtime.room)
     return PlanPrice(
@@ -103,8 +102,6 @@ def plan_setting(setting: Setting, plan: ExecutionPlan) -> Setting:
         graph = replace(graph, dtype=_DTYPES[plan.precision])
     elif graph.dtype == "f32":
         graph = replace(graph, dtype="bf16")  # fp8 is for products; the rest is in 16 bits
-    if plan.recomputation is Recomputation.SELECTIVE:
-        graph = _without_scores(graph)
     training = replace(
         setting.training,
         global_batch=plan.global_batch,
@@ -124,36 +121,11 @@ def plan_setting(setting: Setting, plan: ExecutionPlan) -> Setting:
         graph=graph,
         training=training,
         runtime=replace(setting.runtime, states=states),
-        compute=plan_compute(setting, plan),
+        compute=plan_compute(setting.compute, setting.hardware, plan.precision),
     )
 
 
-def plan_compute(setting: Setting, plan: ExecutionPlan) -> PlanCompute:
-    """Return the setting's kernel times under a plan's recomputation and precision."""
-    base, hardware = setting.compute, setting.hardware
-    return PlanCompute(
-        base=base,
-        roofline=base if isinstance(base, RooflineCompute) else RooflineCompute(hardware=hardware),
-        recomputation=plan.recomputation,
-        precision=plan.precision,
-        fp8_flops=hardware.fp8_flops or 0.0,
-    )
-
-
-def _without_scores(graph: Graph) -> Graph:
-    """Return the graph without the scores of attention among what is kept.
-
-    The backward pass makes those of one layer again, which are then in its working set. It counts
-    twice there, so half of them is added.
-    """
-    return replace(
-        graph,
-        kept=graph.kept - graph.attention_kept,
-        working=graph.working + graph.attention_kept / 2,
-    )
-
-
-def _stage_costs(run: Setting, kernels: PlanCompute, plan: ExecutionPlan) -> StageCosts:
+def _stage_costs(run: Setting, plan: ExecutionPlan) -> StageCosts:
     """Return the costs of all stages in order, each in the groups of its context degree."""
     # Degrees were checked with the heads. The limit only has the powers of two that divide them.
     graph = run.graph
@@ -164,7 +136,7 @@ def _stage_costs(run: Setting, kernels: PlanCompute, plan: ExecutionPlan) -> Sta
     degrees = np.array([stage.cp for stage in plan.stages])
     for cp in sorted(set(degrees.tolist())):
         rows = every[degrees == cp]
-        costs = _context_costs(run, kernels, [plan.stages[row] for row in rows], cp)
+        costs = _context_costs(run, plan, [plan.stages[row] for row in rows], cp)
         for name in _COST_COLUMNS:
             columns.setdefault(name, np.zeros(len(every)))[rows] = getattr(costs, name)
     return StageCosts(candidates=_candidates(run.graph, plan.stages), **columns)
@@ -185,7 +157,7 @@ _COST_COLUMNS = (
 
 
 def _context_costs(
-    run: Setting, kernels: PlanCompute, stages: list[PlanStage], cp: int
+    run: Setting, plan: ExecutionPlan, stages: list[PlanStage], cp: int
 ) -> StageCosts:
     candidates = _candidates(run.graph, stages)
     within = replace(
@@ -193,37 +165,22 @@ def _context_costs(
         graph=context_graph(run.graph, cp) if cp > 1 else run.graph,
         training=context_training(run.training, cp),
     )
-    costs = within.costs(candidates)
-    comm_s = costs.comm_s + _fetch_s(within, candidates)
-    if cp > 1:
-        comm_s = comm_s + exposed_ring_s(
-            within.graph,
-            within.training,
-            run.shape,
-            candidates,
-            kernels,
-            run.network,
-            cp,
-        )
-    return replace(costs, comm_s=comm_s)
-
-
-def _fetch_s(run: Setting, candidates: Candidates) -> Floats:
-    """Return the seconds in which a micro-batch's weights come from the host, shape (K,).
-
-    Each replica fetches its part before each pass, and nothing hides it (ZeRO-Infinity, SC 2021,
-    sections 4.1 and 6.1).
-    """
-    states, graph = run.runtime.states, run.graph
-    if not states.offload_parameters:
-        return np.zeros(len(candidates))
-    dense = _sums(graph.weights, candidates) / candidates.tp
-    dense = (dense + _sums(graph.shared_weights, candidates)) / candidates.dp
-    replicas = np.maximum(candidates.gpus // candidates.ep, 1)
-    experts = _sums(graph.expert_weights, candidates) / candidates.ep / replicas
-    passes = run.training.forwards + 1
-    moved = passes * graph.element_bytes * (dense + experts)
-    return np.asarray(moved / states.moved_bytes_per_s(run.hardware), dtype=np.float64)
+    costs = within.terms(candidates).costs(
+        run.runtime.states, plan.recomputation, run.runtime.copies
+    )
+    if cp == 1:
+        return costs
+    ring_s = exposed_ring_s(
+        within.graph,
+        within.training,
+        run.shape,
+        candidates,
+        plan_compute(run.compute, run.hardware),
+        run.network,
+        cp,
+        2 - (plan.recomputation is Recomputation.NONE),
+    )
+    return replace(costs, comm_s=costs.comm_s + ring_s)
 
 
 def _host_bytes(run: Setting, plan: ExecutionPlan) -> int:
@@ -260,9 +217,7 @@ def _candidates(graph: Graph, stages: Sequence[PlanStage]) -> Candidates:
     return Candidates(start=start, end=end, dp=dp, tp=tp, ep=ep, sp=sp.astype(bool))
 
 
-def _memory_parts(
-    run: Setting, kernels: PlanCompute, plan: ExecutionPlan, costs: StageCosts
-) -> dict[str, Floats]:
+def _memory_parts(run: Setting, plan: ExecutionPlan, costs: StageCosts) -> dict[str, Floats]:
     """Return the parts of each stage's bytes by their names, each of shape (stages,).
 
     Chunks are not computed at the same time, but the buffers for their gradients are.
@@ -276,7 +231,7 @@ def _memory_parts(
     if chunks > 1:
         copies = replace(run.runtime.copies, gradients=0.0)
         without = replace(run, runtime=replace(run.runtime, copies=copies))
-        bare = by_chunk(_stage_costs(without, kernels, plan).working_bytes)
+        bare = by_chunk(_stage_costs(without, plan).working_bytes)
         working = bare.max(axis=0, keepdims=True) + (working - bare).sum(axis=0, keepdims=True)
     return {
         "states": by_chunk(costs.state_bytes).sum(axis=0),
