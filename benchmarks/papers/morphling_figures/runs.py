@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from tessera.benchmarks.papers.morphling_runs import mean_jct_h
-from tessera.benchmarks.schedulers.bench_load import RunsByPoint, Varied
+from tessera.benchmarks.schedulers.variants import RunsByPoint, Varied
 from tessera.simulator.comparison.comparisons import ByPolicy, jct_ratio
 from tessera.simulator.figures import Figure
 
