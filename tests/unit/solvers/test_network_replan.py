@@ -19,7 +19,6 @@ from tessera.solvers.network.paths import select_paths
 from tessera.solvers.network.replan import (
     PlanningOptions,
     Variant,
-    plan_best_placement,
     replan,
     replan_network,
 )
@@ -77,13 +76,11 @@ def test_jobs_form_a_group_only_through_links_they_can_saturate() -> None:
     assert [group.tolist() for group in contending_groups(demand)] == [[0, 2]]
 
 
-def test_all_moves_find_the_best_order_and_others_a_local_optimum() -> None:
+def test_moves_lead_to_a_local_optimum() -> None:
     demand = _crowd()
     every = [np.array(p) for p in permutations(range(4))]
-    best = max(_work(demand, _distinct(p)) for p in every)
     worst = min(every, key=lambda p: _work(demand, _distinct(p)))
     found = {m: swap_orders(demand, worst, moves=m, window=WINDOW) for m in Moves}
-    assert _work(demand, _distinct(found[Moves.ALL])) == pytest.approx(best, rel=1e-5)
     assert _work(demand, _distinct(found[Moves.INSERTION])) > _work(demand, _distinct(worst)) * 1.2
     now = found[Moves.ADJACENT]
     for at in range(3):
@@ -242,16 +239,6 @@ def test_of_contending_unmeasured_jobs_only_the_first_has_the_highest_level() ->
     assert find_network_violations(case, result.plan) == []
 
 
-def test_of_several_placements_the_one_with_the_most_work_is_chosen() -> None:
-    crowded, spread = a_contention(1, load=4.0), a_contention(1, load=0.1)
-    options = PlanningOptions(swap_jobs=0)
-    at, plan = plan_best_placement([crowded, spread, spread], options=options)
-    assert at == 1
-    assert plan.order.tolist() == replan(spread, options=options).order.tolist()
-    with pytest.raises(InvalidInput, match="candidates"):
-        plan_best_placement([])
-
-
 def test_a_floor_takes_jobs_with_measuring_precedence_into_account() -> None:
     jobs = a_demand(
         FluidJob(work=5, compute_s=3, busy_s={0: 3}),
@@ -308,12 +295,3 @@ def _slow_or_fast() -> Contention:
         path_delay_s=np.zeros(2),
         link_bytes_per_s=np.array([1e-4, 1e6]),
     )
-
-
-def test_too_many_orders_to_enumerate_are_searched_by_hill_climbing() -> None:
-    jobs = [FluidJob(work=9 - j, compute_s=1 + j, busy_s={0: 1.0}) for j in range(9)]
-    demand, order = a_demand(*jobs), np.arange(9)
-    window = PlayWindow(horizon_s=2_000.0)  # 9! orders would simulate 1e9 iterations
-    swapped_order = swap_orders(demand, order, most_jobs=9, moves=Moves.ALL, window=window)
-    assert swapped_order.tolist() == swap_orders(demand, order, most_jobs=9, window=window).tolist()
-    assert swapped_order.tolist() != order.tolist()
