@@ -305,7 +305,9 @@ def levels_of(demand: LinkDemand, order: Ints, levels: int) -> dict[str, Ints]:
 
 def _plans(c: Contention, levels: int, seed: int) -> dict[str, NetworkPlan]:
     """Return all whole plans of a case by name."""
-    result = {name: replan(c, levels=levels, options=each) for name, each in PLAN_VARIANTS.items()}
+    result = {
+        name: replan(c, levels=levels, options=each).plan for name, each in PLAN_VARIANTS.items()
+    }
     for name in (*baseline_mechanisms(), "crux-pa", "crux-ps-pa"):
         result[name] = make_mechanism(name).plan(c, levels=levels, seed=seed)
     return result

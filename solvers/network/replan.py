@@ -83,26 +83,6 @@ def replan(
     options: PlanningOptions | None = None,
     earlier: Sequence[str] = (),
     unmeasured: Sequence[str] = (),
-) -> NetworkPlan:
-    """Return the network plan of ``replan_network``."""
-    return replan_network(
-        contention,
-        levels=levels,
-        fabric_levels=fabric_levels,
-        options=options,
-        earlier=earlier,
-        unmeasured=unmeasured,
-    ).plan
-
-
-def replan_network(
-    contention: Contention,
-    *,
-    levels: int = FABRIC_LEVELS,
-    fabric_levels: int = FABRIC_LEVELS,
-    options: PlanningOptions | None = None,
-    earlier: Sequence[str] = (),
-    unmeasured: Sequence[str] = (),
 ) -> PlanningResult:
     """Return paths and priorities for all jobs; jobs without traffic contend with no job.
 

@@ -20,7 +20,6 @@ from tessera.solvers.network.replan import (
     PlanningOptions,
     Variant,
     replan,
-    replan_network,
 )
 from tessera.solvers.network.swaps import (
     MAX_PLAYED_ITERATIONS,
@@ -167,7 +166,7 @@ def test_an_unreachable_floor_is_reported_as_missed() -> None:
 def test_variants_optimise_the_paths_and_levels_they_are_named_for() -> None:
     case = a_contention(1, jobs=12)
     pa, ps_pa, full = (
-        replan(case, options=PlanningOptions(variant=variant, swap_jobs=0, seed=4))
+        replan(case, options=PlanningOptions(variant=variant, swap_jobs=0, seed=4)).plan
         for variant in Variant
     )
     assert pa.chosen.tolist() == hash_bundles(case, 4).tolist()
@@ -188,7 +187,7 @@ def test_a_plan_does_more_work_than_no_plan_and_trials_do_still_more() -> None:
         unplanned = demand_of(case, hash_bundles(case))
         none.append(_work(unplanned, np.zeros(5, dtype=np.int64)))
         for found, options in ((plain, PAPER), (best, PlanningOptions(window=WINDOW))):
-            result = replan_network(case, levels=3, options=options)
+            result = replan(case, levels=3, options=options)
             assert find_network_violations(case, result.plan) == []
             found.append(_work(result.demand, result.plan.level))
     assert np.sum(plain) > 1.05 * np.sum(none)
@@ -212,8 +211,8 @@ def test_levels_that_the_fabric_lacks_are_refused() -> None:
 def test_an_unmeasured_job_has_the_highest_level_to_itself() -> None:
     case = a_contention(4, jobs=6, load=2.0)
     for variant in Variant:
-        last = case.jobs[replan(case, options=PAPER).order[-1]]
-        result = replan_network(
+        last = case.jobs[replan(case, options=PAPER).plan.order[-1]]
+        result = replan(
             case,
             levels=2,
             options=PlanningOptions(variant=variant),
@@ -229,7 +228,7 @@ def test_an_unmeasured_job_has_the_highest_level_to_itself() -> None:
 
 def test_of_contending_unmeasured_jobs_only_the_first_has_the_highest_level() -> None:
     case = a_contention(4, jobs=6, load=2.0)
-    result = replan_network(case, unmeasured=case.jobs[::-1])
+    result = replan(case, unmeasured=case.jobs[::-1])
     demand, held = result.demand, set(result.holding.tolist())
     assert 5 in held
     links = [set(demand.link[slice(*demand.link_start[j : j + 2])].tolist()) for j in range(6)]
@@ -246,7 +245,7 @@ def test_a_floor_takes_jobs_with_measuring_precedence_into_account() -> None:
         FluidJob(work=3, compute_s=1, busy_s={0: 1}),
     )
     case, options = fixed_contention(jobs), PlanningOptions(floor=0.2)
-    result = replan_network(case, levels=4, options=options, unmeasured=case.jobs[:1])
+    result = replan(case, levels=4, options=options, unmeasured=case.jobs[:1])
     share = _shares(result.demand, result.plan.level)
     assert result.holding.tolist() == [0]
     assert result.plan.level[0] == 3
