@@ -28,8 +28,8 @@ from tessera.simulator.traces.speeds import ClusterRoom, Speeds, requested_load
 
 TASK: Final = "tessera.benchmarks.schedulers.variants:simulate_variant"
 
-Varied = Literal["load", "large"]
-RunsByPoint = Mapping[Varied, Mapping[float, ByPolicy]]
+Axis = Literal["load", "large"]
+RunsByPoint = Mapping[Axis, Mapping[float, ByPolicy]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,39 +94,39 @@ def seed_run(variant: Variant, seed: int) -> Variant:
 
 def run_points(
     base: RunRequest,
-    points: Mapping[Varied, Sequence[float]],
+    points: Mapping[Axis, Sequence[float]],
     names: Sequence[str],
-    drawn: range,
+    seeds: range,
     sweep: Sweep,
 ) -> RunsByPoint:
-    """Return the runs of each policy at each point, in the order of the seeds ``drawn``.
+    """Return the runs of each policy at each point, in the order of the seeds ``seeds``.
 
     Raises the errors of ``simulator.comparison.runs.check_requests`` before anything runs.
     """
     runs = {
-        (varied, x, name): Variant(asked=replace(base, policy=name), shape=shape_at(varied, x))
-        for varied, along in points.items()
-        for x in along
+        (axis, x, name): Variant(asked=replace(base, policy=name), shape=shape_at(axis, x))
+        for axis, values in points.items()
+        for x in values
         for name in names
     }
-    check_requests((run.asked for run in runs.values()), len(drawn))
+    check_requests((run.asked for run in runs.values()), len(seeds))
     tasks = {
         (*key, k): seed_run(run, k).task(f"{key[0]} {key[1]:g}, {key[2]}, seed {k}")
         for key, run in runs.items()
-        for k in drawn
+        for k in seeds
     }
-    one = runs_of(tasks, sweep)
+    results = runs_of(tasks, sweep)
     return {
-        varied: {
-            x: {name: [one[varied, x, name, k] for k in drawn] for name in names} for x in along
+        axis: {
+            x: {name: [results[axis, x, name, k] for k in seeds] for name in names} for x in values
         }
-        for varied, along in points.items()
+        for axis, values in points.items()
     }
 
 
-def shape_at(varied: Varied, x: float) -> WorkloadChanges:
+def shape_at(axis: Axis, x: float) -> WorkloadChanges:
     """Return the shape of the workload at a point of a sweep."""
-    if varied == "load":
+    if axis == "load":
         return WorkloadChanges(arrival_factor=x)
     return WorkloadChanges(large_share=x)
 
