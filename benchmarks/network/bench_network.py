@@ -24,7 +24,7 @@ CASES_PER_TASK: Final = 5
 MIN_CASES_FOR_BOUNDS: Final = 100
 """The number of cases from which shares are compared with their bounds."""
 TORUS_CASE_INTERVAL: Final = 4
-"""One in this number of cases is also planned on a torus, and in several placements."""
+"""One in this number of cases is also planned on a torus."""
 PARTS: Final = ("paths", "priorities", "compression", "all")
 SHIFTING_MECHANISMS: Final = ("cassini",)
 """Mechanisms that shift jobs in time, which the enumeration does not cover."""
@@ -85,8 +85,7 @@ def judge_network(
     ``violations`` counts those that the checker of plans finds, including the baselines'.
 
     The table also has: plans where each iteration's compute varies by 5 % (compared with the best
-    plan without variation); k by 3 reference jobs (``references``); on one case of four, a
-    placement chosen from 3 together with paths (compared with the best of all three), and the same
+    plan without variation); k by 3 reference jobs (``references``); on one case of four, the same
     jobs on a torus with the same number of hosts, where flows choose paths one by one and shares
     are of the best found; and the cost of a fairness floor.
     """
@@ -100,7 +99,6 @@ def judge_network(
                 "count": min(CASES_PER_TASK, cases - first),
                 "levels": LEVELS,
                 "torus_every": TORUS_CASE_INTERVAL,
-                "placements_every": TORUS_CASE_INTERVAL,
             },
         )
         for first in range(0, cases, CASES_PER_TASK)
@@ -125,7 +123,6 @@ def _figures(found: CaseResults) -> dict[str, Figure]:
                 f"{before}_share": float(share.mean()),
                 f"{before}_p5": float(np.quantile(share, 0.05)),
             }
-    placed = {who: _shares(found, "placement", who) for who in found[0]["shares"]["placement"]}
     above = [
         share > 1 + 1e-9
         for each in found
@@ -135,8 +132,6 @@ def _figures(found: CaseResults) -> dict[str, Figure]:
     ]
     return figures | {
         "references_gain": figures["references_all_share"] - figures["plain_all_share"],
-        "plain_joint_gain": float((placed["plain, joint"] / placed["plain, first"] - 1).mean()),
-        "joint_gain": float((placed["ours, joint"] / placed["plain, first"] - 1).mean()),
         "above_optimum": sum(above),
         "violations": int(sum(each["facts"]["violations"] for each in found)),
         "unsettled": sum(each["facts"]["drift"] > TOLERANCE for each in found),

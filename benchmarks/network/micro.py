@@ -22,7 +22,7 @@ from tessera.benchmarks.network.optimum import (
     without_inversion,
     works_of,
 )
-from tessera.benchmarks.network.small import SmallCase, draw_case, on_clos, on_torus
+from tessera.benchmarks.network.small import draw_case, on_clos, on_torus
 from tessera.formulation.network.check import find_network_violations
 from tessera.formulation.network.contention import Contention, LinkDemand, demand_of
 from tessera.formulation.network.plan import NetworkPlan
@@ -38,7 +38,7 @@ from tessera.solvers.network.floor import apply_floor
 from tessera.solvers.network.fluid import simulate_fluid
 from tessera.solvers.network.mechanisms import baseline_mechanisms, make_mechanism
 from tessera.solvers.network.priorities import assign_priorities, order_of
-from tessera.solvers.network.replan import PlanningOptions, plan_best_placement, replan
+from tessera.solvers.network.replan import PlanningOptions, replan
 from tessera.solvers.network.swaps import change_levels, swap_orders
 
 PLAIN_OPTIONS: Final = PlanningOptions(swap_jobs=0, trials=0, margin=0.0)
@@ -72,9 +72,7 @@ class CaseJudgement:
     ]  # floor, share of work lost, lowest share of the rate alone, floor kept
 
 
-def judge_case(
-    seed: int, number: int, levels: int, *, with_torus: bool, with_placements: bool
-) -> CaseJudgement:
+def judge_case(seed: int, number: int, levels: int, *, with_torus: bool) -> CaseJudgement:
     """Return the results of case ``number`` of a seed."""
     case = draw_case(seed, number)
     c = on_clos(case)
@@ -90,8 +88,6 @@ def judge_case(
         "crowded": judge.compression_on(0),
         "noise": judge.noisy(plans, number),
     }
-    if with_placements:
-        shares["placement"] = _placements(case, judge, levels)
     if with_torus:
         shares |= _on_torus(on_torus(case), judge, levels, number)
     return CaseJudgement(
@@ -102,18 +98,10 @@ def judge_case(
     )
 
 
-def judged_many(
-    seed: int, first: int, count: int, levels: int, torus_every: int, placements_every: int
-) -> dict[str, Any]:
+def judged_many(seed: int, first: int, count: int, levels: int, torus_every: int) -> dict[str, Any]:
     """Return the results of ``count`` cases from ``first`` on, as a task of a sweep."""
     result = [
-        judge_case(
-            seed,
-            number,
-            levels,
-            with_torus=number % torus_every == 0,
-            with_placements=number % placements_every == 0,
-        )
+        judge_case(seed, number, levels, with_torus=number % torus_every == 0)
         for number in range(first, first + count)
     ]
     return {
@@ -317,23 +305,11 @@ def levels_of(demand: LinkDemand, order: Ints, levels: int) -> dict[str, Ints]:
 
 def _plans(c: Contention, levels: int, seed: int) -> dict[str, NetworkPlan]:
     """Return all whole plans of a case by name."""
-    result = {name: replan(c, levels=levels, options=each) for name, each in PLAN_VARIANTS.items()}
+    result = {
+        name: replan(c, levels=levels, options=each).plan for name, each in PLAN_VARIANTS.items()
+    }
     for name in (*baseline_mechanisms(), "crux-pa", "crux-ps-pa"):
         result[name] = make_mechanism(name).plan(c, levels=levels, seed=seed)
-    return result
-
-
-def _placements(case: SmallCase, judge: CaseJudge, levels: int) -> dict[str, float]:
-    """Return the work of plans with chosen placements, as shares of the best of all placements."""
-    candidates = [on_clos(case, at) for at in range(len(case.placements))]
-    judges = [judge, *(CaseJudge(space_of(each), levels) for each in candidates[1:])]
-    most = max(each.most for each in judges)
-    result = {}
-    for name, options in (("plain", PLAIN_OPTIONS), ("ours", OUR_OPTIONS)):
-        first = replan(candidates[0], levels=levels, options=options)
-        result[f"{name}, first"] = judge.played(first) / most
-        at, plan = plan_best_placement(candidates, levels=levels, options=options)
-        result[f"{name}, joint"] = judges[at].played(plan) / most
     return result
 
 

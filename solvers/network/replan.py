@@ -30,7 +30,6 @@ from tessera.solvers.network.baselines.ecmp import hash_bundles
 from tessera.solvers.network.compression import compress_levels
 from tessera.solvers.network.factors import Clip, correction_factors
 from tessera.solvers.network.floor import FloorResult, apply_floor
-from tessera.solvers.network.fluid import flop_under_levels
 from tessera.solvers.network.paths import least_comm_s, select_paths
 from tessera.solvers.network.priorities import MARGIN, assign_priorities, order_of, stable_order
 from tessera.solvers.network.swaps import Moves, PlayWindow, by_level, change_levels, swap_orders
@@ -77,26 +76,6 @@ class PlanningResult:
 
 
 def replan(
-    contention: Contention,
-    *,
-    levels: int = FABRIC_LEVELS,
-    fabric_levels: int = FABRIC_LEVELS,
-    options: PlanningOptions | None = None,
-    earlier: Sequence[str] = (),
-    unmeasured: Sequence[str] = (),
-) -> NetworkPlan:
-    """Return the network plan of ``replan_network``."""
-    return replan_network(
-        contention,
-        levels=levels,
-        fabric_levels=fabric_levels,
-        options=options,
-        earlier=earlier,
-        unmeasured=unmeasured,
-    ).plan
-
-
-def replan_network(
     contention: Contention,
     *,
     levels: int = FABRIC_LEVELS,
@@ -152,42 +131,6 @@ def replan_network(
         level, order = fair.level, fair.order
     plan = NetworkPlan(chosen=chosen, priority=priority, order=order, level=level, levels=count)
     return PlanningResult(plan=plan, demand=demand, holding=holding, floored=fair)
-
-
-def plan_best_placement(
-    candidates: Sequence[Contention],
-    *,
-    levels: int = FABRIC_LEVELS,
-    fabric_levels: int = FABRIC_LEVELS,
-    options: PlanningOptions | None = None,
-) -> tuple[int, NetworkPlan]:
-    """Return which of several placements of the same jobs promises most work, and its network plan.
-
-    Each placement is planned, and played over the same time; of equal ones, the first wins. This
-    searches placement together with paths and priorities, which is an open problem of the paper.
-
-    Raises:
-        InvalidInput: there is no candidate, or as in ``replan_network``.
-    """
-    if not candidates:
-        raise InvalidInput("candidates", "is empty; it must have at least one placement")
-    results = [
-        replan_network(c, levels=levels, fabric_levels=fabric_levels, options=options)
-        for c in candidates
-    ]
-    window = (options or PlanningOptions()).window
-    spans = [window.of(result.demand) for result in results if result.demand.jobs]
-    if not spans:
-        return 0, results[0].plan
-    horizon_s, warm_s = max(spans)
-    work = [
-        float(
-            flop_under_levels(r.demand, r.plan.level[None], horizon_s=horizon_s, warm_s=warm_s)[0]
-        )
-        for r in results
-    ]
-    best = int(np.argmax(work))
-    return best, results[best].plan
 
 
 def _paths(c: Contention, options: PlanningOptions) -> Ints:

@@ -8,11 +8,9 @@ solution, until none is better.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import permutations
 from typing import Final
 
 import numpy as np
@@ -47,7 +45,6 @@ class Moves(StrEnum):
 
     ADJACENT = "adjacent"  # two adjacent jobs change places
     INSERTION = "insertion"  # a job goes to another place
-    ALL = "all"  # all orders, so the best is found; INSERTION if there are too many to try
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,15 +210,6 @@ def _best_order(demand: LinkDemand, moves: Moves, window: PlayWindow, effort: Pl
     """Return the jobs, which are given most urgent first, in the best order found."""
     count, left = demand.jobs, effort.share()
     start = np.arange(count - 1, -1, -1)
-    if moves is Moves.ALL and window.played(demand) * math.factorial(count) <= left:
-        effort.spend(window.played(demand) * math.factorial(count))
-        orders = np.array(list(permutations(range(count))), dtype=np.int64)
-        horizon_s, warm_s = window.of(demand)
-        work = flop_under_levels(demand, _levels_of(orders), horizon_s=horizon_s, warm_s=warm_s)
-        # The given order comes first, so that another one must be better.
-        best: Ints = orders[int(np.argmax(work > work.max() * (1 - MIN_GAIN)))]
-        return best
-    moves = Moves.INSERTION if moves is Moves.ALL else moves
     level = _climbed(demand, start, lambda now: order_moves(now, moves), window, left, effort)
     return np.argsort(-level, kind="stable")
 

@@ -14,19 +14,19 @@ def _published(variant: Variant, seed: int) -> PlanningOptions:
 
 def pa(contention: Contention, *, levels: int, seed: int = 0) -> NetworkPlan:
     """Return hashed paths and a separate priority level for each job, as published."""
-    return replan(contention, levels=levels, options=_published(Variant.PA, seed))
+    return replan(contention, levels=levels, options=_published(Variant.PA, seed)).plan
 
 
 def ps_pa(contention: Contention, *, levels: int, seed: int = 0) -> NetworkPlan:
     """Return chosen paths and a separate priority level for each job, as published."""
-    return replan(contention, levels=levels, options=_published(Variant.PS_PA, seed))
+    return replan(contention, levels=levels, options=_published(Variant.PS_PA, seed)).plan
 
 
 def full(contention: Contention, *, levels: int, seed: int = 0) -> NetworkPlan:
     """Return chosen paths and compressed priority levels, with small groups tried on the engine."""
-    return replan(contention, levels=levels, options=PlanningOptions(seed=seed))
+    return replan(contention, levels=levels, options=PlanningOptions(seed=seed)).plan
 
 
 def paper(contention: Contention, *, levels: int, seed: int = 0) -> NetworkPlan:
     """Return chosen paths and compressed priority levels, as published."""
-    return replan(contention, levels=levels, options=_published(Variant.FULL, seed))
+    return replan(contention, levels=levels, options=_published(Variant.FULL, seed)).plan

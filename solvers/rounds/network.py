@@ -32,7 +32,7 @@ from tessera.formulation.topologies.routes import Routes
 from tessera.formulation.topologies.topology import Topology
 from tessera.solvers.base import require_wanted
 from tessera.solvers.network.paths import least_comm_s
-from tessera.solvers.network.replan import PlanningOptions, replan_network
+from tessera.solvers.network.replan import PlanningOptions, replan
 
 _UNKNOWN: Final = (
     "the traffic of its Cell is not known: let the service estimate its Cells (`tessera models add`), or"
@@ -75,7 +75,7 @@ def plan_network(
         c, notes = _measured(topology, jobs, by_name, known_routes.routes)
     require_wanted(cancelled)
     standing = snapshot.standing.job[np.argsort(snapshot.standing.rank, kind="stable")].tolist()
-    result = replan_network(
+    result = replan(
         c,
         levels=policy.network_levels,
         options=PlanningOptions(floor=policy.network_floor, cancelled=cancelled),

@@ -70,7 +70,7 @@ def test_every_plan_passes_the_checker_and_is_reproducible(
     names = st.lists(st.sampled_from(case.jobs), unique=True)
     earlier, unmeasured = data.draw(names), data.draw(names)
     plan, again = (
-        replan(case, levels=levels, options=options, earlier=earlier, unmeasured=unmeasured)
+        replan(case, levels=levels, options=options, earlier=earlier, unmeasured=unmeasured).plan
         for _ in range(2)
     )
     assert find_network_violations(case, plan) == []

@@ -17,17 +17,16 @@ from typing import Final, TypeVar
 import psutil
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from tessera.benchmarks.service.runtime.programs import ARCHITECTURE, Program
+from tessera.benchmarks.service.runtime.programs import Program
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.execution_plan import ExecutionPlan
 from tessera.formulation.launch import LaunchSpec
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.values import Workload
 from tessera.service.agent.logs import folder_of
 from tessera.service.agent.runtimes.programs import LOGS
 from tessera.service.cli.demo.drive import CLUSTER, PARENT, submit_jobs
 from tessera.service.cli.demo.stack import Stack, run_stack
-from tessera.v1 import clusters_pb2, estimates_pb2, jobs_pb2
+from tessera.v1 import clusters_pb2, jobs_pb2
 
 T = TypeVar("T")
 
@@ -170,19 +169,6 @@ class RuntimeLab:
             clusters_pb2.UndrainNodesRequest(parent=PARENT, names=names)
         )
 
-    def describe(self, workload: Workload) -> None:
-        """Describe the model of a workload to the server."""
-        model = estimates_pb2.Model(
-            model=workload.model,
-            params=workload.params,
-            architecture=ARCHITECTURE,
-            micro_batches=1,
-            state_bytes=16.0,
-        )
-        self.stack.estimates.UpsertModels(
-            estimates_pb2.UpsertModelsRequest(parent=PARENT, models=[model])
-        )
-
     def submit(self, specs: Sequence[JobSpec]) -> None:
         """Submit jobs, all in one call."""
         submit_jobs(self.stack, specs)
@@ -203,14 +189,6 @@ class RuntimeLab:
         """Return the history of a job, oldest first."""
         request = jobs_pb2.ListJobEventsRequest(parent=f"{PARENT}/jobs/{name}")
         return self.stack.jobs.ListJobEvents(request).events
-
-    def cells(self, workload: Workload) -> Sequence[estimates_pb2.CellEstimate]:
-        """Return the estimates of a workload."""
-        message = estimates_pb2.Workload(
-            model=workload.model, params=workload.params, global_batch=workload.global_batch
-        )
-        request = estimates_pb2.ListCellsRequest(parent=PARENT, workload=message, page_size=1000)
-        return self.stack.estimates.ListCells(request).cells
 
     def end(self, name: str) -> None:
         """Cancel a job, and wait until it is gone."""

@@ -1,4 +1,4 @@
-"""The programs of the benchmark's jobs, with descriptions of their models."""
+"""The programs of the benchmark's jobs."""
 
 from __future__ import annotations
 
@@ -21,14 +21,7 @@ MADE_PYTHON: Final = ROOT / "build" / "torch" / "bin" / "python"
 
 PLAIN_BATCH: Final = 8
 LAYERS: Final = 4
-"""Layers of the described models: an embedding, two blocks and a head."""
-
-ARCHITECTURE: Final = (
-    '{"architecture": "transformer", "layers": 2, "hidden": 32, "heads": 2,'
-    ' "sequence": 32, "vocabulary": 64, "dtype": "f32"}'
-)
-"""The sizes of ``train_gpt.py``. The plain program, which is no transformer, is described as one of
-them, too: it stands for a user's model whose description is inexact."""
+"""Layers of the GPT: an embedding, two blocks and a head."""
 
 STEADY: Final = """
 import sys, time
@@ -48,50 +41,6 @@ while done < progress.iterations_total(1) and not stops:
 """
 """A program that waits in each iteration, for measuring what Tessera itself costs."""
 
-PLANNED: Final = """
-import json
-from tessera import progress
-
-WEIGHTS, HALF = 12_000, 6_000
-progress.catch_stop()
-plan = progress.plan() or {}
-count, zero = plan.get("accumulation", 1), plan.get("zero", 0)
-stages = len(plan.get("stages", [0]))
-batch, done, stops = progress.global_batch(8), progress.resume_iterations(), False
-weights = [0.0] * WEIGHTS
-if done:
-    weights = json.loads(progress.resume_path().read_text())
-while done < progress.iterations_total(1) and not stops:
-    total, loss = [0.0] * WEIGHTS, 0.0
-    for part in range(count):
-        held = weights
-        if zero:  # each half is gathered from its owner
-            held = [float(value) for value in weights[:HALF]] + [float(v) for v in weights[HALF:]]
-        gradient = [0.0] * WEIGHTS
-        for sample in range(batch // count):
-            x = ((done * batch + part * (batch // count) + sample) * 37 % 100) / 100 - 0.5
-            inputs = [x + k % 7 for k in range(WEIGHTS)]
-            for _ in range(stages - 1):  # a stage hands its activations to the next
-                inputs = [float(value) for value in inputs]
-            error = sum(w * i for w, i in zip(held, inputs)) - x
-            loss += error * error / batch
-            gradient = [g + error * i for g, i in zip(gradient, inputs)]
-        norm = sum(g * g for g in gradient) ** 0.5  # each micro-batch is clipped and added
-        scale = 1.0 / max(1.0, norm)
-        total = [t + scale * g / count for t, g in zip(total, gradient)]
-    weights = [w - 1e-4 * t for w, t in zip(weights, total)]
-    done += 1
-    progress.report(done, loss=loss)
-    print("iteration", done, "loss", loss, flush=True)
-    stops = progress.stop_requested()
-    if stops or progress.checkpoint_requested():
-        path = progress.checkpoint_path(done)
-        path.write_text(json.dumps(weights))
-        progress.report_checkpoint(done, path)
-"""
-"""A program that fits a line in pure Python, micro-batch by micro-batch, as its plan says."""
-
-
 _LOOK: Final = """
 import importlib.util, sys
 sys.exit(not all(importlib.util.find_spec(name) for name in ("torch", "numpy")))
@@ -100,19 +49,18 @@ sys.exit(not all(importlib.util.find_spec(name) for name in ("torch", "numpy")))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A program whose work depends on its plan, with its workload."""
+    """A program with its workload."""
 
     runtime: str
     command: tuple[str, ...]
     workload: Workload
 
 
-def write_programs(folder: Path) -> tuple[Path, Path]:
-    """Write the two programs in Python, and return their paths: the steady and the planned one."""
-    paths = folder / "steady.py", folder / "planned.py"
-    for path, text in zip(paths, (STEADY, PLANNED), strict=True):
-        path.write_text(text, encoding="utf-8")
-    return paths
+def write_program(folder: Path) -> Path:
+    """Write the program that waits, and return its path."""
+    path = folder / "steady.py"
+    path.write_text(STEADY, encoding="utf-8")
+    return path
 
 
 def steady_program(script: Path) -> Program:
@@ -121,15 +69,6 @@ def steady_program(script: Path) -> Program:
         runtime=COMMAND,
         command=(sys.executable, str(script)),
         workload=Workload(model="steady", params="", global_batch=PLAIN_BATCH),
-    )
-
-
-def plain_program(script: Path) -> Program:
-    """Return the program that needs only Python."""
-    return Program(
-        runtime=COMMAND,
-        command=(sys.executable, str(script)),
-        workload=Workload(model="line", params="small", global_batch=PLAIN_BATCH),
     )
 
 
@@ -142,22 +81,15 @@ def torch_program() -> Program:
     )
 
 
-def stated_plans(program: Program, gpus: int, count: int) -> list[ExecutionPlan]:
-    """Return ``count`` plans for a program: DDP or divided states, with 1, 2 or 4 micro-batches."""
-    choices = [
-        (zero, parts) for parts in (1, 2, 4) for zero in (ZeroStage.NONE, ZeroStage.PARAMETERS)
-    ]
-    batch = program.workload.global_batch
-    return [
-        ExecutionPlan(
-            stages=(PlanStage(start=0, end=LAYERS, dp=gpus),),
-            micro_batch=batch // parts,
-            accumulation=parts,
-            zero=zero,
-            precision=Precision.F32,
-        )
-        for zero, parts in choices[:count]
-    ]
+def torch_plan(program: Program) -> ExecutionPlan:
+    """Return the plan of the GPT: DDP on two GPUs, without micro-batches."""
+    return ExecutionPlan(
+        stages=(PlanStage(start=0, end=LAYERS, dp=2),),
+        micro_batch=program.workload.global_batch,
+        accumulation=1,
+        zero=ZeroStage.NONE,
+        precision=Precision.F32,
+    )
 
 
 @cache

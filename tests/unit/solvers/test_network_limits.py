@@ -176,7 +176,7 @@ def test_priorities_are_finite_for_the_extremes_of_work_and_traffic() -> None:
     ]
     contended, notes = build_contention(topology, jobs)
     assert sum("sends nothing" in note for _, note in notes) == 4  # the jobs of 1e-300 bytes
-    plan = replan(contended, levels=3)
+    plan = replan(contended, levels=3).plan
     assert find_network_violations(contended, plan) == []
     assert np.isfinite(plan.priority).sum() == 8
 
