@@ -10,7 +10,7 @@ import typer
 
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli.options import with_options
-from tessera.simulator.comparison.policies import split_list
+from tessera.simulator.comparison.policies import INFORMATION, split_list
 from tessera.simulator.comparison.workload import SYNTHETIC, OnBad, WorkloadSpec, default_trace
 from tessera.simulator.figures import Report
 from tessera.simulator.sweeps.runner import sweep_of_options
@@ -51,6 +51,12 @@ PoliciesOption = Annotated[
         "--policies",
         help="Comma-separated policies. ilp:OBJECTIVE and greedy:OBJECTIVE are ours, and MODULE:CLASS"
         " is a scheduler of your own.",
+    ),
+]
+InformationOption = Annotated[
+    str,
+    typer.Option(
+        "--information", help=f"Information that all policies see: one of {', '.join(INFORMATION)}."
     ),
 ]
 OverheadsOption = Annotated[

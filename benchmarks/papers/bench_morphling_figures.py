@@ -14,7 +14,7 @@ from tessera.benchmarks.papers.bench_morphling import OURS, TICK_S, USUAL_ROUNDS
 from tessera.benchmarks.papers.morphling_figures import pairs, runs, shrinking
 from tessera.benchmarks.papers.morphling_figures.records import FIGURE_SET
 from tessera.benchmarks.papers.morphling_figures.runs import Row
-from tessera.benchmarks.schedulers.variants import points_of, run_points
+from tessera.benchmarks.schedulers.bench_load import points_of, run_points
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.simulator.comparison.policies import is_ours
@@ -100,11 +100,11 @@ def repeat_morphling_figures(
     ``figure8_sound_*`` leaves these points out. T5-3B's step from 2 to 3 GPUs, 3.8 times faster, is
     taken as measured, although 3 does not divide its attention heads.
 
-    **Figures 10 and 11.** The base trace with jobs that arrive faster, and with more large models.
-    ``*_jct_ratio`` is Synergy's mean JCT over ours, and ``peer`` that over our implementation of
-    Morphling's algorithm. The paper has up to 3.5 (JCT) and 1.4 (makespan) by load, and 2.6 to 3.4
-    by large models. It does not state its loads and shares. Our objective lets short jobs go first,
-    which explains most of our ratio. All points use all 406 jobs and 64 GPUs.
+    **Figures 10 and 11.** The base trace with jobs that arrive faster, and with more large models
+    (``tessera bench load``). ``*_jct_ratio`` is Synergy's mean JCT over ours, and ``peer`` that over
+    our implementation of Morphling's algorithm. The paper has up to 3.5 (JCT) and 1.4 (makespan) by
+    load, and 2.6 to 3.4 by large models. It does not state its loads and shares. Our objective lets
+    short jobs go first, which explains most of our ratio. All points use all 406 jobs and 64 GPUs.
     """
     if not is_ours(ours):
         raise InvalidInput("ours", f"{ours!r} is not ours; write ilp:OBJECTIVE, e.g. ilp:jct")

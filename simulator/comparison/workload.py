@@ -91,6 +91,14 @@ def default_trace(trace: str | None) -> str:
     return trace or (PHILLY if data_file(None, "arena", "trace_philly.csv") else SYNTHETIC)
 
 
+def resize_workload(
+    work: WorkloadSpec, gpus_share: float, jobs_share: float, jobs: int
+) -> WorkloadSpec:
+    """Return the workload with ``jobs`` synthetic jobs, or with ``jobs_share`` of a trace's jobs."""
+    share = 1.0 if work.trace == SYNTHETIC else jobs_share
+    return replace(work, gpus_share=gpus_share, jobs_share=share, jobs=jobs)
+
+
 def check_trace(trace: str) -> None:
     """Check that a trace can be read, before anything runs.
 

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from tessera.benchmarks.papers.morphling_runs import mean_jct_h
-from tessera.benchmarks.schedulers.variants import Axis, RunsByPoint
+from tessera.benchmarks.schedulers.bench_load import RunsByPoint, Varied
 from tessera.simulator.comparison.comparisons import ByPolicy, jct_ratio
 from tessera.simulator.figures import Figure
 
@@ -16,7 +16,7 @@ Row = dict[str, Figure | str]
 
 BASELINE, PEER = "synergy", "morphling"
 SWEEP_POLICIES: Final = (BASELINE, PEER)
-SWEEP_NAMES: Final[Mapping[Axis, str]] = {"load": "Figure 10", "large": "Figure 11"}
+SWEEP_NAMES: Final[Mapping[Varied, str]] = {"load": "Figure 10", "large": "Figure 11"}
 
 
 def sweep_rows(found: RunsByPoint, ours: str) -> list[Row]:

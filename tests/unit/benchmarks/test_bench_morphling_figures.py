@@ -40,7 +40,7 @@ from tessera.benchmarks.papers.morphling_figures.shrinking import (
     runs_without,
     shrink_by_measurements,
 )
-from tessera.benchmarks.schedulers.variants import RunsByPoint
+from tessera.benchmarks.schedulers.bench_load import RunsByPoint
 from tessera.estimator.reconfiguration.fitting import MeasuredRun
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ZeroStage

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tessera.benchmarks.schedulers.bench_load import (
+    RunsByPoint,
+    common_jct_s,
+    points_of,
+    shape_at,
+    sweep_figures,
+)
 from tessera.benchmarks.schedulers.variants import (
     Variant,
     WorkloadChanges,
-    points_of,
+    check_variants,
     run_variant,
     seed_run,
-    shape_at,
     shape_world,
 )
 from tessera.formulation.errors import InvalidInput
-from tessera.simulator.comparison.runs import FinishedRun, RunRequest, check_requests
+from tessera.simulator.comparison.policies import DEFAULT_POLICY
+from tessera.simulator.comparison.runs import FinishedRun, RunRequest
 from tessera.simulator.comparison.workload import SYNTHETIC, WorkloadSpec, make_scenario
 from tessera.simulator.data import MissingData
 from tessera.simulator.sweeps.tasks import answer_call
@@ -56,7 +64,7 @@ def test_large_models_arrive_with_equal_gpu_hours() -> None:
 
 def test_depth_applies_only_to_arena_and_changes_its_results() -> None:
     with pytest.raises(InvalidInput, match="depth"):
-        check_requests([RunRequest(work=SMALL, policy="fcfs@depth=2")], 1)
+        check_variants([Variant(asked=RunRequest(work=SMALL, policy="fcfs@depth=2"))], seeds=1)
     dense = WorkloadChanges(arrival_factor=20.0)
     ends = [
         FinishedRun.read(
@@ -73,13 +81,13 @@ def test_seeds_that_draw_nothing_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TESSERA_DATA", str(tmp_path))
-    fixed = RunRequest(work=WorkloadSpec(trace="arena-philly"), policy="fcfs")
+    fixed = Variant(asked=RunRequest(work=WorkloadSpec(trace="arena-philly"), policy="fcfs"))
     with pytest.raises(MissingData, match="trace_philly"):  # valid seeds, but no trace
-        check_requests([fixed], 1)
+        check_variants([fixed], seeds=1)
     with pytest.raises(InvalidInput, match="jobs-share"):
-        check_requests([fixed], 2)
+        check_variants([fixed], seeds=2)
     with pytest.raises(InvalidInput, match="unknown"):
-        check_requests([RunRequest(work=SMALL, policy="nobody")], 1)
+        check_variants([Variant(asked=RunRequest(work=SMALL, policy="nobody"))], seeds=1)
 
 
 def test_a_variant_gives_the_same_result_as_a_task() -> None:
@@ -102,11 +110,61 @@ def test_lists_of_options_are_read_or_refused() -> None:
     for where, text in (("larges", "1.5"), ("loads", "0"), ("loads", "x")):
         with pytest.raises(InvalidInput, match=where):
             points_of(where, text)
-    blind = RunRequest(work=SMALL, policy="fcfs", information="a,b")
+    blind = Variant(
+        asked=RunRequest(work=SMALL, policy="fcfs", information="a,b"), shape=WorkloadChanges()
+    )
     with pytest.raises(InvalidInput, match="information"):
-        check_requests([blind], 1)
+        check_variants([blind], 1)
 
 
 def test_each_sweep_changes_one_thing() -> None:
     assert shape_at("load", 2.0) == WorkloadChanges(arrival_factor=2.0)
+    assert shape_at("life", 2.0) == WorkloadChanges(life_factor=2.0)
     assert shape_at("large", 0.5) == WorkloadChanges(large_share=0.5)
+
+
+def a_run(jct_s: Sequence[float], throughput: float = 1.0) -> FinishedRun:
+    """Return a run whose jobs all arrive at 100 s."""
+    arrival_s = np.full(len(jct_s), 100.0)
+    return FinishedRun(
+        figures={"throughput": throughput, "horizon_s": 1000.0},
+        arrival_s=arrival_s,
+        end_s=arrival_s + np.array(jct_s),
+        alone_s=arrival_s,
+        course={},
+        gaps=np.zeros((0, 2)),
+        node_gpus=[],
+        node_types=[],
+        segments=[],
+    )
+
+
+def test_sweeps_are_judged_at_their_last_point_and_at_their_worst_point() -> None:
+    found: RunsByPoint = {
+        "load": {
+            1.0: {
+                "arena": [a_run([100, 100])],
+                "sia": [a_run([80, 80])],
+                DEFAULT_POLICY: [a_run([100, 80])],
+            },
+            2.0: {
+                "arena": [a_run([100, 300], 2.0)],
+                "sia": [a_run([300, 300])],
+                DEFAULT_POLICY: [a_run([50, NEVER], 3.0)],
+            },
+        }
+    }
+    assert sweep_figures(found) == {
+        "load_jct_gain_vs_arena": pytest.approx(0.5),
+        "load_throughput_gain_vs_arena": pytest.approx(0.5),
+        "load_worst_jct_margin": pytest.approx(80 / 90 - 1),
+        "load_worst_throughput_margin": pytest.approx(0.0),
+    }
+    assert sweep_figures({"load": {1.0: {"fcfs": [a_run([1.0])]}}}) == {}
+
+
+def test_means_of_a_point_are_over_the_jobs_that_all_finished() -> None:
+    by = {"a": [a_run([10, 30, 5]), a_run([NEVER])], "b": [a_run([20, NEVER, 5]), a_run([3])]}
+    jct_s = common_jct_s(by, "a")
+    assert jct_s[0] == pytest.approx(7.5)
+    assert math.isnan(jct_s[1])
