@@ -69,8 +69,8 @@ def candidates_of(
     ).reshape(-1, 4)
     start, end = np.triu_indices(len(graph))
     end = end + 1
-    tensor_limit = _over_segments(graph.tensor_limit, np.minimum, start, end)
-    experts = _over_segments(graph.experts, np.maximum, start, end)
+    tensor_limit = over_segments(graph.tensor_limit, np.minimum, start, end)
+    experts = over_segments(graph.experts, np.maximum, start, end)
     fits = (settings[None, :, 1] <= tensor_limit[:, None]) & (
         np.maximum(experts, 1)[:, None] % settings[None, :, 2] == 0
     )
@@ -86,7 +86,7 @@ def candidates_of(
     )
 
 
-def _over_segments(column: Floats, by: np.ufunc, start: Ints, end: Ints) -> Floats:
+def over_segments(column: Floats, by: np.ufunc, start: Ints, end: Ints) -> Floats:
     """Return the minimum or maximum of a layer's column (L,) over each segment, shape (K,)."""
     padded = np.append(column, column[-1:])
     ends = np.stack([start, end], axis=1).ravel()
@@ -337,8 +337,8 @@ def _can_run(graph: Graph, candidates: Candidates, micro_batch: Ints) -> Bools:
     Their degrees must be within the limits of the layers, and replicas need equal numbers of samples.
     """
     start, end = candidates.start, candidates.end
-    tensor_limit = _over_segments(graph.tensor_limit, np.minimum, start, end)
-    experts = _over_segments(graph.experts, np.maximum, start, end)
+    tensor_limit = over_segments(graph.tensor_limit, np.minimum, start, end)
+    experts = over_segments(graph.experts, np.maximum, start, end)
     runs = (candidates.tp <= tensor_limit) & (micro_batch % candidates.dp == 0)
     runs &= np.maximum(experts, 1) % candidates.ep == 0
     runs &= candidates.gpus % candidates.ep == 0
@@ -416,7 +416,7 @@ class _Rows:
 
     def most(self, column: Floats) -> Floats:
         """Return the maximum of each segment."""
-        return _over_segments(column, np.maximum, self.start, self.end)
+        return over_segments(column, np.maximum, self.start, self.end)
 
     def divided(self, parts: Floats, whole: Floats, by: Callable[[Floats], Floats]) -> Floats:
         """Return ``by`` of ``parts`` and ``whole`` as each GPU of a tensor group holds them.

@@ -9,7 +9,8 @@ plans.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,11 +90,13 @@ def best_plans(
     gpus: int,
     degrees: Iterable[int],
     cancelled: Callable[[], bool] = never_cancelled,
+    known_s: Mapping[int, float] | None = None,
 ) -> dict[int, PlanSearchResult]:
     """Return the least-latency plan of each pipeline degree on exactly ``gpus`` GPUs.
 
     Degrees without a plan are absent. The result is exact up to a relative error of 1e-9. All
-    degrees share the bounds on the rest of a plan.
+    degrees share the bounds on the rest of a plan. ``known_s`` are the latencies of known plans, by
+    degree. A degree is absent if it has none that is faster.
 
     Raises:
         DeadlineTooShort: it was cancelled.
@@ -101,15 +104,20 @@ def best_plans(
     wanted = sorted({s for s in degrees if 1 <= s <= min(gpus, options.layers)})
     if not wanted:
         return {}
-    usable = options.only(_useful(options, latency))
     counts = latency.weight > 0
     weight, worst_s = latency.weight[counts], latency.worst_s[counts]
+    known = {s: (known_s or {}).get(s, math.inf) for s in wanted}
+    least_s = latency.added_s[options.source] + weight @ worst_s[:, options.source]
+    fast = options.only(least_s < max(known.values()) * (1 - _TIE))
+    usable = fast.only(_useful(fast, latency))
     criteria = Criteria(added=latency.added_s[None, usable.source], worst=worst_s[:, usable.source])
     rest = rest_of(usable, criteria, wanted[-1], gpus, cancelled)
     plans: dict[int, PlanSearchResult] = {}
     for stages in wanted:
-        if np.isfinite(rest.added[0, stages, 0, gpus]):
-            plans[stages] = _best(usable, criteria, weight, rest, stages, gpus, cancelled)
+        least = rest.added[0, stages, 0, gpus] + weight @ rest.worst[:, stages, 0, gpus]
+        if least < known[stages] * (1 - _TIE):
+            best = _best(usable, criteria, weight, rest, stages, gpus, known[stages], cancelled)
+            plans |= {} if best is None else {stages: best}
     return plans
 
 
@@ -154,23 +162,28 @@ def _best(
     rest: RestBounds,
     stages: int,
     gpus: int,
+    known_s: float,
     cancelled: Callable[[], bool],
-) -> PlanSearchResult:
-    """Return the best plan.
+) -> PlanSearchResult | None:
+    """Return the best plan, or None if none is faster than ``known_s``.
 
     A good first plan excludes most stages. The few that remain give tighter bounds.
     """
-    best = _first(options, criteria, weight, rest, stages, gpus, cancelled)
-    kept = _in_time(criteria, weight, rest, stages, gpus, best.latency_s)
+    best, limit_s = None, known_s
+    if not math.isfinite(known_s):
+        best = _first(options, criteria, weight, rest, stages, gpus, cancelled)
+        limit_s = best.latency_s
+    kept = _in_time(criteria, weight, rest, stages, gpus, limit_s)
     options, criteria = options.only(kept), criteria.only(kept)
     width, exact = _MAX_PARTIAL_PLANS, False
     while not exact:
         better, exact = _below(
-            options, criteria, weight, rest, stages, gpus, best.latency_s, width, cancelled
+            options, criteria, weight, rest, stages, gpus, limit_s, width, cancelled
         )
-        best = better or best
+        if better is not None:
+            best, limit_s = better, better.latency_s
         if not exact and width == _MAX_PARTIAL_PLANS:
-            kept = _in_time(criteria, weight, rest, stages, gpus, best.latency_s)
+            kept = _in_time(criteria, weight, rest, stages, gpus, limit_s)
             options, criteria = options.only(kept), criteria.only(kept)
             rest = rest_of(options, criteria, stages, gpus, cancelled)
         width *= 8

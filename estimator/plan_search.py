@@ -1,0 +1,442 @@
+"""The search for the best execution plans of a job on some GPUs, within the limits of its program.
+
+A plan divides the model (stages, their layers and parallelism), the batch (micro-batches) and the
+states (ZeRO, recomputation, offload). All uniform plans are priced at once: stages of equal GPUs and
+parallelism. For the most promising micro-batches and switches, the exact search of
+:mod:`tessera.estimator.planning.search` then looks for faster plans with stages of any kind. If a
+model is small, it does so for all micro-batches and switches. At last, chunks of layers are tried
+(interleaving).
+
+States are offloaded to the host only if nothing fits without, or, where nodes state their CPU cores
+and host memory, if that is faster.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, lru_cache
+from itertools import islice, product
+from typing import Final
+
+import numpy as np
+
+from tessera.estimator.cells import COARSE_LAYERS, CoarseGraph, Setting, coarse_for
+from tessera.estimator.costs import StageTerms, candidates_of
+from tessera.estimator.hardware import GIB
+from tessera.estimator.memory import limit_bytes
+from tessera.estimator.planning.options import options_of, stage_depths, stages_at
+from tessera.estimator.planning.search import best_plans, latency_of
+from tessera.estimator.planning.uniform import (
+    accumulations,
+    interleaved_divisions,
+    possible_degrees,
+    uniform_divisions,
+)
+from tessera.estimator.plans import Candidates
+from tessera.estimator.pricing.divisions import Divisions, PlanTable, Switches
+from tessera.estimator.pricing.price import PlanPrice, price_plan
+from tessera.formulation.cancellation import never_cancelled, require_caller
+from tessera.formulation.demand import Capacity, Demand
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.execution_plan import (
+    ExecutionPlan,
+    Offload,
+    Precision,
+    Recomputation,
+    ZeroStage,
+)
+from tessera.formulation.techniques import PlanLimits
+
+CORES_PER_GPU: Final = (1, 2, 4, 8)
+"""Numbers of CPU cores for each GPU that are tried for offloaded states."""
+
+MIN_GAIN: Final = 0.01
+"""Share of the time that a plan must save to be kept next to one that needs less of the hosts."""
+
+EXACT_ROWS: Final = 20_000
+"""Candidate stages, in all micro-batches and switches, up to which the search is exact."""
+
+MAX_MIXED_GPUS: Final = 512
+"""Largest number of GPUs for which stages of different kinds are searched."""
+
+OPEN: Final = PlanLimits(runtime="command")
+"""The limits of jobs whose program may run any plan."""
+
+_CLOSE: Final = 1.2
+"""Pipeline degrees are refined whose best uniform plan takes up to this multiple of the best time."""
+
+_MOST_TRIED: Final = 32
+"""Number of interleaved plans whose memory is computed, the fastest ones."""
+
+
+class PlanSearch:
+    """A search for plans within limits in one setting.
+
+    ``model`` is the name of the model in plans. ``degrees`` are the pipeline degrees; if it is
+    None, all possible ones are. A plan that is ``exhausted`` (digests) needs more memory than the
+    model predicts, so all plans are left out that need as much by the model. ``node`` is what a node
+    has. If it is None, its CPU cores and host memory are not known.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        limits: PlanLimits = OPEN,
+        model: str = "",
+        *,
+        degrees: Collection[int] | None = None,
+        exhausted: Collection[str] = (),
+        node: Capacity | None = None,
+        cancelled: Callable[[], bool] = never_cancelled,
+    ) -> None:
+        """Remember what to search. Searching starts with the first question."""
+        self._setting, self._limits, self._model = setting, limits, model
+        self._exhausted, self._node, self._cancelled = exhausted, node, cancelled
+        graph, gpus = setting.graph, setting.shape.gpus
+        wanted = possible_degrees(len(graph), gpus) if degrees is None else degrees
+        self.degrees = tuple(sorted({d for d in wanted if 1 <= d <= min(gpus, len(graph))}))
+        self._limit_bytes = limit_bytes(setting.hardware.memory_bytes, setting.runtime.room)
+
+    def best_by_degree(self) -> dict[int, PlanPrice]:
+        """Return the fastest plan of each pipeline degree.
+
+        If no plan of a degree fits in memory, it is the one that needs least of it. A degree is
+        absent if it has no plan within the limits.
+
+        Raises:
+            DeadlineTooShort: it was cancelled.
+        """
+        choices = _core_choices(self._setting, self._node)
+        best: dict[int, PlanPrice] = {}
+        for degree in self.degrees:
+            price = self._best_on_gpus([degree])
+            if price is None and choices:
+                price = self._best_offloaded([degree], choices[-1])
+            if price is None or self.host_shortage(price):
+                price = self._tightest([degree]) or price
+            if price is not None:
+                best[degree] = price
+        return best
+
+    def host_variants(self) -> list[PlanPrice]:
+        """Return the fastest plan, and slower ones that need less of the hosts.
+
+        Each is faster, by :data:`MIN_GAIN`, than all that need no more CPU cores and host memory.
+        If nothing fits, it is the plan that needs least memory, if there is any.
+
+        Raises:
+            DeadlineTooShort: it was cancelled.
+        """
+        price = self._best_on_gpus(self.degrees)
+        prices = [] if price is None else [price]
+        most_s = math.inf if price is None else (1.0 - MIN_GAIN) * price.iter_time_s
+        if self._node is not None or not prices:
+            for cores in reversed(_core_choices(self._setting, self._node)):
+                price = self._best_offloaded(self.degrees, cores)
+                if price is None or price.iter_time_s >= most_s:
+                    break  # with fewer cores, it needs as much memory and is slower
+                prices.append(price)
+        fitting = [price for price in prices if not self.host_shortage(price)]
+        if fitting:
+            return _unbeaten(fitting)
+        price = self._tightest(self.degrees) or next(iter(prices), None)
+        return [] if price is None else [price]
+
+    def fewest_micro_batches(self) -> Iterator[PlanPrice]:
+        """Yield a plan for each uniform division and switch, with the fewest micro-batches.
+
+        They fit into memory. Offloaded states are among them if a node has cores for them and the
+        limits do not leave open whether the program can offload.
+        """
+        choices = _core_choices(self._setting, self._node) if self._node is not None else ()
+        tables = [self._table(self._uniform, self._switches)]
+        if not self._limits.allow_every_plan:
+            tables += [self._offloaded(cores) for cores in choices]
+        for table in filter(None, tables):
+            seen = set[tuple[int, int]]()
+            counts = table.divisions.accumulation
+            for at in table.in_order(self.degrees, counts, self._limit_bytes):
+                if table.kind(at) not in seen:
+                    seen.add(table.kind(at))
+                    price = self._price(table.plan(at))
+                    if price is not None and not self.host_shortage(price):
+                        yield price
+
+    def host_shortage(self, price: PlanPrice) -> str:
+        """Return what a node lacks for its share of a plan, or "" if it has enough."""
+        node = self._node
+        demand = Demand(gpus=price.plan.gpus, cpus=price.plan.cpus, host_bytes=price.host_bytes)
+        share = demand.on_node(self._setting.shape.gpus_per_node)
+        if node is None or node.host_bytes is None or share.host_bytes <= node.host_bytes:
+            return ""
+        return (
+            f"{price.plan} needs {share.host_bytes / GIB:.1f} GiB of host memory on a node, but a node has"
+            f" {node.host_bytes / GIB:.1f} GiB"
+        )
+
+    def _best_on_gpus(self, degrees: Collection[int]) -> PlanPrice | None:
+        """Return the fastest plan of some degrees that keeps all states on the GPUs, or None."""
+
+        def find(most_bytes: float) -> PlanPrice | None:
+            best = self._fastest(self._on_gpus, degrees, most_bytes)
+            for price in self._mixed:
+                fits = max(price.memory_bytes) <= most_bytes
+                best = (
+                    _faster(best, price) if fits and price.plan.pipeline_degree in degrees else best
+                )
+            known_s = math.inf if best is None else best.iter_time_s
+            return self._fastest(self._interleaved, degrees, most_bytes, known_s) or best
+
+        return self._without_exhausted(find)
+
+    def _best_offloaded(self, degrees: Collection[int], cores: int) -> PlanPrice | None:
+        """Return the fastest plan of some degrees that offloads states, or None."""
+        table = self._offloaded(cores)
+        return self._without_exhausted(lambda most_bytes: self._fastest(table, degrees, most_bytes))
+
+    def _without_exhausted(self, find: Callable[[float], PlanPrice | None]) -> PlanPrice | None:
+        """Return the first plan that is not exhausted, with less and less memory."""
+        best = find(self._limit_bytes)
+        while best is not None and best.plan.digest in self._exhausted:
+            best = find(max(best.memory_bytes) - 1.0)
+        return best
+
+    def _fastest(
+        self,
+        table: PlanTable | None,
+        degrees: Collection[int],
+        most_bytes: float,
+        known_s: float = math.inf,
+    ) -> PlanPrice | None:
+        """Return the fastest plan of a table that is faster than a known one, or None."""
+        order = iter(()) if table is None else table.in_order(degrees, table.seconds, most_bytes)
+        for at in islice(order, _MOST_TRIED):
+            if table is None or table.seconds.flat[at] >= known_s:
+                break
+            price = self._price(table.plan(at))
+            if price is not None and max(price.memory_bytes) <= most_bytes:
+                return price
+        return None
+
+    def _tightest(self, degrees: Collection[int]) -> PlanPrice | None:
+        """Return the plan that needs least memory of a GPU, or None if there is no plan."""
+        tightest = None
+        for table in filter(None, (self._on_gpus, self._offloaded(0))):
+            at = next(table.in_order(degrees, table.bytes), None)
+            price = None if at is None else self._price(table.plan(at))
+            if price is not None and price.plan.digest not in self._exhausted:
+                least = math.inf if tightest is None else max(tightest.memory_bytes)
+                tightest = price if max(price.memory_bytes) < least else tightest
+        return tightest
+
+    def _price(self, plan: ExecutionPlan) -> PlanPrice | None:
+        """Return the price of a plan, or None if the model does not allow its division."""
+        try:
+            return price_plan(self._setting, plan)
+        except InvalidInput:
+            return None
+
+    def _table(
+        self,
+        divisions: Divisions | None,
+        switches: Sequence[Switches],
+        known_s: Mapping[int, float] | None = None,
+    ) -> PlanTable | None:
+        """Return a table of plans, or None without divisions.
+
+        Plans that are exhausted make the memory of others uncertain, so all are priced then.
+        """
+        require_caller(self._cancelled)
+        if divisions is None:
+            return None
+        known_s = None if self._exhausted else known_s
+        return PlanTable(
+            self._setting, divisions, switches, self._limits, self._model, known_s=known_s
+        )
+
+    @cached_property
+    def _uniform(self) -> Divisions | None:
+        setting = self._setting
+        batch = setting.training.global_batch
+        return uniform_divisions(setting.graph, setting.shape, batch, self.degrees)
+
+    @cached_property
+    def _recomputations(self) -> tuple[Recomputation, ...]:
+        """Return the choices of recomputation, the fastest one first."""
+        if self._setting.graph.attention_flops.any():
+            return (Recomputation.NONE, Recomputation.SELECTIVE, Recomputation.FULL)
+        return (Recomputation.NONE, Recomputation.FULL)
+
+    @cached_property
+    def _switches(self) -> tuple[Switches, ...]:
+        """Return the switches without offload, the simplest and fastest ones first."""
+        every = product(self._recomputations, ZeroStage)
+        return tuple(Switches(zero=zero, recomputation=again) for again, zero in every)
+
+    @cached_property
+    def _on_gpus(self) -> PlanTable | None:
+        return self._table(self._uniform, self._switches, {})
+
+    @cached_property
+    def _interleaved(self) -> PlanTable | None:
+        setting = self._setting
+        batch = setting.training.global_batch
+        divisions = interleaved_divisions(setting.graph, setting.shape, batch, self.degrees)
+        known_s = {degree: self._known_s(degree) for degree in self.degrees}
+        for price in self._mixed:
+            known_s[price.plan.pipeline_degree] = price.iter_time_s
+        return self._table(divisions, self._switches, known_s)
+
+    @cached_property
+    def _offloaded_by_cores(self) -> dict[int, PlanTable | None]:
+        return {}
+
+    def _offloaded(self, cores: int) -> PlanTable | None:
+        """Return the table of plans that offload states, with some CPU cores for each GPU."""
+        tables = self._offloaded_by_cores
+        if cores not in tables:
+            placements = [(zero, Offload.OPTIMIZER) for zero in ZeroStage if zero]
+            placements.append((ZeroStage.PARAMETERS, Offload.PARAMETERS))
+            switches = [
+                Switches(zero=zero, recomputation=again, offload=offload, cpus_per_gpu=cores)
+                for again, (zero, offload) in product(self._recomputations, placements)
+            ]
+            tables[cores] = self._table(self._uniform, switches)
+        return tables[cores]
+
+    @cached_property
+    def _mixed(self) -> list[PlanPrice]:
+        """Return plans with stages of any kind that are faster than all others of their degree."""
+        setting = self._setting
+        degrees = [d for d in self.degrees if 1 < d <= COARSE_LAYERS]
+        if not degrees or setting.shape.gpus > MAX_MIXED_GPUS:
+            return []
+        stages = _MixedStages(setting, degrees[-1], self._cancelled)
+        known_s = {degree: self._known_s(degree) for degree in degrees}
+        found: dict[int, PlanPrice] = {}
+        for count, switches in self._promising(stages.rows, known_s):
+            for plan in stages.search(count, switches, degrees, known_s, self._model):
+                price, degree = price_plan(setting, plan), plan.pipeline_degree
+                faster = price.overflow is None and price.iter_time_s < known_s[degree]
+                if faster and self._limits.allow(plan):
+                    found[degree], known_s[degree] = price, price.iter_time_s
+        return list(found.values())
+
+    def _known_s(self, degree: int) -> float:
+        """Return the time of the best uniform plan of a degree, or infinity."""
+        table = self._on_gpus
+        if table is None:
+            return math.inf
+        at = next(table.in_order([degree], table.seconds, self._limit_bytes), None)
+        return math.inf if at is None else float(table.seconds.flat[at])
+
+    def _promising(self, rows: int, known_s: Mapping[int, float]) -> Iterable[tuple[int, Switches]]:
+        """Return the numbers of micro-batches and the switches for stages of different kinds.
+
+        They are all of them if there are few candidate stages (``rows``). Otherwise, they are those
+        of the model's training, and of the best uniform plans of degrees that are close to the best.
+        """
+        training, table = self._setting.training, self._on_gpus
+        every = list(product(accumulations(training.global_batch), self._switches))
+        if rows * len(every) <= EXACT_ROWS:
+            return every
+        own = Switches(
+            zero=ZeroStage(self._setting.runtime.states.zero),
+            recomputation=Recomputation.FULL if training.checkpointing else Recomputation.NONE,
+        )
+        chosen = {(training.micro_batches, own): None}
+        for degree, seconds in known_s.items():
+            if table is not None and seconds <= _CLOSE * min(known_s.values()):
+                best = next(table.in_order([degree], table.seconds, self._limit_bytes), None)
+                chosen |= {} if best is None else {table.batching(best): None}
+        return chosen
+
+
+class _MixedStages:
+    """The candidate stages of plans whose stages differ, between the cuts of coarse layers."""
+
+    def __init__(self, setting: Setting, stages: int, cancelled: Callable[[], bool]) -> None:
+        self._setting, self._cancelled = setting, cancelled
+        self._coarse = coarse_for(setting.graph, stages, cancelled)
+        self._candidates = candidates_of(
+            self._coarse.graph,
+            setting.shape,
+            sequence_parallel=len(self._coarse.graph) == len(setting.graph),
+        )
+        self._fine = _in_fine_layers(self._candidates, self._coarse)
+        self._terms = lru_cache(maxsize=4)(self._terms_of)
+        self.rows = len(self._candidates)
+
+    def _terms_of(self, micro_batch: int) -> StageTerms:
+        return self._setting.terms(self._fine, micro_batch)
+
+    def search(
+        self,
+        count: int,
+        switches: Switches,
+        degrees: Iterable[int],
+        known_s: Mapping[int, float],
+        model: str,
+    ) -> Iterator[ExecutionPlan]:
+        """Yield the fastest plan of each degree that is faster than the known ones."""
+        setting, runtime = self._setting, self._setting.runtime
+        training = setting.training
+        costs = self._terms(training.global_batch // count).costs(
+            switches.apply_to(runtime.states), switches.recomputation, runtime.copies
+        )
+        memory = setting.hardware.memory_bytes
+        depths = stage_depths(costs, memory, count, training.schedule, runtime.room)
+        options = options_of(self._candidates, depths)
+        if not len(options):
+            return
+        latency = latency_of(costs, count, runtime.overlap)
+        gpus = setting.shape.gpus
+        plans = best_plans(options, latency, gpus, degrees, self._cancelled, known_s)
+        for plan in plans.values():
+            yield ExecutionPlan(
+                stages=stages_at(self._fine, np.array(plan.rows, dtype=np.int64)),
+                micro_batch=training.global_batch // count,
+                accumulation=count,
+                schedule=training.schedule,
+                zero=switches.zero,
+                recomputation=switches.recomputation,
+                precision=Precision(setting.graph.dtype),
+                shape=setting.shape.each_node,
+                model=model,
+            )
+
+
+def _in_fine_layers(candidates: Candidates, coarse: CoarseGraph) -> Candidates:
+    """Return candidates of coarse layers as those of the model's own layers."""
+    bounds = np.concatenate([[0], coarse.ends]).astype(np.int64)
+    return replace(candidates, start=bounds[candidates.start], end=bounds[candidates.end])
+
+
+def _core_choices(setting: Setting, node: Capacity | None) -> tuple[int, ...]:
+    """Return the numbers of cores for each GPU that a node has for its GPUs of a shape.
+
+    0 leaves the number open, because the node does not state its cores.
+    """
+    if node is None or node.cpus is None:
+        return (0,)
+    most = node.cpus // setting.shape.gpus_per_node
+    return tuple(cores for cores in CORES_PER_GPU if cores <= most)
+
+
+def _faster(one: PlanPrice | None, other: PlanPrice | None) -> PlanPrice | None:
+    """Return the faster of two plans, the first one if they are equal."""
+    if one is None or other is None:
+        return one or other
+    return other if other.iter_time_s < one.iter_time_s else one
+
+
+def _unbeaten(prices: Iterable[PlanPrice]) -> list[PlanPrice]:
+    """Return the prices that are faster than all of those that need no more of the hosts."""
+    kept: list[PlanPrice] = []
+    for price in sorted(prices, key=lambda p: (p.plan.cpus, p.host_bytes, p.iter_time_s)):
+        rivals = (other.iter_time_s for other in kept if other.host_bytes <= price.host_bytes)
+        if price.iter_time_s < (1.0 - MIN_GAIN) * min(rivals, default=math.inf):
+            kept.append(price)
+    return kept

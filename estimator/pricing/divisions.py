@@ -1,0 +1,330 @@
+"""Times and memory of many plans at once: divisions of a model under each choice of switches.
+
+A division says how layers, GPUs and samples are divided. Switches (ZeRO, offload, recomputation)
+are what else a plan decides. Times and memory are those of :mod:`.price`, plan by plan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from tessera.estimator.cells import Setting
+from tessera.estimator.costs import over_segments
+from tessera.estimator.memory import States, limit_bytes
+from tessera.estimator.pipeline import Sync, exposed_sync_s, first_send_s, paces_s
+from tessera.estimator.plans import Candidates, StageCosts
+from tessera.formulation.execution_plan import (
+    ExecutionPlan,
+    Offload,
+    PlanStage,
+    Precision,
+    Recomputation,
+    Schedule,
+    ZeroStage,
+)
+from tessera.formulation.tables import Bools, Floats, Ints
+from tessera.formulation.techniques import PlanLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switches:
+    """The part of a plan that does not divide the model."""
+
+    zero: ZeroStage
+    recomputation: Recomputation
+    offload: Offload = Offload.NONE
+    cpus_per_gpu: int = 0
+
+    def apply_to(self, states: States) -> States:
+        """Return states that are placed as the switches say."""
+        return replace(
+            states,
+            zero=self.zero.value,
+            offload=self.offload is not Offload.NONE,
+            offload_parameters=self.offload is Offload.PARAMETERS,
+            cpus_per_gpu=self.cpus_per_gpu,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Divisions:
+    """P divisions of a model with K stages in all, in order.
+
+    ``candidates`` are the stages. ``first`` is the first stage of each division, and
+    ``accumulation`` is its number of micro-batches. ``chunks`` is above 1 for interleaved schedules,
+    whose stages are chunks. Divisions of one ``kind`` differ in their micro-batches only. Arrays
+    have shape (P,).
+    """
+
+    candidates: Candidates
+    first: Ints
+    accumulation: Ints
+    chunks: Ints
+    kind: Ints
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    @property
+    def lengths(self) -> Ints:
+        """Return the stages of each division, counting each chunk, shape (P,)."""
+        return np.diff(self.first, append=len(self.candidates))
+
+    @property
+    def degrees(self) -> Ints:
+        """Return the pipeline degrees, shape (P,)."""
+        return self.lengths // self.chunks
+
+    def only(self, kept: Bools) -> Divisions:
+        """Return the chosen divisions."""
+        if kept.all():
+            return self
+        rows = np.flatnonzero(np.repeat(kept, self.lengths)).astype(np.int64)
+        lengths = self.lengths[kept]
+        return Divisions(
+            candidates=self.candidates.rows(rows),
+            first=np.cumsum(lengths) - lengths,
+            accumulation=self.accumulation[kept],
+            chunks=self.chunks[kept],
+            kind=self.kind[kept],
+        )
+
+    def plan(self, setting: Setting, at: int, switches: Switches, model: str) -> ExecutionPlan:
+        """Return one division under some switches as a plan."""
+        start, count = int(self.first[at]), int(self.accumulation[at])
+        stages, chunks = range(start, start + int(self.lengths[at])), int(self.chunks[at])
+        return ExecutionPlan(
+            stages=tuple(_stage_at(self.candidates, row) for row in stages),
+            micro_batch=setting.training.global_batch // count,
+            accumulation=count,
+            schedule=Schedule.INTERLEAVED if chunks > 1 else Schedule.ONE_F_ONE_B,
+            chunks=chunks,
+            zero=switches.zero,
+            offload=switches.offload,
+            recomputation=switches.recomputation,
+            precision=Precision(setting.graph.dtype),
+            cpus_per_gpu=switches.cpus_per_gpu,
+            shape=setting.shape.each_node,
+            model=model,
+        )
+
+
+def _stage_at(c: Candidates, row: int) -> PlanStage:
+    return PlanStage(
+        start=int(c.start[row]),
+        end=int(c.end[row]),
+        dp=int(c.dp[row]),
+        tp=int(c.tp[row]),
+        ep=int(c.ep[row]),
+        sp=bool(c.sp[row]),
+    )
+
+
+class DivisionPrices:
+    """Divisions in a setting, with the terms of their costs."""
+
+    def __init__(self, setting: Setting, divisions: Divisions) -> None:
+        """Cost what all switches share."""
+        self.divisions, self._setting = divisions, setting
+        micro_batch = setting.training.global_batch // divisions.accumulation
+        c = divisions.candidates
+        experts = over_segments(setting.graph.experts, np.maximum, c.start, c.end)
+        self._terms = setting.terms(
+            replace(c, ep=np.where(experts > 1, c.ep, 1)),  # a stage without experts divides none
+            np.repeat(micro_batch, divisions.lengths),
+        )
+        lengths = divisions.lengths
+        self._index = np.arange(int(lengths.sum())) - np.repeat(divisions.first, lengths)
+        self._stages = _stage_of_chunks(divisions, self._index)
+        self._flights = _least_in_flight(divisions, self._index)
+
+    def price(self, switches: Switches) -> tuple[Floats, Floats]:
+        """Return the seconds and the bytes on the fullest GPU of each division, each of shape (P,).
+
+        An interleaved division needs at least these bytes, and :func:`.price.price_plan` says how
+        many.
+        """
+        runtime = self._setting.runtime
+        costs = self._terms.costs(
+            switches.apply_to(runtime.states), switches.recomputation, runtime.copies
+        )
+        held = costs.state_bytes + costs.flight_bytes * self._flights
+        first, working = self.divisions.first, costs.working_bytes
+        if self._stages is not None:
+            held, working = self._stages.add(held), self._stages.most(working)
+            first = self._stages.first
+        most = np.maximum.reduceat(held + working, first) + runtime.room.context_bytes
+        return self._seconds(costs), np.asarray(most)
+
+    def _seconds(self, costs: StageCosts) -> Floats:
+        """Return the times of :func:`tessera.estimator.pipeline.iteration_s`, shape (P,)."""
+        divisions, overlap = self.divisions, self._setting.runtime.overlap
+        first, chunks = divisions.first, divisions.chunks
+        if self._stages is not None:
+            costs, first = self._stages.join(costs), self._stages.first
+        steady_s = sum(np.maximum.reduceat(slots, first) for slots in paces_s(costs, overlap))
+        through_s = np.add.reduceat(costs.busy_s + first_send_s(costs.send_s, overlap), first)
+        synced_s = exposed_sync_s(costs.sync_s, costs.backward_s, overlap)
+        by = np.add if overlap.sync is Sync.IN_TURN else np.maximum
+        after_s = by.reduceat(synced_s, first) + np.maximum.reduceat(costs.update_s, first)
+        with np.errstate(invalid="ignore"):
+            seconds = through_s / chunks + (divisions.accumulation - 1 / chunks) * steady_s
+        return np.asarray(np.where(np.isnan(seconds), np.inf, seconds) + after_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _JoinedStages:
+    """The stages whose chunks some rows are: that of each row (K,), and the first of divisions (P,)."""
+
+    of_row: Ints
+    first: Ints
+
+    def join(self, costs: StageCosts) -> StageCosts:
+        """Return the times of stages, the sums over their chunks."""
+        return replace(
+            costs,
+            forward_s=self.add(costs.forward_s),
+            backward_s=self.add(costs.backward_s),
+            comm_s=self.add(costs.comm_s),
+            send_s=self.add(costs.send_s),
+            receive_s=self.add(costs.receive_s),
+            sync_s=self.add(costs.sync_s),
+            update_s=self.add(costs.update_s),
+        )
+
+    def add(self, column: Floats) -> Floats:
+        """Return the sum of a column (K,) over the chunks of each stage."""
+        return np.bincount(self.of_row, weights=column).astype(np.float64)
+
+    def most(self, column: Floats) -> Floats:
+        """Return the maximum of a column (K,) over the chunks of each stage."""
+        most = np.zeros(int(self.of_row[-1]) + 1)
+        np.maximum.at(most, self.of_row, column)
+        return most
+
+
+def _stage_of_chunks(divisions: Divisions, index: Ints) -> _JoinedStages | None:
+    """Return the stages that chunks belong to, or None if no division has chunks."""
+    if (divisions.chunks == 1).all():
+        return None
+    first = np.cumsum(divisions.degrees) - divisions.degrees
+    lengths = divisions.lengths
+    of_row = np.repeat(first, lengths) + index % np.repeat(divisions.degrees, lengths)
+    return _JoinedStages(of_row=of_row, first=first)
+
+
+def _least_in_flight(divisions: Divisions, index: Ints) -> Ints:
+    """Return the micro-batches of which each row keeps activations, shape (K,).
+
+    Of a chunk, it is the number when its stage begins with the backward passes, as in
+    :func:`tessera.estimator.pricing.flights.interleaved_order`.
+    """
+    lengths = divisions.lengths
+    degree, chunks = np.repeat(divisions.degrees, lengths), np.repeat(divisions.chunks, lengths)
+    count = np.repeat(divisions.accumulation, lengths)
+    after, chunk = degree - index % degree, index // degree
+    ahead = np.minimum(2 * (after - 1) + (chunks - 1) * degree + 1, count * chunks)
+    rounds, rest = np.divmod(ahead, degree * chunks)
+    interleaved = rounds * degree + np.clip(rest - chunk * degree, 0, degree)
+    return np.asarray(np.where(chunks > 1, interleaved, np.minimum(after, count)))
+
+
+FASTEST_SWITCHES: Final = (
+    Switches(zero=ZeroStage.NONE, recomputation=Recomputation.NONE),
+    Switches(zero=ZeroStage.OPTIMIZER, recomputation=Recomputation.NONE),
+)
+"""The switches of which one is fastest, if memory does not matter. The others add kernels or messages."""
+
+
+class PlanTable:
+    """The plans of some divisions under each of some switches, with their times and memory.
+
+    A plan is named by its index in the flat arrays of shape (switches, P). Plans that cannot run, or
+    that the limits exclude, take infinite seconds.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        divisions: Divisions,
+        switches: Sequence[Switches],
+        limits: PlanLimits,
+        model: str,
+        known_s: Mapping[int, float] | None = None,
+    ) -> None:
+        """Price the plans. ``model`` is the name of the model in them.
+
+        ``known_s`` are the times of known plans by degree. If they are given, the switches begin with
+        :data:`FASTEST_SWITCHES`, and divisions are priced under the others only if one of their
+        plans may be faster than the known ones and all that fit here.
+        """
+        self._setting, self.divisions, self._switches = setting, divisions, tuple(switches)
+        self._model, shape = model, (len(switches), len(divisions))
+        self.seconds, self.bytes = np.full(shape, np.inf), np.full(shape, np.inf)
+        self.limit_bytes = limit_bytes(setting.hardware.memory_bytes, setting.runtime.room)
+        allowed = self._allowed(limits)
+        kept = np.asarray(allowed.any(axis=0))
+        first = len(switches) if known_s is None else len(FASTEST_SWITCHES)
+        self._price(kept, range(first))
+        if known_s is not None:
+            least_s = self.seconds[:first].min(axis=0)
+            seconds = np.where(allowed & (self.bytes <= self.limit_bytes), self.seconds, np.inf)
+            degrees, best_s = divisions.degrees, seconds.min(axis=0)
+            for degree in np.unique(degrees).tolist():
+                here = degrees == degree
+                known = min(known_s.get(degree, math.inf), float(best_s[here].min()))
+                kept = kept & ~(here & (least_s >= known))
+            self._price(kept, range(first, len(switches)))
+        self.seconds[~allowed] = np.inf
+
+    def _price(self, kept: Bools, switches: Iterable[int]) -> None:
+        if not kept.any():
+            return
+        prices = DivisionPrices(self._setting, self.divisions.only(kept))
+        for at in switches:
+            self.seconds[at, kept], self.bytes[at, kept] = prices.price(self._switches[at])
+
+    def _allowed(self, limits: PlanLimits) -> Bools:
+        """Return whether limits allow each plan. No limit depends on the number of micro-batches."""
+        shape = self.seconds.shape
+        if limits.allow_every_plan:
+            return np.ones(shape, dtype=np.bool_)
+        pairs = np.stack([self.divisions.kind, self.divisions.accumulation > 1])
+        _, first, which = np.unique(pairs, axis=1, return_index=True, return_inverse=True)
+        rows = [
+            [limits.allow(self.plan(at * shape[1] + division)) for division in first.tolist()]
+            for at in range(shape[0])
+        ]
+        return np.array(rows, dtype=np.bool_)[:, which.ravel()]
+
+    def plan(self, at: int) -> ExecutionPlan:
+        """Return a plan by its index in the flat arrays."""
+        switches, division = divmod(at, len(self.divisions))
+        return self.divisions.plan(self._setting, division, self._switches[switches], self._model)
+
+    def kind(self, at: int) -> tuple[int, int]:
+        """Return what a plan shares with those that differ in their micro-batches only."""
+        switches, division = divmod(at, len(self.divisions))
+        return switches, int(self.divisions.kind[division])
+
+    def batching(self, at: int) -> tuple[int, Switches]:
+        """Return a plan's number of micro-batches and its switches."""
+        switches, division = divmod(at, len(self.divisions))
+        return int(self.divisions.accumulation[division]), self._switches[switches]
+
+    def in_order(
+        self, degrees: Collection[int], column: Floats | Ints, most_bytes: float = math.inf
+    ) -> Iterator[int]:
+        """Yield the flat indices of plans of some degrees that fit, by a rising column.
+
+        ``column`` has the shape of ``seconds``, or that of a row of it.
+        """
+        wanted = np.isin(self.divisions.degrees, list(degrees))
+        at = np.flatnonzero(np.isfinite(self.seconds) & (self.bytes <= most_bytes) & wanted)
+        values = np.broadcast_to(column, self.seconds.shape).ravel()[at]
+        yield from at[np.argsort(values, kind="stable")].tolist()
