@@ -36,9 +36,10 @@ def _digest(plain: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-ESTIMATES_VERSION: Final = 4
+ESTIMATES_VERSION: Final = 5
 """Version of derived estimates, which is part of fingerprints. Version 2 added the traffic of plans,
-version 3 the plans themselves and wider shapes, and version 4 the memory of a loss that is not fused."""
+version 3 the plans themselves and wider shapes, version 4 the memory of a loss
+that is not fused, and version 5 the search of all plans for all jobs."""
 
 
 def estimates_fingerprint(
@@ -61,8 +62,8 @@ def estimates_fingerprint(
     ``profiles`` the measurements of the workload by GPU type. ``stated`` are the plans that users
     state for its jobs, ``limits`` those within which plans are searched separately, and
     ``exhausted`` the Cells by plans that ran out of memory. ``tunings`` are the runtimes and spaces
-    for which plans to try are listed. ``nodes`` are what nodes have, by GPU type, which only
-    matters within limits. ``explained`` says that provenances tell which runs a model of plans
+    for which plans to try are listed. ``nodes`` are what nodes have, by GPU type.
+    ``explained`` says that provenances tell which runs a model of plans
     lacks.
     """
     plain = [
@@ -76,7 +77,7 @@ def estimates_fingerprint(
         *({t: asdict(p)} for t, p in sorted(profiles.items()) if t in asked),
         *([plan.digest for plan in stated],) * bool(stated),
         *({"limits": list(map(str, limits))},) * bool(limits),
-        *({"nodes": {t: asdict(n) for t, n in nodes.items() if n and t in asked}},) * bool(limits),
+        {"nodes": {t: asdict(n) for t, n in nodes.items() if n and t in asked}},
         *({"exhausted": [asdict(cell) for cell in exhausted]},) * bool(exhausted),
         *({"tunings": [list(pair) for pair in tunings]},) * bool(tunings),
         *({"explained": True},) * explained,

@@ -125,7 +125,7 @@ def _priced(
     shape = shape_on(cell.gpus, cell.nodes, estimator.hardware[cell.gpu_type].gpus_per_node)
     if shape is None:
         return None
-    setting = estimator.setting(workload, cell, shape)
+    setting = estimator.setting(workload, cell.gpu_type, shape)
     here = replace(plan, shape=shape.each_node)
     try:
         graph_s = price_plan(setting, here).iter_time_s

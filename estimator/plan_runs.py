@@ -16,17 +16,17 @@ from typing import Final
 
 from tessera.estimator.cell_estimator import Estimator
 from tessera.estimator.plan_corrections import configuration_of
+from tessera.estimator.plan_search import PlanSearch
 from tessera.estimator.plans import shapes_of
 from tessera.estimator.profiling.tasks import LAST_QUEUE, LEAST_WEIGHT
 from tessera.estimator.reconfiguration import Configuration, choose_runs
-from tessera.estimator.runnable_plans import list_fitting_plans
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ExecutionPlan, model_name
 from tessera.formulation.records.estimates import ClusterGpuType
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.runtimes import RUNTIMES
 from tessera.formulation.techniques import PlanLimits
-from tessera.formulation.values import RUN_LABEL, Cell
+from tessera.formulation.values import RUN_LABEL
 
 LEAST_ITERATIONS: Final = 30
 """Fewest iterations of a run, of which the first ones are not measured."""
@@ -68,9 +68,9 @@ def list_choices(
     choices = []
     for gpus in counts:
         for shape in shapes_of(gpus, estimator.hardware[gpu_type].gpus_per_node, kind.nodes):
-            cell = Cell(gpu_type=gpu_type, gpus=gpus, pipeline_degree=1, nodes=shape.nodes)
-            setting, name = estimator.setting(workload, cell, shape), model_name(workload)
-            for price in list_fitting_plans(setting, limits, name, kind.node_capacity):
+            setting, name = estimator.setting(workload, gpu_type, shape), model_name(workload)
+            search = PlanSearch(setting, limits, name, node=kind.node_capacity)
+            for price in search.fewest_micro_batches():
                 try:
                     configuration = configuration_of(setting, price.plan, name)
                 except InvalidInput:  # the models do not cover it, so it would teach nothing

@@ -14,6 +14,7 @@ from tessera.estimator.costs import candidates_of, stage_costs
 from tessera.estimator.planning.options import options_of
 from tessera.estimator.planning.search import latency_of
 from tessera.estimator.plans import Candidates, Groups, Primitive, StageCosts
+from tessera.estimator.pricing.price import plan_costs, plan_seconds, plan_setting
 from tessera.estimator.rooflines import (
     DEFAULT_RATES,
     ROOFLINE_PARTS,
@@ -21,6 +22,8 @@ from tessera.estimator.rooflines import (
     RooflinePart,
     RooflineRates,
 )
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.execution_plan import ExecutionPlan
 from tessera.formulation.tables import Floats, Ints
 
 PARAMETERS: Final = (
@@ -172,6 +175,70 @@ class CellTimes:
             coarse = replace(setting, graph=coarse_for(setting.graph, deepest).graph)
             self._parts[subject] = parts_of(coarse, self._rates, self._chooser.candidates(coarse))
         return self._parts[subject]
+
+
+class PlanTimes:
+    """Iteration times of given plans, as a :class:`tessera.estimator.calibration.TimeModel`."""
+
+    def __init__(
+        self,
+        plan_of: Callable[[Subject], tuple[Setting, ExecutionPlan]],
+        rates: Mapping[str, RooflineRates] = DEFAULT_RATES,
+    ) -> None:
+        """Take the function for the setting and the plan of a subject.
+
+        The compute of a setting is replaced by a roofline at ``rates``, unless it was measured.
+        """
+        self._plan_of, self._rates = plan_of, rates
+
+    @property
+    def parameters(self) -> Sequence[Parameter]:
+        """Return the parameters, which are :data:`PARAMETERS`."""
+        return PARAMETERS
+
+    def log_times(self, subjects: Sequence[Subject], log_values: Floats) -> tuple[Floats, Floats]:
+        """Return log seconds, shape (K,), and gradients, shape (K, P), of the subjects' plans."""
+        values = np.full(len(subjects), np.nan)
+        gradients = np.full((len(subjects), len(PARAMETERS)), np.nan)
+        steps = np.vstack([np.zeros(len(PARAMETERS)), LOG_STEP * np.eye(len(PARAMETERS))])
+        for i, subject in enumerate(subjects):
+            setting, plan = self._plan_of(subject)
+            try:
+                scaled = self._scaled_costs(setting, plan, np.exp(log_values[i] + steps))
+            except InvalidInput:  # the plan cannot run here, so it has no time
+                continue
+            log_s = np.log(plan_seconds(setting, plan, scaled))
+            values[i], gradients[i] = log_s[0], (log_s[1:] - log_s[0]) / LOG_STEP
+        return values, gradients
+
+    def _scaled_costs(self, setting: Setting, plan: ExecutionPlan, factors: Floats) -> StageCosts:
+        """Return the costs of a plan's stages at factors (n, P), each of shape (n, stages)."""
+        costs = plan_costs(setting, plan)
+        kernels, (collectives, transfers) = np.ones((len(factors), 1)), factors.T[-2:, :, None]
+        if not setting.timed:
+            kernels = factors[:, : len(ROOFLINE_PARTS)] @ self._shares(setting, plan)
+        return replace(
+            costs,
+            forward_s=kernels * costs.forward_s,
+            backward_s=kernels * costs.backward_s,
+            comm_s=collectives * costs.comm_s,
+            sync_s=collectives * costs.sync_s,
+            send_s=transfers * costs.send_s,
+            receive_s=transfers * costs.receive_s,
+            update_s=np.broadcast_to(costs.update_s, (len(factors), len(plan.stages))),
+        )
+
+    def _shares(self, setting: Setting, plan: ExecutionPlan) -> Floats:
+        """Return the share of each of :data:`ROOFLINE_PARTS` in stages' kernels, shape (4, stages)."""
+        graph, stages = plan_setting(setting, plan).graph, plan.stages
+        roofline = RooflineCompute(hardware=setting.hardware, rates=self._rates)
+        samples = np.array([plan.micro_batch / stage.dp for stage in stages])
+        parts = roofline.parts_s(graph, samples, np.array([stage.tp for stage in stages]))
+        running = np.concatenate([np.zeros((*parts.shape[:2], 1)), parts.cumsum(axis=2)], axis=2)
+        rows = np.arange(len(stages))
+        ends, starts = ([getattr(s, name) for s in stages] for name in ("end", "start"))
+        own: Floats = running[:, rows, ends] - running[:, rows, starts]
+        return np.asarray(own / own.sum(axis=0))
 
 
 def parts_of(

@@ -13,46 +13,47 @@ from dataclasses import replace
 
 import numpy as np
 
-from tessera.estimator.cells import Setting, coarsen_graph
+from tessera.estimator.cells import Setting
 from tessera.estimator.costs import message_counts
 from tessera.estimator.graph import Graph
-from tessera.estimator.pipeline import Overlap, Transfers, iteration_s, pipelines_of
-from tessera.estimator.plans import Candidates, PricedPlan, StageCosts, Training
+from tessera.estimator.plans import Training
+from tessera.estimator.pricing.price import plan_costs, plan_seconds, plan_setting
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import PlanStage
+from tessera.formulation.execution_plan import ExecutionPlan, PlanStage, join_chunks
 from tessera.formulation.network.traffic import CellTraffic, StageTraffic
 
 BytesAndMessages = tuple[float, int]
 
 
-def traffic_of(setting: Setting, plan: PricedPlan) -> CellTraffic:
-    """Return the traffic of one iteration of ``plan``.
+def traffic_of(setting: Setting, plan: ExecutionPlan) -> CellTraffic | None:
+    """Return the traffic of one iteration of a plan, or None if it divides sequences.
 
-    ``plan`` is a plan that :mod:`tessera.estimator.cells` returned for this setting. Compute is its
-    pipeline without any communication. Gradients can be sent after the last backward pass has
-    begun, and everything else as soon as there are activations. Communication as a whole therefore
-    begins at the mean of the two moments, weighted by bytes.
+    Traffic inside such sequences is not modelled. Compute is the plan's pipeline without any
+    communication, its chunks joined. Gradients can be sent after the last backward pass has begun,
+    and everything else as soon as there are activations. Communication as a whole therefore begins
+    at the mean of the two moments, weighted by bytes.
 
     Raises:
         InvalidInput: the plan cannot run in this setting (it has more replicas than samples, or a
             degree above a limit).
     """
-    merged = coarsen_graph(setting.graph, plan.merged_layers)
-    training = setting.training.within(plan.micro_batches)
-    coarse = replace(setting, graph=merged.graph, training=training)
-    parts = [merged.coarse_stage(stage) for stage in plan.stages]
-    zero = setting.runtime.states.zero
+    if any(stage.cp > 1 for stage in plan.stages):
+        return None
+    whole = join_chunks(plan)
+    run = plan_setting(setting, whole)
     stages = tuple(
-        stage_traffic(coarse.graph, training, zero, part, last=k + 1 == len(parts))
-        for k, part in enumerate(parts)
+        stage_traffic(
+            run.graph, run.training, whole.zero.value, stage, last=stage is whole.stages[-1]
+        )
+        for stage in whole.stages
     )
-    passes = training.forwards + 2  # a backward pass costs two forward ones
-    compute_s, last_backward_s = _compute_s(coarse, parts)
+    passes = run.training.forwards + 2  # a backward pass costs two forward ones
+    compute_s, last_backward_s = _compute_s(setting, whole)
     if not np.isfinite(compute_s):
-        raise InvalidInput("plan", f"cannot run in this setting: {plan.stages}")
+        raise InvalidInput("plan", f"cannot run in this setting: {plan}")
     start_s = gradient_share(stages) * (compute_s - last_backward_s)
     return CellTraffic(
-        work_flop=float(coarse.graph.flops.sum()) * passes * training.global_batch,
+        work_flop=float(run.graph.flops.sum()) * passes * run.training.global_batch,
         compute_s=compute_s,
         start_s=start_s,
         stages=stages,
@@ -71,36 +72,16 @@ def gradient_share(stages: Sequence[StageTraffic]) -> float:
     return gradients / (gradients + others) if gradients + others else 0.0
 
 
-def _compute_s(setting: Setting, stages: Sequence[PlanStage]) -> tuple[float, float]:
-    """Return the seconds of the pipeline without communication.
+def _compute_s(setting: Setting, plan: ExecutionPlan) -> tuple[float, float]:
+    """Return the seconds of a plan's pipeline without communication.
 
     The second result is the seconds of its longest backward pass and update.
     """
-    costs = setting.costs(_candidates(stages))
-    quiet = _without_collectives(costs)
-    pipelines = pipelines_of(quiet, np.arange(len(stages), dtype=np.int64)[None])
-    free = Overlap(transfers=Transfers.FREE)
-    whole_s = float(iteration_s(pipelines, setting.training.micro_batches, free)[0])
+    costs = plan_costs(setting, plan)
+    none = np.zeros(len(plan.stages))
+    quiet = replace(costs, comm_s=none, send_s=none, receive_s=none, sync_s=none)
+    whole_s = float(plan_seconds(setting, plan, quiet)[0])
     return whole_s, float((costs.backward_s + costs.update_s).max())
-
-
-def _without_collectives(costs: StageCosts) -> StageCosts:
-    none = np.zeros(len(costs.candidates))
-    return replace(costs, comm_s=none, send_s=none, receive_s=none, sync_s=none)
-
-
-def _candidates(stages: Sequence[PlanStage]) -> Candidates:
-    def column(name: str) -> list[int]:
-        return [getattr(stage, name) for stage in stages]
-
-    return Candidates(
-        start=np.array(column("start"), dtype=np.int64),
-        end=np.array(column("end"), dtype=np.int64),
-        dp=np.array(column("dp"), dtype=np.int64),
-        tp=np.array(column("tp"), dtype=np.int64),
-        ep=np.array(column("ep"), dtype=np.int64),
-        sp=np.array(column("sp"), dtype=np.bool_),
-    )
 
 
 def stage_traffic(

@@ -90,7 +90,7 @@ def record_tunings(
     shape = shape_on(cell.gpus, cell.nodes, estimator.hardware[cell.gpu_type].gpus_per_node)
     if shape is None:
         return []
-    setting = estimator.setting(record.workload, cell, shape)
+    setting = estimator.setting(record.workload, cell.gpu_type, shape)
     names = {c.plan for c in exhausted if (c.gpu_type, c.nodes) == (cell.gpu_type, cell.nodes)}
     records = []
     for runtime, space in tunings:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from enum import IntEnum, StrEnum
 from itertools import groupby
 from typing import Any, Final, TypeVar
@@ -282,26 +282,33 @@ class ExecutionPlan:
         accumulation.
         """
         stages = _stages_text(self.stages[: self.pipeline_degree])
-        parts = [stages, *self._switches(), self._batch_text()]
+        parts = [stages, self._schedule_text(), *self.switches(), self._batch_text()]
         return ", ".join(part for part in parts if part)
 
-    def _switches(self) -> list[str]:
+    def switches(self) -> list[str]:
+        """Return ZeRO, offload, recomputation and precision in words, where they are not the usual."""
+        return [
+            text
+            for text in (
+                f"ZeRO-{self.zero.value}" if self.zero else "",
+                f"{self.offload} offload{self._cores_text()}"
+                if self.offload is not Offload.NONE
+                else "",
+                f"{self.recomputation} recomputation"
+                if self.recomputation is not Recomputation.NONE
+                else "",
+                self.precision if self.precision is not Precision.BF16 else "",
+            )
+            if text
+        ]
+
+    def _schedule_text(self) -> str:
         names = {
             Schedule.GPIPE: "GPipe",
             Schedule.ONE_F_ONE_B: "1F1B",
             Schedule.INTERLEAVED: f"interleaved 1F1B with {self.chunks} chunks",
         }
-        return [
-            names[self.schedule] if self.pipeline_degree > 1 else "",
-            f"ZeRO-{self.zero.value}" if self.zero else "",
-            f"{self.offload} offload{self._cores_text()}"
-            if self.offload is not Offload.NONE
-            else "",
-            f"{self.recomputation} recomputation"
-            if self.recomputation is not Recomputation.NONE
-            else "",
-            self.precision if self.precision is not Precision.BF16 else "",
-        ]
+        return names[self.schedule] if self.pipeline_degree > 1 else ""
 
     def _cores_text(self) -> str:
         if not self.cpus_per_gpu:
@@ -347,6 +354,19 @@ class ExecutionPlan:
                 field,
                 f"ends at layer {self.layers}, but the model {model_name(workload)} has {layers} layers",
             )
+
+
+def join_chunks(plan: ExecutionPlan) -> ExecutionPlan:
+    """Return the plan with one stage for each stage's chunks, with as many layers as they have."""
+    if plan.chunks == 1:
+        return plan
+    degree = plan.pipeline_degree
+    stages: list[PlanStage] = []
+    for index, stage in enumerate(plan.stages[:degree]):
+        start = stages[-1].end if stages else 0
+        layers = sum(part.end - part.start for part in plan.stages[index::degree])
+        stages.append(replace(stage, start=start, end=start + layers))
+    return replace(plan, stages=tuple(stages), chunks=1, schedule=Schedule.ONE_F_ONE_B)
 
 
 def model_name(workload: Workload) -> str:

@@ -14,7 +14,7 @@ from tessera.estimator.pricing.price import price_plan
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ExecutionPlan
 from tessera.formulation.job_curves import CurveCell
-from tessera.formulation.values import Cell, Workload
+from tessera.formulation.values import Workload
 
 FACTORS: Final = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Multiples of the network's bandwidth at which a job is priced."""
@@ -82,17 +82,11 @@ def _at_factors(
     shape = shape_on(cell.demand.gpus, cell.nodes, hardware.gpus_per_node)
     if shape is None:
         raise InvalidInput("nodes", f"{cell.nodes} nodes cannot share the GPUs evenly")
-    named = Cell(
-        gpu_type=hardware.name,
-        gpus=cell.demand.gpus,
-        pipeline_degree=cell.pipeline_degree,
-        nodes=cell.nodes,
-    )
 
     def price_s(factor: float) -> float:
         network = factor * hardware.network_bytes_per_s
         scaled = {hardware.name: replace(hardware, network_bytes_per_s=network)}
-        setting = Estimator(scaled, {workload: model}).setting(workload, named, shape)
+        setting = Estimator(scaled, {workload: model}).setting(workload, hardware.name, shape)
         return price_plan(setting, replace(plan, shape=shape.each_node)).iter_time_s
 
     now_s = price_s(1.0)

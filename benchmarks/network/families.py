@@ -17,13 +17,18 @@ from typing import Final
 from tessera.estimator.architectures.published import ADAM_MIXED, MOMENTUM_F32, find_published
 from tessera.estimator.architectures.resnet import WideResNet, wide_resnet
 from tessera.estimator.architectures.transformer import Transformer, transformer_graph
-from tessera.estimator.cells import coarse_for, data_sheet_setting
+from tessera.estimator.cells import data_sheet_setting
 from tessera.estimator.graph import Graph
 from tessera.estimator.hardware import CATALOGUE
 from tessera.estimator.memory import States
-from tessera.estimator.plans import PricedPlan, Training, shape_of
+from tessera.estimator.plans import Training, shape_of
 from tessera.estimator.traffic import traffic_of
-from tessera.formulation.execution_plan import PlanStage
+from tessera.formulation.execution_plan import (
+    ExecutionPlan,
+    PlanStage,
+    Precision,
+    Recomputation,
+)
 from tessera.formulation.network.traffic import CellTraffic
 
 HOST_GPUS: Final = 8
@@ -86,15 +91,16 @@ def family_traffic(
     setting = data_sheet_setting(
         family.graph(), training, hardware, shape_of(gpus, HOST_GPUS), States()
     )
-    coarse = coarse_for(setting.graph, 1)
-    plan = PricedPlan(
-        stages=(coarse.fine_stage(PlanStage(start=0, end=len(coarse.graph), dp=gpus, tp=1)),),
-        micro_batches=training.micro_batches,
-        iter_time_s=0.0,
-        memory_bytes=(0.0,),
-        merged_layers=len(coarse.graph),
+    plan = ExecutionPlan(
+        stages=(PlanStage(start=0, end=len(setting.graph), dp=gpus),),
+        micro_batch=training.micro_batch,
+        accumulation=training.micro_batches,
+        recomputation=Recomputation.FULL if training.checkpointing else Recomputation.NONE,
+        precision=Precision(setting.graph.dtype),
     )
     traffic = traffic_of(setting, plan)
+    if traffic is None:
+        raise AssertionError("no plan here divides sequences")
     return traffic if family.overlaps else replace(traffic, start_s=traffic.compute_s)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -62,14 +63,45 @@ def price_plan(setting: Setting, plan: ExecutionPlan) -> PlanPrice:
         InvalidInput: the plan is for other GPUs, layers or batches, or the model or the GPU type
             does not allow one of its degrees or switches; names the field of the plan.
     """
+    costs = plan_costs(setting, plan)
+    run, degree = plan_setting(setting, plan), plan.pipeline_degree
+    seconds = float(plan_seconds(setting, plan, costs)[0])
+    if not math.isfinite(seconds):
+        raise InvalidInput("stages", f"cannot run in this setting: {plan}")
+    parts = _memory_parts(run, plan, costs)
+    needed = sum(parts.values(), np.full(degree, run.runtime.room.context_bytes))
+    most = limit_bytes(run.hardware.memory_bytes, run.runtime.room)
+    return PlanPrice(
+        plan=plan,
+        iter_time_s=seconds,
+        memory_bytes=tuple(needed.tolist()),
+        limit_bytes=most,
+        overflow=largest_overflow(parts, needed, most),
+        host_bytes=_host_bytes(run, plan),
+    )
+
+
+@lru_cache(maxsize=256)
+def plan_costs(setting: Setting, plan: ExecutionPlan) -> StageCosts:
+    """Return the costs of a plan's stages in order, each chunk for itself.
+
+    Raises:
+        InvalidInput: as for :func:`price_plan`.
+    """
     _check_plan(setting, plan)
-    run = plan_setting(setting, plan)
-    costs = _stage_costs(run, plan)
+    return _stage_costs(plan_setting(setting, plan), plan)
+
+
+def plan_seconds(setting: Setting, plan: ExecutionPlan, costs: StageCosts) -> Floats:
+    """Return the iteration times at the costs of a plan's stages, shape (n,).
+
+    Each column of ``costs`` has shape (n, stages), or that of one row.
+    """
     degree, chunks = plan.pipeline_degree, plan.chunks
 
     def total(column: Floats) -> Floats:
-        """Return the sums over the chunks of each stage, shape (1, stages)."""
-        return np.asarray(column.reshape(chunks, degree).sum(axis=0, keepdims=True))
+        """Return the sums over the chunks of each stage, shape (n, degree)."""
+        return np.asarray(column.reshape(-1, chunks, degree).sum(axis=1))
 
     pipelines = Pipelines(
         busy_s=total(costs.busy_s),
@@ -79,20 +111,7 @@ def price_plan(setting: Setting, plan: ExecutionPlan) -> PlanPrice:
         sync_s=total(costs.sync_s),
         update_s=total(costs.update_s),
     )
-    seconds = iteration_s(pipelines, plan.accumulation, run.runtime.overlap, chunks)
-    if not np.isfinite(seconds[0]):
-        raise InvalidInput("stages", f"cannot run in this setting: {plan}")
-    parts = _memory_parts(run, plan, costs)
-    needed = sum(parts.values(), np.full(degree, run.runtime.room.context_bytes))
-    most = limit_bytes(run.hardware.memory_bytes, run.runtime.room)
-    return PlanPrice(
-        plan=plan,
-        iter_time_s=float(seconds[0]),
-        memory_bytes=tuple(needed.tolist()),
-        limit_bytes=most,
-        overflow=largest_overflow(parts, needed, most),
-        host_bytes=_host_bytes(run, plan),
-    )
+    return iteration_s(pipelines, plan.accumulation, setting.runtime.overlap, chunks)
 
 
 def plan_setting(setting: Setting, plan: ExecutionPlan) -> Setting:

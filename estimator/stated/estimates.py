@@ -7,14 +7,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tessera.estimator.cell_estimator import MAX_PROVENANCE, Estimator
-from tessera.estimator.cells import Setting
-from tessera.estimator.plans import PricedPlan, Shape, shape_on, shapes_of
-from tessera.estimator.pricing.price import PlanPrice, price_plan
-from tessera.estimator.stated.comparison import join_chunks
+from tessera.estimator.plans import Shape, shape_on, shapes_of
+from tessera.estimator.pricing.price import price_plan
 from tessera.estimator.traffic import traffic_of
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ExecutionPlan
-from tessera.formulation.network.traffic import CellTraffic
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.values import Cell, EstimateSource, Workload
 
@@ -57,7 +54,7 @@ def _estimate_on(
         pipeline_degree=plan.pipeline_degree,
         nodes=shape.nodes,
     )
-    setting = estimator.setting(workload, cell, shape)
+    setting = estimator.setting(workload, gpu_type, shape)
     record = EstimateRecord(
         workload=workload,
         cell=cell,
@@ -74,22 +71,7 @@ def _estimate_on(
         record,
         iter_time_s=price.iter_time_s,
         provenance=f"stated: {plan}"[:MAX_PROVENANCE],
-        traffic=traffic_of_price(setting, price),
+        traffic=traffic_of(setting, plan),
         cpus=plan.cpus,
         host_bytes=price.host_bytes,
     )
-
-
-def traffic_of_price(setting: Setting, price: PlanPrice) -> CellTraffic | None:
-    """Return a priced plan's traffic, or None if it divides sequences, which the traffic model lacks."""
-    plan = join_chunks(price.plan) if price.plan.chunks > 1 else price.plan
-    if any(stage.cp > 1 for stage in plan.stages):
-        return None
-    priced = PricedPlan(
-        stages=plan.stages,
-        micro_batches=plan.accumulation,
-        iter_time_s=price.iter_time_s,
-        memory_bytes=price.memory_bytes,
-        merged_layers=len(setting.graph),
-    )
-    return traffic_of(setting, priced)

@@ -7,15 +7,17 @@ from itertools import product
 
 from tessera.estimator.cell_estimator import Estimator
 from tessera.estimator.models import model_of
-from tessera.estimator.runnable_plans import estimate_runnable_plans
+from tessera.estimator.plan_search import OPEN
 from tessera.estimator.stated.estimates import estimate_stated_plan
 from tessera.estimator.tuning_plans import record_tunings
 from tessera.formulation.records.estimates import (
+    ClusterGpuType,
     EstimateRecord,
     EstimationInputs,
     TuningRecord,
     UnestimatedWorkload,
 )
+from tessera.formulation.values import Cell
 from tessera.service.cells.tasks import EstimateTask
 
 
@@ -40,27 +42,7 @@ def compute_records(
         for gpus in counts:
             if cancelled():
                 return None
-            estimates = estimator.cells(
-                workload,
-                gpu_type,
-                gpus,
-                None,
-                cancelled,
-                nodes=kind.nodes,
-                exhausted=wanted.exhausted,
-            )
-            records += [cell.record for cell in estimates if _is_wanted(wanted, cell.record)]
-            records += estimate_runnable_plans(
-                estimator,
-                workload,
-                gpu_type,
-                gpus,
-                wanted.limits,
-                estimates,
-                kind.nodes,
-                exhausted=wanted.exhausted,
-                node=kind.node_capacity,
-            )
+            records += _search(estimator, kind, wanted, gpus, cancelled)
     for plan, kind in product(wanted.plans, known.kinds):
         if cancelled():
             return None
@@ -70,11 +52,28 @@ def compute_records(
     return records
 
 
-def _is_wanted(wanted: UnestimatedWorkload, record: EstimateRecord) -> bool:
-    """Return whether some job of a workload may run by the plan of an estimate."""
-    if wanted.is_open or record.plan is None:
-        return wanted.is_open
-    return any(limits.allow(record.plan) for limits in wanted.limits)
+def _search(
+    estimator: Estimator,
+    kind: ClusterGpuType,
+    wanted: UnestimatedWorkload,
+    gpus: int,
+    cancelled: Callable[[], bool],
+) -> list[EstimateRecord]:
+    """Return the best Cells on some GPUs within the limits of each job of a workload."""
+    records: dict[Cell, EstimateRecord] = {}
+    for limits in (*((OPEN,) if wanted.is_open else ()), *wanted.limits):
+        for cell in estimator.cells(
+            wanted.workload,
+            kind.gpu_type.name,
+            gpus,
+            cancelled=cancelled,
+            nodes=kind.nodes,
+            exhausted=wanted.exhausted,
+            limits=limits,
+            node=kind.node_capacity,
+        ):
+            records.setdefault(cell.record.cell, cell.record)
+    return list(records.values())
 
 
 def compute_tunings(

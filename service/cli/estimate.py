@@ -7,18 +7,18 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 from rich.progress import Progress
 
 from tessera.estimator.cells import (
-    COARSE_LAYERS,
     MicroBatches,
     Planner,
     Setting,
     data_sheet_setting,
     degrees_of,
+    execution_plan_of,
     micro_batches_of,
     plan_cells,
 )
@@ -26,7 +26,9 @@ from tessera.estimator.collectives import TableNetwork, Tables, read_curves
 from tessera.estimator.hardware import CATALOGUE, Hardware
 from tessera.estimator.hardware.files import read_hardware
 from tessera.estimator.missing_plans import explain_missing_degrees
+from tessera.estimator.plan_search import PlanSearch
 from tessera.estimator.plans import Shape, shape_of
+from tessera.estimator.pricing.price import price_plan
 from tessera.estimator.profiling.compute import ProfiledCompute
 from tessera.estimator.profiling.records import ProfileRecord, read_profile_records
 from tessera.estimator.rooflines import RooflineCompute
@@ -44,12 +46,6 @@ from tessera.service.cli.planview import compare_stated
 from tessera.service.cli.render import err, print_note
 from tessera.service.cli.statedplan import GivenPlan, with_plan
 from tessera.simulator.traces.csv_writer import profiles_csv
-
-MAX_ESTIMATED_GPUS: Final = 512
-"""The largest number of GPUs. For it, the search takes 0.2 to 3 s with 16 layers.
-
-The time and memory of the search grow with the square of this number.
-"""
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -109,10 +105,10 @@ class TimeSources:
             f"{100 * measured.measured:.0f} % of the work was measured (without tensor parallelism)"
         )
 
-    def provenance(self, planner: Planner) -> str:
+    def provenance(self, planner: Planner | None) -> str:
         """Return the provenance text of an estimate."""
         parts = [PROVENANCE]
-        parts += [f"plan by {planner}"] if planner is not Planner.EXACT else []
+        parts += [f"stages by {planner}"] if planner is not None else []
         parts += [f"layers of {self.profile.name}"] if self.profile else []
         parts += [f"collectives of {self.collectives.name}"] if self.collectives else []
         return ", ".join(parts)[:200]
@@ -177,7 +173,7 @@ def estimate(
     stages: Annotated[
         str,
         _option(
-            f"Pipeline degrees. Default: powers of two up to the number of GPUs and {COARSE_LAYERS}.",
+            "Pipeline degrees. Default: all that divide the number of GPUs, and powers of two.",
             metavar="N,N...",
         ),
     ] = "",
@@ -205,12 +201,13 @@ def estimate(
         ),
     ] = None,
     planner: Annotated[
-        Planner,
+        Planner | None,
         _option(
-            "Search of execution plans: exact finds the fastest of all plans; arena and crius follow the"
-            " papers' rules. Default: exact."
+            "Search of the stages alone, for the given micro-batches, recomputation and ZeRO: exact finds the"
+            " fastest ones; arena and crius follow the papers' rules. Default: all of a plan is searched, or"
+            " if some of these are given, exact."
         ),
-    ] = Planner.EXACT,
+    ] = None,
     write: Annotated[
         Path | None,
         _option("Write the estimates to a file for `tessera import profiles`.", metavar="FILE.csv"),
@@ -222,11 +219,6 @@ def estimate(
     If a server answers, the nodes and memory of its cluster are assumed. A job then gets the same estimate
     there, unless measurements of jobs have corrected it. Without a server, those of data sheets are assumed.
     """
-    if plan is None and count > MAX_ESTIMATED_GPUS:
-        raise InvalidInput(
-            "--count",
-            f"must be at most {MAX_ESTIMATED_GPUS} for a search; state a plan (--plan, --tp ...) for more",
-        )
     named = bool(server or cluster)
     shapes = shapes_of(
         server,
@@ -242,14 +234,7 @@ def estimate(
         _refuse_with_plan({"--all": every, "--stages": stages, "--write": write})
         kind = _type(gpu, types)
         setting = sources.setting(model, kind, _shape(kind, count, nodes))
-        compare_stated(
-            model,
-            setting,
-            plan,
-            planner,
-            as_json=as_json,
-            most_gpus=MAX_ESTIMATED_GPUS,
-        )
+        compare_stated(model, setting, plan, as_json=as_json)
         print_note(shapes.describe(kind))
         return
     if every:
@@ -281,11 +266,11 @@ def _answers(
     where: Sequence[tuple[Hardware, Shape]],
     sources: TimeSources,
     wanted: Sequence[int],
-    planner: Planner,
+    planner: Planner | None,
 ) -> list[DegreeEstimates]:
     """Return the Cells on all given GPUs, with a progress bar if stderr is a terminal.
 
-    ``wanted`` are the pipeline degrees. If it is empty, the usual ones are used.
+    ``wanted`` are the pipeline degrees. If it is empty, all possible ones are used.
     """
     answers = []
     hidden = not err.is_terminal or len(where) == 1
@@ -294,9 +279,7 @@ def _answers(
         for kind, shape in where:
             progress.update(task, description=f"{shape.gpus} x {kind.name}")
             setting = sources.setting(model, kind, shape)
-            answers.append(
-                estimate_cells(model, setting, wanted or degrees_of(shape.gpus), planner)
-            )
+            answers.append(estimate_cells(model, setting, wanted, planner))
             progress.advance(task)
     return answers
 
@@ -304,14 +287,47 @@ def _answers(
 def estimate_cells(
     model: DescribedModel,
     setting: Setting,
-    degrees: Sequence[int],
-    planner: Planner = Planner.EXACT,
+    degrees: Sequence[int] = (),
+    planner: Planner | None = None,
 ) -> DegreeEstimates:
     """Return a model's Cells in one setting, and the reasons why other degrees have no Cell.
+
+    If there are no ``degrees``, they are all possible ones.
 
     Raises:
         InvalidInput: no degree has micro-batches that divide the batch.
     """
+    if planner is None and not model.fixed:
+        return _search_cells(model, setting, degrees)
+    return _plan_stages(
+        model, setting, degrees or degrees_of(setting.shape.gpus), planner or Planner.EXACT
+    )
+
+
+def _search_cells(
+    model: DescribedModel, setting: Setting, degrees: Sequence[int]
+) -> DegreeEstimates:
+    """Return the best Cells, whatever micro-batches, recomputation and ZeRO they have."""
+    search = PlanSearch(setting, model=f"{model.name}/{model.params}", degrees=degrees or None)
+    best = search.best_by_degree()
+    return DegreeEstimates(
+        hardware=setting.hardware,
+        shape=setting.shape,
+        cells={degree: price for degree, price in best.items() if price.overflow is None},
+        room=setting.runtime.room,
+        missed={
+            degree: best[degree].overflow if degree in best else None
+            for degree in degrees or search.degrees
+            if degree not in best or best[degree].overflow is not None
+        },
+        without={},
+    )
+
+
+def _plan_stages(
+    model: DescribedModel, setting: Setting, degrees: Sequence[int], planner: Planner
+) -> DegreeEstimates:
+    """Return the Cells by a planner of stages, with the micro-batches and switches of the model."""
     batch = model.training.global_batch
     uneven: dict[int, str] = {}
     if model.rule in (MicroBatches.STAGES, MicroBatches.FOUR_STAGES):
@@ -330,10 +346,14 @@ def estimate_cells(
         others, f"the {planner} planner finds no plan, but --planner exact does"
     )
     missed = explain_missing_degrees(setting, even, {*plans, *others}, model.rule)
+    name = f"{model.name}/{model.params}"
     return DegreeEstimates(
         hardware=setting.hardware,
         shape=setting.shape,
-        cells=plans,
+        cells={
+            degree: price_plan(setting, execution_plan_of(setting, plan, name))
+            for degree, plan in plans.items()
+        },
         room=setting.runtime.room,
         missed=missed,
         without=uneven | unfound,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import groupby
+from itertools import cycle
 from typing import Any, Final
 
 from tessera.estimator.hardware import GIB, Hardware
 from tessera.estimator.memory import Overflow, UsableMemory, limit_bytes
-from tessera.estimator.plans import PricedPlan, Shape
+from tessera.estimator.plans import Shape
+from tessera.estimator.pricing.price import PlanPrice
 from tessera.formulation.execution_plan import PlanStage
 from tessera.service.cli.modelling import DescribedModel
 from tessera.service.cli.render import Column, format_number, print_line, print_note, show_table
@@ -32,7 +33,7 @@ class DegreeEstimates:
 
     hardware: Hardware
     shape: Shape
-    cells: Mapping[int, PricedPlan]
+    cells: Mapping[int, PlanPrice]
     room: UsableMemory
     missed: Mapping[int, Overflow | None]
     without: Mapping[int, str]
@@ -55,12 +56,12 @@ class _CellRow:
     model: DescribedModel
     answer: DegreeEstimates
     degree: int
-    plan: PricedPlan
+    price: PlanPrice
     best: bool
 
     @property
     def samples_per_s(self) -> float:
-        return self.model.training.global_batch / self.plan.iter_time_s
+        return self.model.training.global_batch / self.price.iter_time_s
 
 
 def show_estimates(
@@ -74,7 +75,7 @@ def show_estimates(
     plans = [plan for answer in answers for plan in answer.cells.values()]
     best = min(plans, key=lambda plan: plan.iter_time_s, default=None)
     rows = [
-        _CellRow(model=model, answer=answer, degree=d, plan=plan, best=plan is best)
+        _CellRow(model=model, answer=answer, degree=d, price=plan, best=plan is best)
         for answer in answers
         for d, plan in sorted(answer.cells.items())
         if not best_only or d == answer.best or as_json
@@ -88,31 +89,16 @@ def show_estimates(
         print_note(text)
 
 
-def short_plan(stages: Sequence[PlanStage]) -> str:
-    """Return an execution plan in short, with equal neighbours joined, e.g. ``dp4 tp2 + 3 x dp8``."""
-    parts = []
-    for degrees, equal_stages in groupby(map(_degrees, stages)):
-        count = len(list(equal_stages))
-        parts.append(degrees if count == 1 else f"{count} x {degrees}")
-    return " + ".join(parts)
-
-
-def _degrees(stage: PlanStage) -> str:
-    parts = [f"dp{stage.dp}"] * (stage.dp > 1 or stage.tp == 1)
-    parts += [f"tp{stage.tp}"] * (stage.tp > 1) + [f"ep{stage.ep}"] * (stage.ep > 1)
-    return " ".join([*parts, "sp"] if stage.sp else parts)
-
-
 def stage_layers(stages: Sequence[PlanStage]) -> str:
     """Return the number of layers of each stage, e.g. ``4+4+4+4``."""
     return "+".join(str(stage.end - stage.start) for stage in stages)
 
 
 def _memory(row: _CellRow) -> str:
-    plan = row.plan
-    most = max(plan.memory_bytes)
+    held = row.price.memory_bytes
+    most = max(held)
     used = f"{most / GIB:.1f} of {row.answer.limit_bytes / GIB:.1f} GiB"
-    return used if len(plan.stages) == 1 else f"{used}, stage {plan.memory_bytes.index(most)}"
+    return used if len(held) == 1 else f"{used}, stage {held.index(most)}"
 
 
 _COLUMNS: Final = [
@@ -121,12 +107,11 @@ _COLUMNS: Final = [
     Column[_CellRow]("GPUS", lambda r: str(r.answer.shape.gpus), right=True),
     Column[_CellRow]("NODES", lambda r: str(r.answer.shape.nodes), right=True),
     Column[_CellRow]("STAGES", lambda r: str(r.degree), right=True),
-    Column[_CellRow]("ITERATION", lambda r: f"{format_number(r.plan.iter_time_s)} s", right=True),
+    Column[_CellRow]("ITERATION", lambda r: f"{format_number(r.price.iter_time_s)} s", right=True),
     Column[_CellRow]("SAMPLES/S", lambda r: format_number(r.samples_per_s), right=True),
-    Column[_CellRow]("MICRO-BATCHES", lambda r: str(r.plan.micro_batches), right=True),
     Column[_CellRow]("FULLEST GPU", _memory),
-    Column[_CellRow]("PLAN", lambda r: short_plan(r.plan.stages)),
-    Column[_CellRow]("LAYERS", lambda r: stage_layers(r.plan.stages)),
+    Column[_CellRow]("PLAN", lambda r: str(r.price.plan)),
+    Column[_CellRow]("LAYERS", lambda r: stage_layers(r.price.plan.stages)),
 ]
 
 
@@ -189,16 +174,17 @@ def _where(answer: DegreeEstimates, degree: int) -> dict[str, Any]:
 
 
 def _cell(row: _CellRow) -> dict[str, Any]:
-    plan = row.plan
+    price, plan = row.price, row.price.plan
     return _where(row.answer, row.degree) | {
         "best": row.best,
-        "iter_time_s": plan.iter_time_s,
+        "iter_time_s": price.iter_time_s,
         "samples_per_s": row.samples_per_s,
-        "micro_batches": plan.micro_batches,
+        "micro_batches": plan.accumulation,
+        "plan": json.loads(plan.to_json()),
         "memory_limit_bytes": row.answer.limit_bytes,
         "stages": [
             asdict(stage) | {"memory_bytes": held}
-            for stage, held in zip(plan.stages, plan.memory_bytes, strict=True)
+            for stage, held in zip(plan.stages, cycle(price.memory_bytes), strict=False)
         ],
     }
 

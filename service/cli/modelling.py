@@ -38,7 +38,8 @@ class DescribedModel:
     """A model and its training.
 
     If ``rule`` is None, ``training`` gives the number of micro-batches. ``step`` is a training step
-    in JAX with the graph's data type, or None.
+    in JAX with the graph's data type, or None. ``fixed`` says that the user stated micro-batches,
+    recomputation or ZeRO, which plans then keep.
     """
 
     name: str
@@ -48,6 +49,7 @@ class DescribedModel:
     rule: MicroBatches | None
     states: States
     step: StepTarget | None = None
+    fixed: bool = False
 
 
 def _option(text: str, *names: str, **rest: Any) -> Any:
@@ -169,6 +171,7 @@ def model_options(
         rule=rule,
         graph=made.graph if dtype is None else replace(made.graph, dtype=dtype),
         states=made.states if zero is None else States(zero=zero),
+        fixed=bool(micro_batches) or checkpointing is not None or zero is not None,
         step=None if dtype else _step(made, step, argument, known=graph is None),
     )
 

@@ -7,18 +7,16 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from tessera.estimator.cells import Planner, Setting
+from tessera.estimator.cells import Setting
 from tessera.estimator.hardware import GIB
-from tessera.estimator.pricing.price import PlanPrice, price_plan
+from tessera.estimator.pricing.price import PlanPrice
 from tessera.estimator.stated.comparison import (
     PlanComparison,
     compare_plan,
     describe_differences,
-    without_features,
 )
 from tessera.estimator.stated.completion import PlanContext
 from tessera.estimator.stated.statement import StatedPlan
-from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ZeroStage
 from tessera.formulation.values import Workload
 from tessera.service.cli.modelling import DescribedModel
@@ -28,12 +26,11 @@ from tessera.service.cli.statedplan import GivenPlan, execution_plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanView:
-    """A comparison in a setting. ``searched`` is false if there are too many GPUs for a search."""
+    """A comparison in a setting."""
 
     model: DescribedModel
     setting: Setting
     comparison: PlanComparison
-    searched: bool = True
 
     def show(self, *, as_json: bool) -> None:
         """Print the comparison."""
@@ -63,10 +60,8 @@ class PlanView:
         if miss is not None:
             over = miss.needed_bytes - miss.limit_bytes
             yield f"the stated plan does not fit, by {over / GIB:.1f} GiB: {miss}"
-        if not self.searched:
-            yield "ours was not searched on that many GPUs"
-        elif found.best is None:
-            yield "the search found no plan of ours that fits on these GPUs with these switches"
+        if found.best is None:
+            yield "the search found no plan of ours that fits on these GPUs"
         else:
             yield from self._about_ours(found.best)
 
@@ -78,24 +73,10 @@ class PlanView:
         if not found.stated_wins:
             return
         gain = best.iter_time_s / found.stated.iter_time_s - 1
-        lacks = ", ".join(found.unsearched) or "the model's own layers instead of coarse ones"
-        without = "; ".join(self._without())
         yield (
-            f"the stated plan is {100 * gain:.1f} % faster than the best that the search considered; the"
-            f" search does not consider {lacks}{f' ({without})' if without else ''}"
+            f"the stated plan is {100 * gain:.1f} % faster than the best that the search considered: it has"
+            " degrees, a precision or cuts that the search does not try"
         )
-
-    def _without(self) -> Iterator[str]:
-        """Yield the stated plan's time without each feature that the search lacks."""
-        for name, plan in without_features(self.comparison.stated.plan):
-            try:
-                price = price_plan(self.setting, plan)
-            except InvalidInput:
-                continue
-            fits = "" if price.overflow is None else " and would not fit"
-            yield (
-                f"without {name}, the stated plan would take {format_number(price.iter_time_s)} s{fits}"
-            )
 
     def _document(self) -> dict[str, Any]:
         found, model, setting = self.comparison, self.model, self.setting
@@ -112,7 +93,6 @@ class PlanView:
             "ours_same_degree": self._price(found.same_degree),
             "ratio": found.stated.iter_time_s / found.best.iter_time_s if found.best else None,
             "stated_is_faster": found.stated_wins,
-            "unsearched": list(found.unsearched),
             "notes": list(self.sentences()),
         }
 
@@ -166,14 +146,10 @@ def compare_stated(
     model: DescribedModel,
     setting: Setting,
     plan: GivenPlan,
-    planner: Planner,
     *,
     as_json: bool,
-    most_gpus: int,
 ) -> None:
     """Print the price of a stated plan next to those of our best ones.
-
-    Ours are searched on up to ``most_gpus`` GPUs.
 
     Raises:
         InvalidInput: the plan contradicts itself, the model, the GPUs or the batch.
@@ -190,13 +166,7 @@ def compare_stated(
         model=model.name, params=model.params, global_batch=model.training.global_batch
     )
     whole.check_fits("--plan", workload, setting.shape.gpus, len(model.graph))
-    searched = setting.shape.gpus <= most_gpus
-    if searched:
-        comparison = compare_plan(setting, whole, planner)
-    else:
-        stated = price_plan(setting, whole)
-        comparison = PlanComparison(stated=stated, best=None, same_degree=None, unsearched=())
-    view = PlanView(model=model, setting=setting, comparison=comparison, searched=searched)
+    view = PlanView(model=model, setting=setting, comparison=compare_plan(setting, whole))
     view.show(as_json=as_json)
     for text in plan.notes if isinstance(plan, StatedPlan) else ():
         print_note(text)

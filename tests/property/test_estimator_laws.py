@@ -240,9 +240,7 @@ def test_a_group_spans_as_many_nodes_as_its_worst_placed_gpus(
     shape = Shape(nodes=nodes, gpus_per_node=per_node)
     gpus = 2**log_gpus if 2**log_gpus <= shape.gpus else shape.gpus
     tp, ep = math.gcd(gpus, 2**log_tp), math.gcd(gpus, 2**log_ep)
-    setting, _ = settings_of(
-        one_candidate(dp=gpus // tp, tp=tp, ep=ep), 256, shape
-    )
+    setting, _ = settings_of(one_candidate(dp=gpus // tp, tp=tp, ep=ep), 256, shape)
     strides = [
         (setting.tensor, 1),
         (setting.data, tp),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from typing import Final
 
 from tessera.estimator.cell_estimator import CellEstimate
 from tessera.estimator.models import Model
-from tessera.estimator.plans import PricedPlan
+from tessera.estimator.pricing.price import PlanPrice
 from tessera.estimator.profiling.tasks import arguments_of
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.estimates import ModelSpec
@@ -115,13 +116,13 @@ def of_published(key: tuple[str, str], model: Model) -> pb.Model:
 def of_cell(found: CellEstimate) -> pb.PlannedCell:
     """Return the message of an estimate with its execution plan."""
     message = pb.PlannedCell(estimate=of_estimate(found.record))
-    if found.plan is not None:
-        message.micro_batches = found.plan.micro_batches
-        message.stages.extend(_stages(found.plan))
+    if found.price is not None:
+        message.micro_batches = found.price.plan.accumulation
+        message.stages.extend(_stages(found.price))
     return message
 
 
-def _stages(plan: PricedPlan) -> list[pb.PlannedStage]:
+def _stages(price: PlanPrice) -> list[pb.PlannedStage]:
     return [
         pb.PlannedStage(
             first_layer=s.start,
@@ -132,5 +133,5 @@ def _stages(plan: PricedPlan) -> list[pb.PlannedStage]:
             sequence_parallel=s.sp,
             memory_bytes=memory_bytes,
         )
-        for s, memory_bytes in zip(plan.stages, plan.memory_bytes, strict=True)
+        for s, memory_bytes in zip(price.plan.stages, cycle(price.memory_bytes), strict=False)
     ]
