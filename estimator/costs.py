@@ -138,28 +138,16 @@ class StageTerms:
         self._compute, self._network, self.candidates = compute, network, candidates
         each = np.broadcast_to(np.asarray(micro_batch, dtype=np.int64), candidates.start.shape)
         self._settings, self._which = settings_of(candidates, each, shape)
-        self._rows = _Rows(graph, candidates, self._settings.samples[self._which])
         self._can_run = _can_run(graph, candidates, each)
 
     def costs(self, states: States, recomputed: Recomputation, copies: MemoryCopies) -> StageCosts:
         """Return the costs of the candidates under these choices."""
-        forwards = 2 if recomputed is Recomputation.FULL else 1
-        forward_s, backward_s = self._kernels_s
-        if recomputed is Recomputation.SELECTIVE:
-            backward_s = backward_s + self._attention_s
-        comm_s = (forwards + 1) * self._passed_s
-        if states.zero >= 2:
-            scattered_s, gathered_s = self._divided_s
-            comm_s = comm_s + scattered_s
-            if states.zero == 3:
-                comm_s = comm_s + (forwards + 1) * gathered_s
-        if states.offload_parameters:
-            comm_s = comm_s + (forwards + 1) * self._fetch_s(states)
+        forward_s, backward_s, comm_s = self._passes_s(states, recomputed)
         send_s, receive_s = self._handed_s
         return StageCosts(
             candidates=self.candidates,
-            forward_s=np.where(self._can_run, forward_s, np.inf),
-            backward_s=backward_s + (forwards - 1) * forward_s,
+            forward_s=forward_s,
+            backward_s=backward_s,
             comm_s=comm_s,
             send_s=send_s,
             receive_s=receive_s,
@@ -170,6 +158,27 @@ class StageTerms:
             working_bytes=self._rows.working_bytes(recomputed, states, copies),
         )
 
+    def busy_s(self, states: States, recomputed: Recomputation) -> Floats:
+        """Return the seconds of a micro-batch in each candidate, as in the costs, shape (K,)."""
+        return np.asarray(sum(self._passes_s(states, recomputed)), dtype=np.float64)
+
+    def _passes_s(self, states: States, recomputed: Recomputation) -> tuple[Floats, Floats, Floats]:
+        """Return the seconds of forward and backward passes and of collectives, each of shape (K,)."""
+        forwards = 2 if recomputed is Recomputation.FULL else 1
+        forward_s, backward_s = self._kernels_s
+        backward_s = backward_s + (forwards - 1) * forward_s
+        if recomputed is Recomputation.SELECTIVE:
+            backward_s = backward_s + self._attention_s
+        comm_s = (forwards + 1) * self._passed_s
+        if states.zero >= 2:
+            scattered_s, gathered_s = self._divided_s
+            comm_s = comm_s + scattered_s
+            if states.zero == 3:
+                comm_s = comm_s + (forwards + 1) * gathered_s
+        if states.offload_parameters:
+            comm_s = comm_s + (forwards + 1) * self._fetch_s(states)
+        return np.where(self._can_run, forward_s, np.inf), backward_s, comm_s
+
     def _summed(self, layers: Floats, which: Ints | None = None) -> Floats:
         """Return the sums over segments, shape (K,), of the layer costs of settings, shape (D, L)."""
         total = np.zeros((layers.shape[0], layers.shape[1] + 1))
@@ -177,6 +186,10 @@ class StageTerms:
         at = self._which if which is None else which
         summed = total[at, self.candidates.end] - total[at, self.candidates.start]
         return np.asarray(summed, dtype=np.float64)
+
+    @cached_property
+    def _rows(self) -> _Rows:
+        return _Rows(self._graph, self.candidates, self._settings.samples[self._which])
 
     @cached_property
     def _distinct_kernels(self) -> tuple[Floats, Ints, Ints]:

@@ -47,6 +47,7 @@ from tessera.formulation.execution_plan import (
     Recomputation,
     ZeroStage,
 )
+from tessera.formulation.tables import Floats, Ints
 from tessera.formulation.techniques import PlanLimits
 
 CORES_PER_GPU: Final = (1, 2, 4, 8)
@@ -359,13 +360,14 @@ class _MixedStages:
 
     def __init__(self, setting: Setting, stages: int, cancelled: Callable[[], bool]) -> None:
         self._setting, self._cancelled = setting, cancelled
-        self._coarse = coarse_for(setting.graph, stages, cancelled)
+        coarse = coarse_for(setting.graph, stages, cancelled)
         self._candidates = candidates_of(
-            self._coarse.graph,
+            coarse.graph,
             setting.shape,
-            sequence_parallel=len(self._coarse.graph) == len(setting.graph),
+            sequence_parallel=len(coarse.graph) == len(setting.graph),
         )
-        self._fine = _in_fine_layers(self._candidates, self._coarse)
+        self._fine = _in_fine_layers(self._candidates, coarse)
+        self._alone = np.flatnonzero(self._candidates.end - self._candidates.start == 1)
         self._terms = lru_cache(maxsize=4)(self._terms_of)
         self.rows = len(self._candidates)
 
@@ -382,22 +384,27 @@ class _MixedStages:
     ) -> Iterator[ExecutionPlan]:
         """Yield the fastest plan of each degree that is faster than the known ones."""
         setting, runtime = self._setting, self._setting.runtime
-        training = setting.training
-        costs = self._terms(training.global_batch // count).costs(
-            switches.apply_to(runtime.states), switches.recomputation, runtime.copies
+        training, gpus = setting.training, setting.shape.gpus
+        states, micro_batch = switches.apply_to(runtime.states), training.global_batch // count
+        busy_s = self._terms(micro_batch).busy_s(states, switches.recomputation)
+        rows = self._fast_rows(busy_s, count, max(known_s.values()))
+        if not len(rows):
+            return
+        fine = self._fine.rows(rows)
+        costs = setting.terms(fine, micro_batch).costs(
+            states, switches.recomputation, runtime.copies
         )
         memory = setting.hardware.memory_bytes
         depths = stage_depths(costs, memory, count, training.schedule, runtime.room)
-        options = options_of(self._candidates, depths)
-        if not len(options):
+        if not depths.any():
             return
+        options = options_of(self._candidates.rows(rows), depths)
         latency = latency_of(costs, count, runtime.overlap)
-        gpus = setting.shape.gpus
         plans = best_plans(options, latency, gpus, degrees, self._cancelled, known_s)
         for plan in plans.values():
             yield ExecutionPlan(
-                stages=stages_at(self._fine, np.array(plan.rows, dtype=np.int64)),
-                micro_batch=training.global_batch // count,
+                stages=stages_at(fine, np.array(plan.rows, dtype=np.int64)),
+                micro_batch=micro_batch,
                 accumulation=count,
                 schedule=training.schedule,
                 zero=switches.zero,
@@ -406,6 +413,24 @@ class _MixedStages:
                 shape=setting.shape.each_node,
                 model=model,
             )
+
+    def _fast_rows(self, busy_s: Floats, count: int, known_s: float) -> Ints:
+        """Return the candidates that may be part of a plan faster than ``known_s``, ascending.
+
+        Every layer takes at least the time of its fastest candidate, and the stages together at
+        least the GPU seconds of its cheapest one. The slowest stage counts once more for each further
+        micro-batch.
+        """
+        c, alone, layers = self._candidates, self._alone, int(self._candidates.end.max())
+        least_s, least_gpu_s = np.full(layers, np.inf), np.full(layers, np.inf)
+        np.minimum.at(least_s, c.start[alone], busy_s[alone])
+        np.minimum.at(least_gpu_s, c.start[alone], busy_s[alone] * c.gpus[alone])
+        pace_s = least_gpu_s.sum() / self._setting.shape.gpus
+        before_s = np.concatenate([[0.0], np.cumsum(least_s)])
+        others_s = before_s[-1] - (before_s[c.end] - before_s[c.start])
+        others_s += (count - 1) * np.maximum(busy_s, pace_s) if count > 1 else 0.0
+        whole_s = others_s + busy_s
+        return np.flatnonzero(whole_s < known_s).astype(np.int64)
 
 
 def _in_fine_layers(candidates: Candidates, coarse: CoarseGraph) -> Candidates:
