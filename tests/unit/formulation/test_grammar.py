@@ -30,11 +30,6 @@ def a_stage(*terms: tuple[float, str], tolerance: float = 0.0) -> Stage:
 THROUGHPUT = a_stage((1, "throughput"))
 
 
-@pytest.mark.parametrize("name", LINEAR)
-def test_a_sum_is_one_stage(name: str) -> None:
-    assert parse_objective(name) == (a_stage((1, name)),)
-
-
 @pytest.mark.parametrize("name", LEXICOGRAPHIC)
 def test_levels_are_followed_by_throughput(name: str) -> None:
     assert parse_objective(name) == (a_stage((1, name)), THROUGHPUT)
