@@ -579,6 +579,7 @@ def test_a_missing_resource_is_named(store: PostgresStore) -> None:
     for call, resource in (
         (lambda: store.get_cluster("x"), "clusters/x"),
         (lambda: store.list_jobs("x", [], 0, 1), "clusters/x"),
+        (lambda: store.list_rounds("x", 0, 1), "clusters/x"),
         (lambda: store.list_tenants("x"), "clusters/x"),
         (lambda: store.list_models("x"), "clusters/x"),
         (lambda: store.estimation("x"), "clusters/x"),

@@ -9,8 +9,9 @@ import pytest
 
 from tessera.benchmarks.papers.arena.arena import price_profiles
 from tessera.benchmarks.papers.arena.oddities import ALL_ODDITIES
-from tessera.benchmarks.papers.arena.pricing import sizes_inferred, slow_left_out
+from tessera.benchmarks.papers.arena.pricing import parameter_count, sizes_inferred, slow_left_out
 from tessera.benchmarks.papers.bench_arena_compat import artifact_workload
+from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.values import Workload
 from tessera.simulator.clusters import arena_table1
@@ -72,6 +73,12 @@ def test_slow_iterations_are_dropped_and_not_used_for_inference() -> None:
     measured = slow_left_out([a_profile(1, 300.1, workload=of_size("2.6B"))])
     assert math.isinf(iter_time_s(sizes_inferred(measured, NODES, [of_size("1.3B")]), "1.3B", 1))
     assert slow_left_out([a_profile(1, 300.0)]) == [a_profile(1, 300.0)]
+
+
+def test_model_sizes_are_parsed_in_millions_and_billions() -> None:
+    assert parameter_count("760M") < parameter_count("1.3B") < parameter_count("10B")
+    with pytest.raises(InvalidInput, match="large"):
+        parameter_count("large")
 
 
 def data_file(name: str) -> Path:
