@@ -18,8 +18,21 @@ from tessera.simulator.clusters import tiny_cluster
 from tessera.simulator.workloads.philly_like import philly_like
 from tessera.v1 import clusters_pb2, jobs_pb2, scheduler_pb2, scheduler_pb2_grpc
 from tests.support.laws import scaled
-from tests.support.listing import list_rounds
 from tests.support.patience import PATIENCE_S
+
+
+def list_rounds(stub: scheduler_pb2_grpc.SchedulerStub) -> list[scheduler_pb2.Round]:
+    rounds: list[scheduler_pb2.Round] = []
+    token = ""
+    while True:
+        answer = stub.ListRounds(
+            scheduler_pb2.ListRoundsRequest(parent=PARENT, page_size=100, page_token=token)
+        )
+        rounds.extend(answer.rounds)
+        token = answer.next_page_token
+        if not token:
+            return rounds
+
 
 ROUNDS = scaled(200)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 
@@ -93,18 +92,6 @@ def test_progress_counts_from_the_leader_and_never_falls(pair: PostgresStore) ->
         agent = f"agent-{node}"
         assert not pair.observe(C, agent, "first", [a_gang(node, iterations_done=done)], 99)
         assert job(pair, "a").iterations_done == expected
-
-
-def test_an_older_generation_changes_nothing(pair: PostgresStore) -> None:
-    snapshot = pair.snapshot(C)
-    commit(pair, snapshot, start(snapshot, "a", [(A0, range(4))], DecisionKind.RESIZE))
-    before = job(pair, "a")
-    late = [a_gang(phase="succeeded", iterations_done=99.0), a_gang(phase="failed", error="x")]
-    for gang in late:
-        assert not pair.observe(C, AGENT0, "first", [gang], 99)
-    after = job(pair, "a")
-    grown = {name: getattr(before, name) for name in ("service_gpu_s", "run_s")}  # with time
-    assert replace(after, **grown) == before
 
 
 def test_a_gang_that_succeeded_is_done_and_its_gpus_are_freed_once_it_is_gone(
@@ -224,21 +211,6 @@ def test_a_heartbeat_keeps_the_lease(pair: PostgresStore, database: Database) ->
         record_heartbeat(pair, agent, "first")
     assert pair.expire(C) == []
     assert pair.get_node(C, A0).silent_s < 40
-
-
-def test_a_newer_incarnation_takes_over(pair: PostgresStore) -> None:
-    pair.hello(C, AGENT0, "second", [NodeSpec(name=A0, gpu_type="a100", gpus=4)])
-    with pytest.raises(NotAllowed, match="taken over"):
-        record_heartbeat(pair, AGENT0, "first")
-    with pytest.raises(NotAllowed, match="taken over"):
-        pair.observe(C, AGENT0, "first", [], 99)
-    record_heartbeat(pair, AGENT0, "second")
-    assert [g.spec.name for g in pair.desired(C, AGENT0).gangs] == ["a"]
-    assert pair.get_node(C, A0).version == 1  # nothing about the node changed
-    with pytest.raises(NotFound):
-        record_heartbeat(pair, "nobody", "x")
-    with pytest.raises(NotFound):
-        pair.observe(C, "nobody", "x", [], 0)
 
 
 def test_a_node_has_one_live_agent(pair: PostgresStore, database: Database) -> None:

@@ -21,11 +21,8 @@ from tests.support.stored_cluster import (
     C,
     a_cluster,
     a_spec,
-    agents_report,
     do,
     execute,
-    job,
-    record_heartbeat,
     run,
     states,
     submit,
@@ -295,13 +292,3 @@ async def test_a_drain_and_an_undrain_at_the_same_time_leave_one_of_both_in_forc
         report(pair)
         undrain(pair)
         assert not pair.get_node(C, A0).draining
-
-
-def test_a_job_that_was_on_the_node_stays_until_a_round_and_leaves_then(
-    pair: PostgresStore,
-) -> None:
-    report(pair, XID)
-    agents_report(pair)
-    record_heartbeat(pair, f"agent-{A0}")
-    assert job(pair, "a").state is JobState.RUNNING
-    assert not pair.get_node(C, A0).drained

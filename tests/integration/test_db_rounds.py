@@ -286,24 +286,6 @@ def test_a_started_job_gets_its_gpus_and_its_cell(store: PostgresStore) -> None:
     assert store.job_history(C, "a")[-1].event == "start"
 
 
-def test_a_round_reads_back_as_committed(store: PostgresStore) -> None:
-    a_cluster(store)
-    submit(store, a_spec("a"), a_spec("b"))
-    snapshot = store.snapshot(C)
-    record = commit(store, snapshot, wait(snapshot, "b"), start(snapshot, "a", [(A0, [0])]))
-    s = record.summary
-    assert (s.number, s.epoch, s.outcome) == (1, 1, "committed")
-    assert (s.running, s.waiting, s.started) == (1, 1, 1)
-    assert store.get_round(C, 1) == record
-    assert digest(store.round_snapshot(C, 1)) == digest(snapshot) == s.snapshot_digest
-    again = store.snapshot(C)
-    commit(store, again, wait(again, "b"))
-    assert [r.number for r in store.list_rounds(C, 0, 10)] == [2, 1]
-    assert store.list_rounds(C, 2, 10) == [s]
-    with pytest.raises(NotFound):
-        store.list_rounds("x", 0, 1)
-
-
 def test_a_waiting_job_shows_the_last_rounds_reason(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, a_spec("a"), a_spec("b"))

@@ -12,7 +12,6 @@ import sqlalchemy as sa
 from tessera.db import migrate, tables
 from tessera.db.engine import Database, connect_database
 from tessera.db.store import PostgresStore
-from tessera.db.tables.triggers import SCHEMA_FENCE
 from tessera.formulation.errors import InvalidInput, NotMigrated
 from tessera.formulation.lifecycle import ACTIVE, JobState, next_states
 from tessera.formulation.records.clusters import TenantSpec
@@ -55,15 +54,6 @@ def test_migrations_build_the_schema_of_the_models(database: Database, postgres_
     for name in ("columns", "constraints", "indexes"):
         assert from_models[name], name
         assert migrated[name] == from_models[name], name
-
-
-def test_each_table_is_fenced_off_from_other_releases(database: Database) -> None:
-    fenced = {
-        str(definition).rpartition(" ON public.")[2].split()[0]
-        for name, definition in catalog(database)["triggers"]
-        if name == SCHEMA_FENCE
-    }
-    assert fenced == set(tables.metadata.tables)
 
 
 def test_the_triggers_know_the_lifecycle_of_jobs(database: Database) -> None:
@@ -183,12 +173,6 @@ def test_a_gpu_cannot_have_two_successors(running: Database) -> None:
 def test_a_gpu_that_does_not_exist_cannot_be_allocated(running: Database) -> None:
     statement = ALLOCATE.format(gpu=4, hold="reserved", revision="NULL")
     expect_constraint(running, statement, "fk_allocations_node_id_gpu")
-
-
-def test_a_running_job_cannot_become_queued_at_once(running: Database) -> None:
-    expect_constraint(
-        running, "UPDATE jobs SET state = 'queued' WHERE name = 'a'", "cannot become queued"
-    )
 
 
 def test_the_database_knows_exactly_the_transitions_of_the_lifecycle(running: Database) -> None:

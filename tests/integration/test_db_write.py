@@ -579,6 +579,7 @@ def test_a_missing_resource_is_named(store: PostgresStore) -> None:
     for call, resource in (
         (lambda: store.get_cluster("x"), "clusters/x"),
         (lambda: store.list_jobs("x", [], 0, 1), "clusters/x"),
+        (lambda: store.list_rounds("x", 0, 1), "clusters/x"),
         (lambda: store.list_tenants("x"), "clusters/x"),
         (lambda: store.list_models("x"), "clusters/x"),
         (lambda: store.estimation("x"), "clusters/x"),
@@ -658,31 +659,6 @@ def test_quotas_that_cannot_be_met_together_are_refused(store: PostgresStore) ->
         with pytest.raises(InvalidInput, match=message):
             upsert_tenants(store, tenants[-1])
         upsert_tenants(store, TenantSpec(name="t0"))
-
-
-def test_quotas_up_to_the_whole_cluster_are_accepted(store: PostgresStore) -> None:
-    a_cluster(store, nodes=2, gpus=4, types=("a100", "v100"))
-    upsert_tenants(
-        store,
-        TenantSpec(name="a", quotas={"a100": 8, "v100": 2, "": 10}),
-        TenantSpec(name="b", quotas={"": 6}),
-    )
-    upsert_tenants(
-        store, TenantSpec(name="a", quotas={"v100": 8}), TenantSpec(name="b", quotas={"a100": 8})
-    )
-
-
-def test_gpu_types_store_their_costs(store: PostgresStore) -> None:
-    a_cluster(store, types=("a100", "v100"))
-    kinds = (
-        GpuType(name="a100", memory_bytes=1, dollars_per_hour=2.21, watts=400.0),
-        GpuType(name="v100", memory_bytes=1, watts=300.0),
-    )
-    do(store, lambda w: w.upsert_cluster(C, kinds, None))
-    assert store.get_cluster(C).gpu_types == store.snapshot(C).gpu_types == kinds
-    version = store.get_cluster(C).version
-    do(store, lambda w: w.upsert_cluster(C, kinds, None))
-    assert store.get_cluster(C).version == version  # nothing changed
 
 
 def test_gpu_bounds_of_jobs_are_counts_to_estimate(store: PostgresStore) -> None:

@@ -160,42 +160,6 @@ async def test_an_invalid_description_is_refused_by_field_and_nothing_is_stored(
     assert code is NOT_FOUND
 
 
-async def test_an_etag_lets_only_the_first_of_two_changes_through(store: PostgresStore) -> None:
-    async with api(store) as a:
-        first = await a.describe(etag='"0"')
-        await a.describe(CLOS | {"aggregations": 3}, etag=first.etag)
-        code, reason, _ = await refusal_of(a.describe(CLOS | {"aggregations": 4}, etag=first.etag))
-        assert (code, reason) == (StatusCode.ABORTED, "STALE_ETAG")
-        code, _, _ = await refusal_of(a.describe(etag="never given"))
-        assert code is StatusCode.ABORTED
-        assert (await a.topology()).switches == 5
-
-
-async def test_a_validated_network_is_not_stored(store: PostgresStore) -> None:
-    async with api(store) as a:
-        checked = await a.describe(validate_only=True)
-        assert checked.hosts == 4
-        code, _, _ = await refusal_of(a.topology())
-    assert code is NOT_FOUND
-
-
-async def test_a_repeated_change_gets_the_same_answer_and_another_under_its_id_is_refused(
-    store: PostgresStore,
-) -> None:
-    async with api(store) as a:
-        first = await a.describe(request_id="r")
-        await a.describe(CLOS | {"aggregations": 3})
-        assert await a.describe(request_id="r") == first
-        assert (await a.topology()).switches == 5
-        code, reason, _ = await refusal_of(a.describe(CLOS | {"tors": 4}, request_id="r"))
-        assert (code, reason) == (INVALID, "REQUEST_ID_REUSED")
-        deletion = pb.DeleteTopologyRequest(name=NAME, request_id="d")
-        await a.networks.DeleteTopology(deletion)
-        await a.describe()
-        await a.networks.DeleteTopology(deletion)
-        assert (await a.topology()).hosts == 4
-
-
 Call = Callable[[Api], Awaitable[Message]]
 
 WRONG: dict[str, tuple[Call, StatusCode, list[str]]] = {
@@ -298,13 +262,6 @@ async def test_planning_is_refused_if_the_topology_is_deleted_meanwhile(
     async with api(store) as a:
         code, _, _ = await refusal_of(a.plan(dry_run=dry_run))
         assert code is StatusCode.NOT_FOUND
-
-
-async def test_a_plan_without_running_jobs_is_empty(store: PostgresStore) -> None:
-    async with api(store) as a:
-        await a.describe()
-        plan = await a.plan()
-    assert (plan.name, list(plan.decisions)) == (f"{PARENT}/networkPlans/-", [])
 
 
 async def test_pages_of_plans_cover_each_once_newest_first(store: PostgresStore) -> None:

@@ -17,7 +17,7 @@ from tessera.db.store import PostgresStore
 from tessera.formulation.errors import InvalidInput
 from tessera.service.standing_policy import StandingPolicies
 from tessera.solvers.rounds.options import RoundOptions
-from tessera.v1 import jobs_pb2, scheduler_pb2, tenants_pb2
+from tessera.v1 import jobs_pb2, scheduler_pb2
 from tests.support.api import (
     INVALID,
     Api,
@@ -26,13 +26,11 @@ from tests.support.api import (
     a_cell,
     a_round,
     a_submit,
-    a_tenant,
     api,
     api_with_agent,
     connect_agent,
     refusal_of,
     some_cells,
-    some_tenants,
 )
 from tests.support.patience import PATIENCE_S
 from tests.support.rpc import WALL_S
@@ -149,14 +147,6 @@ async def test_a_policy_without_meaning_is_refused(store: PostgresStore) -> None
         assert (await policy_in_force(a)).version == 0
 
 
-async def test_warnings_follow_the_policy_in_force(store: PostgresStore) -> None:
-    async with api(store, policy="objective: deadline then jct") as a:
-        due = {"seconds": 4 * 10**9}
-        assert not (await a.jobs.SubmitJob(a_submit("a", deadline=due))).warnings
-        await a.scheduler.SetPolicy(a_policy(objective="jct"))
-        assert (await a.jobs.SubmitJob(a_submit("b", deadline=due))).warnings
-
-
 def test_a_policy_of_another_release_is_an_error_that_says_what_to_do(
     store: PostgresStore, database: Database
 ) -> None:
@@ -170,41 +160,6 @@ def test_a_policy_of_another_release_is_an_error_that_says_what_to_do(
     execute(database, "UPDATE policies SET options = '{\"charm\": 3}'")
     with pytest.raises(InvalidInput, match=r"does not know an option .* set the policy again"):
         policies.of("c")
-
-
-async def list_tenants(a: Api, **page: Any) -> tenants_pb2.ListTenantsResponse:
-    return await a.tenants.ListTenants(tenants_pb2.ListTenantsRequest(parent=C, **page))
-
-
-async def test_tenants_are_stored_replaced_and_deleted(store: PostgresStore) -> None:
-    async with api(store) as a:
-        nlp = a_tenant(
-            "nlp", weight=2.0, borrow_gpus=0, keeps_idle_quota=True, quotas={"a100": 8, "": 4}
-        )
-        answer = await a.tenants.UpsertTenants(some_tenants(nlp, a_tenant("vision")))
-        plain = a_tenant("vision", weight=1.0)
-        assert list(answer.tenants) == [nlp, plain]
-        assert list((await list_tenants(a)).tenants) == [nlp, plain]
-        await a.tenants.UpsertTenants(some_tenants(a_tenant("nlp", weight=0.0)))
-        assert list((await list_tenants(a)).tenants) == [a_tenant("nlp", weight=0.0), plain]
-        deletion = tenants_pb2.DeleteTenantsRequest(parent=C, names=[nlp.name], request_id="r")
-        await a.tenants.DeleteTenants(deletion)
-        await a.tenants.DeleteTenants(deletion)  # the same request: answered as before
-        assert list((await list_tenants(a)).tenants) == [plain]
-
-
-async def test_a_job_with_contradictory_pins_waits_with_a_reason_and_the_round_continues(
-    store: PostgresStore,
-) -> None:
-    async with api(store) as a:
-        everywhere = [f"{C}/nodes/n1", f"{C}/nodes/n2"]
-        stuck = a_submit("stuck", avoid_nodes=everywhere)
-        connect_agent(store)
-        await a.jobs.SubmitJobs(a_batch(stuck, a_submit("fine")))
-        done = await a.scheduler.Schedule(a_round(), timeout=PATIENCE_S)
-        kinds = {d.job.rpartition("/")[2]: (d.kind, d.reason.code) for d in done.decisions}
-        assert done.outcome == "committed"
-        assert kinds == {"stuck": ("wait", "PINS_CONTRADICT"), "fine": ("start", "")}
 
 
 async def test_a_round_stores_its_policy_and_lists_its_goals_in_order(store: PostgresStore) -> None:

@@ -354,19 +354,6 @@ async def test_each_runtime_takes_a_job_and_answers_show_what_was_stated(
         assert answer[::2] == (INVALID, ["job.launch.until_exit"])
 
 
-async def test_the_launch_of_a_submitted_job_cannot_change(store: PostgresStore) -> None:
-    async with api(store) as a:
-        job = await a.jobs.SubmitJob(a_submit("a", command=["train.py"], launch=WHOLE_MESSAGE))
-        changed = jobs_pb2.Job(
-            name=job.name, weight=2.0, launch=launch_pb2.Launch(runtime="command")
-        )
-        request = jobs_pb2.UpdateJobRequest(job=changed, update_mask=FieldMask(paths=["launch"]))
-        code, _, wrong = await refusal_of(a.jobs.UpdateJob(request))
-        assert (code, wrong) == (INVALID, ["update_mask"])
-        updated = await a.jobs.UpdateJob(jobs_pb2.UpdateJobRequest(job=changed))
-        assert (updated.weight, updated.launch) == (2.0, WHOLE_MESSAGE)
-
-
 async def test_a_deadline_that_the_standing_policy_ignores_produces_a_warning(
     store: PostgresStore,
 ) -> None:

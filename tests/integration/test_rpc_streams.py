@@ -7,7 +7,7 @@ import contextlib
 import logging
 import math
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any, cast
@@ -23,21 +23,51 @@ from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
 from tessera.formulation.errors import NotAllowed, NotFound, NotMigrated, Unavailable
 from tessera.formulation.lifecycle import JobState
+from tessera.formulation.records.access import Refusal
 from tessera.formulation.records.agents import DesiredGang, DesiredState, Heartbeat, ObservedGang
 from tessera.formulation.records.jobs import AllocationRecord, JobRecord, TrainingRecord
 from tessera.formulation.values import Cell
 from tessera.service.ports.store import Store
 from tessera.service.rpc.answers import AnswerRoom, BoundedAnswers, shorten_left_clients
+from tessera.service.rpc.errors import code_of
 from tessera.service.rpc.interceptor import CallInterceptor
+from tessera.service.security.admission import Admission
+from tessera.service.security.auditing import RefusalRecorder
+from tessera.service.security.authenticator import Authenticator
+from tessera.service.security.gate import Gate
+from tessera.service.security.sessions import Sessions
 from tessera.v1 import agents_pb2, agents_pb2_grpc, estimates_pb2, jobs_pb2, jobs_pb2_grpc
 from tessera.v1 import agents_pb2 as pb
 from tests.support.agents import until
-from tests.support.gates import an_open_gate
 from tests.support.job_records import a_desired_gang, a_job_record
 from tests.support.logged import logged_lines
 from tests.support.patience import PATIENCE_S
 from tests.support.rpc import error_details, serving
 from tests.support.stored_cluster import BERT, C, a_cluster
+
+
+async def _no_thread(work: Any, *args: Any) -> Any:
+    return work(*args)
+
+
+async def _no_jobs(cluster: str, names: Collection[str]) -> dict[str, str]:
+    return {}
+
+
+async def _forget(refusals: Sequence[Refusal]) -> None:
+    return None
+
+
+def an_open_gate() -> Gate:
+    """Return a gate that asks nobody who they are."""
+    return Gate(
+        Authenticator(None, _no_thread, wall_s=lambda: 0.0),
+        Admission(_no_jobs, calls_per_minute=0, job_bytes=2**20),
+        Sessions(lambda: 0.0),
+        RefusalRecorder(_forget),
+        code_of,
+    )
+
 
 JOB = a_job_record()
 GANG = a_desired_gang(

@@ -13,14 +13,14 @@ import pytest
 import sqlalchemy as sa
 
 from tessera.db import migrate
-from tessera.db.engine import Database, connect_database
+from tessera.db.engine import Database
 from tessera.db.pgserver import _programs
 from tessera.db.store import PostgresStore
 from tessera.db.tables import metadata
 from tessera.db.tables.triggers import SCHEMA_FENCE
 from tessera.formulation.errors import NotMigrated
 from tessera.formulation.lifecycle import JobEvent
-from tests.support.database import a_database, url_of
+from tests.support.database import a_database
 from tests.support.stored_cluster import C, a_cluster, a_spec, apply_event, do, run, submit
 
 OLDER, NEWER = "0000", "9999"
@@ -189,11 +189,3 @@ def test_tables_of_others_in_the_same_database_are_left_alone(server_url: str) -
         migrate.upgrade_schema(fresh)
         with a_program(fresh, None) as connection, connection.cursor() as cursor:
             cursor.execute("INSERT INTO guests VALUES ('ana')")
-
-
-def test_a_connection_states_the_schema_of_its_release(server_url: str) -> None:
-    database = connect_database(url_of(server_url, "postgres"))
-    with database.engine.connect() as connection:
-        stated = connection.execute(sa.text("SHOW tessera.schema")).scalar_one()
-    database.engine.dispose()
-    assert stated == migrate.head_revision()

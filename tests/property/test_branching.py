@@ -21,7 +21,7 @@ from tessera.solvers.answers import (
     trivial_bound,
     without_answer,
 )
-from tessera.solvers.base import Budget
+from tessera.solvers.base import Budget, Solver
 from tessera.solvers.branching import Branching, KnapsackFilling
 from tessera.solvers.branching import stated as statement
 from tessera.solvers.branching.fillings import FillingPool
@@ -29,11 +29,26 @@ from tessera.solvers.branching.joining import find_classes
 from tessera.solvers.branching.stated import StatedKnapsacks, state_knapsacks
 from tessera.solvers.greedy import Greedy
 from tessera.solvers.prices import price_problem
+from tessera.solvers.simplify import simplify
+from tessera.solvers.waiting_columns import with_waiting_as_columns
 from tests.support.builders import a_random_problem as a_random_round
 from tests.support.laws import examples
 from tests.support.problems import a_problem, are_equal, brute_force
 from tests.support.proofs import a_random_problem, best_choice, best_objective
-from tests.support.simplified import Simplified
+
+
+class Simplified:
+    """A solver that calls ``stage`` on the simplest numbers, with waiting as columns."""
+
+    def __init__(self, stage: Solver) -> None:
+        self._stage, self.name = stage, stage.name
+
+    @with_waiting_as_columns
+    def solve(self, problem: Problem, budget: Budget, hint: Solution | None = None) -> Solution:
+        """Return the stage's solution in terms of ``problem``."""
+        simple = simplify(problem)
+        return simple.lift(self._stage.solve(simple.problem, budget, simple.read_hint(hint)))
+
 
 EXACT = Budget(remaining_s=lambda: math.inf, gap=0.0, work={"branching": 2000})
 

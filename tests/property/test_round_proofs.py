@@ -14,21 +14,47 @@ import numpy as np
 import pytest
 
 from tessera.formulation.certificates import Certificate, PriceLeaf
+from tessera.formulation.codec import digest
 from tessera.formulation.packing.validity import find_false_rows
 from tessera.formulation.placement import Gang
 from tessera.formulation.proofs import RoundProof
-from tessera.formulation.records.rounds import RoundRecord
+from tessera.formulation.records.rounds import RoundRecord, decision_record
 from tessera.formulation.snapshot import Snapshot
+from tessera.service.round_summary import summarise_round
+from tessera.solvers.base import Budget, Solver
 from tessera.solvers.registry import make_solver
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.passes import PASSES_KEY
 from tessera.solvers.rounds.plan import plan_round, restate_round
+from tessera.solvers.rounds.proofs import GoalCheck, check_round
 from tessera.solvers.rounds.widened import restate_packing
 from tests.support.builders import a_random_snapshot
 from tests.support.odd_gangs import gangs
 from tests.support.proofs import proves, read_document
-from tests.support.proven_rounds import FREE, a_proven_round, check
-from tests.support.proving import RecordingSolver
+from tests.support.proving import ProvingSolver, RecordingSolver, certify_prices
+
+FREE = Budget(remaining_s=lambda: math.inf)
+"""A budget without any limit."""
+
+
+def a_proven_round(
+    snapshot: Snapshot, options: RoundOptions, solver: Solver | None = None
+) -> tuple[RoundRecord, RoundProof]:
+    """Return the record and the proof of a round on ``snapshot``, by prices if no solver is given."""
+    outcome = plan_round(snapshot, options, solver or ProvingSolver(certify_prices), FREE)
+    assert not outcome.violations
+    summary = summarise_round(snapshot, outcome, options, {}, digest(snapshot))
+    decisions = tuple(decision_record(snapshot, d) for d in outcome.decisions)
+    return RoundRecord(summary=summary, decisions=decisions), outcome.proof
+
+
+def check(
+    record: RoundRecord, options: RoundOptions, snapshot: Snapshot, proof: RoundProof
+) -> tuple[GoalCheck, ...]:
+    """Return the check of each goal of a round that was decided on ``snapshot``."""
+    budget = replace(FREE, work=dict(record.summary.work), recorded=proof.recorded)
+    return check_round(record, options, snapshot, proof, budget)
+
 
 SEEDS = range(8)
 

@@ -24,7 +24,7 @@ from tessera.simulator.hazards import (
     draw_stragglers,
 )
 from tessera.simulator.overheads import Overheads, preset_overheads
-from tessera.simulator.run import Conditions, Decider, Result, simulate
+from tessera.simulator.run import Conditions, Decider, Result
 from tessera.simulator.scenario import Scenario
 from tessera.simulator.truth import perturb_estimates
 from tessera.solvers.rounds.plan import RoundOutcome
@@ -32,7 +32,6 @@ from tests.support.worlds import (
     COSTLY,
     FREE,
     GREEDY,
-    StoppedClock,
     a_profile,
     a_scenario,
     a_world,
@@ -133,24 +132,6 @@ def test_a_round_that_breaks_a_rule_changes_nothing_but_is_counted_and_numbered(
     assert result.refused == 1
     assert result.first_start_s.tolist() == [300.0]
     assert numbers[:2] == [1, 2]
-
-
-def test_progress_reports_how_many_jobs_have_ended() -> None:
-    reports: list[tuple[float, int]] = []
-    scenario = a_scenario(
-        an_arrival("a", iterations=400),
-        an_arrival("b", 900.0),
-        nodes=ONE_GPU,
-        profiles=[a_profile()],
-    )
-    simulate(
-        scenario,
-        Decider(GREEDY),
-        Conditions(overheads=FREE),
-        StoppedClock(),
-        lambda now_s, over: reports.append((now_s, over)),
-    )
-    assert reports[:4] == [(0.0, 0), (300.0, 0), (600.0, 1), (900.0, 1)]
 
 
 @pytest.mark.parametrize(
@@ -335,8 +316,3 @@ def test_a_start_costs_the_time_in_the_table(
 def test_a_meaningless_table_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(InvalidInput):
         Overheads(**wrong)  # type: ignore[arg-type]
-
-
-def test_an_unknown_table_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(InvalidInput, match="full-search"):
-        preset_overheads("free")

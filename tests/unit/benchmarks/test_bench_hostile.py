@@ -8,13 +8,10 @@ import time
 from typing import Any
 
 import pytest
-import yaml
 from google.protobuf.descriptor import Descriptor
 
-from tessera.benchmarks.service.bench_hostile import chosen_phases
 from tessera.benchmarks.service.hostile import wire
 from tessera.benchmarks.service.hostile.attacks import (
-    KINDS,
     document_calls,
     hostile_options,
     many_goals,
@@ -24,26 +21,19 @@ from tessera.benchmarks.service.hostile.documents import (
     hostile_architectures,
     hostile_texts,
     hostile_topologies,
-    nest_aliases,
 )
 from tessera.benchmarks.service.hostile.lab import find_raised
 from tessera.benchmarks.service.hostile.monitor import (
-    MonitorReadings,
-    busy_threads,
     wait_until_quiet,
 )
 from tessera.benchmarks.service.hostile.neighbour import CallSample
 from tessera.benchmarks.service.hostile.requests import (
-    CROWDED_CLUSTER,
     path_of,
     sample_requests,
 )
-from tessera.benchmarks.service.hostile.siege import COMBINED_PHASE
 from tessera.benchmarks.service.hostile.tally import MAX_EXAMPLES, CallTally, merge_tallies
-from tessera.benchmarks.service.hostile.verdicts import AttackPhase, sum_up, waived_figures
-from tessera.formulation.errors import InvalidInput
+from tessera.benchmarks.service.hostile.verdicts import AttackPhase, sum_up
 from tessera.formulation.grammar import parse_objective
-from tessera.service.cli.demo import drive
 from tessera.service.cli.demo.stack import free_port
 from tessera.service.rpc.servicers import SERVICES
 from tests.support.methods import methods_of
@@ -61,16 +51,6 @@ def an_attack(**overrides: Any) -> AttackOrders:
 
 def a_sample(kind: str, seconds: float, failure: str = "") -> CallSample:
     return CallSample(kind=kind, began_s=0.0, seconds=seconds, failure=failure)
-
-
-def test_a_tally_counts_answers_and_keeps_the_slowest_and_the_first_internal_errors() -> None:
-    tally = CallTally()
-    tally.record("GetJob", "OK", 0.1)
-    tally.record("GetJob", "INTERNAL", 0.5, "boom")
-    tally.record("Schedule", "DEADLINE_EXCEEDED", 3.0)
-    assert (tally.calls, tally.internal, tally.slowest) == (3, 1, ("Schedule", 3.0))
-    assert tally.slowest_s["GetJob"] == 0.5
-    assert tally.examples == ["GetJob: INTERNAL boom"]
 
 
 def test_tallies_of_several_attackers_add_up_also_after_a_json_round_trip() -> None:
@@ -114,12 +94,6 @@ def test_headers_have_lengths_of_any_size(length: int) -> None:
                 break
     assert read == length
     assert block[at:] == b"v" * length
-
-
-def test_a_small_document_of_aliases_expands_to_many_values() -> None:
-    leaves = yaml.safe_load(nest_aliases(2, 3))["layers"]
-    assert leaves == [["x"] * 3] * 3
-    assert len(nest_aliases(9, 9)) < 600
 
 
 def test_hostile_texts_reach_the_limit_or_exceed_it_by_one_character() -> None:
@@ -183,21 +157,12 @@ def test_every_unary_method_has_a_valid_request() -> None:
     assert {path: r.DESCRIPTOR.full_name for path, r in requests.items()} == unary
 
 
-def test_the_crowded_cluster_is_that_of_the_driver() -> None:
-    assert CROWDED_CLUSTER == drive.CLUSTER
-
-
 def test_hostile_objectives_are_valid_and_have_many_goals() -> None:
     text = many_goals(1000)
     assert len(text) <= 1000
     assert len(parse_objective(text)) > 30
     for options in hostile_options():
         parse_objective(options.objective)
-
-
-def test_an_attack_is_scaled_by_its_load_but_never_to_zero() -> None:
-    attack = an_attack(load=0.25)
-    assert (attack.scaled(2_000), attack.scaled(1), attack.scaled(1, least=4)) == (500, 1, 4)
 
 
 def test_callers_stop_at_their_call_limit_and_count_their_answers() -> None:
@@ -210,23 +175,12 @@ def test_callers_stop_at_their_call_limit_and_count_their_answers() -> None:
     assert tally.codes == {"UNAVAILABLE": 4}
 
 
-def test_callers_make_no_call_after_the_attack() -> None:
-    attack = an_attack(until_s=time.monotonic())
-    assert call_from_threads(attack, 2, lambda caller: None, most_calls=4).calls == 0
-
-
 def test_an_error_of_an_attacker_is_not_mistaken_for_an_answer() -> None:
     def work(caller: Caller) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         call_from_threads(an_attack(), 1, work, most_calls=1)
-
-
-def test_a_thread_that_takes_more_than_its_share_is_busy() -> None:
-    before, after = {1: 5.0, 2: 5.0}, {1: 5.1, 2: 5.001, 3: 1.0}
-    assert busy_threads(before, after, 1.0, share=0.05) == [1, 3]
-    assert busy_threads(before, after, 10.0, share=0.05) == [3]
 
 
 def test_a_computing_thread_is_observed_from_outside_until_it_ends() -> None:
@@ -244,13 +198,6 @@ def test_a_computing_thread_is_observed_from_outside_until_it_ends() -> None:
         over.set()
         thread.join()
     assert stuck >= 1
-
-
-def test_the_monitor_keeps_the_worst_of_each_agent_and_of_memory() -> None:
-    seen = MonitorReadings()
-    seen.take_in(100.0, {"a": 1.0, "b": 5.0})
-    seen.take_in(50.0, {"a": 2.0})
-    assert (seen.rss_mib, seen.silence_s) == (100.0, {"a": 2.0, "b": 5.0})
 
 
 def test_figures_take_the_worst_phase_or_the_sum_of_all_phases() -> None:
@@ -297,15 +244,3 @@ def test_a_round_within_twice_its_time_alone_plus_a_second_is_no_excess() -> Non
     alone = AttackPhase(name="alone", samples=[a_sample("round", 0.5)])
     phase = AttackPhase(name="rounds", samples=[a_sample("round", 2.0)])
     assert sum_up(alone, [phase], sigterm_s=1.0, grace_s=3.0)["other_round_excess_s"] == 0.0
-
-
-def test_time_bounds_are_waived_if_an_idle_server_is_slow_too() -> None:
-    assert waived_figures({"control_max_s": 0.2}) == frozenset()
-    assert waived_figures({"control_max_s": 0.3}) == {"health_max_s", "other_round_excess_s"}
-
-
-def test_phases_are_chosen_by_name_and_all_run_by_default() -> None:
-    assert chosen_phases("") == [*KINDS, COMBINED_PHASE]
-    assert chosen_phases("rounds, together") == ["rounds", "together"]
-    with pytest.raises(InvalidInput, match="'nothing' is unknown"):
-        chosen_phases("rounds,nothing")

@@ -109,10 +109,6 @@ def test_an_early_arrival_takes_part_in_the_round_before_it() -> None:
     assert late.ended_s[0] == 700.0
 
 
-def test_a_job_that_arrives_at_time_zero_is_in_the_first_round() -> None:
-    assert run_policy(a_scenario(an_arrival("a", 0.0)), early_arrival=True).entered_s[0] == 0.0
-
-
 def test_idle_rounds_make_no_decisions() -> None:
     scenario = a_scenario(an_arrival("a", iterations=1000), an_arrival("b", 700.0, iterations=10))
     assert run_policy(scenario, rounds=10, idle_rounds=True).decided == 2  # at 0 and 900 s

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tessera.benchmarks.rounds import bench_solve, contest
@@ -68,18 +67,6 @@ def test_a_seed_names_one_round_of_a_family(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", DRAWN)
-def test_a_family_has_its_own_size_unless_another_is_given(family: str) -> None:
-    own, given = a_problem_of(family), a_problem_of(family, jobs=17)
-
-    assert len(own.jobs) == NAMED_FAMILIES[family].jobs
-    assert len(given.jobs) == 17
-    kinds = {row.kind for row in own.rows}
-    types = sum(row.kind is RowKind.GPUS for row in own.rows)
-    assert types == NAMED_FAMILIES[family].types
-    assert RowKind.GPUS in kinds
-
-
-@pytest.mark.parametrize("family", DRAWN)
 def test_gpus_and_types_that_are_given_replace_the_familys_own(family: str) -> None:
     problem = a_problem_of(family, jobs=12, gpus=1_201, types=3)
     room = [row.capacity for row in problem.rows if row.kind is RowKind.GPUS]
@@ -98,122 +85,10 @@ def test_greedys_answer_to_every_family_breaks_no_rule(family: str) -> None:
     assert not find_violations(problem, answer)
 
 
-def test_identical_jobs_have_one_list_of_columns_and_one_weight_or_three() -> None:
-    weights = set()
-    for seed in range(8):
-        snapshot = a_snapshot_of("identical", jobs=60, seed=seed)
-        problem = build_problem(snapshot, Policy())
-        weights.add(len(set(snapshot.jobs.weight.tolist())))
-        counts = set(np.diff(problem.job_start).tolist())
-        assert len(counts) == 1
-        assert len(set(snapshot.jobs.requested_gpus.tolist())) == 1
-
-    assert weights == {1, 3}
-
-
-def test_subset_sums_are_even_and_their_capacities_odd() -> None:
-    problem = a_problem_of("subset-sum", types=2, gpus=1_000)
-
-    assert np.array_equal(problem.value, problem.amount)
-    assert not (problem.amount % 2).any()
-    assert (problem.capacity % 2).all()
-
-
 def test_no_answer_fills_an_odd_knapsack_with_even_weights() -> None:
     problem = a_problem_of("subset-sum", jobs=4, gpus=1_001)
 
     assert dynamic_optimum(problem) == 1_000
-
-
-def test_inverse_weights_exceed_values_by_a_constant_an_item() -> None:
-    shapes = set()
-    for seed in range(6):
-        problem = a_problem_of("inverse", jobs=20, seed=seed)
-        items = int(problem.job_start[1])
-        excess = (problem.amount - problem.value).reshape(20, items)
-        assert (excess == 100 * np.arange(1, items + 1)).all()
-        shapes.add(items)
-
-    assert shapes == {1, 10}
-
-
-def test_odd_counts_are_odd_and_reach_thousands_of_gpus() -> None:
-    problem = a_problem_of("odd-counts")
-
-    assert (problem.amount % 2).all()
-    assert 8_192 < problem.amount.max() <= 16_383
-    assert np.median(problem.amount) < 1_000
-    assert (problem.capacity % 2).all()
-
-
-def test_small_values_are_whole_numbers_up_to_six() -> None:
-    values = a_problem_of("small-values", jobs=500).value
-
-    assert set(values.tolist()) == set(range(7))
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_teams_are_inside_organisations_inside_types(seed: int) -> None:
-    problem = a_problem_of("nested-quotas", jobs=300, seed=seed)
-    kinds = [row.kind for row in problem.rows]
-    used = problem.row.reshape(len(problem.cell), 3)
-    amount = problem.amount.reshape(len(problem.cell), 3)
-
-    assert kinds == [RowKind.GPUS] * 4 + [RowKind.HELD] * (len(kinds) - 4)
-    assert (amount == amount[:, :1]).all()
-    for team in set(used[:, 2].tolist()):
-        assert len(set(used[used[:, 2] == team, 1].tolist())) == 1  # a team is in one organisation
-    held = [row.capacity for row in problem.rows if row.subject.startswith("organisation")]
-    assert 0.85 * 300 < sum(held) <= 0.9 * 300
-
-
-def test_nested_limits_are_for_all_types_or_for_each() -> None:
-    rows = {len(a_problem_of("nested-quotas", jobs=20, seed=seed).rows) for seed in range(8)}
-
-    assert rows == {4 + 4 + 16, 4 + 4 * (2 + 4)}
-
-
-def test_columns_use_three_resources_of_their_type() -> None:
-    problem = a_problem_of("three-resources", jobs=50)
-
-    assert (np.diff(problem.usage_start) == 3).all()
-    kinds = [row.kind for row in problem.rows]
-    assert kinds == [*[RowKind.GPUS] * 4, *[RowKind.CPUS] * 4, *[RowKind.HOST_MEMORY] * 4]
-    types = problem.row.reshape(-1, 3) % 4
-    assert (types == types[:, :1]).all()
-
-
-def test_forty_types_have_whole_nodes_of_different_numbers() -> None:
-    capacity = a_problem_of("forty-types").capacity
-
-    assert len(capacity) == 40
-    assert not (capacity % 8).any()
-    assert len(set(capacity.tolist())) > 5
-
-
-def test_few_large_gangs_are_odd_and_half_of_a_type_at_most() -> None:
-    snapshot = a_snapshot_of("few-large", jobs=64)
-
-    assert snapshot.schedulable_gpus().tolist() == [48] * 40
-    assert (snapshot.estimates.gpus % 2).all()
-    assert snapshot.jobs.requested_gpus.min() >= 5
-    assert snapshot.jobs.requested_gpus.max() <= 25
-
-
-def test_groups_of_the_mmkp_must_take_an_item_and_resources_are_halved() -> None:
-    problem = a_problem_of("mmkp", jobs=150)
-
-    assert problem.must_run.all()
-    assert np.array_equal(np.diff(problem.job_start), np.full(150, 10))
-    assert problem.capacity.tolist() == [750] * 10
-    assert problem.amount.max() == 10
-
-
-def test_values_of_the_mmkp_are_correlated_with_their_amounts() -> None:
-    problem = a_problem_of("mmkp", jobs=200)
-    total = np.bincount(problem.usage_column, weights=problem.amount)
-
-    assert 0.2 < np.corrcoef(total, problem.value)[0, 1] < 0.95
 
 
 def test_arenas_family_has_the_profiled_cells_of_its_cluster(

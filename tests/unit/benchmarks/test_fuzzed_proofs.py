@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections import Counter
 from dataclasses import replace
 
@@ -13,9 +12,8 @@ import pytest
 from tessera.benchmarks.rounds.bench_fuzz import answer_faults
 from tessera.benchmarks.rounds.fuzzed_families import SMALL_FAMILIES, draw_small_family
 from tessera.benchmarks.rounds.fuzzed_lies import LIES, LyingCpSat, believes_lie
-from tessera.benchmarks.rounds.fuzzed_proofs import ProofVerdict, judge_proof, script_accepts
+from tessera.benchmarks.rounds.fuzzed_proofs import ProofVerdict, judge_proof
 from tessera.benchmarks.rounds.fuzzed_tally import FuzzTally, checkable_share, unchecked_rows
-from tessera.benchmarks.rounds.fuzzing import KINDS
 from tessera.formulation.check import find_violations
 from tessera.formulation.problem import Problem
 from tessera.formulation.solution import Solution, SolveStatus
@@ -47,24 +45,6 @@ def an_answer(
 
 
 # small rounds of the named families
-
-
-@pytest.mark.parametrize("kind", SMALL_FAMILIES)
-def test_small_families_are_kinds_of_problems_and_named_by_a_seed(kind: str) -> None:
-    first, again = (draw_small_family(np.random.default_rng(4), kind) for _ in range(2))
-
-    assert kind in KINDS
-    assert first.value.tolist() == again.value.tolist()
-    assert first.must_run.tolist() == again.must_run.tolist()
-
-
-@pytest.mark.parametrize("kind", SMALL_FAMILIES)
-def test_small_families_have_marked_jobs_now_and_then(kind: str) -> None:
-    drawn = [draw_small_family(np.random.default_rng(seed), kind) for seed in range(40)]
-    runs = [bool((problem.current >= 0).any()) for problem in drawn]
-
-    assert 0 < sum(runs) < 30
-    assert any(problem.must_run.any() for problem in drawn)
 
 
 @pytest.mark.full
@@ -142,16 +122,6 @@ def test_a_trivial_bound_claims_nothing_unless_it_is_reached() -> None:
     assert judge_proof(problem, an_answer(problem, bound=12, price=None)) is ProofVerdict.NO_CLAIM
     assert judge_proof(roomy, everything) is ProofVerdict.WITHOUT
     assert checkable_share(Counter({ProofVerdict.NO_CLAIM: 3})) == {}
-
-
-def test_the_script_is_given_the_document_alone() -> None:
-    before = sys.stdin
-
-    assert script_accepts('{"goals": []}')
-    assert not script_accepts(
-        '{"goals": [{"version": 2, "rows": [], "classes": [], "denominator": 1}]}'
-    )
-    assert sys.stdin is before
 
 
 # a CP-SAT that lies

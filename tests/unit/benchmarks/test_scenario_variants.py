@@ -14,7 +14,6 @@ from tessera.benchmarks.schedulers.bench_load import (
     RunsByPoint,
     common_jct_s,
     points_of,
-    shape_at,
     sweep_figures,
 )
 from tessera.benchmarks.schedulers.variants import (
@@ -36,12 +35,6 @@ from tessera.simulator.traces.speeds import ClusterRoom, Speeds, gpu_seconds
 
 NEVER = math.inf
 SMALL = WorkloadSpec(trace=SYNTHETIC, gpus_share=0.05, jobs=30, load=2.0)
-
-
-def test_the_default_shape_changes_nothing_relevant() -> None:
-    world = make_scenario(SMALL)
-    found = shape_world(world, WorkloadChanges(), seed=3)
-    assert found == world
 
 
 def test_faster_arrivals_raise_the_load_and_shorten_the_horizon() -> None:
@@ -115,12 +108,6 @@ def test_lists_of_options_are_read_or_refused() -> None:
     )
     with pytest.raises(InvalidInput, match="information"):
         check_variants([blind], 1)
-
-
-def test_each_sweep_changes_one_thing() -> None:
-    assert shape_at("load", 2.0) == WorkloadChanges(arrival_factor=2.0)
-    assert shape_at("life", 2.0) == WorkloadChanges(life_factor=2.0)
-    assert shape_at("large", 0.5) == WorkloadChanges(large_share=0.5)
 
 
 def a_run(jct_s: Sequence[float], throughput: float = 1.0) -> FinishedRun:

@@ -17,7 +17,6 @@ from tessera.benchmarks.harness.stored import (
     Machine,
     NotStored,
     StoredRun,
-    describe_machine,
     load_commands,
     load_runs,
     store_run,
@@ -146,13 +145,6 @@ def test_missed_bounds_are_named_with_the_figure() -> None:
         "`solve_s` <= 0.2 (0.25)",
         "`gap` <= 0.0001 (no number)",
     ]
-
-
-def test_the_machine_has_no_name_of_a_host_and_no_path() -> None:
-    machine = describe_machine(1.234)
-    assert machine.load_before == 1.23
-    assert machine.libraries["numpy"]
-    assert "/" not in machine.system.replace("GNU/Linux", "")
 
 
 def test_figures_of_the_page_are_expressions_over_stored_runs() -> None:

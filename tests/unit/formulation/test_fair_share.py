@@ -248,12 +248,6 @@ def test_a_waiting_job_is_told_by_how_much_its_weight_was_lowered() -> None:
     )
 
 
-def test_a_line_has_the_tenant_and_all_above_it() -> None:
-    lines = lines_of_tenants({"lab": "", "nlp": "lab", "chat": "nlp", "other": ""})
-    assert lines["chat"] == ("chat", "nlp", "lab")
-    assert lines["other"] == ("other",)
-
-
 @pytest.mark.parametrize(
     ("parents", "message"),
     [

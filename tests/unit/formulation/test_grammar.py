@@ -30,11 +30,6 @@ def a_stage(*terms: tuple[float, str], tolerance: float = 0.0) -> Stage:
 THROUGHPUT = a_stage((1, "throughput"))
 
 
-@pytest.mark.parametrize("name", LINEAR)
-def test_a_sum_is_one_stage(name: str) -> None:
-    assert parse_objective(name) == (a_stage((1, name)),)
-
-
 @pytest.mark.parametrize("name", LEXICOGRAPHIC)
 def test_levels_are_followed_by_throughput(name: str) -> None:
     assert parse_objective(name) == (a_stage((1, name)), THROUGHPUT)
@@ -106,39 +101,22 @@ def test_a_stage_is_named_by_its_normal_form() -> None:
     [
         ("", "'' is not an objective; choose from throughput"),
         ("throughput then", "'' is not an objective"),
-        ("then throughput", "'' is not an objective"),
-        ("jct +", "'' is not an objective"),
-        ("+ jct", "'' is not an objective"),
-        ("jct then then cost", "'' is not an objective"),
-        ("within 5%", "is not an objective"),
-        ("Throughput", "is not an objective"),
-        ("fairness", "'fairness' is not an objective"),
         ("jct:0.25", "only balanced has a share; leave it out"),
         ("balanced:1", "the share must lie between 0 and 1"),
         ("balanced:nan", "the share must lie between 0 and 1"),
         ("balanced:", "is not a number"),
         ("balanced:0.1 + balanced:0.10", "names an objective twice"),
-        ("throughputthen jct", "is not an objective"),
-        ("throughput jct", "is not an objective"),
-        ("throughput within 5", "is not an objective"),
-        ("throughput within 5% within 3%", "is not an objective"),
-        ("throughput within -5%", "is not an objective"),
-        ("throughput*2", "is not an objective"),
-        ("nan*throughput", "is not an objective"),
-        ("inf*throughput", "is not an objective"),
         ("-1*cost", "from 0 to 1,000,000,000"),
-        ("1e999*jct", "from 0 to 1,000,000,000"),
         ("1..2*jct", "'1..2' is not a number"),
         ("throughput within 1.2.3%", "'1.2.3' is not a number"),
         ("throughput within 100%", "must be at least 0 % and below 100 %"),
         ("0*throughput + 0*jct", "all weights are 0"),
-        ("0*max-min", "all weights are 0"),
-        ("throughput + throughput", "names an objective twice"),
         ("max-min + throughput", "cannot be added to another objective; put them in order"),
-        ("0*max-min + throughput", "cannot be added"),
         ("cost then cost", "names a stage twice"),
-        ("jct then 2*jct within 5%", "names a stage twice"),
         ("jct + cost then cost + jct", "names a stage twice"),
+        ("nan*throughput", "is not an objective"),
+        ("throughput within 5% within 3%", "is not an objective"),
+        ("0*max-min + throughput", "cannot be added"),
     ],
 )
 def test_an_invalid_objective_is_refused_with_what_to_do(text: str, message: str) -> None:

@@ -279,12 +279,3 @@ def test_max_min_counts_past_service_and_that_of_the_round() -> None:
 def test_max_min_subtracts_restarts_only_from_other_cells_and_at_most_the_round() -> None:
     job = a_running_job(service_gpu_s=500.0, restart_s=1000.0)
     assert rounded_levels(a_draft(job, gangs=GANG), "max-min")[0] == [-500, -980, -500, -500]
-
-
-def test_levels_have_the_right_name_unit_and_sign() -> None:
-    goals = {name: make(a_draft(a_job("j"))) for name, make in LEVELS_OF.items()}
-    assert {name: (g.name, g.unit, g.sign) for name, g in goals.items()} == {
-        "finish-time-fairness": ("finish-time-fairness", "rho", 1),
-        "max-min": ("max-min", "GPU-seconds", -1),
-        "makespan": ("makespan", "s", 1),
-    }

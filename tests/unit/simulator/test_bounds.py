@@ -141,7 +141,3 @@ def test_a_promise_is_broken_by_a_pause_or_a_slower_cell(
     segments: list[tuple[int, float, float]], broken: list[int]
 ) -> None:
     assert find_broken_guarantees(a_run(*segments)) == broken
-
-
-def test_best_effort_jobs_are_owed_nothing() -> None:
-    assert find_broken_guarantees(a_run((1, 0.0, 1.0), (2, 5.0, 6.0), guaranteed=False)) == []

@@ -13,11 +13,7 @@ import pytest
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.information import all_estimates, searched_optimum
 from tessera.simulator.comparison.policies import (
-    OUR_DEFAULT_POLICIES,
-    all_policies,
     information_of,
-    is_ilp,
-    is_ours,
     options_of,
     split_list,
 )
@@ -75,15 +71,6 @@ def files(tmp_path: Path) -> WorkloadSpec:
     return WorkloadSpec(
         trace=str(tmp_path / "trace.csv"), profiles=str(tmp_path / "profiles.csv"), rounds=10
     )
-
-
-def test_every_policy_name_gives_a_valid_policy() -> None:
-    assert set(OUR_DEFAULT_POLICIES) < set(all_policies())
-    for name in all_policies():
-        options = options_of(name, seed=3)
-        assert options.seed == 3
-        assert bool(options.scheduler) != is_ours(name)
-        assert (options.solver == "portfolio" and not options.scheduler) == is_ilp(name)
 
 
 def test_our_policies_are_named_by_objective_and_accept_round_options() -> None:

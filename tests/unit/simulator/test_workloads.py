@@ -87,10 +87,6 @@ def test_philly_like_jobs_arrive_by_day_even_if_the_load_is_scaled(
     assert by_day == pytest.approx(0.5 + 0.6 / math.pi, abs=0.06)
 
 
-def test_static_traces_arrive_at_once(profiles: list[EstimateRecord]) -> None:
-    assert {a.arrival_s for a in draw_jobs(profiles, arrivals="at-once")} == {0.0}
-
-
 def test_counts_beyond_the_cluster_are_not_drawn_and_feasible_ones_are_not_refused(
     profiles: list[EstimateRecord],
 ) -> None:

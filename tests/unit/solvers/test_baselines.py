@@ -66,10 +66,6 @@ def test_a_baseline_without_time_returns_unknown(name: str) -> None:
     assert solution.bound >= 110
 
 
-def test_baselines_may_not_decide_rounds() -> None:
-    assert not set(registry.baseline_names()) & set(registry.solver_names())
-
-
 def test_parts_of_pop_cannot_share_free_gpus() -> None:
     # each part has one of the two GPUs, so no job can have both
     problem = support.a_problem([[(1, {0: 1}), (9, {0: 2})], [(1, {0: 1}), (9, {0: 2})]], [2])
@@ -121,19 +117,6 @@ def test_the_dynamic_program_counts_waiting_jobs() -> None:
 
     assert dynamic_optimum(jobs) == 0
     assert dynamic_optimum(both_count) == -2
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_problem_can_be_drawn(kind: str) -> None:
-    drawn = [draw_problem(np.random.default_rng(seed), kind) for seed in range(40)]
-
-    assert any(len(problem.cell) for problem in drawn)
-    if kind == "counts who waits":
-        assert any(len(problem.idle_row) for problem in drawn)
-    if kind == "must run":
-        assert any(optimum_or_nan(problem) is None for problem in drawn)
-    if kind == "huge":
-        assert max(int(problem.value.max(initial=0)) for problem in drawn) > 2**49
 
 
 def test_the_fuzzer_detects_wrong_answers() -> None:

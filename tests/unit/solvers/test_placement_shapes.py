@@ -27,7 +27,6 @@ from tessera.formulation.statement import build_problem
 from tessera.solvers.placement import PlacementResult, place
 from tessera.solvers.placement.blocks import (
     carve_share,
-    indices_of,
     mask_of,
     maximal_blocks,
 )
@@ -160,14 +159,6 @@ def test_a_mask_falls_into_maximal_aligned_blocks() -> None:
 def test_a_share_takes_the_tightest_block() -> None:
     assert carve_share(free_mask(0, 1, 2, 3, 6, 7), 2) == free_mask(6, 7)
     assert carve_share(free_mask(0, 1, 2, 3, 6, 7), 1) == free_mask(6)
-
-
-def test_a_share_that_is_no_power_of_two_is_made_of_its_binary_blocks() -> None:
-    assert carve_share(free_mask(0, 1, 4, 5, 6, 7), 6) == free_mask(0, 1, 4, 5, 6, 7)
-    assert carve_share(free_mask(0, 1, 2, 4, 5, 7), 6) == 0
-    assert indices_of(carve_share(free_mask(*range(8)), 6)) == (0, 1, 2, 3, 4, 5)
-    assert carve_share(free_mask(0, 1, 2), 3) == free_mask(0, 1, 2)
-    assert carve_share(free_mask(1, 2, 3), 3) == free_mask(1, 2, 3)
 
 
 def test_a_share_fits_if_disjoint_blocks_for_it_exist() -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.parameters import parse_parameters
 from tessera.formulation.placement import Gang
 from tessera.formulation.records.rounds import RoundRecord
 from tessera.formulation.snapshot import Snapshot
@@ -110,11 +109,6 @@ def test_the_documented_parameters_are_the_declared_ones() -> None:
 
 
 # the notation
-
-
-def test_parameters_are_names_with_values() -> None:
-    assert parse_parameters("") == parse_parameters(" , ") == {}
-    assert parse_parameters(" depth = 5,breadth=8, ") == {"depth": "5", "breadth": "8"}
 
 
 @pytest.mark.parametrize(
