@@ -16,7 +16,7 @@ from tessera.estimator.memory import States
 from tessera.estimator.models import Model
 from tessera.estimator.plan_search import OPEN, PlanSearch
 from tessera.estimator.plans import Shape, shape_on, shapes_of
-from tessera.estimator.pricing.price import PlanPrice
+from tessera.estimator.pricing.price import PlanPrice, graph_in
 from tessera.estimator.profiling.totals import ProfiledTotals
 from tessera.estimator.times import PlanTimes
 from tessera.estimator.traffic import traffic_of
@@ -29,6 +29,9 @@ from tessera.formulation.values import Cell, EstimateSource, Workload
 
 MAX_LEARNED: Final = 64
 """Largest number of measured Cells in a calibration. The latest ones are used."""
+
+MAX_SETTINGS: Final = 256
+"""Largest number of settings that are kept, so that the costs of plans in them are found again."""
 
 MAX_PROVENANCE: Final = 1000
 
@@ -67,6 +70,7 @@ class Estimator:
         Cells of other models and GPU types are left out.
         """
         self.hardware, self._models = hardware, dict(models)
+        self._settings: dict[tuple[Workload, str, Shape], Setting] = {}
         learned = self._measurements(measurements)
         self._calibration = Calibration(PlanTimes(self._plan_of), learned)
         self.learned = len(learned)
@@ -118,7 +122,7 @@ class Estimator:
             prices = _best_prices(best, limits)
             if not prices and setting.graph.dtype == "f16":
                 # The limits may be those of a program that computes in bf16 only.
-                setting = replace(setting, graph=replace(setting.graph, dtype="bf16"))
+                setting = replace(setting, graph=graph_in(setting.graph, "bf16"))
                 best = search(setting)
                 prices = _best_prices(best, limits)
             shortages = [best.host_shortage(price) for price in prices]
@@ -194,7 +198,9 @@ class Estimator:
 
         No measurements of the model must be among those that the estimator has learned from.
         """
-        self._models[workload] = model
+        if self._models.get(workload) is not model:
+            self._models[workload] = model
+            self._settings.clear()
 
     def _notes(
         self, workload: Workload, setting: Setting, limits: PlanLimits, left_out: int
@@ -226,6 +232,14 @@ class Estimator:
 
     def setting(self, workload: Workload, gpu_type: str, shape: Shape) -> Setting:
         """Return the setting in which a workload's plans are priced on a shape."""
+        key = workload, gpu_type, shape
+        if key not in self._settings:
+            while len(self._settings) >= MAX_SETTINGS:
+                del self._settings[next(iter(self._settings))]
+            self._settings[key] = self._make_setting(workload, gpu_type, shape)
+        return self._settings[key]
+
+    def _make_setting(self, workload: Workload, gpu_type: str, shape: Shape) -> Setting:
         model, hardware = self._models[workload], self.hardware[gpu_type]
         setting = data_sheet_setting(
             model.graph,

@@ -16,16 +16,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import islice, product
 from typing import Final
 
 import numpy as np
 
 from tessera.estimator.cells import COARSE_LAYERS, CoarseGraph, Setting, coarse_for
-from tessera.estimator.costs import StageTerms, candidates_of
+from tessera.estimator.costs import candidates_of
+from tessera.estimator.graph import Graph
 from tessera.estimator.hardware import GIB
-from tessera.estimator.memory import limit_bytes
+from tessera.estimator.memory import States, limit_bytes
 from tessera.estimator.planning.options import options_of, stage_depths, stages_at
 from tessera.estimator.planning.search import best_plans, latency_of
 from tessera.estimator.planning.uniform import (
@@ -34,7 +35,7 @@ from tessera.estimator.planning.uniform import (
     possible_degrees,
     uniform_divisions,
 )
-from tessera.estimator.plans import Candidates
+from tessera.estimator.plans import Candidates, Shape
 from tessera.estimator.pricing.divisions import Divisions, PlanTable, Switches
 from tessera.estimator.pricing.price import PlanPrice, price_plan
 from tessera.formulation.cancellation import never_cancelled, require_caller
@@ -47,7 +48,7 @@ from tessera.formulation.execution_plan import (
     Recomputation,
     ZeroStage,
 )
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.tables import Ints
 from tessera.formulation.techniques import PlanLimits
 
 CORES_PER_GPU: Final = (1, 2, 4, 8)
@@ -316,14 +317,15 @@ class PlanSearch:
             return []
         stages = _MixedStages(setting, degrees[-1], self._cancelled)
         known_s = {degree: self._known_s(degree) for degree in degrees}
-        found: dict[int, PlanPrice] = {}
-        for count, switches in self._promising(stages.rows, known_s):
-            for plan in stages.search(count, switches, degrees, known_s, self._model):
-                price, degree = price_plan(setting, plan), plan.pipeline_degree
-                faster = price.overflow is None and price.iter_time_s < known_s[degree]
-                if faster and self._limits.allow(plan):
-                    found[degree], known_s[degree] = price, price.iter_time_s
-        return list(found.values())
+        found: dict[int, ExecutionPlan] = {}
+        for (count, switches), some in self._promising(stages.rows, known_s).items():
+            here_s = {degree: known_s[degree] for degree in some}
+            for seconds, plan in stages.search(count, switches, here_s, self._model):
+                if self._limits.allow(plan):
+                    degree = plan.pipeline_degree
+                    found[degree], known_s[degree] = plan, seconds
+        prices = map(self._price, found.values())
+        return [price for price in prices if price is not None and price.overflow is None]
 
     def _known_s(self, degree: int) -> float:
         """Return the time of the best uniform plan of a degree, or infinity."""
@@ -333,26 +335,30 @@ class PlanSearch:
         at = next(table.in_order([degree], table.seconds, self._limit_bytes), None)
         return math.inf if at is None else float(table.seconds.flat[at])
 
-    def _promising(self, rows: int, known_s: Mapping[int, float]) -> Iterable[tuple[int, Switches]]:
-        """Return the numbers of micro-batches and the switches for stages of different kinds.
+    def _promising(
+        self, rows: int, known_s: Mapping[int, float]
+    ) -> dict[tuple[int, Switches], list[int]]:
+        """Return the micro-batches and switches for stages of different kinds, with their degrees.
 
         They are all of them if there are few candidate stages (``rows``). Otherwise, they are those
-        of the model's training, and of the best uniform plans of degrees that are close to the best.
+        of the model's training, for all degrees, and those of the best uniform plans of the degrees
+        that are close to the best, for these.
         """
         training, table = self._setting.training, self._on_gpus
         every = list(product(accumulations(training.global_batch), self._switches))
         if rows * len(every) <= EXACT_ROWS:
-            return every
+            return {key: list(known_s) for key in every}
+        close = [d for d, s in known_s.items() if s <= _CLOSE * min(known_s.values())]
+        chosen: dict[tuple[int, Switches], list[int]] = {}
+        for degree in close:
+            if table is not None:
+                best = next(table.in_order([degree], table.seconds, self._limit_bytes), None)
+                chosen |= {} if best is None else {table.batching(best): close}
         own = Switches(
             zero=ZeroStage(self._setting.runtime.states.zero),
             recomputation=Recomputation.FULL if training.checkpointing else Recomputation.NONE,
         )
-        chosen = {(training.micro_batches, own): None}
-        for degree, seconds in known_s.items():
-            if table is not None and seconds <= _CLOSE * min(known_s.values()):
-                best = next(table.in_order([degree], table.seconds, self._limit_bytes), None)
-                chosen |= {} if best is None else {table.batching(best): None}
-        return chosen
+        return chosen | {(training.micro_batches, own): list(known_s)}
 
 
 class _MixedStages:
@@ -361,33 +367,29 @@ class _MixedStages:
     def __init__(self, setting: Setting, stages: int, cancelled: Callable[[], bool]) -> None:
         self._setting, self._cancelled = setting, cancelled
         coarse = coarse_for(setting.graph, stages, cancelled)
-        self._candidates = candidates_of(
-            coarse.graph,
-            setting.shape,
-            sequence_parallel=len(coarse.graph) == len(setting.graph),
+        self._candidates = _candidates(
+            coarse.graph, setting.shape, len(coarse.graph) == len(setting.graph)
         )
         self._fine = _in_fine_layers(self._candidates, coarse)
         self._alone = np.flatnonzero(self._candidates.end - self._candidates.start == 1)
-        self._terms = lru_cache(maxsize=4)(self._terms_of)
+        self._terms = lru_cache(maxsize=4)(partial(setting.terms, self._fine))
+        self._terms_alone = lru_cache(maxsize=4)(
+            partial(setting.terms, self._fine.rows(self._alone))
+        )
         self.rows = len(self._candidates)
-
-    def _terms_of(self, micro_batch: int) -> StageTerms:
-        return self._setting.terms(self._fine, micro_batch)
 
     def search(
         self,
         count: int,
         switches: Switches,
-        degrees: Iterable[int],
         known_s: Mapping[int, float],
         model: str,
-    ) -> Iterator[ExecutionPlan]:
-        """Yield the fastest plan of each degree that is faster than the known ones."""
+    ) -> Iterator[tuple[float, ExecutionPlan]]:
+        """Yield the seconds and the plan of each degree of which one is faster than the known one."""
         setting, runtime = self._setting, self._setting.runtime
         training, gpus = setting.training, setting.shape.gpus
         states, micro_batch = switches.apply_to(runtime.states), training.global_batch // count
-        busy_s = self._terms(micro_batch).busy_s(states, switches.recomputation)
-        rows = self._fast_rows(busy_s, count, max(known_s.values()))
+        rows = self._fast_rows(micro_batch, states, switches, max(known_s.values()))
         if not len(rows):
             return
         fine = self._fine.rows(rows)
@@ -400,9 +402,9 @@ class _MixedStages:
             return
         options = options_of(self._candidates.rows(rows), depths)
         latency = latency_of(costs, count, runtime.overlap)
-        plans = best_plans(options, latency, gpus, degrees, self._cancelled, known_s)
+        plans = best_plans(options, latency, gpus, known_s, self._cancelled, known_s)
         for plan in plans.values():
-            yield ExecutionPlan(
+            found = ExecutionPlan(
                 stages=stages_at(fine, np.array(plan.rows, dtype=np.int64)),
                 micro_batch=micro_batch,
                 accumulation=count,
@@ -413,24 +415,38 @@ class _MixedStages:
                 shape=setting.shape.each_node,
                 model=model,
             )
+            yield plan.latency_s, found
 
-    def _fast_rows(self, busy_s: Floats, count: int, known_s: float) -> Ints:
+    def _fast_rows(
+        self, micro_batch: int, states: States, switches: Switches, known_s: float
+    ) -> Ints:
         """Return the candidates that may be part of a plan faster than ``known_s``, ascending.
 
-        Every layer takes at least the time of its fastest candidate, and the stages together at
-        least the GPU seconds of its cheapest one. The slowest stage counts once more for each further
+        Every layer takes at least the time of its fastest candidate, and the slowest stage at least
+        the mean of the GPU seconds of the cheapest ones. It counts once more for each further
         micro-batch.
         """
-        c, alone, layers = self._candidates, self._alone, int(self._candidates.end.max())
-        least_s, least_gpu_s = np.full(layers, np.inf), np.full(layers, np.inf)
-        np.minimum.at(least_s, c.start[alone], busy_s[alone])
-        np.minimum.at(least_gpu_s, c.start[alone], busy_s[alone] * c.gpus[alone])
+        again = switches.recomputation
+        alone_s = self._terms_alone(micro_batch).busy_s(states, again)
+        c, single = self._candidates, self._candidates.rows(self._alone)
+        least_s, least_gpu_s = np.full((2, int(c.end.max())), np.inf)
+        np.minimum.at(least_s, single.start, alone_s)
+        np.minimum.at(least_gpu_s, single.start, alone_s * single.gpus)
+        more = self._setting.training.global_batch // micro_batch - 1
         pace_s = least_gpu_s.sum() / self._setting.shape.gpus
+        if least_s.sum() + (more * pace_s if more else 0.0) >= known_s:
+            return np.zeros(0, dtype=np.int64)
+        busy_s = self._terms(micro_batch).busy_s(states, again)
         before_s = np.concatenate([[0.0], np.cumsum(least_s)])
-        others_s = before_s[-1] - (before_s[c.end] - before_s[c.start])
-        others_s += (count - 1) * np.maximum(busy_s, pace_s) if count > 1 else 0.0
-        whole_s = others_s + busy_s
+        whole_s = before_s[-1] - (before_s[c.end] - before_s[c.start]) + busy_s
+        if more:
+            whole_s = whole_s + more * np.maximum(busy_s, pace_s)
         return np.flatnonzero(whole_s < known_s).astype(np.int64)
+
+
+@lru_cache(maxsize=64)
+def _candidates(graph: Graph, shape: Shape, sequence_parallel: bool) -> Candidates:
+    return candidates_of(graph, shape, sequence_parallel=sequence_parallel)
 
 
 def _in_fine_layers(candidates: Candidates, coarse: CoarseGraph) -> Candidates:
