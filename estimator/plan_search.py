@@ -153,7 +153,7 @@ class PlanSearch:
         limits do not leave open whether the program can offload.
         """
         choices = _core_choices(self._setting, self._node) if self._node is not None else ()
-        tables = [self._table(self._uniform, self._switches)]
+        tables = [self._table(self._uniform, self.switches)]
         if not self._limits.allow_every_plan:
             tables += [self._offloaded(cores) for cores in choices]
         for table in filter(None, tables):
@@ -272,14 +272,14 @@ class PlanSearch:
         return (Recomputation.NONE, Recomputation.FULL)
 
     @cached_property
-    def _switches(self) -> tuple[Switches, ...]:
+    def switches(self) -> tuple[Switches, ...]:
         """Return the switches without offload, the simplest and fastest ones first."""
         every = product(self._recomputations, ZeroStage)
         return tuple(Switches(zero=zero, recomputation=again) for again, zero in every)
 
     @cached_property
     def _on_gpus(self) -> PlanTable | None:
-        return self._table(self._uniform, self._switches, {})
+        return self._table(self._uniform, self.switches, {})
 
     @cached_property
     def _interleaved(self) -> PlanTable | None:
@@ -289,7 +289,7 @@ class PlanSearch:
         known_s = {degree: self._known_s(degree) for degree in self.degrees}
         for price in self._mixed:
             known_s[price.plan.pipeline_degree] = price.iter_time_s
-        return self._table(divisions, self._switches, known_s)
+        return self._table(divisions, self.switches, known_s)
 
     @cached_property
     def _offloaded_by_cores(self) -> dict[int, PlanTable | None]:
@@ -345,7 +345,7 @@ class PlanSearch:
         that are close to the best, for these.
         """
         training, table = self._setting.training, self._on_gpus
-        every = list(product(accumulations(training.global_batch), self._switches))
+        every = list(product(accumulations(training.global_batch), self.switches))
         if rows * len(every) <= EXACT_ROWS:
             return {key: list(known_s) for key in every}
         close = [d for d, s in known_s.items() if s <= _CLOSE * min(known_s.values())]
@@ -359,6 +359,23 @@ class PlanSearch:
             recomputation=Recomputation.FULL if training.checkpointing else Recomputation.NONE,
         )
         return chosen | {(training.micro_batches, own): list(known_s)}
+
+
+def has_division(setting: Setting, limits: PlanLimits) -> bool:
+    """Return whether limits allow some uniform plan in a setting, however much memory it needs."""
+    degrees = possible_degrees(len(setting.graph), setting.shape.gpus)
+    batch = setting.training.global_batch
+    divisions = uniform_divisions(setting.graph, setting.shape, batch, degrees)
+    if divisions is None:
+        return False
+    dtypes = ("bf16", "f16") if setting.graph.dtype == "f16" else (setting.graph.dtype,)
+    _, first = np.unique(divisions.kind, return_index=True)
+    return any(
+        limits.allow(replace(divisions.plan(setting, at, own, ""), precision=Precision(dtype)))
+        for at in first.tolist()
+        for own in PlanSearch(setting).switches
+        for dtype in dtypes
+    )
 
 
 class _MixedStages:

@@ -18,6 +18,7 @@ from tessera.formulation.lifecycle import TERMINAL, JobEvent
 from tessera.formulation.records.jobs import JobRecord, JobSpec
 from tessera.formulation.records.store import Request
 from tessera.service.model_names import NO_REMARKS, NameRemarks, name_key, remark_names
+from tessera.service.plan_remarks import remark_plans
 from tessera.service.ports.store import Store
 from tessera.service.ports.writer import Writer
 from tessera.service.rpc import fields, names
@@ -354,11 +355,14 @@ def _warned(
 ) -> pb.Job:
     """Return the message of a stored job, with warnings.
 
-    They are of what the ``standing`` policy ignores, and of a model that nobody knows.
+    They are of what the ``standing`` policy ignores, of a model that nobody knows, and of a runtime
+    that can run no plan of the model.
     """
     message = _shown(record)
-    if (remark := remarks.get(name_key(record.spec))) is not None:
-        message.warnings.append(remark.text)
+    if remark := remark_plans(record.spec):
+        message.warnings.append(remark)
+    if (name_remark := remarks.get(name_key(record.spec))) is not None:
+        message.warnings.append(name_remark.text)
     if standing is not None:
         message.warnings.extend(unheeded_wishes(record, standing))
     return message
