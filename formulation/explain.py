@@ -134,13 +134,15 @@ def _unplaced(snapshot: Snapshot, job: int, shortage: str) -> Reason:
             message=f"GPUs are free, but they are fragmented: {shortage}",
             next_step="allow running jobs to be moved, or accept a smaller GPU count",
         )
-    text = snapshot.selectors.text[selector]
+    text = snapshot.selectors.in_words(selector)
     nodes = np.flatnonzero(snapshot.matching_nodes()[selector] & snapshot.nodes.schedulable)
     return Reason(
         code=ReasonCode.NODES_TAKEN,
         message=f"no nodes with {text} have GPUs free as the job needs them: {shortage}",
         next_step=f"let the job run on more nodes: `tessera update {snapshot.jobs.name[job]}"
-        " --node-selector none`",
+        " --node-selector none`"
+        if snapshot.selectors.text[selector]
+        else snapshot.selectors.lack_of(selector).next_step,
         evidence=(("node selector", text), ("schedulable nodes that match", str(len(nodes)))),
     )
 

@@ -72,6 +72,9 @@ NODE_COLUMNS: Final[Sequence[Column[clusters_pb2.Node]]] = (
         wide=True,
     ),
     Column("JOBS", lambda n: ", ".join(short_name(j) for j in n.jobs)),
+    Column("RUNTIMES", lambda n: _runtimes(n, startable=True), wide=True),
+    Column("MISSING", lambda n: _runtimes(n, startable=False), wide=True),
+    Column("TOOLS", lambda n: ", ".join(n.tools), wide=True),
     Column("LAST REPORT", lambda n: _last_report(n.silent_s), wide=True, right=True),
     Column("DRAINED BY", lambda n: n.drained_by, wide=True),
     Column("SINCE", lambda n: format_time(n.drain_time), wide=True),
@@ -214,6 +217,16 @@ def _host_memory(node: clusters_pb2.Node) -> str:
     if node.HasField("found_host_bytes"):
         return f"{format_number(node.found_host_bytes / GIB)} GiB (found)"
     return NOT_STATED
+
+
+def _runtimes(node: clusters_pb2.Node, *, startable: bool) -> str:
+    """Return the runtimes that the node's agent can start with versions, or those that it cannot."""
+    return "; ".join(
+        f"{offer.runtime} ({detail})" if detail else offer.runtime
+        for offer in node.runtimes
+        if bool(offer.problem) is not startable
+        for detail in (offer.problem or offer.version,)
+    )
 
 
 def _last_report(silent_s: float) -> str:
