@@ -42,7 +42,7 @@ ON CONFLICT (cluster_id, name) DO UPDATE
 RETURNING id
 """)
 
-_OFFERED = sa.text("""
+_SAME_OFFERS = sa.text("""
 SELECT runtimes = CAST(:runtimes AS jsonb) FROM agents WHERE cluster_id = :cluster AND name = :name
 """)
 
@@ -192,7 +192,7 @@ def register_agent(
     offers: AgentOffers,
     silence_s: float,
 ) -> None:
-    """Register an agent, what it ``offers``, and its nodes with its labels and the capacity it found.
+    """Register an agent, its ``offers``, and its nodes with its labels and the capacity that it found.
 
     Nodes taken over from a dead agent lose the jobs that ran there. Nodes that were deleted since
     this incarnation started are left out. ``desired`` returns their names. If a node is new, has
@@ -237,7 +237,7 @@ def register_agent(
         changed |= forget_failed_starts(connection, turn.cluster, names)
     left = connection.execute(_LEAVE, values).rowcount > 0
     values["runtimes"] = dump_json(offers_document(offers))
-    changed |= connection.execute(_OFFERED, values).scalar() is False
+    changed |= connection.execute(_SAME_OFFERS, values).scalar() is False
     turn.needs_round |= returned or changed or left
     key = connection.execute(_REGISTER, values).scalar_one()
     connection.execute(_JOIN, values | {"agent": key})

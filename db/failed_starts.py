@@ -95,11 +95,11 @@ UPDATE nodes n SET failed_starts = 0,
 WHERE (n.failed_starts > 0 OR n.drained_by = :drained_by)
 """
 
-_STARTED = sa.text(f"""{_CLEAR} AND n.id IN (
+_CLEAR_OF_JOBS = sa.text(f"""{_CLEAR} AND n.id IN (
     SELECT l.node_id FROM allocations l WHERE l.job_id = ANY(:jobs) AND l.hold = 'held')
 """)  # noqa: S608 - a constant
 
-_RESTARTED = sa.text(f"{_CLEAR} AND n.cluster_id = :cluster AND n.name = ANY(:names)")
+_CLEAR_NAMED = sa.text(f"{_CLEAR} AND n.cluster_id = :cluster AND n.name = ANY(:names)")
 
 _FORGET = sa.text("""
 DELETE FROM failed_starts f USING nodes n
@@ -136,14 +136,14 @@ def note_failed_starts(connection: sa.Connection, rows: Sequence[Mapping[str, An
 
 
 def _drain(connection: sa.Connection, values: dict[str, Any]) -> bool:
-    """Drain those of some nodes on which too many starts failed; return whether there were any."""
-    drained = connection.execute(_DRAIN, values | {"drained_by": DRAINED_BY}).all()
-    for node in drained:
+    """Drain the nodes on which too many starts failed; return whether there were any."""
+    nodes = connection.execute(_DRAIN, values | {"drained_by": DRAINED_BY}).all()
+    for node in nodes:
         log.warning(
             "drained a node that cannot start programs",
             extra={"event": "node_unfit", "node": node.name, "reason": node.drain_reason},
         )
-    return bool(drained)
+    return bool(nodes)
 
 
 def note_starts(connection: sa.Connection, jobs: Sequence[int]) -> bool:
@@ -154,10 +154,10 @@ def note_starts(connection: sa.Connection, jobs: Sequence[int]) -> bool:
     if not jobs:
         return False
     values = {"jobs": list(jobs), "drained_by": DRAINED_BY}
-    blamed = connection.execute(_PROVE, values).scalars().all()
-    rows = [{"node": node, "unfit": True, "error": _PROVEN_ERROR} for node in blamed]
-    changed = connection.execute(_STARTED, values).rowcount > 0
-    return _drain(connection, {"rows": dump_json(rows)}) or changed
+    nodes = connection.execute(_PROVE, values).scalars().all()
+    rows = [{"node": node, "unfit": True, "error": _PROVEN_ERROR} for node in nodes]
+    has_cleared = connection.execute(_CLEAR_OF_JOBS, values).rowcount > 0
+    return _drain(connection, {"rows": dump_json(rows)}) or has_cleared
 
 
 def forget_failed_starts(connection: sa.Connection, cluster: int, names: Sequence[str]) -> bool:
@@ -166,5 +166,5 @@ def forget_failed_starts(connection: sa.Connection, cluster: int, names: Sequenc
     Return whether anything has changed.
     """
     values = {"cluster": cluster, "names": list(names), "drained_by": DRAINED_BY}
-    changed = connection.execute(_FORGET, values).rowcount > 0
-    return connection.execute(_RESTARTED, values).rowcount > 0 or changed
+    has_forgotten = connection.execute(_FORGET, values).rowcount > 0
+    return connection.execute(_CLEAR_NAMED, values).rowcount > 0 or has_forgotten

@@ -151,7 +151,7 @@ class ReportDifferences:
     changes: list[JobChange] = field(default_factory=list)
     freed: list[dict[str, Any]] = field(default_factory=list)
     unstarted: list[dict[str, Any]] = field(default_factory=list)  # jobs that a node cannot start
-    proven: list[int] = field(default_factory=list)  # jobs that train after failed starts
+    trainers: list[int] = field(default_factory=list)  # jobs that train after failed starts
 
 
 def record_observation(
@@ -170,7 +170,7 @@ def record_observation(
     """
     me = require_agent(connection, cluster, agent, incarnation)
     findings = _compare(connection, me, gangs, revision)
-    if not (findings.changes or findings.freed or findings.tuned or findings.proven):
+    if not (findings.changes or findings.freed or findings.tuned or findings.trainers):
         _keep_facts(connection, cluster, findings)
         return False
     # Take the turn and compare again, because other transactions may have had theirs.
@@ -186,7 +186,7 @@ def record_observation(
         notify_estimators(connection, cluster)
     keep_failures(connection, findings.failures)  # before the jobs lose their Cells
     _keep_facts(connection, cluster, findings)
-    turn.needs_round |= note_starts(connection, findings.proven)
+    turn.needs_round |= note_starts(connection, findings.trainers)
     turn.needs_round |= note_failed_starts(connection, findings.unstarted)
     turn.apply(findings.changes)
     if findings.freed:
@@ -303,13 +303,13 @@ def _compare_job(
         findings.changes.append(change)
     if failed is not None and (change is None or change.event in FAILURES):
         _note_failure(findings, row, failed, is_new=change is not None)
-    trained = _has_trained(row, leader, change)
+    has_trained = _has_trained(row, leader, change)
     if failed is not None and change is not None and change.event in FAILURES:
-        is_early = not trained and _trains(row, failed) and failed.exit_reason in EARLY_REASONS
+        is_early = not has_trained and _trains(row, failed) and failed.exit_reason in EARLY_REASONS
         if is_early or failed.exit_reason in REASONS:
             findings.unstarted += _failed_start(members, failed)
-    elif trained and row.has_failed:
-        findings.proven.append(row.job_id)
+    elif has_trained and row.has_failed:
+        findings.trainers.append(row.job_id)
     if training := [gang for gang in gangs if _trains(row, gang)]:
         first = leader if leader in training else None
         if (facts := training_row(_key(row), _most_iterations(row), first, training)) is not None:

@@ -1,55 +1,20 @@
-"""The runtimes that agents say they can start on their nodes, and those that jobs need of nodes."""
+"""The runtimes that agents say they can start on their nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Final
+from typing import Any
 
 import sqlalchemy as sa
 
-from tessera.db.tables import LIVE
 from tessera.formulation.runtime_offers import (
     NO_OFFERS,
-    OWN_PYTHON_VARIABLES,
     AgentOffers,
     NodeOffers,
     RuntimeLack,
     RuntimeOffer,
     describe_lack,
 )
-from tessera.formulation.runtimes import COMMAND, RUNTIMES
-
-_TRAINING: Final = ", ".join(f"'{name}'" for name, runtime in RUNTIMES.items() if runtime.trains)
-
-_OWN: Final = ", ".join(f"'{name}'" for name in OWN_PYTHON_VARIABLES)
-
-NEEDED: Final = f"""CASE WHEN j.runtime IN ({_TRAINING})
-    AND coalesce(j.launch->'environment' ?| ARRAY[{_OWN}], false) THEN '{COMMAND}' ELSE j.runtime END"""
-"""SQL for the runtime that nodes must offer for a job (j): see ``needed_runtime``."""
-
-_NEEDED_NAMES: Final = (
-    f"SELECT DISTINCT {NEEDED} FROM jobs j WHERE j.cluster_id = c.id AND j.{LIVE}"  # noqa: S608
-)
-
-LACKING_AGENTS: Final = f"""(
-    SELECT coalesce(json_agg(json_build_array((SELECT coalesce(json_agg(n.name ORDER BY n.name), '[]')
-        FROM nodes n WHERE n.agent_id = a.id), a.runtimes->'versions', a.runtimes->'problems')
-        ORDER BY a.name), '[]')
-    FROM agents a WHERE a.cluster_id = c.id AND a.runtimes <> '{{}}'
-        AND NOT a.runtimes->'versions' ?& ARRAY({_NEEDED_NAMES})
-)"""  # noqa: S608 - constants
-"""A subquery for the runtimes of a cluster's (c) agents that lack one which a live job needs."""
-
-LACKED_NEEDS: Final = f"""(
-    SELECT coalesce(json_agg(json_build_array(j.id, {NEEDED}, (
-        SELECT coalesce(json_agg(DISTINCT l.node_id), '[]') FROM allocations l
-        WHERE l.job_id = j.id AND l.hold <> 'releasing')) ORDER BY j.id), '[]')
-    FROM jobs j WHERE j.cluster_id = c.id AND j.{LIVE} AND {NEEDED} IN (
-        SELECT r.name FROM ({_NEEDED_NAMES}) AS r(name) WHERE EXISTS (SELECT FROM agents a
-            WHERE a.cluster_id = c.id AND a.runtimes <> '{{}}'
-                AND NOT a.runtimes->'versions' ? r.name))
-)"""  # noqa: S608 - constants
-"""A subquery for the live jobs of a cluster (c) whose runtime some agent lacks, with their nodes."""
 
 _OFFERS = sa.text("""
 SELECT array_agg(n.name ORDER BY n.name) AS nodes, a.runtimes FROM agents a
@@ -61,7 +26,7 @@ GROUP BY a.id ORDER BY a.name
 
 
 def offers_document(offers: AgentOffers) -> dict[str, Any]:
-    """Return the stored form of what an agent offers."""
+    """Return the stored form of an agent's offers."""
     if not offers.runtimes:
         return {}
     return {
@@ -72,7 +37,10 @@ def offers_document(offers: AgentOffers) -> dict[str, Any]:
 
 
 def stored_offers(document: dict[str, Any] | None) -> AgentOffers:
-    """Return what ``offers_document`` has stored. A node without an agent has no document (None)."""
+    """Return the offers in a document of ``offers_document``.
+
+    It is None for a node without an agent.
+    """
     if not document:
         return NO_OFFERS
     versions, problems = document["versions"], document["problems"]
@@ -90,7 +58,7 @@ def find_lacks(
 ) -> dict[str, RuntimeLack]:
     """Return the ``runtimes`` that no node with an agent offers, by name.
 
-    If an agent does not say what it offers, there are none.
+    The result is empty if an agent lists no runtimes: it may offer all.
     """
     rows = connection.execute(_OFFERS, {"cluster": cluster, "silence_s": silence_s}).all()
     if not all(row.runtimes for row in rows):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, NamedTuple
+from typing import ClassVar, Final
 
 import numpy as np
 
-from tessera.formulation.runtime_offers import NodeOffers, RuntimeLack, describe_lack
+from tessera.formulation.runtime_offers import RuntimeLack
 from tessera.formulation.selectors import Requirement, stored_selector
 from tessera.formulation.tables import Bools, Ints, Table, usual
 
@@ -48,18 +48,18 @@ class AllowedTypes(Table):
 class Selectors(Table):
     """The distinct selectors of jobs (``formulation.selectors``), each with a runtime.
 
-    ``runtime`` is the one that nodes must offer, or "" if all nodes offer that of the jobs. ``why``
-    and ``others`` are those of its ``RuntimeLack``.
+    Nodes must offer ``runtime``, unless it is "". ``cause`` and ``alternatives`` are from its
+    ``RuntimeLack``.
     """
 
     INDEX: ClassVar[str] = "selectors"
     text: tuple[str, ...]
     runtime: tuple[str, ...] = usual("")
-    why: tuple[str, ...] = usual("")
-    others: tuple[str, ...] = usual("")
+    cause: tuple[str, ...] = usual("")
+    alternatives: tuple[str, ...] = usual("")
 
     def in_words(self, selector: int) -> str:
-        """Return what nodes must have, e.g. ``zone=a and the runtime jax``."""
+        """Return the properties that nodes need, e.g. ``zone=a and the runtime jax``."""
         runtime = self.runtime[selector]
         needs = self.text[selector], f"the runtime {runtime}" if runtime else ""
         return " and ".join(filter(None, needs))
@@ -67,12 +67,12 @@ class Selectors(Table):
     def without_labels(self, selector: int) -> int:
         """Return the selector with the same runtime and no requirement on labels, or -1."""
         rows = list(zip(self.text, self.runtime, strict=True))
-        wanted = ("", self.runtime[selector]) if selector >= 0 else None
-        return rows.index(wanted) if wanted in rows else -1
+        target = ("", self.runtime[selector]) if selector >= 0 else None
+        return rows.index(target) if target in rows else -1
 
     def lack_of(self, selector: int) -> RuntimeLack:
-        """Return what is known of the selector's runtime."""
-        names = ("runtime", "why", "others")
+        """Return the reasons why nodes lack the selector's runtime."""
+        names = ("runtime", "cause", "alternatives")
         return RuntimeLack(**{name: getattr(self, name)[selector] for name in names})
 
 
@@ -130,71 +130,6 @@ def tabulate_selectors(
         for name, column in texts.items()
     }
     return selectors, unmatched, columns
-
-
-class RuntimeNeed(NamedTuple):
-    """A job that needs a runtime which some nodes lack, with the nodes that hold it now."""
-
-    job: int  # index into Snapshot.jobs
-    runtime: str
-    held: tuple[int, ...]  # indices into Snapshot.nodes
-
-
-def require_runtimes(
-    selectors: Selectors,
-    unmatched: UnmatchedNodes,
-    required: Ints,
-    needs: Sequence[RuntimeNeed],
-    offers: Sequence[NodeOffers],
-    nodes: Mapping[str, int],
-) -> tuple[Selectors, UnmatchedNodes, Ints]:
-    """Return selectors by which nodes must also offer the runtimes that jobs need.
-
-    ``required`` is the selector of each job, int64[jobs]; the last result replaces it. ``offers`` are
-    those of nodes that lack some runtime, and ``nodes`` the indices of all nodes. A job that runs is
-    not moved because its node lacks its runtime now.
-    """
-    lacks = {
-        runtime: {nodes[name] for o in offers if runtime not in o.versions for name in o.nodes}
-        for runtime in sorted({need.runtime for need in needs})
-    }
-    matches = unmatched.matches(len(selectors), len(nodes))
-    # Each selector is an earlier one, or -1, with a runtime and the nodes that may lack it.
-    alone = [(-1, runtime, frozenset[int]()) for runtime in lacks]
-    own = [
-        (int(required[need.job]), need.runtime, lacks[need.runtime].intersection(need.held))
-        for need in needs
-    ]
-    keys = [*alone, *((before, runtime, frozenset(held)) for before, runtime, held in own)]
-    rows = {key: len(selectors) + i for i, key in enumerate(dict.fromkeys(keys))}
-    required = np.array(required)
-    for need, key in zip(needs, keys[len(alone) :], strict=True):
-        required[need.job] = rows[key]
-    pairs = [
-        (row, node)
-        for (before, runtime, held), row in rows.items()
-        for node in range(len(nodes))
-        if (node in lacks[runtime] and node not in held)
-        or (before >= 0 and not matches[before, node])
-    ]
-    selector, node = (np.array(column, np.int64) for column in zip(*pairs, strict=True))
-    found = {runtime: describe_lack(runtime, offers) for runtime in lacks}
-    added = [found[runtime] for _, runtime, _ in rows]
-    blank = ("",) * len(selectors)
-    texts = ("" if before < 0 else selectors.text[before] for before, _, _ in rows)
-    return (
-        Selectors(
-            text=(*selectors.text, *texts),
-            runtime=(*blank, *(lack.runtime for lack in added)),
-            why=(*blank, *(lack.why for lack in added)),
-            others=(*blank, *(lack.others for lack in added)),
-        ),
-        UnmatchedNodes(
-            selector=np.append(unmatched.selector, selector),
-            node=np.append(unmatched.node, node),
-        ),
-        required,
-    )
 
 
 class _LabelValues:

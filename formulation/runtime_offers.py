@@ -35,7 +35,7 @@ class RuntimeOffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentOffers:
-    """The runtimes of an agent, and its tools. Without runtimes, the agent does not say what it has."""
+    """The runtimes and tools of an agent. One that lists no runtime may be able to start all."""
 
     runtimes: tuple[RuntimeOffer, ...] = ()
     tools: tuple[str, ...] = ()
@@ -54,22 +54,28 @@ class NodeOffers(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeLack:
-    """A runtime that some nodes do not offer: why not, and what other runtimes nodes offer."""
+    """A runtime that some nodes do not offer.
+
+    ``cause`` says why, with the nodes. ``alternatives`` are the runtimes for programs that nodes
+    offer, or "".
+    """
 
     runtime: str
-    why: str
-    others: str = ""  # "" if nodes offer none that trains
+    cause: str
+    alternatives: str = ""
 
     @property
     def message(self) -> str:
         """Return the sentence for a job that no node can start."""
-        return f"no node offers the runtime {self.runtime}: {self.why}"
+        return f"no node offers the runtime {self.runtime}: {self.cause}"
 
     @property
     def next_step(self) -> str:
-        """Return what would do."""
-        other = f", or submit the job with a runtime that nodes offer: {self.others}"
-        return f"install what {self.runtime} needs there{other if self.others else ''}"
+        """Return the changes that would do."""
+        step = f"install on these nodes the framework of {self.runtime}"
+        if not self.alternatives:
+            return step
+        return f"{step}, or submit the job with a runtime that nodes offer: {self.alternatives}"
 
 
 def needed_runtime(runtime: str, variables: Collection[str]) -> str:
@@ -77,27 +83,29 @@ def needed_runtime(runtime: str, variables: Collection[str]) -> str:
 
     A job that brings its own Python packages needs only an agent that runs programs.
     """
-    brings = RUNTIMES[runtime].trains and not set(OWN_PYTHON_VARIABLES).isdisjoint(variables)
-    return COMMAND if brings else runtime
+    has_own = not set(OWN_PYTHON_VARIABLES).isdisjoint(variables)
+    return COMMAND if has_own and RUNTIMES[runtime].trains else runtime
 
 
 def describe_lack(runtime: str, offers: Iterable[NodeOffers]) -> RuntimeLack:
-    """Return what is known of a runtime that some of these nodes lack."""
+    """Return the causes for which some of these nodes lack a runtime, and the alternatives."""
     nodes_of: dict[str, list[str]] = {}
-    others: dict[str, None] = {}
+    alternatives = set[str]()
     for nodes, versions, problems in offers:
-        for name in versions:
-            if name in RUNTIMES and RUNTIMES[name].trains:
-                others[str(RuntimeOffer(runtime=name, version=versions[name]))] = None
+        alternatives |= {
+            str(RuntimeOffer(runtime=name, version=version))
+            for name, version in versions.items()
+            if name in RUNTIMES and RUNTIMES[name].trains
+        }
         if runtime not in versions:
             nodes_of.setdefault(problems.get(runtime, UNKNOWN_RUNTIME), []).extend(nodes)
-    why = "; ".join(f"{problem} ({_name_some(nodes)})" for problem, nodes in nodes_of.items())
-    return RuntimeLack(runtime=runtime, why=why, others=", ".join(sorted(others)))
+    causes = (f"{problem} ({_name_some(nodes)})" for problem, nodes in nodes_of.items())
+    return RuntimeLack(
+        runtime=runtime, cause="; ".join(causes), alternatives=", ".join(sorted(alternatives))
+    )
 
 
 def _name_some(nodes: Collection[str]) -> str:
     names = sorted(nodes)
-    more = len(names) - MAX_NODES_NAMED
-    if more <= 0:
-        return ", ".join(names)
-    return f"{', '.join(names[:MAX_NODES_NAMED])} and {more} more"
+    text, unnamed_nodes = ", ".join(names[:MAX_NODES_NAMED]), len(names) - MAX_NODES_NAMED
+    return f"{text} and {unnamed_nodes} more" if unnamed_nodes > 0 else text

@@ -10,21 +10,18 @@ import sqlalchemy as sa
 
 from tessera.db.failed_starts import AVOIDS
 from tessera.db.rows import json_rows
-from tessera.db.runtime_offers import LACKED_NEEDS, LACKING_AGENTS
 from tessera.db.snapshot.keys import Keys, split_ints
+from tessera.db.snapshot.runtime_needs import RUNTIME_TABLES, read_runtime_needs
 from tessera.db.tables import LIVE
 from tessera.formulation.permissions import (
     NO_SELECTORS,
     NO_UNMATCHED_NODES,
     AllowedTypes,
     Avoids,
-    RuntimeNeed,
     Selectors,
     UnmatchedNodes,
-    require_runtimes,
     tabulate_selectors,
 )
-from tessera.formulation.runtime_offers import NodeOffers
 from tessera.formulation.snapshot import Jobs
 
 _AVOIDS: Final = f"""(
@@ -49,9 +46,7 @@ TABLES: Final = {
         " AND (j.node_selector <> '' OR j.preferred_labels <> '')",
         "j.id",
     ),
-    "lacking_agents": LACKING_AGENTS,
-    "lacked_needs": LACKED_NEEDS,
-}
+} | RUNTIME_TABLES
 """Subqueries for the tables of a cluster (c)."""
 
 
@@ -72,17 +67,10 @@ def read_permissions(row: sa.Row[Any], keys: Keys, jobs: Jobs) -> PermissionFact
     """
     avoiding, avoided = split_ints(row.avoids, 2)
     allowing, allowed = split_ints(row.allowed_types, 2)
-    jobs, selectors, unmatched = _with_selectors(row, keys, jobs)
-    if row.lacked_needs:
-        selectors, unmatched, required = require_runtimes(
-            selectors,
-            unmatched,
-            jobs.required_selector,
-            _runtime_needs(row, keys),
-            [NodeOffers(tuple(nodes), *known) for nodes, *known in row.lacking_agents],
-            {node[1]: index for index, node in enumerate(row.nodes)},
-        )
-        jobs = replace(jobs, required_selector=required)
+    selection = _with_selectors(row, keys, jobs)
+    if row.needs:
+        selection = read_runtime_needs(row, keys).add_to(*selection)
+    jobs, selectors, unmatched = selection
     return {
         "jobs": jobs,
         "avoids": Avoids(job=keys.jobs.of(avoiding), node=keys.nodes.of(avoided)),
@@ -90,14 +78,6 @@ def read_permissions(row: sa.Row[Any], keys: Keys, jobs: Jobs) -> PermissionFact
         "selectors": selectors,
         "unmatched_nodes": unmatched,
     }
-
-
-def _runtime_needs(row: sa.Row[Any], keys: Keys) -> list[RuntimeNeed]:
-    """Return the jobs whose runtime some nodes lack."""
-    own, runtimes, held = zip(*row.lacked_needs, strict=True)
-    jobs = keys.jobs.of(np.array(own, np.int64)).tolist()
-    nodes = [tuple(keys.nodes.of(np.array(ids, np.int64)).tolist()) for ids in held]
-    return [RuntimeNeed(*need) for need in zip(jobs, runtimes, nodes, strict=True)]
 
 
 def _with_selectors(

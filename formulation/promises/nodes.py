@@ -174,11 +174,15 @@ def _missing_runtime(snapshot: Snapshot, job: int, kinds: Ints, gpus: Ints) -> R
     if offering.any():
         message = (
             f"the job needs at least {int(gpus.min())} GPUs, and nodes offer its runtime {lack.runtime}"
-            f" on {int(room.sum())}; others do not: {lack.why}"
+            f" on {int(room.sum())}; others do not: {lack.cause}"
         )
     return Reason(
         code=ReasonCode.RUNTIME_MISSING,
         message=message,
         next_step=lack.next_step,
-        evidence=(("runtime", lack.runtime), ("missing", lack.why), ("offered", lack.others)),
+        evidence=(
+            ("runtime", lack.runtime),
+            ("missing", lack.cause),
+            ("offered", lack.alternatives),
+        ),
     )

@@ -1,4 +1,4 @@
-"""What an agent can start: it asks the interpreter of programs which frameworks are installed.
+"""The runtimes that an agent can start, by the frameworks that the interpreter of programs finds.
 
 The interpreter is asked in a process of its own, as the user of programs: an import of a framework
 takes seconds, and only that interpreter finds what programs find.
@@ -104,8 +104,8 @@ class OfferWatch:
     def __init__(self, settings: OfferSettings) -> None:
         self._settings = settings
         self._places: tuple[str, ...] = ()
-        self._seen: tuple[object, ...] = ()
-        self._soon = asyncio.Event()
+        self._states: tuple[object, ...] = ()
+        self._request = asyncio.Event()
         self.offers = NO_OFFERS
 
     def find_problem(self, runtime: str) -> str:
@@ -114,44 +114,43 @@ class OfferWatch:
 
     def check_soon(self) -> None:
         """Look again, although no path has changed: a program could not be started."""
-        self._soon.set()
+        self._request.set()
 
-    def refresh(self, *, forced: bool = True) -> bool:
-        """Ask again if ``forced``, or if a path has changed; return whether the answer has."""
-        seen = self._look()
-        if seen == self._seen and not forced:
+    def refresh(self, *, is_forced: bool = True) -> bool:
+        """Ask again if ``is_forced``, or if a path has changed; return whether the answer has."""
+        if self._read_states() == self._states and not is_forced:
             return False
-        before, self.offers = self.offers, self._find_offers()
-        self._seen = self._look()
-        return self.offers != before
+        last_offers, self.offers = self.offers, self._find_offers()
+        self._states = self._read_states()
+        return self.offers != last_offers
 
-    async def watch(self, changed: Callable[[AgentOffers], object]) -> None:
-        """Call ``changed`` whenever the offers change; never return."""
+    async def watch(self, notify: Callable[[AgentOffers], object]) -> None:
+        """Call ``notify`` whenever the offers change; never return."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CHECK_S):
-                    await self._soon.wait()
-            forced = self._soon.is_set()
-            self._soon.clear()
-            if await asyncio.to_thread(self.refresh, forced=forced):
+                    await self._request.wait()
+            is_forced = self._request.is_set()
+            self._request.clear()
+            if await asyncio.to_thread(self.refresh, is_forced=is_forced):
                 runtimes = ", ".join(map(str, self.offers.runtimes))
                 log.info(
                     "this agent can start other runtimes than before",
                     extra={"event": "runtimes_changed", "runtimes": runtimes},
                 )
-                changed(self.offers)
+                notify(self.offers)
 
-    def _look(self) -> tuple[object, ...]:
-        """Return what changes when something is installed or removed. No process is started."""
-        programs = [self._which(name) for name in (self._settings.python, *CONTAINER_TOOLS)]
+    def _read_states(self) -> tuple[object, ...]:
+        """Return values that change when something is installed or removed. No process is started."""
+        programs = [self._find_program(name) for name in (self._settings.python, *CONTAINER_TOOLS)]
         return tuple((path, _state_of(path)) for path in (*programs, *self._places))
 
-    def _which(self, program: str) -> str:
+    def _find_program(self, program: str) -> str:
         """Return the path of a program, or ""."""
         return shutil.which(program, path=self._settings.environment.get("PATH")) or ""
 
     def _find_offers(self) -> AgentOffers:
-        problem, silence, where = self._settings.refusal, "", ""
+        problem, silence, place = self._settings.refusal, "", ""
         modules, tools = dict[str, str](), list[str]()
         try:
             user = self._find_user()
@@ -162,33 +161,33 @@ class OfferWatch:
         except _NoAnswer as error:
             silence = str(error)
         else:
-            modules, where = dict(answer.modules), f" in {answer.executable}"
+            modules, place = dict(answer.modules), f" in {answer.executable}"
             self._places = answer.places
             tools.insert(0, f"Python {answer.python} ({answer.executable})")
         runtimes = []
         for name, runtime in RUNTIMES.items():
             module = FRAMEWORKS.get(name, "")
-            why = problem if runtime.trains else ""
+            obstacle = problem if runtime.trains else ""
             if module and module not in modules:
-                why = why or silence or f"no module {module}{where}"
-            version = "" if why or not module else f"{module} {modules[module]}".rstrip()
-            runtimes.append(RuntimeOffer(runtime=name, version=version, problem=why))
+                obstacle = obstacle or silence or f"no module {module}{place}"
+            version = "" if obstacle or not module else f"{module} {modules[module]}".rstrip()
+            runtimes.append(RuntimeOffer(runtime=name, version=version, problem=obstacle))
         return AgentOffers(runtimes=tuple(runtimes), tools=tuple(filter(None, tools)))
 
     def _find_user(self) -> ProgramUser:
         """Return the user of programs, the first of those that jobs may name if there is no other.
 
         Raises:
-            UnsuitableNode: there is none.
+            UnsuitableNode: there is no such user.
         """
-        rule, own = self._settings.users, os.geteuid()
-        if own == 0 and not rule.default and rule.allowed:
+        rule, uid = self._settings.users, os.geteuid()
+        if uid == 0 and not rule.default and rule.allowed:
             return find_user(rule.allowed[0])
-        return rule.choose("", own)
+        return rule.choose("", uid)
 
     def _ask(self, user: ProgramUser) -> _ModuleAnswer:
         """Ask the interpreter for its modules. Raises _NoAnswer."""
-        python = self._which(self._settings.python)
+        python = self._find_program(self._settings.python)
         if not python:
             raise _NoAnswer(f"there is no {self._settings.python} for programs; see --python")
         text = self._run((python, "-c", _QUESTION, *dict.fromkeys(FRAMEWORKS.values())), user)
@@ -205,7 +204,7 @@ class OfferWatch:
 
     def _describe_tool(self, tool: str, user: ProgramUser) -> str:
         """Return a tool with its version, or "" if it is not there or does not answer."""
-        path = self._which(tool)
+        path = self._find_program(tool)
         if not path:
             return ""
         try:
@@ -221,7 +220,7 @@ class OfferWatch:
         if user.uid != os.geteuid():
             switch = {"user": user.uid, "group": user.gid, "extra_groups": user.groups}
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 words,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -233,7 +232,7 @@ class OfferWatch:
             )
         except (OSError, subprocess.SubprocessError) as error:
             raise _NoAnswer(f"{words[0]} does not run: {error}"[:MAX_TEXT_CHARS]) from error
-        return str(done.stdout[:MAX_ANSWER_BYTES], errors="replace")
+        return str(process.stdout[:MAX_ANSWER_BYTES], errors="replace")
 
 
 class _NoAnswer(Exception):
@@ -241,7 +240,7 @@ class _NoAnswer(Exception):
 
 
 def add_offers(hello: pb.Hello, offers: AgentOffers) -> pb.Hello:
-    """Return an agent's hello with what it offers."""
+    """Return an agent's hello with its offers."""
     message = pb.Hello()
     message.CopyFrom(hello)
     del message.runtimes[:], message.tools[:]
@@ -254,7 +253,7 @@ def add_offers(hello: pb.Hello, offers: AgentOffers) -> pb.Hello:
 
 
 def _state_of(path: str) -> tuple[int, ...]:
-    """Return what identifies a file or a folder with its entries, () without one."""
+    """Return values that identify a file, or a folder with its entries; () without one."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):

@@ -116,7 +116,7 @@ def log_limits(options: argparse.Namespace) -> LogLimits:
 
 
 def offer_settings(options: argparse.Namespace, servers: Sequence[str]) -> OfferSettings:
-    """Return what decides which runtimes the agent can start."""
+    """Return the settings that decide which runtimes the agent can start."""
     return OfferSettings(
         python=options.python,
         environment=dict(os.environ),
