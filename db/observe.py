@@ -51,7 +51,7 @@ SELECT l.job_id, l.generation AS of_generation, l.node_id, n.name AS node,
     j.iterations_done, max(t.generation) AS traffic_of, j.runtime, j.cell_gpus,
     {UNTIL_EXIT} AS until_exit,
     coalesce(clock_timestamp() - j.ran_at >= make_interval(secs => {RAN_WELL_S}), false) OR EXISTS (
-        SELECT FROM trainings r WHERE r.job_id = j.id AND r.restart_generation = j.generation
+        SELECT FROM measurements m WHERE m.job_id = j.id AND m.generation = j.generation
     ) AS has_trained,
     EXISTS (SELECT FROM failed_starts f WHERE f.job_id = j.id) OR EXISTS (
         SELECT FROM allocations a JOIN nodes m ON m.id = a.node_id
