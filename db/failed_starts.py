@@ -80,7 +80,7 @@ WITH own AS (
 UPDATE nodes n SET failed_starts = n.failed_starts + c.starts
 FROM (SELECT o.node_id, count(*) AS starts FROM own o
     WHERE NOT o.counted AND NOT EXISTS (SELECT FROM allocations l
-        WHERE l.job_id = o.job_id AND l.node_id = o.node_id AND l.hold = 'held')
+        WHERE l.job_id = o.job_id AND l.node_id = o.node_id AND l.hold <> 'reserved')
     GROUP BY o.node_id) AS c
 WHERE n.id = c.node_id RETURNING n.id
 """)
@@ -96,7 +96,7 @@ WHERE (n.failed_starts > 0 OR n.drained_by = :drained_by)
 """
 
 _CLEAR_OF_JOBS = sa.text(f"""{_CLEAR} AND n.id IN (
-    SELECT l.node_id FROM allocations l WHERE l.job_id = ANY(:jobs) AND l.hold = 'held')
+    SELECT l.node_id FROM allocations l WHERE l.job_id = ANY(:jobs) AND l.hold <> 'reserved')
 """)  # noqa: S608 - a constant
 
 _CLEAR_NAMED = sa.text(f"{_CLEAR} AND n.cluster_id = :cluster AND n.name = ANY(:names)")

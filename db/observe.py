@@ -55,7 +55,7 @@ SELECT l.job_id, l.generation AS of_generation, l.node_id, n.name AS node,
     ) AS has_trained,
     EXISTS (SELECT FROM failed_starts f WHERE f.job_id = j.id) OR EXISTS (
         SELECT FROM allocations a JOIN nodes m ON m.id = a.node_id
-        WHERE a.job_id = j.id AND a.hold = 'held' AND m.failed_starts > 0) AS has_failed,
+        WHERE a.job_id = j.id AND a.hold <> 'reserved' AND m.failed_starts > 0) AS has_failed,
     EXISTS (SELECT FROM allocations w WHERE w.job_id = j.id AND w.hold = 'reserved') AS waits
 FROM nodes n JOIN allocations l ON l.node_id = n.id JOIN jobs j ON j.id = l.job_id
 LEFT JOIN measured_traffic t ON t.job_id = l.job_id AND t.node_id = l.node_id

@@ -70,14 +70,14 @@ NODE_COLUMNS: Final[Sequence[Column[clusters_pb2.Node]]] = (
     Column("CPUS", lambda n: _cpus(n), right=True),
     Column("HOST MEMORY", lambda n: _host_memory(n), right=True),
     Column("RACK", lambda n: n.rack),
-    Column("RUNTIMES", lambda n: _runtimes(n, offered=True)),
+    Column("RUNTIMES", lambda n: _runtimes(n)),
     Column(
         "LABELS",
         lambda n: ", ".join(f"{k}={v}" for k, v in sorted(labels_of(n).items())),
         wide=True,
     ),
     Column("JOBS", lambda n: ", ".join(short_name(j) for j in n.jobs)),
-    Column("MISSING RUNTIMES", lambda n: _runtimes(n, offered=False), wide=True),
+    Column("MISSING RUNTIMES", lambda n: _runtimes(n, is_missing=True), wide=True),
     Column("TOOLS", lambda n: ", ".join(n.tools), wide=True),
     Column("LAST REPORT", lambda n: _last_report(n.silent_s), wide=True, right=True),
     Column("DRAINED BY", lambda n: n.drained_by, wide=True),
@@ -223,12 +223,12 @@ def _host_memory(node: clusters_pb2.Node) -> str:
     return NOT_STATED
 
 
-def _runtimes(node: clusters_pb2.Node, *, offered: bool) -> str:
+def _runtimes(node: clusters_pb2.Node, *, is_missing: bool = False) -> str:
     """Return the runtimes for programs that the node offers, with versions, or those that it lacks."""
     return "; ".join(
         f"{offer.runtime} ({detail})" if detail else offer.runtime
         for offer in node.runtimes
-        if offer.runtime not in NOT_FOR_PROGRAMS and bool(offer.problem) is not offered
+        if offer.runtime not in NOT_FOR_PROGRAMS and bool(offer.problem) is is_missing
         for detail in (offer.problem or offer.version,)
     )
 

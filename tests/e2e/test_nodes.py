@@ -240,9 +240,9 @@ def test_a_job_runs_where_its_framework_is_and_one_that_is_installed_later_is_no
         install(tmp_path / "n1", "jax", "0.10.2")
         running = until(lambda: lab.jobs(jobs_pb2.RUNNING), "a job has the GPU of n1")
         assert [nodes_of(job) for job in running] == [{"n1"}]
-        shown = {o.runtime: o.version or o.problem for o in lab.nodes()["n1"].runtimes}
-        assert shown["jax"] == "jax 0.10.2"
-        assert shown["alpa"].startswith("no module alpa in ")
+        offers = {o.runtime: o.version or o.problem for o in lab.nodes()["n1"].runtimes}
+        assert offers["jax"] == "jax 0.10.2"
+        assert offers["alpa"].startswith("no module alpa in ")
         shutil.rmtree(tmp_path / "n1" / "site" / "jax")
         until(
             lambda: any(o.problem for o in lab.nodes()["n1"].runtimes if o.runtime == "jax"),

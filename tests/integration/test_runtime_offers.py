@@ -42,7 +42,7 @@ def store(database: Database) -> PostgresStore:
 def offer(
     store: PostgresStore, node: str, versions: Mapping[str, str], problem: str = NO_JAX
 ) -> None:
-    """Let the agent of a node register with these runtimes, and say what is wrong with JAX."""
+    """Let the agent of a node register with these runtimes, and say why JAX is missing."""
     runtimes = [RuntimeOffer(runtime=r, version=v) for r, v in versions.items()]
     if JAX not in versions:
         runtimes.append(RuntimeOffer(runtime=JAX, problem=problem))
@@ -77,10 +77,10 @@ def test_a_job_runs_only_on_nodes_that_offer_its_runtime(store: PostgresStore) -
     assert permitted_nodes(snapshot, "plain") == [A0, A1]
     assert snapshot.selectors.in_words(0) == "the runtime jax"
     schedule(store)
-    started = [job(store, f"j{k}") for k in range(5)]
-    nodes = [n for one in started if one.allocation for n, _ in one.allocation.shares]
+    records = [job(store, f"j{k}") for k in range(5)]
+    nodes = [n for record in records if record.allocation for n, _ in record.allocation.shares]
     assert nodes == [A1] * 4
-    (waiting,) = (one for one in started if one.allocation is None)
+    (waiting,) = (record for record in records if record.allocation is None)
     assert waiting.reason is not None
     assert waiting.reason.code is not ReasonCode.RUNTIME_MISSING
     allocation = job(store, "plain").allocation
@@ -101,17 +101,17 @@ def test_a_selector_and_a_runtime_count_together_and_labels_may_be_dropped(
     offer(store, A1, WITH_JAX)
     snapshot = store.snapshot(C)
     assert permitted_nodes(snapshot, "both") == []
-    own = int(snapshot.jobs.required_selector[snapshot.jobs.name.index("both")])
-    assert snapshot.selectors.in_words(own) == "zone=a and the runtime jax"
+    index = snapshot.jobs.name.index("both")
+    selector = int(snapshot.jobs.required_selector[index])
+    assert snapshot.selectors.in_words(selector) == "zone=a and the runtime jax"
     schedule(store)
     reason = job(store, "both").reason
     assert reason is not None
     assert reason.code is ReasonCode.PINS_CONTRADICT
     assert "runs only on nodes with zone=a and the runtime jax" in reason.message
     changes = [Change(kind=ChangeKind.ANY_LABELS)]
-    at = snapshot.jobs.name.index("both")
-    changed, _ = apply_changes(snapshot, RoundOptions(), at, changes)
-    assert permitted_nodes(changed, "both") == [A1]
+    freed_snapshot, _ = apply_changes(snapshot, RoundOptions(), index, changes)
+    assert permitted_nodes(freed_snapshot, "both") == [A1]
 
 
 def test_a_job_whose_runtime_no_node_offers_waits_and_says_what_would_do(
@@ -157,8 +157,8 @@ def test_too_few_gpus_with_the_runtime_are_named(store: PostgresStore) -> None:
 def test_a_job_that_brings_its_own_packages_needs_an_agent_that_runs_programs(
     store: PostgresStore,
 ) -> None:
-    own = LaunchSpec(runtime=JAX, environment={"PYTHONPATH": "/opt/jax"})
-    submit(store, a_jax_job("own", launch=own))
+    launch = LaunchSpec(runtime=JAX, environment={"PYTHONPATH": "/opt/jax"})
+    submit(store, a_jax_job("own", launch=launch))
     offer(store, A0, WITHOUT_JAX)
     offer(store, A1, {REPLAY: ""}, "runs no programs")
     assert permitted_nodes(store.snapshot(C), "own") == [A0]
@@ -200,8 +200,8 @@ async def test_submissions_warn_and_nodes_show_what_they_offer(database: Databas
         command = {"launch": launch_pb2.Launch(runtime=COMMAND), "command": ["train.py"]}
         assert not (await a.jobs.SubmitJob(a_submit("k", **command))).warnings
         request = clusters_pb2.GetNodeRequest(name="clusters/c/nodes/n1")
-        shown = (await a.clusters.GetNode(request)).runtimes
-        assert [(o.runtime, o.version, o.problem) for o in shown] == [
+        offers = (await a.clusters.GetNode(request)).runtimes
+        assert [(o.runtime, o.version, o.problem) for o in offers] == [
             (COMMAND, "", ""),
             (JAX, "", NO_JAX),
         ]

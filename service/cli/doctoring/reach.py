@@ -313,14 +313,14 @@ def _check_faults(nodes: Sequence[clusters_pb2.Node]) -> Check:
 
 def _check_drains(nodes: Sequence[clusters_pb2.Node]) -> Check:
     """Check that no node is drained, e.g. because programs could not be started there."""
-    drained = [node for node in nodes if node.state == clusters_pb2.Node.DRAINING]
-    if not drained:
+    drains = [node for node in nodes if node.state == clusters_pb2.Node.DRAINING]
+    if not drains:
         return Check(name="drains", result=CheckResult.OK, found="no node is drained")
-    node = drained[0]
+    node = drains[0]
     return Check(
         name="drains",
         result=CheckResult.WARN,
-        found=f"{count_noun(len(drained), 'node')} drained: {_some_names(drained)}; {short_name(node.name)}"
+        found=f"{count_noun(len(drains), 'node')} drained: {_some_names(drains)}; {short_name(node.name)}"
         f" by {node.drained_by or 'an operator'}: {node.drain_reason or 'no reason was given'}",
         advice="see `tessera nodes -o wide`; `tessera undrain NODE` lets rounds use a node again",
     )
@@ -337,9 +337,9 @@ def _check_runtimes(nodes: Sequence[clusters_pb2.Node]) -> Check:
         )
     texts = []
     for runtime in sorted({offer.runtime for offer in offers} - set(NOT_FOR_PROGRAMS)):
-        own = [offer for offer in offers if offer.runtime == runtime]
-        versions = [offer.version for offer in own if not offer.problem]
-        details = ", ".join(sorted(set(filter(None, versions)))) or own[0].problem
+        answers = [offer for offer in offers if offer.runtime == runtime]
+        versions = [offer.version for offer in answers if not offer.problem]
+        details = ", ".join(sorted(set(filter(None, versions)))) or answers[0].problem
         number = f"on {count_noun(len(versions), 'node')}" if versions else "on no node"
         texts.append(f"{runtime} {number}{f' ({details})' if details else ''}")
     return Check(

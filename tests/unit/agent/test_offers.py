@@ -104,8 +104,8 @@ def test_a_gang_is_refused_unless_its_runtime_is_offered_or_it_brings_its_packag
     chooser = RuntimeChooser(dict.fromkeys((JAX, REPLAY), ReplayRuntime()), REPLAY, watch)
     with pytest.raises(UnsuitableNode, match="jax cannot be started here: no module jax in"):
         chooser.require_offered(a_gang(runtime=JAX))
-    own = LaunchSpec(environment={"PYTHONPATH": "/opt/jax"})
-    chooser.require_offered(a_gang(runtime=JAX, launch=own))
+    launch = LaunchSpec(environment={"PYTHONPATH": "/opt/jax"})
+    chooser.require_offered(a_gang(runtime=JAX, launch=launch))
     chooser.require_offered(a_gang(runtime=REPLAY))
 
 
