@@ -233,7 +233,8 @@ def _fits_nowhere(snapshot: Snapshot, workload: int) -> Reason:
         return Reason(
             code=ReasonCode.NODES_AWAY,
             message=f"the nodes that could run the job are draining or silent; it needs {needs}",
-            next_step="start the agents of those nodes, or undrain them",
+            next_step="start the agents of those nodes, or undrain them; `tessera nodes -o wide` says why"
+            " they were drained",
             evidence=(("needs", needs),),
         )
     return Reason(
