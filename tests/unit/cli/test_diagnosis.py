@@ -78,7 +78,7 @@ def test_drains_and_the_runtimes_of_nodes_are_shown() -> None:
     plain = a_silent_node("n0", 1.0)
     assert reach._check_drains([plain]).result is OK
     assert reach._check_runtimes([plain]).result is CheckResult.SKIPPED
-    drained = a_shown_node(
+    unfit_node = a_shown_node(
         "n1",
         state=clusters_pb2.Node.DRAINING,
         drained_by="failed starts",
@@ -88,16 +88,16 @@ def test_drains_and_the_runtimes_of_nodes_are_shown() -> None:
             offer("alpa", problem="no module alpa in /usr/bin/python3"),
         ],
     )
-    check = reach._check_drains([plain, drained])
+    check = reach._check_drains([plain, unfit_node])
     assert (check.result, check.found) == (
         WARN,
         "1 node drained: n1; n1 by failed starts: 3 starts in a row failed",
     )
-    assert reach._check_runtimes([plain, drained]).found == (
+    assert reach._check_runtimes([plain, unfit_node]).found == (
         "alpa on no node (no module alpa in /usr/bin/python3); command on 1 node; jax on 1 node (jax"
         " 0.10.2)"
     )
-    cells = {column.title: column.value(drained) for column in NODE_COLUMNS}
+    cells = {column.title: column.value(unfit_node) for column in NODE_COLUMNS}
     assert cells["RUNTIMES"] == "command; jax (jax 0.10.2)"
     assert cells["MISSING RUNTIMES"] == "alpa (no module alpa in /usr/bin/python3)"
 
