@@ -20,7 +20,7 @@ from tessera.formulation.runtime_offers import AgentOffers, RuntimeOffer
 from tessera.formulation.runtimes import COMMAND, JAX, REPLAY
 from tessera.formulation.snapshot import Snapshot
 from tessera.solvers.rounds.options import RoundOptions
-from tessera.v1 import clusters_pb2, launch_pb2
+from tessera.v1 import clusters_pb2, jobs_pb2, launch_pb2
 from tests.support import api as calls
 from tests.support.api import a_submit
 from tests.support.decided_rounds import schedule
@@ -205,3 +205,18 @@ async def test_submissions_warn_and_nodes_show_what_they_offer(database: Databas
             (COMMAND, "", ""),
             (JAX, "", NO_JAX),
         ]
+
+
+async def test_an_explanation_says_why_the_nodes_of_a_job_are_drained(database: Database) -> None:
+    store = PostgresStore(database, lease_s=3600.0)
+    async with calls.api_with_agent(store) as a:
+        nodes = ["clusters/c/nodes/n1", "clusters/c/nodes/n2"]
+        request = clusters_pb2.DrainNodesRequest(
+            parent="clusters/c", names=nodes, reason="new disks", drained_by="ana"
+        )
+        await a.clusters.DrainNodes(request)
+        await a.jobs.SubmitJob(a_submit("j"))
+        answer = await a.jobs.ExplainJob(jobs_pb2.ExplainJobRequest(name="clusters/c/jobs/j"))
+        reason = answer.reason
+        assert reason.code == ReasonCode.NODES_AWAY
+        assert reason.evidence["drains"] == "n1 by ana: new disks; n2 by ana: new disks"
