@@ -40,8 +40,10 @@ CONTAINER_TOOLS: Final = ("docker", "podman", "apptainer", "enroot")
 CHECK_S: Final = 5.0
 """Seconds between two looks at whether something was installed or removed."""
 
-ANSWER_S: Final = 60.0
-"""Seconds that an interpreter or a tool may take to answer."""
+ANSWER_S: Final = 10.0
+"""Seconds that an interpreter may take to answer. An agent that restarts waits for it, and its lease
+must not end meanwhile.
+"""
 
 MAX_ANSWER_BYTES: Final = 100_000
 MAX_PLACES: Final = 64
@@ -121,7 +123,7 @@ class OfferWatch:
         if self._read_states() == self._states and not is_forced:
             return False
         last_offers, self.offers = self.offers, self._find_offers()
-        self._states = self._read_states()
+        self._states = self._read_states() if self._places else ()  # without an answer, ask again
         return self.offers != last_offers
 
     async def watch(self, notify: Callable[[AgentOffers], object]) -> None:
@@ -151,11 +153,10 @@ class OfferWatch:
 
     def _find_offers(self) -> AgentOffers:
         problem, silence, place = self._settings.refusal, "", ""
-        modules, tools = dict[str, str](), list[str]()
+        modules, tools = dict[str, str](), list(map(self._find_program, CONTAINER_TOOLS))
+        self._places = ()
         try:
-            user = self._find_user()
-            tools += [self._describe_tool(tool, user) for tool in CONTAINER_TOOLS]
-            answer = self._ask(user)
+            answer = self._ask(self._find_user())
         except UnsuitableNode as error:
             problem = problem or error.problem
         except _NoAnswer as error:
@@ -201,16 +202,6 @@ class OfferWatch:
             )
         except (AttributeError, TypeError, ValueError) as error:
             raise _NoAnswer(f"{python} does not say which modules it has") from error
-
-    def _describe_tool(self, tool: str, user: ProgramUser) -> str:
-        """Return a tool with its version, or "" if it is not there or does not answer."""
-        path = self._find_program(tool)
-        if not path:
-            return ""
-        try:
-            return self._run((path, "--version"), user).strip().partition("\n")[0][:MAX_TEXT_CHARS]
-        except _NoAnswer:
-            return ""
 
     def _run(self, words: Sequence[str], user: ProgramUser) -> str:
         """Return the output of a program that runs as ``user``. Raises _NoAnswer."""
