@@ -135,13 +135,15 @@ def _unplaced(snapshot: Snapshot, job: int, shortage: str) -> Reason:
             message=f"GPUs are free, but they are fragmented: {shortage}",
             next_step="allow running jobs to be moved, or accept a smaller GPU count",
         )
-    text = snapshot.selectors.text[selector]
+    text = snapshot.selectors.in_words(selector)
     nodes = np.flatnonzero(snapshot.matching_nodes()[selector] & snapshot.nodes.schedulable)
     return Reason(
         code=ReasonCode.NODES_TAKEN,
         message=f"no nodes with {text} have GPUs free as the job needs them: {shortage}",
         next_step=f"let the job run on more nodes: `tessera update {snapshot.jobs.name[job]}"
-        " --node-selector none`",
+        " --node-selector none`"
+        if snapshot.selectors.text[selector]
+        else snapshot.selectors.lack_of(selector).next_step,
         evidence=(("node selector", text), ("schedulable nodes that match", str(len(nodes)))),
     )
 
@@ -249,7 +251,8 @@ def _fits_nowhere(snapshot: Snapshot, workload: int) -> Reason:
         return Reason(
             code=ReasonCode.NODES_AWAY,
             message=f"the nodes that could run the job are draining or silent; it needs {needs}",
-            next_step="start the agents of those nodes, or undrain them",
+            next_step="start the agents of those nodes, or undrain them; `tessera nodes -o wide` says why"
+            " they were drained",
             evidence=(("needs", needs),),
         )
     return Reason(
