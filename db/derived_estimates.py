@@ -267,8 +267,8 @@ def load_estimation(connection: sa.Connection, cluster: str) -> EstimationInputs
                 has_reason=r.has_reason,
                 limits=tuple(own for own in _limits(r.limits) if not own.allow_every_plan),
                 is_open=not r.limits or not all(own.techniques for own in _limits(r.limits)),
-                without_plan=_cells(r.without_plan),
-                exhausted=_cells(r.exhausted),
+                without_plan=_make_cells(r.without_plan),
+                exhausted=_make_cells(r.exhausted),
                 tunings=tuple((runtime, TuningSpace(space)) for runtime, space in r.tunings),
             )
             for r in connection.execute(_WANTED, of)
@@ -325,7 +325,7 @@ def put_derived_estimates(
 
 
 def add_plans(
-    connection: sa.Connection, cluster: str, planned: Sequence[tuple[Cell, EstimateRecord]]
+    connection: sa.Connection, cluster: str, planned_cells: Sequence[tuple[Cell, EstimateRecord]]
 ) -> int:
     """Give users' estimates that have none an execution plan; return how many got one.
 
@@ -337,7 +337,7 @@ def add_plans(
         NotFound: the cluster. InvalidInput: unknown GPU type.
     """
     key = enter_cluster(connection, cluster)
-    records = [record for _, record in planned]
+    records = [record for _, record in planned_cells]
     types = require_types(connection, key, {r.cell.gpu_type for r in records})
     ids = ensure_workloads(connection, key, {r.workload for r in records})
     lock_workloads(connection, ids.values())
@@ -352,14 +352,14 @@ def add_plans(
             "p": plans[r.cell.plan],
             "v": r.provenance,
             "x": "" if r.traffic is None else r.traffic.to_json(),
-            "was": stated.pipeline_degree,
+            "was": user_cell.pipeline_degree,
         }
-        for stated, r in planned
+        for user_cell, r in planned_cells
     ]
-    added = connection.execute(_ADD_PLANS, {"rows": dump_json(rows)}).rowcount
-    if added:
+    plan_count = connection.execute(_ADD_PLANS, {"rows": dump_json(rows)}).rowcount
+    if plan_count:
         request_round(connection, key, set(ids.values()))
-    return added
+    return plan_count
 
 
 def record_wait_reasons(
@@ -401,9 +401,9 @@ def _models(connection: sa.Connection, cluster: int) -> list[ModelSpec]:
     ]
 
 
-def _cells(stored: Iterable[tuple[str, int, int, str, int]]) -> tuple[Cell, ...]:
+def _make_cells(rows: Iterable[tuple[str, int, int, str, int]]) -> tuple[Cell, ...]:
     return tuple(
-        Cell(gpu_type=t, gpus=g, pipeline_degree=d, plan=p, nodes=n) for t, g, d, p, n in stored
+        Cell(gpu_type=t, gpus=g, pipeline_degree=d, plan=p, nodes=n) for t, g, d, p, n in rows
     )
 
 

@@ -258,9 +258,9 @@ class PostgresWriter:
             self._connection, cluster, estimates, derived_from, tunings
         )
 
-    def add_plans(self, cluster: str, planned: Sequence[tuple[Cell, EstimateRecord]]) -> int:
+    def add_plans(self, cluster: str, planned_cells: Sequence[tuple[Cell, EstimateRecord]]) -> int:
         """Give users' estimates that have none an execution plan."""
-        return derived_estimates.add_plans(self._connection, cluster, planned)
+        return derived_estimates.add_plans(self._connection, cluster, planned_cells)
 
     def add_profiles(
         self,

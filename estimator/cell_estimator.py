@@ -114,9 +114,9 @@ class Estimator:
                 limits=limits,
                 model=model_name(workload),
                 degrees=degrees,
-                exhausted=names,
+                exhausted_digests=names,
                 node=node,
-                cancelled=cancelled,
+                is_cancelled=cancelled,
             )
             best = search(setting)
             prices = _best_prices(best, limits)
@@ -287,7 +287,7 @@ class Estimator:
         return measured
 
     def plan_cell(self, workload: Workload, cell: Cell) -> EstimateRecord | None:
-        """Return the best plan that fits on a Cell, with its own estimate, or None if there is none.
+        """Return the best plan that fits on a Cell, with its own estimate, or None without a plan.
 
         A Cell without nodes is on as few as possible, and its plan is for any. One without a
         pipeline degree has the best one.

@@ -28,20 +28,22 @@ def remark_plans(spec: JobSpec) -> str:
         return ""
     if _can_divide(spec.workload, counts, limits):
         return ""
-    others = [
+    other_runtimes = [
         name
         for name, runtime in RUNTIMES.items()
         if runtime.is_for_users and runtime.trains and name != spec.runtime
         if _can_divide(spec.workload, counts, PlanLimits(runtime=name, techniques=spec.techniques))
     ]
-    batch, on = spec.workload.global_batch, " or ".join(map(str, counts))
-    near = batch - batch % spec.requested_gpus or spec.requested_gpus
-    ways = [f"a batch that the GPUs divide evenly, e.g. {near}"] if batch != near else []
-    ways += [f"the runtime {' or '.join(others)}"] if others else []
+    batch, counts_text = spec.workload.global_batch, " or ".join(map(str, counts))
+    near_batch = batch - batch % spec.requested_gpus or spec.requested_gpus
+    ways = (
+        [f"a batch that the GPUs divide evenly, e.g. {near_batch}"] if batch != near_batch else []
+    )
+    ways += [f"the runtime {' or '.join(other_runtimes)}"] if other_runtimes else []
     ways += ["more techniques"] if limits.techniques else []
     return (
-        f"{limits} can run no plan of {spec.workload.key} on {on} GPUs, so the job will wait; submit it"
-        f" with {', or '.join(ways) or 'another number of GPUs'}"
+        f"{limits} can run no plan of {spec.workload.key} on {counts_text} GPUs, so the job will wait;"
+        f" submit it with {', or '.join(ways) or 'another number of GPUs'}"
     )
 
 

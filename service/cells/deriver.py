@@ -153,7 +153,7 @@ class CellDeriver:
         self, cluster: str, known: EstimationInputs, measurements: tuple[MeasurementRecord, ...]
     ) -> None:
         """Give the Cells that users stated without a plan the best one, if their model is known."""
-        planned = list[tuple[Cell, EstimateRecord]]()
+        planned_cells = list[tuple[Cell, EstimateRecord]]()
         for wanted in known.wanted:
             if not wanted.without_plan:
                 continue
@@ -163,9 +163,9 @@ class CellDeriver:
                 continue
             estimator = self._estimators.estimator(cluster, known, measurements)
             estimator.know(wanted.workload, model)
-            planned += plan_stated_cells(estimator, wanted)
-        if planned:
-            self._store.write(None, lambda writer: _added(writer.add_plans(cluster, planned)))
+            planned_cells += plan_stated_cells(estimator, wanted)
+        if planned_cells:
+            self._store.write(None, lambda writer: _added(writer.add_plans(cluster, planned_cells)))
 
     def _find_tasks(self, this_pass: _EstimationPass) -> list[EstimateTask]:
         """Return the workloads to estimate; record why others cannot be estimated."""

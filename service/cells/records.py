@@ -84,12 +84,12 @@ def plan_stated_cells(
     A Cell without a pipeline degree has the best plan of all, and one without nodes has one for any.
     Those that have no plan that fits are left out.
     """
-    planned = list[tuple[Cell, EstimateRecord]]()
-    for stated in wanted.without_plan:
-        record = estimator.plan_cell(wanted.workload, stated)
+    planned_cells = list[tuple[Cell, EstimateRecord]]()
+    for user_cell in wanted.without_plan:
+        record = estimator.plan_cell(wanted.workload, user_cell)
         if record is not None:
-            planned.append((stated, record))
-    return planned
+            planned_cells.append((user_cell, record))
+    return planned_cells
 
 
 def compute_tunings(

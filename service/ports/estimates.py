@@ -81,7 +81,7 @@ class EstimateWriter(Protocol):
         """
         ...
 
-    def add_plans(self, cluster: str, planned: Sequence[tuple[Cell, EstimateRecord]]) -> int:
+    def add_plans(self, cluster: str, planned_cells: Sequence[tuple[Cell, EstimateRecord]]) -> int:
         """Give users' estimates that have none an execution plan; return how many got one.
 
         Each Cell is as the user stated it, and the record has its plan, provenance and traffic.
