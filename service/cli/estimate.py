@@ -434,8 +434,8 @@ def _records(
 ) -> Iterable[EstimateRecord]:
     work = Workload(model=model.name, params=model.params, global_batch=model.training.global_batch)
     for degree in sorted({*answer.cells, *answer.missed}):
-        plan = answer.cells.get(degree)
-        yield EstimateRecord(
+        price = answer.cells.get(degree)
+        record = EstimateRecord(
             workload=work,
             source=source,
             cell=Cell(
@@ -444,6 +444,7 @@ def _records(
                 pipeline_degree=degree,
                 nodes=answer.shape.nodes,
             ),
-            iter_time_s=math.inf if plan is None else plan.iter_time_s,
+            iter_time_s=math.inf if price is None else price.iter_time_s,
             provenance=provenance,
         )
+        yield record if price is None else record.with_plan(price.plan)

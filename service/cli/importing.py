@@ -345,6 +345,7 @@ def _estimate(record: EstimateRecord) -> estimates_pb2.CellEstimate:
         complete=record.complete,
         cpus=record.cpus,
         host_bytes=record.host_bytes,
+        execution_plan="" if record.plan is None else record.plan.to_json(),
     )
     if math.isfinite(record.iter_time_s):
         message.iter_time_s = record.iter_time_s

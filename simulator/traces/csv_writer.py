@@ -113,6 +113,7 @@ def profiles_csv(records: Iterable[EstimateRecord]) -> str:
                 "true" if e.complete else "",
                 e.cpus or "",
                 e.host_bytes or "",
+                "" if e.plan is None else e.plan.to_json(),
             ]
         )
     return text.getvalue()

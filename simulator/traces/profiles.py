@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from tessera.estimator.userfiles import read_bytes, to_text
+from tessera.formulation.errors import InvalidInput
+from tessera.formulation.execution_plan import read_execution_plan
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.values import BEST_FOUND, ESTIMATE_SOURCES, Cell, EstimateSource, Workload
 from tessera.simulator.traces.csvfile import CsvRow, Mistakes, parse_rows
@@ -29,6 +31,7 @@ OPTIONAL = (
     "complete",
     "cpus",
     "host_bytes",
+    "execution_plan",
 )
 FAILED = ("failed", "oom", "infeasible")
 MAX_COUNT = 2**31 - 1
@@ -90,7 +93,7 @@ def _record(row: CsvRow, file: str) -> EstimateRecord:
         row.wrong("pipeline_degree", f"must be at most the number of GPUs, {gpus}")
     names = [source.name.lower() for source in ESTIMATE_SOURCES]
     source = EstimateSource[row.choice("source", names, default="measured").upper()]
-    return EstimateRecord(
+    record = EstimateRecord(
         workload=Workload(
             model=row.name("model"),
             params=row.name("params"),
@@ -110,3 +113,22 @@ def _record(row: CsvRow, file: str) -> EstimateRecord:
         cpus=row.whole("cpus", 0, MAX_CPUS, default=0),
         host_bytes=row.whole("host_bytes", 0, MAX_HOST_BYTES, default=0),
     )
+    return _add_plan(row, record) if row.ok and row.get("execution_plan") else record
+
+
+def _add_plan(row: CsvRow, record: EstimateRecord) -> EstimateRecord:
+    """Return the record with the execution plan of its row, which must be for its workload and GPUs."""
+    column = "execution_plan"
+    try:
+        plan = read_execution_plan(column, row.get(column))
+        plan.check_fits(column, record.workload, record.cell.gpus)
+    except InvalidInput as error:
+        row.wrong(column, error.problem if error.field == column else str(error))
+        return record
+    for name, stated, own in (
+        ("plan", record.cell.plan, plan.digest),
+        ("pipeline_degree", record.cell.pipeline_degree, plan.pipeline_degree),
+    ):
+        if stated not in ("", BEST_FOUND, own):
+            row.wrong(name, f"must be {own}, as in the execution plan, or empty")
+    return record.with_plan(plan) if row.ok else record

@@ -11,6 +11,7 @@ import pytest
 from tessera.benchmarks.service.fleet import Fleet
 from tessera.service.cli.client import connect
 from tessera.service.cli.names import short_name
+from tessera.simulator.traces.profiles import read_profiles
 from tessera.v1 import estimates_pb2
 from tests.support.agent_server import AgentProcess
 from tests.support.command_line import PROFILES, TRACE, Tessera, read, submit
@@ -137,6 +138,25 @@ def test_a_cell_has_one_estimate_on_the_server_and_on_the_command_line(
     offline = json.loads(tessera(*query, "--offline", "--json").stdout)["cells"]
     assert {c["nodes"] for c in offline} == {2}
     assert min(c["iter_time_s"] for c in offline) > min(local.values())
+
+
+def test_a_file_of_estimates_carries_their_execution_plans_to_the_server(
+    tessera: Tessera, tmp_path: Path
+) -> None:
+    file = str(tmp_path / "estimates.csv")
+    query = ("estimate", "--model", "bert/760M", "--batch", "128", "--gpu", "a100", "--count", "4")
+    tessera(*query, "--write", file)
+    records = {r.cell.pipeline_degree: r for r in read_profiles(Path(file))}
+    assert set(records) == {1, 2, 4}
+    tessera("import", "profiles", file)
+    cells = read(tessera, "cells", "--model", "bert/760M", "--batch", "128")["cells"]
+    assert len(cells) == len(records)
+    for cell in cells:
+        record = records[cell["cell"]["pipeline_degree"]]
+        assert record.plan is not None
+        assert cell["cell"]["plan"] == record.cell.plan == record.plan.digest
+        assert cell["execution_plan"] == record.plan.to_json()
+        assert (cell["iter_time_s"], cell["source"]) == (record.iter_time_s, "ANALYTIC")
 
 
 def test_published_models_get_cells_and_unknown_ones_once_they_are_added(

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.execution_plan import ExecutionPlan, PlanStage
 from tessera.formulation.values import BEST_FOUND, EstimateSource, Workload
 from tessera.simulator.data import data_dir
+from tessera.simulator.traces.csv_writer import profiles_csv
 from tessera.simulator.traces.profiles import parse_profiles, read_profiles
 from tessera.simulator.traces.trace import Arrival, TraceOptions, parse_trace, read_trace
 
@@ -97,6 +99,61 @@ def test_optional_columns_are_read_at_any_position() -> None:
         "host a, b",
         4,
     )
+
+
+PIPELINE = ExecutionPlan(
+    stages=(PlanStage(start=0, end=13, dp=4), PlanStage(start=13, end=26, dp=2, tp=2)),
+    micro_batch=32,
+    accumulation=8,
+    shape=(4, 4),
+    model="bert/1.3B",
+)
+
+
+def quote(text: str) -> str:
+    """Return a field of CSV that may have quotes and commas."""
+    return '"' + text.replace('"', '""') + '"'
+
+
+def test_a_row_carries_its_execution_plan_and_is_written_as_it_was_read() -> None:
+    own_words = PIPELINE.to_json().replace(":", ": ")  # not canonical
+    header = "execution_plan," + PROFILE
+    records = parse_profiles(
+        a_file(
+            header,
+            f"{quote(own_words)},{a_profile()}",
+            f",{a_profile(status='oom', iter_time_s='')}",
+        ),
+        "p.csv",
+    )
+    assert [r.plan for r in records] == [PIPELINE, None]
+    assert (records[0].cell.plan, records[0].cell.pipeline_degree) == (PIPELINE.digest, 2)
+    written = profiles_csv(records)
+    assert quote(PIPELINE.to_json()) in written
+    assert parse_profiles(written.encode(), "q.csv") == records
+
+
+@pytest.mark.parametrize(
+    ("columns", "changes", "message"),
+    [
+        ("", {"global_batch": "128"}, "execution_plan: has 8 micro-batches of 32 samples"),
+        ("", {"gpus_per_node": "8"}, "execution_plan: is for 8 GPUs, not for 16"),
+        ("", {"params": "760M"}, "execution_plan: was made for the model bert/1.3B, not for"),
+        ("plan,", {"model": "p7," + "bert"}, f"column plan: must be {PIPELINE.digest}, as in the"),
+        ("pipeline_degree,", {"model": "4,bert"}, "column pipeline_degree: must be 2, as in the"),
+    ],
+)
+def test_a_plan_that_is_not_for_its_row_is_refused(
+    columns: str, changes: dict[str, str], message: str
+) -> None:
+    header = f"execution_plan,{columns}{PROFILE}"
+    assert message in profile_message(header, f"{quote(PIPELINE.to_json())},{a_profile(**changes)}")
+
+
+@pytest.mark.parametrize("text", ["dp4", '{"stages": []}', '{"stagse": []}'])
+def test_what_is_no_execution_plan_is_refused_at_its_line(text: str) -> None:
+    message = profile_message(f"execution_plan,{PROFILE}", f"{quote(text)},{a_profile()}")
+    assert message.startswith("p.csv line 2, column execution_plan: ")
 
 
 @pytest.mark.parametrize(
