@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import os
 import pwd
-import re
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,9 +25,15 @@ from tessera.service.cli.main import app
 from tessera.v1 import jobs_pb2
 from tests.support.data_directories import MakeDataDirectory
 from tests.support.patience import PATIENCE_S
+from tests.support.up_process import (
+    TESSERA,
+    make_home,
+    read_json,
+    run_client,
+    run_up,
+    wait_for_cells,
+)
 from tests.support.waiting import until
-
-TESSERA = [sys.executable, "-m", "tessera.service.cli.main"]
 
 PASSWORD = "hunter2" + "-of-the-database"
 LIST = """
@@ -39,53 +42,6 @@ nobody = int(sys.argv[1])
 os.setgroups([]); os.setgid(nobody); os.setuid(nobody)
 print(os.listdir(sys.argv[2]))
 """
-QUICK = ["--listen", "127.0.0.1:0", "--period", "0", "--agents", "1"]
-
-
-def run_client(address: str, command: str) -> str:
-    """Run a client's command against the server, in this process, and return its stdout."""
-    done = CliRunner().invoke(app, command.split(), env={"TESSERA_SERVER": address})
-    assert done.exit_code == 0, (done.stdout, done.stderr, done.exception)
-    return done.stdout
-
-
-def read_json(address: str, command: str) -> Any:
-    return json.loads(run_client(address, f"{command} -o json"))
-
-
-@contextmanager
-def run_up(
-    home: Path,
-    *options: str,
-    directory: tuple[str, ...] | None = None,
-    umask: int = -1,
-    **variables: str,
-) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Yield the address of a running `tessera up`, and its process.
-
-    ``directory`` holds the options that name the data directory. If it is None, that is ``home``.
-    ``variables`` are further variables of its environment.
-    """
-    where = ("--data-dir", str(home)) if directory is None else directory
-    with (home / "messages").open("w") as messages:
-        process = subprocess.Popen(
-            [*TESSERA, "up", *where, *QUICK, *options],
-            stdout=subprocess.PIPE,
-            stderr=messages,
-            text=True,
-            umask=umask,
-            env={**os.environ, "TESSERA_HOME": str(home / "home"), **variables},
-        )
-    assert process.stdout is not None
-    try:
-        address = process.stdout.readline().strip()
-        assert re.fullmatch(r"127\.0\.0\.1:\d+", address), (home / "messages").read_text()
-        yield address, process
-    finally:
-        if process.poll() is None:
-            process.terminate()
-        process.wait(PATIENCE_S)
-        process.stdout.close()
 
 
 def expect_refusal(home: Path, *options: str, code: int) -> str:
@@ -122,13 +78,8 @@ def nodes_of(address: str, cluster: str = "default") -> dict[str, str]:
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """Yield a folder for `up`, which other users can pass through.
-
-    PostgreSQL may still write into it while it is removed.
-    """
-    with tempfile.TemporaryDirectory(prefix="tessera-up-", ignore_cleanup_errors=True) as folder:
-        Path(folder).chmod(0o711)
-        yield Path(folder)
+    with make_home() as folder:
+        yield folder
 
 
 def test_one_command_runs_a_job_to_success_and_an_interrupt_leaves_nothing(home: Path) -> None:
@@ -136,6 +87,7 @@ def test_one_command_runs_a_job_to_success_and_an_interrupt_leaves_nothing(home:
     options = ("--agents", "2", "--clock-factor", "2000")
     with run_up(home, *options, directory=()) as (address, process):
         run_client(address, f"submit j {bert} --iterations 9000 --gpus 8")
+        wait_for_cells(address, "bert/1.3B", 256)
         decided = read_json(address, "round --seed 1")
         assert (decided["running"], decided["verified"]) == (1, True)
         watched = run_client(address, "job j --watch -o json").splitlines()
@@ -211,7 +163,7 @@ def test_up_continues_with_the_cluster_of_its_data_directory_even_after_a_kill(
         write_cluster_file(home, "lab.yaml", 3),
         write_cluster_file(home, "other.yaml", 2, gpu_type="a10"),
     )
-    with run_up(home, "-f", lab, "--clock-factor", "60", "--samples", "--agents", "8") as (
+    with run_up(home, "-f", lab, "--clock-factor", "60", "--agents", "8") as (
         address,
         process,
     ):
@@ -336,7 +288,7 @@ def wait_for_progress(address: str, job: str, done: float) -> Any:
 
 def test_parts_that_are_killed_are_started_again_until_one_cannot_be(home: Path) -> None:
     bert, submitted = "--model bert --params 1.3B --batch 256 --gpus 4 --max-gpus 4", {"long"}
-    options = ("--clock-factor", "2000", "--period", "1s", "--samples")
+    options = ("--clock-factor", "2000", "--period", "1s")
     with run_up(home, *options) as (address, process):
         run_client(address, f"submit long {bert} --iterations 1000000000")
         before = wait_for_progress(address, "long", 0.0)
@@ -384,7 +336,7 @@ def test_nothing_of_a_running_system_is_open_to_other_users_or_shows_the_passwor
 ) -> None:
     place = home / "above" / "data"
     where = ("--data-dir", str(place))
-    options = ("--clock-factor", "1", "--samples")
+    options = ("--clock-factor", "1")
     with run_up(home, *options, directory=where, umask=0, TESSERA_DATABASE_URL=url) as (
         address,
         process,
@@ -392,6 +344,7 @@ def test_nothing_of_a_running_system_is_open_to_other_users_or_shows_the_passwor
         run_client(
             address, "submit a --model bert --params 1.3B --batch 256 --iterations 100000 --gpus 4"
         )
+        wait_for_cells(address, "bert/1.3B", 256)
         run_client(address, "round")
         until(lambda: any(place.rglob("progress.json")), "the job runs")
         parent = psutil.Process(process.pid)

@@ -1,0 +1,1 @@
+"""A stand-in for DeepSpeed, which has nothing but its launcher."""

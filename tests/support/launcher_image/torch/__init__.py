@@ -1,0 +1,1 @@
+"""A stand-in for PyTorch, which has nothing but its launcher."""
