@@ -105,10 +105,12 @@ def end_of(address: str, name: str) -> dict[str, Any]:
 
     def job() -> Any:
         shown = read_json(address, f"job {name}")
-        return shown if shown["state"] in ended or shown.get("failure") else None
+        return shown if shown["state"] in ended or shown.get("retries") else None
 
-    shown: dict[str, Any] = until(job, f"{name} ends")
-    assert shown["state"] == "SUCCEEDED", shown
+    shown: dict[str, Any] = until(
+        job, lambda: f"{name} ends: {read_json(address, f'job {name}')}", within_s=100
+    )
+    assert shown["state"] == "SUCCEEDED", json.dumps(shown)
     return shown
 
 
@@ -116,7 +118,7 @@ def end_of(address: str, name: str) -> dict[str, Any]:
 def test_a_program_gets_the_plan_of_the_cell_that_the_round_decided(
     address: str, home: Path, runtime: str
 ) -> None:
-    notes, script = home / f"notes-{runtime}", home / f"{runtime}.py"
+    notes, script = home / f"notes-{runtime}", home / f"train-{runtime}.py"
     notes.mkdir()
     script.write_text(NOTE + REST.get(runtime, REPORT))
     words = [str(script), str(notes)]
