@@ -176,12 +176,14 @@ WHERE r.k > 0 AND e.derived AND e.source > 0
         AND j.cell_degree = e.pipeline_degree AND j.cell_plan_id = e.plan_id)
 """)
 
+# Where a Cell with a pipeline degree and one without get the same plan, it is the former's.
 _ADD_PLANS = sa.text(f"""
 UPDATE estimates e SET plan_id = r.p, pipeline_degree = r.d,
     provenance = left(concat_ws('; ', nullif(e.provenance, ''), r.v), 1000),
     traffic = coalesce(nullif(e.traffic, ''), r.x)
-FROM json_to_recordset(CAST(:rows AS json)) AS r(
-    w bigint, t bigint, g bigint, n bigint, d bigint, p bigint, v text, x text, was bigint), plans p
+FROM (SELECT DISTINCT ON (w, t, g, n, d, p) * FROM json_to_recordset(CAST(:rows AS json)) AS rows(
+    w bigint, t bigint, g bigint, n bigint, d bigint, p bigint, v text, x text, was bigint)
+    ORDER BY w, t, g, n, d, p, was DESC) AS r, plans p
 WHERE e.workload_id = r.w AND e.gpu_type_id = r.t AND e.gpus = r.g AND e.nodes = r.n
     AND e.pipeline_degree = r.was AND p.id = e.plan_id AND {_HAS_NO_PLAN}
     AND NOT EXISTS (SELECT FROM estimates o WHERE o.workload_id = r.w AND o.gpu_type_id = r.t

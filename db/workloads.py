@@ -13,9 +13,13 @@ from tessera.db.limits import require_few_estimates
 from tessera.db.plans import ensure_plans
 from tessera.db.turn import request_round
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.records.estimates import EstimateRecord
+from tessera.formulation.records.estimates import (
+    BEST_DEGREE_NOTE,
+    BEST_PLAN_NOTE,
+    EstimateRecord,
+)
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.values import Cell, EstimateSource, Workload
+from tessera.formulation.values import BEST_FOUND, Cell, EstimateSource, Workload
 
 _TYPES = sa.text("""
 SELECT t.id, t.name, coalesce(max(n.gpus), 0) AS node_gpus,
@@ -53,6 +57,32 @@ ON CONFLICT ON CONSTRAINT uq_estimates_shape DO UPDATE SET
     cpus = excluded.cpus, host_bytes = excluded.host_bytes,
     traffic = coalesce(nullif(excluded.traffic, ''), estimates.traffic)
 """)
+
+# An estimate without a plan replaces the one that was imported for the same Cell before, if that got
+# its plan here. The plan stays, unless the Cell does not run now.
+_REPLACE_PLANNED = sa.text(f"""
+WITH news AS (
+    SELECT r.* FROM json_to_recordset(CAST(:rows AS json)) AS r(
+        w bigint, t bigint, g bigint, n bigint, d bigint, p bigint, s float8, k bigint, v text, u float8,
+        c boolean, q bigint, h bigint) JOIN plans p ON p.id = r.p AND p.name = ''
+), planned AS (
+    SELECT e.id AS planned_id, n.* FROM estimates e JOIN news n ON e.workload_id = n.w
+        AND e.gpu_type_id = n.t AND e.gpus = n.g AND e.nodes = n.n AND e.plan_id <> n.p
+    WHERE NOT e.derived AND (
+        (n.d = {BEST_FOUND} AND position('{BEST_DEGREE_NOTE},' IN e.provenance) > 0)
+        OR (n.d = e.pipeline_degree AND position('{BEST_PLAN_NOTE},' IN e.provenance) > 0))
+), removed AS (
+    DELETE FROM estimates e USING planned o
+    WHERE CASE WHEN o.s = 'Infinity' THEN e.id = o.planned_id ELSE e.workload_id = o.w
+        AND e.gpu_type_id = o.t AND e.gpus = o.g AND e.nodes = o.n AND e.pipeline_degree = o.d
+        AND e.plan_id = o.p END
+)
+UPDATE estimates e SET iter_time_s = o.s, source = o.k, sd = o.u, complete = o.c, cpus = o.q,
+    host_bytes = o.h,
+    provenance = left(
+        concat_ws('; ', nullif(o.v, ''), substring(e.provenance FROM 'by the best plan .*')), 1000)
+FROM planned o WHERE e.id = o.planned_id AND o.s < 'Infinity'
+""")  # noqa: S608 - constants of formulation
 
 _WAIT_NO_MORE = sa.text("""
 UPDATE workloads SET waits_for = NULL WHERE id = ANY(:ids) AND waits_for IS NOT NULL
@@ -241,6 +271,7 @@ def upsert_estimates(
     if rows:
         values = {"rows": dump_json(rows)}
         connection.execute(_UPSERT, values)
+        connection.execute(_REPLACE_PLANNED, values)
         connection.execute(_WAIT_NO_MORE, {"ids": sorted(workload_ids.values())})
         if connection.execute(_DERIVED, {"ids": list(workload_ids.values())}).scalar():
             connection.execute(_GIVE_WAY, values)

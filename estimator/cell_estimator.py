@@ -23,7 +23,12 @@ from tessera.estimator.traffic import traffic_of
 from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.demand import Capacity
 from tessera.formulation.execution_plan import ExecutionPlan, model_name
-from tessera.formulation.records.estimates import EstimateRecord, MeasurementRecord
+from tessera.formulation.records.estimates import (
+    BEST_DEGREE_NOTE,
+    BEST_PLAN_NOTE,
+    EstimateRecord,
+    MeasurementRecord,
+)
 from tessera.formulation.techniques import PlanLimits
 from tessera.formulation.values import BEST_FOUND, Cell, EstimateSource, Workload
 
@@ -310,11 +315,12 @@ class Estimator:
             return None
         price = min(prices, key=lambda price: price.iter_time_s)
         plan = price.plan if cell.nodes else replace(price.plan, shape=())
+        note = BEST_PLAN_NOTE if degrees else BEST_DEGREE_NOTE
         empty = self._record(workload, setting, plan.pipeline_degree)
         return replace(
             replace(empty, cell=replace(empty.cell, nodes=cell.nodes)).with_plan(plan),
             iter_time_s=price.iter_time_s,
-            provenance=f"by the best plan known, predicted to take {price.iter_time_s:.4g} s",
+            provenance=f"{note}, predicted to take {price.iter_time_s:.4g} s",
             traffic=traffic_of(setting, plan),
         )
 

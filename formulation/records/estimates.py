@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from tessera.formulation.demand import Capacity
 from tessera.formulation.errors import InvalidInput
@@ -14,6 +15,11 @@ from tessera.formulation.lifecycle import JobState
 from tessera.formulation.network.traffic import CellTraffic
 from tessera.formulation.techniques import PlanLimits
 from tessera.formulation.values import ESTIMATE_SOURCES, Cell, EstimateSource, GpuType, Workload
+
+BEST_PLAN_NOTE: Final = "by the best plan known"
+BEST_DEGREE_NOTE: Final = "by the best plan and degree known"
+"""Parts of the provenance of users' estimates that got their execution plan from the service. The
+second one says that their author did not state a pipeline degree."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -166,7 +166,8 @@ def test_an_imported_cell_gets_the_best_plan_known_and_keeps_its_time(
     assert record.plan.pipeline_degree == (degree or record.plan.pipeline_degree)
     assert (record.plan.gpus, record.plan.global_batch) == (8, 64)
     assert (record.iter_time_s, record.source, record.complete) == (3.0, source, True)
-    assert record.provenance.startswith("lab; by the best plan known, predicted to take ")
+    best = "by the best plan known" if degree else "by the best plan and degree known"
+    assert record.provenance.startswith(f"lab; {best}, predicted to take ")
     assert record.cell.nodes == (nodes or without.cell.nodes)
     derive(sample)
     assert cells_of(sample, GPT) == [record]
@@ -222,3 +223,57 @@ def test_megatron_is_offered_no_pipeline_without_a_plan_and_gets_the_planned_one
     plan = plan_of(sample, "j")
     assert PlanLimits(runtime=MEGATRON).allow(plan)
     assert plan.pipeline_degree == 2
+
+
+def times_and_plans(store: PostgresStore) -> dict[int, tuple[float, bool]]:
+    """Return the time of each of the GPT's Cells by its degree, and whether it has a plan."""
+    return {
+        r.cell.pipeline_degree: (r.iter_time_s, r.plan is not None) for r in cells_of(store, GPT)
+    }
+
+
+def test_of_two_imported_cells_with_one_best_plan_the_one_with_a_degree_gets_it(
+    sample: PostgresStore,
+) -> None:
+    import_cells(sample, an_import(BEST_FOUND, iter_time_s=2.5), an_import(2))
+    submit(sample, a_spec("j", workload=GPT, requested_gpus=8))
+    derive(sample)
+    assert times_and_plans(sample) == {BEST_FOUND: (2.5, False), 2: (3.0, True)}
+    derive(sample)
+    assert times_and_plans(sample) == {BEST_FOUND: (2.5, False), 2: (3.0, True)}
+
+
+@pytest.mark.parametrize("degree", [2, BEST_FOUND])
+def test_a_repeated_import_replaces_the_time_of_the_planned_cell(
+    sample: PostgresStore, degree: int
+) -> None:
+    submit(sample, a_spec("j", workload=GPT, requested_gpus=8))
+    import_cells(sample, an_import(degree))
+    derive(sample)
+    (first,) = cells_of(sample, GPT)
+    import_cells(sample, an_import(degree, iter_time_s=4.0, provenance="new"))
+    (second,) = cells_of(sample, GPT)
+    note = first.provenance.removeprefix("lab; ")
+    assert second == replace(first, iter_time_s=4.0, provenance=f"new; {note}")
+    import_cells(sample, an_import(3, iter_time_s=9.0))
+    assert len(cells_of(sample, GPT)) == 2
+    import_cells(sample, an_import(degree, iter_time_s=math.inf))
+    assert {(r.cell.pipeline_degree, r.iter_time_s, r.plan) for r in cells_of(sample, GPT)} == {
+        (degree, math.inf, None),
+        (3, 9.0, None),
+    }
+
+
+def test_a_cell_that_is_stated_with_its_plan_is_not_replaced_by_one_without(
+    sample: PostgresStore,
+) -> None:
+    submit(sample, a_spec("j", workload=GPT, requested_gpus=8))
+    import_cells(sample, an_import(2))
+    derive(sample)
+    (planned,) = cells_of(sample, GPT)
+    import_cells(sample, replace(planned, iter_time_s=5.0, provenance="measured by this plan"))
+    import_cells(sample, an_import(2))
+    assert {(r.iter_time_s, r.plan) for r in cells_of(sample, GPT)} == {
+        (5.0, planned.plan),
+        (3.0, None),
+    }
