@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 from tessera.estimator.architectures.published import published_models
@@ -23,7 +24,7 @@ def remark_plans(spec: JobSpec) -> str:
     Only published models are looked at, and jobs without a plan of their own.
     """
     limits = PlanLimits(runtime=spec.runtime, techniques=spec.techniques)
-    counts = tuple(gpu_counts_of([spec.requested_gpus], GPU_MULTIPLES))
+    counts = _counts_of(spec)
     if limits.allow_every_plan or spec.stated_plan is not None:
         return ""
     if _can_divide(spec.workload, counts, limits):
@@ -34,17 +35,30 @@ def remark_plans(spec: JobSpec) -> str:
         if runtime.is_for_users and runtime.trains and name != spec.runtime
         if _can_divide(spec.workload, counts, PlanLimits(runtime=name, techniques=spec.techniques))
     ]
-    batch, counts_text = spec.workload.global_batch, " or ".join(map(str, counts))
+    batch, counts_text = spec.workload.global_batch, _join_words([str(n) for n in counts])
     near_batch = batch - batch % spec.requested_gpus or spec.requested_gpus
     ways = (
         [f"a batch that the GPUs divide evenly, e.g. {near_batch}"] if batch != near_batch else []
     )
-    ways += [f"the runtime {' or '.join(other_runtimes)}"] if other_runtimes else []
+    ways += [f"the runtime {_join_words(other_runtimes)}"] if other_runtimes else []
     ways += ["more techniques"] if limits.techniques else []
     return (
         f"{limits} can run no plan of {spec.workload.key} on {counts_text} GPUs, so the job will wait;"
         f" submit it with {', or '.join(ways) or 'another number of GPUs'}"
     )
+
+
+def _counts_of(spec: JobSpec) -> tuple[int, ...]:
+    """Return the numbers of GPUs that are estimated for a job and that it may have."""
+    counts = {*gpu_counts_of([spec.requested_gpus], GPU_MULTIPLES), spec.min_gpus, spec.max_gpus}
+    most = spec.max_gpus or max(counts)
+    return tuple(sorted(n for n in counts if max(1, spec.min_gpus) <= n <= most))
+
+
+def _join_words(words: Sequence[str]) -> str:
+    """Return words as alternatives, e.g. "4, 8 or 16"."""
+    *others, last = words
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 @lru_cache(maxsize=1024)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from typer.testing import CliRunner, Result
 
 from tessera.formulation.execution_plan import Precision, read_execution_plan
 from tessera.formulation.runtimes import (
@@ -20,8 +21,10 @@ from tessera.formulation.runtimes import (
     RUNTIMES,
     TORCHRUN,
 )
+from tessera.service.cli.main import app
 from tests.support.framework_python import make_framework_python
-from tests.support.up_process import make_home, read_json, run_client, run_up
+from tests.support.torch_python import find_torch_python
+from tests.support.up_process import make_home, read_json, run_client, run_up, wait_for_cells
 from tests.support.waiting import until
 
 EXAMPLES: Final = Path(__file__).parents[2] / "docs" / "examples"
@@ -42,7 +45,7 @@ from tessera import progress
 if rank == "0":
     progress.report(progress.iterations_total(0))
 """
-RUN_JAX: Final = """
+RUN_SCRIPT: Final = """
 import runpy
 script = sys.argv[2]
 sys.argv = sys.argv[2:]
@@ -54,7 +57,7 @@ def build(plan):
     assert given == text, (given, text)
     return (lambda state, batch: ({"w": 0.5 * state["w"]}, state["w"])), {"w": 1.0}, float
 """
-REST: Final = {JAX: RUN_JAX, ALPA: BUILD_ALPA}
+REST: Final = {JAX: RUN_SCRIPT, ALPA: BUILD_ALPA}
 """What follows in the program of a runtime. Others only report that they are done."""
 
 
@@ -76,13 +79,8 @@ def submit(address: str, name: str, runtime: str, command: str, *options: str) -
     """Submit a job of a published model on two GPUs. Options in ``options`` have precedence."""
     work = f"--model {MODEL} --params {PARAMS} --batch {BATCH} --iterations {ITERATIONS} --gpus 2"
     more = f"--min-gpus 2 --max-gpus 2 --runtime {runtime} --env JAX_PLATFORMS=cpu"
-    run_client_words(
-        address, "submit", name, *work.split(), *more.split(), "--command", command, *options
-    )
-
-
-def run_client_words(address: str, *words: str) -> str:
-    return run_client(address, list(words))
+    words = ["submit", name, *work.split(), *more.split(), "--command", command, *options]
+    run_client(address, words)
 
 
 def decided_cell(address: str, name: str) -> tuple[dict[str, Any], str]:
@@ -107,11 +105,69 @@ def end_of(address: str, name: str) -> dict[str, Any]:
         shown = read_json(address, f"job {name}")
         return shown if shown["state"] in ended or shown.get("retries") else None
 
-    shown: dict[str, Any] = until(
-        job, lambda: f"{name} ends: {read_json(address, f'job {name}')}", within_s=100
-    )
+    shown: dict[str, Any] = until(job, lambda: f"{name} ends: {read_json(address, f'job {name}')}")
     assert shown["state"] == "SUCCEEDED", json.dumps(shown)
     return shown
+
+
+def validate_bert(address: str, options: str) -> Result:
+    """Return the result of a submission of a BERT that is only checked."""
+    job = "--model bert --params 1.3B --iterations 10 --runtime torchrun --command train.py"
+    words = ["submit", "w", *job.split(), *options.split(), "--validate-only"]
+    return CliRunner().invoke(app, words, env={"TESSERA_SERVER": address})
+
+
+@pytest.mark.parametrize(
+    ("options", "warning"),
+    [
+        (
+            "--batch 251 --gpus 8",
+            "torchrun can run no plan of bert/1.3B/251 on 4, 8 or 16 GPUs, so the job will wait; submit"
+            " it with a batch that the GPUs divide evenly, e.g. 248, or the runtime command, megatron,"
+            " jax or alpa",
+        ),
+        (
+            "--batch 4 --gpus 16 --min-gpus 8",
+            "torchrun can run no plan of bert/1.3B/4 on 8, 16 or 32 GPUs, so the job will wait; submit"
+            " it with a batch that the GPUs divide evenly, e.g. 16, or the runtime command, megatron,"
+            " jax or alpa",
+        ),
+        ("--batch 251 --gpus 8 --min-gpus 1", ""),
+        ("--batch 256 --gpus 12 --max-gpus 16", ""),
+    ],
+)
+def test_a_submission_warns_if_the_runtime_can_run_no_plan(
+    address: str, options: str, warning: str
+) -> None:
+    done = validate_bert(address, options)
+    assert done.exit_code == 0, done.stderr
+    lines = [text for text in done.stderr.splitlines() if "can run no plan" in text]
+    assert lines == ([f"warning: {warning}"] if warning else [])
+
+
+def test_more_gpus_than_the_cluster_or_any_has_are_refused(address: str) -> None:
+    done = validate_bert(address, "--batch 256 --gpus 65536")
+    assert (done.exit_code, done.stderr) == (
+        1,
+        "error: jobs/w.requested_gpus: asks for 65536 GPUs, but the whole cluster has 32; request fewer"
+        " [INVALID_INPUT]\n",
+    )
+    done = validate_bert(address, "--batch 256 --gpus 100000")
+    assert done.exit_code == 2
+    assert "Input should be less than or equal to 65536" in done.stderr
+
+
+def test_a_gpt_of_a_batch_of_64_starts_on_eight_gpus_of_the_sample_cluster(address: str) -> None:
+    run_client(
+        address, "submit gpt-a --model gpt2 --params 1.5B --batch 64 --iterations 9 --gpus 8"
+    )
+    cells = wait_for_cells(address, "gpt2/1.5B", 64)
+    feasible = [cell for cell in cells if not cell.get("infeasible")]
+    assert {cell["cell"]["gpu_type"] for cell in feasible} == {"a100", "v100"}
+    assert all(cell["execution_plan"] for cell in feasible)
+    run_client(address, "round")
+    assert read_json(address, "job gpt-a")["allocation"]["cell"]["gpus"] >= 8
+    run_client(address, "cancel gpt-a")
 
 
 @pytest.mark.parametrize("runtime", [COMMAND, TORCHRUN, DEEPSPEED, MEGATRON, JAX, ALPA])
@@ -153,3 +209,20 @@ def test_a_program_gets_the_plan_of_the_cell_that_the_round_decided(
         assert given[given.index("--pipeline-model-parallel-size") + 1] == "2"
     if runtime == DEEPSPEED:
         assert given[-2:-1] == ["--deepspeed_config"]
+
+
+def test_pytorch_trains_by_the_plan_of_the_cell_that_the_round_decided() -> None:
+    programs = Path(find_torch_python("numpy")).parent  # skips the test without PyTorch
+    with make_home() as home, run_up(home, PATH=f"{programs}:{os.environ['PATH']}") as (address, _):
+        notes, script = home / "notes", home / "train.py"
+        notes.mkdir()
+        script.write_text(NOTE + RUN_SCRIPT)
+        submit(address, "gpt", TORCHRUN, f"{script} {notes} {EXAMPLES / 'train_gpt.py'}")
+        cell, listed_text = decided_cell(address, "gpt")
+        end_of(address, "gpt")
+        noted = {path.name: json.loads(path.read_text()) for path in notes.iterdir()}
+    assert {name: facts["plan"] for name, facts in noted.items()} == {
+        "0": listed_text,
+        "1": listed_text,
+    }
+    assert read_execution_plan("plan", listed_text).digest == cell["plan"]

@@ -17,7 +17,7 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ExecutionPlan, PlanStage
 from tessera.formulation.exit_reasons import ExitReason
 from tessera.formulation.launch import SecretVariable
-from tessera.formulation.runtimes import JAX, TORCHRUN
+from tessera.formulation.runtimes import ALPA, DEEPSPEED, JAX, MEGATRON, TORCHRUN
 from tessera.formulation.values import Workload
 from tessera.service.agent.gangs import Gang
 from tessera.service.agent.isolation import UserRule
@@ -278,6 +278,26 @@ def test_what_an_agent_cannot_run_is_refused_before_anything_starts(
 ) -> None:
     with pytest.raises(InvalidInput, match=problem):
         bench.start(bench.gang("pass", **fields), **settings)
+
+
+@pytest.mark.parametrize("runtime", [TORCHRUN, DEEPSPEED, MEGATRON, JAX, ALPA])
+def test_a_pipeline_without_a_plan_is_refused_by_each_runtime_that_needs_its_stages(
+    bench: ProgramBench, runtime: str
+) -> None:
+    gang = bench.gang(("train.py",), runtime=runtime)
+    gang = replace(gang, cell=replace(gang.cell, pipeline_degree=2))
+    with pytest.raises(InvalidInput) as caught:
+        bench.start(gang)
+    assert str(caught.value) == (
+        "execution_plan: is missing for 2 pipeline stages; state a plan, or delete the Cell so that the"
+        " server derives one with a plan"
+    )
+
+
+async def test_any_program_may_be_a_pipeline_without_a_plan(bench: ProgramBench) -> None:
+    gang = bench.gang("import os; print('TESSERA_PLAN_FILE' in os.environ)", launch=UNTIL_EXIT)
+    handle = bench.start(replace(gang, cell=replace(gang.cell, pipeline_degree=2)))
+    assert (await end_of(handle), bench.output()) == (SUCCESS, "False\n")
 
 
 async def test_a_secret_reaches_the_environment_of_its_tenants_jobs_alone(
