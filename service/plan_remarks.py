@@ -51,14 +51,14 @@ def remark_plans(spec: JobSpec) -> str:
 def _counts_of(spec: JobSpec) -> tuple[int, ...]:
     """Return the numbers of GPUs that are estimated for a job and that it may have."""
     counts = {*gpu_counts_of([spec.requested_gpus], GPU_MULTIPLES), spec.min_gpus, spec.max_gpus}
-    most = spec.max_gpus or max(counts)
-    return tuple(sorted(n for n in counts if max(1, spec.min_gpus) <= n <= most))
+    max_gpus = spec.max_gpus or max(counts)
+    return tuple(sorted(n for n in counts if max(1, spec.min_gpus) <= n <= max_gpus))
 
 
 def _join_words(words: Sequence[str]) -> str:
     """Return words as alternatives, e.g. "4, 8 or 16"."""
-    *others, last = words
-    return f"{', '.join(others)} or {last}" if others else last
+    *first_words, last_word = words
+    return f"{', '.join(first_words)} or {last_word}" if first_words else last_word
 
 
 @lru_cache(maxsize=1024)

@@ -125,10 +125,10 @@ def _add_plan(row: CsvRow, record: EstimateRecord) -> EstimateRecord:
     except InvalidInput as error:
         row.wrong(column, error.problem if error.field == column else str(error))
         return record
-    for name, stated, own in (
+    for name, text, of_plan in (
         ("plan", record.cell.plan, plan.digest),
         ("pipeline_degree", record.cell.pipeline_degree, plan.pipeline_degree),
     ):
-        if stated not in ("", BEST_FOUND, own):
-            row.wrong(name, f"must be {own}, as in the execution plan, or empty")
+        if text not in ("", BEST_FOUND, of_plan):
+            row.wrong(name, f"must be {of_plan}, as in the execution plan, or empty")
     return record.with_plan(plan) if row.ok else record

@@ -38,7 +38,7 @@ text = Path(os.environ["TESSERA_PLAN_FILE"]).read_text()
 facts = {"words": sys.argv[2:], "plan": text, "ranks": os.environ.get("WORLD_SIZE", "")}
 Path(sys.argv[1], rank).write_text(json.dumps(facts))
 """
-"""The beginning of a user's program: it notes what it was given, in the folder that its command names."""
+"""The beginning of a user's program: it notes its plan and its words, in the folder of its command."""
 
 REPORT: Final = """
 from tessera import progress
@@ -54,10 +54,10 @@ runpy.run_path(script, run_name="__main__")
 BUILD_ALPA: Final = """
 def build(plan):
     given = json.dumps(plan, sort_keys=True, separators=(",", ":"))
-    assert given == text, (given, text)
+    assert rank_words == text, (given, text)
     return (lambda state, batch: ({"w": 0.5 * state["w"]}, state["w"])), {"w": 1.0}, float
 """
-REST: Final = {JAX: RUN_SCRIPT, ALPA: BUILD_ALPA}
+PROGRAM_ENDS: Final = {JAX: RUN_SCRIPT, ALPA: BUILD_ALPA}
 """What follows in the program of a runtime. Others only report that they are done."""
 
 
@@ -78,8 +78,8 @@ def address(home: Path) -> Iterator[str]:
 def submit(address: str, name: str, runtime: str, command: str, *options: str) -> None:
     """Submit a job of a published model on two GPUs. Options in ``options`` have precedence."""
     work = f"--model {MODEL} --params {PARAMS} --batch {BATCH} --iterations {ITERATIONS} --gpus 2"
-    more = f"--min-gpus 2 --max-gpus 2 --runtime {runtime} --env JAX_PLATFORMS=cpu"
-    words = ["submit", name, *work.split(), *more.split(), "--command", command, *options]
+    resources = f"--min-gpus 2 --max-gpus 2 --runtime {runtime} --env JAX_PLATFORMS=cpu"
+    words = ["submit", name, *work.split(), *resources.split(), "--command", command, *options]
     run_client(address, words)
 
 
@@ -91,23 +91,25 @@ def decided_cell(address: str, name: str) -> tuple[dict[str, Any], str]:
         return read_json(address, f"job {name}").get("allocation")
 
     cell: dict[str, Any] = until(allocation, f"a round starts {name}")["cell"]
-    listed = read_json(address, f"cells --model {MODEL}/{PARAMS} --batch {BATCH}")["cells"]
-    plans = {c["execution_plan"] for c in listed if c["cell"] == cell}
-    assert len(plans) == 1, (cell, listed)
+    cells = read_json(address, f"cells --model {MODEL}/{PARAMS} --batch {BATCH}")["cells"]
+    plans = {c["execution_plan"] for c in cells if c["cell"] == cell}
+    assert len(plans) == 1, (cell, cells)
     return cell, plans.pop()
 
 
 def end_of(address: str, name: str) -> dict[str, Any]:
     """Return a job when it has ended, which must be a success."""
-    ended = ("SUCCEEDED", "FAILED", "CANCELLED")
+    last_states = ("SUCCEEDED", "FAILED", "CANCELLED")
 
     def job() -> Any:
-        shown = read_json(address, f"job {name}")
-        return shown if shown["state"] in ended or shown.get("retries") else None
+        job_facts = read_json(address, f"job {name}")
+        return job_facts if job_facts["state"] in last_states or job_facts.get("retries") else None
 
-    shown: dict[str, Any] = until(job, lambda: f"{name} ends: {read_json(address, f'job {name}')}")
-    assert shown["state"] == "SUCCEEDED", json.dumps(shown)
-    return shown
+    job_facts: dict[str, Any] = until(
+        job, lambda: f"{name} ends: {read_json(address, f'job {name}')}"
+    )
+    assert job_facts["state"] == "SUCCEEDED", json.dumps(job_facts)
+    return job_facts
 
 
 def validate_bert(address: str, options: str) -> Result:
@@ -139,22 +141,22 @@ def validate_bert(address: str, options: str) -> Result:
 def test_a_submission_warns_if_the_runtime_can_run_no_plan(
     address: str, options: str, warning: str
 ) -> None:
-    done = validate_bert(address, options)
-    assert done.exit_code == 0, done.stderr
-    lines = [text for text in done.stderr.splitlines() if "can run no plan" in text]
+    result = validate_bert(address, options)
+    assert result.exit_code == 0, result.stderr
+    lines = [text for text in result.stderr.splitlines() if "can run no plan" in text]
     assert lines == ([f"warning: {warning}"] if warning else [])
 
 
 def test_more_gpus_than_the_cluster_or_any_has_are_refused(address: str) -> None:
-    done = validate_bert(address, "--batch 256 --gpus 65536")
-    assert (done.exit_code, done.stderr) == (
+    result = validate_bert(address, "--batch 256 --gpus 65536")
+    assert (result.exit_code, result.stderr) == (
         1,
         "error: jobs/w.requested_gpus: asks for 65536 GPUs, but the whole cluster has 32; request fewer"
         " [INVALID_INPUT]\n",
     )
-    done = validate_bert(address, "--batch 256 --gpus 100000")
-    assert done.exit_code == 2
-    assert "Input should be less than or equal to 65536" in done.stderr
+    result = validate_bert(address, "--batch 256 --gpus 100000")
+    assert result.exit_code == 2
+    assert "Input should be less than or equal to 65536" in result.stderr
 
 
 def test_a_gpt_of_a_batch_of_64_starts_on_eight_gpus_of_the_sample_cluster(address: str) -> None:
@@ -176,7 +178,7 @@ def test_a_program_gets_the_plan_of_the_cell_that_the_round_decided(
 ) -> None:
     notes, script = home / f"notes-{runtime}", home / f"train-{runtime}.py"
     notes.mkdir()
-    script.write_text(NOTE + REST.get(runtime, REPORT))
+    script.write_text(NOTE + PROGRAM_ENDS.get(runtime, REPORT))
     words = [str(script), str(notes)]
     if runtime == COMMAND:
         words = ["python3", *words, "--degree", "{plan.pp}"]
@@ -189,8 +191,8 @@ def test_a_program_gets_the_plan_of_the_cell_that_the_round_decided(
     cell, listed_text = decided_cell(address, runtime)
     end_of(address, runtime)
 
-    noted = {path.name: json.loads(path.read_text()) for path in notes.iterdir()}
-    assert {facts["plan"] for facts in noted.values()} == {listed_text}
+    notes_by_rank = {path.name: json.loads(path.read_text()) for path in notes.iterdir()}
+    assert {facts["plan"] for facts in notes_by_rank.values()} == {listed_text}
     plan = read_execution_plan("plan", listed_text)
     assert (plan.digest, plan.pipeline_degree, plan.gpus) == (
         cell["plan"],
@@ -200,15 +202,15 @@ def test_a_program_gets_the_plan_of_the_cell_that_the_round_decided(
     assert (plan.gpus, plan.pipeline_degree) == (2, 2 if is_pipeline else 1)
     assert plan.precision is (Precision.BF16 if runtime == JAX else Precision.F16)
     if RUNTIMES[runtime].ranks_are_gpus:
-        assert set(noted) == {"0", "1"}
-        assert {facts["ranks"] for facts in noted.values()} == {"2"}
-    given = noted["0"]["words"]
+        assert set(notes_by_rank) == {"0", "1"}
+        assert {facts["ranks"] for facts in notes_by_rank.values()} == {"2"}
+    rank_words = notes_by_rank["0"]["words"]
     if runtime == COMMAND:
-        assert given == ["--degree", "2"]
+        assert rank_words == ["--degree", "2"]
     if runtime == MEGATRON:
-        assert given[given.index("--pipeline-model-parallel-size") + 1] == "2"
+        assert rank_words[rank_words.index("--pipeline-model-parallel-size") + 1] == "2"
     if runtime == DEEPSPEED:
-        assert given[-2:-1] == ["--deepspeed_config"]
+        assert rank_words[-2:-1] == ["--deepspeed_config"]
 
 
 def test_pytorch_trains_by_the_plan_of_the_cell_that_the_round_decided() -> None:
@@ -220,8 +222,8 @@ def test_pytorch_trains_by_the_plan_of_the_cell_that_the_round_decided() -> None
         submit(address, "gpt", TORCHRUN, f"{script} {notes} {EXAMPLES / 'train_gpt.py'}")
         cell, listed_text = decided_cell(address, "gpt")
         end_of(address, "gpt")
-        noted = {path.name: json.loads(path.read_text()) for path in notes.iterdir()}
-    assert {name: facts["plan"] for name, facts in noted.items()} == {
+        notes_by_rank = {path.name: json.loads(path.read_text()) for path in notes.iterdir()}
+    assert {name: facts["plan"] for name, facts in notes_by_rank.items()} == {
         "0": listed_text,
         "1": listed_text,
     }

@@ -108,9 +108,9 @@ def test_workloads_of_live_jobs_need_estimates_or_plans_for_those_of_users(
         a_spec("over", workload=replace(OTHER, params="x")),
     )
     apply_event(store, "over", JobEvent.CANCEL)
-    known, wanted = store.estimation(C).wanted
-    assert known.plans_only
-    assert {cell.gpus for cell in known.without_plan} == {1, 2, 4, 8}
+    user_workload, wanted = store.estimation(C).wanted
+    assert user_workload.plans_only
+    assert {cell.gpus for cell in user_workload.without_plan} == {1, 2, 4, 8}
     assert wanted == UnestimatedWorkload(
         workload=OTHER, requests=(2, 4), counts=(), derived_from=""
     )

@@ -63,7 +63,7 @@ def feasible(records: list[EstimateRecord]) -> list[EstimateRecord]:
     return [r for r in records if math.isfinite(r.iter_time_s)]
 
 
-def offered(store: PostgresStore, name: str) -> set[tuple[Any, ...]]:
+def list_offers(store: PostgresStore, name: str) -> set[tuple[Any, ...]]:
     """Return the Cells that a round offers a job, with their times and plans."""
     snapshot = store.snapshot(C)
     e = snapshot.estimates
@@ -90,15 +90,15 @@ def test_a_queued_job_of_another_runtime_and_its_end_change_no_cell_of_the_first
 ) -> None:
     submit(sample, a_spec("gpt-a", workload=GPT, requested_gpus=8))
     derive(sample)
-    before = offered(sample, "gpt-a")
+    first_offers = list_offers(sample, "gpt-a")
     submit(sample, a_spec("gpt-b", workload=GPT, requested_gpus=8, **OF_MEGATRON))
     derive(sample)
-    with_megatron = offered(sample, "gpt-a")
-    assert with_megatron >= before
-    assert min(c[4] for c in with_megatron) == min(c[4] for c in before)
+    with_megatron = list_offers(sample, "gpt-a")
+    assert with_megatron >= first_offers
+    assert min(c[4] for c in with_megatron) == min(c[4] for c in first_offers)
     apply_event(sample, "gpt-b", JobEvent.CANCEL)
     derive(sample)
-    assert offered(sample, "gpt-a") >= before
+    assert list_offers(sample, "gpt-a") >= first_offers
     decide(sample)
     assert job(sample, "gpt-a").allocation is not None
 
@@ -107,8 +107,10 @@ def estimate_cells(
     workload: Workload, gpu_type: str, gpus: int, node_gpus: int, memory_gib: int, runtime: str
 ) -> list[EstimateRecord]:
     """Return the Cells that fit on GPUs of a type, for jobs of a runtime."""
-    kind = replace(catalogue_of()[gpu_type], memory_bytes=memory_gib * GIB, gpus_per_node=node_gpus)
-    estimator = Estimator({gpu_type: kind}, {workload: model_of("model", workload, (), ())})
+    hardware = replace(
+        catalogue_of()[gpu_type], memory_bytes=memory_gib * GIB, gpus_per_node=node_gpus
+    )
+    estimator = Estimator({gpu_type: hardware}, {workload: model_of("model", workload, (), ())})
     cells = estimator.cells(workload, gpu_type, gpus, limits=PlanLimits(runtime=runtime))
     return feasible([cell.record for cell in cells])
 
@@ -156,8 +158,8 @@ def test_an_imported_cell_gets_the_best_plan_known_and_keeps_its_time(
 ) -> None:
     import_cells(sample, an_import(degree, nodes=nodes, source=source, complete=True))
     derive(sample)
-    (without,) = cells_of(sample, GPT)  # no job wants it
-    assert without.plan is None
+    (imported_cell,) = cells_of(sample, GPT)  # no job wants it
+    assert imported_cell.plan is None
     submit(sample, a_spec("j", workload=GPT, requested_gpus=8))
     derive(sample)
     (record,) = cells_of(sample, GPT)
@@ -168,7 +170,7 @@ def test_an_imported_cell_gets_the_best_plan_known_and_keeps_its_time(
     assert (record.iter_time_s, record.source, record.complete) == (3.0, source, True)
     best = "by the best plan known" if degree else "by the best plan and degree known"
     assert record.provenance.startswith(f"lab; {best}, predicted to take ")
-    assert record.cell.nodes == (nodes or without.cell.nodes)
+    assert record.cell.nodes == (nodes or imported_cell.cell.nodes)
     derive(sample)
     assert cells_of(sample, GPT) == [record]
     decide(sample)
@@ -203,9 +205,9 @@ def test_cells_of_a_model_that_nobody_knows_stay_as_they_are_and_programs_run_by
     (record,) = cells_of(sample, UNKNOWN)
     assert (record.plan, record.provenance) == (None, "lab")
     decide(sample)
-    held = job(sample, "any").allocation
-    assert held is not None
-    assert (held.cell.pipeline_degree, held.cell.plan, held.plan) == (2, "", None)
+    allocation = job(sample, "any").allocation
+    assert allocation is not None
+    assert (allocation.cell.pipeline_degree, allocation.cell.plan, allocation.plan) == (2, "", None)
     assert job(sample, "stages").allocation is None
 
 
@@ -270,10 +272,10 @@ def test_a_cell_that_is_stated_with_its_plan_is_not_replaced_by_one_without(
     submit(sample, a_spec("j", workload=GPT, requested_gpus=8))
     import_cells(sample, an_import(2))
     derive(sample)
-    (planned,) = cells_of(sample, GPT)
-    import_cells(sample, replace(planned, iter_time_s=5.0, provenance="measured by this plan"))
+    (planned_cell,) = cells_of(sample, GPT)
+    import_cells(sample, replace(planned_cell, iter_time_s=5.0, provenance="measured by this plan"))
     import_cells(sample, an_import(2))
     assert {(r.iter_time_s, r.plan) for r in cells_of(sample, GPT)} == {
-        (5.0, planned.plan),
+        (5.0, planned_cell.plan),
         (3.0, None),
     }

@@ -26,9 +26,9 @@ QUICK: Final = ["--listen", "127.0.0.1:0", "--period", "0", "--agents", "1"]
 def run_client(address: str, command: str | Sequence[str]) -> str:
     """Run a client's command against the server, in this process, and return its stdout."""
     words = command.split() if isinstance(command, str) else command
-    done = CliRunner().invoke(app, words, env={"TESSERA_SERVER": address})
-    assert done.exit_code == 0, (done.stdout, done.stderr, done.exception)
-    return done.stdout
+    result = CliRunner().invoke(app, words, env={"TESSERA_SERVER": address})
+    assert result.exit_code == 0, (result.stdout, result.stderr, result.exception)
+    return result.stdout
 
 
 def read_json(address: str, command: str) -> Any:
@@ -69,10 +69,10 @@ def run_up(
     ``directory`` holds the options that name the data directory. If it is None, that is ``home``.
     ``variables`` are further variables of its environment.
     """
-    where = ("--data-dir", str(home)) if directory is None else directory
+    directory_words = ("--data-dir", str(home)) if directory is None else directory
     with (home / "messages").open("w") as messages:
         process = subprocess.Popen(
-            [*TESSERA, "up", *where, *QUICK, *options],
+            [*TESSERA, "up", *directory_words, *QUICK, *options],
             stdout=subprocess.PIPE,
             stderr=messages,
             text=True,

@@ -286,9 +286,9 @@ def test_a_pipeline_without_a_plan_is_refused_by_each_runtime_that_needs_its_sta
 ) -> None:
     gang = bench.gang(("train.py",), runtime=runtime)
     gang = replace(gang, cell=replace(gang.cell, pipeline_degree=2))
-    with pytest.raises(InvalidInput) as caught:
+    with pytest.raises(InvalidInput) as refusal:
         bench.start(gang)
-    assert str(caught.value) == (
+    assert str(refusal.value) == (
         "execution_plan: is missing for 2 pipeline stages; state a plan, or delete the Cell so that the"
         " server derives one with a plan"
     )

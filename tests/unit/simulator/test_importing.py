@@ -128,9 +128,9 @@ def test_a_row_carries_its_execution_plan_and_is_written_as_it_was_read() -> Non
     )
     assert [r.plan for r in records] == [PIPELINE, None]
     assert (records[0].cell.plan, records[0].cell.pipeline_degree) == (PIPELINE.digest, 2)
-    written = profiles_csv(records)
-    assert quote(PIPELINE.to_json()) in written
-    assert parse_profiles(written.encode(), "q.csv") == records
+    text = profiles_csv(records)
+    assert quote(PIPELINE.to_json()) in text
+    assert parse_profiles(text.encode(), "q.csv") == records
 
 
 @pytest.mark.parametrize(

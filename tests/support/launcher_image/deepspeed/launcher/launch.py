@@ -19,6 +19,6 @@ if __name__ == "__main__":
     parser.add_argument("words", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     nodes = list(json.loads(base64.urlsafe_b64decode(options.world_info)).values())
-    before, own = nodes[: options.node_rank], nodes[options.node_rank]
-    first, world = sum(map(len, before)), sum(map(len, nodes))
-    sys.exit(run_ranks(options.words, first, len(own), world))
+    lower_nodes, node_gpus = nodes[: options.node_rank], nodes[options.node_rank]
+    first_rank, world = sum(map(len, lower_nodes)), sum(map(len, nodes))
+    sys.exit(run_ranks(options.words, first_rank, len(node_gpus), world))

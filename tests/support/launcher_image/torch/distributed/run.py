@@ -16,7 +16,7 @@ if __name__ == "__main__":
     parser.add_argument("--no-python", action="store_true", required=True)
     parser.add_argument("words", nargs=argparse.REMAINDER)
     options = parser.parse_args()
-    first, *rest = options.words
-    words = [first, *(Template(word).substitute() for word in rest)]
+    program, *arguments = options.words
+    words = [program, *(Template(word).substitute() for word in arguments)]
     count = options.nproc_per_node
     sys.exit(run_ranks(words, options.node_rank * count, count, options.nnodes * count))
