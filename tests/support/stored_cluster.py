@@ -152,7 +152,10 @@ def _some_cell(snapshot: Snapshot, job: int, gang: Gang) -> CellKey:
     e, kind = snapshot.estimates, kind_of(snapshot, gang)
     same = (e.workload == snapshot.jobs.workload[job]) & (e.gpu_type == kind)
     same &= (e.gpus == gang.gpus) & (e.pipeline_degree == 1)
-    plans = e.plan[same].tolist() or [snapshot.plans.index("") if "" in snapshot.plans else 0]
+    on_nodes = same & (e.nodes == len(gang.members))
+    plans = e.plan[on_nodes if on_nodes.any() else same].tolist() or [
+        snapshot.plans.index("") if "" in snapshot.plans else 0
+    ]
     return CellKey(kind, gang.gpus, pipeline_degree=1, plan=plans[0])
 
 
