@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from itertools import islice, product
 from typing import Final
@@ -31,8 +31,8 @@ from tessera.estimator.memory import States, limit_bytes
 from tessera.estimator.planning.options import options_of, stage_depths, stages_at
 from tessera.estimator.planning.search import best_plans, latency_of
 from tessera.estimator.planning.uniform import (
-    accumulations,
     interleaved_divisions,
+    possible_counts,
     possible_degrees,
     uniform_divisions,
 )
@@ -74,13 +74,28 @@ _MAX_TRIED: Final = 32
 """Number of interleaved plans whose memory is computed, the fastest ones."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedChoices:
+    """Choices that a search keeps. It searches those that are None."""
+
+    micro_batches: int | None = None
+    zero: ZeroStage | None = None
+    recomputation: Recomputation | None = None
+
+    def allow(self, switches: Switches) -> bool:
+        """Return whether these are the switches to keep."""
+        kept_pairs = ((self.zero, switches.zero), (self.recomputation, switches.recomputation))
+        return all(choice in (None, value) for choice, value in kept_pairs)
+
+
 class PlanSearch:
     """A search for plans within limits in one setting.
 
     ``model`` is the name of the model in plans. ``degrees`` are the pipeline degrees; if it is
     None, all possible ones are. A plan that is ``exhausted_digests`` (digests) needs more memory than the
     model predicts, so all plans are left out that need as much by the model. ``node`` is what a node
-    has. If it is None, its CPU cores and host memory are not known.
+    has. If it is None, its CPU cores and host memory are not known. ``choices`` are what is not
+    searched, but kept.
     """
 
     def __init__(
@@ -93,8 +108,10 @@ class PlanSearch:
         exhausted_digests: Collection[str] = (),
         node: Capacity | None = None,
         is_cancelled: Callable[[], bool] = never_cancelled,
+        choices: FixedChoices | None = None,
     ) -> None:
         """Remember what to search. Searching starts with the first question."""
+        self._choices = choices or FixedChoices()
         self._setting, self._limits, self._model = setting, limits, model
         self._exhausted_digests, self._node, self._is_cancelled = (
             exhausted_digests,
@@ -256,9 +273,11 @@ class PlanSearch:
         Plans that are exhausted make the memory of others uncertain, so all are priced then.
         """
         require_caller(self._is_cancelled)
-        if divisions is None:
+        switches = [each for each in switches if self._choices.allow(each)]
+        if divisions is None or not switches:
             return None
-        known_s = None if self._exhausted_digests else known_s
+        if self._exhausted_digests or self._choices != FixedChoices():
+            known_s = None
         return PlanTable(
             self._setting, divisions, switches, self._limits, self._model, known_s=known_s
         )
@@ -267,7 +286,9 @@ class PlanSearch:
     def _uniform_divisions(self) -> Divisions | None:
         setting = self._setting
         batch = setting.training.global_batch
-        return uniform_divisions(setting.graph, setting.shape, batch, self.degrees)
+        return uniform_divisions(
+            setting.graph, setting.shape, batch, self.degrees, self._choices.micro_batches
+        )
 
     @cached_property
     def _recomputations(self) -> tuple[Recomputation, ...]:
@@ -292,7 +313,9 @@ class PlanSearch:
     def _interleaved_table(self) -> PlanTable | None:
         setting = self._setting
         batch = setting.training.global_batch
-        divisions = interleaved_divisions(setting.graph, setting.shape, batch, self.degrees)
+        divisions = interleaved_divisions(
+            setting.graph, setting.shape, batch, self.degrees, self._choices.micro_batches
+        )
         known_s = {degree: self._known_s(degree) for degree in self.degrees}
         for price in self._mixed_prices:
             known_s[price.plan.pipeline_degree] = price.iter_time_s
@@ -320,7 +343,7 @@ class PlanSearch:
     @cached_property
     def _mixed_prices(self) -> list[PlanPrice]:
         """Return plans with stages of any kind that are faster than all others of their degree."""
-        setting = self._setting
+        setting, choices = self._setting, self._choices
         degrees = [d for d in self.degrees if 1 < d <= COARSE_LAYERS]
         if not degrees or setting.shape.gpus > MAX_MIXED_GPUS:
             return []
@@ -328,6 +351,8 @@ class PlanSearch:
         known_s = {degree: self._known_s(degree) for degree in degrees}
         plan_found: dict[int, ExecutionPlan] = {}
         for (count, switches), degrees_here in self._find_promising(stages.work, known_s).items():
+            if not choices.allow(switches):
+                continue
             known_here_s = {degree: known_s[degree] for degree in degrees_here}
             for seconds, plan in stages.search(count, switches, known_here_s, self._model):
                 if self._limits.allow(plan):
@@ -355,7 +380,7 @@ class PlanSearch:
         micro-batches, with the least recomputation and the most.
         """
         training, table = self._setting.training, self._gpu_table
-        counts = accumulations(training.global_batch)
+        counts = possible_counts(training.global_batch, 1, self._choices.micro_batches)
         pairs = list(product(counts, self.switches))
         if work * len(pairs) <= EXACT_WORK:
             return {key: list(known_s) for key in pairs}
@@ -375,7 +400,8 @@ class PlanSearch:
             zero=ZeroStage(self._setting.runtime.states.zero),
             recomputation=Recomputation.FULL if training.checkpointing else Recomputation.NONE,
         )
-        degrees_by_batching[training.micro_batches, model_switches] |= known_s.keys()
+        if self._choices.micro_batches in (None, training.micro_batches):
+            degrees_by_batching[training.micro_batches, model_switches] |= known_s.keys()
         return {batching: sorted(some) for batching, some in degrees_by_batching.items()}
 
 
