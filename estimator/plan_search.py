@@ -36,7 +36,7 @@ from tessera.estimator.planning.uniform import (
     possible_degrees,
     uniform_divisions,
 )
-from tessera.estimator.plans import Candidates, Shape
+from tessera.estimator.plans import Candidates, Shape, powers_of_two
 from tessera.estimator.pricing.divisions import Divisions, PlanTable, Switches
 from tessera.estimator.pricing.price import PlanPrice, price_plan
 from tessera.formulation.cancellation import never_cancelled, require_caller
@@ -62,13 +62,17 @@ EXACT_WORK: Final = 250_000
 """Layers times candidate stages in all micro-batches and switches, up to which the search is exact."""
 
 MAX_MIXED_GPUS: Final = 512
-"""Largest number of GPUs for which stages of different kinds are searched."""
+"""Largest number of GPUs for which stages of different kinds are searched. If there are more, each
+stage has a multiple of the largest power of two that divides the GPUs, and these units count."""
 
 OPEN: Final = PlanLimits(runtime="command")
 """The limits of jobs whose program may run any plan."""
 
 _CLOSE: Final = 1.2
 """Pipeline degrees are refined whose best uniform plan takes up to this multiple of the best time."""
+
+_FEW_GPUS: Final = 64
+"""GPUs up to which odd pipelines are searched in every number of micro-batches."""
 
 _MAX_TRIED: Final = 32
 """Number of interleaved plans whose memory is computed, the fastest ones."""
@@ -345,10 +349,13 @@ class PlanSearch:
         """Return plans with stages of any kind that are faster than all others of their degree."""
         setting, choices = self._setting, self._choices
         degrees = [d for d in self.degrees if 1 < d <= COARSE_LAYERS]
-        if not degrees or setting.shape.gpus > MAX_MIXED_GPUS:
-            return []
-        stages = _MixedStages(setting, degrees[-1], self._is_cancelled)
+        gpus = setting.shape.gpus
         known_s = {degree: self._known_s(degree) for degree in degrees}
+        unit = gpus & -gpus if gpus > MAX_MIXED_GPUS else 1
+        is_planned = unit > 1 and math.isfinite(min(known_s.values(), default=math.inf))
+        if not degrees or gpus // unit > MAX_MIXED_GPUS or is_planned:
+            return []
+        stages = _MixedStages(setting, degrees[-1], unit, self._is_cancelled)
         plan_found: dict[int, ExecutionPlan] = {}
         for (count, switches), degrees_here in self._find_promising(stages.work, known_s).items():
             if not choices.allow(switches):
@@ -376,8 +383,8 @@ class PlanSearch:
 
         If there is little ``work`` (layers times candidate stages), all are promising. Otherwise,
         the model's own training is, for all degrees. So are the best uniform plans of the degrees
-        close to the best one, for these. Degrees without uniform plans have every number of
-        micro-batches, with the least recomputation and the most.
+        close to the best one, for these. Degrees without uniform plans have the numbers of
+        micro-batches of the others, or all on few GPUs, with the least recomputation and the most.
         """
         training, table = self._setting.training, self._gpu_table
         counts = possible_counts(training.global_batch, 1, self._choices.micro_batches)
@@ -393,7 +400,10 @@ class PlanSearch:
                     degrees_by_batching[table.batching(best)] |= close
         ends = (Recomputation.NONE, Recomputation.FULL)
         odd = {degree for degree in known_s if self._setting.shape.gpus % degree}
-        for count, recomputation in product(counts if odd else (), ends):
+        odd_counts = {count for count, _ in degrees_by_batching}
+        if not odd_counts or self._setting.shape.gpus <= _FEW_GPUS:
+            odd_counts = set(counts)
+        for count, recomputation in product(odd_counts if odd else (), ends):
             switches = Switches(zero=ZeroStage.OPTIMIZER, recomputation=recomputation)
             degrees_by_batching[count, switches] |= odd
         model_switches = Switches(
@@ -427,11 +437,13 @@ def has_division(setting: Setting, limits: PlanLimits) -> bool:
 class _MixedStages:
     """The candidate stages of plans whose stages differ, between the cuts of coarse layers."""
 
-    def __init__(self, setting: Setting, stages: int, is_cancelled: Callable[[], bool]) -> None:
+    def __init__(
+        self, setting: Setting, stages: int, unit: int, is_cancelled: Callable[[], bool]
+    ) -> None:
         self._setting, self._is_cancelled = setting, is_cancelled
         coarse = coarse_for(setting.graph, stages, is_cancelled)
         self._candidates = _candidates(
-            coarse.graph, setting.shape, len(coarse.graph) == len(setting.graph)
+            coarse.graph, setting.shape, len(coarse.graph) == len(setting.graph), unit
         )
         self._fine = _in_fine_layers(self._candidates, coarse)
         self._single_rows = np.flatnonzero(self._candidates.end - self._candidates.start == 1)
@@ -509,8 +521,10 @@ class _MixedStages:
 
 
 @lru_cache(maxsize=64)
-def _candidates(graph: Graph, shape: Shape, sequence_parallel: bool) -> Candidates:
-    return candidates_of(graph, shape, sequence_parallel=sequence_parallel)
+def _candidates(graph: Graph, shape: Shape, sequence_parallel: bool, unit: int) -> Candidates:
+    """Return the candidate stages on powers of two of GPUs, from ``unit`` on."""
+    counts = [power for power in powers_of_two(shape.gpus) if power >= unit]
+    return candidates_of(graph, shape, stage_gpus=counts, sequence_parallel=sequence_parallel)
 
 
 def _in_fine_layers(candidates: Candidates, coarse: CoarseGraph) -> Candidates:

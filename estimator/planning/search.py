@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -110,6 +110,11 @@ def best_plans(
     least_s = latency.added_s[options.source] + weight @ worst_s[:, options.source]
     fast = options.only(least_s < max(known.values()) * (1 - _TIE))
     usable = fast.only(_useful(fast, latency))
+    unit = int(np.gcd.reduce(usable.gpus)) or 1  # all stages have multiples of these GPUs
+    if gpus % unit or wanted[0] > gpus // unit:
+        return {}
+    usable, gpus = replace(usable, gpus=usable.gpus // unit), gpus // unit
+    wanted = [stages for stages in wanted if stages <= gpus]
     criteria = Criteria(added=latency.added_s[None, usable.source], worst=worst_s[:, usable.source])
     rest = rest_of(usable, criteria, wanted[-1], gpus, cancelled)
     plans: dict[int, PlanSearchResult] = {}
