@@ -96,10 +96,10 @@ class PlanSearch:
     """A search for plans within limits in one setting.
 
     ``model`` is the name of the model in plans. ``degrees`` are the pipeline degrees; if it is
-    None, all possible ones are. A plan that is ``exhausted_digests`` (digests) needs more memory than the
-    model predicts, so all plans are left out that need as much by the model. ``node`` is what a node
-    has. If it is None, its CPU cores and host memory are not known. ``choices`` are what is not
-    searched, but kept.
+    None, all possible ones are. Plans with ``exhausted_digests`` need more memory than the model
+    predicts, so all plans are left out that need as much by the model. ``node`` is what a node has.
+    If it is None, its CPU cores and host memory are not known. ``choices`` are kept instead of
+    searched.
     """
 
     def __init__(
@@ -130,8 +130,8 @@ class PlanSearch:
     def best_by_degree(self) -> dict[int, PlanPrice]:
         """Return the fastest plan of each pipeline degree.
 
-        If no plan of a degree fits in memory, it is the one that needs least of it. A degree is
-        absent if it has no plan within the limits.
+        If no plan of a degree fits in memory, it is the one that needs least of it, or one for which
+        the hosts are too small. A degree is absent if it has no plan within the limits.
 
         Raises:
             DeadlineTooShort: it was cancelled.
@@ -142,8 +142,7 @@ class PlanSearch:
             price = self._best_on_gpus([degree])
             if price is None and choices:
                 price = self._best_offloaded([degree], choices[-1])
-            if price is None or self.host_shortage(price):
-                price = self._tightest([degree]) or price
+            price = price or self._tightest([degree])
             if price is not None:
                 best[degree] = price
         return best
@@ -152,7 +151,7 @@ class PlanSearch:
         """Return the fastest plan, and slower ones that need less of the hosts.
 
         Each is faster, by :data:`MIN_GAIN`, than all that need no more CPU cores and host memory.
-        If nothing fits, it is the plan that needs least memory, if there is any.
+        If nothing fits, it is one plan that does not, if there is any.
 
         Raises:
             DeadlineTooShort: it was cancelled.
@@ -169,7 +168,7 @@ class PlanSearch:
         fitting = [price for price in prices if not self.host_shortage(price)]
         if fitting:
             return _unbeaten(fitting)
-        price = self._tightest(self.degrees) or next(iter(prices), None)
+        price = next(iter(prices), None) or self._tightest(self.degrees)
         return [] if price is None else [price]
 
     def find_each_kind(self) -> Iterator[PlanPrice]:
@@ -210,10 +209,8 @@ class PlanSearch:
         def find(max_bytes: float) -> PlanPrice | None:
             best = self._fastest(self._gpu_table, degrees, max_bytes)
             for price in self._mixed_prices:
-                fits = max(price.memory_bytes) <= max_bytes
-                best = (
-                    _faster(best, price) if fits and price.plan.pipeline_degree in degrees else best
-                )
+                if price.plan.pipeline_degree in degrees and max(price.memory_bytes) <= max_bytes:
+                    best = _faster(best, price)
             known_s = math.inf if best is None else best.iter_time_s
             return self._fastest(self._interleaved_table, degrees, max_bytes, known_s) or best
 
