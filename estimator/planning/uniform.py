@@ -38,8 +38,7 @@ def uniform_divisions(
     """Return the divisions into stages of equal GPUs and parallelism, or None without any.
 
     Blocks are cut into equal parts where they can be, and where the heaviest part is lightest.
-    ``count`` is the number of micro-batches. If it is None, those of :func:`accumulations` are
-    tried.
+    ``count`` is the number of micro-batches. If it is None, all of :func:`accumulations` are tried.
     """
     cuts = [(degree, 1, ends) for degree in degrees for ends in _cuts(graph, degree)]
     return _divisions(graph, shape, batch, cuts, count)

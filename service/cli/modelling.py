@@ -257,7 +257,7 @@ def _training_of(
 
 
 def _micro_batches(count: int | None, training: Training) -> int:
-    """Return the number of micro-batches, that of the training if it is not given."""
+    """Return the number of micro-batches. If it is None, the training decides."""
     batch = training.global_batch
     if count is not None and batch % count:
         near = ", ".join(map(str, _divisors_near(batch, count)))
