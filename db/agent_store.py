@@ -12,17 +12,25 @@ from tessera.db.observe import record_observation
 from tessera.db.store_part import StorePart
 from tessera.formulation.records.agents import DesiredState, Heartbeat, NodeHealth, ObservedGang
 from tessera.formulation.records.clusters import NodeSpec
+from tessera.formulation.runtime_offers import NO_OFFERS, AgentOffers
 
 
 class AgentStore(StorePart):
     """The agents of ``tessera.service.ports``."""
 
-    def hello(self, cluster: str, agent: str, incarnation: str, nodes: Sequence[NodeSpec]) -> None:
+    def hello(
+        self,
+        cluster: str,
+        agent: str,
+        incarnation: str,
+        nodes: Sequence[NodeSpec],
+        offers: AgentOffers = NO_OFFERS,
+    ) -> None:
         """Register an agent and its nodes."""
 
         def register(connection: sa.Connection) -> None:
             silence_s = self._silence.read(connection)
-            agents.register_agent(connection, cluster, agent, incarnation, nodes, silence_s)
+            agents.register_agent(connection, cluster, agent, incarnation, nodes, offers, silence_s)
             for kind in ("nodes", "agents"):
                 require_few(connection, cluster, kind, self._limits)
             audit_log.record_change(connection)

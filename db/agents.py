@@ -15,12 +15,14 @@ from tessera.db.failed_starts import forget_failed_starts
 from tessera.db.network import decision_from
 from tessera.db.outlook import HEARD_AHEAD
 from tessera.db.rows import JOBS_KEYED, SILENT_S, allocation_record, job_spec, shares_of
+from tessera.db.runtime_offers import offers_document
 from tessera.db.tunings import load_plans_to_try
 from tessera.db.turn import JobChange, Turn
 from tessera.formulation.errors import NotAllowed, NotFound
 from tessera.formulation.lifecycle import JobEvent, JobState
 from tessera.formulation.records.agents import DesiredGang, DesiredState, Heartbeat
 from tessera.formulation.records.clusters import NodeSpec
+from tessera.formulation.runtime_offers import AgentOffers
 
 _STORED = sa.text(f"""
 SELECT n.id, n.name, n.rack, n.cpus, n.host_bytes, n.labels, n.agent_id, a.name AS agent,
@@ -30,13 +32,18 @@ WHERE n.cluster_id = :cluster AND n.name = ANY(:names)
 """)  # noqa: S608 - a constant of tessera.db.rows
 
 _REGISTER = sa.text("""
-INSERT INTO agents (cluster_id, name, incarnation, heard_at)
-VALUES (:cluster, :name, :incarnation, clock_timestamp())
+INSERT INTO agents (cluster_id, name, incarnation, heard_at, runtimes)
+VALUES (:cluster, :name, :incarnation, clock_timestamp(), CAST(:runtimes AS jsonb))
 ON CONFLICT (cluster_id, name) DO UPDATE
     SET incarnation = excluded.incarnation, heard_at = excluded.heard_at, network_remarks = '[]',
+        runtimes = excluded.runtimes,
         deleted_nodes = CASE WHEN agents.incarnation = excluded.incarnation
             THEN agents.deleted_nodes ELSE '[]' END
 RETURNING id
+""")
+
+_SAME_OFFERS = sa.text("""
+SELECT runtimes = CAST(:runtimes AS jsonb) FROM agents WHERE cluster_id = :cluster AND name = :name
 """)
 
 _LEAVE = sa.text("""
@@ -182,9 +189,10 @@ def register_agent(
     agent: str,
     incarnation: str,
     specs: Sequence[NodeSpec],
+    offers: AgentOffers,
     silence_s: float,
 ) -> None:
-    """Register an agent and its nodes, with the labels that it gives them and the capacity it found.
+    """Register an agent, its ``offers``, and its nodes with its labels and the capacity that it found.
 
     Nodes taken over from a dead agent lose the jobs that ran there. Nodes that were deleted since
     this incarnation started are left out. ``desired`` returns their names. If a node is new, has
@@ -228,6 +236,8 @@ def register_agent(
     if is_restarted:
         changed |= forget_failed_starts(connection, turn.cluster, names)
     left = connection.execute(_LEAVE, values).rowcount > 0
+    values["runtimes"] = dump_json(offers_document(offers))
+    changed |= connection.execute(_SAME_OFFERS, values).scalar() is False
     turn.needs_round |= returned or changed or left
     key = connection.execute(_REGISTER, values).scalar_one()
     connection.execute(_JOIN, values | {"agent": key})

@@ -82,6 +82,11 @@ WHERE w.cluster_id = :cluster AND m.iter_time_s IS NOT NULL
 ORDER BY m.changed_at DESC, m.id DESC LIMIT :latest
 """)  # noqa: S608 - a constant of formulation
 
+_HAS_NO_PLAN = """NOT e.derived AND p.name = '' AND e.iter_time_s < 'Infinity' AND NOT EXISTS (
+    SELECT FROM jobs r WHERE r.workload_id = e.workload_id AND r.cell_type_id = e.gpu_type_id
+        AND r.cell_gpus = e.gpus AND r.cell_degree = e.pipeline_degree AND r.cell_plan_id = e.plan_id)"""
+"""Whether a user's estimate (e) has a time but no plan (p), and no job (r) runs by it."""
+
 _WANTED = sa.text(f"""
 SELECT w.model, w.params, w.global_batch, w.derived_from,
     array_agg(DISTINCT j.requested_gpus ORDER BY j.requested_gpus) AS requests,
@@ -99,6 +104,10 @@ SELECT w.model, w.params, w.global_batch, w.derived_from,
         SELECT unnest(ARRAY[k.stated_plan_id, k.submitted_plan_id])
         FROM jobs k WHERE k.workload_id = w.id AND k.{LIVE})) AS plans,
     (SELECT coalesce(json_agg(json_build_array(t.name, e.gpus, e.pipeline_degree, p.name, e.nodes)
+            ORDER BY t.ordinal, e.gpus, e.nodes, e.pipeline_degree), '[]')
+        FROM estimates e JOIN gpu_types t ON t.id = e.gpu_type_id JOIN plans p ON p.id = e.plan_id
+        WHERE e.workload_id = w.id AND {_HAS_NO_PLAN}) AS without_plan,
+    (SELECT coalesce(json_agg(json_build_array(t.name, e.gpus, e.pipeline_degree, p.name, e.nodes)
             ORDER BY t.ordinal, e.gpus, e.nodes, e.pipeline_degree, p.name), '[]')
         FROM estimates e JOIN gpu_types t ON t.id = e.gpu_type_id JOIN plans p ON p.id = e.plan_id
         WHERE e.workload_id = w.id AND e.iter_time_s = 'Infinity' AND p.document <> ''
@@ -110,6 +119,8 @@ FROM workloads w JOIN jobs j ON j.workload_id = w.id
 WHERE w.cluster_id = :cluster AND w.model <> '{PROFILING}' AND j.{LIVE}
     AND (w.derived_from <> '' OR NOT EXISTS (
         SELECT FROM estimates e WHERE e.workload_id = w.id AND NOT e.derived)
+        OR EXISTS (SELECT FROM estimates e JOIN plans p ON p.id = e.plan_id
+            WHERE e.workload_id = w.id AND {_HAS_NO_PLAN})
         OR EXISTS (SELECT FROM unnest(ARRAY[j.stated_plan_id, j.submitted_plan_id]) AS own(plan_id)
             WHERE own.plan_id IS NOT NULL AND NOT EXISTS (SELECT FROM estimates e
                 WHERE e.workload_id = w.id AND e.plan_id = own.plan_id)))
@@ -164,6 +175,18 @@ WHERE r.k > 0 AND e.derived AND e.source > 0
         AND j.cell_type_id = e.gpu_type_id AND j.cell_gpus = e.gpus
         AND j.cell_degree = e.pipeline_degree AND j.cell_plan_id = e.plan_id)
 """)
+
+_ADD_PLANS = sa.text(f"""
+UPDATE estimates e SET plan_id = r.p, pipeline_degree = r.d,
+    provenance = left(concat_ws('; ', nullif(e.provenance, ''), r.v), 1000),
+    traffic = coalesce(nullif(e.traffic, ''), r.x)
+FROM json_to_recordset(CAST(:rows AS json)) AS r(
+    w bigint, t bigint, g bigint, n bigint, d bigint, p bigint, v text, x text, was bigint), plans p
+WHERE e.workload_id = r.w AND e.gpu_type_id = r.t AND e.gpus = r.g AND e.nodes = r.n
+    AND e.pipeline_degree = r.was AND p.id = e.plan_id AND {_HAS_NO_PLAN}
+    AND NOT EXISTS (SELECT FROM estimates o WHERE o.workload_id = r.w AND o.gpu_type_id = r.t
+        AND o.gpus = r.g AND o.nodes = r.n AND o.pipeline_degree = r.d AND o.plan_id = r.p)
+""")  # noqa: S608 - a constant of this module
 
 _DERIVED_FROM = sa.text("""
 UPDATE workloads w SET derived_from = r.derived_from, waits_for = NULL
@@ -244,10 +267,8 @@ def load_estimation(connection: sa.Connection, cluster: str) -> EstimationInputs
                 has_reason=r.has_reason,
                 limits=tuple(own for own in _limits(r.limits) if not own.allow_every_plan),
                 is_open=not r.limits or not all(own.techniques for own in _limits(r.limits)),
-                exhausted=tuple(
-                    Cell(gpu_type=t, gpus=g, pipeline_degree=d, plan=p, nodes=n)
-                    for t, g, d, p, n in r.exhausted
-                ),
+                without_plan=_make_cells(r.without_plan),
+                exhausted=_make_cells(r.exhausted),
                 tunings=tuple((runtime, TuningSpace(space)) for runtime, space in r.tunings),
             )
             for r in connection.execute(_WANTED, of)
@@ -303,6 +324,44 @@ def put_derived_estimates(
     return kept
 
 
+def add_plans(
+    connection: sa.Connection, cluster: str, planned_cells: Sequence[tuple[Cell, EstimateRecord]]
+) -> int:
+    """Give users' estimates that have none an execution plan; return how many got one.
+
+    Each Cell is as the user stated it. Its estimate keeps its time and source. The record has its
+    plan, provenance and traffic. An estimate that a job runs by, or whose plan has one of its own,
+    stays as it is.
+
+    Raises:
+        NotFound: the cluster. InvalidInput: unknown GPU type.
+    """
+    key = enter_cluster(connection, cluster)
+    records = [record for _, record in planned_cells]
+    types = require_types(connection, key, {r.cell.gpu_type for r in records})
+    ids = ensure_workloads(connection, key, {r.workload for r in records})
+    lock_workloads(connection, ids.values())
+    plans = ensure_plans(connection, key, records)
+    rows = [
+        {
+            "w": ids[r.workload],
+            "t": types[r.cell.gpu_type].id,
+            "g": r.cell.gpus,
+            "n": r.cell.nodes,
+            "d": r.cell.pipeline_degree,
+            "p": plans[r.cell.plan],
+            "v": r.provenance,
+            "x": "" if r.traffic is None else r.traffic.to_json(),
+            "was": user_cell.pipeline_degree,
+        }
+        for user_cell, r in planned_cells
+    ]
+    plan_count = connection.execute(_ADD_PLANS, {"rows": dump_json(rows)}).rowcount
+    if plan_count:
+        request_round(connection, key, set(ids.values()))
+    return plan_count
+
+
 def record_wait_reasons(
     connection: sa.Connection, cluster: str, reasons: Mapping[Workload, Reason | None]
 ) -> None:
@@ -340,6 +399,12 @@ def _models(connection: sa.Connection, cluster: int) -> list[ModelSpec]:
         )
         for r in connection.execute(_MODELS, {"cluster": cluster})
     ]
+
+
+def _make_cells(rows: Iterable[tuple[str, int, int, str, int]]) -> tuple[Cell, ...]:
+    return tuple(
+        Cell(gpu_type=t, gpus=g, pipeline_degree=d, plan=p, nodes=n) for t, g, d, p, n in rows
+    )
 
 
 def _limits(stored: Iterable[tuple[str, list[str]]]) -> list[PlanLimits]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
+from tessera.db.failed_starts import forget_failed_starts
 from tessera.db.rows import nodes_named
 from tessera.db.turn import Turn, request_round
 from tessera.formulation.errors import NotFound
@@ -43,6 +44,8 @@ def drain_nodes(
     values = {"cluster": turn.cluster, "names": list(names)}
     drain = {"reason": reason, "drained_by": drained_by} if draining else {}
     changed = connection.execute(_DRAIN if draining else _UNDRAIN, values | drain)
+    if not draining:
+        forget_failed_starts(connection, turn.cluster, names)
     if changed.rowcount:
         request_round(connection, turn.cluster)
     records = nodes_named(connection, turn.cluster, names)

@@ -14,7 +14,7 @@ from tessera.db.agents import require_agent
 from tessera.db.derived_estimates import notify_estimators
 from tessera.db.documents import dump_json
 from tessera.db.failed_plans import exclude_plans, keep_failures
-from tessera.db.failed_starts import REASONS, note_failed_starts, note_starts
+from tessera.db.failed_starts import EARLY_REASONS, REASONS, note_failed_starts, note_starts
 from tessera.db.job_columns import UNTIL_EXIT
 from tessera.db.training import keep_training, training_row
 from tessera.db.tunings import (
@@ -26,6 +26,7 @@ from tessera.db.tunings import (
 from tessera.db.turn import JobChange, Turn, notify_attention
 from tessera.formulation.exit_reasons import ExitReason, rank_of
 from tessera.formulation.lifecycle import ACTIVE, JobEvent, JobState, is_allowed
+from tessera.formulation.promises.backoff import RAN_WELL_S
 from tessera.formulation.records.agents import ObservedGang
 from tessera.formulation.runtimes import is_training
 from tessera.formulation.values import EstimateSource
@@ -49,6 +50,12 @@ SELECT l.job_id, l.generation AS of_generation, l.node_id, n.name AS node,
     j.name, j.state, j.generation, j.leader_id, j.retries, j.max_retries, j.iterations,
     j.iterations_done, max(t.generation) AS traffic_of, j.runtime, j.cell_gpus,
     {UNTIL_EXIT} AS until_exit,
+    coalesce(clock_timestamp() - j.ran_at >= make_interval(secs => {RAN_WELL_S}), false) OR EXISTS (
+        SELECT FROM measurements m WHERE m.job_id = j.id AND m.generation = j.generation
+    ) AS has_trained,
+    EXISTS (SELECT FROM failed_starts f WHERE f.job_id = j.id) OR EXISTS (
+        SELECT FROM allocations a JOIN nodes m ON m.id = a.node_id
+        WHERE a.job_id = j.id AND a.hold <> 'reserved' AND m.failed_starts > 0) AS has_failed,
     EXISTS (SELECT FROM allocations w WHERE w.job_id = j.id AND w.hold = 'reserved') AS waits
 FROM nodes n JOIN allocations l ON l.node_id = n.id JOIN jobs j ON j.id = l.job_id
 LEFT JOIN measured_traffic t ON t.job_id = l.job_id AND t.node_id = l.node_id
@@ -144,6 +151,7 @@ class ReportDifferences:
     changes: list[JobChange] = field(default_factory=list)
     freed: list[dict[str, Any]] = field(default_factory=list)
     unstarted: list[dict[str, Any]] = field(default_factory=list)  # jobs that a node cannot start
+    trainers: list[int] = field(default_factory=list)  # jobs that train after failed starts
 
 
 def record_observation(
@@ -162,7 +170,7 @@ def record_observation(
     """
     me = require_agent(connection, cluster, agent, incarnation)
     findings = _compare(connection, me, gangs, revision)
-    if not (findings.changes or findings.freed or findings.tuned):
+    if not (findings.changes or findings.freed or findings.tuned or findings.trainers):
         _keep_facts(connection, cluster, findings)
         return False
     # Take the turn and compare again, because other transactions may have had theirs.
@@ -178,7 +186,7 @@ def record_observation(
         notify_estimators(connection, cluster)
     keep_failures(connection, findings.failures)  # before the jobs lose their Cells
     _keep_facts(connection, cluster, findings)
-    note_starts(connection, [c.job for c in findings.changes if c.event is JobEvent.RAN])
+    turn.needs_round |= note_starts(connection, findings.trainers)
     turn.needs_round |= note_failed_starts(connection, findings.unstarted)
     turn.apply(findings.changes)
     if findings.freed:
@@ -295,14 +303,34 @@ def _compare_job(
         findings.changes.append(change)
     if failed is not None and (change is None or change.event in FAILURES):
         _note_failure(findings, row, failed, is_new=change is not None)
-    if failed is not None and change is not None and failed.exit_reason in REASONS:
-        findings.unstarted += _failed_start(members, failed)
+    has_trained = _has_trained(row, leader, change)
+    if failed is not None and change is not None and change.event in FAILURES:
+        is_early = not has_trained and _trains(row, failed) and failed.exit_reason in EARLY_REASONS
+        if is_early or failed.exit_reason in REASONS:
+            findings.unstarted += _failed_start(members, failed)
+    elif has_trained and row.has_failed:
+        findings.trainers.append(row.job_id)
     if training := [gang for gang in gangs if _trains(row, gang)]:
         first = leader if leader in training else None
         if (facts := training_row(_key(row), _most_iterations(row), first, training)) is not None:
             findings.training.append(facts)
     if leader is not None:
         _note_progress(findings, row, leader)
+
+
+def _has_trained(
+    row: sa.Row[tuple[object, ...]], leader: ObservedGang | None, change: JobChange | None
+) -> bool:
+    """Return whether the job's program has trained in this start, or has run for long.
+
+    A job that trains nothing has once it runs.
+    """
+    if change is not None and change.event is JobEvent.FINISH:
+        return True
+    if leader is None or row.has_trained:
+        return bool(row.has_trained)
+    is_running = leader.phase == "running" and not _trains(row, leader)
+    return is_running or leader.restart_times is not None
 
 
 def _note_failure(
@@ -394,12 +422,16 @@ def _change(
         return JobChange(job=row.job_id, state=state, event=JobEvent.FINISH)
     if failed is not None and state in ACTIVE:
         reason, error = failed.exit_reason, failed.error[:MAX_ERROR_CHARS]
-        is_final = (reason is not None and reason.is_final) or row.retries + 1 > row.max_retries
+        is_free = reason is ExitReason.NODE_UNFIT  # the job is tried elsewhere
+        is_last = row.retries + 1 > row.max_retries and not is_free
+        is_final = (reason is not None and reason.is_final) or is_last
         event = JobEvent.FAIL if is_final else JobEvent.CRASH
         words = [reason.sentence] if reason is not None else []
         detail = f"on {failed.node}: {': '.join([*words, error] if error else words)}"
         error = error or "".join(words)
-        return JobChange(job=row.job_id, state=state, event=event, error=error, detail=detail)
+        return JobChange(
+            job=row.job_id, state=state, event=event, error=error, detail=detail, is_free=is_free
+        )
     if leader is not None and leader.phase == "running" and state is JobState.STARTING:
         return JobChange(job=row.job_id, state=state, event=JobEvent.RAN)
     return None

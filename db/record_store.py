@@ -13,6 +13,7 @@ from tessera.db import (
     policies,
     reads,
     reservations,
+    runtime_offers,
     tenants,
     usage,
 )
@@ -32,6 +33,7 @@ from tessera.formulation.records.policies import PolicyRecord
 from tessera.formulation.records.reservations import ReservationRecord
 from tessera.formulation.records.rounds import JobRound
 from tessera.formulation.records.usage import ClusterUsage, UsageQuery
+from tessera.formulation.runtime_offers import RuntimeLack
 from tessera.formulation.topologies.described import decode_topology
 from tessera.formulation.values import Workload
 
@@ -129,6 +131,12 @@ class RecordStore(StorePart):
         workload = Workload(model=model, params=params, global_batch=global_batch)
         with self._database.read() as connection:
             return reads.list_estimates(connection, cluster, workload, after, limit)
+
+    def find_lacks(self, cluster: str, runtimes: Collection[str]) -> dict[str, RuntimeLack]:
+        """Return the ``runtimes`` that no node with an agent offers."""
+        with self._database.read() as connection:
+            silence_s = self._silence.read(connection)
+            return runtime_offers.find_lacks(connection, cluster, runtimes, silence_s)
 
     def list_model_names(self, cluster: str) -> list[tuple[str, str]]:
         """Return the names and sizes of users' models and of those that have estimates."""

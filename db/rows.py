@@ -13,6 +13,7 @@ from tessera.db.dependencies import DEPENDENCIES, stored_dependencies
 from tessera.db.documents import certificate_from
 from tessera.db.forecasts import FORECAST_COLUMNS, forecast_record
 from tessera.db.job_columns import stated_in
+from tessera.db.runtime_offers import stored_offers
 from tessera.db.tables import LIVE
 from tessera.db.training import TRAINING_COLUMNS, training_record
 from tessera.db.wait_reasons import reasons_of
@@ -131,7 +132,7 @@ def enter_cluster(connection: sa.Connection, name: str) -> int:
 _NODES = f"""
 SELECT n.*, extract(epoch FROM n.drained_at)::float8 AS drained_s, t.name AS gpu_type,
     extract(epoch FROM n.probation_until)::float8 AS probation_end_s,
-    {SILENT_S} AS silent_s, a.network_remarks, w.name AS maintenance,
+    {SILENT_S} AS silent_s, a.network_remarks, a.runtimes, w.name AS maintenance,
     extract(epoch FROM w.start_at)::float8 AS maintenance_s,
     n.gpus - (SELECT count(DISTINCT l.gpu) FROM allocations l WHERE l.node_id = n.id) AS free_gpus,
     (SELECT coalesce(json_agg(DISTINCT j.name COLLATE "C" ORDER BY j.name COLLATE "C"), '[]')
@@ -179,6 +180,7 @@ def node_record(row: Row) -> NodeRecord:
         found_cpus=row["found_cpus"],
         found_host_bytes=row["found_host_bytes"],
         agent_labels=row["agent_labels"],
+        offers=stored_offers(row["runtimes"]),
     )
 
 

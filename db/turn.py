@@ -73,6 +73,7 @@ class JobChange:
     detail: str = ""
     error: str | None = None
     generation: int = 0  # of the new Cell
+    is_free: bool = False  # whether a failure uses no retry
     cell: NewCell | None = None
 
     @property
@@ -106,7 +107,7 @@ UPDATE jobs j SET
     state = c.state,
     version = j.version + CASE WHEN c.quiet THEN 0 ELSE 1 END,
     generation = CASE WHEN c.gpus IS NULL THEN j.generation ELSE c.generation END,
-    retries = j.retries + CASE WHEN c.event IN ('crash', 'fail') THEN 1 ELSE 0 END,
+    retries = j.retries + CASE WHEN c.event IN ('crash', 'fail') AND NOT c.free THEN 1 ELSE 0 END,
     last_error = coalesce(c.error, j.last_error),
     started_at = CASE WHEN c.event IN ('ran', 'finish') THEN coalesce(j.started_at, now())
         ELSE j.started_at END,
@@ -139,9 +140,9 @@ UPDATE jobs j SET
     cell_host_bytes = CASE WHEN c.active THEN coalesce(c.host_bytes, j.cell_host_bytes) ELSE 0 END,
     leader_id = coalesce(c.leader_id, j.leader_id)
 FROM clock, json_to_recordset(CAST(:rows AS json)) AS c(
-    id bigint, event text, state text, quiet boolean, active boolean, terminal boolean, error text,
-    generation bigint, type_id bigint, gpus bigint, degree bigint, plan_id bigint, rate float8,
-    leader_id bigint, cpus bigint, host_bytes bigint, effective_gpus float8
+    id bigint, event text, state text, free boolean, quiet boolean, active boolean,
+    terminal boolean, error text, generation bigint, type_id bigint, gpus bigint, degree bigint,
+    plan_id bigint, rate float8, leader_id bigint, cpus bigint, host_bytes bigint, effective_gpus float8
 )
 WHERE j.id = c.id
 """)  # noqa: S608 - constants of formulation
@@ -397,6 +398,7 @@ def _row(change: JobChange) -> dict[str, object]:
         "id": change.job,
         "event": change.event,
         "state": change.after,
+        "free": change.is_free,
         "quiet": change.event in QUIET_EVENTS,
         "active": change.after in ACTIVE,
         "terminal": change.after in TERMINAL,

@@ -51,7 +51,7 @@ from tessera.formulation.records.policies import PolicyRecord
 from tessera.formulation.records.reservations import ReservationRecord, ReservationSpec
 from tessera.formulation.records.store import StoreLimits
 from tessera.formulation.topologies.described import DescribedTopology
-from tessera.formulation.values import GpuType, Workload
+from tessera.formulation.values import Cell, GpuType, Workload
 from tessera.formulation.webhooks import WebhookRecord, WebhookSpec
 
 
@@ -257,6 +257,10 @@ class PostgresWriter:
         return derived_estimates.put_derived_estimates(
             self._connection, cluster, estimates, derived_from, tunings
         )
+
+    def add_plans(self, cluster: str, planned_cells: Sequence[tuple[Cell, EstimateRecord]]) -> int:
+        """Give users' estimates that have none an execution plan."""
+        return derived_estimates.add_plans(self._connection, cluster, planned_cells)
 
     def add_profiles(
         self,

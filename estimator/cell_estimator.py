@@ -15,8 +15,8 @@ from tessera.estimator.measured_cells import measured_cells
 from tessera.estimator.memory import States
 from tessera.estimator.models import Model
 from tessera.estimator.plan_search import OPEN, PlanSearch
-from tessera.estimator.plans import Shape, shape_on, shapes_of
-from tessera.estimator.pricing.price import PlanPrice
+from tessera.estimator.plans import Shape, shape_of, shape_on, shapes_of
+from tessera.estimator.pricing.price import PlanPrice, graph_in
 from tessera.estimator.profiling.totals import ProfiledTotals
 from tessera.estimator.times import PlanTimes
 from tessera.estimator.traffic import traffic_of
@@ -25,10 +25,13 @@ from tessera.formulation.demand import Capacity
 from tessera.formulation.execution_plan import ExecutionPlan, model_name
 from tessera.formulation.records.estimates import EstimateRecord, MeasurementRecord
 from tessera.formulation.techniques import PlanLimits
-from tessera.formulation.values import Cell, EstimateSource, Workload
+from tessera.formulation.values import BEST_FOUND, Cell, EstimateSource, Workload
 
 MAX_LEARNED: Final = 64
 """Largest number of measured Cells in a calibration. The latest ones are used."""
+
+MAX_SETTINGS: Final = 256
+"""Largest number of settings that are kept, so that the costs of plans in them are found again."""
 
 MAX_PROVENANCE: Final = 1000
 
@@ -67,6 +70,7 @@ class Estimator:
         Cells of other models and GPU types are left out.
         """
         self.hardware, self._models = hardware, dict(models)
+        self._settings: dict[tuple[Workload, str, Shape], Setting] = {}
         learned = self._measurements(measurements)
         self._calibration = Calibration(PlanTimes(self._plan_of), learned)
         self.learned = len(learned)
@@ -110,15 +114,15 @@ class Estimator:
                 limits=limits,
                 model=model_name(workload),
                 degrees=degrees,
-                exhausted=names,
+                exhausted_digests=names,
                 node=node,
-                cancelled=cancelled,
+                is_cancelled=cancelled,
             )
             best = search(setting)
             prices = _best_prices(best, limits)
             if not prices and setting.graph.dtype == "f16":
                 # The limits may be those of a program that computes in bf16 only.
-                setting = replace(setting, graph=replace(setting.graph, dtype="bf16"))
+                setting = replace(setting, graph=graph_in(setting.graph, "bf16"))
                 best = search(setting)
                 prices = _best_prices(best, limits)
             shortages = [best.host_shortage(price) for price in prices]
@@ -194,7 +198,9 @@ class Estimator:
 
         No measurements of the model must be among those that the estimator has learned from.
         """
-        self._models[workload] = model
+        if self._models.get(workload) is not model:
+            self._models[workload] = model
+            self._settings.clear()
 
     def _notes(
         self, workload: Workload, setting: Setting, limits: PlanLimits, left_out: int
@@ -226,6 +232,14 @@ class Estimator:
 
     def setting(self, workload: Workload, gpu_type: str, shape: Shape) -> Setting:
         """Return the setting in which a workload's plans are priced on a shape."""
+        key = workload, gpu_type, shape
+        if key not in self._settings:
+            while len(self._settings) >= MAX_SETTINGS:
+                del self._settings[next(iter(self._settings))]
+            self._settings[key] = self._make_setting(workload, gpu_type, shape)
+        return self._settings[key]
+
+    def _make_setting(self, workload: Workload, gpu_type: str, shape: Shape) -> Setting:
         model, hardware = self._models[workload], self.hardware[gpu_type]
         setting = data_sheet_setting(
             model.graph,
@@ -263,17 +277,46 @@ class Estimator:
             if shape is None or cell.pipeline_degree < 1:
                 continue
             setting = self.setting(r.workload, cell.gpu_type, shape)
-            plan = r.plan or self.best_plan(setting, cell.pipeline_degree, r.workload)
+            plan = r.plan
+            if plan is None:
+                best = self.plan_cell(r.workload, cell)
+                plan = None if best is None else best.plan
             if plan is not None:
                 subject = self._subject(r.workload, setting, replace(plan, shape=shape.each_node))
                 measured.append(Measurement(subject=subject, iter_time_s=r.iter_time_s))
         return measured
 
-    def best_plan(self, setting: Setting, degree: int, workload: Workload) -> ExecutionPlan | None:
-        """Return the best plan of a pipeline degree that fits in a setting, or None."""
-        search = PlanSearch(setting, degrees=[degree], model=model_name(workload))
-        price = search.best_by_degree().get(degree)
-        return None if price is None or price.overflow is not None else price.plan
+    def plan_cell(self, workload: Workload, cell: Cell) -> EstimateRecord | None:
+        """Return the best plan that fits on a Cell, with its own estimate, or None without a plan.
+
+        A Cell without nodes is on as few as possible, and its plan is for any. One without a
+        pipeline degree has the best one.
+        """
+        if cell.gpu_type not in self.hardware:
+            return None
+        node_gpus = self.hardware[cell.gpu_type].gpus_per_node
+        shape = (
+            shape_on(cell.gpus, cell.nodes, node_gpus)
+            if cell.nodes
+            else shape_of(cell.gpus, node_gpus)
+        )
+        if shape is None:
+            return None
+        setting = self.setting(workload, cell.gpu_type, shape)
+        degrees = [cell.pipeline_degree] if cell.pipeline_degree != BEST_FOUND else None
+        best = PlanSearch(setting, model=model_name(workload), degrees=degrees).best_by_degree()
+        prices = [price for price in best.values() if price.overflow is None]
+        if not prices:
+            return None
+        price = min(prices, key=lambda price: price.iter_time_s)
+        plan = price.plan if cell.nodes else replace(price.plan, shape=())
+        empty = self._record(workload, setting, plan.pipeline_degree)
+        return replace(
+            replace(empty, cell=replace(empty.cell, nodes=cell.nodes)).with_plan(plan),
+            iter_time_s=price.iter_time_s,
+            provenance=f"by the best plan known, predicted to take {price.iter_time_s:.4g} s",
+            traffic=traffic_of(setting, plan),
+        )
 
 
 def _best_prices(search: PlanSearch, limits: PlanLimits) -> list[PlanPrice]:

@@ -304,7 +304,8 @@ class StageTerms:
     def _syncs_s(self, zero: int) -> Floats:
         """Return the seconds of the gradient exchange between replicas, once per iteration.
 
-        Under ZeRO, the updated parts are gathered. ZeRO 2 and 3 have already reduced the gradients.
+        Under ZeRO, the updated parts are gathered. ZeRO 2 and 3 have already reduced the gradients
+        among replicas, but not yet the weights that tensor parts share.
         """
         match zero:
             case 0:
@@ -312,9 +313,17 @@ class StageTerms:
             case 1:
                 return self._gradients_gathered_s + self._exchanged_s(Primitive.REDUCE_SCATTER)
             case 2:
-                return self._gradients_gathered_s
+                return self._gradients_gathered_s + self._shared_s
             case _:
-                return np.zeros(len(self.candidates))
+                return self._shared_s
+
+    @cached_property
+    def _shared_s(self) -> Floats:
+        """Return the seconds to add up gradients of weights that tensor parts share, shape (K,)."""
+        rows = self._rows
+        payload = self._graph.element_bytes * np.where(rows.sp, rows.shared, 0.0)
+        groups = _select_groups(self._settings.tensor, self._which)
+        return _positive_s(self._network, Primitive.ALL_REDUCE, payload, groups)
 
     @cached_property
     def _gradients_gathered_s(self) -> Floats:

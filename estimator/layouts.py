@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
@@ -102,11 +103,18 @@ def settings_of(
     return settings, which
 
 
+_LARGEST_CODE: Final = 2**62
+
+
 def _distinct_rows(columns: Sequence[Ints | Bools]) -> tuple[Ints, Ints]:
     """Return the first of each distinct row of some columns (K,), and which one each row is."""
     code = np.zeros(len(columns[0]), dtype=np.int64)
-    for column in columns:  # ranks keep the code small, however large the numbers are
-        values, rank = np.unique(column, return_inverse=True)
-        code = np.unique(code * len(values) + rank, return_inverse=True)[1].astype(np.int64)
+    largest = 1
+    for column in columns:
+        base = int(column.max(initial=0)) + 1
+        largest *= base
+        code = code * base + column
+    if largest > _LARGEST_CODE:  # ranks are smaller than the numbers
+        code = np.unique(np.stack(columns), axis=1, return_inverse=True)[1].ravel()
     _, first, which = np.unique(code, return_index=True, return_inverse=True)
     return first.astype(np.int64), which.astype(np.int64)

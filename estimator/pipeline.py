@@ -99,7 +99,8 @@ def iteration_s(
     first_s = plans.busy_s.sum(axis=1) + first_send_s(plans.send_s, overlap).sum(axis=1)
     synced_s = exposed_sync_s(plans.sync_s, plans.backward_s, overlap)
     after_s = synced_s.sum(axis=1) if overlap.sync is Sync.IN_TURN else synced_s.max(axis=1)
-    pipeline_s: Floats = first_s / chunks + (micro_batches - 1 / chunks) * steady_s
+    with np.errstate(invalid="ignore"):  # what cannot run takes inf, or nan, seconds
+        pipeline_s: Floats = first_s / chunks + (micro_batches - 1 / chunks) * steady_s
     pipeline_s += after_s + plans.update_s.max(axis=1)
     return pipeline_s
 

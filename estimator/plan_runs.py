@@ -70,7 +70,7 @@ def list_choices(
         for shape in shapes_of(gpus, estimator.hardware[gpu_type].gpus_per_node, kind.nodes):
             setting, name = estimator.setting(workload, gpu_type, shape), model_name(workload)
             search = PlanSearch(setting, limits, name, node=kind.node_capacity)
-            for price in search.fewest_micro_batches():
+            for price in search.find_each_kind():
                 try:
                     configuration = configuration_of(setting, price.plan, name)
                 except InvalidInput:  # the models do not cover it, so it would teach nothing

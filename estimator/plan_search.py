@@ -14,18 +14,20 @@ and host memory, if that is faster.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import islice, product
 from typing import Final
 
 import numpy as np
 
 from tessera.estimator.cells import COARSE_LAYERS, CoarseGraph, Setting, coarse_for
-from tessera.estimator.costs import StageTerms, candidates_of
+from tessera.estimator.costs import candidates_of
+from tessera.estimator.graph import Graph
 from tessera.estimator.hardware import GIB
-from tessera.estimator.memory import limit_bytes
+from tessera.estimator.memory import States, limit_bytes
 from tessera.estimator.planning.options import options_of, stage_depths, stages_at
 from tessera.estimator.planning.search import best_plans, latency_of
 from tessera.estimator.planning.uniform import (
@@ -34,7 +36,7 @@ from tessera.estimator.planning.uniform import (
     possible_degrees,
     uniform_divisions,
 )
-from tessera.estimator.plans import Candidates
+from tessera.estimator.plans import Candidates, Shape
 from tessera.estimator.pricing.divisions import Divisions, PlanTable, Switches
 from tessera.estimator.pricing.price import PlanPrice, price_plan
 from tessera.formulation.cancellation import never_cancelled, require_caller
@@ -47,7 +49,7 @@ from tessera.formulation.execution_plan import (
     Recomputation,
     ZeroStage,
 )
-from tessera.formulation.tables import Floats, Ints
+from tessera.formulation.tables import Ints
 from tessera.formulation.techniques import PlanLimits
 
 CORES_PER_GPU: Final = (1, 2, 4, 8)
@@ -56,8 +58,8 @@ CORES_PER_GPU: Final = (1, 2, 4, 8)
 MIN_GAIN: Final = 0.01
 """Share of the time that a plan must save to be kept next to one that needs less of the hosts."""
 
-EXACT_ROWS: Final = 20_000
-"""Candidate stages, in all micro-batches and switches, up to which the search is exact."""
+EXACT_WORK: Final = 250_000
+"""Layers times candidate stages in all micro-batches and switches, up to which the search is exact."""
 
 MAX_MIXED_GPUS: Final = 512
 """Largest number of GPUs for which stages of different kinds are searched."""
@@ -68,7 +70,7 @@ OPEN: Final = PlanLimits(runtime="command")
 _CLOSE: Final = 1.2
 """Pipeline degrees are refined whose best uniform plan takes up to this multiple of the best time."""
 
-_MOST_TRIED: Final = 32
+_MAX_TRIED: Final = 32
 """Number of interleaved plans whose memory is computed, the fastest ones."""
 
 
@@ -76,7 +78,7 @@ class PlanSearch:
     """A search for plans within limits in one setting.
 
     ``model`` is the name of the model in plans. ``degrees`` are the pipeline degrees; if it is
-    None, all possible ones are. A plan that is ``exhausted`` (digests) needs more memory than the
+    None, all possible ones are. A plan that is ``exhausted_digests`` (digests) needs more memory than the
     model predicts, so all plans are left out that need as much by the model. ``node`` is what a node
     has. If it is None, its CPU cores and host memory are not known.
     """
@@ -88,16 +90,20 @@ class PlanSearch:
         model: str = "",
         *,
         degrees: Collection[int] | None = None,
-        exhausted: Collection[str] = (),
+        exhausted_digests: Collection[str] = (),
         node: Capacity | None = None,
-        cancelled: Callable[[], bool] = never_cancelled,
+        is_cancelled: Callable[[], bool] = never_cancelled,
     ) -> None:
         """Remember what to search. Searching starts with the first question."""
         self._setting, self._limits, self._model = setting, limits, model
-        self._exhausted, self._node, self._cancelled = exhausted, node, cancelled
+        self._exhausted_digests, self._node, self._is_cancelled = (
+            exhausted_digests,
+            node,
+            is_cancelled,
+        )
         graph, gpus = setting.graph, setting.shape.gpus
-        wanted = possible_degrees(len(graph), gpus) if degrees is None else degrees
-        self.degrees = tuple(sorted({d for d in wanted if 1 <= d <= min(gpus, len(graph))}))
+        tried_degrees = possible_degrees(len(graph), gpus) if degrees is None else degrees
+        self.degrees = tuple(sorted({d for d in tried_degrees if 1 <= d <= min(gpus, len(graph))}))
         self._limit_bytes = limit_bytes(setting.hardware.memory_bytes, setting.runtime.room)
 
     def best_by_degree(self) -> dict[int, PlanPrice]:
@@ -132,11 +138,11 @@ class PlanSearch:
         """
         price = self._best_on_gpus(self.degrees)
         prices = [] if price is None else [price]
-        most_s = math.inf if price is None else (1.0 - MIN_GAIN) * price.iter_time_s
+        max_s = math.inf if price is None else (1.0 - MIN_GAIN) * price.iter_time_s
         if self._node is not None or not prices:
             for cores in reversed(_core_choices(self._setting, self._node)):
                 price = self._best_offloaded(self.degrees, cores)
-                if price is None or price.iter_time_s >= most_s:
+                if price is None or price.iter_time_s >= max_s:
                     break  # with fewer cores, it needs as much memory and is slower
                 prices.append(price)
         fitting = [price for price in prices if not self.host_shortage(price)]
@@ -145,23 +151,23 @@ class PlanSearch:
         price = self._tightest(self.degrees) or next(iter(prices), None)
         return [] if price is None else [price]
 
-    def fewest_micro_batches(self) -> Iterator[PlanPrice]:
+    def find_each_kind(self) -> Iterator[PlanPrice]:
         """Yield a plan for each uniform division and switch, with the fewest micro-batches.
 
         They fit into memory. Offloaded states are among them if a node has cores for them and the
         limits do not leave open whether the program can offload.
         """
         choices = _core_choices(self._setting, self._node) if self._node is not None else ()
-        tables = [self._table(self._uniform, self._switches)]
+        tables = [self._table(self._uniform_divisions, self.switches)]
         if not self._limits.allow_every_plan:
-            tables += [self._offloaded(cores) for cores in choices]
+            tables += [self._make_offloaded_table(cores) for cores in choices]
         for table in filter(None, tables):
-            seen = set[tuple[int, int]]()
+            known_kinds = set[tuple[int, int]]()
             counts = table.divisions.accumulation
-            for at in table.in_order(self.degrees, counts, self._limit_bytes):
-                if table.kind(at) not in seen:
-                    seen.add(table.kind(at))
-                    price = self._price(table.plan(at))
+            for index in table.in_order(self.degrees, counts, self._limit_bytes):
+                if table.kind(index) not in known_kinds:
+                    known_kinds.add(table.kind(index))
+                    price = self._price(table.plan(index))
                     if price is not None and not self.host_shortage(price):
                         yield price
 
@@ -180,27 +186,27 @@ class PlanSearch:
     def _best_on_gpus(self, degrees: Collection[int]) -> PlanPrice | None:
         """Return the fastest plan of some degrees that keeps all states on the GPUs, or None."""
 
-        def find(most_bytes: float) -> PlanPrice | None:
-            best = self._fastest(self._on_gpus, degrees, most_bytes)
-            for price in self._mixed:
-                fits = max(price.memory_bytes) <= most_bytes
+        def find(max_bytes: float) -> PlanPrice | None:
+            best = self._fastest(self._gpu_table, degrees, max_bytes)
+            for price in self._mixed_prices:
+                fits = max(price.memory_bytes) <= max_bytes
                 best = (
                     _faster(best, price) if fits and price.plan.pipeline_degree in degrees else best
                 )
             known_s = math.inf if best is None else best.iter_time_s
-            return self._fastest(self._interleaved, degrees, most_bytes, known_s) or best
+            return self._fastest(self._interleaved_table, degrees, max_bytes, known_s) or best
 
         return self._without_exhausted(find)
 
     def _best_offloaded(self, degrees: Collection[int], cores: int) -> PlanPrice | None:
         """Return the fastest plan of some degrees that offloads states, or None."""
-        table = self._offloaded(cores)
-        return self._without_exhausted(lambda most_bytes: self._fastest(table, degrees, most_bytes))
+        table = self._make_offloaded_table(cores)
+        return self._without_exhausted(lambda max_bytes: self._fastest(table, degrees, max_bytes))
 
     def _without_exhausted(self, find: Callable[[float], PlanPrice | None]) -> PlanPrice | None:
         """Return the first plan that is not exhausted, with less and less memory."""
         best = find(self._limit_bytes)
-        while best is not None and best.plan.digest in self._exhausted:
+        while best is not None and best.plan.digest in self._exhausted_digests:
             best = find(max(best.memory_bytes) - 1.0)
         return best
 
@@ -208,28 +214,28 @@ class PlanSearch:
         self,
         table: PlanTable | None,
         degrees: Collection[int],
-        most_bytes: float,
+        max_bytes: float,
         known_s: float = math.inf,
     ) -> PlanPrice | None:
         """Return the fastest plan of a table that is faster than a known one, or None."""
-        order = iter(()) if table is None else table.in_order(degrees, table.seconds, most_bytes)
-        for at in islice(order, _MOST_TRIED):
-            if table is None or table.seconds.flat[at] >= known_s:
+        order = iter(()) if table is None else table.in_order(degrees, table.seconds, max_bytes)
+        for index in islice(order, _MAX_TRIED):
+            if table is None or table.seconds.flat[index] >= known_s:
                 break
-            price = self._price(table.plan(at))
-            if price is not None and max(price.memory_bytes) <= most_bytes:
+            price = self._price(table.plan(index))
+            if price is not None and max(price.memory_bytes) <= max_bytes:
                 return price
         return None
 
     def _tightest(self, degrees: Collection[int]) -> PlanPrice | None:
         """Return the plan that needs least memory of a GPU, or None if there is no plan."""
         tightest = None
-        for table in filter(None, (self._on_gpus, self._offloaded(0))):
-            at = next(table.in_order(degrees, table.bytes), None)
-            price = None if at is None else self._price(table.plan(at))
-            if price is not None and price.plan.digest not in self._exhausted:
-                least = math.inf if tightest is None else max(tightest.memory_bytes)
-                tightest = price if max(price.memory_bytes) < least else tightest
+        for table in filter(None, (self._gpu_table, self._make_offloaded_table(0))):
+            index = next(table.in_order(degrees, table.bytes), None)
+            price = None if index is None else self._price(table.plan(index))
+            if price is not None and price.plan.digest not in self._exhausted_digests:
+                min_bytes = math.inf if tightest is None else max(tightest.memory_bytes)
+                tightest = price if max(price.memory_bytes) < min_bytes else tightest
         return tightest
 
     def _price(self, plan: ExecutionPlan) -> PlanPrice | None:
@@ -249,16 +255,16 @@ class PlanSearch:
 
         Plans that are exhausted make the memory of others uncertain, so all are priced then.
         """
-        require_caller(self._cancelled)
+        require_caller(self._is_cancelled)
         if divisions is None:
             return None
-        known_s = None if self._exhausted else known_s
+        known_s = None if self._exhausted_digests else known_s
         return PlanTable(
             self._setting, divisions, switches, self._limits, self._model, known_s=known_s
         )
 
     @cached_property
-    def _uniform(self) -> Divisions | None:
+    def _uniform_divisions(self) -> Divisions | None:
         setting = self._setting
         batch = setting.training.global_batch
         return uniform_divisions(setting.graph, setting.shape, batch, self.degrees)
@@ -271,125 +277,159 @@ class PlanSearch:
         return (Recomputation.NONE, Recomputation.FULL)
 
     @cached_property
-    def _switches(self) -> tuple[Switches, ...]:
+    def switches(self) -> tuple[Switches, ...]:
         """Return the switches without offload, the simplest and fastest ones first."""
-        every = product(self._recomputations, ZeroStage)
-        return tuple(Switches(zero=zero, recomputation=again) for again, zero in every)
+        pairs = product(self._recomputations, ZeroStage)
+        return tuple(
+            Switches(zero=zero, recomputation=recomputation) for recomputation, zero in pairs
+        )
 
     @cached_property
-    def _on_gpus(self) -> PlanTable | None:
-        return self._table(self._uniform, self._switches, {})
+    def _gpu_table(self) -> PlanTable | None:
+        return self._table(self._uniform_divisions, self.switches, {})
 
     @cached_property
-    def _interleaved(self) -> PlanTable | None:
+    def _interleaved_table(self) -> PlanTable | None:
         setting = self._setting
         batch = setting.training.global_batch
         divisions = interleaved_divisions(setting.graph, setting.shape, batch, self.degrees)
         known_s = {degree: self._known_s(degree) for degree in self.degrees}
-        for price in self._mixed:
+        for price in self._mixed_prices:
             known_s[price.plan.pipeline_degree] = price.iter_time_s
-        return self._table(divisions, self._switches, known_s)
+        return self._table(divisions, self.switches, known_s)
 
     @cached_property
-    def _offloaded_by_cores(self) -> dict[int, PlanTable | None]:
+    def _offloaded_tables(self) -> dict[int, PlanTable | None]:
         return {}
 
-    def _offloaded(self, cores: int) -> PlanTable | None:
+    def _make_offloaded_table(self, cores: int) -> PlanTable | None:
         """Return the table of plans that offload states, with some CPU cores for each GPU."""
-        tables = self._offloaded_by_cores
+        tables = self._offloaded_tables
         if cores not in tables:
             placements = [(zero, Offload.OPTIMIZER) for zero in ZeroStage if zero]
             placements.append((ZeroStage.PARAMETERS, Offload.PARAMETERS))
             switches = [
-                Switches(zero=zero, recomputation=again, offload=offload, cpus_per_gpu=cores)
-                for again, (zero, offload) in product(self._recomputations, placements)
+                Switches(
+                    zero=zero, recomputation=recomputation, offload=offload, cpus_per_gpu=cores
+                )
+                for recomputation, (zero, offload) in product(self._recomputations, placements)
             ]
-            tables[cores] = self._table(self._uniform, switches)
+            tables[cores] = self._table(self._uniform_divisions, switches)
         return tables[cores]
 
     @cached_property
-    def _mixed(self) -> list[PlanPrice]:
+    def _mixed_prices(self) -> list[PlanPrice]:
         """Return plans with stages of any kind that are faster than all others of their degree."""
         setting = self._setting
         degrees = [d for d in self.degrees if 1 < d <= COARSE_LAYERS]
         if not degrees or setting.shape.gpus > MAX_MIXED_GPUS:
             return []
-        stages = _MixedStages(setting, degrees[-1], self._cancelled)
+        stages = _MixedStages(setting, degrees[-1], self._is_cancelled)
         known_s = {degree: self._known_s(degree) for degree in degrees}
-        found: dict[int, PlanPrice] = {}
-        for count, switches in self._promising(stages.rows, known_s):
-            for plan in stages.search(count, switches, degrees, known_s, self._model):
-                price, degree = price_plan(setting, plan), plan.pipeline_degree
-                faster = price.overflow is None and price.iter_time_s < known_s[degree]
-                if faster and self._limits.allow(plan):
-                    found[degree], known_s[degree] = price, price.iter_time_s
-        return list(found.values())
+        plan_found: dict[int, ExecutionPlan] = {}
+        for (count, switches), degrees_here in self._find_promising(stages.work, known_s).items():
+            known_here_s = {degree: known_s[degree] for degree in degrees_here}
+            for seconds, plan in stages.search(count, switches, known_here_s, self._model):
+                if self._limits.allow(plan):
+                    degree = plan.pipeline_degree
+                    plan_found[degree], known_s[degree] = plan, seconds
+        prices = map(self._price, plan_found.values())
+        return [price for price in prices if price is not None and price.overflow is None]
 
     def _known_s(self, degree: int) -> float:
         """Return the time of the best uniform plan of a degree, or infinity."""
-        table = self._on_gpus
+        table = self._gpu_table
         if table is None:
             return math.inf
-        at = next(table.in_order([degree], table.seconds, self._limit_bytes), None)
-        return math.inf if at is None else float(table.seconds.flat[at])
+        index = next(table.in_order([degree], table.seconds, self._limit_bytes), None)
+        return math.inf if index is None else float(table.seconds.flat[index])
 
-    def _promising(self, rows: int, known_s: Mapping[int, float]) -> Iterable[tuple[int, Switches]]:
-        """Return the numbers of micro-batches and the switches for stages of different kinds.
+    def _find_promising(
+        self, work: int, known_s: Mapping[int, float]
+    ) -> dict[tuple[int, Switches], list[int]]:
+        """Return the micro-batches and switches for stages of different kinds, with their degrees.
 
-        They are all of them if there are few candidate stages (``rows``). Otherwise, they are those
-        of the model's training, and of the best uniform plans of degrees that are close to the best.
+        If there is little ``work`` (layers times candidate stages), all are promising. Otherwise,
+        the model's own training is, for all degrees. So are the best uniform plans of the degrees
+        close to the best one, for these. Degrees without uniform plans have every number of
+        micro-batches, with the least recomputation and the most.
         """
-        training, table = self._setting.training, self._on_gpus
-        every = list(product(accumulations(training.global_batch), self._switches))
-        if rows * len(every) <= EXACT_ROWS:
-            return every
-        own = Switches(
+        training, table = self._setting.training, self._gpu_table
+        counts = accumulations(training.global_batch)
+        pairs = list(product(counts, self.switches))
+        if work * len(pairs) <= EXACT_WORK:
+            return {key: list(known_s) for key in pairs}
+        degrees_by_batching: dict[tuple[int, Switches], set[int]] = defaultdict(set)
+        close = {d for d, s in known_s.items() if s <= _CLOSE * min(known_s.values())}
+        for degree in close:
+            if table is not None:
+                best = next(table.in_order([degree], table.seconds, self._limit_bytes), None)
+                if best is not None:
+                    degrees_by_batching[table.batching(best)] |= close
+        ends = (Recomputation.NONE, Recomputation.FULL)
+        odd = {degree for degree in known_s if self._setting.shape.gpus % degree}
+        for count, recomputation in product(counts if odd else (), ends):
+            switches = Switches(zero=ZeroStage.OPTIMIZER, recomputation=recomputation)
+            degrees_by_batching[count, switches] |= odd
+        model_switches = Switches(
             zero=ZeroStage(self._setting.runtime.states.zero),
             recomputation=Recomputation.FULL if training.checkpointing else Recomputation.NONE,
         )
-        chosen = {(training.micro_batches, own): None}
-        for degree, seconds in known_s.items():
-            if table is not None and seconds <= _CLOSE * min(known_s.values()):
-                best = next(table.in_order([degree], table.seconds, self._limit_bytes), None)
-                chosen |= {} if best is None else {table.batching(best): None}
-        return chosen
+        degrees_by_batching[training.micro_batches, model_switches] |= known_s.keys()
+        return {batching: sorted(some) for batching, some in degrees_by_batching.items()}
+
+
+def has_division(setting: Setting, limits: PlanLimits) -> bool:
+    """Return whether limits allow some uniform plan in a setting, however much memory it needs."""
+    degrees = possible_degrees(len(setting.graph), setting.shape.gpus)
+    batch = setting.training.global_batch
+    divisions = uniform_divisions(setting.graph, setting.shape, batch, degrees)
+    if divisions is None:
+        return False
+    dtypes = ("bf16", "f16") if setting.graph.dtype == "f16" else (setting.graph.dtype,)
+    _, kind_rows = np.unique(divisions.kind, return_index=True)
+    return any(
+        limits.allow(
+            replace(divisions.plan(setting, index, model_switches, ""), precision=Precision(dtype))
+        )
+        for index in kind_rows.tolist()
+        for model_switches in PlanSearch(setting).switches
+        for dtype in dtypes
+    )
 
 
 class _MixedStages:
     """The candidate stages of plans whose stages differ, between the cuts of coarse layers."""
 
-    def __init__(self, setting: Setting, stages: int, cancelled: Callable[[], bool]) -> None:
-        self._setting, self._cancelled = setting, cancelled
-        coarse = coarse_for(setting.graph, stages, cancelled)
-        self._candidates = candidates_of(
-            coarse.graph,
-            setting.shape,
-            sequence_parallel=len(coarse.graph) == len(setting.graph),
+    def __init__(self, setting: Setting, stages: int, is_cancelled: Callable[[], bool]) -> None:
+        self._setting, self._is_cancelled = setting, is_cancelled
+        coarse = coarse_for(setting.graph, stages, is_cancelled)
+        self._candidates = _candidates(
+            coarse.graph, setting.shape, len(coarse.graph) == len(setting.graph)
         )
         self._fine = _in_fine_layers(self._candidates, coarse)
-        self._alone = np.flatnonzero(self._candidates.end - self._candidates.start == 1)
-        self._terms = lru_cache(maxsize=4)(self._terms_of)
-        self.rows = len(self._candidates)
-
-    def _terms_of(self, micro_batch: int) -> StageTerms:
-        return self._setting.terms(self._fine, micro_batch)
+        self._single_rows = np.flatnonzero(self._candidates.end - self._candidates.start == 1)
+        self._terms = lru_cache(maxsize=4)(partial(setting.terms, self._fine))
+        self._terms_alone = lru_cache(maxsize=4)(
+            partial(setting.terms, self._fine.rows(self._single_rows))
+        )
+        self._layers = len(coarse.graph)
+        self.work = self._layers * len(self._candidates)
 
     def search(
         self,
         count: int,
         switches: Switches,
-        degrees: Iterable[int],
         known_s: Mapping[int, float],
         model: str,
-    ) -> Iterator[ExecutionPlan]:
-        """Yield the fastest plan of each degree that is faster than the known ones."""
+    ) -> Iterator[tuple[float, ExecutionPlan]]:
+        """Yield the seconds and the plan of each degree of which one is faster than the known one."""
         setting, runtime = self._setting, self._setting.runtime
         training, gpus = setting.training, setting.shape.gpus
         states, micro_batch = switches.apply_to(runtime.states), training.global_batch // count
-        busy_s = self._terms(micro_batch).busy_s(states, switches.recomputation)
-        rows = self._fast_rows(busy_s, count, max(known_s.values()))
-        if not len(rows):
-            return
+        rows = self._fast_rows(micro_batch, states, switches, max(known_s.values()))
+        if not (self._candidates.end[rows] == self._layers).any():
+            return  # the last layer would take too long
         fine = self._fine.rows(rows)
         costs = setting.terms(fine, micro_batch).costs(
             states, switches.recomputation, runtime.copies
@@ -400,9 +440,9 @@ class _MixedStages:
             return
         options = options_of(self._candidates.rows(rows), depths)
         latency = latency_of(costs, count, runtime.overlap)
-        plans = best_plans(options, latency, gpus, degrees, self._cancelled, known_s)
+        plans = best_plans(options, latency, gpus, known_s, self._is_cancelled, known_s)
         for plan in plans.values():
-            yield ExecutionPlan(
+            plan_found = ExecutionPlan(
                 stages=stages_at(fine, np.array(plan.rows, dtype=np.int64)),
                 micro_batch=micro_batch,
                 accumulation=count,
@@ -413,24 +453,38 @@ class _MixedStages:
                 shape=setting.shape.each_node,
                 model=model,
             )
+            yield plan.latency_s, plan_found
 
-    def _fast_rows(self, busy_s: Floats, count: int, known_s: float) -> Ints:
+    def _fast_rows(
+        self, micro_batch: int, states: States, switches: Switches, known_s: float
+    ) -> Ints:
         """Return the candidates that may be part of a plan faster than ``known_s``, ascending.
 
-        Every layer takes at least the time of its fastest candidate, and the stages together at
-        least the GPU seconds of its cheapest one. The slowest stage counts once more for each further
+        Every layer takes at least the time of its fastest candidate, and the slowest stage at least
+        the mean of the GPU seconds of the cheapest ones. It counts once more for each further
         micro-batch.
         """
-        c, alone, layers = self._candidates, self._alone, int(self._candidates.end.max())
-        least_s, least_gpu_s = np.full(layers, np.inf), np.full(layers, np.inf)
-        np.minimum.at(least_s, c.start[alone], busy_s[alone])
-        np.minimum.at(least_gpu_s, c.start[alone], busy_s[alone] * c.gpus[alone])
-        pace_s = least_gpu_s.sum() / self._setting.shape.gpus
-        before_s = np.concatenate([[0.0], np.cumsum(least_s)])
-        others_s = before_s[-1] - (before_s[c.end] - before_s[c.start])
-        others_s += (count - 1) * np.maximum(busy_s, pace_s) if count > 1 else 0.0
-        whole_s = others_s + busy_s
+        recomputation = switches.recomputation
+        alone_s = self._terms_alone(micro_batch).busy_s(states, recomputation)
+        c, single = self._candidates, self._candidates.rows(self._single_rows)
+        min_layer_s, min_layer_gpu_s = np.full((2, int(c.end.max())), np.inf)
+        np.minimum.at(min_layer_s, single.start, alone_s)
+        np.minimum.at(min_layer_gpu_s, single.start, alone_s * single.gpus)
+        further_batches = self._setting.training.global_batch // micro_batch - 1
+        pace_s = min_layer_gpu_s.sum() / self._setting.shape.gpus
+        if min_layer_s.sum() + (further_batches * pace_s if further_batches else 0.0) >= known_s:
+            return np.zeros(0, dtype=np.int64)
+        busy_s = self._terms(micro_batch).busy_s(states, recomputation)
+        before_s = np.concatenate([[0.0], np.cumsum(min_layer_s)])
+        whole_s = before_s[-1] - (before_s[c.end] - before_s[c.start]) + busy_s
+        if further_batches:
+            whole_s = whole_s + further_batches * np.maximum(busy_s, pace_s)
         return np.flatnonzero(whole_s < known_s).astype(np.int64)
+
+
+@lru_cache(maxsize=64)
+def _candidates(graph: Graph, shape: Shape, sequence_parallel: bool) -> Candidates:
+    return candidates_of(graph, shape, sequence_parallel=sequence_parallel)
 
 
 def _in_fine_layers(candidates: Candidates, coarse: CoarseGraph) -> Candidates:
@@ -446,22 +500,24 @@ def _core_choices(setting: Setting, node: Capacity | None) -> tuple[int, ...]:
     """
     if node is None or node.cpus is None:
         return (0,)
-    most = node.cpus // setting.shape.gpus_per_node
-    return tuple(cores for cores in CORES_PER_GPU if cores <= most)
+    max_cores = node.cpus // setting.shape.gpus_per_node
+    return tuple(cores for cores in CORES_PER_GPU if cores <= max_cores)
 
 
-def _faster(one: PlanPrice | None, other: PlanPrice | None) -> PlanPrice | None:
+def _faster(price: PlanPrice | None, rival: PlanPrice | None) -> PlanPrice | None:
     """Return the faster of two plans, the first one if they are equal."""
-    if one is None or other is None:
-        return one or other
-    return other if other.iter_time_s < one.iter_time_s else one
+    if price is None or rival is None:
+        return price or rival
+    return rival if rival.iter_time_s < price.iter_time_s else price
 
 
 def _unbeaten(prices: Iterable[PlanPrice]) -> list[PlanPrice]:
     """Return the prices that are faster than all of those that need no more of the hosts."""
-    kept: list[PlanPrice] = []
+    unbeaten_prices: list[PlanPrice] = []
     for price in sorted(prices, key=lambda p: (p.plan.cpus, p.host_bytes, p.iter_time_s)):
-        rivals = (other.iter_time_s for other in kept if other.host_bytes <= price.host_bytes)
+        rivals = (
+            rival.iter_time_s for rival in unbeaten_prices if rival.host_bytes <= price.host_bytes
+        )
         if price.iter_time_s < (1.0 - MIN_GAIN) * min(rivals, default=math.inf):
-            kept.append(price)
-    return kept
+            unbeaten_prices.append(price)
+    return unbeaten_prices

@@ -308,7 +308,8 @@ def _plans_that_runtimes_refuse(
     for job in np.flatnonzero((jobs.runtime >= 0) & (solution.choice >= 0)).tolist():
         runtime, cell = int(jobs.runtime[job]), int(problem.cell[solution.choice[job]])
         key = problem.cells.key_at(cell)
-        is_pipeline = key.pipeline_degree > 1 and not runtimes.pipelines[runtime]
+        can_pipeline = runtimes.pipelines[runtime] and problem.plans[key.plan]
+        is_pipeline = key.pipeline_degree > 1 and not can_pipeline
         if ((runtime, key.plan) in pairs or is_pipeline) and jobs.key_at(job) != key:
             detail = f"{problem.jobs[job]} gets the plan {problem.plans[key.plan]!r}, which"
             with_what = ", ".join(

@@ -22,6 +22,7 @@ from tessera.formulation.reasons import Reason, ReasonCode, held_reason, leaving
 from tessera.formulation.runnable_plans import restriction_in_words, runtime_and_techniques
 from tessera.formulation.snapshot import STATES, Snapshot
 from tessera.formulation.solution import Solution
+from tessera.formulation.tables import Ints
 
 FAIR_SHARE_FACTOR: Final = "fair-share factor"
 """Key of the evidence that states the factor of a job's tenant."""
@@ -134,13 +135,15 @@ def _unplaced(snapshot: Snapshot, job: int, shortage: str) -> Reason:
             message=f"GPUs are free, but they are fragmented: {shortage}",
             next_step="allow running jobs to be moved, or accept a smaller GPU count",
         )
-    text = snapshot.selectors.text[selector]
+    text = snapshot.selectors.in_words(selector)
     nodes = np.flatnonzero(snapshot.matching_nodes()[selector] & snapshot.nodes.schedulable)
     return Reason(
         code=ReasonCode.NODES_TAKEN,
         message=f"no nodes with {text} have GPUs free as the job needs them: {shortage}",
         next_step=f"let the job run on more nodes: `tessera update {snapshot.jobs.name[job]}"
-        " --node-selector none`",
+        " --node-selector none`"
+        if snapshot.selectors.text[selector]
+        else snapshot.selectors.lack_of(selector).next_step,
         evidence=(("node selector", text), ("schedulable nodes that match", str(len(nodes)))),
     )
 
@@ -167,8 +170,8 @@ def _no_cell(snapshot: Snapshot, job: int, *, estimated: bool, refused: bool) ->
         )
     return Reason(
         code=ReasonCode.NO_FEASIBLE_CELL,
-        message=f"every known Cell of {key}{restriction_in_words(snapshot, job)} fails to run"
-        " (out of memory, or the run failed)",
+        message=f"nothing that is known to run {key}{restriction_in_words(snapshot, job)} fits: on"
+        f" {_largest_tried(snapshot, job)}, every plan needs more memory than a GPU has, or has failed",
         next_step=_step_to_a_feasible_cell(snapshot, job),
         evidence=(("workload", key),),
     )
@@ -176,7 +179,7 @@ def _no_cell(snapshot: Snapshot, job: int, *, estimated: bool, refused: bool) ->
 
 def _step_to_a_feasible_cell(snapshot: Snapshot, job: int) -> str:
     """Return what may help a job whose known Cells all fail."""
-    workload, e = int(snapshot.jobs.workload[job]), snapshot.estimates
+    workload = int(snapshot.jobs.workload[job])
     batch = snapshot.workloads[workload].global_batch
     gpus = int(snapshot.jobs.requested_gpus[job])
     if rest := batch % gpus:
@@ -187,12 +190,29 @@ def _step_to_a_feasible_cell(snapshot: Snapshot, job: int) -> str:
         )
     kinds = len(snapshot.gpu_types)
     whole = np.bincount(snapshot.nodes.gpu_type, weights=snapshot.nodes.gpus, minlength=kinds)
-    largest = np.zeros(kinds)
+    largest = _largest_counts(snapshot, workload)
+    more = whole[(largest < whole) & (largest > 0)]
+    if len(more):
+        most = f"`tessera update {snapshot.jobs.name[job]} --max-gpus {int(more.max())}`"
+        return f"let the job run on more GPUs, up to all that are there: {most}"
+    if np.any(largest < whole):
+        return "describe the other GPU types to the estimator, or add Cells on them"
+    return "submit the job with a smaller batch, or add GPUs with more memory"
+
+
+def _largest_counts(snapshot: Snapshot, workload: int) -> Ints:
+    """Return the largest number of GPUs of each type with an estimate of a workload, int64[types]."""
+    e, largest = snapshot.estimates, np.zeros(len(snapshot.gpu_types), dtype=np.int64)
     own = e.workload == workload
     np.maximum.at(largest, e.gpu_type[own], e.gpus[own])
-    if np.any(largest < whole):
-        return "add Cells with more GPUs or another GPU type"
-    return "submit the job with a smaller batch, or add GPUs with more memory"
+    return largest
+
+
+def _largest_tried(snapshot: Snapshot, job: int) -> str:
+    """Return the most GPUs of each type for which a job has estimates, e.g. "16 x a100 and 8 x v100"."""
+    largest = _largest_counts(snapshot, int(snapshot.jobs.workload[job])).tolist()
+    named = zip(largest, snapshot.gpu_types, strict=True)
+    return " and ".join(f"{gpus} x {kind.name}" for gpus, kind in named if gpus)
 
 
 def _no_runnable_plan(snapshot: Snapshot, job: int) -> Reason:
@@ -231,7 +251,8 @@ def _fits_nowhere(snapshot: Snapshot, workload: int) -> Reason:
         return Reason(
             code=ReasonCode.NODES_AWAY,
             message=f"the nodes that could run the job are draining or silent; it needs {needs}",
-            next_step="start the agents of those nodes, or undrain them",
+            next_step="start the agents of those nodes, or undrain them; `tessera nodes -o wide` says why"
+            " they were drained",
             evidence=(("needs", needs),),
         )
     return Reason(

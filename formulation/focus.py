@@ -8,7 +8,6 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from tessera.formulation.lifecycle import ACTIVE, JobState
-from tessera.formulation.permissions import Selectors
 from tessera.formulation.snapshot import STATE_CODE, Jobs, Snapshot
 from tessera.formulation.tables import Bools, Ints, Table
 from tessera.formulation.values import NO_CELL
@@ -70,7 +69,7 @@ def focus_on(snapshot: Snapshot, job: int) -> Snapshot:
         allocations=replace(held, job=_zeros(held), generation=_zeros(held)),
         avoids=replace(avoids, job=_zeros(avoids)),
         allowed_types=replace(allowed, job=_zeros(allowed)),
-        selectors=Selectors(text=() if selector < 0 else (snapshot.selectors.text[selector],)),
+        selectors=_rows_of(snapshot.selectors, np.arange(len(snapshot.selectors)) == selector),
         unmatched_nodes=replace(unmatched, selector=_zeros(unmatched)),
         runtimes=snapshot.runtimes,
         refused_plans=replace(refused, plan=np.searchsorted(plans, refused.plan)),

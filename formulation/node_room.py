@@ -96,7 +96,8 @@ def _explain_lack(snapshot: Snapshot, cells: Cells, workload: int, *, is_away: b
         return Reason(
             code=ReasonCode.NODES_AWAY,
             message=f"the nodes that could run the job are draining or silent; it needs {needs}",
-            next_step="start the agents of those nodes, or undrain them",
+            next_step="start the agents of those nodes, or undrain them; `tessera nodes -o wide` says why"
+            " they were drained",
             evidence=evidence,
         )
     return Reason(

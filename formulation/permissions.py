@@ -8,8 +8,9 @@ from typing import ClassVar, Final
 
 import numpy as np
 
+from tessera.formulation.runtime_offers import RuntimeLack
 from tessera.formulation.selectors import Requirement, stored_selector
-from tessera.formulation.tables import Bools, Ints, Table
+from tessera.formulation.tables import Bools, Ints, Table, usual
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,10 +46,34 @@ class AllowedTypes(Table):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Selectors(Table):
-    """The distinct selectors of jobs (``formulation.selectors``)."""
+    """The distinct selectors of jobs (``formulation.selectors``), each with a runtime.
+
+    Nodes must offer ``runtime``, unless it is "". ``cause`` and ``alternatives`` are from its
+    ``RuntimeLack``.
+    """
 
     INDEX: ClassVar[str] = "selectors"
     text: tuple[str, ...]
+    runtime: tuple[str, ...] = usual("")
+    cause: tuple[str, ...] = usual("")
+    alternatives: tuple[str, ...] = usual("")
+
+    def in_words(self, selector: int) -> str:
+        """Return the properties that nodes need, e.g. ``zone=a and the runtime jax``."""
+        runtime = self.runtime[selector]
+        needs = self.text[selector], f"the runtime {runtime}" if runtime else ""
+        return " and ".join(filter(None, needs))
+
+    def without_labels(self, selector: int) -> int:
+        """Return the selector with the same runtime and no requirement on labels, or -1."""
+        rows = list(zip(self.text, self.runtime, strict=True))
+        target = ("", self.runtime[selector]) if selector >= 0 else None
+        return rows.index(target) if target in rows else -1
+
+    def lack_of(self, selector: int) -> RuntimeLack:
+        """Return the reasons why nodes lack the selector's runtime."""
+        names = ("runtime", "cause", "alternatives")
+        return RuntimeLack(**{name: getattr(self, name)[selector] for name in names})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -34,6 +34,7 @@ class ReasonCode(StrEnum):
     BACK_OFF = "BACK_OFF"  # it failed, and is tried again later
     ARRAY_LIMIT = "ARRAY_LIMIT"  # as many members of its array run as may run at the same time
     PLAN_UNUSABLE = "PLAN_UNUSABLE"  # the execution plan that its user states runs nowhere
+    RUNTIME_MISSING = "RUNTIME_MISSING"  # too few nodes offer its runtime
     PINS_CONTRADICT = "PINS_CONTRADICT"  # its GPU types, selector and avoided nodes leave no GPUs
     GUARANTEE_UNMET = "GUARANTEE_UNMET"  # no Cell is as fast as the request
     DEADLINE_PAST = "DEADLINE_PAST"
@@ -106,6 +107,7 @@ CAUSES: Final[dict[ReasonCode, Cause]] = {
     ReasonCode.BACK_OFF: Cause.BACK_OFF,
     ReasonCode.ARRAY_LIMIT: Cause.ARRAY,
     ReasonCode.PLAN_UNUSABLE: Cause.PLAN,
+    ReasonCode.RUNTIME_MISSING: Cause.NODES,
     ReasonCode.PINS_CONTRADICT: Cause.PIN,
     ReasonCode.GUARANTEE_UNMET: Cause.GUARANTEE,
     ReasonCode.DEADLINE_PAST: Cause.DEADLINE,

@@ -64,15 +64,17 @@ def offer_runnable_plans(snapshot: Snapshot) -> Snapshot:
 def are_refused(snapshot: Snapshot, runtime: Ints, plan: Ints, degree: Ints) -> Bools:
     """Return whether each runtime cannot run each plan of a pipeline degree, bool[pairs].
 
-    A ``runtime`` of -1 runs any plan. A plan that was not recorded is refused only if it is a
-    pipeline and the runtime cannot run any.
+    A ``runtime`` of -1 runs any plan. Others refuse a pipeline whose plan was not recorded, because
+    nothing says where its stages begin.
     """
     count, pairs = max(1, len(snapshot.plans)), snapshot.refused_plans
     refused = np.zeros((len(snapshot.runtimes) + 1) * count, dtype=np.bool_)  # the last row: -1
     refused[pairs.runtime * count + pairs.plan] = True
     pipelines = np.append(snapshot.runtimes.pipelines, np.True_)
     known: Bools = refused[(runtime % len(pipelines)) * count + plan]
-    return known | (~pipelines[runtime] & (degree > 1))
+    unnamed = np.array([not name for name in snapshot.plans] or [True])
+    refused_pipeline = ~pipelines[runtime] | ((runtime >= 0) & unnamed[plan])
+    return np.asarray(known | (refused_pipeline & (degree > 1)))
 
 
 def restriction_in_words(snapshot: Snapshot, job: int) -> str:

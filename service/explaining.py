@@ -11,7 +11,7 @@ from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.errors import DeadlineTooShort, InvalidInput, NotAllowed
 from tessera.formulation.explanations.records import Explanation
 from tessera.formulation.lifecycle import ACTIVE, TERMINAL, JobState
-from tessera.formulation.reasons import Reason
+from tessera.formulation.reasons import Reason, ReasonCode
 from tessera.formulation.records.jobs import JobRecord
 from tessera.formulation.records.rounds import JobRound, RoundRecord, decision_record
 from tessera.formulation.snapshot import Snapshot
@@ -27,6 +27,9 @@ MAX_HISTORY_ROUNDS: Final = 500
 
 RECORDED_ROUNDS: Final = 5
 """The number of last rounds in an answer from records alone. Each takes a millisecond to read."""
+
+MAX_DRAINS, MAX_DRAIN_NODES = 3, 1000
+"""The largest numbers of drains in the evidence of a reason, and of nodes that are read for them."""
 
 ANSWER_S: Final = 1.0
 """Seconds that are kept for the answer: no round is tried in them."""
@@ -209,14 +212,30 @@ class JobExplainer:
             time,
             with_steps=with_steps,
         )
+        explanation = _worded(explanation, None if record.reason_round else record.reason)
         return JobExplanation(
             number=0,
             created_s=snapshot.now_s,
             kind=explanation.kind,
-            explanation=_worded(explanation, None if record.reason_round else record.reason),
+            explanation=self._with_drains(record.cluster, explanation),
             history=history,
             note="" if explanation.is_complete else _OUT_OF_TIME,
         )
+
+    def _with_drains(self, cluster: str, explanation: Explanation) -> Explanation:
+        """Return the explanation of a job whose nodes are away, with why nodes were drained."""
+        reason = explanation.reason
+        if reason.code is not ReasonCode.NODES_AWAY:
+            return explanation
+        drains = [
+            f"{node.spec.name} by {node.drained_by or 'an operator'}: {node.drain_reason}"
+            for node in self._store.list_nodes(cluster, "", MAX_DRAIN_NODES)
+            if node.drain_reason
+        ]
+        if not drains:
+            return explanation
+        evidence = (*reason.evidence, ("drains", "; ".join(drains[:MAX_DRAINS])))
+        return replace(explanation, reason=replace(reason, evidence=evidence))
 
     def _try_steps(
         self,

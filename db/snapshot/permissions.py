@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from tessera.db.failed_starts import AVOIDS
 from tessera.db.rows import json_rows
 from tessera.db.snapshot.keys import Keys, split_ints
+from tessera.db.snapshot.runtime_needs import RUNTIME_TABLES, read_runtime_needs
 from tessera.db.tables import LIVE
 from tessera.formulation.permissions import (
     NO_SELECTORS,
@@ -45,7 +46,7 @@ TABLES: Final = {
         " AND (j.node_selector <> '' OR j.preferred_labels <> '')",
         "j.id",
     ),
-}
+} | RUNTIME_TABLES
 """Subqueries for the tables of a cluster (c)."""
 
 
@@ -66,7 +67,10 @@ def read_permissions(row: sa.Row[Any], keys: Keys, jobs: Jobs) -> PermissionFact
     """
     avoiding, avoided = split_ints(row.avoids, 2)
     allowing, allowed = split_ints(row.allowed_types, 2)
-    jobs, selectors, unmatched = _with_selectors(row, keys, jobs)
+    selection = _with_selectors(row, keys, jobs)
+    if row.needs:
+        selection = read_runtime_needs(row, keys).add_to(*selection)
+    jobs, selectors, unmatched = selection
     return {
         "jobs": jobs,
         "avoids": Avoids(job=keys.jobs.of(avoiding), node=keys.nodes.of(avoided)),

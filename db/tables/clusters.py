@@ -70,6 +70,8 @@ agents = sa.Table(
     sa.Column("network_remarks", JSONB, server_default=sa.text("'[]'"), nullable=False),
     # names of its nodes that were deleted since this incarnation started
     sa.Column("deleted_nodes", JSONB, server_default=sa.text("'[]'"), nullable=False),
+    # those that it can start: see tessera.db.runtime_offers; {} if it does not say
+    sa.Column("runtimes", JSONB, server_default=sa.text("'{}'"), nullable=False),
     sa.UniqueConstraint("cluster_id", "name"),
 )
 

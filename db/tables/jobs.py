@@ -232,6 +232,7 @@ failed_starts = sa.Table(  # of jobs that have not run since; they avoid the nod
     reference_column("job_id", "jobs.id", ondelete="CASCADE", primary_key=True),
     reference_column("node_id", "nodes.id", ondelete="CASCADE", primary_key=True),
     count_column("gpus", None),  # of the start, on all nodes
+    flag_column("counted"),  # whether it counts against the node
     sa.Index(None, "node_id"),
 )
 

@@ -215,8 +215,8 @@ def link_seconds(
     rates: LinkRates, primitive: Primitive, payload_bytes: Floats, groups: Groups
 ) -> Floats:
     """Return the seconds of the fastest algorithm, shape (K,). Groups have at least two GPUs."""
-    times = np.einsum("c,ack->ak", rates.costs, algorithm_work(primitive, payload_bytes, groups))
-    return np.asarray(times.min(axis=0), dtype=np.float64)
+    work = algorithm_work(primitive, payload_bytes, groups)
+    return np.asarray((rates.costs @ work).min(axis=0), dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,16 +26,16 @@ MAX_DEGREE: Final = 128
 
 def possible_degrees(layers: int, gpus: int) -> tuple[int, ...]:
     """Return the pipeline degrees to try: powers of two and divisors of the GPUs, ascending."""
-    most = min(layers, gpus, MAX_DEGREE)
-    divisors = {d for d in range(1, most + 1) if gpus % d == 0}
-    return tuple(sorted(divisors | set(powers_of_two(min(most, 16)))))
+    max_degree = min(layers, gpus, MAX_DEGREE)
+    divisors = {d for d in range(1, max_degree + 1) if gpus % d == 0}
+    return tuple(sorted(divisors | set(powers_of_two(min(max_degree, 16)))))
 
 
 @lru_cache(maxsize=256)
 def uniform_divisions(
     graph: Graph, shape: Shape, batch: int, degrees: tuple[int, ...]
 ) -> Divisions | None:
-    """Return the divisions into stages of equal GPUs and parallelism, or None if there are none.
+    """Return the divisions into stages of equal GPUs and parallelism, or None without any.
 
     Blocks are cut into equal parts where they can be, and where the heaviest part is lightest.
     """
@@ -83,9 +83,9 @@ def _divisions(
             dtype=np.int64,
         ).reshape(-1, 6)
         kinds = max(kinds, *settings[:, 5]) + 1 if len(settings) else kinds
-        each = np.repeat(settings[:, :4], len(ends), axis=0)
+        stage_gpus = np.repeat(settings[:, :4], len(ends), axis=0)
         bounds = np.array([(0, *ends[:-1]), ends], dtype=np.int64).T
-        rows.append(np.hstack([np.tile(bounds, (len(settings), 1)), each]))
+        rows.append(np.hstack([np.tile(bounds, (len(settings), 1)), stage_gpus]))
         plans.append(
             np.stack(
                 [
@@ -103,7 +103,7 @@ def _divisions(
     accumulation, chunk, lengths, kind = np.concatenate(plans).T.copy()
     return Divisions(
         candidates=Candidates(start=start, end=end, dp=dp, tp=tp, ep=ep, sp=sp.astype(bool)),
-        first=np.cumsum(lengths) - lengths,
+        first_row=np.cumsum(lengths) - lengths,
         accumulation=accumulation,
         chunks=chunk,
         kind=kind,
@@ -112,22 +112,26 @@ def _divisions(
 
 def _settings(graph: Graph, shape: Shape, degree: int) -> Iterator[tuple[int, int, int, int]]:
     """Yield each (dp, tp, ep, sp) of stages, data parallelism first."""
-    each = shape.gpus // degree
-    most_tp = float(graph.tensor_limit.min())
+    stage_gpus = shape.gpus // degree
+    max_tp = float(graph.tensor_limit.min())
     experts = {int(n) for n in graph.experts if n > 1}
-    for tp, ep in product(powers_dividing(each), powers_dividing(each) if experts else (1,)):
-        if tp <= most_tp and not any(count % ep for count in experts):
+    for tp, ep in product(
+        powers_dividing(stage_gpus), powers_dividing(stage_gpus) if experts else (1,)
+    ):
+        if tp <= max_tp and not any(count % ep for count in experts):
             for sp in range(1 + (tp > 1)):
-                yield each // tp, tp, ep, sp
+                yield stage_gpus // tp, tp, ep, sp
 
 
 def _cuts(graph: Graph, degree: int) -> list[tuple[int, ...]]:
     """Return the distinct ends of stages to try."""
     if degree > len(graph):
         return []
-    balanced = _balanced_ends(graph, degree)
+    balanced_ends_here = _balanced_ends(graph, degree)
     equal = _equal_ends(len(graph), degree)
-    return [balanced] if equal in ((), balanced) else [equal, balanced]
+    return (
+        [balanced_ends_here] if equal in ((), balanced_ends_here) else [equal, balanced_ends_here]
+    )
 
 
 def _equal_ends(layers: int, degree: int) -> tuple[int, ...]:
@@ -137,10 +141,10 @@ def _equal_ends(layers: int, degree: int) -> tuple[int, ...]:
     """
     if degree == 1:
         return (layers,)
-    each, rest = divmod(layers - 2, degree)
-    if rest or each < 1:
+    stage_gpus, remainder = divmod(layers - 2, degree)
+    if remainder or stage_gpus < 1:
         return ()
-    return (*(1 + each * (stage + 1) for stage in range(degree - 1)), layers)
+    return (*(1 + stage_gpus * (stage + 1) for stage in range(degree - 1)), layers)
 
 
 @lru_cache(maxsize=1024)
@@ -157,6 +161,7 @@ def accumulations(samples: int) -> tuple[int, ...]:
     as the samples of one.
     """
     divisors = [n for n in range(1, min(samples, MAX_ACCUMULATION) + 1) if samples % n == 0]
-    least = [max(n for n in divisors if n <= most) for most in powers_of_two(samples) if divisors]
-    counts = {*least, *(samples // each for each in least)}
+    powers = powers_of_two(samples) if divisors else []
+    divisors_below = [max(n for n in divisors if n <= power) for power in powers]
+    counts = {*divisors_below, *(samples // divisor for divisor in divisors_below)}
     return tuple(sorted(count for count in counts if count <= MAX_ACCUMULATION))

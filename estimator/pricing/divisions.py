@@ -55,49 +55,49 @@ class Switches:
 class Divisions:
     """P divisions of a model with K stages in all, in order.
 
-    ``candidates`` are the stages. ``first`` is the first stage of each division, and
+    ``candidates`` are the stages. ``first_row`` is the first stage of each division, and
     ``accumulation`` is its number of micro-batches. ``chunks`` is above 1 for interleaved schedules,
     whose stages are chunks. Divisions of one ``kind`` differ in their micro-batches only. Arrays
     have shape (P,).
     """
 
     candidates: Candidates
-    first: Ints
+    first_row: Ints
     accumulation: Ints
     chunks: Ints
     kind: Ints
 
     def __len__(self) -> int:
-        return len(self.first)
+        return len(self.first_row)
 
     @property
     def lengths(self) -> Ints:
         """Return the stages of each division, counting each chunk, shape (P,)."""
-        return np.diff(self.first, append=len(self.candidates))
+        return np.diff(self.first_row, append=len(self.candidates))
 
     @property
     def degrees(self) -> Ints:
         """Return the pipeline degrees, shape (P,)."""
         return self.lengths // self.chunks
 
-    def only(self, kept: Bools) -> Divisions:
+    def select(self, is_kept: Bools) -> Divisions:
         """Return the chosen divisions."""
-        if kept.all():
+        if is_kept.all():
             return self
-        rows = np.flatnonzero(np.repeat(kept, self.lengths)).astype(np.int64)
-        lengths = self.lengths[kept]
+        rows = np.flatnonzero(np.repeat(is_kept, self.lengths)).astype(np.int64)
+        lengths = self.lengths[is_kept]
         return Divisions(
             candidates=self.candidates.rows(rows),
-            first=np.cumsum(lengths) - lengths,
-            accumulation=self.accumulation[kept],
-            chunks=self.chunks[kept],
-            kind=self.kind[kept],
+            first_row=np.cumsum(lengths) - lengths,
+            accumulation=self.accumulation[is_kept],
+            chunks=self.chunks[is_kept],
+            kind=self.kind[is_kept],
         )
 
-    def plan(self, setting: Setting, at: int, switches: Switches, model: str) -> ExecutionPlan:
+    def plan(self, setting: Setting, index: int, switches: Switches, model: str) -> ExecutionPlan:
         """Return one division under some switches as a plan."""
-        start, count = int(self.first[at]), int(self.accumulation[at])
-        stages, chunks = range(start, start + int(self.lengths[at])), int(self.chunks[at])
+        start, count = int(self.first_row[index]), int(self.accumulation[index])
+        stages, chunks = range(start, start + int(self.lengths[index])), int(self.chunks[index])
         return ExecutionPlan(
             stages=tuple(_stage_at(self.candidates, row) for row in stages),
             micro_batch=setting.training.global_batch // count,
@@ -139,9 +139,9 @@ class DivisionPrices:
             np.repeat(micro_batch, divisions.lengths),
         )
         lengths = divisions.lengths
-        self._index = np.arange(int(lengths.sum())) - np.repeat(divisions.first, lengths)
+        self._index = np.arange(int(lengths.sum())) - np.repeat(divisions.first_row, lengths)
         self._stages = _stage_of_chunks(divisions, self._index)
-        self._flights = _least_in_flight(divisions, self._index)
+        self._flights = _count_in_flight(divisions, self._index)
 
     def price(self, switches: Switches) -> tuple[Floats, Floats]:
         """Return the seconds and the bytes on the fullest GPU of each division, each of shape (P,).
@@ -153,25 +153,29 @@ class DivisionPrices:
         costs = self._terms.costs(
             switches.apply_to(runtime.states), switches.recomputation, runtime.copies
         )
-        held = costs.state_bytes + costs.flight_bytes * self._flights
-        first, working = self.divisions.first, costs.working_bytes
+        held_bytes = costs.state_bytes + costs.flight_bytes * self._flights
+        first_row, working = self.divisions.first_row, costs.working_bytes
         if self._stages is not None:
-            held, working = self._stages.add(held), self._stages.most(working)
-            first = self._stages.first
-        most = np.maximum.reduceat(held + working, first) + runtime.room.context_bytes
-        return self._seconds(costs), np.asarray(most)
+            held_bytes, working = self._stages.add(held_bytes), self._stages.max_bytes(working)
+            first_row = self._stages.first_row
+        max_bytes = (
+            np.maximum.reduceat(held_bytes + working, first_row) + runtime.room.context_bytes
+        )
+        return self._seconds(costs), np.asarray(max_bytes)
 
     def _seconds(self, costs: StageCosts) -> Floats:
         """Return the times of :func:`tessera.estimator.pipeline.iteration_s`, shape (P,)."""
         divisions, overlap = self.divisions, self._setting.runtime.overlap
-        first, chunks = divisions.first, divisions.chunks
+        first_row, chunks = divisions.first_row, divisions.chunks
         if self._stages is not None:
-            costs, first = self._stages.join(costs), self._stages.first
-        steady_s = sum(np.maximum.reduceat(slots, first) for slots in paces_s(costs, overlap))
-        through_s = np.add.reduceat(costs.busy_s + first_send_s(costs.send_s, overlap), first)
+            costs, first_row = self._stages.join(costs), self._stages.first_row
+        steady_s = sum(np.maximum.reduceat(slots, first_row) for slots in paces_s(costs, overlap))
+        through_s = np.add.reduceat(costs.busy_s + first_send_s(costs.send_s, overlap), first_row)
         synced_s = exposed_sync_s(costs.sync_s, costs.backward_s, overlap)
-        by = np.add if overlap.sync is Sync.IN_TURN else np.maximum
-        after_s = by.reduceat(synced_s, first) + np.maximum.reduceat(costs.update_s, first)
+        fold = np.add if overlap.sync is Sync.IN_TURN else np.maximum
+        after_s = fold.reduceat(synced_s, first_row) + np.maximum.reduceat(
+            costs.update_s, first_row
+        )
         with np.errstate(invalid="ignore"):
             seconds = through_s / chunks + (divisions.accumulation - 1 / chunks) * steady_s
         return np.asarray(np.where(np.isnan(seconds), np.inf, seconds) + after_s)
@@ -182,7 +186,7 @@ class _JoinedStages:
     """The stages whose chunks some rows are: that of each row (K,), and the first of divisions (P,)."""
 
     of_row: Ints
-    first: Ints
+    first_row: Ints
 
     def join(self, costs: StageCosts) -> StageCosts:
         """Return the times of stages, the sums over their chunks."""
@@ -201,24 +205,24 @@ class _JoinedStages:
         """Return the sum of a column (K,) over the chunks of each stage."""
         return np.bincount(self.of_row, weights=column).astype(np.float64)
 
-    def most(self, column: Floats) -> Floats:
+    def max_bytes(self, column: Floats) -> Floats:
         """Return the maximum of a column (K,) over the chunks of each stage."""
-        most = np.zeros(int(self.of_row[-1]) + 1)
-        np.maximum.at(most, self.of_row, column)
-        return most
+        max_bytes = np.zeros(int(self.of_row[-1]) + 1)
+        np.maximum.at(max_bytes, self.of_row, column)
+        return max_bytes
 
 
 def _stage_of_chunks(divisions: Divisions, index: Ints) -> _JoinedStages | None:
     """Return the stages that chunks belong to, or None if no division has chunks."""
     if (divisions.chunks == 1).all():
         return None
-    first = np.cumsum(divisions.degrees) - divisions.degrees
+    first_row = np.cumsum(divisions.degrees) - divisions.degrees
     lengths = divisions.lengths
-    of_row = np.repeat(first, lengths) + index % np.repeat(divisions.degrees, lengths)
-    return _JoinedStages(of_row=of_row, first=first)
+    of_row = np.repeat(first_row, lengths) + index % np.repeat(divisions.degrees, lengths)
+    return _JoinedStages(of_row=of_row, first_row=first_row)
 
 
-def _least_in_flight(divisions: Divisions, index: Ints) -> Ints:
+def _count_in_flight(divisions: Divisions, index: Ints) -> Ints:
     """Return the micro-batches of which each row keeps activations, shape (K,).
 
     Of a chunk, it is the number when its stage begins with the backward passes, as in
@@ -227,11 +231,11 @@ def _least_in_flight(divisions: Divisions, index: Ints) -> Ints:
     lengths = divisions.lengths
     degree, chunks = np.repeat(divisions.degrees, lengths), np.repeat(divisions.chunks, lengths)
     count = np.repeat(divisions.accumulation, lengths)
-    after, chunk = degree - index % degree, index // degree
-    ahead = np.minimum(2 * (after - 1) + (chunks - 1) * degree + 1, count * chunks)
-    rounds, rest = np.divmod(ahead, degree * chunks)
-    interleaved = rounds * degree + np.clip(rest - chunk * degree, 0, degree)
-    return np.asarray(np.where(chunks > 1, interleaved, np.minimum(after, count)))
+    stages_left, chunk = degree - index % degree, index // degree
+    passes_ahead = np.minimum(2 * (stages_left - 1) + (chunks - 1) * degree + 1, count * chunks)
+    rounds, passes_left = np.divmod(passes_ahead, degree * chunks)
+    interleaved_count = rounds * degree + np.clip(passes_left - chunk * degree, 0, degree)
+    return np.asarray(np.where(chunks > 1, interleaved_count, np.minimum(stages_left, count)))
 
 
 FASTEST_SWITCHES: Final = (
@@ -267,64 +271,73 @@ class PlanTable:
         self._model, shape = model, (len(switches), len(divisions))
         self.seconds, self.bytes = np.full(shape, np.inf), np.full(shape, np.inf)
         self.limit_bytes = limit_bytes(setting.hardware.memory_bytes, setting.runtime.room)
-        allowed = self._allowed(limits)
-        kept = np.asarray(allowed.any(axis=0))
-        first = len(switches) if known_s is None else len(FASTEST_SWITCHES)
-        self._price(kept, range(first))
+        is_allowed = self._find_allowed(limits)
+        is_kept = np.asarray(is_allowed.any(axis=0))
+        first_row = len(switches) if known_s is None else len(FASTEST_SWITCHES)
+        self._price(is_kept, range(first_row))
         if known_s is not None:
-            least_s = self.seconds[:first].min(axis=0)
-            seconds = np.where(allowed & (self.bytes <= self.limit_bytes), self.seconds, np.inf)
+            min_s = self.seconds[:first_row].min(axis=0)
+            seconds = np.where(is_allowed & (self.bytes <= self.limit_bytes), self.seconds, np.inf)
             degrees, best_s = divisions.degrees, seconds.min(axis=0)
             for degree in np.unique(degrees).tolist():
-                here = degrees == degree
-                known = min(known_s.get(degree, math.inf), float(best_s[here].min()))
-                kept = kept & ~(here & (least_s >= known))
-            self._price(kept, range(first, len(switches)))
-        self.seconds[~allowed] = np.inf
+                of_degree = degrees == degree
+                known_degree_s = min(known_s.get(degree, math.inf), float(best_s[of_degree].min()))
+                is_kept = is_kept & ~(of_degree & (min_s >= known_degree_s))
+            self._price(is_kept, range(first_row, len(switches)))
+        self.seconds[~is_allowed] = np.inf
 
-    def _price(self, kept: Bools, switches: Iterable[int]) -> None:
-        if not kept.any():
+    def _price(self, is_kept: Bools, switches: Iterable[int]) -> None:
+        if not is_kept.any():
             return
-        prices = DivisionPrices(self._setting, self.divisions.only(kept))
-        for at in switches:
-            self.seconds[at, kept], self.bytes[at, kept] = prices.price(self._switches[at])
+        prices = DivisionPrices(self._setting, self.divisions.select(is_kept))
+        for index in switches:
+            self.seconds[index, is_kept], self.bytes[index, is_kept] = prices.price(
+                self._switches[index]
+            )
 
-    def _allowed(self, limits: PlanLimits) -> Bools:
+    def _find_allowed(self, limits: PlanLimits) -> Bools:
         """Return whether limits allow each plan. No limit depends on the number of micro-batches."""
         shape = self.seconds.shape
         if limits.allow_every_plan:
             return np.ones(shape, dtype=np.bool_)
         pairs = np.stack([self.divisions.kind, self.divisions.accumulation > 1])
-        _, first, which = np.unique(pairs, axis=1, return_index=True, return_inverse=True)
+        _, first_row, pair_of_division = np.unique(
+            pairs, axis=1, return_index=True, return_inverse=True
+        )
         rows = [
-            [limits.allow(self.plan(at * shape[1] + division)) for division in first.tolist()]
-            for at in range(shape[0])
+            [
+                limits.allow(self.plan(index * shape[1] + division))
+                for division in first_row.tolist()
+            ]
+            for index in range(shape[0])
         ]
-        return np.array(rows, dtype=np.bool_)[:, which.ravel()]
+        return np.array(rows, dtype=np.bool_)[:, pair_of_division.ravel()]
 
-    def plan(self, at: int) -> ExecutionPlan:
+    def plan(self, index: int) -> ExecutionPlan:
         """Return a plan by its index in the flat arrays."""
-        switches, division = divmod(at, len(self.divisions))
+        switches, division = divmod(index, len(self.divisions))
         return self.divisions.plan(self._setting, division, self._switches[switches], self._model)
 
-    def kind(self, at: int) -> tuple[int, int]:
+    def kind(self, index: int) -> tuple[int, int]:
         """Return what a plan shares with those that differ in their micro-batches only."""
-        switches, division = divmod(at, len(self.divisions))
+        switches, division = divmod(index, len(self.divisions))
         return switches, int(self.divisions.kind[division])
 
-    def batching(self, at: int) -> tuple[int, Switches]:
+    def batching(self, index: int) -> tuple[int, Switches]:
         """Return a plan's number of micro-batches and its switches."""
-        switches, division = divmod(at, len(self.divisions))
+        switches, division = divmod(index, len(self.divisions))
         return int(self.divisions.accumulation[division]), self._switches[switches]
 
     def in_order(
-        self, degrees: Collection[int], column: Floats | Ints, most_bytes: float = math.inf
+        self, degrees: Collection[int], column: Floats | Ints, memory_bytes: float = math.inf
     ) -> Iterator[int]:
         """Yield the flat indices of plans of some degrees that fit, by a rising column.
 
         ``column`` has the shape of ``seconds``, or that of a row of it.
         """
-        wanted = np.isin(self.divisions.degrees, list(degrees))
-        at = np.flatnonzero(np.isfinite(self.seconds) & (self.bytes <= most_bytes) & wanted)
-        values = np.broadcast_to(column, self.seconds.shape).ravel()[at]
-        yield from at[np.argsort(values, kind="stable")].tolist()
+        has_degree = np.isin(self.divisions.degrees, list(degrees))
+        index = np.flatnonzero(
+            np.isfinite(self.seconds) & (self.bytes <= memory_bytes) & has_degree
+        )
+        values = np.broadcast_to(column, self.seconds.shape).ravel()[index]
+        yield from index[np.argsort(values, kind="stable")].tolist()

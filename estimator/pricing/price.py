@@ -118,9 +118,9 @@ def plan_setting(setting: Setting, plan: ExecutionPlan) -> Setting:
     """Return the setting with a plan's micro-batches and switches."""
     graph = setting.graph
     if plan.precision in _DTYPES:
-        graph = replace(graph, dtype=_DTYPES[plan.precision])
+        graph = graph_in(graph, _DTYPES[plan.precision])
     elif graph.dtype == "f32":
-        graph = replace(graph, dtype="bf16")  # fp8 is for products; the rest is in 16 bits
+        graph = graph_in(graph, "bf16")  # fp8 is for products; the rest is in 16 bits
     training = replace(
         setting.training,
         global_batch=plan.global_batch,
@@ -146,10 +146,7 @@ def plan_setting(setting: Setting, plan: ExecutionPlan) -> Setting:
 
 def _stage_costs(run: Setting, plan: ExecutionPlan) -> StageCosts:
     """Return the costs of all stages in order, each in the groups of its context degree."""
-    # Degrees were checked with the heads. The limit only has the powers of two that divide them.
-    graph = run.graph
-    limit = np.where(graph.heads > 0, graph.heads, graph.tensor_limit)
-    run = replace(run, graph=replace(graph, tensor_limit=limit))
+    run = replace(run, graph=_limited_by_heads(run.graph))
     columns: dict[str, Floats] = {}
     every = np.arange(len(plan.stages))
     degrees = np.array([stage.cp for stage in plan.stages])
@@ -159,6 +156,22 @@ def _stage_costs(run: Setting, plan: ExecutionPlan) -> StageCosts:
         for name in _COST_COLUMNS:
             columns.setdefault(name, np.zeros(len(every)))[rows] = getattr(costs, name)
     return StageCosts(candidates=_candidates(run.graph, plan.stages), **columns)
+
+
+@lru_cache(maxsize=64)
+def _limited_by_heads(graph: Graph) -> Graph:
+    """Return a graph whose tensor degrees may be up to the heads, for degrees that were checked.
+
+    Its own limits only have the powers of two that divide the heads.
+    """
+    limit = np.where(graph.heads > 0, graph.heads, graph.tensor_limit)
+    return replace(graph, tensor_limit=limit)
+
+
+@lru_cache(maxsize=64)
+def graph_in(graph: Graph, dtype: str) -> Graph:
+    """Return the graph in another data type, the same one each time."""
+    return graph if graph.dtype == dtype else replace(graph, dtype=dtype)
 
 
 _COST_COLUMNS = (

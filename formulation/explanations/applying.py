@@ -80,6 +80,12 @@ def _set_to(**values: Any) -> Callable[[Snapshot, int, Change], Snapshot]:
     return lambda snapshot, job, _change: _with_job(snapshot, job, **values)
 
 
+def _use_any_labels(snapshot: Snapshot, job: int, _change: Change) -> Snapshot:
+    """Drop the job's requirements on labels. Its nodes must still offer its runtime."""
+    selector = int(snapshot.jobs.required_selector[job])
+    return _with_job(snapshot, job, required_selector=snapshot.selectors.without_labels(selector))
+
+
 def _use_any_node(snapshot: Snapshot, job: int, _change: Change) -> Snapshot:
     avoids = snapshot.avoids
     keep = avoids.job != job
@@ -214,7 +220,7 @@ _APPLY: Final[dict[ChangeKind, Callable[[Snapshot, int, Change], Snapshot]]] = {
     ChangeKind.DEADLINE: _set_amount("deadline_s"),
     ChangeKind.ANY_TYPE: _set_to(pinned_type=False),
     ChangeKind.ANY_NODE: _use_any_node,
-    ChangeKind.ANY_LABELS: _set_to(required_selector=-1),
+    ChangeKind.ANY_LABELS: _use_any_labels,
     ChangeKind.ALLOW_TYPE: _allow_types,
     ChangeKind.MIN_GPUS: _set_amount("min_gpus"),
     ChangeKind.MAX_GPUS: _set_amount("max_gpus"),

@@ -79,7 +79,7 @@ def _rows_of_type(draft: Draft, kind: int) -> list[tuple[float, RowUse]]:
         np.maximum.at(most, draft.job[users], draft.gpus[users])
         if most.sum() <= capacity:
             continue
-        subject = f"{snapshot.gpu_types[kind].name} with {snapshot.selectors.text[used[first[k]]]}"
+        subject = f"{snapshot.gpu_types[kind].name} with {snapshot.selectors.in_words(int(used[first[k]]))}"
         row = CouplingRow(kind=RowKind.SELECTED, subject=subject, capacity=capacity)
         use = RowUse(row=row, column=users, amount=draft.gpus[users])
         rows.append((float(most.sum()) / max(1, capacity), use))
@@ -121,6 +121,8 @@ def _contradiction(draft: Draft, room: Ints, job: int) -> Reason:
     snapshot, jobs = draft.snapshot, draft.snapshot.jobs
     own = draft.columns_of(job)
     kinds, gpus = draft.gpu_type[own], draft.gpus[own]
+    if (reason := _missing_runtime(snapshot, job, kinds, gpus)) is not None:
+        return reason
     whole = snapshot.schedulable_gpus()
     left = "; ".join(
         f"it needs {int(gpus[kinds == t].min())} x {snapshot.gpu_types[t].name}, but may use only"
@@ -134,7 +136,7 @@ def _contradiction(draft: Draft, room: Ints, job: int) -> Reason:
     others = f" and {more} more node{'s' if more > 1 else ''}" if more > 0 else ""
     pin = int(jobs.requested_type[job]) if jobs.pinned_type[job] else -1
     selector = int(jobs.required_selector[job])
-    text = snapshot.selectors.text[selector] if selector >= 0 else ""
+    text = snapshot.selectors.in_words(selector) if selector >= 0 else ""
     demands = [
         f"is pinned to {snapshot.gpu_types[pin].name}" if pin >= 0 else "",
         f"runs only on nodes with {text}" if text else "",
@@ -148,5 +150,39 @@ def _contradiction(draft: Draft, room: Ints, job: int) -> Reason:
             *((("avoided nodes", " ".join(nodes[:16])),) if nodes else ()),
             *((("node selector", text),) if text else ()),
             ("needs", left),
+        ),
+    )
+
+
+def _missing_runtime(snapshot: Snapshot, job: int, kinds: Ints, gpus: Ints) -> Reason | None:
+    """Explain a job for whose Cells too few nodes offer its runtime. Return None if enough do.
+
+    ``kinds`` and ``gpus`` are the GPU types and the numbers of GPUs of its Cells.
+    """
+    selectors, nodes = snapshot.selectors, snapshot.nodes
+    selector = selectors.without_labels(int(snapshot.jobs.required_selector[job]))
+    if selector < 0:
+        return None
+    offering = snapshot.matching_nodes()[selector] & nodes.schedulable
+    room = np.bincount(
+        nodes.gpu_type[offering], nodes.gpus[offering], minlength=len(snapshot.gpu_types)
+    )
+    if (gpus <= room[kinds]).any():
+        return None
+    lack = selectors.lack_of(selector)
+    message = lack.message
+    if offering.any():
+        message = (
+            f"the job needs at least {int(gpus.min())} GPUs, and nodes offer its runtime {lack.runtime}"
+            f" on {int(room.sum())}; others do not: {lack.cause}"
+        )
+    return Reason(
+        code=ReasonCode.RUNTIME_MISSING,
+        message=message,
+        next_step=lack.next_step,
+        evidence=(
+            ("runtime", lack.runtime),
+            ("missing", lack.cause),
+            ("offered", lack.alternatives),
         ),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tessera.formulation.runtime_offers import NO_OFFERS, AgentOffers
 from tessera.formulation.topologies.described import DescribedTopology
 from tessera.formulation.values import GpuType
 
@@ -89,6 +90,9 @@ class NodeRecord:
     They are None if it reports none."""
     agent_labels: dict[str, str] = field(default_factory=dict)
     """The labels that its agent gives it, which count where ``spec`` has none with the same key."""
+
+    offers: AgentOffers = NO_OFFERS
+    """The runtimes that its agent can start, and those that it cannot."""
 
     @property
     def drained(self) -> bool:

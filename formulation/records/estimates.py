@@ -253,6 +253,8 @@ class UnestimatedWorkload:
     out."""
     is_open: bool = True
     """Whether the best of all plans is wanted: not all of those jobs name techniques."""
+    without_plan: tuple[Cell, ...] = ()
+    """Cells of users that have a time but no execution plan."""
     exhausted: tuple[Cell, ...] = ()
     """Cells on shapes whose execution plans ran out of memory here, so that others are searched."""
     tunings: tuple[tuple[str, TuningSpace], ...] = ()

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from tessera.formulation.errors import InvalidInput, TesseraError
 from tessera.formulation.logs import begin_ids, make_handler
+from tessera.formulation.runtime_offers import NO_OFFERS
 from tessera.formulation.runtimes import DEFAULT_RUNTIME
 from tessera.service.agent.credentials import Credentials
 from tessera.service.agent.hardware import command as health
@@ -22,6 +23,8 @@ from tessera.service.agent.network import command as network
 from tessera.service.agent.network.map_worker import NetworkMapWorker
 from tessera.service.agent.network.node import NodeNetwork
 from tessera.service.agent.network.sampling import TrafficSampler
+from tessera.service.agent.runtimes.offers import OfferWatch, add_offers
+from tessera.service.agent.runtimes.options import offer_settings
 from tessera.service.agent.runtimes.programs import LOGS
 from tessera.service.agent.runtimes.protocol import RuntimeChooser
 from tessera.service.agent.settings import AgentConfig, build_config, make_parser, make_runtimes
@@ -77,11 +80,12 @@ async def run_agent(
             supervisor.adopt()
             if sampling is not None:
                 tasks.create_task(sampling.watch(supervisor.live, changed.set))
+            offers = runtimes.offers
             lease = AgentLease(state, read_boot_s, config.timing.lease_s)
             link = ServerLink(
                 servers=config.servers,
                 credentials=config.credentials,
-                hello=config.hello(),
+                hello=add_offers(config.hello(), offers.offers if offers else NO_OFFERS),
                 supervisor=supervisor,
                 lease=lease,
                 timing=config.timing,
@@ -93,6 +97,8 @@ async def run_agent(
                 ),
                 logs=config.data_dir.resolve() / LOGS,
             )
+            if offers is not None:
+                tasks.create_task(offers.watch(link.offer))
             tasks.create_task(watch_lease(lease, supervisor))
             tasks.create_task(keep_warden(config.data_dir.resolve()))
             logs = config.data_dir.resolve() / LOGS
@@ -186,7 +192,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     status = 0
     try:
         config = build_config(options, uuid.uuid4().hex)
-        runtimes = RuntimeChooser(make_runtimes(options, config), DEFAULT_RUNTIME)
+        offers = OfferWatch(offer_settings(options, config.servers))
+        offers.refresh()
+        runtimes = RuntimeChooser(make_runtimes(options, config), DEFAULT_RUNTIME, offers)
         asyncio.run(_serve_until_signal(config, runtimes))
     except* AgentSuperseded as group:
         status = EXIT_SUPERSEDED

@@ -16,12 +16,14 @@ import grpc.aio
 
 from tessera.client import ChannelRefused, open_async_channel
 from tessera.formulation.errors import NotAllowed, Unavailable
+from tessera.formulation.runtime_offers import AgentOffers
 from tessera.service.agent.backoff import backoff_s
 from tessera.service.agent.credentials import Credentials, failure_text
 from tessera.service.agent.gangs import gang_from_message, observed_message
 from tessera.service.agent.hardware.monitor import Report
 from tessera.service.agent.logreads import READ_THREADS, LogAnswers
 from tessera.service.agent.network.map_worker import settings_from_message
+from tessera.service.agent.runtimes.offers import add_offers
 from tessera.service.agent.state import StateDir
 from tessera.service.agent.supervisor import Supervisor
 from tessera.v1 import agents_pb2 as pb
@@ -278,6 +280,11 @@ class ServerLink:
                 tasks.create_task(self._receive(call))
                 tasks.create_task(self._send(call))
                 tasks.create_task(self._send_answers(call))
+
+    def offer(self, offers: AgentOffers) -> None:
+        """Register again, with other runtimes. Gangs and the lease go on meanwhile."""
+        self._hello = add_offers(self._hello, offers)
+        self.renew()
 
     def renew(self) -> None:
         """Open another stream, because the credentials are new. The lease goes on meanwhile."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.errors import InvalidInput, TesseraError
+from tessera.formulation.exit_reasons import ExitReason
 from tessera.formulation.network.tags import TagSettings
 from tessera.formulation.runtimes import DEFAULT_RUNTIME, RUNTIMES
 from tessera.service.agent.gangs import (
@@ -229,6 +230,7 @@ class Supervisor:
         try:
             self._state.add(gang)
             environment = self._environment(gang)
+            self._runtimes.require_offered(gang)
             runtime = self._runtimes.choose(gang)
         except (TesseraError, OSError) as error:
             local.members = [failed_member(node, error) for node, _ in gang.shares]
@@ -392,6 +394,8 @@ class Supervisor:
             member.is_gone = True
         else:
             member.phase, member.error, member.reason = GangPhase.FAILED, how.error, how.reason
+            if how.reason is ExitReason.NOT_STARTED and self._runtimes.offers is not None:
+                self._runtimes.offers.check_soon()
         if all(m.is_gone or (local.is_stopping and m.handle is None) for m in local.members):
             self._leave_behind(local)
         self._idle.set()

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from tessera.estimator.cell_estimator import Estimator
 from tessera.estimator.hardware import Hardware
 from tessera.estimator.measured_cells import measured_estimates
+from tessera.estimator.models import model_of
 from tessera.estimator.profiling.tasks import ProfilingOptions
-from tessera.formulation.errors import TesseraError
+from tessera.formulation.errors import InvalidInput, TesseraError
 from tessera.formulation.reasons import Reason
 from tessera.formulation.records.estimates import (
     EstimateRecord,
@@ -21,16 +22,21 @@ from tessera.formulation.records.estimates import (
     MeasurementRecord,
     TuningRecord,
 )
-from tessera.formulation.values import Workload
+from tessera.formulation.values import Cell, Workload
 from tessera.service.cells.estimators import LearnedEstimators
 from tessera.service.cells.reasons import explain_failure, explain_underived
-from tessera.service.cells.records import compute_records, compute_tunings
+from tessera.service.cells.records import compute_records, compute_tunings, plan_stated_cells
 from tessera.service.cells.tasks import EstimateTask, TaskFinder
 from tessera.service.ports.store import EstimationStore
 from tessera.service.ports.writer import Writer
 from tessera.service.profiling_queue import ProfilingQueue
 
 log = logging.getLogger(__name__)
+
+
+def _added(_count: int) -> bytes:
+    """Return the empty answer of a write."""
+    return b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +103,7 @@ class CellDeriver:
             self._mark_unestimated(cluster, known, measurements)
             return 0
         self._store_measured(cluster, measurements)
+        self._add_plans(cluster, known, measurements)
         self._queue.queue_tasks(cluster, known)
         this_pass = _EstimationPass(
             cluster=cluster, known=known, measurements=measurements, cancelled=cancelled
@@ -141,6 +148,24 @@ class CellDeriver:
             extra={"event": "cells_measured", "cluster": cluster, "cells": kept},
         )
         self._kept[cluster] = measurements
+
+    def _add_plans(
+        self, cluster: str, known: EstimationInputs, measurements: tuple[MeasurementRecord, ...]
+    ) -> None:
+        """Give the Cells that users stated without a plan the best one, if their model is known."""
+        planned_cells = list[tuple[Cell, EstimateRecord]]()
+        for wanted in known.wanted:
+            if not wanted.without_plan:
+                continue
+            try:
+                model = model_of("model", wanted.workload, known.models, known.profiles)
+            except InvalidInput:  # nothing is known about the model, so the program alone decides
+                continue
+            estimator = self._estimators.estimator(cluster, known, measurements)
+            estimator.know(wanted.workload, model)
+            planned_cells += plan_stated_cells(estimator, wanted)
+        if planned_cells:
+            self._store.write(None, lambda writer: _added(writer.add_plans(cluster, planned_cells)))
 
     def _find_tasks(self, this_pass: _EstimationPass) -> list[EstimateTask]:
         """Return the workloads to estimate; record why others cannot be estimated."""

@@ -76,6 +76,22 @@ def _search(
     return list(records.values())
 
 
+def plan_stated_cells(
+    estimator: Estimator, wanted: UnestimatedWorkload
+) -> list[tuple[Cell, EstimateRecord]]:
+    """Return users' Cells without a plan, each with the record of the best plan for it.
+
+    A Cell without a pipeline degree has the best plan of all, and one without nodes has one for any.
+    Those that have no plan that fits are left out.
+    """
+    planned_cells = list[tuple[Cell, EstimateRecord]]()
+    for user_cell in wanted.without_plan:
+        record = estimator.plan_cell(wanted.workload, user_cell)
+        if record is not None:
+            planned_cells.append((user_cell, record))
+    return planned_cells
+
+
 def compute_tunings(
     estimator: Estimator,
     wanted: UnestimatedWorkload,

@@ -69,7 +69,7 @@ class TaskFinder:
                 continue
             counts = self._counts_by_type(known, wanted)
             if not counts and not wanted.plans:
-                if is_new:
+                if is_new and not wanted.plans_only:
                     requested = gpu_counts_of(wanted.requests, self._multiples)
                     reasons[workload] = explain_unfit(workload, known, self._hardware, requested)
                 continue

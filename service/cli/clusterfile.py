@@ -65,6 +65,8 @@ class NodeEntry(FileEntry):
         "found_cpus",
         "found_host_bytes",
         "agent_labels",
+        "runtimes",
+        "tools",
     )
     """Further keys that `tessera nodes -o yaml` prints. They are ignored, except for the etag."""
 

@@ -9,6 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
+from tessera.formulation.runtimes import PROFILER, REPLAY
 from tessera.formulation.selectors import Selector
 from tessera.service.cli.client import Client, connect, new_request_id
 from tessera.service.cli.completion import complete_nodes
@@ -54,6 +55,9 @@ NodeNames = Annotated[
 NOT_STATED: Final = "not stated"
 """The CPU cores or the host memory of a node that nobody knows. They limit nothing."""
 
+NOT_FOR_PROGRAMS: Final = (REPLAY, PROFILER)
+"""Runtimes that each agent offers, and that run no program of a user."""
+
 SILENCE_FIELDS: Final = ("silent_s",)
 """The field that changes while nothing happens to a node."""
 
@@ -66,12 +70,15 @@ NODE_COLUMNS: Final[Sequence[Column[clusters_pb2.Node]]] = (
     Column("CPUS", lambda n: _cpus(n), right=True),
     Column("HOST MEMORY", lambda n: _host_memory(n), right=True),
     Column("RACK", lambda n: n.rack),
+    Column("RUNTIMES", lambda n: _runtimes(n)),
     Column(
         "LABELS",
         lambda n: ", ".join(f"{k}={v}" for k, v in sorted(labels_of(n).items())),
         wide=True,
     ),
     Column("JOBS", lambda n: ", ".join(short_name(j) for j in n.jobs)),
+    Column("MISSING RUNTIMES", lambda n: _runtimes(n, is_missing=True), wide=True),
+    Column("TOOLS", lambda n: ", ".join(n.tools), wide=True),
     Column("LAST REPORT", lambda n: _last_report(n.silent_s), wide=True, right=True),
     Column("DRAINED BY", lambda n: n.drained_by, wide=True),
     Column("SINCE", lambda n: format_time(n.drain_time), wide=True),
@@ -214,6 +221,16 @@ def _host_memory(node: clusters_pb2.Node) -> str:
     if node.HasField("found_host_bytes"):
         return f"{format_number(node.found_host_bytes / GIB)} GiB (found)"
     return NOT_STATED
+
+
+def _runtimes(node: clusters_pb2.Node, *, is_missing: bool = False) -> str:
+    """Return the runtimes for programs that the node offers, with versions, or those that it lacks."""
+    return "; ".join(
+        f"{offer.runtime} ({detail})" if detail else offer.runtime
+        for offer in node.runtimes
+        if offer.runtime not in NOT_FOR_PROGRAMS and bool(offer.problem) is is_missing
+        for detail in (offer.problem or offer.version,)
+    )
 
 
 def _last_report(silent_s: float) -> str:

@@ -7,13 +7,21 @@ from typing import Protocol
 
 from tessera.formulation.records.agents import DesiredState, Heartbeat, NodeHealth, ObservedGang
 from tessera.formulation.records.clusters import NodeSpec
+from tessera.formulation.runtime_offers import NO_OFFERS, AgentOffers
 
 
 class AgentStore(Protocol):
     """The part of a store that agents' streams use."""
 
-    def hello(self, cluster: str, agent: str, incarnation: str, nodes: Sequence[NodeSpec]) -> None:
-        """Register an agent and its nodes. A newer incarnation takes the nodes over.
+    def hello(
+        self,
+        cluster: str,
+        agent: str,
+        incarnation: str,
+        nodes: Sequence[NodeSpec],
+        offers: AgentOffers = NO_OFFERS,
+    ) -> None:
+        """Register an agent, its nodes and its runtimes. A newer incarnation takes the nodes over.
 
         Raises:
             NotFound: the cluster. InvalidInput: unknown GPU type, or other GPUs than stored while

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from tessera.formulation.records.clusters import ClusterRecord, NodeRecord, NodeSpec, TenantSpec
+from tessera.formulation.runtime_offers import RuntimeLack
 from tessera.formulation.values import GpuType
 
 
@@ -118,4 +119,8 @@ class ClusterStore(Protocol):
 
     def list_nodes(self, cluster: str, after: str, limit: int) -> list[NodeRecord]:
         """Return nodes whose name sorts after ``after``, by name. Raises NotFound (the cluster)."""
+        ...
+
+    def find_lacks(self, cluster: str, runtimes: Collection[str]) -> dict[str, RuntimeLack]:
+        """Return the ``runtimes`` that no node with an agent offers, by name."""
         ...

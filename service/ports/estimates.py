@@ -15,7 +15,7 @@ from tessera.formulation.records.estimates import (
     ProfileRow,
     TuningRecord,
 )
-from tessera.formulation.values import Workload
+from tessera.formulation.values import Cell, Workload
 
 
 class EstimateWriter(Protocol):
@@ -78,6 +78,16 @@ class EstimateWriter(Protocol):
         Raises:
             NotFound: the cluster, or a model unless ``allow_missing``. InUse: live jobs train one
                 of them.
+        """
+        ...
+
+    def add_plans(self, cluster: str, planned_cells: Sequence[tuple[Cell, EstimateRecord]]) -> int:
+        """Give users' estimates that have none an execution plan; return how many got one.
+
+        Each Cell is as the user stated it, and the record has its plan, provenance and traffic.
+
+        Raises:
+            NotFound: the cluster. InvalidInput: unknown GPU type.
         """
         ...
 

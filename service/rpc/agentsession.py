@@ -72,6 +72,7 @@ class AgentSession:
             "hello.incarnation", hello.incarnation, 100, required=True
         )
         self._nodes = convert.to_nodes("hello.nodes", hello)
+        self._offers = convert.to_offers(hello)
         self._own = frozenset(node.name for node in self._nodes)
         self._calls, self._clock, self._timing = calls, clock, timing
         now_s = clock.monotonic_s()
@@ -96,7 +97,12 @@ class AgentSession:
     async def register(self) -> None:
         """Record the agent and its nodes."""
         await self._calls.turns.run(
-            self._calls.store.hello, self.cluster, self._agent, self._incarnation, self._nodes
+            self._calls.store.hello,
+            self.cluster,
+            self._agent,
+            self._incarnation,
+            self._nodes,
+            self._offers,
         )
         self.lease_from_s = self.inbox.said_s
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, Final
 
 import grpc.aio
@@ -17,7 +18,10 @@ from tessera.formulation.errors import InvalidInput, NotFound
 from tessera.formulation.lifecycle import TERMINAL, JobEvent
 from tessera.formulation.records.jobs import JobRecord, JobSpec
 from tessera.formulation.records.store import Request
+from tessera.formulation.runtime_offers import RuntimeLack, needed_runtime
+from tessera.formulation.runtimes import REPLAY
 from tessera.service.model_names import NO_REMARKS, NameRemarks, name_key, remark_names
+from tessera.service.plan_remarks import remark_plans
 from tessera.service.ports.store import Store
 from tessera.service.ports.writer import Writer
 from tessera.service.rpc import fields, names
@@ -204,12 +208,13 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
 
         standing = self._policy_on(cluster, [spec])
         remarks = self._remark_names(cluster, [spec])
+        lacks = self._find_lacks(cluster, [spec])
 
         def work(writer: Writer) -> bytes:
             self._require_future("job.deadline", spec)
             _require_name("job", spec, remarks)
             (record,) = writer.submit_jobs(cluster, [spec], IDENTITY.get().tenants)
-            return _warned(record, standing, remarks).SerializeToString()
+            return _warned(record, standing, remarks, lacks).SerializeToString()
 
         kept = self._store.write(key, work, validate_only=request.validate_only)
         return pb.Job.FromString(kept)
@@ -242,13 +247,14 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         key = fields.request_key(request, request.request_id)
         standing = self._policy_on(cluster, specs)
         remarks = self._remark_names(cluster, stated)
+        lacks = self._find_lacks(cluster, stated)
 
         def work(writer: Writer) -> bytes:
             for i, spec in enumerate(stated):
                 self._require_future(f"requests[{i}].job.deadline", spec)
                 _require_name(f"requests[{i}].job", spec, remarks)
             stored = writer.submit_jobs(cluster, specs, IDENTITY.get().tenants)
-            jobs = [_warned(record, standing, remarks) for record in stored]
+            jobs = [_warned(record, standing, remarks, lacks) for record in stored]
             return pb.SubmitJobsResponse(jobs=jobs).SerializeToString()
 
         kept = self._store.write(key, work, validate_only=request.validate_only)
@@ -257,6 +263,11 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
     def _remark_names(self, cluster: str, specs: Sequence[JobSpec]) -> NameRemarks:
         """Return the remarks on the names of the jobs' models."""
         return remark_names(specs, partial(self._store.list_model_names, cluster))
+
+    def _find_lacks(self, cluster: str, specs: Sequence[JobSpec]) -> dict[str, RuntimeLack]:
+        """Return the runtimes that jobs need and no node offers, by name."""
+        runtimes = {_needed_runtime(spec) for spec in specs} - {REPLAY}
+        return self._store.find_lacks(cluster, runtimes) if runtimes else {}
 
     def _plan_reader(self, cluster: str) -> convert.PlanReader:
         """Return the reader of the plans of one request, for which models are listed at most once."""
@@ -349,16 +360,28 @@ def _require_name(field: str, spec: JobSpec, remarks: NameRemarks) -> None:
         raise InvalidInput(f"{field}.workload.model", remark.text)
 
 
+def _needed_runtime(spec: JobSpec) -> str:
+    return needed_runtime(spec.runtime, spec.launch.environment)
+
+
 def _warned(
-    record: JobRecord, standing: RoundOptions | None, remarks: NameRemarks = NO_REMARKS
+    record: JobRecord,
+    standing: RoundOptions | None,
+    remarks: NameRemarks = NO_REMARKS,
+    lacks: Mapping[str, RuntimeLack] = MappingProxyType({}),
 ) -> pb.Job:
     """Return the message of a stored job, with warnings.
 
-    They are of what the ``standing`` policy ignores, and of a model that nobody knows.
+    They are of what the ``standing`` policy ignores, of a model that nobody knows, and of a runtime
+    that no node offers, or that can run no plan of the model.
     """
     message = _shown(record)
-    if (remark := remarks.get(name_key(record.spec))) is not None:
-        message.warnings.append(remark.text)
+    if (lack := lacks.get(_needed_runtime(record.spec))) is not None:
+        message.warnings.append(f"{lack.message}; the job waits until one does: {lack.next_step}")
+    if remark := remark_plans(record.spec):
+        message.warnings.append(remark)
+    if (name_remark := remarks.get(name_key(record.spec))) is not None:
+        message.warnings.append(name_remark.text)
     if standing is not None:
         message.warnings.extend(unheeded_wishes(record, standing))
     return message

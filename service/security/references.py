@@ -81,7 +81,7 @@ _NAMES: Final[dict[Kind, str]] = {
         Cluster.last_round Dependency.state Job.allocation Job.array Job.forecast Job.last_error
         Job.name Job.reason Job.training Job.warnings JoinToken.created_by JoinToken.id
         Node.agent_labels Node.drain_reason Node.drained_by Node.faults Node.jobs
-        Node.network_remarks Token.created_by Token.id Topology.missing_nodes
+        Node.network_remarks Node.tools Token.created_by Token.id Topology.missing_nodes
         Topology.unknown_hosts UpdateJobRequest.job.after UpdateJobRequest.job.tenant
         Webhook.created_by Webhook.last_error
         Webhook.name Webhook.secret""",
@@ -110,7 +110,7 @@ _TEXTS: Final = {
     "GpuType": "name",
     "HealthCheckRequest": "service",
     "HealthFault": "detail kind",
-    "Hello": "incarnation version",
+    "Hello": "incarnation tools version",
     "HostRates": "copy_gap date device method update_gap",
     "Job": "allowed_gpu_types command node_selector preferred_labels requested_gpu_type stated_plan"
     " submitted_plan techniques",
@@ -133,6 +133,7 @@ _TEXTS: Final = {
     "RoundOptions": "cost_of deadlines fair_share objective queue_weights scheduler"
     " scheduler_parameters solver",
     "RulePriceQuestion": "rules",
+    "RuntimeOffer": "problem runtime version",
     "Secret": "name variable",
     "ServerReflectionRequest": "all_extension_numbers_of_type file_by_filename"
     " file_containing_symbol host list_services",

@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from tessera.db.failed_starts import DRAINED_BY
+from tessera.db.failed_starts import DRAINED_BY, MAX_FAILED_STARTS
+from tessera.formulation.runtimes import JAX
 from tessera.service.cli.demo.stack import Stack, run_stack
 from tessera.v1 import clusters_pb2, jobs_pb2, launch_pb2
 from tests.support.agents import is_running
+from tests.support.pythons import install, make_python
 from tests.support.system import Agent, Lab, User, nodes_of, until
 from tests.support.training_lab import HOUR_S, TRAINING_SETTINGS, TrainingLab
 
@@ -199,21 +201,55 @@ def test_no_job_fails_for_good_because_of_one_bad_node_and_its_restart_ends_the_
     stack: Stack, user: User
 ) -> None:
     with Lab(stack, user, "one-bad-node") as lab:
-        agents = {name: lab.agent((name, 2)) for name in ("bad", "n1", "n2", "n3")}
+        agents = {name: lab.agent((name, n)) for name, n in (("bad", 14), ("n1", 13), ("n2", 13))}
         spoil(agents["bad"])
-        for number in range(12):
+        for number in range(40):
             lab.submit(f"a{number}", 1)
         until(lambda: lab.nodes()["bad"].drained_by == DRAINED_BY, "the bad node is drained")
         assert "restart its agent or undrain it" in lab.nodes()["bad"].drain_reason
-        jobs = lab.jobs()
-        assert {job.state for job in jobs}.isdisjoint({jobs_pb2.FAILED, jobs_pb2.FAILING})
-        assert max(job.retries for job in jobs) == 1
-        unlucky = next(job for job in jobs if job.retries)
-        assert unlucky.training.exit_reason == launch_pb2.EXIT_NODE_UNFIT
+        unlucky = [job for job in lab.jobs() if job.training.exit_reason]
+        assert len(unlucky) >= MAX_FAILED_STARTS
+        assert {job.training.exit_reason for job in unlucky} == {launch_pb2.EXIT_NODE_UNFIT}
         (agents["bad"].folder / "gangs").unlink()
         agents["bad"].kill()
         agents["bad"].start()
         assert lab.nodes()["bad"].drain_reason == ""
+        until(lambda: len(lab.jobs(jobs_pb2.RUNNING)) == 40, "all jobs run")
+        assert {job.retries for job in lab.jobs()} == {0}
+
+
+def test_a_job_runs_where_its_framework_is_and_one_that_is_installed_later_is_noticed(
+    stack: Stack, user: User, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import jax, time\nwhile True:\n    time.sleep(1)\n")
+    script.chmod(0o644)
+    with TrainingLab(stack, user, "frameworks") as lab:
+        for name in ("n0", "n1"):
+            lab.program_agent(name, 1, f"--python={make_python(tmp_path / name)}")
+        jax = {"runtime": JAX, "until_exit": True}
+        for name in ("a", "b"):
+            lab.train(name, [str(script)], launch=jax)
+
+        def reason() -> jobs_pb2.Reason:
+            return lab.job("a").reason
+
+        until(lambda: reason().code == "RUNTIME_MISSING", "no node can start the jobs")
+        assert reason().message.startswith("no node offers the runtime jax: no module jax in ")
+        assert reason().message.endswith(" (n0, n1)")
+        install(tmp_path / "n1", "jax", "0.10.2")
+        running = until(lambda: lab.jobs(jobs_pb2.RUNNING), "a job has the GPU of n1")
+        assert [nodes_of(job) for job in running] == [{"n1"}]
+        offers = {o.runtime: o.version or o.problem for o in lab.nodes()["n1"].runtimes}
+        assert offers["jax"] == "jax 0.10.2"
+        assert offers["alpa"].startswith("no module alpa in ")
+        shutil.rmtree(tmp_path / "n1" / "site" / "jax")
+        until(
+            lambda: any(o.problem for o in lab.nodes()["n1"].runtimes if o.runtime == "jax"),
+            "n1 offers jax no more",
+        )
+        (job,) = lab.jobs(jobs_pb2.RUNNING)  # it goes on
+        assert (job.generation, job.retries) == (1, 0)
 
 
 def test_a_job_that_a_drain_moves_to_a_bad_node_goes_on_to_a_good_one(
@@ -229,7 +265,7 @@ def test_a_job_that_a_drain_moves_to_a_bad_node_goes_on_to_a_good_one(
             parent=lab.parent, names=[f"{lab.parent}/nodes/n0"], reason="repair"
         )
         user.insist(lambda r: r.clusters.DrainNodes(request))
-        until(lambda: lab.job("a").retries == 1, "the bad node could not start it")
+        until(lambda: lab.job("a").last_error, "the bad node could not start it")
         lab.agent(("good", 1))
         running = until(
             lambda: job if (job := lab.job("a")).state == jobs_pb2.RUNNING else None, "it runs"

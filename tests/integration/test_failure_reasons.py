@@ -23,6 +23,7 @@ from tessera.formulation.reasons import ReasonCode
 from tessera.formulation.records.agents import ObservedGang
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import CellFilter, EstimateRecord
+from tessera.formulation.records.jobs import RestartTimes
 from tessera.formulation.values import EstimateSource, GpuType, Workload
 from tessera.service.cells.deriver import CellDeriver
 from tessera.v1 import launch_pb2
@@ -419,13 +420,15 @@ def avoided(store: PostgresStore, name: str) -> set[str]:
     return {snapshot.nodes.name[n] for n in snapshot.avoids.node[snapshot.avoids.job == at]}
 
 
-@pytest.mark.parametrize("reason", [ExitReason.NODE_UNFIT, ExitReason.NOT_STARTED])
-def test_what_a_node_cannot_start_uses_a_retry_and_avoids_the_node_unless_no_other_can(
-    pair: PostgresStore, reason: ExitReason
+@pytest.mark.parametrize(
+    ("reason", "retries"), [(ExitReason.NODE_UNFIT, 0), (ExitReason.NOT_STARTED, 1)]
+)
+def test_what_a_node_cannot_start_avoids_the_node_unless_no_other_can(
+    pair: PostgresStore, reason: ExitReason, retries: int
 ) -> None:
     fail(pair, "a", exit_reason=reason)
     record = job(pair, "a")
-    assert (record.state, record.retries) == (JobState.QUEUED, 1)
+    assert (record.state, record.retries) == (JobState.QUEUED, retries)
     assert avoided(pair, "a") == {A0}
     give(pair, "a", A1)
     assert avoided(pair, "a") == set()  # it is not moved for that
@@ -483,6 +486,95 @@ def test_a_start_that_succeeds_begins_the_count_again(pair: PostgresStore) -> No
     report_start(pair, "good", phase="running")
     fail(pair, "last", gpu=7)
     assert not pair.get_node(C, A0).draining
+
+
+def test_a_fault_of_a_node_uses_no_retry_and_counts_once_for_each_job(
+    pair: PostgresStore,
+) -> None:
+    submit(pair, a_spec("a", max_retries=0))
+    for _ in range(2 * MAX_FAILED_STARTS):
+        give(pair, "a", A0)
+        report_start(pair, "a", A0)
+        agents_report(pair)
+    record = job(pair, "a")
+    assert (record.state, record.retries, record.last_error) == (JobState.QUEUED, 0, FULL)
+    assert not pair.get_node(C, A0).draining  # it may be the job
+    fail(pair, "b", gpu=1)
+    fail(pair, "c", gpu=2)
+    assert pair.get_node(C, A0).draining
+
+
+TRAINS: dict[str, Any] = {"command": ("train.py",), "max_retries": 9}
+
+
+def fail_early(store: PostgresStore, name: str, node: str = A0, gpu: int = 0) -> None:
+    """Let the program of a job exit with an error before its first iteration."""
+    give(store, name, node, gpu)
+    agents_report(store)  # it runs
+    report_start(store, name, node, exit_reason=ExitReason.ERROR, error="CUDA error: no device")
+    agents_report(store)
+
+
+def train(store: PostgresStore, name: str, node: str, gpu: int = 0) -> None:
+    """Let the program of a job train on a node."""
+    give(store, name, node, gpu)
+    times = RestartTimes(launch_s=1.0, first_iteration_s=1.0)
+    agents_report(store, iterations_done=5.0, iter_time_s=1.0, restart_times=times)
+    assert job(store, name).state is JobState.RUNNING
+
+
+def test_programs_that_fail_on_one_node_and_train_on_another_count_against_it(
+    pair: PostgresStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = [f"a{k}" for k in range(MAX_FAILED_STARTS)]
+    submit(pair, *(a_spec(name, **TRAINS) for name in names))
+    for gpu, name in enumerate(names):
+        fail_early(pair, name, gpu=gpu)
+        assert avoided(pair, name) == {A0}
+    assert not pair.get_node(C, A0).draining  # these programs may fail everywhere
+    for gpu, name in enumerate(names):
+        assert not pair.get_node(C, A0).draining
+        train(pair, name, A1, gpu)
+    node = pair.get_node(C, A0)
+    assert (node.draining, node.drained_by) == (True, DRAINED_BY)
+    assert (
+        "a program that failed before it trained, and trains on another node" in node.drain_reason
+    )
+    assert logged_lines(caplog, "node_unfit")
+    assert not pair.get_node(C, A1).draining
+    assert [job(pair, name).retries for name in names] == [1] * len(names)
+
+
+def test_programs_that_fail_on_each_node_count_against_none(pair: PostgresStore) -> None:
+    names = [f"a{k}" for k in range(2 * MAX_FAILED_STARTS)]
+    submit(pair, *(a_spec(name, **TRAINS) for name in names))
+    for node in (A0, A1):
+        for name in names:
+            fail_early(pair, name, node)
+    assert not any(pair.get_node(C, node).draining for node in (A0, A1))
+
+
+def test_a_failure_after_training_counts_against_no_node(pair: PostgresStore) -> None:
+    submit(pair, a_spec("a", **TRAINS))
+    train(pair, "a", A0)
+    report_start(pair, "a", A0, exit_reason=ExitReason.ERROR, error="boom")
+    agents_report(pair)
+    assert job(pair, "a").state is JobState.QUEUED
+    assert avoided(pair, "a") == set()
+
+
+def test_a_start_that_succeeds_ends_the_drain(pair: PostgresStore) -> None:
+    for place in range(MAX_FAILED_STARTS - 1):
+        fail(pair, f"a{place}", gpu=place)
+    begin(pair, "last", gpu=6)
+    begin(pair, "good", gpu=7)
+    report_start(pair, "last")
+    assert pair.get_node(C, A0).draining
+    report_start(pair, "good", phase="running")
+    node = pair.get_node(C, A0)
+    assert (node.draining, node.drain_reason, node.drained_by) == (False, "", "")
+    pair.hello(C, f"agent-{A0}", "second", [node.spec])
+    assert avoided(pair, "a0") == set()  # the agent was restarted, so the job may try again
 
 
 def drain_by_failed_starts(store: PostgresStore) -> None:

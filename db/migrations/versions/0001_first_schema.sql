@@ -116,6 +116,7 @@ CREATE TABLE agents (
     heard_at timestamptz NOT NULL DEFAULT now(),
     network_remarks jsonb NOT NULL DEFAULT '[]',
     deleted_nodes jsonb NOT NULL DEFAULT '[]',
+    runtimes jsonb NOT NULL DEFAULT '{}',
     CONSTRAINT uq_agents_cluster_id_name UNIQUE (cluster_id, name)
 );
 
@@ -673,6 +674,7 @@ CREATE TABLE failed_starts (
     job_id bigint NOT NULL CONSTRAINT fk_failed_starts_job_id REFERENCES jobs ON DELETE CASCADE,
     node_id bigint NOT NULL CONSTRAINT fk_failed_starts_node_id REFERENCES nodes ON DELETE CASCADE,
     gpus bigint NOT NULL,
+    counted boolean NOT NULL DEFAULT false,
     CONSTRAINT pk_failed_starts PRIMARY KEY (job_id, node_id)
 );
 CREATE INDEX ix_failed_starts_node_id ON failed_starts (node_id);

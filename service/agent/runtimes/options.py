@@ -18,6 +18,7 @@ from tessera.service.agent.credentials import Credentials
 from tessera.service.agent.isolation import UserRule, find_user, require_entrance
 from tessera.service.agent.lease import LEASE_FILE
 from tessera.service.agent.log_pruner import LogLimits
+from tessera.service.agent.runtimes.offers import OfferSettings
 from tessera.service.agent.runtimes.profiler import ProfilerRuntime
 from tessera.service.agent.runtimes.programs import ProgramRuntime, ProgramSettings
 from tessera.service.agent.runtimes.protocol import Runtime
@@ -114,6 +115,16 @@ def log_limits(options: argparse.Namespace) -> LogLimits:
     )
 
 
+def offer_settings(options: argparse.Namespace, servers: Sequence[str]) -> OfferSettings:
+    """Return the settings that decide which runtimes the agent can start."""
+    return OfferSettings(
+        python=options.python,
+        environment=dict(os.environ),
+        users=_user_rule(options),
+        refusal=_refusal(options, servers),
+    )
+
+
 def make_runtimes(
     options: argparse.Namespace,
     *,
@@ -135,7 +146,7 @@ def make_runtimes(
         address=options.address or _own_address(servers[0]),
         nodes=nodes,
         environment=dict(os.environ),
-        users=UserRule(default=options.run_as, allowed=tuple(options.allow_user)),
+        users=_user_rule(options),
         secrets=options.secrets_dir.resolve() if options.secrets_dir else None,
         python=options.python,
         grace_s=grace_s,
@@ -162,6 +173,10 @@ def make_runtimes(
     }
     programs = [name for name, runtime in RUNTIMES.items() if runtime.trains]
     return runtimes | {name: ProgramRuntime(name=name, settings=settings) for name in programs}
+
+
+def _user_rule(options: argparse.Namespace) -> UserRule:
+    return UserRule(default=options.run_as, allowed=tuple(options.allow_user))
 
 
 def _require_users(settings: ProgramSettings, checkpoints: Path | None) -> None:

@@ -172,6 +172,16 @@ class ProgramRuntime:
     def _plan(self, member: Member) -> ExecutionPlan | None:
         """Return the gang's execution plan, or None if none was recorded. Raises InvalidInput."""
         text = member.gang.execution_plan
+        if (
+            not text
+            and member.gang.cell.pipeline_degree > 1
+            and not RUNTIMES[self.name].runs_any_plan
+        ):
+            raise InvalidInput(
+                "execution_plan",
+                f"is missing for {member.gang.cell.pipeline_degree} pipeline stages; state a plan, or delete"
+                " the Cell so that the server derives one with a plan",
+            )
         if not text:
             return None
         plan = read_execution_plan("execution_plan", text)

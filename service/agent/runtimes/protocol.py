@@ -11,8 +11,10 @@ from typing import Final, Protocol
 
 from tessera.formulation.exit_reasons import ExitReason
 from tessera.formulation.records.jobs import RestartTimes
+from tessera.formulation.runtime_offers import needed_runtime
 from tessera.service.agent.gangs import Gang
 from tessera.service.agent.isolation import UnsuitableNode
+from tessera.service.agent.runtimes.offers import OfferWatch
 
 EMPTY_ENVIRONMENT: Final[Mapping[str, str]] = MappingProxyType({})
 """An environment without any variables."""
@@ -164,8 +166,19 @@ class RuntimeChooser:
     started.
     """
 
-    def __init__(self, runtimes: Mapping[str, Runtime], default: str) -> None:
-        self._runtimes, self._default = runtimes, default
+    def __init__(
+        self, runtimes: Mapping[str, Runtime], default: str, offers: OfferWatch | None = None
+    ) -> None:
+        """Remember the runtimes. Without ``offers``, all of them can be started."""
+        self._runtimes, self._default, self.offers = runtimes, default, offers
+
+    def require_offered(self, gang: Gang) -> None:
+        """Check that the runtime of ``gang`` can be started now. Raises UnsuitableNode."""
+        if self.offers is None or gang.runtime not in self._runtimes:
+            return
+        name = needed_runtime(gang.runtime, gang.launch.environment)
+        if problem := self.offers.find_problem(name):
+            raise UnsuitableNode("runtime", f"{name} cannot be started here: {problem}")
 
     def choose(self, gang: Gang) -> Runtime:
         """Return the runtime of ``gang``. Raises UnsuitableNode (this agent does not have it)."""

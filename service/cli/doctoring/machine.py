@@ -136,7 +136,7 @@ def _check_port(listen: str, address: str) -> Check:
 
 
 def _check_training() -> Check:
-    """Return the versions of the libraries for training here. Agents report none of theirs."""
+    """Return the versions of the libraries for training here."""
 
     def describe(name: str) -> str:
         try:
@@ -145,6 +145,4 @@ def _check_training() -> Check:
             return f"no {name}"
 
     found = ", ".join(map(describe, TRAINING_LIBRARIES))
-    return Check(
-        name="training", result=CheckResult.OK, found=f"{found} here; agents do not report theirs"
-    )
+    return Check(name="training", result=CheckResult.OK, found=f"{found} here")

@@ -24,7 +24,7 @@ from tessera.formulation.release import installed_version
 from tessera.service.cli.client import CallFailed, Client, connect
 from tessera.service.cli.doctoring.checks import Check, CheckResult
 from tessera.service.cli.names import short_name
-from tessera.service.cli.nodes import read_nodes
+from tessera.service.cli.nodes import NOT_FOR_PROGRAMS, read_nodes
 from tessera.service.cli.render import count_noun, format_span, format_time
 from tessera.v1 import access_pb2, clusters_pb2, scheduler_pb2
 
@@ -272,6 +272,8 @@ def _check_cluster(client: Client, cluster: str) -> Iterator[Check]:
     if nodes:
         yield _check_agents(nodes)
         yield _check_faults(nodes)
+        yield _check_drains(nodes)
+        yield _check_runtimes(nodes)
     if stored.last_round:
         yield _check_round(client, stored.last_round)
 
@@ -306,6 +308,45 @@ def _check_faults(nodes: Sequence[clusters_pb2.Node]) -> Check:
         result=CheckResult.WARN,
         found=f"{count_noun(len(faulty), 'node')} with faults: {_some_names(faulty)}",
         advice="see `tessera nodes -o wide`",
+    )
+
+
+def _check_drains(nodes: Sequence[clusters_pb2.Node]) -> Check:
+    """Check that no node is drained, e.g. because programs could not be started there."""
+    drains = [node for node in nodes if node.state == clusters_pb2.Node.DRAINING]
+    if not drains:
+        return Check(name="drains", result=CheckResult.OK, found="no node is drained")
+    node = drains[0]
+    return Check(
+        name="drains",
+        result=CheckResult.WARN,
+        found=f"{count_noun(len(drains), 'node')} drained: {_some_names(drains)}; {short_name(node.name)}"
+        f" by {node.drained_by or 'an operator'}: {node.drain_reason or 'no reason was given'}",
+        advice="see `tessera nodes -o wide`; `tessera undrain NODE` lets rounds use a node again",
+    )
+
+
+def _check_runtimes(nodes: Sequence[clusters_pb2.Node]) -> Check:
+    """Return the runtimes that nodes offer, and why no node offers the others."""
+    offers = [offer for node in nodes for offer in node.runtimes]
+    if not offers:
+        return Check(
+            name="runtimes",
+            result=CheckResult.SKIPPED,
+            found="no agent says which runtimes it can start",
+        )
+    texts = []
+    for runtime in sorted({offer.runtime for offer in offers} - set(NOT_FOR_PROGRAMS)):
+        answers = [offer for offer in offers if offer.runtime == runtime]
+        versions = [offer.version for offer in answers if not offer.problem]
+        details = ", ".join(sorted(set(filter(None, versions)))) or answers[0].problem
+        number = f"on {count_noun(len(versions), 'node')}" if versions else "on no node"
+        texts.append(f"{runtime} {number}{f' ({details})' if details else ''}")
+    return Check(
+        name="runtimes",
+        result=CheckResult.OK,
+        found="; ".join(texts),
+        advice="install a framework for the interpreter of an agent's --python, and it is offered",
     )
 
 

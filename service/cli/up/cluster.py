@@ -7,7 +7,6 @@ from typing import Final
 
 from tessera.service.cli.client import CallFailed, Client, Exit
 from tessera.service.cli.clusters import apply_cluster
-from tessera.service.cli.importing import send_samples
 from tessera.service.cli.names import short_name
 from tessera.service.cli.up.processes import StartPlan
 from tessera.v1 import clusters_pb2
@@ -28,8 +27,6 @@ def describe_cluster(plan: StartPlan, client: Client) -> None:
     if not record.applied:
         _require_same(plan, client)
     apply_cluster(client, plan.name, plan.described, validate_only=False)
-    if plan.samples and not record.applied:
-        send_samples(client, plan.name)
     plan.home.save(replace(record, applied=record.description))
 
 

@@ -102,13 +102,6 @@ def run_up(
             " directory.",
         ),
     ] = "",
-    samples: Annotated[
-        bool | None,
-        typer.Option(
-            "--samples/--no-samples",
-            help="Whether to import sample estimates. Default: only for the example cluster.",
-        ),
-    ] = None,
     reset: Annotated[
         bool,
         typer.Option(
@@ -172,7 +165,6 @@ def run_up(
             insecure=insecure,
             instance=uuid.uuid4().hex,
             database_url=database_url,
-            samples=not record.source if samples is None else samples,
             again=_repeat_command(file, data_dir),
         )
         require_free(plan.address)

@@ -47,7 +47,6 @@ class StartPlan:
     instance: str  # the id by which the server is recognised
     insecure: bool
     database_url: str  # "" for the embedded database
-    samples: bool
     again: str  # the command that continues with the same data directory
 
 

@@ -25,6 +25,7 @@ from tessera.formulation.records.agents import (
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.jobs import RestartTimes
 from tessera.formulation.records.logs import LogAnswer, LogRead
+from tessera.formulation.runtime_offers import AgentOffers, RuntimeOffer
 from tessera.formulation.selectors import require_node_labels
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert.clusters import (
@@ -60,6 +61,8 @@ MAX_DETAIL_CHARS: Final = 200
 characters of a fault's description.
 """
 
+MAX_RUNTIMES: Final = 100
+
 _FAULT_KIND: Final = re.compile(r"[a-z][a-z_]{0,19}")
 MAX_OUTPUT_BYTES: Final = 2**62
 """Largest position in the output of a rank that an agent may report."""
@@ -93,6 +96,21 @@ def to_nodes(field: str, hello: pb.Hello) -> tuple[NodeSpec, ...]:
     )
     fields.require_distinct((f"{field}[{i}].node", n.name) for i, n in enumerate(specs))
     return specs
+
+
+def to_offers(hello: pb.Hello) -> AgentOffers:
+    """Return what an agent says that it can start. Texts are cut, and lose what cannot be printed."""
+    return AgentOffers(
+        runtimes=tuple(
+            RuntimeOffer(
+                runtime=names.require_identifier(f"hello.runtimes[{i}].runtime", m.runtime),
+                version=_printable(m.version, MAX_DETAIL_CHARS),
+                problem=_printable(m.problem, MAX_ERROR_CHARS),
+            )
+            for i, m in enumerate(hello.runtimes[:MAX_RUNTIMES])
+        ),
+        tools=tuple(_printable(tool, MAX_DETAIL_CHARS) for tool in hello.tools[:MAX_RUNTIMES]),
+    )
 
 
 def to_observed(field: str, observed: pb.Observed) -> tuple[ObservedGang, ...]:

@@ -13,6 +13,7 @@ from tessera.formulation.values import GpuType
 from tessera.service.rpc import fields, names
 from tessera.v1 import clusters_pb2 as pb
 from tessera.v1.agents_pb2 import AgentNode
+from tessera.v1.launch_pb2 import RuntimeOffer
 
 MAX_GPU_TYPES: Final = 256
 MAX_GPUS_A_NODE: Final = 64
@@ -145,4 +146,9 @@ def of_node(cluster: str, record: NodeRecord, lease_s: float) -> pb.Node:
         found_host_bytes=record.found_host_bytes,
         labels=record.spec.labels,
         agent_labels=record.agent_labels,
+        runtimes=[
+            RuntimeOffer(runtime=o.runtime, version=o.version, problem=o.problem)
+            for o in record.offers.runtimes
+        ],
+        tools=record.offers.tools,
     )

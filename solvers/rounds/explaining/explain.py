@@ -78,6 +78,7 @@ _FIRST: Final[dict[ReasonCode, tuple[ChangeKind, ...]]] = {
         *(_K.ANY_TYPE, _K.ALLOW_TYPE, _K.ANY_NODE, _K.ANY_LABELS, _K.MIN_GPUS, _K.MAX_GPUS),
         *(_K.UNDRAIN, _K.ADD_GPUS),
     ),
+    _R.RUNTIME_MISSING: (_K.UNDRAIN, _K.MIN_GPUS),
     _R.GUARANTEE_UNMET: (_K.REQUEST, _K.BEST_EFFORT),
     _R.DEADLINE_PAST: (_K.DEADLINE,),
     _R.DEADLINE_UNREACHABLE: (_K.DEADLINE,),
@@ -104,7 +105,7 @@ _FIRST: Final[dict[ReasonCode, tuple[ChangeKind, ...]]] = {
 _ONLY_FIRST: Final = frozenset(
     {
         *(_R.HELD, _R.ESTIMATING, _R.NO_ESTIMATE, _R.NO_RUNNABLE_PLAN, _R.NO_FEASIBLE_CELL),
-        *(_R.FITS_NOWHERE, _R.BACK_OFF, _R.MADE_ROOM),
+        *(_R.FITS_NOWHERE, _R.BACK_OFF, _R.MADE_ROOM, _R.RUNTIME_MISSING),
     }
 )
 """Reasons for which no other changes are tried: they would not lead the job into the competition."""

@@ -141,7 +141,8 @@ def _any_node(s: Situation) -> Ladders:
 
 
 def _any_labels(s: Situation) -> Ladders:
-    if s.value_of("required_selector") < 0:
+    selector = int(s.value_of("required_selector"))
+    if selector < 0 or not s.snapshot.selectors.text[selector]:
         return
     yield [_one(ChangeKind.ANY_LABELS)]
     for other in (*_any_node(s), *_more_types(s)):

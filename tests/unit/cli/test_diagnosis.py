@@ -20,8 +20,9 @@ from tessera.client import ChannelSettings, Login, save_login
 from tessera.service.cli.doctoring import machine, reach
 from tessera.service.cli.doctoring.checks import CheckResult
 from tessera.service.cli.main import app
+from tessera.service.cli.nodes import NODE_COLUMNS
 from tessera.service.config import Config
-from tessera.v1 import clusters_pb2
+from tessera.v1 import clusters_pb2, launch_pb2
 from tests.support.certificates import make_site
 from tests.support.shown import a_shown_node
 
@@ -68,6 +69,37 @@ def test_silent_agents_and_faults_are_named() -> None:
     assert reach._check_faults([heard]).result is OK
     faulty = reach._check_faults([a_silent_node("n2", 1.0, faults=["XID 79"])])
     assert (faulty.result, "n2" in faulty.found) == (WARN, True)
+
+
+def test_drains_and_the_runtimes_of_nodes_are_shown() -> None:
+    def offer(runtime: str, version: str = "", problem: str = "") -> launch_pb2.RuntimeOffer:
+        return launch_pb2.RuntimeOffer(runtime=runtime, version=version, problem=problem)
+
+    plain = a_silent_node("n0", 1.0)
+    assert reach._check_drains([plain]).result is OK
+    assert reach._check_runtimes([plain]).result is CheckResult.SKIPPED
+    unfit_node = a_shown_node(
+        "n1",
+        state=clusters_pb2.Node.DRAINING,
+        drained_by="failed starts",
+        drain_reason="3 starts in a row failed",
+        runtimes=[
+            *(offer("replay"), offer("command"), offer("jax", "jax 0.10.2")),
+            offer("alpa", problem="no module alpa in /usr/bin/python3"),
+        ],
+    )
+    check = reach._check_drains([plain, unfit_node])
+    assert (check.result, check.found) == (
+        WARN,
+        "1 node drained: n1; n1 by failed starts: 3 starts in a row failed",
+    )
+    assert reach._check_runtimes([plain, unfit_node]).found == (
+        "alpa on no node (no module alpa in /usr/bin/python3); command on 1 node; jax on 1 node (jax"
+        " 0.10.2)"
+    )
+    cells = {column.title: column.value(unfit_node) for column in NODE_COLUMNS}
+    assert cells["RUNTIMES"] == "command; jax (jax 0.10.2)"
+    assert cells["MISSING RUNTIMES"] == "alpa (no module alpa in /usr/bin/python3)"
 
 
 @pytest.mark.parametrize(("left_s", "result"), [(-1.0, FAIL), (3 * DAY_S, WARN), (90 * DAY_S, OK)])

@@ -177,6 +177,8 @@ class Hello(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    RUNTIMES_FIELD_NUMBER: _builtins.int
+    TOOLS_FIELD_NUMBER: _builtins.int
     parent: _builtins.str
     """"clusters/{cluster}" """
     agent_id: _builtins.str
@@ -189,6 +191,16 @@ class Hello(_message.Message):
     """The release of the agent's program."""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___AgentNode]: ...
+    @_builtins.property
+    def runtimes(self) -> _containers.RepeatedCompositeFieldContainer[_launch_pb2.RuntimeOffer]:
+        """The runtimes that the agent can start on its nodes, and those that it cannot. Empty: it does not
+        say, and may start all. The agent sends another hello when they change.
+        """
+
+    @_builtins.property
+    def tools(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Its Python and the tools for containers that it found, e.g. "Python 3.12.3 (/usr/bin/python3)"."""
+
     def __init__(
         self,
         *,
@@ -197,10 +209,12 @@ class Hello(_message.Message):
         incarnation: _builtins.str = ...,
         nodes: _abc.Iterable[Global___AgentNode] | None = ...,
         version: _builtins.str = ...,
+        runtimes: _abc.Iterable[_launch_pb2.RuntimeOffer] | None = ...,
+        tools: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "incarnation", b"incarnation", "nodes", b"nodes", "parent", b"parent", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_id", b"agent_id", "incarnation", b"incarnation", "nodes", b"nodes", "parent", b"parent", "runtimes", b"runtimes", "tools", b"tools", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

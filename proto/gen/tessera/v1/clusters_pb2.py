@@ -26,11 +26,12 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import empty_pb2 as google_dot_protobuf_dot_empty__pb2
 from google.protobuf import field_mask_pb2 as google_dot_protobuf_dot_field__mask__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
+from tessera.v1 import launch_pb2 as tessera_dot_v1_dot_launch__pb2
 from tessera.v1 import reservations_pb2 as tessera_dot_v1_dot_reservations__pb2
 from tessera.v1 import tenants_pb2 as tessera_dot_v1_dot_tenants__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tessera/v1/clusters.proto\x12\ntessera.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1bgoogle/protobuf/empty.proto\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1dtessera/v1/reservations.proto\x1a\x18tessera/v1/tenants.proto\"i\n\x07GpuType\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x02 \x01(\x03\x12\x18\n\x10\x64ollars_per_hour\x18\x03 \x01(\x01\x12\r\n\x05watts\x18\x04 \x01(\x01\x12\x11\n\tnode_gpus\x18\x14 \x01(\x05\"\x95\x02\n\x07\x43luster\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\tgpu_types\x18\x02 \x03(\x0b\x32\x13.tessera.v1.GpuType\x12\x0c\n\x04\x65tag\x18\x03 \x01(\t\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05nodes\x18\x05 \x01(\x03\x12\x0c\n\x04gpus\x18\x06 \x01(\x03\x12\x12\n\nlast_round\x18\x07 \x01(\t\x12\x33\n\x0fnext_round_time\x18\x14 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0cround_period\x18\x15 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xaa\x06\n\x04Node\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08gpu_type\x18\x02 \x01(\t\x12\x0c\n\x04gpus\x18\x03 \x01(\x05\x12\x0c\n\x04rack\x18\x04 \x01(\t\x12%\n\x05state\x18\x05 \x01(\x0e\x32\x16.tessera.v1.Node.State\x12\x0c\n\x04\x65tag\x18\x06 \x01(\t\x12\x11\n\tfree_gpus\x18\x07 \x01(\x05\x12\x0c\n\x04jobs\x18\x08 \x03(\t\x12\x10\n\x08silent_s\x18\t \x01(\x01\x12\x17\n\x0fnetwork_remarks\x18\n \x03(\t\x12\x14\n\x0c\x64rain_reason\x18\x0b \x01(\t\x12\x12\n\ndrained_by\x18\x0c \x01(\t\x12.\n\ndrain_time\x18\r \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07\x64rained\x18\x0e \x01(\x08\x12\x0e\n\x06\x66\x61ults\x18\x0f \x03(\t\x12\x36\n\x12probation_end_time\x18\x10 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\x04\x63pus\x18\x11 \x01(\x05H\x00\x88\x01\x01\x12\x17\n\nhost_bytes\x18\x12 \x01(\x03H\x01\x88\x01\x01\x12\x17\n\nfound_cpus\x18\x13 \x01(\x05H\x02\x88\x01\x01\x12\x1d\n\x10\x66ound_host_bytes\x18\x14 \x01(\x03H\x03\x88\x01\x01\x12,\n\x06labels\x18\x15 \x03(\x0b\x32\x1c.tessera.v1.Node.LabelsEntry\x12\x37\n\x0c\x61gent_labels\x18\x16 \x03(\x0b\x32!.tessera.v1.Node.AgentLabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10\x41gentLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"H\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\t\n\x05READY\x10\x01\x12\x0c\n\x08\x44RAINING\x10\x02\x12\x0f\n\x0bUNREACHABLE\x10\x03\x42\x07\n\x05_cpusB\r\n\x0b_host_bytesB\r\n\x0b_found_cpusB\x13\n\x11_found_host_bytes\"\xde\x01\n\x14UpsertClusterRequest\x12$\n\x07\x63luster\x18\x01 \x01(\x0b\x32\x13.tessera.v1.Cluster\x12/\n\x0bupdate_mask\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.FieldMask\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x1f\n\x05nodes\x18\x05 \x03(\x0b\x32\x10.tessera.v1.Node\x12#\n\x07tenants\x18\x06 \x03(\x0b\x32\x12.tessera.v1.Tenant\"!\n\x11GetClusterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"<\n\x13ListClustersRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"V\n\x14ListClustersResponse\x12%\n\x08\x63lusters\x18\x01 \x03(\x0b\x32\x13.tessera.v1.Cluster\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"p\n\x12UpsertNodesRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x1f\n\x05nodes\x18\x02 \x03(\x0b\x32\x10.tessera.v1.Node\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"6\n\x13UpsertNodesResponse\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.tessera.v1.Node\"\x1e\n\x0eGetNodeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"I\n\x10ListNodesRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"M\n\x11ListNodesResponse\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.tessera.v1.Node\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x81\x01\n\x11\x44rainNodesRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\r\n\x05names\x18\x02 \x03(\t\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x12\n\ndrained_by\x18\x06 \x01(\t\"5\n\x12\x44rainNodesResponse\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.tessera.v1.Node\"_\n\x13UndrainNodesRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\r\n\x05names\x18\x02 \x03(\t\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"7\n\x14UndrainNodesResponse\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.tessera.v1.Node\"\x83\x01\n\x14\x44\x65leteClusterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\x12\r\n\x05\x66orce\x18\x03 \x01(\x08\x12\x15\n\rallow_missing\x18\x04 \x01(\x08\x12\x15\n\rvalidate_only\x18\x05 \x01(\x08\x12\x12\n\nrequest_id\x18\x06 \x01(\t\"\x8a\x01\n\x15\x44\x65leteGpuTypesRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tgpu_types\x18\x02 \x03(\t\x12\x0c\n\x04\x65tag\x18\x03 \x01(\t\x12\x15\n\rallow_missing\x18\x04 \x01(\x08\x12\x15\n\rvalidate_only\x18\x05 \x01(\x08\x12\x12\n\nrequest_id\x18\x06 \x01(\t\"q\n\x11\x44\x65leteNodeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\x12\x15\n\rallow_missing\x18\x03 \x01(\x08\x12\x15\n\rvalidate_only\x18\x04 \x01(\x08\x12\x12\n\nrequest_id\x18\x05 \x01(\t\"u\n\x12\x44\x65leteNodesRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\r\n\x05names\x18\x02 \x03(\t\x12\x15\n\rallow_missing\x18\x03 \x01(\x08\x12\x15\n\rvalidate_only\x18\x04 \x01(\x08\x12\x12\n\nrequest_id\x18\x05 \x01(\t2\xa5\n\n\x08\x43lusters\x12\x46\n\rUpsertCluster\x12 .tessera.v1.UpsertClusterRequest\x1a\x13.tessera.v1.Cluster\x12@\n\nGetCluster\x12\x1d.tessera.v1.GetClusterRequest\x1a\x13.tessera.v1.Cluster\x12Q\n\x0cListClusters\x12\x1f.tessera.v1.ListClustersRequest\x1a .tessera.v1.ListClustersResponse\x12N\n\x0bUpsertNodes\x12\x1e.tessera.v1.UpsertNodesRequest\x1a\x1f.tessera.v1.UpsertNodesResponse\x12\x37\n\x07GetNode\x12\x1a.tessera.v1.GetNodeRequest\x1a\x10.tessera.v1.Node\x12H\n\tListNodes\x12\x1c.tessera.v1.ListNodesRequest\x1a\x1d.tessera.v1.ListNodesResponse\x12K\n\nDrainNodes\x12\x1d.tessera.v1.DrainNodesRequest\x1a\x1e.tessera.v1.DrainNodesResponse\x12Q\n\x0cUndrainNodes\x12\x1f.tessera.v1.UndrainNodesRequest\x1a .tessera.v1.UndrainNodesResponse\x12I\n\rDeleteCluster\x12 .tessera.v1.DeleteClusterRequest\x1a\x16.google.protobuf.Empty\x12H\n\x0e\x44\x65leteGpuTypes\x12!.tessera.v1.DeleteGpuTypesRequest\x1a\x13.tessera.v1.Cluster\x12\x43\n\nDeleteNode\x12\x1d.tessera.v1.DeleteNodeRequest\x1a\x16.google.protobuf.Empty\x12\x45\n\x0b\x44\x65leteNodes\x12\x1e.tessera.v1.DeleteNodesRequest\x1a\x16.google.protobuf.Empty\x12R\n\x11\x43reateReservation\x12$.tessera.v1.CreateReservationRequest\x1a\x17.tessera.v1.Reservation\x12L\n\x0eGetReservation\x12!.tessera.v1.GetReservationRequest\x1a\x17.tessera.v1.Reservation\x12]\n\x10ListReservations\x12#.tessera.v1.ListReservationsRequest\x1a$.tessera.v1.ListReservationsResponse\x12R\n\x11UpdateReservation\x12$.tessera.v1.UpdateReservationRequest\x1a\x17.tessera.v1.Reservation\x12S\n\x12\x44\x65leteReservations\x12%.tessera.v1.DeleteReservationsRequest\x1a\x16.google.protobuf.Emptyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tessera/v1/clusters.proto\x12\ntessera.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1bgoogle/protobuf/empty.proto\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17tessera/v1/launch.proto\x1a\x1dtessera/v1/reservations.proto\x1a\x18tessera/v1/tenants.proto\"i\n\x07GpuType\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x02 \x01(\x03\x12\x18\n\x10\x64ollars_per_hour\x18\x03 \x01(\x01\x12\r\n\x05watts\x18\x04 \x01(\x01\x12\x11\n\tnode_gpus\x18\x14 \x01(\x05\"\x95\x02\n\x07\x43luster\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\tgpu_types\x18\x02 \x03(\x0b\x32\x13.tessera.v1.GpuType\x12\x0c\n\x04\x65tag\x18\x03 \x01(\t\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05nodes\x18\x05 \x01(\x03\x12\x0c\n\x04gpus\x18\x06 \x01(\x03\x12\x12\n\nlast_round\x18\x07 \x01(\t\x12\x33\n\x0fnext_round_time\x18\x14 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0cround_period\x18\x15 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xe5\x06\n\x04Node\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08gpu_type\x18\x02 \x01(\t\x12\x0c\n\x04gpus\x18\x03 \x01(\x05\x12\x0c\n\x04rack\x18\x04 \x01(\t\x12%\n\x05state\x18\x05 \x01(\x0e\x32\x16.tessera.v1.Node.State\x12\x0c\n\x04\x65tag\x18\x06 \x01(\t\x12\x11\n\tfree_gpus\x18\x07 \x01(\x05\x12\x0c\n\x04jobs\x18\x08 \x03(\t\x12\x10\n\x08silent_s\x18\t \x01(\x01\x12\x17\n\x0fnetwork_remarks\x18\n \x03(\t\x12\x14\n\x0c\x64rain_reason\x18\x0b \x01(\t\x12\x12\n\ndrained_by\x18\x0c \x01(\t\x12.\n\ndrain_time\x18\r \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07\x64rained\x18\x0e \x01(\x08\x12\x0e\n\x06\x66\x61ults\x18\x0f \x03(\t\x12\x36\n\x12probation_end_time\x18\x10 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\x04\x63pus\x18\x11 \x01(\x05H\x00\x88\x01\x01\x12\x17\n\nhost_bytes\x18\x12 \x01(\x03H\x01\x88\x01\x01\x12\x17\n\nfound_cpus\x18\x13 \x01(\x05H\x02\x88\x01\x01\x12\x1d\n\x10\x66ound_host_bytes\x18\x14 \x01(\x03H\x03\x88\x01\x01\x12,\n\x06labels\x18\x15 \x03(\x0b\x32\x1c.tessera.v1.Node.LabelsEntry\x12\x37\n\x0c\x61gent_labels\x18\x16 \x03(\x0b\x32!.tessera.v1.Node.AgentLabelsEntry\x12*\n\x08runtimes\x18\x17 \x03(\x0b\x32\x18.tessera.v1.RuntimeOffer\x12\r\n\x05tools\x18\x18 \x03(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10\x41gentLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"H\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\t\n\x05READY\x10\x01\x12\x0c\n\x08\x44RAINING\x10\x02\x12\x0f\n\x0bUNREACHABLE\x10\x03\x42\x07\n\x05_cpusB\r\n\x0b_host_bytesB\r\n\x0b_found_cpusB\x13\n\x11_found_host_bytes\"\xde\x01\n\x14UpsertClusterRequest\x12$\n\x07\x63luster\x18\x01 \x01(\x0b\x32\x13.tessera.v1.Cluster\x12/\n\x0bupdate_mask\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.FieldMask\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x1f\n\x05nodes\x18\x05 \x03(\x0b\x32\x10.tessera.v1.Node\x12#\n\x07tenants\x18\x06 \x03(\x0b\x32\x12.tessera.v1.Tenant\"!\n\x11GetClusterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"<\n\x13ListClustersRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"V\n\x14ListClustersResponse\x12%\n\x08\x63lusters\x18\x01 \x03(\x0b\x32\x13.tessera.v1.Cluster\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"p\n\x12UpsertNodesRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x1f\n\x05nodes\x18\x02 \x03(\x0b\x32\x10.tessera.v1.Node\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"6\n\x13UpsertNodesResponse\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.tessera.v1.Node\"\x1e\n\x0eGetNodeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"I\n\x10ListNodesRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"M\n\x11ListNodesResponse\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.tessera.v1.Node\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x81\x01\n\x11\x44rainNodesRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\r\n\x05names\x18\x02 \x03(\t\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x12\n\ndrained_by\x18\x06 \x01(\t\"5\n\x12\x44rainNodesResponse\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.tessera.v1.Node\"_\n\x13UndrainNodesRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\r\n\x05names\x18\x02 \x03(\t\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"7\n\x14UndrainNodesResponse\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.tessera.v1.Node\"\x83\x01\n\x14\x44\x65leteClusterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\x12\r\n\x05\x66orce\x18\x03 \x01(\x08\x12\x15\n\rallow_missing\x18\x04 \x01(\x08\x12\x15\n\rvalidate_only\x18\x05 \x01(\x08\x12\x12\n\nrequest_id\x18\x06 \x01(\t\"\x8a\x01\n\x15\x44\x65leteGpuTypesRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tgpu_types\x18\x02 \x03(\t\x12\x0c\n\x04\x65tag\x18\x03 \x01(\t\x12\x15\n\rallow_missing\x18\x04 \x01(\x08\x12\x15\n\rvalidate_only\x18\x05 \x01(\x08\x12\x12\n\nrequest_id\x18\x06 \x01(\t\"q\n\x11\x44\x65leteNodeRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\x12\x15\n\rallow_missing\x18\x03 \x01(\x08\x12\x15\n\rvalidate_only\x18\x04 \x01(\x08\x12\x12\n\nrequest_id\x18\x05 \x01(\t\"u\n\x12\x44\x65leteNodesRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\r\n\x05names\x18\x02 \x03(\t\x12\x15\n\rallow_missing\x18\x03 \x01(\x08\x12\x15\n\rvalidate_only\x18\x04 \x01(\x08\x12\x12\n\nrequest_id\x18\x05 \x01(\t2\xa5\n\n\x08\x43lusters\x12\x46\n\rUpsertCluster\x12 .tessera.v1.UpsertClusterRequest\x1a\x13.tessera.v1.Cluster\x12@\n\nGetCluster\x12\x1d.tessera.v1.GetClusterRequest\x1a\x13.tessera.v1.Cluster\x12Q\n\x0cListClusters\x12\x1f.tessera.v1.ListClustersRequest\x1a .tessera.v1.ListClustersResponse\x12N\n\x0bUpsertNodes\x12\x1e.tessera.v1.UpsertNodesRequest\x1a\x1f.tessera.v1.UpsertNodesResponse\x12\x37\n\x07GetNode\x12\x1a.tessera.v1.GetNodeRequest\x1a\x10.tessera.v1.Node\x12H\n\tListNodes\x12\x1c.tessera.v1.ListNodesRequest\x1a\x1d.tessera.v1.ListNodesResponse\x12K\n\nDrainNodes\x12\x1d.tessera.v1.DrainNodesRequest\x1a\x1e.tessera.v1.DrainNodesResponse\x12Q\n\x0cUndrainNodes\x12\x1f.tessera.v1.UndrainNodesRequest\x1a .tessera.v1.UndrainNodesResponse\x12I\n\rDeleteCluster\x12 .tessera.v1.DeleteClusterRequest\x1a\x16.google.protobuf.Empty\x12H\n\x0e\x44\x65leteGpuTypes\x12!.tessera.v1.DeleteGpuTypesRequest\x1a\x13.tessera.v1.Cluster\x12\x43\n\nDeleteNode\x12\x1d.tessera.v1.DeleteNodeRequest\x1a\x16.google.protobuf.Empty\x12\x45\n\x0b\x44\x65leteNodes\x12\x1e.tessera.v1.DeleteNodesRequest\x1a\x16.google.protobuf.Empty\x12R\n\x11\x43reateReservation\x12$.tessera.v1.CreateReservationRequest\x1a\x17.tessera.v1.Reservation\x12L\n\x0eGetReservation\x12!.tessera.v1.GetReservationRequest\x1a\x17.tessera.v1.Reservation\x12]\n\x10ListReservations\x12#.tessera.v1.ListReservationsRequest\x1a$.tessera.v1.ListReservationsResponse\x12R\n\x11UpdateReservation\x12$.tessera.v1.UpdateReservationRequest\x1a\x17.tessera.v1.Reservation\x12S\n\x12\x44\x65leteReservations\x12%.tessera.v1.DeleteReservationsRequest\x1a\x16.google.protobuf.Emptyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,52 +42,52 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_NODE_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_NODE_AGENTLABELSENTRY']._loaded_options = None
   _globals['_NODE_AGENTLABELSENTRY']._serialized_options = b'8\001'
-  _globals['_GPUTYPE']._serialized_start=226
-  _globals['_GPUTYPE']._serialized_end=331
-  _globals['_CLUSTER']._serialized_start=334
-  _globals['_CLUSTER']._serialized_end=611
-  _globals['_NODE']._serialized_start=614
-  _globals['_NODE']._serialized_end=1424
-  _globals['_NODE_LABELSENTRY']._serialized_start=1193
-  _globals['_NODE_LABELSENTRY']._serialized_end=1238
-  _globals['_NODE_AGENTLABELSENTRY']._serialized_start=1240
-  _globals['_NODE_AGENTLABELSENTRY']._serialized_end=1290
-  _globals['_NODE_STATE']._serialized_start=1292
-  _globals['_NODE_STATE']._serialized_end=1364
-  _globals['_UPSERTCLUSTERREQUEST']._serialized_start=1427
-  _globals['_UPSERTCLUSTERREQUEST']._serialized_end=1649
-  _globals['_GETCLUSTERREQUEST']._serialized_start=1651
-  _globals['_GETCLUSTERREQUEST']._serialized_end=1684
-  _globals['_LISTCLUSTERSREQUEST']._serialized_start=1686
-  _globals['_LISTCLUSTERSREQUEST']._serialized_end=1746
-  _globals['_LISTCLUSTERSRESPONSE']._serialized_start=1748
-  _globals['_LISTCLUSTERSRESPONSE']._serialized_end=1834
-  _globals['_UPSERTNODESREQUEST']._serialized_start=1836
-  _globals['_UPSERTNODESREQUEST']._serialized_end=1948
-  _globals['_UPSERTNODESRESPONSE']._serialized_start=1950
-  _globals['_UPSERTNODESRESPONSE']._serialized_end=2004
-  _globals['_GETNODEREQUEST']._serialized_start=2006
-  _globals['_GETNODEREQUEST']._serialized_end=2036
-  _globals['_LISTNODESREQUEST']._serialized_start=2038
-  _globals['_LISTNODESREQUEST']._serialized_end=2111
-  _globals['_LISTNODESRESPONSE']._serialized_start=2113
-  _globals['_LISTNODESRESPONSE']._serialized_end=2190
-  _globals['_DRAINNODESREQUEST']._serialized_start=2193
-  _globals['_DRAINNODESREQUEST']._serialized_end=2322
-  _globals['_DRAINNODESRESPONSE']._serialized_start=2324
-  _globals['_DRAINNODESRESPONSE']._serialized_end=2377
-  _globals['_UNDRAINNODESREQUEST']._serialized_start=2379
-  _globals['_UNDRAINNODESREQUEST']._serialized_end=2474
-  _globals['_UNDRAINNODESRESPONSE']._serialized_start=2476
-  _globals['_UNDRAINNODESRESPONSE']._serialized_end=2531
-  _globals['_DELETECLUSTERREQUEST']._serialized_start=2534
-  _globals['_DELETECLUSTERREQUEST']._serialized_end=2665
-  _globals['_DELETEGPUTYPESREQUEST']._serialized_start=2668
-  _globals['_DELETEGPUTYPESREQUEST']._serialized_end=2806
-  _globals['_DELETENODEREQUEST']._serialized_start=2808
-  _globals['_DELETENODEREQUEST']._serialized_end=2921
-  _globals['_DELETENODESREQUEST']._serialized_start=2923
-  _globals['_DELETENODESREQUEST']._serialized_end=3040
-  _globals['_CLUSTERS']._serialized_start=3043
-  _globals['_CLUSTERS']._serialized_end=4360
+  _globals['_GPUTYPE']._serialized_start=251
+  _globals['_GPUTYPE']._serialized_end=356
+  _globals['_CLUSTER']._serialized_start=359
+  _globals['_CLUSTER']._serialized_end=636
+  _globals['_NODE']._serialized_start=639
+  _globals['_NODE']._serialized_end=1508
+  _globals['_NODE_LABELSENTRY']._serialized_start=1277
+  _globals['_NODE_LABELSENTRY']._serialized_end=1322
+  _globals['_NODE_AGENTLABELSENTRY']._serialized_start=1324
+  _globals['_NODE_AGENTLABELSENTRY']._serialized_end=1374
+  _globals['_NODE_STATE']._serialized_start=1376
+  _globals['_NODE_STATE']._serialized_end=1448
+  _globals['_UPSERTCLUSTERREQUEST']._serialized_start=1511
+  _globals['_UPSERTCLUSTERREQUEST']._serialized_end=1733
+  _globals['_GETCLUSTERREQUEST']._serialized_start=1735
+  _globals['_GETCLUSTERREQUEST']._serialized_end=1768
+  _globals['_LISTCLUSTERSREQUEST']._serialized_start=1770
+  _globals['_LISTCLUSTERSREQUEST']._serialized_end=1830
+  _globals['_LISTCLUSTERSRESPONSE']._serialized_start=1832
+  _globals['_LISTCLUSTERSRESPONSE']._serialized_end=1918
+  _globals['_UPSERTNODESREQUEST']._serialized_start=1920
+  _globals['_UPSERTNODESREQUEST']._serialized_end=2032
+  _globals['_UPSERTNODESRESPONSE']._serialized_start=2034
+  _globals['_UPSERTNODESRESPONSE']._serialized_end=2088
+  _globals['_GETNODEREQUEST']._serialized_start=2090
+  _globals['_GETNODEREQUEST']._serialized_end=2120
+  _globals['_LISTNODESREQUEST']._serialized_start=2122
+  _globals['_LISTNODESREQUEST']._serialized_end=2195
+  _globals['_LISTNODESRESPONSE']._serialized_start=2197
+  _globals['_LISTNODESRESPONSE']._serialized_end=2274
+  _globals['_DRAINNODESREQUEST']._serialized_start=2277
+  _globals['_DRAINNODESREQUEST']._serialized_end=2406
+  _globals['_DRAINNODESRESPONSE']._serialized_start=2408
+  _globals['_DRAINNODESRESPONSE']._serialized_end=2461
+  _globals['_UNDRAINNODESREQUEST']._serialized_start=2463
+  _globals['_UNDRAINNODESREQUEST']._serialized_end=2558
+  _globals['_UNDRAINNODESRESPONSE']._serialized_start=2560
+  _globals['_UNDRAINNODESRESPONSE']._serialized_end=2615
+  _globals['_DELETECLUSTERREQUEST']._serialized_start=2618
+  _globals['_DELETECLUSTERREQUEST']._serialized_end=2749
+  _globals['_DELETEGPUTYPESREQUEST']._serialized_start=2752
+  _globals['_DELETEGPUTYPESREQUEST']._serialized_end=2890
+  _globals['_DELETENODEREQUEST']._serialized_start=2892
+  _globals['_DELETENODEREQUEST']._serialized_end=3005
+  _globals['_DELETENODESREQUEST']._serialized_start=3007
+  _globals['_DELETENODESREQUEST']._serialized_end=3124
+  _globals['_CLUSTERS']._serialized_start=3127
+  _globals['_CLUSTERS']._serialized_end=4444
 # @@protoc_insertion_point(module_scope)

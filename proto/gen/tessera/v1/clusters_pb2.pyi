@@ -11,6 +11,7 @@ from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from tessera.v1 import launch_pb2 as _launch_pb2
 from tessera.v1 import tenants_pb2 as _tenants_pb2
 import builtins as _builtins
 import sys
@@ -219,6 +220,8 @@ class Node(_message.Message):
     FOUND_HOST_BYTES_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     AGENT_LABELS_FIELD_NUMBER: _builtins.int
+    RUNTIMES_FIELD_NUMBER: _builtins.int
+    TOOLS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """"clusters/{cluster}/nodes/{node}" """
     gpu_type: _builtins.str
@@ -290,6 +293,16 @@ class Node(_message.Message):
         `labels` lacks count as well.
         """
 
+    @_builtins.property
+    def runtimes(self) -> _containers.RepeatedCompositeFieldContainer[_launch_pb2.RuntimeOffer]:
+        """Output only. The runtimes that the node's agent can start there, and those that it cannot. Rounds
+        place no job on a node whose agent cannot start its runtime. Empty: the agent does not say.
+        """
+
+    @_builtins.property
+    def tools(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Output only. The agent's Python and the tools for containers that it found there."""
+
     def __init__(
         self,
         *,
@@ -315,10 +328,12 @@ class Node(_message.Message):
         found_host_bytes: _builtins.int | None = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         agent_labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        runtimes: _abc.Iterable[_launch_pb2.RuntimeOffer] | None = ...,
+        tools: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_found_cpus", b"_found_cpus", "_found_host_bytes", b"_found_host_bytes", "_host_bytes", b"_host_bytes", "cpus", b"cpus", "drain_time", b"drain_time", "found_cpus", b"found_cpus", "found_host_bytes", b"found_host_bytes", "host_bytes", b"host_bytes", "probation_end_time", b"probation_end_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_found_cpus", b"_found_cpus", "_found_host_bytes", b"_found_host_bytes", "_host_bytes", b"_host_bytes", "agent_labels", b"agent_labels", "cpus", b"cpus", "drain_reason", b"drain_reason", "drain_time", b"drain_time", "drained", b"drained", "drained_by", b"drained_by", "etag", b"etag", "faults", b"faults", "found_cpus", b"found_cpus", "found_host_bytes", b"found_host_bytes", "free_gpus", b"free_gpus", "gpu_type", b"gpu_type", "gpus", b"gpus", "host_bytes", b"host_bytes", "jobs", b"jobs", "labels", b"labels", "name", b"name", "network_remarks", b"network_remarks", "probation_end_time", b"probation_end_time", "rack", b"rack", "silent_s", b"silent_s", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_found_cpus", b"_found_cpus", "_found_host_bytes", b"_found_host_bytes", "_host_bytes", b"_host_bytes", "agent_labels", b"agent_labels", "cpus", b"cpus", "drain_reason", b"drain_reason", "drain_time", b"drain_time", "drained", b"drained", "drained_by", b"drained_by", "etag", b"etag", "faults", b"faults", "found_cpus", b"found_cpus", "found_host_bytes", b"found_host_bytes", "free_gpus", b"free_gpus", "gpu_type", b"gpu_type", "gpus", b"gpus", "host_bytes", b"host_bytes", "jobs", b"jobs", "labels", b"labels", "name", b"name", "network_remarks", b"network_remarks", "probation_end_time", b"probation_end_time", "rack", b"rack", "runtimes", b"runtimes", "silent_s", b"silent_s", "state", b"state", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cpus: _TypeAlias = _typing.Literal["cpus"]  # noqa: Y015
     _WhichOneofArgType__cpus: _TypeAlias = _typing.Literal["_cpus", b"_cpus"]  # noqa: Y015

@@ -279,3 +279,34 @@ class RestartTimes(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RestartTimes: _TypeAlias = RestartTimes  # noqa: Y015
+
+@_typing.final
+class RuntimeOffer(_message.Message):
+    """A runtime of an agent, and whether it can start programs by it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUNTIME_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    runtime: _builtins.str
+    version: _builtins.str
+    """The framework that programs of the runtime find, with its version, e.g. "jax 0.10.2". Empty: it
+    needs none, or cannot be started.
+    """
+    problem: _builtins.str
+    """Why the agent cannot start the runtime, e.g. "no module jax in /usr/bin/python3". Empty: it can."""
+    def __init__(
+        self,
+        *,
+        runtime: _builtins.str = ...,
+        version: _builtins.str = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["problem", b"problem", "runtime", b"runtime", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RuntimeOffer: _TypeAlias = RuntimeOffer  # noqa: Y015
