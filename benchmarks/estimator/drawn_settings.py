@@ -47,9 +47,9 @@ def draw_setting(rng: np.random.Generator) -> Setting:
     if not needs:
         return draw_setting(rng)  # the samples cannot be divided among the GPUs
     memory_bytes = int(np.median(needs) / setting.runtime.room.usable)
-    scaled = replace(hardware, memory_bytes=memory_bytes)
+    small_hardware = replace(hardware, memory_bytes=memory_bytes)
     return data_sheet_setting(
-        setting.graph, training, scaled, setting.shape, setting.runtime.states
+        setting.graph, training, small_hardware, setting.shape, setting.runtime.states
     )
 
 
@@ -97,13 +97,13 @@ def _with_experts(sizes: Transformer, rng: np.random.Generator) -> Graph:
 def _drawn_needs(setting: Setting, rng: np.random.Generator) -> list[float]:
     """Return the memory that random plans need on their fullest GPU."""
     degrees = range(1, min(len(setting.graph), setting.shape.gpus) + 1)
-    lists = [each for degree in degrees for each in list_divisions(setting, degree)]
+    lists = [stages for degree in degrees for stages in list_divisions(setting, degree)]
     switches = list(list_switches(setting))
     needs = []
     for _ in range(_SAMPLES):
-        chosen = lists[rng.integers(len(lists))]
+        stage_lists = lists[rng.integers(len(lists))]
         plans = PlanList(
-            setting, chosen, chosen.candidates, *switches[rng.integers(len(switches))]
+            setting, stage_lists, stage_lists.candidates, *switches[rng.integers(len(switches))]
         )
         price = plans.price(int(rng.integers(len(plans.rows)))) if len(plans.rows) else None
         if price is not None:

@@ -87,20 +87,24 @@ def list_divisions(setting: Setting, degree: int) -> list[StageLists]:
         for share in shares
         for stages in product(
             *(
-                _stages(setting, start, end, each)
-                for (start, end), each in zip(pairwise((0, *ends, layers)), share, strict=True)
+                _stages(setting, start, end, stage_gpus)
+                for (start, end), stage_gpus in zip(
+                    pairwise((0, *ends, layers)), share, strict=True
+                )
             )
         )
     ]
     lists = [_lists(plain, 1)]
     for chunks in range(2, MAX_CHUNKS + 1) if degree > 1 and gpus % degree == 0 else ():
-        blocks, rest = divmod(layers - 2, degree * chunks)
-        if not rest and blocks:
+        blocks, remaining_blocks = divmod(layers - 2, degree * chunks)
+        if not remaining_blocks and blocks:
             inner = [1 + blocks * (i + 1) for i in range(degree * chunks - 1)]
             bounds = list(pairwise((0, *inner, layers)))
-            alike = zip(*(_stages(setting, *b, gpus // degree, ep=True) for b in bounds))
+            alike = zip(
+                *(_stages(setting, *b, gpus // degree, ep=True) for b in bounds), strict=True
+            )
             lists.append(_lists(list(alike), chunks))
-    return [each for each in lists if len(each.rows)]
+    return [stages for stages in lists if len(stages.rows)]
 
 
 def list_switches(setting: Setting) -> Iterator[tuple[int, ZeroStage, Recomputation]]:
@@ -146,15 +150,14 @@ class PlanList:
         possible = lists.chunks == 1 or count % degree == 0
         self.rows = lists.rows[even[lists.rows].all(axis=1) & possible]
 
-    def plan(self, at: int) -> ExecutionPlan:
+    def plan(self, index: int) -> ExecutionPlan:
         """Return a plan by its place in the list."""
         lists, setting = self._lists, self._setting
-        interleaved = lists.chunks > 1
         return ExecutionPlan(
-            stages=tuple(lists.stages[row] for row in self.rows[at]),
+            stages=tuple(lists.stages[row] for row in self.rows[index]),
             micro_batch=self._micro_batch,
             accumulation=self._count,
-            schedule=Schedule.INTERLEAVED if interleaved else setting.training.schedule,
+            schedule=Schedule.INTERLEAVED if lists.chunks > 1 else setting.training.schedule,
             chunks=lists.chunks,
             zero=self._zero,
             recomputation=self._recomputation,
@@ -184,24 +187,24 @@ class PlanList:
         """
         seconds = self.seconds()
         while len(seconds):
-            at = int(seconds.argmin())
-            if not seconds[at] < known_s:
+            index = int(seconds.argmin())
+            if not seconds[index] < known_s:
                 break
-            price = self.price(at)
+            price = self.price(index)
             if price is not None and price.overflow is None:
                 if price.iter_time_s < known_s:
                     return price
             elif price is not None and self._lists.chunks == 1:
-                over = np.flatnonzero(np.array(price.memory_bytes) > price.limit_bytes)
-                alike = (self.rows[:, over] == self.rows[at, over]).any(axis=1)
+                full_stages = np.flatnonzero(np.array(price.memory_bytes) > price.limit_bytes)
+                alike = (self.rows[:, full_stages] == self.rows[index, full_stages]).any(axis=1)
                 seconds = np.where(alike, np.inf, seconds)
-            seconds[at] = np.inf
+            seconds[index] = np.inf
         return None
 
-    def price(self, at: int) -> PlanPrice | None:
+    def price(self, index: int) -> PlanPrice | None:
         """Return the price of a plan, or None if the model does not allow its division."""
         try:
-            return price_plan(self._setting, self.plan(at))
+            return price_plan(self._setting, self.plan(index))
         except InvalidInput:
             return None
 
@@ -220,8 +223,8 @@ def _shares(gpus: int, stages: int) -> Iterator[tuple[int, ...]]:
             yield ()
         return
     for share in _powers(gpus):
-        for others in _shares(gpus - share, stages - 1):
-            yield (share, *others)
+        for further_shares in _shares(gpus - share, stages - 1):
+            yield (share, *further_shares)
 
 
 def _stages(
@@ -232,17 +235,17 @@ def _stages(
     ``ep`` keeps the expert degrees of stages without experts, which then have no effect.
     """
     experts = [int(n) for n in setting.graph.experts[slice(None) if ep else slice(start, end)]]
-    divided = [n for n in experts if n > 1]
+    expert_counts = [n for n in experts if n > 1]
     return [
         PlanStage(start=start, end=end, dp=gpus // tp, tp=tp, ep=degree, sp=sp)
         for tp in _powers(gpus)
-        for degree in _powers(gpus if divided else 1)
+        for degree in _powers(gpus if expert_counts else 1)
         for sp in (False, True)
         if gpus % tp == gpus % degree == 0 and not (sp and tp == 1)
-        if not any(n % degree for n in divided)
+        if not any(n % degree for n in expert_counts)
     ]
 
 
-def _powers(most: int) -> list[int]:
-    """Return the powers of two up to ``most``."""
-    return [2**k for k in range(most.bit_length())] if most > 0 else []
+def _powers(max_power: int) -> list[int]:
+    """Return the powers of two up to ``max_power``."""
+    return [2**k for k in range(max_power.bit_length())] if max_power > 0 else []
