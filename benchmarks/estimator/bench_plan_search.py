@@ -55,7 +55,7 @@ def judge_plan_search(
         typer.Option(
             min=1,
             help="Number of small settings to draw. Fewer than 400 also limit the settings with old"
-            " plans to as many, and leave out runtimes and times.",
+            " or published plans to as many, and leave out runtimes and times.",
         ),
     ] = CASES,
 ) -> Report:
@@ -85,7 +85,7 @@ def judge_plan_search(
     settings = _spread(records["settings"], cases) if is_small else records["settings"]
     old_cases = [r for i in _steps(settings, "old plans") for r in rival_old(settings[i])]
     listed_cases = [r for i in track_steps(cases, "listed plans") for r in rival_listed(i)]
-    published_cases, missing_data = _compare_published()
+    published_cases, missing_data = _compare_published(cases)
     rivalries = [*old_cases, *listed_cases, *published_cases]
     figures: dict[str, Figure] = {
         "cells_compared": len(old_cases),
@@ -111,10 +111,10 @@ def judge_plan_search(
     return Report(seed=0, figures=figures, waived=waived_names, table=table)
 
 
-def _compare_published() -> tuple[list[PlanRivalry], str]:
+def _compare_published(max_rows: int) -> tuple[list[PlanRivalry], str]:
     """Return the comparisons with published plans, or the reason for their absence."""
     try:
-        rows = read_rows(require_data_file("published", "training.csv"))
+        rows = _spread(read_rows(require_data_file("published", "training.csv")), max_rows)
     except MissingData as reason:
         return [], str(reason)
     return [rival_published(rows[i]) for i in _steps(rows, "published plans")], ""
