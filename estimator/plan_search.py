@@ -7,8 +7,7 @@ parallelism. For the most promising micro-batches and switches, the exact search
 model is small, it does so for all micro-batches and switches. At last, chunks of layers are tried
 (interleaving).
 
-States are offloaded to the host only if nothing fits without, or, where nodes state their CPU cores
-and host memory, if that is faster.
+States are offloaded to the host only if nothing fits without, or if that is faster.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ CORES_PER_GPU: Final = (1, 2, 4, 8)
 MIN_GAIN: Final = 0.01
 """Share of the time that a plan must save to be kept next to one that needs less of the hosts."""
 
-EXACT_WORK: Final = 250_000
+EXACT_WORK: Final = 400_000
 """Layers times candidate stages in all micro-batches and switches, up to which the search is exact."""
 
 MAX_MIXED_GPUS: Final = 512
@@ -139,10 +138,7 @@ class PlanSearch:
         choices = _core_choices(self._setting, self._node)
         best: dict[int, PlanPrice] = {}
         for degree in self.degrees:
-            price = self._best_on_gpus([degree])
-            if price is None and choices:
-                price = self._best_offloaded([degree], choices[-1])
-            price = price or self._tightest([degree])
+            price = self._best([degree], max(choices, default=None)) or self._tightest([degree])
             if price is not None:
                 best[degree] = price
         return best
@@ -156,15 +152,17 @@ class PlanSearch:
         Raises:
             DeadlineTooShort: it was cancelled.
         """
+        if self._node is None:
+            price = self._best(self.degrees, 0) or self._tightest(self.degrees)
+            return [] if price is None else [price]
         price = self._best_on_gpus(self.degrees)
         prices = [] if price is None else [price]
         max_s = math.inf if price is None else (1.0 - MIN_GAIN) * price.iter_time_s
-        if self._node is not None or not prices:
-            for cores in reversed(_core_choices(self._setting, self._node)):
-                price = self._best_offloaded(self.degrees, cores)
-                if price is None or price.iter_time_s >= max_s:
-                    break  # with fewer cores, it needs as much memory and is slower
-                prices.append(price)
+        for cores in reversed(_core_choices(self._setting, self._node)):
+            price = self._best_offloaded(self.degrees, cores)
+            if price is None or price.iter_time_s >= max_s:
+                break  # with fewer cores, it needs as much memory and is slower
+            prices.append(price)
         fitting = [price for price in prices if not self.host_shortage(price)]
         if fitting:
             return _unbeaten(fitting)
@@ -180,7 +178,10 @@ class PlanSearch:
         choices = _core_choices(self._setting, self._node) if self._node is not None else ()
         tables = [self._table(self._uniform_divisions, self.switches)]
         if not self._limits.allow_every_plan:
-            tables += [self._make_offloaded_table(cores) for cores in choices]
+            tables += [
+                self._table(self._uniform_divisions, self._offload_switches(cores))
+                for cores in choices
+            ]
         for table in filter(None, tables):
             known_kinds = set[tuple[int, int]]()
             counts = table.divisions.accumulation
@@ -202,6 +203,21 @@ class PlanSearch:
             f"{price.plan} needs {share.host_bytes / GIB:.1f} GiB of host memory on a node, but a node has"
             f" {node.host_bytes / GIB:.1f} GiB"
         )
+
+    def _best(self, degrees: Collection[int], cores: int | None) -> PlanPrice | None:
+        """Return the fastest plan of some degrees, or None. None for ``cores`` keeps all on GPUs.
+
+        Offload is tried if what fits without it recomputes activations, and must save
+        :data:`MIN_GAIN`.
+        """
+        price = self._best_on_gpus(degrees)
+        if cores is None or (price and price.plan.recomputation is Recomputation.NONE):
+            return price
+        offload = self._best_offloaded(degrees, cores)
+        if price is None or offload is None:
+            return price or offload
+        saves = offload.iter_time_s < (1.0 - MIN_GAIN) * price.iter_time_s
+        return offload if saves and not self.host_shortage(offload) else price
 
     def _best_on_gpus(self, degrees: Collection[int]) -> PlanPrice | None:
         """Return the fastest plan of some degrees that keeps all states on the GPUs, or None."""
@@ -275,7 +291,7 @@ class PlanSearch:
         """
         require_caller(self._is_cancelled)
         switches = [each for each in switches if self._choices.allow(each)]
-        if divisions is None or not switches:
+        if divisions is None or not len(divisions) or not switches:
             return None
         if self._exhausted_digests or self._choices != FixedChoices():
             known_s = None
@@ -327,19 +343,29 @@ class PlanSearch:
         return {}
 
     def _make_offloaded_table(self, cores: int) -> PlanTable | None:
-        """Return the table of plans that offload states, with some CPU cores for each GPU."""
+        """Return the table of plans that offload states, with some CPU cores for each GPU.
+
+        Offload adds time to a division. One that would be slower with all states on the GPUs than
+        the best plan of its degree is left out.
+        """
         tables = self._offloaded_tables
         if cores not in tables:
-            placements = [(zero, Offload.OPTIMIZER) for zero in ZeroStage if zero]
-            placements.append((ZeroStage.PARAMETERS, Offload.PARAMETERS))
-            switches = [
-                Switches(
-                    zero=zero, recomputation=recomputation, offload=offload, cpus_per_gpu=cores
-                )
-                for recomputation, (zero, offload) in product(self._recomputations, placements)
-            ]
-            tables[cores] = self._table(self._uniform_divisions, switches)
+            divisions, gpu_table = self._uniform_divisions, self._gpu_table
+            if divisions is not None and gpu_table is not None and not self._exhausted_digests:
+                known_s = {degree: self._known_s(degree) for degree in self.degrees}
+                max_s = np.array([known_s[degree] for degree in divisions.degrees.tolist()])
+                gpu_s = gpu_table.seconds.min(axis=0)
+                divisions = divisions.select(~(np.isfinite(gpu_s) & (gpu_s >= max_s)))
+            tables[cores] = self._table(divisions, self._offload_switches(cores))
         return tables[cores]
+
+    def _offload_switches(self, cores: int) -> list[Switches]:
+        placements = [(zero, Offload.OPTIMIZER) for zero in ZeroStage if zero]
+        placements.append((ZeroStage.PARAMETERS, Offload.PARAMETERS))
+        return [
+            Switches(zero=zero, recomputation=recomputation, offload=offload, cpus_per_gpu=cores)
+            for recomputation, (zero, offload) in product(self._recomputations, placements)
+        ]
 
     @cached_property
     def _mixed_prices(self) -> list[PlanPrice]:
