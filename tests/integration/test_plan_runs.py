@@ -189,8 +189,7 @@ def true_times(store: PostgresStore) -> Callable[[ExecutionPlan], float]:
     def time_of(plan: ExecutionPlan) -> float:
         nodes = len(plan.shape)
         shape = Shape(nodes=nodes, gpus_per_node=plan.gpus // nodes)
-        cell = Cell(gpu_type=GPU, gpus=plan.gpus, pipeline_degree=1, nodes=nodes)
-        configuration = configuration_of(estimator.setting(BERT, cell, shape), plan, "bert/1.3B")
+        configuration = configuration_of(estimator.setting(BERT, GPU, shape), plan, "bert/1.3B")
         return float(appendix_iteration_s(ConfigurationTable.of([configuration]), TRUE)[0])
 
     return time_of

@@ -53,9 +53,9 @@ def test_a_published_model_has_cells_of_every_degree_with_their_uncertainty() ->
     cells = an_estimator().cells(BERT, "a100", 4, nodes=1)
     assert [c.record.cell.pipeline_degree for c in cells] == [1, 2, 4]
     for cell in cells:
-        assert cell.plan is not None
-        assert len(cell.plan.stages) == cell.record.cell.pipeline_degree
-        assert cell.record.iter_time_s == pytest.approx(cell.plan.iter_time_s, rel=1e-6)
+        assert cell.price is not None
+        assert cell.price.plan.pipeline_degree == cell.record.cell.pipeline_degree
+        assert cell.record.iter_time_s == pytest.approx(cell.price.iter_time_s, rel=1e-6)
         assert cell.record.sd is not None
         assert 0.1 < cell.record.sd < 1.0
         assert (cell.record.source, cell.record.cell.nodes) == (EstimateSource.ANALYTIC, 1)
@@ -95,7 +95,7 @@ def test_a_model_that_fits_on_no_type_is_infeasible_and_no_error() -> None:
     huge = replace(BERT, params="15B")
     types = {"a100": hardware_of("t", A100, catalogue_of())}
     (cell,) = Estimator(types, {huge: model_of("w", huge, ())}).cells(huge, "a100", 1)
-    assert (cell.plan, cell.record.iter_time_s, cell.record.sd) == (None, math.inf, None)
+    assert (cell.price, cell.record.iter_time_s, cell.record.sd) == (None, math.inf, None)
     assert "no plan fits" in cell.record.provenance
 
 
@@ -106,8 +106,8 @@ def test_a_plan_that_ran_out_of_memory_makes_way_for_the_best_that_needs_less() 
     (second,) = estimator.cells(BERT, "a100", 4, [2], nodes=1, exhausted=[best.record.cell])
     both = [best.record.cell, second.record.cell]
     (third,) = estimator.cells(BERT, "a100", 4, [2], nodes=1, exhausted=both)
-    plans = [cell.plan for cell in (best, second, third)]
-    memory = [max(plan.memory_bytes) for plan in plans if plan is not None]
+    prices = [cell.price for cell in (best, second, third)]
+    memory = [max(price.memory_bytes) for price in prices if price is not None]
     assert memory == sorted(memory, reverse=True)
     assert len({cell.record.cell.plan for cell in (best, second, third)}) == 3
     assert best.record.iter_time_s < second.record.iter_time_s < third.record.iter_time_s
@@ -119,11 +119,11 @@ def test_a_cell_is_infeasible_once_all_its_plans_ran_out_of_memory() -> None:
     estimator, exhausted = an_estimator(), list[Cell]()
     for _ in range(20):  # more than there are plans in order of memory
         (cell,) = estimator.cells(BERT, "a100", 4, [2], nodes=1, exhausted=exhausted)
-        if cell.plan is None:
+        if cell.price is None:
             break
         assert cell.record.cell not in exhausted
         exhausted.append(cell.record.cell)
-    assert (cell.plan, cell.record.iter_time_s) == (None, math.inf)
+    assert (cell.price, cell.record.iter_time_s) == (None, math.inf)
     assert len(exhausted) > 1
 
 
@@ -143,8 +143,8 @@ def test_degrees_above_the_gpu_count_are_left_out() -> None:
 
 def test_a_pipeline_deeper_than_the_coarse_layers_has_a_time_too() -> None:
     usual, deep = an_estimator().cells(BERT, "a100", 24, [8, COARSE_LAYERS + 8], nodes=6)
-    assert deep.plan is not None
-    assert len(deep.plan.stages) == COARSE_LAYERS + 8
+    assert deep.price is not None
+    assert len(deep.price.plan.stages) == COARSE_LAYERS + 8
     assert 0.5 < deep.record.iter_time_s / usual.record.iter_time_s < 4
 
 

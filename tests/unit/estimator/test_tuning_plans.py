@@ -14,9 +14,9 @@ from tessera.estimator.cell_estimator import CellEstimate, Estimator
 from tessera.estimator.cells import Setting
 from tessera.estimator.hardware.cluster_types import catalogue_of
 from tessera.estimator.models import known_models
+from tessera.estimator.plan_search import PlanSearch
 from tessera.estimator.plans import shape_on
 from tessera.estimator.pricing.price import price_plan
-from tessera.estimator.runnable_plans import find_runnable_plan
 from tessera.estimator.tuning_plans import list_tuning_plans, record_tunings
 from tessera.formulation.execution_plan import ExecutionPlan, Schedule
 from tessera.formulation.launch import TuningSpace
@@ -46,7 +46,7 @@ def cells(workload: Workload, gpus: int) -> tuple[tuple[Setting, CellEstimate], 
         shape = shape_on(gpus, cell.record.cell.nodes, estimator.hardware["a40"].gpus_per_node)
         assert shape is not None
         if cell.record.plan is not None:
-            found.append((estimator.setting(workload, cell.record.cell, shape), cell))
+            found.append((estimator.setting(workload, "a40", shape), cell))
     return tuple(found)
 
 
@@ -132,11 +132,9 @@ def test_plans_that_a_runtime_refuses_or_that_ran_out_of_memory_are_left_out() -
 
 def test_a_plan_that_cuts_between_coarse_layers_has_a_space_with_its_own_cuts() -> None:
     setting, _ = cells(WORKLOADS[0], 8)[0]
-    price = find_runnable_plan(setting, PlanLimits(runtime=TORCHRUN))
-    mega = find_runnable_plan(setting, PlanLimits(runtime=MEGATRON))
-    assert price is not None
-    assert mega is not None
-    for plan in (price.plan, mega.plan):
+    for runtime in (TORCHRUN, MEGATRON):
+        (price,) = PlanSearch(setting, PlanLimits(runtime=runtime)).host_variants()
+        plan = price.plan
         found = list_tuning_plans(setting, plan, COMMAND, TuningSpace.HALVES)
         assert found is not None
         assert plan in found.plans
