@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -16,12 +17,13 @@ from tessera.estimator.memory import States
 from tessera.estimator.models import Model
 from tessera.estimator.plan_search import OPEN, PlanSearch
 from tessera.estimator.plans import Shape, shape_of, shape_on, shapes_of
-from tessera.estimator.pricing.price import PlanPrice, graph_in
+from tessera.estimator.pricing.price import PlanPrice, graph_in, plan_costs
 from tessera.estimator.profiling.totals import ProfiledTotals
 from tessera.estimator.times import PlanTimes
 from tessera.estimator.traffic import traffic_of
 from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.demand import Capacity
+from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ExecutionPlan, model_name
 from tessera.formulation.records.estimates import EstimateRecord, MeasurementRecord
 from tessera.formulation.techniques import PlanLimits
@@ -280,9 +282,13 @@ class Estimator:
             plan = r.plan
             if plan is None:
                 best = self.plan_cell(r.workload, cell)
-                plan = None if best is None else best.plan
-            if plan is not None:
-                subject = self._subject(r.workload, setting, replace(plan, shape=shape.each_node))
+                if best is None:
+                    continue
+                plan = best.plan
+            with suppress(InvalidInput):  # a plan that the time model cannot price teaches nothing
+                plan = replace(plan, shape=shape.each_node)
+                plan_costs(setting, plan)
+                subject = self._subject(r.workload, setting, plan)
                 measured.append(Measurement(subject=subject, iter_time_s=r.iter_time_s))
         return measured
 
