@@ -78,9 +78,7 @@ def test_replicas_send_twice_their_gradients_less_their_own_share() -> None:
 
 def test_zero_3_gathers_weights_before_each_pass_and_reduces_gradients_after_it() -> None:
     plain, zero = a_setting(), a_setting(zero=3)
-    sent = [
-        traffic(each, one_stage(each, dp=8, tp=1)).stages[0].data[0] for each in (plain, zero)
-    ]
+    sent = [traffic(each, one_stage(each, dp=8, tp=1)).stages[0].data[0] for each in (plain, zero)]
     training = plain.training
     rounds = training.micro_batches * (1 + training.forwards + 1)
     assert sent[1] / sent[0] == pytest.approx(rounds / 2)
