@@ -282,13 +282,13 @@ class Estimator:
             plan = r.plan
             if plan is None:
                 best = self.plan_cell(r.workload, cell)
-                if best is None:
-                    continue
-                plan = best.plan
+                plan = None if best is None else best.plan
+            if plan is None:
+                continue
             with suppress(InvalidInput):  # a plan that the time model cannot price teaches nothing
-                plan = replace(plan, shape=shape.each_node)
-                plan_costs(setting, plan)
-                subject = self._subject(r.workload, setting, plan)
+                here = replace(plan, shape=shape.each_node)
+                plan_costs(setting, here)
+                subject = self._subject(r.workload, setting, here)
                 measured.append(Measurement(subject=subject, iter_time_s=r.iter_time_s))
         return measured
 
