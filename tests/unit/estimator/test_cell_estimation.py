@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.estimator.cell_estimator import Estimator
+from tessera.estimator.cell_estimator import CellEstimate, Estimator
 from tessera.estimator.cells import COARSE_LAYERS
 from tessera.estimator.fingerprints import estimates_fingerprint
 from tessera.estimator.gpu_counts import gpu_counts_of
@@ -20,6 +20,7 @@ from tessera.estimator.measured_cells import measured_cells, measured_estimates
 from tessera.estimator.models import known_models, model_of, read_model
 from tessera.estimator.plans import shape_of
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.execution_plan import Offload
 from tessera.formulation.records.estimates import ClusterGpuType, MeasurementRecord, ModelSpec
 from tessera.formulation.values import Cell, EstimateSource, GpuType, Workload
 from tessera.service.config import Config
@@ -88,15 +89,26 @@ def test_replicas_always_have_equal_numbers_of_samples() -> None:
     cells = Estimator(types, {odd: model_of("w", odd, ())}).cells(odd, "a100", 4)
     plans = [cell.record.plan for cell in cells if cell.record.plan is not None]
     assert {plan.global_batch for plan in plans} == {250}
-    assert {plan.accumulation for plan in plans} == {10}  # the most up to 16 that divide 250
+    assert all(plan.micro_batch % stage.dp == 0 for plan in plans for stage in plan.stages)
+    degrees = {plan.pipeline_degree: plan.stages[0] for plan in plans}
+    assert degrees[1].dp < 4  # 250 samples cannot be shared by four replicas
 
 
 def test_a_model_that_fits_on_no_type_is_infeasible_and_no_error() -> None:
     huge = replace(BERT, params="15B")
-    types = {"a100": hardware_of("t", A100, catalogue_of())}
-    (cell,) = Estimator(types, {huge: model_of("w", huge, ())}).cells(huge, "a100", 1)
-    assert (cell.price, cell.record.iter_time_s, cell.record.sd) == (None, math.inf, None)
-    assert "no plan fits" in cell.record.provenance
+
+    def on_gpus_of(gib: int) -> CellEstimate:
+        kind = replace(A100, gpu_type=GpuType(name="a100", memory_bytes=gib * GIB))
+        types = {"a100": hardware_of("t", kind, catalogue_of())}
+        (cell,) = Estimator(types, {huge: model_of("w", huge, ())}).cells(huge, "a100", 1)
+        return cell
+
+    # Gradients stay on the GPU: 30 GB of 15 billion parameters. All else can be in the host.
+    fits, short = on_gpus_of(40), on_gpus_of(24)
+    assert fits.price is not None
+    assert fits.price.plan.offload is Offload.PARAMETERS
+    assert (short.price, short.record.iter_time_s, short.record.sd) == (None, math.inf, None)
+    assert "no plan fits in memory: stage 0 needs" in short.record.provenance
 
 
 def test_a_plan_that_ran_out_of_memory_makes_way_for_the_best_that_needs_less() -> None:

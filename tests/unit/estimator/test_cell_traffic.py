@@ -19,6 +19,7 @@ from tessera.formulation.execution_plan import (
     ExecutionPlan,
     PlanStage,
     Precision,
+    Recomputation,
     Schedule,
     ZeroStage,
 )
@@ -43,13 +44,14 @@ def a_setting(zero: int = 0) -> Setting:
     )
 
 
-def one_stage(setting: Setting, *, dp: int, tp: int) -> ExecutionPlan:
+def one_stage(setting: Setting, *, dp: int, tp: int, ep: int = 1) -> ExecutionPlan:
     """Return an execution plan with one stage of all layers."""
     return ExecutionPlan(
-        stages=(PlanStage(start=0, end=len(setting.graph), dp=dp, tp=tp),),
+        stages=(PlanStage(start=0, end=len(setting.graph), dp=dp, tp=tp, ep=ep),),
         micro_batch=setting.training.micro_batch,
         accumulation=setting.training.micro_batches,
         zero=ZeroStage(setting.runtime.states.zero),
+        recomputation=Recomputation.FULL if setting.training.checkpointing else Recomputation.NONE,
         precision=Precision(setting.graph.dtype),
     )
 
@@ -126,9 +128,9 @@ def test_traffic_inside_divided_sequences_is_not_known() -> None:
 
 def test_a_plan_that_cannot_run_has_no_traffic() -> None:
     setting = a_setting()
-    narrow = replace(setting, training=setting.training.within(BATCH // 4))
-    with pytest.raises(InvalidInput, match="cannot run"):
-        traffic(narrow, one_stage(narrow, dp=8, tp=1))
+    with pytest.raises(InvalidInput, match="the model has no experts") as refused:
+        traffic_of(setting, one_stage(setting, dp=8, tp=1, ep=2))
+    assert refused.value.field == "stages[0].ep"
 
 
 def test_ranks_are_ordered_by_stage_replica_and_tensor_part() -> None:

@@ -27,7 +27,6 @@ from tessera.estimator.pricing.divisions import Divisions, PlanTable, Switches
 from tessera.estimator.pricing.price import PlanPrice, price_plan
 from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.demand import Capacity
-from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import Offload, PlanStage, Recomputation, ZeroStage
 from tessera.formulation.records.estimates import (
     ClusterGpuType,
