@@ -122,7 +122,11 @@ class Estimator:
             )
             best = search(setting)
             prices = _best_prices(best, limits)
-            if not prices and setting.graph.dtype == "f16":
+            if (
+                not prices
+                and setting.graph.dtype == "f16"
+                and not (names and _best_prices(search(setting, exhausted=()), limits))
+            ):
                 # The limits may be those of a program that computes in bf16 only.
                 setting = replace(setting, graph=graph_in(setting.graph, "bf16"))
                 best = search(setting)
@@ -130,7 +134,7 @@ class Estimator:
             shortages = [best.host_shortage(price) for price in prices]
             found += self._estimates(workload, setting, prices, shortages, limits, len(names))
             if limits.allow_every_plan:
-                found += self._missing(workload, setting, set(best.degrees), prices)
+                found += self._missing(workload, setting, set(best.degrees), prices, len(names))
         return found
 
     def _estimates(
@@ -168,13 +172,21 @@ class Estimator:
         return found
 
     def _missing(
-        self, workload: Workload, setting: Setting, degrees: set[int], prices: Iterable[PlanPrice]
+        self,
+        workload: Workload,
+        setting: Setting,
+        degrees: set[int],
+        prices: Iterable[PlanPrice],
+        left_out: int,
     ) -> list[CellEstimate]:
-        """Return the Cells of pipeline degrees for which there is no plan at all."""
-        notes = self._notes(workload, setting, OPEN, 0)
+        """Return the Cells of pipeline degrees without a plan, or with none that may still fit."""
+        notes = self._notes(workload, setting, OPEN, left_out)
         left = degrees - {price.plan.pipeline_degree for price in prices}
         records = [self._record(workload, setting, degree) for degree in sorted(left)]
-        note = f"{notes}: the layers, GPUs or samples cannot be divided so"
+        why = (
+            "no other plan fits" if left_out else "the layers, GPUs or samples cannot be divided so"
+        )
+        note = f"{notes}: {why}"
         return [CellEstimate(record=replace(r, provenance=note), price=None) for r in records]
 
     def _record(self, workload: Workload, setting: Setting, degree: int) -> EstimateRecord:
