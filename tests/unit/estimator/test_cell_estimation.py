@@ -20,7 +20,7 @@ from tessera.estimator.measured_cells import measured_cells, measured_estimates
 from tessera.estimator.models import known_models, model_of, read_model
 from tessera.estimator.plans import shape_of
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import Offload
+from tessera.formulation.execution_plan import Offload, Precision
 from tessera.formulation.records.estimates import ClusterGpuType, MeasurementRecord, ModelSpec
 from tessera.formulation.values import Cell, EstimateSource, GpuType, Workload
 from tessera.service.config import Config
@@ -114,7 +114,7 @@ def test_a_model_that_fits_on_no_type_is_infeasible_and_no_error() -> None:
 def test_a_plan_that_ran_out_of_memory_makes_way_for_the_best_that_needs_less() -> None:
     estimator = an_estimator()
     (best,) = estimator.cells(BERT, "a100", 4, [2], nodes=1)
-    other_degree = estimator.cells(BERT, "a100", 4, [1], nodes=1)
+    (other_degree,) = estimator.cells(BERT, "a100", 4, [1], nodes=1)
     (second,) = estimator.cells(BERT, "a100", 4, [2], nodes=1, exhausted=[best.record.cell])
     both = [best.record.cell, second.record.cell]
     (third,) = estimator.cells(BERT, "a100", 4, [2], nodes=1, exhausted=both)
@@ -124,19 +124,25 @@ def test_a_plan_that_ran_out_of_memory_makes_way_for_the_best_that_needs_less() 
     assert len({cell.record.cell.plan for cell in (best, second, third)}) == 3
     assert best.record.iter_time_s < second.record.iter_time_s < third.record.iter_time_s
     assert "2 plans ran out of memory here" in third.record.provenance
-    assert estimator.cells(BERT, "a100", 4, [1], nodes=1, exhausted=both) == other_degree
+    (again,) = estimator.cells(BERT, "a100", 4, [1], nodes=1, exhausted=both)
+    assert (again.price, again.record.cell) == (other_degree.price, other_degree.record.cell)
 
 
 def test_a_cell_is_infeasible_once_all_its_plans_ran_out_of_memory() -> None:
-    estimator, exhausted = an_estimator(), list[Cell]()
-    for _ in range(20):  # more than there are plans in order of memory
-        (cell,) = estimator.cells(BERT, "a100", 4, [2], nodes=1, exhausted=exhausted)
+    small = replace(BERT, global_batch=2)
+    types = {"a100": hardware_of("t", A100, catalogue_of())}
+    estimator = Estimator(types, {small: model_of("w", small, ())})
+    exhausted = list[Cell]()
+    for _ in range(200):  # more than there are plans in order of memory
+        (cell,) = estimator.cells(small, "a100", 2, [2], nodes=1, exhausted=exhausted)
         if cell.price is None:
             break
+        assert cell.price.plan.precision is Precision.F16
         assert cell.record.cell not in exhausted
         exhausted.append(cell.record.cell)
     assert (cell.price, cell.record.iter_time_s) == (None, math.inf)
     assert len(exhausted) > 1
+    assert f"{len(exhausted)} plans ran out of memory here: no other plan" in cell.record.provenance
 
 
 def test_a_plan_that_ran_out_of_memory_elsewhere_is_still_searched() -> None:
