@@ -21,7 +21,7 @@ from tessera.estimator.hardware.cluster_types import catalogue_of
 from tessera.estimator.memory import States, limit_bytes, memory_without
 from tessera.estimator.models import known_models
 from tessera.estimator.plan_search import OPEN, PlanSearch
-from tessera.estimator.planning.uniform import interleaved_divisions
+from tessera.estimator.planning.uniform import interleaved_divisions, possible_degrees
 from tessera.estimator.plans import Candidates, Shape, Training, powers_dividing
 from tessera.estimator.pricing.divisions import Divisions, PlanTable, Switches
 from tessera.estimator.pricing.price import PlanPrice, price_plan
@@ -314,6 +314,22 @@ def test_what_other_jobs_want_changes_no_open_cell(others: tuple[PlanLimits, ...
     assert together[: len(alone)] == alone
     known = {record.cell for record in alone}
     assert together[len(alone) :] == [r for r in limited if r.cell not in known]
+
+
+@pytest.mark.parametrize(
+    ("layers", "gpus", "degrees"),
+    [
+        (34, 1, (1,)),
+        (34, 12, (1, 2, 3, 4, 6, 8, 12)),
+        (34, 100, (1, 2, 4, 5, 8, 10, 16, 20, 25)),
+        (5, 512, (1, 2, 4)),
+        (200, 512, (1, 2, 4, 8, 16, 32, 64, 128)),
+    ],
+)
+def test_degrees_divide_the_gpus_or_are_powers_of_two_up_to_16(
+    layers: int, gpus: int, degrees: tuple[int, ...]
+) -> None:
+    assert possible_degrees(layers, gpus) == degrees
 
 
 @st.composite

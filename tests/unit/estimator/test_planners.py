@@ -218,7 +218,7 @@ def test_the_command_uses_the_given_planner_and_records_it_in_the_provenance(
     document = json.loads(result.stdout)
     assert all(1 in (s["dp"], s["tp"]) for cell in document["cells"] for s in cell["stages"])
     assert [r.cell.pipeline_degree for r in profiles_of(to)] == [2, 4, 8, 16]
-    assert {r.provenance for r in profiles_of(to)} == {"analytic v2, plan by crius"}
+    assert {r.provenance for r in profiles_of(to)} == {"analytic v2, stages by crius"}
 
 
 def test_a_degree_that_only_another_planner_supports_is_reported_as_such() -> None:

@@ -850,4 +850,4 @@ def test_ours_has_all_that_differs_named() -> None:
     compared = compare_plan(setting, complete_plan(stated, a_context(8, 64)))
     assert compared.best is not None
     texts = describe_differences(compared.best.plan, compared.stated.plan)
-    assert "no chunks instead of 2 for each stage" in texts
+    assert "no chunks instead of 2 chunks for each stage" in texts
