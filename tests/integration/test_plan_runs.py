@@ -38,7 +38,7 @@ from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.runtimes import DEEPSPEED, MEGATRON, RUNTIMES, TORCHRUN
 from tessera.formulation.techniques import PlanLimits, Technique, techniques_of
-from tessera.formulation.values import RUN_LABEL, Cell, EstimateSource, GpuType, Workload
+from tessera.formulation.values import RUN_LABEL, EstimateSource, GpuType, Workload
 from tessera.service.cells.deriver import CellDeriver
 from tessera.service.config import Config
 from tests.support.configurations import TRUE
