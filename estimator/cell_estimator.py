@@ -125,7 +125,7 @@ class Estimator:
             if (
                 not prices
                 and setting.graph.dtype == "f16"
-                and not (names and _best_prices(search(setting, exhausted=()), limits))
+                and not (names and _best_prices(search(setting, exhausted_digests=()), limits))
             ):
                 # The limits may be those of a program that computes in bf16 only.
                 setting = replace(setting, graph=graph_in(setting.graph, "bf16"))

@@ -91,7 +91,7 @@ def as_divisions(plans: Sequence[tuple[tuple[PlanStage, ...], int]]) -> Division
     lengths = np.array([len(stages) for stages, _ in plans], dtype=np.int64)
     return Divisions(
         candidates=Candidates(start=start, end=end, dp=dp, tp=tp, ep=ep, sp=sp.astype(bool)),
-        first=np.cumsum(lengths) - lengths,
+        first_row=np.cumsum(lengths) - lengths,
         accumulation=np.array([count for _, count in plans], dtype=np.int64),
         chunks=np.ones_like(lengths),
         kind=np.arange(len(plans)),
