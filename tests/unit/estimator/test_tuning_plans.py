@@ -18,7 +18,7 @@ from tessera.estimator.plan_search import PlanSearch
 from tessera.estimator.plans import shape_of
 from tessera.estimator.pricing.price import price_plan
 from tessera.estimator.tuning_plans import list_tuning_plans, record_tunings
-from tessera.formulation.execution_plan import ExecutionPlan, Schedule
+from tessera.formulation.execution_plan import ExecutionPlan, Schedule, join_chunks
 from tessera.formulation.launch import TuningSpace
 from tessera.formulation.runtimes import ALPA, COMMAND, MEGATRON, RUNTIMES, TORCHRUN
 from tessera.formulation.techniques import PlanLimits
@@ -136,20 +136,30 @@ def test_a_plan_without_a_space_has_none() -> None:
     assert plan.pipeline_degree == 2
     context = replace(plan.stages[1], dp=1, tp=1, cp=plan.stages[1].gpus)
     wide = replace(plan, stages=(plan.stages[0], context))
-    halves = [
-        replace(s, start=a, end=b)
-        for s, a, b in zip(plan.stages * 2, (0, 5, 10, 15), (5, 10, 15, plan.layers), strict=True)
-    ]
+    assert list_tuning_plans(setting, wide, COMMAND, TuningSpace.FULL) is None
+
+
+@pytest.mark.parametrize("space", TuningSpace)
+def test_around_a_plan_with_chunks_those_without_and_itself_are_tried(space: TuningSpace) -> None:
+    setting, plan = plans_of(WORKLOADS[0], 8)[1]
+    bounds = zip(plan.stages * 2, (0, 5, 10, 15), (5, 10, 15, plan.layers), strict=True)
     chunks = replace(
         plan,
-        stages=tuple(halves),
+        stages=tuple(replace(s, start=start, end=end) for s, start, end in bounds),
         chunks=2,
         schedule=Schedule.INTERLEAVED,
-        micro_batch=plan.global_batch // 4,
-        accumulation=4,
     )
-    for other in (wide, chunks):
-        assert list_tuning_plans(setting, other, COMMAND, TuningSpace.FULL) is None
+    found = list_tuning_plans(setting, chunks, COMMAND, space, most=EVERY)
+    joined = list_tuning_plans(setting, join_chunks(chunks), COMMAND, space, most=EVERY)
+    assert found is not None
+    assert joined is not None
+    assert set(found.plans) == {*joined.plans, chunks}
+    assert found.space_plans == joined.space_plans + 1
+    times_s = [price_plan(setting, plan).iter_time_s for plan in found.plans]
+    assert times_s == sorted(times_s)
+    gone = list_tuning_plans(setting, chunks, COMMAND, space, {chunks.digest}, EVERY)
+    assert gone is not None
+    assert gone.plans == joined.plans
 
 
 def test_records_are_made_of_runtimes_that_run_the_plan_and_spaces_with_another_one() -> None:
@@ -160,7 +170,7 @@ def test_records_are_made_of_runtimes_that_run_the_plan_and_spaces_with_another_
             plan, records = cell.record.plan, record_tunings(estimator, cell.record, pairs)
             if plan is None:
                 continue
-            assert bool(records) == (plan.chunks == 1)
+            assert records or plan.chunks == 1
             assert all(set(record.plans) - {plan} for record in records)
             assert all(record.plan == plan for record in records)
             assert len({(record.runtime, record.space) for record in records}) == len(records)
