@@ -132,8 +132,6 @@ def test_a_users_architecture_is_named_by_its_file_or_by_the_option_model(tmp_pa
 @pytest.mark.parametrize(
     ("options", "field", "values"),
     [
-        (f"{ON_8} --micro-batches stages", "micro_batches", [1, 2, 4, 8]),
-        (f"{ON_8} --micro-batches 4-stages", "micro_batches", [4, 8, 16, 32]),
         (f"{ON_8} --micro-batches 8", "micro_batches", [8] * 4),
         (f"{ON_8} --stages 2,3", "pipeline_degree", [2, 3]),
         (f"{ON_8} --node-gpus 16 --stages 1", "node_gpus", [16]),
@@ -148,29 +146,24 @@ def test_an_estimate_is_as_its_options_say(options: str, field: str, values: lis
 @pytest.mark.parametrize(
     ("options", "switches"),
     [
-        ("--zero 3", {"zero": 3, "accumulation": 16}),
-        ("--checkpointing", {"recomputation": "full", "accumulation": 16}),
+        ("--zero 3", {"zero": 3}),
+        ("--checkpointing", {"recomputation": "full"}),
+        ("--no-checkpointing", {"recomputation": None}),
         ("--micro-batches 8", {"accumulation": 8}),
-        ("--planner exact", {"accumulation": 16}),
+        ("--micro-batches 64 --zero 2", {"accumulation": 64, "zero": 2}),
     ],
 )
 def test_what_is_stated_of_plans_is_kept_and_else_all_is_searched(
     options: str, switches: dict[str, Any]
 ) -> None:
     fixed = estimate_json(f"{BERT} {ON_8} {options}")["cells"]
+    assert fixed
     times_s = {
         c["pipeline_degree"]: c["iter_time_s"] for c in estimate_json(f"{BERT} {ON_8}")["cells"]
     }
     for cell in fixed:
-        assert {name: cell["plan"][name] for name in switches} == switches
+        assert {name: cell["plan"].get(name) for name in switches} == switches
         assert times_s[cell["pipeline_degree"]] <= cell["iter_time_s"]
-
-
-def test_degrees_whose_micro_batches_do_not_divide_the_batch_are_reported() -> None:
-    output = estimate_json(f"--model bert/1.3B --batch 100 {ON_8} --micro-batches stages")
-    assert [cell["pipeline_degree"] for cell in output["cells"]] == [1, 2, 4]
-    reasons = {d["pipeline_degree"]: d["reason"] for d in output["dropped"]}
-    assert reasons == {8: "8 micro-batches do not divide a batch of 100"}
 
 
 @pytest.mark.parametrize(
@@ -189,7 +182,6 @@ def test_degrees_whose_micro_batches_do_not_divide_the_batch_are_reported() -> N
             f"--model bert/1.3B --batch 250 {ON_8} --micro-batches 16",
             "16 does not divide a batch of 250; give one of 2, 5, 10, 25, 50, 125",
         ),
-        (f"{BERT} {ON_8} --micro-batches some", "--micro-batches: must be a positive whole number"),
         (f"{BERT} {ON_8} --stages two", "--stages: 'two': write whole numbers from 1"),
         (f"{BERT} {ON_8} --dtype f8", "--dtype: must be one of f32, bf16, f16"),
         (f"{BERT} {ON_8} --sequence 8", "need --architecture or --hf"),
