@@ -183,10 +183,8 @@ class Estimator:
         notes = self._notes(workload, setting, OPEN, left_out)
         left = degrees - {price.plan.pipeline_degree for price in prices}
         records = [self._record(workload, setting, degree) for degree in sorted(left)]
-        why = (
-            "no other plan fits" if left_out else "the layers, GPUs or samples cannot be divided so"
-        )
-        note = f"{notes}: {why}"
+        indivisible = "the layers, GPUs or samples cannot be divided so"
+        note = f"{notes}: {'no other plan fits' if left_out else indivisible}"
         return [CellEstimate(record=replace(r, provenance=note), price=None) for r in records]
 
     def _record(self, workload: Workload, setting: Setting, degree: int) -> EstimateRecord:
@@ -220,16 +218,16 @@ class Estimator:
         self, workload: Workload, setting: Setting, limits: PlanLimits, left_out: int
     ) -> str:
         """Return how estimates are made, as the beginning of their provenance."""
-        profile, how = self._models[workload].profiles.get(setting.hardware.name), "analytic"
+        profile, text = self._models[workload].profiles.get(setting.hardware.name), "analytic"
         if profile is not None:
-            how = f"profiled on {profile.device}, {profile.date}, {profile.records} records"
+            text = f"profiled on {profile.device}, {profile.date}, {profile.records} records"
         if setting.hardware.core_rates or setting.hardware.copied_bytes_per_s:
-            how += ", host measured"
+            text += ", host measured"
         if self.learned:
-            how += f", calibrated on {self.learned} measurements"
+            text += f", calibrated on {self.learned} measurements"
         if left_out:
-            how += f", {left_out} {'plan' if left_out == 1 else 'plans'} ran out of memory here"
-        return how if limits.allow_every_plan else f"{how}, for {limits}"
+            text += f", {left_out} {'plan' if left_out == 1 else 'plans'} ran out of memory here"
+        return text if limits.allow_every_plan else f"{text}, for {limits}"
 
     def _subject(self, workload: Workload, setting: Setting, plan: ExecutionPlan) -> CellSubject:
         return CellSubject(

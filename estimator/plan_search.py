@@ -547,7 +547,7 @@ def _core_choices(setting: Setting, node: Capacity | None) -> tuple[int, ...]:
 
 
 def _divides_states(plan: ExecutionPlan) -> bool:
-    """Return whether a plan's ZeRO stage divides states, or it is none, or one for an offload."""
+    """Return whether a plan has replicas to divide states among, if it divides them on GPUs."""
     has_replicas = any(stage.dp > 1 for stage in plan.stages)
     return has_replicas or plan.zero is ZeroStage.NONE or plan.offload is not Offload.NONE
 

@@ -133,8 +133,8 @@ def list_tuning_plans(
     Raises:
         DeadlineTooShort: it was cancelled.
     """
-    whole = join_chunks(plan)
-    around = _surroundings(setting, whole, cancelled)
+    joined_plan = join_chunks(plan)
+    around = _surroundings(setting, joined_plan, cancelled)
     if around is None:
         return None
     chosen = _SPACES[space](around)
@@ -145,7 +145,7 @@ def list_tuning_plans(
     for rows in _best_rows(around, chosen, 2 * most, cancelled):
         if len(plans) >= most:
             break
-        found = _plan_of(around, whole, rows)
+        found = _plan_of(around, joined_plan, rows)
         if refuse_plan(found) or found.digest in exhausted:
             continue
         try:

@@ -108,13 +108,13 @@ def test_workloads_of_live_jobs_need_estimates_or_only_plans_for_those_of_users(
         a_spec("over", workload=replace(OTHER, params="x")),
     )
     apply_event(store, "over", JobEvent.CANCEL)
-    known, wanted = store.estimation(C).wanted
+    known_workload, wanted = store.estimation(C).wanted
     assert wanted == UnestimatedWorkload(
         workload=OTHER, requests=(2, 4), counts=(), derived_from=""
     )
     # The user's estimates are only to get plans.
-    assert known.plans_only
-    assert {cell.plan for cell in known.without_plan} == {""}
+    assert known_workload.plans_only
+    assert {cell.plan for cell in known_workload.without_plan} == {""}
     write_derived(store, an_analytic_record(8), moe="digest")
     _, wanted = store.estimation(C).wanted
     assert (wanted.counts, wanted.derived_from) == ((8,), "digest")

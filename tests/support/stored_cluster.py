@@ -155,8 +155,7 @@ def _some_cell(snapshot: Snapshot, job: int, gang: Gang) -> CellKey:
     e, kind = snapshot.estimates, kind_of(snapshot, gang)
     same = (e.workload == snapshot.jobs.workload[job]) & (e.gpu_type == kind)
     same &= (e.gpus == gang.gpus) & (e.pipeline_degree == 1)
-    here = same & (e.nodes == len(gang.members))
-    plans = e.plan[here].tolist() + e.plan[same].tolist() or [
+    plans = e.plan[same & (e.nodes == len(gang.members))].tolist() + e.plan[same].tolist() or [
         snapshot.plans.index("") if "" in snapshot.plans else 0
     ]
     return CellKey(kind, gang.gpus, pipeline_degree=1, plan=plans[0])

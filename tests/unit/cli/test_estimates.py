@@ -156,14 +156,11 @@ def test_an_estimate_is_as_its_options_say(options: str, field: str, values: lis
 def test_what_is_stated_of_plans_is_kept_and_else_all_is_searched(
     options: str, switches: dict[str, Any]
 ) -> None:
-    fixed = estimate_json(f"{BERT} {ON_8} {options}")["cells"]
-    assert fixed
-    times_s = {
-        c["pipeline_degree"]: c["iter_time_s"] for c in estimate_json(f"{BERT} {ON_8}")["cells"]
-    }
-    for cell in fixed:
+    cells = estimate_json(f"{BERT} {ON_8} {options}")["cells"]
+    for cell in cells:
         assert {name: cell["plan"].get(name) for name in switches} == switches
-        assert times_s[cell["pipeline_degree"]] <= cell["iter_time_s"]
+    best_s = min(cells_of(f"{BERT} {ON_8}", "iter_time_s"))
+    assert best_s <= min(cell["iter_time_s"] for cell in cells)
 
 
 @pytest.mark.parametrize(

@@ -98,8 +98,8 @@ def test_a_model_that_fits_on_no_type_is_infeasible_and_no_error() -> None:
     huge = replace(BERT, params="15B")
 
     def on_gpus_of(gib: int) -> CellEstimate:
-        kind = replace(A100, gpu_type=GpuType(name="a100", memory_bytes=gib * GIB))
-        types = {"a100": hardware_of("t", kind, catalogue_of())}
+        node_type = replace(A100, gpu_type=GpuType(name="a100", memory_bytes=gib * GIB))
+        types = {"a100": hardware_of("t", node_type, catalogue_of())}
         (cell,) = Estimator(types, {huge: model_of("w", huge, ())}).cells(huge, "a100", 1)
         return cell
 
@@ -124,8 +124,8 @@ def test_a_plan_that_ran_out_of_memory_makes_way_for_the_best_that_needs_less() 
     assert len({cell.record.cell.plan for cell in (best, second, third)}) == 3
     assert best.record.iter_time_s < second.record.iter_time_s < third.record.iter_time_s
     assert "2 plans ran out of memory here" in third.record.provenance
-    (again,) = estimator.cells(BERT, "a100", 4, [1], nodes=1, exhausted=both)
-    assert (again.price, again.record.cell) == (other_degree.price, other_degree.record.cell)
+    (cell,) = estimator.cells(BERT, "a100", 4, [1], nodes=1, exhausted=both)
+    assert (cell.price, cell.record.cell) == (other_degree.price, other_degree.record.cell)
 
 
 def test_a_cell_is_infeasible_once_all_its_plans_ran_out_of_memory() -> None:

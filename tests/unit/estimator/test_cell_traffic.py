@@ -58,8 +58,8 @@ def one_stage(setting: Setting, *, dp: int, tp: int, ep: int = 1) -> ExecutionPl
 
 def plans_of(setting: Setting, degrees: list[int]) -> dict[ExecutionPlan, float]:
     """Return the plans of pipeline degrees with their times."""
-    found = plan_cells(setting, degrees).values()
-    return {execution_plan_of(setting, plan): plan.iter_time_s for plan in found}
+    plans = plan_cells(setting, degrees).values()
+    return {execution_plan_of(setting, plan): plan.iter_time_s for plan in plans}
 
 
 def traffic(setting: Setting, plan: ExecutionPlan) -> CellTraffic:
@@ -95,9 +95,9 @@ def test_work_does_not_depend_on_the_plan_and_communication_starts_during_comput
         (setting.training.forwards + 2) * setting.graph.flops.sum() * BATCH
     )
     assert all(0 <= each.start_s <= each.compute_s for each in found)
-    for each, time_s in zip(found, plans.values(), strict=True):
-        assert each.compute_s <= time_s * (1 + 1e-9)
-        assert each.gpus == 8
+    for cell, time_s in zip(found, plans.values(), strict=True):
+        assert cell.compute_s <= time_s * (1 + 1e-9)
+        assert cell.gpus == 8
 
 
 def test_only_gradients_wait_for_the_last_backward_pass() -> None:

@@ -43,8 +43,8 @@ def plans_of(workload: Workload, gpus: int) -> tuple[tuple[Setting, ExecutionPla
     estimator = an_estimator()
     shape = shape_of(gpus, estimator.hardware["a40"].gpus_per_node)
     setting = estimator.setting(workload, "a40", shape)
-    found = plan_cells(setting).values()
-    return tuple((setting, execution_plan_of(setting, plan)) for plan in found)
+    plans = plan_cells(setting).values()
+    return tuple((setting, execution_plan_of(setting, plan)) for plan in plans)
 
 
 def every_plan() -> Iterator[tuple[Setting, ExecutionPlan]]:
@@ -149,17 +149,17 @@ def test_around_a_plan_with_chunks_those_without_and_itself_are_tried(space: Tun
         chunks=2,
         schedule=Schedule.INTERLEAVED,
     )
-    found = list_tuning_plans(setting, chunks, COMMAND, space, most=EVERY)
-    joined = list_tuning_plans(setting, join_chunks(chunks), COMMAND, space, most=EVERY)
-    assert found is not None
-    assert joined is not None
-    assert set(found.plans) == {*joined.plans, chunks}
-    assert found.space_plans == joined.space_plans + 1
-    times_s = [price_plan(setting, plan).iter_time_s for plan in found.plans]
+    tuning = list_tuning_plans(setting, chunks, COMMAND, space, most=EVERY)
+    bare = list_tuning_plans(setting, join_chunks(chunks), COMMAND, space, most=EVERY)
+    assert tuning is not None
+    assert bare is not None
+    assert set(tuning.plans) == {*bare.plans, chunks}
+    assert tuning.space_plans == bare.space_plans + 1
+    times_s = [price_plan(setting, plan).iter_time_s for plan in tuning.plans]
     assert times_s == sorted(times_s)
-    gone = list_tuning_plans(setting, chunks, COMMAND, space, {chunks.digest}, EVERY)
-    assert gone is not None
-    assert gone.plans == joined.plans
+    others_only = list_tuning_plans(setting, chunks, COMMAND, space, {chunks.digest}, EVERY)
+    assert others_only is not None
+    assert others_only.plans == bare.plans
 
 
 def test_records_are_made_of_runtimes_that_run_the_plan_and_spaces_with_another_one() -> None:
