@@ -173,7 +173,8 @@ class PlanSearch:
         """Yield a plan for each uniform division and switch, with the fewest micro-batches.
 
         They fit into memory. Offloaded states are among them if a node has cores for them and the
-        limits do not leave open whether the program can offload.
+        limits do not leave open whether the program can offload. Without replicas, ZeRO divides
+        nothing, and all its stages are one kind.
         """
         choices = _core_choices(self._setting, self._node) if self._node is not None else ()
         tables = [self._table(self._uniform_divisions, self.switches)]
@@ -189,7 +190,11 @@ class PlanSearch:
                 if table.kind(index) not in known_kinds:
                     known_kinds.add(table.kind(index))
                     price = self._price(table.plan(index))
-                    if price is not None and not self.host_shortage(price):
+                    if (
+                        price is not None
+                        and _divides_states(price.plan)
+                        and not self.host_shortage(price)
+                    ):
                         yield price
 
     def host_shortage(self, price: PlanPrice) -> str:
@@ -565,6 +570,12 @@ def _core_choices(setting: Setting, node: Capacity | None) -> tuple[int, ...]:
         return (0,)
     max_cores = node.cpus // setting.shape.gpus_per_node
     return tuple(cores for cores in CORES_PER_GPU if cores <= max_cores)
+
+
+def _divides_states(plan: ExecutionPlan) -> bool:
+    """Return whether a plan has replicas to divide states among, if it divides them on GPUs."""
+    has_replicas = any(stage.dp > 1 for stage in plan.stages)
+    return has_replicas or plan.zero is ZeroStage.NONE or plan.offload is not Offload.NONE
 
 
 def _faster(price: PlanPrice | None, rival: PlanPrice | None) -> PlanPrice | None:

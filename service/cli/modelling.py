@@ -180,7 +180,7 @@ def model_options(
 def _step(
     made: DescribedModel, target: str, argument: list[str] | None, *, known: bool
 ) -> StepTarget | None:
-    """Return the step that the options name, or that of the published model if it is ``known``."""
+    """Return the step that the options name, or the published model's if it is ``known``."""
     if target:
         arguments = tuple(sorted(step_arguments(argument).items()))
         return StepTarget(target=target, arguments=arguments)

@@ -96,7 +96,7 @@ def times_of(store: PostgresStore, workload: Workload) -> dict[tuple[int, int], 
     }
 
 
-def test_only_workloads_of_live_jobs_without_user_estimates_need_estimation(
+def test_workloads_of_live_jobs_need_estimates_or_only_plans_for_those_of_users(
     store: PostgresStore,
 ) -> None:
     a_cluster(store)
@@ -108,12 +108,15 @@ def test_only_workloads_of_live_jobs_without_user_estimates_need_estimation(
         a_spec("over", workload=replace(OTHER, params="x")),
     )
     apply_event(store, "over", JobEvent.CANCEL)
-    (wanted,) = store.estimation(C).wanted
+    known_workload, wanted = store.estimation(C).wanted
     assert wanted == UnestimatedWorkload(
         workload=OTHER, requests=(2, 4), counts=(), derived_from=""
     )
+    # The user's estimates are only to get plans.
+    assert known_workload.plans_only
+    assert {cell.plan for cell in known_workload.without_plan} == {""}
     write_derived(store, an_analytic_record(8), moe="digest")
-    (wanted,) = store.estimation(C).wanted
+    _, wanted = store.estimation(C).wanted
     assert (wanted.counts, wanted.derived_from) == ((8,), "digest")
 
 
