@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -16,12 +17,13 @@ from tessera.estimator.memory import States
 from tessera.estimator.models import Model
 from tessera.estimator.plan_search import OPEN, PlanSearch
 from tessera.estimator.plans import Shape, shape_of, shape_on, shapes_of
-from tessera.estimator.pricing.price import PlanPrice, graph_in
+from tessera.estimator.pricing.price import PlanPrice, graph_in, plan_costs
 from tessera.estimator.profiling.totals import ProfiledTotals
 from tessera.estimator.times import PlanTimes
 from tessera.estimator.traffic import traffic_of
 from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.demand import Capacity
+from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ExecutionPlan, model_name
 from tessera.formulation.records.estimates import (
     BEST_DEGREE_NOTE,
@@ -125,7 +127,11 @@ class Estimator:
             )
             best = search(setting)
             prices = _best_prices(best, limits)
-            if not prices and setting.graph.dtype == "f16":
+            if (
+                not prices
+                and setting.graph.dtype == "f16"
+                and not (names and _best_prices(search(setting, exhausted_digests=()), limits))
+            ):
                 # The limits may be those of a program that computes in bf16 only.
                 setting = replace(setting, graph=graph_in(setting.graph, "bf16"))
                 best = search(setting)
@@ -133,7 +139,7 @@ class Estimator:
             shortages = [best.host_shortage(price) for price in prices]
             found += self._estimates(workload, setting, prices, shortages, limits, len(names))
             if limits.allow_every_plan:
-                found += self._missing(workload, setting, set(best.degrees), prices)
+                found += self._missing(workload, setting, set(best.degrees), prices, len(names))
         return found
 
     def _estimates(
@@ -171,13 +177,19 @@ class Estimator:
         return found
 
     def _missing(
-        self, workload: Workload, setting: Setting, degrees: set[int], prices: Iterable[PlanPrice]
+        self,
+        workload: Workload,
+        setting: Setting,
+        degrees: set[int],
+        prices: Iterable[PlanPrice],
+        left_out: int,
     ) -> list[CellEstimate]:
-        """Return the Cells of pipeline degrees for which there is no plan at all."""
-        notes = self._notes(workload, setting, OPEN, 0)
+        """Return the Cells of pipeline degrees without a plan, or with none that may still fit."""
+        notes = self._notes(workload, setting, OPEN, left_out)
         left = degrees - {price.plan.pipeline_degree for price in prices}
         records = [self._record(workload, setting, degree) for degree in sorted(left)]
-        note = f"{notes}: the layers, GPUs or samples cannot be divided so"
+        indivisible = "the layers, GPUs or samples cannot be divided so"
+        note = f"{notes}: {'no other plan fits' if left_out else indivisible}"
         return [CellEstimate(record=replace(r, provenance=note), price=None) for r in records]
 
     def _record(self, workload: Workload, setting: Setting, degree: int) -> EstimateRecord:
@@ -211,16 +223,16 @@ class Estimator:
         self, workload: Workload, setting: Setting, limits: PlanLimits, left_out: int
     ) -> str:
         """Return how estimates are made, as the beginning of their provenance."""
-        profile, how = self._models[workload].profiles.get(setting.hardware.name), "analytic"
+        profile, text = self._models[workload].profiles.get(setting.hardware.name), "analytic"
         if profile is not None:
-            how = f"profiled on {profile.device}, {profile.date}, {profile.records} records"
+            text = f"profiled on {profile.device}, {profile.date}, {profile.records} records"
         if setting.hardware.core_rates or setting.hardware.copied_bytes_per_s:
-            how += ", host measured"
+            text += ", host measured"
         if self.learned:
-            how += f", calibrated on {self.learned} measurements"
+            text += f", calibrated on {self.learned} measurements"
         if left_out:
-            how += f", {left_out} {'plan' if left_out == 1 else 'plans'} ran out of memory here"
-        return how if limits.allow_every_plan else f"{how}, for {limits}"
+            text += f", {left_out} {'plan' if left_out == 1 else 'plans'} ran out of memory here"
+        return text if limits.allow_every_plan else f"{text}, for {limits}"
 
     def _subject(self, workload: Workload, setting: Setting, plan: ExecutionPlan) -> CellSubject:
         return CellSubject(
@@ -286,8 +298,12 @@ class Estimator:
             if plan is None:
                 best = self.plan_cell(r.workload, cell)
                 plan = None if best is None else best.plan
-            if plan is not None:
-                subject = self._subject(r.workload, setting, replace(plan, shape=shape.each_node))
+            if plan is None:
+                continue
+            with suppress(InvalidInput):  # a plan that the time model cannot price teaches nothing
+                here = replace(plan, shape=shape.each_node)
+                plan_costs(setting, here)
+                subject = self._subject(r.workload, setting, here)
                 measured.append(Measurement(subject=subject, iter_time_s=r.iter_time_s))
         return measured
 

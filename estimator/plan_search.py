@@ -7,8 +7,7 @@ parallelism. For the most promising micro-batches and switches, the exact search
 model is small, it does so for all micro-batches and switches. At last, chunks of layers are tried
 (interleaving).
 
-States are offloaded to the host only if nothing fits without, or, where nodes state their CPU cores
-and host memory, if that is faster.
+States are offloaded to the host only if nothing fits without, or if that is faster.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from itertools import islice, product
 from typing import Final
@@ -31,12 +30,12 @@ from tessera.estimator.memory import States, limit_bytes
 from tessera.estimator.planning.options import options_of, stage_depths, stages_at
 from tessera.estimator.planning.search import best_plans, latency_of
 from tessera.estimator.planning.uniform import (
-    accumulations,
     interleaved_divisions,
+    possible_counts,
     possible_degrees,
     uniform_divisions,
 )
-from tessera.estimator.plans import Candidates, Shape
+from tessera.estimator.plans import Candidates, Shape, powers_of_two
 from tessera.estimator.pricing.divisions import Divisions, PlanTable, Switches
 from tessera.estimator.pricing.price import PlanPrice, price_plan
 from tessera.formulation.cancellation import never_cancelled, require_caller
@@ -58,11 +57,12 @@ CORES_PER_GPU: Final = (1, 2, 4, 8)
 MIN_GAIN: Final = 0.01
 """Share of the time that a plan must save to be kept next to one that needs less of the hosts."""
 
-EXACT_WORK: Final = 250_000
+EXACT_WORK: Final = 400_000
 """Layers times candidate stages in all micro-batches and switches, up to which the search is exact."""
 
 MAX_MIXED_GPUS: Final = 512
-"""Largest number of GPUs for which stages of different kinds are searched."""
+"""Largest number of GPUs for which stages of different kinds are searched. If there are more, each
+stage has a multiple of the largest power of two that divides the GPUs, and these units count."""
 
 OPEN: Final = PlanLimits(runtime="command")
 """The limits of jobs whose program may run any plan."""
@@ -70,17 +70,35 @@ OPEN: Final = PlanLimits(runtime="command")
 _CLOSE: Final = 1.2
 """Pipeline degrees are refined whose best uniform plan takes up to this multiple of the best time."""
 
+_FEW_GPUS: Final = 64
+"""GPUs up to which odd pipelines are searched in every number of micro-batches."""
+
 _MAX_TRIED: Final = 32
 """Number of interleaved plans whose memory is computed, the fastest ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedChoices:
+    """Choices that a search keeps. It searches those that are None."""
+
+    micro_batches: int | None = None
+    zero: ZeroStage | None = None
+    recomputation: Recomputation | None = None
+
+    def allow(self, switches: Switches) -> bool:
+        """Return whether these are the switches to keep."""
+        kept_pairs = ((self.zero, switches.zero), (self.recomputation, switches.recomputation))
+        return all(choice in (None, value) for choice, value in kept_pairs)
 
 
 class PlanSearch:
     """A search for plans within limits in one setting.
 
     ``model`` is the name of the model in plans. ``degrees`` are the pipeline degrees; if it is
-    None, all possible ones are. A plan that is ``exhausted_digests`` (digests) needs more memory than the
-    model predicts, so all plans are left out that need as much by the model. ``node`` is what a node
-    has. If it is None, its CPU cores and host memory are not known.
+    None, all possible ones are. Plans with ``exhausted_digests`` need more memory than the model
+    predicts, so all plans are left out that need as much by the model. ``node`` is what a node has.
+    If it is None, its CPU cores and host memory are not known. ``choices`` are kept instead of
+    searched.
     """
 
     def __init__(
@@ -93,8 +111,10 @@ class PlanSearch:
         exhausted_digests: Collection[str] = (),
         node: Capacity | None = None,
         is_cancelled: Callable[[], bool] = never_cancelled,
+        choices: FixedChoices | None = None,
     ) -> None:
         """Remember what to search. Searching starts with the first question."""
+        self._choices = choices or FixedChoices()
         self._setting, self._limits, self._model = setting, limits, model
         self._exhausted_digests, self._node, self._is_cancelled = (
             exhausted_digests,
@@ -109,8 +129,8 @@ class PlanSearch:
     def best_by_degree(self) -> dict[int, PlanPrice]:
         """Return the fastest plan of each pipeline degree.
 
-        If no plan of a degree fits in memory, it is the one that needs least of it. A degree is
-        absent if it has no plan within the limits.
+        If no plan of a degree fits in memory, it is the one that needs least of it, or one for which
+        the hosts are too small. A degree is absent if it has no plan within the limits.
 
         Raises:
             DeadlineTooShort: it was cancelled.
@@ -118,11 +138,7 @@ class PlanSearch:
         choices = _core_choices(self._setting, self._node)
         best: dict[int, PlanPrice] = {}
         for degree in self.degrees:
-            price = self._best_on_gpus([degree])
-            if price is None and choices:
-                price = self._best_offloaded([degree], choices[-1])
-            if price is None or self.host_shortage(price):
-                price = self._tightest([degree]) or price
+            price = self._best([degree], max(choices, default=None)) or self._tightest([degree])
             if price is not None:
                 best[degree] = price
         return best
@@ -131,36 +147,42 @@ class PlanSearch:
         """Return the fastest plan, and slower ones that need less of the hosts.
 
         Each is faster, by :data:`MIN_GAIN`, than all that need no more CPU cores and host memory.
-        If nothing fits, it is the plan that needs least memory, if there is any.
+        If nothing fits, it is one plan that does not, if there is any.
 
         Raises:
             DeadlineTooShort: it was cancelled.
         """
+        if self._node is None:
+            price = self._best(self.degrees, 0) or self._tightest(self.degrees)
+            return [] if price is None else [price]
         price = self._best_on_gpus(self.degrees)
         prices = [] if price is None else [price]
         max_s = math.inf if price is None else (1.0 - MIN_GAIN) * price.iter_time_s
-        if self._node is not None or not prices:
-            for cores in reversed(_core_choices(self._setting, self._node)):
-                price = self._best_offloaded(self.degrees, cores)
-                if price is None or price.iter_time_s >= max_s:
-                    break  # with fewer cores, it needs as much memory and is slower
-                prices.append(price)
+        for cores in reversed(_core_choices(self._setting, self._node)):
+            price = self._best_offloaded(self.degrees, cores)
+            if price is None or price.iter_time_s >= max_s:
+                break  # with fewer cores, it needs as much memory and is slower
+            prices.append(price)
         fitting = [price for price in prices if not self.host_shortage(price)]
         if fitting:
             return _unbeaten(fitting)
-        price = self._tightest(self.degrees) or next(iter(prices), None)
+        price = next(iter(prices), None) or self._tightest(self.degrees)
         return [] if price is None else [price]
 
     def find_each_kind(self) -> Iterator[PlanPrice]:
         """Yield a plan for each uniform division and switch, with the fewest micro-batches.
 
         They fit into memory. Offloaded states are among them if a node has cores for them and the
-        limits do not leave open whether the program can offload.
+        limits do not leave open whether the program can offload. Without replicas, ZeRO divides
+        nothing, and all its stages are one kind.
         """
         choices = _core_choices(self._setting, self._node) if self._node is not None else ()
         tables = [self._table(self._uniform_divisions, self.switches)]
         if not self._limits.allow_every_plan:
-            tables += [self._make_offloaded_table(cores) for cores in choices]
+            tables += [
+                self._table(self._uniform_divisions, self._offload_switches(cores))
+                for cores in choices
+            ]
         for table in filter(None, tables):
             known_kinds = set[tuple[int, int]]()
             counts = table.divisions.accumulation
@@ -168,7 +190,11 @@ class PlanSearch:
                 if table.kind(index) not in known_kinds:
                     known_kinds.add(table.kind(index))
                     price = self._price(table.plan(index))
-                    if price is not None and not self.host_shortage(price):
+                    if (
+                        price is not None
+                        and _divides_states(price.plan)
+                        and not self.host_shortage(price)
+                    ):
                         yield price
 
     def host_shortage(self, price: PlanPrice) -> str:
@@ -183,16 +209,29 @@ class PlanSearch:
             f" {node.host_bytes / GIB:.1f} GiB"
         )
 
+    def _best(self, degrees: Collection[int], cores: int | None) -> PlanPrice | None:
+        """Return the fastest plan of some degrees, or None. None for ``cores`` keeps all on GPUs.
+
+        Offload is tried if what fits without it recomputes activations, and must save
+        :data:`MIN_GAIN`.
+        """
+        price = self._best_on_gpus(degrees)
+        if cores is None or (price and price.plan.recomputation is Recomputation.NONE):
+            return price
+        offload = self._best_offloaded(degrees, cores)
+        if price is None or offload is None:
+            return price or offload
+        saves = offload.iter_time_s < (1.0 - MIN_GAIN) * price.iter_time_s
+        return offload if saves and not self.host_shortage(offload) else price
+
     def _best_on_gpus(self, degrees: Collection[int]) -> PlanPrice | None:
         """Return the fastest plan of some degrees that keeps all states on the GPUs, or None."""
 
         def find(max_bytes: float) -> PlanPrice | None:
             best = self._fastest(self._gpu_table, degrees, max_bytes)
             for price in self._mixed_prices:
-                fits = max(price.memory_bytes) <= max_bytes
-                best = (
-                    _faster(best, price) if fits and price.plan.pipeline_degree in degrees else best
-                )
+                if price.plan.pipeline_degree in degrees and max(price.memory_bytes) <= max_bytes:
+                    best = _faster(best, price)
             known_s = math.inf if best is None else best.iter_time_s
             return self._fastest(self._interleaved_table, degrees, max_bytes, known_s) or best
 
@@ -256,9 +295,11 @@ class PlanSearch:
         Plans that are exhausted make the memory of others uncertain, so all are priced then.
         """
         require_caller(self._is_cancelled)
-        if divisions is None:
+        switches = [each for each in switches if self._choices.allow(each)]
+        if divisions is None or not len(divisions) or not switches:
             return None
-        known_s = None if self._exhausted_digests else known_s
+        if self._exhausted_digests or self._choices != FixedChoices():
+            known_s = None
         return PlanTable(
             self._setting, divisions, switches, self._limits, self._model, known_s=known_s
         )
@@ -267,7 +308,9 @@ class PlanSearch:
     def _uniform_divisions(self) -> Divisions | None:
         setting = self._setting
         batch = setting.training.global_batch
-        return uniform_divisions(setting.graph, setting.shape, batch, self.degrees)
+        return uniform_divisions(
+            setting.graph, setting.shape, batch, self.degrees, self._choices.micro_batches
+        )
 
     @cached_property
     def _recomputations(self) -> tuple[Recomputation, ...]:
@@ -292,7 +335,9 @@ class PlanSearch:
     def _interleaved_table(self) -> PlanTable | None:
         setting = self._setting
         batch = setting.training.global_batch
-        divisions = interleaved_divisions(setting.graph, setting.shape, batch, self.degrees)
+        divisions = interleaved_divisions(
+            setting.graph, setting.shape, batch, self.degrees, self._choices.micro_batches
+        )
         known_s = {degree: self._known_s(degree) for degree in self.degrees}
         for price in self._mixed_prices:
             known_s[price.plan.pipeline_degree] = price.iter_time_s
@@ -303,31 +348,46 @@ class PlanSearch:
         return {}
 
     def _make_offloaded_table(self, cores: int) -> PlanTable | None:
-        """Return the table of plans that offload states, with some CPU cores for each GPU."""
+        """Return the table of plans that offload states, with some CPU cores for each GPU.
+
+        Offload adds time to a division. One that would be slower with all states on the GPUs than
+        the best plan of its degree is left out.
+        """
         tables = self._offloaded_tables
         if cores not in tables:
-            placements = [(zero, Offload.OPTIMIZER) for zero in ZeroStage if zero]
-            placements.append((ZeroStage.PARAMETERS, Offload.PARAMETERS))
-            switches = [
-                Switches(
-                    zero=zero, recomputation=recomputation, offload=offload, cpus_per_gpu=cores
-                )
-                for recomputation, (zero, offload) in product(self._recomputations, placements)
-            ]
-            tables[cores] = self._table(self._uniform_divisions, switches)
+            divisions, gpu_table = self._uniform_divisions, self._gpu_table
+            if divisions is not None and gpu_table is not None and not self._exhausted_digests:
+                known_s = {degree: self._known_s(degree) for degree in self.degrees}
+                max_s = np.array([known_s[degree] for degree in divisions.degrees.tolist()])
+                gpu_s = gpu_table.seconds.min(axis=0)
+                divisions = divisions.select(~(np.isfinite(gpu_s) & (gpu_s >= max_s)))
+            tables[cores] = self._table(divisions, self._offload_switches(cores))
         return tables[cores]
+
+    def _offload_switches(self, cores: int) -> list[Switches]:
+        placements = [(zero, Offload.OPTIMIZER) for zero in ZeroStage if zero]
+        placements.append((ZeroStage.PARAMETERS, Offload.PARAMETERS))
+        return [
+            Switches(zero=zero, recomputation=recomputation, offload=offload, cpus_per_gpu=cores)
+            for recomputation, (zero, offload) in product(self._recomputations, placements)
+        ]
 
     @cached_property
     def _mixed_prices(self) -> list[PlanPrice]:
         """Return plans with stages of any kind that are faster than all others of their degree."""
-        setting = self._setting
+        setting, choices = self._setting, self._choices
         degrees = [d for d in self.degrees if 1 < d <= COARSE_LAYERS]
-        if not degrees or setting.shape.gpus > MAX_MIXED_GPUS:
-            return []
-        stages = _MixedStages(setting, degrees[-1], self._is_cancelled)
+        gpus = setting.shape.gpus
         known_s = {degree: self._known_s(degree) for degree in degrees}
+        unit = gpus & -gpus if gpus > MAX_MIXED_GPUS else 1
+        is_planned = unit > 1 and math.isfinite(min(known_s.values(), default=math.inf))
+        if not degrees or gpus // unit > MAX_MIXED_GPUS or is_planned:
+            return []
+        stages = _MixedStages(setting, degrees[-1], unit, self._is_cancelled)
         plan_found: dict[int, ExecutionPlan] = {}
         for (count, switches), degrees_here in self._find_promising(stages.work, known_s).items():
+            if not choices.allow(switches):
+                continue
             known_here_s = {degree: known_s[degree] for degree in degrees_here}
             for seconds, plan in stages.search(count, switches, known_here_s, self._model):
                 if self._limits.allow(plan):
@@ -351,11 +411,11 @@ class PlanSearch:
 
         If there is little ``work`` (layers times candidate stages), all are promising. Otherwise,
         the model's own training is, for all degrees. So are the best uniform plans of the degrees
-        close to the best one, for these. Degrees without uniform plans have every number of
-        micro-batches, with the least recomputation and the most.
+        close to the best one, for these. Degrees without uniform plans have the numbers of
+        micro-batches of the others, or all on few GPUs, with the least recomputation and the most.
         """
         training, table = self._setting.training, self._gpu_table
-        counts = accumulations(training.global_batch)
+        counts = possible_counts(training.global_batch, 1, self._choices.micro_batches)
         pairs = list(product(counts, self.switches))
         if work * len(pairs) <= EXACT_WORK:
             return {key: list(known_s) for key in pairs}
@@ -368,14 +428,18 @@ class PlanSearch:
                     degrees_by_batching[table.batching(best)] |= close
         ends = (Recomputation.NONE, Recomputation.FULL)
         odd = {degree for degree in known_s if self._setting.shape.gpus % degree}
-        for count, recomputation in product(counts if odd else (), ends):
+        odd_counts = {count for count, _ in degrees_by_batching}
+        if not odd_counts or self._setting.shape.gpus <= _FEW_GPUS:
+            odd_counts = set(counts)
+        for count, recomputation in product(odd_counts if odd else (), ends):
             switches = Switches(zero=ZeroStage.OPTIMIZER, recomputation=recomputation)
             degrees_by_batching[count, switches] |= odd
         model_switches = Switches(
             zero=ZeroStage(self._setting.runtime.states.zero),
             recomputation=Recomputation.FULL if training.checkpointing else Recomputation.NONE,
         )
-        degrees_by_batching[training.micro_batches, model_switches] |= known_s.keys()
+        if self._choices.micro_batches in (None, training.micro_batches):
+            degrees_by_batching[training.micro_batches, model_switches] |= known_s.keys()
         return {batching: sorted(some) for batching, some in degrees_by_batching.items()}
 
 
@@ -401,11 +465,13 @@ def has_division(setting: Setting, limits: PlanLimits) -> bool:
 class _MixedStages:
     """The candidate stages of plans whose stages differ, between the cuts of coarse layers."""
 
-    def __init__(self, setting: Setting, stages: int, is_cancelled: Callable[[], bool]) -> None:
+    def __init__(
+        self, setting: Setting, stages: int, unit: int, is_cancelled: Callable[[], bool]
+    ) -> None:
         self._setting, self._is_cancelled = setting, is_cancelled
         coarse = coarse_for(setting.graph, stages, is_cancelled)
         self._candidates = _candidates(
-            coarse.graph, setting.shape, len(coarse.graph) == len(setting.graph)
+            coarse.graph, setting.shape, len(coarse.graph) == len(setting.graph), unit
         )
         self._fine = _in_fine_layers(self._candidates, coarse)
         self._single_rows = np.flatnonzero(self._candidates.end - self._candidates.start == 1)
@@ -483,8 +549,10 @@ class _MixedStages:
 
 
 @lru_cache(maxsize=64)
-def _candidates(graph: Graph, shape: Shape, sequence_parallel: bool) -> Candidates:
-    return candidates_of(graph, shape, sequence_parallel=sequence_parallel)
+def _candidates(graph: Graph, shape: Shape, sequence_parallel: bool, unit: int) -> Candidates:
+    """Return the candidate stages on powers of two of GPUs, from ``unit`` on."""
+    counts = [power for power in powers_of_two(shape.gpus) if power >= unit]
+    return candidates_of(graph, shape, stage_gpus=counts, sequence_parallel=sequence_parallel)
 
 
 def _in_fine_layers(candidates: Candidates, coarse: CoarseGraph) -> Candidates:
@@ -502,6 +570,12 @@ def _core_choices(setting: Setting, node: Capacity | None) -> tuple[int, ...]:
         return (0,)
     max_cores = node.cpus // setting.shape.gpus_per_node
     return tuple(cores for cores in CORES_PER_GPU if cores <= max_cores)
+
+
+def _divides_states(plan: ExecutionPlan) -> bool:
+    """Return whether a plan has replicas to divide states among, if it divides them on GPUs."""
+    has_replicas = any(stage.dp > 1 for stage in plan.stages)
+    return has_replicas or plan.zero is ZeroStage.NONE or plan.offload is not Offload.NONE
 
 
 def _faster(price: PlanPrice | None, rival: PlanPrice | None) -> PlanPrice | None:

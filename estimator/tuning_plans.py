@@ -27,7 +27,7 @@ from tessera.estimator.plans import StageCosts, shape_on
 from tessera.estimator.pricing.price import plan_setting, price_plan
 from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import ExecutionPlan, PlanStage
+from tessera.formulation.execution_plan import ExecutionPlan, PlanStage, join_chunks
 from tessera.formulation.launch import TuningSpace
 from tessera.formulation.records.estimates import EstimateRecord, TuningRecord
 from tessera.formulation.runtimes import RUNTIMES
@@ -125,23 +125,27 @@ def list_tuning_plans(
 ) -> TuningPlans | None:
     """Return the plans of a space around ``plan`` that a runtime can run and that fit into memory.
 
-    The result is None if the plan has no such space: it has chunks or context parallelism, or its
-    stages have numbers of GPUs that are no powers of two. ``exhausted`` are digests of plans that
-    ran out of memory here. Cuts are at the coarse layers of the planner and at those of the plan.
+    The result is None if the plan has no such space: it has context parallelism, or its stages have
+    numbers of GPUs that are no powers of two. Around a plan with chunks, plans without them are
+    tried, and the plan itself. ``exhausted`` are digests of plans that ran out of memory here. Cuts
+    are at the coarse layers of the planner and at those of the plan.
 
     Raises:
         DeadlineTooShort: it was cancelled.
     """
-    around = _surroundings(setting, plan, cancelled)
+    joined_plan = join_chunks(plan)
+    around = _surroundings(setting, joined_plan, cancelled)
     if around is None:
         return None
     chosen = _SPACES[space](around)
     refuse_plan = RUNTIMES[runtime].refuse_plan
     plans: list[tuple[float, str, ExecutionPlan]] = []
+    if plan.chunks > 1 and not refuse_plan(plan) and plan.digest not in exhausted:
+        plans.append((price_plan(setting, plan).iter_time_s, plan.digest, plan))
     for rows in _best_rows(around, chosen, 2 * most, cancelled):
         if len(plans) >= most:
             break
-        found = _plan_of(around, plan, rows)
+        found = _plan_of(around, joined_plan, rows)
         if refuse_plan(found) or found.digest in exhausted:
             continue
         try:
@@ -152,15 +156,15 @@ def list_tuning_plans(
             plans.append((price.iter_time_s, found.digest, found))
     return TuningPlans(
         plans=tuple(found for _, _, found in sorted(plans, key=lambda entry: entry[:2])),
-        space_plans=min(chosen.count, MAX_COUNT),
-        whole_plans=min(around.whole.count, MAX_COUNT),
+        space_plans=min(chosen.count + (plan.chunks > 1), MAX_COUNT),
+        whole_plans=min(around.whole.count + (plan.chunks > 1), MAX_COUNT),
     )
 
 
 def _surroundings(
     setting: Setting, plan: ExecutionPlan, cancelled: Callable[[], bool]
 ) -> _Surroundings | None:
-    if plan.chunks > 1 or any(stage.cp > 1 for stage in plan.stages):
+    if any(stage.cp > 1 for stage in plan.stages):
         return None
     coarse = _coarse_around(setting, plan, cancelled)
     run = replace(plan_setting(setting, plan), graph=coarse.graph)

@@ -191,10 +191,13 @@ def _step_to_a_feasible_cell(snapshot: Snapshot, job: int) -> str:
     kinds = len(snapshot.gpu_types)
     whole = np.bincount(snapshot.nodes.gpu_type, weights=snapshot.nodes.gpus, minlength=kinds)
     largest = _largest_counts(snapshot, workload)
-    more = whole[(largest < whole) & (largest > 0)]
-    if len(more):
-        most = f"`tessera update {snapshot.jobs.name[job]} --max-gpus {int(more.max())}`"
-        return f"let the job run on more GPUs, up to all that are there: {most}"
+    larger_counts = whole[(largest < whole) & (largest > 0)]
+    if len(larger_counts):
+        name, max_gpus = snapshot.jobs.name[job], int(larger_counts.max())
+        return (
+            "let the job run on more GPUs, up to all that are there: `tessera update"
+            f" {name} --max-gpus {max_gpus}`"
+        )
     if np.any(largest < whole):
         return "describe the other GPU types to the estimator, or add Cells on them"
     return "submit the job with a smaller batch, or add GPUs with more memory"
@@ -211,8 +214,8 @@ def _largest_counts(snapshot: Snapshot, workload: int) -> Ints:
 def _largest_tried(snapshot: Snapshot, job: int) -> str:
     """Return the most GPUs of each type for which a job has estimates, e.g. "16 x a100 and 8 x v100"."""
     largest = _largest_counts(snapshot, int(snapshot.jobs.workload[job])).tolist()
-    named = zip(largest, snapshot.gpu_types, strict=True)
-    return " and ".join(f"{gpus} x {kind.name}" for gpus, kind in named if gpus)
+    counts = zip(largest, snapshot.gpu_types, strict=True)
+    return " and ".join(f"{gpus} x {kind.name}" for gpus, kind in counts if gpus)
 
 
 def _no_runnable_plan(snapshot: Snapshot, job: int) -> Reason:

@@ -72,9 +72,9 @@ def are_refused(snapshot: Snapshot, runtime: Ints, plan: Ints, degree: Ints) -> 
     refused[pairs.runtime * count + pairs.plan] = True
     pipelines = np.append(snapshot.runtimes.pipelines, np.True_)
     known: Bools = refused[(runtime % len(pipelines)) * count + plan]
-    unnamed = np.array([not name for name in snapshot.plans] or [True])
-    refused_pipeline = ~pipelines[runtime] | ((runtime >= 0) & unnamed[plan])
-    return np.asarray(known | (refused_pipeline & (degree > 1)))
+    has_no_name = np.array([not name for name in snapshot.plans] or [True])
+    pipeline_is_refused = ~pipelines[runtime] | ((runtime >= 0) & has_no_name[plan])
+    return np.asarray(known | (pipeline_is_refused & (degree > 1)))
 
 
 def restriction_in_words(snapshot: Snapshot, job: int) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -106,17 +106,24 @@ def best_plans(
         return {}
     counts = latency.weight > 0
     weight, worst_s = latency.weight[counts], latency.worst_s[counts]
-    known = {s: (known_s or {}).get(s, math.inf) for s in wanted}
+    limit_by_degree_s = {s: (known_s or {}).get(s, math.inf) for s in wanted}
     least_s = latency.added_s[options.source] + weight @ worst_s[:, options.source]
-    fast = options.only(least_s < max(known.values()) * (1 - _TIE))
+    fast = options.only(least_s < max(limit_by_degree_s.values()) * (1 - _TIE))
     usable = fast.only(_useful(fast, latency))
+    unit = int(np.gcd.reduce(usable.gpus)) or 1  # all stages have multiples of these GPUs
+    if gpus % unit or wanted[0] > gpus // unit:
+        return {}
+    usable, gpus = replace(usable, gpus=usable.gpus // unit), gpus // unit
+    wanted = [stages for stages in wanted if stages <= gpus]
     criteria = Criteria(added=latency.added_s[None, usable.source], worst=worst_s[:, usable.source])
     rest = rest_of(usable, criteria, wanted[-1], gpus, cancelled)
     plans: dict[int, PlanSearchResult] = {}
     for stages in wanted:
         least = rest.added[0, stages, 0, gpus] + weight @ rest.worst[:, stages, 0, gpus]
-        if least < known[stages] * (1 - _TIE):
-            best = _best(usable, criteria, weight, rest, stages, gpus, known[stages], cancelled)
+        if least < limit_by_degree_s[stages] * (1 - _TIE):
+            best = _best(
+                usable, criteria, weight, rest, stages, gpus, limit_by_degree_s[stages], cancelled
+            )
             plans |= {} if best is None else {stages: best}
     return plans
 

@@ -33,23 +33,20 @@ def possible_degrees(layers: int, gpus: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=256)
 def uniform_divisions(
-    graph: Graph, shape: Shape, batch: int, degrees: tuple[int, ...]
+    graph: Graph, shape: Shape, batch: int, degrees: tuple[int, ...], count: int | None = None
 ) -> Divisions | None:
     """Return the divisions into stages of equal GPUs and parallelism, or None without any.
 
     Blocks are cut into equal parts where they can be, and where the heaviest part is lightest.
+    ``count`` is the number of micro-batches. If it is None, all of :func:`accumulations` are tried.
     """
-    return _divisions(
-        graph,
-        shape,
-        batch,
-        [(degree, 1, ends) for degree in degrees for ends in _cuts(graph, degree)],
-    )
+    cuts = [(degree, 1, ends) for degree in degrees for ends in _cuts(graph, degree)]
+    return _divisions(graph, shape, batch, cuts, count)
 
 
 @lru_cache(maxsize=256)
 def interleaved_divisions(
-    graph: Graph, shape: Shape, batch: int, degrees: tuple[int, ...]
+    graph: Graph, shape: Shape, batch: int, degrees: tuple[int, ...], count: int | None = None
 ) -> Divisions | None:
     """Return the divisions with several equal chunks of blocks on each stage, or None.
 
@@ -60,11 +57,15 @@ def interleaved_divisions(
         for degree, chunks in product(degrees, range(2, MAX_CHUNKS + 1))
         if degree > 1 and (ends := _equal_ends(len(graph), degree * chunks))
     ]
-    return _divisions(graph, shape, batch, cuts)
+    return _divisions(graph, shape, batch, cuts, count)
 
 
 def _divisions(
-    graph: Graph, shape: Shape, batch: int, cuts: Sequence[tuple[int, int, Sequence[int]]]
+    graph: Graph,
+    shape: Shape,
+    batch: int,
+    cuts: Sequence[tuple[int, int, Sequence[int]]],
+    fixed_count: int | None,
 ) -> Divisions | None:
     """Return the divisions with some (pipeline degree, chunks, ends of stages)."""
     rows: list[Ints] = []
@@ -77,8 +78,8 @@ def _divisions(
             [
                 (*setting, count, kind)
                 for kind, setting in enumerate(_settings(graph, shape, degree), kinds)
-                for count in accumulations(batch // setting[0])
-                if batch % setting[0] == 0 and (chunks == 1 or count % degree == 0)
+                for count in possible_counts(batch, setting[0], fixed_count)
+                if chunks == 1 or count % degree == 0
             ],
             dtype=np.int64,
         ).reshape(-1, 6)
@@ -151,6 +152,15 @@ def _equal_ends(layers: int, degree: int) -> tuple[int, ...]:
 def _balanced_ends(graph: Graph, degree: int) -> tuple[int, ...]:
     load = graph.flops + 1e-9 * graph.flops.sum()
     return tuple(balanced_ends(load, degree).tolist())
+
+
+def possible_counts(batch: int, replicas: int, fixed_count: int | None) -> tuple[int, ...]:
+    """Return the numbers of micro-batches of a batch among replicas, or the fixed one if possible."""
+    if batch % replicas:
+        return ()
+    if fixed_count is None:
+        return accumulations(batch // replicas)
+    return () if (batch // replicas) % fixed_count else (fixed_count,)
 
 
 @lru_cache(maxsize=1024)

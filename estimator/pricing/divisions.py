@@ -265,7 +265,7 @@ class PlanTable:
 
         ``known_s`` are the times of known plans by degree. If they are given, the switches begin with
         :data:`FASTEST_SWITCHES`, and divisions are priced under the others only if one of their
-        plans may be faster than the known ones and all that fit here.
+        plans may be faster than the known ones and all without chunks that fit here.
         """
         self._setting, self.divisions, self._switches = setting, divisions, tuple(switches)
         self._model, shape = model, (len(switches), len(divisions))
@@ -277,7 +277,9 @@ class PlanTable:
         self._price(is_kept, range(first_row))
         if known_s is not None:
             min_s = self.seconds[:first_row].min(axis=0)
-            seconds = np.where(is_allowed & (self.bytes <= self.limit_bytes), self.seconds, np.inf)
+            # Chunks may need more memory than these bytes, so their plans prove nothing yet.
+            is_proven = is_allowed & (self.bytes <= self.limit_bytes) & (divisions.chunks == 1)
+            seconds = np.where(is_proven, self.seconds, np.inf)
             degrees, best_s = divisions.degrees, seconds.min(axis=0)
             for degree in np.unique(degrees).tolist():
                 of_degree = degrees == degree

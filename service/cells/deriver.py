@@ -34,7 +34,7 @@ from tessera.service.profiling_queue import ProfilingQueue
 log = logging.getLogger(__name__)
 
 
-def _added(_count: int) -> bytes:
+def _answer_nothing(_count: int) -> bytes:
     """Return the empty answer of a write."""
     return b""
 
@@ -150,22 +150,24 @@ class CellDeriver:
         self._kept[cluster] = measurements
 
     def _add_plans(
-        self, cluster: str, known: EstimationInputs, measurements: tuple[MeasurementRecord, ...]
+        self, cluster: str, inputs: EstimationInputs, measurements: tuple[MeasurementRecord, ...]
     ) -> None:
         """Give the Cells that users stated without a plan the best one, if their model is known."""
         planned_cells = list[tuple[Cell, EstimateRecord]]()
-        for wanted in known.wanted:
-            if not wanted.without_plan:
+        for workload in inputs.wanted:
+            if not workload.without_plan:
                 continue
             try:
-                model = model_of("model", wanted.workload, known.models, known.profiles)
+                model = model_of("model", workload.workload, inputs.models, inputs.profiles)
             except InvalidInput:  # nothing is known about the model, so the program alone decides
                 continue
-            estimator = self._estimators.estimator(cluster, known, measurements)
-            estimator.know(wanted.workload, model)
-            planned_cells += plan_stated_cells(estimator, wanted)
+            estimator = self._estimators.estimator(cluster, inputs, measurements)
+            estimator.know(workload.workload, model)
+            planned_cells += plan_stated_cells(estimator, workload)
         if planned_cells:
-            self._store.write(None, lambda writer: _added(writer.add_plans(cluster, planned_cells)))
+            self._store.write(
+                None, lambda writer: _answer_nothing(writer.add_plans(cluster, planned_cells))
+            )
 
     def _find_tasks(self, this_pass: _EstimationPass) -> list[EstimateTask]:
         """Return the workloads to estimate; record why others cannot be estimated."""

@@ -55,20 +55,20 @@ def compute_records(
 def _search(
     estimator: Estimator,
     kind: ClusterGpuType,
-    wanted: UnestimatedWorkload,
+    target: UnestimatedWorkload,
     gpus: int,
     cancelled: Callable[[], bool],
 ) -> list[EstimateRecord]:
     """Return the best Cells on some GPUs within the limits of each job of a workload."""
     records: dict[Cell, EstimateRecord] = {}
-    for limits in (*((OPEN,) if wanted.is_open else ()), *wanted.limits):
+    for limits in (*((OPEN,) if target.is_open else ()), *target.limits):
         for cell in estimator.cells(
-            wanted.workload,
+            target.workload,
             kind.gpu_type.name,
             gpus,
             cancelled=cancelled,
             nodes=kind.nodes,
-            exhausted=wanted.exhausted,
+            exhausted=target.exhausted,
             limits=limits,
             node=kind.node_capacity,
         ):
@@ -77,7 +77,7 @@ def _search(
 
 
 def plan_stated_cells(
-    estimator: Estimator, wanted: UnestimatedWorkload
+    estimator: Estimator, target: UnestimatedWorkload
 ) -> list[tuple[Cell, EstimateRecord]]:
     """Return users' Cells without a plan, each with the record of the best plan for it.
 
@@ -85,8 +85,8 @@ def plan_stated_cells(
     Those that have no plan that fits are left out.
     """
     planned_cells = list[tuple[Cell, EstimateRecord]]()
-    for user_cell in wanted.without_plan:
-        record = estimator.plan_cell(wanted.workload, user_cell)
+    for user_cell in target.without_plan:
+        record = estimator.plan_cell(target.workload, user_cell)
         if record is not None:
             planned_cells.append((user_cell, record))
     return planned_cells

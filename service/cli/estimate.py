@@ -12,23 +12,12 @@ from typing import Annotated, Any
 import typer
 from rich.progress import Progress
 
-from tessera.estimator.cells import (
-    MicroBatches,
-    Planner,
-    Setting,
-    data_sheet_setting,
-    degrees_of,
-    execution_plan_of,
-    micro_batches_of,
-    plan_cells,
-)
+from tessera.estimator.cells import Setting, data_sheet_setting
 from tessera.estimator.collectives import TableNetwork, Tables, read_curves
 from tessera.estimator.hardware import CATALOGUE, Hardware
 from tessera.estimator.hardware.files import read_hardware
-from tessera.estimator.missing_plans import explain_missing_degrees
 from tessera.estimator.plan_search import PlanSearch
 from tessera.estimator.plans import Shape, shape_of
-from tessera.estimator.pricing.price import price_plan
 from tessera.estimator.profiling.compute import ProfiledCompute
 from tessera.estimator.profiling.records import ProfileRecord, read_profile_records
 from tessera.estimator.rooflines import RooflineCompute
@@ -105,10 +94,10 @@ class TimeSources:
             f"{100 * measured.measured:.0f} % of the work was measured (without tensor parallelism)"
         )
 
-    def provenance(self, planner: Planner | None) -> str:
+    @property
+    def provenance(self) -> str:
         """Return the provenance text of an estimate."""
         parts = [PROVENANCE]
-        parts += [f"stages by {planner}"] if planner is not None else []
         parts += [f"layers of {self.profile.name}"] if self.profile else []
         parts += [f"collectives of {self.collectives.name}"] if self.collectives else []
         return ", ".join(parts)[:200]
@@ -200,14 +189,6 @@ def estimate(
             metavar="FILE.jsonl",
         ),
     ] = None,
-    planner: Annotated[
-        Planner | None,
-        _option(
-            "Search of the stages alone, for the given micro-batches, recomputation and ZeRO: exact finds the"
-            " fastest ones; arena and crius follow the papers' rules. Default: all of a plan is searched, or"
-            " if some of these are given, exact."
-        ),
-    ] = None,
     write: Annotated[
         Path | None,
         _option("Write the estimates to a file for `tessera import profiles`.", metavar="FILE.csv"),
@@ -247,12 +228,12 @@ def estimate(
         kind = _type(gpu, types)
         where = [(kind, _shape(kind, count, nodes))]
     wanted = [] if not stages else parse_numbers("--stages", stages)
-    answers = _answers(model, where, sources, wanted, planner)
+    answers = _answers(model, where, sources, wanted)
     estimateview.show_estimates(model, answers, as_json=as_json, best_only=every)
     for assumption in dict.fromkeys(shapes.describe(kind) for kind, _ in where):
         print_note(assumption)
     if write is not None:
-        _write(write, model, answers, sources.provenance(planner), sources.source)
+        _write(write, model, answers, sources.provenance, sources.source)
 
 
 def _refuse_with_plan(given: Mapping[str, object]) -> None:
@@ -266,7 +247,6 @@ def _answers(
     where: Sequence[tuple[Hardware, Shape]],
     sources: TimeSources,
     wanted: Sequence[int],
-    planner: Planner | None,
 ) -> list[DegreeEstimates]:
     """Return the Cells on all given GPUs, with a progress bar if stderr is a terminal.
 
@@ -279,36 +259,24 @@ def _answers(
         for kind, shape in where:
             progress.update(task, description=f"{shape.gpus} x {kind.name}")
             setting = sources.setting(model, kind, shape)
-            answers.append(estimate_cells(model, setting, wanted, planner))
+            answers.append(estimate_cells(model, setting, wanted))
             progress.advance(task)
     return answers
 
 
 def estimate_cells(
-    model: DescribedModel,
-    setting: Setting,
-    degrees: Sequence[int] = (),
-    planner: Planner | None = None,
+    model: DescribedModel, setting: Setting, degrees: Sequence[int] = ()
 ) -> DegreeEstimates:
-    """Return a model's Cells in one setting, and the reasons why other degrees have no Cell.
+    """Return a model's best Cells in one setting, and the degrees that have none.
 
     If there are no ``degrees``, they are all possible ones.
-
-    Raises:
-        InvalidInput: no degree has micro-batches that divide the batch.
     """
-    if planner is None and not model.fixed:
-        return _search_cells(model, setting, degrees)
-    return _plan_stages(
-        model, setting, degrees or degrees_of(setting.shape.gpus), planner or Planner.EXACT
+    search = PlanSearch(
+        setting,
+        model=f"{model.name}/{model.params}",
+        degrees=degrees or None,
+        choices=model.choices,
     )
-
-
-def _search_cells(
-    model: DescribedModel, setting: Setting, degrees: Sequence[int]
-) -> DegreeEstimates:
-    """Return the best Cells, whatever micro-batches, recomputation and ZeRO they have."""
-    search = PlanSearch(setting, model=f"{model.name}/{model.params}", degrees=degrees or None)
     best = search.best_by_degree()
     return DegreeEstimates(
         hardware=setting.hardware,
@@ -320,43 +288,6 @@ def _search_cells(
             for degree in degrees or search.degrees
             if degree not in best or best[degree].overflow is not None
         },
-        without={},
-    )
-
-
-def _plan_stages(
-    model: DescribedModel, setting: Setting, degrees: Sequence[int], planner: Planner
-) -> DegreeEstimates:
-    """Return the Cells by a planner of stages, with the micro-batches and switches of the model."""
-    batch = model.training.global_batch
-    uneven: dict[int, str] = {}
-    if model.rule in (MicroBatches.STAGES, MicroBatches.FOUR_STAGES):
-        for degree in degrees:
-            if batch % (count := micro_batches_of(model.rule, degree, model.training)):
-                uneven[degree] = f"{count} micro-batches do not divide a batch of {batch}"
-    even = [degree for degree in degrees if degree not in uneven]
-    if not even:
-        raise InvalidInput(
-            "--batch", f"{uneven[degrees[0]]}; give another batch, or a number of --micro-batches"
-        )
-    plans = plan_cells(setting, even, model.rule, planner)
-    left = [degree for degree in even if degree not in plans]
-    others = plan_cells(setting, left, model.rule) if planner is not Planner.EXACT and left else {}
-    unfound = dict.fromkeys(
-        others, f"the {planner} planner finds no plan, but --planner exact does"
-    )
-    missed = explain_missing_degrees(setting, even, {*plans, *others}, model.rule)
-    name = f"{model.name}/{model.params}"
-    return DegreeEstimates(
-        hardware=setting.hardware,
-        shape=setting.shape,
-        cells={
-            degree: price_plan(setting, execution_plan_of(setting, plan, name))
-            for degree, plan in plans.items()
-        },
-        room=setting.runtime.room,
-        missed=missed,
-        without=uneven | unfound,
     )
 
 

@@ -16,10 +16,7 @@ from tessera.formulation.execution_plan import PlanStage
 from tessera.service.cli.modelling import DescribedModel
 from tessera.service.cli.render import Column, format_number, print_line, print_note, show_table
 
-NO_PLAN: Final = (
-    "no plan: the model has too few layers, or a micro-batch too few samples, for these GPUs; or the number"
-    " of GPUs is not a sum of as many powers of two as there are stages"
-)
+NO_PLAN: Final = "no plan: the layers, the GPUs or the samples cannot be divided so"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +24,7 @@ class DegreeEstimates:
     """The Cells of a model on GPUs of one type, by pipeline degree.
 
     ``missed`` maps each degree that does not fit to its least overflow, or to None if the degree is
-    impossible. ``without`` maps other degrees without a plan to the reason (their micro-batches, or
-    the planner).
+    impossible.
     """
 
     hardware: Hardware
@@ -36,7 +32,6 @@ class DegreeEstimates:
     cells: Mapping[int, PlanPrice]
     room: UsableMemory
     missed: Mapping[int, Overflow | None]
-    without: Mapping[int, str]
 
     @property
     def limit_bytes(self) -> float:
@@ -124,20 +119,11 @@ def _missing_reasons(answers: Sequence[DegreeEstimates], *, nothing_only: bool) 
         where = f"{answer.shape.gpus} x {answer.hardware.name}"
         near = [o for o in answer.missed.values() if o is not None]
         if nothing_only:
-            if not answer.cells and (near or answer.without):
-                yield f"{where}: {_nearest(near, answer.without)}"
+            if not answer.cells and near:
+                yield f"{where}: {min(near, key=lambda miss: miss.needed_bytes)}"
             continue
         for degree, miss in sorted(answer.missed.items()):
             yield f"{where}, {degree} stage{'s' * (degree > 1)}: {_missing_reason(miss)}"
-        for degree, why in sorted(answer.without.items()):
-            yield f"{where}, {degree} stage{'s' * (degree > 1)}: {why}"
-
-
-def _nearest(near: Sequence[Overflow], without: Mapping[int, str]) -> str:
-    """Return the nearest miss: a plan of another planner or batch, or else the least overflow."""
-    if without:
-        return without[min(without)]
-    return str(min(near, key=lambda o: o.needed_bytes))
 
 
 def _missing_reason(miss: Overflow | None) -> str:
@@ -192,5 +178,3 @@ def _cell(row: _CellRow) -> dict[str, Any]:
 def _dropped(answer: DegreeEstimates) -> Iterator[tuple[int, str, dict[str, Any]]]:
     for degree, miss in sorted(answer.missed.items()):
         yield degree, _missing_reason(miss), {} if miss is None else asdict(miss)
-    for degree, why in sorted(answer.without.items()):
-        yield degree, why, {}

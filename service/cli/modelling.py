@@ -15,13 +15,14 @@ import typer
 
 from tessera.estimator.architectures import files
 from tessera.estimator.architectures.published import find_published, published_models
-from tessera.estimator.cells import MicroBatches
 from tessera.estimator.exporting.graphs import export_graph
 from tessera.estimator.graph import DTYPE_BYTES, Graph
 from tessera.estimator.memory import States
+from tessera.estimator.plan_search import FixedChoices
 from tessera.estimator.plans import Training
 from tessera.estimator.profiling.tasks import ArgumentValue, StepTarget, step_of, value_of
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.execution_plan import Recomputation, ZeroStage
 from tessera.formulation.release import install_hint
 from tessera.formulation.values import Workload
 from tessera.service.cli import limits, options
@@ -37,19 +38,17 @@ _Command = TypeVar("_Command", bound=Callable[..., None])
 class DescribedModel:
     """A model and its training.
 
-    If ``rule`` is None, ``training`` gives the number of micro-batches. ``step`` is a training step
-    in JAX with the graph's data type, or None. ``fixed`` says that the user stated micro-batches,
-    recomputation or ZeRO, which plans then keep.
+    ``step`` is a training step in JAX with the graph's data type, or None. ``choices`` are what the
+    user stated of plans, or None.
     """
 
     name: str
     params: str
     graph: Graph
     training: Training
-    rule: MicroBatches | None
     states: States
     step: StepTarget | None = None
-    fixed: bool = False
+    choices: FixedChoices | None = None
 
 
 def _option(text: str, *names: str, **rest: Any) -> Any:
@@ -112,24 +111,22 @@ def model_options(
         ),
     ] = False,
     micro_batches: Annotated[
-        str,
+        int | None,
         _training(
-            "Micro-batches of an iteration: a number, `stages` (one for each pipeline stage),"
-            " `4-stages` (four"
-            " for each), or `searched`. Default: as in the model's paper, or"
-            f" {DEFAULT_MICRO_BATCHES}.",
-            metavar="N|stages|4-stages|searched",
+            "Micro-batches of an iteration. Default: the best number.",
+            min=1,
+            max=limits.MAX_BATCH,
         ),
-    ] = "",
+    ] = None,
     checkpointing: Annotated[
         bool | None,
         _training(
-            "Recompute activations instead of keeping them. Default: as in the model's paper, or keep them.",
+            "Recompute activations instead of keeping them. Default: whatever is best.",
             "--checkpointing/--no-checkpointing",
         ),
     ] = None,
     zero: Annotated[
-        int | None, _training("ZeRO stage. Default: as in the model's paper, or 0.", min=0, max=3)
+        int | None, _training("ZeRO stage. Default: the best one.", min=0, max=3)
     ] = None,
     state_bytes: Annotated[
         float | None,
@@ -164,14 +161,18 @@ def model_options(
         graph = None
     made = _published_model(model, batch) if graph is None else _user_model(model, batch, graph)
     training = _training_of(made.training, checkpointing, state_bytes)
-    count, rule = _micro_batches(micro_batches, training)
+    count = _micro_batches(micro_batches, training)
+    choices = FixedChoices(
+        micro_batches=micro_batches,
+        zero=None if zero is None else ZeroStage(zero),
+        recomputation=_RECOMPUTATIONS[checkpointing],
+    )
     return replace(
         made,
         training=replace(training, micro_batches=count),
-        rule=rule,
         graph=made.graph if dtype is None else replace(made.graph, dtype=dtype),
         states=made.states if zero is None else States(zero=zero),
-        fixed=bool(micro_batches) or checkpointing is not None or zero is not None,
+        choices=None if choices == FixedChoices() else choices,
         step=None if dtype else _step(made, step, argument, known=graph is None),
     )
 
@@ -179,7 +180,7 @@ def model_options(
 def _step(
     made: DescribedModel, target: str, argument: list[str] | None, *, known: bool
 ) -> StepTarget | None:
-    """Return the step that the options name, or that of the published model if it is ``known``."""
+    """Return the step that the options name, or the published model's if it is ``known``."""
     if target:
         arguments = tuple(sorted(step_arguments(argument).items()))
         return StepTarget(target=target, arguments=arguments)
@@ -223,7 +224,6 @@ def _published_model(text: str, batch: int) -> DescribedModel:
         params=params,
         graph=published.graph,
         training=published.at(batch),
-        rule=None,
         states=States(zero=published.zero),
     )
 
@@ -236,7 +236,6 @@ def _user_model(text: str, batch: int, graph: Graph) -> DescribedModel:
         params=params or size_of(graph.parameters),
         graph=graph,
         training=training,
-        rule=None,
         states=States(),
     )
 
@@ -257,22 +256,23 @@ def _training_of(
     return training if state_bytes is None else replace(training, state_bytes=state_bytes)
 
 
-def _micro_batches(text: str, training: Training) -> tuple[int, MicroBatches | None]:
-    """Return the number of micro-batches, and the rule that replaces it or None."""
-    if text in tuple(MicroBatches):
-        return training.micro_batches, MicroBatches(text)
-    if text and not (text.isascii() and text.isdigit() and 0 < int(text) <= limits.MAX_BATCH):
-        raise InvalidInput(
-            "--micro-batches",
-            f"must be a positive whole number, or one of {', '.join(MicroBatches)}, not {text!r}",
-        )
-    count, batch = int(text) if text else training.micro_batches, training.global_batch
-    if batch % count:
+def _micro_batches(count: int | None, training: Training) -> int:
+    """Return the number of micro-batches. If it is None, the training decides."""
+    batch = training.global_batch
+    if count is not None and batch % count:
         near = ", ".join(map(str, _divisors_near(batch, count)))
         raise InvalidInput(
             "--micro-batches", f"{count} does not divide a batch of {batch}; give one of {near}"
         )
-    return count, None
+    return count or training.micro_batches
+
+
+_RECOMPUTATIONS: Final[Mapping[bool | None, Recomputation | None]] = {
+    True: Recomputation.FULL,
+    False: Recomputation.NONE,
+    None: None,
+}
+"""The recomputation that the option --checkpointing asks for."""
 
 
 def _divisors_near(batch: int, count: int) -> list[int]:

@@ -159,13 +159,12 @@ def _named(values: Mapping[str, tuple[str, Any]]) -> StatedPlan:
 def training_statement(values: Mapping[str, Any]) -> StatedPlan:
     """Return what the options of the training state about a plan, by their parameters' names."""
     zero, checkpointing = values["zero"], values["checkpointing"]
-    count = values["micro_batches"]
     recomputation = Recomputation.FULL if checkpointing else Recomputation.NONE
     return _named(
         {
             "zero": ("--zero", None if zero is None else ZeroStage(zero)),
             "recomputation": ("--checkpointing", None if checkpointing is None else recomputation),
-            "accumulation": ("--micro-batches", int(count) if count.isdigit() else None),
+            "accumulation": ("--micro-batches", values["micro_batches"]),
             "precision": ("--dtype", _precision(values["dtype"])),
         }
     )

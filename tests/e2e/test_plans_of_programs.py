@@ -54,7 +54,7 @@ runpy.run_path(script, run_name="__main__")
 BUILD_ALPA: Final = """
 def build(plan):
     given = json.dumps(plan, sort_keys=True, separators=(",", ":"))
-    assert rank_words == text, (given, text)
+    assert given == text, (given, text)
     return (lambda state, batch: ({"w": 0.5 * state["w"]}, state["w"])), {"w": 1.0}, float
 """
 PROGRAM_ENDS: Final = {JAX: RUN_SCRIPT, ALPA: BUILD_ALPA}

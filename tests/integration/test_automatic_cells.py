@@ -125,7 +125,8 @@ def test_a_job_of_an_unknown_model_says_what_to_do_and_gets_cells_once_it_is_des
     assert all(math.isfinite(r.iter_time_s) for r in cells_of(store, UNKNOWN))
     assert reason_text(store, "j") == ""
     before = cells_of(store, UNKNOWN)
-    do(store, lambda w: w.upsert_models(C, [replace(spec, sequence=256)]))
+    wider = ARCHITECTURE.replace("hidden: 256", "hidden: 512")
+    do(store, lambda w: w.upsert_models(C, [replace(spec, architecture=wider)]))
     assert deriving.derive(C) == 1
     assert [r.iter_time_s for r in cells_of(store, UNKNOWN)] != [r.iter_time_s for r in before]
 

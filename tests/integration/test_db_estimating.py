@@ -96,7 +96,7 @@ def times_of(store: PostgresStore, workload: Workload) -> dict[tuple[int, int], 
     }
 
 
-def test_workloads_of_live_jobs_need_estimates_or_plans_for_those_of_users(
+def test_workloads_of_live_jobs_need_estimates_or_only_plans_for_those_of_users(
     store: PostgresStore,
 ) -> None:
     a_cluster(store)
@@ -108,12 +108,13 @@ def test_workloads_of_live_jobs_need_estimates_or_plans_for_those_of_users(
         a_spec("over", workload=replace(OTHER, params="x")),
     )
     apply_event(store, "over", JobEvent.CANCEL)
-    user_workload, wanted = store.estimation(C).wanted
-    assert user_workload.plans_only
-    assert {cell.gpus for cell in user_workload.without_plan} == {1, 2, 4, 8}
+    known_workload, wanted = store.estimation(C).wanted
     assert wanted == UnestimatedWorkload(
         workload=OTHER, requests=(2, 4), counts=(), derived_from=""
     )
+    # The user's estimates are only to get plans.
+    assert known_workload.plans_only
+    assert {cell.plan for cell in known_workload.without_plan} == {""}
     write_derived(store, an_analytic_record(8), moe="digest")
     _, wanted = store.estimation(C).wanted
     assert (wanted.counts, wanted.derived_from) == ((8,), "digest")

@@ -150,8 +150,7 @@ def test_a_job_whose_plans_cannot_be_measured_says_why(cluster: PostgresStore) -
 
 def test_too_few_plans_to_measure_say_what_would_be_enough(cluster: PostgresStore) -> None:
     small = Workload(model="bert", params="1.3B", global_batch=1)
-    launch, techniques = LaunchSpec(runtime=TORCHRUN), (Technique.DATA_PARALLELISM,)
-    submit(cluster, a_job(requested_gpus=1, workload=small, launch=launch, techniques=techniques))
+    submit(cluster, a_job(requested_gpus=1, workload=small, launch=LaunchSpec(runtime=TORCHRUN)))
     a_deriver(cluster).derive(C)
     assert not cluster.estimation(C).runs
     texts = [record.provenance for record in estimates_of(cluster, global_batch=1)]
@@ -304,7 +303,7 @@ def test_a_first_job_of_a_runtime_makes_the_workloads_plans_derived_again(
     submit_with(a40_cluster, database, {"jax": JAX})
     assert a40_cluster.snapshot(C).runtimes.name == (JAX,)
     assert derive(a40_cluster) == 1
-    assert derived_plans(database) > before
+    assert derived_plans(database) > before  # the best plans of all are in f16, which JAX refuses
     assert derive(a40_cluster) == 0
     decide(a40_cluster)
     assert RUNTIMES[JAX].refuse_plan(plan_of(a40_cluster, "jax")) == ""

@@ -123,7 +123,7 @@ async def test_a_user_model_is_stored_listed_and_estimated_and_an_invalid_one_re
     assert list(listed.models) == [model]
     assert (model.micro_batches, model.state_bytes, model.dtype) == (8, 16.0, "bf16")
     assert 3e6 < model.parameters < 5e6
-    assert {c.micro_batches for c in cells.cells} == {1}  # of the best plan, not of the model
+    assert {c.micro_batches for c in cells.cells} == {1}  # the samples fit at once
 
 
 async def test_pages_of_models_cover_each_once_and_include_published_ones_on_request(

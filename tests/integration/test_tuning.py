@@ -17,6 +17,7 @@ from tessera.formulation.execution_plan import (
     ExecutionPlan,
     Precision,
     ZeroStage,
+    join_chunks,
     read_execution_plan,
 )
 from tessera.formulation.launch import LaunchSpec
@@ -267,7 +268,7 @@ def test_reports_that_do_not_fit_the_job_are_logged_once_each_and_lose_nothing(
     agents_report(started)
     last = own.stages[-1]
     stage = replace(own.stages[0], start=0, end=last.end, dp=8, tp=1)
-    flat = replace(own, stages=(stage,), micro_batch=128, accumulation=1)
+    flat = replace(join_chunks(own), stages=(stage,), micro_batch=128, accumulation=1)
     wrong = {
         "precision": replace(other, precision=Precision.F32),
         "global batch": replace(other, micro_batch=256, accumulation=1),

@@ -261,9 +261,10 @@ def restricted_rounds(draw: st.DrawFn) -> Snapshot:
 
 
 def is_refused(snapshot: Snapshot, runtime: int, plan: int, degree: int) -> bool:
+    """Return whether a runtime cannot run a plan. No one knows the stages of one without a name."""
     pairs = snapshot.refused_plans
     return (runtime, plan) in zip(pairs.runtime.tolist(), pairs.plan.tolist(), strict=True) or (
-        runtime == TORCHRUN and degree > 1
+        degree > 1 and (runtime == TORCHRUN or not snapshot.plans[plan])
     )
 
 

@@ -148,12 +148,14 @@ def start(
 
 
 def _some_cell(snapshot: Snapshot, job: int, gang: Gang) -> CellKey:
-    """Return a Cell of one stage on the gang's GPUs, by an estimated plan if there is one."""
+    """Return a Cell of one stage on the gang's GPUs, by an estimated plan if there is one.
+
+    A plan for as many nodes as the gang's comes first.
+    """
     e, kind = snapshot.estimates, kind_of(snapshot, gang)
     same = (e.workload == snapshot.jobs.workload[job]) & (e.gpu_type == kind)
     same &= (e.gpus == gang.gpus) & (e.pipeline_degree == 1)
-    on_nodes = same & (e.nodes == len(gang.members))
-    plans = e.plan[on_nodes if on_nodes.any() else same].tolist() or [
+    plans = e.plan[same & (e.nodes == len(gang.members))].tolist() + e.plan[same].tolist() or [
         snapshot.plans.index("") if "" in snapshot.plans else 0
     ]
     return CellKey(kind, gang.gpus, pipeline_degree=1, plan=plans[0])

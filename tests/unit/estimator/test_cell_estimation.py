@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.estimator.cell_estimator import Estimator
+from tessera.estimator.cell_estimator import CellEstimate, Estimator
 from tessera.estimator.cells import COARSE_LAYERS
 from tessera.estimator.fingerprints import estimates_fingerprint
 from tessera.estimator.gpu_counts import gpu_counts_of
@@ -20,6 +20,7 @@ from tessera.estimator.measured_cells import measured_cells, measured_estimates
 from tessera.estimator.models import known_models, model_of, read_model
 from tessera.estimator.plans import shape_of
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.execution_plan import Offload, Precision
 from tessera.formulation.records.estimates import ClusterGpuType, MeasurementRecord, ModelSpec
 from tessera.formulation.values import Cell, EstimateSource, GpuType, Workload
 from tessera.service.config import Config
@@ -53,9 +54,9 @@ def test_a_published_model_has_cells_of_every_degree_with_their_uncertainty() ->
     cells = an_estimator().cells(BERT, "a100", 4, nodes=1)
     assert [c.record.cell.pipeline_degree for c in cells] == [1, 2, 4]
     for cell in cells:
-        assert cell.plan is not None
-        assert len(cell.plan.stages) == cell.record.cell.pipeline_degree
-        assert cell.record.iter_time_s == pytest.approx(cell.plan.iter_time_s, rel=1e-6)
+        assert cell.price is not None
+        assert cell.price.plan.pipeline_degree == cell.record.cell.pipeline_degree
+        assert cell.record.iter_time_s == pytest.approx(cell.price.iter_time_s, rel=1e-6)
         assert cell.record.sd is not None
         assert 0.1 < cell.record.sd < 1.0
         assert (cell.record.source, cell.record.cell.nodes) == (EstimateSource.ANALYTIC, 1)
@@ -88,43 +89,60 @@ def test_replicas_always_have_equal_numbers_of_samples() -> None:
     cells = Estimator(types, {odd: model_of("w", odd, ())}).cells(odd, "a100", 4)
     plans = [cell.record.plan for cell in cells if cell.record.plan is not None]
     assert {plan.global_batch for plan in plans} == {250}
-    assert {plan.accumulation for plan in plans} == {10}  # the most up to 16 that divide 250
+    assert all(plan.micro_batch % stage.dp == 0 for plan in plans for stage in plan.stages)
+    degrees = {plan.pipeline_degree: plan.stages[0] for plan in plans}
+    assert degrees[1].dp < 4  # 250 samples cannot be shared by four replicas
 
 
 def test_a_model_that_fits_on_no_type_is_infeasible_and_no_error() -> None:
     huge = replace(BERT, params="15B")
-    types = {"a100": hardware_of("t", A100, catalogue_of())}
-    (cell,) = Estimator(types, {huge: model_of("w", huge, ())}).cells(huge, "a100", 1)
-    assert (cell.plan, cell.record.iter_time_s, cell.record.sd) == (None, math.inf, None)
-    assert "no plan fits" in cell.record.provenance
+
+    def on_gpus_of(gib: int) -> CellEstimate:
+        node_type = replace(A100, gpu_type=GpuType(name="a100", memory_bytes=gib * GIB))
+        types = {"a100": hardware_of("t", node_type, catalogue_of())}
+        (cell,) = Estimator(types, {huge: model_of("w", huge, ())}).cells(huge, "a100", 1)
+        return cell
+
+    # Gradients stay on the GPU: 30 GB of 15 billion parameters. All else can be in the host.
+    fits, short = on_gpus_of(40), on_gpus_of(24)
+    assert fits.price is not None
+    assert fits.price.plan.offload is Offload.PARAMETERS
+    assert (short.price, short.record.iter_time_s, short.record.sd) == (None, math.inf, None)
+    assert "no plan fits in memory: stage 0 needs" in short.record.provenance
 
 
 def test_a_plan_that_ran_out_of_memory_makes_way_for_the_best_that_needs_less() -> None:
     estimator = an_estimator()
     (best,) = estimator.cells(BERT, "a100", 4, [2], nodes=1)
-    other_degree = estimator.cells(BERT, "a100", 4, [1], nodes=1)
+    (other_degree,) = estimator.cells(BERT, "a100", 4, [1], nodes=1)
     (second,) = estimator.cells(BERT, "a100", 4, [2], nodes=1, exhausted=[best.record.cell])
     both = [best.record.cell, second.record.cell]
     (third,) = estimator.cells(BERT, "a100", 4, [2], nodes=1, exhausted=both)
-    plans = [cell.plan for cell in (best, second, third)]
-    memory = [max(plan.memory_bytes) for plan in plans if plan is not None]
+    prices = [cell.price for cell in (best, second, third)]
+    memory = [max(price.memory_bytes) for price in prices if price is not None]
     assert memory == sorted(memory, reverse=True)
     assert len({cell.record.cell.plan for cell in (best, second, third)}) == 3
     assert best.record.iter_time_s < second.record.iter_time_s < third.record.iter_time_s
     assert "2 plans ran out of memory here" in third.record.provenance
-    assert estimator.cells(BERT, "a100", 4, [1], nodes=1, exhausted=both) == other_degree
+    (cell,) = estimator.cells(BERT, "a100", 4, [1], nodes=1, exhausted=both)
+    assert (cell.price, cell.record.cell) == (other_degree.price, other_degree.record.cell)
 
 
 def test_a_cell_is_infeasible_once_all_its_plans_ran_out_of_memory() -> None:
-    estimator, exhausted = an_estimator(), list[Cell]()
-    for _ in range(20):  # more than there are plans in order of memory
-        (cell,) = estimator.cells(BERT, "a100", 4, [2], nodes=1, exhausted=exhausted)
-        if cell.plan is None:
+    small = replace(BERT, global_batch=2)
+    types = {"a100": hardware_of("t", A100, catalogue_of())}
+    estimator = Estimator(types, {small: model_of("w", small, ())})
+    exhausted = list[Cell]()
+    for _ in range(200):  # more than there are plans in order of memory
+        (cell,) = estimator.cells(small, "a100", 2, [2], nodes=1, exhausted=exhausted)
+        if cell.price is None:
             break
+        assert cell.price.plan.precision is Precision.F16
         assert cell.record.cell not in exhausted
         exhausted.append(cell.record.cell)
-    assert (cell.plan, cell.record.iter_time_s) == (None, math.inf)
+    assert (cell.price, cell.record.iter_time_s) == (None, math.inf)
     assert len(exhausted) > 1
+    assert f"{len(exhausted)} plans ran out of memory here: no other plan" in cell.record.provenance
 
 
 def test_a_plan_that_ran_out_of_memory_elsewhere_is_still_searched() -> None:
@@ -143,8 +161,8 @@ def test_degrees_above_the_gpu_count_are_left_out() -> None:
 
 def test_a_pipeline_deeper_than_the_coarse_layers_has_a_time_too() -> None:
     usual, deep = an_estimator().cells(BERT, "a100", 24, [8, COARSE_LAYERS + 8], nodes=6)
-    assert deep.plan is not None
-    assert len(deep.plan.stages) == COARSE_LAYERS + 8
+    assert deep.price is not None
+    assert len(deep.price.plan.stages) == COARSE_LAYERS + 8
     assert 0.5 < deep.record.iter_time_s / usual.record.iter_time_s < 4
 
 

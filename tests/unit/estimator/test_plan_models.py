@@ -160,7 +160,7 @@ def configured(plan: ExecutionPlan) -> Configuration:
 
 def setting_of(plan: ExecutionPlan) -> Setting:
     shape = Shape(nodes=1, gpus_per_node=plan.gpus)
-    return an_estimator().setting(BERT, cell_of(plan), shape)
+    return an_estimator().setting(BERT, GPU, shape)
 
 
 def cell_of(plan: ExecutionPlan) -> Cell:

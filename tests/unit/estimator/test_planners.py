@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner, Result
 
 from tessera.benchmarks.estimator import planners
 from tessera.benchmarks.estimator.speed import setting_of
@@ -26,8 +23,6 @@ from tessera.estimator.planning.assembly import pure_candidates
 from tessera.estimator.planning.stages import Stages
 from tessera.estimator.plans import Candidates, PricedPlan, Shape, Training
 from tessera.estimator.rooflines import RooflineCompute
-from tessera.service.cli import main
-from tessera.simulator.traces.files import profiles_of
 from tests.support.estimates import a_graph, a_layer
 
 PAPERS = (Planner.ARENA, Planner.CRIUS)
@@ -200,34 +195,3 @@ def test_the_benchmark_judges_the_planners_of_both_papers(monkeypatch: pytest.Mo
     for name in ("arena", "crius"):
         worst, mean = (section.figures[f"planner_share_{name}{x}"] for x in ("_worst", ""))
         assert 0 < worst <= mean <= 1 + 1e-9
-
-
-def run_estimate(*arguments: str) -> Result:
-    return CliRunner().invoke(main.app, ["estimate", *arguments])
-
-
-MOE = ("--model", "moe/2.4B", "--batch", "256", "--gpu", "a100", "--count", "32")
-
-
-def test_the_command_uses_the_given_planner_and_records_it_in_the_provenance(
-    tmp_path: Path,
-) -> None:
-    to = tmp_path / "profiles.csv"
-    result = run_estimate(*MOE, "--planner", "crius", "--json", "--write", str(to))
-    assert result.exit_code == 0, result.stderr
-    document = json.loads(result.stdout)
-    assert all(1 in (s["dp"], s["tp"]) for cell in document["cells"] for s in cell["stages"])
-    assert [r.cell.pipeline_degree for r in profiles_of(to)] == [2, 4, 8, 16]
-    assert {r.provenance for r in profiles_of(to)} == {"analytic v2, plan by crius"}
-
-
-def test_a_degree_that_only_another_planner_supports_is_reported_as_such() -> None:
-    stderr = run_estimate(*MOE, "--planner", "crius").stderr
-    assert "1 stage: the crius planner finds no plan, but --planner exact does" in stderr
-    assert "finds no plan" not in run_estimate(*MOE).stderr
-
-
-def test_an_unknown_planner_is_refused() -> None:
-    result = run_estimate(*MOE, "--planner", "alpa")
-    assert result.exit_code == 2
-    assert "exact" in result.stderr

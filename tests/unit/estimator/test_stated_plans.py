@@ -841,7 +841,6 @@ def test_ours_is_never_slower_than_a_stated_plan_that_the_search_considers(**dra
         precision=Precision.BF16,
     )
     compared = compare_plan(setting, complete_plan(stated, a_context(16, 48, graph)))
-    assert compared.unsearched == ()
     assert not compared.stated_wins
 
 
@@ -849,10 +848,6 @@ def test_ours_has_all_that_differs_named() -> None:
     setting = a_setting(8, 64)
     stated = StatedPlan(tp=2, pp=2, chunks=2, sp=True, micro_batch=2, precision=Precision.BF16)
     compared = compare_plan(setting, complete_plan(stated, a_context(8, 64)))
-    assert compared.unsearched[:2] == (
-        "sequence parallelism",
-        "2 chunks of layers on each stage's GPUs",
-    )
     assert compared.best is not None
     texts = describe_differences(compared.best.plan, compared.stated.plan)
-    assert "no chunks instead of 2 for each stage" in texts
+    assert "no chunks instead of 2 chunks for each stage" in texts

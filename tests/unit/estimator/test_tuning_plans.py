@@ -10,17 +10,17 @@ from itertools import product
 import pytest
 
 from tessera.estimator import tuning_plans
-from tessera.estimator.cell_estimator import CellEstimate, Estimator
-from tessera.estimator.cells import Setting
+from tessera.estimator.cell_estimator import Estimator
+from tessera.estimator.cells import Setting, execution_plan_of, plan_cells
 from tessera.estimator.hardware.cluster_types import catalogue_of
 from tessera.estimator.models import known_models
-from tessera.estimator.plans import shape_on
+from tessera.estimator.plan_search import PlanSearch
+from tessera.estimator.plans import shape_of
 from tessera.estimator.pricing.price import price_plan
-from tessera.estimator.runnable_plans import find_runnable_plan
 from tessera.estimator.tuning_plans import list_tuning_plans, record_tunings
-from tessera.formulation.execution_plan import ExecutionPlan, Schedule
+from tessera.formulation.execution_plan import ExecutionPlan, Schedule, join_chunks
 from tessera.formulation.launch import TuningSpace
-from tessera.formulation.runtimes import COMMAND, MEGATRON, RUNTIMES, TORCHRUN
+from tessera.formulation.runtimes import ALPA, COMMAND, MEGATRON, RUNTIMES, TORCHRUN
 from tessera.formulation.techniques import PlanLimits
 from tessera.formulation.values import Workload
 
@@ -38,23 +38,18 @@ def an_estimator() -> Estimator:
 
 
 @cache
-def cells(workload: Workload, gpus: int) -> tuple[tuple[Setting, CellEstimate], ...]:
-    """Return the feasible Cells of a workload on a40s, with their settings."""
+def plans_of(workload: Workload, gpus: int) -> tuple[tuple[Setting, ExecutionPlan], ...]:
+    """Return the plans of a workload on a40s without chunks, by pipeline degree."""
     estimator = an_estimator()
-    found = []
-    for cell in estimator.cells(workload, "a40", gpus, nodes=2):
-        shape = shape_on(gpus, cell.record.cell.nodes, estimator.hardware["a40"].gpus_per_node)
-        assert shape is not None
-        if cell.record.plan is not None:
-            found.append((estimator.setting(workload, cell.record.cell, shape), cell))
-    return tuple(found)
+    shape = shape_of(gpus, estimator.hardware["a40"].gpus_per_node)
+    setting = estimator.setting(workload, "a40", shape)
+    plans = plan_cells(setting).values()
+    return tuple((setting, execution_plan_of(setting, plan)) for plan in plans)
 
 
-def every_cell() -> Iterator[tuple[Setting, ExecutionPlan]]:
+def every_plan() -> Iterator[tuple[Setting, ExecutionPlan]]:
     for workload, gpus in product(WORKLOADS, (4, 8)):
-        for setting, cell in cells(workload, gpus):
-            assert cell.record.plan is not None
-            yield setting, cell.record.plan
+        yield from plans_of(workload, gpus)
 
 
 @pytest.mark.full
@@ -62,7 +57,7 @@ def every_cell() -> Iterator[tuple[Setting, ExecutionPlan]]:
 def test_plans_keep_all_but_the_division_fit_into_memory_and_are_ordered(
     space: TuningSpace,
 ) -> None:
-    for setting, plan in every_cell():
+    for setting, plan in every_plan():
         found = list_tuning_plans(setting, plan, COMMAND, space)
         assert found is not None
         assert found.plans
@@ -77,7 +72,7 @@ def test_plans_keep_all_but_the_division_fit_into_memory_and_are_ordered(
 
 @pytest.mark.full
 def test_every_space_is_within_the_full_one_and_the_own_plan_is_in_halves() -> None:
-    for setting, plan in every_cell():
+    for setting, plan in every_plan():
         whole = list_tuning_plans(setting, plan, COMMAND, TuningSpace.FULL)
         assert whole is not None
         if whole.whole_plans > 400:
@@ -94,7 +89,7 @@ def test_every_space_is_within_the_full_one_and_the_own_plan_is_in_halves() -> N
 
 @pytest.mark.full
 def test_the_list_is_the_start_of_the_whole_space_by_estimates() -> None:
-    for setting, plan in every_cell():
+    for setting, plan in every_plan():
         few = list_tuning_plans(setting, plan, COMMAND, TuningSpace.FULL, most=5)
         many = list_tuning_plans(setting, plan, COMMAND, TuningSpace.FULL, most=100)
         assert few is not None
@@ -105,18 +100,14 @@ def test_the_list_is_the_start_of_the_whole_space_by_estimates() -> None:
 
 
 def test_the_same_input_gives_the_same_list() -> None:
-    setting, cell = cells(WORKLOADS[0], 4)[0]
-    plan = cell.record.plan
-    assert plan is not None
+    setting, plan = plans_of(WORKLOADS[0], 4)[0]
     for space in TuningSpace:
         first, second = (list_tuning_plans(setting, plan, COMMAND, space) for _ in range(2))
         assert first == second
 
 
 def test_plans_that_a_runtime_refuses_or_that_ran_out_of_memory_are_left_out() -> None:
-    setting, cell = cells(WORKLOADS[0], 8)[1]
-    plan = cell.record.plan
-    assert plan is not None
+    setting, plan = plans_of(WORKLOADS[0], 8)[1]
     all_of_them = list_tuning_plans(setting, plan, COMMAND, TuningSpace.FULL, most=EVERY)
     runs = list_tuning_plans(setting, plan, MEGATRON, TuningSpace.FULL, most=EVERY)
     assert all_of_them is not None
@@ -131,48 +122,55 @@ def test_plans_that_a_runtime_refuses_or_that_ran_out_of_memory_are_left_out() -
 
 
 def test_a_plan_that_cuts_between_coarse_layers_has_a_space_with_its_own_cuts() -> None:
-    setting, _ = cells(WORKLOADS[0], 8)[0]
-    price = find_runnable_plan(setting, PlanLimits(runtime=TORCHRUN))
-    mega = find_runnable_plan(setting, PlanLimits(runtime=MEGATRON))
-    assert price is not None
-    assert mega is not None
-    for plan in (price.plan, mega.plan):
+    setting, _ = plans_of(WORKLOADS[0], 8)[0]
+    prices = PlanSearch(setting, PlanLimits(runtime=ALPA)).best_by_degree()
+    assert {1, 2, 4, 8} <= set(prices)
+    for plan in (price.plan for price in prices.values()):
         found = list_tuning_plans(setting, plan, COMMAND, TuningSpace.HALVES)
         assert found is not None
         assert plan in found.plans
 
 
 def test_a_plan_without_a_space_has_none() -> None:
-    setting, cell = cells(WORKLOADS[0], 8)[1]
-    plan = cell.record.plan
-    assert plan is not None
+    setting, plan = plans_of(WORKLOADS[0], 8)[1]
     assert plan.pipeline_degree == 2
     context = replace(plan.stages[1], dp=1, tp=1, cp=plan.stages[1].gpus)
     wide = replace(plan, stages=(plan.stages[0], context))
-    halves = [
-        replace(s, start=a, end=b)
-        for s, a, b in zip(plan.stages * 2, (0, 5, 10, 15), (5, 10, 15, plan.layers), strict=True)
-    ]
+    assert list_tuning_plans(setting, wide, COMMAND, TuningSpace.FULL) is None
+
+
+@pytest.mark.parametrize("space", TuningSpace)
+def test_around_a_plan_with_chunks_those_without_and_itself_are_tried(space: TuningSpace) -> None:
+    setting, plan = plans_of(WORKLOADS[0], 8)[1]
+    bounds = zip(plan.stages * 2, (0, 5, 10, 15), (5, 10, 15, plan.layers), strict=True)
     chunks = replace(
         plan,
-        stages=tuple(halves),
+        stages=tuple(replace(s, start=start, end=end) for s, start, end in bounds),
         chunks=2,
         schedule=Schedule.INTERLEAVED,
-        micro_batch=plan.global_batch // 4,
-        accumulation=4,
     )
-    for other in (wide, chunks):
-        assert list_tuning_plans(setting, other, COMMAND, TuningSpace.FULL) is None
+    tuning = list_tuning_plans(setting, chunks, COMMAND, space, most=EVERY)
+    bare = list_tuning_plans(setting, join_chunks(chunks), COMMAND, space, most=EVERY)
+    assert tuning is not None
+    assert bare is not None
+    assert set(tuning.plans) == {*bare.plans, chunks}
+    assert tuning.space_plans == bare.space_plans + 1
+    times_s = [price_plan(setting, plan).iter_time_s for plan in tuning.plans]
+    assert times_s == sorted(times_s)
+    others_only = list_tuning_plans(setting, chunks, COMMAND, space, {chunks.digest}, EVERY)
+    assert others_only is not None
+    assert others_only.plans == bare.plans
 
 
 def test_records_are_made_of_runtimes_that_run_the_plan_and_spaces_with_another_one() -> None:
     estimator = an_estimator()
     pairs = list(product((COMMAND, TORCHRUN), TuningSpace))
     for workload, gpus in product(WORKLOADS, (4, 8)):
-        for _, cell in cells(workload, gpus):
-            plan = cell.record.plan
-            assert plan is not None
-            records = record_tunings(estimator, cell.record, pairs)
+        for cell in estimator.cells(workload, "a40", gpus, nodes=2):
+            plan, records = cell.record.plan, record_tunings(estimator, cell.record, pairs)
+            if plan is None:
+                continue
+            assert records or plan.chunks == 1
             assert all(set(record.plans) - {plan} for record in records)
             assert all(record.plan == plan for record in records)
             assert len({(record.runtime, record.space) for record in records}) == len(records)
@@ -181,9 +179,7 @@ def test_records_are_made_of_runtimes_that_run_the_plan_and_spaces_with_another_
 
 
 def test_a_space_far_larger_than_the_list_is_counted_as_it_is() -> None:
-    setting, cell = cells(WORKLOADS[0], 8)[2]
-    plan = cell.record.plan
-    assert plan is not None
+    setting, plan = plans_of(WORKLOADS[0], 8)[2]
     found = list_tuning_plans(setting, plan, COMMAND, TuningSpace.FULL)
     assert found is not None
     assert len(found.plans) == tuning_plans.MAX_TUNING_PLANS

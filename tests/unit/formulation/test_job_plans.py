@@ -141,7 +141,7 @@ def test_a_job_whose_only_runnable_plans_fail_says_whose_plans_these_are() -> No
     fails = [ESTIMATES[0] | {"iter_time_s": math.inf}, ESTIMATES[1]]
     reason = reason_of(a_round(a_job("torch", **TORCH), estimates=fails))
     assert reason.code is ReasonCode.NO_FEASIBLE_CELL
-    assert "by a plan that the runtime torchrun can run fails to run" in reason.message
+    assert "by a plan that the runtime torchrun can run fits: on 2 x a100, every" in reason.message
 
 
 def test_a_stated_plan_that_the_runtime_refuses_is_the_jobs_reason() -> None:

@@ -78,7 +78,11 @@ def test_the_dominant_reason_is_given(
     ("gpus", "tried", "step"),
     [
         (4, 4, "submit the job with a batch that 4 GPUs divide evenly, e.g. 248 or 252"),
-        (1, 2, "add Cells with more GPUs or another GPU type"),
+        (
+            1,
+            2,
+            "let the job run on more GPUs, up to all that are there: `tessera update j --max-gpus 4`",
+        ),
         (1, 4, "submit the job with a smaller batch, or add GPUs with more memory"),
     ],
 )
