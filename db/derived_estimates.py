@@ -178,7 +178,7 @@ WHERE r.k > 0 AND e.derived AND e.source > 0
 
 # Where a Cell with a pipeline degree and one without get the same plan, it is the former's.
 _ADD_PLANS = sa.text(f"""
-UPDATE estimates e SET plan_id = r.p, pipeline_degree = r.d,
+UPDATE estimates e SET plan_id = r.p, pipeline_degree = r.d, stated_degree = r.was,
     provenance = left(concat_ws('; ', nullif(e.provenance, ''), r.v), 1000),
     traffic = coalesce(nullif(e.traffic, ''), r.x)
 FROM (SELECT DISTINCT ON (w, t, g, n, d, p) * FROM json_to_recordset(CAST(:rows AS json)) AS rows(

@@ -13,13 +13,9 @@ from tessera.db.limits import require_few_estimates
 from tessera.db.plans import ensure_plans
 from tessera.db.turn import request_round
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.records.estimates import (
-    BEST_DEGREE_NOTE,
-    BEST_PLAN_NOTE,
-    EstimateRecord,
-)
+from tessera.formulation.records.estimates import BEST_PLAN_NOTE, EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.values import BEST_FOUND, Cell, EstimateSource, Workload
+from tessera.formulation.values import Cell, EstimateSource, Workload
 
 _TYPES = sa.text("""
 SELECT t.id, t.name, coalesce(max(n.gpus), 0) AS node_gpus,
@@ -53,7 +49,7 @@ SELECT r.* FROM json_to_recordset(CAST(:rows AS json)) AS r(
     c boolean, q bigint, h bigint, x text)
 ON CONFLICT ON CONSTRAINT uq_estimates_shape DO UPDATE SET
     iter_time_s = excluded.iter_time_s, source = excluded.source, provenance = excluded.provenance,
-    sd = excluded.sd, complete = excluded.complete, derived = false,
+    sd = excluded.sd, complete = excluded.complete, derived = false, stated_degree = NULL,
     cpus = excluded.cpus, host_bytes = excluded.host_bytes,
     traffic = coalesce(nullif(excluded.traffic, ''), estimates.traffic)
 """)
@@ -67,10 +63,8 @@ WITH news AS (
         c boolean, q bigint, h bigint) JOIN plans p ON p.id = r.p AND p.name = ''
 ), planned AS (
     SELECT e.id AS planned_id, n.* FROM estimates e JOIN news n ON e.workload_id = n.w
-        AND e.gpu_type_id = n.t AND e.gpus = n.g AND e.nodes = n.n AND e.plan_id <> n.p
-    WHERE NOT e.derived AND (
-        (n.d = {BEST_FOUND} AND position('{BEST_DEGREE_NOTE},' IN e.provenance) > 0)
-        OR (n.d = e.pipeline_degree AND position('{BEST_PLAN_NOTE},' IN e.provenance) > 0))
+        AND e.gpu_type_id = n.t AND e.gpus = n.g AND e.nodes = n.n AND e.stated_degree = n.d
+    WHERE NOT e.derived
 ), removed AS (
     DELETE FROM estimates e USING planned o
     WHERE CASE WHEN o.s = 'Infinity' THEN e.id = o.planned_id ELSE e.workload_id = o.w
@@ -78,11 +72,9 @@ WITH news AS (
         AND e.plan_id = o.p END
 )
 UPDATE estimates e SET iter_time_s = o.s, source = o.k, sd = o.u, complete = o.c, cpus = o.q,
-    host_bytes = o.h,
-    provenance = left(
-        concat_ws('; ', nullif(o.v, ''), substring(e.provenance FROM 'by the best plan .*')), 1000)
+    host_bytes = o.h, provenance = left(concat_ws('; ', nullif(o.v, ''), '{BEST_PLAN_NOTE}'), 1000)
 FROM planned o WHERE e.id = o.planned_id AND o.s < 'Infinity'
-""")  # noqa: S608 - constants of formulation
+""")  # noqa: S608 - a constant of formulation
 
 _WAIT_NO_MORE = sa.text("""
 UPDATE workloads SET waits_for = NULL WHERE id = ANY(:ids) AND waits_for IS NOT NULL

@@ -26,7 +26,6 @@ from tessera.formulation.demand import Capacity
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ExecutionPlan, model_name
 from tessera.formulation.records.estimates import (
-    BEST_DEGREE_NOTE,
     BEST_PLAN_NOTE,
     EstimateRecord,
     MeasurementRecord,
@@ -331,12 +330,11 @@ class Estimator:
             return None
         price = min(prices, key=lambda price: price.iter_time_s)
         plan = price.plan if cell.nodes else replace(price.plan, shape=())
-        note = BEST_PLAN_NOTE if degrees else BEST_DEGREE_NOTE
         empty = self._record(workload, setting, plan.pipeline_degree)
         return replace(
             replace(empty, cell=replace(empty.cell, nodes=cell.nodes)).with_plan(plan),
             iter_time_s=price.iter_time_s,
-            provenance=f"{note}, predicted to take {price.iter_time_s:.4g} s",
+            provenance=f"{BEST_PLAN_NOTE}, predicted to take {price.iter_time_s:.4g} s",
             traffic=traffic_of(setting, plan),
         )
 

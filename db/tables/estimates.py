@@ -66,6 +66,7 @@ estimates = sa.Table(
     flag_column("complete"),  # its profile has all shapes that run of the workload on the type
     count_column("cpus"),  # cores that a job on the Cell needs in all
     count_column("host_bytes"),  # host memory that a job on the Cell needs in all
+    sa.Column("stated_degree", sa.BigInteger),  # its user's, if the service gave it its plan
     sa.UniqueConstraint(
         "workload_id",
         "gpu_type_id",

@@ -17,9 +17,7 @@ from tessera.formulation.techniques import PlanLimits
 from tessera.formulation.values import ESTIMATE_SOURCES, Cell, EstimateSource, GpuType, Workload
 
 BEST_PLAN_NOTE: Final = "by the best plan known"
-BEST_DEGREE_NOTE: Final = "by the best plan and degree known"
-"""Parts of the provenance of users' estimates that got their execution plan from the service. The
-second one says that their author did not state a pipeline degree."""
+"""The provenance of users' estimates that got their execution plan from the service."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

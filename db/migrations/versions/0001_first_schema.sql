@@ -344,6 +344,7 @@ CREATE TABLE estimates (
     complete boolean NOT NULL DEFAULT false,
     cpus bigint NOT NULL DEFAULT 0,
     host_bytes bigint NOT NULL DEFAULT 0,
+    stated_degree bigint,
     CONSTRAINT uq_estimates_shape
         UNIQUE (workload_id, gpu_type_id, gpus, nodes, pipeline_degree, plan_id),
     CONSTRAINT ck_estimates_demand CHECK (cpus >= 0 AND host_bytes >= 0),
