@@ -77,6 +77,7 @@ class Estimator:
         """
         self.hardware, self._models = hardware, dict(models)
         self._settings: dict[tuple[Workload, str, Shape], Setting] = {}
+        self._misfits = set[tuple[Workload, Cell]]()
         learned = self._measurements(measurements)
         self._calibration = Calibration(PlanTimes(self._plan_of), learned)
         self.learned = len(learned)
@@ -312,7 +313,7 @@ class Estimator:
         A Cell without nodes is on as few as possible, and its plan is for any. One without a
         pipeline degree has the best one.
         """
-        if cell.gpu_type not in self.hardware:
+        if cell.gpu_type not in self.hardware or (workload, cell) in self._misfits:
             return None
         node_gpus = self.hardware[cell.gpu_type].gpus_per_node
         shape = (
@@ -327,6 +328,7 @@ class Estimator:
         best = PlanSearch(setting, model=model_name(workload), degrees=degrees).best_by_degree()
         prices = [price for price in best.values() if price.overflow is None]
         if not prices:
+            self._misfits.add((workload, cell))  # callers ask again and again
             return None
         price = min(prices, key=lambda price: price.iter_time_s)
         plan = price.plan if cell.nodes else replace(price.plan, shape=())
