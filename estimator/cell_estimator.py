@@ -215,9 +215,12 @@ class Estimator:
 
         No measurements of the model must be among those that the estimator has learned from.
         """
-        if self._models.get(workload) is not model:
+        former_model = self._models.get(workload)
+        if former_model is not model:
             self._models[workload] = model
             self._settings.clear()
+        if former_model is None or former_model.graph is not model.graph:
+            self._misfits = {pair for pair in self._misfits if pair[0] != workload}
 
     def _notes(
         self, workload: Workload, setting: Setting, limits: PlanLimits, left_out: int

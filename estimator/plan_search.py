@@ -385,14 +385,22 @@ class PlanSearch:
             return []
         stages = _MixedStages(setting, degrees[-1], unit, self._is_cancelled)
         plan_found: dict[int, ExecutionPlan] = {}
+
+        def refine(count: int, switches: Switches, limits_s: Mapping[int, float]) -> None:
+            if choices.allow(switches):
+                for seconds, plan in stages.search(count, switches, limits_s, self._model):
+                    if self._limits.allow(plan):
+                        degree = plan.pipeline_degree
+                        plan_found[degree], known_s[degree] = plan, seconds
+
+        uniform_s = dict(known_s)
         for (count, switches), degrees_here in self._find_promising(stages.work, known_s).items():
-            if not choices.allow(switches):
-                continue
-            known_here_s = {degree: known_s[degree] for degree in degrees_here}
-            for seconds, plan in stages.search(count, switches, known_here_s, self._model):
-                if self._limits.allow(plan):
-                    degree = plan.pipeline_degree
-                    plan_found[degree], known_s[degree] = plan, seconds
+            refine(count, switches, {degree: known_s[degree] for degree in degrees_here})
+        for degree, seconds in uniform_s.items():
+            batching = self._best_batching(degree)
+            # A degree that is far from the best is refined only if that may make it the best.
+            if batching is not None and seconds > _CLOSE * min(uniform_s.values()):
+                refine(*batching, {degree: min(known_s.values())})
         prices = map(self._price, plan_found.values())
         return [price for price in prices if price is not None and price.overflow is None]
 
@@ -404,6 +412,14 @@ class PlanSearch:
         index = next(table.in_order([degree], table.seconds, self._limit_bytes), None)
         return math.inf if index is None else float(table.seconds.flat[index])
 
+    def _best_batching(self, degree: int) -> tuple[int, Switches] | None:
+        """Return the micro-batches and switches of the best uniform plan of a degree, or None."""
+        table = self._gpu_table
+        if table is None:
+            return None
+        index = next(table.in_order([degree], table.seconds, self._limit_bytes), None)
+        return None if index is None else table.batching(index)
+
     def _find_promising(
         self, work: int, known_s: Mapping[int, float]
     ) -> dict[tuple[int, Switches], list[int]]:
@@ -414,7 +430,7 @@ class PlanSearch:
         close to the best one, for these. Degrees without uniform plans have the numbers of
         micro-batches of the others, or all on few GPUs, with the least recomputation and the most.
         """
-        training, table = self._setting.training, self._gpu_table
+        training = self._setting.training
         counts = possible_counts(training.global_batch, 1, self._choices.micro_batches)
         pairs = list(product(counts, self.switches))
         if work * len(pairs) <= EXACT_WORK:
@@ -422,12 +438,12 @@ class PlanSearch:
         degrees_by_batching: dict[tuple[int, Switches], set[int]] = defaultdict(set)
         close = {d for d, s in known_s.items() if s <= _CLOSE * min(known_s.values())}
         for degree in close:
-            if table is not None:
-                best = next(table.in_order([degree], table.seconds, self._limit_bytes), None)
-                if best is not None:
-                    degrees_by_batching[table.batching(best)] |= close
+            batching = self._best_batching(degree)
+            if batching is not None:
+                degrees_by_batching[batching] |= close
         ends = (Recomputation.NONE, Recomputation.FULL)
-        odd = {degree for degree in known_s if self._setting.shape.gpus % degree}
+        divisions = self._uniform_divisions
+        odd = known_s.keys() - (set() if divisions is None else set(divisions.degrees.tolist()))
         odd_counts = {count for count, _ in degrees_by_batching}
         if not odd_counts or self._setting.shape.gpus <= _FEW_GPUS:
             odd_counts = set(counts)

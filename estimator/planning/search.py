@@ -37,6 +37,9 @@ _MAX_PARTIAL_PLANS = 256
 """Number of partial plans kept after each stage. If there are more, the bounds are computed again
 from the stages that are still fast enough. The search is then repeated with 8 times the number,
 until all partial plans are kept."""
+_MAX_ROWS = 4_000_000
+"""Number of partial plans and next stages together up to which the search is repeated with more. Beyond
+it, memory would have no bound, and the best plan so far is taken."""
 _TIE = 1e-9
 
 
@@ -94,9 +97,10 @@ def best_plans(
 ) -> dict[int, PlanSearchResult]:
     """Return the least-latency plan of each pipeline degree on exactly ``gpus`` GPUs.
 
-    Degrees without a plan are absent. The result is exact up to a relative error of 1e-9. All
-    degrees share the bounds on the rest of a plan. ``known_s`` are the latencies of known plans, by
-    degree. A degree is absent if it has none that is faster.
+    Degrees without a plan are absent. The result is exact up to a relative error of 1e-9, unless
+    there are too many partial plans to keep. All degrees share the bounds on the rest of a plan.
+    ``known_s`` are the latencies of known plans, by degree. A degree is absent if it has none that
+    is faster.
 
     Raises:
         DeadlineTooShort: it was cancelled.
@@ -194,6 +198,8 @@ def _best(
             options, criteria = options.only(kept), criteria.only(kept)
             rest = rest_of(options, criteria, stages, gpus, cancelled)
         width *= 8
+        if width * len(options) > _MAX_ROWS * options.layers:
+            break
     return best
 
 
