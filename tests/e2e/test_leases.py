@@ -58,7 +58,8 @@ def pids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("PIDS", str(folder))
     yield folder
     for pid in living(folder):
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it may end meanwhile
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture
