@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from tessera.estimator.cell_estimator import Estimator
 from tessera.estimator.hardware import Hardware
@@ -21,6 +22,7 @@ from tessera.formulation.records.estimates import (
     EstimationInputs,
     MeasurementRecord,
     TuningRecord,
+    UnestimatedWorkload,
 )
 from tessera.formulation.values import Cell, Workload
 from tessera.service.cells.estimators import LearnedEstimators
@@ -32,6 +34,25 @@ from tessera.service.ports.writer import Writer
 from tessera.service.profiling_queue import ProfilingQueue
 
 log = logging.getLogger(__name__)
+
+_Answer = TypeVar("_Answer")
+
+
+def _attempt(
+    facts: Mapping[str, str], compute: Callable[[], _Answer]
+) -> tuple[_Answer | None, str]:
+    """Return what is computed for one workload, and the problem, or "". It stops no other workload."""
+    try:
+        return compute(), ""
+    except TesseraError as error:
+        log.warning(
+            "cannot estimate a workload",
+            extra={"event": "cells_failed", **facts, "error": error},
+        )
+        return None, str(error)
+    except Exception:  # this guard keeps one workload from stopping the others
+        log.exception("cannot estimate a workload", extra={"event": "cells_failed", **facts})
+        return None, "see the server's log"
 
 
 def _answer_nothing(_count: int) -> bytes:
@@ -86,9 +107,9 @@ class CellDeriver:
         """Bring the estimates that the service makes for a cluster up to date.
 
         Return the number of workloads that were estimated. To do this twice, or in two replicas at
-        the same time, is harmless: the same estimates are written. ``woken`` is called before each
-        renewal. If it returns true, new workloads may have arrived that have no estimates yet, and
-        they go first.
+        the same time, is harmless: the same estimates are written. Users' Cells get their plans last.
+        ``woken`` is called before each renewal, and before the plans of each workload. If it returns
+        true, new workloads may have arrived that have no estimates yet, and they go first.
 
         Raises:
             NotFound: the cluster.
@@ -103,7 +124,6 @@ class CellDeriver:
             self._mark_unestimated(cluster, known, measurements)
             return 0
         self._store_measured(cluster, measurements)
-        self._add_plans(cluster, known, measurements)
         self._queue.queue_tasks(cluster, known)
         this_pass = _EstimationPass(
             cluster=cluster, known=known, measurements=measurements, cancelled=cancelled
@@ -118,6 +138,12 @@ class CellDeriver:
                 break
             self._estimate(this_pass, task)
             done += 1
+        for target in (target for target in known.wanted if target.without_plan):
+            if woken():
+                done += self._estimate_newcomers(this_pass)
+            if cancelled():
+                break
+            self._add_plans(this_pass, target)
         return done
 
     def forget(self, cluster: str) -> None:
@@ -149,21 +175,21 @@ class CellDeriver:
         )
         self._kept[cluster] = measurements
 
-    def _add_plans(
-        self, cluster: str, inputs: EstimationInputs, measurements: tuple[MeasurementRecord, ...]
-    ) -> None:
+    def _add_plans(self, this_pass: _EstimationPass, target: UnestimatedWorkload) -> None:
         """Give the Cells that users stated without a plan the best one, if their model is known."""
-        planned_cells = list[tuple[Cell, EstimateRecord]]()
-        for workload in inputs.wanted:
-            if not workload.without_plan:
-                continue
-            try:
-                model = model_of("model", workload.workload, inputs.models, inputs.profiles)
-            except InvalidInput:  # nothing is known about the model, so the program alone decides
-                continue
-            estimator = self._estimators.estimator(cluster, inputs, measurements)
-            estimator.know(workload.workload, model)
-            planned_cells += plan_stated_cells(estimator, workload)
+        cluster, inputs = this_pass.cluster, this_pass.known
+        try:
+            model = model_of("model", target.workload, inputs.models, inputs.profiles)
+        except InvalidInput:  # nothing is known about the model, so the program alone decides
+            return
+
+        def plan() -> list[tuple[Cell, EstimateRecord]]:
+            estimator = self._estimators.estimator(cluster, inputs, this_pass.measurements)
+            estimator.know(target.workload, model)
+            return plan_stated_cells(estimator, target)
+
+        facts = {"cluster": cluster, "workload": target.workload.key}
+        planned_cells, _ = _attempt(facts, plan)
         if planned_cells:
             self._store.write(
                 None, lambda writer: _answer_nothing(writer.add_plans(cluster, planned_cells))
@@ -190,19 +216,9 @@ class CellDeriver:
         """Compute and store the estimates of a workload, or record why there can be none."""
         cluster, workload = this_pass.cluster, task.wanted.workload
         facts = {"cluster": cluster, "workload": workload.key}
-        try:
-            computed = self._compute(this_pass, task)
-        except TesseraError as error:
-            log.warning(
-                "cannot estimate a workload",
-                extra={"event": "cells_failed", **facts, "error": error},
-            )
-            self._record_reasons(cluster, {workload: explain_failure(workload, str(error))})
-            return
-        except Exception:  # this guard keeps one workload from stopping the others
-            log.exception("cannot estimate a workload", extra={"event": "cells_failed", **facts})
-            reason = explain_failure(workload, "see the server's log")
-            self._record_reasons(cluster, {workload: reason})
+        computed, problem = _attempt(facts, lambda: self._compute(this_pass, task))
+        if problem:
+            self._record_reasons(cluster, {workload: explain_failure(workload, problem)})
             return
         if computed is None:
             return
