@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from tessera.estimator.collectives.links import LinkNetwork
-from tessera.estimator.costs import StageTerms, candidates_of, stage_costs
+from tessera.estimator.costs import StageTerms, candidates_of
 from tessera.estimator.graph import Graph, join_layers, merged_ends
 from tessera.estimator.hardware import Hardware
 from tessera.estimator.memory import MemoryCopies, States, UsableMemory
@@ -41,7 +41,6 @@ from tessera.formulation.execution_plan import (
     Offload,
     PlanStage,
     Precision,
-    Recomputation,
     ZeroStage,
 )
 from tessera.formulation.tables import Ints
@@ -103,16 +102,9 @@ class Setting:
 
     def costs(self, candidates: Candidates) -> StageCosts:
         """Return the costs of candidate stages in this setting."""
-        return stage_costs(
-            self.graph,
-            self.training,
-            self.hardware,
-            self.shape,
-            candidates,
-            self.compute,
-            self.network,
-            states=self.runtime.states,
-            copies=self.runtime.copies,
+        runtime = self.runtime
+        return self.terms(candidates).costs(
+            runtime.states, self.training.recomputation, runtime.copies
         )
 
     def terms(self, candidates: Candidates, micro_batch: int | Ints | None = None) -> StageTerms:
@@ -266,7 +258,7 @@ def execution_plan_of(setting: Setting, plan: PricedPlan, model: str = "") -> Ex
         schedule=training.schedule,
         zero=ZeroStage(states.zero),
         offload=Offload.OPTIMIZER if states.offload else Offload.NONE,
-        recomputation=Recomputation.FULL if training.checkpointing else Recomputation.NONE,
+        recomputation=training.recomputation,
         precision=Precision(setting.graph.dtype),
         shape=setting.shape.each_node,
         model=model,

@@ -10,7 +10,7 @@ offload and recomputation change is added last, so that one table of terms serve
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -69,8 +69,8 @@ def candidates_of(
     ).reshape(-1, 4)
     start, end = np.triu_indices(len(graph))
     end = end + 1
-    tensor_limit = over_segments(graph.tensor_limit, np.minimum, start, end)
-    experts = over_segments(graph.experts, np.maximum, start, end)
+    tensor_limit = _over_segments(graph.tensor_limit, np.minimum, start, end)
+    experts = _over_segments(graph.experts, np.maximum, start, end)
     fits = (settings[None, :, 1] <= tensor_limit[:, None]) & (
         np.maximum(experts, 1)[:, None] % settings[None, :, 2] == 0
     )
@@ -86,34 +86,17 @@ def candidates_of(
     )
 
 
-def over_segments(column: Floats, by: np.ufunc, start: Ints, end: Ints) -> Floats:
+def _over_segments(column: Floats, by: np.ufunc, start: Ints, end: Ints) -> Floats:
     """Return the minimum or maximum of a layer's column (L,) over each segment, shape (K,)."""
     padded = np.append(column, column[-1:])
     ends = np.stack([start, end], axis=1).ravel()
     return np.asarray(by.reduceat(padded, ends)[::2], dtype=np.float64)
 
 
-def stage_costs(
-    graph: Graph,
-    training: Training,
-    hardware: Hardware,
-    shape: Shape,
-    candidates: Candidates,
-    compute: Compute,
-    network: Network,
-    *,
-    states: States | None = None,
-    copies: MemoryCopies | None = None,
-) -> StageCosts:
-    """Return the costs of candidate stages.
-
-    ``states`` describes ZeRO and offload. If it is None, neither is used.
-    """
-    terms = StageTerms(
-        graph, training, hardware, shape, candidates, compute, network, training.micro_batch
-    )
-    recomputed = Recomputation.FULL if training.checkpointing else Recomputation.NONE
-    return terms.costs(states or States(), recomputed, copies or MemoryCopies())
+def drop_idle_degrees(graph: Graph, candidates: Candidates) -> Candidates:
+    """Return candidates in which a stage without experts has no expert degree."""
+    experts = _over_segments(graph.experts, np.maximum, candidates.start, candidates.end)
+    return replace(candidates, ep=np.where(experts > 1, candidates.ep, 1))
 
 
 class StageTerms:
@@ -359,8 +342,8 @@ def _can_run(graph: Graph, candidates: Candidates, micro_batch: Ints) -> Bools:
     Their degrees must be within the limits of the layers, and replicas need equal numbers of samples.
     """
     start, end = candidates.start, candidates.end
-    tensor_limit = over_segments(graph.tensor_limit, np.minimum, start, end)
-    experts = over_segments(graph.experts, np.maximum, start, end)
+    tensor_limit = _over_segments(graph.tensor_limit, np.minimum, start, end)
+    experts = _over_segments(graph.experts, np.maximum, start, end)
     runs = (candidates.tp <= tensor_limit) & (micro_batch % candidates.dp == 0)
     runs &= np.maximum(experts, 1) % candidates.ep == 0
     runs &= candidates.gpus % candidates.ep == 0
@@ -438,7 +421,7 @@ class _Rows:
 
     def most(self, column: Floats) -> Floats:
         """Return the maximum of each segment."""
-        return over_segments(column, np.maximum, self.start, self.end)
+        return _over_segments(column, np.maximum, self.start, self.end)
 
     def divided(self, parts: Floats, whole: Floats, by: Callable[[Floats], Floats]) -> Floats:
         """Return ``by`` of ``parts`` and ``whole`` as each GPU of a tensor group holds them.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -179,14 +178,6 @@ def limit_bytes(memory: float, room: UsableMemory | None = None) -> float:
     return (room or UsableMemory()).usable * memory
 
 
-def memory_without(needed: float, room: UsableMemory | None = None) -> int:
-    """Return the largest whole ``memory`` of a GPU on which ``needed`` bytes exceed the limit.
-
-    It is at least 0.
-    """
-    return max(0, math.floor((needed - 1.0) / (room or UsableMemory()).usable))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overflow:
     """The stage that does not fit, with the bytes that it needs and the limit."""
@@ -203,28 +194,6 @@ class Overflow:
             f" {self.limit_bytes / GIB:.1f} GiB; {self.largest} alone need"
             f" {self.largest_bytes / GIB:.1f} GiB"
         )
-
-
-def find_overflow(
-    costs: StageCosts,
-    rows: Sequence[int],
-    flights: Ints,
-    memory: float,
-    room: UsableMemory | None = None,
-) -> Overflow | None:
-    """Return the stage of a plan that exceeds the limit most. If the plan fits, return None.
-
-    ``rows`` are the candidates of the stages in order. ``flights`` are the numbers of micro-batches
-    in flight of each stage.
-    """
-    at = np.asarray(rows, dtype=np.int64)
-    parts = {
-        "states": costs.state_bytes[at],
-        "activations in flight": costs.flight_bytes[at] * flights,
-        "working activations": costs.working_bytes[at],
-    }
-    needed = sum(parts.values(), np.full(len(at), (room or UsableMemory()).context_bytes))
-    return largest_overflow(parts, needed, limit_bytes(memory, room))
 
 
 def largest_overflow(parts: Mapping[str, Floats], needed: Floats, most: float) -> Overflow | None:

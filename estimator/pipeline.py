@@ -133,23 +133,3 @@ def exposed_sync_s(
     if overlap.sync is Sync.BEHIND:
         return np.maximum(sync_s - backward_s, 0.0)
     return sync_s
-
-
-def pipelines_of(costs: StageCosts, rows: Ints) -> Pipelines:
-    """Return the plans whose stages are the candidates ``rows``, shape (P, S).
-
-    A row is -1 after the last stage of a plan.
-    """
-    there = rows >= 0
-
-    def picked(column: Floats) -> Floats:
-        return np.where(there, column[rows], 0.0)
-
-    return Pipelines(
-        busy_s=picked(costs.busy_s),
-        send_s=picked(costs.send_s),
-        receive_s=picked(costs.receive_s),
-        backward_s=picked(costs.backward_s),
-        sync_s=picked(costs.sync_s),
-        update_s=picked(costs.update_s),
-    )

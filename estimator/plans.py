@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Final, Protocol
 
 from tessera.estimator.graph import Graph
-from tessera.formulation.execution_plan import PlanStage, Schedule
+from tessera.formulation.execution_plan import PlanStage, Recomputation, Schedule
 from tessera.formulation.tables import Bools, Floats, Ints
 
 
@@ -117,6 +117,11 @@ class Training:
         return replace(self, micro_batches=count)
 
     @property
+    def recomputation(self) -> Recomputation:
+        """Return the recomputation that ``checkpointing`` means in plans."""
+        return Recomputation.FULL if self.checkpointing else Recomputation.NONE
+
+    @property
     def forwards(self) -> int:
         """Return the number of forward passes of a micro-batch in an iteration."""
         return 2 if self.checkpointing else 1
@@ -184,19 +189,21 @@ class StageCosts:
         return self.forward_s + self.backward_s + self.comm_s
 
 
+COST_COLUMNS: Final = tuple(f.name for f in fields(StageCosts) if f.name != "candidates")
+"""The names of the columns of :class:`StageCosts`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedPlan:
     """The stages of an execution plan, with the time and memory that the cost model predicts.
 
-    ``stages`` count the model's own layers. They were priced on a graph of ``merged_layers`` layers
-    (:func:`tessera.estimator.graph.merge_layers`), whose ends include those of the stages.
+    ``stages`` count the model's own layers.
     """
 
     stages: tuple[PlanStage, ...]
     micro_batches: int
     iter_time_s: float
     memory_bytes: tuple[float, ...]  # of the fullest GPU of each stage
-    merged_layers: int
 
     @property
     def gpus(self) -> int:

@@ -9,11 +9,9 @@ from typing import Final, Protocol
 import numpy as np
 
 from tessera.estimator.calibration import Parameter, Subject
-from tessera.estimator.cells import Setting, coarse_for, search_plans
-from tessera.estimator.costs import candidates_of, stage_costs
-from tessera.estimator.planning.options import options_of
+from tessera.estimator.cells import Setting, coarse_for
 from tessera.estimator.planning.search import latency_of
-from tessera.estimator.plans import Candidates, Groups, Primitive, StageCosts
+from tessera.estimator.plans import COST_COLUMNS, Candidates, Groups, Primitive, StageCosts
 from tessera.estimator.pricing.price import plan_costs, plan_seconds, plan_setting
 from tessera.estimator.rooflines import (
     DEFAULT_RATES,
@@ -98,27 +96,6 @@ class PlanChooser(Protocol):
         ...
 
 
-class BestPlan:
-    """A runtime that chooses the best plan by its own search."""
-
-    def candidates(self, setting: Setting) -> Candidates:
-        """Return every stage, without sequence parallelism."""
-        return candidates_of(setting.graph, setting.shape, sequence_parallel=False)
-
-    def plans(
-        self, parts: TimeParts, factors: Floats, degrees: Sequence[int]
-    ) -> list[tuple[float, Ints]]:
-        """Return at most one plan."""
-        setting, costs = parts.setting, parts.at(factors)
-        runtime, count = setting.runtime, setting.training.micro_batches
-        searched = latency_of(costs, count, runtime.planned_as or runtime.overlap)
-        best = search_plans(setting, costs, options_of(parts.candidates, parts.depth), degrees)
-        if not best:
-            return []
-        rows = min((f.rows for f in best.values()), key=searched.of)
-        return [(1.0, np.array(rows, dtype=np.int64))]
-
-
 class CellTimes:
     """Iteration times of the plans that runtimes choose, as a
     :class:`tessera.estimator.calibration.TimeModel`."""
@@ -127,8 +104,8 @@ class CellTimes:
         self,
         setting_of: Callable[[Subject], Setting],
         degrees_of: Callable[[Subject], Sequence[int]],
+        chooser: PlanChooser,
         rates: Mapping[str, RooflineRates] = DEFAULT_RATES,
-        chooser: PlanChooser | None = None,
         parameters: Sequence[Parameter] = PARAMETERS,
     ) -> None:
         """Take the functions for the setting of a subject and for its possible pipeline degrees.
@@ -137,7 +114,7 @@ class CellTimes:
         ``rates``.
         """
         self._setting_of, self._degrees_of, self._rates = setting_of, degrees_of, rates
-        self._chooser = chooser or BestPlan()
+        self._chooser = chooser
         self._parameters = tuple(parameters)
         self._parts: dict[Subject, TimeParts] = {}
 
@@ -262,19 +239,12 @@ def parts_of(
             forward_s=np.vstack([costs.forward_s, none]),
             backward_s=np.vstack([costs.backward_s, none]),
         )
-    priced = [
-        stage_costs(
-            setting.graph,
-            setting.training,
-            setting.hardware,
-            setting.shape,
-            costs.candidates,
-            RooflinePart(whole=whole, part=part),
-            _FreeNetwork(),
-            states=setting.runtime.states,
-        )
+    silent = replace(setting, network=_FreeNetwork())
+    kernels = [
+        replace(silent, compute=RooflinePart(whole=whole, part=part))
         for part in range(len(ROOFLINE_PARTS))
     ]
+    priced = [part.costs(costs.candidates) for part in kernels]
     return TimeParts(
         setting=setting,
         costs=costs,
@@ -293,10 +263,9 @@ class _FreeNetwork:
 
 def _select_rows(costs: StageCosts, rows: Ints) -> StageCosts:
     """Return the costs at these rows."""
-    columns = (name for name in StageCosts.__dataclass_fields__ if name != "candidates")
     return StageCosts(
         candidates=costs.candidates.rows(rows),
-        **{name: getattr(costs, name)[rows] for name in columns},
+        **{name: getattr(costs, name)[rows] for name in COST_COLUMNS},
     )
 
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from tessera.estimator.cells import Setting
 from tessera.estimator.planning.uniform import accumulations
-from tessera.estimator.plans import Candidates, StageCosts
+from tessera.estimator.plans import COST_COLUMNS, Candidates, StageCosts
 from tessera.estimator.pricing.price import PlanPrice, plan_seconds, plan_setting, price_plan
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import (
@@ -41,19 +41,6 @@ from tessera.formulation.execution_plan import (
 from tessera.formulation.tables import Floats, Ints
 
 MAX_CHUNKS: Final = 4
-
-_COLUMNS: Final = (
-    "forward_s",
-    "backward_s",
-    "comm_s",
-    "send_s",
-    "receive_s",
-    "sync_s",
-    "update_s",
-    "state_bytes",
-    "flight_bytes",
-    "working_bytes",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +162,7 @@ class PlanList:
         of_stage = run.terms(self._candidates).costs(
             run.runtime.states, plan.recomputation, run.runtime.copies
         )
-        columns = {name: getattr(of_stage, name)[self.rows] for name in _COLUMNS}
+        columns = {name: getattr(of_stage, name)[self.rows] for name in COST_COLUMNS}
         costs = StageCosts(candidates=self._candidates, **columns)
         return plan_seconds(self._setting, plan, costs)
 

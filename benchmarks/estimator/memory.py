@@ -52,7 +52,7 @@ import numpy as np
 
 from tessera.benchmarks.estimator.section import EstimatorSection
 from tessera.estimator.architectures.published import find_published
-from tessera.estimator.costs import stage_costs
+from tessera.estimator.cells import Runtime, Setting
 from tessera.estimator.graph import Graph, merge_layers
 from tessera.estimator.hardware import A10, A40, GIB, Hardware
 from tessera.estimator.memory import FUSED, States, in_flight
@@ -443,17 +443,16 @@ def _parts(graph: Graph, training: Training, stages: Candidates) -> Floats:
     result = np.zeros((len(SHARDED_STATES), len(stages), len(UNITS)))
     for i, states in enumerate(SHARDED_STATES):
         for j, copies in enumerate(UNITS):
-            costs = stage_costs(
-                graph,
-                training,
-                A40,
-                Shape(nodes=1, gpus_per_node=1),
-                stages,
-                RooflineCompute(hardware=A40),
-                _NoNetwork(),
-                states=states,
-                copies=copies,
+            setting = Setting(
+                graph=graph,
+                training=training,
+                hardware=A40,
+                shape=Shape(nodes=1, gpus_per_node=1),
+                compute=RooflineCompute(hardware=A40),
+                network=_NoNetwork(),
+                runtime=Runtime(states=states, copies=copies),
             )
+            costs = setting.costs(stages)
             whole = costs.state_bytes + flights * costs.flight_bytes + costs.working_bytes
             result[i, :, j] = whole / GIB - (result[i, :, 0] if j else 0.0)
     return result

@@ -27,7 +27,6 @@ from tessera.formulation.execution_plan import (
     ExecutionPlan,
     PlanStage,
     Precision,
-    Recomputation,
 )
 from tessera.formulation.network.traffic import CellTraffic
 
@@ -95,7 +94,7 @@ def family_traffic(
         stages=(PlanStage(start=0, end=len(setting.graph), dp=gpus),),
         micro_batch=training.micro_batch,
         accumulation=training.micro_batches,
-        recomputation=Recomputation.FULL if training.checkpointing else Recomputation.NONE,
+        recomputation=training.recomputation,
         precision=Precision(setting.graph.dtype),
     )
     traffic = traffic_of(setting, plan)

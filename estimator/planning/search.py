@@ -162,7 +162,6 @@ def plan_of(
         micro_batches=training.micro_batches,
         iter_time_s=result.latency_s,
         memory_bytes=tuple(every.tolist()),
-        merged_layers=int(costs.candidates.end[rows[-1]]),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from tessera.estimator.graph import Graph, balanced_ends
+from tessera.estimator.graph import Graph, merged_ends
 from tessera.estimator.plans import Candidates, Shape, powers_dividing, powers_of_two
 from tessera.estimator.pricing.divisions import Divisions
 from tessera.formulation.tables import Ints
@@ -150,8 +150,7 @@ def _equal_ends(layers: int, degree: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1024)
 def _balanced_ends(graph: Graph, degree: int) -> tuple[int, ...]:
-    load = graph.flops + 1e-9 * graph.flops.sum()
-    return tuple(balanced_ends(load, degree).tolist())
+    return tuple(merged_ends(graph, degree).tolist())
 
 
 def possible_counts(batch: int, replicas: int, fixed_count: int | None) -> tuple[int, ...]:

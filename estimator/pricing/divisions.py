@@ -14,14 +14,14 @@ from typing import Final
 import numpy as np
 
 from tessera.estimator.cells import Setting
-from tessera.estimator.costs import over_segments
+from tessera.estimator.costs import drop_idle_degrees
 from tessera.estimator.memory import States, limit_bytes
 from tessera.estimator.pipeline import Sync, exposed_sync_s, first_send_s, paces_s
+from tessera.estimator.planning.options import stages_at
 from tessera.estimator.plans import Candidates, StageCosts
 from tessera.formulation.execution_plan import (
     ExecutionPlan,
     Offload,
-    PlanStage,
     Precision,
     Recomputation,
     Schedule,
@@ -97,9 +97,9 @@ class Divisions:
     def plan(self, setting: Setting, index: int, switches: Switches, model: str) -> ExecutionPlan:
         """Return one division under some switches as a plan."""
         start, count = int(self.first_row[index]), int(self.accumulation[index])
-        stages, chunks = range(start, start + int(self.lengths[index])), int(self.chunks[index])
+        rows, chunks = np.arange(start, start + self.lengths[index]), int(self.chunks[index])
         return ExecutionPlan(
-            stages=tuple(_stage_at(self.candidates, row) for row in stages),
+            stages=stages_at(self.candidates, rows),
             micro_batch=setting.training.global_batch // count,
             accumulation=count,
             schedule=Schedule.INTERLEAVED if chunks > 1 else Schedule.ONE_F_ONE_B,
@@ -114,17 +114,6 @@ class Divisions:
         )
 
 
-def _stage_at(c: Candidates, row: int) -> PlanStage:
-    return PlanStage(
-        start=int(c.start[row]),
-        end=int(c.end[row]),
-        dp=int(c.dp[row]),
-        tp=int(c.tp[row]),
-        ep=int(c.ep[row]),
-        sp=bool(c.sp[row]),
-    )
-
-
 class DivisionPrices:
     """Divisions in a setting, with the terms of their costs."""
 
@@ -132,10 +121,8 @@ class DivisionPrices:
         """Cost what all switches share."""
         self.divisions, self._setting = divisions, setting
         micro_batch = setting.training.global_batch // divisions.accumulation
-        c = divisions.candidates
-        experts = over_segments(setting.graph.experts, np.maximum, c.start, c.end)
         self._terms = setting.terms(
-            replace(c, ep=np.where(experts > 1, c.ep, 1)),  # a stage without experts divides none
+            drop_idle_degrees(setting.graph, divisions.candidates),
             np.repeat(micro_batch, divisions.lengths),
         )
         lengths = divisions.lengths

@@ -10,6 +10,7 @@ from functools import lru_cache
 import numpy as np
 
 from tessera.estimator.cells import Setting
+from tessera.estimator.costs import drop_idle_degrees
 from tessera.estimator.graph import Graph
 from tessera.estimator.memory import (
     Overflow,
@@ -18,7 +19,7 @@ from tessera.estimator.memory import (
     limit_bytes,
 )
 from tessera.estimator.pipeline import Pipelines, iteration_s
-from tessera.estimator.plans import Candidates, StageCosts
+from tessera.estimator.plans import COST_COLUMNS, Candidates, StageCosts
 from tessera.estimator.pricing.compute import plan_compute
 from tessera.estimator.pricing.context import context_graph, context_training, exposed_ring_s
 from tessera.estimator.pricing.flights import held_bytes
@@ -153,7 +154,7 @@ def _stage_costs(run: Setting, plan: ExecutionPlan) -> StageCosts:
     for cp in sorted(set(degrees.tolist())):
         rows = every[degrees == cp]
         costs = _context_costs(run, plan, [plan.stages[row] for row in rows], cp)
-        for name in _COST_COLUMNS:
+        for name in COST_COLUMNS:
             columns.setdefault(name, np.zeros(len(every)))[rows] = getattr(costs, name)
     return StageCosts(candidates=_candidates(run.graph, plan.stages), **columns)
 
@@ -172,20 +173,6 @@ def _limited_by_heads(graph: Graph) -> Graph:
 def graph_in(graph: Graph, dtype: str) -> Graph:
     """Return the graph in another data type, the same one each time."""
     return graph if graph.dtype == dtype else replace(graph, dtype=dtype)
-
-
-_COST_COLUMNS = (
-    "forward_s",
-    "backward_s",
-    "comm_s",
-    "send_s",
-    "receive_s",
-    "sync_s",
-    "update_s",
-    "state_bytes",
-    "flight_bytes",
-    "working_bytes",
-)
 
 
 def _context_costs(
@@ -236,17 +223,12 @@ def _sums(column: Floats, candidates: Candidates) -> Floats:
 
 
 def _candidates(graph: Graph, stages: Sequence[PlanStage]) -> Candidates:
-    """Return stages as candidates, in which a context group counts as replicas.
-
-    A stage without experts divides none.
-    """
-    experts = [bool((graph.experts[s.start : s.end] > 1).any()) for s in stages]
-    rows = [
-        (s.start, s.end, s.dp * s.cp, s.tp, s.ep if divided else 1, s.sp)
-        for s, divided in zip(stages, experts, strict=True)
-    ]
+    """Return stages as candidates, in which a context group counts as replicas."""
+    rows = [(s.start, s.end, s.dp * s.cp, s.tp, s.ep, s.sp) for s in stages]
     start, end, dp, tp, ep, sp = np.array(rows, dtype=np.int64).T
-    return Candidates(start=start, end=end, dp=dp, tp=tp, ep=ep, sp=sp.astype(bool))
+    return drop_idle_degrees(
+        graph, Candidates(start=start, end=end, dp=dp, tp=tp, ep=ep, sp=sp.astype(bool))
+    )
 
 
 def _memory_parts(run: Setting, plan: ExecutionPlan, costs: StageCosts) -> dict[str, Floats]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from tessera.estimator.cells import Setting
 from tessera.estimator.plan_search import PlanSearch
+from tessera.estimator.planning.uniform import possible_degrees
 from tessera.estimator.pricing.price import PlanPrice, plan_setting, price_plan
 from tessera.formulation.execution_plan import ExecutionPlan
 
@@ -42,8 +43,7 @@ def compare_plan(setting: Setting, plan: ExecutionPlan) -> PlanComparison:
     """
     stated = price_plan(setting, plan)
     own = replace(setting, graph=plan_setting(setting, plan).graph)
-    search = PlanSearch(own, model=plan.model)
-    degrees = {*search.degrees, plan.pipeline_degree}
+    degrees = {*possible_degrees(len(own.graph), own.shape.gpus), plan.pipeline_degree}
     best = PlanSearch(own, model=plan.model, degrees=degrees).best_by_degree()
     fitting = [price for price in best.values() if price.overflow is None]
     same = best.get(plan.pipeline_degree)

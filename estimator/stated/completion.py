@@ -18,7 +18,6 @@ from tessera.formulation.execution_plan import (
     Offload,
     PlanStage,
     Precision,
-    Recomputation,
     Schedule,
     ZeroStage,
 )
@@ -62,7 +61,7 @@ def complete_plan(stated: StatedPlan, context: PlanContext) -> ExecutionPlan:
     schedule = _schedule_of(stated, pp, chunks)
     micro_batch, count = _batches_of(stated, context, degrees["dp"])
     ends = _stage_ends(stated, context, pp, chunks)
-    recomputation = Recomputation.FULL if context.training.checkpointing else Recomputation.NONE
+    recomputation = context.training.recomputation
     with _own_names(stated):
         whole = PlanStage(start=0, end=len(context.graph), **degrees)
         stages = tuple(replace(whole, start=a, end=b) for a, b in pairwise((0, *ends)))

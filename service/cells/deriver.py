@@ -41,7 +41,7 @@ _Answer = TypeVar("_Answer")
 def _attempt(
     facts: Mapping[str, str], compute: Callable[[], _Answer]
 ) -> tuple[_Answer | None, str]:
-    """Return what is computed for one workload, and the problem, or "". It stops no other workload."""
+    """Return the result for one workload, and the problem, or "". It stops no other workload."""
     try:
         return compute(), ""
     except TesseraError as error:

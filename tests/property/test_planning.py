@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.estimator.memory import in_flight, limit_bytes, memory_bytes
-from tessera.estimator.pipeline import Overlap, Sync, Transfers, iteration_s, pipelines_of
+from tessera.estimator.pipeline import Overlap, Sync, Transfers, iteration_s
 from tessera.estimator.planning import labels, search
 from tessera.estimator.planning.assembly import ProfiledStages, assemble_plan
 from tessera.estimator.planning.options import NoPlan, options_of, stage_depths
@@ -22,6 +22,7 @@ from tessera.estimator.planning.stages import (
 )
 from tessera.estimator.planning.tuning import whole_space
 from tessera.formulation.execution_plan import Schedule
+from tests.support.estimates import pipelines_of
 from tests.support.laws import examples
 from tests.support.planning import (
     all_stages,

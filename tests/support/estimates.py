@@ -7,9 +7,21 @@ from typing import Any
 
 import numpy as np
 
+from tessera.estimator.cells import Runtime, Setting
 from tessera.estimator.graph import Graph, Layer, graph_of
-from tessera.estimator.plans import Candidates, Groups, Primitive
-from tessera.formulation.tables import Floats
+from tessera.estimator.hardware import Hardware
+from tessera.estimator.pipeline import Pipelines
+from tessera.estimator.plans import (
+    Candidates,
+    Compute,
+    Groups,
+    Network,
+    Primitive,
+    Shape,
+    StageCosts,
+    Training,
+)
+from tessera.formulation.tables import Floats, Ints
 
 
 def a_layer(**given: Any) -> Layer:
@@ -63,3 +75,46 @@ class FlatNetwork:
         rate = np.where(groups.nodes > 1, port, self.inside_bytes_per_s)
         taken = self.latency_s + passes * share * payload_bytes / rate
         return np.where(groups.size > 1, taken, 0.0)
+
+
+def stage_costs(
+    graph: Graph,
+    training: Training,
+    hardware: Hardware,
+    shape: Shape,
+    candidates: Candidates,
+    compute: Compute,
+    network: Network,
+    **runtime: Any,
+) -> StageCosts:
+    """Return the costs of candidate stages in a setting with these parts."""
+    setting = Setting(
+        graph=graph,
+        training=training,
+        hardware=hardware,
+        shape=shape,
+        compute=compute,
+        network=network,
+        runtime=Runtime(**runtime),
+    )
+    return setting.costs(candidates)
+
+
+def pipelines_of(costs: StageCosts, rows: Ints) -> Pipelines:
+    """Return the plans whose stages are the candidates ``rows``, shape (P, S).
+
+    A row is -1 after the last stage of a plan.
+    """
+    is_stage = rows >= 0
+
+    def select_rows(column: Floats) -> Floats:
+        return np.where(is_stage, column[rows], 0.0)
+
+    return Pipelines(
+        busy_s=select_rows(costs.busy_s),
+        send_s=select_rows(costs.send_s),
+        receive_s=select_rows(costs.receive_s),
+        backward_s=select_rows(costs.backward_s),
+        sync_s=select_rows(costs.sync_s),
+        update_s=select_rows(costs.update_s),
+    )

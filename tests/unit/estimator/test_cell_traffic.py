@@ -19,7 +19,6 @@ from tessera.formulation.execution_plan import (
     ExecutionPlan,
     PlanStage,
     Precision,
-    Recomputation,
     Schedule,
     ZeroStage,
 )
@@ -51,7 +50,7 @@ def one_stage(setting: Setting, *, dp: int, tp: int, ep: int = 1) -> ExecutionPl
         micro_batch=setting.training.micro_batch,
         accumulation=setting.training.micro_batches,
         zero=ZeroStage(setting.runtime.states.zero),
-        recomputation=Recomputation.FULL if setting.training.checkpointing else Recomputation.NONE,
+        recomputation=setting.training.recomputation,
         precision=Precision(setting.graph.dtype),
     )
 

@@ -10,19 +10,44 @@ import numpy as np
 import pytest
 
 from tessera.estimator.calibration import Subject
-from tessera.estimator.cells import Runtime, Setting, plan_cells
+from tessera.estimator.cells import Runtime, Setting, plan_cells, search_plans
+from tessera.estimator.costs import candidates_of
 from tessera.estimator.equal_stages import EqualStages
 from tessera.estimator.graph import Graph
 from tessera.estimator.hardware import A40
 from tessera.estimator.pipeline import Overlap, Transfers
-from tessera.estimator.plans import Shape, Training
+from tessera.estimator.planning.options import options_of
+from tessera.estimator.planning.search import latency_of
+from tessera.estimator.plans import Candidates, Shape, Training
 from tessera.estimator.rooflines import RooflineCompute
-from tessera.estimator.times import PARAMETERS, BestPlan, CellTimes, PlanChooser, TimeParts
+from tessera.estimator.times import PARAMETERS, CellTimes, PlanChooser, TimeParts
+from tessera.formulation.tables import Floats, Ints
 from tests.support.estimates import FlatNetwork, a_graph, a_layer
 
 GRAPH = a_graph(*[a_layer(weights=w) for w in (1e7, 1e7, 2e7, 2e7, 4e7, 4e7, 8e7, 8e7)])
 DEGREES = [1, 2, 4, 8]
 ONES = np.ones(len(PARAMETERS))
+
+
+class BestPlan:
+    """A runtime that chooses the best plan by its own search."""
+
+    def candidates(self, setting: Setting) -> Candidates:
+        """Return every stage, without sequence parallelism."""
+        return candidates_of(setting.graph, setting.shape, sequence_parallel=False)
+
+    def plans(
+        self, parts: TimeParts, factors: Floats, degrees: Sequence[int]
+    ) -> list[tuple[float, Ints]]:
+        """Return at most one plan."""
+        setting, costs = parts.setting, parts.at(factors)
+        runtime, count = setting.runtime, setting.training.micro_batches
+        latency = latency_of(costs, count, runtime.planned_as or runtime.overlap)
+        best = search_plans(setting, costs, options_of(parts.candidates, parts.depth), degrees)
+        if not best:
+            return []
+        rows = min((f.rows for f in best.values()), key=latency.of)
+        return [(1.0, np.array(rows, dtype=np.int64))]
 
 
 def a_subject(gpus: int = 8, batch: int = 256) -> Subject:
@@ -50,7 +75,8 @@ def a_setting(subject: Subject, graph: Graph = GRAPH, memory: int = 48_000_000_0
 
 
 def cell_times(planner: PlanChooser | None = None, memory: int = 48_000_000_000) -> CellTimes:
-    return CellTimes(lambda s: a_setting(s, memory=memory), lambda _: DEGREES, chooser=planner)
+    chooser = planner or BestPlan()
+    return CellTimes(lambda s: a_setting(s, memory=memory), lambda _: DEGREES, chooser=chooser)
 
 
 def plans_and_parts(

@@ -3,7 +3,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tessera.estimator.costs import stage_costs
 from tessera.estimator.hardware import A40
 from tessera.estimator.pipeline import (
     Overlap,
@@ -11,12 +10,11 @@ from tessera.estimator.pipeline import (
     Sync,
     Transfers,
     iteration_s,
-    pipelines_of,
 )
 from tessera.estimator.plans import Candidates, Shape, Training
 from tessera.estimator.rooflines import RooflineCompute
 from tessera.formulation.execution_plan import Schedule
-from tests.support.estimates import FlatNetwork, a_graph
+from tests.support.estimates import FlatNetwork, a_graph, pipelines_of, stage_costs
 from tests.support.oracles.pipeline_events import simulated_s
 
 

@@ -18,7 +18,7 @@ from tessera.estimator.cells import Setting
 from tessera.estimator.graph import balanced_ends
 from tessera.estimator.hardware import GIB
 from tessera.estimator.hardware.cluster_types import catalogue_of
-from tessera.estimator.memory import limit_bytes, memory_without
+from tessera.estimator.memory import UsableMemory, limit_bytes
 from tessera.estimator.models import known_models
 from tessera.estimator.plan_search import OPEN, PlanSearch
 from tessera.estimator.planning.uniform import interleaved_divisions, possible_degrees
@@ -382,7 +382,7 @@ def test_chunks_need_the_memory_in_a_table_at_least_and_are_tried_if_they_are_fa
         assert table.seconds.flat[index] == pytest.approx(price.iter_time_s, rel=1e-9)
         assert table.bytes.flat[index] <= max(price.memory_bytes) * (1 + 1e-9)
         # Memory that is too small for this plan alone shows if others are tried in its place.
-        memory = memory_without(max(price.memory_bytes))
+        memory = math.floor((max(price.memory_bytes) - 1.0) / UsableMemory().usable)
         scarce = replace(job, hardware=replace(job.hardware, memory_bytes=memory))
         best = PlanSearch(scarce, degrees=degrees).best_by_degree()
         for rival_index in table.in_order(degrees, table.seconds, limit_bytes(memory)):

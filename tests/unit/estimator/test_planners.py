@@ -168,9 +168,7 @@ def test_more_stages_than_layers_or_gpus_have_no_plan(planner: Planner) -> None:
 
 def test_a_planners_share_is_the_exact_time_divided_by_the_planners_time() -> None:
     def plan(seconds: float) -> PricedPlan:
-        return PricedPlan(
-            stages=(), micro_batches=1, iter_time_s=seconds, memory_bytes=(), merged_layers=1
-        )
+        return PricedPlan(stages=(), micro_batches=1, iter_time_s=seconds, memory_bytes=())
 
     exact = {1: plan(3.0), 2: plan(2.0), 4: plan(5.0)}
     verdict = planners.judge_planner(exact, {1: plan(4.0), 4: plan(5.0)})

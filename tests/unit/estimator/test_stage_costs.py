@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.estimator.costs import candidates_of, message_counts, stage_costs
+from tessera.estimator.costs import candidates_of, message_counts
 from tessera.estimator.graph import Graph
 from tessera.estimator.hardware import A40, A100
 from tessera.estimator.memory import MemoryCopies, States
@@ -22,7 +22,7 @@ from tessera.estimator.plans import (
 from tessera.estimator.rooflines import RooflineCompute
 from tessera.formulation.errors import TesseraError
 from tessera.formulation.tables import Floats, Ints
-from tests.support.estimates import FlatNetwork, a_graph, a_layer, one_candidate
+from tests.support.estimates import FlatNetwork, a_graph, a_layer, one_candidate, stage_costs
 
 SIXTEEN = Shape(nodes=4, gpus_per_node=4)
 TRAINING = Training(global_batch=256, micro_batches=16)

@@ -1,21 +1,22 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tessera.estimator.architectures.parts import loss_part
-from tessera.estimator.costs import stage_costs
 from tessera.estimator.graph import graph_of
 from tessera.estimator.hardware import A40, GIB
 from tessera.estimator.memory import (
     FUSED,
     MemoryCopies,
+    Overflow,
     States,
     UsableMemory,
-    find_overflow,
     in_flight,
+    largest_overflow,
     limit_bytes,
     memory_bytes,
     parameter_bytes,
@@ -24,7 +25,8 @@ from tessera.estimator.plans import Candidates, Shape, StageCosts, Training
 from tessera.estimator.rooflines import RooflineCompute
 from tessera.formulation.errors import TesseraError
 from tessera.formulation.execution_plan import Schedule
-from tests.support.estimates import FlatNetwork, a_graph, a_layer
+from tessera.formulation.tables import Ints
+from tests.support.estimates import FlatNetwork, a_graph, a_layer, stage_costs
 
 TRAINING = Training(global_batch=64)
 
@@ -44,6 +46,28 @@ def two_halves(training: Training = TRAINING) -> StageCosts:
         RooflineCompute(hardware=A40),
         FlatNetwork(),
     )
+
+
+def find_overflow(
+    costs: StageCosts,
+    rows: Sequence[int],
+    flights: Ints,
+    memory: float,
+    room: UsableMemory | None = None,
+) -> Overflow | None:
+    """Return the stage of a plan that exceeds the limit most. If the plan fits, return None.
+
+    ``rows`` are the candidates of the stages in order. ``flights`` are the numbers of micro-batches
+    in flight of each stage.
+    """
+    stages = np.asarray(rows, dtype=np.int64)
+    parts = {
+        "states": costs.state_bytes[stages],
+        "activations in flight": costs.flight_bytes[stages] * flights,
+        "working activations": costs.working_bytes[stages],
+    }
+    memory_bytes = sum(parts.values(), np.full(len(stages), (room or UsableMemory()).context_bytes))
+    return largest_overflow(parts, memory_bytes, limit_bytes(memory, room))
 
 
 @pytest.mark.parametrize(
