@@ -16,26 +16,22 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property
 from itertools import islice, product
 from typing import Final
 
 import numpy as np
 
-from tessera.estimator.cells import COARSE_LAYERS, CoarseGraph, Setting, coarse_for
-from tessera.estimator.costs import candidates_of
-from tessera.estimator.graph import Graph
+from tessera.estimator.cells import COARSE_LAYERS, Setting
 from tessera.estimator.hardware import GIB
-from tessera.estimator.memory import States, limit_bytes
-from tessera.estimator.planning.options import options_of, stage_depths, stages_at
-from tessera.estimator.planning.search import best_plans, latency_of
+from tessera.estimator.memory import limit_bytes
+from tessera.estimator.planning.mixed import MixedStages
 from tessera.estimator.planning.uniform import (
     interleaved_divisions,
     possible_counts,
     possible_degrees,
     uniform_divisions,
 )
-from tessera.estimator.plans import Candidates, Shape, powers_of_two
 from tessera.estimator.pricing.divisions import Divisions, PlanTable, Switches
 from tessera.estimator.pricing.price import PlanPrice, price_plan
 from tessera.formulation.cancellation import never_cancelled, require_caller
@@ -48,7 +44,6 @@ from tessera.formulation.execution_plan import (
     Recomputation,
     ZeroStage,
 )
-from tessera.formulation.tables import Ints
 from tessera.formulation.techniques import PlanLimits
 
 CORES_PER_GPU: Final = (1, 2, 4, 8)
@@ -338,7 +333,7 @@ class PlanSearch:
         divisions = interleaved_divisions(
             setting.graph, setting.shape, batch, self.degrees, self._choices.micro_batches
         )
-        known_s = {degree: self._known_s(degree) for degree in self.degrees}
+        known_s = self._known_s(self.degrees)
         for price in self._mixed_prices:
             known_s[price.plan.pipeline_degree] = price.iter_time_s
         return self._table(divisions, self.switches, known_s)
@@ -357,7 +352,7 @@ class PlanSearch:
         if cores not in tables:
             divisions, gpu_table = self._uniform_divisions, self._gpu_table
             if divisions is not None and gpu_table is not None and not self._exhausted_digests:
-                known_s = {degree: self._known_s(degree) for degree in self.degrees}
+                known_s = self._known_s(self.degrees)
                 max_s = np.array([known_s[degree] for degree in divisions.degrees.tolist()])
                 gpu_s = gpu_table.seconds.min(axis=0)
                 divisions = divisions.select(~(np.isfinite(gpu_s) & (gpu_s >= max_s)))
@@ -378,12 +373,12 @@ class PlanSearch:
         setting, choices = self._setting, self._choices
         degrees = [d for d in self.degrees if 1 < d <= COARSE_LAYERS]
         gpus = setting.shape.gpus
-        known_s = {degree: self._known_s(degree) for degree in degrees}
+        known_s = self._known_s(degrees)
         unit = gpus & -gpus if gpus > MAX_MIXED_GPUS else 1
         is_planned = unit > 1 and math.isfinite(min(known_s.values(), default=math.inf))
         if not degrees or gpus // unit > MAX_MIXED_GPUS or is_planned:
             return []
-        stages = _MixedStages(setting, degrees[-1], unit, self._is_cancelled)
+        stages = MixedStages(setting, degrees[-1], unit, self._is_cancelled)
         plan_found: dict[int, ExecutionPlan] = {}
 
         def refine(count: int, switches: Switches, limits_s: Mapping[int, float]) -> None:
@@ -404,21 +399,32 @@ class PlanSearch:
         prices = map(self._price, plan_found.values())
         return [price for price in prices if price is not None and price.overflow is None]
 
-    def _known_s(self, degree: int) -> float:
-        """Return the time of the best uniform plan of a degree, or infinity."""
+    @cached_property
+    def _best_uniform(self) -> dict[int, int]:
+        """Return the index of the best uniform plan that fits, by pipeline degree."""
         table = self._gpu_table
         if table is None:
-            return math.inf
-        index = next(table.in_order([degree], table.seconds, self._limit_bytes), None)
-        return math.inf if index is None else float(table.seconds.flat[index])
+            return {}
+        best = {
+            degree: next(table.in_order([degree], table.seconds, self._limit_bytes), None)
+            for degree in self.degrees
+        }
+        return {degree: index for degree, index in best.items() if index is not None}
+
+    def _known_s(self, degrees: Iterable[int]) -> dict[int, float]:
+        """Return the time of the best uniform plan of each degree, or infinity."""
+        table, best = self._gpu_table, self._best_uniform
+        return {
+            degree: math.inf
+            if table is None or degree not in best
+            else float(table.seconds.flat[best[degree]])
+            for degree in degrees
+        }
 
     def _best_batching(self, degree: int) -> tuple[int, Switches] | None:
         """Return the micro-batches and switches of the best uniform plan of a degree, or None."""
-        table = self._gpu_table
-        if table is None:
-            return None
-        index = next(table.in_order([degree], table.seconds, self._limit_bytes), None)
-        return None if index is None else table.batching(index)
+        table, index = self._gpu_table, self._best_uniform.get(degree)
+        return None if table is None or index is None else table.batching(index)
 
     def _find_promising(
         self, work: int, known_s: Mapping[int, float]
@@ -452,7 +458,7 @@ class PlanSearch:
             degrees_by_batching[count, switches] |= odd
         model_switches = Switches(
             zero=ZeroStage(self._setting.runtime.states.zero),
-            recomputation=Recomputation.FULL if training.checkpointing else Recomputation.NONE,
+            recomputation=training.recomputation,
         )
         if self._choices.micro_batches in (None, training.micro_batches):
             degrees_by_batching[training.micro_batches, model_switches] |= known_s.keys()
@@ -476,105 +482,6 @@ def has_division(setting: Setting, limits: PlanLimits) -> bool:
         for model_switches in PlanSearch(setting).switches
         for dtype in dtypes
     )
-
-
-class _MixedStages:
-    """The candidate stages of plans whose stages differ, between the cuts of coarse layers."""
-
-    def __init__(
-        self, setting: Setting, stages: int, unit: int, is_cancelled: Callable[[], bool]
-    ) -> None:
-        self._setting, self._is_cancelled = setting, is_cancelled
-        coarse = coarse_for(setting.graph, stages, is_cancelled)
-        self._candidates = _candidates(
-            coarse.graph, setting.shape, len(coarse.graph) == len(setting.graph), unit
-        )
-        self._fine = _in_fine_layers(self._candidates, coarse)
-        self._single_rows = np.flatnonzero(self._candidates.end - self._candidates.start == 1)
-        self._terms = lru_cache(maxsize=4)(partial(setting.terms, self._fine))
-        self._terms_alone = lru_cache(maxsize=4)(
-            partial(setting.terms, self._fine.rows(self._single_rows))
-        )
-        self._layers = len(coarse.graph)
-        self.work = self._layers * len(self._candidates)
-
-    def search(
-        self,
-        count: int,
-        switches: Switches,
-        known_s: Mapping[int, float],
-        model: str,
-    ) -> Iterator[tuple[float, ExecutionPlan]]:
-        """Yield the seconds and the plan of each degree of which one is faster than the known one."""
-        setting, runtime = self._setting, self._setting.runtime
-        training, gpus = setting.training, setting.shape.gpus
-        states, micro_batch = switches.apply_to(runtime.states), training.global_batch // count
-        rows = self._fast_rows(micro_batch, states, switches, max(known_s.values()))
-        if not (self._candidates.end[rows] == self._layers).any():
-            return  # the last layer would take too long
-        fine = self._fine.rows(rows)
-        costs = setting.terms(fine, micro_batch).costs(
-            states, switches.recomputation, runtime.copies
-        )
-        memory = setting.hardware.memory_bytes
-        depths = stage_depths(costs, memory, count, training.schedule, runtime.room)
-        if not depths.any():
-            return
-        options = options_of(self._candidates.rows(rows), depths)
-        latency = latency_of(costs, count, runtime.overlap)
-        plans = best_plans(options, latency, gpus, known_s, self._is_cancelled, known_s)
-        for plan in plans.values():
-            plan_found = ExecutionPlan(
-                stages=stages_at(fine, np.array(plan.rows, dtype=np.int64)),
-                micro_batch=micro_batch,
-                accumulation=count,
-                schedule=training.schedule,
-                zero=switches.zero,
-                recomputation=switches.recomputation,
-                precision=Precision(setting.graph.dtype),
-                shape=setting.shape.each_node,
-                model=model,
-            )
-            yield plan.latency_s, plan_found
-
-    def _fast_rows(
-        self, micro_batch: int, states: States, switches: Switches, known_s: float
-    ) -> Ints:
-        """Return the candidates that may be part of a plan faster than ``known_s``, ascending.
-
-        Every layer takes at least the time of its fastest candidate, and the slowest stage at least
-        the mean of the GPU seconds of the cheapest ones. It counts once more for each further
-        micro-batch.
-        """
-        recomputation = switches.recomputation
-        alone_s = self._terms_alone(micro_batch).busy_s(states, recomputation)
-        c, single = self._candidates, self._candidates.rows(self._single_rows)
-        min_layer_s, min_layer_gpu_s = np.full((2, int(c.end.max())), np.inf)
-        np.minimum.at(min_layer_s, single.start, alone_s)
-        np.minimum.at(min_layer_gpu_s, single.start, alone_s * single.gpus)
-        further_batches = self._setting.training.global_batch // micro_batch - 1
-        pace_s = min_layer_gpu_s.sum() / self._setting.shape.gpus
-        if min_layer_s.sum() + (further_batches * pace_s if further_batches else 0.0) >= known_s:
-            return np.zeros(0, dtype=np.int64)
-        busy_s = self._terms(micro_batch).busy_s(states, recomputation)
-        before_s = np.concatenate([[0.0], np.cumsum(min_layer_s)])
-        whole_s = before_s[-1] - (before_s[c.end] - before_s[c.start]) + busy_s
-        if further_batches:
-            whole_s = whole_s + further_batches * np.maximum(busy_s, pace_s)
-        return np.flatnonzero(whole_s < known_s).astype(np.int64)
-
-
-@lru_cache(maxsize=64)
-def _candidates(graph: Graph, shape: Shape, sequence_parallel: bool, unit: int) -> Candidates:
-    """Return the candidate stages on powers of two of GPUs, from ``unit`` on."""
-    counts = [power for power in powers_of_two(shape.gpus) if power >= unit]
-    return candidates_of(graph, shape, stage_gpus=counts, sequence_parallel=sequence_parallel)
-
-
-def _in_fine_layers(candidates: Candidates, coarse: CoarseGraph) -> Candidates:
-    """Return candidates of coarse layers as those of the model's own layers."""
-    bounds = np.concatenate([[0], coarse.ends]).astype(np.int64)
-    return replace(candidates, start=bounds[candidates.start], end=bounds[candidates.end])
 
 
 def _core_choices(setting: Setting, node: Capacity | None) -> tuple[int, ...]:
