@@ -41,6 +41,7 @@ from tessera.formulation.execution_plan import (
     Offload,
     PlanStage,
     Precision,
+    Recomputation,
     ZeroStage,
 )
 from tessera.formulation.tables import Ints
@@ -100,11 +101,16 @@ class Setting:
     runtime: Runtime = field(default_factory=Runtime)
     timed: bool = False
 
-    def costs(self, candidates: Candidates) -> StageCosts:
-        """Return the costs of candidate stages in this setting."""
+    def costs(
+        self, candidates: Candidates, recomputation: Recomputation | None = None
+    ) -> StageCosts:
+        """Return the costs of candidate stages in this setting.
+
+        ``recomputation`` is the training's if it is None.
+        """
         runtime = self.runtime
         return self.terms(candidates).costs(
-            runtime.states, self.training.recomputation, runtime.copies
+            runtime.states, recomputation or self.training.recomputation, runtime.copies
         )
 
     def terms(self, candidates: Candidates, micro_batch: int | Ints | None = None) -> StageTerms:

@@ -182,8 +182,8 @@ def _step_to_a_feasible_cell(snapshot: Snapshot, job: int) -> str:
     workload = int(snapshot.jobs.workload[job])
     batch = snapshot.workloads[workload].global_batch
     gpus = int(snapshot.jobs.requested_gpus[job])
-    if rest := batch % gpus:
-        batches = [n for n in (batch - rest, batch - rest + gpus) if n]
+    if batch % gpus:
+        batches = snapshot.workloads[workload].nearest_batches(gpus)
         return (
             f"submit the job with a batch that {gpus} GPUs divide evenly, e.g."
             f" {' or '.join(map(str, batches))}; few plans can divide one of {batch}"

@@ -78,6 +78,11 @@ class Workload:
         """Return the name under which estimates are kept, e.g. ``bert/1.3B/256``."""
         return f"{self.model}/{self.params}/{self.global_batch}"
 
+    def nearest_batches(self, gpus: int) -> list[int]:
+        """Return the batches nearest to this one, below and above, that GPUs divide evenly."""
+        lower_batch = self.global_batch - self.global_batch % gpus
+        return [batch for batch in (lower_batch, lower_batch + gpus) if batch]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:

@@ -36,7 +36,7 @@ def remark_plans(spec: JobSpec) -> str:
         if _can_divide(spec.workload, counts, PlanLimits(runtime=name, techniques=spec.techniques))
     ]
     batch, counts_text = spec.workload.global_batch, _join_words([str(n) for n in counts])
-    near_batch = batch - batch % spec.requested_gpus or spec.requested_gpus
+    near_batch = spec.workload.nearest_batches(spec.requested_gpus)[0]
     ways = (
         [f"a batch that the GPUs divide evenly, e.g. {near_batch}"] if batch != near_batch else []
     )

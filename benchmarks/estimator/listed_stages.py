@@ -159,9 +159,7 @@ class PlanList:
             return np.zeros(0)
         plan = self.plan(0)
         run = plan_setting(self._setting, plan)
-        of_stage = run.terms(self._candidates).costs(
-            run.runtime.states, plan.recomputation, run.runtime.copies
-        )
+        of_stage = run.costs(self._candidates, plan.recomputation)
         columns = {name: getattr(of_stage, name)[self.rows] for name in COST_COLUMNS}
         costs = StageCosts(candidates=self._candidates, **columns)
         return plan_seconds(self._setting, plan, costs)

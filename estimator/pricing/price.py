@@ -184,9 +184,7 @@ def _context_costs(
         graph=context_graph(run.graph, cp) if cp > 1 else run.graph,
         training=context_training(run.training, cp),
     )
-    costs = within.terms(candidates).costs(
-        run.runtime.states, plan.recomputation, run.runtime.copies
-    )
+    costs = within.costs(candidates, plan.recomputation)
     if cp == 1:
         return costs
     ring_s = exposed_ring_s(
