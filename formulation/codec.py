@@ -21,7 +21,7 @@ from tessera.formulation.cells import Cells, Shapes
 from tessera.formulation.decayed_use import Uses
 from tessera.formulation.documents import SNAPSHOT, NotJson, read_json
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.last_round import Legs, Prices
+from tessera.formulation.last_round import Legs, PlannedNodes, PlannedStarts, Prices
 from tessera.formulation.network.facts import StandingNetworkPlan, TrafficMeasurements, Traffics
 from tessera.formulation.network.traffic import DescribedTraffic, intern_traffic
 from tessera.formulation.permissions import AllowedTypes, Avoids, Selectors, UnmatchedNodes
@@ -53,6 +53,8 @@ _CLASSES: Final[dict[str, type[Any]]] = {
     "Measured": TrafficMeasurements,
     "Nodes": Nodes,
     "PlanKinds": PlanKinds,
+    "PlannedNodes": PlannedNodes,
+    "PlannedStarts": PlannedStarts,
     "Prices": Prices,
     "Problem": Problem,
     "Quotas": Quotas,

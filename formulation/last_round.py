@@ -25,6 +25,33 @@ class Legs(CellTable):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PlannedStarts(CellTable):
+    """Starts of waiting jobs: the Cells and times that nothing which comes later may take from them.
+
+    A job has at most one. It ends at ``end_s`` if it starts then.
+    """
+
+    INDEX: ClassVar[str] = "planned starts"
+    job: Ints  # index into Snapshot.jobs
+    start_s: Floats  # seconds since 1970
+    end_s: Floats
+    gpu_type: Ints
+    gpus: Ints
+    pipeline_degree: Ints
+    plan: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PlannedNodes(Table):
+    """The nodes that planned starts are on, and the GPUs that each has there."""
+
+    INDEX: ClassVar[str] = "planned nodes"
+    start: Ints  # index into Snapshot.planned_starts
+    node: Ints  # index into Snapshot.nodes
+    gpus: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prices(Table):
     """The shadow prices of rows in the cluster's last decided round. Solvers start from them."""
 
@@ -39,5 +66,20 @@ class Prices(Table):
         return cls.from_rows([{"name": name, "price": price} for name, price in known])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StartPlan:
+    """What a round leaves behind for the jobs that wait: their planned and promised starts.
+
+    ``start_by_s`` is float64[jobs], the time by which each job is promised to start, in seconds since
+    1970. It is inf for a job that runs, or that was promised nothing.
+    """
+
+    starts: PlannedStarts
+    nodes: PlannedNodes
+    start_by_s: Floats
+
+
 NO_LEGS: Final = Legs.from_rows([])
+NO_PLANNED_STARTS: Final = PlannedStarts.from_rows([])
+NO_PLANNED_NODES: Final = PlannedNodes.from_rows([])
 NO_PRICES: Final = Prices.from_rows([])

@@ -12,7 +12,16 @@ from tessera.formulation.decayed_use import HOST_MEMORY, NO_USES, Uses
 from tessera.formulation.demand import NOT_STATED, Capacity
 from tessera.formulation.dependencies import CONDITIONS
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.last_round import NO_LEGS, NO_PRICES, Legs, Prices
+from tessera.formulation.last_round import (
+    NO_LEGS,
+    NO_PLANNED_NODES,
+    NO_PLANNED_STARTS,
+    NO_PRICES,
+    Legs,
+    PlannedNodes,
+    PlannedStarts,
+    Prices,
+)
 from tessera.formulation.lifecycle import SCHEDULABLE, JobState
 from tessera.formulation.network.facts import (
     NO_MEASURED,
@@ -194,6 +203,10 @@ class Jobs(CellTable):
     unestimated: Bools = usual(False)
     """Whether the job's workload has no estimates, and none can be derived. If the job states a GPU
     type, it runs on its request at an unknown rate (``formulation.unknown_rates``)."""
+    preemptible: Bools = usual(False)  # if true, a round may suspend or shrink the job at any time
+    start_by_s: Floats = usual(np.inf)
+    """Time by which a round has promised that the waiting job starts, in seconds since 1970. inf if
+    none has."""
     assumed_efficiency: Floats = usual(np.nan)
     """Share of linear speed-up at which a round assumes a job of unknown rate to run. It is NaN for
     all other jobs, and in all stored snapshots."""
@@ -275,6 +288,8 @@ _AMOUNTS: Final = (
     ("tenants", "borrow_gpus", -1, True),
     ("quotas", "gpus", 0, True),
     ("legs", "gpus", 1, True),
+    ("planned_starts", "gpus", 1, True),
+    ("planned_nodes", "gpus", 1, True),
     ("prices", "price", 0, True),
     ("measured", "period_s", 0, True),
     ("measured", "sent_bytes", 0, True),
@@ -303,6 +318,8 @@ class Snapshot:
     quotas: Quotas = NO_QUOTAS
     avoids: Avoids = NO_AVOIDS
     legs: Legs = NO_LEGS
+    planned_starts: PlannedStarts = NO_PLANNED_STARTS
+    planned_nodes: PlannedNodes = NO_PLANNED_NODES
     prices: Prices = NO_PRICES
     topology: DescribedTopology | None = None
     """The cluster's network. If it is None, the network is not described."""
@@ -380,6 +397,11 @@ class Snapshot:
             ("legs", "job", 0, len(self.jobs)),
             ("legs", "gpu_type", 0, types),
             ("legs", "plan", 0, max(1, len(self.plans))),
+            ("planned_starts", "job", 0, len(self.jobs)),
+            ("planned_starts", "gpu_type", 0, types),
+            ("planned_starts", "plan", 0, max(1, len(self.plans))),
+            ("planned_nodes", "start", 0, len(self.planned_starts)),
+            ("planned_nodes", "node", 0, len(self.nodes)),
             ("traffic", "workload", 0, works),
             ("traffic", "gpu_type", 0, types),
             ("traffic", "plan", 0, len(self.plans)),

@@ -203,6 +203,7 @@ class Result:
     rounds: tuple[RoundRow, ...]
     arrival_s: Floats
     first_start_s: Floats  # inf: the job has never started
+    start_by_s: Floats  # time by which it was first promised to start; inf: no promise was given
     end_s: Floats  # inf: the job has not ended
     state: tuple[str, ...]  # of tessera.formulation.lifecycle; held: it has not arrived
     restarts: Ints  # starts after the first, moves and changes
@@ -327,7 +328,9 @@ def _round(
         changes = []
         world.store.pass_round()
     else:
-        changes = world.carry_out(outcome.decisions, outcome.legs_after(snapshot), outcome.prices)
+        changes = world.carry_out(
+            outcome.decisions, outcome.legs_after(snapshot), outcome.prices, outcome.plan
+        )
     world.check()
     problem, solution, store = outcome.problem, outcome.solution, world.store
     needed_s = due_s(snapshot, outcome, conditions.round_s)
@@ -373,6 +376,7 @@ def _result(
         rounds=tuple(rows),
         arrival_s=np.array([one.arrival_s for one in world.scenario.arrivals]),
         first_start_s=world.first_start_s[:jobs],
+        start_by_s=store.jobs.first_start_by_s[:jobs] - EPOCH_S,
         end_s=store.jobs.ended_s[:jobs],
         state=tuple(STATES[code].value for code in store.jobs.state[:jobs].tolist()),
         restarts=world.restarts[:jobs],

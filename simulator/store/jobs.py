@@ -32,6 +32,7 @@ _STORED_COLUMNS = (
     "deadline_s",
     "admitted",
     "opportunistic",
+    "start_by_s",
     "submit_s",
     "queued_s",
     "restart_s",
@@ -109,6 +110,8 @@ class StoredJobs:
         self.admitted = np.zeros(count, dtype=np.bool_)
         self.promised = np.zeros(count, dtype=np.bool_)  # its deadline was admitted at some time
         self.opportunistic = np.zeros(count, dtype=np.bool_)
+        self.start_by_s = np.full(count, np.inf)
+        self.first_start_by_s = np.full(count, np.inf)  # the first that was promised
         self.version = np.ones(count, dtype=np.int64)
         self.generation = np.zeros(count, dtype=np.int64)
         self.current_type = np.full(count, -1, dtype=np.int64)

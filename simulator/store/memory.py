@@ -5,16 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
 from tessera.formulation.decayed_use import NO_USES, UseMeter, Uses
 from tessera.formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
-from tessera.formulation.last_round import NO_LEGS, NO_PRICES, Legs, Prices
+from tessera.formulation.last_round import (
+    NO_LEGS,
+    NO_PLANNED_NODES,
+    NO_PLANNED_STARTS,
+    NO_PRICES,
+    Legs,
+    Prices,
+    StartPlan,
+)
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.snapshot import STATE_CODE, Snapshot
 from tessera.formulation.tables import Bools, Floats
 from tessera.simulator.renumbering import renumber_jobs
 from tessera.simulator.scenario import EPOCH_S, Scenario
@@ -81,6 +90,7 @@ class MemoryStore:
         self.gpus = HeldGpus(self._nodes)
         self.estimates = VisibleEstimates(profiles, self.names, self._nodes)
         self._legs: Legs = NO_LEGS  # by indices into the arrivals
+        self._planned, self._planned_nodes = NO_PLANNED_STARTS, NO_PLANNED_NODES
         self._prices: Prices = NO_PRICES
         self._meter: UseMeter | None = None  # counts only if rounds need it
         self._use_half_life_s = 0.0
@@ -181,6 +191,7 @@ class MemoryStore:
             reserved_nodes=self._reservations.nodes,
             entitlements=renumber_jobs(self._reservations.entitlements, local),
             legs=renumber_jobs(self._legs, local),
+            **self._planned_starts(local),
             dependencies=self.jobs.dependencies(local),
             uses=self._uses(now_s),
             use_half_life_s=self._use_half_life_s,
@@ -193,6 +204,7 @@ class MemoryStore:
         now_s: float,
         legs: Legs = NO_LEGS,
         prices: Mapping[str, float] = MappingProxyType({}),
+        plan: StartPlan | None = None,
     ) -> list[AllocationChange]:
         """Carry out the decisions on the last snapshot, and return the changes that they made.
 
@@ -205,6 +217,7 @@ class MemoryStore:
         stay = (DecisionKind.KEEP, DecisionKind.WAIT)
         changes = [self._change(d) for d in decisions if d.kind not in stay]
         self._legs = self._promised(legs)
+        self._plan_starts(plan)
         for change in changes:  # release all GPUs before any are taken
             if change.job in self.gpus.gangs:
                 self._release(change.job, now_s)
@@ -231,6 +244,32 @@ class MemoryStore:
         rows = np.flatnonzero(self.jobs.admitted[job])
         rows = rows[np.argsort(job[rows], kind="stable")]
         return replace(legs.at(rows), job=job[rows])
+
+    def _plan_starts(self, plan: StartPlan | None) -> None:
+        """Record what the round has planned and promised for the jobs that wait."""
+        if plan is None:
+            return
+        self._planned = replace(plan.starts, job=self._shown[plan.starts.job])
+        self._planned_nodes = plan.nodes
+        first = np.isinf(self.jobs.first_start_by_s[self._shown])
+        self.jobs.start_by_s[self._shown] = plan.start_by_s
+        self.jobs.first_start_by_s[self._shown[first]] = plan.start_by_s[first]
+
+    def _planned_starts(self, local: Ints) -> dict[str, Any]:
+        """Return the planned starts of jobs that still wait, as a snapshot has them."""
+        table, nodes = self._planned, self._planned_nodes
+        if not len(table):
+            return {}
+        waits = self.jobs.state[table.job] == STATE_CODE[JobState.QUEUED]
+        kept = np.flatnonzero(waits & (local[table.job] >= 0))
+        position = np.full(len(table), -1, dtype=np.int64)
+        position[kept] = np.arange(len(kept))
+        nodes = nodes.at(position[nodes.start] >= 0)
+        table = table.at(kept)
+        return {
+            "planned_starts": replace(table, job=local[table.job]),
+            "planned_nodes": replace(nodes, start=position[nodes.start]),
+        }
 
     def _mark(self, decisions: Sequence[Decision]) -> None:
         """Record which jobs have promised deadlines, and which jobs run opportunistically."""

@@ -22,7 +22,7 @@ from tessera.formulation.check import (
 from tessera.formulation.decisions import Decision, DecisionKind, make_decisions
 from tessera.formulation.explain import explain_waiting_jobs, state_fair_shares
 from tessera.formulation.goals import GoalResult
-from tessera.formulation.last_round import Legs
+from tessera.formulation.last_round import Legs, StartPlan
 from tessera.formulation.lookahead import find_schedule_violations
 from tessera.formulation.network.outcome import NetworkOutcome
 from tessera.formulation.network.running import running_after
@@ -74,6 +74,8 @@ class RoundOutcome:
     given_up: frozenset[int]  # jobs whose promise could not be kept
     admission: Admission | None
     proof: RoundProof = NO_PROOF
+    plan: StartPlan | None = None
+    """The planned and promised starts of waiting jobs. It is None if nothing is promised."""
     network: NetworkOutcome | None = None
     """It is None if the network is not described, or if the round is refused."""
     stands_until: int = 0
