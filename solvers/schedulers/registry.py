@@ -17,6 +17,8 @@ from tessera.solvers.schedulers.parameters import (
 
 _CLASSES: Final[Mapping[str, tuple[str, str, Mapping[str, Any]]]] = {  # imported on demand
     "fcfs": ("tessera.solvers.schedulers.fcfs", "Fcfs", {}),
+    "easy": ("tessera.solvers.schedulers.easy", "Easy", {}),
+    "conservative": ("tessera.solvers.schedulers.conservative", "Conservative", {}),
     "srt": ("tessera.solvers.schedulers.srt", "Srt", {}),
     "gandiva": ("tessera.solvers.schedulers.gandiva", "Gandiva", {}),
     "gavel": ("tessera.solvers.schedulers.gavel", "Gavel", {}),

@@ -68,7 +68,7 @@ class FixedScheduler:
 
 
 def test_an_unknown_scheduler_is_refused_with_the_known_names() -> None:
-    with pytest.raises(InvalidInput, match=r"unknown 'lottery'; choose one of fcfs, srt, gandiva"):
+    with pytest.raises(InvalidInput, match=r"unknown 'lottery'; choose one of fcfs, easy, conservative, srt"):
         make_scheduler("lottery")
     assert scheduler_of("") is None
 
