@@ -68,7 +68,9 @@ class FixedScheduler:
 
 
 def test_an_unknown_scheduler_is_refused_with_the_known_names() -> None:
-    with pytest.raises(InvalidInput, match=r"unknown 'lottery'; choose one of fcfs, easy, conservative, srt"):
+    with pytest.raises(
+        InvalidInput, match=r"unknown 'lottery'; choose one of fcfs, easy, conservative, srt"
+    ):
         make_scheduler("lottery")
     assert scheduler_of("") is None
 
