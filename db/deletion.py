@@ -70,6 +70,9 @@ _DROP_NODES = tuple(
     sa.text(statement)
     for statement in (
         "UPDATE jobs SET leader_id = NULL WHERE leader_id = ANY(:nodes)",  # of jobs that have ended
+        "UPDATE jobs j SET planned_start = NULL FROM nodes n WHERE n.id = ANY(:nodes)"
+        " AND j.cluster_id = n.cluster_id AND j.planned_start IS NOT NULL"
+        " AND j.planned_start->'nodes' ? n.name",
         "DELETE FROM job_avoids WHERE node_id = ANY(:nodes)",
         "DELETE FROM reservation_nodes WHERE node_id = ANY(:nodes)",
         "DELETE FROM measured_traffic WHERE node_id = ANY(:nodes)",

@@ -10,7 +10,7 @@ from typing import Any
 
 from tessera.formulation.goals import GoalResult
 from tessera.formulation.reasons import Reason, ReasonCode
-from tessera.formulation.records.jobs import AllocationRecord, LegRecord
+from tessera.formulation.records.jobs import AllocationRecord, LegRecord, PlannedStartRecord
 from tessera.formulation.records.rounds import RoundSummary
 from tessera.formulation.values import cell_from_plain, cell_to_plain
 
@@ -115,6 +115,30 @@ def certificate_plain(legs: Sequence[LegRecord]) -> list[dict[str, Any]]:
         }
         for leg in legs
     ]
+
+
+def planned_start_plain(planned: PlannedStartRecord | None) -> dict[str, Any] | None:
+    """Return the start that is reserved for a job as plain values for JSON."""
+    if planned is None:
+        return None
+    return {
+        "start_s": planned.start_s,
+        "end_s": finite_or_text(planned.end_s),
+        **cell_to_plain(planned.cell),
+        "nodes": dict(planned.nodes),
+    }
+
+
+def planned_start_from(plain: dict[str, Any] | None) -> PlannedStartRecord | None:
+    """Return the start that ``planned_start_plain`` wrote."""
+    if plain is None:
+        return None
+    return PlannedStartRecord(
+        start_s=float(plain["start_s"]),
+        end_s=float(plain["end_s"]),
+        cell=cell_from_plain(plain),
+        nodes=tuple(sorted(plain["nodes"].items())),
+    )
 
 
 def finite_or_text(value: float) -> float | str:

@@ -62,12 +62,14 @@ def update_job(
 def _store_fields(
     connection: sa.Connection, job: int, old: JobSpec, new: JobSpec, fields: Sequence[str]
 ) -> None:
-    """Store the fields of a job that are columns. A promise that it asks too much for is withdrawn."""
+    """Store the fields of a job that are columns. Promises that it asks too much for are withdrawn."""
     values = {f: getattr(new, f) for f in fields if f != "avoid_nodes"}
     for document in {"labels", "command", "allowed_types"} & values.keys():
         values[document] = dump_json(values[document])
     if not pins.keeps_promise(old, new):
         values |= {"admitted": False, "certificate": "[]"}
+    if not pins.keeps_start(old, new):
+        values |= {"start_by_s": None, "planned_start": None}
     assignments = "".join(f"{field} = :{field}, " for field in values)  # names: UPDATABLE_COLUMNS
     update = f"UPDATE jobs SET {assignments}version = version + 1 WHERE id = :job"  # noqa: S608
     connection.execute(sa.text(update), values | {"job": job})

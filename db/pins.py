@@ -89,9 +89,31 @@ def put_avoids(connection: sa.Connection, cluster: int, jobs: Sequence[JobSpec])
 def keeps_promise(before: JobSpec, after: JobSpec) -> bool:
     """Return whether the deadline schedule from before a change also meets the new deadline.
 
-    It does if the job asks for no more: no earlier deadline, no more iterations, no new demand. If
-    not, the promise is withdrawn, and the next round decides again.
+    It does if the job asks for no more, and for no earlier deadline. If not, the promise is
+    withdrawn, and the next round decides again.
     """
+    return (
+        math.isfinite(after.deadline_s)
+        and after.deadline_s >= before.deadline_s
+        and _asks_no_more(before, after)
+    )
+
+
+def keeps_start(before: JobSpec, after: JobSpec) -> bool:
+    """Return whether the planned and the promised start from before a change fit the job after it.
+
+    They do if the job asks for no more, and is served no later. If not, both are withdrawn.
+    """
+    return (
+        after.queue <= before.queue
+        and after.tenant == before.tenant
+        and after.preemptible >= before.preemptible
+        and _asks_no_more(before, after)
+    )
+
+
+def _asks_no_more(before: JobSpec, after: JobSpec) -> bool:
+    """Return whether a job has no more iterations and no new demand after a change."""
     pinned = not after.pinned_type or (
         before.pinned_type and before.requested_type == after.requested_type
     )
@@ -101,9 +123,7 @@ def keeps_promise(before: JobSpec, after: JobSpec) -> bool:
         == (after.requested_gpus, after.requested_type)
     )
     return (
-        math.isfinite(after.deadline_s)
-        and after.deadline_s >= before.deadline_s
-        and after.iterations <= before.iterations
+        after.iterations <= before.iterations
         and set(after.avoid_nodes) <= set(before.avoid_nodes)
         and after.node_selector in ("", before.node_selector)
         and after.longest_run_s >= before.longest_run_s

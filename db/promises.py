@@ -1,17 +1,24 @@
-"""The results of a round for jobs, in addition to GPUs: deadlines, certificates, rejections."""
+"""The results of a round for jobs, in addition to GPUs: deadlines, certificates, starts, rejections."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import sqlalchemy as sa
 
-from tessera.db.documents import certificate_plain, dump_json, reason_plain
-from tessera.formulation.last_round import Legs
+from tessera.db.documents import (
+    certificate_plain,
+    dump_json,
+    planned_start_plain,
+    reason_plain,
+)
+from tessera.formulation.last_round import Legs, PlannedNodes, PlannedStarts, StartPlan
 from tessera.formulation.reasons import Reason
-from tessera.formulation.records.jobs import LegRecord
+from tessera.formulation.records.jobs import LegRecord, PlannedStartRecord
 from tessera.formulation.snapshot import Snapshot
 
 _RECORD = sa.text("""
@@ -19,6 +26,14 @@ UPDATE jobs j SET admitted = c.admitted, opportunistic = c.opportunistic,
     certificate = c.certificate, rejection = c.rejection
 FROM json_to_recordset(CAST(:rows AS json)) AS c(
     id bigint, admitted boolean, opportunistic boolean, certificate jsonb, rejection jsonb
+)
+WHERE j.id = c.id
+""")
+
+_RECORD_STARTS = sa.text("""
+UPDATE jobs j SET start_by_s = c.start_by_s, planned_start = c.planned_start
+FROM json_to_recordset(CAST(:rows AS json)) AS c(
+    id bigint, start_by_s float8, planned_start jsonb
 )
 WHERE j.id = c.id
 """)
@@ -66,3 +81,62 @@ def legs_by_job(snapshot: Snapshot, legs: Legs) -> dict[int, list[LegRecord]]:
     for job, start_s, end_s, cell in zip(*spans, legs.keys(), strict=True):
         found[job].append(LegRecord(start_s=start_s, end_s=end_s, cell=snapshot.cell(cell)))
     return dict(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStart:
+    """The planned and the promised start of a job that waits, as a round has decided them.
+
+    ``job`` is its index in the snapshot, or its key where it is stored. ``start_by_s`` is inf if no
+    start is promised, and ``planned`` is None if none is reserved.
+    """
+
+    job: int
+    start_by_s: float
+    planned: PlannedStartRecord | None = None
+
+
+def changed_starts(snapshot: Snapshot, plan: StartPlan) -> list[JobStart]:
+    """Return the starts of ``plan`` that differ from those of ``snapshot``, in order of jobs."""
+    before = _planned_by_job(snapshot, snapshot.planned_starts, snapshot.planned_nodes)
+    after = _planned_by_job(snapshot, plan.starts, plan.nodes)
+    changed = {job for job in before.keys() | after.keys() if before.get(job) != after.get(job)}
+    changed.update(np.flatnonzero(snapshot.jobs.start_by_s != plan.start_by_s).tolist())
+    return [
+        JobStart(job=job, start_by_s=float(plan.start_by_s[job]), planned=after.get(job))
+        for job in sorted(changed)
+    ]
+
+
+def record_starts(connection: sa.Connection, starts: Sequence[JobStart]) -> None:
+    """Write the starts in one statement. This does not change the versions of jobs."""
+    rows = [
+        {
+            "id": one.job,
+            "start_by_s": one.start_by_s if math.isfinite(one.start_by_s) else None,
+            "planned_start": planned_start_plain(one.planned),
+        }
+        for one in starts
+    ]
+    if rows:
+        connection.execute(_RECORD_STARTS, {"rows": dump_json(rows)})
+
+
+def _planned_by_job(
+    snapshot: Snapshot, starts: PlannedStarts, nodes: PlannedNodes
+) -> dict[int, PlannedStartRecord]:
+    """Return the planned start of each job (its index) that has one, by names."""
+    gpus: dict[int, list[tuple[str, int]]] = defaultdict(list)
+    columns = nodes.start.tolist(), nodes.node.tolist(), nodes.gpus.tolist()
+    for start, node, count in zip(*columns, strict=True):
+        gpus[start].append((snapshot.nodes.name[node], count))
+    spans = starts.job.tolist(), starts.start_s.tolist(), starts.end_s.tolist(), starts.keys()
+    return {
+        job: PlannedStartRecord(
+            start_s=start_s,
+            end_s=end_s,
+            cell=snapshot.cell(cell),
+            nodes=tuple(sorted(gpus[i])),
+        )
+        for i, (job, start_s, end_s, cell) in enumerate(zip(*spans, strict=True))
+    }

@@ -172,6 +172,8 @@ _UNUSED_PLANS = """
         AND NOT EXISTS (SELECT FROM jobs j WHERE j.submitted_plan_id = p.id)
         AND NOT EXISTS (SELECT FROM jobs j WHERE j.cluster_id = p.cluster_id AND j.admitted
             AND j.certificate @> jsonb_build_array(jsonb_build_object('plan', p.name)))
+        AND NOT EXISTS (SELECT FROM jobs j WHERE j.cluster_id = p.cluster_id
+            AND j.planned_start IS NOT NULL AND j.planned_start->>'plan' = p.name)
 """
 
 _UNUSED_TUNINGS = f"""

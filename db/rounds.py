@@ -12,7 +12,14 @@ from tessera.db.decisions import read_decisions, write_decisions
 from tessera.db.documents import summary_from, summary_json
 from tessera.db.engine import Database
 from tessera.db.guard import CommitState, CurrentJob, CurrentNode, event_of, find_skipped
-from tessera.db.promises import Promise, legs_by_job, record_promises
+from tessera.db.promises import (
+    JobStart,
+    Promise,
+    changed_starts,
+    legs_by_job,
+    record_promises,
+    record_starts,
+)
 from tessera.db.proofs import pack_proof
 from tessera.db.round_snapshots import (
     StoredSnapshot,
@@ -29,7 +36,7 @@ from tessera.formulation.demand import Demand
 from tessera.formulation.effective import effective_gpus
 from tessera.formulation.errors import DeadlineTooShort, NoLongerKept, NotFound, RoundSuperseded
 from tessera.formulation.given_demand import demand_on, demands_of_cells
-from tessera.formulation.lifecycle import ACTIVE, TERMINAL, JobState
+from tessera.formulation.lifecycle import ACTIVE, TERMINAL, WAITING, JobState
 from tessera.formulation.records.rounds import (
     DecisionRecord,
     RoundCommit,
@@ -173,10 +180,13 @@ def _commit(
         and (change := _change(snapshot, decision, world, needs[i], worth)) is not None
     ]
     promises = _promises(turn, commit, world, skips)
+    starts = _starts(commit, world, skips, changes)
     # Lock all rows before the first one is changed, to avoid deadlocks.
-    turn.lock([row.job for row in promises] + [change.job for change in changes])
+    changed = [row.job for row in promises] + [row.job for row in starts]
+    turn.lock(changed + [change.job for change in changes])
     turn.apply(changes)
     record_promises(connection, promises)
+    record_starts(connection, starts)
     record_lapsed_deadlines(connection, [row.job for row in promises if row.lapsed])
     plan = commit.network
     # A network plan is only valid for the topology that it was made for.
@@ -309,6 +319,35 @@ def _promises(
             )
         )
     return promises
+
+
+def _starts(
+    commit: RoundCommit,
+    world: CommitState,
+    skips: Mapping[int, str],
+    changes: Sequence[JobChange],
+) -> list[JobStart]:
+    """Return the planned and promised starts of the round that differ from the stored ones, by key.
+
+    As with promises, only decisions that hold have them. A job that does not wait after the round
+    has none. A start on a node that was deleted meanwhile is not reserved.
+    """
+    if commit.plan is None:
+        return []
+    after = {change.job: change.after for change in changes}
+    decided = {d.job: i for i, d in enumerate(commit.decisions)}
+    starts = []
+    for start in changed_starts(commit.snapshot, commit.plan):
+        if decided.get(start.job) is None or decided[start.job] in skips:
+            continue
+        job = world.jobs[commit.snapshot.jobs.name[start.job]]
+        if after.get(job.key, job.state) not in WAITING:
+            continue
+        planned = start.planned
+        if planned is not None and not all(name in world.nodes for name, _ in planned.nodes):
+            planned = None
+        starts.append(replace(start, job=job.key, planned=planned))
+    return starts
 
 
 def _states_after(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ import sqlalchemy as sa
 
 from tessera.db.cells import cell_of_job, stored_plan
 from tessera.db.dependencies import DEPENDENCIES, stored_dependencies
-from tessera.db.documents import certificate_from
+from tessera.db.documents import certificate_from, planned_start_from
 from tessera.db.forecasts import FORECAST_COLUMNS, forecast_record
 from tessera.db.job_columns import stated_in
 from tessera.db.runtime_offers import stored_offers
@@ -316,6 +317,8 @@ def job_record(row: Row, shares: Shares, reason: Reason | None, reason_round: in
         reason_round=reason_round,
         admitted=row["admitted"],
         certificate=certificate_from(row["certificate"]),
+        start_by_s=math.inf if row["start_by_s"] is None else row["start_by_s"],
+        planned_start=planned_start_from(row["planned_start"]),
         opportunistic=row["opportunistic"],
         service_gpu_s=row["held_gpu_s"],
         run_s=row["ran_s"],

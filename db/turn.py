@@ -17,7 +17,14 @@ from tessera.db.rows import json_rows
 from tessera.db.tables import LEAVES, LIVE
 from tessera.db.webhooks import RECORD_EVENTS, notify_deliverers
 from tessera.formulation.errors import NotFound
-from tessera.formulation.lifecycle import ACTIVE, TERMINAL, JobEvent, JobState, advance_state
+from tessera.formulation.lifecycle import (
+    ACTIVE,
+    TERMINAL,
+    WAITING,
+    JobEvent,
+    JobState,
+    advance_state,
+)
 from tessera.formulation.promises.backoff import FIRST_S, MAX_S, RAN_WELL_S
 
 STATE_CHANNEL = "tessera"
@@ -129,6 +136,8 @@ UPDATE jobs j SET
     ran_at = CASE WHEN NOT c.active OR c.gpus IS NOT NULL THEN NULL WHEN c.event = 'ran' THEN clock.at
         ELSE j.ran_at END,
     opportunistic = j.opportunistic AND c.active,
+    start_by_s = CASE WHEN c.waits THEN j.start_by_s END,
+    planned_start = CASE WHEN c.waits THEN j.planned_start END,
     cell_type_id = CASE WHEN c.active THEN coalesce(c.type_id, j.cell_type_id) END,
     cell_gpus = CASE WHEN c.active THEN coalesce(c.gpus, j.cell_gpus) END,
     cell_degree = CASE WHEN c.active THEN coalesce(c.degree, j.cell_degree) END,
@@ -140,7 +149,7 @@ UPDATE jobs j SET
     cell_host_bytes = CASE WHEN c.active THEN coalesce(c.host_bytes, j.cell_host_bytes) ELSE 0 END,
     leader_id = coalesce(c.leader_id, j.leader_id)
 FROM clock, json_to_recordset(CAST(:rows AS json)) AS c(
-    id bigint, event text, state text, free boolean, quiet boolean, active boolean,
+    id bigint, event text, state text, free boolean, quiet boolean, active boolean, waits boolean,
     terminal boolean, error text, generation bigint, type_id bigint, gpus bigint, degree bigint,
     plan_id bigint, rate float8, leader_id bigint, cpus bigint, host_bytes bigint, effective_gpus float8
 )
@@ -401,6 +410,7 @@ def _row(change: JobChange) -> dict[str, object]:
         "free": change.is_free,
         "quiet": change.event in QUIET_EVENTS,
         "active": change.after in ACTIVE,
+        "waits": change.after in WAITING,
         "terminal": change.after in TERMINAL,
         "error": change.error,
         "generation": change.generation,

@@ -14,15 +14,12 @@ from tessera.db.decisions import find_reasons
 from tessera.db.dependencies import stored_dependencies
 from tessera.db.documents import reason_from
 from tessera.formulation.dependencies import waiting_reason
-from tessera.formulation.lifecycle import JobState
+from tessera.formulation.lifecycle import WAITING, JobState
 from tessera.formulation.promises.backoff import back_off_over_reason, back_off_reason
 from tessera.formulation.reasons import Reason, ReasonCode, held_reason, leaving_reason
 
 WaitReason = tuple[Reason | None, int]
 """A reason, and the round that gave it. The round is 0 if no round did."""
-
-_ROUND_STATES: Final = frozenset({JobState.QUEUED, JobState.STOPPING})
-"""States of waiting jobs that rounds decide on. For other states the state itself is the reason."""
 
 _PAST_REASONS: Final = frozenset(
     {ReasonCode.HELD, ReasonCode.LEAVING, ReasonCode.BACK_OFF, ReasonCode.WAITS_FOR_JOBS}
@@ -37,7 +34,7 @@ def reasons_of(connection: sa.Connection, rows: Sequence[sa.RowMapping]) -> dict
     round that rejected it. A reason that follows from the job's present state has precedence over
     the last round that was not refused. So has a later finding about its estimates.
     """
-    waiting = {row["name"]: row["id"] for row in rows if row["state"] in _ROUND_STATES}
+    waiting = {row["name"]: row["id"] for row in rows if row["state"] in WAITING}
     given: dict[int, WaitReason] = {}
     if waiting:
         for job, reason, number in find_reasons(connection, rows[0]["cluster_id"], waiting):
@@ -57,7 +54,7 @@ def _why(row: sa.RowMapping, given: Reason | None, number: int) -> WaitReason:
         return held_reason(state, row["name"], row["held_s"]), 0
     if state in (JobState.CANCELLING, JobState.FAILING):
         return leaving_reason(state), 0
-    if state not in _ROUND_STATES:
+    if state not in WAITING:
         return None, 0
     if row["unmet"]:
         unmet = [d for d in stored_dependencies(row["dependencies"]) if not d.met]

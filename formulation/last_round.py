@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final, Self
 
-from tessera.formulation.tables import CellTable, Floats, Ints, Table
+import numpy as np
+
+from tessera.formulation.tables import Bools, CellTable, Floats, Ints, Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -68,7 +70,7 @@ class Prices(Table):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StartPlan:
-    """What a round leaves behind for the jobs that wait: their planned and promised starts.
+    """The planned and promised starts that a round leaves to the next one, for the jobs that wait.
 
     ``start_by_s`` is float64[jobs], the time by which each job is promised to start, in seconds since
     1970. It is inf for a job that runs, or that was promised nothing.
@@ -83,3 +85,13 @@ NO_LEGS: Final = Legs.from_rows([])
 NO_PLANNED_STARTS: Final = PlannedStarts.from_rows([])
 NO_PLANNED_NODES: Final = PlannedNodes.from_rows([])
 NO_PRICES: Final = Prices.from_rows([])
+
+
+def keep_starts(
+    starts: PlannedStarts, nodes: PlannedNodes, kept: Bools
+) -> tuple[PlannedStarts, PlannedNodes]:
+    """Return the planned starts that are ``kept`` (bool[starts]), and the nodes that these are on."""
+    if kept.all():
+        return starts, nodes
+    own, position = nodes.at(kept[nodes.start]), np.cumsum(kept) - 1
+    return starts.at(kept), replace(own, start=position[own.start])

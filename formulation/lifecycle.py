@@ -106,6 +106,9 @@ SCHEDULABLE: Final = frozenset({_S.QUEUED, _S.STARTING, _S.RUNNING, _S.STOPPING}
 ACTIVE: Final = frozenset({_S.STARTING, _S.RUNNING})
 """States in which the job has its own GPUs, reserved or held."""
 
+WAITING: Final = SCHEDULABLE - ACTIVE
+"""States in which the job waits for GPUs that a round may give it."""
+
 LEAVING: Final = frozenset({_S.STOPPING, _S.HOLDING, _S.CANCELLING, _S.FAILING})
 """States in which the job may still hold GPUs that it has to give back."""
 

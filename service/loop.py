@@ -158,6 +158,7 @@ class RoundLoop:
                 summary=summary,
                 request=request,
                 legs=outcome.legs_after(snapshot),
+                plan=outcome.plan,
                 network=outcome.network,
                 proof=outcome.proof,
             ),

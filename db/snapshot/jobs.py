@@ -12,11 +12,12 @@ from tessera.db.copy import read_columns, wire_types
 from tessera.db.job_columns import UNTIL_EXIT
 from tessera.db.rows import RUN_S, SERVICE_GPU_S, json_rows
 from tessera.db.runnable_plans import TECHNIQUES_MASK
+from tessera.db.snapshot.cluster import ClusterFacts
 from tessera.db.snapshot.keys import KeyIndex, Keys, split_rows
 from tessera.db.tables import LIVE
 from tessera.formulation.demand import NOT_STATED
 from tessera.formulation.dependencies import CONDITIONS, Condition
-from tessera.formulation.last_round import Legs
+from tessera.formulation.last_round import Legs, PlannedNodes, PlannedStarts
 from tessera.formulation.runtimes import RESTRICTED_RUNTIMES
 from tessera.formulation.snapshot import STATES, Allocations, Dependencies, Jobs
 from tessera.formulation.tables import Ints
@@ -32,6 +33,11 @@ TABLES: Final = {
         f" WHERE j.cluster_id = c.id AND j.{LIVE} AND j.unmet > 0 AND NOT d.met"
         " AND d.on_job_id IS NOT NULL",
         "j.id, d.position",
+    ),
+    "planned_starts": json_rows(
+        "j.id, j.planned_start",
+        "jobs j WHERE j.cluster_id = c.id AND j.planned_start IS NOT NULL",
+        "j.id",
     ),
 }
 """Subqueries for the tables of a cluster (c)."""
@@ -70,6 +76,7 @@ _JOB_EXPRESSIONS = {
     + ", -1)",
     "array": "CASE WHEN g.running_limit > 0 THEN g.id ELSE -1 END",
     "array_limit": "coalesce(g.running_limit, 0)",
+    "start_by_s": "coalesce(j.start_by_s, 'Infinity')",
     "retry_s": "coalesce(date_part('epoch', j.retry_at), 0)",
     "restart_s": "coalesce(tr.restart_s, j.restart_s)",  # measured, or else as stated
     "unsaved_since_s": "CASE WHEN (tr.start_times->>'stop_s')::float8 > 0"
@@ -150,6 +157,39 @@ def read_legs(connection: sa.Connection, cluster: int, keys: Keys) -> Legs:
         "plan": keys.plans.of(legs["plan"]),
     }
     return Legs(**legs | positions)
+
+
+def read_planned_starts(
+    row: sa.Row[Any], keys: Keys, facts: ClusterFacts
+) -> tuple[PlannedStarts, PlannedNodes]:
+    """Return the planned starts in a row that has the subqueries of ``TABLES``, and their nodes.
+
+    A start of which the cluster no longer has the GPU type, the plan or a node is left out.
+    """
+    types = {kind.name: i for i, kind in enumerate(facts["gpu_types"])}
+    plans = {name: i for i, name in enumerate(facts["plans"])}
+    places = {name: i for i, name in enumerate(facts["nodes"].name)}
+    ids, documents = split_rows(row.planned_starts, 2)
+    starts: list[dict[str, float]] = []
+    nodes: list[dict[str, int]] = []
+    for job, plain in zip(keys.jobs.of(np.array(ids, np.int64)).tolist(), documents, strict=True):
+        kind, plan, gpus = plain["gpu_type"], plain["plan"], plain["nodes"]
+        if kind not in types or plan not in plans or not gpus.keys() <= places.keys():
+            continue
+        own = sorted((places[name], count) for name, count in gpus.items())
+        nodes += [{"start": len(starts), "node": node, "gpus": count} for node, count in own]
+        starts.append(
+            {
+                "job": job,
+                "start_s": float(plain["start_s"]),
+                "end_s": float(plain["end_s"]),
+                "gpu_type": types[kind],
+                "gpus": plain["gpus"],
+                "pipeline_degree": plain["pipeline_degree"],
+                "plan": plans[plan],
+            }
+        )
+    return PlannedStarts.from_rows(starts), PlannedNodes.from_rows(nodes)
 
 
 def read_dependencies(row: sa.Row[Any], keys: Keys) -> Dependencies:

@@ -52,6 +52,7 @@ def load_snapshot(
     estimated = estimates.read_estimates(connection, row.id, keys)
     if "" in facts["plans"]:  # the plan by which jobs without estimates run
         known = replace(known, unestimated=estimates.are_unestimated(row, known, estimated))
+    planned_starts, planned_nodes = jobs.read_planned_starts(row, keys, facts)
     known, runtimes, refused = load_refused_plans(
         connection, row.id, known, techniques, estimated, facts["plans"]
     )
@@ -63,6 +64,8 @@ def load_snapshot(
         estimates=estimated,
         allocations=jobs.read_allocations(connection, row.id, keys),
         legs=jobs.read_legs(connection, row.id, keys),
+        planned_starts=planned_starts,
+        planned_nodes=planned_nodes,
         dependencies=jobs.read_dependencies(row, keys),
         runtimes=runtimes,
         refused_plans=refused,

@@ -17,7 +17,7 @@ from tessera.db.tables.columns import (
     text_column,
 )
 from tessera.formulation.dependencies import Condition
-from tessera.formulation.lifecycle import ACTIVE, LEAVING, JobState
+from tessera.formulation.lifecycle import ACTIVE, LEAVING, WAITING, JobState
 from tessera.formulation.values import Hold
 
 job_arrays = sa.Table(
@@ -54,6 +54,7 @@ jobs = sa.Table(
     real_column("weight"),
     sa.Column("guaranteed", sa.Boolean, nullable=False),
     sa.Column("movable", sa.Boolean, nullable=False),
+    flag_column("preemptible"),  # whether a round may suspend or shrink it at any time
     real_column("deadline_s"),
     real_column("restart_s"),
     sa.Column("labels", JSONB, nullable=False),
@@ -91,6 +92,8 @@ jobs = sa.Table(
     real_column("run_s", default="0"),  # duration of earlier allocations
     flag_column("admitted"),
     sa.Column("certificate", JSONB, nullable=False, server_default=sa.text("'[]'")),
+    real_column("start_by_s", nullable=True),  # when it is promised to start at the latest
+    sa.Column("planned_start", JSONB),  # the reserved start: times, Cell, and GPUs by node
     flag_column("opportunistic"),
     sa.Column("rejection", JSONB),  # the round and the reason of a rejected job
     # The Cell that it runs on, and the node whose agent reports for the gang.
@@ -152,6 +155,12 @@ jobs = sa.Table(
         "jsonb_typeof(certificate) = 'array' AND (admitted OR certificate = '[]')",
         name="certificate",
     ),
+    sa.CheckConstraint(
+        "num_nonnulls(start_by_s, planned_start) = 0 OR state IN " + one_of(sorted(WAITING)),
+        name="start",
+    ),
+    sa.CheckConstraint("start_by_s > 0 AND start_by_s < 'Infinity'", name="start_by"),
+    sa.CheckConstraint("jsonb_typeof(planned_start->'nodes') = 'object'", name="planned_start"),
     sa.CheckConstraint("rejection IS NULL OR state = 'rejected'", name="rejection"),
     sa.CheckConstraint("failures >= 0", name="back_off"),
     # No job starts before those that it waits for have ended.

@@ -41,6 +41,7 @@ class JobSpec:
     weight: float = 1.0
     guaranteed: bool = False
     movable: bool = True
+    preemptible: bool = False  # a round may suspend or shrink it at any time for others
     deadline_s: float = math.inf
     restart_s: float = 60.0
     labels: dict[str, str] = field(default_factory=dict)
@@ -122,6 +123,16 @@ class LegRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedStartRecord:
+    """The start that is reserved for a waiting job. Times are in seconds since 1970."""
+
+    start_s: float
+    end_s: float
+    cell: Cell
+    nodes: tuple[tuple[str, int], ...]  # names with the GPUs on each, in order of name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AllocationRecord:
     """The Cell that a job runs on, with its GPUs: ``shares`` are (node, GPU indices)."""
 
@@ -192,6 +203,10 @@ class JobRecord:
     reason_round: int
     admitted: bool = False  # its deadline is promised
     certificate: tuple[LegRecord, ...] = ()  # its deadline schedule
+    start_by_s: float = math.inf
+    """The time by which it is promised to start, in seconds since 1970. inf if it is not."""
+    planned_start: PlannedStartRecord | None = None
+    """The start that the last round reserved for it, or None if it reserved none."""
     opportunistic: bool = False
     service_gpu_s: float = 0.0
     run_s: float = 0.0  # seconds for which it has held GPUs over all its starts

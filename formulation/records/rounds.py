@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tessera.formulation.decisions import CHANGES_GPUS, Decision
 from tessera.formulation.goals import GoalResult
-from tessera.formulation.last_round import NO_LEGS, Legs
+from tessera.formulation.last_round import NO_LEGS, Legs, StartPlan
 from tessera.formulation.network.outcome import NetworkOutcome
 from tessera.formulation.proofs import NO_PROOF, RoundProof
 from tessera.formulation.reasons import Reason
@@ -102,6 +102,8 @@ class RoundCommit:
     decisions: tuple[Decision, ...]  # empty if the round was refused
     summary: RoundSummary
     legs: Legs = NO_LEGS  # the schedules of admitted jobs
+    plan: StartPlan | None = None
+    """The planned and promised starts of waiting jobs. None leaves those of earlier rounds in force."""
     request: Request | None = None
     network: NetworkOutcome | None = None  # None if the network is not described
     proof: RoundProof = NO_PROOF

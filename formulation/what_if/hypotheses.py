@@ -11,10 +11,11 @@ import numpy as np
 from tessera.formulation.errors import InvalidInput, NotFound
 from tessera.formulation.explanations.applying import apply_changes
 from tessera.formulation.explanations.changes import Change, ChangeKind
-from tessera.formulation.last_round import NO_LEGS
+from tessera.formulation.last_round import NO_LEGS, keep_starts
+from tessera.formulation.lifecycle import WAITING
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import Jobs, Snapshot
-from tessera.formulation.tables import array_columns
+from tessera.formulation.tables import Bools, array_columns
 from tessera.formulation.tenants import Quotas, Tenants
 
 PolicyT = TypeVar("PolicyT", bound=Policy)
@@ -70,7 +71,7 @@ def apply_hypotheses(
     """Return the snapshot and the policy after all ``hypotheses``.
 
     Jobs keep their indices. A promised deadline is withdrawn as in an update of the job, if the job
-    then asks for more than the promise was made for.
+    then asks for more than the promise was made for. So is a planned or promised start.
 
     Raises:
         NotFound: a job, node, tenant or GPU type. InvalidInput: two of the changes contradict each
@@ -87,7 +88,7 @@ def apply_hypotheses(
         job = changed.jobs.name.index(one.job) if one.job else -1
         changed, policy = apply_changes(changed, policy, job, [one.change])
     _require_bounds(changed, hypotheses)
-    return _withdraw_promises(snapshot, changed), policy
+    return _withdraw_starts(snapshot, _withdraw_promises(snapshot, changed)), policy
 
 
 def require_consistent(snapshot: Snapshot, hypotheses: Sequence[Hypothesis]) -> None:
@@ -215,11 +216,8 @@ def _require_bounds(changed: Snapshot, hypotheses: Sequence[Hypothesis]) -> None
 def _withdraw_promises(before: Snapshot, after: Snapshot) -> Snapshot:
     """Return ``after`` without promises for jobs that ask for more than ``before``."""
     old, new, count = before.jobs, after.jobs, len(before.jobs)
-    most = new.max_gpus[:count]
     keeps = np.isfinite(new.deadline_s[:count]) & (new.deadline_s[:count] >= old.deadline_s)
-    keeps &= new.min_gpus[:count] <= old.min_gpus
-    keeps &= (most == 0) | ((old.max_gpus > 0) & (old.max_gpus <= most))
-    lost = np.flatnonzero(old.admitted & ~keeps)
+    lost = np.flatnonzero(old.admitted & ~(keeps & _keep_bounds(old, new)))
     if not len(lost):
         return after
     admitted = np.array(new.admitted)
@@ -227,6 +225,27 @@ def _withdraw_promises(before: Snapshot, after: Snapshot) -> Snapshot:
     kept = ~np.isin(after.legs.job, lost)
     legs = after.legs.at(kept) if kept.any() else NO_LEGS
     return replace(after, jobs=replace(new, admitted=admitted), legs=legs)
+
+
+def _withdraw_starts(before: Snapshot, after: Snapshot) -> Snapshot:
+    """Return ``after`` without starts of jobs that are removed, served later, or ask for more."""
+    old, new, count = before.jobs, after.jobs, len(before.jobs)
+    keeps = after.jobs.among(WAITING)
+    keeps[:count] &= (new.queue[:count] <= old.queue) & _keep_bounds(old, new)
+    starts, nodes = keep_starts(
+        after.planned_starts, after.planned_nodes, keeps[after.planned_starts.job]
+    )
+    jobs = replace(new, start_by_s=np.where(keeps, new.start_by_s, np.inf))
+    return replace(after, jobs=jobs, planned_starts=starts, planned_nodes=nodes)
+
+
+def _keep_bounds(old: Jobs, new: Jobs) -> Bools:
+    """Return whether each job of ``old`` may have all numbers of GPUs in ``new`` that it had."""
+    least, most = new.min_gpus[: len(old)], new.max_gpus[: len(old)]
+    keeps: Bools = (least <= old.min_gpus) & (
+        (most == 0) | ((old.max_gpus > 0) & (old.max_gpus <= most))
+    )
+    return keeps
 
 
 def append_jobs(snapshot: Snapshot, added: Jobs) -> Snapshot:
@@ -251,6 +270,9 @@ def without_last_jobs(snapshot: Snapshot, count: int) -> Snapshot:
     if not count:
         return snapshot
     left = len(snapshot.jobs) - count
+    starts, nodes = keep_starts(
+        snapshot.planned_starts, snapshot.planned_nodes, snapshot.planned_starts.job < left
+    )
     return replace(
         snapshot,
         jobs=snapshot.jobs.at(np.arange(left)),
@@ -258,4 +280,6 @@ def without_last_jobs(snapshot: Snapshot, count: int) -> Snapshot:
         allowed_types=snapshot.allowed_types.at(snapshot.allowed_types.job < left),
         entitlements=snapshot.entitlements.at(snapshot.entitlements.job < left),
         dependencies=snapshot.dependencies.at(snapshot.dependencies.job < left),
+        planned_starts=starts,
+        planned_nodes=nodes,
     )

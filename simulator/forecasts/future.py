@@ -21,7 +21,15 @@ from tessera.formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
 from tessera.formulation.demand import NOT_STATED
 from tessera.formulation.dependencies import CONDITIONS, Condition
 from tessera.formulation.given_demand import demands_of_cells
-from tessera.formulation.last_round import NO_LEGS, Legs, Prices
+from tessera.formulation.last_round import (
+    NO_LEGS,
+    Legs,
+    PlannedNodes,
+    PlannedStarts,
+    Prices,
+    StartPlan,
+    keep_starts,
+)
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import current_gangs
 from tessera.formulation.snapshot import (
@@ -137,6 +145,7 @@ class _Future:
         if snapshot.use_half_life_s > 0:
             self._meter = UseMeter(snapshot.use_half_life_s, snapshot.uses, snapshot.now_s)
         self._legs, self._prices, self._rounds = snapshot.legs, snapshot.prices, 0
+        self._starts = snapshot.planned_starts, snapshot.planned_nodes
         self.start_s = np.full(self._tracked, np.inf)
         self.finish_s = np.full(self._tracked, np.inf)
         self._resume()
@@ -377,6 +386,7 @@ class _Future:
         self._rounds += 1
         if outcome.violations:
             return math.inf
+        self._plan_starts(outcome.plan, shown)
         self._carry_out(outcome.decisions, shown)
         legs = outcome.legs_after(snapshot)
         self._legs = _renumber(legs, shown) if len(legs) else NO_LEGS
@@ -393,6 +403,7 @@ class _Future:
             self._measure(job)
         local = np.full(len(self._live), -1, dtype=np.int64)
         local[shown] = np.arange(len(shown))
+        starts, nodes = self._waiting_starts(local)
         return replace(
             self.base,
             epoch=self.base.epoch + self._rounds,
@@ -406,6 +417,8 @@ class _Future:
             allowed_types=renumber_jobs(self.base.allowed_types, local),
             entitlements=renumber_jobs(self.base.entitlements, local),
             legs=renumber_jobs(self._legs, local),
+            planned_starts=replace(starts, job=local[starts.job]),
+            planned_nodes=nodes,
             prices=self._prices,
             uses=self.base.uses
             if self._meter is None
@@ -434,6 +447,19 @@ class _Future:
             hold=np.full(len(held), int(Hold.HELD), dtype=np.int64),
             generation=self._column["generation"][job],
         )
+
+    def _plan_starts(self, plan: StartPlan | None, shown: Ints) -> None:
+        """Keep what a round has planned and promised for the jobs that wait, if it says anything."""
+        if plan is not None:
+            self._starts = replace(plan.starts, job=shown[plan.starts.job]), plan.nodes
+            self._column["start_by_s"][shown] = plan.start_by_s
+
+    def _waiting_starts(self, local: Ints) -> tuple[PlannedStarts, PlannedNodes]:
+        """Return the planned starts of shown jobs that wait, and their nodes. Others are forgotten."""
+        starts, nodes = self._starts
+        waits = self._column["state"][starts.job] == _QUEUED
+        self._starts = keep_starts(starts, nodes, waits & (local[starts.job] >= 0))
+        return self._starts
 
     def _carry_out(self, decisions: Sequence[Decision], shown: Ints) -> None:
         column = self._column
@@ -471,6 +497,7 @@ class _Future:
         if column["unsaved_since_s"][job] > 0:  # it writes no checkpoint when it is stopped
             column["unsaved_since_s"][job] = self.now_s
         column["state"][job], column["since_s"][job] = _RUNNING, self.now_s
+        column["start_by_s"][job] = math.inf
         column["generation"][job] += 1
         column["version"][job] += 1
         if job < self._tracked:

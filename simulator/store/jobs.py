@@ -139,6 +139,7 @@ class StoredJobs:
     def start(self, job: int, cell: CellKey, needs: tuple[int, int], now_s: float) -> None:
         """Let a job run on a Cell, with these CPU cores and bytes of host memory."""
         self.state[job] = _RUNNING
+        self.start_by_s[job] = np.inf
         self.began_s[job] = now_s
         self.generation[job] += 1
         self.version[job] += 1

@@ -19,12 +19,13 @@ from tessera.formulation.last_round import (
     Legs,
     Prices,
     StartPlan,
+    keep_starts,
 )
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.snapshot import STATE_CODE, Snapshot
-from tessera.formulation.tables import Bools, Floats
+from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.simulator.renumbering import renumber_jobs
 from tessera.simulator.scenario import EPOCH_S, Scenario
 from tessera.simulator.store.cluster import nodes_of, quotas_of, reservations_of, tenants_of
@@ -230,6 +231,8 @@ class MemoryStore:
                 name = self.specs[change.job].name
                 self.gpus.take(change.job, change.cell, change.gang, self._nodes, name)
                 self.jobs.start(change.job, change.cell, change.needs, now_s)
+        waits = self.jobs.state[self._planned.job] == STATE_CODE[JobState.QUEUED]
+        self._planned, self._planned_nodes = keep_starts(self._planned, self._planned_nodes, waits)
         return changes
 
     def pass_round(self) -> None:
@@ -246,29 +249,28 @@ class MemoryStore:
         return replace(legs.at(rows), job=job[rows])
 
     def _plan_starts(self, plan: StartPlan | None) -> None:
-        """Record what the round has planned and promised for the jobs that wait."""
+        """Record what the round has planned and promised for the jobs that wait.
+
+        Rows are in order of jobs and nodes.
+        """
         if plan is None:
             return
-        self._planned = replace(plan.starts, job=self._shown[plan.starts.job])
-        self._planned_nodes = plan.nodes
+        order = np.argsort(plan.starts.job, kind="stable")
+        starts, position = plan.starts.at(order), np.argsort(order)
+        nodes = replace(plan.nodes, start=position[plan.nodes.start])
+        self._planned = replace(starts, job=self._shown[starts.job])
+        self._planned_nodes = nodes.at(np.lexsort((nodes.node, nodes.start)))
         first = np.isinf(self.jobs.first_start_by_s[self._shown])
         self.jobs.start_by_s[self._shown] = plan.start_by_s
         self.jobs.first_start_by_s[self._shown[first]] = plan.start_by_s[first]
 
     def _planned_starts(self, local: Ints) -> dict[str, Any]:
-        """Return the planned starts of jobs that still wait, as a snapshot has them."""
-        table, nodes = self._planned, self._planned_nodes
-        if not len(table):
-            return {}
-        waits = self.jobs.state[table.job] == STATE_CODE[JobState.QUEUED]
-        kept = np.flatnonzero(waits & (local[table.job] >= 0))
-        position = np.full(len(table), -1, dtype=np.int64)
-        position[kept] = np.arange(len(kept))
-        nodes = nodes.at(position[nodes.start] >= 0)
-        table = table.at(kept)
+        """Return the planned starts of live jobs, as a snapshot has them."""
+        live = local[self._planned.job] >= 0
+        starts, nodes = keep_starts(self._planned, self._planned_nodes, live)
         return {
-            "planned_starts": replace(table, job=local[table.job]),
-            "planned_nodes": replace(nodes, start=position[nodes.start]),
+            "planned_starts": replace(starts, job=local[starts.job]),
+            "planned_nodes": nodes,
         }
 
     def _mark(self, decisions: Sequence[Decision]) -> None:

@@ -6,6 +6,7 @@ to start a gang on a GPU on which another gang still runs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -22,9 +23,11 @@ from tessera.formulation.check import find_doubly_held
 from tessera.formulation.decisions import Decision, DecisionKind
 from tessera.formulation.errors import InvalidInput, NotAllowed, RoundSuperseded
 from tessera.formulation.exit_reasons import ExitReason
+from tessera.formulation.last_round import StartPlan
 from tessera.formulation.lifecycle import (
     ACTIVE,
     LEAVING,
+    WAITING,
     JobEvent,
     JobState,
     advance_state,
@@ -45,6 +48,7 @@ from tests.support.laws import examples
 from tests.support.stored_cluster import (
     C,
     a_cluster,
+    a_random_plan,
     a_random_round,
     a_spec,
     apply_event,
@@ -144,7 +148,7 @@ class World:
         self.requests = 0
         self.jobs: list[str] = []
         self.wanted: dict[str, JobEvent] = {}  # the user's last request for each job
-        self.planned: tuple[Snapshot, list[Decision], Request] | None = None
+        self.planned: tuple[Snapshot, list[Decision], StartPlan | None, Request] | None = None
         self.avoids: dict[str, tuple[str, ...]] = {}
         self.promised: dict[str, bool] = {}  # as by the last round that decided on the job
         self.served: dict[str, float] = {}
@@ -263,24 +267,30 @@ class World:
         lost = self.store.expire(C)
         assert all(job(self.store, name).state not in ACTIVE for name in lost)
         snapshot = self.store.snapshot(C)
-        decisions = a_random_round(snapshot, np.random.default_rng(seed), rejects=0.05)
-        self.planned = (snapshot, decisions, self.request())
+        rng = np.random.default_rng(seed)
+        decisions = a_random_round(snapshot, rng, rejects=0.05)
+        plan = a_random_plan(snapshot, rng) if seed % 2 else None
+        self.planned = (snapshot, decisions, plan, self.request())
 
     def commit(self) -> None:
         if self.planned is None:
             return
-        snapshot, decisions, request = self.planned
+        snapshot, decisions, plan, request = self.planned
         cluster = self.store.get_cluster(C)
         if cluster.epoch != snapshot.epoch:
             with pytest.raises(RoundSuperseded):
-                commit(self.store, snapshot, *decisions, request=request)
+                commit(self.store, snapshot, *decisions, request=request, plan=plan)
             assert isinstance(self.store.begin_round(C, request), Snapshot)
         else:
-            record = commit(self.store, snapshot, *decisions, request=request)
-            assert commit(self.store, snapshot, *decisions, request=request) == record
+            record = commit(self.store, snapshot, *decisions, request=request, plan=plan)
+            assert commit(self.store, snapshot, *decisions, request=request, plan=plan) == record
             assert self.store.begin_round(C, request) == record
             assert self.store.get_cluster(C).last_round == cluster.last_round + 1
             for d in record.decisions:
+                if d.applied and plan is not None:
+                    waits = job(self.store, d.job).state in WAITING
+                    start_by_s = float(plan.start_by_s[snapshot.jobs.name.index(d.job)])
+                    assert job(self.store, d.job).start_by_s == (start_by_s if waits else math.inf)
                 if d.applied:
                     self.promised[d.job] = d.admitted and d.kind != DecisionKind.REJECT
         self.planned = None

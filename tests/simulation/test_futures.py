@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tessera.formulation.demand import NOT_STATED
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.last_round import PlannedNodes, PlannedStarts, StartPlan
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang
 from tessera.formulation.records.forecasts import Submission
@@ -222,6 +223,52 @@ def test_a_job_that_starts_again_has_neither_its_former_cell_nor_its_former_trai
     assert again["current_gpus"] == 1
     assert again["current_cpus"] == NOT_STATED  # what the estimates of its Cell state
     assert again["unsaved_since_s"] == again["since_s"] > snapshot.now_s
+
+
+def test_a_future_carries_planned_and_promised_starts_from_round_to_round() -> None:
+    """``first`` runs on the only GPU until it ends. The rounds plan the starts of the other two."""
+    snapshot = a_snapshot(
+        nodes=[a_node("n0", gpus=1)],
+        estimates=[an_estimate()],
+        jobs=[
+            a_job("first", iterations=90.0, iterations_left=90.0),
+            a_job("second", requested_gpus=1, weight=0.1, iterations=50.0, iterations_left=50.0),
+            a_job("third", requested_gpus=1, weight=0.01),
+        ],
+    )
+    draw = Draw(
+        iter_time_s=snapshot.estimates.iter_time_s,
+        share=np.ones(3),
+        arrivals=Jobs.from_rows([]),
+    )
+    decide, seen = Decider(RoundOptions(solver="greedy")), list[Snapshot]()
+
+    def plan_last_job(now: Snapshot) -> RoundOutcome:
+        """Plan the start of the last job in the first round, and nothing in the others."""
+        seen.append(now)
+        last = len(now.jobs) - 1
+        start = {"start_s": now.now_s + 1e4, "end_s": now.now_s + 2e4}
+        cell = {"gpu_type": 0, "gpus": 1, "pipeline_degree": 1, "plan": 0}
+        plan = StartPlan(
+            starts=PlannedStarts.from_rows([{"job": last} | start | cell]),
+            nodes=PlannedNodes.from_rows([{"start": 0, "node": 0, "gpus": 1}]),
+            start_by_s=np.where(np.arange(last + 1) > 0, now.now_s + 1e4, np.inf),
+        )
+        return replace(decide(now), plan=plan if len(seen) == 1 else None)
+
+    rhythm = replace(RHYTHM, period_s=60.0, horizon_s=1_000.0)
+    follow_future(snapshot, draw, plan_last_job, rhythm)
+    assert len(seen[0].planned_starts) == 0
+    rows = [dict(zip(one.jobs.name, one.jobs.start_by_s.tolist(), strict=True)) for one in seen]
+    by_s = seen[0].now_s + 1e4
+    assert rows[1] == {"first": math.inf, "second": by_s, "third": by_s}
+    assert {"second": by_s, "third": by_s} in rows
+    assert rows[-1] == {"third": math.inf}
+    for one in seen[1:]:
+        waits = int("third" in one.jobs.name and one.jobs.current_gpus[-1] == 0)
+        assert one.planned_starts.job.tolist() == [len(one.jobs) - 1] * waits
+        assert one.planned_nodes.start.tolist() == [0] * waits
+    assert not waits  # at last, it runs
 
 
 @given(snapshots(), st.integers(0, 2**16))

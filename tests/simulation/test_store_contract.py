@@ -26,7 +26,15 @@ from tessera.simulator.scenario import Scenario
 from tessera.simulator.world import World
 from tessera.solvers.rounds.options import RoundOptions
 from tests.support.proofs import a_round_proof
-from tests.support.stored_cluster import a_leg, a_round, a_summary, legs_of, wait
+from tests.support.stored_cluster import (
+    a_leg,
+    a_planned_start,
+    a_round,
+    a_summary,
+    legs_of,
+    plan_of,
+    wait,
+)
 from tests.support.stores import (
     PASS_S,
     C,
@@ -305,6 +313,76 @@ def test_a_rejected_job_has_ended_and_is_promised_nothing(rounds: Rounds) -> Non
     after = rounds.snapshot(C)
     assert after.jobs.name == ("b", "c")
     assert after.legs.job.tolist() == [0]
+
+
+def planned_jobs(snapshot: Snapshot) -> dict[str, list[tuple[str, int]]]:
+    """Return the nodes and GPUs of planned starts by the names of their jobs."""
+    starts, nodes = snapshot.planned_starts, snapshot.planned_nodes
+    return {
+        snapshot.jobs.name[job]: [
+            (snapshot.nodes.name[node], gpus)
+            for start, node, gpus in zip(nodes.start, nodes.node, nodes.gpus, strict=True)
+            if start == row
+        ]
+        for row, job in enumerate(starts.job)
+    }
+
+
+def test_planned_and_promised_starts_survive_rounds_that_plan_nothing(rounds: Rounds) -> None:
+    snapshot = rounds.snapshot(C)
+    first = a_planned_start(start_s=3e9 + 1 / 3, end_s=4e9, nodes=(("a100-0", 4),))
+    later = a_planned_start(start_s=5e9, end_s=math.inf, nodes=(("a100-0", 4), ("a100-1", 4)))
+    plan = plan_of(snapshot, {"a": 3.5e9, "c": 5e9 + 1 / 3}, c=later, b=first)
+    decisions = tuple(wait(snapshot, name) for name in "abc")
+    rounds.commit(a_round(snapshot, *decisions, plan=plan))
+    after = rounds.snapshot(C)
+    assert planned_jobs(after) == {"b": [("a100-0", 4)], "c": [("a100-0", 4), ("a100-1", 4)]}
+    assert after.planned_starts.start_s.tolist() == [3e9 + 1 / 3, 5e9]
+    assert after.planned_starts.end_s.tolist() == [4e9, math.inf]
+    planned = after.planned_starts
+    assert [after.cell(planned.key_at(row)) for row in (0, 1)] == [first.cell, later.cell]
+    assert after.jobs.start_by_s.tolist() == [3.5e9, math.inf, 5e9 + 1 / 3]
+    rounds.commit(a_round(after, *(wait(after, name) for name in "abc")))
+    again = rounds.snapshot(C)
+    assert again.planned_starts.equals(after.planned_starts)
+    assert again.planned_nodes.equals(after.planned_nodes)
+    assert again.jobs.start_by_s.tolist() == after.jobs.start_by_s.tolist()
+    nothing = plan_of(again, {})
+    rounds.commit(a_round(again, *(wait(again, name) for name in "abc"), plan=nothing))
+    last = rounds.snapshot(C)
+    assert (planned_jobs(last), last.jobs.start_by_s.tolist()) == ({}, [math.inf] * 3)
+
+
+def test_a_job_that_starts_or_is_rejected_loses_its_planned_and_promised_start(
+    rounds: Rounds,
+) -> None:
+    snapshot = rounds.snapshot(C)
+    starts = {
+        name: a_planned_start(start_s=3e9, end_s=4e9, nodes=(("a100-1", 1),)) for name in "abc"
+    }
+    plan = plan_of(snapshot, dict.fromkeys("abc", 3e9), **starts)
+    rounds.commit(a_round(snapshot, *(wait(snapshot, name) for name in "abc"), plan=plan))
+    planned = rounds.snapshot(C)
+    assert planned_jobs(planned) == {name: [("a100-1", 1)] for name in "abc"}
+    rejected = wait(planned, "b", DecisionKind.REJECT)
+    started = run_decision(planned, "a", [("a100-0", [0])])
+    rounds.commit(a_round(planned, started, rejected, wait(planned, "c")))
+    after = rounds.snapshot(C)
+    assert after.jobs.name == ("a", "c")
+    assert planned_jobs(after) == {"c": [("a100-1", 1)]}
+    assert after.jobs.start_by_s.tolist() == [math.inf, 3e9]
+
+
+def test_a_suspended_job_may_be_planned_again_in_the_same_round(rounds: Rounds) -> None:
+    snapshot = rounds.snapshot(C)
+    rounds.commit(a_round(snapshot, run_decision(snapshot, "a", [("a100-0", [0])])))
+    snapshot = rounds.snapshot(C)
+    suspended = wait(snapshot, "a", DecisionKind.SUSPEND)
+    plan = plan_of(snapshot, {"a": 3e9}, a=a_planned_start(start_s=3e9, end_s=4e9))
+    rounds.commit(a_round(snapshot, suspended, plan=plan))
+    after = rounds.snapshot(C)
+    assert planned_jobs(after) == {"a": [("a100-0", 1)]}
+    assert after.jobs.start_by_s.tolist() == [3e9, math.inf, math.inf]
 
 
 def test_rounds_are_stored_with_the_snapshot_they_were_decided_on(rounds: Rounds) -> None:

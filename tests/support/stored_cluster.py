@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,14 +15,20 @@ from tessera.db.store import PostgresStore
 from tessera.db.writer import PostgresWriter
 from tessera.formulation.codec import digest, encode
 from tessera.formulation.decisions import Decision, DecisionKind
-from tessera.formulation.last_round import NO_LEGS, Legs
+from tessera.formulation.last_round import (
+    NO_LEGS,
+    Legs,
+    PlannedNodes,
+    PlannedStarts,
+    StartPlan,
+)
 from tessera.formulation.lifecycle import SCHEDULABLE, JobEvent, JobState
 from tessera.formulation.placement import Gang, current_gangs
 from tessera.formulation.reasons import Reason, ReasonCode
 from tessera.formulation.records.agents import Heartbeat, ObservedGang
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.records.jobs import JobRecord, JobSpec, LegRecord
+from tessera.formulation.records.jobs import JobRecord, JobSpec, LegRecord, PlannedStartRecord
 from tessera.formulation.records.rounds import RoundCommit, RoundRecord, RoundSummary
 from tessera.formulation.records.store import Request
 from tessera.formulation.snapshot import STATES, Snapshot
@@ -226,15 +232,50 @@ def legs_of(snapshot: Snapshot, **jobs: Sequence[LegRecord]) -> Legs:
     return Legs.from_rows(rows)
 
 
+def a_planned_start(
+    nodes: tuple[tuple[str, int], ...] = (("a100-0", 1),), **overrides: Any
+) -> PlannedStartRecord:
+    """Return a planned start on a GPU of ``a100-0``."""
+    fields = {"start_s": 1e9, "end_s": 2e9, "gpus": sum(gpus for _, gpus in nodes)}
+    return PlannedStartRecord(nodes=nodes, **with_cell(fields | overrides))
+
+
+def plan_of(
+    snapshot: Snapshot, start_by_s: Mapping[str, float], **jobs: PlannedStartRecord
+) -> StartPlan:
+    """Return the planned starts of jobs, and the times by which jobs are promised to start, by name."""
+    names, places = snapshot.jobs.name, snapshot.nodes.name
+    rows = [
+        {
+            "job": names.index(job),
+            "start_s": planned.start_s,
+            "end_s": planned.end_s,
+            **snapshot.key(planned.cell)._asdict(),
+        }
+        for job, planned in jobs.items()
+    ]
+    nodes = [
+        {"start": i, "node": places.index(name), "gpus": gpus}
+        for i, planned in enumerate(jobs.values())
+        for name, gpus in planned.nodes
+    ]
+    return StartPlan(
+        starts=PlannedStarts.from_rows(rows),
+        nodes=PlannedNodes.from_rows(nodes),
+        start_by_s=np.array([start_by_s.get(name, math.inf) for name in names]),
+    )
+
+
 def commit(
     store: PostgresStore,
     snapshot: Snapshot,
     *decisions: Decision,
     request: Request | None = None,
     legs: Legs = NO_LEGS,
+    plan: StartPlan | None = None,
 ) -> RoundRecord:
     """Commit decisions that were made on ``snapshot``."""
-    return store.commit(a_round(snapshot, *decisions, request=request, legs=legs))
+    return store.commit(a_round(snapshot, *decisions, request=request, legs=legs, plan=plan))
 
 
 def a_round(snapshot: Snapshot, *decisions: Decision, **overrides: Any) -> RoundCommit:
@@ -292,6 +333,21 @@ def a_random_round(
         )
         for d in decisions
     ]
+
+
+def a_random_plan(snapshot: Snapshot, rng: np.random.Generator) -> StartPlan:
+    """Return promised starts of about half of the jobs, and planned ones of some of these.
+
+    Jobs that a round starts are among them.
+    """
+    names, nodes = snapshot.jobs.name, snapshot.nodes.name
+    promised = {name: snapshot.now_s + 1e3 for name in names if rng.random() < 0.5}
+    planned = {
+        name: a_planned_start(start_s=snapshot.now_s, nodes=((str(rng.choice(nodes)), 1),))
+        for name in promised
+        if rng.random() < 0.5
+    }
+    return plan_of(snapshot, promised, **planned)
 
 
 def run(store: PostgresStore, **jobs: Members) -> RoundRecord:

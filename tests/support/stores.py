@@ -88,7 +88,7 @@ class WorldRounds:
         if refused:
             store.pass_round()
         else:
-            self._world.carry_out(commit.decisions, commit.legs, commit.summary.prices)
+            self._world.carry_out(commit.decisions, commit.legs, commit.summary.prices, commit.plan)
         self._world.check()
         summary = replace(
             commit.summary,
@@ -311,7 +311,11 @@ _OLDER = (
     """
 UPDATE jobs SET created_at = created_at - interval '{s} s', queued_at = queued_at - interval '{s} s',
     since_at = since_at - interval '{s} s', started_at = started_at - interval '{s} s',
-    deadline_s = deadline_s - {s}
+    deadline_s = deadline_s - {s}, start_by_s = start_by_s - {s},
+    planned_start = planned_start || jsonb_build_object(
+        'start_s', (planned_start->>'start_s')::float8 - {s},
+        'end_s', (planned_start->>'end_s')::float8 - {s}
+    )
 """,
     """
 UPDATE jobs SET certificate = (
@@ -346,6 +350,7 @@ def view(snapshot: Snapshot) -> dict[str, list[Row] | int]:
     Rows keep their order.
     """
     s, jobs, a, legs = snapshot, snapshot.jobs, snapshot.allocations, snapshot.legs
+    starts = s.planned_starts
     types = [*(kind.name for kind in s.gpu_types), ""]
     live = {s.workloads[w] for w in jobs.workload.tolist()}
     e = s.estimates
@@ -401,6 +406,8 @@ def view(snapshot: Snapshot) -> dict[str, list[Row] | int]:
                 r["since_s"] > 0 and age(r["since_s"]),
                 steps(r["service_gpu_s"]),
                 steps(r["deadline_s"] - s.now_s + PASS_S / 2),
+                r["preemptible"],
+                steps(r["start_by_s"] - s.now_s + PASS_S / 2),
             )
             for r in map(jobs.row, range(len(jobs)))
         ],
@@ -440,6 +447,19 @@ def view(snapshot: Snapshot) -> dict[str, list[Row] | int]:
                 steps(r["end_s"] - s.now_s + PASS_S / 2),
             )
             for i, r in enumerate(map(legs.row, range(len(legs))))
+        ],
+        "planned starts": [
+            (
+                jobs.name[r["job"]],
+                *cell(starts, i),
+                steps(r["start_s"] - s.now_s + PASS_S / 2),
+                steps(r["end_s"] - s.now_s + PASS_S / 2),
+            )
+            for i, r in enumerate(map(starts.row, range(len(starts))))
+        ],
+        "planned nodes": [
+            (jobs.name[starts.job[r["start"]]], s.nodes.name[r["node"]], r["gpus"])
+            for r in map(s.planned_nodes.row, range(len(s.planned_nodes)))
         ],
         "prices": [
             (name, round(price, 6))

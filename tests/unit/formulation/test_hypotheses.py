@@ -11,10 +11,15 @@ import pytest
 
 from tessera.formulation.errors import InvalidInput, NotFound
 from tessera.formulation.explanations.changes import Change, ChangeKind
-from tessera.formulation.last_round import Legs
+from tessera.formulation.last_round import Legs, PlannedNodes, PlannedStarts
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.what_if.hypotheses import Hypothesis, append_jobs, apply_hypotheses
+from tessera.formulation.what_if.hypotheses import (
+    Hypothesis,
+    append_jobs,
+    apply_hypotheses,
+    without_last_jobs,
+)
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 
 POLICY = Policy(objective="throughput")
@@ -83,6 +88,56 @@ def test_a_promise_is_withdrawn_from_a_job_that_asks_for_more(
     changed = after(replace(promised, legs=legs), a_change(job="a", **change))
     assert bool(changed.jobs.admitted[0]) is kept
     assert len(changed.legs) == int(kept)
+
+
+def with_starts(snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot with planned starts of b and a, in this order, and promised ones of all."""
+    starts = [
+        {
+            "job": job,
+            "start_s": 2000.0,
+            "end_s": 3000.0,
+            "gpu_type": 0,
+            "gpus": 4,
+            "pipeline_degree": 1,
+            "plan": 0,
+        }
+        for job in (1, 0)
+    ]
+    nodes = [{"start": 0, "node": 1, "gpus": 4}, {"start": 1, "node": 0, "gpus": 4}]
+    return replace(
+        snapshot,
+        jobs=replace(snapshot.jobs, start_by_s=np.full(len(snapshot.jobs), 2000.0)),
+        planned_starts=PlannedStarts.from_rows(starts),
+        planned_nodes=PlannedNodes.from_rows(nodes),
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "planned"),
+    [
+        (a_change(ChangeKind.WEIGHT, "b", amount=4.0), [(1, 1), (0, 0)]),
+        (a_change(ChangeKind.MIN_GPUS, "b", amount=2), [(0, 0)]),
+        (a_change(ChangeKind.QUEUE, "b", amount=2), [(0, 0)]),
+        (a_change(ChangeKind.QUEUE, "a", amount=2), [(1, 1)]),
+        (a_change(ChangeKind.END, subject="b"), [(0, 0)]),
+    ],
+)
+def test_a_start_is_withdrawn_from_a_job_that_ends_or_is_served_later_or_asks_for_more(
+    change: Hypothesis, planned: list[tuple[int, int]]
+) -> None:
+    """``planned`` has the jobs and the nodes of the planned starts that are left."""
+    changed = after(with_starts(two_jobs()), change)
+    jobs = changed.planned_starts.job[changed.planned_nodes.start].tolist()
+    assert list(zip(jobs, changed.planned_nodes.node.tolist(), strict=True)) == planned
+    promised = np.flatnonzero(np.isfinite(changed.jobs.start_by_s)).tolist()
+    assert promised == sorted(job for job, _ in planned)
+
+
+def test_the_round_without_an_added_job_has_the_starts_of_the_others() -> None:
+    before = without_last_jobs(with_starts(two_jobs()), 1)
+    assert before.planned_starts.job.tolist() == [0]
+    assert (before.planned_nodes.start.tolist(), before.planned_nodes.node.tolist()) == ([0], [0])
 
 
 def test_an_added_job_has_a_name_of_its_own() -> None:
