@@ -86,6 +86,10 @@ def update_job(
             "--pinned/--movable", help="Whether the job may be moved to reduce fragmentation."
         ),
     ] = None,
+    preemptible: Annotated[
+        bool | None,
+        typer.Option(help="Whether rounds may suspend or shrink the job at any time for others."),
+    ] = None,
     label: Annotated[
         list[str] | None,
         typer.Option(help="Label, as KEY=VALUE. Repeatable. Replaces all present labels."),
@@ -125,6 +129,7 @@ def update_job(
         "priority": priority,
         "deadline": deadline,
         "pinned": pinned,
+        "preemptible": preemptible,
         "labels": label,
         "pinned_gpu_type": pin_type,
         "avoid_nodes": avoid_node,
@@ -136,11 +141,11 @@ def update_job(
         raise InvalidInput(
             "update",
             "needs at least one of --weight, --priority, --deadline, --label,"
-            " --pinned, --movable, --pin-type, --any-type, --gpu-types, --avoid-node,"
+            " --pinned, --movable, --preemptible, --pin-type, --any-type, --gpu-types, --avoid-node,"
             " --node-selector, --prefer-labels, --min-gpus, --max-gpus, --longest-run",
         )
     job.weight, job.priority, job.pinned = weight or 0.0, priority or 0, bool(pinned)  # 0: unset
-    job.pinned_gpu_type = bool(pin_type)
+    job.pinned_gpu_type, job.preemptible = bool(pin_type), bool(preemptible)
     job.min_gpus, job.max_gpus = min_gpus or 0, max_gpus or 0
     if avoid_node != ["none"]:
         job.avoid_nodes.extend(full_name(cluster, "nodes", node) for node in avoid_node or [])

@@ -38,6 +38,7 @@ class JobEntry(FileEntry):
     deadline: Text | None = None
     """A time with its time zone, or a duration from now."""
     pinned: bool = False
+    preemptible: bool = False
     labels: Labels = Field(default_factory=dict)
     command: Texts = Field(default_factory=list)
     max_retries: Annotated[int, whole_between(0, limits.MAX_RETRIES)] | None = None
@@ -147,6 +148,7 @@ def _request(where: str, job: JobEntry, now: Timestamp, cluster: str) -> jobs_pb
         weight=job.weight,
         guaranteed=job.guaranteed,
         pinned=job.pinned,
+        preemptible=job.preemptible,
         labels=job.labels,
         command=job.command,
         pinned_gpu_type=job.pin_type,

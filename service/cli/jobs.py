@@ -120,6 +120,9 @@ def submit_jobs(
     pinned: Annotated[
         bool, typer.Option(help="Do not move the job to reduce fragmentation.")
     ] = False,
+    preemptible: Annotated[
+        bool, typer.Option(help="Let rounds suspend or shrink the job at any time for others.")
+    ] = False,
     label: Annotated[
         list[str] | None, typer.Option(help="Label, as KEY=VALUE. Repeatable.")
     ] = None,
@@ -198,6 +201,7 @@ def submit_jobs(
         weight=weight or 0.0,
         guaranteed=guaranteed,
         pinned=pinned,
+        preemptible=preemptible,
         labels=options.parse_labels("--label", label),
         pinned_gpu_type=pin_type,
         avoid_nodes=[full_name(cluster, "nodes", node) for node in avoid_node or []],

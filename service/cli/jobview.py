@@ -177,6 +177,7 @@ def _request_facts(job: jobs_pb2.Job) -> list[tuple[str, str]]:
         ("tenant", job.tenant),
         ("priority", f"queue {job.priority}, weight {format_number(job.weight)}"),
         ("promise", "guaranteed" if job.guaranteed else "best effort"),
+        ("preemptible", "yes" if job.preemptible else ""),
         ("deadline", _deadline(job)),
         ("array", array_text(job)),
         ("starts after", after_text(job)),

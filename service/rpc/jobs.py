@@ -329,6 +329,8 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
             convert.require_allowed_types("job", spec)
         if {"min_gpus", "max_gpus"} & set(paths):
             convert.require_bounds("job", spec)
+        if "preemptible" in paths:
+            convert.require_no_guarantee("job", spec)
 
         standing = self._policy_on(cluster, [spec]) if "deadline" in paths else None
 

@@ -108,9 +108,12 @@ def test_jobs_are_held_released_changed_and_cancelled(
     assert (job["state"], job["weight"], job["pinned"]) == ("QUEUED", 2.5, True)
     assert job["labels"] == {"k": "v"}
     assert "deadline" in job
-    tessera("update", "a", "--deadline", "none", "--movable")
+    tessera("update", "a", "--deadline", "none", "--movable", "--preemptible")
     job = read(tessera, "job", "a")
     assert (job["weight"], job["pinned"], "deadline" in job) == (2.5, False, False)
+    assert job["preemptible"]
+    tessera("update", "a", "--no-preemptible")
+    assert not read(tessera, "job", "a")["preemptible"]
     tessera("cancel", "a", "b")
     assert {job["state"] for job in read(tessera, "jobs", "--all")["jobs"]} == {"CANCELLED"}
     shown = tessera("job", "a").stdout

@@ -73,6 +73,7 @@ CHANGEABLE: Final[dict[str, str]] = {
     "min_gpus": "min_gpus",
     "max_gpus": "max_gpus",
     "longest_run": "longest_run_s",
+    "preemptible": "preemptible",
 }
 """The fields of Job that may change after submission, with the fields of JobSpec."""
 
@@ -140,6 +141,7 @@ def to_job_spec(
     require_type_of_pin(field, spec)
     require_allowed_types(field, spec)
     require_bounds(field, spec)
+    require_no_guarantee(field, spec)
     if spec.runtime == PROFILER:
         raise InvalidInput(
             f"{field}.workload.model",
@@ -191,6 +193,15 @@ def require_bounds(field: str, spec: JobSpec) -> None:
         raise InvalidInput(f"{field}.{contradiction[0]}", contradiction[1])
 
 
+def require_no_guarantee(field: str, spec: JobSpec) -> None:
+    """Check that a job that may be preempted is not guaranteed."""
+    if spec.preemptible and spec.guaranteed:
+        raise InvalidInput(
+            f"{field}.preemptible",
+            "is set, but the job is guaranteed, so that nothing may suspend it; state one of the two",
+        )
+
+
 def to_changes(field: str, cluster: str, message: pb.Job) -> dict[str, Any]:
     """Return the fields of JobSpec that may change after submission."""
     deadline_s = math.inf
@@ -202,6 +213,7 @@ def to_changes(field: str, cluster: str, message: pb.Job) -> dict[str, Any]:
         ),
         "queue": fields.require_whole(f"{field}.priority", message.priority or 1, 1, MAX_PRIORITY),
         "movable": not message.pinned,
+        "preemptible": message.preemptible,
         "deadline_s": deadline_s,
         "labels": to_labels(f"{field}.labels", message.labels),
         "pinned_type": message.pinned_gpu_type,
@@ -244,6 +256,7 @@ def of_spec(cluster: str, spec: JobSpec) -> pb.Job:
         guaranteed=spec.guaranteed,
         restart=fields.duration_of(spec.restart_s),
         pinned=not spec.movable,
+        preemptible=spec.preemptible,
         labels=spec.labels,
         command=spec.command,
         max_retries=spec.max_retries,

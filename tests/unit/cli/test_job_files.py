@@ -62,6 +62,7 @@ guaranteed: true
 restart: 2m
 deadline: 2027-01-15T09:00:00Z
 pinned: true
+preemptible: true
 labels: {team: nlp, run: 7}
 max_retries: 0
 pin_type: true
@@ -131,6 +132,7 @@ def test_every_key_of_a_job_reaches_the_request(tmp_path: Path) -> None:
             "restart": "120s",
             "deadline": "2027-01-15T09:00:00Z",
             "pinned": True,
+            "preemptible": True,
             "labels": {"team": "nlp", "run": "7"},
             "max_retries": 0,
             "pinned_gpu_type": True,

@@ -146,12 +146,14 @@ def test_a_job_shows_where_it_may_run_and_for_how_long(details: Details) -> None
             preferred_labels="rack!=b",
             longest_run=Duration(seconds=7200),
             run_seconds=3600.0,
+            preemptible=True,
             opportunistic=True,
             service_gpu_seconds=7200.0,
         )
     )
     for part in (
         "8 x a100, pinned to the type",
+        "preemptible yes",
         "avoids n7",
         "GPU types h100, a100",
         "node selector zone=a",

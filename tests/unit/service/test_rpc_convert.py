@@ -66,6 +66,7 @@ specs = st.builds(
     weight=st.floats(1e-6, 1e6),
     guaranteed=st.booleans(),
     movable=st.booleans(),
+    preemptible=st.booleans(),
     deadline_s=st.floats(0, 4e9) | st.just(math.inf),
     restart_s=st.floats(0, 1e5),
     labels=st.dictionaries(words, words, max_size=4),
@@ -79,11 +80,16 @@ specs = st.builds(
 @examples(40)
 @given(specs, st.booleans())
 def test_a_job_survives_a_round_trip(requested: JobSpec, pin: bool) -> None:
-    spec = replace(requested, pinned_type=pin and bool(requested.requested_type))
+    spec = replace(
+        requested,
+        pinned_type=pin and bool(requested.requested_type),
+        preemptible=requested.preemptible and not requested.guaranteed,
+    )
     sent = jobs_pb2.Job.FromString(jobs.of_spec("c", spec).SerializeToString())
     back = jobs.to_job_spec("job", "c", spec.name, sent)
     assert back.deadline_s == pytest.approx(spec.deadline_s, abs=1e-6)
     assert (back.pinned_type, back.avoid_nodes) == (spec.pinned_type, spec.avoid_nodes)
+    assert back.preemptible == spec.preemptible
     assert back.restart_s == pytest.approx(spec.restart_s, abs=1e-8)
     assert back.launch == replace(spec.launch, runtime="replay")
     assert jobs.of_spec("c", back) == sent
@@ -404,6 +410,7 @@ def a_job_message(**changes: Any) -> jobs_pb2.Job:
         ({"command": ["a\0b"]}, "job.command[0]"),
         ({"command": [""]}, "job.command"),
         ({"pinned_gpu_type": True}, "job.pinned_gpu_type"),
+        ({"preemptible": True, "guaranteed": True}, "job.preemptible"),
         ({"avoid_nodes": ["n1"]}, "job.avoid_nodes[0]"),
         ({"avoid_nodes": ["clusters/d/nodes/n1"]}, "job.avoid_nodes[0]"),
         ({"avoid_nodes": ["clusters/c/nodes/n1"] * 2}, "job.avoid_nodes[1]"),

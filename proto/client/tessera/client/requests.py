@@ -85,6 +85,7 @@ class JobFields(TypedDict, total=False):
     weight: float
     guaranteed: bool
     pinned: bool
+    preemptible: bool
     deadline: datetime | timedelta
     longest_run: timedelta
     restart_s: float

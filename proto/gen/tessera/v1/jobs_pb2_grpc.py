@@ -147,7 +147,7 @@ class JobsServicer:
     def UpdateJob(self, request, context):
         """Changes the fields of `update_mask`. The fields that can change are weight, priority, pinned,
         deadline, labels, pinned_gpu_type, allowed_gpu_types, avoid_nodes, node_selector,
-        preferred_labels, min_gpus, max_gpus and longest_run.
+        preferred_labels, min_gpus, max_gpus, longest_run and preemptible.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

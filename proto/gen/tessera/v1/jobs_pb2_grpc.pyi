@@ -44,7 +44,7 @@ class JobsStub:
     UpdateJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.UpdateJobRequest, _jobs_pb2.Job]
     """Changes the fields of `update_mask`. The fields that can change are weight, priority, pinned,
     deadline, labels, pinned_gpu_type, allowed_gpu_types, avoid_nodes, node_selector,
-    preferred_labels, min_gpus, max_gpus and longest_run.
+    preferred_labels, min_gpus, max_gpus, longest_run and preemptible.
     """
     ListJobEvents: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ListJobEventsRequest, _jobs_pb2.ListJobEventsResponse]
     """Lists the events of a job, oldest first."""
@@ -90,7 +90,7 @@ class JobsAsyncStub(JobsStub):
     UpdateJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.UpdateJobRequest, _jobs_pb2.Job]  # type: ignore[assignment]
     """Changes the fields of `update_mask`. The fields that can change are weight, priority, pinned,
     deadline, labels, pinned_gpu_type, allowed_gpu_types, avoid_nodes, node_selector,
-    preferred_labels, min_gpus, max_gpus and longest_run.
+    preferred_labels, min_gpus, max_gpus, longest_run and preemptible.
     """
     ListJobEvents: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ListJobEventsRequest, _jobs_pb2.ListJobEventsResponse]  # type: ignore[assignment]
     """Lists the events of a job, oldest first."""
@@ -163,7 +163,7 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_jobs_pb2.Job, _abc.Awaitable[_jobs_pb2.Job]]:
         """Changes the fields of `update_mask`. The fields that can change are weight, priority, pinned,
         deadline, labels, pinned_gpu_type, allowed_gpu_types, avoid_nodes, node_selector,
-        preferred_labels, min_gpus, max_gpus and longest_run.
+        preferred_labels, min_gpus, max_gpus, longest_run and preemptible.
         """
 
     @_abc_1.abstractmethod
