@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -12,7 +13,7 @@ from tessera.formulation.errors import DeadlineTooShort, InvalidInput, NotAllowe
 from tessera.formulation.explanations.records import Explanation
 from tessera.formulation.lifecycle import ACTIVE, TERMINAL, JobState
 from tessera.formulation.reasons import Reason, ReasonCode
-from tessera.formulation.records.jobs import JobRecord
+from tessera.formulation.records.jobs import JobRecord, PlannedStartRecord
 from tessera.formulation.records.rounds import JobRound, RoundRecord, decision_record
 from tessera.formulation.snapshot import Snapshot
 from tessera.service.loop import RoundLoop
@@ -49,7 +50,8 @@ class JobExplanation:
 
     ``number`` is 0 if a round on the present state was decided for it. ``kind`` is the round's
     decision; it is "" if the job has ended. ``explanation`` is None if nothing more is known.
-    ``note`` says why steps may be missing; it is "" if none is.
+    ``note`` says why steps may be missing; it is "" if none is. ``start_by_s`` and ``planned_start``
+    are those of the stored job, unless the explanation is of a round that the caller has named.
     """
 
     number: int
@@ -58,6 +60,12 @@ class JobExplanation:
     explanation: Explanation | None
     history: Sequence[JobRound]
     note: str = ""
+    start_by_s: float = math.inf
+    planned_start: PlannedStartRecord | None = None
+
+    def with_starts_of(self, record: JobRecord) -> JobExplanation:
+        """Return the explanation with the promised and the planned start of the stored job."""
+        return replace(self, start_by_s=record.start_by_s, planned_start=record.planned_start)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +103,8 @@ class JobExplainer:
             return self._of_round(cluster, name, last, history, time, with_steps=with_steps)
         if record.state in TERMINAL:
             return _ended(history)
-        return self._as_of_now(record, history, time, with_steps=with_steps)
+        found = self._as_of_now(record, history, time, with_steps=with_steps)
+        return found.with_starts_of(record)
 
     def read_recorded(self, cluster: str, name: str, number: int) -> JobExplanation:
         """Return what is recorded on a job in round ``number``, or at present if it is 0.
@@ -119,7 +128,7 @@ class JobExplainer:
             shown = next((r for r in history if r.number == record.reason_round), None)
             reason = record.reason
         kind = shown.kind if shown is not None else DecisionKind.WAIT if reason else ""
-        return JobExplanation(
+        found = JobExplanation(
             number=0 if shown is None else shown.number,
             created_s=0.0 if shown is None else shown.created_s,
             kind=kind,
@@ -129,6 +138,7 @@ class JobExplainer:
             history=history,
             note=_ENDED if record.state in TERMINAL and not number else "",
         )
+        return found if number else found.with_starts_of(record)
 
     def _of_round(
         self,

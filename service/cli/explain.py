@@ -7,7 +7,8 @@ from typing import Annotated, Final
 
 import typer
 
-from tessera.service.cli.client import connect
+from tessera.service.cli.client import connect, current_timestamp
+from tessera.service.cli.jobview import start_facts
 from tessera.service.cli.names import full_name, short_name
 from tessera.service.cli.options import (
     DEFAULT_CLUSTER,
@@ -145,6 +146,7 @@ def _facts(answer: jobs_pb2.ExplainJobResponse) -> list[tuple[str, str]]:
         ("decision", answer.kind),
         ("reason", f"{reason.code}{cause}: {reason.message}" if reason.code else ""),
         ("evidence", "; ".join(f"{k}: {v}" for k, v in sorted(reason.evidence.items()))),
+        *start_facts(answer, current_timestamp()),
         ("value", value if answer.HasField("value_per_gpu") else ""),
         ("next step", "" if answer.steps else reason.next_step),
     ]

@@ -18,6 +18,12 @@ def seconds_between(later: Timestamp, earlier: Timestamp) -> float:
     return (later.ToNanoseconds() - earlier.ToNanoseconds()) / 1e9
 
 
+def span_until(moment: Timestamp, now: Timestamp) -> str:
+    """Return when a promised or planned moment is, e.g. ``in 2h``, or ``10m ago`` if it has passed."""
+    seconds = seconds_between(moment, now)
+    return f"in {format_span(seconds)}" if seconds >= 0 else f"{format_span(-seconds)} ago"
+
+
 def is_stale(forecast: jobs_pb2.Forecast, now: Timestamp) -> bool:
     """Return whether a forecast is too old to be relied upon."""
     return seconds_between(now, forecast.made_time) > STALE_S

@@ -13,7 +13,12 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from tessera.formulation.execution_plan import read_execution_plan
-from tessera.service.cli.forecastview import forecast_facts, listed_band, listed_position
+from tessera.service.cli.forecastview import (
+    forecast_facts,
+    listed_band,
+    listed_position,
+    span_until,
+)
 from tessera.service.cli.launchview import launch_facts
 from tessera.service.cli.names import short_name
 from tessera.service.cli.options import Output
@@ -148,6 +153,7 @@ def job_parts(job: jobs_pb2.Job, now: Timestamp, details: JobDetails) -> list[Re
         *training_facts(job.training, now),
         ("network", details.network),
         ("next round", details.next_round if waits else ""),
+        *start_facts(job, now),
         *forecast_facts(job, now),
         *_reason_facts(job),
         *profiling_facts(job, details.profiling),
@@ -353,6 +359,20 @@ def _service(job: jobs_pb2.Job) -> str:
         else ""
     )
     return f"{used or '0 GPU-hours'}{opportunistic}" if job.opportunistic else used
+
+
+def start_facts(
+    message: jobs_pb2.Job | jobs_pb2.ExplainJobResponse, now: Timestamp
+) -> list[tuple[str, str]]:
+    """Return the planned and the promised start of a job that waits."""
+    planned, promised = message.planned_start, ""
+    if message.HasField("start_by"):
+        promised = f"by {format_time(message.start_by)} ({span_until(message.start_by, now)})"
+    reserved = ""
+    if message.HasField("planned_start"):
+        when = f"{format_time(planned.start_time)} ({span_until(planned.start_time, now)})"
+        reserved = f"{when} on {cell_text(planned.cell)}"
+    return [("planned start", reserved), ("promised start", promised)]
 
 
 def _reason_facts(job: jobs_pb2.Job) -> list[tuple[str, str]]:

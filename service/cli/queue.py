@@ -19,7 +19,7 @@ from rich.text import Text
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli.client import Client, connect, current_timestamp
 from tessera.service.cli.completion import complete_tenants
-from tessera.service.cli.forecastview import listed_band, listed_position
+from tessera.service.cli.forecastview import listed_band, listed_position, span_until
 from tessera.service.cli.jobview import job_columns, workload_key
 from tessera.service.cli.names import cluster_name, short_name
 from tessera.service.cli.nextround import next_round_line
@@ -96,8 +96,8 @@ def list_queue(
 ) -> None:
     """List waiting jobs by expected start: why they wait, and when they start and finish.
 
-    Positions and times are forecasts. Jobs without one come next, in order of submission, and held
-    jobs last.
+    Positions and times are forecasts, but a promised start is a promise. Jobs without a forecast come
+    next, in order of submission, and held jobs last.
     """
     with connect(server) as client:
 
@@ -142,13 +142,19 @@ def order_queue(jobs: Iterable[jobs_pb2.Job]) -> list[jobs_pb2.Job]:
 
 
 def queue_columns(jobs: Sequence[jobs_pb2.Job], now: Timestamp) -> Sequence[Column[jobs_pb2.Job]]:
-    """Return the columns of a list of waiting jobs. Times are relative to ``now``."""
+    """Return the columns of a list of waiting jobs. Times are relative to ``now``.
+
+    If no job has a promised start, there is no column of promised starts.
+    """
+    is_promised = any(job.HasField("start_by") for job in jobs)
+    promised = (Column[jobs_pb2.Job]("PROMISED START", lambda j: _promised_start(j, now)),)
     return (
         Column("POSITION", listed_position, right=True),
         Column("JOB", lambda j: short_name(j.name)),
         Column("TENANT", lambda j: j.tenant),
         Column("WANTS", wanted_gpus),
         Column("REASON", waiting_reason),
+        *(promised if is_promised else ()),
         Column("STARTS IN", lambda j: listed_band(j, "start", now)),
         Column("FINISHES IN", lambda j: listed_band(j, "finish", now)),
         Column("WAITS", lambda j: format_age(j.queue_time, now), right=True),
@@ -157,6 +163,10 @@ def queue_columns(jobs: Sequence[jobs_pb2.Job], now: Timestamp) -> Sequence[Colu
         Column("WEIGHT", lambda j: format_number(j.weight), wide=True, right=True),
         Column("NEXT STEP", lambda j: j.reason.next_step, wide=True),
     )
+
+
+def _promised_start(job: jobs_pb2.Job, now: Timestamp) -> str:
+    return span_until(job.start_by, now) if job.HasField("start_by") else ""
 
 
 def wanted_gpus(job: jobs_pb2.Job) -> str:

@@ -47,12 +47,16 @@ from tests.support.patience import PATIENCE_S
 from tests.support.stored_cluster import (
     BERT,
     a_cluster,
+    a_planned_start,
     a_spec,
     apply_event,
+    commit,
     execute,
     job,
+    plan_of,
     run,
     submit,
+    wait,
 )
 from tests.support.stored_cluster import C as LAB
 
@@ -472,6 +476,36 @@ async def test_what_is_recorded_is_reported_without_deciding_a_round(
         await a.jobs.HoldJob(jobs_pb2.HoldJobRequest(name=JOB))
         held = await a.jobs.ExplainJob(a_request(recorded_only=True))
         assert (held.round, held.kind, held.reason.code) == ("", "wait", "HELD")
+
+
+async def test_the_planned_and_promised_start_of_a_job_are_shown_wherever_it_waits(
+    store: PostgresStore,
+) -> None:
+    async with api_with_agent(store) as a:
+        await submit_three(a)
+        await a.scheduler.Schedule(a_round(objective="throughput"))
+        snapshot = store.snapshot("c")
+        planned = a_planned_start(start_s=3e9, end_s=math.inf, nodes=(("n2", 8),))
+        plan = plan_of(snapshot, {"weak": 4e9}, weak=planned)
+        commit(store, snapshot, wait(snapshot, "weak"), plan=plan)
+        stored = await a.jobs.GetJob(jobs_pb2.GetJobRequest(name=JOB))
+        assert (stored.start_by.seconds, stored.planned_start.start_time.seconds) == (
+            4 * 10**9,
+            3 * 10**9,
+        )
+        assert stored.planned_start.cell.gpus == 8
+        waiting = jobs_pb2.ListJobsRequest(parent=C, states=[jobs_pb2.QUEUED])
+        (listed,) = (await a.jobs.ListJobs(waiting)).jobs
+        recorded = await a.jobs.ExplainJob(a_request(recorded_only=True))
+        as_of_now = await a.jobs.ExplainJob(a_request(without_steps=True))
+        for starts in (listed, recorded, as_of_now):
+            assert starts.start_by == stored.start_by
+            assert starts.planned_start == stored.planned_start
+        for is_recorded in (False, True):
+            request = a_request(round=1, recorded_only=is_recorded)
+            assert not (await a.jobs.ExplainJob(request)).HasField("start_by")
+        runs = await a.jobs.ExplainJob(a_request(ONE, recorded_only=True))
+        assert not runs.HasField("planned_start")
 
 
 A0 = "a100-0"

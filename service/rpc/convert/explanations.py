@@ -10,7 +10,7 @@ from tessera.formulation.reasons import CAUSES, ReasonCode
 from tessera.formulation.records.rounds import JobRound
 from tessera.service.explaining import JobExplanation, group_rounds
 from tessera.service.rpc import fields, names
-from tessera.service.rpc.convert.jobs import of_reason
+from tessera.service.rpc.convert.jobs import of_planned_start, of_reason
 from tessera.v1 import jobs_pb2 as pb
 
 
@@ -27,6 +27,10 @@ def of_explanation(cluster: str, job: str, found: JobExplanation) -> pb.ExplainJ
     )
     if found.created_s:
         message.round_time.CopyFrom(fields.timestamp_of(found.created_s))
+    if math.isfinite(found.start_by_s):
+        message.start_by.CopyFrom(fields.timestamp_of(found.start_by_s))
+    if found.planned_start is not None:
+        message.planned_start.CopyFrom(of_planned_start(found.planned_start))
     if explanation is None:
         return message
     message.unit = explanation.unit

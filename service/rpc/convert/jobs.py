@@ -19,6 +19,7 @@ from tessera.formulation.records.jobs import (
     JobRecord,
     JobSpec,
     LegRecord,
+    PlannedStartRecord,
     TrainingRecord,
 )
 from tessera.formulation.runtimes import PROFILER
@@ -298,6 +299,10 @@ def of_job(record: JobRecord) -> pb.Job:
     message.last_error = record.last_error
     message.deadline_admitted = record.admitted
     message.certificate.extend(_of_leg(leg) for leg in record.certificate)
+    if math.isfinite(record.start_by_s):
+        message.start_by.CopyFrom(fields.timestamp_of(record.start_by_s))
+    if record.planned_start is not None:
+        message.planned_start.CopyFrom(of_planned_start(record.planned_start))
     message.opportunistic = record.opportunistic
     message.service_gpu_seconds = record.service_gpu_s
     message.run_seconds = record.run_s
@@ -395,6 +400,13 @@ def of_reason(cluster: str, reason: Reason, number: int) -> pb.Reason:
         next_step=reason.next_step,
         evidence=dict(reason.evidence),
         round=names.round_name(cluster, number) if number else "",
+    )
+
+
+def of_planned_start(planned: PlannedStartRecord) -> pb.PlannedStart:
+    """Return the message of the start that is reserved for a job."""
+    return pb.PlannedStart(
+        start_time=fields.timestamp_of(planned.start_s), cell=of_cell(planned.cell)
     )
 
 

@@ -120,7 +120,20 @@ def test_an_explanation_shows_reason_displacers_steps_and_rounds(shown: Callable
     assert "next step" not in text
     fields = {field.name for field in jobs_pb2.ExplainJobResponse.DESCRIPTOR.fields}
     plain = json.loads(as_json(an_explanation()))
-    assert fields - set(plain) <= {"value_per_gpu"}  # unset if no unit is common
+    # Unset if no unit is common, and if no start is promised or reserved.
+    assert fields - set(plain) <= {"value_per_gpu", "start_by", "planned_start"}
+
+
+def test_an_explanation_shows_the_planned_and_the_promised_start(shown: Callable[..., str]) -> None:
+    cell = estimates_pb2.Cell(gpu_type="a100", gpus=8, pipeline_degree=2)
+    planned = jobs_pb2.PlannedStart(start_time=later(3600), cell=cell)
+    text = shown(show_explanation, an_explanation(start_by=later(7200), planned_start=planned))
+    assert "planned start 2027-01-15T09:00:00Z (" in text
+    assert ") on 8 x a100, pp 2" in text
+    assert "promised start by 2027-01-15T10:00:00Z (" in text
+    text = shown(show_explanation, an_explanation())
+    assert "planned start" not in text
+    assert "promised start" not in text
 
 
 def test_an_explanation_without_steps_has_a_next_step_and_one_of_many_rounds_is_cut(

@@ -321,7 +321,8 @@ SERVERS_FIELDS = {
     *("name", "etag", "state", "create_time", "start_time", "end_time", "iterations_done"),
     *("allocation", "reason", "generation", "retries", "last_error", "deadline_admitted"),
     *("certificate", "opportunistic", "service_gpu_seconds", "queue_time", "retry_time"),
-    *("warnings", "training", "forecast", "run_seconds", "array"),
+    *("warnings", "training", "forecast", "run_seconds", "array", "start_by"),
+    "planned_start",
 }
 """The fields of a job that only the server writes."""
 REFUSED_FIELDS = {"launch.image"}

@@ -20,7 +20,7 @@ from tessera.formulation.lifecycle import JobState
 from tessera.formulation.records.agents import DesiredState
 from tessera.formulation.records.clusters import NodeRecord, NodeSpec, TenantSpec
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.records.jobs import JobSpec, LegRecord
+from tessera.formulation.records.jobs import JobSpec, LegRecord, PlannedStartRecord
 from tessera.formulation.records.rounds import DecisionRecord, RoundRecord
 from tessera.formulation.values import ESTIMATE_SOURCES, Cell, Workload
 from tessera.service.rpc import fields
@@ -355,6 +355,20 @@ def test_a_stored_job_shows_its_promise_schedule_and_attained_service() -> None:
     (shown,) = message.certificate
     assert (shown.start_time.seconds, shown.end_time.seconds) == (10**9, 10**9 + 600)
     assert shown.cell == estimates_pb2.Cell(gpu_type="a100", gpus=8, pipeline_degree=2, plan="p")
+
+
+def test_a_stored_job_shows_its_planned_and_its_promised_start() -> None:
+    cell = Cell(gpu_type="a100", gpus=8, pipeline_degree=2, plan="p")
+    planned = PlannedStartRecord(start_s=1e9, end_s=2e9, cell=cell, nodes=(("n1", 8),))
+    message = jobs.of_job(a_job_record(start_by_s=1e9 + 60, planned_start=planned))
+    assert (message.start_by.seconds, message.planned_start.start_time.seconds) == (
+        10**9 + 60,
+        10**9,
+    )
+    assert message.planned_start.cell.gpus == 8
+    bare = jobs.of_job(a_job_record())
+    assert not bare.HasField("start_by")
+    assert not bare.HasField("planned_start")
 
 
 @given(st.floats(-1e12, 1e12) | st.sampled_from([math.inf, -math.inf]))

@@ -160,6 +160,8 @@ class Job(_message.Message):
     AFTER_FIELD_NUMBER: _builtins.int
     ARRAY_FIELD_NUMBER: _builtins.int
     PREEMPTIBLE_FIELD_NUMBER: _builtins.int
+    START_BY_FIELD_NUMBER: _builtins.int
+    PLANNED_START_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """"clusters/{cluster}/jobs/{job}" """
     iterations: _builtins.int
@@ -383,6 +385,18 @@ class Job(_message.Message):
     def array(self) -> Global___ArrayMember:
         """The array that the job was submitted with. Only answers have it."""
 
+    @_builtins.property
+    def start_by(self) -> _timestamp_pb2.Timestamp:
+        """Output only. The promised start: the time by which the job starts, whatever is submitted later at
+        the same or a lower priority. Unset if none is promised, and for a job that does not wait.
+        """
+
+    @_builtins.property
+    def planned_start(self) -> Global___PlannedStart:
+        """Output only. The planned start. Each round may replace it by another one. Unset if no start is
+        reserved for the job.
+        """
+
     def __init__(
         self,
         *,
@@ -440,16 +454,44 @@ class Job(_message.Message):
         after: _abc.Iterable[Global___Dependency] | None = ...,
         array: Global___ArrayMember | None = ...,
         preemptible: _builtins.bool = ...,
+        start_by: _timestamp_pb2.Timestamp | None = ...,
+        planned_start: Global___PlannedStart | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "allocation", b"allocation", "array", b"array", "create_time", b"create_time", "deadline", b"deadline", "end_time", b"end_time", "forecast", b"forecast", "launch", b"launch", "longest_run", b"longest_run", "max_retries", b"max_retries", "queue_time", b"queue_time", "reason", b"reason", "restart", b"restart", "retry_time", b"retry_time", "start_time", b"start_time", "training", b"training", "workload", b"workload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "allocation", b"allocation", "array", b"array", "create_time", b"create_time", "deadline", b"deadline", "end_time", b"end_time", "forecast", b"forecast", "launch", b"launch", "longest_run", b"longest_run", "max_retries", b"max_retries", "planned_start", b"planned_start", "queue_time", b"queue_time", "reason", b"reason", "restart", b"restart", "retry_time", b"retry_time", "start_by", b"start_by", "start_time", b"start_time", "training", b"training", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "after", b"after", "allocation", b"allocation", "allowed_gpu_types", b"allowed_gpu_types", "array", b"array", "avoid_nodes", b"avoid_nodes", "certificate", b"certificate", "command", b"command", "create_time", b"create_time", "deadline", b"deadline", "deadline_admitted", b"deadline_admitted", "end_time", b"end_time", "etag", b"etag", "forecast", b"forecast", "generation", b"generation", "guaranteed", b"guaranteed", "iterations", b"iterations", "iterations_done", b"iterations_done", "labels", b"labels", "last_error", b"last_error", "launch", b"launch", "longest_run", b"longest_run", "max_gpus", b"max_gpus", "max_retries", b"max_retries", "min_gpus", b"min_gpus", "name", b"name", "node_selector", b"node_selector", "opportunistic", b"opportunistic", "pinned", b"pinned", "pinned_gpu_type", b"pinned_gpu_type", "preemptible", b"preemptible", "preferred_labels", b"preferred_labels", "priority", b"priority", "profile", b"profile", "queue_time", b"queue_time", "reason", b"reason", "requested_cpus", b"requested_cpus", "requested_gpu_type", b"requested_gpu_type", "requested_gpus", b"requested_gpus", "restart", b"restart", "retries", b"retries", "retry_time", b"retry_time", "run_seconds", b"run_seconds", "service_gpu_seconds", b"service_gpu_seconds", "start_time", b"start_time", "state", b"state", "stated_plan", b"stated_plan", "stated_plan_first", b"stated_plan_first", "submitted_plan", b"submitted_plan", "techniques", b"techniques", "tenant", b"tenant", "training", b"training", "warnings", b"warnings", "weight", b"weight", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "after", b"after", "allocation", b"allocation", "allowed_gpu_types", b"allowed_gpu_types", "array", b"array", "avoid_nodes", b"avoid_nodes", "certificate", b"certificate", "command", b"command", "create_time", b"create_time", "deadline", b"deadline", "deadline_admitted", b"deadline_admitted", "end_time", b"end_time", "etag", b"etag", "forecast", b"forecast", "generation", b"generation", "guaranteed", b"guaranteed", "iterations", b"iterations", "iterations_done", b"iterations_done", "labels", b"labels", "last_error", b"last_error", "launch", b"launch", "longest_run", b"longest_run", "max_gpus", b"max_gpus", "max_retries", b"max_retries", "min_gpus", b"min_gpus", "name", b"name", "node_selector", b"node_selector", "opportunistic", b"opportunistic", "pinned", b"pinned", "pinned_gpu_type", b"pinned_gpu_type", "planned_start", b"planned_start", "preemptible", b"preemptible", "preferred_labels", b"preferred_labels", "priority", b"priority", "profile", b"profile", "queue_time", b"queue_time", "reason", b"reason", "requested_cpus", b"requested_cpus", "requested_gpu_type", b"requested_gpu_type", "requested_gpus", b"requested_gpus", "restart", b"restart", "retries", b"retries", "retry_time", b"retry_time", "run_seconds", b"run_seconds", "service_gpu_seconds", b"service_gpu_seconds", "start_by", b"start_by", "start_time", b"start_time", "state", b"state", "stated_plan", b"stated_plan", "stated_plan_first", b"stated_plan_first", "submitted_plan", b"submitted_plan", "techniques", b"techniques", "tenant", b"tenant", "training", b"training", "warnings", b"warnings", "weight", b"weight", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_retries: _TypeAlias = _typing.Literal["max_retries"]  # noqa: Y015
     _WhichOneofArgType__max_retries: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_retries) -> _WhichOneofReturnType__max_retries | None: ...
 
 Global___Job: _TypeAlias = Job  # noqa: Y015
+
+@_typing.final
+class PlannedStart(_message.Message):
+    """The start that is reserved for a waiting job."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_TIME_FIELD_NUMBER: _builtins.int
+    CELL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def start_time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def cell(self) -> _estimates_pb2.Cell: ...
+    def __init__(
+        self,
+        *,
+        start_time: _timestamp_pb2.Timestamp | None = ...,
+        cell: _estimates_pb2.Cell | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cell", b"cell", "start_time", b"start_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell", b"cell", "start_time", b"start_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlannedStart: _TypeAlias = PlannedStart  # noqa: Y015
 
 @_typing.final
 class Dependency(_message.Message):
@@ -1913,6 +1955,8 @@ class ExplainJobResponse(_message.Message):
     NOTE_FIELD_NUMBER: _builtins.int
     ROUNDS_TRIED_FIELD_NUMBER: _builtins.int
     HISTORY_FIELD_NUMBER: _builtins.int
+    START_BY_FIELD_NUMBER: _builtins.int
+    PLANNED_START_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     """"clusters/{cluster}/jobs/{job}" """
     round: _builtins.str
@@ -1946,6 +1990,12 @@ class ExplainJobResponse(_message.Message):
     def history(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoundSpan]:
         """The job's rounds until the explained one that are still kept, newest first."""
 
+    @_builtins.property
+    def start_by(self) -> _timestamp_pb2.Timestamp:
+        """The promised and the planned start of the job, as in Job. Unset if a round was named."""
+
+    @_builtins.property
+    def planned_start(self) -> Global___PlannedStart: ...
     def __init__(
         self,
         *,
@@ -1963,10 +2013,12 @@ class ExplainJobResponse(_message.Message):
         note: _builtins.str = ...,
         rounds_tried: _builtins.int = ...,
         history: _abc.Iterable[Global___RoundSpan] | None = ...,
+        start_by: _timestamp_pb2.Timestamp | None = ...,
+        planned_start: Global___PlannedStart | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_value_per_gpu", b"_value_per_gpu", "reason", b"reason", "round_time", b"round_time", "value_per_gpu", b"value_per_gpu"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_value_per_gpu", b"_value_per_gpu", "planned_start", b"planned_start", "reason", b"reason", "round_time", b"round_time", "start_by", b"start_by", "value_per_gpu", b"value_per_gpu"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_value_per_gpu", b"_value_per_gpu", "cause", b"cause", "complete", b"complete", "displaced_by", b"displaced_by", "history", b"history", "job", b"job", "kind", b"kind", "note", b"note", "reason", b"reason", "round", b"round", "round_time", b"round_time", "rounds_tried", b"rounds_tried", "steps", b"steps", "unit", b"unit", "value_per_gpu", b"value_per_gpu"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_value_per_gpu", b"_value_per_gpu", "cause", b"cause", "complete", b"complete", "displaced_by", b"displaced_by", "history", b"history", "job", b"job", "kind", b"kind", "note", b"note", "planned_start", b"planned_start", "reason", b"reason", "round", b"round", "round_time", b"round_time", "rounds_tried", b"rounds_tried", "start_by", b"start_by", "steps", b"steps", "unit", b"unit", "value_per_gpu", b"value_per_gpu"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__value_per_gpu: _TypeAlias = _typing.Literal["value_per_gpu"]  # noqa: Y015
     _WhichOneofArgType__value_per_gpu: _TypeAlias = _typing.Literal["_value_per_gpu", b"_value_per_gpu"]  # noqa: Y015
