@@ -109,10 +109,14 @@ class RatioToBest(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """A policy on a workload: its mean JCT and its waits over the best rivals'."""
+    """A policy on a workload: its mean JCT and its waits over the best rivals'.
+
+    ``leader_waits`` is the ratio of waits to the rival with the lowest mean JCT.
+    """
 
     jct: RatioToBest
     waits: RatioToBest
+    leader_waits: float
 
 
 def jct_over(runs: SeedRuns, rivals: SeedRuns) -> float:
@@ -156,6 +160,12 @@ def find_standing(
     """
     names = [name for name in runs if not is_ours(name)] if rivals is None else rivals
     fair = [name for name in names if name in runs and all(run.is_fair for run in runs[name])]
-    jct = [RatioToBest(jct_over(runs[policy], runs[name]), name) for name in fair]
-    waits = [RatioToBest(wait_over(runs[policy], runs[name]), name) for name in fair]
-    return Standing(jct=max(jct, default=RatioToBest()), waits=max(waits, default=RatioToBest()))
+    waits = {name: wait_over(runs[policy], runs[name]) for name in fair}
+    leader = max(
+        (RatioToBest(jct_over(runs[policy], runs[name]), name) for name in fair),
+        default=RatioToBest(),
+    )
+    patient = max(
+        (RatioToBest(ratio, name) for name, ratio in waits.items()), default=RatioToBest()
+    )
+    return Standing(jct=leader, waits=patient, leader_waits=waits.get(leader.rival, np.nan))

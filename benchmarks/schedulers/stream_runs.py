@@ -177,9 +177,18 @@ class StreamRun:
 
         It is at most 1 if the job started at most one round late, and NaN without a promise.
         """
-        promised_s = self.promised_wait_s
-        ratio = self.wait_s / (promised_s + SPACING_S)
-        ratios: Floats = np.where(np.isfinite(promised_s), ratio, np.nan)
+        return self._divide_waits(self.promised_wait_s)
+
+    def plan_ratios(self) -> Floats:
+        """Return each job's wait over its planned wait and the least time between rounds.
+
+        It is NaN for a job that conservative backfilling would not have planned.
+        """
+        return self._divide_waits(self.planned_wait_s)
+
+    def _divide_waits(self, expected_s: Floats) -> Floats:
+        ratio = self.wait_s / (expected_s + SPACING_S)
+        ratios: Floats = np.where(np.isfinite(expected_s), ratio, np.nan)
         return ratios
 
     @property

@@ -78,6 +78,12 @@ def test_a_start_one_round_after_its_promise_is_in_time_and_a_later_one_is_not()
     assert replace(run, exact=False).starved_jobs() == []
 
 
+def test_a_long_wait_shows_against_the_plan_even_without_a_promise() -> None:
+    run = a_run({"start": 600.0, "planned": 70.0}, {"start": 600.0, "planned": math.inf})
+    assert run.plan_ratios()[0] == pytest.approx(600.0 / (70.0 + SPACING_S))
+    assert math.isnan(run.plan_ratios()[1])
+
+
 def test_a_wrong_estimate_excuses_three_times_the_promised_wait_and_no_more() -> None:
     run = a_run({"start": 2000.0, "promise": 600.0}, exact=False)
     assert run.starved_jobs() == ["j0"]

@@ -55,6 +55,7 @@ def test_the_best_rival_may_be_another_one_for_waits() -> None:
     assert (standing.jct.rival, standing.waits.rival) == ("easy", "arena")
     assert standing.jct.ratio == pytest.approx(1.25)
     assert standing.waits.ratio == pytest.approx(2.0)
+    assert standing.leader_waits == pytest.approx(0.5)
     assert find_standing(runs, OUR_POLICY, ["arena"]).jct.rival == "arena"
 
 
