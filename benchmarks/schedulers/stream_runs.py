@@ -93,7 +93,8 @@ class StreamRun:
     """A run as a sweep keeps it. Lists are by job in order of arrival, in the world's seconds.
 
     ``planned_s`` are the starts that conservative backfilling would have planned in the first round
-    that saw a job, with the jobs that ran then. It is inf where it would have planned none.
+    that saw a job, with the jobs that ran then. It is inf where it would have planned none, and in a
+    stream with node selectors, which it ignores.
     ``spacing`` is the number of start costs that a job runs before an optimization may stop it.
     ``short_starts`` counts the segments that ended sooner. ``restart_share`` is the largest share of
     a job's held time that went to starts which an optimization caused.
@@ -273,6 +274,8 @@ def describe_run(stream: JobStream, result: Result, decide: PlanningDecider) -> 
     spacing = float(getattr(decide.options, "change_spacing", 0.0))
     holds = dict(merge_segments(result.segments))
     due_s = result.arrival_s + [arrival.spec.deadline_s for arrival in stream.scenario.arrivals]
+    selects = any(arrival.spec.node_selector for arrival in stream.scenario.arrivals)
+    planned_s = {} if selects else decide.planned_s
     has_promise = result.admitted & np.isfinite(due_s)
     span_s = max(float(result.arrival_s.max()), 1.0)
     busy_gpu_s = sum(
@@ -284,7 +287,7 @@ def describe_run(stream: JobStream, result: Result, decide: PlanningDecider) -> 
         first_round_s=[decide.first_round_s.get(name, math.inf) for name in names],
         start_s=result.first_start_s.tolist(),
         promise_s=result.start_by_s.tolist(),
-        planned_s=[decide.planned_s.get(name, math.inf) for name in names],
+        planned_s=[planned_s.get(name, math.inf) for name in names],
         end_s=result.end_s.tolist(),
         state=list(result.state),
         exact=stream.exact,
