@@ -21,7 +21,7 @@ from tessera.formulation.cells import Cells, Shapes
 from tessera.formulation.decayed_use import Uses
 from tessera.formulation.documents import SNAPSHOT, NotJson, read_json
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.last_round import Legs, PlannedNodes, PlannedStarts, Prices
+from tessera.formulation.last_round import Legs, PlannedNodes, PlannedStarts, Prices, Yields
 from tessera.formulation.network.facts import StandingNetworkPlan, TrafficMeasurements, Traffics
 from tessera.formulation.network.traffic import DescribedTraffic, intern_traffic
 from tessera.formulation.permissions import AllowedTypes, Avoids, Selectors, UnmatchedNodes
@@ -73,6 +73,7 @@ _CLASSES: Final[dict[str, type[Any]]] = {
     "UnmatchedNodes": UnmatchedNodes,
     "Uses": Uses,
     "Workload": Workload,
+    "Yields": Yields,
 }
 """Classes by their names in the JSON form, which stay as they are when a class is renamed."""
 _NAMES: Final = {cls: name for name, cls in _CLASSES.items()}

@@ -93,7 +93,6 @@ def _draft_of(
         least_rate=np.zeros(count),
         waived=waived,
         movable=snapshot.jobs.movable,
-        opportunistic=np.zeros(count, np.bool_),
     )
 
 
@@ -101,17 +100,19 @@ def _with_bounded(snapshot: Snapshot, cells: Cells, best: Bools) -> Bools:
     """Return ``best`` with the Cells that are best for jobs whose choice is restricted, bool[cells].
 
     A Cell that a smaller one dominates may be the best choice of a job that may not run on the
-    smaller one, or that must run by a stated plan.
+    smaller one, that must run by a stated plan, or that has more GPUs than it asked for, and is shrunk.
     """
-    jobs = snapshot.jobs
-    bounded, kept = jobs.min_gpus > 1, _with_stated(snapshot, cells, best)
-    if not bounded.any():
-        return kept
-    kept = kept.copy()
-    pairs = np.unique(np.stack([jobs.workload[bounded], jobs.min_gpus[bounded]]), axis=1)
+    jobs, selection = snapshot.jobs, _with_stated(snapshot, cells, best)
+    has_surplus = jobs.current_gpus > jobs.requested_gpus
+    min_gpus = np.maximum(jobs.min_gpus, np.where(has_surplus, jobs.requested_gpus, 0))
+    is_bounded = min_gpus > 1
+    if not is_bounded.any():
+        return selection
+    selection = selection.copy()
+    pairs = np.unique(np.stack([jobs.workload[is_bounded], min_gpus[is_bounded]]), axis=1)
     for workload, least in pairs.T.tolist():
-        kept[find_undominated_from(cells, workload, least)] = True
-    return kept
+        selection[find_undominated_from(cells, workload, least)] = True
+    return selection
 
 
 def _with_stated(snapshot: Snapshot, cells: Cells, kept: Bools) -> Bools:

@@ -17,6 +17,7 @@ from tessera.formulation.admission import Admission
 from tessera.formulation.cells import Cells
 from tessera.formulation.demand import Demands
 from tessera.formulation.given_demand import demands_of_columns
+from tessera.formulation.last_round import StartPlan
 from tessera.formulation.policy import Policy
 from tessera.formulation.problem import CouplingRow
 from tessera.formulation.rates import (
@@ -28,6 +29,7 @@ from tessera.formulation.rates import (
     work_left,
 )
 from tessera.formulation.reasons import Reason
+from tessera.formulation.replans import start_duration_s
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.tables import Bools, Floats, Ints
 
@@ -69,7 +71,6 @@ class Draft:
     must_run: Bools  # bool[jobs]
     least_rate: Floats  # float64[jobs], samples/s that placement must reach; 0 if any rate will do
     movable: Bools  # bool[jobs]
-    opportunistic: Bools  # bool[jobs], started past a blocked job if it starts now
     rows: tuple[RowUse, ...] = ()
     absent: Mapping[int, Reason] = field(default_factory=dict)
     """Jobs that a rule has left without any column, each with the reason."""
@@ -81,6 +82,8 @@ class Draft:
     """Jobs whose deadlines are promised if they run in this round."""
     lapsed: frozenset[int] = frozenset()
     """Jobs whose deadlines were promised and can no longer be met."""
+    plan: StartPlan | None = None
+    """The planned starts of waiting jobs. It is None until a rule has made or taken it over."""
     witness: Ints | None = None
     """int64[jobs], a column or -1: an answer in which every job marked so far runs.
 
@@ -139,6 +142,39 @@ class Draft:
         It is NaN for a job without Cells.
         """
         return unit_rate(self.snapshot, self.cells)
+
+    @cached_property
+    def nodes_owned(self) -> Ints:
+        """Return the number of nodes on which each job owns GPUs, int64[jobs]."""
+        return self.snapshot.nodes_owned()
+
+    @cached_property
+    def start_s(self) -> Floats:
+        """Return the seconds that each job's last start takes, float64[jobs]."""
+        return start_duration_s(self.snapshot)
+
+    @cached_property
+    def rate_as_asked(self) -> Floats:
+        """Return samples/s of each job's best column with its request's GPUs, float64[jobs, types].
+
+        It is 0 where there is no such column. Jobs that have more GPUs now may not have one before they
+        have settled. Their Cells count.
+        """
+        jobs, types, cells = self.snapshot.jobs, len(self.snapshot.gpu_types), self.cells
+        rates = np.zeros(len(jobs) * types)
+        as_asked = np.flatnonzero(self.gpus == jobs.requested_gpus[self.job])
+        key = self.job[as_asked] * types + self.gpu_type[as_asked]
+        np.maximum.at(rates, key, self.rate[as_asked])
+        for job in np.flatnonzero(jobs.current_gpus > jobs.requested_gpus).tolist():
+            gpu_type = int(jobs.current_type[job])
+            start, stop = np.searchsorted(
+                cells.workload, jobs.workload[job] + np.arange(2)
+            ).tolist()
+            is_request = cells.gpu_type[start:stop] == gpu_type
+            is_request &= cells.gpus[start:stop] == jobs.requested_gpus[job]
+            best = float(cells.rate[start:stop][is_request].max(initial=0.0))
+            rates[job * types + gpu_type] = max(rates[job * types + gpu_type], best)
+        return rates.reshape(len(jobs), types)
 
     @cached_property
     def expected_rate(self) -> Floats:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final, Self
 
 import numpy as np
@@ -54,6 +54,17 @@ class PlannedNodes(Table):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Yields(Table):
+    """The GPUs that running jobs can be counted on to leave to planned starts, by job and node."""
+
+    INDEX: ClassVar[str] = "yields"
+    job: Ints  # index into Snapshot.jobs
+    node: Ints  # index into Snapshot.nodes
+    from_s: Floats  # seconds since 1970
+    kept: Ints  # GPUs that it has there after that; this name is in stored rounds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prices(Table):
     """The shadow prices of rows in the cluster's last decided round. Solvers start from them."""
 
@@ -64,8 +75,10 @@ class Prices(Table):
     @classmethod
     def after_round(cls, prices: Mapping[str, float]) -> Self:
         """Return the prices that a round leaves to the next one: finite, and at least 0."""
-        known = sorted((name, max(p, 0.0)) for name, p in prices.items() if math.isfinite(p))
-        return cls.from_rows([{"name": name, "price": price} for name, price in known])
+        finite_prices = sorted(
+            (name, max(p, 0.0)) for name, p in prices.items() if math.isfinite(p)
+        )
+        return cls.from_rows([{"name": name, "price": price} for name, price in finite_prices])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -79,19 +92,35 @@ class StartPlan:
     starts: PlannedStarts
     nodes: PlannedNodes
     start_by_s: Floats
+    yields: Yields
+    moves: Mapping[int, str] = field(default_factory=dict)
+    """The cause for which a start was promised for another time than before, by job."""
+
+    def drop_jobs(self, jobs: Bools) -> Self:
+        """Return the plan without the starts of ``jobs`` (bool[jobs])."""
+        keeps = ~jobs[self.starts.job]
+        position = np.cumsum(keeps) - 1
+        nodes = self.nodes.at(keeps[self.nodes.start]) if len(keeps) else self.nodes
+        return replace(
+            self,
+            starts=self.starts.at(keeps),
+            nodes=replace(nodes, start=position[nodes.start]) if len(nodes) else nodes,
+            start_by_s=np.where(jobs, np.inf, self.start_by_s),
+        )
 
 
 NO_LEGS: Final = Legs.from_rows([])
 NO_PLANNED_STARTS: Final = PlannedStarts.from_rows([])
+NO_YIELDS: Final = Yields.from_rows([])
 NO_PLANNED_NODES: Final = PlannedNodes.from_rows([])
 NO_PRICES: Final = Prices.from_rows([])
 
 
 def keep_starts(
-    starts: PlannedStarts, nodes: PlannedNodes, kept: Bools
+    starts: PlannedStarts, nodes: PlannedNodes, keeps: Bools
 ) -> tuple[PlannedStarts, PlannedNodes]:
-    """Return the planned starts that are ``kept`` (bool[starts]), and the nodes that these are on."""
-    if kept.all():
+    """Return the planned starts that ``keeps`` (bool[starts]) selects, and the nodes that these are on."""
+    if keeps.all():
         return starts, nodes
-    own, position = nodes.at(kept[nodes.start]), np.cumsum(kept) - 1
-    return starts.at(kept), replace(own, start=position[own.start])
+    own_nodes, position = nodes.at(keeps[nodes.start]), np.cumsum(keeps) - 1
+    return starts.at(keeps), replace(own_nodes, start=position[own_nodes.start])

@@ -63,10 +63,10 @@ _LIMITS: Final[dict[RowKind, tuple[ReasonCode, str, str, str]]] = {
     ),
     RowKind.RESERVED: (
         ReasonCode.RESERVED,
-        "GPUs are reserved for {what}, which has waited long: other jobs may hold {capacity} beyond its"
-        " start, of which {free} are left, but the job needs {amount}",
-        "",
-        "wait for {what} to start, or add Cells on which the job ends before that",
+        "the planned starts of other jobs leave {capacity} x {what}, of which {free} are left, but the job"
+        " needs {amount}",
+        "wait for another job to end, or ",
+        "add Cells on which the job ends before these starts",
     ),
 }
 """Kind of row -> the reason if that row is what holds a job back: code, message and two next steps.
@@ -255,7 +255,10 @@ class _Limits:
             self.problem.usage_of(column).get(row, 0) for column in self.problem.columns_of(job)
         )
         facts = {
-            "what": limit.subject,
+            # Planned starts of a type have several rows.
+            "what": limit.subject.partition("/")[0]
+            if limit.kind is RowKind.RESERVED
+            else limit.subject,
             "capacity": limit.capacity,
             "free": free,
             "amount": amount,

@@ -13,7 +13,7 @@ def to_real_pace(snapshot: Snapshot) -> Snapshot:
     """Return the snapshot with iteration times and restart durations in real seconds.
 
     All other times are already real: those of a snapshot (deadlines, ages, deadline schedules) and
-    of a policy (the time to the next round, minimum runs, promotions).
+    of a policy (the time to the next round, the run of jobs of unknown rate).
     """
     factor = snapshot.clock_factor
     if factor == 1.0:

@@ -56,8 +56,11 @@ DEFAULT_FAIR_HALF_LIFE_S: Final = 86_400.0
 DEFAULT_REPLAN_SPACING: Final = 20.0
 """Restart times between two replans, so that at most 5 % of a job's time goes into their restarts."""
 
-MAX_REPLAN_SPACING: Final = 1e6
-"""The largest number of restart times between two replans. No job runs for that long."""
+DEFAULT_CHANGE_SPACING: Final = 4.0
+"""Restart times between two changes of a job, so that at most a fifth of its time goes into them."""
+
+MAX_SPACING: Final = 1e6
+"""The largest number of restart times between two changes. No job runs for that long."""
 
 DEFAULT_OBJECTIVE: Final = "balanced:0.25"
 """The objective of a round if nobody names one, in the service, in simulations and in benchmarks.
@@ -99,10 +102,26 @@ class Policy:
 
     deadlines: str = ""
     """One of ``DEADLINE_MODES``. Default: look-ahead if the objective names deadline, else keep."""
-    run_to_completion: bool = False
-    """Never suspend a launched job (Arena section 3.5)."""
-    min_run_s: float = 0.0
-    """Seconds that a job runs before it may be moved, resized or suspended."""
+    keep_requests: bool = True
+    """Never suspend or shrink a job for another's gain while it holds no more than it asked for.
+
+    Jobs that their users call preemptible are excluded.
+    """
+    promise_starts: bool = True
+    """Plan a start for each waiting job, and let no job of the same or a lower priority delay it.
+
+    Without this, the objective alone chooses who starts, and jobs may wait for as long as others come.
+    """
+    change_spacing: float = DEFAULT_CHANGE_SPACING
+    """Restart times that a job runs before a round may suspend, move or resize it.
+
+    With k, at most 1 / (k + 1) of the time that a job holds GPUs goes into restarts that rounds chose.
+    """
+    default_run_s: float = 86_400.0
+    """Seconds that a job of unknown rate is taken to run, where rounds promise starts to others.
+
+    Once it has run for longer, it may be suspended for them.
+    """
     replan_spacing: float = DEFAULT_REPLAN_SPACING
     """Restart times that a job runs before its plan may change on as many GPUs of its type.
 
@@ -114,20 +133,6 @@ class Policy:
     """Running jobs that a round may move, resize or suspend. -1 means any number.
 
     If promises force more changes, that number is allowed.
-    """
-    queue_order: bool = False
-    """Launch by queue and time of arrival (Arena section 3.5), not by value alone."""
-    promote_after_s: float = math.inf
-    """Seconds of waiting after which a job is promoted by one queue; after twice that, by two."""
-    opportunistic: bool = False
-    """With ``queue_order``, start jobs of lower queues past a blocked one, and suspend them later.
-
-    They are suspended for the blocked job once it fits.
-    """
-    reserve_after_s: float = math.inf
-    """Seconds of waiting after which GPUs are reserved for a job.
-
-    They are reserved for the first such job. Others only backfill around it.
     """
     cost_of: str = "dollars"
     """The quantity that ``cost`` counts: ``dollars`` per hour or ``watts``."""
@@ -157,30 +162,25 @@ class Policy:
 
     def __post_init__(self) -> None:
         """Refuse meaningless values."""
-        for name in ("restart_horizon_s", "round_s", "promote_after_s", "reserve_after_s"):
+        for name in ("restart_horizon_s", "round_s", "default_run_s", "fair_half_life_s"):
             value = getattr(self, name)
-            may_be_endless = name in ("promote_after_s", "reserve_after_s")
-            if not value > 0 or not (may_be_endless or math.isfinite(value)):
+            if not (math.isfinite(value) and value > 0):
                 raise InvalidInput(name, "must be a positive number of seconds")
         if not 0 <= self.max_restart_share < 1:
             raise InvalidInput("max_restart_share", "must lie in [0, 1)")
         if self.defragment_every_rounds < 0:
             raise InvalidInput("defragment_every_rounds", "must be 0 (never) or more")
-        if not (math.isfinite(self.min_run_s) and self.min_run_s >= 0):
-            raise InvalidInput("min_run_s", "must be 0 or a number of seconds")
-        if not 0 <= self.replan_spacing <= MAX_REPLAN_SPACING:
-            raise InvalidInput(
-                "replan_spacing",
-                f"must be 0 (no limit) or a number of restart times up to {MAX_REPLAN_SPACING:g}",
-            )
+        for name in ("change_spacing", "replan_spacing"):
+            if not 0 <= getattr(self, name) <= MAX_SPACING:
+                raise InvalidInput(
+                    name, f"must be 0 (no limit) or a number of restart times up to {MAX_SPACING:g}"
+                )
         if self.max_changes < -1:
             raise InvalidInput("max_changes", "must be -1 (any number) or more")
         if self.deadlines not in ("", *DEADLINE_MODES):
             raise InvalidInput("deadlines", f"must be one of {', '.join(DEADLINE_MODES)}")
         if self.fair_share not in ("", *FAIR_SHARES):
             raise InvalidInput("fair_share", f"must be one of {', '.join(FAIR_SHARES)}, or empty")
-        if not (math.isfinite(self.fair_half_life_s) and self.fair_half_life_s > 0):
-            raise InvalidInput("fair_half_life_s", "must be a positive number of seconds")
         if self.cost_of not in ("dollars", "watts"):
             raise InvalidInput("cost_of", "must be dollars or watts")
         if not 0 <= self.rate_floor <= 1:
@@ -195,8 +195,6 @@ class Policy:
             raise InvalidInput("network_floor", "must lie in [0, 1)")
         if not (math.isfinite(self.network_measure_s) and self.network_measure_s >= 0):
             raise InvalidInput("network_measure_s", "must be 0 or a number of seconds")
-        if self.opportunistic and not self.queue_order:
-            raise InvalidInput("opportunistic", "needs queue_order; set that, too")
         _ = self.stages, self.weight_of_queue
 
     def require_bounded(self) -> None:

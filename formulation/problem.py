@@ -47,9 +47,8 @@ class RowKind(StrEnum):
     QUOTA = "quota"  # GPUs that count against the quota of a tenant's guaranteed jobs
     HELD = "held"  # GPUs that a tenant may hold: its quota and what it may borrow
     KEPT = "kept for"  # GPUs that others may hold if a tenant's quota is not lent
-    RESERVED = "reserved"  # GPUs beyond the start of a job that has waited long
+    RESERVED = "reserved"  # GPUs of a type that planned starts leave to other jobs
     WINDOW = "window"  # GPUs of a type that a reservation leaves to other jobs
-    CERTIFICATES = "certificates"  # GPUs of a type that the schedules of admitted jobs leave
     CHANGES = "changes"  # running jobs that change; placement's moves count too
     PACKING = "packing"  # what the nodes of a GPU type can hold of shares, by weight
     GOAL = "goal"  # what an earlier goal leaves to later ones

@@ -42,8 +42,7 @@ class ReasonCode(StrEnum):
     DEADLINE_REFUSED = "DEADLINE_REFUSED"  # meeting it would break earlier promises
     DEADLINE_PLANNED = "DEADLINE_PLANNED"  # promised; its schedule starts it later
     MISSING_DATA = "MISSING_DATA"  # the objective needs unknown data
-    BEHIND_QUEUE = "BEHIND_QUEUE"  # a job of a higher queue is blocked
-    RESERVED = "RESERVED"  # the GPUs are reserved for a job that has waited long
+    RESERVED = "RESERVED"  # the GPUs are for planned starts of other jobs
     HELD_FOR_RESERVATION = "HELD_FOR_RESERVATION"  # a reservation keeps the GPUs for others
     QUOTA_SPENT = "QUOTA_SPENT"
     NO_WEIGHT = "NO_WEIGHT"
@@ -115,7 +114,6 @@ CAUSES: Final[dict[ReasonCode, Cause]] = {
     ReasonCode.DEADLINE_REFUSED: Cause.DEADLINE,
     ReasonCode.DEADLINE_PLANNED: Cause.DEADLINE,
     ReasonCode.MISSING_DATA: Cause.ESTIMATES,
-    ReasonCode.BEHIND_QUEUE: Cause.QUEUE,
     ReasonCode.RESERVED: Cause.QUEUE,
     ReasonCode.HELD_FOR_RESERVATION: Cause.RESERVATION,
     ReasonCode.QUOTA_SPENT: Cause.QUOTA,

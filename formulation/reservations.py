@@ -15,7 +15,6 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.policy import Policy
 from tessera.formulation.reserved import NO_BARS, Bars, ReservedNodes
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.tables import Bools, Ints
@@ -29,8 +28,8 @@ was, or than if it had waited.
 """
 
 
-def with_reservations(snapshot: Snapshot, policy: Policy) -> Snapshot:
-    """Return the snapshot with what its reservations mean for a round under ``policy``.
+def with_reservations(snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot with what its reservations mean for a round.
 
     Nodes under maintenance are not schedulable. Reservations of GPUs have nodes, and ``bars`` names
     the jobs that each keeps out:
@@ -49,7 +48,7 @@ def with_reservations(snapshot: Snapshot, policy: Policy) -> Snapshot:
     snapshot = replace(snapshot, nodes=replace(snapshot.nodes, schedulable=schedulable))
     entitled = _entitled(snapshot)
     snapshot = replace(snapshot, reserved_nodes=_with_chosen(snapshot, entitled))
-    return replace(snapshot, bars=_bars(snapshot, policy, entitled, active))
+    return replace(snapshot, bars=_bars(snapshot, entitled, active))
 
 
 def reserved_gpus(snapshot: Snapshot) -> Ints:
@@ -129,10 +128,10 @@ def _choose_nodes(
     return chosen
 
 
-def _bars(snapshot: Snapshot, policy: Policy, entitled: Bools, active: Bools) -> Bars:
+def _bars(snapshot: Snapshot, entitled: Bools, active: Bools) -> Bars:
     """Return the jobs that each reservation keeps out (``with_reservations``)."""
     table, jobs = snapshot.reservations, snapshot.jobs
-    stuck = ~jobs.movable | policy.run_to_completion
+    stuck = ~jobs.movable
     bars = NO_BARS
     for r in np.flatnonzero(table.end_s > snapshot.now_s).tolist():
         if active[r]:

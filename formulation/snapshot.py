@@ -17,10 +17,12 @@ from tessera.formulation.last_round import (
     NO_PLANNED_NODES,
     NO_PLANNED_STARTS,
     NO_PRICES,
+    NO_YIELDS,
     Legs,
     PlannedNodes,
     PlannedStarts,
     Prices,
+    Yields,
 )
 from tessera.formulation.lifecycle import SCHEDULABLE, JobState
 from tessera.formulation.network.facts import (
@@ -320,6 +322,8 @@ class Snapshot:
     legs: Legs = NO_LEGS
     planned_starts: PlannedStarts = NO_PLANNED_STARTS
     planned_nodes: PlannedNodes = NO_PLANNED_NODES
+    yields: Yields = NO_YIELDS
+    """What planned starts count on. A round fills it, and it is empty in stored snapshots."""
     prices: Prices = NO_PRICES
     topology: DescribedTopology | None = None
     """The cluster's network. If it is None, the network is not described."""

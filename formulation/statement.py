@@ -12,6 +12,7 @@ from tessera.formulation.capacity import gpu_rows
 from tessera.formulation.columns import first_draft
 from tessera.formulation.draft import Draft, RowUse, do_not_check
 from tessera.formulation.goals import Goal, Linear
+from tessera.formulation.last_round import StartPlan
 from tessera.formulation.objectives import goals_of, with_needs
 from tessera.formulation.policy import Policy
 from tessera.formulation.problem import Problem
@@ -27,7 +28,9 @@ class Statement:
 
     ``problem.value`` is that of the last goal, which is a sum. ``absent`` has a reason for each job
     that a rule left without a column. ``rejected`` are those of them that can never run.
-    ``opportunistic`` is bool[jobs]: jobs that give way to a blocked job later if they start now.
+    ``opportunistic`` is bool[jobs]: jobs that a published scheduler starts past a blocked one, to which
+    they give way later.
+    ``plan`` has the planned starts of waiting jobs. It is None if a published scheduler decides.
 
     ``witness`` is int64[jobs], an answer in which every job that must run does so. It is None if
     the rules do not know one. It must be checked before it is used. ``admits`` are the jobs whose
@@ -39,6 +42,7 @@ class Statement:
     absent: Mapping[int, Reason]
     rejected: frozenset[int]
     opportunistic: Bools
+    plan: StartPlan | None = None
     witness: Ints | None = None
     admits: frozenset[int] = frozenset()
     lapsed: frozenset[int] = frozenset()
@@ -50,6 +54,7 @@ def state_round(
     admission: Admission | None = None,
     *,
     waived: frozenset[int] = frozenset(),
+    plan: StartPlan | None = None,
     published: bool = False,
     widened: frozenset[int] = frozenset(),
     check: Callable[[], None] = do_not_check,
@@ -73,7 +78,7 @@ def state_round(
         widened=widened,
         check=check,
     )
-    return state_draft(draft, () if published else PROMISES)
+    return state_draft(replace(draft, plan=plan), () if published else PROMISES)
 
 
 def draft_columns(
@@ -111,7 +116,8 @@ def state_draft(draft: Draft, promises: Sequence[Rule] = PROMISES) -> Statement:
         goals=goals,
         absent=draft.absent,
         rejected=draft.rejected,
-        opportunistic=draft.opportunistic,
+        opportunistic=np.zeros(len(draft.current), dtype=np.bool_),
+        plan=draft.plan,
         witness=draft.witness,
         admits=draft.admits,
         lapsed=draft.lapsed,
@@ -119,8 +125,8 @@ def state_draft(draft: Draft, promises: Sequence[Rule] = PROMISES) -> Statement:
 
 
 def build_problem(snapshot: Snapshot, policy: Policy) -> Problem:
-    """Return only the problem of the round."""
-    return state_round(snapshot, policy).problem
+    """Return only the problem of the round, without promises. They would leave few choices."""
+    return state_draft(draft_columns(snapshot, policy), ()).problem
 
 
 def _problem(draft: Draft, goal: Goal) -> Problem:

@@ -27,7 +27,7 @@ from tessera.solvers.cpsat import CpSat
 from tessera.solvers.lookahead import ADMISSION
 from tessera.solvers.plugins import require_kept_rules
 from tessera.solvers.registry import make_solver as make_solver
-from tessera.solvers.rounds.due import due_s, next_leg_s
+from tessera.solvers.rounds.due import due_s, next_leg_s, next_start_s
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import RoundOutcome, plan_round
 from tessera.solvers.rounds.times import RoundTimes
@@ -203,7 +203,9 @@ class Result:
     rounds: tuple[RoundRow, ...]
     arrival_s: Floats
     first_start_s: Floats  # inf: the job has never started
-    start_by_s: Floats  # time by which it was first promised to start; inf: no promise was given
+    start_by_s: Floats
+    """Time by which it was first promised to start, or after a job of a higher queue had come. inf if no
+    promise was given."""
     end_s: Floats  # inf: the job has not ended
     state: tuple[str, ...]  # of tessera.formulation.lifecycle; held: it has not arrived
     restarts: Ints  # starts after the first, moves and changes
@@ -334,6 +336,7 @@ def _round(
     world.check()
     problem, solution, store = outcome.problem, outcome.solution, world.store
     needed_s = due_s(snapshot, outcome, conditions.round_s)
+    needed_s = min(needed_s, next_start_s(snapshot, outcome))
     needed_s = min(needed_s, snapshot.reservations.next_change_s(snapshot.now_s))
     if conditions.spacing_s is not None:
         needed_s = min(needed_s, next_leg_s(snapshot, outcome))

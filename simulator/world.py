@@ -127,14 +127,14 @@ class World:
     def advance(self, to_s: float) -> int:
         """Let time pass until ``to_s``, and return how many events changed a round's snapshot."""
         before = self.events_handled
-        while self._events and self._events.next_s() <= to_s:
-            self._pass_time(self._events.next_s())
+        # Events within rounding of ``to_s`` happen now, so that a round at a planned start sees them.
+        while self._events and self._events.next_s() <= to_s + MOMENT_S:
+            self._pass_time(max(self.now_s, min(self._events.next_s(), to_s)))
             happen = self._events.pop()
             happen()
             self._meet()
         self._pass_time(to_s)
-        # Jobs that would end within rounding of ``to_s`` end now, so that the round does not see
-        # them.
+        # So do ends of jobs, whose events may be later by more.
         jobs = np.array(list(self._runs), dtype=np.int64)
         done, left = self._pace.done_at(jobs, to_s), self._pace.speed[jobs] * MOMENT_S
         self.store.jobs.done[jobs] = done

@@ -11,6 +11,7 @@ import numpy as np
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.explanations.changes import Change, ChangeKind
+from tessera.formulation.last_round import keep_starts
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.permissions import AllowedTypes, UnmatchedNodes
 from tessera.formulation.policy import Policy
@@ -18,9 +19,6 @@ from tessera.formulation.snapshot import STATE_CODE, WITHOUT_CELL, Estimates, No
 from tessera.formulation.values import EstimateSource
 
 PolicyT = TypeVar("PolicyT", bound=Policy)
-
-_FLAGS: Final = frozenset({"run_to_completion", "opportunistic", "queue_order"})
-"""Options of a policy that are true or false."""
 
 
 def apply_changes(
@@ -46,7 +44,7 @@ def _with_option(policy: PolicyT, change: Change) -> PolicyT:
     if change.subject == "scheduler":  # no published scheduler decides
         none: dict[str, Any] = {change.subject: "", "scheduler_parameters": ""}
         return replace(policy, **none)
-    if change.subject in _FLAGS:
+    if change.subject in ("keep_requests", "promise_starts"):
         value = bool(value)
     elif change.subject == "max_changes":
         value = int(value)
@@ -196,9 +194,14 @@ def _add_cell(snapshot: Snapshot, job: int, change: Change) -> Snapshot:
 
 def _end(snapshot: Snapshot, _job: int, change: Change) -> Snapshot:
     ended = _index(snapshot.jobs.name, change)
-    held, legs = snapshot.allocations, snapshot.legs
+    held, legs, starts = snapshot.allocations, snapshot.legs, snapshot.planned_starts
+    starts, nodes = keep_starts(starts, snapshot.planned_nodes, starts.job != ended)
     snapshot = replace(
-        snapshot, allocations=held.at(held.job != ended), legs=legs.at(legs.job != ended)
+        snapshot,
+        allocations=held.at(held.job != ended),
+        legs=legs.at(legs.job != ended),
+        planned_starts=starts,
+        planned_nodes=nodes,
     )
     return _with_job(
         snapshot,
@@ -206,6 +209,7 @@ def _end(snapshot: Snapshot, _job: int, change: Change) -> Snapshot:
         state=STATE_CODE[JobState.CANCELLING],
         admitted=False,
         since_s=0.0,
+        start_by_s=np.inf,
         **WITHOUT_CELL,
     )
 

@@ -25,8 +25,8 @@ class DisplacedBy(StrEnum):
     VALUE = "VALUE"  # they are worth more there
     GUARANTEE = "GUARANTEE"  # that job is guaranteed
     DEADLINE = "DEADLINE"  # that job's deadline is promised
-    LIMIT = "LIMIT"  # a limit on changes keeps that job where it is
-    QUEUE = "QUEUE"  # that job is of a higher queue
+    LIMIT = "LIMIT"  # that job keeps its request, or may not change yet
+    PLAN = "PLAN"  # that job has waited for its planned start
     SCHEDULER = "SCHEDULER"  # a published scheduler chose so
 
 

@@ -73,12 +73,13 @@ _OPTIONS: Final[dict[str, Callable[[Change], str]]] = {
         if c.amount < 0
         else f"let a round make {_amount(c.amount)} changes: `max_changes: {_amount(c.amount)}`"
     ),
-    "min_run_s": lambda _: "let rounds change jobs at any time: `min_run: 0s`",
-    "run_to_completion": lambda _: "let rounds suspend running jobs: `run_to_completion: false`",
-    "opportunistic": lambda _: (
-        "let jobs of lower queues start past a blocked one: `opportunistic: true`"
+    "change_spacing": lambda _: "let rounds change jobs at any time: `change_spacing: 0`",
+    "promise_starts": lambda _: (
+        "let the objective alone choose who starts: `promise_starts: false`"
     ),
-    "reserve_after_s": lambda _: "reserve no GPUs for jobs that wait long: `reserve_after: never`",
+    "keep_requests": lambda _: (
+        "let rounds suspend jobs that hold their requested GPUs: `keep_requests: false`"
+    ),
     "max_restart_share": lambda _: "charge nothing for restarts: `max_restart_share: 0`",
     "scheduler": lambda _: "let no published scheduler decide: `scheduler: ''`",
     "solve_limit_s": lambda _: "give the round more time: no `solve_limit`",

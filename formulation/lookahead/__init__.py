@@ -17,7 +17,7 @@ from tessera.formulation.lookahead.plan import (
     picks_of,
     resource_usage,
 )
-from tessera.formulation.lookahead.reservations import rates_if_kept, reserve_columns, spare_gpus
+from tessera.formulation.lookahead.reservations import rates_if_kept, reserve_columns
 from tessera.formulation.lookahead.statement import look_ahead, may_be_scattered, without_reserve
 
 __all__ = [
@@ -37,6 +37,5 @@ __all__ = [
     "resource_usage",
     "slot_boundaries",
     "slot_spacing",
-    "spare_gpus",
     "without_reserve",
 ]

@@ -35,7 +35,7 @@ def look_ahead(base: Draft, draft: Draft) -> Lookahead:
     """
     snapshot, policy = base.snapshot, base.policy
     jobs = snapshot.jobs
-    steady = jobs.guaranteed | policy.run_to_completion
+    steady = jobs.guaranteed
     bound = draft.must_run & ~steady
     # Bound or columnless promised jobs may choose among all physical columns later.
     whole = jobs.admitted & (bound | ~draft.has_columns)
@@ -206,7 +206,16 @@ def _free(draft: Draft, taking: Ints, boundary_s: Floats) -> Ints:
         for r, row in enumerate(rows):
             free[types + r, slots] -= int(row.amount[row.column == column].sum())
     _take_windows(snapshot, taking, boundary_s, free)
+    _take_planned_starts(snapshot, taking, boundary_s, free)
     return np.maximum(free, 0)
+
+
+def _take_planned_starts(snapshot: Snapshot, taking: Ints, boundary_s: Floats, free: Ints) -> None:
+    """Take the GPUs of other jobs' planned starts out of ``free`` (int64[resources, slots])."""
+    table = snapshot.planned_starts
+    for row in np.flatnonzero(~np.isin(table.job, taking)).tolist():
+        slots = (boundary_s[:-1] < table.end_s[row]) & (table.start_s[row] < boundary_s[1:])
+        free[int(table.gpu_type[row]), slots] -= int(table.gpus[row])
 
 
 def _take_windows(snapshot: Snapshot, taking: Ints, boundary_s: Floats, free: Ints) -> None:

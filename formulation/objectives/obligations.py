@@ -13,14 +13,13 @@ from tessera.formulation.tables import Bools
 def must_keep_running(draft: Draft) -> Bools:
     """Return whether each job must keep running, whatever the objective, bool[jobs].
 
-    These are launched guaranteed jobs, all launched jobs under run to completion, and jobs whose
-    deadline was admitted. Jobs whose promise cannot be kept are excluded.
+    These are launched guaranteed jobs, and jobs whose deadline was admitted. Jobs whose promise
+    cannot be kept are excluded.
     """
-    jobs, policy = draft.snapshot.jobs, draft.policy
-    launched = jobs.among(ACTIVE)
-    stays = launched & (jobs.guaranteed | (policy.run_to_completion & ~jobs.opportunistic))
+    jobs = draft.snapshot.jobs
+    stays = jobs.among(ACTIVE) & jobs.guaranteed
     admitted = draft.admission.admitted if draft.admission is not None else jobs.admitted
-    due = admitted & (policy.deadline_mode != "ignore")
+    due = admitted & (draft.policy.deadline_mode != "ignore")
     return (stays | due) & draft.promisable
 
 

@@ -16,7 +16,7 @@ from tessera.formulation.promises.arrays import arrays_run_few_members
 from tessera.formulation.promises.backoff import failed_jobs_wait
 from tessera.formulation.promises.deadlines import deadlines_are_kept
 from tessera.formulation.promises.guarantee import guaranteed_jobs_are_as_fast_as_requested
-from tessera.formulation.promises.launched import launched_jobs_run
+from tessera.formulation.promises.launched import guaranteed_jobs_run
 from tessera.formulation.promises.nodes import permitted_nodes, selected_nodes_have_enough
 from tessera.formulation.promises.pins import (
     allowed_types,
@@ -24,11 +24,7 @@ from tessera.formulation.promises.pins import (
     pinned_type,
     unmovable_jobs_keep_their_shape,
 )
-from tessera.formulation.promises.queues import (
-    guaranteed_jobs_within_quota_start,
-    long_waits_are_reserved,
-    queues_launch_in_order,
-)
+from tessera.formulation.promises.queues import guaranteed_jobs_within_quota_start
 from tessera.formulation.promises.quotas import (
     guaranteed_jobs_stay_within_quota,
     tenants_borrow_within_limits,
@@ -36,8 +32,13 @@ from tessera.formulation.promises.quotas import (
 )
 from tessera.formulation.promises.stability import (
     changes_are_capped,
-    jobs_run_their_minimum_time,
+    jobs_settle_before_they_change,
     replans_are_rare_and_pay_back,
+)
+from tessera.formulation.promises.starts import (
+    jobs_keep_what_they_asked_for,
+    planned_starts_are_kept,
+    running_jobs_go_on,
 )
 from tessera.formulation.promises.stated_plans import stated_plans
 from tessera.formulation.promises.windows import windows_are_kept
@@ -64,18 +65,19 @@ PROMISES: Final[tuple[Rule, ...]] = (
     failed_jobs_wait,  # only this round: later slots of a schedule may still hold such jobs
     arrays_run_few_members,  # after the back-off, so that a failed member leaves its place to others
     guaranteed_jobs_are_as_fast_as_requested,
-    jobs_run_their_minimum_time,
+    jobs_settle_before_they_change,
     replans_are_rare_and_pay_back,
-    launched_jobs_run,
+    jobs_keep_what_they_asked_for,
+    guaranteed_jobs_run,
     guaranteed_jobs_stay_within_quota,
     tenants_borrow_within_limits,
     unlent_quota_is_kept,
     deadlines_are_kept,  # sees the quotas; later rules see its promises
     changes_are_capped,
-    # These mark waiting jobs that fit next to everything before them. No rule may come after them
-    # that could take the room away by dropping columns, marking jobs or adding rows.
+    # These mark jobs that fit next to everything before them. No rule may come after them that could
+    # take the room away by dropping columns, marking jobs or adding rows.
     guaranteed_jobs_within_quota_start,
-    queues_launch_in_order,
-    long_waits_are_reserved,
+    running_jobs_go_on,
+    planned_starts_are_kept,
 )
 """Promises and limits of a round. Published schedulers have their own rules instead."""

@@ -9,12 +9,11 @@ from typing import Final
 import numpy as np
 
 from tessera.formulation.admission import Admission
-from tessera.formulation.draft import Draft, RowUse
+from tessera.formulation.draft import Draft
 from tessera.formulation.lifecycle import JobState
-from tessera.formulation.lookahead import rates_if_kept, reserve_columns, spare_gpus
+from tessera.formulation.lookahead import rates_if_kept, reserve_columns
 from tessera.formulation.moments import format_rfc3339
 from tessera.formulation.policy import KEEP_MODE
-from tessera.formulation.problem import CouplingRow, RowKind
 from tessera.formulation.promises.guarantee import ROUNDING
 from tessera.formulation.promises.launched import is_launched
 from tessera.formulation.rates import work_left
@@ -80,8 +79,7 @@ def certificates_are_kept(draft: Draft, admission: Admission) -> Draft:
 
     Refused waiting jobs get no columns, with a reason that has the earliest deadline that would be
     met. They are dropped if not even the empty cluster would meet the deadline. If an admission
-    does not bind, jobs that it does not plan keep their columns. Jobs that will keep their GPUs may
-    start only on those that no certificate ever needs (``spare_gpus``).
+    does not bind, jobs that it does not plan keep their columns.
     """
     jobs = draft.snapshot.jobs
     dated = np.isfinite(jobs.deadline_s) & draft.promisable & draft.has_columns
@@ -113,9 +111,7 @@ def certificates_are_kept(draft: Draft, admission: Admission) -> Draft:
     planned = {
         job: _planned(draft, admission, job, float(starts_s[job])) for job in bound if later[job]
     }
-    return _lasting_starts_spare_certificates(
-        replace(draft, absent={**draft.absent, **planned}), admission
-    )
+    return replace(draft, absent={**draft.absent, **planned})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -338,52 +334,6 @@ def _members(draft: Draft, jobs: list[int]) -> Bools:
     is_member = np.zeros(len(draft.current), dtype=np.bool_)
     is_member[jobs] = True
     return is_member
-
-
-def _lasting_starts_spare_certificates(draft: Draft, admission: Admission) -> Draft:
-    """Limit GPUs that new jobs would keep to those that no certificate needs (Eq. 30).
-
-        sum over j that would keep GPUs of t, and have no claim to any of:  kept_jc x_c  <=  spare_t
-
-    Steady jobs (guaranteed, or all under run to completion) keep the GPUs of their smallest column
-    on the type. If the minimum run time is longer than a round, all other jobs keep what they start
-    on.
-    """
-    legs, jobs, policy = admission.legs, draft.snapshot.jobs, draft.policy
-    if not len(legs):
-        return draft
-    steady = jobs.guaranteed | policy.run_to_completion
-    lasting = steady | (policy.min_run_s > policy.round_s)
-    # A job that has a claim to GPUs of a type may keep them.
-    claims = {(int(j), int(t)) for j, t in zip(legs.job, legs.gpu_type, strict=True)}
-    running = np.flatnonzero(draft.must_run & is_launched(draft.snapshot))
-    claims |= {(int(j), int(jobs.current_type[j])) for j in running}
-    planned = _members(draft, legs.job.tolist())
-    claims |= {
-        (int(draft.job[c]), int(draft.gpu_type[c])) for c, _ in reserve_columns(draft, ~planned)
-    }
-    counts = lasting[draft.job] & (steady[draft.job] | draft.starts)
-    if claims:
-        types = len(draft.snapshot.gpu_types)
-        known = np.array(sorted(j * types + t for j, t in claims))
-        counts &= ~np.isin(draft.job * types + draft.gpu_type, known)
-    spare, rows = spare_gpus(draft, legs), []
-    for kind, gpu_type in enumerate(draft.snapshot.gpu_types):
-        column: Ints = np.flatnonzero(counts & (draft.gpu_type == kind))
-        if len(column):
-            least = np.full(len(draft.current), 2**62)
-            np.minimum.at(least, draft.job[column], draft.gpus[column])
-            kept = np.where(steady[draft.job[column]], least[draft.job[column]], draft.gpus[column])
-            rows.append(
-                RowUse(
-                    row=CouplingRow(
-                        kind=RowKind.CERTIFICATES, subject=gpu_type.name, capacity=int(spare[kind])
-                    ),
-                    column=column,
-                    amount=kept,
-                )
-            )
-    return replace(draft, rows=(*draft.rows, *rows))
 
 
 def _deadline(draft: Draft, job: int) -> str:

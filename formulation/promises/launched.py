@@ -1,4 +1,4 @@
-"""Launched jobs that must go on running."""
+"""Launched jobs. Guaranteed ones must go on running."""
 
 from __future__ import annotations
 
@@ -15,13 +15,7 @@ def is_launched(snapshot: Snapshot) -> Bools:
     return snapshot.jobs.among(ACTIVE)
 
 
-def launched_jobs_run(draft: Draft) -> Draft:
-    """Mark the launched jobs that must keep running.
-
-    These are guaranteed jobs (Morphling section 5.1), and all launched jobs under run to completion
-    (Arena section 3.5). Jobs that were started past a blocked one are excluded from the latter.
-    """
-    jobs = draft.snapshot.jobs
-    promised = jobs.guaranteed | (draft.policy.run_to_completion & ~jobs.opportunistic)
-    stays = is_launched(draft.snapshot) & promised & draft.promisable
+def guaranteed_jobs_run(draft: Draft) -> Draft:
+    """Mark the launched guaranteed jobs, which must keep running (Morphling section 5.1)."""
+    stays = is_launched(draft.snapshot) & draft.snapshot.jobs.guaranteed & draft.promisable
     return replace(draft, must_run=draft.must_run | (stays & draft.has_columns))

@@ -1,4 +1,4 @@
-"""Limits on changes to running jobs: a minimum run time, rare replans, a cap on changes."""
+"""Limits on changes to running jobs: a time to settle, rare replans, a cap on changes."""
 
 from __future__ import annotations
 
@@ -13,22 +13,27 @@ from tessera.formulation.promises.launched import is_launched
 from tessera.formulation.promises.packing import Packing
 from tessera.formulation.rates import work_left
 from tessera.formulation.replans import pay_back_s
+from tessera.formulation.starts.holds import settled_s
+from tessera.formulation.starts.timeline import SAME_S
 from tessera.formulation.tables import Bools, Ints
 
 
-def jobs_run_their_minimum_time(draft: Draft) -> Draft:
-    """Keep jobs whose allocation is younger than ``min_run_s`` on their column and GPUs (Eq. 34).
+def jobs_settle_before_they_change(draft: Draft) -> Draft:
+    """Keep jobs on their column and GPUs until they have run for some time (Eq. 34).
 
-        x_c = 1  for the current c of j, where now - since_j < min_run_s
+        x_c = 1  for the current c of j, where now - since_j < (k + 1) R_j
 
-    A job that cannot stay (its node is lost or avoided, or its column breaks its guarantee) is not
-    bound.
+    ``k`` is ``change_spacing`` and ``R`` the seconds that a restart loses. At most a share of
+    1 / (k + 1) of the time that a job holds GPUs is then lost to restarts that rounds chose. A job that
+    cannot stay (its node is lost or avoided, or its column breaks its guarantee) is not bound, and
+    neither is one with a deadline that is promised, or may be.
     """
-    jobs, least_s = draft.snapshot.jobs, draft.policy.min_run_s
-    if least_s <= 0:
+    jobs = draft.snapshot.jobs
+    if draft.policy.change_spacing <= 0:
         return draft
-    young = (jobs.since_s > 0) & (draft.snapshot.now_s - jobs.since_s < least_s)
+    young = (jobs.since_s > 0) & (draft.snapshot.now_s < settled_s(draft) - SAME_S)
     bound = young & is_launched(draft.snapshot) & (draft.current >= 0) & draft.promisable
+    bound &= ~_dated(draft)
     if not bound.any():
         return draft
     draft = draft.only(~(bound[draft.job] & draft.starts))

@@ -103,7 +103,7 @@ class RoundCommit:
     summary: RoundSummary
     legs: Legs = NO_LEGS  # the schedules of admitted jobs
     plan: StartPlan | None = None
-    """The planned and promised starts of waiting jobs. None leaves those of earlier rounds in force."""
+    """The planned and promised starts of waiting jobs. With None, starts of earlier rounds stay in force."""
     request: Request | None = None
     network: NetworkOutcome | None = None  # None if the network is not described
     proof: RoundProof = NO_PROOF

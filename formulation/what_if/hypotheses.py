@@ -227,23 +227,23 @@ def _withdraw_promises(before: Snapshot, after: Snapshot) -> Snapshot:
     return replace(after, jobs=replace(new, admitted=admitted), legs=legs)
 
 
-def _withdraw_starts(before: Snapshot, after: Snapshot) -> Snapshot:
-    """Return ``after`` without starts of jobs that are removed, served later, or ask for more."""
-    old, new, count = before.jobs, after.jobs, len(before.jobs)
-    keeps = after.jobs.among(WAITING)
+def _withdraw_starts(source: Snapshot, target: Snapshot) -> Snapshot:
+    """Return ``target`` without starts of jobs that are removed, served later, or ask for more."""
+    old, new, count = source.jobs, target.jobs, len(source.jobs)
+    keeps = target.jobs.among(WAITING)
     keeps[:count] &= (new.queue[:count] <= old.queue) & _keep_bounds(old, new)
     starts, nodes = keep_starts(
-        after.planned_starts, after.planned_nodes, keeps[after.planned_starts.job]
+        target.planned_starts, target.planned_nodes, keeps[target.planned_starts.job]
     )
     jobs = replace(new, start_by_s=np.where(keeps, new.start_by_s, np.inf))
-    return replace(after, jobs=jobs, planned_starts=starts, planned_nodes=nodes)
+    return replace(target, jobs=jobs, planned_starts=starts, planned_nodes=nodes)
 
 
 def _keep_bounds(old: Jobs, new: Jobs) -> Bools:
     """Return whether each job of ``old`` may have all numbers of GPUs in ``new`` that it had."""
-    least, most = new.min_gpus[: len(old)], new.max_gpus[: len(old)]
-    keeps: Bools = (least <= old.min_gpus) & (
-        (most == 0) | ((old.max_gpus > 0) & (old.max_gpus <= most))
+    min_gpus, max_gpus = new.min_gpus[: len(old)], new.max_gpus[: len(old)]
+    keeps: Bools = (min_gpus <= old.min_gpus) & (
+        (max_gpus == 0) | ((old.max_gpus > 0) & (old.max_gpus <= max_gpus))
     )
     return keeps
 

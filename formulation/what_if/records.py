@@ -165,7 +165,9 @@ class NodeWorth:
 class Rule(StrEnum):
     """A rule of rounds that may cost something."""
 
-    QUEUE_ORDER = "queue-order"
+    KEPT_REQUESTS = "kept-requests"
+    PROMISED_STARTS = "promised-starts"
+    CHANGE_SPACING = "change-spacing"
     GUARANTEES = "guarantees"
     DEADLINES = "deadlines"
     FAIRNESS = "fairness"

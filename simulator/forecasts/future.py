@@ -40,13 +40,14 @@ from tessera.formulation.snapshot import (
     Jobs,
     Snapshot,
 )
+from tessera.formulation.starts.timeline import SAME_S
 from tessera.formulation.tables import Bools, Floats, Ints, array_columns
 from tessera.formulation.values import BEST_FOUND, CellKey, Hold
 from tessera.simulator.forecasts.draws import Draw
 from tessera.simulator.forecasts.rhythm import RoundRhythm
 from tessera.simulator.measured_times import MEASURED_ITERATIONS, with_measured_time
 from tessera.simulator.renumbering import renumber_jobs
-from tessera.solvers.rounds.due import due_s, next_leg_s
+from tessera.solvers.rounds.due import due_s, next_leg_s, next_start_s
 from tessera.solvers.rounds.plan import RoundOutcome
 
 MOMENT_S: Final = 1e-6
@@ -106,7 +107,9 @@ def follow_future(
     times, until_s = rhythm.times(), snapshot.now_s + rhythm.horizon_s
     soon_s = snapshot.now_s + rhythm.spacing_s
     times.begin(future.now_s)
-    if not rhythm.settled:
+    if rhythm.settled:
+        times.need(_next_promise_s(snapshot))
+    else:
         times.ask(future.now_s)
     while (rhythm.to_horizon or future.tracks()) and future.now_s < until_s and wanted():
         if times.due_s() <= future.now_s + MOMENT_S:
@@ -394,6 +397,7 @@ class _Future:
         return min(
             due_s(snapshot, outcome, rhythm.period_s),
             next_leg_s(snapshot, outcome),
+            next_start_s(snapshot, outcome),
             snapshot.reservations.next_change_s(self.now_s),
         )
 
@@ -448,11 +452,11 @@ class _Future:
             generation=self._column["generation"][job],
         )
 
-    def _plan_starts(self, plan: StartPlan | None, shown: Ints) -> None:
+    def _plan_starts(self, plan: StartPlan | None, jobs: Ints) -> None:
         """Keep what a round has planned and promised for the jobs that wait, if it says anything."""
         if plan is not None:
-            self._starts = replace(plan.starts, job=shown[plan.starts.job]), plan.nodes
-            self._column["start_by_s"][shown] = plan.start_by_s
+            self._starts = replace(plan.starts, job=jobs[plan.starts.job]), plan.nodes
+            self._column["start_by_s"][jobs] = plan.start_by_s
 
     def _waiting_starts(self, local: Ints) -> tuple[PlannedStarts, PlannedNodes]:
         """Return the planned starts of shown jobs that wait, and their nodes. Others are forgotten."""
@@ -503,6 +507,13 @@ class _Future:
         if job < self._tracked:
             self.start_s[job] = min(self.start_s[job], self.now_s)
         self._train(job, gang.nodes, self.now_s + float(column["restart_s"][job]))
+
+
+def _next_promise_s(snapshot: Snapshot) -> float:
+    """Return when the round that left a snapshot needs the next one, as far as the snapshot says it."""
+    due_s = np.append(snapshot.planned_starts.start_s, snapshot.legs.start_s)
+    to_come_s = due_s[due_s > snapshot.now_s + SAME_S].min(initial=math.inf)
+    return min(float(to_come_s), snapshot.reservations.next_change_s(snapshot.now_s))
 
 
 def _renumber(legs: Legs, shown: Ints) -> Legs:

@@ -25,6 +25,7 @@ from tessera.formulation.lifecycle import JobState
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.snapshot import STATE_CODE, Snapshot
+from tessera.formulation.starts.planner import MOVED_BY_PRIORITY
 from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.simulator.renumbering import renumber_jobs
 from tessera.simulator.scenario import EPOCH_S, Scenario
@@ -91,7 +92,7 @@ class MemoryStore:
         self.gpus = HeldGpus(self._nodes)
         self.estimates = VisibleEstimates(profiles, self.names, self._nodes)
         self._legs: Legs = NO_LEGS  # by indices into the arrivals
-        self._planned, self._planned_nodes = NO_PLANNED_STARTS, NO_PLANNED_NODES
+        self._start_rows, self._start_nodes = NO_PLANNED_STARTS, NO_PLANNED_NODES
         self._prices: Prices = NO_PRICES
         self._meter: UseMeter | None = None  # counts only if rounds need it
         self._use_half_life_s = 0.0
@@ -231,8 +232,10 @@ class MemoryStore:
                 name = self.specs[change.job].name
                 self.gpus.take(change.job, change.cell, change.gang, self._nodes, name)
                 self.jobs.start(change.job, change.cell, change.needs, now_s)
-        waits = self.jobs.state[self._planned.job] == STATE_CODE[JobState.QUEUED]
-        self._planned, self._planned_nodes = keep_starts(self._planned, self._planned_nodes, waits)
+        waits = self.jobs.state[self._start_rows.job] == STATE_CODE[JobState.QUEUED]
+        self._start_rows, self._start_nodes = keep_starts(
+            self._start_rows, self._start_nodes, waits
+        )
         return changes
 
     def pass_round(self) -> None:
@@ -258,16 +261,17 @@ class MemoryStore:
         order = np.argsort(plan.starts.job, kind="stable")
         starts, position = plan.starts.at(order), np.argsort(order)
         nodes = replace(plan.nodes, start=position[plan.nodes.start])
-        self._planned = replace(starts, job=self._shown[starts.job])
-        self._planned_nodes = nodes.at(np.lexsort((nodes.node, nodes.start)))
-        first = np.isinf(self.jobs.first_start_by_s[self._shown])
+        self._start_rows = replace(starts, job=self._shown[starts.job])
+        self._start_nodes = nodes.at(np.lexsort((nodes.node, nodes.start)))
+        is_new = np.isinf(self.jobs.first_start_by_s[self._shown])
+        is_new[[job for job, cause in plan.moves.items() if cause == MOVED_BY_PRIORITY]] = True
         self.jobs.start_by_s[self._shown] = plan.start_by_s
-        self.jobs.first_start_by_s[self._shown[first]] = plan.start_by_s[first]
+        self.jobs.first_start_by_s[self._shown[is_new]] = plan.start_by_s[is_new]
 
     def _planned_starts(self, local: Ints) -> dict[str, Any]:
         """Return the planned starts of live jobs, as a snapshot has them."""
-        live = local[self._planned.job] >= 0
-        starts, nodes = keep_starts(self._planned, self._planned_nodes, live)
+        live = local[self._start_rows.job] >= 0
+        starts, nodes = keep_starts(self._start_rows, self._start_nodes, live)
         return {
             "planned_starts": replace(starts, job=local[starts.job]),
             "planned_nodes": nodes,

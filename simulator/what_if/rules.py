@@ -45,9 +45,33 @@ def without_rule(rule: Rule, snapshot: Snapshot, options: RoundOptions) -> RuleT
     return RuleTrial(rule=rule, snapshot=changed, options=free, why_free=why)
 
 
-def _without_order(snapshot: Snapshot, options: RoundOptions) -> tuple[str, Snapshot, RoundOptions]:
-    why = "" if options.queue_order else "rounds do not launch in the order of queues (queue_order)"
-    return why, snapshot, replace(options, queue_order=False, opportunistic=False)
+def _without_requests(
+    snapshot: Snapshot, options: RoundOptions
+) -> tuple[str, Snapshot, RoundOptions]:
+    reason = (
+        "" if options.keep_requests else "rounds may suspend running jobs (keep_requests is false)"
+    )
+    return reason, snapshot, replace(options, keep_requests=False)
+
+
+def _without_starts(
+    snapshot: Snapshot, options: RoundOptions
+) -> tuple[str, Snapshot, RoundOptions]:
+    reason = (
+        ""
+        if options.promise_starts
+        else "the objective chooses who starts (promise_starts is false)"
+    )
+    return reason, snapshot, replace(options, promise_starts=False)
+
+
+def _without_spacing(
+    snapshot: Snapshot, options: RoundOptions
+) -> tuple[str, Snapshot, RoundOptions]:
+    reason = (
+        "" if options.change_spacing else "rounds may change jobs at any time (change_spacing is 0)"
+    )
+    return reason, snapshot, replace(options, change_spacing=0.0)
 
 
 def _without_guarantees(
@@ -96,7 +120,9 @@ def _written(stage: Stage) -> str:
 _WITHOUT: Final[
     dict[Rule, Callable[[Snapshot, RoundOptions], tuple[str, Snapshot, RoundOptions]]]
 ] = {
-    Rule.QUEUE_ORDER: _without_order,
+    Rule.KEPT_REQUESTS: _without_requests,
+    Rule.PROMISED_STARTS: _without_starts,
+    Rule.CHANGE_SPACING: _without_spacing,
     Rule.GUARANTEES: _without_guarantees,
     Rule.DEADLINES: _without_deadlines,
     Rule.FAIRNESS: _without_fairness,

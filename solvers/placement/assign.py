@@ -63,18 +63,21 @@ def place(
     wanted = dict(zip(chosen.tolist(), solution.choice[chosen].tolist(), strict=True))
     only = wanted if chosen_only else None
     board = Board(snapshot, problem, now, only)
-    placed = _place(board, solution, wanted, deadline_expired, packed)
-    if not board.took_alternative:
-        return placed
-    plain = Board(snapshot, problem, board.gangs, only, fastest_only=True)
-    without = _place(plain, solution, wanted, deadline_expired, packed)
-    return max((placed, without), key=lambda one: _worth(problem, one))  # of equals, the first
+    results = [_place(board, solution, wanted, deadline_expired, packed)]
+    if board.took_alternative:
+        plain = Board(snapshot, problem, board.gangs, only, fastest_only=True)
+        results.append(_place(plain, solution, wanted, deadline_expired, packed))
+    stays_out = problem.must_run & (results[0].solution.choice < 0)
+    if stays_out.any() and len(snapshot.planned_starts):
+        due_board = Board(snapshot, problem, board.gangs, only, keep_due=True)
+        results.append(_place(due_board, solution, wanted, deadline_expired, packed))
+    return max(results, key=lambda one: _worth(problem, one))  # of equals, the first
 
 
-def _worth(problem: Problem, placed: PlacementResult) -> tuple[int, float]:
+def _worth(problem: Problem, result: PlacementResult) -> tuple[int, float]:
     """Return a sort key: the promised jobs that run, then the value of all."""
-    runs = int(np.count_nonzero(problem.must_run & (placed.solution.choice >= 0)))
-    return runs, score_solution(problem, placed.solution, placed.placement)
+    runs = int(np.count_nonzero(problem.must_run & (result.solution.choice >= 0)))
+    return runs, score_solution(problem, result.solution, result.placement)
 
 
 def _place(
@@ -152,7 +155,7 @@ def _settle(
         promised = board.must_run[job] and job not in board.seats
         reasons.setdefault(job, describe_shortage(board, wanted[job]))
         later = [wanted[other] for other in queue if other not in board.seats]
-        board.keep_back([] if promised else later)
+        board.rows.keep_back([] if promised else later)
         columns = board.columns_of(job)
         change = best_change(board, job, columns, wanted[job], effort, required=promised)
         if change is None and promised:
@@ -163,5 +166,27 @@ def _settle(
         board.reseat(change.seats)
         bumped = {other for other, seat in change.seats.items() if seat is None}
         queue = sorted(bumped.union(queue), key=order)
-    board.keep_back([])
+    board.rows.keep_back([])
+    for job in _give_back(board, wanted):
+        reasons.setdefault(job, describe_shortage(board, wanted[job]))
     return reasons
+
+
+def _give_back(board: Board, columns: dict[int, int]) -> list[int]:
+    """Take seats away that only starts which found no GPUs had made room for. Return whose they were.
+
+    A planned start that found none counts against its rows again. Others then may have taken too much.
+    """
+    losers = []
+    while any(board.rows.overdraft()):
+        optional = [
+            job
+            for job, (column, _) in board.seats.items()
+            if job not in board.present and not board.must_run[job] and board.rows.overdraws(column)
+        ]
+        if not optional:
+            break
+        job = min(optional, key=lambda job: (board.value[columns[job]], job))
+        board.lift(job)
+        losers.append(job)
+    return losers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -12,12 +12,14 @@ from tessera.formulation.check import migration_price, placed_value
 from tessera.formulation.demand import Demand
 from tessera.formulation.given_demand import demands_of_columns
 from tessera.formulation.placement import Gang, Placement, current_gangs
-from tessera.formulation.problem import Problem, RowKind
+from tessera.formulation.problem import Problem
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.tables import Ints
 from tessera.solvers.placement.blocks import carve_share, indices_of, mask_of
 from tessera.solvers.placement.choices import NodeChoices
 from tessera.solvers.placement.free import FreeGpus, Spots
+from tessera.solvers.placement.planned import PlannedRoom
+from tessera.solvers.placement.rowspace import RowSpace
 from tessera.solvers.placement.windows import ClosedWindows
 
 Seat = tuple[int, Spots]
@@ -44,12 +46,14 @@ class Board:
         gangs: Mapping[int, Gang] | None = None,
         only: Mapping[int, int] | None = None,
         fastest_only: bool = False,
+        keep_due: bool = False,
     ) -> None:
         """Set up a board without seats.
 
         ``gangs`` is the result of ``current_gangs``, if that is known already. If ``only`` is
         given, each job has at most this column; if it is None, a job may have any of its own. With
-        ``fastest_only``, it may have only those that ``is_alternative`` does not refuse.
+        ``fastest_only``, it may have only those that ``is_alternative`` does not refuse. With
+        ``keep_due``, the nodes of planned starts that are due are kept for them.
         """
         self.snapshot, self.problem, self._only = snapshot, problem, only
         self._fastest_only = fastest_only
@@ -58,7 +62,7 @@ class Board:
         self.free = FreeGpus(snapshot)
         self.seats: dict[int, Seat] = {}
         self.gangs = current_gangs(snapshot) if gangs is None else gangs
-        self.now = {job: spots_of(gang) for job, gang in self.gangs.items()}
+        self.present = {job: spots_of(gang) for job, gang in self.gangs.items()}
         self._on: defaultdict[int, set[int]] | None = None
         cells, cell = problem.cells, problem.cell
         # These are views, since there may be millions of columns and only few are read.
@@ -72,43 +76,21 @@ class Board:
         self.gpu_type: Sequence[int] = cells.gpu_type[cell].data
         self.nodes: Sequence[int] = cells.nodes[cell].data
         self.value: Sequence[int] = problem.value.data
-        self._usage: Sequence[int] = problem.usage_start.data
-        self._row: Sequence[int] = problem.row.data  # these two are by entry of usage
-        self._amount: Sequence[int] = problem.amount.data
         self._job_start: Sequence[int] = problem.job_start.data
         self.current: list[int] = problem.current.tolist()  # these four are by job
         self.must_run: list[bool] = problem.must_run.tolist()
         self.movable: list[bool] = problem.movable.tolist()
         self._least_rate: list[float] = problem.least_rate.tolist()
-        nobody = np.full(len(problem.jobs), -1, dtype=np.int64)
-        self._spare: list[int] = (problem.capacity - problem.used(nobody)).tolist()
-        self._some_idle = len(problem.idle_row) > 0
-        kinds = [row.kind for row in problem.rows]
-        self._changes = kinds.index(RowKind.CHANGES) if RowKind.CHANGES in kinds else -1
-        self._watched = sorted({*problem.idle_row.tolist(), *({self._changes} - {-1})})
+        self.rows = RowSpace(problem)
         self._choices = NodeChoices(snapshot)
         self._windows = ClosedWindows(snapshot, problem)
-        self._kept_back: list[int] = [0] * len(problem.rows)
+        self._planned_room = PlannedRoom(snapshot, problem, keep_due)
         self._value_on: dict[tuple[int, int], float] = {}
         self._alternatives: dict[int, list[int]] = {}
 
     def demand(self, column: int) -> Demand | None:
         """Return the total demand of ``column``, or None if no node states more than its GPUs."""
         return None if self._demands is None else self._demands.of(column)
-
-    def usage(self, column: int) -> Iterable[tuple[int, int]]:
-        """Return (row, amount) of ``column``, less the use of rows by its job's waiting."""
-        uses = [
-            (self._row[k], self._amount[k])
-            for k in range(self._usage[column], self._usage[column + 1])
-        ]
-        idle = self.problem.idle_usage_of(self.job_of(column)) if self._some_idle else {}
-        if not idle:
-            return uses
-        net = dict(uses)
-        for row, amount in idle.items():
-            net[row] = net.get(row, 0) - amount
-        return net.items()
 
     def put(self, job: int, column: int, spots: Spots) -> None:
         """Seat ``job``, which has no seat, on GPUs that are free."""
@@ -117,10 +99,7 @@ class Board:
         if self._on is not None:
             for node, _ in spots:
                 self._on[node].add(job)
-        for row, amount in self.usage(column):
-            self._spare[row] -= amount
-        if self._changes >= 0 and self._is_a_move(job, column, spots):
-            self._spare[self._changes] -= 1
+        self.rows.take(column, self._count_moves(job, column, spots))
 
     def put_on(self, job: int, column: int, shares: Sequence[tuple[int, int]]) -> bool:
         """Seat ``job`` on these nodes, with this many GPUs on each. Return whether it was seated.
@@ -132,6 +111,7 @@ class Board:
             [(node, carve_share(self.free.mask[node], gpus)) for node, gpus in sorted(shares)]
         )
         demand, avoided = self.demand(column), self.avoided(job, column)
+        avoided |= self.closed(job, column, max(gpus for _, gpus in shares), len(shares))
         if self.pinned(job, column) or not all(
             mask and node not in avoided and self.free.gpu_type[node] == self.gpu_type[column]
             for node, mask in spots
@@ -162,17 +142,16 @@ class Board:
             if self._on is not None:
                 for node, _ in spots:
                     self._on[node].discard(job)
-            for row, amount in self.usage(column):
-                self._spare[row] += amount
-            if self._changes >= 0 and self._is_a_move(job, column, spots):
-                self._spare[self._changes] += 1
+            self.rows.give(column, self._count_moves(job, column, spots))
         return seat
 
-    def _is_a_move(self, job: int, column: int, spots: Spots) -> bool:
-        """Return whether ``job``, which could stay where it is, keeps its Cell on other GPUs."""
-        now = self.now.get(job, ())
+    def _count_moves(self, job: int, column: int, spots: Spots) -> int:
+        """Return 1 if moves count, and ``job``, which could stay, keeps its Cell on other GPUs, or 0."""
+        if not self.rows.counts_moves:
+            return 0
+        now = self.present.get(job, ())
         whole = sum(mask.bit_count() for _, mask in now) == self.gpus[column]
-        return column == self.current[job] and whole and spots != now
+        return int(column == self.current[job] and whole and spots != now)
 
     def jobs_on(self, node: int) -> set[int]:
         """Return the jobs that have GPUs of ``node``.
@@ -234,12 +213,15 @@ class Board:
 
     def is_replan(self, job: int, column: int) -> bool:
         """Return whether ``job`` may run ``column``, another plan, on the GPUs that it has."""
-        spots = self.now.get(job, ())
+        spots = self.present.get(job, ())
         return (
             column != self.current[job]
             and len(spots) == self.nodes[column]
             and sum(mask.bit_count() for _, mask in spots) == self.gpus[column]
             and not any(node in self.avoided(job, column) for node, _ in spots)
+            and not self._planned_room.closed(
+                self, job, column, spots[0][1].bit_count(), len(spots), [node for node, _ in spots]
+            )
         )
 
     def fewest_nodes(self, job: int, column: int) -> int:
@@ -256,17 +238,13 @@ class Board:
         avoided, closed = self._choices.avoided(job), self._windows.closed(job, column)
         return avoided | closed if closed else avoided
 
+    def closed(self, job: int, column: int, share: int, spread: int) -> frozenset[int]:
+        """Return the nodes on which ``job`` would delay a planned start (``PlannedRoom.closed``)."""
+        return self._planned_room.closed(self, job, column, share, spread)
+
     def may_leave_to(self, job: int, other: int, column: int) -> bool:
         """Return whether ``job`` may run on a node that ``other`` must not run on with ``column``."""
         return not self.avoided(other, column) <= self.avoided(job, self.seats[job][0])
-
-    def overdraft(self) -> list[int]:
-        """Return the overdraft of each row that counts waiting jobs or moves.
-
-        The list is empty if there is no such row. A change of the board is within the limits if it
-        raises none of these numbers.
-        """
-        return [max(0, -self._spare[row]) for row in self._watched]
 
     def reseat(self, seats: dict[int, Seat | None]) -> None:
         """Give these jobs these seats, whatever they have now. A job whose seat is None waits."""
@@ -277,34 +255,13 @@ class Board:
                 self.took_alternative |= self.is_alternative(seat[0])
                 self.put(job, *seat)
 
-    def keep_back(self, columns: Iterable[int]) -> None:
-        """Reserve the use of rows by these columns, which wait for a seat.
-
-        Earlier reservations end.
-        """
-        self._kept_back = [0] * len(self._spare)
-        for column in columns:
-            for row, amount in self.usage(column):
-                self._kept_back[row] += amount
-
-    def affords(self, column: int) -> bool:
-        """Return whether every coupling row has room for ``column``.
-
-        A row of which the column only releases units always has room.
-        """
-        return all(
-            self._spare[row] - self._kept_back[row] >= amount
-            for row, amount in self.usage(column)
-            if amount > 0
-        )
-
     def keep_all(self, wanted: dict[int, int]) -> list[int]:
         """Seat the jobs that keep their columns and GPUs, in order; return those that cannot stay.
 
         The board must have no seats yet.
         """
         rest = []
-        take, now, current = self.free.take_if_free, self.now, self.current
+        take, now, current = self.free.take_if_free, self.present, self.current
         only_gpus = self._demands is None
         for job, column in wanted.items():
             spots = now.get(job) if column == current[job] else None
@@ -313,15 +270,14 @@ class Board:
                 self.seats[job] = (column, spots)
             else:
                 rest.append(job)
-        problem = self.problem
-        self._spare = (problem.capacity - problem.used(self.choice())).tolist()
+        self.rows.reset(self.choice())
         return rest
 
     def keep(self, job: int, column: int) -> bool:
         """Seat ``job`` where it is, if all that it needs is free. Return whether it was seated."""
         if not self._stays(job, column):
             return False
-        self.put(job, column, self.now[job])
+        self.put(job, column, self.present[job])
         return True
 
     def _stays(self, job: int, column: int) -> bool:
@@ -329,7 +285,7 @@ class Board:
 
         Its GPUs must all exist and be free, match the column, and have all other resources free.
         """
-        spots = self.now.get(job, ())
+        spots = self.present.get(job, ())
         free, kind, count = self.free, self.gpu_type[column], 0
         for node, mask in spots:
             if free.mask[node] & mask != mask or free.gpu_type[node] != kind:
@@ -350,15 +306,18 @@ class Board:
         kind, gpus, fewest = self.gpu_type[column], self.gpus[column], self.nodes[column]
         if self.free.total[kind] < gpus:
             return None
-        near, demand = dict(self.now.get(job, ())), self.demand(column)
+        near, demand = dict(self.present.get(job, ())), self.demand(column)
         closed = self._windows.closed(job, column)
         for layout in self.free.layouts(kind, gpus, fewest):
             if layout.nodes > max_nodes:
                 continue
             if not (layout.mixed or self.runs_on(column, layout.nodes)):
                 continue
+            if self._planned_room.lasts_beyond(job, column, layout.nodes):
+                continue
+            delaying = self.closed(job, column, layout.each or layout.rest, layout.nodes)
             for avoided in self._choices.in_order(job):  # preferred nodes alone first
-                avoid = avoided | closed if closed else avoided
+                avoid = avoided | closed | delaying if closed or delaying else avoided
                 spots = self.free.find(
                     kind, layout, near, aligned=aligned, avoid=avoid, demand=demand
                 )
@@ -384,18 +343,22 @@ class Board:
         """Return whether ``job`` may run ``column`` only on the GPUs that it has."""
         if self.movable[job] or column != self.current[job]:
             return False
-        spots = self.now.get(job, ())
+        spots = self.present.get(job, ())
         return sum(mask.bit_count() for _, mask in spots) == self.gpus[column]
 
     def moved(self, job: int) -> bool:
         """Return whether ``job`` keeps its Cell on other GPUs than it has."""
         seat = self.seats.get(job)
-        return seat is not None and seat[0] == self.current[job] and seat[1] != self.now.get(job)
+        return (
+            seat is not None and seat[0] == self.current[job] and seat[1] != self.present.get(job)
+        )
 
     def kept(self, job: int) -> bool:
         """Return whether ``job`` keeps its Cell and its GPUs."""
         seat = self.seats.get(job)
-        return seat is not None and seat[0] == self.current[job] and seat[1] == self.now.get(job)
+        return (
+            seat is not None and seat[0] == self.current[job] and seat[1] == self.present.get(job)
+        )
 
     def worth(self, job: int) -> float:
         """Return the value of ``job`` in its seat, less the restart cost if it is moved.
@@ -429,7 +392,7 @@ class Board:
 
         A job that stays keeps its Gang object.
         """
-        now, current = self.now, self.current
+        now, current = self.present, self.current
         gangs: dict[int, Gang] = {}
         migrated = []
         for job in sorted(self.seats):

@@ -34,10 +34,10 @@ def seat_leftover(
     for job, gang in placed.placement.gangs.items():
         board.put(job, choice[job], spots_of(gang))
     for job, column in wanted.items():
-        if board.affords(column):
+        if board.rows.affords(column):
             board.keep(job, column)
     for job, column in wanted.items():
-        if job in board.seats or not board.affords(column):
+        if job in board.seats or not board.rows.affords(column):
             continue
         spots = board.find(job, column, board.nodes[column])
         if spots is not None:

@@ -71,13 +71,13 @@ def fall_back(board: Board, job: int, wanted: dict[int, int]) -> SeatChange | No
     before those that only start.
     """
     promised = [other for other in sorted(wanted) if board.must_run[other]]
-    launched = [other for other in promised if other in board.now]
+    launched = [other for other in promised if other in board.present]
     before: dict[int, Seat | None] = {
         other: board.seats.get(other) for other in sorted({job, *promised, *board.seats})
     }
-    limits = board.overdraft()
+    limits = board.rows.overdraft()
     change = None
-    groups = [promised, launched] if job in board.now and launched != promised else [promised]
+    groups = [promised, launched] if job in board.present and launched != promised else [promised]
     for first, smallest, pinned_only in itertools.product(groups, (False, True), (False, True)):
         for other in before:
             board.lift(other)
@@ -107,7 +107,7 @@ def _all_seated(
 
 def _has_place(board: Board, job: int) -> bool:
     column = board.current[job]
-    return column >= 0 and board.affords(column)
+    return column >= 0 and board.rows.affords(column)
 
 
 def _seated_somehow(board: Board, job: int, *, smallest: bool) -> bool:

@@ -80,7 +80,7 @@ def try_change(board: Board, aim: Aim, victims: Iterable[int] = ()) -> SeatChang
     touched = [aim.job, *(job for job in victims if job != aim.job)]
     before = {job: board.seats.get(job) for job in touched}
     value = sum(board.worth(job) for job in touched)
-    limits = board.overdraft()
+    limits = board.rows.overdraft()
     for job in touched:
         board.lift(job)
     change = None
@@ -100,12 +100,12 @@ def try_change(board: Board, aim: Aim, victims: Iterable[int] = ()) -> SeatChang
 
 def is_within(board: Board, limits: list[int]) -> bool:
     """Return whether no row that counts waiting or moving jobs is overdrawn beyond ``limits``."""
-    return all(now <= before for now, before in zip(board.overdraft(), limits, strict=True))
+    return all(now <= before for now, before in zip(board.rows.overdraft(), limits, strict=True))
 
 
 def seat_job(board: Board, aim: Aim) -> bool:
     """Seat ``aim.job``, which has no seat, as aimed. Return whether there was room."""
-    if not board.affords(aim.column):
+    if not board.rows.affords(aim.column):
         return False
     if aim.in_place or board.pinned(aim.job, aim.column):
         return board.keep(aim.job, aim.column)
@@ -129,7 +129,7 @@ def reseat_victim(board: Board, job: int, seat: Seat | None, displacing: bool) -
     if seat is None:
         return True
     column, spots = seat
-    if board.affords(column):
+    if board.rows.affords(column):
         if board.free.are_free(spots, board.demand(column)):
             board.put(job, column, spots)
             return True
@@ -237,7 +237,9 @@ def _clearings(
     The search covers the emptiest nodes: ``need`` of them and some more. If ``only`` is not 0, just
     nodes of that size are searched.
     """
-    avoid = board.avoided(board.job_of(column), column)
+    job = board.job_of(column)
+    avoid = board.avoided(job, column)
+    avoid |= board.closed(job, column, gpus, -(-board.gpus[column] // gpus))
     demand = board.demand(column)
     share = Demand(gpus=gpus) if demand is None else demand.on_node(gpus)
     nodes = [
@@ -311,7 +313,7 @@ def find_sitters(board: Board, job: int, column: int) -> tuple[int, ...]:
 
     They hold some of these GPUs, or are on a node that does not have enough of the other resources.
     """
-    owned, demand = dict(board.now.get(job, ())), board.demand(column)
+    owned, demand = dict(board.present.get(job, ())), board.demand(column)
     short = {
         node
         for node, mask in owned.items()

@@ -80,6 +80,14 @@ def due_s(snapshot: Snapshot, outcome: RoundOutcome, round_s: float) -> float:
     return max(admission.until_s, math.floor(earliest_s / round_s + 1e-9) * round_s)
 
 
+def next_start_s(snapshot: Snapshot, outcome: RoundOutcome) -> float:
+    """Return the time (s since 1970) at which the next planned start is due, or inf."""
+    if outcome.plan is None or outcome.violations:
+        return math.inf
+    start_s = outcome.plan.starts.start_s
+    return float(start_s[start_s > snapshot.now_s + SAME_S].min(initial=math.inf))
+
+
 def next_leg_s(snapshot: Snapshot, outcome: RoundOutcome) -> float:
     """Return the time (s since 1970) at which the next leg of a promised schedule begins, or inf.
 

@@ -17,7 +17,7 @@ from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.statement import Statement
 from tessera.solvers.goals import SolvedGoals
 from tessera.solvers.placement import PackedShares, PlacementResult, defragment, place
-from tessera.solvers.rounds.promises import had_promise
+from tessera.solvers.rounds.promises import had_promise, witness_of
 from tessera.solvers.rounds.work import RoundWork
 
 NO_ROUND: Final = 2**63 - 1
@@ -99,7 +99,8 @@ def _better(
 ) -> PlacementResult:
     """Return the solver's solution placed, or greedy's if that has more value once placed.
 
-    With several goals, choices are compared by these; the score decides between equals.
+    With several goals, choices are compared by these; the score decides between equals. If a job that
+    must run finds no GPUs, the answer that the rules know is tried, for which starts were planned.
     """
     problem, solution, greedy = work.surrogate, solved.on(work.surrogate), work.greedy
     standing = partial(solved.standing, work.statement)
@@ -115,4 +116,12 @@ def _better(
     *stands, placed_score = value(placed)
     if (*stands, placed_score * problem.scale) < (*standing(greedy.choice), greedy.objective):
         placed = max((placed, place_one(greedy)), key=value)  # among equal scores, the solver's
-    return placed
+    sure = witness_of(work.statement, problem)
+    if sure is None or not _count_losers(problem, placed):
+        return placed
+    return min((placed, place_one(sure)), key=partial(_count_losers, problem))
+
+
+def _count_losers(problem: Problem, result: PlacementResult) -> int:
+    """Return how many jobs that must run found no GPUs."""
+    return int(np.count_nonzero(problem.must_run & (result.solution.choice < 0)))

@@ -21,8 +21,10 @@ from tessera.formulation.check import (
 )
 from tessera.formulation.decisions import Decision, DecisionKind, make_decisions
 from tessera.formulation.explain import explain_waiting_jobs, state_fair_shares
+from tessera.formulation.explanations.starts import tell_starts
 from tessera.formulation.goals import GoalResult
 from tessera.formulation.last_round import Legs, StartPlan
+from tessera.formulation.law_check import find_law_violations
 from tessera.formulation.lookahead import find_schedule_violations
 from tessera.formulation.network.outcome import NetworkOutcome
 from tessera.formulation.network.running import running_after
@@ -37,6 +39,7 @@ from tessera.formulation.reservations import with_reservations
 from tessera.formulation.runnable_plans import offer_runnable_plans
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution
+from tessera.formulation.starts.planner import with_plan
 from tessera.formulation.statement import Statement, draft_columns, state_draft, state_round
 from tessera.formulation.unknown_rates import assume_rates, without_assumed_rates
 from tessera.solvers.answers import objective_of
@@ -127,6 +130,8 @@ class _PlacedRound:
     greedy_objective: int = 0
     admission: Admission | None = None
     proof: RoundProof = NO_PROOF
+    plan: StartPlan | None = None
+    is_published: bool = False
     broken: tuple[Violation, ...] = ()
 
 
@@ -208,7 +213,7 @@ def _as_solved(snapshot: Snapshot, policy: Policy) -> Snapshot:
     Its times are at the pace of the clock. Reservations have their nodes.
     """
     real = charge_unsaved_training(to_real_pace(offer_runnable_plans(assume_rates(snapshot))))
-    return with_reservations(real, policy)
+    return with_reservations(real)
 
 
 def _networked(
@@ -280,6 +285,7 @@ def _solved(
         proof=with_packing(solved.proof, work),
         given_up=frozenset(job for job in broken if had[job]),
         greedy_objective=objective_of(problem, greedy.choice),
+        plan=work.statement.plan,
     )
 
 
@@ -292,6 +298,7 @@ def _begin(
         looks_ahead = bool(snapshot.jobs.admitted.any())
     admission = admit(snapshot, policy, budget) if looks_ahead else None
     statement = state_round(snapshot, policy, admission, check=budget.check)
+    snapshot = with_plan(snapshot, statement.plan)
     work = RoundWork.begin(snapshot, policy, budget, statement, admission)
     mark("build")
     work = keep_promises(work)
@@ -344,6 +351,7 @@ def _scheduled(
         solution=solution,
         goals=measured.results,
         placed=placed,
+        is_published=True,
         broken=tuple(broken),
     )
 
@@ -362,9 +370,15 @@ def _checked(answered: _PlacedRound) -> RoundOutcome:
         *find_reservation_violations(snapshot, problem, solution, placed.placement),
         *_find_broken_schedules(answered),
     ]
+    if not answered.is_published:
+        broken += find_law_violations(
+            snapshot, answered.work.policy, problem, placed.placement, gangs, given_up
+        )
+    plan = _plan_after(answered)
     reasons = explain_waiting_jobs(
         snapshot, problem, solution, placed.unplaced, given_up, statement.absent
     )
+    reasons = tell_starts(reasons, plan)
     decisions = (
         make_decisions(
             snapshot, statement, solution, placed.placement, reasons, answered.admission, gangs
@@ -383,7 +397,18 @@ def _checked(answered: _PlacedRound) -> RoundOutcome:
         given_up=given_up,
         admission=answered.admission,
         proof=answered.proof,
+        plan=plan,
     )
+
+
+def _plan_after(placed_round: _PlacedRound) -> StartPlan | None:
+    """Return the planned starts of the jobs that still wait after the round."""
+    plan = placed_round.plan
+    if plan is None:
+        return None
+    starts = np.zeros(len(plan.start_by_s), dtype=np.bool_)
+    starts[list(placed_round.placed.placement.gangs)] = True
+    return plan.drop_jobs(starts)
 
 
 def _find_broken_schedules(answered: _PlacedRound) -> list[Violation]:

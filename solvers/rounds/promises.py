@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tessera.formulation.problem import Problem
+from tessera.formulation.problem import Problem, RowKind
 from tessera.formulation.promises.launched import is_launched
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution, SolveStatus
@@ -25,7 +25,7 @@ def keep_promises(work: RoundWork) -> RoundWork:
     total weight that can be kept. The round is then stated again without the others.
     """
     solver, problem, budget = Greedy(), work.surrogate, work.budget
-    greedy = solver.solve(problem, budget, _witness(work.statement, problem))
+    greedy = solver.solve(problem, budget, witness_of(work.statement, problem))
     if greedy.has_answer:
         return replace(work, hint=greedy)
     heaviest = problem.weight.max(initial=1.0)
@@ -40,11 +40,16 @@ def keep_promises(work: RoundWork) -> RoundWork:
     must_run = problem.must_run & (kept.choice >= 0)
     waived = frozenset(np.flatnonzero(problem.must_run & ~must_run).tolist())
     statement = state_round(
-        work.snapshot, work.policy, work.admission, waived=waived, check=budget.check
+        work.snapshot,
+        work.policy,
+        work.admission,
+        waived=waived,
+        plan=work.statement.plan,
+        check=budget.check,
     )
     work = replace(work, statement=statement, waived=waived)
     relaxed = work.surrogate
-    hint = _witness(statement, relaxed)
+    hint = witness_of(statement, relaxed)
     if hint is None:
         others = kept.choice if len(problem.idle_row) else -1  # waiting may use a row that is short
         choice = _carried(problem, relaxed, np.where(must_run, kept.choice, others))
@@ -58,11 +63,26 @@ def release_lost_promises(problem: Problem, solution: Solution) -> tuple[Problem
     Placement displaces all jobs that it may before it leaves such a job without GPUs.
     """
     lost = problem.must_run & (solution.choice < 0)
+    problem = _with_room_for(problem, solution)
     if not lost.any():
         return problem, frozenset()
     return replace(problem, must_run=problem.must_run & ~lost), frozenset(
         np.flatnonzero(lost).tolist()
     )
+
+
+def _with_room_for(problem: Problem, solution: Solution) -> Problem:
+    """Return the problem whose rows of planned starts have room for the solution as it was placed.
+
+    Placement may take GPUs from other jobs than the solver did, to start a job that is promised to start
+    now. The next round then plans the starts again that this delays.
+    """
+    amounts = problem.used(solution.choice).tolist()
+    rows = [
+        replace(row, capacity=max(row.capacity, amount)) if row.kind is RowKind.RESERVED else row
+        for row, amount in zip(problem.rows, amounts, strict=True)
+    ]
+    return replace(problem, rows=tuple(rows))
 
 
 def had_promise(snapshot: Snapshot) -> Bools:
@@ -74,7 +94,7 @@ def had_promise(snapshot: Snapshot) -> Bools:
     return is_launched(snapshot) | snapshot.jobs.admitted
 
 
-def _witness(statement: Statement, problem: Problem) -> Solution | None:
+def witness_of(statement: Statement, problem: Problem) -> Solution | None:
     """Return the choice that the rules packed for the must-run jobs as a solution, or None."""
     if statement.witness is None:
         return None

@@ -48,6 +48,7 @@ def state_wide(work: RoundWork, types: frozenset[int]) -> WideStatement:
         work.policy,
         work.admission,
         waived=work.waived,
+        plan=work.statement.plan,
         widened=types,
         check=work.budget.check,
     )

@@ -9,7 +9,6 @@ import numpy as np
 
 from tessera.formulation.objectives.throughput import throughput_values
 from tessera.formulation.promises.launched import is_launched
-from tessera.formulation.promises.queues import effective_queue
 from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.schedulers.base import SchedulerView
 from tessera.solvers.schedulers.packing import options_of
@@ -119,7 +118,7 @@ class Arena:
             retype=self.heterogeneity,
         )
         state.keep_running()
-        queue, order = effective_queue(seen.draft), jobs_in_order(seen)
+        queue, order = jobs.queue, jobs_in_order(seen)
         rank = np.empty(len(order), dtype=np.int64)
         rank[order] = np.arange(len(order))
         past = is_launched(draft.snapshot) & jobs.opportunistic & self.opportunism

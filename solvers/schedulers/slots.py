@@ -10,7 +10,6 @@ from functools import cached_property
 
 import numpy as np
 
-from tessera.formulation.promises.queues import effective_queue
 from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.schedulers.base import SchedulerView
 from tessera.solvers.schedulers.packing import JobOptions
@@ -74,6 +73,6 @@ def slots_of(options: JobOptions, worth: Floats, types: int) -> Slots:
 
 
 def jobs_in_order(seen: SchedulerView) -> Ints:
-    """Return the jobs by queue after promotion, then arrival, int64[jobs]."""
-    arrival = seen.draft.snapshot.jobs.submit_s
-    return np.lexsort((arrival, effective_queue(seen.draft))).astype(np.int64)
+    """Return the jobs by queue, then arrival, int64[jobs]."""
+    jobs = seen.draft.snapshot.jobs
+    return np.lexsort((jobs.submit_s, jobs.queue)).astype(np.int64)

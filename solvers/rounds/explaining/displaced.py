@@ -54,10 +54,9 @@ def describe_displacers(
     snapshot: Snapshot,
     options: RoundOptions,
     outcome: RoundOutcome,
-    job: int,
     others: Mapping[int, int],
 ) -> tuple[Displacement, ...]:
-    """Return the displacers ``others``: job -> how many GPUs it took from ``job``, in that order."""
+    """Return the displacers ``others``: job -> how many GPUs it took, in that order."""
     displacements = []
     for other, taken in others.items():
         decision = outcome.decisions[other]
@@ -68,7 +67,7 @@ def describe_displacers(
                 job=snapshot.jobs.name[other],
                 gpu_type=snapshot.gpu_types[decision.cell.gpu_type].name,
                 gpus=decision.gang.gpus,
-                by=_rule(snapshot, options, outcome, job, other),
+                by=_rule(snapshot, options, outcome, other),
                 taken=taken,
                 value_per_gpu=value_per_gpu(options, outcome, other),
             )
@@ -77,20 +76,17 @@ def describe_displacers(
 
 
 def _rule(
-    snapshot: Snapshot, options: RoundOptions, outcome: RoundOutcome, job: int, other: int
+    snapshot: Snapshot, options: RoundOptions, outcome: RoundOutcome, other: int
 ) -> DisplacedBy:
-    jobs, decision = snapshot.jobs, outcome.decisions[other]
+    decision = outcome.decisions[other]
     if options.scheduler:
         return DisplacedBy.SCHEDULER
     if outcome.problem.must_run[other]:
-        if jobs.guaranteed[other]:
+        if snapshot.jobs.guaranteed[other]:
             return DisplacedBy.GUARANTEE
         if decision.admitted:
             return DisplacedBy.DEADLINE
-        if decision.kind is not DecisionKind.START:
-            return DisplacedBy.LIMIT
-    if options.queue_order and jobs.queue[other] < jobs.queue[job]:
-        return DisplacedBy.QUEUE
+        return DisplacedBy.PLAN if decision.kind is DecisionKind.START else DisplacedBy.LIMIT
     return DisplacedBy.VALUE
 
 

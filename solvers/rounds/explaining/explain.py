@@ -84,8 +84,7 @@ _FIRST: Final[dict[ReasonCode, tuple[ChangeKind, ...]]] = {
     _R.DEADLINE_UNREACHABLE: (_K.DEADLINE,),
     _R.DEADLINE_REFUSED: (_K.DEADLINE,),
     _R.DEADLINE_PLANNED: (_K.WAIT,),
-    _R.BEHIND_QUEUE: (_K.QUEUE, _K.POLICY),
-    _R.RESERVED: (_K.POLICY,),
+    _R.RESERVED: (_K.QUEUE,),
     _R.HELD_FOR_RESERVATION: (_K.WAIT,),
     _R.QUOTA_SPENT: (_K.BEST_EFFORT, _K.QUOTA, _K.BORROW, _K.LEND),
     _R.NO_WEIGHT: (_K.WEIGHT, _K.TENANT_WEIGHT, _K.QUEUE),
@@ -114,7 +113,7 @@ _COMPETES: Final = frozenset(
     {
         *(_R.OUTPRICED, _R.NO_CAPACITY, _R.FRAGMENTED, _R.NODES_TAKEN),
         *(_R.QUOTA_SPENT, _R.NOT_CHOSEN),
-        *(_R.BEHIND_QUEUE, _R.RESERVED, _R.PROMISE_GIVEN_UP, _R.DEADLINE_REFUSED),
+        *(_R.RESERVED, _R.PROMISE_GIVEN_UP, _R.DEADLINE_REFUSED),
         *(_R.DEADLINE_PLANNED, _R.BUDGET_SPENT, _R.GAVE_WAY, _R.HELD_FOR_RESERVATION),
     }
 )
@@ -141,7 +140,7 @@ def explain_job(
     decides further rounds. Once it raises DeadlineTooShort, the explanation is incomplete.
     """
     decision, takers = outcome.decisions[job], find_takers(snapshot, outcome, job)
-    displaced_by = describe_displacers(snapshot, options, outcome, job, takers)
+    displaced_by = describe_displacers(snapshot, options, outcome, takers)
     reason = decision.reason or explain_running(
         snapshot, outcome, decision, displaced_by, by_scheduler=bool(options.scheduler)
     )
@@ -184,7 +183,7 @@ class _StepSearch:
         if not displaced_by and self._first.reason.code in _COMPETES:
             options, outcome = self._trials.options, self._outcome
             displaced_by = describe_displacers(
-                self._snapshot, options, outcome, self._job, dict.fromkeys(self._losers(), 0)
+                self._snapshot, options, outcome, dict.fromkeys(self._losers(), 0)
             )
         steps, reason = tuple(step for _, step in self._steps), self._first.reason
         return replace(

@@ -108,9 +108,8 @@ def _weights(s: Situation) -> Ladders:
 
 def _queues(s: Situation) -> Ladders:
     now = int(s.value_of("queue"))
-    if s.options.queue_order or s.options.queue_weights:
-        queues = [_one(ChangeKind.QUEUE, queue, now) for queue in range(now - 1, 0, -1)]
-        yield [changes + _some_weight(s) for changes in queues]
+    queues = [_one(ChangeKind.QUEUE, queue, now) for queue in range(now - 1, 0, -1)]
+    yield [changes + _some_weight(s) for changes in queues]
 
 
 def _some_weight(s: Situation) -> Changes:
@@ -361,14 +360,12 @@ def _policies(s: Situation) -> Ladders:
         return
     if now >= 0:
         yield [option("max_changes", n, now) for n in (*range(now + 1, now + 9), -1)]
-    if options.min_run_s > 0:
-        yield [option("min_run_s", 0, options.min_run_s)]
-    if options.run_to_completion:
-        yield [option("run_to_completion", 0, 1)]
-    if options.queue_order and not options.opportunistic:
-        yield [option("opportunistic", 1, 0)]
-    if math.isfinite(options.reserve_after_s):
-        yield [option("reserve_after_s", math.inf, options.reserve_after_s)]
+    if options.change_spacing > 0:
+        yield [option("change_spacing", 0, options.change_spacing)]
+    if options.keep_requests:
+        yield [option("keep_requests", 0, 1)]
+    if options.promise_starts:
+        yield [option("promise_starts", 0, 1)]
     if options.max_restart_share > 0:
         yield [option("max_restart_share", 0, options.max_restart_share)]
     if math.isfinite(options.solve_limit_s):
@@ -392,9 +389,10 @@ def _waits(s: Situation) -> Ladders:
         times += legs.start_s[legs.job == s.job].tolist()[:1]
     windows = s.snapshot.reservations
     times += windows.end_s[windows.are_active(now_s)].tolist()
-    if s.options.min_run_s > 0:
-        young = jobs.since_s[jobs.among(ACTIVE) & (jobs.since_s > 0)] + s.options.min_run_s
-        times += young.tolist()
+    if s.options.change_spacing > 0:
+        young = jobs.among(ACTIVE) & (jobs.since_s > 0)
+        settled_s = jobs.since_s + (s.options.change_spacing + 1) * jobs.restart_s
+        times += settled_s[young].tolist()
     later = sorted({float(math.ceil(time_s)) for time_s in times if time_s > now_s})
     yield [_one(ChangeKind.WAIT, time_s, now_s) for time_s in later]
 

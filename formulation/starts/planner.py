@@ -1,0 +1,299 @@
+"""The planned start of each waiting job, and the time by which it is promised to start."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from tessera.formulation.draft import Draft
+from tessera.formulation.last_round import PlannedNodes, PlannedStarts, StartPlan
+from tessera.formulation.lifecycle import ACTIVE
+from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.starts.holds import is_dated
+from tessera.formulation.starts.pools import Pools
+from tessera.formulation.starts.round_timeline import add_fixed_slots, make_timeline
+from tessera.formulation.starts.shares import legs_of_round, running_shares
+from tessera.formulation.starts.timeline import SAME_S, Slot, Timeline
+from tessera.formulation.starts.ways import AllowedNodes, StartWay, WayFinder, columns_of_starts
+from tessera.formulation.tables import Bools
+
+MAX_PLANNED: Final = 256
+"""Number of waiting jobs that have planned starts: the first by queue, weight and time of waiting."""
+SLACK: Final = 0.1
+"""Share by which a promised wait is longer than the planned one."""
+MOVED_BY_PRIORITY: Final = "a job of a higher queue, or of more weight, goes before it"
+MOVED_BY_DELAYS: Final = "jobs that run end later than was estimated, or nodes are away"
+LATE_S: Final = 60.0
+"""Seconds by which a start may be planned too late before its promise is moved. Clocks and the ends of
+programs are not more exact."""
+
+
+def plan_starts(draft: Draft) -> StartPlan:
+    """Return the planned and promised starts of the jobs that wait (Eqs. 39b to 39d).
+
+    The first jobs by queue, weight and time of waiting have one, up to ``MAX_PLANNED``. A start that was
+    planned stays while its nodes become free in time. Where they do not, it is planned again, and jobs
+    that come after it in that order make room. Then starts are moved forward to where GPUs have become
+    free, and new jobs are planned, each as early as possible without a delay of those before it
+    (conservative backfilling, Mu'alem and Feitelson 2001).
+    """
+    plan = _Planner(draft)
+    plan.load()
+    plan.advance()
+    plan.insert()
+    return plan.result()
+
+
+def with_plan(snapshot: Snapshot, plan: StartPlan | None) -> Snapshot:
+    """Return the snapshot with the planned starts of its round."""
+    if plan is None:
+        return snapshot
+    jobs = replace(snapshot.jobs, start_by_s=plan.start_by_s)
+    return replace(
+        snapshot,
+        jobs=jobs,
+        planned_starts=plan.starts,
+        planned_nodes=plan.nodes,
+        yields=plan.yields,
+    )
+
+
+class _Planner:
+    """The starts of a round while they are being planned. Owners of slots are jobs."""
+
+    def __init__(self, draft: Draft) -> None:
+        snapshot = draft.snapshot
+        self._draft, self._snapshot, self._jobs = draft, snapshot, snapshot.jobs
+        self._pools = Pools(draft)
+        self._line = make_timeline(draft, self._pools)
+        add_fixed_slots(draft, self._line)
+        self._ways, self._nodes = WayFinder(draft, self._pools), AllowedNodes(draft)
+        self._way: dict[int, StartWay] = {}
+        self._cause: dict[int, str] = {}
+        self._moves: dict[int, str] = {}
+        self._waits = _may_be_planned(draft)
+        self._waits[list(self._ways.models)] = True
+        self._start_by = np.where(self._waits, snapshot.jobs.start_by_s, np.inf)
+        self._must_start = draft.must_run & self._waits
+        self._bound = self._must_start & (is_dated(draft) | self._jobs.among(ACTIVE))
+        self._rank = self._ranks()
+
+    def _ranks(self) -> list[int]:
+        """Return the rank of each job: bound ones first, then by queue, weight and time of waiting."""
+        count = len(self._waits)
+        lacks_start = np.ones(count, dtype=np.bool_)
+        lacks_start[self._snapshot.planned_starts.job] = False
+        weight, jobs = self._draft.weight, self._jobs
+        order = np.lexsort((jobs.queued_s, lacks_start, -weight, jobs.queue, ~self._bound))
+        ranks = np.empty(count, dtype=np.int64)
+        ranks[order] = np.arange(count)
+        result: list[int] = ranks.tolist()
+        return result
+
+    def load(self) -> None:
+        """Take over the starts that are planned already, and plan those again that no longer fit."""
+        table, shares_of = self._snapshot.planned_starts, self._planned_shares()
+        models = self._ways.models
+        job_of_cell = [models.get(job, job) for job in table.job.tolist()]
+        columns = columns_of_starts(
+            self._draft, replace(table, job=np.array(job_of_cell, dtype=np.int64))
+        )
+        rows = np.flatnonzero((columns >= 0) & self._waits[table.job])
+        ways = dict(zip(rows.tolist(), self._ways.on_columns(columns[rows]), strict=True))
+        late_jobs = []
+        for row in rows[np.argsort(table.start_s[rows], kind="stable")].tolist():
+            job = int(table.job[row])
+            way = self._way[job] = self._ways.in_array(job, ways[row])
+            start_s = max(float(table.start_s[row]), self._snapshot.now_s)
+            slot = Slot(start_s, start_s + way.lasts_s, (*shares_of[row], *way.shape.pools))
+            is_whole = sum(gpus for _, gpus in shares_of[row]) == sum(way.shape.shares)
+            if is_whole and self._nodes.include(job, slot) and self._line.has_room(slot):
+                self._line.add(job, slot)
+            else:
+                late_jobs.append(job)
+        self._replan(late_jobs)
+
+    def _planned_shares(self) -> defaultdict[int, list[tuple[int, int]]]:
+        """Return (node, GPUs) of each planned start of the last round, by its row."""
+        nodes = self._snapshot.planned_nodes
+        shares: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        columns = nodes.start.tolist(), nodes.node.tolist(), nodes.gpus.tolist()
+        for start, node, gpus in zip(*columns, strict=True):
+            shares[start].append((node, gpus))
+        return shares
+
+    def insert(self) -> None:
+        """Plan the starts of jobs that have none yet, as far as their number is limited."""
+        jobs = sorted(np.flatnonzero(self._waits).tolist(), key=self._rank.__getitem__)
+        self._replan([job for job in jobs[:MAX_PLANNED] if job not in self._way])
+        self._displace()
+
+    def _displace(self) -> None:
+        """Start jobs that are promised a start now in place of running ones, if no planned one is delayed."""
+        now_s = self._snapshot.now_s + SAME_S
+        late_jobs = [
+            job
+            for job in np.flatnonzero(self._must_start).tolist()
+            if (slot := self._line.slot(job)) is None or slot.start_s > now_s
+        ]
+        if not late_jobs:
+            return
+        free_line = make_timeline(self._draft, self._pools, ~self._draft.must_run)
+        for owner, slot in self._line.slots():
+            free_line.add(owner, slot)
+        for job in late_jobs:
+            self._displace_for(job, free_line)
+
+    def _displace_for(self, job: int, free_line: Timeline) -> None:
+        """Start a job now if ``free_line``, without the jobs that may be displaced, has room for it."""
+        lines = (self._line, free_line)
+        for line in lines:
+            if line.slot(job) is not None:
+                line.remove(job)
+        slots = [
+            (slot.end_s, slot, way)
+            for way in self._ways.of_job(job)
+            if (slot := free_line.earliest(way.shape, way.lasts_s, self._nodes.of_job(job)))
+            and slot.start_s <= self._snapshot.now_s + SAME_S
+        ]
+        if slots:
+            _, slot, self._way[job] = min(slots, key=lambda row: row[0])
+            for line in lines:
+                line.add(job, slot)
+            return
+        if self._bound[job]:
+            return  # it starts all the same, whoever has to move
+        next_slot, way = self._earliest(job)
+        if next_slot is not None and way is not None:
+            self._way[job] = way
+            for line in lines:
+                line.add(job, next_slot)
+            self._promise(job, next_slot.start_s)
+
+    def result(self) -> StartPlan:
+        """Return the plan as tables."""
+        cells, draft = self._draft.cells, self._draft
+        rows: list[dict[str, Any]] = []
+        shares: list[dict[str, Any]] = []
+        for job in sorted(self._way):
+            slot = self._line.slot(job)
+            if slot is None:
+                continue
+            cell = int(draft.cell[self._way[job].column])
+            for node, gpus in slot.shares:
+                if node < len(self._snapshot.nodes):
+                    shares.append({"start": len(rows), "node": node, "gpus": gpus})
+            fields = {name: int(getattr(cells, name)[cell]) for name in cells.CELL}
+            rows.append({"job": job, "start_s": slot.start_s, "end_s": slot.end_s, **fields})
+        return StartPlan(
+            starts=PlannedStarts.from_rows(rows),
+            nodes=PlannedNodes.from_rows(shares),
+            start_by_s=self._start_by,
+            yields=running_shares(self._draft).yields,
+            moves={job: cause for job, cause in self._moves.items() if self._line.slot(job)},
+        )
+
+    def _replan(self, jobs: Iterable[int]) -> None:
+        """Plan the starts of jobs that have no slot, in order.
+
+        If a job would start earlier without jobs that come after it, these make room, and are planned
+        again after it.
+        """
+        rank = self._rank
+        queue = sorted(jobs, key=rank.__getitem__)
+        while queue:
+            job = queue.pop(0)
+            slot, way = self._earliest(job)
+            juniors = [junior for junior in self._way if rank[junior] > rank[job]]
+            juniors = [junior for junior in juniors if self._line.slot(junior) is not None]
+            if juniors and (slot is None or slot.start_s > self._snapshot.now_s + SAME_S):
+                slot, way, losers = self._go_ahead_of(job, juniors, slot, way)
+                self._cause |= {
+                    loser: MOVED_BY_PRIORITY
+                    for loser in losers
+                    if self._goes_before(job, loser) or job in self._cause
+                }
+                queue = sorted({*queue, *losers}, key=rank.__getitem__)
+            if way is not None:
+                self._way[job] = way
+            if slot is None:
+                self._start_by[job] = np.inf
+                continue
+            self._line.add(job, slot)
+            self._promise(job, slot.start_s)
+
+    def _go_ahead_of(
+        self, job: int, juniors: list[int], slot: Slot | None, way: StartWay | None
+    ) -> tuple[Slot | None, StartWay | None, list[int]]:
+        """Return the slot of ``job`` before ``juniors``, if that is earlier, and who makes room."""
+        slots = {junior: self._line.remove(junior) for junior in juniors}
+        sole_slot, sole_way = self._earliest(job)
+        is_earlier = sole_slot is not None and (
+            slot is None or sole_slot.start_s < slot.start_s - LATE_S
+        )
+        if is_earlier and sole_slot is not None:
+            slot, way = sole_slot, sole_way
+            self._line.add(job, sole_slot)
+        losers = []
+        for junior in sorted(juniors, key=lambda junior: slots[junior].start_s):
+            if not is_earlier or self._line.has_room(slots[junior]):
+                self._line.add(junior, slots[junior])
+            else:
+                losers.append(junior)
+        if is_earlier:
+            self._line.remove(job)
+        return slot, way, losers
+
+    def advance(self) -> None:
+        """Start each job earlier where GPUs have become free."""
+        slots = {job: slot for job in self._way if (slot := self._line.slot(job)) is not None}
+        for job in sorted(slots, key=lambda job: (slots[job].start_s, job)):
+            slot, way = slots[job], self._way[job]
+            if slot.start_s <= self._snapshot.now_s + SAME_S:
+                continue
+            self._line.remove(job)
+            earlier = self._line.earliest(
+                way.shape, way.lasts_s, self._nodes.of_job(job), slot.start_s - SAME_S
+            )
+            self._line.add(job, slot if earlier is None else earlier)
+
+    def _promise(self, job: int, start_s: float) -> None:
+        """Promise a start, unless one was promised and is still kept."""
+        is_late = start_s > self._start_by[job] + LATE_S
+        if is_late:
+            self._moves[job] = self._cause.get(job, MOVED_BY_DELAYS)
+        if is_late or np.isinf(self._start_by[job]):
+            wait_s = start_s - self._snapshot.now_s
+            self._start_by[job] = start_s + SLACK * wait_s
+
+    def _goes_before(self, job: int, junior: int) -> bool:
+        """Return whether ``job`` is of a higher queue than ``junior``, or of the same and more weight."""
+        queue, weight = self._jobs.queue, self._draft.weight
+        return bool((queue[job], -weight[job]) < (queue[junior], -weight[junior]))
+
+    def _earliest(self, job: int) -> tuple[Slot | None, StartWay | None]:
+        """Return the earliest slot of a job on any GPU type, and the way in which it starts there."""
+        best: tuple[Slot | None, StartWay | None] = (None, None)
+        for way in self._ways.of_job(job):
+            slot = self._line.earliest(way.shape, way.lasts_s, self._nodes.of_job(job))
+            if slot is not None and (
+                best[0] is None or (slot.start_s, slot.end_s) < (best[0].start_s, best[0].end_s)
+            ):
+                best = slot, way
+        return best
+
+
+def _may_be_planned(draft: Draft) -> Bools:
+    """Return the jobs that wait for GPUs and may have them, bool[jobs].
+
+    Jobs with a schedule for a deadline are excluded. One that has lost a node, and must start again,
+    also waits.
+    """
+    waits = ~draft.snapshot.jobs.among(ACTIVE) | (draft.current < 0)
+    has_schedule = np.zeros(len(draft.current), dtype=np.bool_)
+    has_schedule[legs_of_round(draft).job] = True
+    return waits & draft.has_columns & (draft.weight > 0) & draft.promisable & ~has_schedule

@@ -1,0 +1,76 @@
+"""The timeline of a round, before any start is planned on it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tessera.formulation.draft import Draft
+from tessera.formulation.lifecycle import ACTIVE
+from tessera.formulation.starts.pools import Pools
+from tessera.formulation.starts.shares import legs_of_round, running_shares
+from tessera.formulation.starts.timeline import SAME_S, Slot, Timeline, shape_of
+from tessera.formulation.tables import Bools
+
+
+def make_timeline(draft: Draft, pools: Pools, absent: Bools | None = None) -> Timeline:
+    """Return the times at which the GPUs of nodes become free, by what the jobs on them hold.
+
+    The jobs ``absent`` (bool[jobs]) hold nothing.
+    """
+    shares = running_shares(draft)
+    if absent is not None:
+        shares = shares.at(~absent[shares.job])
+    entries = [
+        (shares.node, shares.part, shares.part_until_s),
+        (shares.node, shares.gpus - shares.part, shares.all_until_s),
+    ]
+    runs, index = np.unique(shares.job, return_index=True)
+    ends_s = shares.part_until_s[index]
+    entries += [
+        (np.full(len(runs), pool.number), pool.amount[draft.current[runs]], ends_s)
+        for pool in pools.tenants
+    ]
+    array = draft.snapshot.jobs.array[runs]
+    for number, pool_number in pools.number_of_array.items():
+        members = np.flatnonzero(array == number)
+        amount = np.ones(len(members), np.int64)
+        entries.append((np.full(len(members), pool_number), amount, ends_s[members]))
+    node, gpus, until_s = (np.concatenate(column) for column in zip(*entries, strict=True))
+    counts = gpus > 0
+    return Timeline(
+        draft.snapshot,
+        np.array(pools.sizes, dtype=np.int64),
+        node=node[counts],
+        gpus=gpus[counts],
+        until_s=until_s[counts],
+    )
+
+
+def add_fixed_slots(draft: Draft, timeline: Timeline) -> None:
+    """Add the slots that come before planned starts: schedules of deadlines, and windows.
+
+    Their owners are negative numbers.
+    """
+    snapshot, legs, count = draft.snapshot, legs_of_round(draft), 0
+    now_s = snapshot.now_s
+    sizes = snapshot.node_size()
+    runs = snapshot.jobs.among(ACTIVE) & (draft.current >= 0)
+    for leg in np.argsort(legs.start_s, kind="stable").tolist():
+        job, gpu_type, gpus = int(legs.job[leg]), int(legs.gpu_type[leg]), int(legs.gpus[leg])
+        if (runs[job] and legs.start_s[leg] <= now_s + SAME_S) or not sizes[gpu_type]:
+            continue
+        shape = shape_of(gpu_type, gpus, -(-gpus // int(sizes[gpu_type])))
+        start_s = max(now_s, float(legs.start_s[leg]))
+        slot = timeline.slot_at(shape, start_s, float(legs.end_s[leg]), None)
+        if slot is not None:
+            count += 1
+            timeline.add(-count, slot)
+    table, nodes = snapshot.reservations, snapshot.reserved_nodes
+    is_maintenance = table.maintenance & table.are_active(now_s)  # their nodes are not schedulable
+    for r in np.flatnonzero((table.end_s > now_s) & ~is_maintenance).tolist():
+        node = np.unique(nodes.node[(nodes.reservation == r)])
+        if len(node):
+            count += 1
+            start_s = max(now_s, float(table.start_s[r]))
+            shares = zip(node.tolist(), snapshot.nodes.gpus[node].tolist(), strict=True)
+            timeline.add(-count, Slot(start_s, float(table.end_s[r]), tuple(shares)))

@@ -1,0 +1,100 @@
+"""The GPUs that running jobs hold on nodes, and the time for which they do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tessera.formulation.draft import Draft
+from tessera.formulation.last_round import Legs, Yields
+from tessera.formulation.lifecycle import ACTIVE
+from tessera.formulation.starts.holds import holds_of
+from tessera.formulation.starts.timeline import SAME_S
+from tessera.formulation.tables import Floats, Ints, Table
+from tessera.formulation.values import Hold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RunningShares(Table):
+    """The shares of running jobs: all of one is held until one time, and a part until another."""
+
+    job: Ints
+    node: Ints
+    gpus: Ints
+    all_until_s: Floats  # seconds since 1970
+    part: Ints
+    part_until_s: Floats
+
+    @property
+    def yields(self) -> Yields:
+        """Return the GPUs that jobs leave before they end."""
+        gives = self.part < self.gpus
+        return Yields(
+            job=self.job[gives],
+            node=self.node[gives],
+            from_s=self.all_until_s[gives],
+            kept=self.part[gives],
+        )
+
+
+def running_shares(draft: Draft) -> RunningShares:
+    """Return the shares of the jobs that can go on unchanged."""
+    snapshot, a = draft.snapshot, draft.snapshot.allocations
+    count = max(1, len(snapshot.nodes))
+    rows = np.flatnonzero((a.hold != Hold.RELEASING) & (a.job >= 0))
+    rows = rows[((draft.current >= 0) & snapshot.jobs.among(ACTIVE))[a.job[rows]]]
+    pair, gpus = np.unique(a.job[rows] * count + a.node[rows], return_counts=True)
+    job, node = pair // count, pair % count
+    holds = holds_of(draft, draft.current[job])
+    part = np.where(holds.part > 0, gpus, 0)
+    shrinks = (holds.part > 0) & (holds.part < holds.gpus)
+    for grown_job in np.unique(job[shrinks]).tolist():
+        rows = np.flatnonzero(job == grown_job)
+        size = int(snapshot.nodes.gpus[node[rows]].max())
+        part[rows] = _shrink_shares(gpus[rows], int(holds.part[rows[0]]), size)
+    return RunningShares(
+        job=job,
+        node=node,
+        gpus=gpus.astype(np.int64),
+        all_until_s=_until_schedule_ends(draft, job, holds.all_until_s),
+        part=part,
+        part_until_s=_until_schedule_ends(draft, job, holds.part_until_s),
+    )
+
+
+def legs_of_round(draft: Draft) -> Legs:
+    """Return the schedules of jobs with promised deadlines, as this round has them."""
+    return draft.snapshot.legs if draft.admission is None else draft.admission.legs
+
+
+def _shrink_shares(shares: Ints, gpus: int, size: int) -> Ints:
+    """Return the GPUs on each node of a job that is shrunk to ``gpus`` GPUs, int64[nodes].
+
+    It goes to the fewest nodes of ``size`` GPUs if it has enough on them, or else keeps equal shares, if
+    these are blocks. Where neither is possible, it cannot be counted on to leave any.
+    """
+    min_nodes, nodes = -(-gpus // size), len(shares)
+    share = -(-gpus // min_nodes)
+    large = np.argsort(-shares, kind="stable")[:min_nodes]
+    if (shares[large] >= share).all():
+        part = np.zeros(nodes, dtype=np.int64)
+        part[large] = share
+        return part
+    share = gpus // nodes
+    if gpus % nodes == 0 and share & (share - 1) == 0 and (shares >= share).all():
+        return np.full(nodes, share, dtype=np.int64)
+    return shares
+
+
+def _until_schedule_ends(draft: Draft, job: Ints, until_s: Floats) -> Floats:
+    """Return ``until_s``, or the end of the present leg for jobs with one, float64[entries]."""
+    legs, now_s = legs_of_round(draft), draft.snapshot.now_s
+    if not len(legs):
+        return until_s
+    ends = np.full(len(draft.current), -np.inf)
+    is_present = legs.start_s <= now_s + SAME_S
+    np.maximum.at(ends, legs.job[is_present], legs.end_s[is_present])
+    has = np.zeros(len(draft.current), dtype=np.bool_)
+    has[legs.job] = True
+    return np.where(has[job], np.maximum(ends[job], now_s), until_s)
