@@ -117,15 +117,15 @@ def certificate_plain(legs: Sequence[LegRecord]) -> list[dict[str, Any]]:
     ]
 
 
-def planned_start_plain(planned: PlannedStartRecord | None) -> dict[str, Any] | None:
+def planned_start_plain(start: PlannedStartRecord | None) -> dict[str, Any] | None:
     """Return the start that is reserved for a job as plain values for JSON."""
-    if planned is None:
+    if start is None:
         return None
     return {
-        "start_s": planned.start_s,
-        "end_s": finite_or_text(planned.end_s),
-        **cell_to_plain(planned.cell),
-        "nodes": dict(planned.nodes),
+        "start_s": start.start_s,
+        "end_s": finite_or_text(start.end_s),
+        **cell_to_plain(start.cell),
+        "nodes": dict(start.nodes),
     }
 
 

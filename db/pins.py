@@ -99,38 +99,35 @@ def keeps_promise(before: JobSpec, after: JobSpec) -> bool:
     )
 
 
-def keeps_start(before: JobSpec, after: JobSpec) -> bool:
+def keeps_start(old: JobSpec, new: JobSpec) -> bool:
     """Return whether the planned and the promised start from before a change fit the job after it.
 
     They do if the job asks for no more, and is served no later. If not, both are withdrawn.
     """
     return (
-        after.queue <= before.queue
-        and after.tenant == before.tenant
-        and after.preemptible >= before.preemptible
-        and _asks_no_more(before, after)
+        new.queue <= old.queue
+        and new.tenant == old.tenant
+        and new.preemptible >= old.preemptible
+        and _asks_no_more(old, new)
     )
 
 
-def _asks_no_more(before: JobSpec, after: JobSpec) -> bool:
+def _asks_no_more(old: JobSpec, new: JobSpec) -> bool:
     """Return whether a job has no more iterations and no new demand after a change."""
-    pinned = not after.pinned_type or (
-        before.pinned_type and before.requested_type == after.requested_type
-    )
-    guarantee = not after.guaranteed or (
-        before.guaranteed
-        and (before.requested_gpus, before.requested_type)
-        == (after.requested_gpus, after.requested_type)
+    pinned = not new.pinned_type or (old.pinned_type and old.requested_type == new.requested_type)
+    guarantee = not new.guaranteed or (
+        old.guaranteed
+        and (old.requested_gpus, old.requested_type) == (new.requested_gpus, new.requested_type)
     )
     return (
-        after.iterations <= before.iterations
-        and set(after.avoid_nodes) <= set(before.avoid_nodes)
-        and after.node_selector in ("", before.node_selector)
-        and after.longest_run_s >= before.longest_run_s
-        and _allows_types_of(before, after)
+        new.iterations <= old.iterations
+        and set(new.avoid_nodes) <= set(old.avoid_nodes)
+        and new.node_selector in ("", old.node_selector)
+        and new.longest_run_s >= old.longest_run_s
+        and _allows_types_of(old, new)
         and pinned
         and guarantee
-        and _allows_what(before, after)
+        and _allows_what(old, new)
     )
 
 

@@ -84,39 +84,39 @@ def legs_by_job(snapshot: Snapshot, legs: Legs) -> dict[int, list[LegRecord]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobStart:
+class WaitingJobStart:
     """The planned and the promised start of a job that waits, as a round has decided them.
 
     ``job`` is its index in the snapshot, or its key where it is stored. ``start_by_s`` is inf if no
-    start is promised, and ``planned`` is None if none is reserved.
+    start is promised, and ``planned_start`` is None if none is reserved.
     """
 
     job: int
     start_by_s: float
-    planned: PlannedStartRecord | None = None
+    planned_start: PlannedStartRecord | None = None
 
 
-def changed_starts(snapshot: Snapshot, plan: StartPlan) -> list[JobStart]:
-    """Return the starts of ``plan`` that differ from those of ``snapshot``, in order of jobs."""
-    before = _planned_by_job(snapshot, snapshot.planned_starts, snapshot.planned_nodes)
-    after = _planned_by_job(snapshot, plan.starts, plan.nodes)
-    changed = {job for job in before.keys() | after.keys() if before.get(job) != after.get(job)}
-    changed.update(np.flatnonzero(snapshot.jobs.start_by_s != plan.start_by_s).tolist())
+def changed_starts(snapshot: Snapshot, plan: StartPlan) -> list[WaitingJobStart]:
+    """Return the starts of ``plan`` that ``snapshot`` does not have, in order of jobs."""
+    old = _planned_by_job(snapshot, snapshot.planned_starts, snapshot.planned_nodes)
+    new = _planned_by_job(snapshot, plan.starts, plan.nodes)
+    jobs = {job for job in old.keys() | new.keys() if old.get(job) != new.get(job)}
+    jobs.update(np.flatnonzero(snapshot.jobs.start_by_s != plan.start_by_s).tolist())
     return [
-        JobStart(job=job, start_by_s=float(plan.start_by_s[job]), planned=after.get(job))
-        for job in sorted(changed)
+        WaitingJobStart(job=job, start_by_s=float(plan.start_by_s[job]), planned_start=new.get(job))
+        for job in sorted(jobs)
     ]
 
 
-def record_starts(connection: sa.Connection, starts: Sequence[JobStart]) -> None:
+def record_starts(connection: sa.Connection, starts: Sequence[WaitingJobStart]) -> None:
     """Write the starts in one statement. This does not change the versions of jobs."""
     rows = [
         {
-            "id": one.job,
-            "start_by_s": one.start_by_s if math.isfinite(one.start_by_s) else None,
-            "planned_start": planned_start_plain(one.planned),
+            "id": start.job,
+            "start_by_s": start.start_by_s if math.isfinite(start.start_by_s) else None,
+            "planned_start": planned_start_plain(start.planned_start),
         }
-        for one in starts
+        for start in starts
     ]
     if rows:
         connection.execute(_RECORD_STARTS, {"rows": dump_json(rows)})

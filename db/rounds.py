@@ -13,8 +13,8 @@ from tessera.db.documents import summary_from, summary_json
 from tessera.db.engine import Database
 from tessera.db.guard import CommitState, CurrentJob, CurrentNode, event_of, find_skipped
 from tessera.db.promises import (
-    JobStart,
     Promise,
+    WaitingJobStart,
     changed_starts,
     legs_by_job,
     record_promises,
@@ -182,8 +182,8 @@ def _commit(
     promises = _promises(turn, commit, world, skips)
     starts = _starts(commit, world, skips, changes)
     # Lock all rows before the first one is changed, to avoid deadlocks.
-    changed = [row.job for row in promises] + [row.job for row in starts]
-    turn.lock(changed + [change.job for change in changes])
+    jobs = [row.job for row in promises] + [row.job for row in starts]
+    turn.lock(jobs + [change.job for change in changes])
     turn.apply(changes)
     record_promises(connection, promises)
     record_starts(connection, starts)
@@ -326,7 +326,7 @@ def _starts(
     world: CommitState,
     skips: Mapping[int, str],
     changes: Sequence[JobChange],
-) -> list[JobStart]:
+) -> list[WaitingJobStart]:
     """Return the planned and promised starts of the round that differ from the stored ones, by key.
 
     As with promises, only decisions that hold have them. A job that does not wait after the round
@@ -334,19 +334,21 @@ def _starts(
     """
     if commit.plan is None:
         return []
-    after = {change.job: change.after for change in changes}
-    decided = {d.job: i for i, d in enumerate(commit.decisions)}
+    state_after = {change.job: change.after for change in changes}
+    decision_numbers = {d.job: i for i, d in enumerate(commit.decisions)}
     starts = []
     for start in changed_starts(commit.snapshot, commit.plan):
-        if decided.get(start.job) is None or decided[start.job] in skips:
+        if decision_numbers.get(start.job) is None or decision_numbers[start.job] in skips:
             continue
         job = world.jobs[commit.snapshot.jobs.name[start.job]]
-        if after.get(job.key, job.state) not in WAITING:
+        if state_after.get(job.key, job.state) not in WAITING:
             continue
-        planned = start.planned
-        if planned is not None and not all(name in world.nodes for name, _ in planned.nodes):
-            planned = None
-        starts.append(replace(start, job=job.key, planned=planned))
+        planned_start = start.planned_start
+        if planned_start is not None and not all(
+            name in world.nodes for name, _ in planned_start.nodes
+        ):
+            planned_start = None
+        starts.append(replace(start, job=job.key, planned_start=planned_start))
     return starts
 
 

@@ -263,6 +263,9 @@ class Problem:
     ) -> RoundResult:
         """Decide a round, as a server would. The solver has ``time_limit_s``, which may be inf.
 
+        Nothing comes after the round, so the objective alone chooses who starts: by default, no starts are
+        planned for the jobs that wait.
+
         ``objective`` is one of the grammar, a plug-in in it, e.g. ``my_lab.values:running``, or a
         function. ``scheduler`` decides in place of the solver if it is given: the name of a published
         scheduler, a plug-in, or an object with ``name`` and ``choose``. ``options`` are further
@@ -274,7 +277,7 @@ class Problem:
         """
         if not self._free:
             raise InvalidInput("gpus", "the problem has no GPUs; call add_gpus before solve")
-        chosen = {"solver": solver} | options
+        chosen = {"solver": solver, "promise_starts": False} | options
         return decide(self.to_snapshot(), objective, scheduler, time_limit_s, chosen)
 
     def _read_speeds(self, where: str, speeds: Mapping[SpeedKey, float]) -> Speeds:

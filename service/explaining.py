@@ -51,7 +51,7 @@ class JobExplanation:
     ``number`` is 0 if a round on the present state was decided for it. ``kind`` is the round's
     decision; it is "" if the job has ended. ``explanation`` is None if nothing more is known.
     ``note`` says why steps may be missing; it is "" if none is. ``start_by_s`` and ``planned_start``
-    are those of the stored job, unless the explanation is of a round that the caller has named.
+    are the stored job's, unless the explanation is of a round that the caller has named.
     """
 
     number: int
@@ -103,8 +103,8 @@ class JobExplainer:
             return self._of_round(cluster, name, last, history, time, with_steps=with_steps)
         if record.state in TERMINAL:
             return _ended(history)
-        found = self._as_of_now(record, history, time, with_steps=with_steps)
-        return found.with_starts_of(record)
+        explanation = self._as_of_now(record, history, time, with_steps=with_steps)
+        return explanation.with_starts_of(record)
 
     def read_recorded(self, cluster: str, name: str, number: int) -> JobExplanation:
         """Return what is recorded on a job in round ``number``, or at present if it is 0.
@@ -128,7 +128,7 @@ class JobExplainer:
             shown = next((r for r in history if r.number == record.reason_round), None)
             reason = record.reason
         kind = shown.kind if shown is not None else DecisionKind.WAIT if reason else ""
-        found = JobExplanation(
+        explanation = JobExplanation(
             number=0 if shown is None else shown.number,
             created_s=0.0 if shown is None else shown.created_s,
             kind=kind,
@@ -138,7 +138,7 @@ class JobExplainer:
             history=history,
             note=_ENDED if record.state in TERMINAL and not number else "",
         )
-        return found if number else found.with_starts_of(record)
+        return explanation if number else explanation.with_starts_of(record)
 
     def _of_round(
         self,

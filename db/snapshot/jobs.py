@@ -176,8 +176,8 @@ def read_planned_starts(
         kind, plan, gpus = plain["gpu_type"], plain["plan"], plain["nodes"]
         if kind not in types or plan not in plans or not gpus.keys() <= places.keys():
             continue
-        own = sorted((places[name], count) for name, count in gpus.items())
-        nodes += [{"start": len(starts), "node": node, "gpus": count} for node, count in own]
+        shares = sorted((places[name], count) for name, count in gpus.items())
+        nodes += [{"start": len(starts), "node": node, "gpus": count} for node, count in shares]
         starts.append(
             {
                 "job": job,

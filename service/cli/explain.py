@@ -37,7 +37,7 @@ BY_TEXTS: Final = {
     "GUARANTEE": "its guarantee",
     "DEADLINE": "its promised deadline",
     "LIMIT": "a limit on changes",
-    "QUEUE": "its higher queue",
+    "PLAN": "its planned start",
     "SCHEDULER": "the scheduler's choice",
 }
 """The text that is shown for the rule by which a job has its GPUs."""

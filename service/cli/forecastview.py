@@ -18,9 +18,9 @@ def seconds_between(later: Timestamp, earlier: Timestamp) -> float:
     return (later.ToNanoseconds() - earlier.ToNanoseconds()) / 1e9
 
 
-def span_until(moment: Timestamp, now: Timestamp) -> str:
+def span_until(moment: Timestamp, time: Timestamp) -> str:
     """Return when a promised or planned moment is, e.g. ``in 2h``, or ``10m ago`` if it has passed."""
-    seconds = seconds_between(moment, now)
+    seconds = seconds_between(moment, time)
     return f"in {format_span(seconds)}" if seconds >= 0 else f"{format_span(-seconds)} ago"
 
 

@@ -362,17 +362,17 @@ def _service(job: jobs_pb2.Job) -> str:
 
 
 def start_facts(
-    message: jobs_pb2.Job | jobs_pb2.ExplainJobResponse, now: Timestamp
+    message: jobs_pb2.Job | jobs_pb2.ExplainJobResponse, time: Timestamp
 ) -> list[tuple[str, str]]:
     """Return the planned and the promised start of a job that waits."""
-    planned, promised = message.planned_start, ""
+    start, promise = message.planned_start, ""
     if message.HasField("start_by"):
-        promised = f"by {format_time(message.start_by)} ({span_until(message.start_by, now)})"
-    reserved = ""
+        promise = f"by {format_time(message.start_by)} ({span_until(message.start_by, time)})"
+    plan = ""
     if message.HasField("planned_start"):
-        when = f"{format_time(planned.start_time)} ({span_until(planned.start_time, now)})"
-        reserved = f"{when} on {cell_text(planned.cell)}"
-    return [("planned start", reserved), ("promised start", promised)]
+        moment = f"{format_time(start.start_time)} ({span_until(start.start_time, time)})"
+        plan = f"{moment} on {cell_text(start.cell)}"
+    return [("planned start", plan), ("promised start", promise)]
 
 
 def _reason_facts(job: jobs_pb2.Job) -> list[tuple[str, str]]:

@@ -61,7 +61,7 @@ Policy = Annotated[
         envvar="TESSERA_POLICY",
         metavar="YAML",
         show_envvar=False,
-        help="The standing policy, e.g. '{objective: deadline then jct, queue_order: true}'."
+        help="The standing policy, e.g. '{objective: deadline then jct, max_changes: 20}'."
         " Default: the value of TESSERA_POLICY.",
     ),
 ]
@@ -106,8 +106,8 @@ Priority = Annotated[
     typer.Option(
         min=1,
         max=limits.MAX_PRIORITY,
-        help="The job's queue. Queue 1 is served first. Only rounds with --queue-order or --queue-weights"
-        " use it.",
+        help="The job's queue. Starts of waiting jobs are planned for queue 1 first. Rounds with"
+        " --queue-weights also multiply the weights of a queue's jobs.",
     ),
 ]
 Weight = Annotated[

@@ -147,14 +147,14 @@ def queue_columns(jobs: Sequence[jobs_pb2.Job], now: Timestamp) -> Sequence[Colu
     If no job has a promised start, there is no column of promised starts.
     """
     is_promised = any(job.HasField("start_by") for job in jobs)
-    promised = (Column[jobs_pb2.Job]("PROMISED START", lambda j: _promised_start(j, now)),)
+    promise_columns = (Column[jobs_pb2.Job]("PROMISED START", lambda j: _promised_start(j, now)),)
     return (
         Column("POSITION", listed_position, right=True),
         Column("JOB", lambda j: short_name(j.name)),
         Column("TENANT", lambda j: j.tenant),
         Column("WANTS", wanted_gpus),
         Column("REASON", waiting_reason),
-        *(promised if is_promised else ()),
+        *(promise_columns if is_promised else ()),
         Column("STARTS IN", lambda j: listed_band(j, "start", now)),
         Column("FINISHES IN", lambda j: listed_band(j, "finish", now)),
         Column("WAITS", lambda j: format_age(j.queue_time, now), right=True),
@@ -165,8 +165,8 @@ def queue_columns(jobs: Sequence[jobs_pb2.Job], now: Timestamp) -> Sequence[Colu
     )
 
 
-def _promised_start(job: jobs_pb2.Job, now: Timestamp) -> str:
-    return span_until(job.start_by, now) if job.HasField("start_by") else ""
+def _promised_start(job: jobs_pb2.Job, time: Timestamp) -> str:
+    return span_until(job.start_by, time) if job.HasField("start_by") else ""
 
 
 def wanted_gpus(job: jobs_pb2.Job) -> str:

@@ -11,7 +11,7 @@ from typing import Final
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from tessera.formulation.execution_plan import read_execution_plan
-from tessera.formulation.policy import DEFAULT_REPLAN_SPACING, NETWORK_LEVELS
+from tessera.formulation.policy import NETWORK_LEVELS, Policy
 from tessera.formulation.reasons import LOST_SAMPLES_KEY, RESTART_GPU_S_KEY, ReasonCode
 from tessera.service.cli.jobview import allocation_text
 from tessera.service.cli.names import short_name
@@ -33,6 +33,9 @@ UNCHANGED_KINDS = ("keep", "wait")
 """Kinds of decisions that change nothing."""
 
 GREEDY_SOLVER: Final = "greedy"
+
+_USUAL: Final = Policy()
+"""The policy whose values are not shown."""
 
 UNPROVEN_TEXT: Final = "?"
 """The text that is shown for an unproven bound, and for its gap."""
@@ -224,20 +227,20 @@ def policy_text(chosen: scheduler_pb2.RoundOptions) -> str:
         "network measure": format_span(chosen.network_measure.ToSeconds())
         if chosen.network_measure.ToSeconds()
         else "",
-        "queue order": "yes" if chosen.queue_order else "",
-        "promote after": format_span(chosen.promote_after.ToSeconds())
-        if chosen.HasField("promote_after")
+        "keep requests": "no"
+        if chosen.HasField("keep_requests") and not chosen.keep_requests
         else "",
-        "opportunistic": "yes" if chosen.opportunistic else "",
-        "reserve after": format_span(chosen.reserve_after.ToSeconds())
-        if chosen.HasField("reserve_after")
+        "promise starts": "no"
+        if chosen.HasField("promise_starts") and not chosen.promise_starts
         else "",
-        "run to completion": "yes" if chosen.run_to_completion else "",
-        "minimum run": format_span(chosen.min_run.ToSeconds())
-        if chosen.min_run.ToSeconds()
+        "change spacing": f"{chosen.change_spacing:g} restart times"
+        if chosen.HasField("change_spacing") and chosen.change_spacing != _USUAL.change_spacing
+        else "",
+        "default run": format_span(chosen.default_run.ToSeconds())
+        if chosen.HasField("default_run") and chosen.default_run.ToSeconds() != _USUAL.default_run_s
         else "",
         "replan spacing": f"{chosen.replan_spacing:g} restart times"
-        if chosen.HasField("replan_spacing") and chosen.replan_spacing != DEFAULT_REPLAN_SPACING
+        if chosen.HasField("replan_spacing") and chosen.replan_spacing != _USUAL.replan_spacing
         else "",
         "maximum changes": str(chosen.max_changes) if _capped(chosen) else "",
     }

@@ -132,7 +132,8 @@ def ask_what_if(
         list[str] | None,
         typer.Option(
             metavar="RULE",
-            help="Say what a rule costs: queue-order, guarantees, deadlines, fairness or all. Repeatable.",
+            help="Say what a rule costs: kept-requests, promised-starts, change-spacing, guarantees,"
+            " deadlines, fairness or all. Repeatable.",
             rich_help_panel=_QUESTIONS,
         ),
     ] = None,

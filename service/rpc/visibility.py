@@ -21,10 +21,9 @@ OTHERS: Final = "(another tenant)"
 _OF_TENANTS: Final = frozenset({RowKind.QUOTA, RowKind.HELD, RowKind.KEPT})
 """The kinds of rows that are for a tenant. Their subject is ``TENANT`` or ``TENANT/TYPE``."""
 
-_BLOCKED: Final = "blocked job"
 _ROW: Final = "row"
 _FREE: Final = "free "
-"""The keys of evidence that names a job or a row, and the start of those with a row in the key."""
+"""The key of evidence that names a row, and the start of those with a row in the key."""
 
 
 def own_jobs(
@@ -47,11 +46,11 @@ def hide_in_round(
     kept = [decision for decision in message.decisions if short_id(decision.job) in own]
     for decision in kept:
         if decision.HasField("reason"):
-            hide_in_reason(identity, decision.reason, own)
+            hide_in_reason(identity, decision.reason)
     del message.decisions[:]
     message.decisions.extend(kept)
     for rows in (message.prices, message.used_gpus):
-        _keep_own_rows(identity, rows, own)
+        _keep_own_rows(identity, rows)
     for texts in (message.violations, message.failures):  # they may name any job
         del texts[:]
 
@@ -65,25 +64,17 @@ def hide_in_job(identity: Identity, message: jobs_pb2.Job, others: Collection[st
         if short_id(dependency.job) in others:
             dependency.job = OTHERS
     if identity.tenants is not None and message.HasField("reason"):
-        hide_in_reason(identity, message.reason, {short_id(message.name)}, others)
+        hide_in_reason(identity, message.reason, others)
 
 
 def hide_in_reason(
-    identity: Identity,
-    reason: jobs_pb2.Reason,
-    own: Collection[str],
-    others: Collection[str] = (),
+    identity: Identity, reason: jobs_pb2.Reason, others: Collection[str] = ()
 ) -> None:
-    """Leave the names of other tenants, and of jobs that are not in ``own``, out of a reason.
-
-    ``others`` are further jobs of other tenants that it may name.
-    """
+    """Leave the names of other tenants, and of their jobs ``others``, out of a reason."""
     hidden = set(others)
     for key, value in reason.evidence.items():
-        if key == _BLOCKED and value not in own:
-            hidden.add(value)
         row = key.removeprefix(_FREE) if key.startswith(_FREE) else value if key == _ROW else ""
-        if not _is_own(identity, row, own):
+        if not _is_own(identity, row):
             subject = row.partition("/")[2]
             hidden |= {subject, subject.rpartition("/")[0]}
     hidden.discard("")
@@ -120,7 +111,7 @@ def hide_in_explanation(
     own = own_jobs(identity, cluster, jobs, tenants_of_jobs) | {short_id(message.job)}
     tenants = {change.subject for change in changes if change.kind == ChangeKind.LEND}
     hidden = (jobs - own) | {name for name in tenants if not identity.sees_tenant(name)}
-    hide_in_reason(identity, message.reason, own)
+    hide_in_reason(identity, message.reason)
     _hide_in_steps(message.steps, hidden, own)
     for displacement in message.displaced_by:
         if short_id(displacement.job) not in own:
@@ -165,11 +156,8 @@ def hide_in_what_if(
     for job in message.now.jobs:
         for outlook in (job.before, job.after):
             reasons += [outlook.reason] if outlook.HasField("reason") else []
-    said = {value for reason in reasons for value in reason.evidence.values()}
-    mentioned = {part for value in said for part in (value, value.partition("/")[2])} - {""}
-    own = own_jobs(identity, cluster, mentioned, tenants_of_jobs)
     for reason in reasons:
-        hide_in_reason(identity, reason, own)
+        hide_in_reason(identity, reason)
     needed = message.needed_weight
     losers = {short_id(job) for job in needed.step.loses}
     own = own_jobs(identity, cluster, losers, tenants_of_jobs)
@@ -225,19 +213,15 @@ def _jobs_of(
     return [short_id(decision.job) for decision in decisions]
 
 
-def _keep_own_rows(
-    identity: Identity, rows: MutableMapping[str, Any], own: Collection[str]
-) -> None:
+def _keep_own_rows(identity: Identity, rows: MutableMapping[str, Any]) -> None:
     for name in list(rows):
-        if not _is_own(identity, name, own):
+        if not _is_own(identity, name):
             del rows[name]
 
 
-def _is_own(identity: Identity, row: str, own: Collection[str]) -> bool:
-    """Return whether a row, by name, is for no tenant or job that the caller cannot see."""
+def _is_own(identity: Identity, row: str) -> bool:
+    """Return whether a row, by name, is for no tenant that the caller cannot see."""
     kind, _, subject = row.partition("/")
-    if kind == RowKind.RESERVED:
-        return subject in own
     if kind not in _OF_TENANTS:
         return True
     tenant, has_type, _ = subject.rpartition("/")

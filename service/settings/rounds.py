@@ -31,7 +31,7 @@ class RoundSettings:
     policy: str = ""
     """The standing policy of rounds: YAML or JSON with the names of the API's RoundOptions.
 
-    An example is ``{objective: deadline then jct, queue_order: true, promote_after: 2h}``. Periodic
+    An example is ``{objective: deadline then jct, max_changes: 20}``. Periodic
     rounds follow it, and it fills in what a Schedule call leaves open, in clusters whose policy nobody
     set with ``tessera policy``. If it is empty, the defaults of RoundOptions apply.
     """

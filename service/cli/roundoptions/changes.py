@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Final
 
 from tessera.formulation.policy import (
-    MAX_REPLAN_SPACING,
+    MAX_SPACING,
     NETWORK_LEVELS,
 )
 from tessera.service.cli import limits
@@ -27,19 +27,40 @@ MAX_FLOOR: Final = 0.99
 
 def change_options(
     *,
-    run_to_completion: Annotated[
+    keep_requests: Annotated[
         Flag,
         panel_option(
             _LIMITS,
-            "Never suspend a job once it is launched. Default: preempt.",
-            "--run-to-completion/--preempt",
+            "Never suspend or shrink a running job for another's gain while it holds no more than it asked"
+            " for. Default: keep.",
+            "--keep-requests/--no-keep-requests",
         ),
     ] = None,
-    min_run: Annotated[
+    promise_starts: Annotated[
+        Flag,
+        panel_option(
+            _LIMITS,
+            "Plan a start for each waiting job, and let no job of the same or a lower priority delay it."
+            " Default: promise.",
+            "--promise-starts/--no-promise-starts",
+        ),
+    ] = None,
+    change_spacing: Annotated[
+        Real,
+        panel_option(
+            _LIMITS,
+            "Number of restart times that a job runs before a round may suspend, move or resize it."
+            " 0: no limit. Default: 4.",
+            min=0.0,
+            max=MAX_SPACING,
+        ),
+    ] = None,
+    default_run: Annotated[
         Text,
         panel_option(
             _LIMITS,
-            "Time for which a job must have run before it may be moved, resized or suspended. Default: 0s.",
+            "Time that a job of unknown rate is taken to run, where rounds promise starts to other jobs."
+            " Default: 1d.",
         ),
     ] = None,
     replan_spacing: Annotated[
@@ -49,7 +70,7 @@ def change_options(
             "Number of restart times that a job runs before its plan may change on the GPUs that it has. The"
             " change must make up for its restart in that time. 0: no limit. Default: 20.",
             min=0.0,
-            max=MAX_REPLAN_SPACING,
+            max=MAX_SPACING,
         ),
     ] = None,
     max_changes: Annotated[
@@ -99,13 +120,15 @@ def change_options(
 ) -> scheduler_pb2.RoundOptions:
     """Return the options on what a round may change."""
     chosen = scheduler_pb2.RoundOptions(
-        run_to_completion=run_to_completion,
+        keep_requests=keep_requests,
+        promise_starts=promise_starts,
+        change_spacing=change_spacing,
         replan_spacing=replan_spacing,
         max_changes=max_changes,
         defragment_every_rounds=defragment_every,
         network_levels=network_levels,
         network_floor=network_floor,
     )
-    read_duration(chosen.min_run, "--min-run", min_run)
+    read_duration(chosen.default_run, "--default-run", default_run)
     read_duration(chosen.network_measure, "--network-measure", network_measure)
     return chosen

@@ -37,7 +37,7 @@ UNSET: Final = {
 
 EXAMPLES: Final = {
     "set_policy": "tessera policy set --objective 'deadline then jct' -m 'deadlines count now'",
-    "schedule": "tessera round --dry-run --objective 'deadline then jct' --queue-order --promote-after 2h",
+    "schedule": "tessera round --dry-run --objective 'deadline then jct' --max-changes 20",
     "replay": "tessera replay 2 --objective 'deadline then jct'",
     "solve": "tessera solve round.json --objective 'deadline then jct'",
     "ask_what_if": "tessera whatif --add-nodes h100:4 --objective jct --hours 6",

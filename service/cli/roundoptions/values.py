@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import typer
 from google.protobuf import duration_pb2
 
 from tessera.formulation.errors import InvalidInput
-from tessera.service.cli import limits, options
-
-NEVER: Final = "never"
+from tessera.service.cli import options
 
 Text: TypeAlias = str | None
 Flag: TypeAlias = bool | None
@@ -32,11 +30,7 @@ def check_option(option: str, read: Callable[[], object]) -> None:
         raise InvalidInput(option, wrong.problem) from wrong
 
 
-def read_duration(
-    duration: duration_pb2.Duration, option: str, text: str | None, never: bool = False
-) -> None:
-    """Set ``duration`` from ``text``, if given. If ``never``, the text may be "never"."""
-    if never and text == NEVER:
-        duration.FromSeconds(limits.MAX_DURATION_S)
-    elif text:
+def read_duration(duration: duration_pb2.Duration, option: str, text: str | None) -> None:
+    """Set ``duration`` from ``text``, if given."""
+    if text:
         duration.CopyFrom(options.to_duration(options.parse_seconds(option, text)))

@@ -8,14 +8,14 @@ from typing import Final
 from tessera.service.cli.client import CallFailed, Client, Exit
 from tessera.service.cli.clusters import apply_cluster
 from tessera.service.cli.names import short_name
-from tessera.service.cli.up.processes import StartPlan
+from tessera.service.cli.up.processes import ClusterStart
 from tessera.v1 import clusters_pb2
 
 SHOWN_NODES: Final = 5
 """The number of nodes that an error names."""
 
 
-def describe_cluster(plan: StartPlan, client: Client) -> None:
+def describe_cluster(plan: ClusterStart, client: Client) -> None:
     """Send the cluster to the server, unless an earlier ``run_up`` did.
 
     Raises:
@@ -30,7 +30,7 @@ def describe_cluster(plan: StartPlan, client: Client) -> None:
     plan.home.save(replace(record, applied=record.description))
 
 
-def _require_same(plan: StartPlan, client: Client) -> None:
+def _require_same(plan: ClusterStart, client: Client) -> None:
     """Check that the cluster does not exist yet, or has only nodes of the description."""
     request = clusters_pb2.ListClustersRequest()
     pages = client.pages(client.clusters.ListClusters, request)

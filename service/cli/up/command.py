@@ -28,7 +28,7 @@ from tessera.service.cli.options import DEFAULT_CLUSTER, DEFAULT_SERVER, FileClu
 from tessera.service.cli.render import err, print_line, print_note
 from tessera.service.cli.up.cluster import describe_cluster, reachable_nodes
 from tessera.service.cli.up.home import claim_directory, default_home
-from tessera.service.cli.up.processes import StartPlan, run_agent, run_database, run_server
+from tessera.service.cli.up.processes import ClusterStart, run_agent, run_database, run_server
 from tessera.service.cli.up.settings import EXAMPLE_SOURCE, UpOptions, delete_data, resolve_settings
 from tessera.service.cli.up.supervisor import Part, Supervisor
 from tessera.service.config import Config
@@ -153,7 +153,7 @@ def run_up(
         described = clusterfile.read_cluster(record.description, record.source or EXAMPLE_SOURCE)
         if not described.nodes:
             raise InvalidInput(file, "names no nodes, so no agents can be started")
-        plan = StartPlan(
+        plan = ClusterStart(
             home=home,
             name=cluster_name(record.cluster),
             described=described,
@@ -190,7 +190,7 @@ def _repeat_command(file: str, data_dir: Path | None) -> str:
     return f"tessera up --file {shlex.quote(file)}" if file else "tessera up"
 
 
-def _start(plan: StartPlan, stack: ExitStack) -> list[Part]:
+def _start(plan: ClusterStart, stack: ExitStack) -> list[Part]:
     """Start all parts, each once those that it needs are healthy, and return them.
 
     ``stack`` stops them in reverse order.
@@ -225,7 +225,7 @@ def _start(plan: StartPlan, stack: ExitStack) -> list[Part]:
     return [embedded, *children] if embedded else [*children]
 
 
-def _claim_cluster(plan: StartPlan, database: Database, stack: ExitStack) -> None:
+def _claim_cluster(plan: ClusterStart, database: Database, stack: ExitStack) -> None:
     """Keep others away from the cluster in the database until ``stack`` ends. Raises CallFailed."""
     if not stack.enter_context(database.held(f"tessera up {plan.name}")):
         raise CallFailed(
@@ -262,7 +262,7 @@ def _supervise(parts: Sequence[Part], again: str) -> None:
         time.sleep(WATCH_S)
 
 
-def _print_next_steps(plan: StartPlan, client: Client) -> None:
+def _print_next_steps(plan: ClusterStart, client: Client) -> None:
     request = clusters_pb2.GetClusterRequest(name=plan.name)
     stored, cluster = client.call(client.clusters.GetCluster, request), short_name(plan.name)
     rounds = f"a round every {plan.period_s:g} s" if plan.period_s else "rounds only on request"

@@ -33,7 +33,7 @@ MAX_SOCKET_PATH: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartPlan:
+class ClusterStart:
     """The processes to start, with their settings."""
 
     home: DataDirectory
@@ -95,7 +95,7 @@ def run_database(directory: Path) -> Iterator[EmbeddedDatabase]:
         embedded.stop_server(directory)
 
 
-def run_server(plan: StartPlan, url: str) -> contextlib.AbstractContextManager[Child]:
+def run_server(plan: ClusterStart, url: str) -> contextlib.AbstractContextManager[Child]:
     """Run the server on the database at ``url``."""
     arguments = ["serve", "--listen", plan.address, "--period", f"{plan.period_s:g}s"]
     arguments += ["--insecure"] if plan.insecure else []
@@ -120,7 +120,7 @@ def run_server(plan: StartPlan, url: str) -> contextlib.AbstractContextManager[C
     )
 
 
-def run_agent(plan: StartPlan, number: int) -> contextlib.AbstractContextManager[Child]:
+def run_agent(plan: ClusterStart, number: int) -> contextlib.AbstractContextManager[Child]:
     """Run an agent for its share of the nodes. Its gangs end with it."""
     cluster, agent = short_name(plan.name), f"agent-{number}"
     folder = plan.home.path / "agents" / cluster

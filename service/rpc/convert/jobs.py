@@ -403,10 +403,10 @@ def of_reason(cluster: str, reason: Reason, number: int) -> pb.Reason:
     )
 
 
-def of_planned_start(planned: PlannedStartRecord) -> pb.PlannedStart:
+def of_planned_start(record: PlannedStartRecord) -> pb.PlannedStart:
     """Return the message of the start that is reserved for a job."""
     return pb.PlannedStart(
-        start_time=fields.timestamp_of(planned.start_s), cell=of_cell(planned.cell)
+        start_time=fields.timestamp_of(record.start_s), cell=of_cell(record.cell)
     )
 
 

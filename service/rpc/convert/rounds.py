@@ -41,7 +41,7 @@ _SECONDS: Final = {
     "restart_horizon": (MIN_HORIZON_S, MAX_HORIZON_S),
     "fair_half_life": (MIN_HORIZON_S, MAX_HORIZON_S),
     "round": (MIN_HORIZON_S, MAX_HORIZON_S),
-    "min_run": (0.0, MAX_HORIZON_S),
+    "default_run": (MIN_HORIZON_S, MAX_HORIZON_S),
     "network_measure": (0.0, MAX_HORIZON_S),
 }
 """Smallest and largest seconds of the durations that must be finite."""
@@ -97,7 +97,7 @@ def read_options(field: str, text: str, standing: RoundOptions = DEFAULTS) -> Ro
         found = read_document(field, text, POLICY)
         if not isinstance(found, dict | None):
             raise InvalidInput(
-                field, "must map names to values, e.g. {objective: jct, min_run: 600s}"
+                field, "must map names to values, e.g. {objective: jct, default_run: 2h}"
             )
         _refuse_other_numbers(field, found or {})
         ParseDict(_with_durations(field, found or {}), message)

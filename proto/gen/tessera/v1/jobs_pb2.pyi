@@ -177,10 +177,9 @@ class Job(_message.Message):
     tenant: _builtins.str
     """The tenant that the job is accounted to."""
     priority: _builtins.int
-    """The job's queue, 1 to 100. Queue 1 is served first. 0 means 1. A round with `queue_order`
-    launches jobs by queue, then by arrival. It also lets a job that has waited long count as one
-    queue higher (`promote_after`). A round with `queue_weights` multiplies the weights of a
-    queue's jobs. A round with neither ignores the queue.
+    """The job's queue, 1 to 100. 0 means 1. The starts of waiting jobs are planned by queue, queue 1
+    first, and then by the time for which they have waited. A round with `queue_weights` multiplies
+    the weights of a queue's jobs.
     """
     weight: _builtins.float
     """The factor on the value of its throughput, compared with other jobs. 0 means 1."""
@@ -243,7 +242,7 @@ class Job(_message.Message):
     deadline_admitted: _builtins.bool
     """Whether a round has promised that the deadline will be met."""
     opportunistic: _builtins.bool
-    """Whether the job was started past a blocked job of a higher queue. It gives way once that job
+    """Whether a published scheduler started the job past a blocked one. It gives way once that job
     fits.
     """
     service_gpu_seconds: _builtins.float
@@ -1784,7 +1783,7 @@ class Displacement(_message.Message):
     taken_gpus: _builtins.int
     """The number of these that the explained job held before the round."""
     by: _builtins.str
-    """The rule by which that job has them: VALUE, GUARANTEE, DEADLINE, LIMIT, QUEUE or SCHEDULER."""
+    """The rule by which that job has them: VALUE, GUARANTEE, DEADLINE, LIMIT, PLAN or SCHEDULER."""
     value_per_gpu: _builtins.float
     """What that job's GPUs are worth, each, in `unit` of ExplainJobResponse. Unset if the objective
     has no common unit, or if the caller may not see the job.

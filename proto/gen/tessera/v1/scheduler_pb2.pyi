@@ -47,13 +47,7 @@ class RoundOptions(_message.Message):
     QUEUE_WEIGHTS_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
     DEADLINES_FIELD_NUMBER: _builtins.int
-    RUN_TO_COMPLETION_FIELD_NUMBER: _builtins.int
-    MIN_RUN_FIELD_NUMBER: _builtins.int
     MAX_CHANGES_FIELD_NUMBER: _builtins.int
-    QUEUE_ORDER_FIELD_NUMBER: _builtins.int
-    PROMOTE_AFTER_FIELD_NUMBER: _builtins.int
-    OPPORTUNISTIC_FIELD_NUMBER: _builtins.int
-    RESERVE_AFTER_FIELD_NUMBER: _builtins.int
     COST_OF_FIELD_NUMBER: _builtins.int
     RATE_FLOOR_FIELD_NUMBER: _builtins.int
     FAIRNESS_LEVELS_FIELD_NUMBER: _builtins.int
@@ -66,6 +60,10 @@ class RoundOptions(_message.Message):
     REPLAN_SPACING_FIELD_NUMBER: _builtins.int
     FAIR_SHARE_FIELD_NUMBER: _builtins.int
     FAIR_HALF_LIFE_FIELD_NUMBER: _builtins.int
+    KEEP_REQUESTS_FIELD_NUMBER: _builtins.int
+    PROMISE_STARTS_FIELD_NUMBER: _builtins.int
+    CHANGE_SPACING_FIELD_NUMBER: _builtins.int
+    DEFAULT_RUN_FIELD_NUMBER: _builtins.int
     objective: _builtins.str
     """The objective. Default (also ""): "balanced:0.25". It is one of throughput, deadline, jct (mean
     completion time), balanced, cost, finish-time-fairness, max-min (least attained service) and
@@ -105,17 +103,9 @@ class RoundOptions(_message.Message):
                     deadline is promised, and none is refused before it is hopeless.
     Default (""): "look-ahead" if the objective names deadline, else "keep".
     """
-    run_to_completion: _builtins.bool
-    """Whether launched jobs are never suspended. Default: false."""
     max_changes: _builtins.int
     """The largest number of running jobs that a round moves, resizes or suspends. If promises and
     quotas force more changes, that number is allowed. Default (also -1): any number.
-    """
-    queue_order: _builtins.bool
-    """Whether to launch by queue and time of arrival, and not by value alone. Default: false."""
-    opportunistic: _builtins.bool
-    """With queue_order: whether jobs of lower queues may start past a blocked job. They are suspended
-    for the blocked job once it fits. Default: false.
     """
     cost_of: _builtins.str
     """The quantity that the objective cost counts: "dollars" (the default, also "") or "watts"."""
@@ -165,6 +155,20 @@ class RoundOptions(_message.Message):
     The weights of tenants are then their shares, and no factors on the weights of jobs. Default
     (""): the past does not count.
     """
+    keep_requests: _builtins.bool
+    """Whether a running job that holds no more than it asked for is never suspended or shrunk for
+    another's gain. Guarantees, quotas and promises still may, and jobs that their users call
+    preemptible are excluded. Default: true.
+    """
+    promise_starts: _builtins.bool
+    """Whether rounds plan a start for each waiting job, which no job of the same or a lower priority
+    delays. Without this, the objective alone chooses who starts. Default: true.
+    """
+    change_spacing: _builtins.float
+    """The number of restart times that a job runs before a round may suspend, move or resize it, 0 to
+    1e6. With 0, rounds may change it at any time. Default: 4, with which a job spends at most a
+    fifth of its time in restarts that rounds chose.
+    """
     @_builtins.property
     def solve_limit(self) -> _duration_pb2.Duration:
         """The longest time for the solver. Unset: the time that the caller's deadline leaves."""
@@ -180,24 +184,6 @@ class RoundOptions(_message.Message):
         """
 
     @_builtins.property
-    def min_run(self) -> _duration_pb2.Duration:
-        """The shortest time for which a job runs before it may be moved, resized or suspended.
-        Default: 0 s.
-        """
-
-    @_builtins.property
-    def promote_after(self) -> _duration_pb2.Duration:
-        """The waiting time after which a job counts as one queue higher. After twice this time, it counts
-        as two queues higher. Default: never.
-        """
-
-    @_builtins.property
-    def reserve_after(self) -> _duration_pb2.Duration:
-        """The waiting time after which GPUs are reserved for a job. They are reserved for the first such
-        job, and others fill in around it. Default: never.
-        """
-
-    @_builtins.property
     def network_measure(self) -> _duration_pb2.Duration:
         """The longest time, from the start of its allocation, for which a job on several nodes goes
         before all others that it meets on the network. It ends earlier once agents have measured the
@@ -208,6 +194,12 @@ class RoundOptions(_message.Message):
     @_builtins.property
     def fair_half_life(self) -> _duration_pb2.Duration:
         """With fair_share: the age at which use counts half as much as present use. Default: 1 day."""
+
+    @_builtins.property
+    def default_run(self) -> _duration_pb2.Duration:
+        """The time that a job of unknown rate is taken to run, where rounds promise starts to others. Once
+        it has run for longer, it may be suspended for them. Default: 1 day.
+        """
 
     def __init__(
         self,
@@ -224,13 +216,7 @@ class RoundOptions(_message.Message):
         queue_weights: _builtins.str | None = ...,
         round: _duration_pb2.Duration | None = ...,
         deadlines: _builtins.str | None = ...,
-        run_to_completion: _builtins.bool | None = ...,
-        min_run: _duration_pb2.Duration | None = ...,
         max_changes: _builtins.int | None = ...,
-        queue_order: _builtins.bool | None = ...,
-        promote_after: _duration_pb2.Duration | None = ...,
-        opportunistic: _builtins.bool | None = ...,
-        reserve_after: _duration_pb2.Duration | None = ...,
         cost_of: _builtins.str | None = ...,
         rate_floor: _builtins.float | None = ...,
         fairness_levels: _builtins.int | None = ...,
@@ -243,13 +229,19 @@ class RoundOptions(_message.Message):
         replan_spacing: _builtins.float | None = ...,
         fair_share: _builtins.str | None = ...,
         fair_half_life: _duration_pb2.Duration | None = ...,
+        keep_requests: _builtins.bool | None = ...,
+        promise_starts: _builtins.bool | None = ...,
+        change_spacing: _builtins.float | None = ...,
+        default_run: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_caution", b"_caution", "_cost_of", b"_cost_of", "_deadlines", b"_deadlines", "_defragment_every_rounds", b"_defragment_every_rounds", "_fair_share", b"_fair_share", "_fairness_levels", b"_fairness_levels", "_gap", b"_gap", "_max_changes", b"_max_changes", "_max_restart_share", b"_max_restart_share", "_network_floor", b"_network_floor", "_network_levels", b"_network_levels", "_objective", b"_objective", "_opportunistic", b"_opportunistic", "_queue_order", b"_queue_order", "_queue_weights", b"_queue_weights", "_rate_floor", b"_rate_floor", "_raw_throughput", b"_raw_throughput", "_replan_spacing", b"_replan_spacing", "_run_to_completion", b"_run_to_completion", "_scheduler", b"_scheduler", "_scheduler_parameters", b"_scheduler_parameters", "_seed", b"_seed", "_solver", b"_solver", "caution", b"caution", "cost_of", b"cost_of", "deadlines", b"deadlines", "defragment_every_rounds", b"defragment_every_rounds", "fair_half_life", b"fair_half_life", "fair_share", b"fair_share", "fairness_levels", b"fairness_levels", "gap", b"gap", "max_changes", b"max_changes", "max_restart_share", b"max_restart_share", "min_run", b"min_run", "network_floor", b"network_floor", "network_levels", b"network_levels", "network_measure", b"network_measure", "objective", b"objective", "opportunistic", b"opportunistic", "promote_after", b"promote_after", "queue_order", b"queue_order", "queue_weights", b"queue_weights", "rate_floor", b"rate_floor", "raw_throughput", b"raw_throughput", "replan_spacing", b"replan_spacing", "reserve_after", b"reserve_after", "restart_horizon", b"restart_horizon", "round", b"round", "run_to_completion", b"run_to_completion", "scheduler", b"scheduler", "scheduler_parameters", b"scheduler_parameters", "seed", b"seed", "solve_limit", b"solve_limit", "solver", b"solver"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_caution", b"_caution", "_change_spacing", b"_change_spacing", "_cost_of", b"_cost_of", "_deadlines", b"_deadlines", "_defragment_every_rounds", b"_defragment_every_rounds", "_fair_share", b"_fair_share", "_fairness_levels", b"_fairness_levels", "_gap", b"_gap", "_keep_requests", b"_keep_requests", "_max_changes", b"_max_changes", "_max_restart_share", b"_max_restart_share", "_network_floor", b"_network_floor", "_network_levels", b"_network_levels", "_objective", b"_objective", "_promise_starts", b"_promise_starts", "_queue_weights", b"_queue_weights", "_rate_floor", b"_rate_floor", "_raw_throughput", b"_raw_throughput", "_replan_spacing", b"_replan_spacing", "_scheduler", b"_scheduler", "_scheduler_parameters", b"_scheduler_parameters", "_seed", b"_seed", "_solver", b"_solver", "caution", b"caution", "change_spacing", b"change_spacing", "cost_of", b"cost_of", "deadlines", b"deadlines", "default_run", b"default_run", "defragment_every_rounds", b"defragment_every_rounds", "fair_half_life", b"fair_half_life", "fair_share", b"fair_share", "fairness_levels", b"fairness_levels", "gap", b"gap", "keep_requests", b"keep_requests", "max_changes", b"max_changes", "max_restart_share", b"max_restart_share", "network_floor", b"network_floor", "network_levels", b"network_levels", "network_measure", b"network_measure", "objective", b"objective", "promise_starts", b"promise_starts", "queue_weights", b"queue_weights", "rate_floor", b"rate_floor", "raw_throughput", b"raw_throughput", "replan_spacing", b"replan_spacing", "restart_horizon", b"restart_horizon", "round", b"round", "scheduler", b"scheduler", "scheduler_parameters", b"scheduler_parameters", "seed", b"seed", "solve_limit", b"solve_limit", "solver", b"solver"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_caution", b"_caution", "_cost_of", b"_cost_of", "_deadlines", b"_deadlines", "_defragment_every_rounds", b"_defragment_every_rounds", "_fair_share", b"_fair_share", "_fairness_levels", b"_fairness_levels", "_gap", b"_gap", "_max_changes", b"_max_changes", "_max_restart_share", b"_max_restart_share", "_network_floor", b"_network_floor", "_network_levels", b"_network_levels", "_objective", b"_objective", "_opportunistic", b"_opportunistic", "_queue_order", b"_queue_order", "_queue_weights", b"_queue_weights", "_rate_floor", b"_rate_floor", "_raw_throughput", b"_raw_throughput", "_replan_spacing", b"_replan_spacing", "_run_to_completion", b"_run_to_completion", "_scheduler", b"_scheduler", "_scheduler_parameters", b"_scheduler_parameters", "_seed", b"_seed", "_solver", b"_solver", "caution", b"caution", "cost_of", b"cost_of", "deadlines", b"deadlines", "defragment_every_rounds", b"defragment_every_rounds", "fair_half_life", b"fair_half_life", "fair_share", b"fair_share", "fairness_levels", b"fairness_levels", "gap", b"gap", "max_changes", b"max_changes", "max_restart_share", b"max_restart_share", "min_run", b"min_run", "network_floor", b"network_floor", "network_levels", b"network_levels", "network_measure", b"network_measure", "objective", b"objective", "opportunistic", b"opportunistic", "promote_after", b"promote_after", "queue_order", b"queue_order", "queue_weights", b"queue_weights", "rate_floor", b"rate_floor", "raw_throughput", b"raw_throughput", "replan_spacing", b"replan_spacing", "reserve_after", b"reserve_after", "restart_horizon", b"restart_horizon", "round", b"round", "run_to_completion", b"run_to_completion", "scheduler", b"scheduler", "scheduler_parameters", b"scheduler_parameters", "seed", b"seed", "solve_limit", b"solve_limit", "solver", b"solver"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_caution", b"_caution", "_change_spacing", b"_change_spacing", "_cost_of", b"_cost_of", "_deadlines", b"_deadlines", "_defragment_every_rounds", b"_defragment_every_rounds", "_fair_share", b"_fair_share", "_fairness_levels", b"_fairness_levels", "_gap", b"_gap", "_keep_requests", b"_keep_requests", "_max_changes", b"_max_changes", "_max_restart_share", b"_max_restart_share", "_network_floor", b"_network_floor", "_network_levels", b"_network_levels", "_objective", b"_objective", "_promise_starts", b"_promise_starts", "_queue_weights", b"_queue_weights", "_rate_floor", b"_rate_floor", "_raw_throughput", b"_raw_throughput", "_replan_spacing", b"_replan_spacing", "_scheduler", b"_scheduler", "_scheduler_parameters", b"_scheduler_parameters", "_seed", b"_seed", "_solver", b"_solver", "caution", b"caution", "change_spacing", b"change_spacing", "cost_of", b"cost_of", "deadlines", b"deadlines", "default_run", b"default_run", "defragment_every_rounds", b"defragment_every_rounds", "fair_half_life", b"fair_half_life", "fair_share", b"fair_share", "fairness_levels", b"fairness_levels", "gap", b"gap", "keep_requests", b"keep_requests", "max_changes", b"max_changes", "max_restart_share", b"max_restart_share", "network_floor", b"network_floor", "network_levels", b"network_levels", "network_measure", b"network_measure", "objective", b"objective", "promise_starts", b"promise_starts", "queue_weights", b"queue_weights", "rate_floor", b"rate_floor", "raw_throughput", b"raw_throughput", "replan_spacing", b"replan_spacing", "restart_horizon", b"restart_horizon", "round", b"round", "scheduler", b"scheduler", "scheduler_parameters", b"scheduler_parameters", "seed", b"seed", "solve_limit", b"solve_limit", "solver", b"solver"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__caution: _TypeAlias = _typing.Literal["caution"]  # noqa: Y015
     _WhichOneofArgType__caution: _TypeAlias = _typing.Literal["_caution", b"_caution"]  # noqa: Y015
+    _WhichOneofReturnType__change_spacing: _TypeAlias = _typing.Literal["change_spacing"]  # noqa: Y015
+    _WhichOneofArgType__change_spacing: _TypeAlias = _typing.Literal["_change_spacing", b"_change_spacing"]  # noqa: Y015
     _WhichOneofReturnType__cost_of: _TypeAlias = _typing.Literal["cost_of"]  # noqa: Y015
     _WhichOneofArgType__cost_of: _TypeAlias = _typing.Literal["_cost_of", b"_cost_of"]  # noqa: Y015
     _WhichOneofReturnType__deadlines: _TypeAlias = _typing.Literal["deadlines"]  # noqa: Y015
@@ -262,6 +254,8 @@ class RoundOptions(_message.Message):
     _WhichOneofArgType__fairness_levels: _TypeAlias = _typing.Literal["_fairness_levels", b"_fairness_levels"]  # noqa: Y015
     _WhichOneofReturnType__gap: _TypeAlias = _typing.Literal["gap"]  # noqa: Y015
     _WhichOneofArgType__gap: _TypeAlias = _typing.Literal["_gap", b"_gap"]  # noqa: Y015
+    _WhichOneofReturnType__keep_requests: _TypeAlias = _typing.Literal["keep_requests"]  # noqa: Y015
+    _WhichOneofArgType__keep_requests: _TypeAlias = _typing.Literal["_keep_requests", b"_keep_requests"]  # noqa: Y015
     _WhichOneofReturnType__max_changes: _TypeAlias = _typing.Literal["max_changes"]  # noqa: Y015
     _WhichOneofArgType__max_changes: _TypeAlias = _typing.Literal["_max_changes", b"_max_changes"]  # noqa: Y015
     _WhichOneofReturnType__max_restart_share: _TypeAlias = _typing.Literal["max_restart_share"]  # noqa: Y015
@@ -272,10 +266,8 @@ class RoundOptions(_message.Message):
     _WhichOneofArgType__network_levels: _TypeAlias = _typing.Literal["_network_levels", b"_network_levels"]  # noqa: Y015
     _WhichOneofReturnType__objective: _TypeAlias = _typing.Literal["objective"]  # noqa: Y015
     _WhichOneofArgType__objective: _TypeAlias = _typing.Literal["_objective", b"_objective"]  # noqa: Y015
-    _WhichOneofReturnType__opportunistic: _TypeAlias = _typing.Literal["opportunistic"]  # noqa: Y015
-    _WhichOneofArgType__opportunistic: _TypeAlias = _typing.Literal["_opportunistic", b"_opportunistic"]  # noqa: Y015
-    _WhichOneofReturnType__queue_order: _TypeAlias = _typing.Literal["queue_order"]  # noqa: Y015
-    _WhichOneofArgType__queue_order: _TypeAlias = _typing.Literal["_queue_order", b"_queue_order"]  # noqa: Y015
+    _WhichOneofReturnType__promise_starts: _TypeAlias = _typing.Literal["promise_starts"]  # noqa: Y015
+    _WhichOneofArgType__promise_starts: _TypeAlias = _typing.Literal["_promise_starts", b"_promise_starts"]  # noqa: Y015
     _WhichOneofReturnType__queue_weights: _TypeAlias = _typing.Literal["queue_weights"]  # noqa: Y015
     _WhichOneofArgType__queue_weights: _TypeAlias = _typing.Literal["_queue_weights", b"_queue_weights"]  # noqa: Y015
     _WhichOneofReturnType__rate_floor: _TypeAlias = _typing.Literal["rate_floor"]  # noqa: Y015
@@ -284,8 +276,6 @@ class RoundOptions(_message.Message):
     _WhichOneofArgType__raw_throughput: _TypeAlias = _typing.Literal["_raw_throughput", b"_raw_throughput"]  # noqa: Y015
     _WhichOneofReturnType__replan_spacing: _TypeAlias = _typing.Literal["replan_spacing"]  # noqa: Y015
     _WhichOneofArgType__replan_spacing: _TypeAlias = _typing.Literal["_replan_spacing", b"_replan_spacing"]  # noqa: Y015
-    _WhichOneofReturnType__run_to_completion: _TypeAlias = _typing.Literal["run_to_completion"]  # noqa: Y015
-    _WhichOneofArgType__run_to_completion: _TypeAlias = _typing.Literal["_run_to_completion", b"_run_to_completion"]  # noqa: Y015
     _WhichOneofReturnType__scheduler: _TypeAlias = _typing.Literal["scheduler"]  # noqa: Y015
     _WhichOneofArgType__scheduler: _TypeAlias = _typing.Literal["_scheduler", b"_scheduler"]  # noqa: Y015
     _WhichOneofReturnType__scheduler_parameters: _TypeAlias = _typing.Literal["scheduler_parameters"]  # noqa: Y015
@@ -296,6 +286,8 @@ class RoundOptions(_message.Message):
     _WhichOneofArgType__solver: _TypeAlias = _typing.Literal["_solver", b"_solver"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__caution) -> _WhichOneofReturnType__caution | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__change_spacing) -> _WhichOneofReturnType__change_spacing | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cost_of) -> _WhichOneofReturnType__cost_of | None: ...
     @_typing.overload
@@ -309,6 +301,8 @@ class RoundOptions(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__gap) -> _WhichOneofReturnType__gap | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__keep_requests) -> _WhichOneofReturnType__keep_requests | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_changes) -> _WhichOneofReturnType__max_changes | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_restart_share) -> _WhichOneofReturnType__max_restart_share | None: ...
@@ -319,9 +313,7 @@ class RoundOptions(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__objective) -> _WhichOneofReturnType__objective | None: ...
     @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__opportunistic) -> _WhichOneofReturnType__opportunistic | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__queue_order) -> _WhichOneofReturnType__queue_order | None: ...
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__promise_starts) -> _WhichOneofReturnType__promise_starts | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__queue_weights) -> _WhichOneofReturnType__queue_weights | None: ...
     @_typing.overload
@@ -330,8 +322,6 @@ class RoundOptions(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__raw_throughput) -> _WhichOneofReturnType__raw_throughput | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__replan_spacing) -> _WhichOneofReturnType__replan_spacing | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__run_to_completion) -> _WhichOneofReturnType__run_to_completion | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__scheduler) -> _WhichOneofReturnType__scheduler | None: ...
     @_typing.overload
@@ -412,7 +402,9 @@ class Decision(_message.Message):
     admitted: _builtins.bool
     """Whether the job's deadline is promised."""
     opportunistic: _builtins.bool
-    """Whether the job runs past a blocked job of a higher queue. It gives way once that job fits."""
+    """Whether the job runs past a blocked job under a published scheduler. It gives way once that job
+    fits.
+    """
     @_builtins.property
     def allocation(self) -> _jobs_pb2.Allocation:
         """The Cell and the GPUs of the job. Unset if the job does not run."""

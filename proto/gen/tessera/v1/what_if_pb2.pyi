@@ -245,7 +245,9 @@ class RulePriceQuestion(_message.Message):
     RULES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def rules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The rules: "queue-order", "guarantees", "deadlines" and "fairness". Default (none): all."""
+        """The rules: "kept-requests", "promised-starts", "change-spacing", "guarantees", "deadlines" and
+        "fairness". Default (none): all.
+        """
 
     def __init__(
         self,
