@@ -83,7 +83,10 @@ def compare_round(
     snapshot: Snapshot, arena: PublishedScheduler, objective: str = "throughput", seed: int = 0
 ) -> dict[str, float | int | bool | str]:
     """Return the optimum of a round, and the values that greedy and ``arena`` reach."""
-    policy, budget = Policy(objective=objective), Budget(remaining_s=lambda: math.inf, seed=seed)
+    policy, budget = (
+        Policy(objective=objective, promise_starts=False),
+        Budget(remaining_s=lambda: math.inf, seed=seed),
+    )
     statement = state_round(snapshot, policy)
     problem = statement.problem
     greedy = make_solver("greedy").solve(problem, budget)

@@ -120,7 +120,9 @@ class _TimedRound:
 
 def _solve(chosen: RoundSet, seed: int, solver: str, gap: float) -> _TimedRound:
     snapshot = make_instance(chosen.jobs, chosen.gpus, TYPES, seed, running=RUNNING)
-    problem = state_round(snapshot, Policy(objective=chosen.objective)).problem
+    problem = state_round(
+        snapshot, Policy(objective=chosen.objective, promise_starts=False)
+    ).problem
     end_s = time.monotonic() + LIMIT_S
     budget = Budget(remaining_s=lambda: end_s - time.monotonic(), seed=seed, gap=gap)
     began_s = time.process_time()

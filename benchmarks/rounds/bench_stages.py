@@ -129,7 +129,13 @@ def measure_stages(
             if isinstance(drawn, Snapshot) and family in FAMILIES:
                 last = runs[DEFAULT][-1].solution
                 later, hint = churn_and_hint(
-                    drawn, problem, last, CHURN, number, family, Policy(objective=OWN_OBJECTIVE)
+                    drawn,
+                    problem,
+                    last,
+                    CHURN,
+                    number,
+                    family,
+                    Policy(objective=OWN_OBJECTIVE, promise_starts=False),
                 )
                 runs.setdefault("warm", []).append(
                     _solve(later, VARIANTS[DEFAULT], limit_s, number, hint)

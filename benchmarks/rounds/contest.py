@@ -289,7 +289,10 @@ def _cold_and_warm(entry: ContestEntry) -> dict[str, Any]:
     snapshot = make_instance(
         entry.jobs, entry.gpus, entry.types, entry.seed, family=entry.family, running=entry.running
     )
-    policy, by = Policy(objective=entry.objective), _solver(entry.solver, None)
+    policy, by = (
+        Policy(objective=entry.objective, promise_starts=False),
+        _solver(entry.solver, None),
+    )
     problem = state_round(snapshot, policy).problem
     began_s = time.perf_counter()
     first = by.solve(problem, _budget(entry))

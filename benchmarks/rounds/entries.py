@@ -67,7 +67,7 @@ def state_drawn(drawn: Snapshot | Problem, objective: str) -> Statement:
         InvalidInput: the round is a problem, whose values are its own, and an objective is named.
     """
     if isinstance(drawn, Snapshot):
-        return state_round(drawn, Policy(objective=objective))
+        return state_round(drawn, Policy(objective=objective, promise_starts=False))
     if objective != OWN_OBJECTIVE:
         raise InvalidInput("objective", "of this family is its own; leave the objective out")
     goal = Linear(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Final
 
@@ -69,18 +68,15 @@ def draw_policy(rng: np.random.Generator) -> Policy:
     """Draw an objective of one to ``MAX_STAGES`` stages, with promises and limits."""
     while True:
         stages = [_stage(rng) for _ in range(int(rng.integers(1, MAX_STAGES + 1)))]
-        ordered = rng.random() < 0.3
         deadlines = "myopic" if rng.random() < 0.5 else "look-ahead"
         try:
             return Policy(
                 objective=" then ".join(stages),
                 fairness_levels=int(rng.integers(1, MAX_LEVELS + 1)),
                 max_changes=int(rng.choice([-1, -1, 0, 1, 2])),
-                min_run_s=float(rng.choice([0.0, 0.0, 30_000.0])),
-                run_to_completion=bool(rng.random() < 0.2),
-                queue_order=bool(ordered),
-                opportunistic=bool(ordered and rng.random() < 0.5),
-                reserve_after_s=float(rng.choice([math.inf, math.inf, 10_000.0])),
+                keep_requests=bool(rng.random() < 0.5),
+                promise_starts=bool(rng.random() < 0.5),
+                change_spacing=float(rng.choice([0.0, 0.0, 4.0, 100.0])),
                 deadlines=deadlines if rng.random() < DEADLINE_SHARE else "ignore",
             )
         except InvalidInput:  # a stage is named twice

@@ -47,7 +47,7 @@ KEPT_REQUESTS: Final = "keep_requests=false"
 """The setting that lets rounds take GPUs from a job that asked for them."""
 LAWS: Final[Mapping[str, str]] = {
     setting.partition("=")[0]: setting
-    for setting in (KEPT_REQUESTS, "change_spacing=0")
+    for setting in (KEPT_REQUESTS, "promise_starts=false", "change_spacing=0")
     if setting.partition("=")[0] in {field.name for field in fields(RoundOptions)}
 }
 """The settings that switch a law off, by option. Options that rounds do not have are left out."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tessera.estimator.hardware import A800
@@ -93,7 +93,8 @@ def decide_cells(
     world.advance(0.0)
     snapshot = world.snapshot()
     cells: list[Cell | None] = [None] * len(jobs)
-    for decision in Decider(options_of(policy))(snapshot).decisions:
+    decide = Decider(replace(options_of(policy), promise_starts=False))
+    for decision in decide(snapshot).decisions:
         if decision.kind in CHANGES_GPUS and decision.gang is not None:
             job = int(snapshot.jobs.name[decision.job])
             cells[job] = snapshot.cell(decision.cell).on(decision.gang.nodes)

@@ -169,7 +169,7 @@ def hostile_options() -> list[scheduler_pb2.RoundOptions]:
         ]
     for solver in ("portfolio", "cp-sat", "cbc", "cvxpy"):
         result.append(options(objective="throughput", solver=solver, gap=1e-12))
-    result.append(options(objective="jct", deadlines="planned", caution=10, queue_order=True))
+    result.append(options(objective="jct", deadlines="planned", caution=10, change_spacing=0))
     return result
 
 
