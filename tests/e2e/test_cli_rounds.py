@@ -56,9 +56,9 @@ def test_a_round_is_replayed_as_recorded_and_with_another_solver(
 def test_a_round_shows_its_goals_promises_and_policy(tessera: Tessera, fleet: Fleet) -> None:
     submit(tessera, "easy", "--deadline", "30d")
     submit(tessera, "never", "--deadline", "60s")
-    policy = ["--objective", "deadline then jct", "--queue-order", "--promote-after", "2h"]
+    policy = ["--objective", "deadline then jct", "--no-keep-requests", "--max-changes", "20"]
     shown = tessera("round", *policy).stdout
-    assert "deadline then jct; queue order yes; promote after 2h" in shown
+    assert "deadline then jct; keep requests no; maximum changes 20" in shown
     assert "1 promised" in shown
     rows = [line.split() for line in tessera("round", "show", "1").stdout.splitlines()]
     goals = [row[0] for row in rows if row[0] in ("deadline", "jct") and "%" in row]
@@ -69,20 +69,22 @@ def test_a_round_shows_its_goals_promises_and_policy(tessera: Tessera, fleet: Fl
     assert " x a100, pp 2" in easy.splitlines()[-1]
     assert "refused; the earliest that could be met is 20" in tessera("job", "never").stdout
     assert "all decisions are the same" in tessera("replay", "1").stderr
-    changed = tessera("replay", "1", "--objective", "jct", "--no-queue-order")
+    changed = tessera("replay", "1", "--objective", "jct", "--keep-requests")
     assert "REPLAYED" in changed.stdout
 
 
 def test_a_policy_is_set_shown_listed_and_restored(tessera: Tessera) -> None:
     assert "0 (the server's settings)" in tessera("policy", "show").stdout
     assert "no policy was set" in tessera("policy", "history").stderr
-    done = tessera("policy", "set", "--objective", "jct", "--min-run", "60s", "-m", "shorter waits")
+    done = tessera(
+        "policy", "set", "--objective", "jct", "--default-run", "2h", "-m", "shorter waits"
+    )
     assert "version 1 is in force from the next round on" in done.stderr
     # Options that are not given stay as they are.
     tessera("policy", "set", "--max-changes", "3")
-    assert "jct; minimum run 1m; maximum changes 3" in tessera("policy", "show").stdout
+    assert "jct; default run 2h; maximum changes 3" in tessera("policy", "show").stdout
     tessera("policy", "set", "--from-defaults", "--objective", "throughput")
-    assert "minimum run" not in tessera("policy", "show").stdout
+    assert "default run" not in tessera("policy", "show").stdout
     listed = read(tessera, "policy", "history")["policies"]
     assert [policy["version"] for policy in listed] == ["3", "2", "1"]
     assert listed[-1]["message"] == "shorter waits"

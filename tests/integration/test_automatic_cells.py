@@ -22,6 +22,7 @@ from tessera.formulation.records.estimates import CellFilter, EstimateRecord, Mo
 from tessera.formulation.values import BEST_FOUND, Cell, EstimateSource, GpuType, Workload
 from tessera.service.cells.deriver import CellDeriver
 from tessera.service.rpc.convert.agents import of_desired
+from tessera.solvers.rounds.options import RoundOptions
 from tests.support.decided_rounds import decide
 from tests.support.logged import logged_lines
 from tests.support.notices import round_requests
@@ -427,7 +428,7 @@ def test_once_measured_it_is_a_job_like_any_other(store: PostgresStore, derives:
     mine = decide(store)["s"]
     assert (mine.kind, mine.rate) == (DecisionKind.KEEP, 8 / 2.0)
     do(store, lambda w: w.upsert_estimates(C, [a_record(8, workload=SPHINX, iter_time_s=0.1)]))
-    mine = decide(store)["s"]
+    mine = decide(store, RoundOptions(change_spacing=0.0))["s"]
     assert (mine.kind, mine.cell.gpus) == (DecisionKind.RESIZE, 8)
 
 

@@ -200,9 +200,9 @@ def test_goals_and_options_are_read_back_whatever_their_values(store: PostgresSt
     options = RoundOptions(
         objective="throughput",
         queue_weights="1:4,2:1",
-        promote_after_s=1800.0,
+        default_run_s=1800.0,
         max_changes=3,
-        queue_order=True,
+        keep_requests=False,
     )
     flat = {name: getattr(options, name) for name in options.__dataclass_fields__ if name != "work"}
     goals = (

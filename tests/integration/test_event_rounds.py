@@ -70,7 +70,7 @@ def lasting(database: Database) -> PostgresStore:
 def one(lasting: PostgresStore) -> PostgresStore:
     """Return a store with a node of four GPUs, on which a runs while b waits."""
     a_cluster(lasting, nodes=1, gpus=4)
-    submit(lasting, a_spec("a", max_retries=20), a_spec("b", requested_gpus=4))
+    submit(lasting, a_spec("a", max_retries=20, iterations=10**9), a_spec("b", requested_gpus=4))
     run(lasting, a=[(A0, range(4))])
     return lasting
 

@@ -36,7 +36,7 @@ from tests.support.patience import PATIENCE_S
 from tests.support.rpc import WALL_S
 from tests.support.stored_cluster import execute
 
-SETTINGS = "{objective: makespan, min_run: 60s}"
+SETTINGS = "{objective: makespan, network_measure: 60s}"
 
 
 """The policy of the servers' settings."""
@@ -62,14 +62,14 @@ async def test_the_settings_are_version_0_until_a_policy_is_set(store: PostgresS
         found = await policy_in_force(a)
         assert (found.version, found.name, found.from_settings) == (0, f"{C}/policies/0", True)
         assert found.options == scheduler_pb2.RoundOptions(
-            objective="makespan", min_run=Duration(seconds=60)
+            objective="makespan", network_measure=Duration(seconds=60)
         )
         assert found.effective_options.round.seconds == 100
         put = await a.scheduler.SetPolicy(a_policy(objective="jct", message="shorter waits"))
         assert (put.version, put.message, put.from_settings) == (1, "shorter waits", False)
         assert put.options == scheduler_pb2.RoundOptions(objective="jct")
         # What a policy does not set has its default, whatever the settings say.
-        assert put.effective_options.min_run.seconds == 0
+        assert put.effective_options.network_measure.seconds == 0
         assert put.effective_options.round.seconds == 100
         assert await policy_in_force(a) == put
 
@@ -169,8 +169,8 @@ async def test_a_round_stores_its_policy_and_lists_its_goals_in_order(store: Pos
         done = await a.scheduler.Schedule(
             a_round(
                 objective="max-min then throughput",
-                queue_order=True,
-                promote_after=Duration(seconds=60),
+                keep_requests=False,
+                default_run=Duration(seconds=60),
                 max_changes=2,
             ),
             timeout=PATIENCE_S,
@@ -179,7 +179,7 @@ async def test_a_round_stores_its_policy_and_lists_its_goals_in_order(store: Pos
         assert [g.name for g in done.goals] == ["max-min", "throughput"]
         stored = await a.scheduler.GetRound(scheduler_pb2.GetRoundRequest(name=done.name))
         assert (stored.goals, stored.options) == (done.goals, done.options)
-        assert (stored.options.promote_after.seconds, stored.options.max_changes) == (60, 2)
+        assert (stored.options.default_run.seconds, stored.options.max_changes) == (60, 2)
         again = await a.scheduler.ReplayRound(scheduler_pb2.ReplayRoundRequest(name=done.name))
         assert again.same_decisions
 

@@ -130,7 +130,7 @@ async def test_a_plan_that_is_only_the_first_one_makes_way_for_a_better_one(
     assert plan_of(begun, "only") == plan_of(begun, "first")
     await calls.jobs.CancelJob(jobs_pb2.CancelJobRequest(name=f"{C}/jobs/only"))
     later = await calls.scheduler.Schedule(
-        a_round(restart_horizon={"seconds": 10**6}, replan_spacing=0.0)
+        a_round(restart_horizon={"seconds": 10**6}, replan_spacing=0.0, change_spacing=0.0)
     )
     changed = plan_of(later, "first")
     assert changed != plan_of(begun, "first")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import statistics
 from collections.abc import AsyncIterator, Callable
@@ -83,7 +84,14 @@ def in_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "run_in_process", compute)
 
 
-POLICY = {"policy": "{objective: throughput}"}
+FREE: dict[str, Any] = {
+    "objective": "throughput",
+    "keep_requests": False,
+    "promise_starts": False,
+    "change_spacing": 0.0,
+}
+"""Options without the laws over time, so that the objective alone chooses who runs."""
+POLICY = {"policy": json.dumps(FREE)}
 
 
 @asynccontextmanager
@@ -232,7 +240,7 @@ async def test_a_node_is_worth_a_start_and_a_quota_or_a_lost_node_stops_jobs(
 
 @pytest.mark.usefixtures("in_server")
 async def test_rules_in_force_have_a_price_and_others_a_reason(store: PostgresStore) -> None:
-    policy = "{objective: max-min then throughput, queue_order: true}"
+    policy = "{objective: max-min then throughput, change_spacing: 0}"
     async with api_with_agent(store, policy=policy) as a:
         for name, queue, weight in (("first", 1, 1.0), ("second", 2, 9.0), ("third", 2, 9.0)):
             await a.jobs.SubmitJob(
@@ -244,8 +252,13 @@ async def test_rules_in_force_have_a_price_and_others_a_reason(store: PostgresSt
         prices = {p.rule: p for p in (await a.scheduler.WhatIf(question)).rule_prices}
     assert prices["guarantees"].why_free == "no job is guaranteed"
     assert prices["deadlines"].why_free == "no job has a deadline"
-    assert not prices["queue-order"].why_free
-    assert prices["queue-order"].HasField("objective")
+    assert not prices["kept-requests"].why_free
+    assert not prices["promised-starts"].why_free
+    assert prices["kept-requests"].HasField("objective")
+    assert (
+        prices["change-spacing"].why_free
+        == "rounds may change jobs at any time (change_spacing is 0)"
+    )
     assert not prices["fairness"].HasField("objective")  # it is the objective itself
 
 
@@ -373,7 +386,7 @@ async def test_a_waiting_job_is_explained_and_the_step_works_in_the_next_round(
 ) -> None:
     async with api_with_agent(store) as a:
         await submit_three(a)
-        await a.scheduler.Schedule(a_round(objective="throughput"))
+        await a.scheduler.Schedule(a_round(**FREE))
         explained = await a.jobs.ExplainJob(a_request())
         assert (explained.round, explained.kind) == ("", "wait")
         assert (explained.reason.code, explained.cause) == ("OUTPRICED", "capacity")
@@ -387,7 +400,7 @@ async def test_a_waiting_job_is_explained_and_the_step_works_in_the_next_round(
         assert explained.reason.next_step == step.message
         job = jobs_pb2.Job(name=JOB, weight=step.changes[0].amount)
         await a.jobs.UpdateJob(jobs_pb2.UpdateJobRequest(job=job))
-        await a.scheduler.Schedule(a_round(objective="throughput"))
+        await a.scheduler.Schedule(a_round(**FREE))
         now = await a.jobs.ExplainJob(a_request(without_steps=True))
         assert (now.round, now.kind, now.reason.code) == (f"{C}/rounds/2", "start", "STARTED")
         spans = [(s.first_round, s.last_round, s.kind, s.cause, s.cell) for s in now.history]
@@ -420,7 +433,7 @@ async def test_an_earlier_round_is_explained_as_it_was_and_by_the_stored_reason_
     async with api_with_agent(store) as a:
         await submit_three(a)
         for _ in range(3):
-            await a.scheduler.Schedule(a_round(objective="throughput"))
+            await a.scheduler.Schedule(a_round(**FREE))
         explained = await a.jobs.ExplainJob(a_request(round=2))
         assert explained.round == f"{C}/rounds/2"
         (span,) = explained.history
@@ -460,7 +473,7 @@ async def test_what_is_recorded_is_reported_without_deciding_a_round(
         new = await a.jobs.ExplainJob(a_request(recorded_only=True))
         assert (new.round, new.kind, new.reason.code, len(new.history)) == ("", "", "", 0)
         for _ in range(2):
-            await a.scheduler.Schedule(a_round(objective="throughput"))
+            await a.scheduler.Schedule(a_round(**FREE))
         monkeypatch.setattr(RoundLoop, "decide", None)  # a call of it would fail
         waits = await a.jobs.ExplainJob(a_request(recorded_only=True))
         stored = await a.jobs.GetJob(jobs_pb2.GetJobRequest(name=JOB))
@@ -483,24 +496,24 @@ async def test_the_planned_and_promised_start_of_a_job_are_shown_wherever_it_wai
 ) -> None:
     async with api_with_agent(store) as a:
         await submit_three(a)
-        await a.scheduler.Schedule(a_round(objective="throughput"))
+        await a.scheduler.Schedule(a_round(**FREE))
         snapshot = store.snapshot("c")
-        planned = a_planned_start(start_s=3e9, end_s=math.inf, nodes=(("n2", 8),))
-        plan = plan_of(snapshot, {"weak": 4e9}, weak=planned)
+        start = a_planned_start(start_s=3e9, end_s=math.inf, nodes=(("n2", 8),))
+        plan = plan_of(snapshot, {"weak": 4e9}, weak=start)
         commit(store, snapshot, wait(snapshot, "weak"), plan=plan)
-        stored = await a.jobs.GetJob(jobs_pb2.GetJobRequest(name=JOB))
-        assert (stored.start_by.seconds, stored.planned_start.start_time.seconds) == (
+        job = await a.jobs.GetJob(jobs_pb2.GetJobRequest(name=JOB))
+        assert (job.start_by.seconds, job.planned_start.start_time.seconds) == (
             4 * 10**9,
             3 * 10**9,
         )
-        assert stored.planned_start.cell.gpus == 8
+        assert job.planned_start.cell.gpus == 8
         waiting = jobs_pb2.ListJobsRequest(parent=C, states=[jobs_pb2.QUEUED])
-        (listed,) = (await a.jobs.ListJobs(waiting)).jobs
-        recorded = await a.jobs.ExplainJob(a_request(recorded_only=True))
+        (list_entry,) = (await a.jobs.ListJobs(waiting)).jobs
+        record = await a.jobs.ExplainJob(a_request(recorded_only=True))
         as_of_now = await a.jobs.ExplainJob(a_request(without_steps=True))
-        for starts in (listed, recorded, as_of_now):
-            assert starts.start_by == stored.start_by
-            assert starts.planned_start == stored.planned_start
+        for starts in (list_entry, record, as_of_now):
+            assert starts.start_by == job.start_by
+            assert starts.planned_start == job.planned_start
         for is_recorded in (False, True):
             request = a_request(round=1, recorded_only=is_recorded)
             assert not (await a.jobs.ExplainJob(request)).HasField("start_by")

@@ -12,8 +12,8 @@ from tests.support.laws import examples
 from tests.support.oracles.listed_plans import NODE_GPUS, ListedRound, WaitingJob
 from tests.support.worlds import a_profile
 
-RAW_POLICY: Final = "ilp:throughput@raw_throughput=true@gap=1e-9"
-NORMALISED_POLICY: Final = "ilp:throughput@gap=1e-9"
+RAW_POLICY: Final = "ilp:throughput@raw_throughput=true@promise_starts=false@gap=1e-9"
+NORMALISED_POLICY: Final = "ilp:throughput@promise_starts=false@gap=1e-9"
 POLICIES: Final = (
     "fcfs",
     "gavel",

@@ -103,7 +103,12 @@ def _policy_of(name: str, jobs: int) -> Policy:
     """Return the policy of an objective. The levels of small rounds are settled to the last job."""
     depth = jobs if jobs <= 12 else Policy().fairness_levels
     return Policy(
-        objective=name, fairness_levels=depth, deadlines="myopic" if name == "deadline" else ""
+        objective=name,
+        fairness_levels=depth,
+        deadlines="myopic" if name == "deadline" else "",
+        keep_requests=False,
+        promise_starts=False,
+        change_spacing=0.0,
     )
 
 

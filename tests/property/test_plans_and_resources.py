@@ -15,7 +15,7 @@ from tessera.formulation.policy import Policy
 from tessera.formulation.problem import Problem
 from tessera.formulation.promises.guarantee import request_rate
 from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.statement import build_problem
+from tessera.formulation.statement import state_round
 from tessera.solvers.base import Budget
 from tessera.solvers.registry import DEFAULT, make_solver
 from tessera.solvers.rounds.plan import plan_round
@@ -25,7 +25,7 @@ from tessera.solvers.schedulers.registry import make_scheduler
 from tests.support.laws import examples
 from tests.support.oracles.plan_rounds import best_throughput, draw_plan_round
 
-POLICY: Final = Policy(objective="throughput")
+POLICY: Final = Policy(objective="throughput", promise_starts=False)
 EXACT: Final = Budget(remaining_s=lambda: math.inf, gap=0.0)
 
 
@@ -46,7 +46,7 @@ def without_hosts(snapshot: Snapshot) -> Snapshot:
 @given(seed=st.integers(0, 2**32))
 def test_the_ilp_finds_the_best_plans_and_resources_of_small_rounds(seed: int) -> None:
     snapshot = draw_plan_round(np.random.default_rng(seed))
-    problem = build_problem(snapshot, POLICY)
+    problem = state_round(snapshot, POLICY).problem
 
     assert finds_the_optimum(snapshot, problem, best_throughput(snapshot, problem.must_run))
     assert not plan_round(snapshot, POLICY, make_solver(DEFAULT), EXACT).violations
@@ -59,7 +59,7 @@ def test_an_answer_that_ignores_cpus_and_memory_counts_as_wrong() -> None:
         snapshot = replace(
             snapshot, jobs=replace(snapshot.jobs, guaranteed=np.zeros(len(snapshot.jobs), np.bool_))
         )
-        blind = build_problem(without_hosts(snapshot), POLICY)
+        blind = state_round(without_hosts(snapshot), POLICY).problem
         wrong += not finds_the_optimum(snapshot, blind, best_throughput(snapshot, blind.must_run))
     assert wrong >= 5
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.formulation.decisions import DecisionKind
@@ -16,12 +16,19 @@ from tessera.formulation.lifecycle import ACTIVE
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import STATES, Nodes, Snapshot
 from tessera.formulation.solution import SolveStatus
-from tessera.formulation.statement import build_problem, state_round
+from tessera.formulation.statement import state_round
 from tessera.solvers.answers import is_answer
 from tessera.solvers.base import Budget
 from tessera.solvers.registry import make_solver
 from tessera.solvers.rounds.plan import RoundOutcome
-from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
+from tests.support.builders import (
+    a_job,
+    a_random_snapshot,
+    a_snapshot,
+    an_estimate,
+    some_nodes,
+    state_freely,
+)
 from tests.support.driver import (
     decide_round,
     decision_kinds,
@@ -37,19 +44,12 @@ FEW = examples(25)
 
 POLICIES = st.builds(
     Policy,
-    run_to_completion=st.booleans(),
-    min_run_s=st.sampled_from([0.0, 200.0]),
+    keep_requests=st.booleans(),
+    promise_starts=st.booleans(),
+    change_spacing=st.sampled_from([0.0, 4.0]),
+    default_run_s=st.sampled_from([200.0, 86_400.0]),
     max_changes=st.sampled_from([-1, 0, 1, 3]),
-    queue_order=st.just(True),
-    opportunistic=st.booleans(),
-    promote_after_s=st.sampled_from([100.0, math.inf]),
-    reserve_after_s=st.sampled_from([300.0, math.inf]),
     defragment_every_rounds=st.sampled_from([0, 1]),
-) | st.builds(
-    Policy,
-    run_to_completion=st.booleans(),
-    max_changes=st.sampled_from([-1, 0, 1]),
-    reserve_after_s=st.sampled_from([300.0, math.inf]),
 )
 
 
@@ -69,6 +69,7 @@ def crowded_snapshots(draw: st.DrawFn) -> Snapshot:
         queued_s=many(0.0, 500.0, 900.0),
         since_s=many(600.0, 900.0),
         opportunistic=many(False, True),
+        preemptible=many(False, True).astype(np.bool_) & ~snapshot.jobs.guaranteed,
         requested_type=many(-1, 0),
         pinned_type=many(False, False, True),
     )
@@ -133,7 +134,7 @@ def test_no_job_is_placed_on_an_avoided_node_nor_a_pinned_one_on_another_type(
 
 def optimum(snapshot: Snapshot, policy: Policy) -> int:
     budget = Budget(remaining_s=lambda: math.inf, gap=1e-9)
-    solution = make_solver("cp-sat").solve(build_problem(snapshot, policy), budget)
+    solution = make_solver("cp-sat").solve(state_freely(snapshot, policy).problem, budget)
     assert solution.status is SolveStatus.OPTIMAL
     return solution.objective
 
@@ -151,7 +152,9 @@ def test_one_node_more_never_lowers_the_optimum(seed: int, kind: int) -> None:
 @FEW
 @given(
     st.integers(0, 2**32),
-    st.sampled_from([{}, {"queue_order": True}, {"reserve_after_s": 10.0}]),
+    st.sampled_from(
+        [{}, {"keep_requests": False}, {"promise_starts": False}, {"change_spacing": 0.0}]
+    ),
     st.booleans(),
 )
 def test_a_job_of_weight_zero_displaces_no_other(
@@ -178,6 +181,7 @@ def a_run(
     rounds: int = 8,
     quotas: dict[str, dict[int, int]] | None = None,
     nodes_fail: bool = False,
+    guarantees: bool = True,
     round_s: float = 100.0,
 ) -> Iterator[tuple[Snapshot, RoundOutcome]]:
     """Yield each round of a random history; no job is launched before the first round."""
@@ -192,7 +196,7 @@ def a_run(
                 f"job-{k}",
                 int(rng.integers(4)),
                 requested_gpus=int(rng.choice([1, 2, 4])),
-                guaranteed=bool(rng.random() < 0.5),
+                guaranteed=bool(rng.random() < 0.5) and guarantees,
                 tenant=str(rng.choice(["t", "u"])),
                 iterations_left=float(rng.integers(10, 2000)),
                 restart_s=float(rng.choice([0.0, 30.0])),
@@ -248,8 +252,8 @@ QUOTAS = {"t": {-1: 5, 0: 3}, "u": {-1: 4}}
 
 @FEW
 @given(st.integers(0, 2**32), st.booleans())
-def test_no_quota_is_ever_exceeded(seed: int, queue_order: bool) -> None:
-    for snapshot, found in a_run(seed, Policy(queue_order=queue_order), quotas=QUOTAS):
+def test_no_quota_is_ever_exceeded(seed: int, keeps: bool) -> None:
+    for snapshot, found in a_run(seed, Policy(keep_requests=keeps), quotas=QUOTAS):
         for tenant, limits in QUOTAS.items():
             for kind, quota in limits.items():
                 assert charged_gpus(snapshot, found, tenant, kind) <= quota
@@ -276,10 +280,8 @@ def charged_gpus(snapshot: Snapshot, found: RoundOutcome, tenant: str, kind: int
 
 @FEW
 @given(st.integers(0, 2**32), st.integers(0, 3), st.booleans())
-def test_never_more_running_jobs_change_than_the_limit(
-    seed: int, cap: int, queue_order: bool
-) -> None:
-    policy = Policy(max_changes=cap, queue_order=queue_order, defragment_every_rounds=1)
+def test_never_more_running_jobs_change_than_the_limit(seed: int, cap: int, keeps: bool) -> None:
+    policy = Policy(max_changes=cap, keep_requests=keeps, defragment_every_rounds=1)
     for snapshot, found in a_run(seed, policy):
         changed = [
             d
@@ -290,124 +292,54 @@ def test_never_more_running_jobs_change_than_the_limit(
 
 
 @FEW
-@given(st.integers(0, 2**32), st.sampled_from([150.0, 350.0]))
-def test_no_job_is_touched_before_its_minimum_run_time(seed: int, least_s: float) -> None:
-    policy = Policy(min_run_s=least_s, queue_order=True, defragment_every_rounds=1)
+@given(st.integers(0, 2**32), st.sampled_from([2.0, 9.0]), st.booleans())
+def test_no_job_is_touched_before_it_has_settled(seed: int, spacing: float, keeps: bool) -> None:
+    policy = Policy(change_spacing=spacing, keep_requests=keeps, defragment_every_rounds=1)
     for snapshot, found in a_run(seed, policy):
         for d in found.decisions:
             since_s = float(snapshot.jobs.since_s[d.job])
-            if snapshot.jobs.current_gpus[d.job] > 0 and snapshot.now_s - since_s < least_s:
+            settles_s = since_s + (spacing + 1) * float(snapshot.jobs.restart_s[d.job])
+            if snapshot.jobs.current_gpus[d.job] > 0 and snapshot.now_s < settles_s - 1e-3:
                 assert d.kind is DecisionKind.KEEP
 
 
-def rounds_until_low_starts(
-    seed: int, promote_after_s: float, *, completion: bool = True, limit: int = 40
-) -> int | None:
-    """Return the round in which a job of the last queue starts, while the first queue is never empty."""
-    rng = np.random.default_rng(seed)
-    low = a_job("low", queue=3, weight=0.1, queued_s=1000.0)
-    snapshot = a_snapshot(
-        nodes=some_nodes((0, 1, 4)), estimates=[an_estimate(gpus=4, iter_time_s=1.0)], jobs=[low]
-    )
-    policy = Policy(queue_order=True, run_to_completion=completion, promote_after_s=promote_after_s)
-    job = 0
-
-    def more() -> list[dict[str, Any]]:
-        nonlocal job
-        job += 2
-        return [
-            a_job(
-                f"high-{k}",
-                weight=5.0,
-                iterations_left=float(rng.integers(50, 250)),
-                queued_s=1000.0,
-            )
-            for k in (job, job + 1)
-        ]
-
-    rows = [snapshot.jobs.row(0), *more()]
-    snapshot = replace(snapshot, jobs=type(snapshot.jobs).from_rows(rows))
-    for k in range(limit):
-        outcome = decide_round(snapshot, policy)
-        if decision_kinds(snapshot, outcome)["low"] is DecisionKind.START:
-            return k
-        snapshot = the_next_round(snapshot, outcome, 100.0, more())
-    return None
-
-
 @FEW
-@given(st.integers(0, 2**32), st.sampled_from([100.0, 300.0]), st.booleans())
-def test_promotion_ends_every_wait(seed: int, promote_after_s: float, completion: bool) -> None:
-    """Two promotions bring the job into the first queue, after jobs that joined it earlier, two a round."""
-    assert rounds_until_low_starts(seed, promote_after_s, completion=completion) is not None
-
-
-@FEW
-@example(14, False)
-@example(204, False)
-@example(888, False)
-@example(1124, True)
-@example(81031627, True)
 @given(st.integers(0, 2**32), st.booleans())
-def test_an_opportunistic_job_gives_way_as_soon_as_a_blocked_one_fits(
-    seed: int, promote: bool
-) -> None:
-    """An opportunistic job gives way to queues above its own unpromoted one, never to its own.
+def test_no_job_loses_what_it_asked_for(seed: int, is_limited: bool) -> None:
+    policy = Policy(max_changes=2 if is_limited else -1, defragment_every_rounds=2)
+    for snapshot, outcome in a_run(seed, policy, guarantees=False):
+        jobs = snapshot.jobs
+        for d in outcome.decisions:
+            least = min(int(jobs.current_gpus[d.job]), int(jobs.requested_gpus[d.job]))
+            assert d.cell.gpus >= least
 
-    So a blocked job fits only next to the launched jobs of its queue or above (Eq. 38). If the
-    objective suspends one of these, the freed GPUs count from the next round on, and the test claims
-    nothing for this round. Gangs use whole nodes, so only counts matter.
-    """
+
+@FEW
+@given(st.integers(0, 2**32), st.booleans())
+def test_no_job_starves_behind_a_stream_of_jobs_of_higher_value(seed: int, keeps: bool) -> None:
+    """Two short jobs arrive in each round, and at most one can run at a time."""
     rng = np.random.default_rng(seed)
-    estimates = [
-        an_estimate(w, gpus=4 * n, nodes=n, iter_time_s=1 / n) for w, n in ((0, 1), (1, 2), (2, 3))
-    ]
-    policy = Policy(
-        queue_order=True,
-        run_to_completion=True,
-        opportunistic=True,
-        promote_after_s=200.0 if promote else math.inf,
-    )
 
-    def some(first: int, count: int) -> list[dict[str, Any]]:
+    def some(round_number: int) -> list[dict[str, Any]]:
         return [
             a_job(
-                f"j{k}",
-                int(rng.integers(3)),
-                queue=int(rng.integers(1, 4)),
-                queued_s=1000.0 + k,
-                iterations_left=float(rng.integers(50, 900)),
-                weight=float(rng.choice([0.2, 5.0])),
+                f"short-{round_number}-{k}",
+                iterations_left=float(rng.integers(50, 250)),
+                requested_gpus=4,
+                queued_s=999.0 + 100.0 * round_number,
             )
-            for k in range(first, first + count)
+            for k in range(2)
         ]
 
+    long = a_job("long", iterations_left=2000.0, requested_gpus=4, queued_s=1000.0)
     snapshot = a_snapshot(
-        nodes=some_nodes((0, 4, 4)), estimates=estimates, jobs=some(0, 5), workloads=3
+        nodes=some_nodes((0, 1, 4)),
+        estimates=[an_estimate(gpus=4, iter_time_s=1.0)],
+        jobs=[*some(0), long],
     )
-    for round_number in range(8):
-        outcome = decide_round(snapshot, policy)
-        waiting = {
-            d.job: waiting_queue(snapshot, d.job, policy)
-            for d in outcome.decisions
-            if d.gang is None and not snapshot.jobs.current_gpus[d.job]
-        }
-        first = min(waiting.values(), default=math.inf)
-        for d in outcome.decisions:
-            if d.opportunistic and d.kind is DecisionKind.START:
-                assert waiting_queue(snapshot, d.job, policy) > first
-        past = snapshot.jobs.opportunistic | [d.opportunistic for d in outcome.decisions]
-        gives = past & (snapshot.jobs.queue > first)
-        suspended = [d.job for d in outcome.decisions if d.kind is DecisionKind.SUSPEND]
-        assert past[suspended].all()
-        if gives[suspended].all():
-            room = 16 - sum(d.cell.gpus for d in outcome.decisions if not gives[d.job])
-            for job, queue in waiting.items():
-                assert queue > first or 4 * (1 + int(snapshot.jobs.workload[job])) > room
-        snapshot = the_next_round(snapshot, outcome, 100.0, some(100 * (round_number + 1), 2))
-
-
-def waiting_queue(snapshot: Snapshot, job: int, policy: Policy) -> float:
-    """Return the queue of a waiting job, with its promotions (Eq. 38)."""
-    waited_s = max(0.0, snapshot.now_s - float(snapshot.jobs.queued_s[job]))
-    return max(1.0, float(snapshot.jobs.queue[job]) - waited_s // policy.promote_after_s)
+    for round_number in range(1, 12):
+        outcome = decide_round(snapshot, Policy(keep_requests=keeps))
+        if decision_kinds(snapshot, outcome)["long"] is DecisionKind.START:
+            return
+        snapshot = the_next_round(snapshot, outcome, 100.0, some(round_number))
+    raise AssertionError("the job still waits after eleven rounds")

@@ -76,10 +76,10 @@ def find_trespasses(scenario: Scenario, result: Result) -> list[str]:
         RoundOptions(solver="greedy"),
         RoundOptions(solver="cp-sat"),
         RoundOptions(solver="pricing"),
-        RoundOptions(solver="greedy", run_to_completion=True),
+        RoundOptions(solver="greedy", keep_requests=False),
         *(RoundOptions(scheduler=name) for name in ("fcfs", "gavel", "sia", "arena")),
     ],
-    ids=lambda options: options.scheduler or f"{options.solver}{options.run_to_completion}",
+    ids=lambda options: options.scheduler or f"{options.solver}{options.keep_requests}",
 )
 @pytest.mark.parametrize("seed", range(scaled(2)))
 def test_no_job_uses_gpus_during_a_window_that_does_not_serve_it(

@@ -20,7 +20,15 @@ from tests.support.worlds import FREE, StoppedClock, a_profile, a_scenario, an_a
 
 ROUND_S = 300.0
 ROUNDS = 100
-GREEDY = RoundOptions(objective="throughput", solver="greedy", fair_half_life_s=7200.0)
+GREEDY = RoundOptions(
+    objective="throughput",
+    solver="greedy",
+    fair_half_life_s=7200.0,
+    keep_requests=False,
+    promise_starts=False,
+    change_spacing=0.0,
+)
+"""Rounds without the laws over time, so that tenants can take turns."""
 FAIR = replace(GREEDY, fair_share="gpus")
 
 

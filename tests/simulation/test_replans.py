@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.policy import MAX_REPLAN_SPACING
+from tessera.formulation.policy import MAX_SPACING
 from tessera.formulation.snapshot import Snapshot
 from tessera.simulator.metrics import reference_of, run_figures
 from tessera.simulator.overheads import Overheads
@@ -26,7 +26,7 @@ RESTART_S = 60.0
 ROUND_S = 60.0
 OVERHEADS = Overheads(save_s=20.0, load_s=40.0, search_s={1: 0.0})
 PLANS = ("dp", "tp", "zero")
-NO_REPLANS = RoundOptions(solver="greedy", replan_spacing=MAX_REPLAN_SPACING)
+NO_REPLANS = RoundOptions(solver="greedy", replan_spacing=MAX_SPACING)
 LIMITED = RoundOptions(solver="greedy")
 UNLIMITED = RoundOptions(solver="greedy", replan_spacing=0.0)
 

@@ -63,8 +63,11 @@ OFTEN = Overheads(save_s=0.0, load_s=0.0, search_s={1: 0.0}, checkpoint_every_s=
 
 GIB = 2**30
 
-MYOPIC = replace(ILP, deadlines="myopic")
-"""Looking ahead would depend on the exact time, which the stores do not share to the second."""
+UNPLANNED_GREEDY = replace(GREEDY, promise_starts=False)
+UNPLANNED_ILP = replace(ILP, promise_starts=False)
+MYOPIC = replace(UNPLANNED_ILP, deadlines="myopic")
+"""Starts that are planned, and looking ahead, would depend on the exact time. The stores do not share it
+to the second."""
 
 
 def a_script(*, many_resources: bool = False) -> tuple[Scenario, list[Failure]]:
@@ -73,7 +76,7 @@ def a_script(*, many_resources: bool = False) -> tuple[Scenario, list[Failure]]:
     With ``many_resources``, jobs need CPU cores and host memory, of which the nodes of one type have
     too little for some Cells.
     """
-    work = 40_000
+    work = 41_300
     profiles = [
         a_profile(n, 1.0 / n**0.8, gpu_type=kind, pipeline_degree=degree)
         for kind in ("a100", "v100")
@@ -132,10 +135,10 @@ def a_script(*, many_resources: bool = False) -> tuple[Scenario, list[Failure]]:
 @pytest.mark.parametrize(
     ("policies", "many_resources"),
     [
-        ((GREEDY,), False),
-        ((replace(ILP, deadlines="ignore"), MYOPIC), False),
-        ((FCFS, ILP, GREEDY), False),
-        ((GREEDY, replace(ILP, deadlines="ignore")), True),
+        ((UNPLANNED_GREEDY,), False),
+        ((replace(UNPLANNED_ILP, deadlines="ignore"), MYOPIC), False),
+        ((FCFS, UNPLANNED_ILP, UNPLANNED_GREEDY), False),
+        ((UNPLANNED_GREEDY, replace(UNPLANNED_ILP, deadlines="ignore")), True),
     ],
     ids=["greedy", "ilp and deadlines", "by turns", "many resources"],
 )
@@ -173,7 +176,13 @@ def test_tenants_have_used_the_same_in_both_stores(
     ]
     scenario = replace(scenario, arrivals=endless)
     memory, postgres = make_both_stores(store, database, scenario, failures, OFTEN)
-    options = replace(GREEDY, fair_share="drf", fair_half_life_s=1.5 * PASS_S)
+    options = replace(
+        UNPLANNED_GREEDY,
+        fair_share="drf",
+        fair_half_life_s=1.5 * PASS_S,
+        keep_requests=False,
+        change_spacing=0.0,
+    )
     memory.world.store.count_use(options.fair_half_life_s)
     suspended = 0
     for step in range(7):
@@ -330,27 +339,38 @@ def planned_jobs(snapshot: Snapshot) -> dict[str, list[tuple[str, int]]]:
 
 def test_planned_and_promised_starts_survive_rounds_that_plan_nothing(rounds: Rounds) -> None:
     snapshot = rounds.snapshot(C)
-    first = a_planned_start(start_s=3e9 + 1 / 3, end_s=4e9, nodes=(("a100-0", 4),))
-    later = a_planned_start(start_s=5e9, end_s=math.inf, nodes=(("a100-0", 4), ("a100-1", 4)))
-    plan = plan_of(snapshot, {"a": 3.5e9, "c": 5e9 + 1 / 3}, c=later, b=first)
+    near_start = a_planned_start(start_s=3e9 + 1 / 3, end_s=4e9, nodes=(("a100-0", 4),))
+    far_start = a_planned_start(start_s=5e9, end_s=math.inf, nodes=(("a100-0", 4), ("a100-1", 4)))
+    plan = plan_of(snapshot, {"a": 3.5e9, "c": 5e9 + 1 / 3}, c=far_start, b=near_start)
     decisions = tuple(wait(snapshot, name) for name in "abc")
     rounds.commit(a_round(snapshot, *decisions, plan=plan))
-    after = rounds.snapshot(C)
-    assert planned_jobs(after) == {"b": [("a100-0", 4)], "c": [("a100-0", 4), ("a100-1", 4)]}
-    assert after.planned_starts.start_s.tolist() == [3e9 + 1 / 3, 5e9]
-    assert after.planned_starts.end_s.tolist() == [4e9, math.inf]
-    planned = after.planned_starts
-    assert [after.cell(planned.key_at(row)) for row in (0, 1)] == [first.cell, later.cell]
-    assert after.jobs.start_by_s.tolist() == [3.5e9, math.inf, 5e9 + 1 / 3]
-    rounds.commit(a_round(after, *(wait(after, name) for name in "abc")))
-    again = rounds.snapshot(C)
-    assert again.planned_starts.equals(after.planned_starts)
-    assert again.planned_nodes.equals(after.planned_nodes)
-    assert again.jobs.start_by_s.tolist() == after.jobs.start_by_s.tolist()
-    nothing = plan_of(again, {})
-    rounds.commit(a_round(again, *(wait(again, name) for name in "abc"), plan=nothing))
-    last = rounds.snapshot(C)
-    assert (planned_jobs(last), last.jobs.start_by_s.tolist()) == ({}, [math.inf] * 3)
+    snapshot_after = rounds.snapshot(C)
+    assert planned_jobs(snapshot_after) == {
+        "b": [("a100-0", 4)],
+        "c": [("a100-0", 4), ("a100-1", 4)],
+    }
+    assert snapshot_after.planned_starts.start_s.tolist() == [3e9 + 1 / 3, 5e9]
+    assert snapshot_after.planned_starts.end_s.tolist() == [4e9, math.inf]
+    starts = snapshot_after.planned_starts
+    assert [snapshot_after.cell(starts.key_at(row)) for row in (0, 1)] == [
+        near_start.cell,
+        far_start.cell,
+    ]
+    assert snapshot_after.jobs.start_by_s.tolist() == [3.5e9, math.inf, 5e9 + 1 / 3]
+    rounds.commit(a_round(snapshot_after, *(wait(snapshot_after, name) for name in "abc")))
+    snapshot_again = rounds.snapshot(C)
+    assert snapshot_again.planned_starts.equals(snapshot_after.planned_starts)
+    assert snapshot_again.planned_nodes.equals(snapshot_after.planned_nodes)
+    assert snapshot_again.jobs.start_by_s.tolist() == snapshot_after.jobs.start_by_s.tolist()
+    empty_plan = plan_of(snapshot_again, {})
+    rounds.commit(
+        a_round(snapshot_again, *(wait(snapshot_again, name) for name in "abc"), plan=empty_plan)
+    )
+    final_snapshot = rounds.snapshot(C)
+    assert (planned_jobs(final_snapshot), final_snapshot.jobs.start_by_s.tolist()) == (
+        {},
+        [math.inf] * 3,
+    )
 
 
 def test_a_job_that_starts_or_is_rejected_loses_its_planned_and_promised_start(
@@ -362,27 +382,27 @@ def test_a_job_that_starts_or_is_rejected_loses_its_planned_and_promised_start(
     }
     plan = plan_of(snapshot, dict.fromkeys("abc", 3e9), **starts)
     rounds.commit(a_round(snapshot, *(wait(snapshot, name) for name in "abc"), plan=plan))
-    planned = rounds.snapshot(C)
-    assert planned_jobs(planned) == {name: [("a100-1", 1)] for name in "abc"}
-    rejected = wait(planned, "b", DecisionKind.REJECT)
-    started = run_decision(planned, "a", [("a100-0", [0])])
-    rounds.commit(a_round(planned, started, rejected, wait(planned, "c")))
-    after = rounds.snapshot(C)
-    assert after.jobs.name == ("a", "c")
-    assert planned_jobs(after) == {"c": [("a100-1", 1)]}
-    assert after.jobs.start_by_s.tolist() == [math.inf, 3e9]
+    middle = rounds.snapshot(C)
+    assert planned_jobs(middle) == {name: [("a100-1", 1)] for name in "abc"}
+    rejection = wait(middle, "b", DecisionKind.REJECT)
+    start = run_decision(middle, "a", [("a100-0", [0])])
+    rounds.commit(a_round(middle, start, rejection, wait(middle, "c")))
+    snapshot_after = rounds.snapshot(C)
+    assert snapshot_after.jobs.name == ("a", "c")
+    assert planned_jobs(snapshot_after) == {"c": [("a100-1", 1)]}
+    assert snapshot_after.jobs.start_by_s.tolist() == [math.inf, 3e9]
 
 
 def test_a_suspended_job_may_be_planned_again_in_the_same_round(rounds: Rounds) -> None:
     snapshot = rounds.snapshot(C)
     rounds.commit(a_round(snapshot, run_decision(snapshot, "a", [("a100-0", [0])])))
     snapshot = rounds.snapshot(C)
-    suspended = wait(snapshot, "a", DecisionKind.SUSPEND)
+    suspension = wait(snapshot, "a", DecisionKind.SUSPEND)
     plan = plan_of(snapshot, {"a": 3e9}, a=a_planned_start(start_s=3e9, end_s=4e9))
-    rounds.commit(a_round(snapshot, suspended, plan=plan))
-    after = rounds.snapshot(C)
-    assert planned_jobs(after) == {"a": [("a100-0", 1)]}
-    assert after.jobs.start_by_s.tolist() == [3e9, math.inf, math.inf]
+    rounds.commit(a_round(snapshot, suspension, plan=plan))
+    snapshot_after = rounds.snapshot(C)
+    assert planned_jobs(snapshot_after) == {"a": [("a100-0", 1)]}
+    assert snapshot_after.jobs.start_by_s.tolist() == [3e9, math.inf, math.inf]
 
 
 def test_rounds_are_stored_with_the_snapshot_they_were_decided_on(rounds: Rounds) -> None:

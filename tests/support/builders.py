@@ -14,7 +14,7 @@ from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
 from tessera.formulation.problem import Problem
 from tessera.formulation.snapshot import STATE_CODE, Allocations, Estimates, Jobs, Nodes, Snapshot
-from tessera.formulation.statement import build_problem
+from tessera.formulation.statement import Statement, draft_columns, state_draft
 from tessera.formulation.values import EstimateSource, GpuType, Hold, Workload
 
 TYPES = ("a100", "v100", "a40", "a10")
@@ -117,6 +117,8 @@ def a_job(name: str, workload: int = 0, **overrides: Any) -> dict[str, Any]:
         "deadline_s": math.inf,
         "admitted": False,
         "opportunistic": False,
+        "preemptible": False,
+        "start_by_s": math.inf,
         "submit_s": 0.0,
         "queued_s": 0.0,
         "since_s": 0.0,
@@ -230,4 +232,11 @@ def a_random_snapshot(
 
 def a_random_problem(seed: int, **size: Any) -> Problem:
     """Return the throughput problem of a random snapshot."""
-    return build_problem(a_random_snapshot(seed, **size), Policy())
+    return state_freely(a_random_snapshot(seed, **size), Policy()).problem
+
+
+def state_freely(
+    snapshot: Snapshot, policy: Policy, wide_jobs: frozenset[int] = frozenset()
+) -> Statement:
+    """Return the statement of a round that promises nothing, so that no column is missing."""
+    return state_draft(draft_columns(snapshot, policy, widened=wide_jobs), ())

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 
 from tessera.formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
+from tessera.formulation.last_round import NO_YIELDS, keep_starts
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.permissions import AllowedTypes, Avoids, Selectors, UnmatchedNodes
 from tessera.formulation.policy import Policy
 from tessera.formulation.reasons import Reason
 from tessera.formulation.snapshot import STATE_CODE, Allocations, Jobs, Snapshot
+from tessera.formulation.starts.planner import with_plan
 from tessera.formulation.tenants import Quotas, Tenants
 from tessera.formulation.values import Hold
 from tessera.solvers.base import Budget
@@ -46,8 +48,10 @@ def the_next_round(
     snapshot: Snapshot, found: RoundOutcome, after_s: float, arrivals: Sequence[dict[str, Any]] = ()
 ) -> Snapshot:
     """Return the next round's snapshot: ended jobs are gone, and suspended jobs wait again."""
+    snapshot = with_plan(snapshot, found.plan)
     now_s = snapshot.now_s + after_s
-    rows, allocations = [], []
+    rows, allocations = list[dict[str, Any]](), list[dict[str, Any]]()
+    position = np.full(len(snapshot.jobs), -1)
     for decision in found.decisions:
         row = snapshot.jobs.row(decision.job)
         if decision.kind is DecisionKind.REJECT:
@@ -56,6 +60,7 @@ def the_next_round(
             if decision.kind is DecisionKind.SUSPEND:
                 row |= {"queued_s": snapshot.now_s, "since_s": 0.0, "opportunistic": False}
             row |= {"state": STATE_CODE[JobState.QUEUED], "current_type": -1, "current_gpus": 0}
+            position[decision.job] = len(rows)
             rows.append(row | {"current_degree": 0, "current_plan": 0})
             continue
         changed = decision.kind in CHANGES_GPUS
@@ -80,12 +85,17 @@ def the_next_round(
         ]
         rows.append(row)
     rows += [{**job, "queued_s": now_s, "submit_s": now_s} for job in arrivals]
+    starts = snapshot.planned_starts
+    starts, nodes = keep_starts(starts, snapshot.planned_nodes, position[starts.job] >= 0)
     return replace(
         snapshot,
         round_number=snapshot.round_number + 1,
         now_s=now_s,
         jobs=Jobs.from_rows(rows),
         allocations=Allocations.from_rows(allocations),
+        planned_starts=replace(starts, job=position[starts.job]),
+        planned_nodes=nodes,
+        yields=NO_YIELDS,
     )
 
 

@@ -199,11 +199,11 @@ _OBJECTIVES: Final[Mapping[str, RoundOptions]] = {
     "planned": RoundOptions(objective="deadline", deadlines="planned"),
     "fairness": RoundOptions(objective="finish-time-fairness", fairness_levels=6),
     "max-min": RoundOptions(objective="max-min within 5% then makespan"),
-    "queues": RoundOptions(objective="jct", queue_order=True, opportunistic=True),
-    "few-changes": RoundOptions(objective="jct", max_changes=1, min_run_s=600.0),
+    "queues": RoundOptions(objective="jct", queue_weights="1:4,2:1"),
+    "few-changes": RoundOptions(objective="jct", max_changes=1, keep_requests=False),
     "defragmented": RoundOptions(objective="throughput", defragment_every_rounds=1),
     "cautious": RoundOptions(objective="jct", caution=1.0, raw_throughput=True),
-    "reserved": RoundOptions(objective="jct", run_to_completion=True, reserve_after_s=600.0),
+    "preempting": RoundOptions(objective="jct", keep_requests=False, change_spacing=0.0),
 }
 """A policy of each kind, by its subject."""
 

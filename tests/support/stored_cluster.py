@@ -17,6 +17,7 @@ from tessera.formulation.codec import digest, encode
 from tessera.formulation.decisions import Decision, DecisionKind
 from tessera.formulation.last_round import (
     NO_LEGS,
+    NO_YIELDS,
     Legs,
     PlannedNodes,
     PlannedStarts,
@@ -248,21 +249,22 @@ def plan_of(
     rows = [
         {
             "job": names.index(job),
-            "start_s": planned.start_s,
-            "end_s": planned.end_s,
-            **snapshot.key(planned.cell)._asdict(),
+            "start_s": start.start_s,
+            "end_s": start.end_s,
+            **snapshot.key(start.cell)._asdict(),
         }
-        for job, planned in jobs.items()
+        for job, start in jobs.items()
     ]
     nodes = [
         {"start": i, "node": places.index(name), "gpus": gpus}
-        for i, planned in enumerate(jobs.values())
-        for name, gpus in planned.nodes
+        for i, start in enumerate(jobs.values())
+        for name, gpus in start.nodes
     ]
     return StartPlan(
         starts=PlannedStarts.from_rows(rows),
         nodes=PlannedNodes.from_rows(nodes),
         start_by_s=np.array([start_by_s.get(name, math.inf) for name in names]),
+        yields=NO_YIELDS,
     )
 
 
@@ -341,13 +343,13 @@ def a_random_plan(snapshot: Snapshot, rng: np.random.Generator) -> StartPlan:
     Jobs that a round starts are among them.
     """
     names, nodes = snapshot.jobs.name, snapshot.nodes.name
-    promised = {name: snapshot.now_s + 1e3 for name in names if rng.random() < 0.5}
-    planned = {
+    promises = {name: snapshot.now_s + 1e3 for name in names if rng.random() < 0.5}
+    starts = {
         name: a_planned_start(start_s=snapshot.now_s, nodes=((str(rng.choice(nodes)), 1),))
-        for name in promised
+        for name in promises
         if rng.random() < 0.5
     }
-    return plan_of(snapshot, promised, **planned)
+    return plan_of(snapshot, promises, **starts)
 
 
 def run(store: PostgresStore, **jobs: Members) -> RoundRecord:

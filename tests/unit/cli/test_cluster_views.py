@@ -109,11 +109,13 @@ def test_a_row_says_who_waits_for_what_why_and_until_when() -> None:
 
 def test_a_queue_with_promised_starts_has_a_column_of_them() -> None:
     jobs = [a_waiting_job("p", start_by=later(HOUR_S)), a_waiting_job("n")]
-    head, promised, new = lines_of(make_table(jobs, queue.queue_columns(jobs, NOW), wide=False))
+    head, promise_row, new_row = lines_of(
+        make_table(jobs, queue.queue_columns(jobs, NOW), wide=False)
+    )
     titles = "POSITION JOB TENANT WANTS REASON PROMISED START STARTS IN FINISHES IN WAITS"
     assert " ".join(head.split()) == titles
-    assert " ".join(promised.split()) == "p nlp 8 OUTPRICED in 1h 1m30s"
-    assert " ".join(new.split()) == "n nlp 8 OUTPRICED 1m30s"
+    assert " ".join(promise_row.split()) == "p nlp 8 OUTPRICED in 1h 1m30s"
+    assert " ".join(new_row.split()) == "n nlp 8 OUTPRICED 1m30s"
 
 
 @pytest.mark.parametrize(

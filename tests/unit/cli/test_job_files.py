@@ -216,7 +216,7 @@ def test_durations_and_times_are_read_with_their_units() -> None:
     assert zoned.ToJsonString() == "2027-01-15T09:00:00Z"
     for text in ("6", "1798761600", "20261128", "1.5"):
         with pytest.raises(InvalidInput, match=f"{text} has no unit; write e.g. {text}s, {text}m"):
-            options.parse_seconds("--min-run", text)
+            options.parse_seconds("--default-run", text)
         for read in (options.parse_time, options.parse_past):
             with pytest.raises(InvalidInput, match=r"^--deadline: .*(is not a time|no time zone)"):
                 read("--deadline", text, NOW)

@@ -119,12 +119,12 @@ def test_a_waiting_job_shows_why_and_a_rejected_one_that_reason_once(details: De
 
 def test_a_waiting_job_shows_its_planned_and_its_promised_start(details: Details) -> None:
     cell = estimates_pb2.Cell(gpu_type="a100", gpus=8, pipeline_degree=2)
-    planned = jobs_pb2.PlannedStart(start_time=later(5400), cell=cell)
-    text = details(a_waiting_job(start_by=later(7200), planned_start=planned))
+    start = jobs_pb2.PlannedStart(start_time=later(5400), cell=cell)
+    text = details(a_waiting_job(start_by=later(7200), planned_start=start))
     assert "planned start 2027-01-15T09:30:00Z (in 1h30m) on 8 x a100, pp 2" in text
     assert "promised start by 2027-01-15T10:00:00Z (in 2h)" in text
-    late = details(a_waiting_job(start_by=later(-60)))
-    assert "promised start by 2027-01-15T07:59:00Z (1m ago)" in late
+    late_text = details(a_waiting_job(start_by=later(-60)))
+    assert "promised start by 2027-01-15T07:59:00Z (1m ago)" in late_text
     for absent in ("planned start", "promised start"):
         assert absent not in details(a_waiting_job())
 

@@ -36,12 +36,10 @@ EVERYTHING: dict[str, tuple[Any, Any]] = {
     "replan_spacing": (40.0, 40.0),
     "deadlines": (DeadlineTreatment.MYOPIC, "myopic"),
     "round_length": ("60s", ("round_s", 60.0)),
-    "queue_order": (True, True),
-    "promote_after": ("1h", ("promote_after_s", 3600.0)),
-    "opportunistic": (True, True),
-    "reserve_after": ("3h", ("reserve_after_s", 10800.0)),
-    "run_to_completion": (True, True),
-    "min_run": ("10m", ("min_run_s", 600.0)),
+    "keep_requests": (False, False),
+    "promise_starts": (False, False),
+    "change_spacing": (8.0, 8.0),
+    "default_run": ("3h", ("default_run_s", 10800.0)),
     "max_changes": (3, 3),
     "defragment_every": (0, ("defragment_every_rounds", 0)),
     "solver": ("greedy", "greedy"),
@@ -69,15 +67,13 @@ def test_every_option_sets_its_field_of_the_call() -> None:
 
 def test_an_option_may_contradict_the_standing_policy() -> None:
     standing = RoundOptions(
-        queue_order=True,
-        promote_after_s=60.0,
+        keep_requests=False,
         deadlines="myopic",
         max_changes=2,
         fair_share="gpus",
     )
     named = round_options(
-        queue_order=False,
-        promote_after="never",
+        keep_requests=True,
         deadlines=DeadlineTreatment.AUTO,
         max_changes=-1,
         fair_share=FairShareMeasure.NONE,
@@ -86,9 +82,9 @@ def test_an_option_may_contradict_the_standing_policy() -> None:
 
 
 def test_given_options_replace_recorded_ones_and_parameters_go_with_their_scheduler() -> None:
-    before = round_options(min_run="1500ms", objective="jct", queue_order=True)
-    override_options(before, round_options(min_run="2s", queue_order=False))
-    assert before == round_options(min_run="2s", objective="jct", queue_order=False)
+    before = round_options(default_run="1500ms", objective="jct", keep_requests=True)
+    override_options(before, round_options(default_run="2s", keep_requests=False))
+    assert before == round_options(default_run="2s", objective="jct", keep_requests=False)
     recorded = {"scheduler": "arena", "scheduler_parameters": "depth=5"}
     kept, dropped = round_options(**recorded), round_options(**recorded)
     override_options(kept, round_options(scheduler="arena", seed=1))
@@ -130,7 +126,6 @@ def test_a_snapshot_is_solved_by_the_given_policy(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--opportunistic", "options.opportunistic: needs queue_order; set that, too"),
         ("--scheduler-parameters depth=5", "options.scheduler_parameters: needs a published"),
         ("--scheduler arena --scheduler-parameters dpeth=5", "no parameter 'dpeth'; did you mean"),
         ("--scheduler arena --scheduler-parameters depth=99", "depth must be a whole number from"),

@@ -27,8 +27,8 @@ def shown(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
     def show(view: Callable[..., None], *arguments: Any, **options: Any) -> str:
         view(*arguments, **options)
-        sent = capsys.readouterr()
-        return " ".join((sent.out + sent.err).split())
+        output = capsys.readouterr()
+        return " ".join((output.out + output.err).split())
 
     return show
 
@@ -126,8 +126,8 @@ def test_an_explanation_shows_reason_displacers_steps_and_rounds(shown: Callable
 
 def test_an_explanation_shows_the_planned_and_the_promised_start(shown: Callable[..., str]) -> None:
     cell = estimates_pb2.Cell(gpu_type="a100", gpus=8, pipeline_degree=2)
-    planned = jobs_pb2.PlannedStart(start_time=later(3600), cell=cell)
-    text = shown(show_explanation, an_explanation(start_by=later(7200), planned_start=planned))
+    start = jobs_pb2.PlannedStart(start_time=later(3600), cell=cell)
+    text = shown(show_explanation, an_explanation(start_by=later(7200), planned_start=start))
     assert "planned start 2027-01-15T09:00:00Z (" in text
     assert ") on 8 x a100, pp 2" in text
     assert "promised start by 2027-01-15T10:00:00Z (" in text
@@ -246,7 +246,7 @@ def test_worths_prices_and_a_needed_weight_are_shown(shown: Callable[..., str]) 
     answer = what_if_pb2.WhatIfResponse(
         node_worths=[worth],
         rule_prices=[
-            what_if_pb2.RulePrice(rule="queue-order", objective=3.0, unit="GPUs"),
+            what_if_pb2.RulePrice(rule="kept-requests", objective=3.0, unit="GPUs"),
             what_if_pb2.RulePrice(rule="deadlines", why_free="no job has a deadline"),
         ],
         needed_weight=what_if_pb2.NeededWeight(
@@ -257,7 +257,7 @@ def test_worths_prices_and_a_needed_weight_are_shown(shown: Callable[..., str]) 
     )
     text = shown(show_answer, answer)
     assert "8 x a100 +5 0 +0 2.5" in text
-    assert "queue-order +0 +0 +3 GPUs 0" in text
+    assert "kept-requests +0 +0 +3 GPUs 0" in text
     assert "deadlines no job has a deadline" in text
     assert "A weight of 1.11 would do, instead of 1. raise it" in text
 

@@ -15,7 +15,7 @@ from tessera.formulation.policy import Policy
 from tessera.formulation.problem import Problem
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution, SolveStatus
-from tessera.formulation.statement import build_problem
+from tessera.formulation.statement import state_round
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 
 ESTIMATES = [an_estimate(gpus=2), an_estimate(gpus=4, iter_time_s=0.6)]
@@ -30,7 +30,7 @@ def a_round() -> tuple[Snapshot, Problem, Solution, Placement]:
         gangs=gangs,
         jobs=[a_job("j", state=JobState.RUNNING, cell=(0, 2, 1), guaranteed=True), a_job("k")],
     )
-    problem = build_problem(snapshot, Policy())
+    problem = state_round(snapshot, Policy(keep_requests=False, promise_starts=False)).problem
     choice = np.array([0, 3])
     objective = int(problem.value[choice].sum())
     solution = Solution(

@@ -323,8 +323,9 @@ def test_what_children_use_counts_in_their_parents_limit() -> None:
 
 def test_a_parent_that_does_not_lend_keeps_its_quota_for_those_below_it() -> None:
     others = jobs_of_tenant("other", 8, weight=100.0)
-    assert running(a_lab(*jobs_of_tenant("vision", 8), *others))["other"] == 8
-    kept = running(a_lab(*jobs_of_tenant("vision", 8), *others, lends=(False, True, True)))
+    vision = jobs_of_tenant("vision", 8, queued_s=1.0)
+    assert running(a_lab(*vision, *others))["other"] == 8
+    kept = running(a_lab(*vision, *others, lends=(False, True, True)))
     assert kept == {"vision": 4, "other": 4}
 
 

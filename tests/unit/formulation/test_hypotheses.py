@@ -114,7 +114,7 @@ def with_starts(snapshot: Snapshot) -> Snapshot:
 
 
 @pytest.mark.parametrize(
-    ("change", "planned"),
+    ("change", "starts"),
     [
         (a_change(ChangeKind.WEIGHT, "b", amount=4.0), [(1, 1), (0, 0)]),
         (a_change(ChangeKind.MIN_GPUS, "b", amount=2), [(0, 0)]),
@@ -124,20 +124,23 @@ def with_starts(snapshot: Snapshot) -> Snapshot:
     ],
 )
 def test_a_start_is_withdrawn_from_a_job_that_ends_or_is_served_later_or_asks_for_more(
-    change: Hypothesis, planned: list[tuple[int, int]]
+    change: Hypothesis, starts: list[tuple[int, int]]
 ) -> None:
-    """``planned`` has the jobs and the nodes of the planned starts that are left."""
-    changed = after(with_starts(two_jobs()), change)
-    jobs = changed.planned_starts.job[changed.planned_nodes.start].tolist()
-    assert list(zip(jobs, changed.planned_nodes.node.tolist(), strict=True)) == planned
-    promised = np.flatnonzero(np.isfinite(changed.jobs.start_by_s)).tolist()
-    assert promised == sorted(job for job, _ in planned)
+    """``starts`` has the jobs and the nodes of the planned starts that are left."""
+    snapshot = after(with_starts(two_jobs()), change)
+    jobs = snapshot.planned_starts.job[snapshot.planned_nodes.start].tolist()
+    assert list(zip(jobs, snapshot.planned_nodes.node.tolist(), strict=True)) == starts
+    jobs_with_promise = np.flatnonzero(np.isfinite(snapshot.jobs.start_by_s)).tolist()
+    assert jobs_with_promise == sorted(job for job, _ in starts)
 
 
 def test_the_round_without_an_added_job_has_the_starts_of_the_others() -> None:
-    before = without_last_jobs(with_starts(two_jobs()), 1)
-    assert before.planned_starts.job.tolist() == [0]
-    assert (before.planned_nodes.start.tolist(), before.planned_nodes.node.tolist()) == ([0], [0])
+    snapshot = without_last_jobs(with_starts(two_jobs()), 1)
+    assert snapshot.planned_starts.job.tolist() == [0]
+    assert (snapshot.planned_nodes.start.tolist(), snapshot.planned_nodes.node.tolist()) == (
+        [0],
+        [0],
+    )
 
 
 def test_an_added_job_has_a_name_of_its_own() -> None:

@@ -144,7 +144,6 @@ def test_the_rate_floor_takes_the_current_cell_too() -> None:
     ("more", "options"),
     [
         ({"guaranteed": True}, {}),
-        ({}, {"run_to_completion": True}),
         ({"admitted": True, "deadline_s": 1e9}, {"deadlines": "myopic"}),
     ],
 )

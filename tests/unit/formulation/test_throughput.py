@@ -23,7 +23,14 @@ from tessera.formulation.tenants import Tenants
 from tessera.solvers.base import Budget
 from tessera.solvers.registry import make_solver
 from tessera.solvers.rounds.plan import plan_round
-from tests.support.builders import a_job, a_random_snapshot, a_snapshot, an_estimate, some_nodes
+from tests.support.builders import (
+    a_job,
+    a_random_snapshot,
+    a_snapshot,
+    an_estimate,
+    some_nodes,
+    state_freely,
+)
 from tests.support.laws import examples
 
 THROUGHPUT = Policy(objective="throughput")
@@ -43,7 +50,7 @@ def state_problem(*jobs: dict[str, Any], policy: Policy | None = None, **rest: A
         estimates=CELLS,
         **rest,
     )
-    return build_problem(snapshot, policy or THROUGHPUT)
+    return state_freely(snapshot, policy or THROUGHPUT).problem
 
 
 def column_values(problem: Problem, job: int = 0) -> list[float]:
@@ -188,7 +195,7 @@ def test_the_requested_count_does_not_change_a_jobs_values(
     free = replace(snapshot, jobs=replace(snapshot.jobs, guaranteed=np.zeros(6, np.bool_)))
     requests = np.random.default_rng(other).integers(1, 65, 6)
     changed = replace(free, jobs=replace(free.jobs, requested_gpus=requests))
-    before, after = (state_round(s, Policy(objective=objective)) for s in (free, changed))
+    before, after = (state_freely(s, Policy(objective=objective)) for s in (free, changed))
     assert np.array_equal(before.problem.value, after.problem.value)
     assert np.array_equal(before.problem.restart_price, after.problem.restart_price)
     for first, second in zip(before.goals, after.goals, strict=True):
@@ -200,7 +207,7 @@ def test_the_requested_count_does_not_change_a_jobs_values(
 @pytest.mark.parametrize("objective", SUMS)
 def test_bounds_do_not_change_the_values_of_remaining_columns(objective: str) -> None:
     jobs = [a_job("free"), a_job("bounded", requested_gpus=4, min_gpus=2, max_gpus=8)]
-    problem = state_round(a_round_of(*jobs), Policy(objective=objective)).problem
+    problem = state_freely(a_round_of(*jobs), Policy(objective=objective)).problem
     worth = [
         dict(zip(problem.cells.gpus[problem.cell[span]], problem.value[span], strict=True))
         for span in (slice(*problem.job_start[:2]), slice(*problem.job_start[1:]))

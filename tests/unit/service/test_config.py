@@ -123,40 +123,43 @@ WRITTEN = [
 
 @pytest.mark.parametrize(("text", "seconds"), WRITTEN)
 def test_options_and_the_standing_policy_parse_durations_alike(text: str, seconds: float) -> None:
-    assert options.parse_seconds("--min-run", text) == seconds
-    policy = f"{{min_run: {text!r}, promoteAfter: {text!r}}}"
+    assert options.parse_seconds("--default-run", text) == seconds
+    policy = f"{{network_measure: {text!r}, networkFloor: 0.5}}"
     standing = load_config(None, {"TESSERA_POLICY": policy}).round_options()
-    assert (standing.min_run_s, standing.promote_after_s) == (seconds, seconds)
+    assert (standing.network_measure_s, standing.network_floor) == (seconds, 0.5)
 
 
 def test_a_policy_may_name_durations_in_proto_json_or_as_never() -> None:
-    policy = "{min_run: 0, promote_after: never, round: 7200s, reserve_after: 1.5s}"
+    policy = "{network_measure: 0, solve_limit: never, round: 7200s, default_run: 1.5s}"
     options = load_config(None, {"TESSERA_POLICY": policy}).round_options()
     assert options == RoundOptions(
-        min_run_s=0.0, promote_after_s=math.inf, round_s=7200.0, reserve_after_s=1.5
+        network_measure_s=0.0, solve_limit_s=math.inf, round_s=7200.0, default_run_s=1.5
     )
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("30m1h", "policy.min_run: '30m1h' is not a duration; write e.g. 90s, 5m, 2h, 1h30m or 1d"),
+        (
+            "30m1h",
+            "policy.default_run: '30m1h' is not a duration; write e.g. 90s, 5m, 2h, 1h30m or 1d",
+        ),
         ("1h1h", "is not a duration"),
         ("soon", "is not a duration"),
         ("-5s", "is not a duration"),
-        ("600", "policy.min_run: 600 has no unit; write e.g. 600s, 600m, 600h or 600d"),
+        ("600", "policy.default_run: 600 has no unit; write e.g. 600s, 600m, 600h or 600d"),
         ("1.50", "1.50 has no unit; write e.g. 1.50s"),
         ("010", "010 has no unit"),
         ("22:30", "'22:30' is not a duration"),
         ("9" * 200 + "s", "is not a duration"),
         ("9999999d", "must lie in 0 to"),
-        ("true", "min_run"),
-        ("[1h]", "min_run"),
+        ("true", "default_run"),
+        ("[1h]", "default_run"),
     ],
 )
 def test_an_invalid_duration_is_refused_with_its_location(text: str, message: str) -> None:
     with pytest.raises(InvalidInput) as caught:
-        load_config(None, {"TESSERA_POLICY": f"min_run: {text}"})
+        load_config(None, {"TESSERA_POLICY": f"default_run: {text}"})
     assert message in str(caught.value)
     assert len(str(caught.value)) < 400
 
@@ -180,14 +183,14 @@ def test_any_text_is_read_or_refused(text: str) -> None:
         assert 0 <= parse_duration_s("x", text) <= MAX_DURATION_S
 
 
-POLICY = "{objective: deadline then jct, queue_order: true, promote_after: 7200s, max_changes: 8}"
+POLICY = "{objective: deadline then jct, keep_requests: false, default_run: 7200s, max_changes: 8}"
 
 
 def test_the_policy_comes_from_the_environment_or_a_multiline_setting_in_the_file(
     tmp_path: Path,
 ) -> None:
     wanted = RoundOptions(
-        objective="deadline then jct", queue_order=True, promote_after_s=7200.0, max_changes=8
+        objective="deadline then jct", keep_requests=False, default_run_s=7200.0, max_changes=8
     )
     assert load_config(None, {"TESSERA_POLICY": POLICY}).round_options() == wanted
     file = tmp_path / "tessera.toml"

@@ -413,7 +413,7 @@ def plan_crowd(options: RoundOptions, caller: LeavingCaller, **budget: Any) -> R
         ({"objective": "max-min", "fairness_levels": 8}, 0),
         ({"objective": "makespan then jct", "fairness_levels": 8}, 0),
         ({"objective": "deadline then jct", "solver": "greedy"}, 0.5),
-        ({"queue_order": True, "max_changes": 10, "solver": "greedy"}, 0.5),
+        ({"keep_requests": False, "max_changes": 10, "solver": "greedy"}, 0),
         ({"scheduler": "arena"}, 0.5),
         ({"scheduler": "morphling"}, 0.5),
         ({"scheduler": "antman"}, 0.5),

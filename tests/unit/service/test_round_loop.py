@@ -476,10 +476,9 @@ def test_a_task_runs_on_an_idle_gpu_and_gives_way_to_a_job_that_needs_it(policy:
     "policy",
     [
         *({"objective": objective} for objective in OBJECTIVES),
-        {"run_to_completion": True},
-        {"min_run_s": 1e6},
-        {"queue_order": True, "promote_after_s": 1.0},
-        {"reserve_after_s": 1.0},
+        {"keep_requests": False},
+        {"change_spacing": 1e6},
+        {"default_run_s": 1.0},
     ],
 )
 def test_a_running_task_gives_way_whatever_the_policy_promises(policy: dict[str, Any]) -> None:

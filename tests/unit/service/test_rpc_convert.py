@@ -131,13 +131,11 @@ any_options = st.builds(
     defragment_every_rounds=st.integers(0, 100),
     round_s=lengths,
     deadlines=st.sampled_from(["", "ignore", "keep", "myopic", "look-ahead"]),
-    run_to_completion=st.booleans(),
-    min_run_s=lengths | st.just(0.0),
+    keep_requests=st.booleans(),
+    promise_starts=st.booleans(),
+    change_spacing=st.floats(0, 1e6),
+    default_run_s=lengths,
     max_changes=st.integers(-1, 100),
-    queue_order=st.just(True),
-    promote_after_s=lengths_or_never,
-    opportunistic=st.booleans(),
-    reserve_after_s=lengths_or_never,
     cost_of=st.sampled_from(["dollars", "watts"]),
     rate_floor=st.floats(0, 1),
     fairness_levels=st.integers(1, 64),
@@ -180,9 +178,11 @@ def test_unset_options_are_those_of_the_standing_policy(standing: RoundOptions) 
         queue_weights="",
         deadlines="",
         scheduler="",
-        opportunistic=False,
+        keep_requests=False,
+        promise_starts=False,
+        change_spacing=0,
     )
-    request.promote_after.seconds = fields.MAX_DURATION_S
+    request.solve_limit.seconds = fields.MAX_DURATION_S
     assert rounds.to_options("options", request, standing) == replace(
         standing,
         seed=0,
@@ -190,8 +190,10 @@ def test_unset_options_are_those_of_the_standing_policy(standing: RoundOptions) 
         deadlines="",
         scheduler="",
         scheduler_parameters="",
-        opportunistic=False,
-        promote_after_s=math.inf,
+        keep_requests=False,
+        promise_starts=False,
+        change_spacing=0.0,
+        solve_limit_s=math.inf,
     )
 
 
@@ -229,7 +231,7 @@ def test_standing_parameters_apply_to_the_standing_scheduler_only(
             "must be one of ignore, keep, myopic, look-ahead",
         ),
         ("queue_weights: '1:4,1:2'", "options.queue_weights", "each queue once"),
-        ("opportunistic: true", "options.opportunistic", "needs queue_order"),
+        ("queue_order: true", "options", "no field named .queue_order"),
         ("scheduler_parameters: depth=5", "options.scheduler_parameters", "set scheduler, too"),
         (
             "{scheduler: arena, scheduler_parameters: 'depth=5,depth=6'}",
@@ -247,11 +249,12 @@ def test_standing_parameters_apply_to_the_standing_scheduler_only(
         ("max_changes: -2", "options.max_changes", "must lie in -1 to 1,000,000; it is -2"),
         ("fairness_levels: -1", "options.fairness_levels", "must lie in 1 to 64"),
         ("cost_of: euros", "options.cost_of", "must be dollars or watts"),
-        ("promote_after: 0s", "options.promote_after", "positive number of seconds"),
+        ("solve_limit: 0s", "options.solve_limit", "positive duration"),
+        ("change_spacing: -1", "options.change_spacing", "a number of restart times up to"),
         ("round: 0.5s", "options.round", "must be a number in 1 to"),
-        ("min_run: -1s", "options.min_run", "'-1s' is not a duration"),
+        ("default_run: -1s", "options.default_run", "'-1s' is not a duration"),
         (f"scheduler: {'x' * 1001}", "options.scheduler", "at most 1000 printable characters"),
-        ("min_run: 2 weeks", "options.min_run", "'2 weeks' is not a duration"),
+        ("default_run: 2 weeks", "options.default_run", "'2 weeks' is not a duration"),
         ("objectiv: jct", "options", "no field named .objectiv"),
         ("[jct]", "options", "must map names to values"),
         ("{", "options", "is neither JSON nor YAML"),
@@ -359,8 +362,8 @@ def test_a_stored_job_shows_its_promise_schedule_and_attained_service() -> None:
 
 def test_a_stored_job_shows_its_planned_and_its_promised_start() -> None:
     cell = Cell(gpu_type="a100", gpus=8, pipeline_degree=2, plan="p")
-    planned = PlannedStartRecord(start_s=1e9, end_s=2e9, cell=cell, nodes=(("n1", 8),))
-    message = jobs.of_job(a_job_record(start_by_s=1e9 + 60, planned_start=planned))
+    record = PlannedStartRecord(start_s=1e9, end_s=2e9, cell=cell, nodes=(("n1", 8),))
+    message = jobs.of_job(a_job_record(start_by_s=1e9 + 60, planned_start=record))
     assert (message.start_by.seconds, message.planned_start.start_time.seconds) == (
         10**9 + 60,
         10**9,

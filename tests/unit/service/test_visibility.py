@@ -41,7 +41,7 @@ def a_round() -> scheduler_pb2.Round:
         scheduler_pb2.Decision(
             job=f"{JOB}{name}",
             reason=jobs_pb2.Reason(
-                message="theirs of queue 9 is blocked", evidence={"blocked job": "theirs"}
+                message="red does not lend its quota", evidence={"row": "kept for/red"}
             ),
         )
         for name in (*JOBS, "gone")
@@ -57,8 +57,7 @@ def a_round() -> scheduler_pb2.Round:
         "held/the vision team/a100": 5.5,
         "quota/\N{LATIN CAPITAL LETTER U WITH DIAERESIS}ber/a100": 6.0,
         "quota/a/b/a100": 6.5,
-        "reserved/mine": 7.0,
-        "reserved/theirs": 8.0,
+        "reserved/a100/0": 7.0,
     }
     return scheduler_pb2.Round(
         decisions=decisions,
@@ -74,13 +73,13 @@ def test_a_round_shows_a_tenant_its_own_decisions_and_rows_and_an_operator_all()
     message = a_round()
     hide_in_round(caller(), "c", message, tenants_of_jobs)
     assert [d.job for d in message.decisions] == [f"{JOB}mine", f"{JOB}also-mine"]
-    own = {"gpus/a100", "changes", "quota/blue", "held/blue/a100", "reserved/mine"}
+    own = {"gpus/a100", "changes", "quota/blue", "held/blue/a100", "reserved/a100/0"}
     assert set(message.prices) == set(message.used_gpus) == own
     assert not message.violations
     assert not message.failures
     assert message.running == 5
     assert "theirs" not in str(message)
-    assert message.decisions[0].reason.message == f"{OTHERS} of queue 9 is blocked"
+    assert message.decisions[0].reason.message == f"{OTHERS} does not lend its quota"
     hide_in_round(OPERATOR, "c", whole := a_round(), tenants_of_jobs)
     assert whole == a_round()
 
@@ -92,6 +91,7 @@ def test_tenants_with_spaces_and_letters_of_any_language_are_told_apart() -> Non
         "gpus/a100",
         "held/the vision team",
         "held/the vision team/a100",
+        "reserved/a100/0",
     }
     assert [d.job for d in message.decisions] == [f"{JOB}odd"]
 
@@ -100,7 +100,7 @@ def test_callers_without_a_tenant_see_no_tenants_row() -> None:
     for identity in (caller(""), replace(caller(), tenants=frozenset())):
         message = a_round()
         hide_in_round(identity, "c", message, tenants_of_jobs)
-        assert set(message.prices) == {"gpus/a100", "changes"}
+        assert set(message.prices) == {"gpus/a100", "changes", "reserved/a100/0"}
         assert not message.decisions
 
 
@@ -113,7 +113,7 @@ def test_a_reason_does_not_name_other_tenants(tenant: str, suffix: str) -> None:
         next_step=f"wait for a job of {tenant} to end",
         evidence={"row": row, "free gpus/a100": "3", f"free {row}": "1"},
     )
-    hide_in_reason(caller(), reason, {"mine"})
+    hide_in_reason(caller(), reason)
     assert tenant not in str(reason)
     assert reason.message.startswith(f"{OTHERS} does not lend its quota: 4 x a100")
     assert reason.evidence["free gpus/a100"] == "3"
@@ -122,31 +122,29 @@ def test_a_reason_does_not_name_other_tenants(tenant: str, suffix: str) -> None:
 
 def test_reasons_name_the_callers_own_tenants_and_hide_others_where_they_are_whole_words() -> None:
     reason = jobs_pb2.Reason(
-        message="GPUs are reserved for also-mine; blue may hold 4",
-        evidence={"row": "reserved/also-mine", "free held/blue": "4", "blocked job": "mine"},
+        message="blue may hold 4 GPUs", evidence={"row": "held/blue", "free held/blue": "4"}
     )
     before = jobs_pb2.Reason.FromString(reason.SerializeToString())
-    hide_in_reason(caller(), reason, {"mine", "also-mine"})
+    hide_in_reason(caller(), reason)
     assert reason == before
     reason = jobs_pb2.Reason(
-        message="b of queue 1 is blocked, and b-2 and ab and a.b are not. Wait for b.",
-        evidence={"blocked job": "b"},
+        message="b does not lend its quota, and b-2 and ab and a.b do. Wait for b.",
+        evidence={"row": "kept for/b"},
     )
-    hide_in_reason(caller(), reason, {"mine"})
+    hide_in_reason(caller(), reason)
     assert reason.message == (
-        f"{OTHERS} of queue 1 is blocked, and b-2 and ab and a.b are not. Wait for {OTHERS}."
+        f"{OTHERS} does not lend its quota, and b-2 and ab and a.b do. Wait for {OTHERS}."
     )
 
 
-def test_a_reason_does_not_name_the_job_that_gpus_are_reserved_for() -> None:
+def test_a_reason_names_the_type_whose_gpus_are_for_planned_starts() -> None:
     reason = jobs_pb2.Reason(
-        message="GPUs are reserved for theirs, which has waited long",
-        next_step="wait for theirs to start",
-        evidence={"row": "reserved/theirs"},
+        message="the planned starts of other jobs leave 2 x a100",
+        evidence={"row": "reserved/a100/0", "free": "2"},
     )
     message = jobs_pb2.Job(name=f"{JOB}mine", reason=reason)
     hide_in_job(caller(), message)
-    assert "theirs" not in str(message)
+    assert message.reason == reason
     hide_in_job(caller(), unexplained := jobs_pb2.Job(name=f"{JOB}mine"))
     assert not unexplained.HasField("reason")
 

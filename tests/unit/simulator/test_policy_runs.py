@@ -79,7 +79,7 @@ def test_our_policies_are_named_by_objective_and_accept_round_options() -> None:
         objective="0.5*throughput + jct", max_changes=3, restart_horizon_s=7200.0
     )
     assert options_of("greedy:jct").solver == "greedy"
-    assert options_of("ilp:jct@run_to_completion=true").run_to_completion
+    assert not options_of("ilp:jct@keep_requests=false").keep_requests
 
 
 def test_scheduler_parameters_are_set_by_name_like_round_options() -> None:

@@ -22,7 +22,7 @@ from tessera.formulation.check import find_violations
 from tessera.formulation.policy import Policy
 from tessera.formulation.problem import Problem
 from tessera.formulation.solution import SolveStatus
-from tessera.formulation.statement import build_problem
+from tessera.formulation.statement import build_problem, state_round
 from tessera.solvers import registry
 from tessera.solvers.answers import make_solution, objective_of, without_answer
 from tessera.solvers.base import Budget
@@ -215,8 +215,8 @@ def test_a_process_that_ends_without_a_report_has_failed() -> None:
 @pytest.mark.full
 def test_a_round_is_solved_in_a_separate_process() -> None:
     entry = ContestEntry(solver="greedy", jobs=12, gpus=16, types=2, running=0.5, repeats=2, seed=4)
-    policy = Policy(objective=entry.objective)
-    problem = build_problem(make_instance(12, 16, 2, 5, running=0.5), policy)
+    policy = Policy(objective=entry.objective, promise_starts=False)
+    problem = state_round(make_instance(12, 16, 2, 5, running=0.5), policy).problem
     greedy = registry.make_solver("greedy").solve(problem, ALWAYS)
 
     result = contest.run_entry(entry)

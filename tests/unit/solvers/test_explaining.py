@@ -64,22 +64,20 @@ def the_change(explanation: Explanation, kind: ChangeKind) -> Change:
     return next(s.changes[0] for s in explanation.steps if s.changes[0].kind is kind)
 
 
-def test_an_outpriced_job_learns_the_weight_that_would_do_and_who_outbids_it() -> None:
-    snapshot = two_jobs_for_one_gpu()
+def test_a_job_behind_another_learns_the_queue_that_would_do_and_who_goes_before_it() -> None:
+    snapshot = two_jobs_for_one_gpu(queue=2, weight=3.0, queued_s=-1.0)
     explanation = explain(snapshot, "weak")
     assert explanation.reason.code is ReasonCode.OUTPRICED
     assert CAUSES[explanation.reason.code] is Cause.CAPACITY
-    change = the_change(explanation, ChangeKind.WEIGHT)
-    assert 3.0 <= change.amount <= 3.1
-    assert change.before == 1.0
+    assert ChangeKind.WEIGHT not in kinds(explanation)
+    change = the_change(explanation, ChangeKind.QUEUE)
+    assert (change.amount, change.before) == (1, 2)
     (displacer,) = explanation.displaced_by
     assert (displacer.job, displacer.gpus, displacer.gpu_type) == ("strong", 1, "a100")
-    assert displacer.by is DisplacedBy.VALUE
-    assert displacer.value_per_gpu == pytest.approx(3 * explanation.value_per_gpu)
+    assert displacer.by is DisplacedBy.PLAN
+    assert displacer.value_per_gpu == pytest.approx(explanation.value_per_gpu)
     changed, options = apply_changes(snapshot, OPTIONS, 1, [change])
     assert decide(changed, options).decisions[1].gang is not None
-    less, options = apply_changes(snapshot, OPTIONS, 1, [replace(change, amount=2.9)])
-    assert decide(less, options).decisions[1].gang is None
 
 
 def test_a_job_that_shrinks_gives_way_and_learns_what_keeps_its_rate() -> None:
@@ -207,7 +205,6 @@ def test_a_job_that_waits_for_the_cores_of_others_learns_how_many_more_would_do(
     )
     explanation = explain(snapshot, "weak")
     assert the_change(explanation, ChangeKind.ADD_CPUS).amount == 10
-    assert ChangeKind.WEIGHT in kinds(explanation)
 
 
 def test_a_release_that_only_leads_to_another_reason_says_which() -> None:

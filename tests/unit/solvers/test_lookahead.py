@@ -17,7 +17,6 @@ from tessera.formulation.lookahead import (
     look_ahead,
     slot_boundaries,
     slot_spacing,
-    spare_gpus,
 )
 from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
@@ -245,13 +244,6 @@ def test_an_admitted_job_that_starts_later_gets_a_reason_that_says_when() -> Non
     reason = reason_of(second)
     assert reason.code is ReasonCode.DEADLINE_PLANNED
     assert dict(reason.evidence)["start"] == "1970-01-01T00:25:00Z"
-
-
-def test_spare_gpus_are_not_needed_by_any_leg_at_any_time() -> None:
-    snapshot = a_cluster(a_dated_job("a", 1200, 900), a_dated_job("b", 600, 900))
-    _, draft = drafts_before_deadlines(snapshot, AHEAD)
-    assert spare_gpus(draft, some_legs((0, 0, 300, 1), (1, 600, 900, 2))).tolist() == [2]
-    assert spare_gpus(draft, some_legs((0, 0, 300, 1), (1, 0, 300, 2))).tolist() == [1]
 
 
 def test_a_round_of_recorded_work_zero_does_not_search() -> None:

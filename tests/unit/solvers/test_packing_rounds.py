@@ -19,7 +19,7 @@ from tessera.solvers.rounds.plan import RoundOutcome, plan_round
 from tests.support.odd_gangs import gangs
 from tests.support.oracles.joint_optimum import find_joint_optimum
 
-POLICY = Policy(objective="throughput")
+POLICY = Policy(objective="throughput", promise_starts=False)
 
 
 def decide(

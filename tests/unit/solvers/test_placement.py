@@ -17,11 +17,18 @@ from tessera.formulation.policy import Policy
 from tessera.formulation.problem import Problem
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution, SolveStatus
-from tessera.formulation.statement import build_problem
+from tessera.formulation.statement import state_round
 from tessera.solvers.placement import PlacementResult, defragment, place
 from tessera.solvers.placement.free import FreeGpus
 from tessera.solvers.portfolio import Portfolio
-from tests.support.builders import a_job, a_node, a_snapshot, an_estimate, some_nodes
+from tests.support.builders import (
+    a_job,
+    a_node,
+    a_snapshot,
+    an_estimate,
+    some_nodes,
+    state_freely,
+)
 from tests.support.driver import FOREVER
 
 
@@ -58,7 +65,7 @@ def place_jobs(
     snapshot: Snapshot, gpus: dict[int, int], problem: Problem | None = None
 ) -> tuple[PlacementResult, Problem]:
     """Place these jobs at these numbers of GPUs; check the outcome."""
-    problem = problem or build_problem(snapshot, Policy(objective="throughput"))
+    problem = problem or state_freely(snapshot, Policy(objective="throughput")).problem
     outcome = place(snapshot, problem, a_solution(problem, gpus), deadline_expired=never_cancelled)
     check_placement(snapshot, problem, outcome)
     return outcome, problem
@@ -204,7 +211,10 @@ def a_promise_at_risk() -> Snapshot:
 
 
 def test_a_promise_is_kept_by_displacing_the_best_effort_job_of_least_value() -> None:
-    outcome, _ = place_jobs(a_promise_at_risk(), {0: 4, 1: 2, 2: 2})
+    snapshot = a_promise_at_risk()
+    policy = Policy(objective="throughput", keep_requests=False, promise_starts=False)
+    problem = state_round(snapshot, policy).problem
+    outcome, _ = place_jobs(snapshot, {0: 4, 1: 2, 2: 2}, problem)
     assert outcome.placement.gangs[0].members == ((1, (0, 1, 2, 3)),)
     assert outcome.placement.gangs[2].members == ((2, (0, 1)),)
     assert set(outcome.unplaced) == {1}
@@ -238,7 +248,7 @@ def test_defragmentation_moves_a_degraded_job_to_a_better_shape() -> None:
 
 def test_defragmentation_empties_nodes_for_a_job_that_could_not_be_placed() -> None:
     snapshot = a_fragmented_snapshot()
-    problem = build_problem(snapshot, Policy())
+    problem = state_freely(snapshot, Policy()).problem
     before = place(
         snapshot, problem, a_solution(problem, {0: 2, 1: 2, 2: 4}), deadline_expired=lambda: True
     )
@@ -298,7 +308,7 @@ def test_a_large_gang_that_is_cheap_to_move_is_skipped_if_no_place_can_hold_it()
     }
     estimates = [an_estimate(gpus=2), an_estimate(1, gpus=4), an_estimate(2, gpus=8, nodes=2)]
     snapshot = a_snapshot(nodes=some_nodes((0, 4, 4)), jobs=jobs, estimates=estimates, gangs=gangs)
-    problem = build_problem(snapshot, Policy())
+    problem = state_freely(snapshot, Policy()).problem
     solution = Portfolio().solve(problem, FOREVER)
     result = place(snapshot, problem, solution, deadline_expired=lambda: False)
     assert result.unplaced == {}
@@ -308,7 +318,7 @@ def test_a_large_gang_that_is_cheap_to_move_is_skipped_if_no_place_can_hold_it()
 
 def test_without_a_solution_nothing_is_placed() -> None:
     snapshot = a_snapshot_of_waiting_jobs(some_nodes((0, 1, 4)), 4)
-    problem = build_problem(snapshot, Policy())
+    problem = state_freely(snapshot, Policy()).problem
     nothing = dataclasses.replace(
         a_solution(problem, {}), status=SolveStatus.UNKNOWN, bound=float("inf")
     )

@@ -23,7 +23,6 @@ from tessera.formulation.policy import Policy
 from tessera.formulation.problem import Problem
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution, SolveStatus
-from tessera.formulation.statement import build_problem
 from tessera.solvers.placement import PlacementResult, place
 from tessera.solvers.placement.blocks import (
     carve_share,
@@ -33,7 +32,14 @@ from tessera.solvers.placement.blocks import (
 from tessera.solvers.placement.free import Layout, list_layouts, spread_evenly
 from tessera.solvers.portfolio import Portfolio
 from tessera.solvers.rounds.plan import plan_round
-from tests.support.builders import a_job, a_node, a_snapshot, an_estimate, some_nodes
+from tests.support.builders import (
+    a_job,
+    a_node,
+    a_snapshot,
+    an_estimate,
+    some_nodes,
+    state_freely,
+)
 from tests.support.driver import FOREVER
 
 
@@ -60,7 +66,7 @@ def place_jobs(
     snapshot: Snapshot, shapes: dict[int, tuple[int, int]]
 ) -> tuple[PlacementResult, Problem]:
     """Place these jobs on these (GPUs, nodes); check the outcome."""
-    problem = build_problem(snapshot, Policy())
+    problem = state_freely(snapshot, Policy()).problem
     placed = place(snapshot, problem, choose(problem, shapes), deadline_expired=never_cancelled)
     assert find_placement_violations(snapshot, problem, placed.solution, placed.placement) == []
     assert find_violations(problem, placed.solution) == []
@@ -225,7 +231,7 @@ def a_round(
             for j, (gpus, _, _) in enumerate(needs)
         ],
     )
-    problem = build_problem(snapshot, Policy())
+    problem = state_freely(snapshot, Policy()).problem
     assert problem.cells.workload.tolist() == list(range(len(needs)))
     cells = dataclasses.replace(
         problem.cells,

@@ -124,8 +124,8 @@ def test_a_job_whose_types_have_no_gpus_learns_which_type_to_allow() -> None:
 
 
 def test_jobs_are_not_chosen_for_gpus_that_their_selectors_exclude() -> None:
-    """Three jobs want the four GPUs of one node, and the cheapest of them is a strong one's."""
-    jobs = [a_job(f"j{i}", 1, weight=weight) for i, weight in enumerate((1.0, 3.0, 2.0))]
+    """Two jobs want the four GPUs of one node, and the second of them came later."""
+    jobs = [a_job(f"j{i}", 1, queued_s=queued_s) for i, queued_s in enumerate((2.0, 0.0, 1.0))]
     snapshot = with_selectors(four_nodes(*jobs, a_job("free", 1)), {0: [1], 1: [1], 2: [1, 3]})
     stated = state_round(snapshot, Policy()).problem
     rows = {row.subject: row.capacity for row in stated.rows if row.kind is RowKind.SELECTED}

@@ -23,7 +23,14 @@ from tessera.solvers.schedulers.base import make_view, translate_choice
 from tessera.solvers.schedulers.morphling import Morphling
 from tessera.solvers.schedulers.registry import make_scheduler, scheduler_names
 from tessera.solvers.schedulers.synergy import Synergy
-from tests.support.builders import a_job, a_node, a_random_snapshot, a_snapshot, an_estimate
+from tests.support.builders import (
+    a_job,
+    a_node,
+    a_random_snapshot,
+    a_snapshot,
+    an_estimate,
+    state_freely,
+)
 from tests.support.laws import examples
 from tests.support.problems import brute_force
 from tests.support.published_schedulers import (
@@ -171,7 +178,7 @@ def test_every_answer_fits_and_none_exceeds_the_optimum(name: str, seed: int) ->
 
     bound = trivial_bound(problem)
     assert find_violations(problem, make_solution(problem, choice, bound=bound, solver=name)) == []
-    best = brute_force(state_round(snapshot, policy).problem)
+    best = brute_force(state_freely(snapshot, policy).problem)
     assert best is not None
     assert objective_of(problem, choice) <= best
 

@@ -27,7 +27,7 @@ from tessera.formulation.problem import Problem
 from tessera.formulation.reasons import ReasonCode
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution, SolveStatus
-from tessera.formulation.statement import build_problem, state_round
+from tessera.formulation.statement import state_round
 from tessera.solvers.base import Budget
 from tessera.solvers.goals import build_surrogate, solve_goals
 from tessera.solvers.greedy import Greedy
@@ -44,6 +44,7 @@ from tests.support.builders import (
     a_snapshot,
     an_estimate,
     some_nodes,
+    state_freely,
 )
 from tests.support.driver import reason_of
 from tests.support.laws import examples
@@ -187,9 +188,10 @@ def test_prices_are_matched_by_row_name_and_scaled_to_the_problems_integers() ->
 
 def test_an_unchanged_round_is_decided_by_one_pass() -> None:
     snapshot = make_instance(600, 600, 3, 5)
-    cold = plan_round(snapshot, Policy(), make_solver("portfolio"), replace(SHORT, gap=1e-2))
+    policy = Policy(promise_starts=False)
+    cold = plan_round(snapshot, policy, make_solver("portfolio"), replace(SHORT, gap=1e-2))
     again = replace(snapshot, prices=prices_of(cold))
-    warm = plan_round(again, Policy(), make_solver("portfolio"), replace(SHORT, gap=1e-2))
+    warm = plan_round(again, policy, make_solver("portfolio"), replace(SHORT, gap=1e-2))
     assert dict(warm.solution.work)["pricing"] == 1
     assert warm.solution.gap <= 1e-2
 
@@ -287,7 +289,7 @@ def test_the_current_column_of_a_job_is_the_cell_it_runs_on(seed: int) -> None:
         now = int(draft.current[j])
         assert [int(draft.cell[now])] == theirs if theirs else now == -1
     assert np.any(draft.current >= 0)
-    assert len(build_problem(gone, Policy()).cell) == len(draft.cell)
+    assert len(state_freely(gone, Policy()).problem.cell) == len(draft.cell)
 
 
 def begin_due_rounds(times: RoundTimes, events_s: list[float], until_s: float) -> list[float]:

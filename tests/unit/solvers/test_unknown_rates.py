@@ -232,7 +232,7 @@ def test_it_runs_without_a_promise_of_its_deadline(mode: str) -> None:
 
 
 def test_a_waiting_job_says_that_its_deadline_is_not_promised() -> None:
-    jobs = [an_unknown_job("u", 16, weight=1e-6, deadline_s=5000.0), a_known_job("k", 16)]
+    jobs = [an_unknown_job("u", 16, queued_s=1.0, deadline_s=5000.0), a_known_job("k", 16)]
     snapshot = a_round(*jobs)
     reason = reason_of(decision_of(decide(snapshot), snapshot, "u"))
     assert dict(reason.evidence)["deadline"] == "not promised, because the rate is unknown"
