@@ -154,8 +154,8 @@ class Timeline:
         if at_s >= before_s or math.isinf(at_s):
             return None
         # One node may be counted for both shares. A later time then is the first.
-        later = {gap[0] for gaps in (*share_gaps, *rest_gaps, *pools) for gap in gaps}
-        times_s = [at_s, *sorted(start_s for start_s in later if start_s > at_s)]
+        changes_s = {gap[0] for gaps in (*share_gaps, *rest_gaps, *pools) for gap in gaps}
+        times_s = [at_s, *sorted(change_s for change_s in changes_s if change_s > at_s)]
         slots = (self.slot_at(shape, start_s, start_s + lasts_s, nodes) for start_s in times_s)
         return next((slot for slot in slots if slot is not None), None)
 

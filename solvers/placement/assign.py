@@ -26,6 +26,8 @@ from tessera.solvers.placement.results import (
 )
 from tessera.solvers.placement.search import TrialEffort, best_change
 
+START_TRIALS: Final = 100
+"""Trials that it counts as to look for GPUs of others for a job that only starts."""
 MAX_TRIALS: Final = 500
 """Sets of moves tried in a round: a tenth of a second. The periodic pass may try more."""
 
@@ -158,8 +160,12 @@ def _settle(
         board.rows.keep_back([] if promised else later)
         columns = board.columns_of(job)
         change = best_change(board, job, columns, wanted[job], effort, required=promised)
-        if change is None and promised:
-            change = displace_jobs(board, job) or fall_back(board, job, wanted)
+        has_gpus = job in board.present
+        may_take = has_gpus or (board.displaces_for_starts and effort.spend(START_TRIALS))
+        if change is None and promised and may_take:
+            change = displace_jobs(board, job)
+            if change is None and has_gpus:
+                change = fall_back(board, job, wanted)
         if change is None:
             continue
         explain_change(board, change, job, wanted, reasons)

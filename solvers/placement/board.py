@@ -84,6 +84,8 @@ class Board:
         self.rows = RowSpace(problem)
         self._choices = NodeChoices(snapshot)
         self._windows = ClosedWindows(snapshot, problem)
+        self.displaces_for_starts = keep_due or not len(snapshot.planned_starts)
+        """Whether jobs that only start may take the GPUs of others. Else they are tried once more."""
         self._planned_room = PlannedRoom(snapshot, problem, keep_due)
         self._value_on: dict[tuple[int, int], float] = {}
         self._alternatives: dict[int, list[int]] = {}

@@ -40,10 +40,10 @@ class TrialEffort:
     trials: int
     over: bool = field(default=False, init=False)
 
-    def spend(self) -> bool:
-        """Return whether one more trial may be made, and count it."""
+    def spend(self, trials: int = 1) -> bool:
+        """Return whether so many more trials may be made, and count them."""
         self.over = self.over or self.trials <= 0 or self.expired()
-        self.trials -= 1
+        self.trials -= trials
         return not self.over
 
 
