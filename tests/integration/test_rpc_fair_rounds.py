@@ -42,10 +42,10 @@ from tests.support.stored_cluster import C, a_cluster, a_round, a_spec, submit, 
 HOUR_S = 3600.0
 
 
-ENDLESS = pb.RoundOptions(objective="max-min then makespan", fairness_levels=64)
-
-
-"""Options of a round that takes minutes on the cluster ``huge``."""
+ENDLESS = pb.RoundOptions(
+    objective="max-min then makespan", fairness_levels=64, promise_starts=False
+)
+"""Options of a round that takes minutes on the cluster ``huge``, all of them to solve it."""
 
 
 @cache
