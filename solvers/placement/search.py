@@ -41,7 +41,7 @@ class TrialEffort:
     over: bool = field(default=False, init=False)
 
     def spend(self, trials: int = 1) -> bool:
-        """Return whether so many more trials may be made, and count them."""
+        """Return whether ``trials`` more may be made, and count them."""
         self.over = self.over or self.trials <= 0 or self.expired()
         self.trials -= trials
         return not self.over
