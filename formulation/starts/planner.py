@@ -23,7 +23,7 @@ from tessera.formulation.tables import Bools
 
 MAX_PLANNED: Final = 256
 """Number of waiting jobs that have planned starts: the first by queue, weight and time of waiting."""
-SLACK: Final = 0.1
+SLACK: Final = 0.05
 """Share by which a promised wait is longer than the planned one."""
 MOVED_BY_PRIORITY: Final = "a job of a higher queue, or of more weight, goes before it"
 MOVED_BY_DELAYS: Final = "jobs that run end later than was estimated, or nodes are away"

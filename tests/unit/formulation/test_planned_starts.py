@@ -117,10 +117,10 @@ def test_a_job_that_does_not_fit_is_promised_a_start_after_the_expected_end_of_o
     outcome = decide_round(snapshot, Policy())
     assert decision_kinds(snapshot, outcome) == {"old": KEEP, "new": WAIT}
     assert planned_starts(snapshot, outcome) == {"new": pytest.approx(NOW_S + 100)}
-    assert promised_starts(snapshot, outcome) == {"new": pytest.approx(NOW_S + 110)}
+    assert promised_starts(snapshot, outcome) == {"new": pytest.approx(NOW_S + 105)}
     evidence = evidence_of(snapshot, outcome, "new")
     assert evidence["planned start"] == format_rfc3339(NOW_S + 100)
-    assert evidence["promised start"] == format_rfc3339(NOW_S + 110)
+    assert evidence["promised start"] == format_rfc3339(NOW_S + 105)
     assert "promise moved" not in evidence
 
 
@@ -202,7 +202,7 @@ def test_a_job_of_higher_priority_goes_before_and_the_promise_of_the_other_is_mo
         "high": pytest.approx(NOW_S + 100),
         "low": pytest.approx(NOW_S + 200),
     }
-    assert promised_starts(snapshot, outcome)["low"] == pytest.approx(NOW_S + 200 + 0.1 * 190)
+    assert promised_starts(snapshot, outcome)["low"] == pytest.approx(NOW_S + 200 + 0.05 * 190)
     assert evidence_of(snapshot, outcome, "low")["promise moved"] == MOVED_BY_PRIORITY
     assert "promise moved" not in evidence_of(snapshot, outcome, "high")
 
@@ -219,7 +219,7 @@ def test_a_job_of_the_same_or_a_lower_priority_comes_after_it(changes: dict[str,
         "planned": pytest.approx(NOW_S + 100),
         "late": pytest.approx(NOW_S + 200),
     }
-    assert promised_starts(snapshot, outcome)["planned"] == pytest.approx(NOW_S + 110)
+    assert promised_starts(snapshot, outcome)["planned"] == pytest.approx(NOW_S + 105)
 
 
 # what running jobs can be counted on to leave
@@ -232,7 +232,7 @@ def test_a_grown_job_is_counted_on_to_shrink_once_it_has_settled() -> None:
     outcome = decide_round(snapshot, Policy(change_spacing=4.0))
     assert decision_kinds(snapshot, outcome) == {"grown": KEEP, "new": WAIT}
     assert planned_starts(snapshot, outcome) == {"new": pytest.approx(NOW_S + 40)}
-    assert promised_starts(snapshot, outcome) == {"new": pytest.approx(NOW_S + 44)}
+    assert promised_starts(snapshot, outcome) == {"new": pytest.approx(NOW_S + 42)}
 
 
 def test_a_start_that_is_due_takes_place_on_gpus_that_a_grown_job_gives_back() -> None:
@@ -312,7 +312,7 @@ def test_a_planned_start_moves_forward_where_gpus_become_free_early() -> None:
     outcome = decide_round(snapshot, Policy())
     assert decision_kinds(snapshot, outcome) == {"b": START, "c": WAIT}
     assert planned_starts(snapshot, outcome) == {"c": pytest.approx(NOW_S + 110)}
-    assert promised_starts(snapshot, outcome) == {"c": pytest.approx(NOW_S + 220)}
+    assert promised_starts(snapshot, outcome) == {"c": pytest.approx(NOW_S + 210)}
 
 
 def test_a_planned_start_takes_place_when_it_is_due() -> None:
@@ -330,7 +330,7 @@ def test_a_start_whose_job_outlasts_its_estimate_is_planned_and_promised_for_lat
     snapshot = the_next_round(with_iterations(first_round, 2000.0, 100.0), outcome, 100.0)
     outcome = decide_round(snapshot, Policy())
     assert planned_starts(snapshot, outcome) == {"new": pytest.approx(NOW_S + 500)}
-    assert promised_starts(snapshot, outcome) == {"new": pytest.approx(NOW_S + 540)}
+    assert promised_starts(snapshot, outcome) == {"new": pytest.approx(NOW_S + 520)}
     assert evidence_of(snapshot, outcome, "new")["promise moved"] == MOVED_BY_DELAYS
 
 
@@ -365,7 +365,7 @@ def test_a_planned_start_whose_node_is_lost_is_planned_again_on_another_one() ->
     outcome = decide_round(snapshot, Policy())
     assert decision_kinds(snapshot, outcome) == {"b": KEEP, "new": WAIT}
     assert planned_starts(snapshot, outcome) == {"new": pytest.approx(NOW_S + 300)}
-    assert promised_starts(snapshot, outcome) == {"new": pytest.approx(NOW_S + 320)}
+    assert promised_starts(snapshot, outcome) == {"new": pytest.approx(NOW_S + 310)}
     assert evidence_of(snapshot, outcome, "new")["promise moved"] == MOVED_BY_DELAYS
     assert outcome.plan is not None
     assert outcome.plan.nodes.node.tolist() == [1]
