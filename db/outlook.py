@@ -1,5 +1,5 @@
 """The outlook of clusters, which time alone brings: ends of back-offs and of probations, windows
-of reservations, due promises, silent nodes.
+of reservations, planned starts, due promises, silent nodes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HEARD_AHEAD = "heard_at > clock_timestamp() + interval '1 s'"
 # out: that round was refused, and another one would be, too.
 _OUTLOOK = sa.text(f"""
 SELECT c.name, least(w.retry_in_s, n.probation_in_s, o.run_left_s, v.window_in_s) AS event_in_s,
-    p.promise_in_s, n.silent_in_s, n.schedulable,
+    t.start_in_s, p.promise_in_s, n.silent_in_s, n.schedulable,
     coalesce(n.is_lost OR n.is_ahead, false) AS needs_round
 FROM clusters c
 CROSS JOIN LATERAL (
@@ -38,6 +38,14 @@ CROSS JOIN LATERAL (
     FROM reservations r CROSS JOIN LATERAL (VALUES (r.start_at), (r.end_at)) AS b(at)
     WHERE r.cluster_id = c.id AND b.at > clock_timestamp()
 ) v
+CROSS JOIN LATERAL (
+    SELECT min(planned.start_in_s) FILTER (WHERE planned.start_in_s > 0) AS start_in_s
+    FROM (
+        SELECT (j.planned_start->>'start_s')::float8
+            - extract(epoch FROM clock_timestamp())::float8 AS start_in_s
+        FROM jobs j WHERE j.cluster_id = c.id AND j.{LIVE} AND j.planned_start IS NOT NULL
+    ) planned
+) t
 LEFT JOIN LATERAL (
     SELECT (r.summary->>'promises_due_s')::float8
         - extract(epoch FROM clock_timestamp())::float8 AS promise_in_s
@@ -76,6 +84,7 @@ def load_outlooks(
     return {
         row.name: ClusterOutlook(
             event_in_s=0.0 if row.needs_round else _seconds(row.event_in_s),
+            start_in_s=_seconds(row.start_in_s),
             promises_due_in_s=_seconds(row.promise_in_s),
             look_in_s=_seconds(row.silent_in_s),
             schedulable=row.schedulable,

@@ -239,6 +239,7 @@ class PeriodicRounds:
             return
         due_s = known.due_s()
         known.times.ask(now_s + outlook.event_in_s)
+        known.times.expect(now_s + outlook.start_in_s)
         known.times.need(now_s + outlook.promises_due_in_s)
         if known.due_s() < due_s:
             self._woken.set()

@@ -10,7 +10,7 @@ from tessera.formulation.decisions import CHANGES_GPUS, DecisionKind
 from tessera.formulation.records.rounds import RoundRecord, RoundSummary, decision_record
 from tessera.formulation.release import installed_version
 from tessera.formulation.snapshot import Snapshot
-from tessera.solvers.rounds.due import due_s, next_leg_s, next_start_s
+from tessera.solvers.rounds.due import due_s, next_leg_s
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import RoundOutcome
 
@@ -72,7 +72,6 @@ def summarise_round(
         promises_due_s=min(
             due_s(snapshot, outcome, options.round_s),
             next_leg_s(snapshot, outcome),
-            next_start_s(snapshot, outcome),
         ),
     )
 

@@ -270,6 +270,7 @@ def simulate(
                 else:
                     last = _repeated(world, last)
                 times.need(last.needed_s)
+                times.expect(last.next_start_s)
                 rows.append(last.row)
                 refused += last.broken
                 if happened or last.changed:
@@ -311,6 +312,7 @@ class _DecidedRound:
     broken: bool  # whether it broke a rule, so that nothing was carried out
     changed: bool  # whether it changed any job
     needed_s: float  # the time at which promises or reservations need a round
+    next_start_s: float  # the time at which a start is planned. Such a round waits for the spacing
     stands_until: int  # number of the next round that may change something (``RoundOutcome``)
 
 
@@ -336,7 +338,6 @@ def _round(
     world.check()
     problem, solution, store = outcome.problem, outcome.solution, world.store
     needed_s = due_s(snapshot, outcome, conditions.round_s)
-    needed_s = min(needed_s, next_start_s(snapshot, outcome))
     needed_s = min(needed_s, snapshot.reservations.next_change_s(snapshot.now_s))
     if conditions.spacing_s is not None:
         needed_s = min(needed_s, next_leg_s(snapshot, outcome))
@@ -357,6 +358,7 @@ def _round(
         broken=broken,
         changed=bool(changes),
         needed_s=needed_s - EPOCH_S,
+        next_start_s=next_start_s(snapshot, outcome) - EPOCH_S,
         stands_until=outcome.stands_until,
     )
 

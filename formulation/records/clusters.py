@@ -38,6 +38,8 @@ class ClusterOutlook:
     a reservation begins or ends. It is 0 if jobs hold GPUs of a node that has fallen silent, and inf
     if no event is known.
     """
+    start_in_s: float
+    """Seconds until the next planned start, or inf. One that is late does not count."""
     promises_due_in_s: float
     """Seconds until promised deadline schedules need a round, or inf. It is 0 if they need it now."""
     look_in_s: float

@@ -109,6 +109,7 @@ def follow_future(
     times.begin(future.now_s)
     if rhythm.settled:
         times.need(_next_promise_s(snapshot))
+        times.expect(_next_start_s(snapshot))
     else:
         times.ask(future.now_s)
     while (rhythm.to_horizon or future.tracks()) and future.now_s < until_s and wanted():
@@ -117,6 +118,7 @@ def follow_future(
             apart_s = rhythm.coarsening * (future.now_s - snapshot.now_s)
             times.spacing_s = max(rhythm.spacing_s, apart_s)
             times.need(future.decide_round(decide, rhythm))
+            times.expect(future.next_start_s)
         if future.now_s >= soon_s - MOMENT_S:
             future.look()
             soon_s = math.inf
@@ -148,6 +150,7 @@ class _Future:
         if snapshot.use_half_life_s > 0:
             self._meter = UseMeter(snapshot.use_half_life_s, snapshot.uses, snapshot.now_s)
         self._legs, self._prices, self._rounds = snapshot.legs, snapshot.prices, 0
+        self.next_start_s = math.inf  # when the last round has planned the next start
         self._starts = snapshot.planned_starts, snapshot.planned_nodes
         self.start_s = np.full(self._tracked, np.inf)
         self.finish_s = np.full(self._tracked, np.inf)
@@ -394,10 +397,10 @@ class _Future:
         legs = outcome.legs_after(snapshot)
         self._legs = _renumber(legs, shown) if len(legs) else NO_LEGS
         self._prices = Prices.after_round(outcome.prices)
+        self.next_start_s = next_start_s(snapshot, outcome)
         return min(
             due_s(snapshot, outcome, rhythm.period_s),
             next_leg_s(snapshot, outcome),
-            next_start_s(snapshot, outcome),
             snapshot.reservations.next_change_s(self.now_s),
         )
 
@@ -511,9 +514,18 @@ class _Future:
 
 def _next_promise_s(snapshot: Snapshot) -> float:
     """Return when the round that left a snapshot needs the next one, as far as the snapshot says it."""
-    due_s = np.append(snapshot.planned_starts.start_s, snapshot.legs.start_s)
-    to_come_s = due_s[due_s > snapshot.now_s + SAME_S].min(initial=math.inf)
-    return min(float(to_come_s), snapshot.reservations.next_change_s(snapshot.now_s))
+    next_s = _next_after(snapshot.legs.start_s, snapshot.now_s)
+    return min(next_s, snapshot.reservations.next_change_s(snapshot.now_s))
+
+
+def _next_start_s(snapshot: Snapshot) -> float:
+    """Return the next time for which the round that left a snapshot has planned a start, or inf."""
+    return _next_after(snapshot.planned_starts.start_s, snapshot.now_s)
+
+
+def _next_after(times_s: Floats, now_s: float) -> float:
+    """Return the first of the times (float64[any]) after ``now_s``, or inf."""
+    return float(times_s[times_s > now_s + SAME_S].min(initial=math.inf))
 
 
 def _renumber(legs: Legs, shown: Ints) -> Legs:

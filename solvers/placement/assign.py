@@ -160,12 +160,11 @@ def _settle(
         board.rows.keep_back([] if promised else later)
         columns = board.columns_of(job)
         change = best_change(board, job, columns, wanted[job], effort, required=promised)
-        has_gpus = job in board.present
-        may_take = has_gpus or (board.displaces_for_starts and effort.spend(START_TRIALS))
-        if change is None and promised and may_take:
-            change = displace_jobs(board, job)
-            if change is None and has_gpus:
-                change = fall_back(board, job, wanted)
+        if change is None and promised:
+            if job in board.present:
+                change = displace_jobs(board, job) or fall_back(board, job, wanted)
+            elif board.displaces_for_starts and effort.spend(START_TRIALS):
+                change = displace_jobs(board, job)
         if change is None:
             continue
         explain_change(board, change, job, wanted, reasons)

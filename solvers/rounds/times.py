@@ -21,12 +21,21 @@ class RoundTimes:
     what is known to come later.
     """
 
-    __slots__ = ("_asked_s", "_begun_s", "_needed_s", "_period_from_s", "period_s", "spacing_s")
+    __slots__ = (
+        "_asked_s",
+        "_begun_s",
+        "_expected_begun_s",
+        "_expected_s",
+        "_needed_s",
+        "_period_from_s",
+        "period_s",
+        "spacing_s",
+    )
 
     def __init__(self, spacing_s: float, period_s: float = math.inf) -> None:
         self.spacing_s, self.period_s = spacing_s, period_s
-        self._begun_s = self._period_from_s = -math.inf
-        self._asked_s = self._needed_s = math.inf
+        self._begun_s = self._expected_begun_s = self._period_from_s = -math.inf
+        self._asked_s = self._expected_s = self._needed_s = math.inf
 
     @property
     def is_asked(self) -> bool:
@@ -36,6 +45,15 @@ class RoundTimes:
     def ask(self, at_s: float) -> None:
         """Ask for a round because of an event at ``at_s``, now or later."""
         self._asked_s = min(self._asked_s, at_s)
+
+    def expect(self, at_s: float) -> None:
+        """Record that a start is planned for ``at_s``, or none if it is inf.
+
+        This replaces an earlier call. Its round does not wait for other rounds, but only for the spacing
+        after the last one of its kind: a job that hangs shortly before its end moves the start that is
+        planned after it again and again.
+        """
+        self._expected_s = at_s
 
     def need(self, at_s: float) -> None:
         """Record that promises break without a round at ``at_s``, or not if it is inf.
@@ -50,9 +68,11 @@ class RoundTimes:
         The round answers all events until now. A request for a later time stays, because this round
         cannot see that event.
         """
-        caused = min(self._asked_s, self._needed_s) <= now_s
+        caused = min(self._asked_s, self._expected_s, self._needed_s) <= now_s
         if self._asked_s <= now_s:
             self._asked_s = math.inf
+        if self._expected_s <= now_s:
+            self._expected_s, self._expected_begun_s = math.inf, now_s
         if self._needed_s <= now_s:
             self._needed_s = math.inf
         self._begun_s = self._period_from_s = now_s
@@ -64,7 +84,7 @@ class RoundTimes:
 
     def drop(self) -> None:
         """Forget all requests, because somebody else decides the rounds."""
-        self._asked_s = self._needed_s = math.inf
+        self._asked_s = self._expected_s = self._needed_s = math.inf
 
     def due_s(self, event_s: float = math.inf) -> float:
         """Return the time at which the next round is due, or inf if none is.
@@ -72,6 +92,8 @@ class RoundTimes:
         It may lie in the past. ``event_s`` is the time of an event that is known to come.
         """
         asked_s = max(min(self._asked_s, event_s), self._begun_s + self.spacing_s)
-        if math.isinf(self.period_s):
-            return min(asked_s, self._needed_s)
-        return min(asked_s, self._needed_s, self._period_from_s + self.period_s)
+        expected_s = max(self._expected_s, self._expected_begun_s + self.spacing_s)
+        due_s = min(asked_s, expected_s, self._needed_s)
+        return (
+            due_s if math.isinf(self.period_s) else min(due_s, self._period_from_s + self.period_s)
+        )

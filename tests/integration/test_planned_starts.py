@@ -82,6 +82,20 @@ def test_starts_read_back_as_the_round_has_planned_them(planning_store: Postgres
     assert {r.version for r in (a, b, c, d)} == {1}
 
 
+def test_a_planned_start_asks_for_a_round_at_its_time_and_a_late_one_for_none(
+    planning_store: PostgresStore,
+) -> None:
+    snapshot = planning_store.snapshot(C)
+    outlook = planning_store.outlooks([C])[C]
+    assert outlook.start_in_s == pytest.approx(NARROW.start_s - snapshot.now_s, abs=60.0)
+    assert (outlook.event_in_s, outlook.promises_due_in_s) == (math.inf, math.inf)
+    late = a_planned_start(start_s=snapshot.now_s - 5.0, end_s=math.inf)
+    commit(planning_store, snapshot, wait(snapshot, "a"), plan=plan_of(snapshot, {}, a=late))
+    assert planning_store.outlooks([C])[C].start_in_s == pytest.approx(
+        4e9 - snapshot.now_s, abs=60.0
+    )
+
+
 def test_a_round_writes_only_the_rows_of_jobs_whose_start_changed(
     planning_store: PostgresStore, database: Database
 ) -> None:

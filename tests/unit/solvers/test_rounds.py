@@ -335,6 +335,16 @@ def test_a_round_that_promises_need_does_not_wait_for_the_gap() -> None:
     assert times.due_s() == math.inf
 
 
+def test_a_planned_start_that_moves_again_and_again_has_a_round_in_each_spacing() -> None:
+    times, begun_s, now_s = RoundTimes(spacing_s=30.0), list[float](), 0.0
+    while now_s < 100.0:
+        times.begin(now_s)
+        begun_s.append(now_s)
+        times.expect(now_s + 0.5)  # the job before it hangs half a second before its end
+        now_s = times.due_s()
+    assert begun_s == [0.0, 0.5, 30.5, 60.5, 90.5]
+
+
 def test_an_event_that_is_known_to_come_counts_without_being_asked_for() -> None:
     times = RoundTimes(spacing_s=3.0)
     times.begin(0.0)
