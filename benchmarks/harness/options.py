@@ -62,6 +62,9 @@ InformationOption = Annotated[
 OverheadsOption = Annotated[
     str, typer.Option("--overheads", help="Costs of restarts, by name; see simulator/overheads.py.")
 ]
+BaselinesOption = Annotated[
+    str, typer.Option("--baselines", help="Comma-separated published schedulers to compare with.")
+]
 SeedsOption = Annotated[
     int, typer.Option("--seeds", min=1, help="Number of runs, each with other jobs.")
 ]

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import numpy as np
 import typer
 
-from tessera.benchmarks.harness.options import SeedsOption, with_sweep
+from tessera.benchmarks.harness.options import BaselinesOption, SeedsOption, with_sweep
 from tessera.benchmarks.harness.registry import register_case
 from tessera.benchmarks.schedulers.stream_kinds import STREAMS
 from tessera.benchmarks.schedulers.stream_runs import (
@@ -26,7 +26,7 @@ from tessera.solvers.schedulers.registry import scheduler_names
 
 EASY: Final = "easy"
 CONSERVATIVE: Final = "conservative"
-BASELINES: Final = ("fcfs", EASY, CONSERVATIVE, "arena", "sia", "srt")
+BASELINES: Final = ",".join(("fcfs", EASY, CONSERVATIVE, "arena", "sia", "srt"))
 MAX_NAMES: Final = 5
 """The number of starved jobs that a row of the table names."""
 
@@ -69,9 +69,7 @@ def find_starvation(
     policy: Annotated[
         str, typer.Option(help="Our policy, as in other benchmarks: ilp:OBJECTIVE@OPTION=VALUE.")
     ] = DEFAULT_POLICY,
-    baselines: Annotated[
-        str, typer.Option(help="Comma-separated published schedulers to compare with.")
-    ] = ",".join(BASELINES),
+    baselines: BaselinesOption = BASELINES,
     seed: int = 0,
     sweep: Sweep,
 ) -> Report:

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import numpy as np
 import typer
 
-from tessera.benchmarks.harness.options import SeedsOption, with_sweep
+from tessera.benchmarks.harness.options import BaselinesOption, SeedsOption, with_sweep
 from tessera.benchmarks.harness.registry import register_case
 from tessera.benchmarks.schedulers.robust_runs import (
     SeedRuns,
@@ -31,17 +31,19 @@ from tessera.solvers.schedulers.registry import scheduler_names
 
 STEADY_SCHEDULERS: Final = ("fcfs", "easy", "conservative", "arena")
 """Schedulers that suspend no job for another's gain."""
-BASELINES: Final = (
-    *STEADY_SCHEDULERS,
-    "srt",
-    "gandiva",
-    "gavel",
-    "gavel-las",
-    "elasticflow",
-    "sia",
-    "morphling",
-    "synergy",
-    "antman",
+BASELINES: Final = ",".join(
+    (
+        *STEADY_SCHEDULERS,
+        "srt",
+        "gandiva",
+        "gavel",
+        "gavel-las",
+        "elasticflow",
+        "sia",
+        "morphling",
+        "synergy",
+        "antman",
+    )
 )
 KEPT_REQUESTS: Final = "keep_requests=false"
 """The setting that lets rounds take GPUs from a job that asked for them."""
@@ -90,9 +92,7 @@ def compare_on_many_workloads(
             " Figures are of the first."
         ),
     ] = DEFAULT_OBJECTIVE,
-    baselines: Annotated[
-        str, typer.Option(help="Comma-separated published schedulers to compare with.")
-    ] = ",".join(BASELINES),
+    baselines: BaselinesOption = BASELINES,
     seed: int = 0,
     sweep: Sweep,
 ) -> Report:

@@ -89,8 +89,8 @@ def test_a_planned_start_asks_for_a_round_at_its_time_and_a_late_one_for_none(
     outlook = planning_store.outlooks([C])[C]
     assert outlook.start_in_s == pytest.approx(NARROW.start_s - snapshot.now_s, abs=60.0)
     assert (outlook.event_in_s, outlook.promises_due_in_s) == (math.inf, math.inf)
-    late = a_planned_start(start_s=snapshot.now_s - 5.0, end_s=math.inf)
-    commit(planning_store, snapshot, wait(snapshot, "a"), plan=plan_of(snapshot, {}, a=late))
+    late_start = a_planned_start(start_s=snapshot.now_s - 5.0, end_s=math.inf)
+    commit(planning_store, snapshot, wait(snapshot, "a"), plan=plan_of(snapshot, {}, a=late_start))
     assert planning_store.outlooks([C])[C].start_in_s == pytest.approx(
         4e9 - snapshot.now_s, abs=60.0
     )
