@@ -13,10 +13,9 @@ from tessera.formulation.tables import Bools, CellTable, Floats, Ints, Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Legs(CellTable):
-    """Certificates: the Cells and times that admitted jobs are promised to meet their deadlines."""
+class CellSpans(CellTable):
+    """Base of the tables that have a job, a Cell and its times in each row."""
 
-    INDEX: ClassVar[str] = "legs"
     job: Ints  # index into Snapshot.jobs
     start_s: Floats  # seconds since 1970
     end_s: Floats
@@ -27,20 +26,20 @@ class Legs(CellTable):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PlannedStarts(CellTable):
+class Legs(CellSpans):
+    """Certificates: the Cells and times that admitted jobs are promised to meet their deadlines."""
+
+    INDEX: ClassVar[str] = "legs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PlannedStarts(CellSpans):
     """Starts of waiting jobs: the Cells and times that nothing which comes later may take from them.
 
     A job has at most one. It ends at ``end_s`` if it starts then.
     """
 
     INDEX: ClassVar[str] = "planned starts"
-    job: Ints  # index into Snapshot.jobs
-    start_s: Floats  # seconds since 1970
-    end_s: Floats
-    gpu_type: Ints
-    gpus: Ints
-    pipeline_degree: Ints
-    plan: Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
