@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
-from tessera.formulation.draft import Draft, RowUse
+from tessera.formulation.draft import Draft
 from tessera.formulation.problem import RowKind
 from tessera.formulation.promises.launched import is_launched
 from tessera.formulation.tables import Floats, Ints
@@ -176,10 +175,6 @@ class Packing:
             if self._releasable(self._kind[column], queue) and self._lacks_gpus(job, column)
         )
 
-    def lacks_gpus(self, job: int) -> bool:
-        """Return whether some column of ``job`` lacks only GPUs."""
-        return any(self._lacks_gpus(job, column) for column in self._by_size(job))
-
     def _lacks_gpus(self, job: int, column: int) -> bool:
         return all(
             amount <= max(0, self.free[row])
@@ -267,12 +262,3 @@ class Packing:
             column, queue = int(self.column[job]), self._queue[job]
             yields = self._yields[self._kind[column]]
             yields[queue] = yields.get(queue, 0) + self._gpus[column]
-
-    def add_row(self, use: RowUse) -> None:
-        """Count one more row from now on. Seated jobs must fit it, and it must have no idle use."""
-        self.draft = replace(self.draft, rows=(*self.draft.rows, use))
-        self.free.append(use.row.capacity)
-        self._index_rows()
-        used = np.zeros(len(self.draft.cell), dtype=np.int64)
-        used[use.column] = use.amount
-        self.free[-1] -= int(used[self.column[self.column >= 0]].sum())
