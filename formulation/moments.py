@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
+from typing import Final
+
+SAME_S: Final = 1e-3
+"""Seconds by which two times may differ and still be the same."""
 
 
 def format_rfc3339(moment_s: float) -> str:

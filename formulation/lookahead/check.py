@@ -12,7 +12,7 @@ from tessera.formulation.cells import find_narrowest
 from tessera.formulation.check import Violation
 from tessera.formulation.last_round import Legs
 from tessera.formulation.lifecycle import ACTIVE
-from tessera.formulation.lookahead.grid import SAME_S
+from tessera.formulation.moments import SAME_S
 from tessera.formulation.placement import current_gangs
 from tessera.formulation.replans import start_duration_s
 from tessera.formulation.snapshot import STATE_CODE, Snapshot

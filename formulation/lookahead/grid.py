@@ -7,14 +7,13 @@ from typing import Final
 
 import numpy as np
 
+from tessera.formulation.moments import SAME_S
 from tessera.formulation.tables import Floats
 
 SLOTS_PER_DISTANCE: Final = 4
 """A slot is at most a quarter as long as the distance to its end, so whole slots waste little."""
 MAX_DOUBLINGS: Final = 12
 """The horizon is 32,768 rounds: 113 days of 300 s, in 57 slots."""
-SAME_S: Final = 1e-3
-"""Moments that are closer to each other than this count as the same."""
 
 
 def slot_spacing(distance: float) -> int:

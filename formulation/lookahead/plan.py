@@ -12,7 +12,7 @@ import numpy as np
 from tessera.formulation.cells import Cells
 from tessera.formulation.draft import do_not_check
 from tessera.formulation.last_round import Legs
-from tessera.formulation.lookahead.grid import SAME_S
+from tessera.formulation.moments import SAME_S
 from tessera.formulation.tables import Bools, Floats, Ints, concatenate_ranges
 
 WORK_UNITS: Final = 10**8

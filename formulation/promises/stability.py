@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from tessera.formulation.draft import Draft, RowUse
+from tessera.formulation.moments import SAME_S
 from tessera.formulation.policy import MODES_WITHOUT_PROMISES
 from tessera.formulation.problem import CouplingRow, RowKind
 from tessera.formulation.promises.launched import is_launched
@@ -14,7 +15,6 @@ from tessera.formulation.promises.packing import Packing
 from tessera.formulation.rates import work_left
 from tessera.formulation.replans import pay_back_s
 from tessera.formulation.starts.holds import settled_s
-from tessera.formulation.starts.timeline import SAME_S
 from tessera.formulation.tables import Bools, Ints
 
 

@@ -11,14 +11,14 @@ import numpy as np
 from tessera.formulation.draft import Draft, RowUse
 from tessera.formulation.last_round import Legs, PlannedStarts
 from tessera.formulation.lifecycle import ACTIVE
+from tessera.formulation.moments import SAME_S
 from tessera.formulation.problem import CouplingRow, RowKind
 from tessera.formulation.promises.guarantee import ROUNDING
 from tessera.formulation.promises.packing import Packing
 from tessera.formulation.starts.holds import Holds, holds_of, is_dated, is_protected
 from tessera.formulation.starts.planner import plan_starts
-from tessera.formulation.starts.pools import TENANT_ROWS
+from tessera.formulation.starts.pools import Pools
 from tessera.formulation.starts.shares import legs_of_round
-from tessera.formulation.starts.timeline import SAME_S
 from tessera.formulation.starts.ways import columns_of_starts
 from tessera.formulation.tables import Bools, Floats, Ints
 
@@ -222,14 +222,10 @@ def _limits(draft: Draft, starts: PlannedStarts, column: Ints, legs: Legs) -> It
             np.where(starts.gpu_type == number, starts.gpus, 0),
             np.where(legs.gpu_type == number, legs.gpus, 0),
         )
-    for use in draft.rows:
-        if use.row.kind in TENANT_ROWS:
-            amount = np.zeros(len(draft.cell), dtype=np.int64)
-            amount[use.column] = use.amount
-            start_amount = np.where(column >= 0, amount[column], 0) if len(amount) else column * 0
-            yield _Limit(
-                use.row.name, use.row.capacity, amount, start_amount, np.zeros_like(legs.gpus)
-            )
+    for pool in Pools(draft).tenants:
+        start_amount = np.zeros_like(column)
+        start_amount[column >= 0] = pool.amount[column[column >= 0]]
+        yield _Limit(pool.name, pool.size, pool.amount, start_amount, np.zeros_like(legs.gpus))
 
 
 def _rows(draft: Draft, starts: PlannedStarts, column: Ints, due: Bools) -> list[RowUse]:

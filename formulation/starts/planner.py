@@ -12,13 +12,15 @@ import numpy as np
 from tessera.formulation.draft import Draft
 from tessera.formulation.last_round import PlannedNodes, PlannedStarts, StartPlan
 from tessera.formulation.lifecycle import ACTIVE
+from tessera.formulation.moments import SAME_S
+from tessera.formulation.node_choices import NodeChoices
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.starts.holds import is_dated
 from tessera.formulation.starts.pools import Pools
 from tessera.formulation.starts.round_timeline import add_fixed_slots, make_timeline
 from tessera.formulation.starts.shares import legs_of_round, running_shares
-from tessera.formulation.starts.timeline import SAME_S, Slot, Timeline
-from tessera.formulation.starts.ways import AllowedNodes, StartWay, WayFinder, columns_of_starts
+from tessera.formulation.starts.timeline import Slot, Timeline
+from tessera.formulation.starts.ways import StartWay, WayFinder, columns_of_starts
 from tessera.formulation.tables import Bools
 
 MAX_PLANNED: Final = 256
@@ -69,9 +71,10 @@ class _Planner:
         snapshot = draft.snapshot
         self._draft, self._snapshot, self._jobs = draft, snapshot, snapshot.jobs
         self._pools = Pools(draft)
-        self._line = make_timeline(draft, self._pools)
+        self._shares = running_shares(draft)
+        self._line = make_timeline(draft, self._pools, self._shares)
         add_fixed_slots(draft, self._line)
-        self._ways, self._nodes = WayFinder(draft, self._pools), AllowedNodes(draft)
+        self._ways, self._nodes = WayFinder(draft, self._pools), NodeChoices(draft.snapshot)
         self._way: dict[int, StartWay] = {}
         self._cause: dict[int, str] = {}
         self._moves: dict[int, str] = {}
@@ -110,8 +113,9 @@ class _Planner:
             way = self._way[job] = self._ways.in_array(job, ways[row])
             start_s = max(float(table.start_s[row]), self._snapshot.now_s)
             slot = Slot(start_s, start_s + way.lasts_s, (*shares_of[row], *way.shape.pools))
+            avoids_node = any(node in self._nodes.avoided(job) for node, _ in shares_of[row])
             is_whole = sum(gpus for _, gpus in shares_of[row]) == sum(way.shape.shares)
-            if is_whole and self._nodes.include(job, slot) and self._line.has_room(slot):
+            if is_whole and not avoids_node and self._line.has_room(slot):
                 self._line.add(job, slot)
             else:
                 late_jobs.append(job)
@@ -142,7 +146,8 @@ class _Planner:
         ]
         if not late_jobs:
             return
-        free_line = make_timeline(self._draft, self._pools, ~self._draft.must_run)
+        kept_shares = self._shares.at(self._draft.must_run[self._shares.job])
+        free_line = make_timeline(self._draft, self._pools, kept_shares)
         for owner, slot in self._line.slots():
             free_line.add(owner, slot)
         for job in late_jobs:
@@ -154,10 +159,11 @@ class _Planner:
         for line in lines:
             if line.slot(job) is not None:
                 line.remove(job)
+        nodes = self._nodes.make_mask(job)
         slots = [
             (slot.end_s, slot, way)
             for way in self._ways.of_job(job)
-            if (slot := free_line.earliest(way.shape, way.lasts_s, self._nodes.of_job(job)))
+            if (slot := free_line.earliest(way.shape, way.lasts_s, nodes))
             and slot.start_s <= self._snapshot.now_s + SAME_S
         ]
         if slots:
@@ -193,7 +199,7 @@ class _Planner:
             starts=PlannedStarts.from_rows(rows),
             nodes=PlannedNodes.from_rows(shares),
             start_by_s=self._start_by,
-            yields=running_shares(self._draft).yields,
+            yields=self._shares.yields,
             moves={job: cause for job, cause in self._moves.items() if self._line.slot(job)},
         )
 
@@ -208,8 +214,11 @@ class _Planner:
         while queue:
             job = queue.pop(0)
             slot, way = self._earliest(job)
-            juniors = [junior for junior in self._way if rank[junior] > rank[job]]
-            juniors = [junior for junior in juniors if self._line.slot(junior) is not None]
+            juniors = [
+                junior
+                for junior in self._way
+                if rank[junior] > rank[job] and self._line.slot(junior) is not None
+            ]
             if juniors and (slot is None or slot.start_s > self._snapshot.now_s + SAME_S):
                 slot, way, losers = self._go_ahead_of(job, juniors, slot, way)
                 self._cause |= {
@@ -257,7 +266,7 @@ class _Planner:
                 continue
             self._line.remove(job)
             earlier = self._line.earliest(
-                way.shape, way.lasts_s, self._nodes.of_job(job), slot.start_s - SAME_S
+                way.shape, way.lasts_s, self._nodes.make_mask(job), slot.start_s - SAME_S
             )
             self._line.add(job, slot if earlier is None else earlier)
 
@@ -278,8 +287,9 @@ class _Planner:
     def _earliest(self, job: int) -> tuple[Slot | None, StartWay | None]:
         """Return the earliest slot of a job on any GPU type, and the way in which it starts there."""
         best: tuple[Slot | None, StartWay | None] = (None, None)
+        nodes = self._nodes.make_mask(job)
         for way in self._ways.of_job(job):
-            slot = self._line.earliest(way.shape, way.lasts_s, self._nodes.of_job(job))
+            slot = self._line.earliest(way.shape, way.lasts_s, nodes)
             if slot is not None and (
                 best[0] is None or (slot.start_s, slot.end_s) < (best[0].start_s, best[0].end_s)
             ):

@@ -19,6 +19,7 @@ TENANT_ROWS: Final = (RowKind.QUOTA, RowKind.HELD, RowKind.KEPT)
 class TenantPool:
     """A limit on the jobs of tenants, counted like a node."""
 
+    name: str
     number: int
     size: int
     amount: Ints  # int64[columns]
@@ -36,7 +37,7 @@ class Pools:
                 amount = np.zeros(len(draft.cell), dtype=np.int64)
                 amount[use.column] = use.amount
                 number = count + len(self.tenants)
-                self.tenants.append(TenantPool(number, use.row.capacity, amount))
+                self.tenants.append(TenantPool(use.row.name, number, use.row.capacity, amount))
         jobs, count = draft.snapshot.jobs, count + len(self.tenants)
         arrays = np.unique(jobs.array[jobs.array >= 0]).tolist()
         self.number_of_array = {array: count + k for k, array in enumerate(arrays)}

@@ -6,20 +6,14 @@ import numpy as np
 
 from tessera.formulation.draft import Draft
 from tessera.formulation.lifecycle import ACTIVE
+from tessera.formulation.moments import SAME_S
 from tessera.formulation.starts.pools import Pools
-from tessera.formulation.starts.shares import legs_of_round, running_shares
-from tessera.formulation.starts.timeline import SAME_S, Slot, Timeline, shape_of
-from tessera.formulation.tables import Bools
+from tessera.formulation.starts.shares import RunningShares, legs_of_round
+from tessera.formulation.starts.timeline import Slot, Timeline, shape_of
 
 
-def make_timeline(draft: Draft, pools: Pools, absent: Bools | None = None) -> Timeline:
-    """Return the times at which the GPUs of nodes become free, by what the jobs on them hold.
-
-    The jobs ``absent`` (bool[jobs]) hold nothing.
-    """
-    shares = running_shares(draft)
-    if absent is not None:
-        shares = shares.at(~absent[shares.job])
+def make_timeline(draft: Draft, pools: Pools, shares: RunningShares) -> Timeline:
+    """Return the times at which the GPUs of nodes become free, by the shares that jobs hold."""
     entries = [
         (shares.node, shares.part, shares.part_until_s),
         (shares.node, shares.gpus - shares.part, shares.all_until_s),

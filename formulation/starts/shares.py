@@ -9,8 +9,8 @@ import numpy as np
 from tessera.formulation.draft import Draft
 from tessera.formulation.last_round import Legs, Yields
 from tessera.formulation.lifecycle import ACTIVE
+from tessera.formulation.moments import SAME_S
 from tessera.formulation.starts.holds import holds_of
-from tessera.formulation.starts.timeline import SAME_S
 from tessera.formulation.tables import Floats, Ints, Table
 from tessera.formulation.values import Hold
 

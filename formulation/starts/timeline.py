@@ -7,15 +7,13 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
+from tessera.formulation.moments import SAME_S
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.tables import Bools, Floats, Ints
-
-SAME_S: Final = 1e-3
-"""Seconds by which two times may differ and still be the same."""
 
 Gap: TypeAlias = tuple[float, float]
 """The first and the last time at which a share could start and have its GPUs for as long as it lasts."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,8 +12,8 @@ from tessera.formulation.lifecycle import ACTIVE
 from tessera.formulation.rates import work_left
 from tessera.formulation.starts.holds import holds_of
 from tessera.formulation.starts.pools import Pools
-from tessera.formulation.starts.timeline import Slot, StartShape, shape_of
-from tessera.formulation.tables import Bools, Ints, concatenate_ranges
+from tessera.formulation.starts.timeline import StartShape, shape_of
+from tessera.formulation.tables import Ints, concatenate_ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +33,18 @@ class WayFinder:
         self.models = _models_of_members(draft)
         """Member of an array without columns -> another one, whose columns it uses."""
         self._work = work_left(draft.snapshot)
+        self._ways: dict[int, list[StartWay]] = {}
 
     def of_job(self, job: int) -> list[StartWay]:
         """Return the way to start a job as it asked, for each GPU type on which it has columns.
 
         If it has no column with its request's GPUs, it is the most GPUs below, or else the fewest above.
         """
+        if job not in self._ways:
+            self._ways[job] = self._find(job)
+        return self._ways[job]
+
+    def _find(self, job: int) -> list[StartWay]:
         draft = self._draft
         columns = np.array(draft.columns_of(self.models.get(job, job)), dtype=np.int64)
         types, gpus = draft.gpu_type[columns], draft.gpus[columns]
@@ -100,38 +105,6 @@ def columns_of_starts(draft: Draft, starts: PlannedStarts) -> Ints:
     result = np.full(len(starts), -1, dtype=np.int64)
     result[start[order]] = column[order]  # the one on the fewest nodes is written last
     return result
-
-
-class AllowedNodes:
-    """The nodes that jobs may run on, by their selectors and the nodes that they avoid."""
-
-    def __init__(self, draft: Draft) -> None:
-        snapshot = draft.snapshot
-        self._selectors = snapshot.jobs.required_selector
-        self._matches = snapshot.matching_nodes()
-        self._avoids: defaultdict[int, list[int]] = defaultdict(list)
-        for job, node in zip(
-            snapshot.avoids.job.tolist(), snapshot.avoids.node.tolist(), strict=True
-        ):
-            self._avoids[job].append(node)
-        self._nodes = len(snapshot.nodes)
-
-    def of_job(self, job: int) -> Bools | None:
-        """Return the nodes that a job may run on, bool[nodes], or None if it may run on all."""
-        selector, avoids = int(self._selectors[job]), self._avoids.get(job)
-        if selector < 0 and not avoids:
-            return None
-        nodes = np.ones(self._nodes, dtype=np.bool_)
-        if selector >= 0:
-            nodes = np.array(self._matches[selector])
-        if avoids:
-            nodes[avoids] = False
-        return nodes
-
-    def include(self, job: int, slot: Slot) -> bool:
-        """Return whether a job may run on all nodes of a slot."""
-        nodes = self.of_job(job)
-        return nodes is None or all(nodes[node] for node, _ in slot.shares if node < self._nodes)
 
 
 def _models_of_members(draft: Draft) -> dict[int, int]:

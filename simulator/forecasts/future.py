@@ -31,6 +31,7 @@ from tessera.formulation.last_round import (
     keep_starts,
 )
 from tessera.formulation.lifecycle import JobState
+from tessera.formulation.moments import SAME_S
 from tessera.formulation.placement import current_gangs
 from tessera.formulation.snapshot import (
     NO_DEPENDENCIES,
@@ -40,7 +41,6 @@ from tessera.formulation.snapshot import (
     Jobs,
     Snapshot,
 )
-from tessera.formulation.starts.timeline import SAME_S
 from tessera.formulation.tables import Bools, Floats, Ints, array_columns
 from tessera.formulation.values import BEST_FOUND, CellKey, Hold
 from tessera.simulator.forecasts.draws import Draw

@@ -19,7 +19,7 @@ from tessera.formulation.lookahead import (
     all_trained_samples,
     are_allowed,
 )
-from tessera.formulation.lookahead.grid import SAME_S
+from tessera.formulation.moments import SAME_S
 from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.solvers.kernels.jit import as_fixed_array
 from tessera.solvers.kernels.slotfit import (

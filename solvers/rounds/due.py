@@ -9,7 +9,7 @@ import numpy as np
 
 from tessera.formulation.cells import find_narrowest
 from tessera.formulation.decisions import CHANGES_GPUS, Decision
-from tessera.formulation.lookahead.grid import SAME_S
+from tessera.formulation.moments import SAME_S
 from tessera.formulation.pace import to_real_pace
 from tessera.formulation.rates import work_left
 from tessera.formulation.replans import charge_unsaved_training, start_duration_s

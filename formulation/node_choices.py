@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+import numpy as np
+
 from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.tables import Bools
 
 Nodes = frozenset[int]
 
@@ -27,6 +30,8 @@ class NodeChoices:
         self._required: list[int] = snapshot.jobs.required_selector.tolist()
         self._preferred: list[int] = snapshot.jobs.preferred_selector.tolist()
         self._joined: dict[int, Nodes] = {}
+        self._masks: dict[Nodes, Bools] = {}
+        self._count = len(snapshot.nodes)
 
     def avoided(self, job: int) -> Nodes:
         """Return the nodes that ``job`` avoids, or that its selector does not match."""
@@ -37,6 +42,15 @@ class NodeChoices:
         if job not in self._joined:
             self._joined[job] = avoids | unmatched
         return self._joined[job]
+
+    def make_mask(self, job: int) -> Bools | None:
+        """Return the nodes that ``job`` may run on, bool[nodes], or None if it may run on all."""
+        nodes = self.avoided(job)
+        if nodes and nodes not in self._masks:
+            mask = np.ones(self._count, dtype=np.bool_)
+            mask[list(nodes)] = False
+            self._masks[nodes] = mask
+        return self._masks.get(nodes)
 
     def in_order(self, job: int) -> tuple[Nodes, ...]:
         """Return the nodes to leave out, in the order in which to look for GPUs for ``job``.
