@@ -65,7 +65,7 @@ GROUP BY l.job_id, l.generation, l.node_id, n.name, l.hold, j.id
 
 # A job that trains goes back to its checkpoint. One that is replayed never does.
 _PROGRESS = sa.text("""
-UPDATE jobs j SET iterations_done = greatest(
+UPDATE jobs j SET progress_at = clock_timestamp(), iterations_done = greatest(
     CASE WHEN c.resumed THEN 0 ELSE j.iterations_done END, c.done)
 FROM json_to_recordset(CAST(:rows AS json)) AS
     c(id bigint, generation bigint, done float8, resumed boolean)

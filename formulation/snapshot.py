@@ -159,6 +159,9 @@ class Jobs(CellTable):
     submit_s: Floats  # seconds since 1970
     queued_s: Floats  # when it last began to wait: its submission, or the loss of its GPUs
     since_s: Floats = usual(0.0)  # start of its allocation, seconds since 1970; 0 if it has none
+    progress_s: Floats = usual(0.0)
+    """When its gang last reported the progress of ``iterations_left``, in seconds since 1970. 0 if
+    that is its present progress."""
     service_gpu_s: Floats = usual(0.0)  # GPU-seconds that it has held until now
     restart_s: Floats = usual(60.0)  # duration of a start, move, resize or replan
     unsaved_since_s: Floats = usual(0.0)
@@ -278,6 +281,7 @@ _AMOUNTS: Final = (
     ("jobs", "max_gpus", 0, True),
     ("jobs", "weight", 0, True),
     ("jobs", "restart_s", 0, True),
+    ("jobs", "progress_s", 0, True),
     ("jobs", "service_gpu_s", 0, True),
     ("jobs", "unsaved_since_s", 0, True),
     ("jobs", "failures", 0, True),

@@ -60,6 +60,9 @@ _JOB_EXPRESSIONS = {
     "submit_s": "date_part('epoch', j.created_at)",
     "queued_s": "date_part('epoch', j.queued_at)",
     "since_s": "coalesce(date_part('epoch', j.since_at), 0)",
+    # Without a report, it has trained since it runs. A job that does not run yet has not.
+    "progress_s": "CASE WHEN j.ran_at IS NULL THEN 0"
+    " ELSE date_part('epoch', greatest(j.progress_at, j.ran_at)) END",
     "service_gpu_s": SERVICE_GPU_S,
     "run_left_s": f"greatest(j.longest_run_s - ({RUN_S}), 0)",
     "current_type": "coalesce(j.cell_type_id, 0)",

@@ -110,6 +110,7 @@ jobs = sa.Table(
     count_column("failures"),  # consecutive ones
     moment_column("retry_at", nullable=True),  # it is not started again before this time
     moment_column("ran_at", nullable=True),  # when its gang first reported that it runs
+    moment_column("progress_at", nullable=True),  # when it last reported other progress
     count_column("unmet"),  # dependencies that are not met yet
     reference_column("array_id", "job_arrays.id", nullable=True),
     sa.Column("array_index", sa.BigInteger),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
@@ -10,6 +11,11 @@ from tessera.formulation.draft import Draft
 from tessera.formulation.lifecycle import ACTIVE
 from tessera.formulation.rates import work_left
 from tessera.formulation.tables import Bools, Floats, Ints
+
+OVERDUE_S: Final = 1.0
+"""The seconds for which a job still runs at least if it should have ended since its last report."""
+OVERDUE_SHARE: Final = 0.05
+"""The same as a share of the time since that report, so that long silence causes few rounds."""
 
 
 def is_dated(draft: Draft) -> Bools:
@@ -73,7 +79,10 @@ def holds_of(draft: Draft, column: Ints) -> Holds:
     begun_s = np.where(stays, jobs.since_s[job], now_s)
     starting_s = jobs.since_s[job] + draft.start_s[job] - now_s
     lag_s = np.where(stays, np.clip(starting_s, 0.0, jobs.restart_s[job]), jobs.restart_s[job])
-    work, rate = work_left(snapshot)[job], _rates_as_placed(draft, column)
+    rate = _rates_as_placed(draft, column)
+    work = _expect_work(
+        work_left(snapshot)[job], rate, np.where(stays, unreported_s(draft)[job], 0)
+    )
     end_s = now_s + lag_s + work / rate
     unknown = ~np.isnan(jobs.assumed_efficiency[job])
     end_s[unknown] = np.maximum(now_s, begun_s + policy.default_run_s)[unknown]
@@ -98,6 +107,28 @@ def holds_of(draft: Draft, column: Ints) -> Holds:
         part=np.where(leaves, 0, np.where(shrinks, request, gpus)),
         part_until_s=np.minimum(part_until_s, now_s + jobs.run_left_s[job]),
     )
+
+
+def unreported_s(draft: Draft) -> Floats:
+    """Return the seconds for which each job has trained since it last reported progress, float64[jobs].
+
+    Agents report progress now and then, and rounds run between two reports.
+    """
+    snapshot, jobs = draft.snapshot, draft.snapshot.jobs
+    trains_s = np.maximum(jobs.progress_s, jobs.since_s + draft.start_s)
+    times_s: Floats = np.where(jobs.progress_s > 0, np.maximum(snapshot.now_s - trains_s, 0.0), 0.0)
+    return times_s
+
+
+def _expect_work(work: Floats, rate: Floats, silent_s: Floats) -> Floats:
+    """Return the work that is left after ``silent_s`` of training that was not reported.
+
+    All arrays are float64[columns]. As long as no end is reported, a little work is left.
+    """
+    min_work = np.minimum(work, rate * np.maximum(OVERDUE_S, OVERDUE_SHARE * silent_s))
+    is_silent, work_now = silent_s > 0, np.maximum(work - rate * silent_s, min_work)
+    expected_work: Floats = np.where(is_silent, work_now, work)
+    return expected_work
 
 
 def settled_s(draft: Draft) -> Floats:

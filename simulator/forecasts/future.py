@@ -161,6 +161,7 @@ class _Future:
         self._names, self._tenants = np.array(jobs.name), np.array(jobs.tenant)
         self._column = {name: np.array(getattr(jobs, name)) for name in array_columns(Jobs)}
         column, count = self._column, len(jobs)
+        column["progress_s"] = np.zeros(count)  # a future knows the progress of each moment
         state = column["state"]
         for before, after in _AFTER.items():
             state[state == STATE_CODE[before]] = STATE_CODE[after]

@@ -248,3 +248,22 @@ def test_the_next_snapshot_says_which_jobs_may_be_preempted(planning_store: Post
         False,
         2,
     )
+
+
+def test_a_snapshot_says_when_a_job_last_reported_progress(planning_store: PostgresStore) -> None:
+    """A job trains from its first report on. Before it, there is nothing to say."""
+
+    def progress_s() -> float:
+        jobs = planning_store.snapshot(C).jobs
+        return float(jobs.progress_s[jobs.name.index("a")])
+
+    idle_snapshot = planning_store.snapshot(C)
+    commit(planning_store, idle_snapshot, start(idle_snapshot, "a", [(A0, [0])]))
+    assert progress_s() == 0
+    agents_report(planning_store)
+    ran_s = progress_s()
+    assert idle_snapshot.now_s <= ran_s <= planning_store.snapshot(C).now_s
+    agents_report(planning_store)
+    assert progress_s() == ran_s
+    agents_report(planning_store, iterations_done=1.0)
+    assert ran_s < progress_s() <= planning_store.snapshot(C).now_s

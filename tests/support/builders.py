@@ -135,6 +135,7 @@ def a_job(name: str, workload: int = 0, **overrides: Any) -> dict[str, Any]:
         "failures": 0,
         "retry_s": 0.0,
         "unsaved_since_s": 0.0,
+        "progress_s": 0.0,
         "unestimated": False,
         "assumed_efficiency": math.nan,
     }

@@ -590,6 +590,7 @@ CREATE TABLE jobs (
     failures bigint NOT NULL DEFAULT 0,
     retry_at timestamptz,
     ran_at timestamptz,
+    progress_at timestamptz,
     unmet bigint NOT NULL DEFAULT 0,
     array_id bigint CONSTRAINT fk_jobs_array_id REFERENCES job_arrays,
     array_index bigint,

@@ -131,6 +131,26 @@ def test_without_promised_starts_nothing_is_planned() -> None:
     assert "planned start" not in evidence_of(snapshot, outcome, "new")
 
 
+def test_training_since_the_last_report_brings_the_planned_start_no_later() -> None:
+    """An agent reports progress now and then. The job trains meanwhile."""
+    old = a_running_job("old", 4, progress_s=NOW_S - 30)
+    snapshot = a_round(old, a_waiting_job("new", ON_FOUR))
+    starts = planned_starts(snapshot, decide_round(snapshot, Policy()))
+    assert starts == {"new": pytest.approx(NOW_S + 70)}
+
+
+@pytest.mark.parametrize(("silent_s", "more_s"), [(102.0, 5.1), (10.0, 1.0)])
+def test_a_job_that_should_have_ended_since_its_last_report_still_holds_its_gpus(
+    silent_s: float, more_s: float
+) -> None:
+    lasts_s = silent_s - 1
+    old = a_running_job("old", 4, lasts_s, progress_s=NOW_S - silent_s)
+    snapshot = a_round(old, a_waiting_job("new", ON_FOUR))
+    outcome = decide_round(snapshot, Policy())
+    assert decision_kinds(snapshot, outcome) == {"old": KEEP, "new": WAIT}
+    assert planned_starts(snapshot, outcome) == {"new": pytest.approx(NOW_S + more_s)}
+
+
 def test_a_start_that_takes_its_restart_time_ends_later() -> None:
     """The first of two waiting jobs loads for 30 s before it trains for 100 s."""
     jobs = [a_waiting_job("b", ON_FOUR, restart_s=30.0), a_waiting_job("c", ON_FOUR, queued_s=1.0)]
