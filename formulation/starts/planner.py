@@ -238,11 +238,16 @@ class _Planner:
     def _go_ahead_of(
         self, job: int, juniors: list[int], slot: Slot | None, way: StartWay | None
     ) -> tuple[Slot | None, StartWay | None, list[int]]:
-        """Return the slot of ``job`` before ``juniors``, if that is earlier, and who makes room."""
+        """Return the slot of ``job`` before ``juniors``, if that is earlier, and who makes room.
+
+        Nobody makes room for little to a new job. A job with a promise is not overtaken, not even if
+        the one before it ends late by so little that its slot no longer fits before the next one.
+        """
         slots = {junior: self._line.remove(junior) for junior in juniors}
         sole_slot, sole_way = self._earliest(job)
+        min_gain_s = SAME_S if np.isfinite(self._start_by[job]) else LATE_S
         is_earlier = sole_slot is not None and (
-            slot is None or sole_slot.start_s < slot.start_s - LATE_S
+            slot is None or sole_slot.start_s < slot.start_s - min_gain_s
         )
         if is_earlier and sole_slot is not None:
             slot, way = sole_slot, sole_way

@@ -354,6 +354,23 @@ def test_a_start_whose_job_outlasts_its_estimate_is_planned_and_promised_for_lat
     assert evidence_of(snapshot, outcome, "new")["promise moved"] == MOVED_BY_DELAYS
 
 
+def test_a_job_is_not_overtaken_where_the_one_before_it_ends_a_little_late() -> None:
+    """Both planned starts follow each other without a gap, and the first one comes a second late."""
+    jobs = [a_waiting_job(name, ON_FOUR, 30.0, queued_s=k) for k, name in enumerate("bc")]
+    first_round = a_round(a_running_job("old", 4), *jobs)
+    outcome = decide_round(first_round, Policy())
+    assert planned_starts(first_round, outcome) == {
+        "b": pytest.approx(NOW_S + 100),
+        "c": pytest.approx(NOW_S + 130),
+    }
+    snapshot = the_next_round(with_iterations(first_round, 404.0, 30.0, 30.0), outcome, 100.0)
+    outcome = decide_round(snapshot, Policy())
+    assert planned_starts(snapshot, outcome) == {
+        "b": pytest.approx(NOW_S + 101),
+        "c": pytest.approx(NOW_S + 131),
+    }
+
+
 @pytest.mark.parametrize("jumps_s", [(-400.0, 400.0), (5000.0, -5000.0)])
 def test_a_clock_that_jumps_back_and_forth_leaves_no_start_without_a_plan(
     jumps_s: tuple[float, float],
