@@ -10,7 +10,8 @@ import typer
 
 from tessera.benchmarks.harness.options import BaselinesOption, SeedsOption, with_sweep
 from tessera.benchmarks.harness.registry import register_case
-from tessera.benchmarks.schedulers.stream_kinds import STREAMS
+from tessera.benchmarks.schedulers.server_streams import SERVER_STREAMS, run_on_server
+from tessera.benchmarks.schedulers.stream_kinds import STREAMS, draw_stream
 from tessera.benchmarks.schedulers.stream_runs import (
     MAX_WRONG_RATIO,
     StreamRequest,
@@ -27,6 +28,22 @@ from tessera.solvers.schedulers.registry import scheduler_names
 EASY: Final = "easy"
 CONSERVATIVE: Final = "conservative"
 BASELINES: Final = ",".join(("fcfs", EASY, CONSERVATIVE, "arena", "sia", "srt"))
+SERVER: Final = "server"
+"""The suffix of the figures of a real server, and the policy in its rows of the table."""
+SERVER_FIGURES: Final = {
+    "jobs": "jobs",
+    "starved": "starved",
+    "unpromised": "unpromised",
+    "unfinished": "unfinished",
+    "max_wait_over_promise_exact": "max_wait_over_promise",
+    "short_starts": "short_starts",
+    "restarts": "restarts",
+    "restart_share_over_bound": "restart_share_over_bound",
+    "refused_rounds": "refused_rounds",
+}
+"""The figures of a simulated policy that a server also has, and their names there."""
+SERVER_JOBS: Final = 12
+"""The number of jobs of a stream on a server, so that each ends within minutes."""
 MAX_NAMES: Final = 5
 """The number of starved jobs that a row of the table names."""
 
@@ -57,6 +74,12 @@ PairRuns = Mapping[tuple[str, int], StreamRun]
     promises_broken=("==", 0),
     jct_over_easy=("<=", 1.0),
     utilisation_over_easy=(">=", 0.98),
+    starved_server=("==", 0),
+    unpromised_server=("==", 0),
+    max_wait_over_promise_server=("<=", 1.0),
+    short_starts_server=("==", 0),
+    restart_share_over_bound_server=("<=", 1.0),
+    refused_rounds_server=("==", 0),
 )
 @with_sweep
 def find_starvation(
@@ -70,6 +93,12 @@ def find_starvation(
         str, typer.Option(help="Our policy, as in other benchmarks: ilp:OBJECTIVE@OPTION=VALUE.")
     ] = DEFAULT_POLICY,
     baselines: BaselinesOption = BASELINES,
+    server_seeds: Annotated[
+        int, typer.Option(min=0, help="Seeds that a real server runs. Default: 0, no server.")
+    ] = 0,
+    server_streams: Annotated[
+        str, typer.Option(help="Comma-separated kinds of streams that a real server runs.")
+    ] = "one-gang,elastic",
     seed: int = 0,
     sweep: Sweep,
 ) -> Report:
@@ -105,9 +134,19 @@ def find_starvation(
     ``jct_over_easy`` is the geometric mean over streams and seeds of our mean JCT over EASY's, over
     the jobs that both finished. ``utilisation_over_easy`` is the ratio of the shares of GPUs that
     jobs hold until the last arrival. ``jct_over_NAME`` is the same for each published scheduler.
+
+    With ``server_seeds``, a server runs streams of 12 jobs next to each other, each on a cluster of
+    its own. It is a process with PostgreSQL, its agents are processes, and so are their jobs, which
+    replay training 30 times as fast. Rounds are 30 times closer together: 1 s apart on events, and
+    every 10 s. Figures that end in ``_server`` are those above, from the store's jobs, their histories
+    and the snapshots of rounds. Times count as training, so one spacing is 30 s, as there. A start may
+    be as late again for the latencies of the server, 1 s of its clock: to decide and commit rounds, to
+    start processes, and to report ends. A start costs 60 s of training. A job's promise is the first
+    that a round stored.
     """
     kinds = split_list(streams, tuple(STREAMS))
-    options_of(policy)
+    server_kinds = split_list(server_streams, SERVER_STREAMS)
+    options = options_of(policy)
     rivals = [name for name in split_list(baselines) if name in scheduler_names()]
     if not is_ours(policy):
         raise InvalidInput("policy", f"must be one of ours, e.g. {DEFAULT_POLICY}")
@@ -120,11 +159,26 @@ def find_starvation(
     results = sweep.run([request.task() for request in requests.values()])
     runs = {key: StreamRun.read(results[request.task().name]) for key, request in requests.items()}
     figures = liveness_figures(runs, policy)
-    return Report(
-        seed=seed,
-        figures={"streams": len(kinds), "seeds": seeds, **figures},
-        table=list(stream_rows(runs)),
-    )
+    rows = list(stream_rows(runs))
+    if server_seeds:
+        keys = [(kind, k) for kind in server_kinds for k in range(seed, seed + server_seeds)]
+        live = run_on_server(
+            {f"{kind}-{k}": draw_stream(kind, k, SERVER_JOBS) for kind, k in keys}, options
+        )
+        server_runs = {(kind, k, SERVER): live[f"{kind}-{k}"] for kind, k in keys}
+        figures |= {"seeds_server": server_seeds, **server_figures(list(live.values()))}
+        rows += stream_rows(server_runs)
+    return Report(seed=seed, figures={"streams": len(kinds), "seeds": seeds, **figures}, table=rows)
+
+
+def server_figures(runs: Sequence[StreamRun]) -> dict[str, Figure]:
+    """Return the figures of runs on a real server. One without a value is left out."""
+    counts = _promise_counts(runs)
+    return {
+        f"{name}_{SERVER}": counts[key]
+        for key, name in SERVER_FIGURES.items()
+        if not np.isnan(counts[key])
+    }
 
 
 def liveness_figures(runs: Runs, policy: str) -> dict[str, Figure]:

@@ -121,6 +121,8 @@ class StreamRun:
     promises_broken: int
     deadlines_promised: int
     decide_s: float
+    late_s: float = SPACING_S
+    """The time by which a start may be later than promised."""
 
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> StreamRun:
@@ -174,21 +176,21 @@ class StreamRun:
         return wait_s
 
     def wait_ratios(self) -> Floats:
-        """Return each job's wait over its promised wait and the least time between rounds.
+        """Return each job's wait over its promised wait and ``late_s``.
 
-        It is at most 1 if the job started at most one round late, and NaN without a promise.
+        It is at most 1 if the job started at most so late, and NaN without a promise.
         """
         return self._divide_waits(self.promised_wait_s)
 
     def plan_ratios(self) -> Floats:
-        """Return each job's wait over its planned wait and the least time between rounds.
+        """Return each job's wait over its planned wait and ``late_s``.
 
         It is NaN for a job that conservative backfilling would not have planned.
         """
         return self._divide_waits(self.planned_wait_s)
 
     def _divide_waits(self, expected_s: Floats) -> Floats:
-        ratio = self.wait_s / (expected_s + SPACING_S)
+        ratio = self.wait_s / (expected_s + self.late_s)
         ratios: Floats = np.where(np.isfinite(expected_s), ratio, np.nan)
         return ratios
 

@@ -21,6 +21,8 @@ class AgentProcess:
     nodes: Sequence[tuple[str, str, int]]
     """The name, GPU type and number of GPUs of each node."""
     folder: Path
+    options: Sequence[str] = ()
+    """Further options of its command, e.g. ``--clock-factor=30``."""
     process: subprocess.Popen[bytes] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -29,6 +31,7 @@ class AgentProcess:
         argv = [sys.executable, "-m", "tessera.service.agent.main", f"--server={self.address}"]
         argv += [f"--cluster={self.cluster}", f"--data-dir={self.folder}", "--stop-on-exit"]
         argv += [f"--node={name}:{gpu_type}:{gpus}" for name, gpu_type, gpus in self.nodes]
+        argv += self.options
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(argv, stdout=out, stderr=out)
 

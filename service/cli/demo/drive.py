@@ -29,17 +29,27 @@ UNSETTLED_STATES = [
 ]
 
 
-def make_cluster(stack: Stack, types: Iterable[GpuType], nodes: Sequence[NodeSpec]) -> None:
-    """Create the benchmark's cluster."""
+def make_cluster(
+    stack: Stack, types: Iterable[GpuType], nodes: Sequence[NodeSpec], cluster: str = CLUSTER
+) -> None:
+    """Create a cluster, by default the benchmark's."""
+    parent = f"clusters/{cluster}"
     gpu_types = [clusters_pb2.GpuType(name=t.name, memory_bytes=t.memory_bytes) for t in types]
-    cluster = clusters_pb2.Cluster(name=PARENT, gpu_types=gpu_types)
-    stack.clusters.UpsertCluster(clusters_pb2.UpsertClusterRequest(cluster=cluster))
+    stack.clusters.UpsertCluster(
+        clusters_pb2.UpsertClusterRequest(
+            cluster=clusters_pb2.Cluster(name=parent, gpu_types=gpu_types)
+        )
+    )
     stack.clusters.UpsertNodes(
         clusters_pb2.UpsertNodesRequest(
-            parent=PARENT,
+            parent=parent,
             nodes=[
                 clusters_pb2.Node(
-                    name=f"{PARENT}/nodes/{n.name}", gpu_type=n.gpu_type, gpus=n.gpus, rack=n.rack
+                    name=f"{parent}/nodes/{n.name}",
+                    gpu_type=n.gpu_type,
+                    gpus=n.gpus,
+                    rack=n.rack,
+                    labels=n.labels,
                 )
                 for n in nodes
             ],
@@ -47,23 +57,27 @@ def make_cluster(stack: Stack, types: Iterable[GpuType], nodes: Sequence[NodeSpe
     )
 
 
-def add_estimates(stack: Stack, estimates: Sequence[EstimateRecord]) -> None:
+def add_estimates(
+    stack: Stack, estimates: Sequence[EstimateRecord], cluster: str = CLUSTER
+) -> None:
     """Send the estimates, all in one call."""
-    cells = [estimate_to_proto(e) for e in estimates]
-    stack.estimates.UpsertCells(estimates_pb2.UpsertCellsRequest(parent=PARENT, cells=cells))
+    parent, cells = f"clusters/{cluster}", [estimate_to_proto(e) for e in estimates]
+    stack.estimates.UpsertCells(estimates_pb2.UpsertCellsRequest(parent=parent, cells=cells))
 
 
-def submit_jobs(stack: Stack, jobs: Iterable[JobSpec], batch: int = 5000) -> None:
+def submit_jobs(
+    stack: Stack, jobs: Iterable[JobSpec], batch: int = 5000, cluster: str = CLUSTER
+) -> None:
     """Submit jobs in batches."""
     rest = iter(jobs)
     while some := list(islice(rest, batch)):
         requests = [
-            jobs_pb2.SubmitJobRequest(job_id=spec.name, job=job_spec_to_proto(CLUSTER, spec))
+            jobs_pb2.SubmitJobRequest(job_id=spec.name, job=job_spec_to_proto(cluster, spec))
             for spec in some
         ]
         stack.jobs.SubmitJobs(
             jobs_pb2.SubmitJobsRequest(
-                parent=PARENT, requests=requests, request_id=str(uuid.uuid4())
+                parent=f"clusters/{cluster}", requests=requests, request_id=str(uuid.uuid4())
             )
         )
 
