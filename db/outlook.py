@@ -11,12 +11,15 @@ import sqlalchemy as sa
 
 from tessera.db.rows import RUN_S, SILENT_S
 from tessera.db.tables import LIVE
+from tessera.formulation.moments import SAME_S
 from tessera.formulation.records.clusters import ClusterOutlook
 
 HEARD_AHEAD = "heard_at > clock_timestamp() + interval '1 s'"
 """The condition that a time lies in the future, because the clock was set back since."""
 
-# A node is schedulable as for a snapshot (``tessera.db.snapshot.cluster``). It has fallen silent as for
+# A start that comes while its round is decided and committed is due at once. One that the last round
+# has seen come is left out: the round has started the job, or could not. A node is schedulable as for
+# a snapshot (``tessera.db.snapshot.cluster``). It has fallen silent as for
 # ``tessera.db.agents.expire_silent_nodes``. A promise that was due before the last round is left
 # out: that round was refused, and another one would be, too.
 _OUTLOOK = sa.text(f"""
@@ -39,8 +42,13 @@ CROSS JOIN LATERAL (
     WHERE r.cluster_id = c.id AND b.at > clock_timestamp()
 ) v
 CROSS JOIN LATERAL (
-    SELECT min(planned.start_in_s) FILTER (WHERE planned.start_in_s > 0) AS start_in_s
+    SELECT min(planned.start_in_s) FILTER (WHERE planned.start_in_s > l.decided_in_s + {SAME_S})
+        AS start_in_s
     FROM (
+        SELECT coalesce((SELECT (r.summary->>'created_s')::float8 FROM rounds r
+                WHERE r.cluster_id = c.id AND r.number = c.last_round)
+            - extract(epoch FROM clock_timestamp())::float8, 0) AS decided_in_s
+    ) l CROSS JOIN (
         SELECT (j.planned_start->>'start_s')::float8
             - extract(epoch FROM clock_timestamp())::float8 AS start_in_s
         FROM jobs j WHERE j.cluster_id = c.id AND j.{LIVE} AND j.planned_start IS NOT NULL

@@ -34,6 +34,7 @@ from tests.support.stored_cluster import (
     submit,
     wait,
 )
+from tests.support.waiting import until
 
 A0, A1 = "a100-0", "a100-1"
 NARROW = a_planned_start(start_s=3e9 + 1 / 3, end_s=3e9 + 2 / 3)
@@ -94,6 +95,19 @@ def test_a_planned_start_asks_for_a_round_at_its_time_and_a_late_one_for_none(
     assert planning_store.outlooks([C])[C].start_in_s == pytest.approx(
         4e9 - snapshot.now_s, abs=60.0
     )
+
+
+def test_a_start_that_comes_while_its_round_is_committed_asks_for_another_round(
+    planning_store: PostgresStore,
+) -> None:
+    snapshot = planning_store.snapshot(C)
+    soon = a_planned_start(start_s=snapshot.now_s + 0.002, end_s=math.inf)
+    until(lambda: planning_store.snapshot(C).now_s > soon.start_s, "the start has come")
+    commit(planning_store, snapshot, wait(snapshot, "a"), plan=plan_of(snapshot, {}, a=soon))
+    assert planning_store.outlooks([C])[C].start_in_s == 0
+    snapshot = planning_store.snapshot(C)
+    commit(planning_store, snapshot, wait(snapshot, "a"), plan=plan_of(snapshot, {}, a=soon))
+    assert planning_store.outlooks([C])[C].start_in_s > 1e6
 
 
 def test_a_round_writes_only_the_rows_of_jobs_whose_start_changed(
