@@ -211,7 +211,7 @@ def test_a_focus_keeps_or_drops_each_column_of_jobs_on_purpose() -> None:
     dropped |= {"unsaved_since_s", "run_left_s", "preferred_selector"}
     dropped |= {"unmet", "array", "array_limit"}
     dropped |= {"failures", "retry_s", "unestimated", "assumed_efficiency"}
-    dropped |= {"preemptible", "start_by_s"}
+    dropped |= {"preemptible", "start_by_s", "progress_s"}
     stated = {"stated_plan", "submitted_plan", "state", "workload", "generation"}
     stated |= {"iterations", "iterations_left", "submit_s", "queued_s"}
     kept = {*focus._KEPT, *Jobs.CELL, *stated}
