@@ -135,14 +135,14 @@ def find_starvation(
     the jobs that both finished. ``utilisation_over_easy`` is the ratio of the shares of GPUs that
     jobs hold until the last arrival. ``jct_over_NAME`` is the same for each published scheduler.
 
-    With ``server_seeds``, a server runs streams of 12 jobs next to each other, each on a cluster of
-    its own. It is a process with PostgreSQL, its agents are processes, and so are their jobs, which
-    replay training 30 times as fast. Rounds are 30 times closer together: 1 s apart on events, and
-    every 10 s. Figures that end in ``_server`` are those above, from the store's jobs, their histories
-    and the snapshots of rounds. Times count as training, so one spacing is 30 s, as there. A start may
-    be as late again for the latencies of the server, 1 s of its clock: to decide and commit rounds, to
-    start processes, and to report ends. A start costs 60 s of training. A job's promise is the first
-    that a round stored.
+    With ``server_seeds``, a server runs the streams of a kind, of 12 jobs each, next to each other
+    on clusters of their own. It is a process with PostgreSQL, its agents are processes, and so are
+    their jobs, which replay training 30 times as fast. Rounds are 30 times closer together: 1 s apart
+    on events, and every 10 s. Figures that end in ``_server`` are those above, from the store's jobs,
+    their histories and the snapshots of rounds. Times count as training, so one spacing is 30 s, as
+    there. A start may be as late again for the latencies of the server, 1 s of its clock: to decide and
+    commit rounds, to start processes, and to report ends. A start costs 60 s of training. A job's
+    promise is the first that a round stored.
     """
     kinds = split_list(streams, tuple(STREAMS))
     server_kinds = split_list(server_streams, SERVER_STREAMS)
@@ -161,12 +161,16 @@ def find_starvation(
     figures = liveness_figures(runs, policy)
     rows = list(stream_rows(runs))
     if server_seeds:
-        keys = [(kind, k) for kind in server_kinds for k in range(seed, seed + server_seeds)]
-        live = run_on_server(
-            {f"{kind}-{k}": draw_stream(kind, k, SERVER_JOBS) for kind, k in keys}, options
-        )
-        server_runs = {(kind, k, SERVER): live[f"{kind}-{k}"] for kind, k in keys}
+        live: dict[tuple[str, int], StreamRun] = {}
+        for kind in server_kinds:
+            streams_of_kind = {
+                f"{kind}-{k}": draw_stream(kind, k, SERVER_JOBS)
+                for k in range(seed, seed + server_seeds)
+            }
+            runs_of_kind = run_on_server(streams_of_kind, options)
+            live |= {(kind, k): run for k, run in enumerate(runs_of_kind.values(), seed)}
         figures |= {"seeds_server": server_seeds, **server_figures(list(live.values()))}
+        server_runs = {(kind, k, SERVER): run for (kind, k), run in live.items()}
         rows += stream_rows(server_runs)
     return Report(seed=seed, figures={"streams": len(kinds), "seeds": seeds, **figures}, table=rows)
 
