@@ -91,7 +91,8 @@ def planned_starts_are_kept(draft: Draft) -> Draft:
     waits = np.zeros(len(draft.current), dtype=np.bool_)  # for a start that is planned for later
     waits[plan.starts.job[plan.starts.start_s > draft.snapshot.now_s + SAME_S]] = True
     waits &= ~draft.snapshot.jobs.among(ACTIVE)
-    draft = replace(draft, plan=plan, must_run=draft.must_run & ~waits)
+    witness = None if draft.witness is None else np.where(waits, -1, draft.witness)
+    draft = replace(draft, plan=plan, must_run=draft.must_run & ~waits, witness=witness)
     if not len(plan.starts):
         return draft
     column = columns_of_starts(draft, plan.starts)

@@ -26,7 +26,9 @@ from tessera.formulation.tables import Bools
 MAX_PLANNED: Final = 256
 """Number of waiting jobs that have planned starts: the first by queue, weight and time of waiting."""
 SLACK: Final = 0.05
-"""Share by which a promised wait is longer than the planned one."""
+"""Share of the planned wait, and of the time for which a job then runs, by which a start may be late."""
+MAX_SLACK_RUN_S: Final = 14_400.0
+"""The longest run that counts for the slack of a promise, so that it is at most 12 minutes of it."""
 MOVED_BY_PRIORITY: Final = "a job of a higher queue, or of more weight, goes before it"
 MOVED_BY_DELAYS: Final = "jobs that run end later than was estimated, or nodes are away"
 LATE_S: Final = 60.0
@@ -41,12 +43,14 @@ def plan_starts(draft: Draft) -> StartPlan:
     planned stays while its nodes become free in time. Where they do not, it is planned again, and jobs
     that come after it in that order make room. Then starts are moved forward to where GPUs have become
     free, and new jobs are planned, each as early as possible without a delay of those before it
-    (conservative backfilling, Mu'alem and Feitelson 2001).
+    (conservative backfilling, Mu'alem and Feitelson 2001). A start for which running jobs would have to
+    shrink now is postponed within its promise.
     """
     plan = _Planner(draft)
     plan.load()
     plan.advance()
     plan.insert()
+    plan.postpone()
     return plan.result()
 
 
@@ -76,6 +80,8 @@ class _Planner:
         add_fixed_slots(draft, self._line)
         self._ways, self._nodes = WayFinder(draft, self._pools), NodeChoices(draft.snapshot)
         self._way: dict[int, StartWay] = {}
+        self._loaded_s: dict[int, float] = {}
+        """The start that the last round planned, by job."""
         self._cause: dict[int, str] = {}
         self._moves: dict[int, str] = {}
         self._waits = _may_be_planned(draft)
@@ -111,15 +117,26 @@ class _Planner:
         for row in rows[np.argsort(table.start_s[rows], kind="stable")].tolist():
             job = int(table.job[row])
             way = self._way[job] = self._ways.in_array(job, ways[row])
-            start_s = max(float(table.start_s[row]), self._snapshot.now_s)
+            self._loaded_s[job] = float(table.start_s[row])
+            start_s = max(self._loaded_s[job], self._snapshot.now_s)
             slot = Slot(start_s, start_s + way.lasts_s, (*shares_of[row], *way.shape.pools))
             avoids_node = any(node in self._nodes.avoided(job) for node, _ in shares_of[row])
             is_whole = sum(gpus for _, gpus in shares_of[row]) == sum(way.shape.shares)
-            if is_whole and not avoids_node and self._line.has_room(slot):
-                self._line.add(job, slot)
+            kept = self._keep(job, slot) if is_whole and not avoids_node else None
+            if kept is not None:
+                self._line.add(job, kept)
             else:
                 late_jobs.append(job)
         self._replan(late_jobs)
+
+    def _keep(self, job: int, slot: Slot) -> Slot | None:
+        """Return the slot if its GPUs are free, or else one on them that its promise allows, or None."""
+        if self._line.has_room(slot):
+            return slot
+        own_nodes = np.zeros(len(self._snapshot.nodes), dtype=np.bool_)
+        own_nodes[[node for node, _ in slot.shares if node < len(own_nodes)]] = True
+        way, before_s = self._way[job], float(self._start_by[job]) + SAME_S
+        return self._line.earliest(way.shape, way.lasts_s, own_nodes, before_s)
 
     def _planned_shares(self) -> defaultdict[int, list[tuple[int, int]]]:
         """Return (node, GPUs) of each planned start of the last round, by its row."""
@@ -178,7 +195,31 @@ class _Planner:
             self._way[job] = way
             for line in lines:
                 line.add(job, next_slot)
-            self._promise(job, next_slot.start_s)
+            self._promise(job, next_slot)
+
+    def postpone(self) -> None:
+        """Postpone the starts for which running jobs would have to shrink now, within their promises.
+
+        Until such a start is due, the objective chooses whether it is worth the restarts of others.
+        """
+        now_s = self._snapshot.now_s
+        free = np.array(self._snapshot.nodes.gpus, dtype=np.int64)
+        np.subtract.at(free, self._shares.node, self._shares.gpus)
+        for job in sorted(self._way, key=self._rank.__getitem__):
+            slot = self._line.slot(job)
+            if slot is None or slot.start_s > now_s + SAME_S or self._must_start[job]:
+                continue
+            shares = [(node, gpus) for node, gpus in slot.shares if node < len(free)]
+            if all(free[node] >= gpus for node, gpus in shares):
+                for node, gpus in shares:
+                    free[node] -= gpus
+                continue
+            by_s = min(float(self._start_by[job]), self._loaded_s.get(job, np.inf))
+            start_s = min(now_s + self._slack_s(slot), by_s)
+            self._line.remove(job)
+            later = Slot(start_s, start_s + slot.end_s - slot.start_s, slot.shares)
+            is_later = start_s > now_s + SAME_S and self._line.has_room(later)
+            self._line.add(job, later if is_later else slot)
 
     def result(self) -> StartPlan:
         """Return the plan as tables."""
@@ -233,7 +274,7 @@ class _Planner:
                 self._start_by[job] = np.inf
                 continue
             self._line.add(job, slot)
-            self._promise(job, slot.start_s)
+            self._promise(job, slot)
 
     def _go_ahead_of(
         self, job: int, juniors: list[int], slot: Slot | None, way: StartWay | None
@@ -275,14 +316,18 @@ class _Planner:
             )
             self._line.add(job, slot if earlier is None else earlier)
 
-    def _promise(self, job: int, start_s: float) -> None:
+    def _promise(self, job: int, slot: Slot) -> None:
         """Promise a start, unless one was promised and is still kept."""
-        is_late = start_s > self._start_by[job] + LATE_S
+        is_late = slot.start_s > self._start_by[job] + LATE_S
         if is_late:
             self._moves[job] = self._cause.get(job, MOVED_BY_DELAYS)
         if is_late or np.isinf(self._start_by[job]):
-            wait_s = start_s - self._snapshot.now_s
-            self._start_by[job] = start_s + SLACK * wait_s
+            self._start_by[job] = slot.start_s + self._slack_s(slot)
+
+    def _slack_s(self, slot: Slot) -> float:
+        """Return the time by which a start may be later than planned."""
+        run_s = min(slot.end_s - slot.start_s, MAX_SLACK_RUN_S)
+        return SLACK * (slot.start_s - self._snapshot.now_s + run_s)
 
     def _goes_before(self, job: int, junior: int) -> bool:
         """Return whether ``job`` is of a higher queue than ``junior``, or of the same and more weight."""

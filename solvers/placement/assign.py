@@ -5,6 +5,7 @@ It also decides what to do if no blocks are left.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final, TypeAlias
@@ -12,6 +13,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from tessera.formulation.check import score_solution
+from tessera.formulation.moments import SAME_S
 from tessera.formulation.placement import Gang, Placement
 from tessera.formulation.problem import Problem
 from tessera.formulation.snapshot import Snapshot
@@ -71,9 +73,29 @@ def place(
         results.append(_place(plain, solution, wanted, deadline_expired, packed))
     stays_out = problem.must_run & (results[0].solution.choice < 0)
     if stays_out.any() and len(snapshot.planned_starts):
-        due_board = Board(snapshot, problem, board.gangs, only, keep_due=True)
-        results.append(_place(due_board, solution, wanted, deadline_expired, packed))
+        due_board = Board(snapshot, problem, board.gangs, only, by_plan=True)
+        slots = {**packed, **_planned_shares(due_board, wanted)}
+        results.append(_place(due_board, solution, wanted, deadline_expired, slots))
     return max(results, key=lambda one: _worth(problem, one))  # of equals, the first
+
+
+def _planned_shares(board: Board, wanted: dict[int, int]) -> dict[int, PackedShares]:
+    """Return the nodes of the starts that are due, of jobs that are to have as many GPUs as planned."""
+    snapshot = board.snapshot
+    starts, nodes = snapshot.planned_starts, snapshot.planned_nodes
+    shares: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    due = starts.start_s[nodes.start] <= snapshot.now_s + SAME_S
+    for start, node, gpus in zip(
+        nodes.start[due].tolist(), nodes.node[due].tolist(), nodes.gpus[due].tolist(), strict=True
+    ):
+        shares[int(starts.job[start])].append((node, gpus))
+    return {
+        job: tuple(rows)
+        for job, rows in shares.items()
+        if job in wanted
+        and job not in board.present
+        and board.gpus[wanted[job]] == sum(gpus for _, gpus in rows)
+    }
 
 
 def _worth(problem: Problem, result: PlacementResult) -> tuple[int, float]:

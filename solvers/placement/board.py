@@ -46,14 +46,14 @@ class Board:
         gangs: Mapping[int, Gang] | None = None,
         only: Mapping[int, int] | None = None,
         fastest_only: bool = False,
-        keep_due: bool = False,
+        by_plan: bool = False,
     ) -> None:
         """Set up a board without seats.
 
         ``gangs`` is the result of ``current_gangs``, if that is known already. If ``only`` is
         given, each job has at most this column; if it is None, a job may have any of its own. With
         ``fastest_only``, it may have only those that ``is_alternative`` does not refuse. With
-        ``keep_due``, the nodes of planned starts that are due are kept for them.
+        ``by_plan``, jobs that only start may take the GPUs of others though starts are planned.
         """
         self.snapshot, self.problem, self._only = snapshot, problem, only
         self._fastest_only = fastest_only
@@ -84,9 +84,9 @@ class Board:
         self.rows = RowSpace(problem)
         self._choices = NodeChoices(snapshot)
         self._windows = ClosedWindows(snapshot, problem)
-        self.displaces_for_starts = keep_due or not len(snapshot.planned_starts)
+        self.displaces_for_starts = by_plan or not len(snapshot.planned_starts)
         """Whether jobs that only start may take the GPUs of others. Else they are tried once more."""
-        self._planned_room = PlannedRoom(snapshot, problem, keep_due)
+        self._planned_room = PlannedRoom(snapshot, problem)
         self._value_on: dict[tuple[int, int], float] = {}
         self._alternatives: dict[int, list[int]] = {}
 

@@ -43,11 +43,8 @@ class _Start(NamedTuple):
 class PlannedRoom:
     """The planned starts on each node, which jobs that last into them must leave their GPUs."""
 
-    def __init__(self, snapshot: Snapshot, problem: Problem, due_too: bool) -> None:
-        """Index the planned starts by node.
-
-        Those that are due in this round have no room kept for them unless ``due_too``.
-        """
+    def __init__(self, snapshot: Snapshot, problem: Problem) -> None:
+        """Index the planned starts by node."""
         self._snapshot, self._problem = snapshot, problem
         starts, nodes = snapshot.planned_starts, snapshot.planned_nodes
         self._starts_on: defaultdict[int, list[_Start]] = defaultdict(list)
@@ -55,8 +52,7 @@ class PlannedRoom:
         for row, node, gpus in zip(
             nodes.start.tolist(), nodes.node.tolist(), nodes.gpus.tolist(), strict=True
         ):
-            if due_too or start_s[row] > snapshot.now_s + SAME_S:
-                self._starts_on[node].append(_Start(start_s[row], end_s[row], gpus, job[row]))
+            self._starts_on[node].append(_Start(start_s[row], end_s[row], gpus, job[row]))
         now_s = snapshot.now_s + SAME_S
         due = {row for row in range(len(job)) if start_s[row] <= now_s}
         self._due_on = {

@@ -20,7 +20,13 @@ from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.starts.planner import MOVED_BY_DELAYS, MOVED_BY_PRIORITY
 from tessera.solvers.rounds.plan import RoundOutcome
 from tests.support.builders import a_job, a_node, a_snapshot, an_estimate
-from tests.support.driver import decide_round, decision_kinds, reason_of, the_next_round
+from tests.support.driver import (
+    decide_round,
+    decision_kinds,
+    reason_of,
+    the_next_round,
+    with_quotas,
+)
 
 START, KEEP, WAIT = DecisionKind.START, DecisionKind.KEEP, DecisionKind.WAIT
 SUSPEND, RESIZE = DecisionKind.SUSPEND, DecisionKind.RESIZE
@@ -112,15 +118,15 @@ def with_iterations(snapshot: Snapshot, *iterations: float) -> Snapshot:
 
 
 def test_a_job_that_does_not_fit_is_promised_a_start_after_the_expected_end_of_others() -> None:
-    """The wait is 100 s, so the promise leaves 10 s more."""
+    """The wait and the run are 100 s each, so the promise leaves a twentieth of both, 10 s more."""
     snapshot = a_round(a_running_job("old", 4), a_waiting_job("new", ON_FOUR))
     outcome = decide_round(snapshot, Policy())
     assert decision_kinds(snapshot, outcome) == {"old": KEEP, "new": WAIT}
     assert planned_starts(snapshot, outcome) == {"new": pytest.approx(NOW_S + 100)}
-    assert promised_starts(snapshot, outcome) == {"new": pytest.approx(NOW_S + 105)}
+    assert promised_starts(snapshot, outcome) == {"new": pytest.approx(NOW_S + 110)}
     evidence = evidence_of(snapshot, outcome, "new")
     assert evidence["planned start"] == format_rfc3339(NOW_S + 100)
-    assert evidence["promised start"] == format_rfc3339(NOW_S + 105)
+    assert evidence["promised start"] == format_rfc3339(NOW_S + 110)
     assert "promise moved" not in evidence
 
 
@@ -222,7 +228,9 @@ def test_a_job_of_higher_priority_goes_before_and_the_promise_of_the_other_is_mo
         "high": pytest.approx(NOW_S + 100),
         "low": pytest.approx(NOW_S + 200),
     }
-    assert promised_starts(snapshot, outcome)["low"] == pytest.approx(NOW_S + 200 + 0.05 * 190)
+    assert promised_starts(snapshot, outcome)["low"] == pytest.approx(
+        NOW_S + 200 + 0.05 * (190 + 100)
+    )
     assert evidence_of(snapshot, outcome, "low")["promise moved"] == MOVED_BY_PRIORITY
     assert "promise moved" not in evidence_of(snapshot, outcome, "high")
 
@@ -239,7 +247,24 @@ def test_a_job_of_the_same_or_a_lower_priority_comes_after_it(changes: dict[str,
         "planned": pytest.approx(NOW_S + 100),
         "late": pytest.approx(NOW_S + 200),
     }
-    assert promised_starts(snapshot, outcome)["planned"] == pytest.approx(NOW_S + 105)
+    assert promised_starts(snapshot, outcome)["planned"] == pytest.approx(NOW_S + 110)
+
+
+def test_a_guaranteed_job_leaves_the_quota_that_the_planned_start_of_another_needs() -> None:
+    """The quota of four has room for ``small`` now, but ``large`` waits for all of it."""
+    own = {"guaranteed": True, "tenant": "t", "requested_type": 0}
+    old = a_running_job("old", 2, workload=ON_TWO, **own)
+    large = a_waiting_job("large", ON_FOUR, **own)
+    small = a_waiting_job("small", ON_ONE, 1e6, queued_s=1.0, **own)
+    snapshot = with_quotas(a_round(old, large, small, sizes=(4, 4)), {"t": {-1: 4}})
+    outcome = decide_round(snapshot, Policy())
+    assert decision_kinds(snapshot, outcome) == {"old": KEEP, "large": WAIT, "small": WAIT}
+    assert planned_starts(snapshot, outcome)["large"] == pytest.approx(NOW_S + 100)
+    snapshot = with_quotas(a_round(old, small, sizes=(4, 4)), {"t": {-1: 4}})
+    assert decision_kinds(snapshot, decide_round(snapshot, Policy())) == {
+        "old": KEEP,
+        "small": START,
+    }
 
 
 # what running jobs can be counted on to leave
@@ -252,18 +277,64 @@ def test_a_grown_job_is_counted_on_to_shrink_once_it_has_settled() -> None:
     outcome = decide_round(snapshot, Policy(change_spacing=4.0))
     assert decision_kinds(snapshot, outcome) == {"grown": KEEP, "new": WAIT}
     assert planned_starts(snapshot, outcome) == {"new": pytest.approx(NOW_S + 40)}
-    assert promised_starts(snapshot, outcome) == {"new": pytest.approx(NOW_S + 42)}
+    assert promised_starts(snapshot, outcome) == {"new": pytest.approx(NOW_S + 47)}
 
 
 def test_a_start_that_is_due_takes_place_on_gpus_that_a_grown_job_gives_back() -> None:
-    """The objective alone would leave the GPUs to the grown job."""
+    """The objective alone would leave the GPUs to the grown job. It may do so for a twentieth of the run."""
     large = a_running_job("grown", 4, 1e6, requested_gpus=2, weight=9.0)
     snapshot = a_round(large, a_waiting_job("new", ON_TWO, weight=0.01))
-    free = decide_round(snapshot, Policy(objective="throughput", promise_starts=False))
-    assert decision_kinds(snapshot, free) == {"grown": KEEP, "new": WAIT}
-    outcome = decide_round(snapshot, Policy(objective="throughput"))
+    policy = Policy(objective="throughput")
+    for waited_s in (0.0, 4.0):
+        outcome = decide_round(snapshot, policy)
+        assert decision_kinds(snapshot, outcome) == {"grown": KEEP, "new": WAIT}
+        assert planned_starts(snapshot, outcome) == {"new": pytest.approx(NOW_S + 5)}
+        assert promised_starts(snapshot, outcome) == {"new": pytest.approx(NOW_S + 5)}
+        snapshot = the_next_round(snapshot, outcome, 4.0 - 3.0 * (waited_s > 0))
+    outcome = decide_round(snapshot, policy)
     assert decision_kinds(snapshot, outcome) == {"grown": RESIZE, "new": START}
     assert [d.cell.gpus for d in outcome.decisions] == [2, 2]
+
+
+def test_a_start_on_idle_gpus_is_not_postponed() -> None:
+    """The objective would rather give them to the grown job."""
+    large = a_running_job("grown", 2, 1e6, requested_gpus=1, weight=9.0)
+    snapshot = a_round(large, a_waiting_job("new", ON_TWO, weight=0.01))
+    policy = Policy(objective="throughput", promise_starts=False)
+    assert decision_kinds(snapshot, decide_round(snapshot, policy))["grown"] == RESIZE
+    outcome = decide_round(snapshot, replace(policy, promise_starts=True))
+    assert decision_kinds(snapshot, outcome) == {"grown": KEEP, "new": START}
+
+
+def test_no_start_is_postponed_into_the_planned_start_of_another() -> None:
+    """``last`` needs the GPUs of ``new`` right after it, once ``grown`` has ended as well."""
+    large = a_running_job("grown", 4, 400.0, requested_gpus=2, weight=9.0)
+    new = a_waiting_job("new", ON_TWO, 1000.0, weight=0.01)
+    last = a_waiting_job("last", ON_FOUR, weight=0.01, queued_s=1.0)
+    policy = Policy(objective="throughput")
+    snapshot = a_round(large, new)
+    assert decision_kinds(snapshot, decide_round(snapshot, policy)) == {"grown": KEEP, "new": WAIT}
+    snapshot = a_round(large, new, last)
+    outcome = decide_round(snapshot, policy)
+    assert decision_kinds(snapshot, outcome) == {"grown": RESIZE, "new": START, "last": WAIT}
+    assert planned_starts(snapshot, outcome) == {"last": pytest.approx(NOW_S + 1000)}
+
+
+def test_a_start_that_is_a_little_late_moves_those_after_it_by_as_much_as_their_promises_allow() -> (
+    None
+):
+    """``old`` ends 3 s later than estimated, which is less than the promises leave."""
+    jobs = [a_waiting_job(name, ON_FOUR, queued_s=q) for name, q in (("b", 0.0), ("c", 1.0))]
+    first_round = a_round(a_running_job("old", 4), *jobs)
+    outcome = decide_round(first_round, Policy())
+    promises = promised_starts(first_round, outcome)
+    snapshot = the_next_round(with_iterations(first_round, 412.0, 100.0, 100.0), outcome, 0.0)
+    outcome = decide_round(snapshot, Policy())
+    assert planned_starts(snapshot, outcome) == {
+        "b": pytest.approx(NOW_S + 103),
+        "c": pytest.approx(NOW_S + 203),
+    }
+    assert promised_starts(snapshot, outcome) == promises
 
 
 def test_a_job_with_its_request_is_not_counted_on_to_leave_before_its_end() -> None:
@@ -280,7 +351,7 @@ def test_a_preemptible_job_gives_way_once_it_has_settled() -> None:
     outcome = decide_round(snapshot, Policy(objective="throughput"))
     assert decision_kinds(snapshot, outcome) == {"old": KEEP, "new": WAIT}
     assert planned_starts(snapshot, outcome) == {"new": pytest.approx(NOW_S + 40)}
-    snapshot = a_round(young | {"since_s": 500.0}, new)
+    snapshot = the_next_round(snapshot, outcome, 50.0)
     outcome = decide_round(snapshot, Policy(objective="throughput"))
     assert decision_kinds(snapshot, outcome) == {"old": SUSPEND, "new": START}
 
@@ -316,6 +387,9 @@ def test_a_job_of_unknown_rate_counts_for_the_usual_time_from_its_start() -> Non
 def test_a_job_of_unknown_rate_yields_after_the_usual_time() -> None:
     snapshot = a_round(an_unknown_job(since_s=300.0), a_waiting_job("new", ON_FOUR, weight=0.01))
     outcome = decide_round(snapshot, Policy(default_run_s=600.0))
+    assert planned_starts(snapshot, outcome) == {"new": pytest.approx(NOW_S + 5)}
+    snapshot = the_next_round(snapshot, outcome, 5.0)
+    outcome = decide_round(snapshot, Policy(default_run_s=600.0))
     assert decision_kinds(snapshot, outcome) == {"unknown": SUSPEND, "new": START}
 
 
@@ -332,7 +406,7 @@ def test_a_planned_start_moves_forward_where_gpus_become_free_early() -> None:
     outcome = decide_round(snapshot, Policy())
     assert decision_kinds(snapshot, outcome) == {"b": START, "c": WAIT}
     assert planned_starts(snapshot, outcome) == {"c": pytest.approx(NOW_S + 110)}
-    assert promised_starts(snapshot, outcome) == {"c": pytest.approx(NOW_S + 210)}
+    assert promised_starts(snapshot, outcome) == {"c": pytest.approx(NOW_S + 215)}
 
 
 def test_a_planned_start_takes_place_when_it_is_due() -> None:
@@ -350,7 +424,7 @@ def test_a_start_whose_job_outlasts_its_estimate_is_planned_and_promised_for_lat
     snapshot = the_next_round(with_iterations(first_round, 2000.0, 100.0), outcome, 100.0)
     outcome = decide_round(snapshot, Policy())
     assert planned_starts(snapshot, outcome) == {"new": pytest.approx(NOW_S + 500)}
-    assert promised_starts(snapshot, outcome) == {"new": pytest.approx(NOW_S + 520)}
+    assert promised_starts(snapshot, outcome) == {"new": pytest.approx(NOW_S + 525)}
     assert evidence_of(snapshot, outcome, "new")["promise moved"] == MOVED_BY_DELAYS
 
 
@@ -402,7 +476,7 @@ def test_a_planned_start_whose_node_is_lost_is_planned_again_on_another_one() ->
     outcome = decide_round(snapshot, Policy())
     assert decision_kinds(snapshot, outcome) == {"b": KEEP, "new": WAIT}
     assert planned_starts(snapshot, outcome) == {"new": pytest.approx(NOW_S + 300)}
-    assert promised_starts(snapshot, outcome) == {"new": pytest.approx(NOW_S + 310)}
+    assert promised_starts(snapshot, outcome) == {"new": pytest.approx(NOW_S + 315)}
     assert evidence_of(snapshot, outcome, "new")["promise moved"] == MOVED_BY_DELAYS
     assert outcome.plan is not None
     assert outcome.plan.nodes.node.tolist() == [1]

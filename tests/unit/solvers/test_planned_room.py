@@ -71,8 +71,8 @@ def column_on(problem: Problem, job: int, gpus: int) -> int:
     return next(c for c in columns if problem.cells.gpus[problem.cell[c]] == gpus)
 
 
-def make_board(snapshot: Snapshot, *, keep_due: bool = False) -> Board:
-    return Board(snapshot, state_freely(snapshot, Policy()).problem, keep_due=keep_due)
+def make_board(snapshot: Snapshot) -> Board:
+    return Board(snapshot, state_freely(snapshot, Policy()).problem)
 
 
 def closed_nodes(board: Board, job: int, gpus: int = 2) -> set[int]:
@@ -149,10 +149,9 @@ def test_the_nodes_of_its_own_start_are_open_to_a_job() -> None:
     assert closed_nodes(make_board(snapshot), 1, gpus=4) == set()
 
 
-def test_starts_that_are_due_close_their_nodes_only_if_the_board_keeps_them() -> None:
+def test_starts_that_are_due_close_their_nodes_to_others() -> None:
     snapshot = with_starts(a_round(a_waiting_job("a", 9e6)), a_start(1, 0, 4, NOW_S))
-    assert closed_nodes(make_board(snapshot), 0) == set()
-    assert closed_nodes(make_board(snapshot, keep_due=True), 0) == {0}
+    assert closed_nodes(make_board(snapshot), 0) == {0}
 
 
 def test_two_starts_on_a_node_count_together_while_they_overlap() -> None:
@@ -175,3 +174,51 @@ def test_a_job_that_fits_only_where_it_would_delay_a_start_waits() -> None:
     assert place_jobs(snapshot, [2, 0]) == {"long": {0}}
     snapshot = with_starts(snapshot, a_start(1, 0, 4, NOW_S + 100))
     assert place_jobs(snapshot, [2, 0]) == {}
+
+
+def test_starts_that_are_due_take_their_nodes_where_the_best_fit_leaves_one_without() -> None:
+    """Where ``wide`` takes a whole node of four and half of the other, ``small`` finds no GPU.
+
+    ``large`` is planned on node 0 and ``next`` on node 1 once ``wide`` has ended, three GPUs each.
+    """
+    cells = [
+        *CELLS,
+        *(an_estimate(gpus=n, nodes=k, iter_time_s=1 / n) for n, k in ((3, 1), (6, 2))),
+    ]
+    jobs = [a_job("old", state=JobState.RUNNING, cell=(0, 1, 1), iterations_left=1e6)]
+    jobs += [
+        a_job(name, requested_gpus=gpus, iterations_left=iterations)
+        for name, gpus, iterations in (
+            ("wide", 6, 100.0),
+            ("small", 1, 1e6),
+            ("large", 3, 1e6),
+            ("next", 3, 1e6),
+        )
+    ]
+    snapshot = a_snapshot(
+        nodes=some_nodes((0, 2, 4)),
+        jobs=jobs,
+        estimates=cells,
+        gangs={0: Gang(members=((1, (0,)),))},
+    )
+    starts = [a_start(1, 0, 6, NOW_S), a_start(2, 0, 1, NOW_S, 1e6)]
+    starts += [a_start(3, 0, 3, NOW_S + 100), a_start(4, 1, 3, NOW_S + 100)]
+    snapshot = with_starts(snapshot, *starts)
+    shares = [(0, 0, 3), (0, 1, 3), (1, 0, 1), (2, 0, 3), (3, 1, 3)]
+    rows = [{"start": start, "node": node, "gpus": gpus} for start, node, gpus in shares]
+    snapshot = replace(snapshot, planned_nodes=PlannedNodes.from_rows(rows))
+    problem = state_freely(snapshot, Policy()).problem
+    problem = replace(problem, must_run=np.array([True, True, True, False, False]))
+    choice = np.array(
+        [column_on(problem, j, n) if n else -1 for j, n in enumerate([1, 6, 1, 0, 0])]
+    )
+    solution = Solution(
+        status=SolveStatus.FEASIBLE, choice=choice, objective=1, bound=1e18, solver="test"
+    )
+    result = place(snapshot, problem, solution, deadline_expired=never_cancelled)
+    gpus = {job: dict(gang.members) for job, gang in result.placement.gangs.items()}
+    assert {job: {n: len(g) for n, g in members.items()} for job, members in gpus.items()} == {
+        0: {1: 1},
+        1: {0: 3, 1: 3},
+        2: {0: 1},
+    }
