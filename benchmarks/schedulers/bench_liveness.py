@@ -114,8 +114,9 @@ def find_starvation(
     ``exact`` streams, no job lasts longer than its estimate, and no node fails. ``starved`` counts
     the jobs that never started, or started later than promised by more than one spacing of rounds,
     30 s; in other streams, after more than three times the promised wait. ``unpromised`` counts the
-    jobs that had to wait and got no promise. ``max_wait_over_promise_exact`` and ``_wrong`` are the
-    largest waits from submission to first start, over the promised wait and one spacing.
+    jobs that had to wait and got no promise, of a start or of a deadline.
+    ``max_wait_over_promise_exact`` and ``_wrong`` are the largest waits from submission to first
+    start, over the promised wait and one spacing.
     ``max_wait_over_plan_exact`` is the same over the wait that conservative backfilling would have
     planned, next to the jobs that ran when the job came. It shows starvation without promises.
 
@@ -228,7 +229,7 @@ def _promise_counts(runs: Sequence[StreamRun]) -> dict[str, Figure]:
         "restart_share_over_bound": max(
             (run.restart_share * (run.spacing + 1) for run in free), default=np.nan
         ),
-        "deadlines_promised": sum(run.deadlines_promised for run in runs),
+        "deadlines_promised": sum(sum(run.has_deadline) for run in runs),
         "promises_broken": sum(run.promises_broken for run in runs if run.exact),
         "refused_rounds": sum(run.refused_rounds for run in runs),
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from typing import Annotated, Final
 
 import numpy as np
@@ -26,7 +25,6 @@ from tessera.simulator.comparison.policies import ILP, options_of, split_list
 from tessera.simulator.data import MissingData
 from tessera.simulator.figures import Figure, Report
 from tessera.simulator.sweeps.runner import Sweep
-from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.schedulers.registry import scheduler_names
 
 STEADY_SCHEDULERS: Final = ("fcfs", "easy", "conservative", "arena")
@@ -50,9 +48,8 @@ KEPT_REQUESTS: Final = "keep_requests=false"
 LAWS: Final[Mapping[str, str]] = {
     setting.partition("=")[0]: setting
     for setting in (KEPT_REQUESTS, "promise_starts=false", "change_spacing=0")
-    if setting.partition("=")[0] in {field.name for field in fields(RoundOptions)}
 }
-"""The settings that switch a law off, by option. Options that rounds do not have are left out."""
+"""The settings that switch a law off, by option."""
 BOUNDS: Final[Mapping[str, tuple[str, Figure]]] = {
     "worst_ratio_free": ("<=", 1.05),
     "worst_ratio_laws": ("<=", 1.05),

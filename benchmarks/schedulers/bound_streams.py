@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
-
 from numpy.random import Generator
 
 from tessera.benchmarks.schedulers.streams import (
@@ -15,9 +13,6 @@ from tessera.benchmarks.schedulers.streams import (
 )
 from tessera.formulation.arrays import ArrayMember
 from tessera.formulation.records.clusters import TenantSpec
-
-PREEMPTIBLE: Final = "preemptible"
-"""The field of jobs that give way to others, if jobs have it."""
 
 
 def draw_quotas(rng: Generator, jobs: int) -> JobStream:
@@ -97,8 +92,7 @@ def draw_preemptible(rng: Generator, jobs: int) -> JobStream:
     """Draw ordinary jobs at a load of a half, and as many that give way to them."""
     draft = StreamDraft(GpuPool(nodes=3))
     add_crowd(draft, rng, jobs // 2, 0.5)
-    fields_of_spare: dict[str, Any] = {PREEMPTIBLE: True}
-    add_crowd(draft, rng, jobs - jobs // 2, 0.6, role="spare", **fields_of_spare)
+    add_crowd(draft, rng, jobs - jobs // 2, 0.6, role="spare", preemptible=True)
     return draft.finish(forces=True)
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 from numpy.random import Generator
 
 from tessera.benchmarks.schedulers.bound_streams import (
-    PREEMPTIBLE,
     draw_arrays,
     draw_deadlines,
     draw_fair_shares,
@@ -31,7 +30,6 @@ from tessera.benchmarks.schedulers.streams import (
     draw_durations_s,
 )
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.records.jobs import JobSpec
 from tessera.simulator.hazards import Hazards, Straggler, draw_failures
 from tessera.simulator.overheads import preset_overheads
 from tessera.simulator.truth import perturb_estimates
@@ -278,38 +276,37 @@ def draw_costly_restarts(rng: Generator, jobs: int) -> JobStream:
     return draft.finish().change_conditions(exact=True, overheads=preset_overheads("full-search"))
 
 
-_DRAWERS: Final[tuple[Drawer, ...]] = (
-    draw_one_gang,
-    draw_several_gangs,
-    draw_every_size,
-    draw_pinned_types,
-    draw_any_type,
-    draw_node_selectors,
-    draw_quotas,
-    draw_deadlines,
-    draw_arrays,
-    draw_unestimated,
-    draw_wrong_estimates,
-    draw_underestimates,
-    draw_early_ends,
-    draw_failing_nodes,
-    draw_slow_nodes,
-    draw_bursts,
-    draw_heavy_tails,
-    draw_long_first,
-    draw_queues,
-    draw_fragments,
-    draw_elastic,
-    draw_overload,
-    draw_costly_restarts,
-    draw_fair_shares,
-)
-_HAS_PREEMPTIBLE: Final = PREEMPTIBLE in {field.name for field in fields(JobSpec)}
 STREAMS: Final[Mapping[str, Drawer]] = {
     drawer.__name__.removeprefix("draw_").replace("_", "-"): drawer
-    for drawer in (*_DRAWERS, *([draw_preemptible] if _HAS_PREEMPTIBLE else []))
+    for drawer in (
+        draw_one_gang,
+        draw_several_gangs,
+        draw_every_size,
+        draw_pinned_types,
+        draw_any_type,
+        draw_node_selectors,
+        draw_quotas,
+        draw_deadlines,
+        draw_arrays,
+        draw_unestimated,
+        draw_wrong_estimates,
+        draw_underestimates,
+        draw_early_ends,
+        draw_failing_nodes,
+        draw_slow_nodes,
+        draw_bursts,
+        draw_heavy_tails,
+        draw_long_first,
+        draw_queues,
+        draw_fragments,
+        draw_elastic,
+        draw_overload,
+        draw_costly_restarts,
+        draw_fair_shares,
+        draw_preemptible,
+    )
 }
-"""The kinds of streams by name. The last one exists if jobs can be preemptible."""
+"""The kinds of streams by name."""
 
 
 def draw_stream(name: str, seed: int, jobs: int) -> JobStream:

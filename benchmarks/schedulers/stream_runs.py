@@ -96,6 +96,7 @@ class StreamRun:
     that saw a job, with the jobs that ran then. It is inf where it would have planned none, and in a
     stream with node selectors, which it ignores.
     ``spacing`` is the number of start costs that a job runs before an optimization may stop it.
+    ``has_deadline`` are the jobs with a promised deadline.
     ``short_starts`` counts the segments that ended sooner. ``restart_share`` is the largest share of
     a job's held time that went to starts which an optimization caused.
     """
@@ -119,7 +120,7 @@ class StreamRun:
     restart_share: float
     utilisation: float
     promises_broken: int
-    deadlines_promised: int
+    has_deadline: list[bool]
     decide_s: float
     late_s: float = SPACING_S
     """The time by which a start may be later than promised."""
@@ -196,8 +197,8 @@ class StreamRun:
 
     @property
     def unpromised_jobs(self) -> int:
-        """Return how many jobs had to wait and got no promise."""
-        return int(np.isinf(self.promised_wait_s).sum())
+        """Return how many jobs had to wait and got no promise, of a start or of a deadline."""
+        return int((np.isinf(self.promised_wait_s) & ~np.array(self.has_deadline)).sum())
 
     @property
     def unfinished_jobs(self) -> int:
@@ -273,7 +274,7 @@ def restart_share(holds: Sequence[GpuHold]) -> float:
 def describe_run(stream: JobStream, result: Result, decide: PlanningDecider) -> StreamRun:
     """Return what a sweep keeps of a run."""
     names = [arrival.spec.name for arrival in stream.scenario.arrivals]
-    spacing = float(getattr(decide.options, "change_spacing", 0.0))
+    spacing = decide.options.change_spacing
     holds = dict(merge_segments(result.segments))
     due_s = result.arrival_s + [arrival.spec.deadline_s for arrival in stream.scenario.arrivals]
     selects = any(arrival.spec.node_selector for arrival in stream.scenario.arrivals)
@@ -303,6 +304,6 @@ def describe_run(stream: JobStream, result: Result, decide: PlanningDecider) -> 
         restart_share=max(map(restart_share, holds.values()), default=0.0),
         utilisation=busy_gpu_s / (span_s * stream.scenario.gpus),
         promises_broken=int((has_promise & (result.end_s > due_s + 1.0)).sum()),
-        deadlines_promised=int(has_promise.sum()),
+        has_deadline=has_promise.tolist(),
         decide_s=sum(row.decide_s for row in result.rounds),
     )
