@@ -48,7 +48,7 @@ def a_run(*jobs: dict[str, Any], **fields: Any) -> StreamRun:
         "restart_share": 0.0,
         "utilisation": 0.5,
         "promises_broken": 0,
-        "deadlines_promised": 0,
+        "has_deadline": [row.get("has_deadline", False) for row in rows],
         "decide_s": 0.0,
     }
     return StreamRun(**{**values, **fields})
@@ -97,9 +97,10 @@ def test_a_job_that_never_started_is_starved_unless_it_was_rejected() -> None:
 
 
 def test_only_a_job_that_had_to_wait_needs_a_promise() -> None:
-    run = a_run({"first_round": 20.0, "start": 20.0}, {"first_round": 20.0, "start": 50.0})
+    late_job = {"first_round": 20.0, "start": 50.0}
+    run = a_run({"first_round": 20.0, "start": 20.0}, late_job, late_job | {"has_deadline": True})
     assert run.unpromised_jobs == 1
-    assert run.promised_wait_s.tolist() == [20.0, math.inf]
+    assert run.promised_wait_s.tolist() == [20.0, math.inf, math.inf]
 
 
 def test_a_change_of_speed_does_not_end_a_hold() -> None:

@@ -252,10 +252,10 @@ def test_a_job_of_the_same_or_a_lower_priority_comes_after_it(changes: dict[str,
 
 def test_a_guaranteed_job_leaves_the_quota_that_the_planned_start_of_another_needs() -> None:
     """The quota of four has room for ``small`` now, but ``large`` waits for all of it."""
-    own = {"guaranteed": True, "tenant": "t", "requested_type": 0}
-    old = a_running_job("old", 2, workload=ON_TWO, **own)
-    large = a_waiting_job("large", ON_FOUR, **own)
-    small = a_waiting_job("small", ON_ONE, 1e6, queued_s=1.0, **own)
+    guarantee = {"guaranteed": True, "tenant": "t", "requested_type": 0}
+    old = a_running_job("old", 2, workload=ON_TWO, **guarantee)
+    large = a_waiting_job("large", ON_FOUR, **guarantee)
+    small = a_waiting_job("small", ON_ONE, 1e6, queued_s=1.0, **guarantee)
     snapshot = with_quotas(a_round(old, large, small, sizes=(4, 4)), {"t": {-1: 4}})
     outcome = decide_round(snapshot, Policy())
     assert decision_kinds(snapshot, outcome) == {"old": KEEP, "large": WAIT, "small": WAIT}
@@ -310,11 +310,11 @@ def test_no_start_is_postponed_into_the_planned_start_of_another() -> None:
     """``last`` needs the GPUs of ``new`` right after it, once ``grown`` has ended as well."""
     large = a_running_job("grown", 4, 400.0, requested_gpus=2, weight=9.0)
     new = a_waiting_job("new", ON_TWO, 1000.0, weight=0.01)
-    last = a_waiting_job("last", ON_FOUR, weight=0.01, queued_s=1.0)
+    third_job = a_waiting_job("last", ON_FOUR, weight=0.01, queued_s=1.0)
     policy = Policy(objective="throughput")
     snapshot = a_round(large, new)
     assert decision_kinds(snapshot, decide_round(snapshot, policy)) == {"grown": KEEP, "new": WAIT}
-    snapshot = a_round(large, new, last)
+    snapshot = a_round(large, new, third_job)
     outcome = decide_round(snapshot, policy)
     assert decision_kinds(snapshot, outcome) == {"grown": RESIZE, "new": START, "last": WAIT}
     assert planned_starts(snapshot, outcome) == {"last": pytest.approx(NOW_S + 1000)}
