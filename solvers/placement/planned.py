@@ -49,16 +49,15 @@ class PlannedRoom:
         starts, nodes = snapshot.planned_starts, snapshot.planned_nodes
         self._starts_on: defaultdict[int, list[_Start]] = defaultdict(list)
         job, start_s, end_s = starts.job.tolist(), starts.start_s.tolist(), starts.end_s.tolist()
-        for row, node, gpus in zip(
-            nodes.start.tolist(), nodes.node.tolist(), nodes.gpus.tolist(), strict=True
-        ):
+        shares = list(
+            zip(nodes.start.tolist(), nodes.node.tolist(), nodes.gpus.tolist(), strict=True)
+        )
+        for row, node, gpus in shares:
             self._starts_on[node].append(_Start(start_s[row], end_s[row], gpus, job[row]))
-        now_s = snapshot.now_s + SAME_S
-        due = {row for row in range(len(job)) if start_s[row] <= now_s}
-        self._due_on = {
-            (job[row], node)
-            for row, node in zip(nodes.start.tolist(), nodes.node.tolist(), strict=True)
-            if row in due
+        self._due_gpus = {
+            (job[row], node): gpus
+            for row, node, gpus in shares
+            if start_s[row] <= snapshot.now_s + SAME_S
         }
         self._jobs = frozenset(job)
         for node_starts in self._starts_on.values():
@@ -151,9 +150,9 @@ class PlannedRoom:
     def _delays(self, board: SeatTable, node: int, job: int, end_s: float, share: int) -> bool:
         """Return whether a share that is held until ``end_s`` leaves a start on ``node`` too little.
 
-        A job never delays others where it is planned to start now.
+        A job never delays others with the GPUs that it is planned to have now.
         """
-        if (job, node) in self._due_on:
+        if share <= self._due_gpus.get((job, node), 0):
             return False
         starts = [
             start

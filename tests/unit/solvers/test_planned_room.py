@@ -222,3 +222,13 @@ def test_starts_that_are_due_take_their_nodes_where_the_best_fit_leaves_one_with
         1: {0: 3, 1: 3},
         2: {0: 1},
     }
+
+
+def test_a_start_that_is_due_delays_others_only_with_more_gpus_than_were_planned() -> None:
+    jobs = [a_waiting_job("due", 9e6), a_waiting_job("next", 9e6)]
+    snapshot = with_starts(
+        a_round(*jobs), a_start(0, 0, 2, NOW_S, 9e6), a_start(1, 0, 2, NOW_S + 100)
+    )
+    board = make_board(snapshot)
+    assert closed_nodes(board, 0, gpus=2) == set()
+    assert closed_nodes(board, 0, gpus=4) == {0}
