@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from tessera.formulation.draft import Draft
@@ -32,12 +34,25 @@ def rates_if_kept(draft: Draft, among: Ints) -> tuple[Floats, Floats]:
     return rate, np.clip(left_s, 0.0, takes_s)
 
 
-def reserve_columns(draft: Draft, among: Bools) -> list[tuple[int, float]]:
-    """Return the (column, end time) that is kept for each job of ``among`` that must run (Eq. 28).
+class KeptColumn(NamedTuple):
+    """A column that a job keeps: with all GPUs until one time, and with ``part`` of them until another.
+
+    Times are in seconds since 1970.
+    """
+
+    column: int
+    all_until_s: float
+    part: int
+    part_until_s: float
+
+
+def reserve_columns(draft: Draft, among: Bools) -> list[KeptColumn]:
+    """Return the column that is kept for each job of ``among`` that must run (Eq. 28).
 
     It is the job's smallest column on its own type, or else its smallest of all: a round can
     always shrink the job to it. A job keeps it until it has ended there, or, if it only has to settle,
-    until it has. Jobs without work left are about to end and keep nothing.
+    until it has; then it can be shrunk to its request. Jobs without work left are about to end and keep
+    nothing.
     """
     jobs, kept = draft.snapshot.jobs, []
     stays = is_protected(draft) | jobs.guaranteed
@@ -45,12 +60,13 @@ def reserve_columns(draft: Draft, among: Bools) -> list[tuple[int, float]]:
     settled = settled_s(draft)
     for job in np.flatnonzero(must_run & draft.has_columns).tolist():
         columns = np.arange(int(draft.job_start[job]), int(draft.job_start[job + 1]))
-        own = columns[draft.gpu_type[columns] == jobs.current_type[job]]
-        choice = own if len(own) else columns
+        same_type = columns[draft.gpu_type[columns] == jobs.current_type[job]]
+        choice = same_type if len(same_type) else columns
         smallest = int(choice[np.argmin(draft.gpus[choice])])
-        until_s = float(settled[job])
         if stays[job]:
-            lasts = holds_of(draft, np.array([smallest], dtype=np.int64))
-            until_s = float(lasts.part_until_s[0])
-        kept.append((smallest, until_s))
+            holds = holds_of(draft, np.array([smallest], dtype=np.int64))
+            all_until_s, part_until_s = float(holds.all_until_s[0]), float(holds.part_until_s[0])
+            kept.append(KeptColumn(smallest, all_until_s, int(holds.part[0]), part_until_s))
+        else:
+            kept.append(KeptColumn(smallest, float(settled[job]), 0, float(settled[job])))
     return kept

@@ -189,46 +189,54 @@ def _use(draft: Draft, taking: Ints, owner: Ints, cell: Ints) -> Ints:
 
 
 def _free(draft: Draft, taking: Ints, boundary_s: Floats) -> Ints:
-    """Return the free resources in each slot, int64[resources, slots] (Eq. 28).
+    """Return the resources that are free for all of each slot, int64[resources, slots] (Eq. 28).
 
-    Jobs that must run and are not planned keep theirs.
+    Others have them at other times: jobs that must run and are not planned keep theirs until they end or
+    have settled, and planned starts and windows to come have theirs.
     """
     snapshot, types = draft.snapshot, len(draft.snapshot.gpu_types)
     rows = _column_rows(draft)
     whole = np.append(
         snapshot.schedulable_gpus(), np.array([use.row.capacity for use in rows], np.int64)
     )
-    free = np.repeat(whole[:, None], len(boundary_s) - 1, axis=1)
+    starts, windows = snapshot.planned_starts, snapshot.reservations
+    starting = np.flatnonzero(~np.isin(starts.job, taking))
+    to_come = np.flatnonzero(_excludes(snapshot, taking))
+    moments = np.concatenate([boundary_s[:-1], starts.start_s[starting], windows.start_s[to_come]])
+    moments = np.unique(moments[(moments >= boundary_s[0]) & (moments < boundary_s[-1])])
+    used = np.zeros((len(whole), len(moments)), dtype=np.int64)
+
+    def during(start_s: float, end_s: float) -> slice:
+        first, last = np.searchsorted(moments, (start_s - SAME_S, end_s - SAME_S))
+        return slice(int(first), int(last))
+
     planned = np.zeros(len(snapshot.jobs), dtype=np.bool_)
     planned[taking] = True
-    for column, until_s in reserve_columns(draft, ~planned):
-        slots = boundary_s[:-1] < until_s
-        free[int(draft.gpu_type[column]), slots] -= int(draft.gpus[column])
-        for r, row in enumerate(rows):
-            free[types + r, slots] -= int(row.amount[row.column == column].sum())
-    _take_windows(snapshot, taking, boundary_s, free)
-    _take_planned_starts(snapshot, taking, boundary_s, free)
-    return np.maximum(free, 0)
+    for kept in reserve_columns(draft, ~planned):
+        column, kind = kept.column, int(draft.gpu_type[kept.column])
+        used[kind, during(-np.inf, kept.all_until_s)] += int(draft.gpus[column]) - kept.part
+        span = during(-np.inf, kept.part_until_s)
+        used[kind, span] += kept.part
+        for r, use in enumerate(rows):
+            used[types + r, span] += int(use.amount[use.column == column].sum())
+    for start in starting.tolist():
+        span = during(float(starts.start_s[start]), float(starts.end_s[start]))
+        used[int(starts.gpu_type[start]), span] += int(starts.gpus[start])
+    window_gpus = reserved_gpus(snapshot)
+    for window in to_come.tolist():
+        span = during(float(windows.start_s[window]), float(windows.end_s[window]))
+        used[:types, span] += window_gpus[window][:, None]
+    most = np.maximum.reduceat(used, np.searchsorted(moments, boundary_s[:-1]), axis=1)
+    return np.maximum(whole[:, None] - most, 0)
 
 
-def _take_planned_starts(snapshot: Snapshot, taking: Ints, boundary_s: Floats, free: Ints) -> None:
-    """Take the GPUs of other jobs' planned starts out of ``free`` (int64[resources, slots])."""
-    table = snapshot.planned_starts
-    for row in np.flatnonzero(~np.isin(table.job, taking)).tolist():
-        slots = (boundary_s[:-1] < table.end_s[row]) & (table.start_s[row] < boundary_s[1:])
-        free[int(table.gpu_type[row]), slots] -= int(table.gpus[row])
+def _excludes(snapshot: Snapshot, taking: Ints) -> Bools:
+    """Return which windows to come take GPUs from schedules, bool[reservations].
 
-
-def _take_windows(snapshot: Snapshot, taking: Ints, boundary_s: Floats, free: Ints) -> None:
-    """Take the GPUs of windows to come out of ``free`` (int64[resources, slots]).
-
-    Those that serve a job of ``taking`` stay free, because schedules do not tell jobs apart there.
-    The windows that have begun have rows, which hold for all slots.
+    Those that serve a job of ``taking`` do not, because schedules do not tell jobs apart there. The
+    windows that have begun have rows, which hold for all slots.
     """
-    table, gpus = snapshot.reservations, reserved_gpus(snapshot)
-    served = snapshot.entitlements.reservation[np.isin(snapshot.entitlements.job, taking)]
-    to_come = table.start_s > snapshot.now_s
-    to_come[served] = False
-    for r in np.flatnonzero(to_come).tolist():
-        slots = (boundary_s[:-1] < table.end_s[r]) & (table.start_s[r] < boundary_s[1:])
-        free[: gpus.shape[1], slots] -= gpus[r][:, None]
+    table, entitlements = snapshot.reservations, snapshot.entitlements
+    to_come: Bools = table.start_s > snapshot.now_s
+    to_come[entitlements.reservation[np.isin(entitlements.job, taking)]] = False
+    return to_come

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from tessera.formulation.draft import Draft, RowUse
-from tessera.formulation.last_round import Legs, PlannedStarts
+from tessera.formulation.last_round import NO_PLANNED_STARTS, Legs, PlannedStarts
 from tessera.formulation.lifecycle import ACTIVE
 from tessera.formulation.moments import SAME_S
 from tessera.formulation.problem import CouplingRow, RowKind
@@ -85,20 +85,23 @@ def planned_starts_are_kept(draft: Draft) -> Draft:
     are the GPUs that column ``c`` still holds then. Quotas also have such rows. Far times share rows
     (``_group``).
     """
-    if not draft.policy.promise_starts:
-        return draft
-    plan = draft.plan or plan_starts(draft)
-    waits = np.zeros(len(draft.current), dtype=np.bool_)  # for a start that is planned for later
-    waits[plan.starts.job[plan.starts.start_s > draft.snapshot.now_s + SAME_S]] = True
-    waits &= ~draft.snapshot.jobs.among(ACTIVE)
-    witness = None if draft.witness is None else np.where(waits, -1, draft.witness)
-    draft = replace(draft, plan=plan, must_run=draft.must_run & ~waits, witness=witness)
-    if not len(plan.starts):
-        return draft
-    column = columns_of_starts(draft, plan.starts)
-    due = (plan.starts.start_s <= draft.snapshot.now_s + SAME_S) & (column >= 0)
-    draft, column, is_due = _start(draft, plan.starts, column, due)
-    return replace(draft, rows=(*draft.rows, *_rows(draft, plan.starts, column, is_due)))
+    starts, none = NO_PLANNED_STARTS, np.zeros(0, dtype=np.int64)
+    column, is_due = none, none > 0
+    if draft.policy.promise_starts:
+        plan = draft.plan or plan_starts(draft)
+        starts = plan.starts
+        waits = np.zeros(
+            len(draft.current), dtype=np.bool_
+        )  # for a start that is planned for later
+        waits[starts.job[starts.start_s > draft.snapshot.now_s + SAME_S]] = True
+        waits &= ~draft.snapshot.jobs.among(ACTIVE)
+        witness = None if draft.witness is None else np.where(waits, -1, draft.witness)
+        draft = replace(draft, plan=plan, must_run=draft.must_run & ~waits, witness=witness)
+    if len(starts):
+        column = columns_of_starts(draft, starts)
+        due = (starts.start_s <= draft.snapshot.now_s + SAME_S) & (column >= 0)
+        draft, column, is_due = _start(draft, starts, column, due)
+    return replace(draft, rows=(*draft.rows, *_rows(draft, starts, column, is_due)))
 
 
 def _present_columns(draft: Draft) -> Ints:
@@ -239,9 +242,14 @@ def _rows(draft: Draft, starts: PlannedStarts, column: Ints, due: Bools) -> list
     rows, has_columns = [], draft.has_columns[starts.job]
     for limit in _limits(draft, starts, column, legs):
         waits, has_legs = (limit.start_gpus > 0) & ~due, limit.leg_gpus > 0
-        moments = np.unique(np.append(starts.start_s[waits], legs.start_s[has_legs]))
-        moments = moments[moments > now_s + SAME_S]
-        if not waits.any() or not len(moments):
+        moments = np.append(starts.start_s[waits], legs.start_s[has_legs])
+        if draft.admission is not None:
+            # A schedule may leave a job without its GPUs until the next slot, but no longer.
+            slot_s = draft.admission.until_s
+            goes_on = has_legs & (legs.start_s <= now_s + SAME_S) & (legs.end_s > slot_s)
+            moments = np.append(moments, [slot_s] * bool(goes_on.any()))
+        moments = np.unique(moments[moments > now_s + SAME_S])
+        if not len(moments):
             continue
         columns = np.flatnonzero(counts & (limit.amount > 0))
         holds = holds_of(draft, columns).scale_to(draft.gpus[columns], limit.amount[columns])

@@ -17,7 +17,7 @@ from tessera.formulation.node_choices import NodeChoices
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.starts.holds import is_dated
 from tessera.formulation.starts.pools import Pools
-from tessera.formulation.starts.round_timeline import add_fixed_slots, make_timeline
+from tessera.formulation.starts.round_timeline import add_schedules, add_windows, make_timeline
 from tessera.formulation.starts.shares import legs_of_round, running_shares
 from tessera.formulation.starts.timeline import Slot, Timeline
 from tessera.formulation.starts.ways import StartWay, WayFinder, columns_of_starts
@@ -77,7 +77,7 @@ class _Planner:
         self._pools = Pools(draft)
         self._shares = running_shares(draft)
         self._line = make_timeline(draft, self._pools, self._shares)
-        add_fixed_slots(draft, self._line)
+        add_windows(draft, self._line)
         self._ways, self._nodes = WayFinder(draft, self._pools), NodeChoices(draft.snapshot)
         self._way: dict[int, StartWay] = {}
         self._loaded_s: dict[int, float] = {}
@@ -127,6 +127,7 @@ class _Planner:
                 self._line.add(job, kept)
             else:
                 late_jobs.append(job)
+        add_schedules(self._draft, self._line)
         self._replan(late_jobs)
 
     def _keep(self, job: int, slot: Slot) -> Slot | None:

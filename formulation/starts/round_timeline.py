@@ -40,31 +40,41 @@ def make_timeline(draft: Draft, pools: Pools, shares: RunningShares) -> Timeline
     )
 
 
-def add_fixed_slots(draft: Draft, timeline: Timeline) -> None:
-    """Add the slots that come before planned starts: schedules of deadlines, and windows.
-
-    Their owners are negative numbers.
-    """
-    snapshot, legs, count = draft.snapshot, legs_of_round(draft), 0
-    now_s = snapshot.now_s
-    sizes = snapshot.node_size()
-    runs = snapshot.jobs.among(ACTIVE) & (draft.current >= 0)
-    for leg in np.argsort(legs.start_s, kind="stable").tolist():
-        job, gpu_type, gpus = int(legs.job[leg]), int(legs.gpu_type[leg]), int(legs.gpus[leg])
-        if (runs[job] and legs.start_s[leg] <= now_s + SAME_S) or not sizes[gpu_type]:
-            continue
-        shape = shape_of(gpu_type, gpus, -(-gpus // int(sizes[gpu_type])))
-        start_s = max(now_s, float(legs.start_s[leg]))
-        slot = timeline.slot_at(shape, start_s, float(legs.end_s[leg]), None)
-        if slot is not None:
-            count += 1
-            timeline.add(-count, slot)
+def add_windows(draft: Draft, timeline: Timeline) -> None:
+    """Add the slots of windows, which come before planned starts. Their owners are negative numbers."""
+    snapshot, now_s = draft.snapshot, draft.snapshot.now_s
     table, nodes = snapshot.reservations, snapshot.reserved_nodes
     is_maintenance = table.maintenance & table.are_active(now_s)  # their nodes are not schedulable
     for r in np.flatnonzero((table.end_s > now_s) & ~is_maintenance).tolist():
         node = np.unique(nodes.node[(nodes.reservation == r)])
         if len(node):
-            count += 1
             start_s = max(now_s, float(table.start_s[r]))
             shares = zip(node.tolist(), snapshot.nodes.gpus[node].tolist(), strict=True)
-            timeline.add(-count, Slot(start_s, float(table.end_s[r]), tuple(shares)))
+            _add(timeline, Slot(start_s, float(table.end_s[r]), tuple(shares)))
+
+
+def add_schedules(draft: Draft, timeline: Timeline) -> None:
+    """Add the slots of schedules for deadlines. Their owners are negative numbers.
+
+    A schedule counts GPUs by type, and leaves enough for the starts that were planned before. Where no
+    nodes have room for its shape, it takes the GPUs that are free, since placement moves jobs for it.
+    """
+    snapshot, legs, now_s = draft.snapshot, legs_of_round(draft), draft.snapshot.now_s
+    sizes = snapshot.node_size()
+    runs = snapshot.jobs.among(ACTIVE) & (draft.current >= 0)
+    for leg in np.argsort(legs.start_s, kind="stable").tolist():
+        job, gpu_type, gpus = int(legs.job[leg]), int(legs.gpu_type[leg]), int(legs.gpus[leg])
+        column = int(draft.current[job])
+        goes_on = runs[job] and legs.start_s[leg] <= now_s + SAME_S
+        if goes_on and draft.gpu_type[column] == gpu_type:
+            gpus -= int(draft.gpus[column])  # the GPUs that it still lacks
+        if gpus <= 0 or not sizes[gpu_type]:
+            continue
+        shape = shape_of(gpu_type, gpus, -(-gpus // int(sizes[gpu_type])))
+        start_s, end_s = max(now_s, float(legs.start_s[leg])), float(legs.end_s[leg])
+        slot = timeline.slot_at(shape, start_s, end_s, None)
+        _add(timeline, slot or timeline.scattered_slot(gpu_type, gpus, start_s, end_s))
+
+
+def _add(timeline: Timeline, slot: Slot) -> None:
+    timeline.add(-1 - len(timeline.slots()), slot)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from tessera.formulation.draft import Draft
 from tessera.formulation.last_round import Legs, Yields
 from tessera.formulation.lifecycle import ACTIVE
 from tessera.formulation.moments import SAME_S
-from tessera.formulation.starts.holds import holds_of
+from tessera.formulation.starts.holds import Holds, holds_of
 from tessera.formulation.tables import Floats, Ints, Table
 from tessera.formulation.values import Hold
 
@@ -46,20 +46,20 @@ def running_shares(draft: Draft) -> RunningShares:
     rows = rows[((draft.current >= 0) & snapshot.jobs.among(ACTIVE))[a.job[rows]]]
     pair, gpus = np.unique(a.job[rows] * count + a.node[rows], return_counts=True)
     job, node = pair // count, pair % count
-    holds = holds_of(draft, draft.current[job])
+    holds = _holds_by_schedule(draft, job, holds_of(draft, draft.current[job]))
     part = np.where(holds.part > 0, gpus, 0)
     shrinks = (holds.part > 0) & (holds.part < holds.gpus)
-    for grown_job in np.unique(job[shrinks]).tolist():
-        rows = np.flatnonzero(job == grown_job)
+    for shrinking_job in np.unique(job[shrinks]).tolist():
+        rows = np.flatnonzero(job == shrinking_job)
         size = int(snapshot.nodes.gpus[node[rows]].max())
         part[rows] = _shrink_shares(gpus[rows], int(holds.part[rows[0]]), size)
     return RunningShares(
         job=job,
         node=node,
         gpus=gpus.astype(np.int64),
-        all_until_s=_until_schedule_ends(draft, job, holds.all_until_s),
+        all_until_s=holds.all_until_s,
         part=part,
-        part_until_s=_until_schedule_ends(draft, job, holds.part_until_s),
+        part_until_s=holds.part_until_s,
     )
 
 
@@ -87,14 +87,28 @@ def _shrink_shares(shares: Ints, gpus: int, size: int) -> Ints:
     return shares
 
 
-def _until_schedule_ends(draft: Draft, job: Ints, until_s: Floats) -> Floats:
-    """Return ``until_s``, or the end of the present leg for jobs with one, float64[entries]."""
+def _holds_by_schedule(draft: Draft, job: Ints, holds: Holds) -> Holds:
+    """Return the holds of running jobs (int64[entries]), in which those with schedules go by these.
+
+    Such a job keeps as many GPUs as its schedule has now until that changes, and may leave the others
+    at once.
+    """
     legs, now_s = legs_of_round(draft), draft.snapshot.now_s
     if not len(legs):
-        return until_s
-    ends = np.full(len(draft.current), -np.inf)
-    is_present = legs.start_s <= now_s + SAME_S
-    np.maximum.at(ends, legs.job[is_present], legs.end_s[is_present])
-    has = np.zeros(len(draft.current), dtype=np.bool_)
-    has[legs.job] = True
-    return np.where(has[job], np.maximum(ends[job], now_s), until_s)
+        return holds
+    has_legs = np.zeros(len(draft.current), dtype=np.bool_)
+    has_legs[legs.job] = True
+    leg_gpus, ends_s = np.zeros(len(has_legs), dtype=np.int64), np.full(len(has_legs), now_s)
+    goes_on = (draft.current >= 0)[legs.job] & (
+        legs.gpu_type == draft.gpu_type[draft.current[legs.job]]
+    )
+    present = np.flatnonzero((legs.start_s <= now_s + SAME_S) & goes_on)
+    leg_gpus[legs.job[present]] = legs.gpus[present]
+    np.maximum.at(ends_s, legs.job[present], legs.end_s[present])
+    goes_by, part, end_s = has_legs[job], np.minimum(leg_gpus[job], holds.gpus), ends_s[job]
+    return replace(
+        holds,
+        all_until_s=np.where(goes_by, np.where(part < holds.gpus, now_s, end_s), holds.all_until_s),
+        part=np.where(goes_by, part, holds.part),
+        part_until_s=np.where(goes_by, end_s, holds.part_until_s),
+    )

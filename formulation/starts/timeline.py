@@ -7,6 +7,7 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TypeAlias
 
 import numpy as np
@@ -183,6 +184,33 @@ class Timeline:
                 return None
             shares += [(node, share) for node in fit[:count]]
         return Slot(start_s, end_s, (*shares, *shape.pools))
+
+    def scattered_slot(self, gpu_type: int, gpus: int, start_s: float, end_s: float) -> Slot:
+        """Return a slot of up to ``gpus`` GPUs on any nodes of a type, those with the most room first."""
+        rooms = [
+            (self._room(node, start_s, end_s), -node)
+            for node in np.flatnonzero((self._gpu_type == gpu_type) & (self._size > 0)).tolist()
+        ]
+        shares = []
+        for room, negative_node in sorted(rooms, reverse=True):
+            share = min(room, gpus)
+            if share > 0:
+                shares.append((-negative_node, share))
+                gpus -= share
+        return Slot(start_s, end_s, tuple(shares))
+
+    def _room(self, node: int, start_s: float, end_s: float) -> int:
+        """Return the GPUs of a node that are free for all of a time."""
+        level = room = self._free[node]
+        is_inside = False
+        for at_s, changes in groupby(self._changes[node], key=lambda change: change[0]):
+            if at_s > start_s + SAME_S:
+                room = min(room, level) if is_inside else level
+                is_inside = True
+            if at_s >= end_s - SAME_S:
+                return room
+            level += sum(gpus for _, gpus in changes)
+        return min(room, level) if is_inside else level
 
     def _nodes_of(self, shape: StartShape, nodes: Bools | None) -> Ints:
         """Return the nodes of a shape's type that have enough GPUs for its larger share, int64[any]."""

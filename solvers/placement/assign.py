@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
 import numpy as np
 
 from tessera.formulation.check import score_solution
+from tessera.formulation.last_round import NO_PLANNED_NODES, NO_PLANNED_STARTS
 from tessera.formulation.moments import SAME_S
 from tessera.formulation.placement import Gang, Placement
 from tessera.formulation.problem import Problem
@@ -71,11 +73,21 @@ def place(
     if board.took_alternative:
         plain = Board(snapshot, problem, board.gangs, only, fastest_only=True)
         results.append(_place(plain, solution, wanted, deadline_expired, packed))
+    starts = snapshot.planned_starts
     stays_out = problem.must_run & (results[0].solution.choice < 0)
-    if stays_out.any() and len(snapshot.planned_starts):
+    if stays_out.any() and len(starts):
         due_board = Board(snapshot, problem, board.gangs, only, by_plan=True)
         slots = {**packed, **_planned_shares(due_board, wanted)}
         results.append(_place(due_board, solution, wanted, deadline_expired, slots))
+        stays_out &= results[-1].solution.choice < 0
+        stays_out[starts.job] = False
+        if stays_out.any():
+            # Promises of other kinds come before planned starts.
+            free = replace(
+                snapshot, planned_starts=NO_PLANNED_STARTS, planned_nodes=NO_PLANNED_NODES
+            )
+            free_board = Board(free, problem, board.gangs, only)
+            results.append(_place(free_board, solution, wanted, deadline_expired, packed))
     return max(results, key=lambda one: _worth(problem, one))  # of equals, the first
 
 

@@ -53,7 +53,7 @@ class Board:
         ``gangs`` is the result of ``current_gangs``, if that is known already. If ``only`` is
         given, each job has at most this column; if it is None, a job may have any of its own. With
         ``fastest_only``, it may have only those that ``is_alternative`` does not refuse. With
-        ``by_plan``, jobs that only start may take the GPUs of others though starts are planned.
+        ``by_plan``, starts that are due have room kept on their nodes, and may take GPUs of others.
         """
         self.snapshot, self.problem, self._only = snapshot, problem, only
         self._fastest_only = fastest_only
@@ -86,7 +86,7 @@ class Board:
         self._windows = ClosedWindows(snapshot, problem)
         self.displaces_for_starts = by_plan or not len(snapshot.planned_starts)
         """Whether jobs that only start may take the GPUs of others. Else they are tried once more."""
-        self._planned_room = PlannedRoom(snapshot, problem)
+        self._planned_room = PlannedRoom(snapshot, problem, by_plan)
         self._value_on: dict[tuple[int, int], float] = {}
         self._alternatives: dict[int, list[int]] = {}
 

@@ -43,8 +43,12 @@ class _Start(NamedTuple):
 class PlannedRoom:
     """The planned starts on each node, which jobs that last into them must leave their GPUs."""
 
-    def __init__(self, snapshot: Snapshot, problem: Problem) -> None:
-        """Index the planned starts by node."""
+    def __init__(self, snapshot: Snapshot, problem: Problem, by_plan: bool) -> None:
+        """Index the planned starts by node.
+
+        ``by_plan``, those that are due in this round also have room kept for them, and may take it
+        whatever else is planned there.
+        """
         self._snapshot, self._problem = snapshot, problem
         starts, nodes = snapshot.planned_starts, snapshot.planned_nodes
         self._starts_on: defaultdict[int, list[_Start]] = defaultdict(list)
@@ -52,13 +56,13 @@ class PlannedRoom:
         shares = list(
             zip(nodes.start.tolist(), nodes.node.tolist(), nodes.gpus.tolist(), strict=True)
         )
+        self._due_gpus: dict[tuple[int, int], int] = {}
         for row, node, gpus in shares:
-            self._starts_on[node].append(_Start(start_s[row], end_s[row], gpus, job[row]))
-        self._due_gpus = {
-            (job[row], node): gpus
-            for row, node, gpus in shares
-            if start_s[row] <= snapshot.now_s + SAME_S
-        }
+            is_due = start_s[row] <= snapshot.now_s + SAME_S
+            if by_plan and is_due:
+                self._due_gpus[job[row], node] = gpus
+            if by_plan or not is_due:
+                self._starts_on[node].append(_Start(start_s[row], end_s[row], gpus, job[row]))
         self._jobs = frozenset(job)
         for node_starts in self._starts_on.values():
             node_starts.sort()

@@ -16,9 +16,11 @@ from tessera.formulation.lifecycle import JobState
 from tessera.formulation.moments import format_rfc3339
 from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
+from tessera.formulation.problem import RowKind
 from tessera.formulation.promises.deadlines import certificates_are_kept
 from tessera.formulation.reasons import ReasonCode
 from tessera.formulation.snapshot import Snapshot
+from tessera.formulation.starts.shares import running_shares
 from tessera.formulation.statement import Statement, state_round
 from tessera.solvers.lookahead.admission import drafts_before_deadlines
 from tessera.solvers.rounds.plan import RoundOutcome
@@ -143,6 +145,33 @@ def test_a_certified_job_that_cannot_afford_a_restart_keeps_its_gpus() -> None:
     gpus, must, _, movable = keep_certificate(snapshot, a_certificate((0, 900, 2), work=500))
     assert (gpus, must, movable) == ([2, 4], True, False)
     assert keep_certificate(snapshot, a_certificate((0, 900, 2), work=290))[3]
+
+
+@pytest.mark.parametrize("start_s", [0.0, 600.0], ids=["by the next slot", "later"])
+def test_other_jobs_leave_a_schedule_its_gpus(start_s: float) -> None:
+    """``long`` would hold its GPUs beyond the time at which the schedule needs all of them."""
+    jobs = a_dated_job("a", 1200, 9000), a_job("long", requested_gpus=1, iterations_left=1e6)
+    admission = a_certificate((start_s, 900, 4))
+    admission = replace(
+        admission,
+        admitted=np.array([True, False]),
+        least_work=np.zeros(2),
+        earliest_s=np.full(2, np.nan),
+    )
+    statement = state_round(a_cluster(*jobs), replace(AHEAD, promise_starts=False), admission)
+    (row,) = [row for row in statement.problem.rows if row.kind is RowKind.RESERVED]
+    assert row.capacity == 0
+    choice = np.array([-1, statement.problem.columns_of(1)[0]])
+    assert statement.problem.used(choice).tolist()[-1] > 0
+
+
+def test_a_running_job_leaves_what_its_schedule_does_not_need() -> None:
+    snapshot = a_cluster(a_dated_job("a", 4800, 9000, admitted=True, **running_on(4)))
+    snapshot = replace(snapshot, legs=Legs.from_rows([a_leg(-100, 600, 2), a_leg(600, 900, 4)]))
+    _, draft = drafts_before_deadlines(snapshot, AHEAD)
+    shares = running_shares(draft)
+    assert (shares.gpus.tolist(), shares.all_until_s.tolist()) == ([4], [NOW_S])
+    assert (shares.part.tolist(), shares.part_until_s.tolist()) == ([2], [NOW_S + 600])
 
 
 def test_times_are_rounded_up_so_that_a_reported_deadline_is_late_enough() -> None:

@@ -252,7 +252,7 @@ def test_a_job_of_the_same_or_a_lower_priority_comes_after_it(changes: dict[str,
 
 def test_a_guaranteed_job_leaves_the_quota_that_the_planned_start_of_another_needs() -> None:
     """The quota of four has room for ``small`` now, but ``large`` waits for all of it."""
-    guarantee = {"guaranteed": True, "tenant": "t", "requested_type": 0}
+    guarantee: dict[str, Any] = {"guaranteed": True, "tenant": "t", "requested_type": 0}
     old = a_running_job("old", 2, workload=ON_TWO, **guarantee)
     large = a_waiting_job("large", ON_FOUR, **guarantee)
     small = a_waiting_job("small", ON_ONE, 1e6, queued_s=1.0, **guarantee)

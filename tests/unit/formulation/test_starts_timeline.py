@@ -150,3 +150,14 @@ def test_nodes_with_other_slots_come_first_and_then_those_that_become_free_last(
     assert earliest(timeline, 2).shares == ((1, 2),)
     timeline.add(1, Slot(1500.0, 1600.0, ((2, 2),)))
     assert earliest(timeline, 2).shares == ((2, 2),)
+
+
+def test_a_scattered_slot_takes_gpus_that_are_free_for_all_of_its_time() -> None:
+    """Node 0 has two GPUs until 1300, node 1 three from 1050 on, and node 2 none before 1250."""
+    timeline = a_timeline([4, 4, 4], (0, 2, 2000.0), (1, 1, 2000.0), (1, 3, 1050.0), (2, 4, 1250.0))
+    timeline.add(7, Slot(1300.0, 1400.0, ((0, 1),)))
+    assert timeline.scattered_slot(0, 4, 1100.0, 1200.0).shares == ((1, 3), (0, 1))
+    assert timeline.scattered_slot(0, 9, 1100.0, 1300.0).shares == ((1, 3), (0, 2))
+    assert timeline.scattered_slot(0, 9, 1100.0, 1301.0).shares == ((1, 3), (0, 1))
+    assert timeline.scattered_slot(0, 9, NOW_S, 1200.0).shares == ((0, 2),)
+    assert timeline.scattered_slot(0, 9, 1260.0, 1290.0).shares == ((2, 4), (1, 3), (0, 2))

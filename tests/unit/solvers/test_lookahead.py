@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tessera.formulation.admission import Admission
-from tessera.formulation.last_round import Legs
+from tessera.formulation.last_round import Legs, PlannedStarts
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.lookahead import (
     Lookahead,
@@ -85,6 +85,28 @@ def test_a_running_job_pays_only_the_rest_of_its_restart() -> None:
     stays = int(np.flatnonzero(ahead.stays)[0])
     assert ahead.gain[stays, 0] == 2 * (300 - 30)
     assert ahead.cost[stays] == 0
+
+
+def free_gpus(snapshot: Snapshot) -> list[int]:
+    """Return the GPUs that are free for schedules in each slot."""
+    return look_ahead_of(snapshot).capacity[0].tolist()
+
+
+def test_gpus_that_pass_from_a_job_to_a_planned_start_within_a_slot_count_once() -> None:
+    """``old`` ends after 100 s on four GPUs, where ``new`` is planned to start then."""
+    jobs = [a_dated_job("old", 400, math.inf, requested_gpus=4, **running_on(4))]
+    jobs += [a_dated_job("a", 100, 500), a_dated_job("new", 400, math.inf)]
+    start = {"job": 2, "gpu_type": 0, "gpus": 4, "pipeline_degree": 1, "plan": 0}
+    start |= {"start_s": NOW_S + 100, "end_s": NOW_S + 310}
+    snapshot = replace(a_cluster(*jobs, nodes=2), planned_starts=PlannedStarts.from_rows([start]))
+    assert free_gpus(snapshot)[:3] == [4, 4, 8]
+
+
+def test_a_grown_job_keeps_its_request_once_it_has_settled() -> None:
+    """It started 50 s ago, and settles for five restart times of 100 s."""
+    grown = running_on(4) | {"since_s": NOW_S - 50, "restart_s": 100.0, "requested_gpus": 2}
+    jobs = a_dated_job("grown", 1e6, math.inf, **grown), a_dated_job("a", 100, 1000)
+    assert free_gpus(a_cluster(*jobs, nodes=2))[:4] == [4, 4, 6, 6]
 
 
 def test_a_leg_that_ends_after_the_deadline_still_counts_after_its_slot_is_split() -> None:

@@ -17,7 +17,7 @@ from tessera.formulation.policy import Policy
 from tessera.formulation.problem import Problem
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution, SolveStatus
-from tessera.solvers.placement import place
+from tessera.solvers.placement import PlacementResult, place
 from tessera.solvers.placement.board import Board
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes, state_freely
 
@@ -71,8 +71,8 @@ def column_on(problem: Problem, job: int, gpus: int) -> int:
     return next(c for c in columns if problem.cells.gpus[problem.cell[c]] == gpus)
 
 
-def make_board(snapshot: Snapshot) -> Board:
-    return Board(snapshot, state_freely(snapshot, Policy()).problem)
+def make_board(snapshot: Snapshot, *, by_plan: bool = False) -> Board:
+    return Board(snapshot, state_freely(snapshot, Policy()).problem, by_plan=by_plan)
 
 
 def closed_nodes(board: Board, job: int, gpus: int = 2) -> set[int]:
@@ -149,9 +149,10 @@ def test_the_nodes_of_its_own_start_are_open_to_a_job() -> None:
     assert closed_nodes(make_board(snapshot), 1, gpus=4) == set()
 
 
-def test_starts_that_are_due_close_their_nodes_to_others() -> None:
+def test_starts_that_are_due_close_their_nodes_only_if_jobs_are_placed_by_the_plan() -> None:
     snapshot = with_starts(a_round(a_waiting_job("a", 9e6)), a_start(1, 0, 4, NOW_S))
-    assert closed_nodes(make_board(snapshot), 0) == {0}
+    assert closed_nodes(make_board(snapshot), 0) == set()
+    assert closed_nodes(make_board(snapshot, by_plan=True), 0) == {0}
 
 
 def test_two_starts_on_a_node_count_together_while_they_overlap() -> None:
@@ -174,6 +175,36 @@ def test_a_job_that_fits_only_where_it_would_delay_a_start_waits() -> None:
     assert place_jobs(snapshot, [2, 0]) == {"long": {0}}
     snapshot = with_starts(snapshot, a_start(1, 0, 4, NOW_S + 100))
     assert place_jobs(snapshot, [2, 0]) == {}
+
+
+def gpus_on_nodes(result: PlacementResult) -> dict[int, dict[int, int]]:
+    """Return the GPUs of each job on each of its nodes."""
+    return {
+        job: {node: len(gpus) for node, gpus in gang.members}
+        for job, gang in result.placement.gangs.items()
+    }
+
+
+def test_a_promise_without_a_planned_start_comes_before_those_with_one() -> None:
+    """``new`` must run, for example for its deadline, and needs all of a node.
+
+    To make room, ``old`` has to move to node 1, where ``wide`` is planned to start when ``short`` ends.
+    """
+    runs = {"state": JobState.RUNNING, "cell": (0, 1, 1), "requested_gpus": 1}
+    jobs = [a_job("old", **runs, iterations_left=1e6), a_job("short", **runs, iterations_left=50)]
+    jobs += [a_waiting_job("new", 9e6, gpus=4)]
+    snapshot = a_round(*jobs, gangs={k: Gang(members=((k, (0,)),)) for k in (0, 1)})
+    snapshot = with_starts(snapshot, a_start(3, 1, 4, NOW_S + 50))
+    problem = state_freely(snapshot, Policy()).problem
+    problem = replace(problem, must_run=np.array([True, True, True, False]))
+    choice = np.array([column_on(problem, j, n) for j, n in enumerate([1, 1, 4])] + [-1])
+    solution = Solution(
+        status=SolveStatus.FEASIBLE, choice=choice, objective=1, bound=1e18, solver="test"
+    )
+    result = place(snapshot, problem, solution, deadline_expired=never_cancelled)
+    gpus = gpus_on_nodes(result)
+    assert gpus.keys() == {0, 1, 2}
+    assert gpus[2] in ({0: 4}, {1: 4})
 
 
 def test_starts_that_are_due_take_their_nodes_where_the_best_fit_leaves_one_without() -> None:
@@ -216,12 +247,7 @@ def test_starts_that_are_due_take_their_nodes_where_the_best_fit_leaves_one_with
         status=SolveStatus.FEASIBLE, choice=choice, objective=1, bound=1e18, solver="test"
     )
     result = place(snapshot, problem, solution, deadline_expired=never_cancelled)
-    gpus = {job: dict(gang.members) for job, gang in result.placement.gangs.items()}
-    assert {job: {n: len(g) for n, g in members.items()} for job, members in gpus.items()} == {
-        0: {1: 1},
-        1: {0: 3, 1: 3},
-        2: {0: 1},
-    }
+    assert gpus_on_nodes(result) == {0: {1: 1}, 1: {0: 3, 1: 3}, 2: {0: 1}}
 
 
 def test_a_start_that_is_due_delays_others_only_with_more_gpus_than_were_planned() -> None:
@@ -229,6 +255,6 @@ def test_a_start_that_is_due_delays_others_only_with_more_gpus_than_were_planned
     snapshot = with_starts(
         a_round(*jobs), a_start(0, 0, 2, NOW_S, 9e6), a_start(1, 0, 2, NOW_S + 100)
     )
-    board = make_board(snapshot)
+    board = make_board(snapshot, by_plan=True)
     assert closed_nodes(board, 0, gpus=2) == set()
     assert closed_nodes(board, 0, gpus=4) == {0}
