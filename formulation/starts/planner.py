@@ -27,8 +27,8 @@ MAX_PLANNED: Final = 256
 """Number of waiting jobs that have planned starts: the first by queue, weight and time of waiting."""
 SLACK: Final = 0.05
 """Share of the planned wait, and of the time for which a job then runs, by which a start may be late."""
-MAX_SLACK_RUN_S: Final = 14_400.0
-"""The longest run that counts for the slack of a promise, so that it is at most 12 minutes of it."""
+MAX_SLACK_RUN_S: Final = 3600.0
+"""The longest run that counts for the slack of a promise, which is then three minutes longer."""
 MOVED_BY_PRIORITY: Final = "a job of a higher queue, or of more weight, goes before it"
 MOVED_BY_DELAYS: Final = "jobs that run end later than was estimated, or nodes are away"
 LATE_S: Final = 60.0

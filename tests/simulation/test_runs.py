@@ -62,7 +62,9 @@ def test_rounds_happen_at_whole_multiples_of_the_period_and_only_while_there_are
 
 
 def test_with_a_gap_rounds_are_those_of_a_server_with_that_gap_and_period() -> None:
-    arrivals = [an_arrival(f"j{at_s}", at_s, iterations=10**6) for at_s in (0, 1, 2, 50, 900)]
+    arrivals = [
+        an_arrival(f"j{at_s}", at_s, iterations=10**6, max_gpus=1) for at_s in (0, 1, 2, 50, 900)
+    ]
     scenario = a_scenario(*arrivals)
     result = simulate_scenario(scenario, on_events=True, spacing_s=3.0, horizon_s=1300.0)
     assert rounds_of(result) == [0.0, 3.0, 50.0, 350.0, 650.0, 900.0, 1200.0]
