@@ -156,7 +156,7 @@ def describe_server_run(
         restart_share=max(map(restart_share, holds), default=0.0),
         utilisation=math.nan,
         promises_broken=0,
-        deadlines_promised=0,
+        has_deadline=[False] * len(jobs),
         decide_s=sum(sum(summary.seconds.values()) for summary in records.rounds),
         late_s=SPACING_S + LATENCY_S * clock_factor,
     )

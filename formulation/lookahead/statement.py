@@ -196,38 +196,42 @@ def _free(draft: Draft, taking: Ints, boundary_s: Floats) -> Ints:
     """
     snapshot, types = draft.snapshot, len(draft.snapshot.gpu_types)
     rows = _column_rows(draft)
-    whole = np.append(
+    size = np.append(
         snapshot.schedulable_gpus(), np.array([use.row.capacity for use in rows], np.int64)
     )
     starts, windows = snapshot.planned_starts, snapshot.reservations
-    starting = np.flatnonzero(~np.isin(starts.job, taking))
+    other_starts = np.flatnonzero(~np.isin(starts.job, taking))
     to_come = np.flatnonzero(_excludes(snapshot, taking))
-    moments = np.concatenate([boundary_s[:-1], starts.start_s[starting], windows.start_s[to_come]])
+    moments = np.concatenate(
+        [boundary_s[:-1], starts.start_s[other_starts], windows.start_s[to_come]]
+    )
     moments = np.unique(moments[(moments >= boundary_s[0]) & (moments < boundary_s[-1])])
-    used = np.zeros((len(whole), len(moments)), dtype=np.int64)
-
-    def during(start_s: float, end_s: float) -> slice:
-        first, last = np.searchsorted(moments, (start_s - SAME_S, end_s - SAME_S))
-        return slice(int(first), int(last))
-
-    planned = np.zeros(len(snapshot.jobs), dtype=np.bool_)
-    planned[taking] = True
-    for kept in reserve_columns(draft, ~planned):
-        column, kind = kept.column, int(draft.gpu_type[kept.column])
-        used[kind, during(-np.inf, kept.all_until_s)] += int(draft.gpus[column]) - kept.part
-        span = during(-np.inf, kept.part_until_s)
-        used[kind, span] += kept.part
-        for r, use in enumerate(rows):
-            used[types + r, span] += int(use.amount[use.column == column].sum())
-    for start in starting.tolist():
-        span = during(float(starts.start_s[start]), float(starts.end_s[start]))
-        used[int(starts.gpu_type[start]), span] += int(starts.gpus[start])
+    use = np.zeros((len(size), len(moments)), dtype=np.int64)
+    other_jobs = np.ones(len(snapshot.jobs), dtype=np.bool_)
+    other_jobs[taking] = False
+    for reserve in reserve_columns(draft, other_jobs):
+        column, gpu_type = reserve.column, int(draft.gpu_type[reserve.column])
+        surplus = int(draft.gpus[column]) - reserve.part
+        use[gpu_type, _find_span(moments, -np.inf, reserve.all_until_s)] += surplus
+        span = _find_span(moments, -np.inf, reserve.part_until_s)
+        use[gpu_type, span] += reserve.part
+        for r, row in enumerate(rows):
+            use[types + r, span] += int(row.amount[row.column == column].sum())
+    for start in other_starts.tolist():
+        span = _find_span(moments, float(starts.start_s[start]), float(starts.end_s[start]))
+        use[int(starts.gpu_type[start]), span] += int(starts.gpus[start])
     window_gpus = reserved_gpus(snapshot)
     for window in to_come.tolist():
-        span = during(float(windows.start_s[window]), float(windows.end_s[window]))
-        used[:types, span] += window_gpus[window][:, None]
-    most = np.maximum.reduceat(used, np.searchsorted(moments, boundary_s[:-1]), axis=1)
-    return np.maximum(whole[:, None] - most, 0)
+        span = _find_span(moments, float(windows.start_s[window]), float(windows.end_s[window]))
+        use[:types, span] += window_gpus[window][:, None]
+    max_use = np.maximum.reduceat(use, np.searchsorted(moments, boundary_s[:-1]), axis=1)
+    return np.maximum(size[:, None] - max_use, 0)
+
+
+def _find_span(moments: Floats, start_s: float, end_s: float) -> slice:
+    """Return the ``moments`` from ``start_s`` until before ``end_s``."""
+    first_row, end_row = np.searchsorted(moments, (start_s - SAME_S, end_s - SAME_S))
+    return slice(int(first_row), int(end_row))
 
 
 def _excludes(snapshot: Snapshot, taking: Ints) -> Bools:

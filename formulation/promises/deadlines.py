@@ -203,8 +203,8 @@ def certified_columns(draft: Draft, admission: Admission) -> Ints:
 def _witnessed(draft: Draft, certified: Ints, jobs: list[int]) -> Draft:
     """Return the draft with the present columns from the certificates of ``jobs`` as witness."""
     witness = np.full(len(draft.current), -1, dtype=np.int64)
-    for kept in reserve_columns(draft, ~_members(draft, jobs)):
-        witness[int(draft.job[kept.column])] = kept.column
+    for reserve in reserve_columns(draft, ~_members(draft, jobs)):
+        witness[int(draft.job[reserve.column])] = reserve.column
     witness[jobs] = certified[jobs]
     return replace(draft, witness=witness)
 

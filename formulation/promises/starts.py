@@ -85,8 +85,8 @@ def planned_starts_are_kept(draft: Draft) -> Draft:
     are the GPUs that column ``c`` still holds then. Quotas also have such rows. Far times share rows
     (``_group``).
     """
-    starts, none = NO_PLANNED_STARTS, np.zeros(0, dtype=np.int64)
-    column, is_due = none, none > 0
+    starts, column = NO_PLANNED_STARTS, np.zeros(0, dtype=np.int64)
+    is_due = column > 0
     if draft.policy.promise_starts:
         plan = draft.plan or plan_starts(draft)
         starts = plan.starts

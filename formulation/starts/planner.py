@@ -122,9 +122,9 @@ class _Planner:
             slot = Slot(start_s, start_s + way.lasts_s, (*shares_of[row], *way.shape.pools))
             avoids_node = any(node in self._nodes.avoided(job) for node, _ in shares_of[row])
             is_whole = sum(gpus for _, gpus in shares_of[row]) == sum(way.shape.shares)
-            kept = self._keep(job, slot) if is_whole and not avoids_node else None
-            if kept is not None:
-                self._line.add(job, kept)
+            own_slot = self._keep(job, slot) if is_whole and not avoids_node else None
+            if own_slot is not None:
+                self._line.add(job, own_slot)
             else:
                 late_jobs.append(job)
         add_schedules(self._draft, self._line)
@@ -218,9 +218,9 @@ class _Planner:
             by_s = min(float(self._start_by[job]), self._loaded_s.get(job, np.inf))
             start_s = min(now_s + self._slack_s(slot), by_s)
             self._line.remove(job)
-            later = Slot(start_s, start_s + slot.end_s - slot.start_s, slot.shares)
-            is_later = start_s > now_s + SAME_S and self._line.has_room(later)
-            self._line.add(job, later if is_later else slot)
+            due_slot = Slot(start_s, start_s + slot.end_s - slot.start_s, slot.shares)
+            has_room = start_s > now_s + SAME_S and self._line.has_room(due_slot)
+            self._line.add(job, due_slot if has_room else slot)
 
     def result(self) -> StartPlan:
         """Return the plan as tables."""

@@ -91,7 +91,7 @@ def place(
     return max(results, key=lambda one: _worth(problem, one))  # of equals, the first
 
 
-def _planned_shares(board: Board, wanted: dict[int, int]) -> dict[int, PackedShares]:
+def _planned_shares(board: Board, columns: dict[int, int]) -> dict[int, PackedShares]:
     """Return the nodes of the starts that are due, of jobs that are to have as many GPUs as planned."""
     snapshot = board.snapshot
     starts, nodes = snapshot.planned_starts, snapshot.planned_nodes
@@ -104,9 +104,9 @@ def _planned_shares(board: Board, wanted: dict[int, int]) -> dict[int, PackedSha
     return {
         job: tuple(rows)
         for job, rows in shares.items()
-        if job in wanted
+        if job in columns
         and job not in board.present
-        and board.gpus[wanted[job]] == sum(gpus for _, gpus in rows)
+        and board.gpus[columns[job]] == sum(gpus for _, gpus in rows)
     }
 
 

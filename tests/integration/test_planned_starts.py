@@ -101,12 +101,12 @@ def test_a_start_that_comes_while_its_round_is_committed_asks_for_another_round(
     planning_store: PostgresStore,
 ) -> None:
     snapshot = planning_store.snapshot(C)
-    soon = a_planned_start(start_s=snapshot.now_s + 0.002, end_s=math.inf)
-    until(lambda: planning_store.snapshot(C).now_s > soon.start_s, "the start has come")
-    commit(planning_store, snapshot, wait(snapshot, "a"), plan=plan_of(snapshot, {}, a=soon))
+    due_start = a_planned_start(start_s=snapshot.now_s + 0.002, end_s=math.inf)
+    until(lambda: planning_store.snapshot(C).now_s > due_start.start_s, "the start has come")
+    commit(planning_store, snapshot, wait(snapshot, "a"), plan=plan_of(snapshot, {}, a=due_start))
     assert planning_store.outlooks([C])[C].start_in_s == 0
     snapshot = planning_store.snapshot(C)
-    commit(planning_store, snapshot, wait(snapshot, "a"), plan=plan_of(snapshot, {}, a=soon))
+    commit(planning_store, snapshot, wait(snapshot, "a"), plan=plan_of(snapshot, {}, a=due_start))
     assert planning_store.outlooks([C])[C].start_in_s > 1e6
 
 

@@ -89,14 +89,14 @@ def test_a_running_job_pays_only_the_rest_of_its_restart() -> None:
 
 def free_gpus(snapshot: Snapshot) -> list[int]:
     """Return the GPUs that are free for schedules in each slot."""
-    return look_ahead_of(snapshot).capacity[0].tolist()
+    return [int(gpus) for gpus in look_ahead_of(snapshot).capacity[0]]
 
 
 def test_gpus_that_pass_from_a_job_to_a_planned_start_within_a_slot_count_once() -> None:
     """``old`` ends after 100 s on four GPUs, where ``new`` is planned to start then."""
     jobs = [a_dated_job("old", 400, math.inf, requested_gpus=4, **running_on(4))]
     jobs += [a_dated_job("a", 100, 500), a_dated_job("new", 400, math.inf)]
-    start = {"job": 2, "gpu_type": 0, "gpus": 4, "pipeline_degree": 1, "plan": 0}
+    start: dict[str, float] = {"job": 2, "gpu_type": 0, "gpus": 4, "pipeline_degree": 1, "plan": 0}
     start |= {"start_s": NOW_S + 100, "end_s": NOW_S + 310}
     snapshot = replace(a_cluster(*jobs, nodes=2), planned_starts=PlannedStarts.from_rows([start]))
     assert free_gpus(snapshot)[:3] == [4, 4, 8]
@@ -104,8 +104,8 @@ def test_gpus_that_pass_from_a_job_to_a_planned_start_within_a_slot_count_once()
 
 def test_a_grown_job_keeps_its_request_once_it_has_settled() -> None:
     """It started 50 s ago, and settles for five restart times of 100 s."""
-    grown = running_on(4) | {"since_s": NOW_S - 50, "restart_s": 100.0, "requested_gpus": 2}
-    jobs = a_dated_job("grown", 1e6, math.inf, **grown), a_dated_job("a", 100, 1000)
+    state = running_on(4) | {"since_s": NOW_S - 50, "restart_s": 100.0, "requested_gpus": 2}
+    jobs = a_dated_job("grown", 1e6, math.inf, **state), a_dated_job("a", 100, 1000)
     assert free_gpus(a_cluster(*jobs, nodes=2))[:4] == [4, 4, 6, 6]
 
 

@@ -190,7 +190,7 @@ def test_a_promise_without_a_planned_start_comes_before_those_with_one() -> None
 
     To make room, ``old`` has to move to node 1, where ``wide`` is planned to start when ``short`` ends.
     """
-    runs = {"state": JobState.RUNNING, "cell": (0, 1, 1), "requested_gpus": 1}
+    runs: dict[str, Any] = {"state": JobState.RUNNING, "cell": (0, 1, 1), "requested_gpus": 1}
     jobs = [a_job("old", **runs, iterations_left=1e6), a_job("short", **runs, iterations_left=50)]
     jobs += [a_waiting_job("new", 9e6, gpus=4)]
     snapshot = a_round(*jobs, gangs={k: Gang(members=((k, (0,)),)) for k in (0, 1)})
