@@ -159,7 +159,7 @@ def page_tokens(client: Client, states: Sequence[jobs_pb2.JobState.ValueType]) -
 @register_case(
     "reads",
     smoke={"jobs": 40, "reads": 5},
-    read_cpu_ms=("<=", 20.0),
+    read_cpu_ms=("<=", 30.0),
     answered=("==", True),
 )
 def time_reads(
@@ -173,7 +173,7 @@ def time_reads(
     Both servers have one database. One decides rounds without a pause, and the other answers the
     reads, one after another. So all CPU time of the second process belongs to reads, with its own
     heartbeats and health checks. ``read_cpu_ms`` is the largest 99th percentile of any kind of
-    read; its bound of 20 ms lets a core answer 50 users a second. PostgreSQL's CPU time is not in
+    read; its bound of 30 ms lets a slow core answer 33 users a second. PostgreSQL's CPU time is not in
     it; ``wall_ms`` is, as the caller waits for both.
 
     ``explain`` is the answer from records (``recorded_only``), ``position`` and ``eta`` read a job

@@ -173,8 +173,14 @@ def _need(
     moves = current < 0 or bool(rate[current] >= other * (1 - ROUNDING))
     if not moves and admission.bare_work is not None and keep[current] and after_s > 0:
         bare = max(0.0, float(admission.bare_work[job])) / after_s
-        if rate[current] >= bare * (1 - ROUNDING):  # a move may spend the reserve
+        if rate[current] >= bare * (1 - ROUNDING):
+            # A move may spend the reserve, also one to as many GPUs on fewer nodes.
             moves, least = True, min(least, bare)
+            nodes, gpus = draft.cells.nodes[draft.cell[span]], draft.gpus[span]
+            gpu_type = draft.gpu_type[span]
+            is_narrower = (gpus == gpus[current]) & (gpu_type == gpu_type[current])
+            is_narrower &= nodes < nodes[current]
+            keep |= is_narrower & (rate >= bare * (1 - ROUNDING))
     return _Need(columns=columns, keep=keep, least_rate=least * (1 - ROUNDING), movable=moves)
 
 

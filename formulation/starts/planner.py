@@ -21,12 +21,13 @@ from tessera.formulation.starts.round_timeline import add_schedules, add_windows
 from tessera.formulation.starts.shares import legs_of_round, running_shares
 from tessera.formulation.starts.timeline import Slot, Timeline
 from tessera.formulation.starts.ways import StartWay, WayFinder, columns_of_starts
-from tessera.formulation.tables import Bools
+from tessera.formulation.tables import Bools, Ints
 
 MAX_PLANNED: Final = 256
 """Number of waiting jobs that have planned starts: the first by queue, weight and time of waiting."""
 SLACK: Final = 0.05
-"""Share of the planned wait, and of the time for which a job then runs, by which a start may be late."""
+"""Share of the planned wait by which a start may be late. If other jobs have to shrink for the start,
+the time for which the job then runs also counts."""
 MAX_SLACK_RUN_S: Final = 3600.0
 """The longest run that counts for the slack of a promise, which is then three minutes longer."""
 MOVED_BY_PRIORITY: Final = "a job of a higher queue, or of more weight, goes before it"
@@ -204,15 +205,13 @@ class _Planner:
         Until such a start is due, the objective chooses whether it is worth the restarts of others.
         """
         now_s = self._snapshot.now_s
-        free = np.array(self._snapshot.nodes.gpus, dtype=np.int64)
-        np.subtract.at(free, self._shares.node, self._shares.gpus)
+        free = self._free_unless_shrunk(now_s)
         for job in sorted(self._way, key=self._rank.__getitem__):
             slot = self._line.slot(job)
             if slot is None or slot.start_s > now_s + SAME_S or self._must_start[job]:
                 continue
-            shares = [(node, gpus) for node, gpus in slot.shares if node < len(free)]
-            if all(free[node] >= gpus for node, gpus in shares):
-                for node, gpus in shares:
+            if self._fits(slot, free):
+                for node, gpus in slot.shares:
                     free[node] -= gpus
                 continue
             by_s = min(float(self._start_by[job]), self._loaded_s.get(job, np.inf))
@@ -221,6 +220,22 @@ class _Planner:
             due_slot = Slot(start_s, start_s + slot.end_s - slot.start_s, slot.shares)
             has_room = start_s > now_s + SAME_S and self._line.has_room(due_slot)
             self._line.add(job, due_slot if has_room else slot)
+
+    def _free_unless_shrunk(self, at_s: float) -> Ints:
+        """Return the GPUs that are free at a time if no running job shrinks, int64[nodes and pools].
+
+        Pools do not count.
+        """
+        shares, pools = self._shares, len(self._pools.sizes)
+        runs = shares.part_until_s > at_s + SAME_S
+        free = np.append(self._snapshot.nodes.gpus, np.full(pools, np.iinfo(np.int64).max))
+        np.subtract.at(free, shares.node[runs], shares.gpus[runs])
+        return free
+
+    @staticmethod
+    def _fits(slot: Slot, free: Ints) -> bool:
+        """Return whether the GPUs of a slot are among those that are free (int64[nodes and pools])."""
+        return all(free[node] >= gpus for node, gpus in slot.shares)
 
     def result(self) -> StartPlan:
         """Return the plan as tables."""
@@ -326,8 +341,13 @@ class _Planner:
             self._start_by[job] = slot.start_s + self._slack_s(slot)
 
     def _slack_s(self, slot: Slot) -> float:
-        """Return the time by which a start may be later than planned."""
+        """Return the time by which a start may be later than planned.
+
+        It is longer by a share of the run if other jobs have to shrink for the start.
+        """
         run_s = min(slot.end_s - slot.start_s, MAX_SLACK_RUN_S)
+        if self._fits(slot, self._free_unless_shrunk(slot.start_s)):
+            run_s = 0.0
         return SLACK * (slot.start_s - self._snapshot.now_s + run_s)
 
     def _goes_before(self, job: int, junior: int) -> bool:

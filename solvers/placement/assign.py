@@ -195,7 +195,7 @@ def _settle(
         columns = board.columns_of(job)
         change = best_change(board, job, columns, wanted[job], effort, required=promised)
         if change is None and promised:
-            if job in board.present:
+            if job in board.present or board.snapshot.jobs.admitted[job]:
                 change = displace_jobs(board, job) or fall_back(board, job, wanted)
             elif board.displaces_for_starts and effort.spend(START_TRIALS):
                 change = displace_jobs(board, job)
