@@ -90,9 +90,7 @@ def planned_starts_are_kept(draft: Draft) -> Draft:
     if draft.policy.promise_starts:
         plan = draft.plan or plan_starts(draft)
         starts = plan.starts
-        waits = np.zeros(
-            len(draft.current), dtype=np.bool_
-        )  # for a start that is planned for later
+        waits = np.zeros(len(draft.current), dtype=np.bool_)  # until a later time
         waits[starts.job[starts.start_s > draft.snapshot.now_s + SAME_S]] = True
         waits &= ~draft.snapshot.jobs.among(ACTIVE)
         witness = None if draft.witness is None else np.where(waits, -1, draft.witness)
@@ -247,7 +245,8 @@ def _rows(draft: Draft, starts: PlannedStarts, column: Ints, due: Bools) -> list
             # A schedule may leave a job without its GPUs until the next slot, but no longer.
             slot_s = draft.admission.until_s
             goes_on = has_legs & (legs.start_s <= now_s + SAME_S) & (legs.end_s > slot_s)
-            moments = np.append(moments, [slot_s] * bool(goes_on.any()))
+            if goes_on.any():
+                moments = np.append(moments, slot_s)
         moments = np.unique(moments[moments > now_s + SAME_S])
         if not len(moments):
             continue

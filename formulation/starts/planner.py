@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Final
@@ -21,7 +21,7 @@ from tessera.formulation.starts.round_timeline import add_schedules, add_windows
 from tessera.formulation.starts.shares import legs_of_round, running_shares
 from tessera.formulation.starts.timeline import Slot, Timeline
 from tessera.formulation.starts.ways import StartWay, WayFinder, columns_of_starts
-from tessera.formulation.tables import Bools, Ints
+from tessera.formulation.tables import Bools
 
 MAX_PLANNED: Final = 256
 """Number of waiting jobs that have planned starts: the first by queue, weight and time of waiting."""
@@ -204,15 +204,14 @@ class _Planner:
 
         Until such a start is due, the objective chooses whether it is worth the restarts of others.
         """
-        now_s = self._snapshot.now_s
-        free = self._free_unless_shrunk(now_s)
+        now_s, used_gpus = self._snapshot.now_s, Counter[int]()
         for job in sorted(self._way, key=self._rank.__getitem__):
             slot = self._line.slot(job)
             if slot is None or slot.start_s > now_s + SAME_S or self._must_start[job]:
                 continue
-            if self._fits(slot, free):
-                for node, gpus in slot.shares:
-                    free[node] -= gpus
+            spare_gpus = self._spare_unless_shrunk(slot)
+            if all(gpus >= used_gpus[node] for node, gpus in spare_gpus.items()):
+                used_gpus.update(dict(slot.shares))
                 continue
             by_s = min(float(self._start_by[job]), self._loaded_s.get(job, np.inf))
             start_s = min(now_s + self._slack_s(slot), by_s)
@@ -221,21 +220,18 @@ class _Planner:
             has_room = start_s > now_s + SAME_S and self._line.has_room(due_slot)
             self._line.add(job, due_slot if has_room else slot)
 
-    def _free_unless_shrunk(self, at_s: float) -> Ints:
-        """Return the GPUs that are free at a time if no running job shrinks, int64[nodes and pools].
+    def _spare_unless_shrunk(self, slot: Slot) -> dict[int, int]:
+        """Return the GPUs that a slot leaves free on each of its nodes if no running job shrinks for it.
 
-        Pools do not count.
+        They are negative where one has to.
         """
-        shares, pools = self._shares, len(self._pools.sizes)
-        runs = shares.part_until_s > at_s + SAME_S
-        free = np.append(self._snapshot.nodes.gpus, np.full(pools, np.iinfo(np.int64).max))
-        np.subtract.at(free, shares.node[runs], shares.gpus[runs])
-        return free
-
-    @staticmethod
-    def _fits(slot: Slot, free: Ints) -> bool:
-        """Return whether the GPUs of a slot are among those that are free (int64[nodes and pools])."""
-        return all(free[node] >= gpus for node, gpus in slot.shares)
+        shares, sizes = self._shares, self._snapshot.nodes.gpus
+        runs = shares.part_until_s > slot.start_s + SAME_S
+        return {
+            node: int(sizes[node]) - gpus - int(shares.gpus[runs & (shares.node == node)].sum())
+            for node, gpus in slot.shares
+            if node < len(sizes)
+        }
 
     def result(self) -> StartPlan:
         """Return the plan as tables."""
@@ -346,7 +342,7 @@ class _Planner:
         It is longer by a share of the run if other jobs have to shrink for the start.
         """
         run_s = min(slot.end_s - slot.start_s, MAX_SLACK_RUN_S)
-        if self._fits(slot, self._free_unless_shrunk(slot.start_s)):
+        if min(self._spare_unless_shrunk(slot).values(), default=0) >= 0:
             run_s = 0.0
         return SLACK * (slot.start_s - self._snapshot.now_s + run_s)
 
