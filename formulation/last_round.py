@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final, Self
 
 import numpy as np
 
+from tessera.formulation.moments import SAME_S
 from tessera.formulation.tables import Bools, CellTable, Floats, Ints, Table
 
 
@@ -23,6 +25,11 @@ class CellSpans(CellTable):
     gpus: Ints
     pipeline_degree: Ints
     plan: Ints
+
+    def are_active(self, at_s: float) -> Bools:
+        """Return whether each row has begun at a time and not ended, bool[rows]."""
+        active: Bools = (self.start_s <= at_s + SAME_S) & (self.end_s > at_s + SAME_S)
+        return active
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -50,6 +57,14 @@ class PlannedNodes(Table):
     start: Ints  # index into Snapshot.planned_starts
     node: Ints  # index into Snapshot.nodes
     gpus: Ints
+
+    def by_start(self) -> defaultdict[int, list[tuple[int, int]]]:
+        """Return (node, GPUs) of each planned start, by its index."""
+        shares: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        columns = self.start.tolist(), self.node.tolist(), self.gpus.tolist()
+        for start, node, gpus in zip(*columns, strict=True):
+            shares[start].append((node, gpus))
+        return shares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -97,15 +112,9 @@ class StartPlan:
 
     def drop_jobs(self, jobs: Bools) -> Self:
         """Return the plan without the starts of ``jobs`` (bool[jobs])."""
-        keeps = ~jobs[self.starts.job]
-        position = np.cumsum(keeps) - 1
-        nodes = self.nodes.at(keeps[self.nodes.start]) if len(keeps) else self.nodes
-        return replace(
-            self,
-            starts=self.starts.at(keeps),
-            nodes=replace(nodes, start=position[nodes.start]) if len(nodes) else nodes,
-            start_by_s=np.where(jobs, np.inf, self.start_by_s),
-        )
+        starts, nodes = keep_starts(self.starts, self.nodes, ~jobs[self.starts.job])
+        start_by_s = np.where(jobs, np.inf, self.start_by_s)
+        return replace(self, starts=starts, nodes=nodes, start_by_s=start_by_s)
 
 
 NO_LEGS: Final = Legs.from_rows([])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import replace
 
 import numpy as np
 
 from tessera.formulation.draft import Draft
 from tessera.formulation.rates import work_left
 from tessera.formulation.replans import start_duration_s
-from tessera.formulation.starts.holds import holds_of, is_protected, settled_s
+from tessera.formulation.starts.holds import Holds, holds_of, is_protected, settled_s
 from tessera.formulation.tables import Bools, Floats, Ints
 
 
@@ -34,39 +34,28 @@ def rates_if_kept(draft: Draft, among: Ints) -> tuple[Floats, Floats]:
     return rate, np.clip(left_s, 0.0, takes_s)
 
 
-class KeptColumn(NamedTuple):
-    """A column that a job keeps: with all GPUs until one time, and with ``part`` of them until another.
+def reserve_columns(draft: Draft, among: Bools) -> tuple[Ints, Holds]:
+    """Return the columns that are kept for the jobs of ``among`` that must run, and how long (Eq. 28).
 
-    Times are in seconds since 1970.
+    There is one for each job, int64[any]. It is the job's smallest column on its own type, or else its
+    smallest of all: a round can always shrink the job to it. A job keeps it until it has ended there,
+    or, if it only has to settle, until it has; then it can be shrunk to its request. Jobs without work
+    left are about to end and keep nothing.
     """
-
-    column: int
-    all_until_s: float
-    part: int
-    part_until_s: float
-
-
-def reserve_columns(draft: Draft, among: Bools) -> list[KeptColumn]:
-    """Return the column that is kept for each job of ``among`` that must run (Eq. 28).
-
-    It is the job's smallest column on its own type, or else its smallest of all: a round can
-    always shrink the job to it. A job keeps it until it has ended there, or, if it only has to settle,
-    until it has; then it can be shrunk to its request. Jobs without work left are about to end and keep
-    nothing.
-    """
-    jobs, kept = draft.snapshot.jobs, []
-    stays = is_protected(draft) | jobs.guaranteed
-    must_run = (draft.must_run | is_protected(draft)) & among & (work_left(draft.snapshot) > 0)
-    settled = settled_s(draft)
-    for job in np.flatnonzero(must_run & draft.has_columns).tolist():
-        columns = np.arange(int(draft.job_start[job]), int(draft.job_start[job + 1]))
-        same_type = columns[draft.gpu_type[columns] == jobs.current_type[job]]
-        choice = same_type if len(same_type) else columns
-        smallest = int(choice[np.argmin(draft.gpus[choice])])
-        if stays[job]:
-            holds = holds_of(draft, np.array([smallest], dtype=np.int64))
-            all_until_s, part_until_s = float(holds.all_until_s[0]), float(holds.part_until_s[0])
-            kept.append(KeptColumn(smallest, all_until_s, int(holds.part[0]), part_until_s))
-        else:
-            kept.append(KeptColumn(smallest, float(settled[job]), 0, float(settled[job])))
-    return kept
+    jobs, protected = draft.snapshot.jobs, is_protected(draft)
+    must_run = (draft.must_run | protected) & among & (work_left(draft.snapshot) > 0)
+    column = np.flatnonzero(must_run[draft.job])
+    job = draft.job[column]
+    other_type = draft.gpu_type[column] != jobs.current_type[job]
+    column = column[np.lexsort((draft.gpus[column], other_type, job))]
+    _, first_row = np.unique(draft.job[column], return_index=True)
+    column = column[first_row]
+    job = draft.job[column]
+    stays, settled = (protected | jobs.guaranteed)[job], settled_s(draft)[job]
+    holds = holds_of(draft, column)
+    return column, replace(
+        holds,
+        all_until_s=np.where(stays, holds.all_until_s, settled),
+        part=np.where(stays, holds.part, 0),
+        part_until_s=np.where(stays, holds.part_until_s, settled),
+    )

@@ -206,32 +206,28 @@ def _free(draft: Draft, taking: Ints, boundary_s: Floats) -> Ints:
         [boundary_s[:-1], starts.start_s[other_starts], windows.start_s[to_come]]
     )
     moments = np.unique(moments[(moments >= boundary_s[0]) & (moments < boundary_s[-1])])
-    use = np.zeros((len(size), len(moments)), dtype=np.int64)
     other_jobs = np.ones(len(snapshot.jobs), dtype=np.bool_)
     other_jobs[taking] = False
-    for reserve in reserve_columns(draft, other_jobs):
-        column, gpu_type = reserve.column, int(draft.gpu_type[reserve.column])
-        surplus = int(draft.gpus[column]) - reserve.part
-        use[gpu_type, _find_span(moments, -np.inf, reserve.all_until_s)] += surplus
-        span = _find_span(moments, -np.inf, reserve.part_until_s)
-        use[gpu_type, span] += reserve.part
-        for r, row in enumerate(rows):
-            use[types + r, span] += int(row.amount[row.column == column].sum())
-    for start in other_starts.tolist():
-        span = _find_span(moments, float(starts.start_s[start]), float(starts.end_s[start]))
-        use[int(starts.gpu_type[start]), span] += int(starts.gpus[start])
-    window_gpus = reserved_gpus(snapshot)
-    for window in to_come.tolist():
-        span = _find_span(moments, float(windows.start_s[window]), float(windows.end_s[window]))
-        use[:types, span] += window_gpus[window][:, None]
+    column, holds = reserve_columns(draft, other_jobs)
+    row_use = [_amounts_of(row, len(draft.cell))[column] for row in rows]
+    window_gpus = reserved_gpus(snapshot)[to_come]
+    use = np.zeros((len(size), len(moments)), dtype=np.int64)
+    for k, at_s in enumerate(moments.tolist()):
+        np.add.at(use[:, k], draft.gpu_type[column], holds.gpus_at(at_s + SAME_S))
+        starting = other_starts[starts.are_active(at_s)[other_starts]]
+        np.add.at(use[:, k], starts.gpu_type[starting], starts.gpus[starting])
+        use[:types, k] += window_gpus[windows.are_active(at_s)[to_come]].sum(axis=0)
+        runs = holds.part_until_s > at_s + SAME_S
+        use[types:, k] = [int(amount[runs].sum()) for amount in row_use]
     max_use = np.maximum.reduceat(use, np.searchsorted(moments, boundary_s[:-1]), axis=1)
     return np.maximum(size[:, None] - max_use, 0)
 
 
-def _find_span(moments: Floats, start_s: float, end_s: float) -> slice:
-    """Return the ``moments`` from ``start_s`` until before ``end_s``."""
-    first_row, end_row = np.searchsorted(moments, (start_s - SAME_S, end_s - SAME_S))
-    return slice(int(first_row), int(end_row))
+def _amounts_of(row: RowUse, columns: int) -> Ints:
+    """Return what each column uses of a row, int64[columns]."""
+    amount = np.zeros(columns, dtype=np.int64)
+    amount[row.column] = row.amount
+    return amount
 
 
 def _excludes(snapshot: Snapshot, taking: Ints) -> Bools:

@@ -173,14 +173,15 @@ def _need(
     moves = current < 0 or bool(rate[current] >= other * (1 - ROUNDING))
     if not moves and admission.bare_work is not None and keep[current] and after_s > 0:
         bare = max(0.0, float(admission.bare_work[job])) / after_s
-        if rate[current] >= bare * (1 - ROUNDING):
+        is_enough = rate >= bare * (1 - ROUNDING)
+        if is_enough[current]:
             # A move may spend the reserve, also one to as many GPUs on fewer nodes.
             moves, least = True, min(least, bare)
             nodes, gpus = draft.cells.nodes[draft.cell[span]], draft.gpus[span]
             gpu_type = draft.gpu_type[span]
             is_narrower = (gpus == gpus[current]) & (gpu_type == gpu_type[current])
             is_narrower &= nodes < nodes[current]
-            keep |= is_narrower & (rate >= bare * (1 - ROUNDING))
+            keep |= is_narrower & is_enough
     return _Need(columns=columns, keep=keep, least_rate=least * (1 - ROUNDING), movable=moves)
 
 
@@ -209,8 +210,8 @@ def certified_columns(draft: Draft, admission: Admission) -> Ints:
 def _witnessed(draft: Draft, certified: Ints, jobs: list[int]) -> Draft:
     """Return the draft with the present columns from the certificates of ``jobs`` as witness."""
     witness = np.full(len(draft.current), -1, dtype=np.int64)
-    for reserve in reserve_columns(draft, ~_members(draft, jobs)):
-        witness[int(draft.job[reserve.column])] = reserve.column
+    columns, _ = reserve_columns(draft, ~_members(draft, jobs))
+    witness[draft.job[columns]] = columns
     witness[jobs] = certified[jobs]
     return replace(draft, witness=witness)
 
