@@ -126,17 +126,14 @@ def _planned_by_job(
     snapshot: Snapshot, starts: PlannedStarts, nodes: PlannedNodes
 ) -> dict[int, PlannedStartRecord]:
     """Return the planned start of each job (its index) that has one, by names."""
-    gpus: dict[int, list[tuple[str, int]]] = defaultdict(list)
-    columns = nodes.start.tolist(), nodes.node.tolist(), nodes.gpus.tolist()
-    for start, node, count in zip(*columns, strict=True):
-        gpus[start].append((snapshot.nodes.name[node], count))
+    names, shares = snapshot.nodes.name, nodes.by_start()
     spans = starts.job.tolist(), starts.start_s.tolist(), starts.end_s.tolist(), starts.keys()
     return {
         job: PlannedStartRecord(
             start_s=start_s,
             end_s=end_s,
             cell=snapshot.cell(cell),
-            nodes=tuple(sorted(gpus[i])),
+            nodes=tuple(sorted((names[node], gpus) for node, gpus in shares[i])),
         )
         for i, (job, start_s, end_s, cell) in enumerate(zip(*spans, strict=True))
     }

@@ -23,6 +23,7 @@ from tessera.formulation.tables import Floats
 from tessera.simulator.comparison.policies import DEFAULT_POLICY, is_ours, options_of, split_list
 from tessera.simulator.figures import Figure, Report
 from tessera.simulator.sweeps.runner import Sweep
+from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.schedulers.registry import scheduler_names
 
 EASY: Final = "easy"
@@ -162,18 +163,22 @@ def find_starvation(
     figures = liveness_figures(runs, policy)
     rows = list(stream_rows(runs))
     if server_seeds:
-        live: dict[tuple[str, int], StreamRun] = {}
-        for kind in server_kinds:
-            streams_of_kind = {
-                f"{kind}-{k}": draw_stream(kind, k, SERVER_JOBS)
-                for k in range(seed, seed + server_seeds)
-            }
-            runs_of_kind = run_on_server(streams_of_kind, options)
-            live |= {(kind, k): run for k, run in enumerate(runs_of_kind.values(), seed)}
-        figures |= {"seeds_server": server_seeds, **server_figures(list(live.values()))}
-        server_runs = {(kind, k, SERVER): run for (kind, k), run in live.items()}
+        server_runs = run_server_streams(server_kinds, range(seed, seed + server_seeds), options)
+        figures |= {"seeds_server": server_seeds, **server_figures(list(server_runs.values()))}
         rows += stream_rows(server_runs)
     return Report(seed=seed, figures={"streams": len(kinds), "seeds": seeds, **figures}, table=rows)
+
+
+def run_server_streams(
+    kinds: Sequence[str], seeds: Sequence[int], options: RoundOptions
+) -> dict[RunKey, StreamRun]:
+    """Run each kind of stream on a server, with all seeds next to each other."""
+    runs: dict[RunKey, StreamRun] = {}
+    for kind in kinds:
+        streams = {f"{kind}-{k}": draw_stream(kind, k, SERVER_JOBS) for k in seeds}
+        kind_runs = run_on_server(streams, options).values()
+        runs |= {(kind, k, SERVER): run for k, run in zip(seeds, kind_runs, strict=True)}
+    return runs
 
 
 def server_figures(runs: Sequence[StreamRun]) -> dict[str, Figure]:

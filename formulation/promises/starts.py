@@ -86,7 +86,7 @@ def planned_starts_are_kept(draft: Draft) -> Draft:
     (``_group``).
     """
     starts, column = NO_PLANNED_STARTS, np.zeros(0, dtype=np.int64)
-    is_due = column > 0
+    is_due = np.zeros(0, dtype=np.bool_)
     if draft.policy.promise_starts:
         plan = draft.plan or plan_starts(draft)
         starts = plan.starts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Final
@@ -106,7 +106,7 @@ class _Planner:
 
     def load(self) -> None:
         """Take over the starts that are planned already, and plan those again that no longer fit."""
-        table, shares_of = self._snapshot.planned_starts, self._planned_shares()
+        table, shares_of = self._snapshot.planned_starts, self._snapshot.planned_nodes.by_start()
         models = self._ways.models
         job_of_cell = [models.get(job, job) for job in table.job.tolist()]
         columns = columns_of_starts(
@@ -139,15 +139,6 @@ class _Planner:
         own_nodes[[node for node, _ in slot.shares if node < len(own_nodes)]] = True
         way, before_s = self._way[job], float(self._start_by[job]) + SAME_S
         return self._line.earliest(way.shape, way.lasts_s, own_nodes, before_s)
-
-    def _planned_shares(self) -> defaultdict[int, list[tuple[int, int]]]:
-        """Return (node, GPUs) of each planned start of the last round, by its row."""
-        nodes = self._snapshot.planned_nodes
-        shares: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-        columns = nodes.start.tolist(), nodes.node.tolist(), nodes.gpus.tolist()
-        for start, node, gpus in zip(*columns, strict=True):
-            shares[start].append((node, gpus))
-        return shares
 
     def insert(self) -> None:
         """Plan the starts of jobs that have none yet, as far as their number is limited."""

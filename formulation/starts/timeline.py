@@ -187,30 +187,25 @@ class Timeline:
 
     def scattered_slot(self, gpu_type: int, gpus: int, start_s: float, end_s: float) -> Slot:
         """Return a slot of up to ``gpus`` GPUs on any nodes of a type, those with the most room first."""
-        rooms = [
-            (self._room(node, start_s, end_s), -node)
-            for node in np.flatnonzero((self._gpu_type == gpu_type) & (self._size > 0)).tolist()
-        ]
+        nodes = np.flatnonzero((self._gpu_type == gpu_type) & (self._size > 0)).tolist()
+        rooms = {node: self._room(node, start_s, end_s) for node in nodes}
         shares = []
-        for room, negative_node in sorted(rooms, reverse=True):
-            share = min(room, gpus)
+        for node in sorted(nodes, key=lambda node: -rooms[node]):
+            share = min(rooms[node], gpus)
             if share > 0:
-                shares.append((-negative_node, share))
+                shares.append((node, share))
                 gpus -= share
         return Slot(start_s, end_s, tuple(shares))
 
     def _room(self, node: int, start_s: float, end_s: float) -> int:
         """Return the GPUs of a node that are free for all of a time."""
         level = room = self._free[node]
-        is_inside = False
         for at_s, changes in groupby(self._changes[node], key=lambda change: change[0]):
-            if at_s > start_s + SAME_S:
-                room = min(room, level) if is_inside else level
-                is_inside = True
             if at_s >= end_s - SAME_S:
-                return room
+                break
             level += sum(gpus for _, gpus in changes)
-        return min(room, level) if is_inside else level
+            room = level if at_s <= start_s + SAME_S else min(room, level)
+        return room
 
     def _nodes_of(self, shape: StartShape, nodes: Bools | None) -> Ints:
         """Return the nodes of a shape's type that have enough GPUs for its larger share, int64[any]."""

@@ -5,7 +5,6 @@ It also decides what to do if no blocks are left.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -94,19 +93,14 @@ def place(
 def _planned_shares(board: Board, columns: dict[int, int]) -> dict[int, PackedShares]:
     """Return the nodes of the starts that are due, of jobs that are to have as many GPUs as planned."""
     snapshot = board.snapshot
-    starts, nodes = snapshot.planned_starts, snapshot.planned_nodes
-    shares: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-    due = starts.start_s[nodes.start] <= snapshot.now_s + SAME_S
-    for start, node, gpus in zip(
-        nodes.start[due].tolist(), nodes.node[due].tolist(), nodes.gpus[due].tolist(), strict=True
-    ):
-        shares[int(starts.job[start])].append((node, gpus))
+    starts, shares = snapshot.planned_starts, snapshot.planned_nodes.by_start()
+    due = np.flatnonzero(starts.start_s <= snapshot.now_s + SAME_S).tolist()
     return {
-        job: tuple(rows)
-        for job, rows in shares.items()
+        job: tuple(shares[start])
+        for start, job in zip(due, starts.job[due].tolist(), strict=True)
         if job in columns
         and job not in board.present
-        and board.gpus[columns[job]] == sum(gpus for _, gpus in rows)
+        and board.gpus[columns[job]] == sum(gpus for _, gpus in shares[start])
     }
 
 
@@ -195,10 +189,12 @@ def _settle(
         columns = board.columns_of(job)
         change = best_change(board, job, columns, wanted[job], effort, required=promised)
         if change is None and promised:
-            if job in board.present or board.snapshot.jobs.admitted[job]:
+            if job in board.present:
                 change = displace_jobs(board, job) or fall_back(board, job, wanted)
             elif board.displaces_for_starts and effort.spend(START_TRIALS):
                 change = displace_jobs(board, job)
+                if change is None and board.snapshot.jobs.admitted[job]:
+                    change = fall_back(board, job, wanted)
         if change is None:
             continue
         explain_change(board, change, job, wanted, reasons)

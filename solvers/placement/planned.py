@@ -53,11 +53,10 @@ class PlannedRoom:
         starts, nodes = snapshot.planned_starts, snapshot.planned_nodes
         self._starts_on: defaultdict[int, list[_Start]] = defaultdict(list)
         job, start_s, end_s = starts.job.tolist(), starts.start_s.tolist(), starts.end_s.tolist()
-        shares = list(
-            zip(nodes.start.tolist(), nodes.node.tolist(), nodes.gpus.tolist(), strict=True)
-        )
         self._due_gpus: dict[tuple[int, int], int] = {}
-        for row, node, gpus in shares:
+        for row, node, gpus in zip(
+            nodes.start.tolist(), nodes.node.tolist(), nodes.gpus.tolist(), strict=True
+        ):
             is_due = start_s[row] <= snapshot.now_s + SAME_S
             if by_plan and is_due:
                 self._due_gpus[job[row], node] = gpus
