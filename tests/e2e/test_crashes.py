@@ -432,7 +432,7 @@ def test_a_gang_starts_only_after_the_slow_one_before_it_has_ended(
     grace_s = 2.0
     with Lab(stack, user, "handover") as lab:
         agents = [lab.agent(("n0", 2), grace_s=grace_s)]
-        lab.submit("old", 2)
+        lab.submit("old", 2, preemptible=True)
         lab.schedule()
         lab.wait_for_state("old", jobs_pb2.RUNNING)
         old = agents[0].pid_of("old")

@@ -162,11 +162,13 @@ class Lab:
         self.agents.append(agent)
         return agent.start()
 
-    def submit(self, name: str, gpus: int, weight: float = 1.0) -> None:
+    def submit(
+        self, name: str, gpus: int, weight: float = 1.0, *, preemptible: bool = False
+    ) -> None:
         request = jobs_pb2.SubmitJobRequest(
             parent=self.parent,
             job_id=name,
-            job=a_job_message(gpus, weight, {"load": name}),
+            job=a_job_message(gpus, weight, {"load": name}, preemptible=preemptible),
             request_id=uuid(f"{self.parent}/{name}"),
         )
         self.user.insist(lambda r: r.jobs.SubmitJob(request))
@@ -347,7 +349,11 @@ def uuid(seed: str) -> str:
 
 
 def a_job_message(
-    gpus: int, weight: float = 1.0, labels: dict[str, str] | None = None
+    gpus: int,
+    weight: float = 1.0,
+    labels: dict[str, str] | None = None,
+    *,
+    preemptible: bool = False,
 ) -> jobs_pb2.Job:
     """Return a long job that runs on exactly this number of GPUs."""
     return job_spec_to_proto(
@@ -360,6 +366,7 @@ def a_job_message(
             weight=weight,
             restart_s=0.0,
             labels=labels or {},
+            preemptible=preemptible,
         ),
     )
 
