@@ -98,6 +98,7 @@ class Board:
         """Seat ``job``, which has no seat, on GPUs that are free."""
         self.free.take(spots, self.demand(column))
         self.seats[job] = (column, spots)
+        self._planned_room.forget(job, spots)
         if self._on is not None:
             for node, _ in spots:
                 self._on[node].add(job)
@@ -141,6 +142,7 @@ class Board:
         if seat is not None:
             column, spots = seat
             self.free.give(spots, self.demand(column))
+            self._planned_room.forget(job, spots)
             if self._on is not None:
                 for node, _ in spots:
                     self._on[node].discard(job)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
@@ -40,6 +42,13 @@ class _Start(NamedTuple):
     job: int
 
 
+class _Profile(NamedTuple):
+    """The times of planned starts on a node, and the most GPUs that are used at any of them so far."""
+
+    starts_s: list[float]
+    max_gpus: list[int]
+
+
 class PlannedRoom:
     """The planned starts on each node, which jobs that last into them must leave their GPUs."""
 
@@ -62,6 +71,9 @@ class PlannedRoom:
                 self._due_gpus[job[row], node] = gpus
             if by_plan or not is_due:
                 self._starts_on[node].append(_Start(start_s[row], end_s[row], gpus, job[row]))
+        self._nodes_of: defaultdict[int, set[int]] = defaultdict(set)
+        for row, node in zip(nodes.start.tolist(), nodes.node.tolist(), strict=True):
+            self._nodes_of[job[row]].add(node)
         self._jobs = frozenset(job)
         for node_starts in self._starts_on.values():
             node_starts.sort()
@@ -72,7 +84,12 @@ class PlannedRoom:
             for job, node, from_s, part in zip(*(f.tolist() for f in facts), strict=True)
         }
         self._size = snapshot.nodes.gpus.tolist()
-        self._type = snapshot.nodes.gpu_type.tolist()
+        gpu_type = snapshot.nodes.gpu_type.tolist()
+        self._nodes_by_type: defaultdict[int, list[int]] = defaultdict(list)
+        for node in self._starts_on:
+            self._nodes_by_type[gpu_type[node]].append(node)
+        self._profiles: dict[int, _Profile] = {}
+        """By node, as long as nobody gets or leaves GPUs there."""
         self._work = work_left(snapshot) if len(starts) else np.zeros(0)
         self._ends_s: dict[tuple[int, int, int], float] = {}
 
@@ -97,17 +114,21 @@ class PlannedRoom:
         if not self._starts_on or self._must_start(job):
             return _NO_NODES
         end_s = self.end_s(job, column, spread)
-        gpu_type = int(board.gpu_type[column])
-        candidates = (
-            self._starts_on
-            if nodes is None
-            else [node for node in nodes if node in self._starts_on]
-        )
+        candidates = self._nodes_by_type[int(board.gpu_type[column])]
+        if nodes is not None:
+            own_nodes = frozenset(nodes)
+            candidates = [node for node in candidates if node in own_nodes]
         return frozenset(
-            node
-            for node in candidates
-            if self._type[node] == gpu_type and self._delays(board, node, job, end_s, share)
+            node for node in candidates if self._delays(board, node, job, end_s, share)
         )
+
+    def forget(self, job: int, spots: Spots) -> None:
+        """Note that ``job`` gets or leaves these GPUs, and with them its planned start."""
+        if self._profiles:
+            for node in self._nodes_of.get(job, ()):
+                self._profiles.pop(node, None)
+            for node, _ in spots:
+                self._profiles.pop(node, None)
 
     def _must_start(self, job: int) -> bool:
         """Return whether the job must start now for a promise that comes before planned starts."""
@@ -157,33 +178,38 @@ class PlannedRoom:
         """
         if share <= self._due_gpus.get((job, node), 0):
             return False
+        if job in board.seats or node in self._nodes_of.get(job, ()):
+            profile = self._find_profile(board, node, job)
+        else:
+            if node not in self._profiles:
+                self._profiles[node] = self._find_profile(board, node)
+            profile = self._profiles[node]
+        count = bisect_left(profile.starts_s, end_s - SAME_S)
+        return count > 0 and share + profile.max_gpus[count - 1] > self._size[node]
+
+    def _find_profile(self, board: SeatTable, node: int, job: int = -1) -> _Profile:
+        """Return what others than ``job`` use on a node when starts are planned there."""
         starts = [
             start
             for start in self._starts_on[node]
             if start.job != job and start.job not in board.seats
         ]
-        if not starts or starts[0].start_s >= end_s - SAME_S:
-            return False
         parts = [
             part
-            for neighbour in board.jobs_on(node)
+            for neighbour in (board.jobs_on(node) if starts else ())
             if neighbour != job
             for part in self._parts(board, node, neighbour)
         ]
-        for start in starts:
-            if start.start_s >= end_s - SAME_S:
-                return False
-            total_gpus = share + sum(
-                gpus for until_s, gpus in parts if until_s > start.start_s + SAME_S
-            )
-            total_gpus += sum(
+        gpus = [
+            sum(gpus for until_s, gpus in parts if until_s > start.start_s + SAME_S)
+            + sum(
                 neighbour.gpus
                 for neighbour in starts
                 if neighbour.start_s <= start.start_s + SAME_S < neighbour.end_s
             )
-            if total_gpus > self._size[node]:
-                return True
-        return False
+            for start in starts
+        ]
+        return _Profile([start.start_s for start in starts], list(accumulate(gpus, max)))
 
     def _parts(self, board: SeatTable, node: int, job: int) -> Iterator[tuple[float, int]]:
         """Yield until when a seated job holds how many of its GPUs on ``node``."""
