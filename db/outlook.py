@@ -17,9 +17,9 @@ from tessera.formulation.records.clusters import ClusterOutlook
 HEARD_AHEAD = "heard_at > clock_timestamp() + interval '1 s'"
 """The condition that a time lies in the future, because the clock was set back since."""
 
-# A start that comes while its round is decided and committed is due at once. One that the last round
-# has seen come is left out: the round has started the job, or could not. A node is schedulable as for
-# a snapshot (``tessera.db.snapshot.cluster``). It has fallen silent as for
+# What comes while a round is decided and committed is due at once. What the last round has seen come
+# is left out: the round has acted on it, or could not. A node is schedulable as for a snapshot
+# (``tessera.db.snapshot.cluster``). It has fallen silent as for
 # ``tessera.db.agents.expire_silent_nodes``. A promise that was due before the last round is left
 # out: that round was refused, and another one would be, too.
 _OUTLOOK = sa.text(f"""
@@ -28,8 +28,13 @@ SELECT c.name, least(w.retry_in_s, n.probation_in_s, o.run_left_s, v.window_in_s
     coalesce(n.is_lost OR n.is_ahead, false) AS needs_round
 FROM clusters c
 CROSS JOIN LATERAL (
+    SELECT coalesce((SELECT (r.summary->>'created_s')::float8 FROM rounds r
+            WHERE r.cluster_id = c.id AND r.number = c.last_round),
+        extract(epoch FROM clock_timestamp())::float8) AS seen_s
+) l
+CROSS JOIN LATERAL (
     SELECT extract(epoch FROM min(j.retry_at) - clock_timestamp())::float8 AS retry_in_s
-    FROM jobs j WHERE j.cluster_id = c.id AND j.{LIVE} AND j.retry_at > clock_timestamp()
+    FROM jobs j WHERE j.cluster_id = c.id AND j.{LIVE} AND j.retry_at > to_timestamp(l.seen_s)
 ) w
 CROSS JOIN LATERAL (
     SELECT min(j.longest_run_s - ({RUN_S})) AS run_left_s
@@ -39,20 +44,14 @@ CROSS JOIN LATERAL (
 CROSS JOIN LATERAL (
     SELECT extract(epoch FROM min(b.at) - clock_timestamp())::float8 AS window_in_s
     FROM reservations r CROSS JOIN LATERAL (VALUES (r.start_at), (r.end_at)) AS b(at)
-    WHERE r.cluster_id = c.id AND b.at > clock_timestamp()
+    WHERE r.cluster_id = c.id AND b.at > to_timestamp(l.seen_s)
 ) v
 CROSS JOIN LATERAL (
-    SELECT min(planned.start_in_s) FILTER (WHERE planned.start_in_s > l.decided_in_s + {SAME_S})
-        AS start_in_s
+    SELECT min(planned.start_s) - extract(epoch FROM clock_timestamp())::float8 AS start_in_s
     FROM (
-        SELECT coalesce((SELECT (r.summary->>'created_s')::float8 FROM rounds r
-                WHERE r.cluster_id = c.id AND r.number = c.last_round)
-            - extract(epoch FROM clock_timestamp())::float8, 0) AS decided_in_s
-    ) l CROSS JOIN (
-        SELECT (j.planned_start->>'start_s')::float8
-            - extract(epoch FROM clock_timestamp())::float8 AS start_in_s
-        FROM jobs j WHERE j.cluster_id = c.id AND j.{LIVE} AND j.planned_start IS NOT NULL
-    ) planned
+        SELECT (j.planned_start->>'start_s')::float8 AS start_s FROM jobs j
+        WHERE j.cluster_id = c.id AND j.{LIVE} AND j.planned_start IS NOT NULL
+    ) planned WHERE planned.start_s > l.seen_s + {SAME_S}
 ) t
 LEFT JOIN LATERAL (
     SELECT (r.summary->>'promises_due_s')::float8

@@ -120,6 +120,17 @@ def test_a_failed_job_says_at_once_that_it_waits_and_until_when(
     assert one.outlooks([C])[C].event_in_s == float("inf")
 
 
+def test_a_back_off_that_ends_while_a_round_is_committed_asks_for_another_round(
+    one: PostgresStore, database: Database
+) -> None:
+    fail(one, "a")
+    schedule(one)
+    execute(database, "UPDATE jobs SET retry_at = clock_timestamp()")
+    assert one.outlooks([C])[C].event_in_s == 0.0
+    schedule(one)
+    assert one.outlooks([C])[C].event_in_s == float("inf")
+
+
 def test_a_released_job_is_retried_at_once(one: PostgresStore, database: Database) -> None:
     fail(one, "a")
     fail_again(one, database)
