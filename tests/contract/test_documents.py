@@ -125,7 +125,7 @@ def test_the_table_of_roles_is_that_of_the_rules() -> None:
 
 
 def test_every_setting_of_the_server_is_described_for_operators() -> None:
-    pages = "".join((DOCS / name).read_text() for name in ("operating.md", "security.md"))
+    pages = "".join((DOCS / name).read_text() for name in ("settings.md", "security.md"))
     rows = [line for line in pages.splitlines() if line.startswith("|")]
     cells = [line.split("|")[1] for line in rows]
     missing = [f.name for f in fields(Config) if not any(f"`{f.name}`" in cell for cell in cells)]
