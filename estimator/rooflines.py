@@ -57,7 +57,7 @@ DEFAULT_RATES: Mapping[str, RooflineRates] = {
 }
 """Rates by data type of compute. They are round numbers at which the mean of the kernel times that
 the Arena artifact recorded on A40s is about right (``cell_modules.csv``). Estimates are judged on
-other records, of iteration times. ``docs/estimator/iteration-time.md`` has the ratios."""
+other records, of iteration times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

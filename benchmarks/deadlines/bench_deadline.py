@@ -165,8 +165,8 @@ def sweep_deadlines(
     sixteenth of Arena's 1,280 GPUs, for the 101 jobs of the trace's first 300 rounds.
 
     The aims are a gain of 1.69 over ElasticFlow (Crius section 8.5) and a margin that is never
-    below 0. ``docs/results/deadlines.md`` says what was reached, and why look-ahead's margin has no
-    bound. ``planned`` promises nothing (``deadlines = planned``) and starts from EDF;
+    below 0. ``docs/results/method.md`` says why look-ahead's margin has no bound. ``planned``
+    promises nothing (``deadlines = planned``) and starts from EDF;
     ``planned_worst_margin_vs_any`` is its margin. CP-SAT's search for more promises is off
     (``--search``), because it found hardly any in five times the time.
 

@@ -125,7 +125,7 @@ def read_dimensions(
             "model_type",
             f"{kind!r} is not supported; use one of {', '.join(_READERS)}. Describe any other model"
             " in an architecture file (architecture: transformer, moe or wide_resnet; see"
-            " docs/estimating.md)",
+            " docs/models.md)",
         )
     named = values.get("_name_or_path") or kind
     source = _Configuration(values=values, name=name or str(named), sequence=sequence)

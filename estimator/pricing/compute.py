@@ -1,7 +1,7 @@
 """Kernel times under a plan's precision, and those of attention, which a plan may repeat.
 
 They are ratios of data-sheet times, with which the seconds of any source are multiplied.
-``docs/estimator/pricing.md`` has the formulas.
+``docs/estimator/iteration-time.md`` has the formulas.
 """
 
 from __future__ import annotations

@@ -23,8 +23,7 @@ MAX_REMEMBERED_JOBS = 12
 class RateWindow:
     """The time for which a group of jobs is simulated to find long-run rates.
 
-    It is a multiple of the longest iteration alone. ``docs/internals/simulator.md`` states the
-    accuracy. ``noise`` is that of compute times.
+    It is a multiple of the longest iteration alone. ``noise`` is that of compute times.
     """
 
     iterations: float = 20.0

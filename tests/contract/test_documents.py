@@ -1,4 +1,4 @@
-"""Documents: the path of a newcomer in the README, and the tables of the page on security."""
+"""Documents: the README's path of a newcomer, the tables on security, and the decisions."""
 
 from __future__ import annotations
 
@@ -125,8 +125,28 @@ def test_the_table_of_roles_is_that_of_the_rules() -> None:
 
 
 def test_every_setting_of_the_server_is_described_for_operators() -> None:
-    pages = "".join((DOCS / name).read_text() for name in ("operating.md", "security.md"))
+    pages = "".join((DOCS / name).read_text() for name in ("settings.md", "security.md"))
     rows = [line for line in pages.splitlines() if line.startswith("|")]
     cells = [line.split("|")[1] for line in rows]
     missing = [f.name for f in fields(Config) if not any(f"`{f.name}`" in cell for cell in cells)]
     assert missing == ["insecure_any_interface"]  # the earlier name of `insecure`
+
+
+DECISIONS = DOCS / "decisions"
+
+MAX_DECISION_WORDS = 300
+
+
+def test_no_page_of_a_decision_is_long() -> None:
+    pages = {page.name: page.read_text(encoding="utf-8") for page in DECISIONS.glob("2*.md")}
+    lengths = {name: len(text.split()) for name, text in pages.items()}
+    assert lengths
+    assert {n: words for n, words in lengths.items() if words > MAX_DECISION_WORDS} == {}
+
+
+def test_the_list_of_decisions_names_each_page_once_newest_first() -> None:
+    index = (DECISIONS / "index.md").read_text(encoding="utf-8")
+    names = re.findall(r"\]\((2[\w-]+\.md)\)", index)
+    dates = [name[: len("2026-11-21")] for name in names]
+    assert sorted(names) == sorted(page.name for page in DECISIONS.glob("2*.md"))
+    assert dates == sorted(dates, reverse=True)

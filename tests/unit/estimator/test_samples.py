@@ -238,7 +238,7 @@ def test_sample_estimates_are_ordered_like_published_measurements(
     for family in pairs.values():
         table = np.array(family)
         ratio = float(np.exp(np.mean(np.log(table[:, 0] / table[:, 1]))))
-        assert 0.4 < ratio < 2.5  # docs/estimator/planning.md has the figures
+        assert 0.4 < ratio < 2.5  # docs/estimator/planning.md says that they are fast
         assert spearmanr(table[:, 0], table[:, 1]).statistic > 0.8
 
 

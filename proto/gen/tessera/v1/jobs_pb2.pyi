@@ -1819,7 +1819,7 @@ class StepChange(_message.Message):
     AMOUNT_FIELD_NUMBER: _builtins.int
     SIZE_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
-    """A stable code, e.g. WEIGHT. docs/concepts.md lists them."""
+    """A stable code, e.g. WEIGHT. docs/explaining.md lists them."""
     subject: _builtins.str
     """The tenant, node, GPU type, option or job that is changed. Empty for the explained job."""
     amount: _builtins.float
