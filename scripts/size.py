@@ -73,10 +73,14 @@ def count_words(files: list[Path]) -> int:
 
 
 def measure_files(root: Path) -> dict[str, float]:
-    """Return the sizes of modules and documents."""
+    """Return the sizes of modules, and of documents without decisions and generated results."""
     modules = {room: tracked_files(root, f"{room}/*.py") for room in ROOMS}
     lines = {f"lines of {room}": count_lines(files) for room, files in modules.items()}
-    documents = tracked_files(root, "README.md", "CONTRIBUTING.md", "docs/*.md")
+    documents = [
+        file
+        for file in tracked_files(root, "README.md", "CONTRIBUTING.md", "docs/*.md")
+        if file.parent.name != "decisions" and file != root / "docs" / "results.md"
+    ]
     return {
         **lines,
         "product_lines": sum(lines.values()),

@@ -128,7 +128,7 @@ def test_anyone_can_check_a_round_with_a_certificate(tessera: Tessera, decide: D
     document = json.loads(exported)
     assert document["round"] == "clusters/c/rounds/1"
     # The two that start are identical. The start of the third is planned for later.
-    assert [same["jobs"] for same in document["goals"][0]["classes"]] == [2, 1]
+    assert [group["jobs"] for group in document["goals"][0]["classes"]] == [2, 1]
     shown = read(tessera, "round", "show", "1")
     assert (shown["proved_by"], shown["has_certificate"]) == ("prices", True)
     assert "prices, certified" in tessera("round", "show", "1").stdout

@@ -39,7 +39,7 @@ def store(database: Database) -> PostgresStore:
 
 
 @pytest.fixture
-def one(store: PostgresStore) -> PostgresStore:
+def retry_store(store: PostgresStore) -> PostgresStore:
     """Return a store with a node of four GPUs, on which a runs while b waits."""
     a_cluster(store, nodes=1, gpus=4)
     submit(store, a_spec("a", max_retries=20), a_spec("b", requested_gpus=4))
@@ -59,36 +59,38 @@ def reason_of(store: PostgresStore, name: str = "a") -> Reason:
     return reason
 
 
-def test_each_failure_in_a_row_doubles_the_back_off(one: PostgresStore, database: Database) -> None:
+def test_each_failure_in_a_row_doubles_the_back_off(
+    retry_store: PostgresStore, database: Database
+) -> None:
     waits = []
     for _ in range(8):
-        fail(one, "a")
-        waits.append(back_off_s(one))
+        fail(retry_store, "a")
+        waits.append(back_off_s(retry_store))
         end_back_off(database)
-        run(one, a=[(A0, range(4))])
+        run(retry_store, a=[(A0, range(4))])
     for wait_s, expected_s in zip(waits, (30, 60, 120, 240, 480, 960, 1800, 1800), strict=True):
         assert expected_s - 10.0 < wait_s <= expected_s  # the history is written a moment later
 
 
 def test_a_failure_after_a_good_run_counts_as_the_first(
-    one: PostgresStore, database: Database
+    retry_store: PostgresStore, database: Database
 ) -> None:
-    fail(one, "a")
-    fail_again(one, database)
-    assert job(one, "a").reason is not None
-    assert back_off_s(one) > 50.0
+    fail(retry_store, "a")
+    fail_again(retry_store, database)
+    assert job(retry_store, "a").reason is not None
+    assert back_off_s(retry_store) > 50.0
     end_back_off(database)
-    run(one, a=[(A0, range(4))])
+    run(retry_store, a=[(A0, range(4))])
     execute(database, "UPDATE jobs SET ran_at = ran_at - interval '11 min' WHERE name = 'a'")
-    fail(one, "a")
-    assert back_off_s(one) <= 30.0
+    fail(retry_store, "a")
+    assert back_off_s(retry_store) <= 30.0
     # A start that fails is a failure, too.
     end_back_off(database)
-    snapshot = one.snapshot(C)
-    commit(one, snapshot, start(snapshot, "a", [(A0, range(4))]))
-    fail(one, "a", "no such program")
-    assert job(one, "a").state is JobState.QUEUED
-    assert back_off_s(one) > 50.0
+    snapshot = retry_store.snapshot(C)
+    commit(retry_store, snapshot, start(snapshot, "a", [(A0, range(4))]))
+    fail(retry_store, "a", "no such program")
+    assert job(retry_store, "a").state is JobState.QUEUED
+    assert back_off_s(retry_store) > 50.0
 
 
 def fail_again(store: PostgresStore, database: Database) -> None:
@@ -97,98 +99,102 @@ def fail_again(store: PostgresStore, database: Database) -> None:
     fail(store, "a")
 
 
-def test_a_lost_node_is_no_failure_of_the_job(one: PostgresStore, database: Database) -> None:
+def test_a_lost_node_is_no_failure_of_the_job(
+    retry_store: PostgresStore, database: Database
+) -> None:
     execute(database, "UPDATE agents SET heard_at = heard_at - interval '2 h'")
-    one.expire(C)
-    assert job(one, "a").state is JobState.QUEUED
-    assert (job(one, "a").retries, job(one, "a").retry_s) == (0, 0.0)
+    retry_store.expire(C)
+    assert job(retry_store, "a").state is JobState.QUEUED
+    assert (job(retry_store, "a").retries, job(retry_store, "a").retry_s) == (0, 0.0)
 
 
 def test_a_failed_job_says_at_once_that_it_waits_and_until_when(
-    one: PostgresStore, database: Database
+    retry_store: PostgresStore, database: Database
 ) -> None:
-    fail(one, "a", "x" * 5000)
-    reason = reason_of(one)  # no round has looked at it since
-    assert (reason.code, job(one, "a").reason_round) == (ReasonCode.BACK_OFF, 0)
+    fail(retry_store, "a", "x" * 5000)
+    reason = reason_of(retry_store)  # no round has looked at it since
+    assert (reason.code, job(retry_store, "a").reason_round) == (ReasonCode.BACK_OFF, 0)
     assert len(reason.message) < 400
     assert reason.message.startswith("the job failed once, the last time with: xxx")
     prolong_back_off(database)
-    assert 0 < one.outlooks([C])[C].event_in_s <= 3600
-    schedule(one)
+    assert 0 < retry_store.outlooks([C])[C].event_in_s <= 3600
+    schedule(retry_store)
     end_back_off(database)
-    assert "the next round may start it" in reason_of(one).message
-    assert one.outlooks([C])[C].event_in_s == float("inf")
+    assert "the next round may start it" in reason_of(retry_store).message
+    assert retry_store.outlooks([C])[C].event_in_s == float("inf")
 
 
 def test_a_back_off_that_ends_while_a_round_is_committed_asks_for_another_round(
-    one: PostgresStore, database: Database
+    retry_store: PostgresStore, database: Database
 ) -> None:
-    fail(one, "a")
-    schedule(one)
+    fail(retry_store, "a")
+    schedule(retry_store)
     execute(database, "UPDATE jobs SET retry_at = clock_timestamp()")
-    assert one.outlooks([C])[C].event_in_s == 0.0
-    schedule(one)
-    assert one.outlooks([C])[C].event_in_s == float("inf")
+    assert retry_store.outlooks([C])[C].event_in_s == 0.0
+    schedule(retry_store)
+    assert retry_store.outlooks([C])[C].event_in_s == float("inf")
 
 
-def test_a_released_job_is_retried_at_once(one: PostgresStore, database: Database) -> None:
-    fail(one, "a")
-    fail_again(one, database)
-    apply_event(one, "a", JobEvent.HOLD)
-    assert reason_of(one).code is ReasonCode.HELD
-    apply_event(one, "a", JobEvent.RELEASE)
-    assert (job(one, "a").retry_s, job(one, "a").reason) == (0.0, None)
-    run(one, a=[(A0, range(4))])
-    fail(one, "a")
-    assert back_off_s(one) <= 30.0
+def test_a_released_job_is_retried_at_once(retry_store: PostgresStore, database: Database) -> None:
+    fail(retry_store, "a")
+    fail_again(retry_store, database)
+    apply_event(retry_store, "a", JobEvent.HOLD)
+    assert reason_of(retry_store).code is ReasonCode.HELD
+    apply_event(retry_store, "a", JobEvent.RELEASE)
+    assert (job(retry_store, "a").retry_s, job(retry_store, "a").reason) == (0.0, None)
+    run(retry_store, a=[(A0, range(4))])
+    fail(retry_store, "a")
+    assert back_off_s(retry_store) <= 30.0
 
 
-def test_a_held_job_says_that_a_user_holds_it_and_since_when(one: PostgresStore) -> None:
-    snapshot = one.snapshot(C)
-    commit(one, snapshot, start(snapshot, "a", [(A0, range(4))]), wait(snapshot, "b"))
-    assert reason_of(one, "b").code is ReasonCode.NO_CAPACITY
-    apply_event(one, "b", JobEvent.HOLD)
+def test_a_held_job_says_that_a_user_holds_it_and_since_when(retry_store: PostgresStore) -> None:
+    snapshot = retry_store.snapshot(C)
+    commit(retry_store, snapshot, start(snapshot, "a", [(A0, range(4))]), wait(snapshot, "b"))
+    assert reason_of(retry_store, "b").code is ReasonCode.NO_CAPACITY
+    apply_event(retry_store, "b", JobEvent.HOLD)
     for decided in (False, True):
         if decided:
-            schedule(one)
-        reason = reason_of(one, "b")
+            schedule(retry_store)
+        reason = reason_of(retry_store, "b")
         assert reason.code is ReasonCode.HELD
         assert reason.message.startswith("a user has held the job since 20")
         assert dict(reason.evidence)["since"].startswith("20")
         assert reason.next_step == "release the job: `tessera release b`"
-        assert job(one, "b").reason_round == 0
-    apply_event(one, "b", JobEvent.RELEASE)
-    assert job(one, "b").reason is None  # it no longer waits because it was held
+        assert job(retry_store, "b").reason_round == 0
+    apply_event(retry_store, "b", JobEvent.RELEASE)
+    assert job(retry_store, "b").reason is None  # it no longer waits because it was held
 
 
 @pytest.mark.parametrize(
     ("event", "state"), [(JobEvent.CANCEL, JobState.CANCELLING), (JobEvent.HOLD, JobState.HOLDING)]
 )
 def test_a_job_that_leaves_does_not_repeat_why_it_was_suspended(
-    one: PostgresStore, event: JobEvent, state: JobState
+    retry_store: PostgresStore, event: JobEvent, state: JobState
 ) -> None:
-    snapshot = one.snapshot(C)
-    commit(one, snapshot, wait(snapshot, "a", DecisionKind.SUSPEND))
-    assert reason_of(one).code is ReasonCode.NO_CAPACITY  # this is the reason while the job stops
-    apply_event(one, "a", event)
-    assert states(one)["a"] is state
+    snapshot = retry_store.snapshot(C)
+    commit(retry_store, snapshot, wait(snapshot, "a", DecisionKind.SUSPEND))
+    assert (
+        reason_of(retry_store).code is ReasonCode.NO_CAPACITY
+    )  # this is the reason while the job stops
+    apply_event(retry_store, "a", event)
+    assert states(retry_store)["a"] is state
     expected = ReasonCode.HELD if state is JobState.HOLDING else ReasonCode.LEAVING
-    assert reason_of(one).code is expected
-    assert "GPUs are being given back" in reason_of(one).message
-    agents_report(one)
-    assert (job(one, "a").reason is None) == (state is JobState.CANCELLING)
+    assert reason_of(retry_store).code is expected
+    assert "GPUs are being given back" in reason_of(retry_store).message
+    agents_report(retry_store)
+    assert (job(retry_store, "a").reason is None) == (state is JobState.CANCELLING)
 
 
-def test_a_job_that_runs_or_has_ended_has_no_reason(one: PostgresStore) -> None:
-    snapshot = one.snapshot(C)
-    commit(one, snapshot, wait(snapshot, "b"))
-    apply_event(one, "b", JobEvent.CANCEL)
-    assert job(one, "b").reason is None
-    assert job(one, "a").reason is None
-    apply_event(one, "a", JobEvent.CANCEL)
-    agents_report(one)
-    submit(one, a_spec("c", max_retries=0))
-    run(one, c=[(A0, [0])])
-    fail(one, "c")
-    record = job(one, "c")
+def test_a_job_that_runs_or_has_ended_has_no_reason(retry_store: PostgresStore) -> None:
+    snapshot = retry_store.snapshot(C)
+    commit(retry_store, snapshot, wait(snapshot, "b"))
+    apply_event(retry_store, "b", JobEvent.CANCEL)
+    assert job(retry_store, "b").reason is None
+    assert job(retry_store, "a").reason is None
+    apply_event(retry_store, "a", JobEvent.CANCEL)
+    agents_report(retry_store)
+    submit(retry_store, a_spec("c", max_retries=0))
+    run(retry_store, c=[(A0, [0])])
+    fail(retry_store, "c")
+    record = job(retry_store, "c")
     assert (record.state, record.reason, record.retry_s) == (JobState.FAILED, None, 0.0)
