@@ -1,4 +1,4 @@
-"""Priorities, paths and counters on real Linux queues, routes and interfaces, in network namespaces."""
+"""Priorities and counters on real Linux queues, routes and interfaces, in network namespaces."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from tessera.service.agent.main import main
 from tessera.service.agent.network.backend import MapChange
 from tessera.service.agent.network.commands import runner_inside
 from tessera.service.agent.network.node import NodeNetwork
-from tessera.service.agent.network.paths import candidate_ports
 from tessera.service.agent.network.tc import TcBackend
 from tests.support.bursts import PACKET_BYTES, PACKETS, PERIOD_S
-from tests.support.netns import Race, cable, hosts, namespaces, python, sysctl
+from tests.support.netns import Race, cable, hosts, namespaces, python
 
 __all__ = ["namespaces"]
 
@@ -161,52 +160,6 @@ def test_the_command_plans_applies_and_shows(
     assert shown["x"]["priorities"] == {"2": 1, "30": 0, "40": 7}
     assert applied["jobs"]["b"]["NCCL_IB_TC"] == str(30 * 4 + 2)
     assert again["interfaces"]["x"]["changes"] == []
-
-
-ECMP = """
-import json, sys
-from tessera.service.agent.network.paths import candidate_ports, port_for, ports_by_path
-from tessera.service.agent.network.probe import first_hops
-probe = first_hops("10.93.0.1")
-found = ports_by_path(probe, candidate_ports(24))
-chosen = {path[0]: port_for(path, probe, candidate_ports(200, 24), confirm=3) for path in found}
-print(json.dumps({"found": {path[0]: ports for path, ports in found.items()}, "chosen": chosen}))
-"""
-
-
-TRACES = """
-import json, sys
-from tessera.service.agent.network.probe import trace_hops
-print(json.dumps([trace_hops("10.93.0.1", int(port)) for port in sys.argv[1:]]))
-"""
-
-
-def test_probing_finds_a_source_port_that_takes_the_wanted_path() -> None:
-    with hosts(4) as (sender, router_a, router_b, receiver):
-        for router, subnet in ((router_a, "10.92.1"), (router_b, "10.92.2")):
-            cable(sender, router, subnet)
-            cable(router, receiver, subnet.replace("92", "94"))
-            sysctl(router, "ipv4.ip_forward", 1)
-            sysctl(router, "ipv4.icmp_ratelimit", 0)
-            receivers = subnet.replace("92", "94")
-            runner_inside(router)(["ip", "route", "add", "10.93.0.1", "via", f"{receivers}.2"])
-            # Replies return over the probe's router, since the other one does not know its subnet.
-            runner_inside(receiver)(
-                ["ip", "route", "add", f"{subnet}.0/24", "via", f"{receivers}.1"]
-            )
-        runner_inside(receiver)(["ip", "addr", "add", "10.93.0.1/32", "dev", "lo"])
-        sysctl(sender, "ipv4.fib_multipath_hash_policy", 1)
-        hops = [word for s in ("10.92.1.2", "10.92.2.2") for word in ("nexthop", "via", s)]
-        runner_inside(sender)(["ip", "route", "add", "10.93.0.1", *hops])
-        probed: Any = python(sender, ECMP)
-        whole: Any = python(sender, TRACES, *map(str, probed["chosen"].values()))
-    assert set(probed["found"]) == {"10.92.1.2", "10.92.2.2"}
-    assert sum(map(len, probed["found"].values())) == 24
-    ports = set(probed["chosen"].values())
-    assert len(ports) == 2
-    assert ports <= set(candidate_ports(200, 24))
-    # The whole path over each router is seen, so the replies of every hop return.
-    assert whole == [[router, "10.93.0.1"] for router in probed["chosen"]]
 
 
 MEASURES = """

@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from tessera.formulation.errors import TesseraError
 from tessera.formulation.network.tags import CODE_POINTS, CONTROL_TAG, PRIORITIES, TagSettings
-from tessera.service.agent.network import turns
 from tessera.service.agent.network.node import NodeNetwork
 from tessera.v1 import agents_pb2 as pb
 
@@ -32,8 +31,7 @@ class NetworkMapWorker:
     """A worker that keeps the interfaces of this agent's nodes at the newest settings.
 
     ``nodes`` are handled separately, so that one failing interface does not hide another. ``spawn``
-    is as in the supervisor. ``prepare`` makes the resources that the host's jobs share for their
-    turns on PCIe links. All methods belong to one event loop; commands run in threads.
+    is as in the supervisor. All methods belong to one event loop; commands run in threads.
     """
 
     def __init__(
@@ -42,11 +40,10 @@ class NetworkMapWorker:
         *,
         clock: Callable[[], float],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
-        prepare: Callable[[], object] = turns.make_turn_directory,
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._nodes = tuple(nodes)
-        self._clock, self._spawn, self._prepare = clock, spawn, prepare
+        self._clock, self._spawn = clock, spawn
         self._patience_s = patience_s
         self._settings: TagSettings | None = None  # None until a server has sent a network plan
         self._again_s = 0.0
@@ -91,10 +88,7 @@ class NetworkMapWorker:
             while self._newer and self._settings is not None:
                 self._newer = False
                 wanted = self._settings
-                remarks = await asyncio.gather(
-                    asyncio.to_thread(self._prepared),
-                    *(self._on(node, wanted) for node in self._nodes),
-                )
+                remarks = await asyncio.gather(*(self._on(node, wanted) for node in self._nodes))
                 self._set_remarks(tuple(dict.fromkeys(text for each in remarks for text in each)))
         except Exception:  # the outermost guard of this task: jobs do not end with their network
             log.exception(
@@ -115,13 +109,6 @@ class NetworkMapWorker:
             return await asyncio.to_thread(node.findings)
         except (TesseraError, OSError) as error:
             return (str(error),)
-
-    def _prepared(self) -> tuple[str, ...]:
-        try:
-            self._prepare()
-        except OSError as error:
-            return (f"jobs cannot take turns on PCIe links: {error}",)
-        return ()
 
     def _set_remarks(self, remarks: tuple[str, ...]) -> None:
         """Keep ``remarks``, and log the new ones."""

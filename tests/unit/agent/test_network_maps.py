@@ -417,7 +417,7 @@ class NetworkSupervisor:
     """A supervisor with a network, on a stopped clock."""
 
     def __init__(self, folder: Path, *nics: Any, patience_s: float = 20.0) -> None:
-        self.now_s, self.notifications, self.prepared = 0.0, 0, 0
+        self.now_s, self.notifications = 0.0, 0
         self.runtime, self.state = EndlessRuntime(), StateDir(folder, folder / "checkpoints")
         self.state.claim()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -425,7 +425,6 @@ class NetworkSupervisor:
             [NodeNetwork([nic], clock=lambda: self.now_s, drain_s=0.0) for nic in nics],
             clock=lambda: self.now_s,
             spawn=self._spawn,
-            prepare=self._prepare,
             patience_s=patience_s,
         )
         self.supervisor = Supervisor(
@@ -441,9 +440,6 @@ class NetworkSupervisor:
     def _spawn(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
-
-    def _prepare(self) -> None:
-        self.prepared += 1
 
     def _changed(self) -> None:
         self.notifications += 1
@@ -490,7 +486,6 @@ async def test_a_gang_starts_once_the_map_is_in_force_and_finds_its_mark(tmp_pat
         "dscp": 10,
         "routes": [["gpu-0", "gpu-1", ["tor-0", "agg-1", "tor-1"]]],
     }
-    assert agent.prepared == 1
 
 
 async def test_a_refusing_interface_stops_no_job_and_no_other_interface(
@@ -532,7 +527,7 @@ async def test_without_a_topology_maps_stay_and_no_further_gang_is_marked(tmp_pa
     agent = NetworkSupervisor(tmp_path, nic)
     agent.hears(a_gang())
     assert agent.runtime.started == {"a": {}}
-    assert (nic.reads, agent.prepared, agent.supervisor.network_remarks) == (0, 0, ())
+    assert (nic.reads, agent.supervisor.network_remarks) == (0, ())
     assert not (agent.state.directory(("a", 1)) / "network.json").exists()
     agent.hears(a_gang(), a_tagged_gang("b", shares=(("n0", (4,)),)), t10=1)
     await until(lambda: "b" in agent.runtime.started)
