@@ -28,20 +28,15 @@ from tessera.formulation.law_check import find_law_violations
 from tessera.formulation.lookahead import find_schedule_violations
 from tessera.formulation.network.outcome import NetworkOutcome
 from tessera.formulation.network.running import running_after
-from tessera.formulation.pace import to_real_pace, to_training_pace
 from tessera.formulation.packing.validity import find_false_rows
 from tessera.formulation.policy import KEEP_MODE, LOOK_AHEAD_MODES, Policy
 from tessera.formulation.problem import Problem
 from tessera.formulation.proofs import NO_PROOF, RoundProof
-from tessera.formulation.replans import charge_unsaved_training
 from tessera.formulation.reservation_check import find_reservation_violations
-from tessera.formulation.reservations import with_reservations
-from tessera.formulation.runnable_plans import offer_runnable_plans
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import Solution
 from tessera.formulation.starts.planner import with_plan
 from tessera.formulation.statement import Statement, draft_columns, state_draft, state_round
-from tessera.formulation.unknown_rates import assume_rates, without_assumed_rates
 from tessera.solvers.answers import objective_of
 from tessera.solvers.base import Budget, Solver
 from tessera.solvers.goals import solve_goals
@@ -55,6 +50,7 @@ from tessera.solvers.rounds.placement import (
     defragment_placement,
     next_defragmentation,
 )
+from tessera.solvers.rounds.prepared import prepare_snapshot
 from tessera.solvers.rounds.promises import had_promise, keep_promises, release_lost_promises
 from tessera.solvers.rounds.widened import with_packing
 from tessera.solvers.rounds.work import RoundWork
@@ -170,19 +166,18 @@ def plan_round(
         budget.check()
 
     budget.check()
-    real = _as_solved(snapshot, policy)
+    prepared_snapshot = prepare_snapshot(snapshot)
     # Step 3: state the columns, the promises and limits, and the problem. Steps 4 and 5: reach its
     # goals in order. Step 6: place the solution on nodes.
     if scheduler is not None:
-        answered = _scheduled(real, policy, scheduler, budget, mark)
+        answered = _scheduled(prepared_snapshot.snapshot, policy, scheduler, budget, mark)
     else:
-        answered = _solved(real, policy, solver, budget, mark)
+        answered = _solved(prepared_snapshot.snapshot, policy, solver, budget, mark)
     mark("place")
     # Step 7: check and explain, with code that no solver shares.
     outcome = _checked(answered)
     mark("check")
-    decisions = to_training_pace(outcome.decisions, snapshot.clock_factor)
-    decisions = without_assumed_rates(snapshot, decisions)
+    decisions = prepared_snapshot.restore(outcome.decisions)
     if scheduler is None:
         decisions = state_fair_shares(snapshot, policy, decisions)
     outcome = replace(outcome, decisions=decisions)
@@ -204,16 +199,7 @@ def restate_round(snapshot: Snapshot, policy: Policy, budget: Budget) -> RoundWo
     Raises:
         DeadlineTooShort: the budget was cancelled.
     """
-    return _begin(_as_solved(snapshot, policy), policy, budget, _no_mark)
-
-
-def _as_solved(snapshot: Snapshot, policy: Policy) -> Snapshot:
-    """Return the snapshot with assumed rates, plans that can run, and the full cost of restarts.
-
-    Its times are at the pace of the clock. Reservations have their nodes.
-    """
-    real = charge_unsaved_training(to_real_pace(offer_runnable_plans(assume_rates(snapshot))))
-    return with_reservations(real)
+    return _begin(prepare_snapshot(snapshot).snapshot, policy, budget, _no_mark)
 
 
 def _networked(
