@@ -18,7 +18,8 @@ HEARD_AHEAD = "heard_at > clock_timestamp() + interval '1 s'"
 """The condition that a time lies in the future, because the clock was set back since."""
 
 # What comes while a round is decided and committed is due at once. What the last round has seen come
-# is left out: the round has acted on it, or could not. A node is schedulable as for a snapshot
+# is left out: the round has acted on it, or could not. A round of the future, before the clock was set
+# back, has seen what is past now. A node is schedulable as for a snapshot
 # (``tessera.db.snapshot.cluster``). It has fallen silent as for
 # ``tessera.db.agents.expire_silent_nodes``. A promise that was due before the last round is left
 # out: that round was refused, and another one would be, too.
@@ -28,7 +29,7 @@ SELECT c.name, least(w.retry_in_s, n.probation_in_s, o.run_left_s, v.window_in_s
     coalesce(n.is_lost OR n.is_ahead, false) AS needs_round
 FROM clusters c
 CROSS JOIN LATERAL (
-    SELECT coalesce((SELECT (r.summary->>'created_s')::float8 FROM rounds r
+    SELECT least((SELECT (r.summary->>'created_s')::float8 FROM rounds r
             WHERE r.cluster_id = c.id AND r.number = c.last_round),
         extract(epoch FROM clock_timestamp())::float8) AS seen_s
 ) l

@@ -135,6 +135,18 @@ def test_a_back_off_that_ends_while_a_round_is_committed_asks_for_another_round(
     assert retry_store.outlooks([C])[C].event_in_s == float("inf")
 
 
+def test_a_back_off_asks_for_its_round_after_the_clock_was_set_back(
+    retry_store: PostgresStore, database: Database
+) -> None:
+    fail(retry_store, "a")
+    schedule(retry_store)
+    hour_later = "to_jsonb(extract(epoch FROM clock_timestamp()) + 3600)"
+    execute(
+        database, f"UPDATE rounds SET summary = jsonb_set(summary, '{{created_s}}', {hour_later})"
+    )
+    assert 0 < retry_store.outlooks([C])[C].event_in_s <= 30.0
+
+
 def test_a_released_job_is_retried_at_once(retry_store: PostgresStore, database: Database) -> None:
     fail(retry_store, "a")
     fail_again(retry_store, database)
