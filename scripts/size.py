@@ -76,11 +76,8 @@ def measure_files(root: Path) -> dict[str, float]:
     """Return the sizes of modules, and of documents without decisions and generated results."""
     modules = {room: tracked_files(root, f"{room}/*.py") for room in ROOMS}
     lines = {f"lines of {room}": count_lines(files) for room, files in modules.items()}
-    documents = [
-        file
-        for file in tracked_files(root, "README.md", "CONTRIBUTING.md", "docs/*.md")
-        if file.parent.name != "decisions" and file != root / "docs" / "results.md"
-    ]
+    pages = ("README.md", "CONTRIBUTING.md", "docs/*.md", ":!docs/decisions", ":!docs/results.md")
+    documents = tracked_files(root, *pages)
     return {
         **lines,
         "product_lines": sum(lines.values()),

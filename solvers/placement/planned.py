@@ -63,17 +63,16 @@ class PlannedRoom:
         self._starts_on: defaultdict[int, list[_Start]] = defaultdict(list)
         job, start_s, end_s = starts.job.tolist(), starts.start_s.tolist(), starts.end_s.tolist()
         self._due_gpus: dict[tuple[int, int], int] = {}
+        self._nodes_of: defaultdict[int, set[int]] = defaultdict(set)
         for row, node, gpus in zip(
             nodes.start.tolist(), nodes.node.tolist(), nodes.gpus.tolist(), strict=True
         ):
+            self._nodes_of[job[row]].add(node)
             is_due = start_s[row] <= snapshot.now_s + SAME_S
             if by_plan and is_due:
                 self._due_gpus[job[row], node] = gpus
             if by_plan or not is_due:
                 self._starts_on[node].append(_Start(start_s[row], end_s[row], gpus, job[row]))
-        self._nodes_of: defaultdict[int, set[int]] = defaultdict(set)
-        for row, node in zip(nodes.start.tolist(), nodes.node.tolist(), strict=True):
-            self._nodes_of[job[row]].add(node)
         self._jobs = frozenset(job)
         for node_starts in self._starts_on.values():
             node_starts.sort()
@@ -85,9 +84,9 @@ class PlannedRoom:
         }
         self._size = snapshot.nodes.gpus.tolist()
         gpu_type = snapshot.nodes.gpu_type.tolist()
-        self._nodes_by_type: defaultdict[int, list[int]] = defaultdict(list)
+        self._nodes_by_type: defaultdict[int, set[int]] = defaultdict(set)
         for node in self._starts_on:
-            self._nodes_by_type[gpu_type[node]].append(node)
+            self._nodes_by_type[gpu_type[node]].add(node)
         self._profiles: dict[int, _Profile] = {}
         """By node, as long as nobody gets or leaves GPUs there."""
         self._work = work_left(snapshot) if len(starts) else np.zeros(0)
@@ -116,8 +115,7 @@ class PlannedRoom:
         end_s = self.end_s(job, column, spread)
         candidates = self._nodes_by_type[int(board.gpu_type[column])]
         if nodes is not None:
-            own_nodes = frozenset(nodes)
-            candidates = [node for node in candidates if node in own_nodes]
+            candidates = candidates.intersection(nodes)
         return frozenset(
             node for node in candidates if self._delays(board, node, job, end_s, share)
         )
