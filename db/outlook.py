@@ -19,7 +19,7 @@ HEARD_AHEAD = "heard_at > clock_timestamp() + interval '1 s'"
 
 # What comes while a round is decided and committed is due at once. What the last round has seen come
 # is left out: the round has acted on it, or could not. A round of the future, before the clock was set
-# back, has seen what is past now. A node is schedulable as for a snapshot
+# back, has seen only the past. A node is schedulable as for a snapshot
 # (``tessera.db.snapshot.cluster``). It has fallen silent as for
 # ``tessera.db.agents.expire_silent_nodes``. A promise that was due before the last round is left
 # out: that round was refused, and another one would be, too.
