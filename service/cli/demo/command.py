@@ -139,8 +139,10 @@ def _show(pairs: Sequence[RoundPair], found: Sequence[jobs_pb2.Job], picture: Pa
     states = [jobs_pb2.JobState.Name(job.state) for job in found]
     counts = ", ".join(f"{states.count(s)} {s.lower()}" for s in sorted(set(states)))
     say(f"Jobs now: {counts}.")
-    out.print("\nWhy jobs wait:", style="bold")
-    for job in instructive_jobs(found):
+    waiting_jobs = instructive_jobs(found)
+    if waiting_jobs:
+        out.print("\nWhy jobs wait:", style="bold")
+    for job in waiting_jobs:
         say(
             f"  {job.name.rpartition('/')[2]} ({job.workload.model} {job.workload.params}, requests"
             f" {count_noun(job.requested_gpus, 'GPU')}): {job.reason.message}. Next step:"
