@@ -226,12 +226,12 @@ class NeededWeight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIfAnswer:
-    """The answer to a question, on the state at ``made_s`` (since 1970). Most parts are empty.
+    """The answer to a question, on the state at ``created_s`` (since 1970). Most parts are empty.
 
     ``notes`` say what it leaves out.
     """
 
-    made_s: float
+    created_s: float
     now: RoundDifference | None = None
     hours: HoursDifference | None = None
     offers: tuple[JobOffer, ...] = ()

@@ -207,7 +207,7 @@ def _answer_hypothesis(rounds: _Rounds, question: HypothesisQuestion) -> WhatIfA
     named = [*question.added, *(one.job for one in question.hypotheses if one.job), *removed]
     shown = list(dict.fromkeys([*named, *(one.job for one in difference.jobs)]))
     return WhatIfAnswer(
-        made_s=whole.now_s,
+        created_s=whole.now_s,
         now=difference,
         hours=rounds.hours(followed, removed=removed, shown=shown[:MAX_JOBS_SHOWN]),
         offers=tuple(describe_offer(second, job, difference) for job in question.added),
@@ -231,7 +231,7 @@ def _answer_node_worth(rounds: _Rounds) -> WhatIfAnswer:
         for which, name in enumerate(added, start=1)
     ]
     return WhatIfAnswer(
-        made_s=snapshot.now_s,
+        created_s=snapshot.now_s,
         node_worths=tuple(rank_nodes(worths)),
         notes=rounds.notes(followed),
     )
@@ -248,7 +248,7 @@ def _answer_rule_prices(rounds: _Rounds, question: RulePriceQuestion) -> WhatIfA
         else:
             without = rounds.decide(trial.snapshot, trial.options)
             prices.append(price_rule(rule, with_rules, without))
-    return WhatIfAnswer(made_s=snapshot.now_s, rule_prices=tuple(prices))
+    return WhatIfAnswer(created_s=snapshot.now_s, rule_prices=tuple(prices))
 
 
 def _answer_needed_weight(rounds: _Rounds, question: NeededWeightQuestion) -> WhatIfAnswer:
@@ -273,4 +273,4 @@ def _answer_needed_weight(rounds: _Rounds, question: NeededWeightQuestion) -> Wh
             else ""
         )
         needed = NeededWeight(job=name, weight=weight, why_none=why)
-    return WhatIfAnswer(made_s=snapshot.now_s, needed_weight=needed)
+    return WhatIfAnswer(created_s=snapshot.now_s, needed_weight=needed)

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from tessera.formulation.grammar import Stage
-from tessera.formulation.last_round import NO_LEGS
+from tessera.formulation.last_round import NO_SEGMENTS
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.what_if.records import Rule, RulePrice
 from tessera.simulator.what_if.rounds import DecidedRound, compare_rounds
@@ -93,7 +93,7 @@ def _without_deadlines(
         deadline_s=np.full(len(jobs), np.inf),
         admitted=np.zeros(len(jobs), dtype=np.bool_),
     )
-    return why, replace(snapshot, jobs=free, legs=NO_LEGS), options
+    return why, replace(snapshot, jobs=free, schedule_segments=NO_SEGMENTS), options
 
 
 def _without_fairness(

@@ -11,7 +11,7 @@ from tessera.benchmarks.papers.arena.oddities import ROUND_S, LaunchCost, Odditi
 from tessera.benchmarks.papers.arena.pricing import sizes_inferred, slow_left_out
 from tessera.benchmarks.papers.arena.scatter import scatter_starts, starts_of
 from tessera.formulation.decisions import Decision, DecisionKind
-from tessera.formulation.last_round import NO_LEGS, Legs
+from tessera.formulation.last_round import NO_SEGMENTS, ScheduleSegments
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang
 from tessera.formulation.snapshot import STATE_CODE, Snapshot
@@ -153,10 +153,12 @@ class ArenaWorld:
         """Return the jobs of ``snapshot`` that wait, in order of arrival."""
         return np.flatnonzero(snapshot.jobs.state == _QUEUED)
 
-    def carry_out(self, decisions: Sequence[Decision], legs: Legs = NO_LEGS) -> None:
+    def carry_out(
+        self, decisions: Sequence[Decision], segments: ScheduleSegments = NO_SEGMENTS
+    ) -> None:
         """Carry out the decisions of a round on the last snapshot."""
         held = {job: _gpus(gang) for job, gang in self.store.gpus.gangs.items()}
-        for change in self.store.commit(decisions, self.now_s, legs):
+        for change in self.store.commit(decisions, self.now_s, segments):
             if change.kind is DecisionKind.SUSPEND:
                 self._suspend(change.job)
             elif change.gang is not None:
@@ -286,13 +288,13 @@ def _round(
         world.store.pass_round()
         return False
     placed = scatter_starts(snapshot, outcome) if oddities.scattered_starts else outcome.decisions
-    world.carry_out(placed, outcome.legs_after(snapshot))
+    world.carry_out(placed, outcome.segments_after(snapshot))
     return True
 
 
 def _behind(snapshot: Snapshot, outcome: RoundOutcome, waiting: list[int]) -> set[int]:
     """Return the waiting jobs that start although one of the same type before them does not."""
-    starts, kinds = starts_of(outcome.decisions), snapshot.jobs.requested_type.tolist()
+    starts, kinds = starts_of(outcome.decisions), snapshot.jobs.requested_gpu_type.tolist()
     blocked: set[int] = set()
     result: set[int] = set()
     for job in waiting:

@@ -81,7 +81,7 @@ def decide_cells(
                 workload=job.workload,
                 iterations=JOB_ITERATIONS,
                 requested_gpus=job.gpus or limits.total_gpus,
-                requested_type=A800.name,
+                requested_gpu_type=A800.name,
                 min_gpus=job.gpus,
                 max_gpus=job.gpus,
             ),

@@ -104,7 +104,7 @@ def document_calls(attack: AttackOrders) -> list[DocumentCall]:
         options = scheduler_pb2.RoundOptions(objective=objective)
         result.append((f"objective: {name}", SCHEDULE, _serve(_dry_run(options))))
     weights = ",".join(f"{k}:1" for k in range(1, 200))
-    options = scheduler_pb2.RoundOptions(queue_weights=weights)
+    options = scheduler_pb2.RoundOptions(priority_weights=weights)
     result.append(("queue weights", SCHEDULE, _serve(_dry_run(options))))
     for name, parameters in (
         ("unknown names", ",".join(f"p{k}=1" for k in range(150))),

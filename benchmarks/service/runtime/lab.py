@@ -228,13 +228,13 @@ def job_spec(
         workload=program.workload,
         iterations=ENDLESS,
         requested_gpus=gpus,
-        requested_type=GPU_TYPE,
-        pinned_type=True,
+        requested_gpu_type=GPU_TYPE,
+        pinned_gpu_type=True,
         min_gpus=gpus,
         max_gpus=gpus,
         command=(*program.command, *arguments),
         max_retries=0,
-        stated_plan=plan,
+        plan=plan,
         launch=LaunchSpec(runtime=program.runtime),
     )
 

@@ -117,7 +117,7 @@ def test_each_field_that_takes_a_document_gets_hostile_ones() -> None:
         for message in (method.input_type, *messages_in(method.input_type))
         for field in message.fields
     }
-    assert {"architecture", "document", "objective", "page_token", "queue_weights"} <= fields
+    assert {"architecture", "document", "objective", "page_token", "priority_weights"} <= fields
     assert {"architecture", "topology", "objective", "page token", "queue weights"} <= attacked
     assert "scheduler_parameters" in fields
     assert "scheduler parameters" in attacked

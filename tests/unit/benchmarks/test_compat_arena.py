@@ -246,12 +246,12 @@ def test_slow_iterations_are_infeasible_if_that_oddity_is_on() -> None:
 def test_scattered_starts_take_the_freest_nodes_and_block_their_type() -> None:
     nodes = some_specs(("a100", 2, 2))
     jobs = [
-        an_arrival(f"small-{i}", iterations=200, requested_gpus=1, requested_type="a100")
+        an_arrival(f"small-{i}", iterations=200, requested_gpus=1, requested_gpu_type="a100")
         for i in range(2)
     ]
     jobs += [
-        an_arrival("large", iterations=600, requested_gpus=2, requested_type="a100"),
-        an_arrival("last", iterations=200, requested_gpus=1, requested_type="a100"),
+        an_arrival("large", iterations=600, requested_gpus=2, requested_gpu_type="a100"),
+        an_arrival("last", iterations=200, requested_gpus=1, requested_gpu_type="a100"),
     ]
     scenario = a_scenario(*jobs, nodes=nodes)
     packed = run_policy(scenario)
@@ -262,7 +262,7 @@ def test_scattered_starts_take_the_freest_nodes_and_block_their_type() -> None:
 
 def test_scattered_starts_only_use_complete_shapes() -> None:
     jobs = [
-        an_arrival(n, iterations=900, requested_gpus=g, requested_type="a100")
+        an_arrival(n, iterations=900, requested_gpus=g, requested_gpu_type="a100")
         for n, g in (("a", 3), ("b", 3), ("c", 2))
     ]
     profiles = [a_profile(g, 1.0 / g) for g in (1, 2, 3)]
@@ -275,10 +275,10 @@ def blocked_scenario() -> Scenario:
     """Return one GPU with a job, one that can never run, one behind it, and later a new job."""
     never = Workload(model="bert", params="9B", global_batch=10)
     return a_scenario(
-        an_arrival("runs", iterations=600, requested_type="a100"),
-        an_arrival("never", workload=never, requested_type="a100"),
-        an_arrival("behind", iterations=300, requested_type="a100"),
-        an_arrival("new", 1000.0, iterations=300, requested_type="a100"),
+        an_arrival("runs", iterations=600, requested_gpu_type="a100"),
+        an_arrival("never", workload=never, requested_gpu_type="a100"),
+        an_arrival("behind", iterations=300, requested_gpu_type="a100"),
+        an_arrival("new", 1000.0, iterations=300, requested_gpu_type="a100"),
         nodes=some_specs(("a100", 1, 1)),
     )
 

@@ -92,8 +92,8 @@ def chosen_cells(policy: RigidScheduler) -> list[tuple[int, int] | None]:
         nodes=some_nodes((0, 1, 4), (1, 1, 4)),
         estimates=estimates,
         jobs=[
-            a_job("a", requested_gpus=1, requested_type=0),
-            a_job("b", requested_gpus=2, requested_type=0),
+            a_job("a", requested_gpus=1, requested_gpu_type=0),
+            a_job("b", requested_gpus=2, requested_gpu_type=0),
         ],
     )
     view = make_view(snapshot, Policy())

@@ -112,7 +112,8 @@ def test_39_of_986_philly_jobs_are_priced_by_inference_and_all_are_feasible() ->
         if e.cell.nodes == math.ceil(e.cell.gpus / size[e.cell.gpu_type])
     }
     requested = [
-        at[a.spec.workload, a.spec.requested_type, a.spec.requested_gpus] for a in scenario.arrivals
+        at[a.spec.workload, a.spec.requested_gpu_type, a.spec.requested_gpus]
+        for a in scenario.arrivals
     ]
     assert len(requested) == 986
     assert sum(e.provenance != "alpa_optimal.csv" for e in requested) == 39
