@@ -138,7 +138,7 @@ def test_a_schedule_on_a_removed_type_is_not_read(
     promised: PostgresStore, database: Database
 ) -> None:
     execute(
-        database, "UPDATE jobs SET certificate = jsonb_set(certificate, '{0,gpu_type}', '\"k80\"')"
+        database, "UPDATE jobs SET schedule = jsonb_set(schedule, '{0,gpu_type}', '\"k80\"')"
     )
     assert promised.snapshot(C).schedule_segments.gpus.tolist() == [1]
     assert job(promised, "b").schedule[0].cell.gpu_type == "k80"

@@ -320,11 +320,11 @@ UPDATE jobs SET created_at = created_at - interval '{s} s', queued_at = queued_a
     )
 """,
     """
-UPDATE jobs SET certificate = (
+UPDATE jobs SET schedule = (
     SELECT jsonb_agg(segment || jsonb_build_object(
         'start_s', (segment->>'start_s')::float8 - {s}, 'end_s', (segment->>'end_s')::float8 - {s}
-    )) FROM jsonb_array_elements(certificate) AS segment
-) WHERE jsonb_array_length(certificate) > 0
+    )) FROM jsonb_array_elements(schedule) AS segment
+) WHERE jsonb_array_length(schedule) > 0
 """,
 )
 """Statements that let time pass in the database, by moving the times of jobs back."""

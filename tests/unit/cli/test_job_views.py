@@ -261,7 +261,7 @@ def test_a_job_shows_what_was_stated_of_its_program(details: Details) -> None:
     for fact in (
         "runtime torchrun",
         "command train.py --name 'a b'",
-        f"environment EMPTY='', GREETING='a b=ü', LONG={80 * 'x'}..., NCCL_DEBUG=INFO,"
+        f"env EMPTY='', GREETING='a b=ü', LONG={80 * 'x'}..., NCCL_DEBUG=INFO,"
         " URL='postgresql://ana:***" + "@host/db'",
         "secrets WANDB_API_KEY from wandb",
         "starts in /srv/train",

@@ -81,7 +81,7 @@ JOB = "submit j --model m --batch 1 --iterations 1 --gpus 1"
         ("round --objective speed", "--objective: 'speed' is not an objective; choose from"),
         ("round --objective 0*throughput", "--objective: '0*throughput': all weights are 0"),
         ("round --objective 'max-min + jct'", "cannot be added to another objective; put them in"),
-        ("round --priority-weights 1", "--priority-weights: '1' must be QUEUE:FACTOR"),
+        ("round --priority-weights 1", "--priority-weights: '1' must be PRIORITY:FACTOR"),
         ("round --scheduler arena --scheduler-parameters depth", "--scheduler-parameters: 'depth'"),
         (
             "round --scheduler arena --scheduler-parameters depth=1,depth=2",

@@ -320,7 +320,7 @@ def test_an_unknown_field_of_a_job_is_refused_with_the_one_that_is_meant(
 SERVERS_FIELDS = {
     *("name", "etag", "state", "create_time", "start_time", "end_time", "iterations_done"),
     *("allocation", "reason", "generation", "retries", "last_error", "admitted"),
-    *("certificate", "opportunistic", "service_gpu_seconds", "queue_time", "retry_time"),
+    *("schedule", "opportunistic", "service_gpu_seconds", "queue_time", "retry_time"),
     *("warnings", "training", "forecast", "run_seconds", "array", "start_by"),
     "planned_start",
 }
@@ -340,7 +340,7 @@ def test_every_field_of_a_job_that_users_state_has_a_short_name() -> None:
     ("fields", "says"),
     [
         ({"command": "python train.py"}, "command must not be a text; give a list of texts"),
-        ({"gpu_types": "a100"}, "gpu_types must not be a text"),
+        ({"allowed_gpu_types": "a100"}, "allowed_gpu_types must not be a text"),
         ({"after": "prepare"}, "after must not be a text; give a list of jobs"),
         ({"stop_grace": 90}, "stop_grace must be a timedelta"),
         ({"deadline": None}, "deadline must be a datetime with a time zone, or a timedelta"),
