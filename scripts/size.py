@@ -37,7 +37,7 @@ ROOMS: Final = (
     "solvers",
 )
 """The rooms of the product."""
-GENERATED_FOLDER: Final = "proto/gen/"
+GENERATED_PATHS: Final = ("proto/gen/", "proto/client/tessera/client/sync.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def tracked_files(root: Path, *patterns: str) -> list[Path]:
     """Return the tracked files that match patterns, without generated ones."""
     command = ["git", "ls-files", "--", *patterns]
     listing = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
-    paths = [path for path in listing.stdout.splitlines() if not path.startswith(GENERATED_FOLDER)]
+    paths = [path for path in listing.stdout.splitlines() if not path.startswith(GENERATED_PATHS)]
     return [root / path for path in paths if (root / path).is_file()]
 
 

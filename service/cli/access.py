@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Annotated, Final
 
 import typer
 
+from tessera.client import Client
 from tessera.formulation.secrets import hide_secrets
 from tessera.service.cli import options
 from tessera.service.cli.certificates import export_certificate, verify_certificate
-from tessera.service.cli.client import Client, connect, current_timestamp
+from tessera.service.cli.client import connect, current_timestamp
 from tessera.service.cli.names import cluster_name, short_name
 from tessera.service.cli.options import (
     DEFAULT_CLUSTER,
@@ -133,7 +135,9 @@ def create_token(
         expire_time=options.parse_time("--expires", expires, current_timestamp()),
     )
     with connect(server) as client:
-        answer = client.call(client.access.CreateToken, access_pb2.CreateTokenRequest(token=token))
+        answer = client.call(
+            client.stubs.access.CreateToken, access_pb2.CreateTokenRequest(token=token)
+        )
     print_line(answer.text)
     print_note(
         f"token {name} with the role {answer.token.role} expires at"
@@ -151,7 +155,7 @@ def list_tokens(
     """List tokens by name. The tokens themselves are not kept and cannot be shown."""
     with connect(server) as client:
         request = access_pb2.ListTokensRequest(with_ended=ended)
-        answer = client.call(client.access.ListTokens, request)
+        answer = client.call(client.stubs.access.ListTokens, request)
     show_items(answer, answer.tokens, TOKEN_COLUMNS, output)
     if not answer.tokens:
         print_note("there are no tokens; `tessera token create` makes one")
@@ -163,7 +167,9 @@ def revoke_token(
 ) -> None:
     """Revoke a token. Calls with it fail from now on, and open streams end."""
     with connect(server) as client:
-        answer = client.call(client.access.RevokeToken, access_pb2.RevokeTokenRequest(name=name))
+        answer = client.call(
+            client.stubs.access.RevokeToken, access_pb2.RevokeTokenRequest(name=name)
+        )
     print_note(f"revoked: {answer.name}")
 
 
@@ -191,7 +197,7 @@ def create_join_token(
     )
     request = access_pb2.CreateJoinTokenRequest(parent=cluster_name(cluster), join_token=join_token)
     with connect(server) as client:
-        answer = client.call(client.access.CreateJoinToken, request)
+        answer = client.call(client.stubs.access.CreateJoinToken, request)
     print_line(answer.text)
     print_note(
         f"join token {answer.join_token.id} for {count_noun(uses, 'agent')} of {short_name(cluster)}"
@@ -210,7 +216,7 @@ def list_join_tokens(
     """List join tokens, the newest first."""
     request = access_pb2.ListJoinTokensRequest(parent=cluster_name(cluster), with_ended=ended)
     with connect(server) as client:
-        answer = client.call(client.access.ListJoinTokens, request)
+        answer = client.call(client.stubs.access.ListJoinTokens, request)
     show_items(answer, answer.join_tokens, JOIN_COLUMNS, output)
     if not answer.join_tokens:
         print_note("there are no join tokens; `tessera join-token create` makes one")
@@ -224,7 +230,7 @@ def revoke_join_token(
     """Revoke a join token. Agents that enrolled with it keep their certificates."""
     request = access_pb2.RevokeJoinTokenRequest(parent=cluster_name(cluster), id=token_id)
     with connect(server) as client:
-        client.call(client.access.RevokeJoinToken, request)
+        client.call(client.stubs.access.RevokeJoinToken, request)
     print_note(f"revoked: {hide_secrets(token_id)}")
 
 
@@ -236,7 +242,7 @@ def list_certificates(
     """List the certificates of the cluster's agents that have not expired."""
     request = access_pb2.ListCertificatesRequest(parent=cluster_name(cluster))
     with connect(server) as client:
-        answer = client.call(client.access.ListCertificates, request)
+        answer = client.call(client.stubs.access.ListCertificates, request)
     show_items(answer, answer.certificates, CERTIFICATE_COLUMNS, output)
     if not answer.certificates:
         print_note("no agent has a certificate from this server")
@@ -250,7 +256,7 @@ def revoke_agent(
     """Revoke all certificates of an agent. Its stream ends, and its jobs move once its lease ends."""
     request = access_pb2.RevokeAgentRequest(parent=cluster_name(cluster), agent=agent)
     with connect(server) as client:
-        client.call(client.access.RevokeAgent, request)
+        client.call(client.stubs.access.RevokeAgent, request)
     print_note(f"revoked all certificates of agent {agent}; it can only enrol again")
 
 
@@ -285,13 +291,9 @@ def show_audit(
 def _entries(
     client: Client, request: access_pb2.ListAuditEntriesRequest, limit: int
 ) -> list[access_pb2.AuditEntry]:
-    pages = client.pages(client.access.ListAuditEntries, request, min(limit, 1000))
-    found: list[access_pb2.AuditEntry] = []
-    for page in pages:
-        found += page.entries
-        if len(found) >= limit:
-            break
-    return found[:limit]
+    request.page_size = min(limit, 1000)
+    entries = client.pages(client.stubs.access.ListAuditEntries, request, lambda page: page.entries)
+    return list(islice(entries, limit))
 
 
 def _ending(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import Annotated, Final
 
 import typer
 
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import limits
-from tessera.service.cli.client import connect, new_request_id
+from tessera.service.cli.client import connect
 from tessera.service.cli.deletion import Yes, confirm_deletion
 from tessera.service.cli.names import cluster_name, short_name
 from tessera.service.cli.options import (
@@ -107,10 +106,13 @@ def list_cells(
     if context.invoked_subcommand is not None:
         refuse_options(context)
         return
-    request = ListCellsRequest(parent=cluster_name(cluster), workload=_workload(model, batch))
+    request = ListCellsRequest(
+        parent=cluster_name(cluster), workload=_workload(model, batch), page_size=10_000
+    )
     with connect(server) as client:
-        pages = client.pages(client.estimates.ListCells, request, page_size=10_000)
-        cells = list(chain.from_iterable(page.cells for page in pages))
+        cells = list(
+            client.pages(client.stubs.estimates.ListCells, request, lambda page: page.cells)
+        )
     if show_message(ListCellsResponse(cells=cells), output):
         return
     if output is Output.NAME:
@@ -164,17 +166,16 @@ def delete_cells(
         gpus=gpus,
         all=everything,
         validate_only=True,
-        request_id="",
     )
     with connect(server) as client:
-        count = client.call(client.estimates.DeleteCells, request).deleted
+        count = client.call(client.stubs.estimates.DeleteCells, request).deleted
         if count and not validate_only:
             where = f"of cluster {short_name(cluster_name(cluster))}"
             confirm_deletion(
                 f"Delete the estimates of {count_noun(count, 'Cell')} {where}?", yes=yes
             )
-            request.validate_only, request.request_id = False, new_request_id()
-            count = client.call(client.estimates.DeleteCells, request).deleted
+            request.validate_only = False
+            count = client.call(client.stubs.estimates.DeleteCells, request).deleted
     show_message(DeleteCellsResponse(deleted=count), output)
     what = count_noun(count, "Cell")
     print_note(f"{what} would be deleted; nothing changed" if validate_only else f"{what} deleted")

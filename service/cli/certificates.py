@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from tessera.service.cli.client import CallFailed, Client, Exit, connect
+from tessera.client import Client
+from tessera.service.cli.client import CallFailed, Exit, connect
 from tessera.service.cli.names import full_name
 from tessera.service.cli.options import (
     DEFAULT_CLUSTER,
@@ -91,7 +92,7 @@ def export_certificate(
 
 def _verify(client: Client, name: str, *, with_document: bool) -> scheduler_pb2.VerifyRoundResponse:
     request = scheduler_pb2.VerifyRoundRequest(name=name, with_document=with_document)
-    return client.call(client.scheduler.VerifyRound, request, LIMIT_S)
+    return client.call(client.stubs.scheduler.VerifyRound, request, LIMIT_S)
 
 
 def _explain(check: scheduler_pb2.GoalCheck) -> str:

@@ -8,7 +8,8 @@ from typing import Final
 
 import grpc
 
-from tessera.client import ChannelSettings
+from tessera.client import CallError, ChannelSettings, Unavailable
+from tessera.formulation.secrets import hide_secrets
 
 PROBE_S: Final = 2.0
 """Seconds that a server may take to begin TLS, when the command line asks whether it does."""
@@ -50,13 +51,12 @@ _CAUSES: Final = (
 """Words of gRPC on a failed handshake, and their meaning. The first that fits counts."""
 
 
-def explain_channel(
-    code: grpc.StatusCode, text: str, server: str, settings: ChannelSettings
-) -> str:
+def explain_channel(error: CallError, server: str, settings: ChannelSettings) -> str:
     """Return what is wrong with TLS or the token of a channel, or "" if it is something else."""
+    text = hide_secrets(error.text)
     if _PLUGIN in text:
         return text.partition(_PLUGIN)[2]
-    if code is not grpc.StatusCode.UNAVAILABLE or _CONNECTING not in text:
+    if not isinstance(error, Unavailable) or _CONNECTING not in text:
         return ""
     for sign, message in _CAUSES:
         if sign in text:

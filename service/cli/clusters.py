@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from tessera.client import Client, NotFound
 from tessera.service.cli import yamlfile
-from tessera.service.cli.client import (
-    CallFailed,
-    Client,
-    Exit,
-    connect,
-    current_timestamp,
-    new_request_id,
-)
+from tessera.service.cli.client import connect, current_timestamp
 from tessera.service.cli.deletion import (
     AllowMissing,
     Yes,
@@ -146,8 +139,10 @@ def show_cluster(
 def list_clusters(server: Server = DEFAULT_SERVER, output: OutputOption = Output.TABLE) -> None:
     """List clusters by name."""
     with connect(server) as client:
-        pages = client.pages(client.clusters.ListClusters, clusters_pb2.ListClustersRequest())
-        clusters = list(chain.from_iterable(page.clusters for page in pages))
+        request = clusters_pb2.ListClustersRequest()
+        clusters = list(
+            client.pages(client.stubs.clusters.ListClusters, request, lambda page: page.clusters)
+        )
     show_list(
         clusters_pb2.ListClustersResponse(clusters=clusters), clusters, CLUSTER_COLUMNS, output
     )
@@ -187,24 +182,23 @@ def delete_cluster(
         force=force,
         allow_missing=allow_missing,
         validate_only=validate_only,
-        request_id=new_request_id(),
     )
     with connect(server) as client:
         if not validate_only:
             confirm_deletion(_question(client, full, allow_missing=allow_missing), yes=yes)
-        client.call(client.clusters.DeleteCluster, request)
+        client.call(client.stubs.clusters.DeleteCluster, request)
     show_deleted([full], output)
     print_note(f"{full} {'can be deleted; nothing changed' if validate_only else 'deleted'}")
 
 
 def _question(client: Client, name: str, *, allow_missing: bool) -> str:
-    """Return the question before a deletion, with the cluster's contents. Raises CallFailed."""
+    """Return the question before a deletion, with the cluster's contents. Raises CallError."""
     try:
         stored = _get(client, name)
-    except CallFailed as error:
-        if error.exit_code is Exit.NOT_FOUND and allow_missing:
-            return f"Delete cluster {short_name(name)}, which does not exist?"
-        raise
+    except NotFound:
+        if not allow_missing:
+            raise
+        return f"Delete cluster {short_name(name)}, which does not exist?"
     rounds = int(short_name(stored.last_round) or 0)
     counts = (stored.nodes, "node"), (stored.gpus, "GPU"), (rounds, "round")
     contents = ", ".join(count_noun(count, noun) for count, noun in counts)
@@ -247,14 +241,13 @@ def delete_types(
         etag=etag,
         allow_missing=allow_missing,
         validate_only=validate_only,
-        request_id=new_request_id(),
     )
     what = count_noun(len(names), "GPU type")
     if not validate_only:
         where = f"of cluster {short_name(cluster_name(cluster))}"
         confirm_deletion(f"Delete {', '.join(names)} {where} and all measurements on it?", yes=yes)
     with connect(server) as client:
-        changed = client.call(client.clusters.DeleteGpuTypes, request)
+        changed = client.call(client.stubs.clusters.DeleteGpuTypes, request)
     _show_types(changed, output)
     print_note(outcome_of(what, validate_only=validate_only))
 
@@ -276,17 +269,16 @@ def apply_cluster(
         nodes=described.nodes,
         tenants=described.tenants,
         validate_only=validate_only,
-        request_id=new_request_id(),
     )
     for node in request.nodes:
         node.name = full_name(name, "nodes", node.name)
     for tenant in request.tenants:
         tenant.name = full_name(name, "tenants", tenant.name)
-    return client.call(client.clusters.UpsertCluster, request)
+    return client.call(client.stubs.clusters.UpsertCluster, request)
 
 
 def _get(client: Client, name: str) -> clusters_pb2.Cluster:
-    return client.call(client.clusters.GetCluster, clusters_pb2.GetClusterRequest(name=name))
+    return client.call(client.stubs.clusters.GetCluster, clusters_pb2.GetClusterRequest(name=name))
 
 
 def _gpu_type(kind: clusters_pb2.GpuType) -> str:

@@ -8,8 +8,9 @@ from typing import Any, Final
 
 import typer
 
+from tessera.client import Client
 from tessera.formulation.errors import TesseraError
-from tessera.service.cli.client import Client, connect
+from tessera.service.cli.client import connect
 from tessera.service.cli.names import cluster_name, short_name
 from tessera.v1 import clusters_pb2, jobs_pb2, scheduler_pb2, tenants_pb2
 
@@ -83,7 +84,7 @@ def _left_s(end_s: float) -> float:
 def _job_names(client: Client, cluster: str, end_s: float) -> Iterator[str]:
     request = jobs_pb2.ListJobsRequest(parent=cluster, page_size=PAGE)
     while True:
-        page = client.call(client.jobs.ListJobs, request, _left_s(end_s))
+        page = client.call(client.stubs.jobs.ListJobs, request, _left_s(end_s))
         yield from (short_name(job.name) for job in page.jobs)
         if not page.next_page_token:
             return
@@ -92,20 +93,20 @@ def _job_names(client: Client, cluster: str, end_s: float) -> Iterator[str]:
 
 def _node_names(client: Client, cluster: str, end_s: float) -> Iterator[str]:
     request = clusters_pb2.ListNodesRequest(parent=cluster, page_size=PAGE)
-    page = client.call(client.clusters.ListNodes, request, _left_s(end_s))
+    page = client.call(client.stubs.clusters.ListNodes, request, _left_s(end_s))
     yield from (short_name(node.name) for node in page.nodes)
 
 
 def _tenant_names(client: Client, cluster: str, end_s: float) -> Iterator[str]:
     tenants = tenants_pb2.ListTenantsRequest(parent=cluster, page_size=PAGE)
-    page = client.call(client.tenants.ListTenants, tenants, _left_s(end_s))
+    page = client.call(client.stubs.tenants.ListTenants, tenants, _left_s(end_s))
     yield from (short_name(tenant.name) for tenant in page.tenants)
     jobs = jobs_pb2.ListJobsRequest(parent=cluster, page_size=PAGE)
-    listed = client.call(client.jobs.ListJobs, jobs, _left_s(end_s))
+    listed = client.call(client.stubs.jobs.ListJobs, jobs, _left_s(end_s))
     yield from (job.tenant for job in listed.jobs if job.tenant)
 
 
 def _round_names(client: Client, cluster: str, end_s: float) -> Iterator[str]:
     request = scheduler_pb2.ListRoundsRequest(parent=cluster, page_size=100)
-    page = client.call(client.scheduler.ListRounds, request, _left_s(end_s))
+    page = client.call(client.stubs.scheduler.ListRounds, request, _left_s(end_s))
     yield from (short_name(stored.name) for stored in page.rounds)

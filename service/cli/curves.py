@@ -69,7 +69,7 @@ def show_curve(
         request = jobs_pb2.GetJobCurvesRequest(
             name=full_name(cluster, "jobs", name), gpus=gpus or 0
         )
-        curves = client.call(client.jobs.GetJobCurves, request)
+        curves = client.call(client.stubs.jobs.GetJobCurves, request)
     if json:
         print_line(as_json(curves))
     else:

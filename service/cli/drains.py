@@ -6,13 +6,13 @@ import getpass
 import socket
 import time
 from collections.abc import Callable, Collection, Sequence
-from itertools import chain
 from typing import Annotated, Final
 
 import typer
 
+from tessera.client import Client
 from tessera.service.cli import options
-from tessera.service.cli.client import CallFailed, Client, Exit, connect, new_request_id
+from tessera.service.cli.client import CallFailed, Exit, connect
 from tessera.service.cli.names import cluster_name, full_name, short_name
 from tessera.service.cli.nodes import NodeNames, show_nodes
 from tessera.service.cli.options import (
@@ -73,12 +73,11 @@ def drain_nodes(
         parent=cluster_name(cluster),
         names=[full_name(cluster, "nodes", name) for name in names],
         validate_only=validate_only,
-        request_id=new_request_id(),
         reason=reason,
         drained_by=_user(),
     )
     with connect(server) as client:
-        drained = list(client.call(client.clusters.DrainNodes, request).nodes)
+        drained = list(client.call(client.stubs.clusters.DrainNodes, request).nodes)
         if wait and not validate_only:
             drained = wait_until_drained(client, drained, timeout_s)
     show_nodes(drained, output)
@@ -96,10 +95,9 @@ def undrain_nodes(
         parent=cluster_name(cluster),
         names=[full_name(cluster, "nodes", name) for name in names],
         validate_only=validate_only,
-        request_id=new_request_id(),
     )
     with connect(server) as client:
-        show_nodes(client.call(client.clusters.UndrainNodes, request).nodes, output)
+        show_nodes(client.call(client.stubs.clusters.UndrainNodes, request).nodes, output)
 
 
 def wait_until_drained(
@@ -136,13 +134,13 @@ def wait_until_drained(
 
 
 def _read(client: Client, names: Collection[str]) -> list[clusters_pb2.Node]:
-    """Return the named nodes, in this order. Raises CallFailed if one does not exist."""
+    """Return the named nodes, in this order. Raises CallFailed or CallError if one does not exist."""
     if len(names) == 1:
         (name,) = names
-        return [client.call(client.clusters.GetNode, clusters_pb2.GetNodeRequest(name=name))]
+        return [client.call(client.stubs.clusters.GetNode, clusters_pb2.GetNodeRequest(name=name))]
     request = clusters_pb2.ListNodesRequest(parent=next(iter(names)).partition("/nodes/")[0])
-    pages = client.pages(client.clusters.ListNodes, request)
-    by_name = {node.name: node for node in chain.from_iterable(page.nodes for page in pages)}
+    nodes = client.pages(client.stubs.clusters.ListNodes, request, lambda page: page.nodes)
+    by_name = {node.name: node for node in nodes}
     for name in names:
         if name not in by_name:
             raise CallFailed(f"{name} no longer exists", Exit.NOT_FOUND)

@@ -108,7 +108,7 @@ def explain_job(
     )
     with connect(server) as client:
         limit_s = parse_seconds("--time-limit", time_limit)
-        answer = client.call(client.jobs.ExplainJob, request, limit_s)
+        answer = client.call(client.stubs.jobs.ExplainJob, request, limit_s)
     if output is Output.NAME:
         print_line(answer.job)
     elif not show_message(answer, Output.JSON if json else output):

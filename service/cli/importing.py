@@ -12,6 +12,7 @@ from typing import Annotated, Final, TypeVar
 import typer
 from rich.progress import Progress
 
+from tessera.client import Client
 from tessera.estimator.hardware import CATALOGUE
 from tessera.estimator.samples import sample_profiles
 from tessera.formulation.errors import InvalidInput
@@ -19,13 +20,7 @@ from tessera.formulation.records.clusters import TenantSpec
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.values import EstimateSource
 from tessera.service.cli import limits, traces, traceview
-from tessera.service.cli.client import (
-    CallFailed,
-    Client,
-    connect,
-    current_timestamp,
-    new_request_id,
-)
+from tessera.service.cli.client import CallFailed, connect, current_timestamp
 from tessera.service.cli.names import cluster_name
 from tessera.service.cli.options import (
     DEFAULT_CLUSTER,
@@ -252,10 +247,8 @@ def _submit(
     def send(batch: Sequence[jobs_pb2.SubmitJobRequest]) -> None:
         if validate_only and len(new) > JOBS_PER_CALL:
             batch = drop_dependencies_on_others(batch)
-        request = jobs_pb2.SubmitJobsRequest(
-            parent=to, requests=batch, validate_only=validate_only, request_id=new_request_id()
-        )
-        client.call(client.jobs.SubmitJobs, request, DEADLINE_S)
+        request = jobs_pb2.SubmitJobsRequest(parent=to, requests=batch, validate_only=validate_only)
+        client.call(client.stubs.jobs.SubmitJobs, request, DEADLINE_S)
 
     _in_batches("jobs", new, JOBS_PER_CALL, send, validate_only=validate_only)
 
@@ -277,9 +270,8 @@ def _send_cells(
         parent=to,
         cells=map(_estimate, batch),
         validate_only=validate_only,
-        request_id=new_request_id(),
     )
-    client.call(client.estimates.UpsertCells, request, DEADLINE_S)
+    client.call(client.stubs.estimates.UpsertCells, request, DEADLINE_S)
 
 
 def send_samples(client: Client, to: str, *, validate_only: bool = False) -> int:
@@ -296,7 +288,7 @@ def send_samples(client: Client, to: str, *, validate_only: bool = False) -> int
 
 
 def _gpu_types(client: Client, to: str) -> set[str]:
-    cluster = client.call(client.clusters.GetCluster, clusters_pb2.GetClusterRequest(name=to))
+    cluster = client.call(client.stubs.clusters.GetCluster, clusters_pb2.GetClusterRequest(name=to))
     return {kind.name for kind in cluster.gpu_types}
 
 

@@ -10,16 +10,10 @@ import grpc
 import typer
 from google.protobuf.field_mask_pb2 import FieldMask
 
-from tessera.formulation.errors import InvalidInput, NotAllowed, NotFound
+from tessera.client import CallError, Client, NotAllowed, NotFound
+from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import options
-from tessera.service.cli.client import (
-    CallFailed,
-    Client,
-    Exit,
-    connect,
-    current_timestamp,
-    new_request_id,
-)
+from tessera.service.cli.client import Exit, connect, current_timestamp, explain_failure
 from tessera.service.cli.completion import complete_jobs
 from tessera.service.cli.jobview import READABLE_OUTPUTS, print_warnings, show_jobs
 from tessera.service.cli.names import full_name, short_name
@@ -156,7 +150,6 @@ def update_job(
         job=job,
         update_mask=FieldMask(paths=paths),
         validate_only=validate_only,
-        request_id=new_request_id(),
     )
     supposed = {path: given[path] for path in SUPPOSABLE if given[path] is not None}
     if dry_run and (validate_only or len(supposed) < len(paths)):
@@ -173,7 +166,7 @@ def update_job(
             return
         shows = output in READABLE_OUTPUTS and sys.stdout.isatty() and not validate_only
         effect = _effect_of(client, job.name, supposed) if supposed and shows else ""
-        changed = client.call(client.jobs.UpdateJob, request)
+        changed = client.call(client.stubs.jobs.UpdateJob, request)
         show_jobs([changed], current_timestamp(), output)
         print_warnings([changed])
         if effect:
@@ -184,8 +177,9 @@ def _effect_of(client: Client, job: str, values: Mapping[str, Any]) -> str:
     """Return a sentence on what new values of ``job`` do to the next round, or why nobody knows."""
     try:
         return describe_effect(ask_about_job(client, job, values, 0.0, ANSWER_S), job)
-    except CallFailed as error:
-        return f"what the change does to the next round is not known: {error}"
+    except CallError as error:
+        problem = explain_failure(error, client)
+        return f"what the change does to the next round is not known: {problem}"
 
 
 def cancel_jobs(
@@ -197,7 +191,7 @@ def cancel_jobs(
 ) -> None:
     """Cancel jobs. Running jobs are stopped; none of them starts again."""
     with connect(server) as client:
-        method, request = client.jobs.CancelJob, jobs_pb2.CancelJobRequest
+        method, request = client.stubs.jobs.CancelJob, jobs_pb2.CancelJobRequest
         requests = _change_requests(request, cluster, names, validate_only=validate_only)
         change = jobs_pb2.ChangeArrayRequest.CANCEL
         _change_jobs(
@@ -214,7 +208,7 @@ def hold_jobs(
 ) -> None:
     """Hold jobs. Running jobs are stopped; all of them wait until `release`."""
     with connect(server) as client:
-        method, request = client.jobs.HoldJob, jobs_pb2.HoldJobRequest
+        method, request = client.stubs.jobs.HoldJob, jobs_pb2.HoldJobRequest
         requests = _change_requests(request, cluster, names, validate_only=validate_only)
         change = jobs_pb2.ChangeArrayRequest.HOLD
         _change_jobs(client, method, change, requests, (jobs_pb2.HOLDING, jobs_pb2.HELD), output)
@@ -229,7 +223,7 @@ def release_jobs(
 ) -> None:
     """Release held jobs, which return to the queue."""
     with connect(server) as client:
-        method, request = client.jobs.ReleaseJob, jobs_pb2.ReleaseJobRequest
+        method, request = client.stubs.jobs.ReleaseJob, jobs_pb2.ReleaseJobRequest
         requests = _change_requests(request, cluster, names, validate_only=validate_only)
         change = jobs_pb2.ChangeArrayRequest.RELEASE
         _change_jobs(client, method, change, requests, (), output)
@@ -240,10 +234,7 @@ def _change_requests(
 ) -> list[_ChangeRequest]:
     """Return a request for each job."""
     full = [full_name(cluster, "jobs", name) for name in names]
-    return [
-        request(name=name, validate_only=validate_only, request_id=new_request_id())
-        for name in full
-    ]
+    return [request(name=name, validate_only=validate_only) for name in full]
 
 
 def _change_jobs(
@@ -266,10 +257,11 @@ def _change_jobs(
         try:
             if job := _change_named(client, method, change, request, wanted):
                 changed.append(job)
-        except CallFailed as error:
-            print_error(f"{short_name(request.name)}: {error}")
-            worst = max(worst, error.exit_code)
-            if error.exit_code is Exit.UNREACHABLE:
+        except CallError as error:
+            failure = explain_failure(error, client)
+            print_error(f"{short_name(request.name)}: {failure}")
+            worst = max(worst, failure.exit_code)
+            if failure.exit_code is Exit.UNREACHABLE:
                 if rest := [short_name(r.name) for r in requests[number + 1 :]]:
                     print_error(f"not tried: {', '.join(rest)}")
                 break
@@ -289,8 +281,8 @@ def _change_named(
     """Return the changed job, or None if an array has the name and was changed."""
     try:
         return _change_job(client, method, request, wanted)
-    except CallFailed as error:
-        if error.reason != NotFound.reason or not _change_array(client, request, change):
+    except NotFound:
+        if not _change_array(client, request, change):
             raise
         return None
 
@@ -305,14 +297,11 @@ def _change_array(
         name=request.name.replace("/jobs/", "/arrays/"),
         change=change,
         validate_only=request.validate_only,
-        request_id=new_request_id(),
     )
     try:
-        array = client.call(client.jobs.ChangeArray, asked)
-    except CallFailed as error:
-        if error.reason == NotFound.reason:
-            return False
-        raise
+        array = client.call(client.stubs.jobs.ChangeArray, asked)
+    except NotFound:
+        return False
     counts = ", ".join(f"{count:,} {state}" for state, count in sorted(array.states.items()))
     print_note(f"array {short_name(array.name)}: {counts}")
     return True
@@ -326,10 +315,8 @@ def _change_job(
 ) -> jobs_pb2.Job:
     try:
         return client.call(method, request)
-    except CallFailed as error:
-        if error.reason != NotAllowed.reason:
-            raise
-        job = client.call(client.jobs.GetJob, jobs_pb2.GetJobRequest(name=request.name))
+    except NotAllowed:
+        job = client.call(client.stubs.jobs.GetJob, jobs_pb2.GetJobRequest(name=request.name))
         if job.state not in wanted:
             raise
         print_note(f"{short_name(job.name)} is already {jobs_pb2.JobState.Name(job.state).lower()}")

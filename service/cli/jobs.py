@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from itertools import chain
 from typing import Annotated, Final
 
 import typer
 
+from tessera.client import Client
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import limits, options, yamlfile
-from tessera.service.cli.client import Client, connect, current_timestamp, new_request_id
+from tessera.service.cli.client import connect, current_timestamp
 from tessera.service.cli.completion import complete_tenants
 from tessera.service.cli.jobview import (
     READABLE_OUTPUTS,
@@ -284,9 +284,7 @@ def list_jobs(
 
         def read() -> list[jobs_pb2.Job]:
             request = jobs_pb2.ListJobsRequest(parent=cluster_name(cluster), states=states)
-            return list(
-                chain.from_iterable(p.jobs for p in client.pages(client.jobs.ListJobs, request))
-            )
+            return list(client.pages(client.stubs.jobs.ListJobs, request, lambda page: page.jobs))
 
         if watch:
             footer = partial(next_round_line, client, cluster_name(cluster))
@@ -314,7 +312,7 @@ def print_job(
         if watch:
             _follow(client, full, output)
             return
-        job = client.call(client.jobs.GetJob, jobs_pb2.GetJobRequest(name=full))
+        job = client.call(client.stubs.jobs.GetJob, jobs_pb2.GetJobRequest(name=full))
         if output is Output.NAME:
             print_line(job.name)
         elif not show_message(job, output):
@@ -324,11 +322,13 @@ def print_job(
 def _details(client: Client, job: jobs_pb2.Job) -> JobDetails:
     """Return a job's history, profiling, part in the network plan and, if it waits, the next round."""
     cluster = job.name.partition("/jobs/")[0]
-    history = client.call(client.jobs.ListJobEvents, jobs_pb2.ListJobEventsRequest(parent=job.name))
+    history = client.call(
+        client.stubs.jobs.ListJobEvents, jobs_pb2.ListJobEventsRequest(parent=job.name)
+    )
     request = estimates_pb2.GetProfilingRequest(parent=cluster, workload=job.workload)
     return JobDetails(
         history=history.events,
-        profiling=client.call(client.estimates.GetProfiling, request),
+        profiling=client.call(client.stubs.estimates.GetProfiling, request),
         network=describe_job_part(client, cluster, job),
         next_round=next_round(client, cluster) if job.state == jobs_pb2.QUEUED else "",
     )
@@ -386,19 +386,15 @@ def _submit(
             job_id=requests[0].job_id,
             job=requests[0].job,
             validate_only=validate_only,
-            request_id=new_request_id(),
         )
-        return [client.call(client.jobs.SubmitJob, request)]
-    batch = jobs_pb2.SubmitJobsRequest(
-        parent=to, requests=requests, validate_only=validate_only, request_id=new_request_id()
-    )
-    return list(client.call(client.jobs.SubmitJobs, batch).jobs)
+        return [client.call(client.stubs.jobs.SubmitJob, request)]
+    batch = jobs_pb2.SubmitJobsRequest(parent=to, requests=requests, validate_only=validate_only)
+    return list(client.call(client.stubs.jobs.SubmitJobs, batch).jobs)
 
 
 def _follow(client: Client, name: str, output: Output) -> None:
     """Show a job until it has ended. Raises CallFailed if the job did not succeed."""
-    updates = client.stream(client.jobs.WatchJob, jobs_pb2.WatchJobRequest(name=name))
-    watch_job(updates, lambda job: _details(client, job), output)
+    watch_job(client.watch(name), lambda job: _details(client, job), output)
 
 
 def _states(names: list[str], *, everything: bool) -> list[jobs_pb2.JobState.ValueType]:

@@ -13,6 +13,7 @@ import typer
 from tessera.client import (
     ChannelRefused,
     ChannelSettings,
+    Client,
     Login,
     forget_login,
     load_login,
@@ -20,7 +21,7 @@ from tessera.client import (
 )
 from tessera.formulation.errors import InvalidInput, TesseraError
 from tessera.formulation.secrets import JOIN_PREFIX, USER_PREFIX, parse_token
-from tessera.service.cli.client import CallFailed, Client, Exit, connect
+from tessera.service.cli.client import CallFailed, Exit, connect
 from tessera.service.cli.deviceflow import DeviceFlow, read_account, read_unverified_claims
 from tessera.service.cli.options import DEFAULT_SERVER, Output, OutputOption, Server
 from tessera.service.cli.render import (
@@ -106,7 +107,7 @@ def log_out(server: Server = DEFAULT_SERVER) -> None:
 def show_caller(server: Server = DEFAULT_SERVER, output: OutputOption = Output.TABLE) -> None:
     """Show who you are to a server: your name, role, tenants and clusters."""
     with connect(server) as client:
-        caller = client.call(client.access.GetCaller, access_pb2.GetCallerRequest())
+        caller = client.call(client.stubs.access.GetCaller, access_pb2.GetCallerRequest())
     if output is Output.NAME:
         print_line(caller.subject)
     elif not show_message(caller, output):
@@ -164,7 +165,7 @@ def _read_login(authorities: str) -> Login:
 def _ask_provider(authorities: str, server: str) -> Login:
     """Return the login that the user confirms at the server's identity provider."""
     with connect(server, _settings(authorities)) as client:
-        way = client.call(client.access.GetLogin, access_pb2.GetLoginRequest())
+        way = client.call(client.stubs.access.GetLogin, access_pb2.GetLoginRequest())
     if not way.issuer:
         raise CallFailed(NO_PROVIDER, Exit.REFUSED)
     account = read_account(way.issuer, way.audience, way.client_id, way.scopes)
@@ -190,7 +191,7 @@ def _get_caller(server: str, login: Login) -> access_pb2.Caller:
 
 
 def _call_once(client: Client) -> access_pb2.Caller:
-    return client.call(client.access.GetCaller, access_pb2.GetCallerRequest())
+    return client.call(client.stubs.access.GetCaller, access_pb2.GetCallerRequest())
 
 
 def _settings(authorities: str, token: str = "") -> ChannelSettings:

@@ -11,8 +11,9 @@ from typing import Annotated, BinaryIO, Final
 
 import typer
 
-from tessera.formulation.errors import InvalidInput, NotAllowed
-from tessera.service.cli.client import CallFailed, Client, Exit, connect
+from tessera.client import Client, NotAllowed, Unavailable
+from tessera.formulation.errors import InvalidInput
+from tessera.service.cli.client import connect
 from tessera.service.cli.names import full_name, short_name
 from tessera.service.cli.options import DEFAULT_CLUSTER, DEFAULT_SERVER, Cluster, JobName, Server
 from tessera.service.cli.render import print_note
@@ -120,8 +121,8 @@ def _print_tail(
     follow, request.follow = request.follow, False
     try:
         data, end = find_tail(lambda asked: read_parts(client, asked), request, lines)
-    except CallFailed as error:
-        if not (follow and error.reason == NotAllowed.reason):
+    except NotAllowed:
+        if not follow:
             raise
         request.follow = True  # there is no output yet
         return False
@@ -135,7 +136,7 @@ def find_tail(
     request: jobs_pb2.ReadLogsRequest,
     lines: int,
 ) -> tuple[bytes, jobs_pb2.ReadLogsResponse]:
-    """Return the last lines of output, and an empty part at its end. Raises CallFailed."""
+    """Return the last lines of output, and an empty part at its end. Raises CallError."""
     size = FIRST_TAIL_BYTES
     while True:
         asked = jobs_pb2.ReadLogsRequest()
@@ -173,19 +174,19 @@ def read_parts(
     """Yield the output that ``request`` asks for.
 
     If the server is lost after it has sent something, it is called again, from where it stopped.
-    ``request`` is changed. Raises CallFailed.
+    ``request`` is changed. Raises CallError.
     """
     waited_s, pause_s, has_begun = 0.0, PAUSE_S, False
     while True:
         try:
-            for part in client.stream(client.jobs.ReadLogs, request):
+            for part in client.stream(client.stubs.jobs.ReadLogs, request):
                 waited_s, pause_s, has_begun = 0.0, PAUSE_S, True
                 if part.generation:
                     request.generation = part.generation
                     request.offset = part.offset + len(part.data)
                 yield part
-        except CallFailed as error:
-            if error.exit_code is not Exit.UNREACHABLE or not has_begun or waited_s >= RECONNECT_S:
+        except Unavailable as error:
+            if not has_begun or waited_s >= RECONNECT_S:
                 raise
             if not waited_s:
                 print_note(f"lost the server: {error}; trying to reach it again")

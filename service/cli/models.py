@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import Annotated, Any, Final
 
 import typer
 
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import limits, yamlfile
-from tessera.service.cli.client import connect, new_request_id
+from tessera.service.cli.client import connect
 from tessera.service.cli.deletion import (
     AllowMissing,
     Yes,
@@ -92,8 +91,9 @@ def list_models(
         return
     with connect(server) as client:
         request = ListModelsRequest(parent=cluster_name(cluster), with_published=published)
-        pages = client.pages(client.estimates.ListModels, request)
-        models = list(chain.from_iterable(page.models for page in pages))
+        models = list(
+            client.pages(client.stubs.estimates.ListModels, request, lambda page: page.models)
+        )
     _show(ListModelsResponse(models=models), models, output)
     if not models:
         print_note(
@@ -199,10 +199,9 @@ def add_model(
         parent=cluster_name(cluster),
         models=[described],
         validate_only=validate_only,
-        request_id=new_request_id(),
     )
     with connect(server) as client:
-        stored = client.call(client.estimates.UpsertModels, request)
+        stored = client.call(client.stubs.estimates.UpsertModels, request)
     _show(ListModelsResponse(models=stored.models), stored.models, output)
     print_note(f"{name} {'is valid; nothing changed' if validate_only else 'added'}")
 
@@ -229,13 +228,12 @@ def delete_models(
         models=[ModelName(model=m, params=p) for m, p in models],
         allow_missing=allow_missing,
         validate_only=validate_only,
-        request_id=new_request_id(),
     )
     what = count_noun(len(names), "model")
     if not validate_only:
         confirm_deletion(f"Delete {what} of cluster {short_name(cluster_name(cluster))}?", yes=yes)
     with connect(server) as client:
-        client.call(client.estimates.DeleteModels, request)
+        client.call(client.stubs.estimates.DeleteModels, request)
     show_deleted(names, output)
     print_note(outcome_of(what, validate_only=validate_only))
 

@@ -9,7 +9,8 @@ from typing import Annotated, Final, NamedTuple
 import typer
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from tessera.service.cli.client import CallFailed, Client, Exit, connect, current_timestamp
+from tessera.client import Client, NotFound, ServerTooOld
+from tessera.service.cli.client import connect, current_timestamp, explain_failure
 from tessera.service.cli.names import cluster_name, short_name
 from tessera.service.cli.options import (
     DEFAULT_CLUSTER,
@@ -113,7 +114,7 @@ def plan_network(
     """Plan the paths and priority levels of the jobs that run now. No job is started, moved or stopped."""
     request = pb.PlanNetworkRequest(parent=cluster_name(cluster), dry_run=dry_run)
     with connect(server) as client:
-        made = client.call(client.networks.PlanNetwork, request)
+        made = client.call(client.stubs.networks.PlanNetwork, request)
     _show(made, output, paths=paths)
     if dry_run:
         print_note("the plan was not put in force")
@@ -130,31 +131,32 @@ def list_network_plans(
     """List the latest network plans, newest first, with the cause of each."""
     request = pb.ListNetworkPlansRequest(parent=cluster_name(cluster), page_size=limit)
     with connect(server) as client:
-        listed = client.call(client.networks.ListNetworkPlans, request)
+        listed = client.call(client.stubs.networks.ListNetworkPlans, request)
     show_list(listed, listed.plans, _plans(current_timestamp()), output)
     if not listed.plans:
         print_note("no network plan yet; describe the network with `tessera topology set FILE`")
 
 
-def get_plan_in_force(client: Client, cluster: str, job: str = "") -> pb.NetworkPlan:
-    """Return the network plan in force, restricted to ``job`` (a full name) if it is given.
+def get_plan_in_force(client: Client, cluster: str) -> pb.NetworkPlan:
+    """Return the network plan in force.
 
     Raises:
-        CallFailed: also if there is no plan. The message then says what to do.
+        CallFailed: there is no plan. The message says what to do.
     """
-    request = pb.GetNetworkPlanRequest(name=f"{cluster}/networkPlans/-", job=job)
     try:
-        return client.call(client.networks.GetNetworkPlan, request)
-    except CallFailed as failed:
-        if failed.exit_code is not Exit.NOT_FOUND:
-            raise
-        raise CallFailed(
-            f"{failed}; describe the network with `tessera topology set FILE`. It is planned at the"
-            " next start"
-            " or end of a job, or by `tessera network plan`",
-            failed.exit_code,
-            failed.reason,
-        ) from failed
+        return _get_plan(client, cluster)
+    except NotFound as failed:
+        hint = (
+            "; describe the network with `tessera topology set FILE`. It is planned at the next start"
+            " or end of a job, or by `tessera network plan`"
+        )
+        raise explain_failure(failed, client, hint) from failed
+
+
+def _get_plan(client: Client, cluster: str, job: str = "") -> pb.NetworkPlan:
+    """Return the network plan in force, restricted to ``job`` (a full name) if it is given."""
+    request = pb.GetNetworkPlanRequest(name=f"{cluster}/networkPlans/-", job=job)
+    return client.call(client.stubs.networks.GetNetworkPlan, request)
 
 
 def describe_job_part(client: Client, cluster: str, job: jobs_pb2.Job) -> str:
@@ -167,13 +169,11 @@ def describe_job_part(client: Client, cluster: str, job: jobs_pb2.Job) -> str:
         return ""
     request = pb.ListNetworkPlansRequest(parent=cluster, page_size=1)
     try:
-        if not client.call(client.networks.ListNetworkPlans, request).plans:
+        if not client.call(client.stubs.networks.ListNetworkPlans, request).plans:
             return ""
-        plan_in_force = get_plan_in_force(client, cluster, job.name)
-    except CallFailed as failed:
-        if failed.exit_code is Exit.NOT_FOUND or failed.reason == "UNIMPLEMENTED":
-            return ""
-        raise
+        plan_in_force = _get_plan(client, cluster, job.name)
+    except (NotFound, ServerTooOld):
+        return ""
     return (
         describe_part(plan_in_force.decisions[0], plan_in_force.levels)
         if plan_in_force.decisions

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from tessera.service.cli.client import CallFailed, Client, current_timestamp
+from tessera.client import CallError, Client
+from tessera.service.cli.client import current_timestamp
 from tessera.service.cli.render import format_span, format_time
 from tessera.v1 import clusters_pb2
 
@@ -19,9 +20,9 @@ def next_round(client: Client, cluster: str) -> str:
     """
     try:
         stored = client.call(
-            client.clusters.GetCluster, clusters_pb2.GetClusterRequest(name=cluster)
+            client.stubs.clusters.GetCluster, clusters_pb2.GetClusterRequest(name=cluster)
         )
-    except CallFailed:
+    except CallError:
         return ""
     if not stored.HasField("round_period"):
         return ""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import chain
 from typing import Annotated, Final
 
 import typer
 
+from tessera.client import Client
 from tessera.formulation.runtimes import PROFILER, REPLAY
 from tessera.formulation.selectors import Selector
-from tessera.service.cli.client import Client, connect, new_request_id
+from tessera.service.cli.client import connect
 from tessera.service.cli.completion import complete_nodes
 from tessera.service.cli.deletion import (
     AllowMissing,
@@ -159,22 +159,20 @@ def delete_nodes(
         names=nodes,
         allow_missing=allow_missing,
         validate_only=validate_only,
-        request_id=new_request_id(),
     )
     what = count_noun(len(nodes), "node")
     if not validate_only:
         confirm_deletion(f"Delete {what} of cluster {short_name(cluster_name(cluster))}?", yes=yes)
     with connect(server) as client:
-        client.call(client.clusters.DeleteNodes, request)
+        client.call(client.stubs.clusters.DeleteNodes, request)
     show_deleted(nodes, output)
     print_note(outcome_of(what, validate_only=validate_only))
 
 
 def read_nodes(client: Client, cluster: str) -> list[clusters_pb2.Node]:
-    """Return the nodes of ``clusters/{cluster}``. Raises CallFailed."""
+    """Return the nodes of ``clusters/{cluster}``. Raises CallError."""
     request = clusters_pb2.ListNodesRequest(parent=cluster)
-    pages = client.pages(client.clusters.ListNodes, request)
-    return list(chain.from_iterable(page.nodes for page in pages))
+    return list(client.pages(client.stubs.clusters.ListNodes, request, lambda page: page.nodes))
 
 
 def _watched(

@@ -70,14 +70,12 @@ def shapes_of(server: str, cluster: str, *, offline: bool, node_gpus: int | None
     try:
         with connect(address) as client:
             request = clusters_pb2.GetClusterRequest(name=name)
-            stored = client.call(client.clusters.GetCluster, request, CALL_S)
+            stored = client.call(client.stubs.clusters.GetCluster, request, CALL_S)
     except CallFailed as failed:
         if not named:  # another program, or a server without this cluster
             return NodeShapes(node_gpus=node_gpus)
         raise CallFailed(
-            f"{failed}; --offline estimates from data sheets alone",
-            failed.exit_code,
-            failed.reason,
+            f"{failed}; --offline estimates from data sheets alone", failed.exit_code
         ) from failed
     return NodeShapes(
         source=f"cluster {short_name(name)} at {address}",

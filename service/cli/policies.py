@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain, islice
+from itertools import islice
 from typing import Annotated, Final
 
 import typer
 
 from tessera.formulation.errors import InvalidInput
-from tessera.service.cli.client import connect, current_timestamp, new_request_id
+from tessera.service.cli.client import connect, current_timestamp
 from tessera.service.cli.names import cluster_name
 from tessera.service.cli.options import (
     DEFAULT_CLUSTER,
@@ -79,17 +79,17 @@ def set_policy(
             "policy", "names no option to set; name some, or start with --from-defaults"
         )
     request = scheduler_pb2.SetPolicyRequest(
-        parent=parent, message=message, validate_only=validate_only, request_id=new_request_id()
+        parent=parent, message=message, validate_only=validate_only
     )
     with connect(server) as client:
         before = client.call(
-            client.scheduler.GetPolicy, scheduler_pb2.GetPolicyRequest(parent=parent)
+            client.stubs.scheduler.GetPolicy, scheduler_pb2.GetPolicyRequest(parent=parent)
         )
         request.etag = before.etag
         if not from_defaults:
             request.options.CopyFrom(before.options)
         override_options(request.options, named)
-        policy = client.call(client.scheduler.SetPolicy, request)
+        policy = client.call(client.stubs.scheduler.SetPolicy, request)
     _show(policy, output)
     _note_change(policy, validate_only=validate_only)
 
@@ -111,7 +111,7 @@ def show_policy(
     """Show the standing policy of a cluster's rounds, or an earlier version of it."""
     request = scheduler_pb2.GetPolicyRequest(parent=cluster_name(cluster), version=version)
     with connect(server) as client:
-        _show(client.call(client.scheduler.GetPolicy, request), output)
+        _show(client.call(client.stubs.scheduler.GetPolicy, request), output)
 
 
 def list_policies(
@@ -123,10 +123,14 @@ def list_policies(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """List the versions of a cluster's standing policy, newest first."""
-    request = scheduler_pb2.ListPoliciesRequest(parent=cluster_name(cluster))
+    request = scheduler_pb2.ListPoliciesRequest(
+        parent=cluster_name(cluster), page_size=min(limit, 1000)
+    )
     with connect(server) as client:
-        pages = client.pages(client.scheduler.ListPolicies, request, min(limit, 1000))
-        policies = list(islice(chain.from_iterable(page.policies for page in pages), limit))
+        versions = client.pages(
+            client.stubs.scheduler.ListPolicies, request, lambda page: page.policies
+        )
+        policies = list(islice(versions, limit))
     response = scheduler_pb2.ListPoliciesResponse(policies=policies)
     show_list(response, response.policies, _policy_columns(), output)
     if not policies:
@@ -157,10 +161,9 @@ def restore_policy(
         restore_version=version,
         message=message or f"restores version {version}",
         validate_only=validate_only,
-        request_id=new_request_id(),
     )
     with connect(server) as client:
-        policy = client.call(client.scheduler.SetPolicy, request)
+        policy = client.call(client.stubs.scheduler.SetPolicy, request)
     _show(policy, output)
     _note_change(policy, validate_only=validate_only)
 

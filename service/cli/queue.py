@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import Annotated, Final
 
 import typer
@@ -16,8 +15,9 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from tessera.client import Client
 from tessera.formulation.errors import InvalidInput
-from tessera.service.cli.client import Client, connect, current_timestamp
+from tessera.service.cli.client import connect, current_timestamp
 from tessera.service.cli.completion import complete_tenants
 from tessera.service.cli.forecastview import listed_band, listed_position, span_until
 from tessera.service.cli.jobview import job_columns, workload_key
@@ -128,8 +128,7 @@ def read_jobs(
 ) -> list[jobs_pb2.Job]:
     """Return the jobs of ``clusters/{cluster}`` in these states, in order of submission."""
     request = jobs_pb2.ListJobsRequest(parent=cluster, states=states)
-    pages = client.pages(client.jobs.ListJobs, request)
-    return list(chain.from_iterable(page.jobs for page in pages))
+    return list(client.pages(client.stubs.jobs.ListJobs, request, lambda page: page.jobs))
 
 
 def order_queue(jobs: Iterable[jobs_pb2.Job]) -> list[jobs_pb2.Job]:
@@ -225,7 +224,7 @@ class ClusterPicture:
 
 
 def read_picture(client: Client, cluster: str) -> ClusterPicture:
-    """Return the picture of ``clusters/{cluster}`` now. Raises CallFailed."""
+    """Return the picture of ``clusters/{cluster}`` now. Raises CallError."""
     return ClusterPicture(
         cluster=cluster,
         nodes=read_nodes(client, cluster),

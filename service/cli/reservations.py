@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta, tzinfo
-from itertools import chain
 from typing import Annotated, Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -14,7 +13,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from tessera.formulation.errors import InvalidInput
 from tessera.service import durations
 from tessera.service.cli import options
-from tessera.service.cli.client import connect, current_timestamp, new_request_id
+from tessera.service.cli.client import connect, current_timestamp
 from tessera.service.cli.deletion import AllowMissing
 from tessera.service.cli.names import cluster_name, full_name, short_name
 from tessera.service.cli.options import (
@@ -134,10 +133,9 @@ def create_reservation(
         parent=cluster_name(cluster),
         reservation=message,
         validate_only=validate_only,
-        request_id=new_request_id(),
     )
     with connect(server) as client:
-        created = client.call(client.clusters.CreateReservation, request)
+        created = client.call(client.stubs.clusters.CreateReservation, request)
     _show([created], output, zone)
     if validate_only:
         print_note("valid; nothing changed")
@@ -153,8 +151,11 @@ def list_reservations(
     zone = find_time_zone(time_zone)
     with connect(server) as client:
         request = pb.ListReservationsRequest(parent=cluster_name(cluster))
-        pages = client.pages(client.clusters.ListReservations, request)
-        found = list(chain.from_iterable(page.reservations for page in pages))
+        found = list(
+            client.pages(
+                client.stubs.clusters.ListReservations, request, lambda page: page.reservations
+            )
+        )
     _show(sorted(found, key=lambda r: (r.start_time.ToNanoseconds(), r.name)), output, zone)
     if not found:
         print_note("nothing is reserved; `tessera reserve create` reserves GPUs or nodes")
@@ -181,7 +182,6 @@ def update_reservation(
     request = pb.UpdateReservationRequest(
         name=full_name(cluster, "reservations", name),
         validate_only=validate_only,
-        request_id=new_request_id(),
     )
     start = parse_moment("--from", begin, now, zone) if begin else now
     if begin:
@@ -191,7 +191,7 @@ def update_reservation(
             options.to_timestamp("--to", parse_moment("--to", end, start, zone))
         )
     with connect(server) as client:
-        changed = client.call(client.clusters.UpdateReservation, request)
+        changed = client.call(client.stubs.clusters.UpdateReservation, request)
     _show([changed], output, zone)
     if validate_only:
         print_note("valid; nothing changed")
@@ -212,10 +212,9 @@ def delete_reservations(
         names=[full_name(cluster, "reservations", name) for name in names],
         allow_missing=allow_missing,
         validate_only=validate_only,
-        request_id=new_request_id(),
     )
     with connect(server) as client:
-        client.call(client.clusters.DeleteReservations, request)
+        client.call(client.stubs.clusters.DeleteReservations, request)
     deleted = ", ".join(map(short_name, names))
     print_note("valid; nothing changed" if validate_only else f"deleted: {deleted}")
 

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Final
 
-import grpc
 import typer
 
+from tessera.client import Client, DeadlineExceeded
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import options
-from tessera.service.cli.client import (
-    CallFailed,
-    Client,
-    Exit,
-    connect,
-    current_timestamp,
-    new_request_id,
-)
+from tessera.service.cli.client import CallFailed, Exit, connect, current_timestamp
 from tessera.service.cli.names import cluster_name, full_name
 from tessera.service.cli.nextround import next_round_line
 from tessera.service.cli.options import (
@@ -83,7 +77,7 @@ def schedule(
     if context.invoked_subcommand is not None:
         return
     request = scheduler_pb2.ScheduleRequest(
-        parent=cluster_name(cluster), options=named, dry_run=dry_run, request_id=new_request_id()
+        parent=cluster_name(cluster), options=named, dry_run=dry_run
     )
     deadline_s = limit_s(time_limit, deadline)
     with connect(server) as client:
@@ -112,18 +106,15 @@ def _decide_round(
 ) -> scheduler_pb2.Round:
     """Decide a round within the deadline."""
     try:
-        return client.call(client.scheduler.Schedule, request, deadline_s)
-    except CallFailed as error:
-        if error.reason != grpc.StatusCode.DEADLINE_EXCEEDED.name:
-            raise
+        return client.call(client.stubs.scheduler.Schedule, request, deadline_s)
+    except DeadlineExceeded as error:
         unless = (
             "" if request.dry_run else " unless the commit was under way (see `tessera rounds`)"
         )
         raise CallFailed(
             f"time limit too short: the round was not decided within {deadline_s:g} s, and nothing was"
             f" committed{unless}; allow more time with --time-limit",
-            error.exit_code,
-            error.reason,
+            Exit.REFUSED,
         ) from error
 
 
@@ -137,7 +128,9 @@ def show_stored_round(
     """Show a round: its decisions, objective, bound and shadow prices."""
     name = full_name(cluster, "rounds", number)
     with connect(server) as client:
-        stored = client.call(client.scheduler.GetRound, scheduler_pb2.GetRoundRequest(name=name))
+        stored = client.call(
+            client.stubs.scheduler.GetRound, scheduler_pb2.GetRoundRequest(name=name)
+        )
     show_decided(stored, output, everything=everything)
 
 
@@ -171,14 +164,10 @@ def list_rounds(
 
 
 def read_rounds(client: Client, cluster: str, limit: int) -> list[scheduler_pb2.Round]:
-    """Return the last rounds of ``clusters/{cluster}``, newest first. Raises CallFailed."""
-    rounds: list[scheduler_pb2.Round] = []
-    request = scheduler_pb2.ListRoundsRequest(parent=cluster)
-    for page in client.pages(client.scheduler.ListRounds, request, min(limit, 1000)):
-        rounds += page.rounds
-        if len(rounds) >= limit:
-            break
-    return rounds[:limit]
+    """Return the last rounds of ``clusters/{cluster}``, newest first. Raises CallError."""
+    request = scheduler_pb2.ListRoundsRequest(parent=cluster, page_size=min(limit, 1000))
+    rounds = client.pages(client.stubs.scheduler.ListRounds, request, lambda page: page.rounds)
+    return list(islice(rounds, limit))
 
 
 @with_round_options
@@ -206,13 +195,16 @@ def replay(
     request = scheduler_pb2.ReplayRoundRequest(name=name, with_snapshot=save_snapshot is not None)
     with connect(server) as client:
         before = client.call(
-            client.scheduler.GetRound, scheduler_pb2.GetRoundRequest(name=name, summary_only=True)
+            client.stubs.scheduler.GetRound,
+            scheduler_pb2.GetRoundRequest(name=name, summary_only=True),
         )
         changed = bool(named.ListFields())
         if changed:  # options that are not named stay as recorded
             request.options.CopyFrom(before.options)
             override_options(request.options, named)
-        replayed = client.call(client.scheduler.ReplayRound, request, limit_s(time_limit, deadline))
+        replayed = client.call(
+            client.stubs.scheduler.ReplayRound, request, limit_s(time_limit, deadline)
+        )
     if save_snapshot is not None:
         _save(save_snapshot, replayed.snapshot)
     if output is Output.NAME:

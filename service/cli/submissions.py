@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from tessera.client import Client
 from tessera.formulation.values import Workload
-from tessera.service.cli.client import CallFailed, Client, Exit
+from tessera.service.cli.client import CallFailed, Exit
 from tessera.service.cli.names import full_name, short_name
 from tessera.simulator.traces.dependencies import order_by_dependencies
 from tessera.simulator.traces.trace import Arrival
@@ -33,8 +34,9 @@ def missing_submissions(
     Raises:
         CallFailed: the cluster has a different job of the same name.
     """
-    pages = client.pages(client.jobs.ListJobs, jobs_pb2.ListJobsRequest(parent=to), 10_000)
-    stored_jobs = {short_name(job.name): job for page in pages for job in page.jobs}
+    request_all = jobs_pb2.ListJobsRequest(parent=to, page_size=10_000)
+    jobs = client.pages(client.stubs.jobs.ListJobs, request_all, lambda page: page.jobs)
+    stored_jobs = {short_name(job.name): job for job in jobs}
     missing = []
     for request in requests:
         stored = stored_jobs.get(request.job_id)

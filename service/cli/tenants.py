@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import Annotated, Final
 
 import typer
 
+from tessera.client import Client
 from tessera.service.cli import yamlfile
-from tessera.service.cli.client import Client, connect, new_request_id
+from tessera.service.cli.client import connect
 from tessera.service.cli.completion import complete_tenants
 from tessera.service.cli.deletion import AllowMissing
 from tessera.service.cli.names import ANY_TYPE, cluster_name, full_name, short_name
@@ -83,8 +83,9 @@ def list_tenants(
     """List the tenants that have settings by name."""
     with connect(server) as client:
         request = tenants_pb2.ListTenantsRequest(parent=cluster_name(cluster))
-        pages = client.pages(client.tenants.ListTenants, request)
-        tenants = list(chain.from_iterable(page.tenants for page in pages))
+        tenants = list(
+            client.pages(client.stubs.tenants.ListTenants, request, lambda page: page.tenants)
+        )
     if tree:
         show_tree(tenants, output)
     else:
@@ -115,10 +116,9 @@ def delete_tenants(
         names=[full_name(cluster, "tenants", name) for name in names],
         allow_missing=allow_missing,
         validate_only=validate_only,
-        request_id=new_request_id(),
     )
     with connect(server) as client:
-        client.call(client.tenants.DeleteTenants, request)
+        client.call(client.stubs.tenants.DeleteTenants, request)
     print_note(
         "valid; nothing changed"
         if validate_only
@@ -130,14 +130,12 @@ def apply_tenants(
     client: Client, cluster: str, described: Sequence[tenants_pb2.Tenant], *, validate_only: bool
 ) -> tenants_pb2.UpsertTenantsResponse:
     """Create or replace tenants, named by their ids, of ``cluster`` (a full name)."""
-    request = tenants_pb2.UpsertTenantsRequest(
-        parent=cluster, validate_only=validate_only, request_id=new_request_id()
-    )
+    request = tenants_pb2.UpsertTenantsRequest(parent=cluster, validate_only=validate_only)
     for tenant in described:
         added = request.tenants.add()
         added.CopyFrom(tenant)
         added.name = full_name(cluster, "tenants", tenant.name)
-    return client.call(client.tenants.UpsertTenants, request)
+    return client.call(client.stubs.tenants.UpsertTenants, request)
 
 
 def show_tree(tenants: Sequence[tenants_pb2.Tenant], output: Output) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from tessera.client import Client, NotFound
 from tessera.estimator import documents
 from tessera.formulation.documents import TOPOLOGY
 from tessera.formulation.errors import InvalidInput
@@ -26,7 +27,7 @@ from tessera.formulation.topologies.measures import (
 from tessera.formulation.topologies.routes import MAX_PATHS, Routes
 from tessera.formulation.topologies.topology import Tier, Topology
 from tessera.service.cli import limits, yamlfile
-from tessera.service.cli.client import CallFailed, Client, Exit, connect, new_request_id
+from tessera.service.cli.client import connect, explain_failure
 from tessera.service.cli.deletion import AllowMissing, Yes, confirm_deletion
 from tessera.service.cli.names import cluster_name, short_name
 from tessera.service.cli.options import (
@@ -257,11 +258,9 @@ def set_topology(
     topology = networks_pb2.Topology(
         name=_name(cluster_name(cluster)), document=text, etag=etag or stored_etag
     )
-    request = networks_pb2.UpdateTopologyRequest(
-        topology=topology, validate_only=validate_only, request_id=new_request_id()
-    )
+    request = networks_pb2.UpdateTopologyRequest(topology=topology, validate_only=validate_only)
     with connect(server) as client:
-        stored = client.call(client.networks.UpdateTopology, request)
+        stored = client.call(client.stubs.networks.UpdateTopology, request)
     _show(stored, output)
     print_note("valid; nothing changed" if validate_only else "network described")
     for sentence in list_assumptions(described):
@@ -281,7 +280,6 @@ def delete_topology(
     """Delete the description of a cluster's network, and its network plans. Jobs keep running."""
     request = networks_pb2.DeleteTopologyRequest(
         name=_name(cluster_name(cluster)),
-        request_id=new_request_id(),
         etag=etag,
         allow_missing=allow_missing,
         validate_only=validate_only,
@@ -291,23 +289,18 @@ def delete_topology(
             f"Delete the network of cluster {short_name(cluster_name(cluster))}?", yes=yes
         )
     with connect(server) as client:
-        client.call(client.networks.DeleteTopology, request)
+        client.call(client.stubs.networks.DeleteTopology, request)
     print_note("valid; nothing changed" if validate_only else "network deleted")
 
 
 def _get(client: Client, cluster: str) -> networks_pb2.Topology:
     try:
         request = networks_pb2.GetTopologyRequest(name=_name(cluster))
-        return client.call(client.networks.GetTopology, request)
-    except CallFailed as failed:
-        if failed.exit_code is not Exit.NOT_FOUND:
-            raise
-        hint = (
-            ""
-            if "tessera cluster apply" in str(failed)
-            else "; describe it with `tessera topology set FILE`"
-        )
-        raise CallFailed(f"{failed}{hint}", failed.exit_code, failed.reason) from failed
+        return client.call(client.stubs.networks.GetTopology, request)
+    except NotFound as failed:
+        is_of_network = "/" in failed.facts.get("resource", "").removeprefix("clusters/")
+        hint = "; describe it with `tessera topology set FILE`" if is_of_network else ""
+        raise explain_failure(failed, client, hint) from failed
 
 
 def _stored(server: str, cluster: str) -> tuple[Topology, list[str]]:

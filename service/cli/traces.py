@@ -12,12 +12,12 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from tessera.client import Client
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.clusters import NodeSpec, TenantSpec
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.values import Cell, EstimateSource, GpuType, Workload
 from tessera.service.cli import limits, options
-from tessera.service.cli.client import Client
 from tessera.service.cli.names import short_name
 from tessera.simulator.traces.files import profiles_of
 from tessera.simulator.traces.recipe import Recipe, apply_recipe
@@ -369,7 +369,7 @@ def _nodes(texts: Sequence[str]) -> Iterator[NodeSpec]:
 
 def _stored_nodes(client: Client, cluster: str) -> list[NodeSpec]:
     request = clusters_pb2.ListNodesRequest(parent=cluster)
-    pages = client.pages(client.clusters.ListNodes, request)
+    nodes = client.pages(client.stubs.clusters.ListNodes, request, lambda page: page.nodes)
     return [
         NodeSpec(
             name=short_name(node.name),
@@ -379,14 +379,13 @@ def _stored_nodes(client: Client, cluster: str) -> list[NodeSpec]:
             host_bytes=node.host_bytes if node.HasField("host_bytes") else None,
             labels=dict(node.labels),
         )
-        for page in pages
-        for node in page.nodes
+        for node in nodes
     ]
 
 
 def _stored_estimates(client: Client, cluster: str) -> list[EstimateRecord]:
-    request = estimates_pb2.ListCellsRequest(parent=cluster)
-    pages = client.pages(client.estimates.ListCells, request, 10_000)
+    request = estimates_pb2.ListCellsRequest(parent=cluster, page_size=10_000)
+    cells = client.pages(client.stubs.estimates.ListCells, request, lambda page: page.cells)
     return [
         EstimateRecord(
             workload=Workload(
@@ -406,6 +405,5 @@ def _stored_estimates(client: Client, cluster: str) -> list[EstimateRecord]:
             cpus=e.cpus,
             host_bytes=e.host_bytes,
         )
-        for page in pages
-        for e in page.cells
+        for e in cells
     ]

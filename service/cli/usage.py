@@ -94,7 +94,7 @@ def show_usage(
         group_by=groups,
     )
     with connect(server) as client:
-        used = client.call(client.tenants.GetUsage, request)
+        used = client.call(client.stubs.tenants.GetUsage, request)
     if as_csv:
         print_line(_csv_of(groups, used.rows))
         return

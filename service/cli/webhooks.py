@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import Annotated, Final
 
 import typer
 
 from tessera.service.cli import options
-from tessera.service.cli.client import connect, new_request_id
+from tessera.service.cli.client import connect
 from tessera.service.cli.names import cluster_name, full_name, short_name
 from tessera.service.cli.options import (
     DEFAULT_CLUSTER,
@@ -94,10 +93,9 @@ def add_webhook(
             labels=options.parse_labels("--label", label),
         ),
         validate_only=validate_only,
-        request_id=new_request_id(),
     )
     with connect(server) as client:
-        created = client.call(client.webhooks.CreateWebhook, request)
+        created = client.call(client.stubs.webhooks.CreateWebhook, request)
     if validate_only:
         print_note("valid; nothing changed")
     elif output in (Output.TABLE, Output.WIDE):
@@ -115,8 +113,9 @@ def list_webhooks(
     """List webhooks by name, with what was delivered and what failed."""
     with connect(server) as client:
         request = webhooks_pb2.ListWebhooksRequest(parent=cluster_name(cluster))
-        pages = client.pages(client.webhooks.ListWebhooks, request)
-        found = list(chain.from_iterable(page.webhooks for page in pages))
+        found = list(
+            client.pages(client.stubs.webhooks.ListWebhooks, request, lambda page: page.webhooks)
+        )
     show_list(webhooks_pb2.ListWebhooksResponse(webhooks=found), found, WEBHOOK_COLUMNS, output)
     if not found:
         print_note("there are no webhooks; `tessera webhooks add` adds one")
@@ -137,9 +136,8 @@ def delete_webhooks(
             request = webhooks_pb2.DeleteWebhookRequest(
                 name=full_name(cluster, "webhooks", name),
                 validate_only=validate_only,
-                request_id=new_request_id(),
             )
-            client.call(client.webhooks.DeleteWebhook, request)
+            client.call(client.stubs.webhooks.DeleteWebhook, request)
             print_note(f"{name}: {'valid; nothing changed' if validate_only else 'deleted'}")
 
 
@@ -151,7 +149,7 @@ def send_test(
     """Send a test event now. If it arrives, a dead webhook works again."""
     request = webhooks_pb2.TestWebhookRequest(name=full_name(cluster, "webhooks", name))
     with connect(server) as client:
-        answer = client.call(client.webhooks.TestWebhook, request)
+        answer = client.call(client.stubs.webhooks.TestWebhook, request)
     if not answer.delivered:
         print_error(f"{name}: {answer.error}")
         raise typer.Exit(1)

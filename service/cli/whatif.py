@@ -7,9 +7,10 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from tessera.client import Client
 from tessera.formulation.errors import InvalidInput
 from tessera.service.cli import options, yamlfile
-from tessera.service.cli.client import Client, connect, current_timestamp
+from tessera.service.cli.client import connect, current_timestamp
 from tessera.service.cli.names import cluster_name, full_name
 from tessera.service.cli.options import (
     DEFAULT_CLUSTER,
@@ -206,7 +207,7 @@ def ask_what_if(
         request.horizon.CopyFrom(to_duration(hours * HOUR_S))
     with connect(server) as client:
         limit_s = parse_seconds("--time-limit", time_limit)
-        answer = client.call(client.scheduler.WhatIf, request, limit_s)
+        answer = client.call(client.stubs.scheduler.WhatIf, request, limit_s)
     if not show_message(answer, Output.JSON if json else output):
         show_answer(answer)
 
@@ -224,7 +225,7 @@ def dry_run_jobs(
         horizon=to_duration(DRY_RUN_HOURS * HOUR_S),
         futures=DRY_RUN_FUTURES,
     )
-    answer = client.call(client.scheduler.WhatIf, request)
+    answer = client.call(client.stubs.scheduler.WhatIf, request)
     if output is Output.NAME:
         for offer in answer.offers:
             print_line(offer.job)
@@ -278,7 +279,7 @@ def ask_about_job(
 ) -> what_if_pb2.WhatIfResponse:
     """Return what new ``values`` of a job do to the next round and, unless ``hours`` is 0, afterwards.
 
-    ``job`` is a full name, and the values are those of the options for a job. Raises CallFailed.
+    ``job`` is a full name, and the values are those of the options for a job. Raises CallError.
     """
     changes = [_change_of_job(job, values)]
     request = scheduler_pb2.WhatIfRequest(
@@ -286,7 +287,9 @@ def ask_about_job(
     )
     if hours:
         request.horizon.CopyFrom(to_duration(hours * HOUR_S))
-    answer: what_if_pb2.WhatIfResponse = client.call(client.scheduler.WhatIf, request, limit_s)
+    answer: what_if_pb2.WhatIfResponse = client.call(
+        client.stubs.scheduler.WhatIf, request, limit_s
+    )
     return answer
 
 

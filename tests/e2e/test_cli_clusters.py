@@ -295,7 +295,7 @@ def add_traffic(address: str) -> None:
         )
     request = estimates_pb2.UpsertCellsRequest(parent="clusters/c", cells=cells)
     with connect(address) as client:
-        client.call(client.estimates.UpsertCells, request)
+        client.call(client.stubs.estimates.UpsertCells, request)
 
 
 def test_a_network_is_described_shown_changed_by_etag_and_deleted(tessera: Tessera) -> None:

@@ -36,7 +36,7 @@ def test_estimates_are_imported_again_and_those_of_other_types_are_refused_or_sk
     def cells() -> list[estimates_pb2.CellEstimate]:
         request = estimates_pb2.ListCellsRequest(parent="clusters/c")
         with connect(address) as client:
-            return list(client.call(client.estimates.ListCells, request).cells)
+            return list(client.call(client.stubs.estimates.ListCells, request).cells)
 
     tessera("import", "profiles", write_file(tmp_path, PROFILES.replace("2.0", "3.0")))
     file = write_file(tmp_path, PROFILES)
@@ -128,7 +128,7 @@ def test_a_cell_has_one_estimate_on_the_server_and_on_the_command_line(
         parent="clusters/fat", workload=work, gpus=[8], gpu_types=["a100"], validate_only=True
     )
     with connect(address) as client:
-        answer = client.call(client.estimates.EstimateCells, request)
+        answer = client.call(client.stubs.estimates.EstimateCells, request)
     server = {c.estimate.cell.pipeline_degree: c.estimate.iter_time_s for c in answer.cells}
     query = ("estimate", "--model", "bert/1.3B", "--batch", "256", "--gpu", "a100", "--count", "8")
     done = tessera(*query, "-c", "fat", "--json")

@@ -58,7 +58,7 @@ def test_a_job_is_watched_until_it_ends(
     tessera("round")
     with connect(address) as client:
         request = jobs_pb2.WatchJobRequest(name="clusters/c/jobs/j")
-        for job in client.stream(client.jobs.WatchJob, request):
+        for job in client.stream(client.stubs.jobs.WatchJob, request):
             if job.state == jobs_pb2.RUNNING:  # its agent has reported it, so it knows the job
                 break
     caplog.clear()

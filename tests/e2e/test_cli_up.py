@@ -109,7 +109,7 @@ def test_one_command_runs_a_job_to_success_and_an_interrupt_leaves_nothing(home:
         run_client(address, "round")
         with connect(address) as client:
             request = jobs_pb2.WatchJobRequest(name="clusters/default/jobs/long")
-            for job in client.stream(client.jobs.WatchJob, request):
+            for job in client.stream(client.stubs.jobs.WatchJob, request):
                 if job.state == jobs_pb2.RUNNING:
                     break
         place = home / "home" / "pg"  # without a file and a directory, it is TESSERA_HOME's

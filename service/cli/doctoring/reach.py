@@ -10,18 +10,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-import grpc
-
 from tessera.client import (
+    CallError,
     ChannelRefused,
     ChannelSettings,
+    Client,
+    ServerTooOld,
     find_settings,
     is_on_this_machine,
 )
 from tessera.client.settings import CERTIFICATE_START, SYSTEM
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.release import installed_version
-from tessera.service.cli.client import CallFailed, Client, connect
+from tessera.service.cli.client import CallFailed, connect, explain_failure
 from tessera.service.cli.doctoring.checks import Check, CheckResult
 from tessera.service.cli.names import short_name
 from tessera.service.cli.nodes import NOT_FOR_PROGRAMS, read_nodes
@@ -193,10 +194,8 @@ def _check_release(client: Client) -> Iterator[Check]:
     """Compare releases, schemas and clocks."""
     before_s = CLOCK.wall_s()
     try:
-        server = client.call(client.access.GetServer, access_pb2.GetServerRequest(), CALL_S)
-    except CallFailed as error:
-        if error.reason != grpc.StatusCode.UNIMPLEMENTED.name:
-            raise
+        server = client.call(client.stubs.access.GetServer, access_pb2.GetServerRequest(), CALL_S)
+    except ServerTooOld:
         yield Check(
             name="release",
             result=CheckResult.WARN,
@@ -231,7 +230,7 @@ def _check_clock(server_s: float, before_s: float, after_s: float) -> Check:
 
 def _check_caller(client: Client, settings: ChannelSettings) -> Check:
     """Ask the server who the caller is."""
-    caller = client.call(client.access.GetCaller, access_pb2.GetCallerRequest(), CALL_S)
+    caller = client.call(client.stubs.access.GetCaller, access_pb2.GetCallerRequest(), CALL_S)
     if not caller.verified:
         unused = "; your token is not needed" if settings.find_token() else ""
         return Check(
@@ -257,9 +256,10 @@ def _check_cluster(client: Client, cluster: str) -> Iterator[Check]:
     """Check the cluster, the heartbeats of its agents and its last round."""
     request = clusters_pb2.GetClusterRequest(name=cluster)
     try:
-        stored = client.call(client.clusters.GetCluster, request, CALL_S)
-    except CallFailed as error:
-        yield Check(name="cluster", result=CheckResult.FAIL, found=str(error))
+        stored = client.call(client.stubs.clusters.GetCluster, request, CALL_S)
+    except CallError as error:
+        problem = str(explain_failure(error, client))
+        yield Check(name="cluster", result=CheckResult.FAIL, found=problem)
         return
     yield Check(
         name="cluster",
@@ -353,7 +353,7 @@ def _check_runtimes(nodes: Sequence[clusters_pb2.Node]) -> Check:
 def _check_round(client: Client, name: str) -> Check:
     """Check that the last round was committed."""
     request = scheduler_pb2.GetRoundRequest(name=name, summary_only=True)
-    last = client.call(client.scheduler.GetRound, request, CALL_S)
+    last = client.call(client.stubs.scheduler.GetRound, request, CALL_S)
     refused = last.outcome == "refused"
     return Check(
         name="rounds",

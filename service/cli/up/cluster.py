@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from tessera.service.cli.client import CallFailed, Client, Exit
+from tessera.client import Client
+from tessera.service.cli.client import CallFailed, Exit
 from tessera.service.cli.clusters import apply_cluster
 from tessera.service.cli.names import short_name
 from tessera.service.cli.up.processes import ClusterStart
@@ -33,8 +34,8 @@ def describe_cluster(plan: ClusterStart, client: Client) -> None:
 def _require_same(plan: ClusterStart, client: Client) -> None:
     """Check that the cluster does not exist yet, or has only nodes of the description."""
     request = clusters_pb2.ListClustersRequest()
-    pages = client.pages(client.clusters.ListClusters, request)
-    if plan.name not in {cluster.name for page in pages for cluster in page.clusters}:
+    clusters = client.pages(client.stubs.clusters.ListClusters, request, lambda page: page.clusters)
+    if plan.name not in {cluster.name for cluster in clusters}:
         return
     wanted = {node.name: (node.gpu_type, node.gpus) for node in plan.described.nodes}
     others = [
@@ -54,9 +55,7 @@ def _require_same(plan: ClusterStart, client: Client) -> None:
 
 def _nodes(client: Client, name: str) -> list[clusters_pb2.Node]:
     request = clusters_pb2.ListNodesRequest(parent=name)
-    return [
-        node for page in client.pages(client.clusters.ListNodes, request) for node in page.nodes
-    ]
+    return list(client.pages(client.stubs.clusters.ListNodes, request, lambda page: page.nodes))
 
 
 def reachable_nodes(client: Client, name: str) -> set[str]:

@@ -15,13 +15,13 @@ from typing import Annotated, Final
 
 import typer
 
-from tessera.client import PLAIN_TEXT
+from tessera.client import PLAIN_TEXT, Client
 from tessera.db.engine import Database, connect_database
 from tessera.db.migrate import upgrade_schema
 from tessera.formulation.errors import InvalidInput, Unavailable
 from tessera.service.cli import clusterfile, options, yamlfile
 from tessera.service.cli.children import Child, ending_signals
-from tessera.service.cli.client import CallFailed, Client, Exit, connect
+from tessera.service.cli.client import CallFailed, Exit, connect
 from tessera.service.cli.listener import Health, address_of, health_of, require_free
 from tessera.service.cli.names import cluster_name, short_name
 from tessera.service.cli.options import DEFAULT_CLUSTER, DEFAULT_SERVER, FileCluster
@@ -264,7 +264,7 @@ def _supervise(parts: Sequence[Part], again: str) -> None:
 
 def _print_next_steps(plan: ClusterStart, client: Client) -> None:
     request = clusters_pb2.GetClusterRequest(name=plan.name)
-    stored, cluster = client.call(client.clusters.GetCluster, request), short_name(plan.name)
+    stored, cluster = client.call(client.stubs.clusters.GetCluster, request), short_name(plan.name)
     rounds = f"a round every {plan.period_s:g} s" if plan.period_s else "rounds only on request"
     err.print(
         f"Tessera is up: cluster {cluster}, {stored.nodes} nodes, {stored.gpus} GPUs; {rounds}.",

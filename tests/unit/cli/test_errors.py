@@ -118,7 +118,7 @@ def test_without_a_server_the_error_says_what_to_do() -> None:
         (AlreadyExists("the job"), 1, "the job exists already; choose another id [ALREADY_EXISTS]"),
         (InvalidInput("job.weight", "must be above 0"), 1, "job.weight: must be above 0 [INVALID"),
         (Code.INTERNAL, 1, "the text of the error [INTERNAL]"),
-        (Code.UNIMPLEMENTED, 1, "is older than this command; upgrade it to the same release"),
+        (Code.UNIMPLEMENTED, 1, "is older than this client; upgrade it to the same release"),
     ],
 )
 def test_a_server_error_is_printed_on_one_line_with_an_exit_code(

@@ -13,9 +13,10 @@ import pytest
 from grpc_status import rpc_status
 from typer.testing import CliRunner, Result
 
+from tessera.client import CallError, Client
 from tessera.formulation.errors import NodeSilent, NotAllowed, NotFound, TesseraError, Unavailable
 from tessera.service.cli import logs, main
-from tessera.service.cli.client import CallFailed, Client, Exit, connect
+from tessera.service.cli.client import Exit, connect
 from tessera.service.cli.logs import OutputPrinter, last_lines, read_parts
 from tessera.service.rpc.errors import status_of
 from tessera.v1 import jobs_pb2
@@ -187,7 +188,7 @@ def test_a_server_that_stays_away_is_given_up(monkeypatch: pytest.MonkeyPatch) -
     jobs = ScriptedJobs([a_part(b"one"), lost], *([lost] for _ in range(100)))
     pauses: list[float] = []
     request = jobs_pb2.ReadLogsRequest(name=JOB)
-    with connect_to(jobs) as client, pytest.raises(CallFailed, match="it went away"):
+    with connect_to(jobs) as client, pytest.raises(CallError, match="it went away"):
         list(read_parts(client, request, pauses.append))
     assert pauses == [0.5, 1.0]
 

@@ -35,8 +35,9 @@ from tessera.client import (
     make_job,
 )
 from tessera.client import errors as client_errors
+from tessera.client.aio import AsyncStubs
 from tessera.client.requests import JobFields, field_path, prepare
-from tessera.client.stubs import AsyncStubs, Stubs
+from tessera.client.sync import Stubs
 from tessera.formulation import errors
 from tessera.formulation.launch import SecretVariable
 from tessera.service.rpc.convert.jobs import to_job_spec
@@ -230,18 +231,6 @@ async def test_the_client_for_asyncio_does_the_same(server: tuple[Jobs, str]) ->
         with pytest.raises(InvalidRequest) as failed:
             await client.get_job("j")
         assert failed.value.field == "job.iterations"
-
-
-def test_both_clients_have_the_same_methods_with_the_same_arguments() -> None:
-    def methods(kind: type) -> dict[str, list[str]]:
-        return {
-            name: list(inspect.signature(member).parameters)
-            for name, member in vars(kind).items()
-            if callable(member) and (not name.startswith("_") or name == "__init__")
-        }
-
-    assert methods(Client) == methods(AsyncClient)
-    assert len(methods(Client)) > 20
 
 
 def test_a_job_is_described_by_short_names() -> None:

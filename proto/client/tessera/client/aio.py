@@ -1,4 +1,4 @@
-"""The client of programs with asyncio. It has the same methods as that of ``sync``."""
+"""The client of programs with asyncio. ``scripts/protos.py`` generates the other one from it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,20 @@ from tessera.client.errors import to_error
 from tessera.client.requests import JobFields, JobRef, Page, Paged
 from tessera.client.retries import Patience
 from tessera.client.settings import ChannelSettings
-from tessera.client.stubs import AsyncStubs
 from tessera.v1 import (
     access_pb2,
+    access_pb2_grpc,
     clusters_pb2,
+    clusters_pb2_grpc,
+    estimates_pb2_grpc,
     jobs_pb2,
+    jobs_pb2_grpc,
+    networks_pb2_grpc,
     scheduler_pb2,
+    scheduler_pb2_grpc,
     tenants_pb2,
+    tenants_pb2_grpc,
+    webhooks_pb2_grpc,
     what_if_pb2,
 )
 
@@ -30,6 +37,20 @@ _R = TypeVar("_R")
 _I = TypeVar("_I")
 _P = TypeVar("_P", bound=Page)
 _PQ = TypeVar("_PQ", bound=Paged)
+
+
+class AsyncStubs:
+    """The generated stubs of all services that users call, over one channel."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.access = access_pb2_grpc.AccessStub(channel)
+        self.clusters = clusters_pb2_grpc.ClustersStub(channel)
+        self.estimates = estimates_pb2_grpc.EstimatesStub(channel)
+        self.jobs = jobs_pb2_grpc.JobsStub(channel)
+        self.networks = networks_pb2_grpc.NetworksStub(channel)
+        self.scheduler = scheduler_pb2_grpc.SchedulerStub(channel)
+        self.tenants = tenants_pb2_grpc.TenantsStub(channel)
+        self.webhooks = webhooks_pb2_grpc.WebhooksStub(channel)
 
 
 class AsyncClient:
@@ -57,9 +78,9 @@ class AsyncClient:
     ) -> None:
         self.address = requests.choose_address(address)
         self.cluster = requests.choose_cluster(cluster)
-        chosen = requests.choose_settings(self.address, token, authorities, settings)
+        self.settings = requests.choose_settings(self.address, token, authorities, settings)
         self.deadline_s, self.retry_s = deadline_s, retry_s
-        self._channel = open_async_channel(self.address, chosen, requests.CHANNEL_OPTIONS)
+        self._channel = open_async_channel(self.address, self.settings, requests.CHANNEL_OPTIONS)
         self.stubs = AsyncStubs(self._channel)
 
     async def __aenter__(self) -> Self:
@@ -91,7 +112,35 @@ class AsyncClient:
             try:
                 return await method(sent, timeout=patience.left_s())
             except grpc.RpcError as failure:
-                error = to_error(failure, self.address)
+                error = to_error(failure, self.address, limit_s)
+                await asyncio.sleep(patience.pause_s(error))
+
+    async def stream(
+        self,
+        method: grpc.aio.UnaryStreamMultiCallable[_Q, _R],
+        request: _Q,
+        timeout_s: float | None = None,
+        *,
+        is_resumed: bool = False,
+    ) -> AsyncIterator[_R]:
+        """Yield the answers of any method of ``stubs`` that streams them. Raises CallError.
+
+        It is tried again until its first answer. If ``is_resumed``, a stream that breaks is also begun
+        again.
+        """
+        patience = Patience(timeout_s, self.retry_s, repeatable=True)
+        has_begun = False
+        while True:
+            try:
+                async for answer in method(request, timeout=patience.left_s()):
+                    has_begun = True
+                    patience.answered()
+                    yield answer
+                return
+            except grpc.RpcError as failure:
+                error = to_error(failure, self.address, timeout_s)
+                if has_begun and not is_resumed:
+                    raise error from failure
                 await asyncio.sleep(patience.pause_s(error))
 
     async def pages(
@@ -101,6 +150,7 @@ class AsyncClient:
         items: Callable[[_P], Iterable[_I]],
     ) -> AsyncIterator[_I]:
         """Yield the items of all pages of a list. Raises CallError."""
+        request.page_size = request.page_size or requests.PAGE_SIZE
         while True:
             page = await self.call(method, request)
             for item in items(page):
@@ -133,7 +183,8 @@ class AsyncClient:
         """Submit up to 10,000 jobs with their names, all or none. Raises CallError."""
         inner = [jobs_pb2.SubmitJobRequest(job_id=name, job=job) for name, job in jobs]
         request = jobs_pb2.SubmitJobsRequest(parent=self.cluster, requests=inner)
-        return (await self.call(self.stubs.jobs.SubmitJobs, request)).jobs
+        answer = await self.call(self.stubs.jobs.SubmitJobs, request)
+        return answer.jobs
 
     async def get_job(self, job: JobRef) -> jobs_pb2.Job:
         """Return a job as it is now. Raises CallError."""
@@ -192,7 +243,8 @@ class AsyncClient:
     async def list_events(self, job: JobRef) -> Sequence[jobs_pb2.JobEvent]:
         """Return the history of a job, oldest first. Raises CallError."""
         request = jobs_pb2.ListJobEventsRequest(parent=self._job(job))
-        return (await self.call(self.stubs.jobs.ListJobEvents, request)).events
+        answer = await self.call(self.stubs.jobs.ListJobEvents, request)
+        return answer.events
 
     async def watch(
         self, job: JobRef, timeout_s: float | None = None
@@ -202,18 +254,13 @@ class AsyncClient:
         If the server goes away, the watch continues with the next one. Raises CallError.
         """
         request = jobs_pb2.WatchJobRequest(name=self._job(job))
-        patience = Patience(timeout_s, self.retry_s, repeatable=True)
         last = None
-        while True:
-            try:
-                async for update in self.stubs.jobs.WatchJob(request, timeout=patience.left_s()):
-                    patience.answered()
-                    if update != last:
-                        yield update
-                    last = update
-                return
-            except grpc.RpcError as failure:
-                await asyncio.sleep(patience.pause_s(to_error(failure, self.address)))
+        async for update in self.stream(
+            self.stubs.jobs.WatchJob, request, timeout_s, is_resumed=True
+        ):
+            if update != last:
+                yield update
+            last = update
 
     async def wait(
         self, job: JobRef, timeout_s: float | None = None, *, check: bool = False
@@ -230,7 +277,7 @@ class AsyncClient:
             last = update
         return requests.require_success(last) if check else last
 
-    async def read_logs(
+    def read_logs(
         self, job: JobRef, *, rank: int = 0, generation: int = 0, follow: bool = False
     ) -> AsyncIterator[jobs_pb2.ReadLogsResponse]:
         """Yield parts of a rank's output, oldest first; -1 stands for the launcher.
@@ -240,11 +287,7 @@ class AsyncClient:
         request = jobs_pb2.ReadLogsRequest(
             name=self._job(job), rank=rank, generation=generation, follow=follow
         )
-        try:
-            async for part in self.stubs.jobs.ReadLogs(request):
-                yield part
-        except grpc.RpcError as failure:
-            raise to_error(failure, self.address) from failure
+        return self.stream(self.stubs.jobs.ReadLogs, request)
 
     async def get_cluster(self) -> clusters_pb2.Cluster:
         """Return the cluster. Raises CallError."""
@@ -253,7 +296,7 @@ class AsyncClient:
 
     def list_nodes(self) -> AsyncIterator[clusters_pb2.Node]:
         """Yield the nodes of the cluster. Raises CallError."""
-        request = clusters_pb2.ListNodesRequest(parent=self.cluster, page_size=requests.PAGE_SIZE)
+        request = clusters_pb2.ListNodesRequest(parent=self.cluster)
         return self.pages(self.stubs.clusters.ListNodes, request, lambda page: page.nodes)
 
     async def drain(
@@ -261,7 +304,8 @@ class AsyncClient:
     ) -> Sequence[clusters_pb2.Node]:
         """Take nodes out of rounds, and return them. Raises CallError."""
         request = requests.drain_nodes(self.cluster, nodes, reason)
-        return (await self.call(self.stubs.clusters.DrainNodes, request)).nodes
+        answer = await self.call(self.stubs.clusters.DrainNodes, request)
+        return answer.nodes
 
     async def undrain(
         self, nodes: Iterable[str | clusters_pb2.Node]
@@ -269,7 +313,8 @@ class AsyncClient:
         """Take drained nodes back into rounds, and return them. Raises CallError."""
         names = requests.full_names(self.cluster, "nodes", nodes)
         request = clusters_pb2.UndrainNodesRequest(parent=self.cluster, names=names)
-        return (await self.call(self.stubs.clusters.UndrainNodes, request)).nodes
+        answer = await self.call(self.stubs.clusters.UndrainNodes, request)
+        return answer.nodes
 
     async def schedule(
         self,
@@ -312,7 +357,7 @@ class AsyncClient:
 
     def list_tenants(self) -> AsyncIterator[tenants_pb2.Tenant]:
         """Yield the tenants with settings, by name. Raises CallError."""
-        request = tenants_pb2.ListTenantsRequest(parent=self.cluster, page_size=requests.PAGE_SIZE)
+        request = tenants_pb2.ListTenantsRequest(parent=self.cluster)
         return self.pages(self.stubs.tenants.ListTenants, request, lambda page: page.tenants)
 
     async def get_caller(self) -> access_pb2.Caller:

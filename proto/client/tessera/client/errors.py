@@ -42,16 +42,20 @@ class ErrorDetails:
 class CallError(Exception):
     """A failed call. The message says what to do.
 
-    ``code`` is the gRPC code, and the other attributes are those of ``ErrorDetails``. ``field`` is
-    the first wrong field, or "".
+    ``code`` is the gRPC code, ``text`` is gRPC's own description, and the other attributes are those
+    of ``ErrorDetails``. ``field`` is the first wrong field, or "".
     """
 
     def __init__(
-        self, message: str, code: grpc.StatusCode, details: ErrorDetails | None = None
+        self,
+        message: str,
+        code: grpc.StatusCode,
+        details: ErrorDetails | None = None,
+        text: str = "",
     ) -> None:
         super().__init__(message)
         details = details or ErrorDetails()
-        self.code = code
+        self.code, self.text = code, text
         self.reason, self.facts = details.reason, details.facts
         self.violations = tuple(details.violations)
         self.field = self.violations[0].field if self.violations else ""
@@ -130,17 +134,22 @@ KINDS: Final[Mapping[grpc.StatusCode, type[CallError]]] = {
 """The class of errors with each code. Errors with other codes are ``CallError``."""
 
 
-def to_error(error: grpc.RpcError, address: str) -> CallError:
-    """Return the error of a call that failed at the server ``address``."""
+def to_error(error: grpc.RpcError, address: str, limit_s: float | None) -> CallError:
+    """Return the error of a call to the server ``address`` that failed within ``limit_s`` seconds."""
     if not isinstance(error, grpc.Call | grpc.aio.AioRpcError):
         return CallError(str(error), grpc.StatusCode.UNKNOWN)
     code, text = error.code(), error.details() or ""
     details = read_details(error.trailing_metadata() or ())
+    message = text or f"the call failed with {code.name}"
     if not details.reason and code is grpc.StatusCode.UNAVAILABLE:
-        text = f"no server answers at {address} ({text.rpartition(': ')[2] or 'no answer'})"
-    if not details.reason and code is grpc.StatusCode.UNIMPLEMENTED:
-        text = f"the server at {address} is older than this client; upgrade it"
-    return KINDS.get(code, CallError)(text or f"the call failed with {code.name}", code, details)
+        message = f"no server answers at {address} ({text.rpartition(': ')[2] or 'no answer'})"
+    elif not details.reason and code is grpc.StatusCode.UNIMPLEMENTED:
+        message = (
+            f"the server at {address} is older than this client; upgrade it to the same release"
+        )
+    elif not details.reason and code is grpc.StatusCode.DEADLINE_EXCEEDED and limit_s is not None:
+        message = f"{address} did not answer within {limit_s:g} s"
+    return KINDS.get(code, CallError)(message, code, details, text)
 
 
 def read_details(metadata: Any) -> ErrorDetails:

@@ -21,7 +21,7 @@ DEFAULT_ADDRESS: Final = "127.0.0.1:7070"
 DEFAULT_CLUSTER: Final = "default"
 
 PAGE_SIZE: Final = 1000
-"""Number of items in a page of a list."""
+"""Number of items in a page of a list, unless the request says another one."""
 
 ENDED: Final = frozenset(
     {jobs_pb2.SUCCEEDED, jobs_pb2.FAILED, jobs_pb2.CANCELLED, jobs_pb2.REJECTED}
@@ -53,6 +53,7 @@ class Page(Protocol):
 class Paged(Protocol):
     """A request for a page of a list."""
 
+    page_size: int
     page_token: str
 
 
@@ -305,7 +306,7 @@ def list_jobs(cluster: str, states: Iterable[str]) -> jobs_pb2.ListJobsRequest:
         if state not in known:
             raise ValueError(f"unknown state {state!r}; the states are {', '.join(known)}")
     values = [known[state] for state in wanted]
-    return jobs_pb2.ListJobsRequest(parent=cluster, states=values, page_size=PAGE_SIZE)
+    return jobs_pb2.ListJobsRequest(parent=cluster, states=values)
 
 
 def update_job(job: jobs_pb2.Job, paths: Iterable[str]) -> jobs_pb2.UpdateJobRequest:

@@ -1,9 +1,9 @@
-"""The client of programs without asyncio. ``aio`` has the same methods for asyncio."""
+"""The client of programs without asyncio. ``scripts/protos.py`` generates it from ``aio``."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
@@ -15,13 +15,20 @@ from tessera.client.errors import to_error
 from tessera.client.requests import JobFields, JobRef, Page, Paged
 from tessera.client.retries import Patience
 from tessera.client.settings import ChannelSettings
-from tessera.client.stubs import Stubs
 from tessera.v1 import (
     access_pb2,
+    access_pb2_grpc,
     clusters_pb2,
+    clusters_pb2_grpc,
+    estimates_pb2_grpc,
     jobs_pb2,
+    jobs_pb2_grpc,
+    networks_pb2_grpc,
     scheduler_pb2,
+    scheduler_pb2_grpc,
     tenants_pb2,
+    tenants_pb2_grpc,
+    webhooks_pb2_grpc,
     what_if_pb2,
 )
 
@@ -30,6 +37,20 @@ _R = TypeVar("_R")
 _I = TypeVar("_I")
 _P = TypeVar("_P", bound=Page)
 _PQ = TypeVar("_PQ", bound=Paged)
+
+
+class Stubs:
+    """The generated stubs of all services that users call, over one channel."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self.access = access_pb2_grpc.AccessStub(channel)
+        self.clusters = clusters_pb2_grpc.ClustersStub(channel)
+        self.estimates = estimates_pb2_grpc.EstimatesStub(channel)
+        self.jobs = jobs_pb2_grpc.JobsStub(channel)
+        self.networks = networks_pb2_grpc.NetworksStub(channel)
+        self.scheduler = scheduler_pb2_grpc.SchedulerStub(channel)
+        self.tenants = tenants_pb2_grpc.TenantsStub(channel)
+        self.webhooks = webhooks_pb2_grpc.WebhooksStub(channel)
 
 
 class Client:
@@ -57,9 +78,9 @@ class Client:
     ) -> None:
         self.address = requests.choose_address(address)
         self.cluster = requests.choose_cluster(cluster)
-        chosen = requests.choose_settings(self.address, token, authorities, settings)
+        self.settings = requests.choose_settings(self.address, token, authorities, settings)
         self.deadline_s, self.retry_s = deadline_s, retry_s
-        self._channel = open_channel(self.address, chosen, requests.CHANNEL_OPTIONS)
+        self._channel = open_channel(self.address, self.settings, requests.CHANNEL_OPTIONS)
         self.stubs = Stubs(self._channel)
 
     def __enter__(self) -> Self:
@@ -91,7 +112,35 @@ class Client:
             try:
                 return method(sent, timeout=patience.left_s())
             except grpc.RpcError as failure:
-                error = to_error(failure, self.address)
+                error = to_error(failure, self.address, limit_s)
+                time.sleep(patience.pause_s(error))
+
+    def stream(
+        self,
+        method: grpc.UnaryStreamMultiCallable[_Q, _R],
+        request: _Q,
+        timeout_s: float | None = None,
+        *,
+        is_resumed: bool = False,
+    ) -> Iterator[_R]:
+        """Yield the answers of any method of ``stubs`` that streams them. Raises CallError.
+
+        It is tried again until its first answer. If ``is_resumed``, a stream that breaks is also begun
+        again.
+        """
+        patience = Patience(timeout_s, self.retry_s, repeatable=True)
+        has_begun = False
+        while True:
+            try:
+                for answer in method(request, timeout=patience.left_s()):
+                    has_begun = True
+                    patience.answered()
+                    yield answer
+                return
+            except grpc.RpcError as failure:
+                error = to_error(failure, self.address, timeout_s)
+                if has_begun and not is_resumed:
+                    raise error from failure
                 time.sleep(patience.pause_s(error))
 
     def pages(
@@ -101,9 +150,11 @@ class Client:
         items: Callable[[_P], Iterable[_I]],
     ) -> Iterator[_I]:
         """Yield the items of all pages of a list. Raises CallError."""
+        request.page_size = request.page_size or requests.PAGE_SIZE
         while True:
             page = self.call(method, request)
-            yield from items(page)
+            for item in items(page):
+                yield item
             if not page.next_page_token:
                 return
             request.page_token = page.next_page_token
@@ -132,7 +183,8 @@ class Client:
         """Submit up to 10,000 jobs with their names, all or none. Raises CallError."""
         inner = [jobs_pb2.SubmitJobRequest(job_id=name, job=job) for name, job in jobs]
         request = jobs_pb2.SubmitJobsRequest(parent=self.cluster, requests=inner)
-        return self.call(self.stubs.jobs.SubmitJobs, request).jobs
+        answer = self.call(self.stubs.jobs.SubmitJobs, request)
+        return answer.jobs
 
     def get_job(self, job: JobRef) -> jobs_pb2.Job:
         """Return a job as it is now. Raises CallError."""
@@ -189,7 +241,8 @@ class Client:
     def list_events(self, job: JobRef) -> Sequence[jobs_pb2.JobEvent]:
         """Return the history of a job, oldest first. Raises CallError."""
         request = jobs_pb2.ListJobEventsRequest(parent=self._job(job))
-        return self.call(self.stubs.jobs.ListJobEvents, request).events
+        answer = self.call(self.stubs.jobs.ListJobEvents, request)
+        return answer.events
 
     def watch(self, job: JobRef, timeout_s: float | None = None) -> Iterator[jobs_pb2.Job]:
         """Yield a job now and after each change, until it has ended.
@@ -197,18 +250,11 @@ class Client:
         If the server goes away, the watch continues with the next one. Raises CallError.
         """
         request = jobs_pb2.WatchJobRequest(name=self._job(job))
-        patience = Patience(timeout_s, self.retry_s, repeatable=True)
         last = None
-        while True:
-            try:
-                for update in self.stubs.jobs.WatchJob(request, timeout=patience.left_s()):
-                    patience.answered()
-                    if update != last:
-                        yield update
-                    last = update
-                return
-            except grpc.RpcError as failure:
-                time.sleep(patience.pause_s(to_error(failure, self.address)))
+        for update in self.stream(self.stubs.jobs.WatchJob, request, timeout_s, is_resumed=True):
+            if update != last:
+                yield update
+            last = update
 
     def wait(
         self, job: JobRef, timeout_s: float | None = None, *, check: bool = False
@@ -235,10 +281,7 @@ class Client:
         request = jobs_pb2.ReadLogsRequest(
             name=self._job(job), rank=rank, generation=generation, follow=follow
         )
-        try:
-            yield from self.stubs.jobs.ReadLogs(request)
-        except grpc.RpcError as failure:
-            raise to_error(failure, self.address) from failure
+        return self.stream(self.stubs.jobs.ReadLogs, request)
 
     def get_cluster(self) -> clusters_pb2.Cluster:
         """Return the cluster. Raises CallError."""
@@ -247,7 +290,7 @@ class Client:
 
     def list_nodes(self) -> Iterator[clusters_pb2.Node]:
         """Yield the nodes of the cluster. Raises CallError."""
-        request = clusters_pb2.ListNodesRequest(parent=self.cluster, page_size=requests.PAGE_SIZE)
+        request = clusters_pb2.ListNodesRequest(parent=self.cluster)
         return self.pages(self.stubs.clusters.ListNodes, request, lambda page: page.nodes)
 
     def drain(
@@ -255,13 +298,15 @@ class Client:
     ) -> Sequence[clusters_pb2.Node]:
         """Take nodes out of rounds, and return them. Raises CallError."""
         request = requests.drain_nodes(self.cluster, nodes, reason)
-        return self.call(self.stubs.clusters.DrainNodes, request).nodes
+        answer = self.call(self.stubs.clusters.DrainNodes, request)
+        return answer.nodes
 
     def undrain(self, nodes: Iterable[str | clusters_pb2.Node]) -> Sequence[clusters_pb2.Node]:
         """Take drained nodes back into rounds, and return them. Raises CallError."""
         names = requests.full_names(self.cluster, "nodes", nodes)
         request = clusters_pb2.UndrainNodesRequest(parent=self.cluster, names=names)
-        return self.call(self.stubs.clusters.UndrainNodes, request).nodes
+        answer = self.call(self.stubs.clusters.UndrainNodes, request)
+        return answer.nodes
 
     def schedule(
         self,
@@ -302,7 +347,7 @@ class Client:
 
     def list_tenants(self) -> Iterator[tenants_pb2.Tenant]:
         """Yield the tenants with settings, by name. Raises CallError."""
-        request = tenants_pb2.ListTenantsRequest(parent=self.cluster, page_size=requests.PAGE_SIZE)
+        request = tenants_pb2.ListTenantsRequest(parent=self.cluster)
         return self.pages(self.stubs.tenants.ListTenants, request, lambda page: page.tenants)
 
     def get_caller(self) -> access_pb2.Caller:
