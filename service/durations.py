@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from tessera.formulation import limits
 from tessera.formulation.errors import InvalidInput
-
-MAX_DURATION_S: Final = 315_576_000_000
-"""Ten thousand years, the longest time that google.protobuf.Duration can hold."""
 
 NEVER: Final = "never"
 """The word for an infinite duration, where one is allowed."""
@@ -58,6 +56,6 @@ def parse_duration_s(where: str, text: str) -> float:
 
 def require_duration_s(where: str, length_s: float) -> float:
     """Return ``length_s`` if a Duration can hold it and it is not negative. Raises InvalidInput."""
-    if not 0 <= length_s <= MAX_DURATION_S:
-        raise InvalidInput(where, f"must lie in 0 to {MAX_DURATION_S:,} seconds")
+    if not 0 <= length_s <= limits.MAX_DURATION_S:
+        raise InvalidInput(where, f"must lie in 0 to {limits.MAX_DURATION_S:,} seconds")
     return length_s

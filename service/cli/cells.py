@@ -7,8 +7,8 @@ from typing import Annotated, Final
 
 import typer
 
+from tessera.formulation import limits
 from tessera.formulation.errors import InvalidInput
-from tessera.service.cli import limits
 from tessera.service.cli.client import connect
 from tessera.service.cli.deletion import Yes, confirm_deletion
 from tessera.service.cli.names import cluster_name, short_name

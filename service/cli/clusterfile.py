@@ -9,8 +9,9 @@ from typing import Annotated, ClassVar, Final
 from pydantic import BeforeValidator, Field, RootModel
 
 from tessera.estimator.schemas import STRICT, check_value, number_between, whole_between
+from tessera.formulation import limits
 from tessera.formulation.errors import InvalidInput
-from tessera.service.cli import limits, options, tenantfile
+from tessera.service.cli import options, tenantfile
 from tessera.service.cli.entries import Bytes, FileEntry, Labels, Size, Text
 from tessera.service.cli.names import ANY_TYPE, short_name
 from tessera.service.cli.yamlfile import read_documents, text_of

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from tessera.formulation import limits
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.release import install_hint
-from tessera.service.cli import limits
 from tessera.service.cli.client import CallFailed, Exit, connect
 from tessera.service.cli.curveview import CurveOf, curve_parts
 from tessera.service.cli.names import full_name

@@ -13,12 +13,13 @@ from tessera.db.embedded import default_directory
 from tessera.db.engine import Database
 from tessera.db.migrate import head_revision, upgrade_schema
 from tessera.db.store import PostgresStore
+from tessera.formulation import limits
 from tessera.formulation.access import AUDITED, AuditedCall, Role
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.access import TokenSpec
 from tessera.formulation.secrets import USER_PREFIX
-from tessera.service.cli import limits, options
+from tessera.service.cli import options
 from tessera.service.cli.render import print_line, print_note
 from tessera.service.config import Config
 from tessera.service.database import open_database

@@ -15,8 +15,9 @@ from tessera.estimator.schemas import (
     described_as,
     number_between,
 )
+from tessera.formulation import limits
 from tessera.formulation.errors import InvalidInput
-from tessera.service.cli import limits, options
+from tessera.service.cli import options
 from tessera.service.cli.yamlfile import text_of
 
 

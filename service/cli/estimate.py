@@ -22,10 +22,11 @@ from tessera.estimator.profiling.compute import ProfiledCompute
 from tessera.estimator.profiling.records import ProfileRecord, read_profile_records
 from tessera.estimator.rooflines import RooflineCompute
 from tessera.estimator.samples import PROVENANCE
+from tessera.formulation import limits
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.values import Cell, EstimateSource, Workload
-from tessera.service.cli import estimateview, limits
+from tessera.service.cli import estimateview
 from tessera.service.cli.estimateview import DegreeEstimates
 from tessera.service.cli.importing import read_rows
 from tessera.service.cli.modelling import DescribedModel, with_model

@@ -15,11 +15,12 @@ from rich.progress import Progress
 from tessera.client import Client
 from tessera.estimator.hardware import CATALOGUE
 from tessera.estimator.samples import sample_profiles
+from tessera.formulation import limits
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.clusters import TenantSpec
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.values import EstimateSource
-from tessera.service.cli import limits, traces, traceview
+from tessera.service.cli import traces, traceview
 from tessera.service.cli.client import CallFailed, connect, current_timestamp
 from tessera.service.cli.names import cluster_name
 from tessera.service.cli.options import (

@@ -10,8 +10,9 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from pydantic import Field, create_model
 
 from tessera.estimator.schemas import check_value, number_between, whole_between
+from tessera.formulation import limits
 from tessera.formulation.errors import InvalidInput
-from tessera.service.cli import limits, options
+from tessera.service.cli import options
 from tessera.service.cli.entries import FileEntry, Labels, Seconds, Text, Texts
 from tessera.service.cli.launchoptions import make_launch, set_launch
 from tessera.service.cli.names import full_name

@@ -8,8 +8,9 @@ from typing import Annotated, Final
 import typer
 
 from tessera.client import Client
+from tessera.formulation import limits
 from tessera.formulation.errors import InvalidInput
-from tessera.service.cli import limits, options, yamlfile
+from tessera.service.cli import options, yamlfile
 from tessera.service.cli.client import connect, current_timestamp
 from tessera.service.cli.completion import complete_tenants
 from tessera.service.cli.jobview import (

@@ -21,11 +21,12 @@ from tessera.estimator.memory import States
 from tessera.estimator.plan_search import FixedChoices
 from tessera.estimator.plans import Training
 from tessera.estimator.profiling.tasks import ArgumentValue, StepTarget, step_of, value_of
+from tessera.formulation import limits
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import Recomputation, ZeroStage
 from tessera.formulation.release import install_hint
 from tessera.formulation.values import Workload
-from tessera.service.cli import limits, options
+from tessera.service.cli import options
 from tessera.service.cli.client import CallFailed, Exit
 
 DEFAULT_MICRO_BATCHES: Final = 16

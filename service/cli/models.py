@@ -7,8 +7,9 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from tessera.formulation import limits
 from tessera.formulation.errors import InvalidInput
-from tessera.service.cli import limits, yamlfile
+from tessera.service.cli import yamlfile
 from tessera.service.cli.client import connect
 from tessera.service.cli.deletion import (
     AllowMissing,

@@ -14,6 +14,7 @@ from tessera.estimator.stated.completion import PlanContext, complete_plan
 from tessera.estimator.stated.formats import PlanFormat, read_stated_plan
 from tessera.estimator.stated.statement import STATED_FIELDS, StatedPlan, combine
 from tessera.estimator.userfiles import read_text
+from tessera.formulation import limits
 from tessera.formulation.documents import STATED_PLAN
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import (
@@ -24,7 +25,6 @@ from tessera.formulation.execution_plan import (
     Schedule,
     ZeroStage,
 )
-from tessera.service.cli import limits
 
 GivenPlan = StatedPlan | ExecutionPlan
 """What a user stated: a part of a plan, or a whole one in Tessera's JSON."""

@@ -17,8 +17,8 @@ from tessera.estimator.schemas import (
     number_between,
     whole_between,
 )
+from tessera.formulation import limits
 from tessera.formulation.errors import InvalidInput
-from tessera.service.cli import limits
 from tessera.service.cli.entries import FileEntry, Text
 from tessera.service.cli.names import ANY_TYPE
 from tessera.service.cli.yamlfile import read_documents, text_of

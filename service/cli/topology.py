@@ -13,6 +13,7 @@ import typer
 
 from tessera.client import Client, NotFound
 from tessera.estimator import documents
+from tessera.formulation import limits
 from tessera.formulation.documents import TOPOLOGY
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.topologies.document import build_topology, list_assumptions
@@ -26,7 +27,7 @@ from tessera.formulation.topologies.measures import (
 )
 from tessera.formulation.topologies.routes import MAX_PATHS, Routes
 from tessera.formulation.topologies.topology import Tier, Topology
-from tessera.service.cli import limits, yamlfile
+from tessera.service.cli import yamlfile
 from tessera.service.cli.client import connect, explain_failure
 from tessera.service.cli.deletion import AllowMissing, Yes, confirm_deletion
 from tessera.service.cli.names import cluster_name, short_name

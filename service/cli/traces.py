@@ -13,11 +13,12 @@ from typing import Annotated, Any, Final
 import typer
 
 from tessera.client import Client
+from tessera.formulation import limits
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.clusters import NodeSpec, TenantSpec
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.values import Cell, EstimateSource, GpuType, Workload
-from tessera.service.cli import limits, options
+from tessera.service.cli import options
 from tessera.service.cli.names import short_name
 from tessera.simulator.traces.files import profiles_of
 from tessera.simulator.traces.recipe import Recipe, apply_recipe

@@ -8,6 +8,7 @@ from typing import Any, Final
 import grpc.aio
 from google.protobuf.empty_pb2 import Empty
 
+from tessera.formulation import limits
 from tessera.formulation.access import IDENTITY
 from tessera.formulation.errors import NotFound
 from tessera.formulation.records.clusters import ClusterRecord, NodeRecord, NodeSpec
@@ -24,8 +25,6 @@ from tessera.service.rpc.visibility import hide_in_nodes
 from tessera.v1 import clusters_pb2 as pb
 from tessera.v1 import clusters_pb2_grpc, reservations_pb2
 
-MAX_NODES: Final = 100_000
-"""Largest number of nodes in one call."""
 MAX_REASON: Final = 300
 MAX_DRAINED_BY: Final = 100
 """Largest numbers of characters in the reason for a drain and in the name of its author."""
@@ -236,7 +235,7 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
         draining: bool,
     ) -> bytes:
         cluster = names.parse_cluster("parent", request.parent)
-        fields.require_batch_size("names", len(request.names), MAX_NODES)
+        fields.require_batch_size("names", len(request.names), limits.MAX_NODES)
         nodes = [
             convert.to_node_id(f"names[{i}]", cluster, name) for i, name in enumerate(request.names)
         ]
@@ -308,7 +307,7 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
 
     def _delete_nodes(self, request: pb.DeleteNodesRequest) -> Empty:
         cluster = names.parse_cluster("parent", request.parent)
-        fields.require_batch_size("names", len(request.names), MAX_NODES)
+        fields.require_batch_size("names", len(request.names), limits.MAX_NODES)
         nodes = [
             convert.to_node_id(f"names[{i}]", cluster, name) for i, name in enumerate(request.names)
         ]
@@ -331,7 +330,7 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
 
 def _node_specs(cluster: str, nodes: Sequence[pb.Node]) -> list[NodeSpec]:
     """Return the nodes of a request, each name once."""
-    fields.require_batch_size("nodes", len(nodes), MAX_NODES)
+    fields.require_batch_size("nodes", len(nodes), limits.MAX_NODES)
     specs = [convert.to_node_spec(f"nodes[{i}]", cluster, node) for i, node in enumerate(nodes)]
     fields.require_distinct((f"nodes[{i}].name", spec.name) for i, spec in enumerate(specs))
     return specs

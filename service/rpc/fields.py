@@ -13,13 +13,12 @@ from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from tessera.formulation import limits
 from tessera.formulation.access import IDENTITY
 from tessera.formulation.errors import InvalidInput, StaleEtag
 from tessera.formulation.records.store import Request
 
 MAX_REQUEST_ID: Final = 64
-MAX_DURATION_S: Final = 315_576_000_000
-"""Ten thousand years, the longest time that google.protobuf.Duration can hold."""
 
 _FIRST_S, _LAST_S = -62_135_596_800, 253_402_300_799  # years 1 to 9999
 _ETAG: Final = re.compile(r'"([0-9]{1,18})"')
@@ -98,13 +97,13 @@ def seconds_since_1970(field: str, value: Timestamp) -> float:
 
 def duration_of(seconds: float) -> Duration:
     """Return non-negative seconds as a Duration, limited to the longest one."""
-    whole_s, nanos = _split(min(max(seconds, 0.0), MAX_DURATION_S))
+    whole_s, nanos = _split(min(max(seconds, 0.0), limits.MAX_DURATION_S))
     return Duration(seconds=whole_s, nanos=nanos)
 
 
 def seconds_of_duration(field: str, value: Duration) -> float:
     """Return a non-negative Duration as seconds."""
-    if not (0 <= value.seconds <= MAX_DURATION_S and 0 <= value.nanos < 10**9):
+    if not (0 <= value.seconds <= limits.MAX_DURATION_S and 0 <= value.nanos < 10**9):
         raise InvalidInput(field, "must be a valid duration of 0 s or more")
     return value.seconds + value.nanos / 1e9
 

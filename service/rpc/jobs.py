@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import grpc.aio
 
+from tessera.formulation import limits
 from tessera.formulation.access import IDENTITY
 from tessera.formulation.errors import InvalidInput, NotFound
 from tessera.formulation.lifecycle import TERMINAL, JobEvent
@@ -46,8 +47,6 @@ from tessera.solvers.rounds.options import RoundOptions
 from tessera.v1 import jobs_pb2 as pb
 from tessera.v1 import jobs_pb2_grpc
 
-MAX_JOBS: Final = 10_000
-"""Largest number of jobs in one call."""
 JOBS_PER_POLL: Final = 100
 """Approximate number of watched jobs that are read in each ``poll_s``."""
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -226,9 +225,9 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
 
     def _submit_jobs(self, request: pb.SubmitJobsRequest) -> pb.SubmitJobsResponse:
         cluster = names.parse_cluster("parent", request.parent)
-        fields.require_batch_size("requests", len(request.requests), MAX_JOBS)
+        fields.require_batch_size("requests", len(request.requests), limits.MAX_JOBS)
         read_plan = self._plan_reader(cluster)
-        ranges = ranges_of(request.requests, MAX_JOBS)
+        ranges = ranges_of(request.requests, limits.MAX_JOBS)
         stated = [
             self._inner_spec(i, cluster, inner, read_plan)
             for i, inner in enumerate(request.requests)

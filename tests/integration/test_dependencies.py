@@ -22,10 +22,10 @@ from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.dependencies import Condition, Dependency
 from tessera.formulation.errors import AlreadyExists, InvalidInput
 from tessera.formulation.lifecycle import TERMINAL, JobEvent, JobState
+from tessera.formulation.limits import MAX_JOBS
 from tessera.formulation.reasons import ReasonCode
 from tessera.formulation.records.jobs import JobSpec
 from tessera.service.cli import importing, main
-from tessera.service.rpc.jobs import MAX_JOBS
 from tessera.service.wiring import run_server
 from tessera.v1 import jobs_pb2
 from tests.support.api import INVALID, Api, a_batch, a_submit, api, refusal_of

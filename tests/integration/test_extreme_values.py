@@ -19,14 +19,14 @@ from grpc import StatusCode
 from tessera.db.access_store import PostgresAccessStore
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
+from tessera.formulation import limits
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ZeroStage
 from tessera.formulation.grammar import OBJECTIVES
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.service.loop import RoundLoop
-from tessera.service.rpc import fields
-from tessera.service.rpc.convert import clusters, estimates, jobs, tenants
+from tessera.service.rpc.convert import estimates, jobs
 from tessera.service.rpc.convert.estimates import to_workload
 from tessera.service.rpc.convert.networks import MAX_BYTES, MAX_MESSAGES
 from tessera.service.rpc.names import cluster_name
@@ -165,7 +165,7 @@ async def make_cluster(a: Api, store: PostgresStore) -> None:
     for name, (gpu_type, gpus) in NODES.items():
         await upsert_node(a, store, name, gpu_type, gpus)
     await upsert_cells(a, cells_of(a_workload()))
-    await upsert_tenant(a, "heavy", weight=tenants.MAX_WEIGHT)
+    await upsert_tenant(a, "heavy", weight=limits.MAX_TENANT_WEIGHT)
     await submit(a, "first", guaranteed=True)
     await submit(a, "second", deadline=Timestamp(seconds=4_000_000_000))
     schedule(store, cluster=C)
@@ -214,26 +214,26 @@ def traffic_of_stage(stage: dict[str, Any], **times: float) -> estimates_pb2.Cel
 Poison = Callable[[Api], Any]
 
 JOBS: dict[str, dict[str, Any]] = {
-    "the most iterations": {"iterations": jobs.MAX_ITERATIONS},
+    "the most iterations": {"iterations": limits.MAX_ITERATIONS},
     "one iteration": {"iterations": 1},
     "one GPU and the greatest weight": {
         "requested_gpus": 1,
-        "weight": jobs.MAX_WEIGHT,
+        "weight": limits.MAX_WEIGHT,
         "tenant": "heavy",
         "iterations": 1,
     },
-    "the greatest weight": {"weight": jobs.MAX_WEIGHT},
-    "the least weight": {"weight": jobs.MIN_WEIGHT},
-    "the last queue": {"priority": jobs.MAX_PRIORITY},
-    "a restart of ten thousand years": {"restart": Duration(seconds=fields.MAX_DURATION_S)},
+    "the greatest weight": {"weight": limits.MAX_WEIGHT},
+    "the least weight": {"weight": limits.MIN_WEIGHT},
+    "the last queue": {"priority": limits.MAX_PRIORITY},
+    "a restart of ten thousand years": {"restart": Duration(seconds=limits.MAX_DURATION_S)},
     "a restart of no time": {"restart": Duration()},
     "a deadline in the year 9999": {"deadline": Timestamp(seconds=LAST_S)},
     "a guarantee of all that there is": {"guaranteed": True, "requested_gpus": 16},
     "a guarantee and the longest restart": {
         "guaranteed": True,
-        "restart": Duration(seconds=fields.MAX_DURATION_S),
-        "weight": jobs.MAX_WEIGHT,
-        "iterations": jobs.MAX_ITERATIONS,
+        "restart": Duration(seconds=limits.MAX_DURATION_S),
+        "weight": limits.MAX_WEIGHT,
+        "iterations": limits.MAX_ITERATIONS,
         "deadline": Timestamp(seconds=LAST_S),
     },
     "no node that it does not avoid": {
@@ -262,15 +262,15 @@ OTHERS: dict[str, Poison] = {
         a,
         "x",
         [cell_of(ODD, "a100", 1, FAST), cell_of(ODD, "v100", 4, SLOW)],
-        iterations=jobs.MAX_ITERATIONS,
-        weight=jobs.MAX_WEIGHT,
+        iterations=limits.MAX_ITERATIONS,
+        weight=limits.MAX_WEIGHT,
     ),
     "a slow job of the greatest weight": lambda a: add_cells_and_job(
         a,
         "x",
         [cell_of(TINY, "v100", 1, SLOW)],
-        weight=jobs.MAX_WEIGHT,
-        iterations=jobs.MAX_ITERATIONS,
+        weight=limits.MAX_WEIGHT,
+        iterations=limits.MAX_ITERATIONS,
         deadline=Timestamp(seconds=LAST_S),
         guaranteed=True,
     ),
@@ -278,16 +278,16 @@ OTHERS: dict[str, Poison] = {
         a,
         "x",
         [cell_of(HUGE, "v100", 1, FAST)],
-        weight=jobs.MIN_WEIGHT,
+        weight=limits.MIN_WEIGHT,
         iterations=1,
-        restart=Duration(seconds=fields.MAX_DURATION_S),
+        restart=Duration(seconds=limits.MAX_DURATION_S),
     ),
     "more iterations than it could ever do, promised": lambda a: add_cells_and_job(
         a,
         "x",
         [cell_of(TINY, "a100", 8, FAST)],
         deadline=Timestamp(seconds=4_000_000_000),
-        iterations=jobs.MAX_ITERATIONS,
+        iterations=limits.MAX_ITERATIONS,
         guaranteed=True,
     ),
     "the most uncertain Cell": lambda a: add_cells_and_job(
@@ -299,7 +299,7 @@ OTHERS: dict[str, Poison] = {
         a, "x", [cell_of(ODD, "a100", 16, 1.0, nodes=16), cell_of(ODD, "v100", 4, 1.0, nodes=1)]
     ),
     "a Cell of more GPUs than there are": lambda a: add_cells_and_job(
-        a, "x", [cell_of(ODD, "a100", estimates.MAX_GPUS, 1.0), cell_of(ODD, "a100", 1, 1.0)]
+        a, "x", [cell_of(ODD, "a100", limits.MAX_GPUS, 1.0), cell_of(ODD, "a100", 1, 1.0)]
     ),
     "Cells that do not fit": lambda a: add_cells_and_job(
         a, "x", [cell_of(ODD, "a100", 8, 0.0, infeasible=True), cell_of(ODD, "a100", 1, 1.0)]
@@ -336,7 +336,9 @@ OTHERS: dict[str, Poison] = {
         ],
     ),
     "a tenant of no weight": lambda a: upsert_tenant(a, "lab", weight=0.0),
-    "a tenant of the greatest weight": lambda a: upsert_tenant(a, "lab", weight=tenants.MAX_WEIGHT),
+    "a tenant of the greatest weight": lambda a: upsert_tenant(
+        a, "lab", weight=limits.MAX_TENANT_WEIGHT
+    ),
     "a tenant that may use nothing": lambda a: upsert_tenant(
         a, "lab", quotas={"": 0, "a100": 0, "v100": 0}, borrow_gpus=0, keeps_idle_quota=True
     ),
@@ -344,13 +346,13 @@ OTHERS: dict[str, Poison] = {
         a, "other", quotas={"": 20, "a100": 16, "v100": 4}, borrow_gpus=0, keeps_idle_quota=True
     ),
     "a tenant that may borrow the most": lambda a: upsert_tenant(
-        a, "lab", quotas={"a100": 0}, borrow_gpus=tenants.MAX_QUOTA
+        a, "lab", quotas={"a100": 0}, borrow_gpus=limits.MAX_QUOTA
     ),
     "GPUs that cost the most": lambda a: upsert_types(
         a,
-        dollars_per_hour=clusters.MAX_DOLLARS_PER_HOUR,
-        watts=clusters.MAX_WATTS,
-        memory_bytes=clusters.MAX_MEMORY_BYTES,
+        dollars_per_hour=limits.MAX_DOLLARS_PER_HOUR,
+        watts=limits.MAX_WATTS,
+        memory_bytes=limits.MAX_MEMORY_BYTES,
     ),
     "GPUs that cost nothing": lambda a: upsert_types(
         a, dollars_per_hour=0.0, watts=0.0, memory_bytes=1

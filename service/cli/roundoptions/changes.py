@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
+from tessera.formulation import limits
 from tessera.formulation.policy import (
     MAX_SPACING,
     NETWORK_LEVELS,
 )
-from tessera.service.cli import limits
 from tessera.service.cli.roundoptions.values import (
     Flag,
     Real,

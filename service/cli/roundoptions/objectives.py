@@ -13,9 +13,9 @@ from tessera.formulation.policy import (
     DRF,
     GPU_SHARE,
     MAX_CAUTION,
+    MAX_FAIRNESS_LEVELS,
     Policy,
 )
-from tessera.service.cli import limits
 from tessera.service.cli.roundoptions.values import (
     Flag,
     Real,
@@ -118,7 +118,7 @@ def objective_options(
             _OBJECTIVE,
             "Number of worst-off jobs that a fairness objective settles one by one. Default: 4.",
             min=1,
-            max=limits.MAX_FAIRNESS_LEVELS,
+            max=MAX_FAIRNESS_LEVELS,
         ),
     ] = None,
     fair_share: Annotated[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
-from tessera.service.cli import limits
+from tessera.formulation import limits
 from tessera.service.cli.roundoptions.values import (
     Real,
     Text,

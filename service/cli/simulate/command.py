@@ -13,10 +13,11 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from tessera.formulation import limits
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.grammar import parse_objective
 from tessera.formulation.policy import NETWORK_LEVELS
-from tessera.service.cli import limits, traces
+from tessera.service.cli import traces
 from tessera.service.cli.options import parse_label, parse_seconds, unique_pairs, with_options
 from tessera.service.cli.render import print_error, print_line, print_note
 from tessera.service.cli.simulate import view

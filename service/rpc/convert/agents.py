@@ -11,6 +11,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Final
 
+from tessera.formulation import limits
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ExecutionPlan, read_execution_plan
 from tessera.formulation.network.outcome import NetworkDecision
@@ -29,12 +30,11 @@ from tessera.formulation.runtime_offers import AgentOffers, RuntimeOffer
 from tessera.formulation.selectors import require_node_labels
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert.clusters import (
-    MAX_GPUS_A_NODE,
     stated_cpus,
     stated_host_bytes,
 )
 from tessera.service.rpc.convert.estimates import of_plan
-from tessera.service.rpc.convert.jobs import EXIT_NUMBERS, MAX_ITERATIONS
+from tessera.service.rpc.convert.jobs import EXIT_NUMBERS
 from tessera.service.rpc.convert.launch import of_launch
 from tessera.v1 import agents_pb2 as pb
 from tessera.v1 import launch_pb2
@@ -45,11 +45,11 @@ MAX_ERROR_CHARS: Final = 2000
 MAX_REMARK_CHARS: Final = 500
 
 MAX_LOSS: Final = 1e30
-MAX_MEMORY_BYTES: Final = 2**50
 MAX_PART_S: Final = 86_400.0
 MAX_CHECKPOINT_AGE_S: Final = 10 * 365.25 * 86_400
-"""The largest loss (without its sign), memory of a GPU, duration of a part of a restart, and age of
-a checkpoint. Larger numbers are not what they claim to be, and count as unknown.
+"""The largest loss (without its sign), duration of a part of a restart, and age of a checkpoint.
+
+Larger numbers are not what they claim to be, and count as unknown.
 """
 
 _PARTS: Final = tuple(f.name for f in fields_of(RestartTimes))
@@ -86,7 +86,7 @@ def to_nodes(field: str, hello: pb.Hello) -> tuple[NodeSpec, ...]:
         NodeSpec(
             name=names.require_identifier(f"{field}[{i}].node", m.node),
             gpu_type=names.require_gpu_type(f"{field}[{i}].gpu_type", m.gpu_type),
-            gpus=fields.require_whole(f"{field}[{i}].gpus", m.gpus, 1, MAX_GPUS_A_NODE),
+            gpus=fields.require_whole(f"{field}[{i}].gpus", m.gpus, 1, limits.MAX_GPUS_PER_NODE),
             rack=fields.require_text(f"{field}[{i}].rack", m.rack, 100),
             cpus=stated_cpus(f"{field}[{i}].cpus", m),
             host_bytes=stated_host_bytes(f"{field}[{i}].host_bytes", m),
@@ -134,7 +134,7 @@ def to_observed(field: str, observed: pb.Observed) -> tuple[ObservedGang, ...]:
             sent_bytes=m.sent_bytes if _known(m.sent_bytes) else 0.0,
             runtime=m.runtime,
             loss=m.loss if m.HasField("loss") and abs(m.loss) <= MAX_LOSS else None,
-            memory_bytes=m.memory_bytes if 0 <= m.memory_bytes <= MAX_MEMORY_BYTES else 0,
+            memory_bytes=m.memory_bytes if 0 <= m.memory_bytes <= limits.MAX_MEMORY_BYTES else 0,
             checkpoint_iterations=_iterations(
                 m.HasField("checkpoint_iterations"), m.checkpoint_iterations
             ),
@@ -168,7 +168,7 @@ def to_health(observed: pb.Observed, own: Collection[str]) -> tuple[NodeHealth, 
 def _to_fault(message: pb.HealthFault) -> HealthFault:
     kind = message.kind if _FAULT_KIND.fullmatch(message.kind) else "other"
     detail = "".join(c if c.isprintable() else " " for c in message.detail[:MAX_DETAIL_CHARS])
-    gpu = message.gpu if 0 <= message.gpu < MAX_GPUS_A_NODE else -1
+    gpu = message.gpu if 0 <= message.gpu < limits.MAX_GPUS_PER_NODE else -1
     return HealthFault(gpu=gpu, kind=kind, detail=detail.strip() or f"a fault of the kind {kind}")
 
 
@@ -294,7 +294,7 @@ def _known(value: float) -> bool:
 
 
 def _iterations(is_present: bool, value: float) -> float | None:
-    return value if is_present and 0 <= value <= MAX_ITERATIONS else None
+    return value if is_present and 0 <= value <= limits.MAX_ITERATIONS else None
 
 
 def _age_s(value: float) -> float | None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Final
 
+from tessera.formulation import limits
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.clusters import ClusterRecord, NodeRecord, NodeSpec
 from tessera.formulation.selectors import require_node_labels
@@ -16,11 +17,6 @@ from tessera.v1.agents_pb2 import AgentNode
 from tessera.v1.launch_pb2 import RuntimeOffer
 
 MAX_GPU_TYPES: Final = 256
-MAX_GPUS_A_NODE: Final = 64
-MAX_CPUS_A_NODE: Final = 65_536
-MAX_MEMORY_BYTES: Final = 2**50
-MAX_DOLLARS_PER_HOUR, MAX_WATTS = 1e6, 1e6
-"""Largest values of one GPU. A larger value is in a wrong unit."""
 
 ANY_TYPE: Final = "any"
 """The name in quotas for GPUs of any type. Therefore no GPU type may have this name."""
@@ -32,12 +28,15 @@ def to_gpu_types(field: str, messages: Iterable[pb.GpuType]) -> tuple[GpuType, .
         GpuType(
             name=_new_type(f"{field}[{i}].name", m.name),
             memory_bytes=fields.require_whole(
-                f"{field}[{i}].memory_bytes", m.memory_bytes, 1, MAX_MEMORY_BYTES
+                f"{field}[{i}].memory_bytes", m.memory_bytes, 1, limits.MAX_MEMORY_BYTES
             ),
             dollars_per_hour=fields.require_real(
-                f"{field}[{i}].dollars_per_hour", m.dollars_per_hour, 0.0, MAX_DOLLARS_PER_HOUR
+                f"{field}[{i}].dollars_per_hour",
+                m.dollars_per_hour,
+                0.0,
+                limits.MAX_DOLLARS_PER_HOUR,
             ),
-            watts=fields.require_real(f"{field}[{i}].watts", m.watts, 0.0, MAX_WATTS),
+            watts=fields.require_real(f"{field}[{i}].watts", m.watts, 0.0, limits.MAX_WATTS),
         )
         for i, m in enumerate(messages)
     )
@@ -81,7 +80,7 @@ def to_node_spec(field: str, cluster: str, message: pb.Node) -> NodeSpec:
     return NodeSpec(
         name=to_node_id(f"{field}.name", cluster, message.name),
         gpu_type=names.require_gpu_type(f"{field}.gpu_type", message.gpu_type),
-        gpus=fields.require_whole(f"{field}.gpus", message.gpus, 1, MAX_GPUS_A_NODE),
+        gpus=fields.require_whole(f"{field}.gpus", message.gpus, 1, limits.MAX_GPUS_PER_NODE),
         rack=fields.require_text(f"{field}.rack", message.rack, 100),
         version=fields.version_of(message.etag),
         cpus=stated_cpus(f"{field}.cpus", message),
@@ -94,14 +93,14 @@ def stated_cpus(field: str, message: pb.Node | AgentNode) -> int | None:
     """Return the CPU cores that a message of a node states, or None if it states none."""
     if not message.HasField("cpus"):
         return None
-    return fields.require_whole(field, message.cpus, 0, MAX_CPUS_A_NODE)
+    return fields.require_whole(field, message.cpus, 0, limits.MAX_CPUS_PER_NODE)
 
 
 def stated_host_bytes(field: str, message: pb.Node | AgentNode) -> int | None:
     """Return the host memory that a message of a node states, or None if it states none."""
     if not message.HasField("host_bytes"):
         return None
-    return fields.require_whole(field, message.host_bytes, 0, MAX_MEMORY_BYTES)
+    return fields.require_whole(field, message.host_bytes, 0, limits.MAX_MEMORY_BYTES)
 
 
 def to_node_id(field: str, cluster: str, name: str) -> str:

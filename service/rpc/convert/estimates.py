@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from tessera.formulation import limits
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import DIGEST, ExecutionPlan, read_execution_plan
 from tessera.formulation.records.estimates import CellFilter, EstimateRecord
@@ -14,10 +15,8 @@ from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert.networks import of_traffic, to_traffic
 from tessera.v1 import estimates_pb2 as pb
 
-MAX_GPUS: Final = 65_536
-MAX_CPUS: Final = 2**24
 MAX_HOST_BYTES: Final = 2**60
-"""Largest demand of a job in all: of cores, and of host memory in bytes."""
+"""Largest demand of a job in all."""
 MIN_ITER_TIME_S, MAX_ITER_TIME_S = 1e-6, 1e7
 """Range of iteration times in seconds. Others have a wrong unit and would drown the objective."""
 MAX_SD: Final = 5.0
@@ -46,7 +45,9 @@ def to_workload(field: str, message: pb.Workload) -> Workload:
     return Workload(
         model=fields.require_text(f"{field}.model", message.model, 200, required=True),
         params=params,
-        global_batch=fields.require_whole(f"{field}.global_batch", message.global_batch, 1, 10**9),
+        global_batch=fields.require_whole(
+            f"{field}.global_batch", message.global_batch, 1, limits.MAX_BATCH
+        ),
     )
 
 
@@ -67,7 +68,7 @@ def to_cell_filter(request: pb.DeleteCellsRequest) -> CellFilter:
     return CellFilter(
         workload=to_workload("workload", request.workload) if request.workload.model else None,
         gpu_type=request.gpu_type and names.require_gpu_type("gpu_type", request.gpu_type),
-        gpus=fields.require_whole("gpus", request.gpus, 0, MAX_GPUS),
+        gpus=fields.require_whole("gpus", request.gpus, 0, limits.MAX_GPUS),
     )
 
 
@@ -106,7 +107,7 @@ def to_estimate(
         else to_workload(f"{field}.workload", message.workload)
     )
     cell, of = message.cell, f"{field}.cell"
-    gpus = fields.require_whole(f"{of}.gpus", cell.gpus, 1, MAX_GPUS)
+    gpus = fields.require_whole(f"{of}.gpus", cell.gpus, 1, limits.MAX_GPUS)
     record = EstimateRecord(
         workload=workload,
         cell=Cell(
@@ -126,7 +127,7 @@ def to_estimate(
         traffic=to_traffic(f"{field}.traffic", message.traffic, gpus)
         if message.HasField("traffic")
         else None,
-        cpus=fields.require_whole(f"{field}.cpus", message.cpus, 0, MAX_CPUS),
+        cpus=fields.require_whole(f"{field}.cpus", message.cpus, 0, limits.MAX_CPUS),
         host_bytes=fields.require_whole(
             f"{field}.host_bytes", message.host_bytes, 0, MAX_HOST_BYTES
         ),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, Final, TypeAlias
 
+from tessera.formulation import limits
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ExecutionPlan, read_execution_plan
 from tessera.formulation.exit_reasons import ExitReason
@@ -31,8 +32,6 @@ from tessera.formulation.values import PROFILING, RUN_LABEL, Workload
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert.clusters import MAX_GPU_TYPES, to_node_id
 from tessera.service.rpc.convert.estimates import (
-    MAX_CPUS,
-    MAX_GPUS,
     of_cell,
     of_plan,
     of_workload,
@@ -49,14 +48,8 @@ from tessera.service.rpc.convert.workflows import of_array_member, of_dependency
 from tessera.v1 import jobs_pb2 as pb
 from tessera.v1 import launch_pb2
 
-MAX_ITERATIONS: Final = 10**12
-MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e6
-"""Range of weights. Outside it, one job's value would overflow or dominate a round's objective."""
-MAX_PRIORITY: Final = 100
-MAX_RETRIES: Final = 1000
 MAX_LABELS: Final = 64
 MAX_COMMAND_CHARS: Final = 65_536
-MAX_AVOIDED: Final = 256
 DEFAULT_RESTART_S: Final = 60.0
 DEFAULT_RETRIES: Final = 3
 
@@ -113,13 +106,15 @@ def to_job_spec(
     if m.HasField("restart"):
         restart_s = fields.seconds_of_duration(f"{field}.restart", m.restart)
     if m.HasField("max_retries"):
-        retries = fields.require_whole(f"{field}.max_retries", m.max_retries, 0, MAX_RETRIES)
+        retries = fields.require_whole(f"{field}.max_retries", m.max_retries, 0, limits.MAX_RETRIES)
     spec = JobSpec(
         name=job_id,
         workload=to_workload(f"{field}.workload", m.workload),
-        iterations=fields.require_whole(f"{field}.iterations", m.iterations, 1, MAX_ITERATIONS),
+        iterations=fields.require_whole(
+            f"{field}.iterations", m.iterations, 1, limits.MAX_ITERATIONS
+        ),
         requested_gpus=fields.require_whole(
-            f"{field}.requested_gpus", m.requested_gpus, 1, MAX_GPUS
+            f"{field}.requested_gpus", m.requested_gpus, 1, limits.MAX_GPUS
         ),
         requested_gpu_type=requested_gpu_type,
         tenant=fields.require_text(f"{field}.tenant", m.tenant, 100),
@@ -133,7 +128,7 @@ def to_job_spec(
         submitted_plan=_plan(f"{field}.submitted_plan", m, m.submitted_plan, read_plan) or "",
         techniques=_techniques(f"{field}.techniques", list(m.techniques)),
         requested_cpus=fields.require_whole(
-            f"{field}.requested_cpus", m.requested_cpus, 0, MAX_CPUS
+            f"{field}.requested_cpus", m.requested_cpus, 0, limits.MAX_CPUS
         ),
         launch=to_launch(f"{field}.launch", m.launch),
         after=to_dependencies(f"{field}.after", cluster, m.after),
@@ -210,10 +205,10 @@ def to_changes(field: str, cluster: str, message: pb.Job) -> dict[str, Any]:
         deadline_s = fields.seconds_since_1970(f"{field}.deadline", message.deadline)
     return {
         "weight": fields.require_real(
-            f"{field}.weight", message.weight or 1.0, MIN_WEIGHT, MAX_WEIGHT
+            f"{field}.weight", message.weight or 1.0, limits.MIN_WEIGHT, limits.MAX_WEIGHT
         ),
         "priority": fields.require_whole(
-            f"{field}.priority", message.priority or 1, 1, MAX_PRIORITY
+            f"{field}.priority", message.priority or 1, 1, limits.MAX_PRIORITY
         ),
         "pinned": message.pinned,
         "preemptible": message.preemptible,
@@ -229,8 +224,8 @@ def to_changes(field: str, cluster: str, message: pb.Job) -> dict[str, Any]:
             Selector.read(f"{field}.preferred_labels", message.preferred_labels)
         ),
         "longest_run_s": _longest_run_s(f"{field}.longest_run", message),
-        "min_gpus": fields.require_whole(f"{field}.min_gpus", message.min_gpus, 0, MAX_GPUS),
-        "max_gpus": fields.require_whole(f"{field}.max_gpus", message.max_gpus, 0, MAX_GPUS),
+        "min_gpus": fields.require_whole(f"{field}.min_gpus", message.min_gpus, 0, limits.MAX_GPUS),
+        "max_gpus": fields.require_whole(f"{field}.max_gpus", message.max_gpus, 0, limits.MAX_GPUS),
     }
 
 
@@ -442,8 +437,10 @@ def _longest_run_s(field: str, message: pb.Job) -> float:
 
 
 def _avoided(field: str, cluster: str, nodes: list[str]) -> tuple[str, ...]:
-    if len(nodes) > MAX_AVOIDED:
-        raise InvalidInput(field, f"must name at most {MAX_AVOIDED} nodes; it names {len(nodes)}")
+    if len(nodes) > limits.MAX_AVOIDED_NODES:
+        raise InvalidInput(
+            field, f"must name at most {limits.MAX_AVOIDED_NODES} nodes; it names {len(nodes)}"
+        )
     ids = tuple(to_node_id(f"{field}[{i}]", cluster, name) for i, name in enumerate(nodes))
     fields.require_distinct((f"{field}[{i}]", node) for i, node in enumerate(ids))
     return ids

@@ -9,19 +9,15 @@ from tessera.estimator.cell_estimator import CellEstimate
 from tessera.estimator.models import Model
 from tessera.estimator.pricing.price import PlanPrice
 from tessera.estimator.profiling.tasks import arguments_of
+from tessera.formulation import limits
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.estimates import ModelSpec
 from tessera.service.rpc import fields
 from tessera.service.rpc.convert.estimates import of_estimate
 from tessera.v1 import estimates_pb2 as pb
 
-MAX_ARCHITECTURE: Final = 65_536
-MAX_MICRO_BATCHES: Final = 10**6
-MAX_SEQUENCE: Final = 10**7
-MAX_STATE_BYTES: Final = 1000.0
 MAX_STEP: Final = 200
 MAX_ARGUMENTS: Final = 64
-DTYPES: Final = ("f32", "bf16", "f16")
 _DEFAULTS: Final = ModelSpec(model="", params="", architecture="")
 
 
@@ -30,12 +26,13 @@ def to_model(field: str, message: pb.Model) -> ModelSpec:
     params = fields.require_text(f"{field}.params", message.params, 100)
     if "/" in params:
         raise InvalidInput(f"{field}.params", "must not contain '/'")
-    if not 1 <= len(message.architecture) <= MAX_ARCHITECTURE:
+    if not 1 <= len(message.architecture) <= limits.MAX_ARCHITECTURE:
         raise InvalidInput(
-            f"{field}.architecture", f"must be a text of 1 to {MAX_ARCHITECTURE:,} characters"
+            f"{field}.architecture",
+            f"must be a text of 1 to {limits.MAX_ARCHITECTURE:,} characters",
         )
-    if message.dtype and message.dtype not in DTYPES:
-        raise InvalidInput(f"{field}.dtype", f"must be one of {', '.join(DTYPES)}, or empty")
+    if message.dtype and message.dtype not in limits.DTYPES:
+        raise InvalidInput(f"{field}.dtype", f"must be one of {', '.join(limits.DTYPES)}, or empty")
     for name in ("parameters", "published"):
         if getattr(message, name):
             raise InvalidInput(f"{field}.{name}", "is output only; leave it unset")
@@ -45,13 +42,17 @@ def to_model(field: str, message: pb.Model) -> ModelSpec:
         model=fields.require_text(f"{field}.model", message.model, 200, required=True),
         params=params,
         architecture=message.architecture,
-        sequence=fields.require_whole(f"{field}.sequence", message.sequence, 0, MAX_SEQUENCE),
+        sequence=fields.require_whole(
+            f"{field}.sequence", message.sequence, 0, limits.MAX_SEQUENCE
+        ),
         dtype=message.dtype,
         flash=message.flash,
         micro_batches=fields.require_whole(
-            f"{field}.micro_batches", micro_batches, 1, MAX_MICRO_BATCHES
+            f"{field}.micro_batches", micro_batches, 1, limits.MAX_MICRO_BATCHES
         ),
-        state_bytes=fields.require_real(f"{field}.state_bytes", state_bytes, 1.0, MAX_STATE_BYTES),
+        state_bytes=fields.require_real(
+            f"{field}.state_bytes", state_bytes, 1.0, limits.MAX_STATE_BYTES
+        ),
         checkpointing=message.checkpointing,
         zero=fields.require_whole(f"{field}.zero", message.zero, 0, 3),
         step=_step(f"{field}.step", message),

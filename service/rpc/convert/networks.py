@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from tessera.estimator.documents import read_document
+from tessera.formulation import limits
 from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.documents import TOPOLOGY
 from tessera.formulation.errors import InvalidInput
@@ -21,8 +22,6 @@ from tessera.service.rpc import fields, names
 from tessera.v1 import estimates_pb2
 from tessera.v1 import networks_pb2 as pb
 
-MAX_SHOWN_NAMES: Final = 20
-"""Largest number of unmatched hosts, and of unmatched nodes, in a message."""
 _KINDS: Final = ("tensor", "data", "expert_data", "expert", "pipeline")
 MAX_STAGES: Final = 1024
 MAX_DEGREE: Final = 65_536
@@ -74,8 +73,8 @@ def of_topology(cluster: str, record: TopologyRecord, nodes: set[str]) -> pb.Top
         hosts=len(hosts),
         links=len(topology.links),
         switches=int((topology.vertices.host == NO_HOST).sum()),
-        unknown_hosts=sorted(hosts - nodes)[:MAX_SHOWN_NAMES],
-        missing_nodes=sorted(nodes - hosts)[:MAX_SHOWN_NAMES],
+        unknown_hosts=sorted(hosts - nodes)[: limits.MAX_NAMED_HOSTS],
+        missing_nodes=sorted(nodes - hosts)[: limits.MAX_NAMED_HOSTS],
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any, Final, Literal
 from tessera.estimator.profiling.records import METHODS
 from tessera.estimator.profiling.tasks import ProfilingStatus, TaskState, TaskStatus
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.limits import DTYPES
 from tessera.formulation.records.estimates import (
     HostProfile,
     HostRates,
@@ -15,7 +16,6 @@ from tessera.formulation.records.estimates import (
 )
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert.estimates import to_workload
-from tessera.service.rpc.convert.models import DTYPES
 from tessera.v1 import estimates_pb2 as pb
 
 MAX_RECORDS: Final = 10_000

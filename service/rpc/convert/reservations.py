@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from tessera.formulation import limits
 from tessera.formulation.access import Identity
 from tessera.formulation.records.reservations import ReservationRecord, ReservationSpec
 from tessera.service.rpc import fields, names
-from tessera.service.rpc.convert.tenants import MAX_QUOTA
 from tessera.v1 import reservations_pb2 as pb
 
 MAX_REASON: Final = 300
@@ -35,7 +35,7 @@ def to_reservation(
         else now_s,
         end_s=fields.seconds_since_1970(f"{field}.end_time", m.end_time),
         gpu_type=names.require_gpu_type(f"{field}.gpu_type", m.gpu_type) if m.gpu_type else "",
-        gpus=fields.require_whole(f"{field}.gpus", m.gpus, 0, MAX_QUOTA),
+        gpus=fields.require_whole(f"{field}.gpus", m.gpus, 0, limits.MAX_QUOTA),
         nodes=tuple(
             names.require_identifier(f"{field}.nodes[{i}]", n) for i, n in enumerate(m.nodes)
         ),

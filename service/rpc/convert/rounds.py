@@ -12,6 +12,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.json_format import ParseDict, ParseError
 
 from tessera.estimator.documents import is_number, read_document, text_of
+from tessera.formulation import limits
 from tessera.formulation.documents import POLICY
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.goals import GoalResult
@@ -25,7 +26,6 @@ from tessera.solvers.rounds.options import RoundOptions, recorded_options
 from tessera.solvers.rounds.proofs import GoalCheck
 from tessera.v1 import scheduler_pb2 as pb
 
-MAX_SEED: Final = 2**31 - 1
 MIN_HORIZON_S, MAX_HORIZON_S = 1.0, 3.2e9  # a century
 MAX_TEXT: Final = 1000
 DEFAULTS: Final = RoundOptions()
@@ -47,9 +47,9 @@ _SECONDS: Final = {
 """Smallest and largest seconds of the durations that must be finite."""
 
 _COUNTS: Final = {
-    "seed": (0, MAX_SEED),
-    "defragment_every_rounds": (0, 10**6),
-    "max_changes": (-1, 10**6),
+    "seed": (0, limits.MAX_SEED),
+    "defragment_every_rounds": (0, limits.MAX_DEFRAGMENT_EVERY),
+    "max_changes": (-1, limits.MAX_CHANGES),
     "fairness_levels": (1, MAX_FAIRNESS_LEVELS),
 }
 
@@ -135,7 +135,7 @@ def _proto_duration(path: str, value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(text := text_of(value), str | float):
         return value
     if text == durations.NEVER:
-        length_s = float(durations.MAX_DURATION_S)
+        length_s = float(limits.MAX_DURATION_S)
     else:
         length_s = durations.parse_duration_s(path, str(text))
     return fields.duration_of(length_s).ToJsonString()
@@ -149,7 +149,7 @@ def _attribute(known: FieldDescriptor) -> str:
 def _value(path: str, name: str, value: Any) -> Any:
     if isinstance(value, Duration):
         length_s = fields.seconds_of_duration(path, value)
-        length_s = length_s if length_s < fields.MAX_DURATION_S else math.inf
+        length_s = length_s if length_s < limits.MAX_DURATION_S else math.inf
         return (
             fields.require_real(path, length_s, *_SECONDS[name]) if name in _SECONDS else length_s
         )

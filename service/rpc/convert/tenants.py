@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from tessera.formulation import limits
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.clusters import TenantSpec
 from tessera.service.rpc import fields, names
@@ -13,9 +14,6 @@ from tessera.v1 import tenants_pb2 as pb
 
 MAX_TENANTS: Final = 10_000
 """Largest number of tenants in one call."""
-MAX_WEIGHT: Final = 1e6
-MAX_QUOTA: Final = 10**7
-"""Largest quota in GPUs, far beyond any cluster."""
 MAX_QUOTAS: Final = 257  # one for each possible GPU type, and one for any type
 
 
@@ -32,9 +30,11 @@ def to_tenant(field: str, cluster: str, message: pb.Tenant) -> TenantSpec:
     m = message
     weight, borrow_gpus = 1.0, -1
     if m.HasField("weight"):
-        weight = fields.require_real(f"{field}.weight", m.weight, 0.0, MAX_WEIGHT)
+        weight = fields.require_real(f"{field}.weight", m.weight, 0.0, limits.MAX_TENANT_WEIGHT)
     if m.HasField("borrow_gpus"):
-        borrow_gpus = fields.require_whole(f"{field}.borrow_gpus", m.borrow_gpus, 0, MAX_QUOTA)
+        borrow_gpus = fields.require_whole(
+            f"{field}.borrow_gpus", m.borrow_gpus, 0, limits.MAX_QUOTA
+        )
     if m.quotas:
         fields.require_batch_size(f"{field}.quotas", len(m.quotas), MAX_QUOTAS)
     return TenantSpec(
@@ -53,7 +53,7 @@ def to_quotas(field: str, quotas: Mapping[str, int]) -> dict[str, int]:
         raise InvalidInput(field, f'has both "" and {ANY_TYPE!r}, which mean any type; give one')
     return {
         "" if kind in ("", ANY_TYPE) else names.require_gpu_type(field, kind): fields.require_whole(
-            f"{field}[{kind}]", gpus, 0, MAX_QUOTA
+            f"{field}[{kind}]", gpus, 0, limits.MAX_QUOTA
         )
         for kind, gpus in sorted(quotas.items())
     }

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Final
 
+from tessera.formulation import limits
 from tessera.formulation.access import Identity
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.explanations.changes import Change, ChangeKind
@@ -29,9 +30,8 @@ from tessera.formulation.what_if.records import (
 )
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert import jobs as convert_jobs
-from tessera.service.rpc.convert.estimates import MAX_GPUS, of_cell
+from tessera.service.rpc.convert.estimates import of_cell
 from tessera.service.rpc.convert.explanations import of_step
-from tessera.service.rpc.convert.tenants import MAX_WEIGHT as MAX_TENANT_WEIGHT
 from tessera.service.rpc.convert.tenants import to_quotas, to_tenant_id
 from tessera.simulator.what_if.hours import COVERAGE
 from tessera.v1 import estimates_pb2, jobs_pb2
@@ -95,12 +95,13 @@ def _job_changed(field: str, cluster: str, message: pb.JobChange) -> tuple[Hypot
     job = _job(f"{field}.job", cluster, message.job)
     amounts: dict[ChangeKind, tuple[str, float]] = {}
     if message.HasField("weight"):
-        low, high = convert_jobs.MIN_WEIGHT, convert_jobs.MAX_WEIGHT
+        low, high = limits.MIN_WEIGHT, limits.MAX_WEIGHT
         weight = fields.require_real(f"{field}.weight", message.weight, low, high)
         amounts[ChangeKind.WEIGHT] = "weight", weight
     if message.HasField("priority"):
-        most = convert_jobs.MAX_PRIORITY
-        priority = fields.require_whole(f"{field}.priority", message.priority, 1, most)
+        priority = fields.require_whole(
+            f"{field}.priority", message.priority, 1, limits.MAX_PRIORITY
+        )
         amounts[ChangeKind.PRIORITY] = "priority", priority
     if message.HasField("deadline"):
         if message.no_deadline:
@@ -116,7 +117,7 @@ def _job_changed(field: str, cluster: str, message: pb.JobChange) -> tuple[Hypot
         (ChangeKind.MAX_GPUS, "max_gpus", message.HasField("max_gpus"), message.max_gpus),
     ):
         if is_set:
-            amounts[kind] = name, fields.require_whole(f"{field}.{name}", gpus, 0, MAX_GPUS)
+            amounts[kind] = name, fields.require_whole(f"{field}.{name}", gpus, 0, limits.MAX_GPUS)
     if not amounts:
         raise InvalidInput(field, "changes no field of the job; set one")
     return tuple(
@@ -129,7 +130,9 @@ def _tenant_changed(field: str, cluster: str, message: pb.TenantChange) -> tuple
     tenant = to_tenant_id(f"{field}.tenant", cluster, message.tenant)
     found = []
     if message.HasField("weight"):
-        weight = fields.require_real(f"{field}.weight", message.weight, 0.0, MAX_TENANT_WEIGHT)
+        weight = fields.require_real(
+            f"{field}.weight", message.weight, 0.0, limits.MAX_TENANT_WEIGHT
+        )
         kind = ChangeKind.TENANT_WEIGHT
         found.append(_of(f"{field}.weight", kind, subject=tenant, amount=weight))
     for gpu_type, gpus in to_quotas(f"{field}.quotas", message.quotas).items():

@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
-from contextlib import nullcontext
 
 import pytest
 from typer.testing import CliRunner
 
-from tessera.formulation.errors import InvalidInput
 from tessera.formulation.grammar import OBJECTIVES
-from tessera.service.cli import limits, main
-from tessera.service.rpc import fields
-from tessera.service.rpc.convert import (
-    clusters,
-    estimates,
-    jobs,
-    models,
-    networks,
-    rounds,
-    tenants,
-)
-from tessera.v1 import estimates_pb2, scheduler_pb2
+from tessera.service.cli import main
 
 HUGE = "9" * 20
 NOWHERE = {"TESSERA_SERVER": "127.0.0.1:1"}
@@ -130,60 +116,3 @@ def test_help_lists_every_command_and_the_exit_codes() -> None:
     assert "3 no server" in result.stdout
     shown = CliRunner().invoke(main.app, ["round", "--help"], env={"COLUMNS": "120"}).stdout
     assert all(name in shown for name in OBJECTIVES)
-
-
-@pytest.mark.parametrize(
-    ("name", "limit"),
-    [
-        ("MAX_ITERATIONS", jobs.MAX_ITERATIONS),
-        ("MAX_PRIORITY", jobs.MAX_PRIORITY),
-        ("MIN_WEIGHT", jobs.MIN_WEIGHT),
-        ("MAX_WEIGHT", jobs.MAX_WEIGHT),
-        ("MAX_RETRIES", jobs.MAX_RETRIES),
-        ("MAX_AVOIDED_NODES", jobs.MAX_AVOIDED),
-        ("MAX_GPUS", estimates.MAX_GPUS),
-        ("MAX_CPUS", estimates.MAX_CPUS),
-        ("MAX_CPUS_PER_NODE", clusters.MAX_CPUS_A_NODE),
-        ("MAX_GPUS_PER_NODE", clusters.MAX_GPUS_A_NODE),
-        ("MAX_MEMORY_BYTES", clusters.MAX_MEMORY_BYTES),
-        ("MAX_DOLLARS_PER_HOUR", clusters.MAX_DOLLARS_PER_HOUR),
-        ("MAX_WATTS", clusters.MAX_WATTS),
-        ("MAX_SEED", rounds.MAX_SEED),
-        ("MAX_DURATION_S", fields.MAX_DURATION_S),
-        ("MAX_NAMED_HOSTS", networks.MAX_SHOWN_NAMES),
-        ("MAX_QUOTA", tenants.MAX_QUOTA),
-        ("MAX_TENANT_WEIGHT", tenants.MAX_WEIGHT),
-        ("MAX_ARCHITECTURE", models.MAX_ARCHITECTURE),
-        ("MAX_MICRO_BATCHES", models.MAX_MICRO_BATCHES),
-        ("MAX_SEQUENCE", models.MAX_SEQUENCE),
-        ("MAX_STATE_BYTES", models.MAX_STATE_BYTES),
-        ("DTYPES", models.DTYPES),
-    ],
-)
-def test_a_limit_of_the_client_is_the_servers(name: str, limit: object) -> None:
-    assert getattr(limits, name) == limit
-
-
-def read_batch(size: int) -> object:
-    return estimates.to_workload("w", estimates_pb2.Workload(model="m", global_batch=size))
-
-
-def read_period(most: int) -> object:
-    return rounds.to_options("o", scheduler_pb2.RoundOptions(defragment_every_rounds=most))
-
-
-@pytest.mark.parametrize("beyond", [0, 1])
-@pytest.mark.parametrize(
-    ("read", "limit"),
-    [
-        (read_batch, limits.MAX_BATCH),
-        (read_period, limits.MAX_DEFRAGMENT_EVERY),
-        (lambda n: rounds.read_options("o", f"max_changes: {n}"), limits.MAX_CHANGES),
-        (lambda n: rounds.read_options("o", f"fairness_levels: {n}"), limits.MAX_FAIRNESS_LEVELS),
-    ],
-)
-def test_the_server_accepts_the_clients_limit_and_no_more(
-    read: Callable[[int], object], limit: int, beyond: int
-) -> None:
-    with pytest.raises(InvalidInput) if beyond else nullcontext():
-        read(limit + beyond)

@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.limits import MAX_DURATION_S
 from tessera.service.cli import options
 from tessera.service.config import Config
-from tessera.service.durations import MAX_DURATION_S, parse_duration_s
+from tessera.service.durations import parse_duration_s
 from tessera.service.settings.sources import load_config
 from tessera.service.standing_policy import unheeded_wishes
 from tessera.solvers.rounds.options import RoundOptions

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +15,12 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tessera.formulation import limits
 from tessera.formulation.errors import InvalidInput, StaleEtag
 from tessera.formulation.goals import GoalResult
 from tessera.formulation.launch import LaunchSpec, SecretVariable
 from tessera.formulation.lifecycle import JobState
+from tessera.formulation.policy import MAX_FAIRNESS_LEVELS
 from tessera.formulation.records.agents import DesiredState
 from tessera.formulation.records.clusters import NodeRecord, NodeSpec, TenantSpec
 from tessera.formulation.records.estimates import EstimateRecord
@@ -182,7 +186,7 @@ def test_unset_options_are_those_of_the_standing_policy(standing: RoundOptions) 
         promise_starts=False,
         change_spacing=0,
     )
-    request.solve_limit.seconds = fields.MAX_DURATION_S
+    request.solve_limit.seconds = limits.MAX_DURATION_S
     assert rounds.to_options("options", request, standing) == replace(
         standing,
         seed=0,
@@ -591,3 +595,28 @@ def test_an_agent_receives_only_its_own_shares_but_all_members() -> None:
     (gang,) = agents.of_desired(state, {"n2"}).gangs
     assert [(s.node, list(s.gpu_indices)) for s in gang.shares] == [("n2", [2, 3])]
     assert (list(gang.members), gang.leader, gang.iter_time_s) == (["n1", "n2"], "n1", 0.25)
+
+
+def read_batch(size: int) -> object:
+    return estimates.to_workload("w", estimates_pb2.Workload(model="m", global_batch=size))
+
+
+def read_period(period: int) -> object:
+    return rounds.to_options("o", scheduler_pb2.RoundOptions(defragment_every_rounds=period))
+
+
+@pytest.mark.parametrize("excess", [0, 1])
+@pytest.mark.parametrize(
+    ("convert", "limit"),
+    [
+        (read_batch, limits.MAX_BATCH),
+        (read_period, limits.MAX_DEFRAGMENT_EVERY),
+        (lambda n: rounds.read_options("o", f"max_changes: {n}"), limits.MAX_CHANGES),
+        (lambda n: rounds.read_options("o", f"fairness_levels: {n}"), MAX_FAIRNESS_LEVELS),
+    ],
+)
+def test_a_limit_is_accepted_and_no_more(
+    convert: Callable[[int], object], limit: int, excess: int
+) -> None:
+    with pytest.raises(InvalidInput) if excess else nullcontext():
+        convert(limit + excess)

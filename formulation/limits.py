@@ -1,8 +1,4 @@
-"""The API's limits, so that an excessive number is refused under the name of its option or key.
-
-The server checks them itself, and a test keeps both in step. They are repeated here because the
-server's modules take longer to load than a command should.
-"""
+"""The limits of the API. The server checks them, and commands before they call it."""
 
 from __future__ import annotations
 
@@ -12,25 +8,29 @@ MAX_BATCH: Final = 10**9
 MAX_ITERATIONS: Final = 10**12
 MAX_GPUS: Final = 65_536
 MAX_CPUS: Final = 2**24
+"""The largest demand of a job in all."""
 MAX_NODES: Final = 100_000
+"""The largest number of nodes in one call."""
 MAX_GPUS_PER_NODE: Final = 64
 MAX_CPUS_PER_NODE: Final = 65_536
 MAX_MEMORY_BYTES: Final = 2**50
 MAX_PRIORITY: Final = 100
 MIN_WEIGHT: Final = 1e-6
 MAX_WEIGHT: Final = 1e6
+"""Outside this range of weights, one job's value would overflow or dominate a round's objective."""
 MAX_RETRIES: Final = 1000
 MAX_JOBS: Final = 10_000
 """The number of jobs that one SubmitJobs call accepts."""
 MAX_SEED: Final = 2**31 - 1
 MAX_DEFRAGMENT_EVERY: Final = 10**6
 MAX_CHANGES: Final = 10**6
-MAX_FAIRNESS_LEVELS: Final = 64
 MAX_AVOIDED_NODES: Final = 256
 MAX_DOLLARS_PER_HOUR: Final = 1e6
 MAX_WATTS: Final = 1e6
+"""The largest values of one GPU. A larger value is in a wrong unit."""
 MAX_TENANT_WEIGHT: Final = 1e6
 MAX_QUOTA: Final = 10**7
+"""The largest quota in GPUs, far beyond any cluster."""
 MAX_ARCHITECTURE: Final = 65_536
 MAX_MICRO_BATCHES: Final = 10**6
 MAX_SEQUENCE: Final = 10**7
