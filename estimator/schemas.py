@@ -7,7 +7,6 @@ true, and numbers are finite. The only exception is a whole number where any num
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Callable, Collection
@@ -28,14 +27,12 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.suggestions import suggest_name
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Checked = TypeVar("Checked", bound=BaseModel)
-
-MIN_SIMILARITY: Final = 0.75
-"""Similarity from which a known name is suggested for an unknown one. Equal names have 1."""
 
 STRICT: Final = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, hide_input_in_errors=True)
 """Inputs are hidden in pydantic's messages, which logs may contain, as settings hold passwords."""
@@ -150,12 +147,6 @@ def converted_by(read: Callable[[str, Any], object]) -> BeforeValidator:
             raise _wrong(error.problem) from error
 
     return BeforeValidator(converted)
-
-
-def suggest_name(name: object, known: Collection[str]) -> str:
-    """Return a suggestion of the most similar known name, or "" if no name is similar."""
-    near = difflib.get_close_matches(str(name), known, n=1, cutoff=MIN_SIMILARITY)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def describe_value(value: object) -> str:

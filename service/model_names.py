@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
 from tessera.estimator.architectures.published import published_models
-from tessera.estimator.schemas import MIN_SIMILARITY
 from tessera.formulation.records.jobs import JobSpec
+from tessera.formulation.suggestions import MIN_SIMILARITY
 from tessera.formulation.values import Workload
 
 MIN_SIZE_SIMILARITY: Final = 0.85

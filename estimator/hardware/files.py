@@ -37,12 +37,12 @@ from tessera.estimator.schemas import (
     check_value,
     described_as,
     number_between,
-    suggest_name,
     whole_between,
 )
 from tessera.estimator.userfiles import read_text
 from tessera.formulation.documents import HARDWARE
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.suggestions import suggest_name
 
 _Flops = Annotated[float, number_between(1e11, 1e17)]
 

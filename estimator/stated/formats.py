@@ -9,7 +9,6 @@ from enum import StrEnum
 from typing import Any, Final
 
 from tessera.estimator.documents import read_document
-from tessera.estimator.schemas import suggest_name
 from tessera.estimator.stated import deepspeed, megatron, torchtitan
 from tessera.estimator.stated.scripts import read_megatron_script
 from tessera.estimator.stated.statement import StatedPlan, quote_value
@@ -22,6 +21,7 @@ from tessera.formulation.documents import (
 )
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ExecutionPlan, execution_plan_of
+from tessera.formulation.suggestions import suggest_name
 
 _SECTION: Final = re.compile(r"^\s*\[{1,2}([A-Za-z0-9_.\"' -]+)\]{1,2}\s*(?:#.*)?$", re.MULTILINE)
 

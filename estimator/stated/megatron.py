@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from tessera.estimator.schemas import suggest_name
 from tessera.estimator.stated.megatron_names import IGNORED, MODEL, NOT_PRICED, OFF, REFUSED
 from tessera.estimator.stated.shell.variables import ShellWord
 from tessera.estimator.stated.statement import (
@@ -30,6 +29,7 @@ from tessera.estimator.stated.statement import (
 )
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import Offload, Precision, Recomputation, ZeroStage
+from tessera.formulation.suggestions import suggest_name
 
 Arguments = Mapping[str, object]
 """Arguments by name, with ``--``. The value of a flag is True."""

@@ -107,7 +107,7 @@ Priority = Annotated[
         min=1,
         max=limits.MAX_PRIORITY,
         help="The job's priority. Starts of waiting jobs are planned for priority 1 first. Rounds with"
-        " --priority-weights also multiply the weights of its jobs.",
+        " priority_weights also multiply the weights of its jobs.",
     ),
 ]
 Weight = Annotated[

@@ -30,7 +30,7 @@ from tessera.service.cli.render import (
     show_list,
     show_message,
 )
-from tessera.service.cli.roundoptions.commands import override_options, with_round_options
+from tessera.service.cli.roundoptions import override_options, with_round_options
 from tessera.service.cli.roundview import policy_text
 from tessera.v1 import scheduler_pb2
 

@@ -26,7 +26,7 @@ from tessera.service.cli.options import (
     WatchList,
 )
 from tessera.service.cli.render import print_line, print_note, show_list, show_message
-from tessera.service.cli.roundoptions.commands import override_options, with_round_options
+from tessera.service.cli.roundoptions import override_options, with_round_options
 from tessera.service.cli.roundview import round_columns, show_replay, show_round
 from tessera.service.cli.watch import WatchedList, watch_list
 from tessera.v1 import scheduler_pb2

@@ -11,7 +11,7 @@ from tessera.formulation.clock import SystemClock
 from tessera.formulation.plugins import is_reference
 from tessera.modelling.files import read_snapshot
 from tessera.service.cli.options import Output, OutputOption
-from tessera.service.cli.roundoptions.commands import with_round_options
+from tessera.service.cli.roundoptions import with_round_options
 from tessera.service.cli.rounds import (
     DEFAULT_TIME_LIMIT,
     Everything,

@@ -28,7 +28,7 @@ from tessera.service.cli.options import (
     to_duration,
 )
 from tessera.service.cli.render import print_line, print_note, show_message
-from tessera.service.cli.roundoptions.commands import with_round_options
+from tessera.service.cli.roundoptions import with_round_options
 from tessera.service.cli.whatifview import show_answer, show_offer
 from tessera.v1 import jobs_pb2, scheduler_pb2, what_if_pb2
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, Final, get_type_hints
 
 from tessera.client.settings import VARIABLES as CLIENT_VARIABLES
-from tessera.estimator.schemas import check_fields, suggest_name
+from tessera.estimator.schemas import check_fields
 from tessera.estimator.userfiles import read_text
 from tessera.formulation.errors import InvalidInput
+from tessera.formulation.suggestions import suggest_name
 from tessera.service.config import Config
 from tessera.service.settings.values import SettingValue
 

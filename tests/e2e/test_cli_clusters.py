@@ -368,7 +368,7 @@ def test_network_plans_are_made_shown_and_listed(
     assert rows[-1].split()[:2] == ["1", "round"]
     error = tessera("network", "--paths", "history", code=2).stderr
     assert "--paths: must follow `history`" in error
-    levels = read(tessera, "round", "--network-levels", "1")
+    levels = read(tessera, "round", "--set", "network_levels=1")
     assert levels["options"]["network_levels"] == 1
     assert read(tessera, "network")["levels"] == 1
     assert len(read(tessera, "network", "history")["plans"]) == len(rows) + 1

@@ -77,7 +77,7 @@ def test_a_policy_is_set_shown_listed_and_restored(tessera: Tessera) -> None:
     assert "0 (the server's settings)" in tessera("policy", "show").stdout
     assert "no policy was set" in tessera("policy", "history").stderr
     done = tessera(
-        "policy", "set", "--objective", "jct", "--default-run", "2h", "-m", "shorter waits"
+        "policy", "set", "--objective", "jct", "--set", "default_run=2h", "-m", "shorter waits"
     )
     assert "version 1 is in force from the next round on" in done.stderr
     # Options that are not given stay as they are.

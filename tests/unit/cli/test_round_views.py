@@ -12,7 +12,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from tessera.service.cli.explain import MAX_SPANS_SHOWN, show_explanation
 from tessera.service.cli.render import as_json
-from tessera.service.cli.roundoptions.commands import round_options
+from tessera.service.cli.roundoptions import read_round_options
 from tessera.service.cli.roundview import show_round
 from tessera.service.cli.whatifview import describe_effect, show_answer
 from tessera.v1 import estimates_pb2, jobs_pb2, scheduler_pb2, what_if_pb2
@@ -54,14 +54,14 @@ def a_decision(job: str, kind: str, **fields: Any) -> scheduler_pb2.Decision:
 def test_a_round_shows_its_scheduler_its_limits_and_greedys_answer(
     round_text: Callable[..., str],
 ) -> None:
-    deep = round_options(scheduler="arena", scheduler_parameters="depth=5")
+    deep = read_round_options(scheduler="arena", scheduler_parameters="depth=5")
     assert "the published scheduler arena (depth=5)" in round_text(solver="arena", options=deep)
-    endless = round_text(options=round_options(scheduler="fcfs"), bound=math.inf, gap=math.inf)
+    endless = round_text(options=read_round_options(scheduler="fcfs"), bound=math.inf, gap=math.inf)
     assert "the published scheduler fcfs" in endless
     assert "no bound is known" in endless
     assert "greedy" not in endless
     for most, text in ((0, "; maximum changes 0"), (3, "; maximum changes 3")):
-        assert text in round_text(options=round_options(objective="jct", max_changes=most))
+        assert text in round_text(options=read_round_options(objective="jct", max_changes=most))
     unlimited = scheduler_pb2.RoundOptions(objective="jct", max_changes=-1)
     assert "maximum changes" not in round_text(options=unlimited)
     assert "8 (2 less)" in round_text(objective=10.0, greedy_objective=8.0)

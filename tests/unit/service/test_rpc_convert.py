@@ -235,7 +235,7 @@ def test_standing_parameters_apply_to_the_standing_scheduler_only(
             "must be one of ignore, keep, myopic, look-ahead",
         ),
         ("priority_weights: '1:4,1:2'", "options.priority_weights", "each priority once"),
-        ("queue_order: true", "options", "no field named .queue_order"),
+        ("queue_order: true", "options.queue_order", "is not an option of a round"),
         ("scheduler_parameters: depth=5", "options.scheduler_parameters", "set scheduler, too"),
         (
             "{scheduler: arena, scheduler_parameters: 'depth=5,depth=6'}",
@@ -259,7 +259,7 @@ def test_standing_parameters_apply_to_the_standing_scheduler_only(
         ("default_run: -1s", "options.default_run", "'-1s' is not a duration"),
         (f"scheduler: {'x' * 1001}", "options.scheduler", "at most 1000 printable characters"),
         ("default_run: 2 weeks", "options.default_run", "'2 weeks' is not a duration"),
-        ("objectiv: jct", "options", "no field named .objectiv"),
+        ("objectiv: jct", "options.objectiv", "not an option of a round; did you mean 'objective'"),
         ("[jct]", "options", "must map names to values"),
         ("{", "options", "is neither JSON nor YAML"),
     ],

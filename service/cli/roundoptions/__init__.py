@@ -1,1 +1,0 @@
-"""The options of a round, which ``round``, ``replay``, ``solve`` and ``policy set`` share."""
