@@ -90,6 +90,12 @@ class Jobs(jobs_pb2_grpc.JobsServicer):
             if state == jobs_pb2.RUNNING:
                 self._fail(request, context)
 
+    def ReadLogs(self, request: Any, context: Any) -> Iterator[jobs_pb2.ReadLogsResponse]:
+        self._fail(request, context)
+        yield jobs_pb2.ReadLogsResponse(data=b"one")
+        if request.follow:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "it went away")
+
 
 @pytest.fixture
 def server() -> Iterator[tuple[Jobs, str]]:
@@ -214,6 +220,17 @@ def test_a_watch_goes_on_when_the_server_comes_back(server: tuple[Jobs, str]) ->
         with pytest.raises(JobNotSucceeded, match="j failed: exit status 3") as failed:
             client.wait("j", check=True)
         assert failed.value.state == "FAILED"
+
+
+def test_a_stream_is_tried_again_until_its_first_answer(server: tuple[Jobs, str]) -> None:
+    jobs, address = server
+    jobs.failures = [FAILURES[4], FAILURES[4]]
+    with a_client(address) as client:
+        assert [part.data for part in client.read_logs("j")] == [b"one"]
+        assert len(jobs.requests) == 3
+        with pytest.raises(Unavailable):
+            list(client.read_logs("j", follow=True))
+    assert len(jobs.requests) == 4
 
 
 async def test_the_client_for_asyncio_does_the_same(server: tuple[Jobs, str]) -> None:
