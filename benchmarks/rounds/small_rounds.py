@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -141,3 +142,30 @@ def _job(
         "current_gpus": current[1],
         "current_degree": current[2],
     }
+
+
+def with_equal_shares(snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot in which jobs with unequal numbers of GPUs on nodes wait instead."""
+    held, jobs = snapshot.allocations, snapshot.jobs
+    count = np.zeros((len(jobs), len(snapshot.nodes)), np.int64)
+    np.add.at(count, (held.job, held.node), 1)
+    waits = (count != count.max(axis=1, keepdims=True)) & (count > 0)
+    stopped = waits.any(axis=1)
+    kept = ~stopped[held.job]
+    fields = {
+        name: getattr(held, name)[kept] for name in ("job", "node", "gpu", "hold", "generation")
+    }
+    return replace(
+        snapshot,
+        allocations=Allocations(**fields),
+        jobs=replace(
+            jobs,
+            state=np.where(stopped, STATE_CODE[JobState.QUEUED], jobs.state),
+            current_type=np.where(stopped, -1, jobs.current_type),
+            current_gpus=np.where(stopped, 0, jobs.current_gpus),
+            current_degree=np.where(stopped, 0, jobs.current_degree),
+            since_s=np.where(stopped, 0.0, jobs.since_s),
+            generation=np.where(stopped, 0, jobs.generation),
+            admitted=jobs.admitted & ~stopped,
+        ),
+    )
