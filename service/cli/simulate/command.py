@@ -311,7 +311,7 @@ def simulate(
     report: Annotated[
         Path | None,
         _option(
-            "Write a report with pictures (HTML and Markdown) to this folder.", file_okay=False
+            "Write report.html, a page with pictures, to this folder.", file_okay=False
         ),
     ] = None,
     as_json: Annotated[bool, _option("Print one JSON object and nothing else.", "--json")] = False,
