@@ -83,6 +83,8 @@ def sample_requests(cluster: str = ATTACKED_CLUSTER, job: str = STEADY_JOB) -> d
     gpu_type = clusters_pb2.GpuType(name=GPU_TYPE, memory_bytes=48 << 30)
     node = clusters_pb2.Node(name=f"{place}/nodes/spare", gpu_type=GPU_TYPE, gpus=1)
     tenant = tenants_pb2.Tenant(name=f"{place}/tenants/t", weight=1.0)
+    heavier = what_if_pb2.JobChange(job=job_name, weight=2.0)
+    change = what_if_pb2.HypotheticalChange(job_changed=heavier)
     layer = estimates_pb2.LayerProfile(
         kind="k",
         layers=1,
@@ -247,7 +249,7 @@ def sample_requests(cluster: str = ATTACKED_CLUSTER, job: str = STEADY_JOB) -> d
         (scheduler, "GetRound"): scheduler_pb2.GetRoundRequest(name=f"{place}/rounds/1"),
         (scheduler, "ListRounds"): scheduler_pb2.ListRoundsRequest(parent=place, page_size=100),
         (scheduler, "WhatIf"): scheduler_pb2.WhatIfRequest(
-            parent=place, needed_weight=what_if_pb2.NeededWeightQuestion(job=job_name)
+            parent=place, hypothesis=scheduler_pb2.Hypothesis(changes=[change])
         ),
         (scheduler, "ReplayRound"): scheduler_pb2.ReplayRoundRequest(name=f"{place}/rounds/1"),
         (scheduler, "VerifyRound"): scheduler_pb2.VerifyRoundRequest(

@@ -100,7 +100,6 @@ JOB = "submit j --model m --batch 1 --iterations 1 --gpus 1"
         ("models add a/b/c --hf -", "a/b/c: must be NAME or NAME/PARAMS"),
         ("models --cluster d add owl --hf -", "--cluster: must follow `add`, if that accepts it"),
         ("whatif", "needs a change"),
-        ("whatif --worth-of-nodes --lose-node n", "a change and --worth-of-nodes cannot be"),
         ("whatif --add-nodes h100", "must be TYPE:COUNT"),
         ("whatif --add-nodes h100:2x", "must be TYPE:COUNT"),
         ("whatif --weight 2", "is needed, since --weight is for a job"),
