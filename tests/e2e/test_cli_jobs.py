@@ -17,8 +17,8 @@ from tests.support.waiting import until
 
 JOB = "model: bert\nparams: 1.3B\nglobal_batch: 256\niterations: 1000\ngpus: 4\n"
 SCRIPT = """
-MODEL_PARALLEL_ARGS=(--tensor-model-parallel-size 4 --use-distributed-optimizer)
-torchrun --nproc_per_node 4 pretrain_gpt.py ${MODEL_PARALLEL_ARGS[@]} \\
+torchrun --nproc_per_node 4 pretrain_gpt.py \\
+    --tensor-model-parallel-size 4 --use-distributed-optimizer \\
     --micro-batch-size 8 --global-batch-size 256 --fp16
 """
 PLAN = "tp4, ZeRO-1, f16, micro-batch 8 x 32"
@@ -177,7 +177,7 @@ def test_a_job_is_submitted_with_all_that_its_program_needs(
     assert "error: job.launch.runtime: 'slurm' is not a runtime of users' jobs" in refused
 
 
-def test_a_job_runs_by_the_plan_of_a_script_and_everyone_can_read_it(
+def test_a_job_runs_by_the_plan_of_a_command_and_everyone_can_read_it(
     tessera: Tessera, fleet: Fleet, tmp_path: Path
 ) -> None:
     script = tmp_path / "run.sh"
