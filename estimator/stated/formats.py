@@ -67,8 +67,8 @@ def _split_words(field: str, text: str) -> list[str]:
 
 
 def _arguments_of(words: list[str]) -> dict[str, object]:
-    """Return the arguments of a program, with those of its launcher that state GPUs."""
-    program = next((at for at, word in enumerate(words) if word.endswith(".py")), -1)
+    """Return the arguments of a program, and the arguments of its launcher that state GPUs."""
+    program = next((k for k, word in enumerate(words) if word.endswith(".py")), -1)
     launcher = parse_arguments(words[: max(program, 0)])
     stated = {name: value for name, value in launcher.items() if name in LAUNCHER}
     return stated | parse_arguments(words[program + 1 :])

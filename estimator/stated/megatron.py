@@ -55,7 +55,7 @@ _COUNTS: Final[Mapping[str, Reader]] = {
     "--ds-sequence-parallel-size": count_of("cp"),
 }
 LAUNCHER: Final = ("--nproc-per-node", "--nnodes")
-"""The arguments of torchrun that state GPUs: those of a node, and nodes."""
+"""The arguments of torchrun that state the GPUs of a node, and the nodes."""
 _EVERY_LAYER: Final = "a plan recomputes every layer on its own"
 _STRATEGIES: Final = {
     "no_shard": ZeroStage.NONE,
@@ -220,7 +220,7 @@ def read_megatron(field: str, arguments: Arguments) -> StatedPlan:
             raise InvalidInput(
                 "--deepspeed-config", "names a file that is not read; state --zero-stage as well"
             )
-        notes.append("--deepspeed-config is not read: what it states is not in the plan")
+        notes.append("--deepspeed-config is not read, so its settings are not in the plan")
     if "blocks_per_chunk" in stated and "chunks" in stated:
         raise InvalidInput(
             "--num-virtual-stages-per-pipeline-rank",

@@ -208,20 +208,16 @@ def test_a_job_runs_by_the_plan_of_a_command_and_everyone_can_read_it(
     assert "--tensor-modle-parallel" in refused
 
 
-def test_a_user_sees_a_jobs_curves_as_tables_json_and_a_picture(
-    tessera: Tessera, fleet: Fleet, tmp_path: Path
-) -> None:
+def test_a_user_sees_a_jobs_curves_as_tables_and_json(tessera: Tessera, fleet: Fleet) -> None:
     submit(tessera, "own", "--guaranteed", "--gpu-type", "a100")
     tessera("round")
-    picture = tmp_path / "own.svg"
-    tables = tessera("curve", "own", "--picture", str(picture))
+    tables = tessera("curve", "own")
     document = json.loads(tessera("curve", "own", "--json").stdout)
     rows = [line.split() for line in tables.stdout.splitlines()]
     assert ["4", "128", "128", "32"] in [row[:4] for row in rows]  # 128 more for 4 more GPUs
     assert ["8", "256", "256", "0"] in [row[:4] for row in rows]
     assert any(row[:1] == ["4"] and {"request,", "minimum"} <= set(row) for row in rows)
     assert any(row[:1] == ["8"] and "now" in row for row in rows)  # it got the whole cluster
-    assert picture.read_text().startswith("<?xml")
     assert document["current"]["cell"]["gpus"] == 8
     assert document["guaranteed_rate"] == 128.0
     (own,) = document["types"]

@@ -139,8 +139,8 @@ class EndlessDryRuns:
 
     def _used_s(self) -> float:
         server = psutil.Process(self._pid)
-        used = [one.cpu_times() for one in (server, *server.children(recursive=True))]
-        return sum(times.user + times.system for times in used)
+        processes = (server, *server.children(recursive=True))
+        return sum(sum(process.cpu_times()[:2]) for process in processes)
 
     def _ask(self, k: int) -> Any:
         request = scheduler_pb2.ScheduleRequest(

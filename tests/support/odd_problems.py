@@ -214,25 +214,25 @@ def draw_prices(rng: np.random.Generator, problem: Problem) -> Floats:
     )
 
 
-def answer_faults(problem: Problem, found: Solution, best: int | float | None) -> list[str]:
+def answer_faults(problem: Problem, solution: Solution, best: int | float | None) -> list[str]:
     """Return the faults of an answer, given the optimum.
 
     If ``best`` is None, the problem has no answer. If it is NaN, the optimum is not known.
     """
     wrong = []
-    if (found.has_answer and find_violations(problem, found)) or len(found.choice) != len(
+    if (solution.has_answer and find_violations(problem, solution)) or len(solution.choice) != len(
         problem.jobs
     ):
         wrong.append("violations")
     if best is None:
-        if found.has_answer:
+        if solution.has_answer:
             wrong.append("wrong_proofs")
         return wrong
     if math.isnan(best):
         return wrong
-    if not found.bound >= best or (found.has_answer and found.objective > best):
+    if not solution.bound >= best or (solution.has_answer and solution.objective > best):
         wrong.append("wrong_bounds")
-    untrue = found.status is SolveStatus.OPTIMAL and found.objective != best
-    if untrue or found.status is SolveStatus.INFEASIBLE:
+    untrue = solution.status is SolveStatus.OPTIMAL and solution.objective != best
+    if untrue or solution.status is SolveStatus.INFEASIBLE:
         wrong.append("wrong_proofs")
     return wrong

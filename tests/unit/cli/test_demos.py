@@ -1,4 +1,4 @@
-"""The pure parts of the demonstration: its picture and what it says at the end."""
+"""The pure parts of the demonstration: its picture and its last lines."""
 
 from __future__ import annotations
 

@@ -42,7 +42,6 @@ JOB = "submit j --model m --batch 1 --iterations 1 --gpus 1"
         ("drain n --wait --timeout soon", "--timeout: 'soon' is not a duration"),
         ("cells delete", "give some of these to choose Cells, or --all alone"),
         ("explain weak --round -1", "--round"),
-        ("curve j --picture j.pdf", "must end with .svg or .png"),
         ("curve j --json --of gpus", "--json prints all curves"),
         ("import trace t.csv --limit " + HUGE, "--limit"),
         ("prune --keep-rounds " + HUGE, "--keep-rounds"),

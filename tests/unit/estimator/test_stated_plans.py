@@ -1,4 +1,4 @@
-"""Readers of stated plans, their recognition, and the completion of what they leave open."""
+"""Readers of stated plans, and the completion of the fields that they leave open."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_a_configuration_of_deepspeed_is_not_read_with_a_command() -> None:
         read(command)
     stated = read(f"{command} --zero-stage 1")
     assert stated.zero is ZeroStage.OPTIMIZER
-    assert "what it states is not in the plan" in stated.notes[-1]
+    assert "its settings are not in the plan" in stated.notes[-1]
 
 
 def test_a_plan_in_our_json_is_read_as_it_is() -> None:
