@@ -58,10 +58,10 @@ WHERE cluster_id = :cluster AND name = ANY(:names)
 
 # Nodes on which jobs have GPUs keep what was found before: it may be less than the jobs need.
 _FIND = sa.text("""
-UPDATE nodes n SET found_cpus = r.cpus, found_host_bytes = r.host_bytes, version = n.version + 1
+UPDATE nodes n SET reported_cpus = r.cpus, reported_host_bytes = r.host_bytes, version = n.version + 1
 FROM json_to_recordset(CAST(:rows AS json)) AS r(name text, cpus bigint, host_bytes bigint)
 WHERE n.cluster_id = :cluster AND n.name = r.name
-    AND (n.found_cpus, n.found_host_bytes) IS DISTINCT FROM (r.cpus, r.host_bytes)
+    AND (n.reported_cpus, n.reported_host_bytes) IS DISTINCT FROM (r.cpus, r.host_bytes)
     AND NOT EXISTS (SELECT FROM allocations l WHERE l.node_id = n.id)
 """)
 

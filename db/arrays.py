@@ -14,9 +14,9 @@ from tessera.formulation.lifecycle import JobState
 from tessera.formulation.records.jobs import JobSpec
 
 _ADD = sa.text("""
-INSERT INTO job_arrays (cluster_id, name, tenant, size, running_limit)
+INSERT INTO job_arrays (cluster_id, name, tenant, size, max_running)
 SELECT :cluster, r.* FROM json_to_recordset(CAST(:rows AS json)) AS
-    r(name text, tenant text, size bigint, running_limit bigint)
+    r(name text, tenant text, size bigint, max_running bigint)
 ON CONFLICT DO NOTHING RETURNING name, id
 """)
 
@@ -29,7 +29,7 @@ LIMIT 1
 """)
 
 _ARRAY = sa.text("""
-SELECT a.id, a.name, a.tenant, a.size, a.running_limit, (
+SELECT a.id, a.name, a.tenant, a.size, a.max_running, (
     SELECT coalesce(json_object_agg(s.state, s.count), '{}') FROM (
         SELECT j.state, count(*) AS count FROM jobs j WHERE j.array_id = a.id GROUP BY j.state) AS s
     ) AS states
@@ -60,7 +60,7 @@ def add_arrays(
             "name": name,
             "tenant": job.tenant,
             "size": job.array.size,
-            "running_limit": job.array.limit,
+            "max_running": job.array.max_running,
         }
         for name, job in found.items()
         if job.array is not None
@@ -85,7 +85,7 @@ def get_array(connection: sa.Connection, cluster: str, name: str) -> ArrayRecord
         name=row.name,
         tenant=row.tenant,
         size=row.size,
-        limit=row.running_limit,
+        max_running=row.max_running,
         states={JobState(state): count for state, count in row.states.items()},
     )
 

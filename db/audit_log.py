@@ -21,7 +21,7 @@ Callers who proved nothing choose some of these texts, and an index holds no lon
 _TEXTS: Final = (
     "subject",
     "role",
-    "key",
+    "proof",
     "method",
     "target",
     "peer",

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from tessera.formulation.decayed_use import CPU_CORES, HOST_MEMORY, Uses, tabulate_uses
+from tessera.formulation.decayed_use import CPU_CORES, HOST_MEMORY, DecayedUse, tabulate_uses
 
 _MAX_HALF_LIVES: Final = 40
 """The age, in half-lives, beyond which use does not count: less than one part in 10^12 is left."""
@@ -58,7 +58,7 @@ FROM parts p GROUP BY p.tenant, p.gpu_type
 
 def load_uses(
     connection: sa.Connection, cluster: int, gpu_types: Sequence[str], half_life_s: float
-) -> Uses:
+) -> DecayedUse:
     """Return the decayed use of tenants until the transaction's time, by tenant and resource.
 
     The use of types that are not among ``gpu_types``, because they were deleted, is left out.

@@ -66,7 +66,7 @@ SELECT (
     OR EXISTS (SELECT FROM job_dependencies d JOIN gone g ON g.array_id = d.on_array_id
         WHERE NOT d.met)
 ) AS awaited,
-EXISTS (SELECT FROM job_arrays a JOIN gone g ON g.array_id = a.id WHERE a.running_limit > 0) AS frees
+EXISTS (SELECT FROM job_arrays a JOIN gone g ON g.array_id = a.id WHERE a.max_running > 0) AS frees
 """)
 
 # The jobs that can never start, with those that can never start because of them. A dependency on an

@@ -66,8 +66,8 @@ ORDER BY model, params
 
 _KINDS = sa.text("""
 SELECT t.name, t.memory_bytes, t.dollars_per_hour, t.watts, coalesce(max(n.gpus), 0) AS node_gpus,
-    coalesce(sum(n.gpus), 0)::bigint AS gpus, max(coalesce(n.cpus, n.found_cpus)) AS node_cpus,
-    max(coalesce(n.host_bytes, n.found_host_bytes)) AS node_host_bytes
+    coalesce(sum(n.gpus), 0)::bigint AS gpus, max(coalesce(n.cpus, n.reported_cpus)) AS node_cpus,
+    max(coalesce(n.host_bytes, n.reported_host_bytes)) AS node_host_bytes
 FROM gpu_types t LEFT JOIN nodes n ON n.gpu_type_id = t.id
 WHERE t.cluster_id = :cluster GROUP BY t.id ORDER BY t.ordinal
 """)
@@ -94,14 +94,14 @@ SELECT w.model, w.params, w.global_batch, w.derived_from,
     (SELECT coalesce(array_agg(DISTINCT e.gpus ORDER BY e.gpus), '{{}}') FROM estimates e
         WHERE e.workload_id = w.id AND e.derived AND e.source > {int(EstimateSource.MEASURED)}) AS counts,
     coalesce(jsonb_agg(DISTINCT jsonb_build_array(j.runtime, j.techniques))
-        FILTER (WHERE j.stated_plan_id IS NULL OR j.stated_plan_first), '[]') AS limits,
+        FILTER (WHERE j.plan_id IS NULL OR j.plan_first), '[]') AS limits,
     bool_or(j.profile) AS profile,
     coalesce((array_agg(j.name ORDER BY j.id) FILTER (WHERE j.profile))[1], '') AS asking_job,
     w.waits_for IS NOT NULL AS has_reason,
     w.derived_from = '' AND EXISTS (
         SELECT FROM estimates e WHERE e.workload_id = w.id AND NOT e.derived) AS plans_only,
     (SELECT coalesce(json_agg(p.document ORDER BY p.name), '[]') FROM plans p WHERE p.id IN (
-        SELECT unnest(ARRAY[k.stated_plan_id, k.submitted_plan_id])
+        SELECT unnest(ARRAY[k.plan_id, k.submitted_plan_id])
         FROM jobs k WHERE k.workload_id = w.id AND k.{LIVE})) AS plans,
     (SELECT coalesce(json_agg(json_build_array(t.name, e.gpus, e.pipeline_degree, p.name, e.nodes)
             ORDER BY t.ordinal, e.gpus, e.nodes, e.pipeline_degree), '[]')
@@ -121,7 +121,7 @@ WHERE w.cluster_id = :cluster AND w.model <> '{PROFILING}' AND j.{LIVE}
         SELECT FROM estimates e WHERE e.workload_id = w.id AND NOT e.derived)
         OR EXISTS (SELECT FROM estimates e JOIN plans p ON p.id = e.plan_id
             WHERE e.workload_id = w.id AND {_HAS_NO_PLAN})
-        OR EXISTS (SELECT FROM unnest(ARRAY[j.stated_plan_id, j.submitted_plan_id]) AS own(plan_id)
+        OR EXISTS (SELECT FROM unnest(ARRAY[j.plan_id, j.submitted_plan_id]) AS own(plan_id)
             WHERE own.plan_id IS NOT NULL AND NOT EXISTS (SELECT FROM estimates e
                 WHERE e.workload_id = w.id AND e.plan_id = own.plan_id)))
 GROUP BY w.id ORDER BY min(j.id)
@@ -141,7 +141,7 @@ WHERE r.k = 0 OR NOT EXISTS (
     SELECT FROM estimates o WHERE NOT o.derived AND o.workload_id = r.w AND o.gpu_type_id = r.t
         AND o.gpus = r.g)
     OR EXISTS (SELECT FROM jobs j WHERE j.workload_id = r.w
-        AND r.p IN (j.stated_plan_id, j.submitted_plan_id))
+        AND r.p IN (j.plan_id, j.submitted_plan_id))
 ON CONFLICT ON CONSTRAINT uq_estimates_shape DO UPDATE SET
     iter_time_s = excluded.iter_time_s, source = excluded.source, provenance = excluded.provenance,
     sd = excluded.sd, complete = excluded.complete,
@@ -170,7 +170,7 @@ WHERE r.k > 0 AND e.derived AND e.source > 0
         AND x.pipeline_degree = r.d AND x.plan_id = r.p AND x.source = 0 AND x.iter_time_s = 'Infinity')
     AND NOT EXISTS (SELECT FROM jobs j
         WHERE j.workload_id = e.workload_id
-            AND e.plan_id IN (j.stated_plan_id, j.submitted_plan_id))
+            AND e.plan_id IN (j.plan_id, j.submitted_plan_id))
     AND NOT EXISTS (SELECT FROM jobs j WHERE j.workload_id = e.workload_id
         AND j.cell_type_id = e.gpu_type_id AND j.cell_gpus = e.gpus
         AND j.cell_degree = e.pipeline_degree AND j.cell_plan_id = e.plan_id)

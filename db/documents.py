@@ -10,7 +10,7 @@ from typing import Any
 
 from tessera.formulation.goals import GoalResult
 from tessera.formulation.reasons import Reason, ReasonCode
-from tessera.formulation.records.jobs import AllocationRecord, LegRecord, PlannedStartRecord
+from tessera.formulation.records.jobs import AllocationRecord, PlannedStartRecord, SegmentRecord
 from tessera.formulation.records.rounds import RoundSummary
 from tessera.formulation.values import cell_from_plain, cell_to_plain
 
@@ -105,15 +105,15 @@ def allocation_from(plain: dict[str, Any] | None) -> AllocationRecord | None:
     return AllocationRecord(cell=cell_from_plain(fields), **rest)
 
 
-def certificate_plain(legs: Sequence[LegRecord]) -> list[dict[str, Any]]:
+def schedule_to_plain(segments: Sequence[SegmentRecord]) -> list[dict[str, Any]]:
     """Return a job's deadline schedule as plain values for JSON."""
     return [
         {
-            "start_s": finite_or_text(leg.start_s),
-            "end_s": finite_or_text(leg.end_s),
-            **cell_to_plain(leg.cell),
+            "start_s": finite_or_text(segment.start_s),
+            "end_s": finite_or_text(segment.end_s),
+            **cell_to_plain(segment.cell),
         }
-        for leg in legs
+        for segment in segments
     ]
 
 
@@ -149,11 +149,13 @@ def finite_or_text(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
-def certificate_from(plain: list[dict[str, Any]]) -> tuple[LegRecord, ...]:
-    """Return the deadline schedule that ``certificate_plain`` wrote."""
+def schedule_from_plain(plain: list[dict[str, Any]]) -> tuple[SegmentRecord, ...]:
+    """Return the deadline schedule that ``schedule_to_plain`` wrote."""
     return tuple(
-        LegRecord(
-            start_s=float(leg["start_s"]), end_s=float(leg["end_s"]), cell=cell_from_plain(leg)
+        SegmentRecord(
+            start_s=float(segment["start_s"]),
+            end_s=float(segment["end_s"]),
+            cell=cell_from_plain(segment),
         )
-        for leg in plain
+        for segment in plain
     )

@@ -32,7 +32,7 @@ MAX_PAST: Final = 500
 
 _SUBMISSIONS = sa.text(f"""
 SELECT extract(epoch FROM j.created_at)::float8 AS submit_s, w.model, w.params, w.global_batch,
-    j.iterations, j.requested_gpus, j.requested_type, j.tenant, j.queue, j.weight, j.guaranteed,
+    j.iterations, j.requested_gpus, j.requested_gpu_type, j.tenant, j.priority, j.weight, j.guaranteed,
     CASE WHEN j.ended_at IS NULL THEN 'NaN'::float8
         WHEN {UNTIL_EXIT} AND j.iterations_done = 0 THEN 'NaN'::float8 -- not reported
         ELSE least(1.0, j.iterations_done / greatest(j.iterations, 1)) END AS trained_share
@@ -43,7 +43,7 @@ ORDER BY j.id DESC LIMIT {MAX_SUBMISSIONS}
 """)  # noqa: S608 - constants only
 
 _OUTCOMES: Final[Mapping[str, str]] = {
-    START: "(SELECT min(s.given_at) FROM job_starts s WHERE s.job_id = j.id AND s.given_at > f.made_at)",
+    START: "(SELECT min(s.given_at) FROM job_starts s WHERE s.job_id = j.id AND s.given_at > f.created_at)",
     FINISH: "j.ended_at",
 }
 """When the event of a forecast (f) of a job (j) happened, or NULL. A job that ends before it starts
@@ -52,30 +52,30 @@ never starts, so its start is only known to be later than its end."""
 _PAST = {
     event: sa.text(f"""
 SELECT f.times_s,
-    extract(epoch FROM coalesce({outcome}, j.ended_at, now()) - f.made_at)::float8 AS after_s,
+    extract(epoch FROM coalesce({outcome}, j.ended_at, now()) - f.created_at)::float8 AS after_s,
     {outcome} IS NOT NULL AS happened
 FROM forecast_spreads f JOIN jobs j ON j.id = f.job_id JOIN clusters c ON c.id = j.cluster_id
 WHERE c.name = :cluster AND f.event = '{event}'
-    AND f.made_at > now() - make_interval(days => {HISTORY_DAYS})
-ORDER BY f.made_at DESC LIMIT {MAX_PAST}
+    AND f.created_at > now() - make_interval(days => {HISTORY_DAYS})
+ORDER BY f.created_at DESC LIMIT {MAX_PAST}
 """)  # noqa: S608 - constants only
     for event, outcome in _OUTCOMES.items()
 }
 
 _PUT = sa.text(f"""
-INSERT INTO forecasts (job_id, made_at, document)
-SELECT j.id, to_timestamp(:made_s), r.document
+INSERT INTO forecasts (job_id, created_at, document)
+SELECT j.id, to_timestamp(:created_s), r.document
 FROM json_to_recordset(CAST(:rows AS json)) AS r(job text, document jsonb)
 JOIN clusters c ON c.name = :cluster
 JOIN jobs j ON j.cluster_id = c.id AND j.name = r.job AND j.{LIVE}
 ORDER BY j.id
-ON CONFLICT (job_id) DO UPDATE SET made_at = excluded.made_at, document = excluded.document
-    WHERE forecasts.made_at < excluded.made_at
+ON CONFLICT (job_id) DO UPDATE SET created_at = excluded.created_at, document = excluded.document
+    WHERE forecasts.created_at < excluded.created_at
 """)  # noqa: S608 - constants only
 
 _PUT_SPREADS = sa.text(f"""
-INSERT INTO forecast_spreads (job_id, event, made_at, times_s)
-SELECT j.id, r.event, to_timestamp(:made_s), r.times_s
+INSERT INTO forecast_spreads (job_id, event, created_at, times_s)
+SELECT j.id, r.event, to_timestamp(:created_s), r.times_s
 FROM json_to_recordset(CAST(:rows AS json)) AS r(job text, event text, times_s float8[])
 JOIN clusters c ON c.name = :cluster
 JOIN jobs j ON j.cluster_id = c.id AND j.name = r.job AND j.{LIVE}
@@ -84,7 +84,7 @@ ON CONFLICT DO NOTHING
 """)  # noqa: S608 - constants only
 
 FORECAST_COLUMNS: Final = (
-    "extract(epoch FROM f.made_at)::float8 AS forecast_s, f.document AS forecast"
+    "extract(epoch FROM f.created_at)::float8 AS forecast_s, f.document AS forecast"
 )
 """The columns that ``forecast_record`` reads, of the table ``forecasts`` (f)."""
 
@@ -98,9 +98,9 @@ def load_history(connection: sa.Connection, cluster: str) -> ForecastHistory:
             workload=Workload(model=row.model, params=row.params, global_batch=row.global_batch),
             iterations=row.iterations,
             requested_gpus=row.requested_gpus,
-            requested_type=row.requested_type,
+            requested_gpu_type=row.requested_gpu_type,
             tenant=row.tenant,
-            queue=row.queue,
+            priority=row.priority,
             weight=row.weight,
             guaranteed=row.guaranteed,
             trained_share=row.trained_share,
@@ -123,7 +123,7 @@ def load_history(connection: sa.Connection, cluster: str) -> ForecastHistory:
 
 def put_forecast(connection: sa.Connection, cluster: str, forecast: ClusterForecast) -> None:
     """Store the forecasts of jobs that are still live, in place of older ones."""
-    values = {"cluster": cluster, "made_s": forecast.made_s}
+    values = {"cluster": cluster, "created_s": forecast.created_s}
     rows = [{"job": one.job, "document": _document(one)} for one in forecast.jobs]
     connection.execute(_PUT, values | {"rows": dump_json(rows)})
     spreads = [
@@ -140,7 +140,7 @@ def forecast_record(row: sa.RowMapping) -> JobForecast | None:
         return None
     return JobForecast(
         job=row["name"],
-        made_s=row["forecast_s"],
+        created_s=row["forecast_s"],
         coverage=document["coverage"],
         position=document["position"],
         start=_band(document["start"]),

@@ -76,7 +76,7 @@ WHERE {_TYPES_NAMED}
         "live jobs that ask for it",
         f"""
 SELECT j.name, j.id AS at FROM jobs j WHERE j.cluster_id = :cluster
-    AND (j.requested_type = ANY(:names) OR j.allowed_types ?| CAST(:names AS text[])) AND j.{LIVE}
+    AND (j.requested_gpu_type = ANY(:names) OR j.allowed_gpu_types ?| CAST(:names AS text[])) AND j.{LIVE}
 """,  # noqa: S608 - a constant of this module
     ),
 )

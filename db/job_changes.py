@@ -64,10 +64,10 @@ def _store_fields(
 ) -> None:
     """Store the fields of a job that are columns. Promises that it asks too much for are withdrawn."""
     values = {f: getattr(new, f) for f in fields if f != "avoid_nodes"}
-    for document in {"labels", "command", "allowed_types"} & values.keys():
+    for document in {"labels", "command", "allowed_gpu_types"} & values.keys():
         values[document] = dump_json(values[document])
     if not pins.keeps_promise(old, new):
-        values |= {"admitted": False, "certificate": "[]"}
+        values |= {"admitted": False, "schedule": "[]"}
     if not pins.keeps_start(old, new):
         values |= {"start_by_s": None, "planned_start": None}
     assignments = "".join(f"{field} = :{field}, " for field in values)  # names: UPDATABLE_COLUMNS

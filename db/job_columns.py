@@ -21,7 +21,7 @@ STATED_COLUMNS: Final = tuple(
         "name",
         "workload",
         "avoid_nodes",
-        "stated_plan",
+        "plan",
         "submitted_plan",
         "launch",
         "after",
@@ -42,7 +42,7 @@ LAUNCH_COLUMNS: Final = ("runtime", "launch")
 SUBMITTED_COLUMNS: Final = (
     "name",
     "workload_id",
-    "stated_plan_id",
+    "plan_id",
     "submitted_plan_id",
     "array_id",
     "array_index",

@@ -263,7 +263,7 @@ def _plain(decision: NetworkDecision, levels: int) -> dict[str, Any]:
     document = {
         "priority": _number(decision.priority),
         "intensity": _number(decision.intensity),
-        "meets": list(decision.meets),
+        "contending_jobs": list(decision.contending_jobs),
         "note": decision.note,
         "levels": levels,
         "routes": [
@@ -295,7 +295,7 @@ def decision_from(row: sa.RowMapping) -> NetworkDecision:
         tag=row["tag"],
         priority=float(document["priority"]),
         intensity=float(document["intensity"]),
-        meets=tuple(document["meets"]),
+        contending_jobs=tuple(document["contending_jobs"]),
         note=document["note"],
         routes=tuple(
             Route(

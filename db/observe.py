@@ -122,7 +122,7 @@ _TRAFFIC = sa.text("""
 INSERT INTO measured_traffic AS m (job_id, node_id, generation, period_s, sent_bytes, unhindered)
 SELECT c.job, c.node, c.generation, c.period_s, c.sent_bytes,
     s.level IS NOT NULL AND NOT EXISTS (
-        SELECT FROM jsonb_array_elements_text(s.document->'meets') AS met(name)
+        SELECT FROM jsonb_array_elements_text(s.document->'contending_jobs') AS met(name)
         JOIN jobs o ON o.cluster_id = j.cluster_id AND o.name = met.name
         JOIN standings x ON x.job_id = o.id WHERE x.level >= s.level)
 FROM json_to_recordset(CAST(:rows AS json)) AS

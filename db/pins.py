@@ -32,7 +32,14 @@ JOIN nodes n ON n.cluster_id = :cluster AND n.name = r.node
 _KNOWN = sa.text("SELECT name FROM nodes WHERE cluster_id = :cluster AND name = ANY(:names)")
 
 _FITS = frozenset(
-    {"requested_type", "pinned_type", "allowed_types", "requested_gpus", "min_gpus", "max_gpus"}
+    {
+        "requested_gpu_type",
+        "pinned_gpu_type",
+        "allowed_gpu_types",
+        "requested_gpus",
+        "min_gpus",
+        "max_gpus",
+    }
 )
 """Fields that decide whether a job can ever run."""
 
@@ -105,7 +112,7 @@ def keeps_start(old: JobSpec, new: JobSpec) -> bool:
     They do if the job asks for no more, and is served no later. If not, both are withdrawn.
     """
     return (
-        new.queue <= old.queue
+        new.priority <= old.priority
         and new.tenant == old.tenant
         and new.preemptible >= old.preemptible
         and _asks_no_more(old, new)
@@ -114,10 +121,13 @@ def keeps_start(old: JobSpec, new: JobSpec) -> bool:
 
 def _asks_no_more(old: JobSpec, new: JobSpec) -> bool:
     """Return whether a job has no more iterations and no new demand after a change."""
-    pinned = not new.pinned_type or (old.pinned_type and old.requested_type == new.requested_type)
+    pinned = not new.pinned_gpu_type or (
+        old.pinned_gpu_type and old.requested_gpu_type == new.requested_gpu_type
+    )
     guarantee = not new.guaranteed or (
         old.guaranteed
-        and (old.requested_gpus, old.requested_type) == (new.requested_gpus, new.requested_type)
+        and (old.requested_gpus, old.requested_gpu_type)
+        == (new.requested_gpus, new.requested_gpu_type)
     )
     return (
         new.iterations <= old.iterations
@@ -133,8 +143,10 @@ def _asks_no_more(old: JobSpec, new: JobSpec) -> bool:
 
 def _allows_types_of(before: JobSpec, after: JobSpec) -> bool:
     """Return whether all GPU types that the job could run on ``before`` a change are allowed after."""
-    types = set(after.allowed_types)
-    return not types or bool(before.allowed_types and types.issuperset(before.allowed_types))
+    types = set(after.allowed_gpu_types)
+    return not types or bool(
+        before.allowed_gpu_types and types.issuperset(before.allowed_gpu_types)
+    )
 
 
 def _allows_what(before: JobSpec, after: JobSpec) -> bool:

@@ -58,7 +58,7 @@ def ensure_plans_of_jobs(
     """
     documents: dict[str, str] = {}
     for job in jobs:
-        for plan in (job.stated_plan, job.submitted_plan):
+        for plan in (job.plan, job.submitted_plan):
             if isinstance(plan, ExecutionPlan):
                 documents[plan.digest] = plan.to_json()
             elif plan:

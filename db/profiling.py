@@ -79,7 +79,7 @@ WHERE t.cluster_id = :cluster ORDER BY t.ordinal, h.added_at DESC, h.id DESC
 """)
 
 _JOB = f"""
-    j.name, j.requested_type, j.state, j.last_error, {SERVICE_GPU_S} AS held_gpu_s,
+    j.name, j.requested_gpu_type, j.state, j.last_error, {SERVICE_GPU_S} AS held_gpu_s,
     greatest(extract(epoch FROM now() - j.created_at)::float8, 0) AS age_s,
     greatest(extract(epoch FROM now() - j.started_at)::float8, 0) AS started_ago_s
 """
@@ -243,7 +243,7 @@ def list_runs(connection: sa.Connection, cluster: int) -> tuple[ProfilingJob, ..
 def _profiling_job(row: sa.Row[Any]) -> ProfilingJob:
     return ProfilingJob(
         name=row.name,
-        gpu_type=row.requested_type,
+        gpu_type=row.requested_gpu_type,
         state=JobState(row.state),
         last_error=row.last_error,
         service_gpu_s=row.held_gpu_s,

@@ -11,21 +11,21 @@ import numpy as np
 import sqlalchemy as sa
 
 from tessera.db.documents import (
-    certificate_plain,
     dump_json,
     planned_start_plain,
     reason_plain,
+    schedule_to_plain,
 )
-from tessera.formulation.last_round import Legs, PlannedNodes, PlannedStarts, StartPlan
+from tessera.formulation.last_round import PlannedNodes, PlannedStarts, ScheduleSegments, StartPlan
 from tessera.formulation.reasons import Reason
-from tessera.formulation.records.jobs import LegRecord, PlannedStartRecord
+from tessera.formulation.records.jobs import PlannedStartRecord, SegmentRecord
 from tessera.formulation.snapshot import Snapshot
 
 _RECORD = sa.text("""
 UPDATE jobs j SET admitted = c.admitted, opportunistic = c.opportunistic,
-    certificate = c.certificate, rejection = c.rejection
+    schedule = c.schedule, rejection = c.rejection
 FROM json_to_recordset(CAST(:rows AS json)) AS c(
-    id bigint, admitted boolean, opportunistic boolean, certificate jsonb, rejection jsonb
+    id bigint, admitted boolean, opportunistic boolean, schedule jsonb, rejection jsonb
 )
 WHERE j.id = c.id
 """)
@@ -50,7 +50,7 @@ class Promise:
     job: int
     admitted: bool
     opportunistic: bool
-    certificate: Sequence[LegRecord]
+    schedule: Sequence[SegmentRecord]
     round: int
     rejected: Reason | None = None
     lapsed: bool = False
@@ -63,7 +63,7 @@ def record_promises(connection: sa.Connection, promises: Sequence[Promise]) -> N
             "id": p.job,
             "admitted": p.admitted,
             "opportunistic": p.opportunistic,
-            "certificate": certificate_plain(p.certificate),
+            "schedule": schedule_to_plain(p.schedule),
             "rejection": {"round": p.round, "reason": reason_plain(p.rejected)}
             if p.rejected is not None
             else None,
@@ -74,12 +74,14 @@ def record_promises(connection: sa.Connection, promises: Sequence[Promise]) -> N
         connection.execute(_RECORD, {"rows": dump_json(rows)})
 
 
-def legs_by_job(snapshot: Snapshot, legs: Legs) -> dict[int, list[LegRecord]]:
-    """Return the legs of each job (its index) that has any, by names, in their order."""
-    found: dict[int, list[LegRecord]] = defaultdict(list)
-    spans = legs.job.tolist(), legs.start_s.tolist(), legs.end_s.tolist()
-    for job, start_s, end_s, cell in zip(*spans, legs.keys(), strict=True):
-        found[job].append(LegRecord(start_s=start_s, end_s=end_s, cell=snapshot.cell(cell)))
+def segments_by_job(
+    snapshot: Snapshot, segments: ScheduleSegments
+) -> dict[int, list[SegmentRecord]]:
+    """Return the segments of each job (its index) that has any, by names, in their order."""
+    found: dict[int, list[SegmentRecord]] = defaultdict(list)
+    spans = segments.job.tolist(), segments.start_s.tolist(), segments.end_s.tolist()
+    for job, start_s, end_s, cell in zip(*spans, segments.keys(), strict=True):
+        found[job].append(SegmentRecord(start_s=start_s, end_s=end_s, cell=snapshot.cell(cell)))
     return dict(found)
 
 

@@ -168,10 +168,10 @@ _UNUSED_PLANS = """
         AND NOT EXISTS (SELECT FROM estimates e WHERE e.plan_id = p.id)
         AND NOT EXISTS (SELECT FROM measurements m WHERE m.plan_id = p.id)
         AND NOT EXISTS (SELECT FROM jobs j WHERE j.cell_plan_id = p.id)
-        AND NOT EXISTS (SELECT FROM jobs j WHERE j.stated_plan_id = p.id)
+        AND NOT EXISTS (SELECT FROM jobs j WHERE j.plan_id = p.id)
         AND NOT EXISTS (SELECT FROM jobs j WHERE j.submitted_plan_id = p.id)
         AND NOT EXISTS (SELECT FROM jobs j WHERE j.cluster_id = p.cluster_id AND j.admitted
-            AND j.certificate @> jsonb_build_array(jsonb_build_object('plan', p.name)))
+            AND j.schedule @> jsonb_build_array(jsonb_build_object('plan', p.name)))
         AND NOT EXISTS (SELECT FROM jobs j WHERE j.cluster_id = p.cluster_id
             AND j.planned_start IS NOT NULL AND j.planned_start->>'plan' = p.name)
 """

@@ -16,9 +16,9 @@ from tessera.db.promises import (
     Promise,
     WaitingJobStart,
     changed_starts,
-    legs_by_job,
     record_promises,
     record_starts,
+    segments_by_job,
 )
 from tessera.db.proofs import pack_proof
 from tessera.db.round_snapshots import (
@@ -64,8 +64,8 @@ _WORLD = {
         "jobs j WHERE j.cluster_id = :cluster AND j.name = ANY(:names)",
     ),
     "nodes": json_rows(
-        "n.name, n.id, n.version, coalesce(n.cpus, n.found_cpus),"
-        " coalesce(n.host_bytes, n.found_host_bytes)",
+        "n.name, n.id, n.version, coalesce(n.cpus, n.reported_cpus),"
+        " coalesce(n.host_bytes, n.reported_host_bytes)",
         "nodes n WHERE n.cluster_id = :cluster",
     ),
     "owners": json_rows(
@@ -297,14 +297,17 @@ def _promises(
     that withdraws a promise makes a new version.
     """
     snapshot = commit.snapshot
-    before, after = legs_by_job(snapshot, snapshot.legs), legs_by_job(snapshot, commit.legs)
+    before, after = (
+        segments_by_job(snapshot, snapshot.schedule_segments),
+        segments_by_job(snapshot, commit.schedule_segments),
+    )
     promises = []
     for i, d in enumerate(commit.decisions):
         rejected = d.kind is DecisionKind.REJECT
         admitted, passed = d.admitted and not rejected, d.opportunistic and d.gang is not None
-        legs = after.get(d.job, []) if admitted else []
+        segments = after.get(d.job, []) if admitted else []
         then = bool(snapshot.jobs.admitted[d.job]), bool(snapshot.jobs.opportunistic[d.job])
-        same = then == (admitted, passed) and legs == before.get(d.job, [])
+        same = then == (admitted, passed) and segments == before.get(d.job, [])
         if i in skips or (same and not rejected):
             continue
         promises.append(
@@ -312,7 +315,7 @@ def _promises(
                 job=world.jobs[snapshot.jobs.name[d.job]].key,
                 admitted=admitted,
                 opportunistic=passed,
-                certificate=legs,
+                schedule=segments,
                 round=turn.number,
                 rejected=d.reason if rejected else None,
                 lapsed=then[0] and not admitted and not rejected,

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from tessera.db.cells import cell_of_job, stored_plan
 from tessera.db.dependencies import DEPENDENCIES, stored_dependencies
-from tessera.db.documents import certificate_from, planned_start_from
+from tessera.db.documents import planned_start_from, schedule_from_plain
 from tessera.db.forecasts import FORECAST_COLUMNS, forecast_record
 from tessera.db.job_columns import stated_in
 from tessera.db.runtime_offers import stored_offers
@@ -178,8 +178,8 @@ def node_record(row: Row) -> NodeRecord:
         drained_s=row["maintenance_s"] if maintained else row["drained_s"],
         faults=tuple(fault.sentence for fault in stored_faults(row["faults"])),
         probation_end_s=row["probation_end_s"],
-        found_cpus=row["found_cpus"],
-        found_host_bytes=row["found_host_bytes"],
+        reported_cpus=row["reported_cpus"],
+        reported_host_bytes=row["reported_host_bytes"],
         agent_labels=row["agent_labels"],
         offers=stored_offers(row["runtimes"]),
     )
@@ -204,7 +204,7 @@ SELECT j.*, {SERVICE_GPU_S} AS held_gpu_s, {RUN_S} AS ran_s,
     m.iter_time_s AS reported_iter_time_s, m.source AS reported_source, {TRAINING_COLUMNS},
     {FORECAST_COLUMNS},
     {DEPENDENCIES} AS dependencies, g.name AS array_name, g.size AS array_size,
-    g.running_limit AS array_limit,
+    g.max_running AS array_limit,
     extract(epoch FROM j.created_at)::float8 AS created_s,
     extract(epoch FROM j.started_at)::float8 AS started_s,
     extract(epoch FROM j.ended_at)::float8 AS ended_s
@@ -213,7 +213,7 @@ JOIN clusters c ON c.id = j.cluster_id
 JOIN workloads w ON w.id = j.workload_id
 LEFT JOIN gpu_types t ON t.id = j.cell_type_id
 LEFT JOIN plans p ON p.id = j.cell_plan_id
-LEFT JOIN plans s ON s.id = j.stated_plan_id
+LEFT JOIN plans s ON s.id = j.plan_id
 LEFT JOIN plans u ON u.id = j.submitted_plan_id
 LEFT JOIN measurements m ON m.job_id = j.id AND m.generation = j.generation
 LEFT JOIN trainings tr ON tr.job_id = j.id
@@ -258,7 +258,7 @@ def job_spec(row: Row) -> JobSpec:
             model=row["model"], params=row["params"], global_batch=row["global_batch"]
         ),
         avoid_nodes=tuple(row["avoid_nodes"]),
-        stated_plan=stored_plan(row["stated_document"]),
+        plan=stored_plan(row["stated_document"]),
         submitted_plan=stored_plan(row["submitted_document"]) or row["submitted_name"] or "",
         after=tuple(
             Dependency(job=d.job, condition=d.condition)
@@ -276,7 +276,7 @@ def _array_member(row: Row) -> ArrayMember | None:
         array=row["array_name"],
         index=row["array_index"],
         size=row["array_size"],
-        limit=row["array_limit"],
+        max_running=row["array_limit"],
     )
 
 
@@ -316,7 +316,7 @@ def job_record(row: Row, shares: Shares, reason: Reason | None, reason_round: in
         reason=reason,
         reason_round=reason_round,
         admitted=row["admitted"],
-        certificate=certificate_from(row["certificate"]),
+        schedule=schedule_from_plain(row["schedule"]),
         start_by_s=math.inf if row["start_by_s"] is None else row["start_by_s"],
         planned_start=planned_start_from(row["planned_start"]),
         opportunistic=row["opportunistic"],

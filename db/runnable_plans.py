@@ -111,7 +111,7 @@ def _runtime_row(code: int, mask: int) -> dict[str, object]:
 def _plans_of(jobs: Jobs, estimates: Estimates, of: Ints) -> Ints:
     """Return the plans by which the jobs ``of`` may run, rising indices into the snapshot's."""
     mine = np.isin(estimates.workload, np.unique(jobs.workload[of]))
-    stated = jobs.stated_plan[of]
+    stated = jobs.plan[of]
     runs = jobs.current_plan[of][jobs.current_gpus[of] > 0]
     return np.unique(np.concatenate([estimates.plan[mine], stated[stated >= 0], runs]))
 

@@ -27,7 +27,7 @@ MAX_SUBMITTER: Final = 200
 """Characters that are kept of the name of who submits a job."""
 
 _NOT_COLUMNS: Final[dict[str, Any]] = {
-    "stated_plan": None,
+    "plan": None,
     "submitted_plan": "",
     "after": (),
     "array": None,
@@ -107,8 +107,8 @@ def _row(
     row |= launch_values(job) | {"workload_id": workload_ids[job.workload]}
     if job.array is not None:
         row |= {"array_id": array_ids[job.array.array], "array_index": job.array.index}
-    if job.stated_plan is not None:
-        row["stated_plan_id"] = plan_ids[job.stated_plan.digest]
+    if job.plan is not None:
+        row["plan_id"] = plan_ids[job.plan.digest]
     row["submitted_plan_id"] = plan_ids.get(job.submitted_plan_id)
     # JSON cannot represent infinity.
     return {k: str(v) if isinstance(v, float) else v for k, v in row.items()}

@@ -16,7 +16,7 @@ from tessera.formulation.hierarchy import lines_of_tenants
 from tessera.formulation.records.clusters import TenantSpec
 
 _TENANTS = sa.text("""
-SELECT n.name, n.weight, n.borrow_gpus, n.lends, coalesce(p.name, '') AS parent,
+SELECT n.name, n.weight, n.borrow_gpus, n.keeps_idle_quota, coalesce(p.name, '') AS parent,
     coalesce(json_object_agg(coalesce(t.name, ''), q.gpus ORDER BY t.ordinal NULLS FIRST)
         FILTER (WHERE q.id IS NOT NULL), '{}') AS quotas
 FROM tenants n LEFT JOIN quotas q ON q.tenant_id = n.id
@@ -25,11 +25,11 @@ WHERE n.cluster_id = :cluster GROUP BY n.id, p.name ORDER BY n.name
 """)
 
 _PUT = sa.text("""
-INSERT INTO tenants (cluster_id, name, weight, borrow_gpus, lends)
+INSERT INTO tenants (cluster_id, name, weight, borrow_gpus, keeps_idle_quota)
 SELECT :cluster, r.* FROM json_to_recordset(CAST(:rows AS json)) AS
-    r(name text, weight float8, borrow_gpus bigint, lends boolean)
+    r(name text, weight float8, borrow_gpus bigint, keeps_idle_quota boolean)
 ON CONFLICT (cluster_id, name) DO UPDATE SET weight = excluded.weight,
-    borrow_gpus = excluded.borrow_gpus, lends = excluded.lends
+    borrow_gpus = excluded.borrow_gpus, keeps_idle_quota = excluded.keeps_idle_quota
 """)
 
 _PUT_PARENTS = sa.text("""
@@ -78,7 +78,7 @@ def _stored(connection: sa.Connection, cluster: int) -> list[TenantSpec]:
             name=row.name,
             weight=row.weight,
             borrow_gpus=row.borrow_gpus,
-            lends=row.lends,
+            keeps_idle_quota=row.keeps_idle_quota,
             quotas=row.quotas,
             parent=row.parent,
         )
@@ -123,7 +123,7 @@ def upsert_tenants(turn: Turn, tenants: Sequence[TenantSpec]) -> list[TenantSpec
             "name": t.name,
             "weight": str(t.weight),
             "borrow_gpus": t.borrow_gpus,
-            "lends": t.lends,
+            "keeps_idle_quota": t.keeps_idle_quota,
             "parent": t.parent,
         }
         for t in tenants

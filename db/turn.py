@@ -215,7 +215,7 @@ WITH promoted AS (
     ) AND NOT EXISTS (
         SELECT FROM allocations o WHERE o.job_id = r.job_id AND o.hold = 'releasing'
     ) AND NOT (
-        coalesce(n.cpus, n.found_cpus, n.host_bytes, n.found_host_bytes) IS NOT NULL
+        coalesce(n.cpus, n.reported_cpus, n.host_bytes, n.reported_host_bytes) IS NOT NULL
         AND EXISTS (SELECT FROM jobs j WHERE j.id = r.job_id
             AND (j.cell_cpus > 0 OR j.cell_host_bytes > 0))
         AND EXISTS (SELECT FROM allocations o

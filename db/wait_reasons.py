@@ -75,7 +75,7 @@ def _of_estimating(row: sa.RowMapping, reason: Reason | None) -> Reason | None:
     if row["waits_for"] is not None:
         latest = reason_from(row["waits_for"])
         underivable = latest is not None and latest.code is ReasonCode.NO_ESTIMATE
-        if row["requested_type"] and underivable:
+        if row["requested_gpu_type"] and underivable:
             return None if reason is None else _RUNS_WITHOUT
         return latest
     return reason if reason is None or not row["derived_from"] else _ESTIMATED_SINCE

@@ -49,7 +49,7 @@ SELECT w.id, h.at, h.reported, jsonb_build_object(
     'error', CASE WHEN h.reported IN ('crashed', 'failed') THEN h.detail ELSE '' END)
 FROM happened h JOIN jobs j ON j.id = h.job_id JOIN clusters c ON c.id = j.cluster_id
 LEFT JOIN gpu_types t ON t.id = j.cell_type_id
-JOIN webhooks w ON w.cluster_id = j.cluster_id AND NOT w.dead
+JOIN webhooks w ON w.cluster_id = j.cluster_id AND NOT w.disabled
     AND (w.all_tenants OR w.tenant = j.tenant) AND j.labels @> w.labels
     AND (w.events = '{}' OR h.reported = ANY(w.events))
 ORDER BY h.number, w.id
@@ -113,7 +113,7 @@ _CLAIM = sa.text("""
 UPDATE webhooks w SET claimed_until = clock_timestamp() + make_interval(secs => :claim_s)
 FROM clusters c WHERE c.id = w.cluster_id AND w.id = (
     SELECT v.id FROM webhooks v
-    WHERE NOT v.dead AND coalesce(v.retry_at, '-infinity') <= clock_timestamp()
+    WHERE NOT v.disabled AND coalesce(v.retry_at, '-infinity') <= clock_timestamp()
         AND coalesce(v.claimed_until, '-infinity') < clock_timestamp()
         AND EXISTS (SELECT FROM webhook_events e WHERE e.webhook_id = v.id)
     ORDER BY v.delivered_at NULLS FIRST, v.id LIMIT 1 FOR UPDATE SKIP LOCKED
@@ -134,9 +134,9 @@ RETURNING w.claimed_until::text = :claim
 """)
 
 _FAILED = sa.text("""
-UPDATE webhooks SET failures = failures + 1, last_error = :error, dead = failures + 1 >= :most,
+UPDATE webhooks SET failures = failures + 1, last_error = :error, disabled = failures + 1 >= :most,
     retry_at = clock_timestamp() + make_interval(secs => :retry_s), claimed_until = NULL
-WHERE id = :webhook AND claimed_until::text = :claim RETURNING dead
+WHERE id = :webhook AND claimed_until::text = :claim RETURNING disabled
 """)
 
 _RELEASE = sa.text("""
@@ -144,7 +144,7 @@ UPDATE webhooks SET claimed_until = NULL WHERE id = :webhook AND claimed_until::
 """)
 
 _REVIVE = sa.text("""
-UPDATE webhooks w SET dead = false, failures = 0, last_error = '', retry_at = NULL
+UPDATE webhooks w SET disabled = false, failures = 0, last_error = '', retry_at = NULL
 FROM clusters c WHERE c.id = w.cluster_id AND c.name = :cluster AND w.name = :name
 """)
 
@@ -241,7 +241,7 @@ def _record(row: sa.RowMapping) -> WebhookRecord:
         failures=row["failures"],
         last_error=row["last_error"],
         retry_s=row["retry_s"],
-        dead=row["dead"],
+        disabled=row["disabled"],
     )
 
 
@@ -273,7 +273,7 @@ def note_delivery(connection: sa.Connection, webhook: ClaimedWebhook, number: in
 
 
 def note_failure(connection: sa.Connection, webhook: ClaimedWebhook, error: str) -> bool:
-    """Note that the oldest event was not delivered; return whether the webhook is dead now."""
+    """Note that the oldest event was not delivered; return whether the webhook is disabled now."""
     values = {
         "webhook": webhook.key,
         "claim": webhook.claim,

@@ -97,7 +97,7 @@ WHERE e.derived AND e.source > {int(EstimateSource.MEASURED)}
         AND j.cell_gpus = r.g AND j.cell_degree = e.pipeline_degree AND j.cell_plan_id = e.plan_id)
     AND NOT EXISTS (SELECT FROM jobs j
         WHERE j.workload_id = e.workload_id
-            AND e.plan_id IN (j.stated_plan_id, j.submitted_plan_id))
+            AND e.plan_id IN (j.plan_id, j.submitted_plan_id))
 """)  # noqa: S608 - a constant of formulation
 
 _SMALLEST = sa.text("""
@@ -172,7 +172,7 @@ def require_fit(
             a bound on GPUs that contradict the request; more GPUs requested than there are; or every
             Cell is too large.
     """
-    named = {kind for job in jobs for kind in (job.requested_type, *job.allowed_types)}
+    named = {kind for job in jobs for kind in (job.requested_gpu_type, *job.allowed_gpu_types)}
     types = require_types(connection, cluster, named - {""})
     total = sum(row.gpus for row in types.values())
     # Find the smallest Cell of each workload on each GPU type.
@@ -208,13 +208,13 @@ def _on_allowed_types(job: JobSpec, smallest: dict[str, int]) -> dict[str, int]:
 
     A workload without any Cells may get them later.
     """
-    if not job.allowed_types or not smallest:
+    if not job.allowed_gpu_types or not smallest:
         return smallest
-    kept = {name: least for name, least in smallest.items() if name in job.allowed_types}
+    kept = {name: least for name, least in smallest.items() if name in job.allowed_gpu_types}
     if not kept:
         raise InvalidInput(
-            f"jobs/{job.name}.allowed_types",
-            f"are {', '.join(job.allowed_types)}, and {job.workload.model} has no Cells on them; it has"
+            f"jobs/{job.name}.allowed_gpu_types",
+            f"are {', '.join(job.allowed_gpu_types)}, and {job.workload.model} has no Cells on them; it has"
             f" some on {', '.join(smallest)}: allow one of these, or add Cells",
         )
     return kept
@@ -225,19 +225,20 @@ def _on_pinned_type(job: JobSpec, smallest: dict[str, int]) -> dict[str, int]:
 
     A workload without any Cells may get them later.
     """
-    if not job.pinned_type:
+    if not job.pinned_gpu_type:
         return smallest
-    if not job.requested_type:
+    if not job.requested_gpu_type:
         raise InvalidInput(
-            f"jobs/{job.name}.pinned_type", "needs a GPU type to pin; set requested_type, too"
+            f"jobs/{job.name}.pinned_gpu_type",
+            "needs a GPU type to pin; set requested_gpu_type, too",
         )
-    if smallest and job.requested_type not in smallest:
+    if smallest and job.requested_gpu_type not in smallest:
         raise InvalidInput(
-            f"jobs/{job.name}.requested_type",
-            f"{job.requested_type} is pinned, and {job.workload.model} has no Cells on it; it has some"
+            f"jobs/{job.name}.requested_gpu_type",
+            f"{job.requested_gpu_type} is pinned, and {job.workload.model} has no Cells on it; it has some"
             f" on {', '.join(smallest)}: pin one of these, or add Cells",
         )
-    return {name: least for name, least in smallest.items() if name == job.requested_type}
+    return {name: least for name, least in smallest.items() if name == job.requested_gpu_type}
 
 
 def upsert_estimates(

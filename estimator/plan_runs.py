@@ -2,7 +2,7 @@
 
 A run is a job like the one that asked for it: the same program, for a short time, by a plan of its
 own. Seven are chosen before anything was measured, at least three with ZeRO-Offload if its plans may
-use that. They have the least weight and the last queue, and run on GPUs that nobody else wants. Their
+use that. They have the least weight and the last priority, and run on GPUs that nobody else wants. Their
 measured times are those of the workload, like any other's. Nothing here has side effects.
 """
 
@@ -18,7 +18,7 @@ from tessera.estimator.cell_estimator import Estimator
 from tessera.estimator.plan_corrections import configuration_of
 from tessera.estimator.plan_search import PlanSearch
 from tessera.estimator.plans import shapes_of
-from tessera.estimator.profiling.tasks import LAST_QUEUE, LEAST_WEIGHT
+from tessera.estimator.profiling.tasks import LAST_PRIORITY, LEAST_WEIGHT
 from tessera.estimator.reconfiguration import Configuration, choose_runs
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ExecutionPlan, model_name
@@ -46,7 +46,7 @@ def why_not_run(spec: JobSpec) -> str:
     """Return why plans of a job cannot be measured by runs of its program, or ""."""
     if not RUNTIMES[spec.runtime].trains:
         return f"its runtime {spec.runtime} trains nothing that could be measured"
-    if spec.stated_plan is not None and not spec.stated_plan_first:
+    if spec.plan is not None and not spec.plan_first:
         return "it must run by the plan that its user states"
     return ""
 
@@ -54,8 +54,8 @@ def why_not_run(spec: JobSpec) -> str:
 def chosen_type(spec: JobSpec, kinds: Iterable[ClusterGpuType]) -> ClusterGpuType | None:
     """Return the GPU type of a job's runs: the requested one, or else that with the most GPUs."""
     there = {kind.gpu_type.name: kind for kind in kinds}
-    if spec.requested_type:
-        return there.get(spec.requested_type)
+    if spec.requested_gpu_type:
+        return there.get(spec.requested_gpu_type)
     return max(there.values(), key=lambda kind: kind.gpus, default=None)
 
 
@@ -109,9 +109,9 @@ def _run(spec: JobSpec, choice: PlanChoice, number: int, run_s: float) -> JobSpe
         name=f"run-{digest}-{number}-{choice.gpu_type}",
         iterations=max(LEAST_ITERATIONS, math.ceil(run_s / choice.iter_time_s)),
         requested_gpus=choice.plan.gpus,
-        requested_type=choice.gpu_type,
-        pinned_type=True,
-        queue=LAST_QUEUE,
+        requested_gpu_type=choice.gpu_type,
+        pinned_gpu_type=True,
+        priority=LAST_PRIORITY,
         weight=LEAST_WEIGHT,
         guaranteed=False,
         deadline_s=math.inf,
@@ -121,8 +121,8 @@ def _run(spec: JobSpec, choice: PlanChoice, number: int, run_s: float) -> JobSpe
         profile=False,
         min_gpus=0,
         max_gpus=0,
-        stated_plan=choice.plan,
-        stated_plan_first=False,
+        plan=choice.plan,
+        plan_first=False,
         submitted_plan="",
         requested_cpus=0,
         launch=replace(spec.launch, tuning_space="", tuning_budget_s=0.0),

@@ -67,7 +67,7 @@ def gradient_share(stages: Sequence[StageTraffic]) -> float:
     """
     gradients = sum(s.gpus * (s.data[0] + s.expert_data[0]) for s in stages)
     others = sum(
-        s.gpus * (s.tensor[0] + s.expert[0] * (s.ep - 1) + 2 * s.handed[0]) for s in stages
+        s.gpus * (s.tensor[0] + s.expert[0] * (s.ep - 1) + 2 * s.pipeline[0]) for s in stages
     )
     return gradients / (gradients + others) if gradients + others else 0.0
 
@@ -109,7 +109,7 @@ def stage_traffic(
         data=_gradients(own, stage.dp, zero, training),
         expert_data=_gradients(experts, stage.gpus // stage.ep, zero, training),
         expert=(each * exchanged / stage.ep, 2 * each if exchanged else 0),
-        handed=(0.0, 0) if last else (training.micro_batches * boundary, training.micro_batches),
+        pipeline=(0.0, 0) if last else (training.micro_batches * boundary, training.micro_batches),
     )
 
 

@@ -114,7 +114,7 @@ class AuditedCall:
 
     subject: str
     role: str
-    key: str
+    proof: str
     method: str
     target: str
     peer: str

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tessera.formulation.last_round import Legs
+from tessera.formulation.last_round import ScheduleSegments
 from tessera.formulation.tables import Bools, Floats
 
 
@@ -19,11 +19,11 @@ class Admission:
     """Deadlines that are promised, the schedule that proves them, and advice for other jobs.
 
     ``admitted`` is bool[jobs]: jobs whose deadline was promised now or earlier, and still is.
-    ``legs`` is the certificate: a schedule that meets all of those deadlines together.
+    ``segments`` is the certificate: a schedule that meets all of those deadlines together.
 
-    ``least_work`` is float64[jobs]: the samples that each job needs by ``until_s`` for the legs
+    ``least_work`` is float64[jobs]: the samples that each job needs by ``until_s`` for the segments
     after it to suffice, whatever Cell trained them. A round that trains at least these may forget
-    the legs until then.
+    the segments until then.
 
     ``earliest_s`` is float64[jobs]: for a refused job the earliest deadline that would have been
     met, in seconds since 1970. It is inf if that is not known, and NaN if the job was not refused.
@@ -41,12 +41,12 @@ class Admission:
     may spend it. If it is None, nothing is kept.
 
     If ``binding`` is true, the jobs that are new in ``admitted`` are promised their deadline. If it
-    is false, they are only planned for in this round. The legs of such jobs then go from one job's
+    is false, they are only planned for in this round. The segments of such jobs then go from one job's
     end to another's start, not from slot to slot, and ``least_work`` only says that a job runs now.
     """
 
     admitted: Bools
-    legs: Legs
+    schedule_segments: ScheduleSegments
     least_work: Floats
     until_s: float
     earliest_s: Floats
@@ -72,7 +72,7 @@ class Admission:
     def as_seen_by_jobs(self, promised: Bools) -> Admission:
         """Return the admission in the form that jobs see.
 
-        If it does not bind, only jobs in ``promised`` (bool[jobs]) stay admitted. The legs stay,
+        If it does not bind, only jobs in ``promised`` (bool[jobs]) stay admitted. The segments stay,
         because they say when the plan needs the next round.
         """
         return self if self.binding else replace(self, admitted=self.admitted & promised)
@@ -83,4 +83,8 @@ class Admission:
             return self
         admitted = np.array(self.admitted)
         admitted[list(jobs)] = False
-        return replace(self, admitted=admitted, legs=self.legs.at(admitted[self.legs.job]))
+        return replace(
+            self,
+            admitted=admitted,
+            schedule_segments=self.schedule_segments.at(admitted[self.schedule_segments.job]),
+        )

@@ -26,7 +26,7 @@ class ArrayMember:
     array: str  # its id
     index: int
     size: int  # the number of members that were submitted
-    limit: int = 0  # the most members that may run at the same time; 0 without a limit
+    max_running: int = 0  # the most members that may run at the same time; 0 without a limit
 
     @property
     def name(self) -> str:
@@ -41,7 +41,7 @@ class ArrayRange:
     first: int
     last: int
     step: int = 1
-    limit: int = 0  # the most members that may run at the same time; 0 without a limit
+    max_running: int = 0  # the most members that may run at the same time; 0 without a limit
 
     def __post_init__(self) -> None:
         """Check the numbers, without expanding them. Raises InvalidInput."""
@@ -51,7 +51,7 @@ class ArrayRange:
             )
         if self.step < 1:
             raise InvalidInput("array", "must have a step of at least 1")
-        if self.limit < 0:
+        if self.max_running < 0:
             raise InvalidInput("array", "must have a limit of at least 1, or 0 for none")
         if self.size > MAX_MEMBERS:
             raise InvalidInput(
@@ -68,7 +68,7 @@ class ArrayRange:
     def members(self, array: str) -> list[ArrayMember]:
         """Return the members of the array with this id, in order of their indices."""
         return [
-            ArrayMember(array=array, index=index, size=self.size, limit=self.limit)
+            ArrayMember(array=array, index=index, size=self.size, max_running=self.max_running)
             for index in range(self.first, self.last + 1, self.step)
         ]
 
@@ -81,7 +81,7 @@ class ArrayRecord:
     name: str
     tenant: str
     size: int
-    limit: int
+    max_running: int
     states: Mapping[JobState, int] = field(default_factory=Counter)
     """The number of its jobs in each state. Jobs that were deleted after their end are left out."""
 

@@ -210,8 +210,8 @@ def _arrays_over_limit(snapshot: Snapshot, given: _Given) -> Iterator[Violation]
 
 def _wrong_nodes(snapshot: Snapshot, problem: Problem, given: _Given) -> Iterator[Violation]:
     """Yield violations: nodes that a job may not run on, unschedulable ones, and repeated ones."""
-    nodes, avoids, count = snapshot.nodes, snapshot.avoids, len(snapshot.nodes)
-    unmatched, allowed = snapshot.unmatched_nodes, snapshot.allowed_types
+    nodes, avoids, count = snapshot.nodes, snapshot.avoided_nodes, len(snapshot.nodes)
+    unmatched, allowed = snapshot.unmatched_nodes, snapshot.allowed_gpu_types
     job, node = given.job[given.gang], given.node
     pair = job * count + node
     _, first = np.unique(pair, return_index=True)

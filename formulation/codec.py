@@ -18,16 +18,22 @@ from typing import Any, Final
 import numpy as np
 
 from tessera.formulation.cells import Cells, Shapes
-from tessera.formulation.decayed_use import Uses
+from tessera.formulation.decayed_use import DecayedUse
 from tessera.formulation.documents import SNAPSHOT, NotJson, read_json
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.last_round import Legs, PlannedNodes, PlannedStarts, Prices, Yields
+from tessera.formulation.last_round import (
+    ExpectedReleases,
+    PlannedNodes,
+    PlannedStarts,
+    Prices,
+    ScheduleSegments,
+)
 from tessera.formulation.network.facts import StandingNetworkPlan, TrafficMeasurements, Traffics
 from tessera.formulation.network.traffic import DescribedTraffic, intern_traffic
-from tessera.formulation.permissions import AllowedTypes, Avoids, Selectors, UnmatchedNodes
+from tessera.formulation.permissions import AllowedGpuTypes, AvoidedNodes, Selectors, UnmatchedNodes
 from tessera.formulation.plan_tables import PlanKinds, RefusedPlans, Runtimes
 from tessera.formulation.problem import CouplingRow, Problem
-from tessera.formulation.reserved import Bars, Entitlements, Reservations, ReservedNodes
+from tessera.formulation.reserved import Entitlements, ExcludedJobs, Reservations, ReservedNodes
 from tessera.formulation.snapshot import Allocations, Dependencies, Estimates, Jobs, Nodes, Snapshot
 from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.tables import Table
@@ -40,16 +46,16 @@ FORMAT_VERSION = 2
 
 _CLASSES: Final[dict[str, type[Any]]] = {
     "Allocations": Allocations,
-    "AllowedTypes": AllowedTypes,
-    "Avoids": Avoids,
-    "Bars": Bars,
+    "AllowedGpuTypes": AllowedGpuTypes,
+    "AvoidedNodes": AvoidedNodes,
+    "ExcludedJobs": ExcludedJobs,
     "Cells": Cells,
     "Dependencies": Dependencies,
     "Entitlements": Entitlements,
     "Estimates": Estimates,
     "GpuType": GpuType,
     "Jobs": Jobs,
-    "Legs": Legs,
+    "ScheduleSegments": ScheduleSegments,
     "Measured": TrafficMeasurements,
     "Nodes": Nodes,
     "PlanKinds": PlanKinds,
@@ -71,9 +77,9 @@ _CLASSES: Final[dict[str, type[Any]]] = {
     "Tenants": Tenants,
     "Traffics": Traffics,
     "UnmatchedNodes": UnmatchedNodes,
-    "Uses": Uses,
+    "DecayedUse": DecayedUse,
     "Workload": Workload,
-    "Yields": Yields,
+    "ExpectedReleases": ExpectedReleases,
 }
 """Classes by their names in the JSON form, which stay as they are when a class is renamed."""
 _NAMES: Final = {cls: name for name, cls in _CLASSES.items()}

@@ -92,7 +92,7 @@ def _draft_of(
         must_run=np.zeros(count, np.bool_),
         least_rate=np.zeros(count),
         waived=waived,
-        movable=snapshot.jobs.movable,
+        movable=~snapshot.jobs.pinned,
     )
 
 
@@ -117,7 +117,7 @@ def _with_bounded(snapshot: Snapshot, cells: Cells, best: Bools) -> Bools:
 
 def _with_stated(snapshot: Snapshot, cells: Cells, kept: Bools) -> Bools:
     """Return ``kept`` with the Cells of the plans that users state for their jobs, bool[cells]."""
-    stated = np.unique(snapshot.jobs.stated_plan[snapshot.jobs.stated_plan >= 0])
+    stated = np.unique(snapshot.jobs.plan[snapshot.jobs.plan >= 0])
     return kept | np.isin(cells.plan, stated) if len(stated) else kept
 
 

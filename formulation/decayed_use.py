@@ -15,28 +15,28 @@ import numpy as np
 from tessera.formulation.tables import Floats, Ints, Table
 
 CPU_CORES: Final = -1
-"""The resource of ``Uses`` that stands for CPU cores."""
+"""The resource of ``DecayedUse`` that stands for CPU cores."""
 HOST_MEMORY: Final = -2
-"""The resource of ``Uses`` that stands for bytes of host memory."""
+"""The resource of ``DecayedUse`` that stands for bytes of host memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Uses(Table):
+class DecayedUse(Table):
     """The decayed use of tenants, by tenant and resource. A resource that was not used has no row."""
 
-    INDEX: ClassVar[str] = "uses"
+    INDEX: ClassVar[str] = "decayed use"
     tenant: tuple[str, ...]
     resource: Ints  # index into Snapshot.gpu_types, CPU_CORES or HOST_MEMORY
     amount: Floats  # GPUs, cores or bytes, held on average over the past
 
 
-NO_USES: Final = Uses.from_rows([])
+NO_DECAYED_USE: Final = DecayedUse.from_rows([])
 
 
-def tabulate_uses(amounts: Mapping[tuple[str, int], float]) -> Uses:
+def tabulate_uses(amounts: Mapping[tuple[str, int], float]) -> DecayedUse:
     """Return the table of the ``amounts``, by tenant and resource, without those of 0."""
     rows = sorted((key, amount) for key, amount in amounts.items() if amount > 0)
-    return Uses(
+    return DecayedUse(
         tenant=tuple(tenant for (tenant, _), _ in rows),
         resource=np.array([resource for (_, resource), _ in rows], dtype=np.int64),
         amount=np.array([amount for _, amount in rows], dtype=np.float64),
@@ -57,7 +57,9 @@ class Stint(NamedTuple):
 class UseMeter:
     """A sum of stints that decays. Each tenant and resource takes one number, however long the past."""
 
-    def __init__(self, half_life_s: float, before: Uses = NO_USES, at_s: float = 0.0) -> None:
+    def __init__(
+        self, half_life_s: float, before: DecayedUse = NO_DECAYED_USE, at_s: float = 0.0
+    ) -> None:
         """Begin with what tenants had used ``before`` the time ``at_s``, in seconds since 1970."""
         self._half_life_s, self._at_s = half_life_s, at_s
         rows = zip(before.tenant, before.resource.tolist(), before.amount.tolist(), strict=True)
@@ -68,7 +70,7 @@ class UseMeter:
         self._amounts, self._at_s = self._amounts_at(ended_s), ended_s
         self._count(self._amounts, stint, ended_s)
 
-    def read(self, now_s: float, lasting: Iterable[Stint]) -> Uses:
+    def read(self, now_s: float, lasting: Iterable[Stint]) -> DecayedUse:
         """Return the use until ``now_s`` by the stints that were added and those that last."""
         amounts = self._amounts_at(now_s)
         for stint in lasting:

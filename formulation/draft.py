@@ -199,7 +199,7 @@ class Draft:
 
     @cached_property
     def weight(self) -> Floats:
-        """Return the weight of each job with its tenant's and its queue's, float64[jobs]."""
+        """Return the weight of each job with its tenant's and its priority's, float64[jobs]."""
         return effective_weight(self.snapshot, self.policy)
 
     @cached_property

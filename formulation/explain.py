@@ -153,7 +153,7 @@ def _no_cell(snapshot: Snapshot, job: int, *, estimated: bool, refused: bool) ->
     key = snapshot.workloads[int(snapshot.jobs.workload[job])].key
     if not estimated and refused:
         return _no_runnable_plan(snapshot, job)
-    if not estimated and snapshot.jobs.requested_type[job] >= 0:
+    if not estimated and snapshot.jobs.requested_gpu_type[job] >= 0:
         return Reason(
             code=ReasonCode.ESTIMATING,
             message=f"the Cells of {key} have not been estimated yet",

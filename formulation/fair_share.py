@@ -186,7 +186,7 @@ def _capacity(snapshot: Snapshot, policy: Policy) -> Floats:
 
 def _own_uses(snapshot: Snapshot, policy: Policy) -> dict[str, Floats]:
     """Return the part of each resource that the own jobs of tenants used, float64[resources]."""
-    capacity, uses = _capacity(snapshot, policy), snapshot.uses
+    capacity, uses = _capacity(snapshot, policy), snapshot.decayed_use
     own: dict[str, Floats] = {}
     rows = zip(uses.tenant, uses.resource.tolist(), uses.amount.tolist(), strict=True)
     for tenant, resource, amount in rows:

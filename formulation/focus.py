@@ -17,11 +17,11 @@ T = TypeVar("T", bound=Table)
 _KEPT: Final = (
     "name",
     "requested_gpus",
-    "requested_type",
-    "pinned_type",
+    "requested_gpu_type",
+    "pinned_gpu_type",
     "min_gpus",
     "max_gpus",
-    "stated_plan_first",
+    "plan_first",
     "requested_cpus",
     "required_selector",
     "current_cpus",
@@ -42,16 +42,16 @@ def focus_on(snapshot: Snapshot, job: int) -> Snapshot:
     workload = int(snapshot.jobs.workload[job])
     row = _job_row(snapshot, job)
     own = _rows_of(e, e.workload == workload)
-    of_job = [row[name] for name in ("stated_plan", "submitted_plan", "current_plan")]
+    of_job = [row[name] for name in ("plan", "submitted_plan", "current_plan")]
     plans = np.union1d(own.plan, [plan for plan in of_job if plan >= 0]).astype(np.int64)
-    row["stated_plan"], row["submitted_plan"], row["current_plan"] = (
+    row["plan"], row["submitted_plan"], row["current_plan"] = (
         -1 if plan < 0 else int(np.searchsorted(plans, plan)) for plan in of_job
     )
     row["current_plan"] = max(0, row["current_plan"])  # it has none without a Cell
     refused = _rows_of(refused, (refused.runtime == row["runtime"]) & np.isin(refused.plan, plans))
     held = _rows_of(snapshot.allocations, snapshot.allocations.job == job)
-    avoids = _rows_of(snapshot.avoids, snapshot.avoids.job == job)
-    allowed = _rows_of(snapshot.allowed_types, snapshot.allowed_types.job == job)
+    avoids = _rows_of(snapshot.avoided_nodes, snapshot.avoided_nodes.job == job)
+    allowed = _rows_of(snapshot.allowed_gpu_types, snapshot.allowed_gpu_types.job == job)
     selector, unmatched = row["required_selector"], snapshot.unmatched_nodes
     unmatched = _rows_of(unmatched, unmatched.selector == selector)
     row["required_selector"] = min(selector, 0)
@@ -67,8 +67,8 @@ def focus_on(snapshot: Snapshot, job: int) -> Snapshot:
         estimates=replace(own, workload=_zeros(own), plan=np.searchsorted(plans, own.plan)),
         jobs=Jobs.from_rows([row]),
         allocations=replace(held, job=_zeros(held), generation=_zeros(held)),
-        avoids=replace(avoids, job=_zeros(avoids)),
-        allowed_types=replace(allowed, job=_zeros(allowed)),
+        avoided_nodes=replace(avoids, job=_zeros(avoids)),
+        allowed_gpu_types=replace(allowed, job=_zeros(allowed)),
         selectors=_rows_of(snapshot.selectors, np.arange(len(snapshot.selectors)) == selector),
         unmatched_nodes=replace(unmatched, selector=_zeros(unmatched)),
         runtimes=snapshot.runtimes,
@@ -81,7 +81,7 @@ def _job_row(snapshot: Snapshot, job: int) -> dict[str, Any]:
     row, runs = snapshot.jobs.row(job), bool(snapshot.jobs.among(ACTIVE)[job])
     cell = [row[name] for name in Jobs.CELL] if runs else [*NO_CELL[:-1], -1]
     return {
-        **{name: row[name] for name in (*_KEPT, "stated_plan", "submitted_plan")},
+        **{name: row[name] for name in (*_KEPT, "plan", "submitted_plan")},
         **dict(zip(Jobs.CELL, cell, strict=True)),
         "state": row["state"] if runs else STATE_CODE[JobState.QUEUED],
         "workload": 0,

@@ -247,7 +247,7 @@ class _Curves:
         """Return the CPU cores of the request, or those that the submitted plan needs on it."""
         draft, jobs = self._draft, self._draft.snapshot.jobs
         stated, plan = int(jobs.requested_cpus[0]), int(jobs.submitted_plan[0])
-        wanted = int(jobs.requested_type[0])
+        wanted = int(jobs.requested_gpu_type[0])
         asked: Sequence[int] = self._demand.cpus[
             (draft.gpus == jobs.requested_gpus[0])
             & (draft.cells.plan[draft.cell] == plan)

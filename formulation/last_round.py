@@ -33,10 +33,10 @@ class CellSpans(CellTable):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Legs(CellSpans):
+class ScheduleSegments(CellSpans):
     """Certificates: the Cells and times that admitted jobs are promised to meet their deadlines."""
 
-    INDEX: ClassVar[str] = "legs"
+    INDEX: ClassVar[str] = "schedule segments"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -68,10 +68,10 @@ class PlannedNodes(Table):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Yields(Table):
+class ExpectedReleases(Table):
     """The GPUs that running jobs can be counted on to leave to planned starts, by job and node."""
 
-    INDEX: ClassVar[str] = "yields"
+    INDEX: ClassVar[str] = "expected releases"
     job: Ints  # index into Snapshot.jobs
     node: Ints  # index into Snapshot.nodes
     from_s: Floats  # seconds since 1970
@@ -106,7 +106,7 @@ class StartPlan:
     starts: PlannedStarts
     nodes: PlannedNodes
     start_by_s: Floats
-    yields: Yields
+    expected_releases: ExpectedReleases
     moves: Mapping[int, str] = field(default_factory=dict)
     """The cause for which a start was promised for another time than before, by job."""
 
@@ -117,9 +117,9 @@ class StartPlan:
         return replace(self, starts=starts, nodes=nodes, start_by_s=start_by_s)
 
 
-NO_LEGS: Final = Legs.from_rows([])
+NO_SEGMENTS: Final = ScheduleSegments.from_rows([])
 NO_PLANNED_STARTS: Final = PlannedStarts.from_rows([])
-NO_YIELDS: Final = Yields.from_rows([])
+NO_EXPECTED_RELEASES: Final = ExpectedReleases.from_rows([])
 NO_PLANNED_NODES: Final = PlannedNodes.from_rows([])
 NO_PRICES: Final = Prices.from_rows([])
 

@@ -70,8 +70,8 @@ class LaunchSpec:
     """
 
     runtime: str = ""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    working_directory: str = ""  # "" for a directory of the job that its nodes share
+    env: Mapping[str, str] = field(default_factory=dict)
+    workdir: str = ""  # "" for a directory of the job that its nodes share
     image: str = ""  # for engines that run containers
     secrets: tuple[SecretVariable, ...] = ()
     staging_command: tuple[str, ...] = ()  # run on each node before the program
@@ -89,24 +89,24 @@ class LaunchSpec:
         Only the length of the pattern is checked. Stored jobs are read often, and patterns take long
         to compile: see ``check_pattern``.
         """
-        if len(self.environment) > MAX_VARIABLES:
-            raise InvalidInput("environment", f"must have at most {MAX_VARIABLES} variables")
-        for name, value in self.environment.items():
-            _require_variable(f"environment[{name[:80]}]", name)
-            _require_text(f"environment[{name}]", value)
+        if len(self.env) > MAX_VARIABLES:
+            raise InvalidInput("env", f"must have at most {MAX_VARIABLES} variables")
+        for name, value in self.env.items():
+            _require_variable(f"env[{name[:80]}]", name)
+            _require_text(f"env[{name}]", value)
         if len(self.secrets) > MAX_SECRETS:
             raise InvalidInput("secrets", f"must be at most {MAX_SECRETS}")
         names = [secret.variable for secret in self.secrets]
         for index, name in enumerate(names):
-            if name in names[:index] or name in self.environment:
+            if name in names[:index] or name in self.env:
                 raise InvalidInput(
                     f"secrets[{index}].variable", f"{name} has a value already; name it once"
                 )
-        for name in ("working_directory", "image"):
+        for name in ("workdir", "image"):
             _require_text(name, getattr(self, name))
         _require_text("progress_pattern", self.progress_pattern, MAX_PATTERN)
-        if self.working_directory and not self.working_directory.startswith("/"):
-            raise InvalidInput("working_directory", "must be an absolute path")
+        if self.workdir and not self.workdir.startswith("/"):
+            raise InvalidInput("workdir", "must be an absolute path")
         if len(self.staging_command) > MAX_WORDS:
             raise InvalidInput("staging_command", f"must have at most {MAX_WORDS} words")
         for index, word in enumerate(self.staging_command):
@@ -133,8 +133,8 @@ class LaunchSpec:
             for f in fields(self)
             if getattr(self, f.name) != (f.default if f.default is not MISSING else {})
         }
-        if self.environment:
-            plain["environment"] = dict(self.environment)
+        if self.env:
+            plain["env"] = dict(self.env)
         if self.secrets:
             plain["secrets"] = [asdict(secret) for secret in self.secrets]
         return plain

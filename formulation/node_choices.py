@@ -23,7 +23,7 @@ class NodeChoices:
         self._unmatched = {selector: frozenset(nodes) for selector, nodes in unmatched.items()}
         avoids: defaultdict[int, set[int]] = defaultdict(set)
         for job, node in zip(
-            snapshot.avoids.job.tolist(), snapshot.avoids.node.tolist(), strict=True
+            snapshot.avoided_nodes.job.tolist(), snapshot.avoided_nodes.node.tolist(), strict=True
         ):
             avoids[job].add(node)
         self._avoids = {job: frozenset(nodes) for job, nodes in avoids.items()}

@@ -18,8 +18,8 @@ from tessera.formulation.tables import Bools, Floats, Ints, concatenate_ranges
 
 _NO_WEIGHT: Final = Reason(
     code=ReasonCode.NO_WEIGHT,
-    message="the job's weight, times its tenant's and its queue's, is 0, so it has no value",
-    next_step="give the job, its tenant and its queue a positive weight",
+    message="the job's weight, times its tenant's and its priority's, is 0, so it has no value",
+    next_step="give the job, its tenant and its priority a positive weight",
 )
 _NOT_WORTH_RESTART: Final = Reason(
     code=ReasonCode.NOT_WORTH_RESTART,

@@ -14,16 +14,16 @@ from tessera.formulation.tables import Bools, Ints, Table, usual
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Avoids(Table):
+class AvoidedNodes(Table):
     """Nodes that jobs must not run on (anti-affinity)."""
 
-    INDEX: ClassVar[str] = "avoids"
+    INDEX: ClassVar[str] = "avoided nodes"
     job: Ints  # index into Snapshot.jobs
     node: Ints  # index into Snapshot.nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class AllowedTypes(Table):
+class AllowedGpuTypes(Table):
     """The GPU types that jobs may run on. A job that is absent may run on all."""
 
     INDEX: ClassVar[str] = "allowed types"
@@ -91,8 +91,8 @@ class UnmatchedNodes(Table):
         return matches
 
 
-NO_AVOIDS: Final = Avoids.from_rows([])
-NO_ALLOWED_TYPES: Final = AllowedTypes.from_rows([])
+NO_AVOIDED_NODES: Final = AvoidedNodes.from_rows([])
+NO_ALLOWED_GPU_TYPES: Final = AllowedGpuTypes.from_rows([])
 NO_SELECTORS: Final = Selectors.from_rows([])
 NO_UNMATCHED_NODES: Final = UnmatchedNodes.from_rows([])
 

@@ -28,11 +28,11 @@ MODES_WITHOUT_PROMISES: Final = ("ignore", KEEP_MODE)
 NETWORK_LEVELS: Final = 8
 """Priority levels that NICs and switches have (IEEE 802.1Q; Crux section 4.3)."""
 
-MAX_QUEUE_WEIGHTS: Final = 64
-MAX_QUEUE_WEIGHT: Final = 1e6
-"""The largest weight of a queue that a caller may ask for, which is also that of a job.
+MAX_PRIORITY_WEIGHTS: Final = 64
+MAX_PRIORITY_WEIGHT: Final = 1e6
+"""The largest weight of a priority that a caller may ask for, which is also that of a job.
 
-``MAX_QUEUE_WEIGHTS`` is the number of queues that a caller may give a weight.
+``MAX_PRIORITY_WEIGHTS`` is the number of priorities that a caller may give a weight.
 """
 
 MAX_FAIRNESS_LEVELS: Final = 64
@@ -77,8 +77,8 @@ class Policy:
     """The objective to optimize. ``tessera.formulation.grammar`` says how objectives combine."""
     raw_throughput: bool = False
     """Sum samples/s without normalization (Arena Eq. 5 to the letter). This favors small models."""
-    queue_weights: str = ""
-    """Factor on the weight of each queue's jobs, e.g. ``1:4,2:1``. Default of a queue: 1."""
+    priority_weights: str = ""
+    """Factor on the weight of the jobs of each priority, e.g. ``1:4,2:1``. Default of a priority: 1."""
     fair_share: str = ""
     """Lower the weights of tenants that used more than their share of the cluster.
 
@@ -195,7 +195,7 @@ class Policy:
             raise InvalidInput("network_floor", "must lie in [0, 1)")
         if not (math.isfinite(self.network_measure_s) and self.network_measure_s >= 0):
             raise InvalidInput("network_measure_s", "must be 0 or a number of seconds")
-        _ = self.stages, self.weight_of_queue
+        _ = self.stages, self.weight_of_priority
 
     def require_bounded(self) -> None:
         """Refuse values that multiply a round's work.
@@ -208,14 +208,15 @@ class Policy:
         require_bounded(self.stages)
         if self.fairness_levels > MAX_FAIRNESS_LEVELS:
             raise InvalidInput("fairness_levels", f"must lie in [1, {MAX_FAIRNESS_LEVELS}]")
-        weights = self.weight_of_queue
-        if len(weights) > MAX_QUEUE_WEIGHTS:
+        weights = self.weight_of_priority
+        if len(weights) > MAX_PRIORITY_WEIGHTS:
             raise InvalidInput(
-                "queue_weights", f"names {len(weights)} queues; name at most {MAX_QUEUE_WEIGHTS}"
+                "priority_weights",
+                f"names {len(weights)} priorities; name at most {MAX_PRIORITY_WEIGHTS}",
             )
-        if max(weights.values(), default=0.0) > MAX_QUEUE_WEIGHT:
+        if max(weights.values(), default=0.0) > MAX_PRIORITY_WEIGHT:
             raise InvalidInput(
-                "queue_weights", f"has a factor above {MAX_QUEUE_WEIGHT:,.0f}; lower it"
+                "priority_weights", f"has a factor above {MAX_PRIORITY_WEIGHT:,.0f}; lower it"
             )
 
     @property
@@ -238,19 +239,19 @@ class Policy:
         return "look-ahead" if named else KEEP_MODE
 
     @property
-    def weight_of_queue(self) -> dict[int, float]:
-        """Return queue -> factor. Raises InvalidInput."""
+    def weight_of_priority(self) -> dict[int, float]:
+        """Return priority -> factor. Raises InvalidInput."""
         factors: dict[int, float] = {}
-        for part in filter(None, (p.strip() for p in self.queue_weights.split(","))):
-            queue, colon, factor = part.partition(":")
+        for part in filter(None, (p.strip() for p in self.priority_weights.split(","))):
+            priority, colon, factor = part.partition(":")
             try:
-                key, value = int(queue), float(factor)
+                key, value = int(priority), float(factor)
             except ValueError:
                 key, value = 0, math.nan
             if not colon or key < 1 or not (math.isfinite(value) and value >= 0) or key in factors:
                 raise InvalidInput(
-                    "queue_weights",
-                    f"{part!r} must be QUEUE:FACTOR, with each queue once, e.g. 1:4,2:1",
+                    "priority_weights",
+                    f"{part!r} must be PRIORITY:FACTOR, with each priority once, e.g. 1:4,2:1",
                 )
             factors[key] = value
         return factors

@@ -19,7 +19,7 @@ def work_left(snapshot: Snapshot) -> Floats:
 
 
 def effective_weight(snapshot: Snapshot, policy: Policy) -> Floats:
-    """Return each job's weight times its tenant's and its queue's (Eq. 9).
+    """Return each job's weight times its tenant's and its priority's (Eq. 9).
 
     A tenant's weight counts together with those of all tenants above it. Under ``fair_share``, it is
     replaced by the factor of the tenant's fair share (Eq. 9f).
@@ -36,12 +36,12 @@ def effective_weight(snapshot: Snapshot, policy: Policy) -> Floats:
         elif len(tenants):
             by_name = weights_of_tenants(snapshot)
             weight *= np.array([by_name.get(name, 1.0) for name in jobs.tenant])
-        for queue, factor in policy.weight_of_queue.items():
-            weight[jobs.queue == queue] *= factor
+        for priority, factor in policy.weight_of_priority.items():
+            weight[jobs.priority == priority] *= factor
     if not np.isfinite(weight).all():
         raise ProblemTooLarge(
             "weight",
-            "a job's weight times its tenant's and its queue's is not finite; lower one of them",
+            "a job's weight times its tenant's and its priority's is not finite; lower one of them",
         )
     return weight
 

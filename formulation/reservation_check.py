@@ -122,7 +122,7 @@ def _last_into_windows(
             there, choice = nodes & gang.keys(), int(solution.choice[job])
             was_there = any((job, node) in owns for node in nodes)
             if (
-                jobs.movable[job]
+                not jobs.pinned[job]
                 or not there
                 or was_there
                 or job in serves.get(r, ())

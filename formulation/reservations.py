@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.reserved import NO_BARS, Bars, ReservedNodes
+from tessera.formulation.reserved import NO_EXCLUDED_JOBS, ExcludedJobs, ReservedNodes
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.tables import Bools, Ints
 from tessera.formulation.values import Hold
@@ -48,7 +48,7 @@ def with_reservations(snapshot: Snapshot) -> Snapshot:
     snapshot = replace(snapshot, nodes=replace(snapshot.nodes, schedulable=schedulable))
     entitled = _entitled(snapshot)
     snapshot = replace(snapshot, reserved_nodes=_with_chosen(snapshot, entitled))
-    return replace(snapshot, bars=_bars(snapshot, entitled, active))
+    return replace(snapshot, excluded_jobs=_excluded_jobs(snapshot, entitled, active))
 
 
 def reserved_gpus(snapshot: Snapshot) -> Ints:
@@ -114,7 +114,7 @@ def _choose_nodes(
         np.bincount(node[some], weights=gpus[some], minlength=len(nodes)).astype(np.int64)
         for some in (
             entitled[job],
-            ~entitled[job] & ~snapshot.jobs.movable[job],
+            ~entitled[job] & snapshot.jobs.pinned[job],
             ~entitled[job],
         )
     )
@@ -128,11 +128,11 @@ def _choose_nodes(
     return chosen
 
 
-def _bars(snapshot: Snapshot, entitled: Bools, active: Bools) -> Bars:
+def _excluded_jobs(snapshot: Snapshot, entitled: Bools, active: Bools) -> ExcludedJobs:
     """Return the jobs that each reservation keeps out (``with_reservations``)."""
     table, jobs = snapshot.reservations, snapshot.jobs
-    stuck = ~jobs.movable
-    bars = NO_BARS
+    stuck = jobs.pinned
+    bars = NO_EXCLUDED_JOBS
     for r in np.flatnonzero(table.end_s > snapshot.now_s).tolist():
         if active[r]:
             if table.maintenance[r]:
@@ -145,7 +145,7 @@ def _bars(snapshot: Snapshot, entitled: Bools, active: Bools) -> Bars:
             by_node = (stuck | hurried) & ~sits
             out = ~entitled[r] & (stuck | jobs.guaranteed | (hurried & ~sits))
         job = np.flatnonzero(out)
-        own = Bars(reservation=np.full(len(job), r), job=job, by_node=by_node[job])
+        own = ExcludedJobs(reservation=np.full(len(job), r), job=job, by_node=by_node[job])
         bars = bars.followed_by(own)
     return bars
 

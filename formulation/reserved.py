@@ -58,14 +58,14 @@ class Entitlements(Table):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Bars(Table):
+class ExcludedJobs(Table):
     """The jobs that must leave a reservation's GPUs to others.
 
     They must not run on them from the beginning of its window on. A column of a job that ends
     before is not affected.
     """
 
-    INDEX: ClassVar[str] = "bars"
+    INDEX: ClassVar[str] = "excluded jobs"
     reservation: Ints  # index into Snapshot.reservations
     job: Ints  # index into Snapshot.jobs
     by_node: Bools  # if false, only its GPUs are counted, because it can be moved away in time
@@ -74,4 +74,4 @@ class Bars(Table):
 NO_RESERVATIONS: Final = Reservations.from_rows([])
 NO_RESERVED_NODES: Final = ReservedNodes.from_rows([])
 NO_ENTITLEMENTS: Final = Entitlements.from_rows([])
-NO_BARS: Final = Bars.from_rows([])
+NO_EXCLUDED_JOBS: Final = ExcludedJobs.from_rows([])

@@ -47,9 +47,9 @@ def offer_runnable_plans(snapshot: Snapshot) -> Snapshot:
     own = replace(
         own, workload=workload[group[offered]], complete=_are_complete(snapshot)[rows[offered]]
     )
-    of_jobs, movable = np.array(jobs.workload), np.array(jobs.movable)
+    of_jobs, pinned = np.array(jobs.workload), np.array(jobs.pinned)
     of_jobs[which] = workload[of.ravel()]
-    movable[which[stays]] = False
+    pinned[which[stays]] = True
     return replace(
         snapshot,
         workloads=(
@@ -57,7 +57,7 @@ def offer_runnable_plans(snapshot: Snapshot) -> Snapshot:
             *(snapshot.workloads[w] for w in groups[0][lacks].tolist()),
         ),
         estimates=snapshot.estimates.followed_by(own),  # their workloads come last
-        jobs=replace(jobs, workload=of_jobs, movable=movable),
+        jobs=replace(jobs, workload=of_jobs, pinned=pinned),
     )
 
 

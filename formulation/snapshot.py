@@ -8,38 +8,38 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from tessera.formulation.decayed_use import HOST_MEMORY, NO_USES, Uses
+from tessera.formulation.decayed_use import HOST_MEMORY, NO_DECAYED_USE, DecayedUse
 from tessera.formulation.demand import NOT_STATED, Capacity
 from tessera.formulation.dependencies import CONDITIONS
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.last_round import (
-    NO_LEGS,
+    NO_EXPECTED_RELEASES,
     NO_PLANNED_NODES,
     NO_PLANNED_STARTS,
     NO_PRICES,
-    NO_YIELDS,
-    Legs,
+    NO_SEGMENTS,
+    ExpectedReleases,
     PlannedNodes,
     PlannedStarts,
     Prices,
-    Yields,
+    ScheduleSegments,
 )
 from tessera.formulation.lifecycle import SCHEDULABLE, JobState
 from tessera.formulation.network.facts import (
     NO_MEASURED,
-    NO_STANDING,
+    NO_NETWORK_PLAN,
     NO_TRAFFIC,
     StandingNetworkPlan,
     TrafficMeasurements,
     Traffics,
 )
 from tessera.formulation.permissions import (
-    NO_ALLOWED_TYPES,
-    NO_AVOIDS,
+    NO_ALLOWED_GPU_TYPES,
+    NO_AVOIDED_NODES,
     NO_SELECTORS,
     NO_UNMATCHED_NODES,
-    AllowedTypes,
-    Avoids,
+    AllowedGpuTypes,
+    AvoidedNodes,
     Selectors,
     UnmatchedNodes,
 )
@@ -52,12 +52,12 @@ from tessera.formulation.plan_tables import (
     Runtimes,
 )
 from tessera.formulation.reserved import (
-    NO_BARS,
     NO_ENTITLEMENTS,
+    NO_EXCLUDED_JOBS,
     NO_RESERVATIONS,
     NO_RESERVED_NODES,
-    Bars,
     Entitlements,
+    ExcludedJobs,
     Reservations,
     ReservedNodes,
 )
@@ -145,13 +145,15 @@ class Jobs(CellTable):
     iterations: Floats  # of the whole job
     iterations_left: Floats
     requested_gpus: Ints
-    requested_type: Ints = usual(-1)  # index into Snapshot.gpu_types; -1 for any type
-    pinned_type: Bools = usual(False)  # if true, the requested type is required, not only preferred
+    requested_gpu_type: Ints = usual(-1)  # index into Snapshot.gpu_types; -1 for any type
+    pinned_gpu_type: Bools = usual(
+        False
+    )  # if true, the requested type is required, not only preferred
     tenant: tuple[str, ...] = usual("")
-    queue: Ints = usual(1)  # 1 is served first
+    priority: Ints = usual(1)  # 1 is served first
     weight: Floats = usual(1.0)
     guaranteed: Bools = usual(False)
-    movable: Bools = usual(True)  # if false, defragmentation never moves the job
+    pinned: Bools = usual(False)  # if true, defragmentation never moves the job
     deadline_s: Floats = usual(np.inf)  # seconds since 1970; inf if there is no deadline
     admitted: Bools = usual(False)  # a round has promised that the deadline will be met
     opportunistic: Bools = usual(False)
@@ -180,9 +182,9 @@ class Jobs(CellTable):
     """Smallest GPU count of the job's columns. 0 means that there is no bound."""
     max_gpus: Ints = usual(0)
     """Largest GPU count of the job's columns. 0 means that there is no bound."""
-    stated_plan: Ints = usual(-1)
+    plan: Ints = usual(-1)
     """Execution plan that the job's user states, an index into Snapshot.plans. -1 without one."""
-    stated_plan_first: Bools = usual(False)
+    plan_first: Bools = usual(False)
     """Whether only the job's first start must use the stated plan."""
     submitted_plan: Ints = usual(-1)
     """Execution plan that the job was submitted with, an index into Snapshot.plans. It binds nothing.
@@ -293,14 +295,14 @@ _AMOUNTS: Final = (
     ("tenants", "weight", 0, True),
     ("tenants", "borrow_gpus", -1, True),
     ("quotas", "gpus", 0, True),
-    ("legs", "gpus", 1, True),
+    ("schedule_segments", "gpus", 1, True),
     ("planned_starts", "gpus", 1, True),
     ("planned_nodes", "gpus", 1, True),
     ("prices", "price", 0, True),
     ("measured", "period_s", 0, True),
     ("measured", "sent_bytes", 0, True),
     ("reservations", "gpus", 0, True),
-    ("uses", "amount", 0, True),
+    ("decayed_use", "amount", 0, True),
 )
 """The columns of numbers that have a least value: table, column, that value, and whether inf is refused."""
 
@@ -322,32 +324,32 @@ class Snapshot:
     allocations: Allocations
     tenants: Tenants = NO_TENANTS
     quotas: Quotas = NO_QUOTAS
-    avoids: Avoids = NO_AVOIDS
-    legs: Legs = NO_LEGS
+    avoided_nodes: AvoidedNodes = NO_AVOIDED_NODES
+    schedule_segments: ScheduleSegments = NO_SEGMENTS
     planned_starts: PlannedStarts = NO_PLANNED_STARTS
     planned_nodes: PlannedNodes = NO_PLANNED_NODES
-    yields: Yields = NO_YIELDS
+    expected_releases: ExpectedReleases = NO_EXPECTED_RELEASES
     """What planned starts count on. A round fills it, and it is empty in stored snapshots."""
     prices: Prices = NO_PRICES
     topology: DescribedTopology | None = None
     """The cluster's network. If it is None, the network is not described."""
     traffic: Traffics = NO_TRAFFIC
-    standing: StandingNetworkPlan = NO_STANDING
+    network_plan: StandingNetworkPlan = NO_NETWORK_PLAN
     measured: TrafficMeasurements = NO_MEASURED
     runtimes: Runtimes = NO_RUNTIMES
     refused_plans: RefusedPlans = NO_REFUSED_PLANS
     plan_kinds: PlanKinds = NO_PLAN_KINDS
     dependencies: Dependencies = NO_DEPENDENCIES
-    allowed_types: AllowedTypes = NO_ALLOWED_TYPES
+    allowed_gpu_types: AllowedGpuTypes = NO_ALLOWED_GPU_TYPES
     selectors: Selectors = NO_SELECTORS
     unmatched_nodes: UnmatchedNodes = NO_UNMATCHED_NODES
     reservations: Reservations = NO_RESERVATIONS
     reserved_nodes: ReservedNodes = NO_RESERVED_NODES
     """The nodes that reservations name. A round adds those that it chooses (``with_reservations``)."""
     entitlements: Entitlements = NO_ENTITLEMENTS
-    bars: Bars = NO_BARS
+    excluded_jobs: ExcludedJobs = NO_EXCLUDED_JOBS
     """The jobs that reservations keep out. A round fills it, and it is empty in stored snapshots."""
-    uses: Uses = NO_USES
+    decayed_use: DecayedUse = NO_DECAYED_USE
     """What tenants used until now. It is empty if nobody asked for it."""
     use_half_life_s: float = 0.0
     """The half-life by which ``uses`` decays, or 0 if nobody asked for it."""
@@ -377,10 +379,10 @@ class Snapshot:
             ("estimates", "plan", 0, len(self.plans)),
             ("jobs", "workload", 0, works),
             ("jobs", "state", 0, len(STATES)),
-            ("jobs", "requested_type", -1, types),
+            ("jobs", "requested_gpu_type", -1, types),
             ("jobs", "current_type", -1, types),
             ("jobs", "current_plan", 0, max(1, len(self.plans))),
-            ("jobs", "stated_plan", -1, len(self.plans)),
+            ("jobs", "plan", -1, len(self.plans)),
             ("jobs", "submitted_plan", -1, len(self.plans)),
             ("plan_kinds", "plan", 0, len(self.plans)),
             ("jobs", "runtime", -1, len(self.runtimes)),
@@ -391,20 +393,20 @@ class Snapshot:
             ("tenants", "parent", -1, len(self.tenants)),
             ("quotas", "tenant", 0, len(self.tenants)),
             ("quotas", "gpu_type", -1, types),
-            ("avoids", "job", 0, len(self.jobs)),
-            ("avoids", "node", 0, len(self.nodes)),
+            ("avoided_nodes", "job", 0, len(self.jobs)),
+            ("avoided_nodes", "node", 0, len(self.nodes)),
             ("dependencies", "job", 0, len(self.jobs)),
             ("dependencies", "on", 0, len(self.jobs)),
             ("dependencies", "condition", 0, len(CONDITIONS)),
-            ("allowed_types", "job", 0, len(self.jobs)),
-            ("allowed_types", "gpu_type", 0, types),
+            ("allowed_gpu_types", "job", 0, len(self.jobs)),
+            ("allowed_gpu_types", "gpu_type", 0, types),
             ("jobs", "required_selector", -1, len(self.selectors)),
             ("jobs", "preferred_selector", -1, len(self.selectors)),
             ("unmatched_nodes", "selector", 0, len(self.selectors)),
             ("unmatched_nodes", "node", 0, len(self.nodes)),
-            ("legs", "job", 0, len(self.jobs)),
-            ("legs", "gpu_type", 0, types),
-            ("legs", "plan", 0, max(1, len(self.plans))),
+            ("schedule_segments", "job", 0, len(self.jobs)),
+            ("schedule_segments", "gpu_type", 0, types),
+            ("schedule_segments", "plan", 0, max(1, len(self.plans))),
             ("planned_starts", "job", 0, len(self.jobs)),
             ("planned_starts", "gpu_type", 0, types),
             ("planned_starts", "plan", 0, max(1, len(self.plans))),
@@ -413,7 +415,7 @@ class Snapshot:
             ("traffic", "workload", 0, works),
             ("traffic", "gpu_type", 0, types),
             ("traffic", "plan", 0, len(self.plans)),
-            ("standing", "job", -1, len(self.jobs)),
+            ("network_plan", "job", -1, len(self.jobs)),
             ("measured", "job", 0, len(self.jobs)),
             ("measured", "node", 0, len(self.nodes)),
             ("reservations", "gpu_type", -1, types),
@@ -421,9 +423,9 @@ class Snapshot:
             ("reserved_nodes", "node", 0, len(self.nodes)),
             ("entitlements", "reservation", 0, len(self.reservations)),
             ("entitlements", "job", 0, len(self.jobs)),
-            ("uses", "resource", HOST_MEMORY, types),
-            ("bars", "reservation", 0, len(self.reservations)),
-            ("bars", "job", 0, len(self.jobs)),
+            ("decayed_use", "resource", HOST_MEMORY, types),
+            ("excluded_jobs", "reservation", 0, len(self.reservations)),
+            ("excluded_jobs", "job", 0, len(self.jobs)),
         ):
             values = getattr(getattr(self, table), column)
             if len(values) and not (values.min() >= low and values.max() < high):
@@ -477,8 +479,8 @@ class Snapshot:
         return size
 
     def type_choices(self) -> tuple[Ints, Bools]:
-        """Return the sets of GPU types that jobs may run on (``AllowedTypes.choices``)."""
-        return self.allowed_types.choices(len(self.jobs), len(self.gpu_types))
+        """Return the sets of GPU types that jobs may run on (``AllowedGpuTypes.choices``)."""
+        return self.allowed_gpu_types.choices(len(self.jobs), len(self.gpu_types))
 
     def matching_nodes(self) -> Bools:
         """Return the nodes that match each selector, bool[selectors, nodes]."""

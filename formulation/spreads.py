@@ -88,7 +88,7 @@ class ClusterForecast:
     ``spreads`` has the uncorrected spread of each (event, job), from which later ones learn.
     """
 
-    made_s: float  # seconds since 1970
+    created_s: float  # seconds since 1970
     futures: int
     jobs: tuple[JobForecast, ...]
     spreads: Mapping[tuple[str, str], Spread] = field(default_factory=dict)

@@ -16,7 +16,7 @@ class Tenants(Table):
     name: tuple[str, ...]
     weight: Floats
     borrow_gpus: Ints  # GPUs that it may hold beyond its quota; -1 for any number
-    lends: Bools  # if false, others may not use the quota even while the tenant does not
+    keeps_idle_quota: Bools  # if true, others may not use the quota even while the tenant does not
     parent: Ints = usual(-1)  # index into Snapshot.tenants; -1 without one
 
 

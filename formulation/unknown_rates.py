@@ -31,7 +31,7 @@ def has_unknown_rate(snapshot: Snapshot) -> Bools:
     admitted job is not among them: its promise rested on estimates, and ends without them.
     """
     jobs = snapshot.jobs
-    stated = jobs.unestimated & (jobs.requested_type >= 0) & ~jobs.admitted
+    stated = jobs.unestimated & (jobs.requested_gpu_type >= 0) & ~jobs.admitted
     if not stated.any():
         return stated
     known = np.zeros(len(snapshot.workloads), dtype=np.bool_)
@@ -54,10 +54,10 @@ def assume_rates(snapshot: Snapshot) -> Snapshot:
     jobs = snapshot.jobs
     runs = jobs.current_gpus[which] > 0
     asks = {
-        "current_type": jobs.requested_type,
+        "current_type": jobs.requested_gpu_type,
         "current_gpus": jobs.requested_gpus,
         "current_degree": np.full(len(jobs), BEST_FOUND),
-        "current_plan": np.where(jobs.stated_plan >= 0, jobs.stated_plan, snapshot.plans.index("")),
+        "current_plan": np.where(jobs.plan >= 0, jobs.plan, snapshot.plans.index("")),
     }
     cell = [np.where(runs, getattr(jobs, own)[which], ask[which]) for own, ask in asks.items()]
     unique, of = np.unique(np.stack([jobs.workload[which], *cell]), axis=1, return_inverse=True)

@@ -15,7 +15,7 @@ from tessera.formulation.lifecycle import JobEvent
 from tessera.formulation.secrets import HOOK_PREFIX, hide_secrets
 
 MAX_FAILURES: Final = 10
-"""Consecutive failures after which a webhook is dead: about three hours after the first one."""
+"""Consecutive failures after which a webhook is disabled: about three hours after the first one."""
 
 FIRST_RETRY_S: Final = 15.0
 """Seconds until a delivery is tried again. Each further failure doubles them."""
@@ -91,7 +91,7 @@ class WebhookRecord:
     failures: int = 0  # consecutive ones
     last_error: str = ""
     retry_s: float | None = None
-    dead: bool = False
+    disabled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -154,12 +154,13 @@ class Problem:
         weight: float = 1.0,
         quotas: Mapping[str, int] | None = None,
         borrow_gpus: int = -1,
-        lends: bool = True,
+        keeps_idle_quota: bool = False,
     ) -> None:
         """Add a tenant. ``quotas`` has GPUs by type; the type ``""`` is any type.
 
-        ``borrow_gpus`` is what it may hold beyond its quota; -1 for any number. If ``lends`` is
-        false, others may not use its quota. A tenant that is not added has weight 1 and no limits.
+        ``borrow_gpus`` is what it may hold beyond its quota; -1 for any number. If
+        ``keeps_idle_quota``, others may not use its quota. A tenant that is not added has weight 1
+        and no limits.
 
         Raises:
             InvalidInput: the tenant exists, a GPU type is not known, or a number has no meaning.
@@ -177,7 +178,12 @@ class Problem:
         self._tenants.add(name)
         self._added.quotas += rows
         self._added.tenants.append(
-            {"name": name, "weight": weight, "borrow_gpus": borrow_gpus, "lends": lends}
+            {
+                "name": name,
+                "weight": weight,
+                "borrow_gpus": borrow_gpus,
+                "keeps_idle_quota": keeps_idle_quota,
+            }
         )
 
     def add_job(
@@ -189,9 +195,9 @@ class Problem:
         weight: float = 1.0,
         deadline_s: float = math.inf,
         requested_gpus: int | None = None,
-        requested_type: str = "",
+        requested_gpu_type: str = "",
         tenant: str = "",
-        queue: int = 1,
+        priority: int = 1,
         guaranteed: bool = False,
         restart_s: float = 60.0,
         runs_on: Mapping[str, int] | None = None,
@@ -218,12 +224,14 @@ class Problem:
         require_number(f"{name}.restart_s", restart_s, may_be_zero=True)
         if not deadline_s > 0:
             raise InvalidInput(f"{name}.deadline_s", "must be above 0, because it counts from now")
-        require_count(f"{name}.queue", queue, 1)
+        require_count(f"{name}.priority", priority, 1)
         if requested_gpus is None:
             requested_gpus = min(cell.gpus for cell, _ in cells)
         require_count(f"{name}.requested_gpus", requested_gpus, 1)
         kind = (
-            self._index_of_type(f"{name}.requested_type", requested_type) if requested_type else -1
+            self._index_of_type(f"{name}.requested_gpu_type", requested_gpu_type)
+            if requested_gpu_type
+            else -1
         )
         current = self._hold(f"{name}.runs_on", cells, runs_on) if runs_on else None
         self._jobs.add(name)
@@ -236,9 +244,9 @@ class Problem:
                 "iterations": samples,
                 "iterations_left": samples,
                 "requested_gpus": requested_gpus,
-                "requested_type": kind,
+                "requested_gpu_type": kind,
                 "tenant": tenant,
-                "queue": queue,
+                "priority": priority,
                 "weight": weight,
                 "guaranteed": guaranteed,
                 "deadline_s": self._base.now_s + deadline_s,

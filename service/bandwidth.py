@@ -33,7 +33,7 @@ class BandwidthCurve:
     """The best rate by bandwidth, or why it is not known."""
 
     points: tuple[BandwidthPoint, ...] = ()
-    unknown_because: str = ""
+    unknown_reason: str = ""
 
 
 def trace_bandwidth(
@@ -53,7 +53,7 @@ def trace_bandwidth(
     if not recorded:
         count = cells[0].demand.gpus if cells else 0
         return BandwidthCurve(
-            unknown_because=f"the Cells on {count} GPUs name no recorded execution plan, so none can be"
+            unknown_reason=f"the Cells on {count} GPUs name no recorded execution plan, so none can be"
             " priced; estimate them with `tessera estimate`"
         )
     priced, problem = list[Sequence[CurveCell]](), ""
@@ -63,7 +63,7 @@ def trace_bandwidth(
         except InvalidInput as wrong:
             problem = str(wrong)
     if not priced:
-        return BandwidthCurve(unknown_because=f"the cost model cannot price the plans: {problem}")
+        return BandwidthCurve(unknown_reason=f"the cost model cannot price the plans: {problem}")
     return BandwidthCurve(
         points=tuple(
             BandwidthPoint(

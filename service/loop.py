@@ -157,7 +157,7 @@ class RoundLoop:
                 decisions=outcome.decisions,
                 summary=summary,
                 request=request,
-                legs=outcome.legs_after(snapshot),
+                schedule_segments=outcome.segments_after(snapshot),
                 plan=outcome.plan,
                 network=outcome.network,
                 proof=outcome.proof,

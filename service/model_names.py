@@ -34,7 +34,7 @@ NO_REMARKS: Final[NameRemarks] = MappingProxyType({})
 
 def name_key(spec: JobSpec) -> tuple[Workload, bool]:
     """Return what the remark on a job's model depends on: it, and whether a GPU type is stated."""
-    return spec.workload, bool(spec.requested_type)
+    return spec.workload, bool(spec.requested_gpu_type)
 
 
 def remark_names(

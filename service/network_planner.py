@@ -169,7 +169,7 @@ class NetworkPlanner:
 
     def _cause(self, snapshot: Snapshot, running: list[RunningJob], basis: PlanBasis) -> str:
         """Return why a new plan is due, or "" if none is."""
-        standing = snapshot.standing
+        standing = snapshot.network_plan
         planned = set(zip(standing.job.tolist(), standing.generation.tolist(), strict=True))
         now = {(r.job, r.generation) for r in running}
         if now - planned:

@@ -25,7 +25,7 @@ def remark_plans(spec: JobSpec) -> str:
     """
     limits = PlanLimits(runtime=spec.runtime, techniques=spec.techniques)
     counts = _counts_of(spec)
-    if limits.allow_every_plan or spec.stated_plan is not None:
+    if limits.allow_every_plan or spec.plan is not None:
         return ""
     if _can_divide(spec.workload, counts, limits):
         return ""

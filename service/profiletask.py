@@ -124,8 +124,8 @@ def ask_time_left(spec: TaskSpec) -> float | None:
             )
             continue
         for task in state.tasks:
-            if task.job == spec["job"] and task.HasField("left_seconds"):
-                return task.left_seconds
+            if task.job == spec["job"] and task.HasField("remaining_seconds"):
+                return task.remaining_seconds
     return None
 
 
@@ -243,7 +243,7 @@ def request_of(
             for r in records
         ],
         left_out=[pb.ProfileSize(samples=s, tensor_parallel=tp) for s, tp in measured.left_out],
-        left_out_reason=measured.stop_reason if measured.left_out else "",
+        skip_reason=measured.stop_reason if measured.left_out else "",
         host=None if rates is None else of_host(rates),
     )
     request.request_id = f"profile-{_digest(request)[:32]}"

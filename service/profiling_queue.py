@@ -136,7 +136,7 @@ class ProfilingQueue:
 
 
 def _submit_task(cluster: str, spec: JobSpec, writer: Writer) -> bytes:
-    writer.derive(cluster, nominal_estimates([spec.requested_type]), {})
+    writer.derive(cluster, nominal_estimates([spec.requested_gpu_type]), {})
     writer.submit_jobs(cluster, [spec])
     return b""
 

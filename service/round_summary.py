@@ -10,7 +10,7 @@ from tessera.formulation.decisions import CHANGES_GPUS, DecisionKind
 from tessera.formulation.records.rounds import RoundRecord, RoundSummary, decision_record
 from tessera.formulation.release import installed_version
 from tessera.formulation.snapshot import Snapshot
-from tessera.solvers.rounds.due import due_s, next_leg_s
+from tessera.solvers.rounds.due import due_s, next_segment_s
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import RoundOutcome
 
@@ -71,7 +71,7 @@ def summarise_round(
         failures=solution.failures,
         promises_due_s=min(
             due_s(snapshot, outcome, options.round_s),
-            next_leg_s(snapshot, outcome),
+            next_segment_s(snapshot, outcome),
         ),
     )
 

@@ -84,7 +84,7 @@ class ProfilingTasks:
         self._created += tuple(
             ProfilingJob(
                 name=spec.name,
-                gpu_type=spec.requested_type,
+                gpu_type=spec.requested_gpu_type,
                 state=JobState.QUEUED,
                 last_error="",
                 service_gpu_s=0.0,
@@ -97,7 +97,7 @@ class ProfilingTasks:
         """Return what the task measures."""
         spec = self.specs[task]
         model, params, _ = json.loads(spec.command[0])["workload"]
-        return ProfiledModel(model=model, params=params, gpu_type=spec.requested_type)
+        return ProfiledModel(model=model, params=params, gpu_type=spec.requested_gpu_type)
 
     def _missing(self, workloads: Iterable[Workload]) -> dict[str, JobSpec]:
         """Return the service's tasks for live jobs of ``workloads``, by name."""

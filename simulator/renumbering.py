@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
-from tessera.formulation.last_round import Legs
-from tessera.formulation.permissions import AllowedTypes, Avoids
+from tessera.formulation.last_round import ScheduleSegments
+from tessera.formulation.permissions import AllowedGpuTypes, AvoidedNodes
 from tessera.formulation.reserved import Entitlements
 from tessera.formulation.tables import Ints
 
-_OfJobs = TypeVar("_OfJobs", AllowedTypes, Avoids, Entitlements, Legs)
+_OfJobs = TypeVar("_OfJobs", AllowedGpuTypes, AvoidedNodes, Entitlements, ScheduleSegments)
 
 
 def renumber_jobs(table: _OfJobs, local: Ints) -> _OfJobs:

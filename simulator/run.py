@@ -27,7 +27,7 @@ from tessera.solvers.cpsat import CpSat
 from tessera.solvers.lookahead import ADMISSION
 from tessera.solvers.plugins import require_kept_rules
 from tessera.solvers.registry import make_solver as make_solver
-from tessera.solvers.rounds.due import due_s, next_leg_s, next_start_s
+from tessera.solvers.rounds.due import due_s, next_segment_s, next_start_s
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import RoundOutcome, plan_round
 from tessera.solvers.rounds.times import RoundTimes
@@ -129,7 +129,7 @@ class Conditions:
     spacing_s: float | None = None
     """The least seconds between rounds on events, for rounds as a server has them with its settings
     ``round_spacing_s`` and ``period_s``. There is also one ``round_s`` after the last one, and one when
-    a leg of a promised schedule begins. If it is None, it is ``round_s``, and there are no rounds
+    a segment of a promised schedule begins. If it is None, it is ``round_s``, and there are no rounds
     without an event or a promise that would break."""
     horizon_s: float = math.inf
     """The time at which the run ends, even if jobs are left."""
@@ -204,7 +204,7 @@ class Result:
     arrival_s: Floats
     first_start_s: Floats  # inf: the job has never started
     start_by_s: Floats
-    """Time by which it was first promised to start, or after a job of a higher queue had come. inf if no
+    """Time by which it was first promised to start, or after a job of a higher priority had come. inf if no
     promise was given."""
     end_s: Floats  # inf: the job has not ended
     state: tuple[str, ...]  # of tessera.formulation.lifecycle; held: it has not arrived
@@ -333,14 +333,17 @@ def _round(
         world.store.pass_round()
     else:
         changes = world.carry_out(
-            outcome.decisions, outcome.legs_after(snapshot), outcome.prices, outcome.plan
+            outcome.decisions,
+            outcome.segments_after(snapshot),
+            outcome.prices,
+            outcome.plan,
         )
     world.check()
     problem, solution, store = outcome.problem, outcome.solution, world.store
     needed_s = due_s(snapshot, outcome, conditions.round_s)
     needed_s = min(needed_s, snapshot.reservations.next_change_s(snapshot.now_s))
     if conditions.spacing_s is not None:
-        needed_s = min(needed_s, next_leg_s(snapshot, outcome))
+        needed_s = min(needed_s, next_segment_s(snapshot, outcome))
     row = RoundRow(
         at_s=world.now_s,
         decide_s=decide_s,

@@ -55,13 +55,13 @@ class Scenario:
         if bad := [one.spec.name for one in self.arrivals if one.spec.iterations < 1]:
             raise InvalidInput("arrivals", f"{', '.join(bad[:5])} have no iterations to train")
         _require_in_cluster(
-            "arrivals", "the type", known, (one.spec.requested_type for one in self.arrivals)
+            "arrivals", "the type", known, (one.spec.requested_gpu_type for one in self.arrivals)
         )
         _require_in_cluster(
             "arrivals",
             "the type",
             known,
-            (t for one in self.arrivals for t in one.spec.allowed_types),
+            (t for one in self.arrivals for t in one.spec.allowed_gpu_types),
         )
         for one in self.arrivals:
             for text in (one.spec.node_selector, one.spec.preferred_labels):

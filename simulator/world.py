@@ -12,7 +12,7 @@ import numpy as np
 
 from tessera.formulation.decisions import Decision
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.last_round import NO_LEGS, Legs, StartPlan
+from tessera.formulation.last_round import NO_SEGMENTS, ScheduleSegments, StartPlan
 from tessera.formulation.placement import Gang
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.snapshot import Snapshot
@@ -199,12 +199,12 @@ class World:
     def carry_out(
         self,
         decisions: Sequence[Decision],
-        legs: Legs = NO_LEGS,
+        schedule_segments: ScheduleSegments = NO_SEGMENTS,
         prices: Mapping[str, float] = MappingProxyType({}),
         plan: StartPlan | None = None,
     ) -> list[AllocationChange]:
         """Carry out a round's decisions on the last snapshot, and return the changes they made."""
-        changes = self.store.commit(decisions, self.now_s, legs, prices, plan)
+        changes = self.store.commit(decisions, self.now_s, schedule_segments, prices, plan)
         for change in changes:
             if change.job in self._runs:
                 self._stop(change.job, change.kind.value)

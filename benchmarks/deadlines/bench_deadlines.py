@@ -12,7 +12,7 @@ import typer
 from tessera.benchmarks.harness.progress import track_steps
 from tessera.benchmarks.harness.registry import register_case
 from tessera.formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
-from tessera.formulation.last_round import Legs
+from tessera.formulation.last_round import ScheduleSegments
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang
 from tessera.formulation.policy import DeadlineMode, Policy
@@ -209,20 +209,20 @@ def drive_load(
     """
     policy = replace(Policy(deadlines=mode, round_s=ROUND_S), **options)
     runs = [DrivenJob(job=job, left=job.work) for job in load.jobs]
-    legs: dict[str, list[dict[str, Any]]] = {}
+    segments: dict[str, list[dict[str, Any]]] = {}
     now_s, rounds, broken, unproven = BEGIN_S, 0, 0, 0
     last_s = max(job.deadline_s for job in load.jobs if math.isfinite(job.deadline_s))
     while now_s <= last_s and any(run.open for run in runs):
         there = [run for run in runs if run.open and run.job.arrival_s <= now_s]
         if there:
             rounds += 1
-            snapshot = snapshot_of(load, there, legs, now_s, rounds)
+            snapshot = snapshot_of(load, there, segments, now_s, rounds)
             outcome = plan_round(
                 snapshot, policy, Portfolio(), Budget(remaining_s=lambda: math.inf, gap=1e-3)
             )
             broken += len(outcome.violations)
             unproven += outcome.admission is not None and not outcome.admission.proven
-            legs = _commit(there, outcome, now_s)
+            segments = _commit(there, outcome, now_s)
         for run in there:
             _train(run, now_s, now_s + every_s)
         now_s += every_s
@@ -244,9 +244,9 @@ def _commit(
         _decided(run, decision, now_s)
     result: dict[str, list[dict[str, Any]]] = {}
     if outcome.admission is not None:
-        legs = outcome.admission.legs
-        for index in range(len(legs)):
-            row = legs.row(index)
+        segments = outcome.admission.schedule_segments
+        for index in range(len(segments)):
+            row = segments.row(index)
             result.setdefault(there[row.pop("job")].job.name, []).append(row)
     return result
 
@@ -279,7 +279,7 @@ def _train(run: DrivenJob, start_s: float, end_s: float) -> None:
 def snapshot_of(
     load: OverloadCase,
     runs: list[DrivenJob],
-    legs: dict[str, list[dict[str, Any]]],
+    segments: dict[str, list[dict[str, Any]]],
     now_s: float,
     number: int,
 ) -> Snapshot:
@@ -330,12 +330,12 @@ def snapshot_of(
         ),
         jobs=Jobs.from_rows([_row(run) for run in runs]),
         allocations=Allocations.from_rows(held),
-        legs=Legs.from_rows(
+        schedule_segments=ScheduleSegments.from_rows(
             [
-                {"job": names[name], **leg}
-                for name, mine in legs.items()
+                {"job": names[name], **segment}
+                for name, mine in segments.items()
                 if name in names
-                for leg in mine
+                for segment in mine
             ]
         ),
     )

@@ -14,7 +14,7 @@ from tessera.benchmarks.rounds.small_rounds import (
     with_equal_shares,
 )
 from tessera.formulation.lifecycle import JobState
-from tessera.formulation.permissions import AllowedTypes, Avoids, Selectors, UnmatchedNodes
+from tessera.formulation.permissions import AllowedGpuTypes, AvoidedNodes, Selectors, UnmatchedNodes
 from tessera.formulation.snapshot import STATE_CODE, Snapshot
 from tessera.formulation.tenants import Quotas, Tenants
 from tessera.solvers.rounds.options import RoundOptions
@@ -39,7 +39,7 @@ POLICIES: Final[tuple[RoundOptions, ...]] = (
     RoundOptions(max_changes=1, objective="jct"),
     RoundOptions(keep_requests=False, change_spacing=0.0),
     RoundOptions(objective="jct", default_run_s=10_000.0),
-    RoundOptions(queue_weights="1:4,2:1,3:0"),
+    RoundOptions(priority_weights="1:4,2:1,3:0"),
     RoundOptions(scheduler="fcfs"),
     RoundOptions(scheduler="sia"),
 )
@@ -87,12 +87,12 @@ def _with_wishes(rng: np.random.Generator, snapshot: Snapshot) -> Snapshot:
             failures=failed.astype(np.int64),
             min_gpus=np.where(bounded & waits, most, 0),
             max_gpus=np.where(bounded & ~waits, most, 0),
-            requested_type=np.where(pinned, rng.integers(0, 2, count), -1),
-            pinned_type=pinned,
+            requested_gpu_type=np.where(pinned, rng.integers(0, 2, count), -1),
+            pinned_gpu_type=pinned,
             weight=weight,
             guaranteed=_share(rng, count, 0.5),
-            movable=~_share(rng, count, 0.3),
-            queue=rng.integers(1, 4, count),
+            pinned=_share(rng, count, 0.3),
+            priority=rng.integers(1, 4, count),
         ),
     )
 
@@ -106,7 +106,7 @@ def _with_quotas(rng: np.random.Generator, snapshot: Snapshot) -> Snapshot:
                 "name": f"t{i}",
                 "weight": float(rng.choice([0.0, 0.5, 1.0, 2.0], p=[0.1, 0.3, 0.3, 0.3])),
                 "borrow_gpus": int(rng.choice([-1, 0, 2])),
-                "lends": bool(rng.random() < 0.7),
+                "keeps_idle_quota": bool(rng.random() >= 0.7),
             }
             for i in range(3)
         ]
@@ -135,14 +135,14 @@ def _with_avoids(rng: np.random.Generator, snapshot: Snapshot) -> Snapshot:
         return snapshot
     pairs = np.argwhere(rng.random((len(snapshot.jobs), len(snapshot.nodes))) < 0.3)
     rows = [{"job": job, "node": node} for job, node in pairs.tolist()]
-    return replace(snapshot, avoids=Avoids.from_rows(rows))
+    return replace(snapshot, avoided_nodes=AvoidedNodes.from_rows(rows))
 
 
 def with_allowed_types(rng: np.random.Generator, snapshot: Snapshot) -> Snapshot:
     """Let some jobs run on one random GPU type only."""
     jobs = np.flatnonzero(_share(rng, len(snapshot.jobs), 0.5))
     types = rng.integers(0, len(snapshot.gpu_types), len(jobs))
-    return replace(snapshot, allowed_types=AllowedTypes(job=jobs, gpu_type=types))
+    return replace(snapshot, allowed_gpu_types=AllowedGpuTypes(job=jobs, gpu_type=types))
 
 
 def with_selectors(rng: np.random.Generator, snapshot: Snapshot) -> Snapshot:

@@ -86,7 +86,7 @@ def draw_snapshot(rng: np.random.Generator, jobs: int, gpus: int = 8) -> Snapsho
         allocations=Allocations.from_rows(held),
         tenants=Tenants.from_rows(
             [
-                {"name": f"t{i}", "weight": w, "borrow_gpus": -1, "lends": True}
+                {"name": f"t{i}", "weight": w, "borrow_gpus": -1, "keeps_idle_quota": False}
                 for i, w in enumerate((0.5, 1.0, 2.0))
             ]
         ),

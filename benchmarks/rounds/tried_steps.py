@@ -14,7 +14,7 @@ from typing import Any
 from tessera.formulation.decisions import Decision
 from tessera.formulation.explanations.changes import Change
 from tessera.formulation.explanations.records import Step
-from tessera.formulation.permissions import AllowedTypes, Avoids, UnmatchedNodes
+from tessera.formulation.permissions import AllowedGpuTypes, AvoidedNodes, UnmatchedNodes
 from tessera.formulation.snapshot import STATES, Allocations, Estimates, Jobs, Nodes, Snapshot
 from tessera.formulation.tables import Table
 from tessera.formulation.tenants import Quotas, Tenants
@@ -124,7 +124,9 @@ def _apply_one(
         changed = replace(snapshot, nodes=Nodes.from_rows(nodes))
         return replace(changed, unmatched_nodes=UnmatchedNodes.from_rows(unmatched)), options
     if kind in ("BORROW", "LEND", "TENANT_WEIGHT"):
-        column = {"BORROW": "borrow_gpus", "LEND": "lends", "TENANT_WEIGHT": "weight"}[kind]
+        column = {"BORROW": "borrow_gpus", "LEND": "keeps_idle_quota", "TENANT_WEIGHT": "weight"}[
+            kind
+        ]
         _named(tenants, subject)[column] = amount
         return replace(snapshot, tenants=Tenants.from_rows(tenants)), options
     if kind == "QUOTA":
@@ -140,13 +142,13 @@ def _apply_one(
     job = _named(jobs, name)
     if kind == "ANY_NODE":
         index = jobs.index(job)
-        kept = [row for row in _rows(snapshot.avoids) if row["job"] != index]
-        return replace(snapshot, avoids=Avoids.from_rows(kept)), options
+        kept = [row for row in _rows(snapshot.avoided_nodes) if row["job"] != index]
+        return replace(snapshot, avoided_nodes=AvoidedNodes.from_rows(kept)), options
     if kind == "ALLOW_TYPE":
-        allowed = [r for r in _rows(snapshot.allowed_types) if r["job"] != jobs.index(job)]
+        allowed = [r for r in _rows(snapshot.allowed_gpu_types) if r["job"] != jobs.index(job)]
         for name_of_type in subject.split(","):
             allowed.append({"job": jobs.index(job), "gpu_type": types.index(name_of_type)})
-        return replace(snapshot, allowed_types=AllowedTypes.from_rows(allowed)), options
+        return replace(snapshot, allowed_gpu_types=AllowedGpuTypes.from_rows(allowed)), options
     if kind == "ADD_CELL":
         return _with_cell(snapshot, job["workload"], types.index(subject), change), options
     job.update(_JOB_CHANGES[kind](amount, subject, types))
@@ -155,19 +157,19 @@ def _apply_one(
 
 _JOB_CHANGES: dict[str, Any] = {
     "WEIGHT": lambda amount, *_: {"weight": amount},
-    "QUEUE": lambda amount, *_: {"queue": int(amount)},
+    "PRIORITY": lambda amount, *_: {"priority": int(amount)},
     "DEADLINE": lambda amount, *_: {"deadline_s": amount},
-    "ANY_TYPE": lambda *_: {"pinned_type": False},
+    "ANY_TYPE": lambda *_: {"pinned_gpu_type": False},
     "ANY_LABELS": lambda *_: {"required_selector": -1},
     "MIN_GPUS": lambda amount, *_: {"min_gpus": int(amount)},
     "MAX_GPUS": lambda amount, *_: {"max_gpus": int(amount)},
-    "STAY": lambda *_: {"movable": False},
+    "STAY": lambda *_: {"pinned": True},
     "RELEASE": lambda *_: {"state": [s.value for s in STATES].index("queued")},
     "RETRY": lambda *_: {"retry_s": 0.0},
     "REQUEST": lambda amount, *_: {"requested_gpus": int(amount)},
-    "REQUEST_TYPE": lambda _, subject, types: {"requested_type": types.index(subject)},
+    "REQUEST_TYPE": lambda _, subject, types: {"requested_gpu_type": types.index(subject)},
     "BEST_EFFORT": lambda *_: {"guaranteed": False},
-    "ANY_PLAN": lambda *_: {"stated_plan": -1, "stated_plan_first": False},
+    "ANY_PLAN": lambda *_: {"plan": -1, "plan_first": False},
 }
 """Kind of a change of the job itself -> the new values of its row."""
 
@@ -191,8 +193,8 @@ def _without_job(snapshot: Snapshot, name: str) -> Snapshot:
         snapshot,
         jobs=Jobs.from_rows(jobs[:gone] + jobs[gone + 1 :]),
         allocations=Allocations.from_rows(left(snapshot.allocations)),
-        avoids=Avoids.from_rows(left(snapshot.avoids)),
-        allowed_types=AllowedTypes.from_rows(left(snapshot.allowed_types)),
+        avoided_nodes=AvoidedNodes.from_rows(left(snapshot.avoided_nodes)),
+        allowed_gpu_types=AllowedGpuTypes.from_rows(left(snapshot.allowed_gpu_types)),
     )
 
 

@@ -53,7 +53,7 @@ def draw_arrays(rng: Generator, jobs: int) -> JobStream:
     for k in range(arrays):
         at_s, limit = rng.uniform(0, 0.6) * last_s, int(rng.integers(2, 5))
         for i in range(size):
-            member = ArrayMember(array=f"array-{k}", index=i, size=size, limit=limit)
+            member = ArrayMember(array=f"array-{k}", index=i, size=size, max_running=limit)
             draft.add(at_s, 2, 0.4 * HOUR_S, role="member", array=member)
     return draft.finish()
 
@@ -66,7 +66,7 @@ def draw_queues(rng: Generator, jobs: int) -> JobStream:
     for _ in range(gangs):
         at_s = rng.uniform(0.05, 0.8) * last_s
         draft.add(at_s, int(rng.choice([8, 16])), HOUR_S, role="low", queue=3)
-    return draft.finish(settings=["queue_weights=1:4"])
+    return draft.finish(settings=["priority_weights=1:4"])
 
 
 def draw_fair_shares(rng: Generator, jobs: int) -> JobStream:

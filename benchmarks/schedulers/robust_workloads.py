@@ -95,8 +95,8 @@ class WorkloadKind:
                 float(durations_s[i]),
                 model=f"model-{models[i]}",
                 elastic=bool(elastic[i]),
-                requested_type=str(rng.choice(names)),
-                pinned_type=self.pins_type,
+                requested_gpu_type=str(rng.choice(names)),
+                pinned_gpu_type=self.pins_type,
             )
         stream = draft.finish().change_conditions(
             exact=not self.error, overheads=preset_overheads(self.overheads)

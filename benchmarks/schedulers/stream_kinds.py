@@ -81,16 +81,16 @@ def draw_pinned_types(rng: Generator, jobs: int) -> JobStream:
         1.1,
         sizes=(1, 2, 4),
         shares=(0.6, 0.2, 0.2),
-        requested_type=types,
-        pinned_type=[bool(name) for name in types],
+        requested_gpu_type=types,
+        pinned_gpu_type=[bool(name) for name in types],
     )
     draft.add(
         rng.uniform(0.05, 0.3) * last_s,
         16,
         HOUR_S,
         role="gang",
-        requested_type="h100",
-        pinned_type=True,
+        requested_gpu_type="h100",
+        pinned_gpu_type=True,
     )
     return draft.finish()
 
@@ -117,7 +117,7 @@ def draw_unestimated(rng: Generator, jobs: int) -> JobStream:
     unknown = [ScalingModel(name=f"unknown-{i}") for i in range(0, jobs, 3)]
     draft = StreamDraft(GpuPool(nodes=3), models=[ScalingModel(), *unknown])
     names = ["" if i % 3 else f"unknown-{i}" for i in range(jobs)]
-    add_crowd(draft, rng, jobs, 0.9, model=names, requested_type="a100")
+    add_crowd(draft, rng, jobs, 0.9, model=names, requested_gpu_type="a100")
     stream = draft.finish()
     visible = [e for e in stream.scenario.profiles if e.workload == ScalingModel().workload]
     return stream.change_conditions(visible=visible)

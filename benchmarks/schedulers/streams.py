@@ -168,11 +168,11 @@ class StreamDraft:
         arrival.
         """
         shape = self.models[model or self._usual]
-        requested_type = fields.get("requested_type", "")
+        requested_gpu_type = fields.get("requested_gpu_type", "")
         iter_time_s = min(
             shape.iter_time_s(pool.gpu_type, gpus)
             for pool in self.pools
-            if pool.gpus >= gpus and requested_type in ("", pool.gpu_type)
+            if pool.gpus >= gpus and requested_gpu_type in ("", pool.gpu_type)
         )
         bounds = {} if elastic else {"min_gpus": gpus, "max_gpus": gpus}
         spec = JobSpec(

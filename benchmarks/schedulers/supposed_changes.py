@@ -313,7 +313,7 @@ def _rows_of(snapshot: Snapshot, added: tuple[JobSpec, ...]) -> Jobs:
                 "iterations": float(spec.iterations),
                 "iterations_left": float(spec.iterations),
                 "requested_gpus": spec.requested_gpus,
-                "requested_type": types.get(spec.requested_type, -1),
+                "requested_gpu_type": types.get(spec.requested_gpu_type, -1),
                 "tenant": spec.tenant,
                 "weight": spec.weight,
                 "submit_s": snapshot.now_s,

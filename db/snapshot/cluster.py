@@ -32,13 +32,13 @@ TABLES: Final = {
     "nodes": json_rows(
         "n.id, n.name, n.gpu_type_id, n.gpus, n.rack, n.version, NOT n.draining AND coalesce("
         "extract(epoch FROM now() - a.heard_at)::float8 <= :silence_s, false),"
-        f" coalesce(n.cpus, n.found_cpus, {NOT_STATED}),"
-        f" coalesce(n.host_bytes, n.found_host_bytes, {NOT_STATED}), n.agent_labels || n.labels",
+        f" coalesce(n.cpus, n.reported_cpus, {NOT_STATED}),"
+        f" coalesce(n.host_bytes, n.reported_host_bytes, {NOT_STATED}), n.agent_labels || n.labels",
         "nodes n LEFT JOIN agents a ON a.id = n.agent_id WHERE n.cluster_id = c.id",
         "n.name",
     ),
     "tenants": json_rows(
-        "n.id, n.name, n.weight, n.borrow_gpus, n.lends, coalesce(n.parent_id, 0)",
+        "n.id, n.name, n.weight, n.borrow_gpus, n.keeps_idle_quota, coalesce(n.parent_id, 0)",
         "tenants n WHERE n.cluster_id = c.id",
         "n.name",
     ),
@@ -114,13 +114,13 @@ def _nodes(row: sa.Row[Any], keys: Keys) -> Nodes:
 
 
 def _tenants(row: sa.Row[Any], keys: Keys) -> tuple[Tenants, Quotas]:
-    own, names, weights, borrow_gpus, lends, parents = split_rows(row.tenants, 6)
+    own, names, weights, borrow_gpus, keeps_idle_quota, parents = split_rows(row.tenants, 6)
     of_tenants, of_types, gpus = split_ints(row.quotas, 3)
     tenants = KeyIndex(own)
     return Tenants(
         name=names,
         weight=np.array(weights, np.float64),
         borrow_gpus=np.array(borrow_gpus, np.int64),
-        lends=np.array(lends, np.bool_),
+        keeps_idle_quota=np.array(keeps_idle_quota, np.bool_),
         parent=tenants.of(np.array(parents, np.int64)),
     ), Quotas(tenant=tenants.of(of_tenants), gpu_type=keys.types.of(of_types), gpus=gpus)

@@ -17,7 +17,7 @@ from tessera.db.snapshot.keys import KeyIndex, Keys, split_rows
 from tessera.db.tables import LIVE
 from tessera.formulation.demand import NOT_STATED
 from tessera.formulation.dependencies import CONDITIONS, Condition
-from tessera.formulation.last_round import Legs, PlannedNodes, PlannedStarts
+from tessera.formulation.last_round import PlannedNodes, PlannedStarts, ScheduleSegments
 from tessera.formulation.runtimes import RESTRICTED_RUNTIMES
 from tessera.formulation.snapshot import STATES, Allocations, Dependencies, Jobs
 from tessera.formulation.tables import Ints
@@ -56,7 +56,7 @@ _JOB_EXPRESSIONS = {
     # A program that decides its end always has an iteration left.
     "iterations_left": f"""greatest(j.iterations - j.iterations_done,
         CASE WHEN {UNTIL_EXIT} THEN 1 ELSE 0 END)::float8""",
-    "requested_type": "coalesce(t.id, 0)",
+    "requested_gpu_type": "coalesce(t.id, 0)",
     "submit_s": "date_part('epoch', j.created_at)",
     "queued_s": "date_part('epoch', j.queued_at)",
     "since_s": "coalesce(date_part('epoch', j.since_at), 0)",
@@ -71,14 +71,14 @@ _JOB_EXPRESSIONS = {
     "current_plan": "coalesce(j.cell_plan_id, 0)",
     "current_cpus": f"CASE WHEN j.cell_gpus IS NULL THEN {NOT_STATED} ELSE j.cell_cpus END",
     "current_host_bytes": f"CASE WHEN j.cell_gpus IS NULL THEN {NOT_STATED} ELSE j.cell_host_bytes END",
-    "stated_plan": "coalesce(j.stated_plan_id, 0)",
+    "plan": "coalesce(j.plan_id, 0)",
     "submitted_plan": "coalesce(j.submitted_plan_id, 0)",
     "techniques": TECHNIQUES_MASK,
     "runtime": "coalesce("
     + _case("j.runtime", {name: code for code, name in enumerate(RESTRICTED_RUNTIMES)})
     + ", -1)",
-    "array": "CASE WHEN g.running_limit > 0 THEN g.id ELSE -1 END",
-    "array_limit": "coalesce(g.running_limit, 0)",
+    "array": "CASE WHEN g.max_running > 0 THEN g.id ELSE -1 END",
+    "array_limit": "coalesce(g.max_running, 0)",
     "start_by_s": "coalesce(j.start_by_s, 'Infinity')",
     "retry_s": "coalesce(date_part('epoch', j.retry_at), 0)",
     "restart_s": "coalesce(tr.restart_s, j.restart_s)",  # measured, or else as stated
@@ -101,7 +101,7 @@ _JOB_COLUMNS = {"id": "int8", "techniques": "int8"} | {
 
 _JOBS = f"""
 SELECT {", ".join(_JOB_EXPRESSIONS.get(name, f"j.{name}") for name in _JOB_COLUMNS)}
-FROM jobs j LEFT JOIN gpu_types t ON t.cluster_id = j.cluster_id AND t.name = j.requested_type
+FROM jobs j LEFT JOIN gpu_types t ON t.cluster_id = j.cluster_id AND t.name = j.requested_gpu_type
 LEFT JOIN trainings tr ON tr.job_id = j.id LEFT JOIN job_arrays g ON g.id = j.array_id
 WHERE j.cluster_id = {{cluster}} AND j.{LIVE} ORDER BY j.id
 """  # noqa: S608 - constants only
@@ -114,12 +114,12 @@ WHERE n.cluster_id = {{cluster}} ORDER BY n.name, l.gpu, 4, l.job_id, l.generati
 """  # noqa: S608 - constants only
 
 
-_LEGS = f"""
-SELECT j.id, (l.leg->>'start_s')::float8, (l.leg->>'end_s')::float8, t.id,
-    (l.leg->>'gpus')::int8, (l.leg->>'pipeline_degree')::int8, p.id
-FROM jobs j CROSS JOIN LATERAL jsonb_array_elements(j.certificate) WITH ORDINALITY AS l(leg, place)
-JOIN gpu_types t ON t.cluster_id = j.cluster_id AND t.name = l.leg->>'gpu_type'
-JOIN plans p ON p.cluster_id = j.cluster_id AND p.name = l.leg->>'plan'
+_SEGMENTS = f"""
+SELECT j.id, (l.segment->>'start_s')::float8, (l.segment->>'end_s')::float8, t.id,
+    (l.segment->>'gpus')::int8, (l.segment->>'pipeline_degree')::int8, p.id
+FROM jobs j CROSS JOIN LATERAL jsonb_array_elements(j.schedule) WITH ORDINALITY AS l(segment, place)
+JOIN gpu_types t ON t.cluster_id = j.cluster_id AND t.name = l.segment->>'gpu_type'
+JOIN plans p ON p.cluster_id = j.cluster_id AND p.name = l.segment->>'plan'
 WHERE j.cluster_id = {{cluster}} AND j.{LIVE} AND j.admitted ORDER BY j.id, l.place
 """  # noqa: S608 - constants only
 
@@ -134,11 +134,11 @@ def read_jobs(
     names, tenants = split_rows(row.job_names, 2)
     j = read_columns(connection, _JOBS.format(cluster=row.id), _JOB_COLUMNS)
     own, techniques = KeyIndex(j.pop("id")), j.pop("techniques")
-    for kind in ("requested_type", "current_type"):
+    for kind in ("requested_gpu_type", "current_type"):
         j[kind] = keys.types.of(j[kind])
     j["workload"] = keys.workloads.of(j["workload"])
     j["current_plan"] = keys.plans.of(j["current_plan"], absent=0)
-    for kind in ("stated_plan", "submitted_plan"):
+    for kind in ("plan", "submitted_plan"):
         j[kind] = keys.plans.of(j[kind])
     limited = j["array"] >= 0
     j["array"][limited] = np.unique(j["array"][limited], return_inverse=True)[1]
@@ -151,15 +151,17 @@ def read_allocations(connection: sa.Connection, cluster: int, keys: Keys) -> All
     return Allocations(**a | {"job": keys.jobs.of(a["job"]), "node": keys.nodes.of(a["node"])})
 
 
-def read_legs(connection: sa.Connection, cluster: int, keys: Keys) -> Legs:
+def read_segments(connection: sa.Connection, cluster: int, keys: Keys) -> ScheduleSegments:
     """Return what the admitted jobs of a cluster are promised."""
-    legs = read_columns(connection, _LEGS.format(cluster=cluster), wire_types(Legs))
+    segments = read_columns(
+        connection, _SEGMENTS.format(cluster=cluster), wire_types(ScheduleSegments)
+    )
     positions = {
-        "job": keys.jobs.of(legs["job"]),
-        "gpu_type": keys.types.of(legs["gpu_type"]),
-        "plan": keys.plans.of(legs["plan"]),
+        "job": keys.jobs.of(segments["job"]),
+        "gpu_type": keys.types.of(segments["gpu_type"]),
+        "plan": keys.plans.of(segments["plan"]),
     }
-    return Legs(**legs | positions)
+    return ScheduleSegments(**segments | positions)
 
 
 def read_planned_starts(

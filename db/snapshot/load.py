@@ -12,7 +12,7 @@ from tessera.db.rows import named_subqueries
 from tessera.db.runnable_plans import load_refused_plans
 from tessera.db.snapshot import cluster, estimates, jobs, network, permissions, reservations
 from tessera.db.snapshot.keys import Keys
-from tessera.formulation.decayed_use import NO_USES, Uses
+from tessera.formulation.decayed_use import NO_DECAYED_USE, DecayedUse
 from tessera.formulation.errors import NotFound
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.values import GpuType
@@ -63,13 +63,13 @@ def load_snapshot(
         now_s=row.now_s,
         estimates=estimated,
         allocations=jobs.read_allocations(connection, row.id, keys),
-        legs=jobs.read_legs(connection, row.id, keys),
+        schedule_segments=jobs.read_segments(connection, row.id, keys),
         planned_starts=planned_starts,
         planned_nodes=planned_nodes,
         dependencies=jobs.read_dependencies(row, keys),
         runtimes=runtimes,
         refused_plans=refused,
-        uses=_uses(connection, row.id, facts["gpu_types"], use_half_life_s),
+        decayed_use=_uses(connection, row.id, facts["gpu_types"], use_half_life_s),
         use_half_life_s=use_half_life_s,
         **facts,
         **permissions.read_permissions(row, keys, known),
@@ -80,7 +80,7 @@ def load_snapshot(
 
 def _uses(
     connection: sa.Connection, key: int, gpu_types: Sequence[GpuType], half_life_s: float
-) -> Uses:
+) -> DecayedUse:
     if not half_life_s > 0:
-        return NO_USES
+        return NO_DECAYED_USE
     return load_uses(connection, key, [kind.name for kind in gpu_types], half_life_s)

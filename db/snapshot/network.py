@@ -40,7 +40,7 @@ class NetworkFacts(TypedDict, total=False):
 
     topology: DescribedTopology
     traffic: Traffics
-    standing: StandingNetworkPlan
+    network_plan: StandingNetworkPlan
     measured: TrafficMeasurements
 
 
@@ -57,7 +57,7 @@ def read_network(connection: sa.Connection, row: sa.Row[Any], keys: Keys) -> Net
     return {
         "topology": decode_topology(row.topology),
         "traffic": _read_traffic(connection, row.id, keys),
-        "standing": StandingNetworkPlan(**s),
+        "network_plan": StandingNetworkPlan(**s),
         "measured": TrafficMeasurements(**m),
     }
 

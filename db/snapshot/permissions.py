@@ -16,8 +16,8 @@ from tessera.db.tables import LIVE
 from tessera.formulation.permissions import (
     NO_SELECTORS,
     NO_UNMATCHED_NODES,
-    AllowedTypes,
-    Avoids,
+    AllowedGpuTypes,
+    AvoidedNodes,
     Selectors,
     UnmatchedNodes,
     tabulate_selectors,
@@ -32,12 +32,12 @@ _AVOIDS: Final = f"""(
 """The nodes that jobs avoid because their users want it, or after failed starts."""
 
 TABLES: Final = {
-    "avoids": json_rows("v.job, v.node", _AVOIDS, "v.job, v.name"),
-    "allowed_types": json_rows(
+    "avoided_nodes": json_rows("v.job, v.node", _AVOIDS, "v.job, v.name"),
+    "allowed_gpu_types": json_rows(
         "j.id, t.id",
-        "jobs j CROSS JOIN LATERAL jsonb_array_elements_text(j.allowed_types) AS a(name)"
+        "jobs j CROSS JOIN LATERAL jsonb_array_elements_text(j.allowed_gpu_types) AS a(name)"
         " JOIN gpu_types t ON t.cluster_id = j.cluster_id AND t.name = a.name"
-        f" WHERE j.cluster_id = c.id AND j.{LIVE} AND j.allowed_types <> '[]'",
+        f" WHERE j.cluster_id = c.id AND j.{LIVE} AND j.allowed_gpu_types <> '[]'",
         "j.id, t.ordinal",
     ),
     "selections": json_rows(
@@ -54,8 +54,8 @@ class PermissionFacts(TypedDict):
     """The facts of a snapshot on permissions, with the jobs that refer to them."""
 
     jobs: Jobs
-    avoids: Avoids
-    allowed_types: AllowedTypes
+    avoided_nodes: AvoidedNodes
+    allowed_gpu_types: AllowedGpuTypes
     selectors: Selectors
     unmatched_nodes: UnmatchedNodes
 
@@ -65,16 +65,18 @@ def read_permissions(row: sa.Row[Any], keys: Keys, jobs: Jobs) -> PermissionFact
 
     ``jobs`` are those of the snapshot, which get their selectors.
     """
-    avoiding, avoided = split_ints(row.avoids, 2)
-    allowing, allowed = split_ints(row.allowed_types, 2)
+    avoiding, avoided = split_ints(row.avoided_nodes, 2)
+    allowing, allowed = split_ints(row.allowed_gpu_types, 2)
     selection = _with_selectors(row, keys, jobs)
     if row.needs:
         selection = read_runtime_needs(row, keys).add_to(*selection)
     jobs, selectors, unmatched = selection
     return {
         "jobs": jobs,
-        "avoids": Avoids(job=keys.jobs.of(avoiding), node=keys.nodes.of(avoided)),
-        "allowed_types": AllowedTypes(job=keys.jobs.of(allowing), gpu_type=keys.types.of(allowed)),
+        "avoided_nodes": AvoidedNodes(job=keys.jobs.of(avoiding), node=keys.nodes.of(avoided)),
+        "allowed_gpu_types": AllowedGpuTypes(
+            job=keys.jobs.of(allowing), gpu_type=keys.types.of(allowed)
+        ),
         "selectors": selectors,
         "unmatched_nodes": unmatched,
     }

@@ -18,7 +18,7 @@ _TRAINING: Final = ", ".join(f"'{name}'" for name, runtime in RUNTIMES.items() i
 _VARIABLES: Final = ", ".join(f"'{name}'" for name in OWN_PYTHON_VARIABLES)
 
 _RUNTIME: Final = f"""CASE WHEN j.runtime IN ({_TRAINING})
-    AND coalesce(j.launch->'environment' ?| ARRAY[{_VARIABLES}], false) THEN '{COMMAND}' ELSE j.runtime END"""
+    AND coalesce(j.launch->'env' ?| ARRAY[{_VARIABLES}], false) THEN '{COMMAND}' ELSE j.runtime END"""
 """SQL for the runtime that nodes must offer for a job (j): see ``needed_runtime``."""
 
 _RUNTIMES: Final = f"SELECT DISTINCT {_RUNTIME} FROM jobs j WHERE j.cluster_id = c.id AND j.{LIVE}"  # noqa: S608

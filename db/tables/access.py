@@ -92,7 +92,7 @@ audit_log = sa.Table(  # rows are added and never changed; see the trigger audit
     moment_column("at"),
     text_column("subject"),
     text_column("role"),
-    text_column("key"),
+    text_column("proof"),
     text_column("method"),
     text_column("target"),  # resources by name, because they may be deleted
     text_column("peer"),

@@ -87,8 +87,8 @@ nodes = sa.Table(
     # CPU cores and bytes of host memory as stated, and as the node's agent found; NULL if unknown
     sa.Column("cpus", sa.BigInteger),
     sa.Column("host_bytes", sa.BigInteger),
-    sa.Column("found_cpus", sa.BigInteger),
-    sa.Column("found_host_bytes", sa.BigInteger),
+    sa.Column("reported_cpus", sa.BigInteger),
+    sa.Column("reported_host_bytes", sa.BigInteger),
     # the labels by which jobs select nodes, as stated, and as its agent gives them
     sa.Column("labels", JSONB, server_default=sa.text("'{}'"), nullable=False),
     sa.Column("agent_labels", JSONB, server_default=sa.text("'{}'"), nullable=False),
@@ -109,7 +109,7 @@ nodes = sa.Table(
     sa.UniqueConstraint("cluster_id", "name"),
     sa.CheckConstraint("gpus BETWEEN 1 AND 64", name="gpus"),
     sa.CheckConstraint(
-        "cpus >= 0 AND host_bytes >= 0 AND found_cpus >= 0 AND found_host_bytes >= 0",
+        "cpus >= 0 AND host_bytes >= 0 AND reported_cpus >= 0 AND reported_host_bytes >= 0",
         name="resources",
     ),
     sa.CheckConstraint(
@@ -139,7 +139,7 @@ tenants = sa.Table(
     text_column("name"),
     real_column("weight"),
     count_column("borrow_gpus", -1),  # beyond its quota; -1 for any number
-    flag_column("lends", default=True),
+    flag_column("keeps_idle_quota"),
     reference_column("parent_id", "tenants.id", nullable=True, ondelete="SET NULL"),
     sa.Index(None, "parent_id"),
     sa.UniqueConstraint("cluster_id", "name"),

@@ -28,12 +28,12 @@ job_arrays = sa.Table(
     text_column("name"),
     text_column("tenant", default=""),
     count_column("size", None),  # members that were submitted
-    count_column("running_limit"),  # of members that run at the same time; 0 if there is none
+    count_column("max_running"),  # of members that run at the same time; 0 if there is none
     count_column("ended"),  # members that have ended, whether they are still stored or not
     count_column("lost"),  # of these, those that have ended without success
     moment_column("created_at"),
     sa.UniqueConstraint("cluster_id", "name"),
-    sa.CheckConstraint("size > 0 AND running_limit >= 0", name="size"),
+    sa.CheckConstraint("size > 0 AND max_running >= 0", name="size"),
     sa.CheckConstraint("lost BETWEEN 0 AND ended AND ended <= size", name="ends"),
 )
 """Jobs that differ only in an index. The jobs themselves are rows of ``jobs``."""
@@ -47,13 +47,13 @@ jobs = sa.Table(
     reference_column("workload_id", "workloads.id"),
     count_column("iterations", None),
     count_column("requested_gpus", None),
-    text_column("requested_type", default=""),
-    flag_column("pinned_type"),
+    text_column("requested_gpu_type", default=""),
+    flag_column("pinned_gpu_type"),
     text_column("tenant", default=""),
-    count_column("queue", 1),
+    count_column("priority", 1),
     real_column("weight"),
     sa.Column("guaranteed", sa.Boolean, nullable=False),
-    sa.Column("movable", sa.Boolean, nullable=False),
+    sa.Column("pinned", sa.Boolean, nullable=False),
     flag_column("preemptible"),  # whether a round may suspend or shrink it at any time
     real_column("deadline_s"),
     real_column("restart_s"),
@@ -64,12 +64,12 @@ jobs = sa.Table(
     count_column("min_gpus", 0),  # lower bound on its GPUs; 0 if it has none
     count_column("max_gpus", 0),  # upper bound on its GPUs; 0 if it has none
     # the GPU types that it may run on; [] for all
-    sa.Column("allowed_types", JSONB, nullable=False, server_default=sa.text("'[]'")),
+    sa.Column("allowed_gpu_types", JSONB, nullable=False, server_default=sa.text("'[]'")),
     text_column("node_selector", default=""),  # of the labels of its nodes
     text_column("preferred_labels", default=""),
     real_column("longest_run_s", default="'Infinity'"),  # 'Infinity' for no limit
-    reference_column("stated_plan_id", "plans.id", nullable=True),  # as its user states it
-    flag_column("stated_plan_first"),  # whether only its first start must use the stated plan
+    reference_column("plan_id", "plans.id", nullable=True),  # as its user states it
+    flag_column("plan_first"),  # whether only its first start must use the stated plan
     reference_column("submitted_plan_id", "plans.id", nullable=True),  # it binds nothing
     # the techniques of plans that its script can use; [] for all of its runtime
     sa.Column("techniques", JSONB, nullable=False, server_default=sa.text("'[]'")),
@@ -91,7 +91,7 @@ jobs = sa.Table(
     real_column("service_gpu_s", default="0"),  # of earlier allocations
     real_column("run_s", default="0"),  # duration of earlier allocations
     flag_column("admitted"),
-    sa.Column("certificate", JSONB, nullable=False, server_default=sa.text("'[]'")),
+    sa.Column("schedule", JSONB, nullable=False, server_default=sa.text("'[]'")),
     real_column("start_by_s", nullable=True),  # when it is promised to start at the latest
     sa.Column("planned_start", JSONB),  # the reserved start: times, Cell, and GPUs by node
     flag_column("opportunistic"),
@@ -116,12 +116,12 @@ jobs = sa.Table(
     sa.Column("array_index", sa.BigInteger),
     sa.UniqueConstraint("cluster_id", "name"),
     sa.CheckConstraint("state IN " + one_of([s.value for s in JobState]), name="state"),
-    sa.CheckConstraint("iterations > 0 AND requested_gpus > 0 AND queue > 0", name="positive"),
+    sa.CheckConstraint("iterations > 0 AND requested_gpus > 0 AND priority > 0", name="positive"),
     sa.CheckConstraint(
         "min_gpus BETWEEN 0 AND requested_gpus AND (max_gpus = 0 OR max_gpus >= requested_gpus)",
         name="gpu_bounds",
     ),
-    sa.CheckConstraint("NOT stated_plan_first OR stated_plan_id IS NOT NULL", name="stated_plan"),
+    sa.CheckConstraint("NOT plan_first OR plan_id IS NOT NULL", name="plan"),
     sa.CheckConstraint(
         "requested_cpus >= 0 AND jsonb_typeof(techniques) = 'array'", name="techniques"
     ),
@@ -142,19 +142,19 @@ jobs = sa.Table(
         " AND (cell_gpus IS NOT NULL OR (cell_cpus = 0 AND cell_host_bytes = 0))",
         name="cell_demand",
     ),
-    sa.CheckConstraint("NOT pinned_type OR requested_type <> ''", name="pinned_type"),
+    sa.CheckConstraint("NOT pinned_gpu_type OR requested_gpu_type <> ''", name="pinned_gpu_type"),
     sa.CheckConstraint(
         "(since_at IS NOT NULL) = (state IN " + one_of(sorted(ACTIVE)) + ")", name="since"
     ),
     sa.CheckConstraint("service_gpu_s >= 0 AND service_gpu_s < 'Infinity'", name="service"),
-    sa.CheckConstraint("jsonb_typeof(allowed_types) = 'array'", name="allowed_types"),
+    sa.CheckConstraint("jsonb_typeof(allowed_gpu_types) = 'array'", name="allowed_gpu_types"),
     sa.CheckConstraint(
         "longest_run_s > 0 AND longest_run_s <= 'Infinity' AND run_s >= 0 AND run_s < 'Infinity'",
         name="run_time",
     ),
     sa.CheckConstraint(
-        "jsonb_typeof(certificate) = 'array' AND (admitted OR certificate = '[]')",
-        name="certificate",
+        "jsonb_typeof(schedule) = 'array' AND (admitted OR schedule = '[]')",
+        name="schedule",
     ),
     sa.CheckConstraint(
         "num_nonnulls(start_by_s, planned_start) = 0 OR state IN " + one_of(sorted(WAITING)),
@@ -199,8 +199,8 @@ sa.Index(
 )
 sa.Index(
     "ix_jobs_stated_plan_id",
-    jobs.c.stated_plan_id,
-    postgresql_where=sa.text("stated_plan_id IS NOT NULL"),
+    jobs.c.plan_id,
+    postgresql_where=sa.text("plan_id IS NOT NULL"),
 )
 sa.Index(
     "ix_jobs_submitted_plan_id",

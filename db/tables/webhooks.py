@@ -36,7 +36,7 @@ webhooks = sa.Table(
     text_column("last_error", default=""),
     moment_column("retry_at", nullable=True),  # nothing is sent before this time
     moment_column("claimed_until", nullable=True),  # a server delivers to it until then
-    flag_column("dead"),  # it failed too often, and gets no events until a test succeeds
+    flag_column("disabled"),  # it failed too often, and gets no events until a test succeeds
     sa.UniqueConstraint("cluster_id", "name"),
     sa.CheckConstraint("delivered >= 0 AND failures >= 0", name="counts"),
     sa.CheckConstraint("jsonb_typeof(labels) = 'object'", name="labels"),

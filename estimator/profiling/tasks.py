@@ -1,7 +1,7 @@
 """Profiling tasks: the measurements that are possible, those that are missing, and their states.
 
 A profiling task is a job of the service's own on one GPU of a type, with the least weight and in
-the last queue. Layers do not depend on the batch, so workloads that only differ in it share tasks
+the last priority. Layers do not depend on the batch, so workloads that only differ in it share tasks
 and records. Nothing here has side effects.
 """
 
@@ -34,8 +34,8 @@ from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.values import PROFILING, Cell, EstimateSource, Workload
 
 LEAST_WEIGHT: Final = 1e-6
-LAST_QUEUE: Final = 100
-"""The least weight and the last queue that users may give, so that no user's job has less value than
+LAST_PRIORITY: Final = 100
+"""The least weight and the last priority that users may give, so that no user's job has less value than
 a task."""
 
 NOMINAL_S: Final = 60.0
@@ -242,10 +242,10 @@ def task_of(
         workload=TASK_WORKLOAD,
         iterations=len(sizes),
         requested_gpus=1,
-        requested_type=gpu_type,
-        pinned_type=True,
+        requested_gpu_type=gpu_type,
+        pinned_gpu_type=True,
         tenant=PROFILING,
-        queue=LAST_QUEUE,
+        priority=LAST_PRIORITY,
         weight=LEAST_WEIGHT,
         restart_s=0.0,
         max_retries=1,

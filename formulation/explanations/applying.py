@@ -13,7 +13,7 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.explanations.changes import Change, ChangeKind
 from tessera.formulation.last_round import keep_starts
 from tessera.formulation.lifecycle import JobState
-from tessera.formulation.permissions import AllowedTypes, UnmatchedNodes
+from tessera.formulation.permissions import AllowedGpuTypes, UnmatchedNodes
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import STATE_CODE, WITHOUT_CELL, Estimates, Nodes, Snapshot
 from tessera.formulation.values import EstimateSource
@@ -85,24 +85,26 @@ def _use_any_labels(snapshot: Snapshot, job: int, _change: Change) -> Snapshot:
 
 
 def _use_any_node(snapshot: Snapshot, job: int, _change: Change) -> Snapshot:
-    avoids = snapshot.avoids
+    avoids = snapshot.avoided_nodes
     keep = avoids.job != job
-    return replace(snapshot, avoids=replace(avoids, job=avoids.job[keep], node=avoids.node[keep]))
+    return replace(
+        snapshot, avoided_nodes=replace(avoids, job=avoids.job[keep], node=avoids.node[keep])
+    )
 
 
 def _allow_types(snapshot: Snapshot, job: int, change: Change) -> Snapshot:
-    kept = snapshot.allowed_types.job != job
+    kept = snapshot.allowed_gpu_types.job != job
     names = [kind.name for kind in snapshot.gpu_types]
     types = [_index(names, replace(change, subject=name)) for name in change.subject.split(",")]
-    allowed = AllowedTypes(
-        job=np.append(snapshot.allowed_types.job[kept], np.full(len(types), job)),
-        gpu_type=np.append(snapshot.allowed_types.gpu_type[kept], types),
+    allowed = AllowedGpuTypes(
+        job=np.append(snapshot.allowed_gpu_types.job[kept], np.full(len(types), job)),
+        gpu_type=np.append(snapshot.allowed_gpu_types.gpu_type[kept], types),
     )
-    return replace(snapshot, allowed_types=allowed)
+    return replace(snapshot, allowed_gpu_types=allowed)
 
 
 def _request_type(snapshot: Snapshot, job: int, change: Change) -> Snapshot:
-    return _with_job(snapshot, job, requested_type=_type_index(snapshot, change))
+    return _with_job(snapshot, job, requested_gpu_type=_type_index(snapshot, change))
 
 
 def _set_quota(snapshot: Snapshot, _job: int, change: Change) -> Snapshot:
@@ -194,12 +196,16 @@ def _add_cell(snapshot: Snapshot, job: int, change: Change) -> Snapshot:
 
 def _end(snapshot: Snapshot, _job: int, change: Change) -> Snapshot:
     ended = _index(snapshot.jobs.name, change)
-    held, legs, starts = snapshot.allocations, snapshot.legs, snapshot.planned_starts
+    held, segments, starts = (
+        snapshot.allocations,
+        snapshot.schedule_segments,
+        snapshot.planned_starts,
+    )
     starts, nodes = keep_starts(starts, snapshot.planned_nodes, starts.job != ended)
     snapshot = replace(
         snapshot,
         allocations=held.at(held.job != ended),
-        legs=legs.at(legs.job != ended),
+        schedule_segments=segments.at(segments.job != ended),
         planned_starts=starts,
         planned_nodes=nodes,
     )
@@ -220,24 +226,24 @@ def _wait(snapshot: Snapshot, _job: int, change: Change) -> Snapshot:
 
 _APPLY: Final[dict[ChangeKind, Callable[[Snapshot, int, Change], Snapshot]]] = {
     ChangeKind.WEIGHT: _set_amount("weight"),
-    ChangeKind.QUEUE: _set_amount("queue"),
+    ChangeKind.PRIORITY: _set_amount("priority"),
     ChangeKind.DEADLINE: _set_amount("deadline_s"),
-    ChangeKind.ANY_TYPE: _set_to(pinned_type=False),
+    ChangeKind.ANY_TYPE: _set_to(pinned_gpu_type=False),
     ChangeKind.ANY_NODE: _use_any_node,
     ChangeKind.ANY_LABELS: _use_any_labels,
     ChangeKind.ALLOW_TYPE: _allow_types,
     ChangeKind.MIN_GPUS: _set_amount("min_gpus"),
     ChangeKind.MAX_GPUS: _set_amount("max_gpus"),
-    ChangeKind.STAY: _set_to(movable=False),
+    ChangeKind.STAY: _set_to(pinned=True),
     ChangeKind.RELEASE: _set_to(state=STATE_CODE[JobState.QUEUED]),
     ChangeKind.RETRY: _set_to(retry_s=0.0),
     ChangeKind.REQUEST: _set_amount("requested_gpus"),
     ChangeKind.REQUEST_TYPE: _request_type,
     ChangeKind.BEST_EFFORT: _set_to(guaranteed=False),
-    ChangeKind.ANY_PLAN: _set_to(stated_plan=-1, stated_plan_first=False),
+    ChangeKind.ANY_PLAN: _set_to(plan=-1, plan_first=False),
     ChangeKind.QUOTA: _set_quota,
     ChangeKind.BORROW: _set_tenant("borrow_gpus"),
-    ChangeKind.LEND: _set_tenant("lends"),
+    ChangeKind.LEND: _set_tenant("keeps_idle_quota"),
     ChangeKind.TENANT_WEIGHT: _set_tenant("weight"),
     ChangeKind.UNDRAIN: _set_schedulable(True),
     ChangeKind.LOSE: _set_schedulable(False),

@@ -15,7 +15,7 @@ class ChangeKind(StrEnum):
 
     # By the job's user.
     WEIGHT = "WEIGHT"  # amount: the job's weight
-    QUEUE = "QUEUE"  # amount: the job's queue
+    PRIORITY = "PRIORITY"  # amount: the job's priority
     DEADLINE = "DEADLINE"  # amount: the job's deadline in seconds since 1970; inf for none
     ANY_TYPE = "ANY_TYPE"  # the job is no longer pinned to its GPU type
     ANY_NODE = "ANY_NODE"  # the job avoids no node

@@ -31,9 +31,9 @@ def _weight(change: Change, job: str) -> str:
     )
 
 
-def _queue(change: Change, job: str) -> str:
-    queue = _amount(change.amount)
-    return f"put the job into queue {queue}: `tessera update {job} --priority {queue}`"
+def _priority(change: Change, job: str) -> str:
+    priority = _amount(change.amount)
+    return f"give the job priority {priority}: `tessera update {job} --priority {priority}`"
 
 
 def _deadline(change: Change, job: str) -> str:
@@ -88,10 +88,10 @@ _OPTIONS: Final[dict[str, Callable[[Change], str]]] = {
 
 _TEXTS: Final[dict[ChangeKind, Callable[[Change, str], str]]] = {
     ChangeKind.WEIGHT: _weight,
-    ChangeKind.QUEUE: _queue,
+    ChangeKind.PRIORITY: _priority,
     ChangeKind.DEADLINE: _deadline,
     ChangeKind.ANY_TYPE: lambda _, job: (
-        f"let the job run on any GPU type: `tessera update {job} --any-type`"
+        f"let the job run on any GPU type: `tessera update {job} --no-pinned-gpu-type`"
     ),
     ChangeKind.ANY_NODE: lambda _, job: (
         f"let the job run on the nodes that it avoids: `tessera update {job} --avoid-node none`"
@@ -101,7 +101,7 @@ _TEXTS: Final[dict[ChangeKind, Callable[[Change, str], str]]] = {
     ),
     ChangeKind.ALLOW_TYPE: lambda c, job: (
         f"let the job run on {join_names(c.subject.split(','))}:"
-        f" `tessera update {job} --gpu-types {c.subject}`"
+        f" `tessera update {job} --allowed-gpu-types {c.subject}`"
     ),
     ChangeKind.MIN_GPUS: _bound("least", "--min-gpus"),
     ChangeKind.MAX_GPUS: _bound("most", "--max-gpus"),

@@ -13,9 +13,9 @@ from tessera.formulation.lookahead.plan import (
     Picks,
     all_trained_samples,
     are_allowed,
-    legs_of,
     picks_of,
     resource_usage,
+    segments_of,
 )
 from tessera.formulation.lookahead.reservations import rates_if_kept, reserve_columns
 from tessera.formulation.lookahead.statement import look_ahead, may_be_scattered, without_reserve
@@ -28,13 +28,13 @@ __all__ = [
     "all_trained_samples",
     "are_allowed",
     "find_schedule_violations",
-    "legs_of",
     "look_ahead",
     "may_be_scattered",
     "picks_of",
     "rates_if_kept",
     "reserve_columns",
     "resource_usage",
+    "segments_of",
     "slot_boundaries",
     "slot_spacing",
     "without_reserve",

@@ -10,7 +10,7 @@ import numpy as np
 from tessera.formulation.cell_cache import cached_cells
 from tessera.formulation.cells import find_narrowest
 from tessera.formulation.check import Violation
-from tessera.formulation.last_round import Legs
+from tessera.formulation.last_round import ScheduleSegments
 from tessera.formulation.lifecycle import ACTIVE
 from tessera.formulation.moments import SAME_S
 from tessera.formulation.placement import current_gangs
@@ -24,44 +24,48 @@ ROUNDING: Final = 1e-9
 """Share of a job's whole work by which two sums of the same seconds may differ."""
 
 
-def find_schedule_violations(snapshot: Snapshot, legs: Legs, promised: Bools) -> list[Violation]:
-    """Return every way in which ``legs`` fail to meet the deadlines of ``promised`` (bool[jobs]).
+def find_schedule_violations(
+    snapshot: Snapshot, segments: ScheduleSegments, promised: Bools
+) -> list[Violation]:
+    """Return every way in which ``segments`` fail to meet the deadlines of ``promised`` (bool[jobs]).
 
     The check is independent of the slots. Each job has one Cell at a time. Capacity holds at every
-    moment. Each leg that does not continue what runs now is charged restart time. All work is done
+    moment. Each segment that does not continue what runs now is charged restart time. All work is done
     by the deadline.
     """
-    if not promised.any() and not len(legs):
+    if not promised.any() and not len(segments):
         return []
     names = snapshot.jobs.name
     violations = [
-        Violation(rule="promised", detail=f"{names[job]} has legs but no promise")
-        for job in np.unique(legs.job[~promised[legs.job]]).tolist()
+        Violation(rule="promised", detail=f"{names[job]} has segments but no promise")
+        for job in np.unique(segments.job[~promised[segments.job]]).tolist()
     ]
-    violations += _broken_deadlines(snapshot, legs, promised)
-    return [*violations, *_overfull(snapshot, legs, promised)]
+    violations += _broken_deadlines(snapshot, segments, promised)
+    return [*violations, *_overfull(snapshot, segments, promised)]
 
 
-def _broken_deadlines(snapshot: Snapshot, legs: Legs, promised: Bools) -> list[Violation]:
-    """Return the violations of each job's own legs, one job after another."""
+def _broken_deadlines(
+    snapshot: Snapshot, segments: ScheduleSegments, promised: Bools
+) -> list[Violation]:
+    """Return the violations of each job's own segments, one job after another."""
     violations: list[Violation] = []
     (cells, _), gangs, jobs = cached_cells(snapshot), current_gangs(snapshot), snapshot.jobs
     known_cells = find_narrowest(cells)
     runs = np.isin(jobs.state, [STATE_CODE[state] for state in ACTIVE]) & ~snapshot.disturbed()
     starts_in_s = start_duration_s(snapshot)
     order: dict[int, list[int]] = {}
-    for leg in np.argsort(legs.start_s, kind="stable").tolist():
-        order.setdefault(int(legs.job[leg]), []).append(leg)
+    for segment in np.argsort(segments.start_s, kind="stable").tolist():
+        order.setdefault(int(segments.job[segment]), []).append(segment)
     for job in np.flatnonzero(promised).tolist():
         trained, ends_s = 0.0, -math.inf
-        for leg in order.get(job, []):
-            start_s = max(float(legs.start_s[leg]), snapshot.now_s)
-            end_s = float(legs.end_s[leg])
+        for segment in order.get(job, []):
+            start_s = max(float(segments.start_s[segment]), snapshot.now_s)
+            end_s = float(segments.end_s[segment])
             if start_s < ends_s - SAME_S:
                 detail = f"{jobs.name[job]} has two Cells at {start_s:.3f}"
                 violations.append(Violation(rule="one Cell at a time", detail=detail))
             ends_s = max(ends_s, end_s)
-            spec = legs.key_at(leg)
+            spec = segments.key_at(segment)
             cell = known_cells.get((int(jobs.workload[job]), spec))
             if cell is None:
                 violations.append(
@@ -69,7 +73,7 @@ def _broken_deadlines(snapshot: Snapshot, legs: Legs, promised: Bools) -> list[V
                 )
                 continue
             rate, pause_s = float(cells.rate[cell]), float(jobs.restart_s[job])
-            # A leg that continues what runs now pays only the rest of the last restart.
+            # A segment that continues what runs now pays only the rest of the last restart.
             if start_s - snapshot.now_s < SAME_S and runs[job] and jobs.key_at(job) == spec:
                 if job in gangs:
                     rate = cells.rate_on(cell, gangs[job].nodes)
@@ -88,21 +92,21 @@ def _broken_deadlines(snapshot: Snapshot, legs: Legs, promised: Bools) -> list[V
     return violations
 
 
-def _overfull(snapshot: Snapshot, legs: Legs, promised: Bools) -> list[Violation]:
-    """Return a violation where the legs together need more GPUs than are schedulable.
+def _overfull(snapshot: Snapshot, segments: ScheduleSegments, promised: Bools) -> list[Violation]:
+    """Return a violation where the segments together need more GPUs than are schedulable.
 
-    There is one for each such moment and type. Use rises only where a leg starts, so only these
+    There is one for each such moment and type. Use rises only where a segment starts, so only these
     moments are checked. Where nodes were lost, promised jobs may have more GPUs than are left.
-    The round then decides who stops, so legs may use as many as these jobs have.
+    The round then decides who stops, so segments may use as many as these jobs have.
     """
     violations: list[Violation] = []
     schedulable, held = snapshot.schedulable_gpus(), _held_gpus(snapshot, promised)
-    start_s = np.maximum(legs.start_s, snapshot.now_s)
-    for kind in np.unique(legs.gpu_type).tolist():
-        own = np.flatnonzero((legs.gpu_type == kind) & (legs.end_s > start_s))
-        gpus, moments = legs.gpus[own], np.unique(start_s[own])
+    start_s = np.maximum(segments.start_s, snapshot.now_s)
+    for kind in np.unique(segments.gpu_type).tolist():
+        own = np.flatnonzero((segments.gpu_type == kind) & (segments.end_s > start_s))
+        gpus, moments = segments.gpus[own], np.unique(start_s[own])
         begun = _sum_until(start_s[own], gpus, moments + SAME_S)
-        ended = _sum_until(legs.end_s[own], gpus, moments + SAME_S)
+        ended = _sum_until(segments.end_s[own], gpus, moments + SAME_S)
         limit = max(int(schedulable[kind]), int(held[kind]))
         for at in np.flatnonzero(begun - ended > limit).tolist():
             detail = (

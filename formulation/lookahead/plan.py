@@ -1,4 +1,4 @@
-"""Jobs with deadlines in slots: their options, and their schedules as slots or as legs."""
+"""Jobs with deadlines in slots: their options, and their schedules as slots or as segments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from tessera.formulation.cells import Cells
 from tessera.formulation.draft import do_not_check
-from tessera.formulation.last_round import Legs
+from tessera.formulation.last_round import ScheduleSegments
 from tessera.formulation.moments import SAME_S
 from tessera.formulation.tables import Bools, Floats, Ints, concatenate_ranges
 
@@ -75,8 +75,8 @@ class Lookahead:
     def restarts_own(self) -> Bools:
         """Return whether each option starts again the Cell that its job runs on, bool[options].
 
-        It may be on another shape. Legs name Cells and not shapes, so a leg that began with such an
-        option would look like one that stays.
+        It may be on another shape. Segments name Cells and not shapes, so a segment that began with
+        such an option would look like one that stays.
         """
         running = np.full(len(self.job), -1, dtype=np.int64)
         running[self.owner[self.stays]] = self.cell[self.stays]
@@ -167,7 +167,7 @@ def _kept_gpus(ahead: Lookahead, picks: Picks) -> Ints:
 def all_trained_samples(ahead: Lookahead, picks: Picks, first: int = 0) -> Floats:
     """Return the samples that each job trains by its deadline with its picks, float64[jobs].
 
-    Slots before ``first`` are not counted, but a leg that began there continues.
+    Slots before ``first`` are not counted, but a segment that began there continues.
     """
     total = np.zeros(len(ahead.job))
     for slot in range(first, ahead.slots):
@@ -203,59 +203,66 @@ def are_allowed(ahead: Lookahead, picks: Picks) -> Bools:
     return fine
 
 
-def legs_of(ahead: Lookahead, picks: Picks) -> Legs:
-    """Return the schedules as legs, one for each run of slots with the same option."""
+def segments_of(ahead: Lookahead, picks: Picks) -> ScheduleSegments:
+    """Return the schedules as segments, one for each run of slots with the same option."""
     same = picks[:, 1:] == picks[:, :-1]
     edge = np.ones((len(ahead.job), 1), dtype=np.bool_)
     runs = picks >= 0
     job, first = np.nonzero(runs & np.hstack([edge, ~same]))
     _, last = np.nonzero(runs & np.hstack([~same, edge]))
     cell = ahead.cell[picks[job, first]]
-    return Legs(
+    return ScheduleSegments(
         job=ahead.job[job],
         start_s=ahead.boundary_s[first],
         end_s=ahead.boundary_s[last + 1],
-        **{name: getattr(ahead.cells, name)[cell] for name in Legs.CELL},
+        **{name: getattr(ahead.cells, name)[cell] for name in ScheduleSegments.CELL},
     )
 
 
-def picks_of(ahead: Lookahead, legs: Legs) -> Picks:
-    """Return the legs as slots of this grid.
+def picks_of(ahead: Lookahead, segments: ScheduleSegments) -> Picks:
+    """Return the segments as slots of this grid.
 
     Parts that are past are left out, and so are those that begin after the deadline (one slot of an
     earlier grid may be two now) and those without an option.
     """
     picks = np.full((len(ahead.job), ahead.slots), -1, dtype=np.int64)
-    index_of = np.full(max(int(ahead.job.max(initial=-1)), int(legs.job.max(initial=-1))) + 1, -1)
+    index_of = np.full(
+        max(int(ahead.job.max(initial=-1)), int(segments.job.max(initial=-1))) + 1, -1
+    )
     index_of[ahead.job] = np.arange(len(ahead.job))
-    which = np.flatnonzero(index_of[legs.job] >= 0)
+    which = np.flatnonzero(index_of[segments.job] >= 0)
     if not len(which):
         return picks
-    job = index_of[legs.job[which]]
+    job = index_of[segments.job[which]]
     start, end = ahead.boundary_s[:-1], ahead.boundary_s[1:]
-    begin_s, end_s = legs.start_s[which][:, None], legs.end_s[which][:, None]
+    begin_s, end_s = segments.start_s[which][:, None], segments.end_s[which][:, None]
     covers = (start >= begin_s - SAME_S) | (start == ahead.boundary_s[0])
     covers &= start < ahead.deadline_s[job][:, None] - SAME_S
     covers &= (end > begin_s) & (end <= end_s + SAME_S)
-    option = _options_of_legs(ahead, legs, which, job, covers[:, 0])
-    leg, slot = np.nonzero(covers & (option >= 0)[:, None])
-    picks[job[leg], slot] = option[leg]
+    option = _options_of_segments(ahead, segments, which, job, covers[:, 0])
+    segment, slot = np.nonzero(covers & (option >= 0)[:, None])
+    picks[job[segment], slot] = option[segment]
     return picks
 
 
-def _options_of_legs(ahead: Lookahead, legs: Legs, which: Ints, job: Ints, from_now: Bools) -> Ints:
-    """Return the option of its ``job`` that each of the legs ``which`` is of, or -1.
+def _options_of_segments(
+    ahead: Lookahead, segments: ScheduleSegments, which: Ints, job: Ints, from_now: Bools
+) -> Ints:
+    """Return the option of its ``job`` that each of the segments ``which`` is of, or -1.
 
-    All are arrays over the chosen legs. It is the option that stays if the leg is ``from_now`` on
+    All are arrays over the chosen segments. It is the option that stays if the segment is ``from_now`` on
     the Cell of that option.
     """
     first = ahead.option_start[job]
     count = ahead.option_start[job + 1] - first
-    option, leg = concatenate_ranges(first, count), np.repeat(np.arange(len(which)), count)
+    option, segment = concatenate_ranges(first, count), np.repeat(np.arange(len(which)), count)
     same = np.ones(len(option), dtype=np.bool_)
-    for name in Legs.CELL:
-        same &= getattr(ahead.cells, name)[ahead.cell[option]] == getattr(legs, name)[which[leg]]
+    for name in ScheduleSegments.CELL:
+        same &= (
+            getattr(ahead.cells, name)[ahead.cell[option]]
+            == getattr(segments, name)[which[segment]]
+        )
     result = np.full(len(which), -1, dtype=np.int64)
-    for chosen in (same & ~ahead.stays[option], same & ahead.stays[option] & from_now[leg]):
-        result[leg[chosen]] = option[chosen]
+    for chosen in (same & ~ahead.stays[option], same & ahead.stays[option] & from_now[segment]):
+        result[segment[chosen]] = option[chosen]
     return result

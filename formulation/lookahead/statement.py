@@ -8,7 +8,7 @@ import numpy as np
 
 from tessera.formulation.cells import most_compact_by_job
 from tessera.formulation.draft import Draft, RowUse
-from tessera.formulation.last_round import Legs
+from tessera.formulation.last_round import ScheduleSegments
 from tessera.formulation.lookahead.check import WORK_TOLERANCE
 from tessera.formulation.lookahead.grid import slot_boundaries
 from tessera.formulation.lookahead.plan import Lookahead, all_trained_samples, picks_of
@@ -80,7 +80,11 @@ def look_ahead(base: Draft, draft: Draft) -> Lookahead:
         binding=policy.deadline_mode != PLANNED_MODE,
         check=draft.check,
     )
-    return _with_reserve(ahead, snapshot.legs) if may_be_scattered(snapshot.nodes) else ahead
+    return (
+        _with_reserve(ahead, snapshot.schedule_segments)
+        if may_be_scattered(snapshot.nodes)
+        else ahead
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -138,7 +142,7 @@ def may_be_scattered(nodes: Nodes) -> bool:
     return len(np.unique(several)) < len(several)
 
 
-def _with_reserve(ahead: Lookahead, legs: Legs) -> Lookahead:
+def _with_reserve(ahead: Lookahead, segments: ScheduleSegments) -> Lookahead:
     """Return the problem in which jobs have the time of one more restart in reserve.
 
     A job can then be moved once when another needs its block. Each start, and each option that
@@ -152,7 +156,7 @@ def _with_reserve(ahead: Lookahead, legs: Legs) -> Lookahead:
     left_s = (ahead.deadline_s - ahead.boundary_s[0])[ahead.owner] - pause_s
     can[ahead.owner[ahead.rate * left_s >= ahead.work[ahead.owner]]] = True
     can &= ahead.promised | ahead.binding
-    picks = picks_of(more, legs)
+    picks = picks_of(more, segments)
     short = ahead.work - all_trained_samples(more, picks)
     can &= ~ahead.promised | (short <= WORK_TOLERANCE * ahead.total_work)
     return _charged(ahead, np.where(can, ahead.restart_s, 0.0))

@@ -32,7 +32,7 @@ class Traffics(ShapeTable):
 class StandingNetworkPlan(Table):
     """The network plan in force, by job. A job that is absent has no part in it yet."""
 
-    INDEX: ClassVar[str] = "standing"
+    INDEX: ClassVar[str] = "network plan"
     job: Ints  # index into Snapshot.jobs; -1 if it has ended
     generation: Ints  # of the allocation that the row was made for
     rank: Ints  # 0 is the most urgent
@@ -54,5 +54,5 @@ class TrafficMeasurements(Table):
 
 
 NO_TRAFFIC: Final = Traffics.from_rows([])
-NO_STANDING: Final = StandingNetworkPlan.from_rows([])
+NO_NETWORK_PLAN: Final = StandingNetworkPlan.from_rows([])
 NO_MEASURED: Final = TrafficMeasurements.from_rows([])

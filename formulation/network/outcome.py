@@ -25,7 +25,7 @@ class NetworkDecision:
     point that the job's packets carry for the life of its allocation. The fabric can treat a tag
     differently later, but a live connection cannot change its tag.
 
-    ``meets`` are jobs with which it shares a link. ``note`` says why it has no part in the network,
+    ``contending_jobs`` are jobs with which it shares a link. ``note`` says why it has no part in the network,
     or what was measured of its traffic.
     """
 
@@ -36,14 +36,14 @@ class NetworkDecision:
     tag: int  # -1 if it needs none, or none was left
     priority: float  # P = k I, flop/s; inf if it has no traffic
     intensity: float  # I = W / t, flop/s
-    meets: tuple[str, ...] = ()
+    contending_jobs: tuple[str, ...] = ()
     routes: tuple[Route, ...] = ()
     note: str = ""
 
     @property
     def contended(self) -> bool:
         """Return whether the job shares a link with another job."""
-        return bool(self.meets)
+        return bool(self.contending_jobs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

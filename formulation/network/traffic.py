@@ -99,7 +99,7 @@ class StageTraffic:
     pair is the bytes that a GPU sends to each partner, and the messages in sequence. ``tensor`` is
     sent to the next GPU in the ring of the tensor group, ``data`` in that of the replicas, and
     ``expert_data`` in that of the GPUs that hold the same experts. ``expert`` is sent to each other
-    GPU of the expert group. ``handed`` is sent to the partner in the next stage, which sends as
+    GPU of the expert group. ``pipeline`` is sent to the partner in the next stage, which sends as
     much back.
     """
 
@@ -110,7 +110,7 @@ class StageTraffic:
     data: tuple[float, int] = (0.0, 0)
     expert_data: tuple[float, int] = (0.0, 0)
     expert: tuple[float, int] = (0.0, 0)
-    handed: tuple[float, int] = (0.0, 0)
+    pipeline: tuple[float, int] = (0.0, 0)
 
     @property
     def gpus(self) -> int:
@@ -172,7 +172,7 @@ class CellTraffic:
             most = max(stage.gpus, after.gpus)  # the smaller stage's GPUs have several partners
             left = firsts[k] + np.arange(most) * stage.gpus // most
             right = firsts[k + 1] + np.arange(most) * after.gpus // most
-            sent = stage.handed[0] * stage.gpus / most, stage.handed[1]
+            sent = stage.pipeline[0] * stage.gpus / most, stage.pipeline[1]
             exchanges += _exchange(Pattern.CHAIN, np.stack([left, right], axis=1), sent)
         return Traffic(
             work_flop=self.work_flop,

@@ -75,7 +75,7 @@ def fair_rate(draft: Draft, share: Floats | None = None) -> Floats:
     snapshot, jobs = draft.snapshot, draft.snapshot.jobs
     share = fair_share(draft) if share is None else share
     capacity = snapshot.schedulable_gpus()
-    pin = np.where(jobs.pinned_type, jobs.requested_type, -1)
+    pin = np.where(jobs.pinned_gpu_type, jobs.requested_gpu_type, -1)
     fair = np.zeros(len(jobs))
     # Group jobs by the Cells that they may choose from.
     types, sets = snapshot.type_choices()

@@ -37,12 +37,12 @@ def jobs_without_weight_wait(draft: Draft) -> Draft:
 
 def _no_weight(draft: Draft, job: int) -> Reason:
     jobs = draft.snapshot.jobs
-    queue = int(jobs.queue[job])
+    priority = int(jobs.priority[job])
     if jobs.weight[job] == 0:
         whose, step = "the job's weight is 0", "give the job a positive weight"
-    elif draft.policy.weight_of_queue.get(queue) == 0:
-        whose = f"queue_weights gives queue {queue} the factor 0"
-        step = "give the queue a positive factor, or put the job into another queue"
+    elif draft.policy.weight_of_priority.get(priority) == 0:
+        whose = f"priority_weights gives priority {priority} the factor 0"
+        step = "give the priority a positive factor, or the job another priority"
     else:
         whose = f"the weight of tenant {jobs.tenant[job]} is 0, or its product with the job's is 0"
         step = "give the tenant a positive weight"

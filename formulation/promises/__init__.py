@@ -19,9 +19,9 @@ from tessera.formulation.promises.guarantee import guaranteed_jobs_are_as_fast_a
 from tessera.formulation.promises.launched import guaranteed_jobs_run
 from tessera.formulation.promises.nodes import permitted_nodes, selected_nodes_have_enough
 from tessera.formulation.promises.pins import (
-    allowed_types,
+    allowed_gpu_types,
     bounded_gpus,
-    pinned_type,
+    pinned_gpu_type,
     unmovable_jobs_keep_their_shape,
 )
 from tessera.formulation.promises.queues import guaranteed_jobs_within_quota_start
@@ -47,8 +47,8 @@ Rule = Callable[[Draft], Draft]
 
 PHYSICAL: Final[tuple[Rule, ...]] = (
     stated_plans,
-    pinned_type,
-    allowed_types,
+    pinned_gpu_type,
+    allowed_gpu_types,
     bounded_gpus,
     permitted_nodes,
     windows_are_kept,

@@ -106,7 +106,7 @@ def certificates_are_kept(draft: Draft, admission: Admission) -> Draft:
     draft = _witnessed(draft, certified, list(needs))
     draft = replace(draft, must_run=must_run, least_rate=least, movable=movable).only(keep)
     starts_s = np.full(len(jobs), np.inf)
-    np.minimum.at(starts_s, admission.legs.job, admission.legs.start_s)
+    np.minimum.at(starts_s, admission.schedule_segments.job, admission.schedule_segments.start_s)
     later = np.isfinite(starts_s) & (starts_s > draft.snapshot.now_s + _NOW_S)
     planned = {
         job: _planned(draft, admission, job, float(starts_s[job])) for job in bound if later[job]
@@ -191,17 +191,19 @@ def certified_columns(draft: Draft, admission: Admission) -> Ints:
     It is -1 if it has none. Of several shapes, it is the one that the job runs on, or else the
     narrowest, on which certificates count.
     """
-    legs, cells = admission.legs, draft.cells
-    begun = np.flatnonzero(legs.start_s <= draft.snapshot.now_s + _NOW_S)
-    first = draft.job_start[legs.job[begun]]
-    count = draft.job_start[legs.job[begun] + 1] - first
-    column, leg = concatenate_ranges(first, count), np.repeat(begun, count)
+    segments, cells = admission.schedule_segments, draft.cells
+    begun = np.flatnonzero(segments.start_s <= draft.snapshot.now_s + _NOW_S)
+    first = draft.job_start[segments.job[begun]]
+    count = draft.job_start[segments.job[begun] + 1] - first
+    column, segment = concatenate_ranges(first, count), np.repeat(begun, count)
     same = np.ones(len(column), dtype=np.bool_)
-    for name in legs.CELL:
-        same &= getattr(cells, name)[draft.cell[column]] == getattr(legs, name)[leg]
-    column, leg = column[same], leg[same]
-    job = legs.job[leg]
-    order = np.lexsort((column, cells.nodes[draft.cell[column]], draft.current[job] != column, leg))
+    for name in segments.CELL:
+        same &= getattr(cells, name)[draft.cell[column]] == getattr(segments, name)[segment]
+    column, segment = column[same], segment[same]
+    job = segments.job[segment]
+    order = np.lexsort(
+        (column, cells.nodes[draft.cell[column]], draft.current[job] != column, segment)
+    )
     result = np.full(len(draft.current), -1, dtype=np.int64)
     result[job[order][::-1]] = column[order][::-1]
     return result
@@ -217,7 +219,7 @@ def _witnessed(draft: Draft, certified: Ints, jobs: list[int]) -> Draft:
 
 
 def _planned(draft: Draft, admission: Admission, job: int, starts_s: float) -> Reason:
-    """Explain an admitted job whose first leg starts later, at ``starts_s``."""
+    """Explain an admitted job whose first segment starts later, at ``starts_s``."""
     start = format_rfc3339(starts_s)
     bound = admission.binding or draft.snapshot.jobs.admitted[job]
     plan = "the job's deadline is promised, and its schedule" if bound else "this round's schedule"

@@ -125,7 +125,13 @@ def _requests(draft: Draft) -> Iterator[_Request]:
     """Yield the distinct requests of guaranteed jobs."""
     owed, jobs = np.flatnonzero(has_guaranteed_rate(draft)), draft.snapshot.jobs
     types, sets = draft.snapshot.type_choices()
-    columns = (jobs.workload, jobs.requested_gpus, jobs.requested_type, jobs.submitted_plan, types)
+    columns = (
+        jobs.workload,
+        jobs.requested_gpus,
+        jobs.requested_gpu_type,
+        jobs.submitted_plan,
+        types,
+    )
     keys = np.stack([column[owed] for column in columns])
     unique, which = np.unique(keys, axis=1, return_inverse=True)
     order = np.argsort(which.ravel(), kind="stable")
@@ -159,7 +165,7 @@ def _placed_rate(draft: Draft, job: int, nodes: int) -> float:
 def _unmet(draft: Draft, floor: Floats, job: int) -> Reason:
     """Explain a guaranteed job without a column as fast as its request."""
     snapshot, jobs = draft.snapshot, draft.snapshot.jobs
-    kind, gpus = int(jobs.requested_type[job]), int(jobs.requested_gpus[job])
+    kind, gpus = int(jobs.requested_gpu_type[job]), int(jobs.requested_gpus[job])
     request = f"{gpus} x {snapshot.gpu_types[kind].name if kind >= 0 else 'any type'}"
     plan = int(jobs.submitted_plan[job])
     submitted = f" with its submitted plan {snapshot.plans[plan][:12]}" if plan >= 0 else ""

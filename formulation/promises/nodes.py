@@ -27,7 +27,7 @@ def permitted_nodes(draft: Draft) -> Draft:
     cannot stay unchanged: wherever it goes, it restarts.
     """
     snapshot = draft.snapshot
-    if not (len(snapshot.avoids) or len(snapshot.unmatched_nodes)):
+    if not (len(snapshot.avoided_nodes) or len(snapshot.unmatched_nodes)):
         return draft
     room = _room(snapshot)
     keep = draft.gpus <= room[draft.job, draft.gpu_type]
@@ -96,7 +96,9 @@ def _room(snapshot: Snapshot) -> Ints:
     matches = np.append(snapshot.matching_nodes(), [np.ones(len(nodes), np.bool_)], axis=0)
     selector = snapshot.jobs.required_selector
     room: Ints = (matches.astype(np.int64) @ by_type)[selector]
-    job, node = np.unique(np.stack([snapshot.avoids.job, snapshot.avoids.node]), axis=1)
+    job, node = np.unique(
+        np.stack([snapshot.avoided_nodes.job, snapshot.avoided_nodes.node]), axis=1
+    )
     counted = matches[selector[job], node]
     np.subtract.at(room, (job[counted], nodes.gpu_type[node[counted]]), gpus[node[counted]])
     return room
@@ -107,7 +109,9 @@ def sits_elsewhere(snapshot: Snapshot) -> Bools:
     a, nodes = snapshot.allocations, len(snapshot.nodes)
     own = np.flatnonzero((a.hold != Hold.RELEASING) & (a.job >= 0))
     job, node = a.job[own], a.node[own]
-    wrong = np.isin(job * nodes + node, snapshot.avoids.job * nodes + snapshot.avoids.node)
+    wrong = np.isin(
+        job * nodes + node, snapshot.avoided_nodes.job * nodes + snapshot.avoided_nodes.node
+    )
     selector = snapshot.jobs.required_selector[job]
     unmatched = snapshot.unmatched_nodes.selector * nodes + snapshot.unmatched_nodes.node
     wrong |= (selector >= 0) & np.isin(selector * nodes + node, unmatched)
@@ -130,11 +134,14 @@ def _contradiction(draft: Draft, room: Ints, job: int) -> Reason:
         for t in sorted(set(kinds.tolist()))
     )
     nodes = sorted(
-        {snapshot.nodes.name[n] for n in snapshot.avoids.node[snapshot.avoids.job == job].tolist()}
+        {
+            snapshot.nodes.name[n]
+            for n in snapshot.avoided_nodes.node[snapshot.avoided_nodes.job == job].tolist()
+        }
     )
     more = len(nodes) - MAX_NAMED_NODES
     others = f" and {more} more node{'s' if more > 1 else ''}" if more > 0 else ""
-    pin = int(jobs.requested_type[job]) if jobs.pinned_type[job] else -1
+    pin = int(jobs.requested_gpu_type[job]) if jobs.pinned_gpu_type[job] else -1
     selector = int(jobs.required_selector[job])
     text = snapshot.selectors.in_words(selector) if selector >= 0 else ""
     demands = [

@@ -11,21 +11,21 @@ from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.tables import Bools
 
 
-def pinned_type(draft: Draft) -> Draft:
+def pinned_gpu_type(draft: Draft) -> Draft:
     """Keep only columns on the requested type for a pinned job (Eq. 31).
 
     A pinned job that requests no type may run on any.
     """
     jobs = draft.snapshot.jobs
-    pinned = jobs.pinned_type & (jobs.requested_type >= 0)
+    pinned = jobs.pinned_gpu_type & (jobs.requested_gpu_type >= 0)
     if not pinned.any():
         return draft
-    keep = ~pinned[draft.job] | (draft.gpu_type == jobs.requested_type[draft.job])
+    keep = ~pinned[draft.job] | (draft.gpu_type == jobs.requested_gpu_type[draft.job])
     lost = find_losers(draft, keep)
     return draft.only(keep, {job: _no_cell_on_pin(draft.snapshot, job) for job in lost})
 
 
-def allowed_types(draft: Draft) -> Draft:
+def allowed_gpu_types(draft: Draft) -> Draft:
     """Keep only columns on the GPU types that the job may run on (Eq. 31f).
 
         x_c = 0  where t_c is not in A_j
@@ -66,7 +66,7 @@ def unmovable_jobs_keep_their_shape(draft: Draft) -> Draft:
 
     x_c = 0  where c has the Cell of the current column of j, but not its shape
     """
-    fixed = ~draft.snapshot.jobs.movable & (draft.current >= 0)
+    fixed = draft.snapshot.jobs.pinned & (draft.current >= 0)
     if not fixed.any():
         return draft
     column = np.flatnonzero(fixed[draft.job] & draft.starts)
@@ -79,7 +79,7 @@ def unmovable_jobs_keep_their_shape(draft: Draft) -> Draft:
 def _no_cell_on_pin(snapshot: Snapshot, job: int) -> Reason:
     """Explain a job without a column on its pinned type: nodes are away, or no Cell ever fits."""
     e, jobs = snapshot.estimates, snapshot.jobs
-    pin = int(jobs.requested_type[job])
+    pin = int(jobs.requested_gpu_type[job])
     name, workload = snapshot.gpu_types[pin].name, int(jobs.workload[job])
     own = (e.workload == workload) & (e.gpu_type == pin) & np.isfinite(e.iter_time_s)
     whole = int(snapshot.nodes.gpus[snapshot.nodes.gpu_type == pin].sum())

@@ -59,10 +59,10 @@ def unlent_quota_is_kept(draft: Draft) -> Draft:
 
     sum_{j of others} sum_{c of j} n_c x_c <= max(0, schedulable GPUs - quota)
     """
-    lends, capacity = draft.snapshot.tenants.lends, draft.snapshot.schedulable_gpus()
+    keeps, capacity = draft.snapshot.tenants.keeps_idle_quota, draft.snapshot.schedulable_gpus()
     rows = []
     for tenant, kind, name, of, on, gpus in _quotas(draft):
-        if not lends[tenant]:
+        if keeps[tenant]:
             left = max(0, int(capacity.sum() if kind < 0 else capacity[kind]) - gpus)
             rows.append(_row(draft, RowKind.KEPT, name, left, ~of[draft.job] & on, draft.gpus))
     return _with_rows(draft, rows)

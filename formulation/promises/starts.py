@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from tessera.formulation.draft import Draft, RowUse
-from tessera.formulation.last_round import NO_PLANNED_STARTS, Legs, PlannedStarts
+from tessera.formulation.last_round import NO_PLANNED_STARTS, PlannedStarts, ScheduleSegments
 from tessera.formulation.lifecycle import ACTIVE
 from tessera.formulation.moments import SAME_S
 from tessera.formulation.problem import CouplingRow, RowKind
@@ -18,7 +18,7 @@ from tessera.formulation.promises.packing import Packing
 from tessera.formulation.starts.holds import Holds, holds_of, is_dated, is_protected
 from tessera.formulation.starts.planner import plan_starts
 from tessera.formulation.starts.pools import Pools
-from tessera.formulation.starts.shares import legs_of_round
+from tessera.formulation.starts.shares import segments_of_round
 from tessera.formulation.starts.ways import columns_of_starts
 from tessera.formulation.tables import Bools, Floats, Ints
 
@@ -45,7 +45,7 @@ def jobs_keep_what_they_asked_for(draft: Draft) -> Draft:
     job = draft.job[column]
     current = draft.current[job]
     min_gpus = np.minimum(draft.gpus[current], jobs.requested_gpus[job])
-    request_type = jobs.requested_type[job]
+    request_type = jobs.requested_gpu_type[job]
     rate = np.where(request_type >= 0, draft.rate_as_asked[job, request_type], 0.0)
     floor = np.minimum(draft.rate[current], rate)
     keep = np.ones(len(draft.cell), dtype=np.bool_)
@@ -210,10 +210,12 @@ class _Limit:
     capacity: int
     amount: Ints  # int64[columns]
     start_gpus: Ints  # int64[starts]
-    leg_gpus: Ints  # int64[legs]
+    segment_gpus: Ints  # int64[segments]
 
 
-def _limits(draft: Draft, starts: PlannedStarts, column: Ints, legs: Legs) -> Iterator[_Limit]:
+def _limits(
+    draft: Draft, starts: PlannedStarts, column: Ints, segments: ScheduleSegments
+) -> Iterator[_Limit]:
     """Yield what planned starts need: GPUs of types, and quotas."""
     gpus = draft.snapshot.schedulable_gpus().tolist()
     for number, gpu_type in enumerate(draft.snapshot.gpu_types):
@@ -222,29 +224,35 @@ def _limits(draft: Draft, starts: PlannedStarts, column: Ints, legs: Legs) -> It
             gpus[number],
             np.where(draft.gpu_type == number, draft.gpus, 0),
             np.where(starts.gpu_type == number, starts.gpus, 0),
-            np.where(legs.gpu_type == number, legs.gpus, 0),
+            np.where(segments.gpu_type == number, segments.gpus, 0),
         )
     for pool in Pools(draft).tenants:
         start_amount = np.zeros_like(column)
         start_amount[column >= 0] = pool.amount[column[column >= 0]]
-        yield _Limit(pool.name, pool.size, pool.amount, start_amount, np.zeros_like(legs.gpus))
+        yield _Limit(pool.name, pool.size, pool.amount, start_amount, np.zeros_like(segments.gpus))
 
 
 def _rows(draft: Draft, starts: PlannedStarts, column: Ints, due: Bools) -> list[RowUse]:
     """Return the rows of all GPU types and quotas (Eq. 39b)."""
     max_rows = FEW_ROWS if len(draft.cell) > MANY_COLUMNS else MAX_ROWS
-    counts, legs, now_s = ~is_dated(draft)[draft.job], legs_of_round(draft), draft.snapshot.now_s
+    counts, segments, now_s = (
+        ~is_dated(draft)[draft.job],
+        segments_of_round(draft),
+        draft.snapshot.now_s,
+    )
     steady = np.zeros(len(draft.cell), dtype=np.bool_)
     steady[draft.current[draft.current >= 0]] = True
     steady[column[due & (column >= 0)]] = True
     rows, has_columns = [], draft.has_columns[starts.job]
-    for limit in _limits(draft, starts, column, legs):
-        waits, has_legs = (limit.start_gpus > 0) & ~due, limit.leg_gpus > 0
-        moments = np.append(starts.start_s[waits], legs.start_s[has_legs])
+    for limit in _limits(draft, starts, column, segments):
+        waits, has_segments = (limit.start_gpus > 0) & ~due, limit.segment_gpus > 0
+        moments = np.append(starts.start_s[waits], segments.start_s[has_segments])
         if draft.admission is not None:
             # A schedule may leave a job without its GPUs until the next slot, but no longer.
             slot_s = draft.admission.until_s
-            goes_on = has_legs & (legs.start_s <= now_s + SAME_S) & (legs.end_s > slot_s)
+            goes_on = (
+                has_segments & (segments.start_s <= now_s + SAME_S) & (segments.end_s > slot_s)
+            )
             if goes_on.any():
                 moments = np.append(moments, slot_s)
         moments = np.unique(moments[moments > now_s + SAME_S])
@@ -255,9 +263,9 @@ def _rows(draft: Draft, starts: PlannedStarts, column: Ints, due: Bools) -> list
         no_columns, waits = waits & ~has_columns, waits & has_columns
         start_spans = _Spans(starts.start_s[waits], starts.end_s[waits], limit.start_gpus[waits])
         fixed_spans = _Spans(
-            np.append(legs.start_s[has_legs], starts.start_s[no_columns]),
-            np.append(legs.end_s[has_legs], starts.end_s[no_columns]),
-            np.append(limit.leg_gpus[has_legs], limit.start_gpus[no_columns]),
+            np.append(segments.start_s[has_segments], starts.start_s[no_columns]),
+            np.append(segments.end_s[has_segments], starts.end_s[no_columns]),
+            np.append(limit.segment_gpus[has_segments], limit.start_gpus[no_columns]),
         )
         for number, group in enumerate(_group(moments, max_rows)):
             capacity, amount, idle = _use(group, holds, steady[columns], start_spans, fixed_spans)

@@ -18,8 +18,8 @@ def bound_plans(snapshot: Snapshot) -> Ints:
     A plan that is only the first one binds a job until its first start.
     """
     jobs = snapshot.jobs
-    free = jobs.stated_plan_first & (jobs.generation > 0)
-    return np.where(free, -1, jobs.stated_plan)
+    free = jobs.plan_first & (jobs.generation > 0)
+    return np.where(free, -1, jobs.plan)
 
 
 def stated_plans(draft: Draft) -> Draft:
@@ -36,7 +36,7 @@ def stated_plans(draft: Draft) -> Draft:
 
 
 def _no_cell_of_plan(snapshot: Snapshot, job: int) -> Reason:
-    e, plan = snapshot.estimates, int(snapshot.jobs.stated_plan[job])
+    e, plan = snapshot.estimates, int(snapshot.jobs.plan[job])
     workload = int(snapshot.jobs.workload[job])
     own = (e.workload == workload) & (e.plan == plan)
     name, key = snapshot.plans[plan][:12], snapshot.workloads[workload].key

@@ -39,7 +39,7 @@ def windows_are_kept(draft: Draft) -> Draft:
     (``with_reservations``). Launched jobs then keep what they have, since the row has room for it.
     During a window, jobs on its nodes must leave these. They are treated as on a drained node.
     """
-    if not len(draft.snapshot.bars):
+    if not len(draft.snapshot.excluded_jobs):
         return draft
     capacity = draft.snapshot.schedulable_gpus()
     keep = np.ones(len(draft.cell), dtype=np.bool_)
@@ -69,7 +69,7 @@ def windows_are_kept(draft: Draft) -> Draft:
 def _windows(draft: Draft) -> Iterator[_Window]:
     """Yield each reservation that keeps a column out, and then the sets of active ones that do."""
     snapshot = draft.snapshot
-    table, bars, gpus = snapshot.reservations, snapshot.bars, reserved_gpus(snapshot)
+    table, bars, gpus = snapshot.reservations, snapshot.excluded_jobs, reserved_gpus(snapshot)
     active = table.are_active(snapshot.now_s)
     barred = np.zeros((len(table), len(snapshot.jobs)), dtype=np.bool_)
     barred[bars.reservation, bars.job] = True
@@ -102,7 +102,7 @@ def _present_gpus(draft: Draft, column: Ints) -> int:
 
 def _must_leave(snapshot: Snapshot) -> Bools:
     """Return whether each job owns GPUs of a node that an active window has for others, bool[jobs]."""
-    table, bars, own = snapshot.reservations, snapshot.bars, snapshot.reserved_nodes
+    table, bars, own = snapshot.reservations, snapshot.excluded_jobs, snapshot.reserved_nodes
     active, a = table.are_active(snapshot.now_s), snapshot.allocations
     leaves = np.zeros(len(snapshot.jobs), dtype=np.bool_)
     held = (a.hold != Hold.RELEASING) & (a.job >= 0)

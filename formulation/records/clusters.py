@@ -86,8 +86,8 @@ class NodeRecord:
     """Sentences on the faults that its agent reports at present."""
     probation_end_s: float | None = None
     """Seconds since 1970. It is None if the node is not on probation."""
-    found_cpus: int | None = None
-    found_host_bytes: int | None = None
+    reported_cpus: int | None = None
+    reported_host_bytes: int | None = None
     """The CPU cores and the host memory that its agent found, which count where ``spec`` states none.
     They are None if it reports none."""
     agent_labels: dict[str, str] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class TenantSpec:
     name: str
     weight: float = 1.0
     borrow_gpus: int = -1  # beyond its quota; -1 for any number
-    lends: bool = True
+    keeps_idle_quota: bool = False
     quotas: dict[str, int] = field(default_factory=dict)
     parent: str = ""
     """The tenant above it, whose quotas its jobs count against, too. "" without one."""

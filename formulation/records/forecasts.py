@@ -31,9 +31,9 @@ class Submission:
     workload: Workload
     iterations: int
     requested_gpus: int
-    requested_type: str = ""  # "" for any type
+    requested_gpu_type: str = ""  # "" for any type
     tenant: str = ""
-    queue: int = 1
+    priority: int = 1
     weight: float = 1.0
     guaranteed: bool = False
     trained_share: float = math.nan
@@ -75,7 +75,7 @@ class JobForecast:
     """
 
     job: str
-    made_s: float  # seconds since 1970
+    created_s: float  # seconds since 1970
     coverage: float
     position: int = 0
     start: Band | None = None

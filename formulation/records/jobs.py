@@ -26,10 +26,10 @@ class JobSpec:
     workload: Workload
     iterations: int
     requested_gpus: int
-    requested_type: str = ""  # "" for any type
-    pinned_type: bool = False  # the requested type is required
+    requested_gpu_type: str = ""  # "" for any type
+    pinned_gpu_type: bool = False  # the requested type is required
     avoid_nodes: tuple[str, ...] = ()
-    allowed_types: tuple[str, ...] = ()  # the GPU types that it may run on; empty for all
+    allowed_gpu_types: tuple[str, ...] = ()  # the GPU types that it may run on; empty for all
     node_selector: str = ""
     """The requirements on the labels of its nodes (``formulation.selectors``). "" for none."""
     preferred_labels: str = ""
@@ -37,10 +37,10 @@ class JobSpec:
     longest_run_s: float = math.inf
     """Seconds for which it may hold GPUs over all its starts, after which it fails. inf for no limit."""
     tenant: str = ""
-    queue: int = 1
+    priority: int = 1
     weight: float = 1.0
     guaranteed: bool = False
-    movable: bool = True
+    pinned: bool = False
     preemptible: bool = False  # a round may suspend or shrink it at any time for others
     deadline_s: float = math.inf
     restart_s: float = 60.0
@@ -50,9 +50,9 @@ class JobSpec:
     profile: bool = False  # measure its workload's layers, on one GPU of each type
     min_gpus: int = 0  # smallest number of GPUs that it runs on; 0 if there is no bound
     max_gpus: int = 0  # largest number of GPUs that it runs on; 0 if there is no bound
-    stated_plan: ExecutionPlan | None = None
+    plan: ExecutionPlan | None = None
     """The execution plan that the user states for the job, or None if rounds choose its plans."""
-    stated_plan_first: bool = False
+    plan_first: bool = False
     """Whether only the first start must use the stated plan. If not, every one must."""
     submitted_plan: ExecutionPlan | str = ""
     """The execution plan that the job was submitted with, or only its id, as in traces. It binds
@@ -88,10 +88,10 @@ class JobSpec:
 
         Return None if they do not.
         """
-        if not self.allowed_types or self.requested_type in ("", *self.allowed_types):
+        if not self.allowed_gpu_types or self.requested_gpu_type in ("", *self.allowed_gpu_types):
             return None
-        return "allowed_types", (
-            f"are {', '.join(self.allowed_types)}, but the job requests {self.requested_type}; allow"
+        return "allowed_gpu_types", (
+            f"are {', '.join(self.allowed_gpu_types)}, but the job requests {self.requested_gpu_type}; allow"
             " that, too, or request one of these"
         )
 
@@ -114,7 +114,7 @@ class JobSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LegRecord:
+class SegmentRecord:
     """A part of an admitted job's deadline schedule. Times are in seconds since 1970."""
 
     start_s: float
@@ -202,7 +202,7 @@ class JobRecord:
     reason: Reason | None  # why the last round left it waiting
     reason_round: int
     admitted: bool = False  # its deadline is promised
-    certificate: tuple[LegRecord, ...] = ()  # its deadline schedule
+    schedule: tuple[SegmentRecord, ...] = ()  # its deadline schedule
     start_by_s: float = math.inf
     """The time by which it is promised to start, in seconds since 1970. inf if it is not."""
     planned_start: PlannedStartRecord | None = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tessera.formulation.decisions import CHANGES_GPUS, Decision
 from tessera.formulation.goals import GoalResult
-from tessera.formulation.last_round import NO_LEGS, Legs, StartPlan
+from tessera.formulation.last_round import NO_SEGMENTS, ScheduleSegments, StartPlan
 from tessera.formulation.network.outcome import NetworkOutcome
 from tessera.formulation.proofs import NO_PROOF, RoundProof
 from tessera.formulation.reasons import Reason
@@ -101,7 +101,7 @@ class RoundCommit:
     encoded: bytes  # the snapshot's canonical JSON, by codec.encode
     decisions: tuple[Decision, ...]  # empty if the round was refused
     summary: RoundSummary
-    legs: Legs = NO_LEGS  # the schedules of admitted jobs
+    schedule_segments: ScheduleSegments = NO_SEGMENTS  # the schedules of admitted jobs
     plan: StartPlan | None = None
     """The planned and promised starts of waiting jobs. With None, starts of earlier rounds stay in force."""
     request: Request | None = None

@@ -18,19 +18,19 @@ from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.starts.holds import is_dated
 from tessera.formulation.starts.pools import Pools
 from tessera.formulation.starts.round_timeline import add_schedules, add_windows, make_timeline
-from tessera.formulation.starts.shares import legs_of_round, running_shares
+from tessera.formulation.starts.shares import running_shares, segments_of_round
 from tessera.formulation.starts.timeline import Slot, Timeline
 from tessera.formulation.starts.ways import StartWay, WayFinder, columns_of_starts
 from tessera.formulation.tables import Bools
 
 MAX_PLANNED: Final = 256
-"""Number of waiting jobs that have planned starts: the first by queue, weight and time of waiting."""
+"""Number of waiting jobs that have planned starts: the first by priority, weight and time of waiting."""
 SLACK: Final = 0.05
 """Share of the planned wait by which a start may be late. If other jobs have to shrink for the start,
 the time for which the job then runs also counts."""
 MAX_SLACK_RUN_S: Final = 3600.0
 """The longest run that counts for the slack of a promise, which is then three minutes longer."""
-MOVED_BY_PRIORITY: Final = "a job of a higher queue, or of more weight, goes before it"
+MOVED_BY_PRIORITY: Final = "a job of a higher priority, or of more weight, goes before it"
 MOVED_BY_DELAYS: Final = "jobs that run end later than was estimated, or nodes are away"
 LATE_S: Final = 60.0
 """Seconds by which a start may be planned too late before its promise is moved. Clocks and the ends of
@@ -40,7 +40,7 @@ programs are not more exact."""
 def plan_starts(draft: Draft) -> StartPlan:
     """Return the planned and promised starts of the jobs that wait (Eqs. 39b to 39d).
 
-    The first jobs by queue, weight and time of waiting have one, up to ``MAX_PLANNED``. A start that was
+    The first jobs by priority, weight and time of waiting have one, up to ``MAX_PLANNED``. A start that was
     planned stays while its nodes become free in time. Where they do not, it is planned again, and jobs
     that come after it in that order make room. Then starts are moved forward to where GPUs have become
     free, and new jobs are planned, each as early as possible without a delay of those before it
@@ -65,7 +65,7 @@ def with_plan(snapshot: Snapshot, plan: StartPlan | None) -> Snapshot:
         jobs=jobs,
         planned_starts=plan.starts,
         planned_nodes=plan.nodes,
-        yields=plan.yields,
+        expected_releases=plan.expected_releases,
     )
 
 
@@ -93,12 +93,12 @@ class _Planner:
         self._rank = self._ranks()
 
     def _ranks(self) -> list[int]:
-        """Return the rank of each job: bound ones first, then by queue, weight and time of waiting."""
+        """Return the rank of each job: bound ones first, then by priority, weight and time of waiting."""
         count = len(self._waits)
         lacks_start = np.ones(count, dtype=np.bool_)
         lacks_start[self._snapshot.planned_starts.job] = False
         weight, jobs = self._draft.weight, self._jobs
-        order = np.lexsort((jobs.queued_s, lacks_start, -weight, jobs.queue, ~self._bound))
+        order = np.lexsort((jobs.queued_s, lacks_start, -weight, jobs.priority, ~self._bound))
         ranks = np.empty(count, dtype=np.int64)
         ranks[order] = np.arange(count)
         result: list[int] = ranks.tolist()
@@ -243,7 +243,7 @@ class _Planner:
             starts=PlannedStarts.from_rows(rows),
             nodes=PlannedNodes.from_rows(shares),
             start_by_s=self._start_by,
-            yields=self._shares.yields,
+            expected_releases=self._shares.expected_releases,
             moves={job: cause for job, cause in self._moves.items() if self._line.slot(job)},
         )
 
@@ -338,9 +338,9 @@ class _Planner:
         return SLACK * (slot.start_s - self._snapshot.now_s + run_s)
 
     def _goes_before(self, job: int, junior: int) -> bool:
-        """Return whether ``job`` is of a higher queue than ``junior``, or of the same and more weight."""
-        queue, weight = self._jobs.queue, self._draft.weight
-        return bool((queue[job], -weight[job]) < (queue[junior], -weight[junior]))
+        """Return whether ``job`` is of a higher priority than ``junior``, or of the same and more weight."""
+        priority, weight = self._jobs.priority, self._draft.weight
+        return bool((priority[job], -weight[job]) < (priority[junior], -weight[junior]))
 
     def _earliest(self, job: int) -> tuple[Slot | None, StartWay | None]:
         """Return the earliest slot of a job on any GPU type, and the way in which it starts there."""
@@ -363,5 +363,5 @@ def _may_be_planned(draft: Draft) -> Bools:
     """
     waits = ~draft.snapshot.jobs.among(ACTIVE) | (draft.current < 0)
     has_schedule = np.zeros(len(draft.current), dtype=np.bool_)
-    has_schedule[legs_of_round(draft).job] = True
+    has_schedule[segments_of_round(draft).job] = True
     return waits & draft.has_columns & (draft.weight > 0) & draft.promisable & ~has_schedule

@@ -8,7 +8,7 @@ from tessera.formulation.draft import Draft
 from tessera.formulation.lifecycle import ACTIVE
 from tessera.formulation.moments import SAME_S
 from tessera.formulation.starts.pools import Pools
-from tessera.formulation.starts.shares import RunningShares, legs_of_round
+from tessera.formulation.starts.shares import RunningShares, segments_of_round
 from tessera.formulation.starts.timeline import Slot, Timeline, shape_of
 
 
@@ -59,19 +59,26 @@ def add_schedules(draft: Draft, timeline: Timeline) -> None:
     A schedule counts GPUs by type, and leaves enough for the starts that were planned before. Where no
     nodes have room for its shape, it takes the GPUs that are free, since placement moves jobs for it.
     """
-    snapshot, legs, now_s = draft.snapshot, legs_of_round(draft), draft.snapshot.now_s
+    snapshot, segments, now_s = draft.snapshot, segments_of_round(draft), draft.snapshot.now_s
     sizes = snapshot.node_size()
     runs = snapshot.jobs.among(ACTIVE) & (draft.current >= 0)
-    for leg in np.argsort(legs.start_s, kind="stable").tolist():
-        job, gpu_type, gpus = int(legs.job[leg]), int(legs.gpu_type[leg]), int(legs.gpus[leg])
+    for segment in np.argsort(segments.start_s, kind="stable").tolist():
+        job, gpu_type, gpus = (
+            int(segments.job[segment]),
+            int(segments.gpu_type[segment]),
+            int(segments.gpus[segment]),
+        )
         column = int(draft.current[job])
-        goes_on = runs[job] and legs.start_s[leg] <= now_s + SAME_S
+        goes_on = runs[job] and segments.start_s[segment] <= now_s + SAME_S
         if goes_on and draft.gpu_type[column] == gpu_type:
             gpus -= int(draft.gpus[column])  # the GPUs that it still lacks
         if gpus <= 0 or not sizes[gpu_type]:
             continue
         shape = shape_of(gpu_type, gpus, -(-gpus // int(sizes[gpu_type])))
-        start_s, end_s = max(now_s, float(legs.start_s[leg])), float(legs.end_s[leg])
+        start_s, end_s = (
+            max(now_s, float(segments.start_s[segment])),
+            float(segments.end_s[segment]),
+        )
         slot = timeline.slot_at(shape, start_s, end_s, None)
         _add(timeline, slot or timeline.scattered_slot(gpu_type, gpus, start_s, end_s))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tessera.formulation.draft import Draft
-from tessera.formulation.last_round import Legs, Yields
+from tessera.formulation.last_round import ExpectedReleases, ScheduleSegments
 from tessera.formulation.lifecycle import ACTIVE
 from tessera.formulation.moments import SAME_S
 from tessera.formulation.starts.holds import Holds, holds_of
@@ -27,10 +27,10 @@ class RunningShares(Table):
     part_until_s: Floats
 
     @property
-    def yields(self) -> Yields:
+    def expected_releases(self) -> ExpectedReleases:
         """Return the GPUs that jobs leave before they end."""
         gives = self.part < self.gpus
-        return Yields(
+        return ExpectedReleases(
             job=self.job[gives],
             node=self.node[gives],
             from_s=self.all_until_s[gives],
@@ -63,9 +63,13 @@ def running_shares(draft: Draft) -> RunningShares:
     )
 
 
-def legs_of_round(draft: Draft) -> Legs:
+def segments_of_round(draft: Draft) -> ScheduleSegments:
     """Return the schedules of jobs with promised deadlines, as this round has them."""
-    return draft.snapshot.legs if draft.admission is None else draft.admission.legs
+    return (
+        draft.snapshot.schedule_segments
+        if draft.admission is None
+        else draft.admission.schedule_segments
+    )
 
 
 def _shrink_shares(shares: Ints, gpus: int, size: int) -> Ints:
@@ -93,19 +97,22 @@ def _holds_by_schedule(draft: Draft, job: Ints, holds: Holds) -> Holds:
     Such a job keeps as many GPUs as its schedule has now until that changes, and may leave the others
     at once.
     """
-    legs, now_s = legs_of_round(draft), draft.snapshot.now_s
-    if not len(legs):
+    segments, now_s = segments_of_round(draft), draft.snapshot.now_s
+    if not len(segments):
         return holds
-    has_legs = np.zeros(len(draft.current), dtype=np.bool_)
-    has_legs[legs.job] = True
-    leg_gpus, ends_s = np.zeros(len(has_legs), dtype=np.int64), np.full(len(has_legs), now_s)
-    goes_on = (draft.current >= 0)[legs.job] & (
-        legs.gpu_type == draft.gpu_type[draft.current[legs.job]]
+    has_segments = np.zeros(len(draft.current), dtype=np.bool_)
+    has_segments[segments.job] = True
+    segment_gpus, ends_s = (
+        np.zeros(len(has_segments), dtype=np.int64),
+        np.full(len(has_segments), now_s),
     )
-    present = np.flatnonzero((legs.start_s <= now_s + SAME_S) & goes_on)
-    leg_gpus[legs.job[present]] = legs.gpus[present]
-    np.maximum.at(ends_s, legs.job[present], legs.end_s[present])
-    goes_by, part, end_s = has_legs[job], np.minimum(leg_gpus[job], holds.gpus), ends_s[job]
+    goes_on = (draft.current >= 0)[segments.job] & (
+        segments.gpu_type == draft.gpu_type[draft.current[segments.job]]
+    )
+    present = np.flatnonzero((segments.start_s <= now_s + SAME_S) & goes_on)
+    segment_gpus[segments.job[present]] = segments.gpus[present]
+    np.maximum.at(ends_s, segments.job[present], segments.end_s[present])
+    goes_by, part, end_s = has_segments[job], np.minimum(segment_gpus[job], holds.gpus), ends_s[job]
     return replace(
         holds,
         all_until_s=np.where(goes_by, np.where(part < holds.gpus, now_s, end_s), holds.all_until_s),

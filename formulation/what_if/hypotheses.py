@@ -11,7 +11,7 @@ import numpy as np
 from tessera.formulation.errors import InvalidInput, NotFound
 from tessera.formulation.explanations.applying import apply_changes
 from tessera.formulation.explanations.changes import Change, ChangeKind
-from tessera.formulation.last_round import NO_LEGS, keep_starts
+from tessera.formulation.last_round import NO_SEGMENTS, keep_starts
 from tessera.formulation.lifecycle import WAITING
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import Jobs, Snapshot
@@ -30,7 +30,7 @@ _TYPES = "`tessera cluster` lists the GPU types"
 
 _PROPERTIES: Final = {
     ChangeKind.WEIGHT: "the weight",
-    ChangeKind.QUEUE: "the queue",
+    ChangeKind.PRIORITY: "the priority",
     ChangeKind.DEADLINE: "the deadline",
     ChangeKind.MIN_GPUS: "the least GPUs",
     ChangeKind.MAX_GPUS: "the most GPUs",
@@ -176,7 +176,7 @@ def _with_tenant(snapshot: Snapshot, tenant: str) -> Snapshot:
     if tenant in own.name:
         return snapshot
     rows = [own.row(i) for i in range(len(own))]
-    usual = {"name": tenant, "weight": 1.0, "borrow_gpus": -1, "lends": True}
+    usual = {"name": tenant, "weight": 1.0, "borrow_gpus": -1, "keeps_idle_quota": False}
     return replace(snapshot, tenants=Tenants.from_rows([*rows, usual]))
 
 
@@ -222,16 +222,16 @@ def _withdraw_promises(before: Snapshot, after: Snapshot) -> Snapshot:
         return after
     admitted = np.array(new.admitted)
     admitted[lost] = False
-    kept = ~np.isin(after.legs.job, lost)
-    legs = after.legs.at(kept) if kept.any() else NO_LEGS
-    return replace(after, jobs=replace(new, admitted=admitted), legs=legs)
+    kept = ~np.isin(after.schedule_segments.job, lost)
+    segments = after.schedule_segments.at(kept) if kept.any() else NO_SEGMENTS
+    return replace(after, jobs=replace(new, admitted=admitted), schedule_segments=segments)
 
 
 def _withdraw_starts(source: Snapshot, target: Snapshot) -> Snapshot:
     """Return ``target`` without starts of jobs that are removed, served later, or ask for more."""
     old, new, count = source.jobs, target.jobs, len(source.jobs)
     keeps = target.jobs.among(WAITING)
-    keeps[:count] &= (new.queue[:count] <= old.queue) & _keep_bounds(old, new)
+    keeps[:count] &= (new.priority[:count] <= old.priority) & _keep_bounds(old, new)
     starts, nodes = keep_starts(
         target.planned_starts, target.planned_nodes, keeps[target.planned_starts.job]
     )
@@ -276,8 +276,8 @@ def without_last_jobs(snapshot: Snapshot, count: int) -> Snapshot:
     return replace(
         snapshot,
         jobs=snapshot.jobs.at(np.arange(left)),
-        avoids=snapshot.avoids.at(snapshot.avoids.job < left),
-        allowed_types=snapshot.allowed_types.at(snapshot.allowed_types.job < left),
+        avoided_nodes=snapshot.avoided_nodes.at(snapshot.avoided_nodes.job < left),
+        allowed_gpu_types=snapshot.allowed_gpu_types.at(snapshot.allowed_gpu_types.job < left),
         entitlements=snapshot.entitlements.at(snapshot.entitlements.job < left),
         dependencies=snapshot.dependencies.at(snapshot.dependencies.job < left),
         planned_starts=starts,

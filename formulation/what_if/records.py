@@ -167,12 +167,12 @@ class JobOffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIfAnswer:
-    """The answer to a question, on the state at ``made_s`` (since 1970).
+    """The answer to a question, on the state at ``created_s`` (since 1970).
 
     ``hours`` is None if no futures were followed. ``notes`` say what the answer leaves out.
     """
 
-    made_s: float
+    created_s: float
     now: RoundDifference
     hours: HoursDifference | None = None
     offers: tuple[JobOffer, ...] = ()

@@ -144,7 +144,7 @@ BETTER: Final = {
     "ours": "our_solver, or tessera_x",
     "own": "own_jobs, or is_own",
     "rest": "remaining_x",
-    "said_s": "sent_at_s",
+    "sent_at_s": "sent_at_s",
     "seen": "view, estimates, or visited_nodes",
     "shown": "output, text, or to_result()",
     "since": "start_s",

@@ -210,8 +210,8 @@ def _launch(message: launch_pb2.Launch) -> LaunchSpec:
     m = message
     return LaunchSpec(
         runtime=m.runtime,
-        environment=dict(m.environment),
-        working_directory=m.working_directory,
+        env=dict(m.env),
+        workdir=m.workdir,
         image=m.image,
         secrets=tuple(SecretVariable(variable=s.variable, name=s.name) for s in m.secrets),
         staging_command=tuple(m.staging_command),

@@ -105,9 +105,9 @@ class AgentLease:
         self.lease_s = min(lease_s or math.inf, stored_s)
         self.margin_s = 0.0  # after the lease, until servers give the GPUs away
 
-    def renew(self, said_s: float) -> None:
-        """Note that the message sent at ``said_s``, by the agent's own clock, is recorded."""
-        self._heard_s = max(self._heard_s, said_s)
+    def renew(self, sent_at_s: float) -> None:
+        """Note that the message sent at ``sent_at_s``, by the agent's own clock, is recorded."""
+        self._heard_s = max(self._heard_s, sent_at_s)
         if self._heard_s >= self._saved_s + min(SAVE_LEASE_S, SAVE_SHARE * self.lease_s):
             self._save()
 
@@ -316,7 +316,7 @@ class ServerLink:
             self._lease.margin_s = welcome.margin_s
             self._heartbeat_s = own.heartbeat_s or welcome.heartbeat_s or self._heartbeat_s
             self._inspect_s = own.inspect_s or welcome.inspect_s or self._inspect_s
-        self._lease.renew(message.lease_from_s)
+        self._lease.renew(message.lease_start_s)
         if message.HasField("desired"):
             self._log_answers.take(message.desired.log_reads)
         if message.HasField("desired") and self._lease.left_s() > 0:
@@ -366,7 +366,7 @@ class ServerLink:
     async def _write(self, call: Call, message: pb.AgentMessage) -> None:
         try:
             async with self._writing:
-                message.said_s = self._clock()
+                message.sent_at_s = self._clock()
                 await call.write(message)
         except asyncio.InvalidStateError as error:
             raise Unavailable("the server ended the stream") from error

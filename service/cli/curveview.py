@@ -186,7 +186,7 @@ def _tables(curves: pb.JobCurves, own: pb.TypeCurves, of: CurveOf | None) -> Ite
                 )
                 for point in own.bandwidth.points
             ],
-            note=own.bandwidth.unknown_because and f"Not known: {own.bandwidth.unknown_because}.",
+            note=own.bandwidth.unknown_reason and f"Not known: {own.bandwidth.unknown_reason}.",
         )
 
 

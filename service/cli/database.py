@@ -171,7 +171,7 @@ def store_admin_token(database: Database, name: str, lifetime_s: float) -> str:
     call = AuditedCall(
         subject=f"user {os.getuid()} of the server's machine",
         role=Role.ADMIN,
-        key="database",
+        proof="database",
         method="Access.CreateToken",
         target=name,
         peer="",

@@ -48,7 +48,7 @@ DISPLACED_COLUMNS: Final[Sequence[Column[jobs_pb2.Displacement]]] = (
     Column("DISPLACED BY", lambda d: short_name(d.job) or OTHER_TENANT),
     Column("HOLDS", lambda d: f"{d.gpus} x {d.gpu_type}"),
     Column("TOOK", lambda d: str(d.taken_gpus or ""), right=True),
-    Column("BY", lambda d: BY_TEXTS.get(d.by, d.by)),
+    Column("BY", lambda d: BY_TEXTS.get(d.rule, d.rule)),
     Column(
         "VALUE PER GPU",
         lambda d: format_number(d.value_per_gpu) if d.HasField("value_per_gpu") else "",

@@ -26,7 +26,7 @@ def span_until(moment: Timestamp, time: Timestamp) -> str:
 
 def is_stale(forecast: jobs_pb2.Forecast, now: Timestamp) -> bool:
     """Return whether a forecast is too old to be relied upon."""
-    return seconds_between(now, forecast.made_time) > STALE_S
+    return seconds_between(now, forecast.create_time) > STALE_S
 
 
 def band_span(band: jobs_pb2.TimeBand, now: Timestamp) -> str:
@@ -45,7 +45,7 @@ def listed_band(job: jobs_pb2.Job, event: Literal["start", "finish"], now: Times
         return ""
     text = band_span(getattr(forecast, event), now)
     if is_stale(forecast, now):
-        text += f", {format_age(forecast.made_time, now)} old"
+        text += f", {format_age(forecast.create_time, now)} old"
     return text
 
 
@@ -59,7 +59,7 @@ def forecast_facts(job: jobs_pb2.Job, now: Timestamp) -> list[tuple[str, str]]:
     forecast = job.forecast
     if not job.HasField("forecast"):
         return []
-    age = f"made {format_age(forecast.made_time, now)} ago"
+    age = f"made {format_age(forecast.create_time, now)} ago"
     if is_stale(forecast, now):
         age += "; it is out of date, so look at it again after the next one"
     place = f"{forecast.position}, by expected start" if forecast.position else ""

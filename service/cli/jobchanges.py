@@ -83,7 +83,7 @@ def update_job(
     pinned: Annotated[
         bool | None,
         typer.Option(
-            "--pinned/--movable", help="Whether the job may be moved to reduce fragmentation."
+            "--pinned/--no-pinned", help="Whether the job may be moved to reduce fragmentation."
         ),
     ] = None,
     preemptible: Annotated[
@@ -94,10 +94,11 @@ def update_job(
         list[str] | None,
         typer.Option(help="Label, as KEY=VALUE. Repeatable. Replaces all present labels."),
     ] = None,
-    pin_type: Annotated[
+    pinned_gpu_type: Annotated[
         bool | None,
         typer.Option(
-            "--pin-type/--any-type", help="Whether the job must run on its requested GPU type."
+            "--pinned-gpu-type/--no-pinned-gpu-type",
+            help="Whether the job must run on its requested GPU type.",
         ),
     ] = None,
     avoid_node: AvoidNode = None,
@@ -117,9 +118,9 @@ def update_job(
     cluster: Cluster = DEFAULT_CLUSTER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Change a job's weight, queue, deadline, labels, limits, pins, or where it may run.
+    """Change a job's weight, priority, deadline, labels, limits, pins, or where it may run.
 
-    On a terminal, it also says what a new weight, queue, deadline or limit of GPUs does to the next
+    On a terminal, it also says what a new weight, priority, deadline or limit of GPUs does to the next
     round.
     """
     job = jobs_pb2.Job(name=full_name(cluster, "jobs", name))
@@ -131,7 +132,7 @@ def update_job(
         "pinned": pinned,
         "preemptible": preemptible,
         "labels": label,
-        "pinned_gpu_type": pin_type,
+        "pinned_gpu_type": pinned_gpu_type,
         "avoid_nodes": avoid_node,
         "min_gpus": min_gpus,
         "max_gpus": max_gpus,
@@ -140,12 +141,11 @@ def update_job(
     if not paths:
         raise InvalidInput(
             "update",
-            "needs at least one of --weight, --priority, --deadline, --label,"
-            " --pinned, --movable, --preemptible, --pin-type, --any-type, --gpu-types, --avoid-node,"
-            " --node-selector, --prefer-labels, --min-gpus, --max-gpus, --longest-run",
+            "needs a change, e.g. --weight, --priority, --deadline or --allowed-gpu-types; `tessera update"
+            " --help` lists all",
         )
     job.weight, job.priority, job.pinned = weight or 0.0, priority or 0, bool(pinned)  # 0: unset
-    job.pinned_gpu_type, job.preemptible = bool(pin_type), bool(preemptible)
+    job.pinned_gpu_type, job.preemptible = bool(pinned_gpu_type), bool(preemptible)
     job.min_gpus, job.max_gpus = min_gpus or 0, max_gpus or 0
     if avoid_node != ["none"]:
         job.avoid_nodes.extend(full_name(cluster, "nodes", node) for node in avoid_node or [])

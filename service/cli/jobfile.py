@@ -26,7 +26,7 @@ class JobEntry(FileEntry):
     name: Text = ""
     model: Text
     params: Text = ""
-    global_batch: Annotated[int, whole_between(1, limits.MAX_BATCH)]
+    batch: Annotated[int, whole_between(1, limits.MAX_BATCH)]
     iterations: Annotated[int, whole_between(1, limits.MAX_ITERATIONS)]
     gpus: Annotated[int, whole_between(1, limits.MAX_GPUS)]
     gpu_type: Text = ""
@@ -42,8 +42,8 @@ class JobEntry(FileEntry):
     labels: Labels = Field(default_factory=dict)
     command: Texts = Field(default_factory=list)
     max_retries: Annotated[int, whole_between(0, limits.MAX_RETRIES)] | None = None
-    pin_type: bool = False
-    gpu_types: Texts = Field(default_factory=list)
+    pinned_gpu_type: bool = False
+    allowed_gpu_types: Texts = Field(default_factory=list)
     """The GPU types that the job may run on."""
     avoid_nodes: Texts = Field(default_factory=list)
     node_selector: Text = ""
@@ -64,18 +64,18 @@ class JobEntry(FileEntry):
     techniques: Texts = Field(default_factory=list)
     cpus: Annotated[int, whole_between(0, limits.MAX_CPUS)] = 0
     runtime: Text = ""
-    environment: Labels = Field(default_factory=dict)
-    working_directory: Text = ""
+    env: Labels = Field(default_factory=dict)
+    workdir: Text = ""
     secrets: Labels = Field(default_factory=dict)
     """The names of the tenant's files on the nodes, by variable."""
-    staging: Texts = Field(default_factory=list)
+    staging_command: Texts = Field(default_factory=list)
     user: Text = ""
     progress_pattern: Text = ""
     stall_limit: Seconds | None = None
     stop_grace: Seconds | None = None
     until_exit: bool = False
-    tune: Text = ""
-    tune_budget: Seconds | None = None
+    tuning_space: Text = ""
+    tuning_budget: Seconds | None = None
 
 
 class JobsEntry(FileEntry):
@@ -128,18 +128,16 @@ def _jobs(where: str, document: object) -> Iterator[tuple[str, JobEntry]]:
 
 
 def _request(where: str, job: JobEntry, now: Timestamp, cluster: str) -> jobs_pb2.SubmitJobRequest:
-    if job.pin_type and "gpu_type" not in job.model_fields_set:
+    if job.pinned_gpu_type and "gpu_type" not in job.model_fields_set:
         raise InvalidInput(
-            f"{where}: pin_type", "pins the type that 'gpu_type' names, so give both"
+            f"{where}: pinned_gpu_type", "pins the type that 'gpu_type' names, so give both"
         )
     if len(job.avoid_nodes) > limits.MAX_AVOIDED_NODES:
         raise InvalidInput(
             f"{where}: avoid_nodes", f"may name at most {limits.MAX_AVOIDED_NODES} nodes"
         )
     message = jobs_pb2.Job(
-        workload=estimates_pb2.Workload(
-            model=job.model, params=job.params, global_batch=job.global_batch
-        ),
+        workload=estimates_pb2.Workload(model=job.model, params=job.params, global_batch=job.batch),
         iterations=job.iterations,
         requested_gpus=job.gpus,
         requested_gpu_type=job.gpu_type,
@@ -151,9 +149,9 @@ def _request(where: str, job: JobEntry, now: Timestamp, cluster: str) -> jobs_pb
         preemptible=job.preemptible,
         labels=job.labels,
         command=job.command,
-        pinned_gpu_type=job.pin_type,
+        pinned_gpu_type=job.pinned_gpu_type,
         profile=job.profile,
-        allowed_gpu_types=job.gpu_types,
+        allowed_gpu_types=job.allowed_gpu_types,
         avoid_nodes=[full_name(cluster, "nodes", node) for node in job.avoid_nodes],
         node_selector=job.node_selector,
         preferred_labels=job.preferred_labels,
@@ -164,11 +162,11 @@ def _request(where: str, job: JobEntry, now: Timestamp, cluster: str) -> jobs_pb
         requested_cpus=job.cpus,
         after=parse_after(f"{where}: after", job.after, cluster),
     )
-    message.stated_plan = _plan(where, "plan", job.plan)
+    message.plan = _plan(where, "plan", job.plan)
     message.submitted_plan = _plan(where, "submitted_plan", job.submitted_plan)
     if job.plan_first and not job.plan:
         raise InvalidInput(f"{where}: plan_first", "needs a plan, that of the first start")
-    message.stated_plan_first = job.plan_first
+    message.plan_first = job.plan_first
     set_launch(message, _launch(where, job))
     if job.restart is not None:
         message.restart.CopyFrom(options.to_duration(job.restart))
@@ -192,22 +190,22 @@ def _plan(where: str, key: str, value: str) -> str:
 
 def _launch(where: str, job: JobEntry) -> launch_pb2.Launch:
     launch = make_launch(
-        f"{where}: environment",
+        f"{where}: env",
         f"{where}: secrets",
-        environment=job.environment,
+        env=job.env,
         secrets=job.secrets.items(),
         runtime=job.runtime,
-        working_directory=job.working_directory,
-        staging_command=job.staging,
+        workdir=job.workdir,
+        staging_command=job.staging_command,
         user=job.user,
         progress_pattern=job.progress_pattern,
-        tuning_space=job.tune,
+        tuning_space=job.tuning_space,
         until_exit=job.until_exit,
     )
     if job.stall_limit is not None:
         launch.stall_limit.CopyFrom(options.to_duration(job.stall_limit))
     if job.stop_grace is not None:
         launch.stop_grace.CopyFrom(options.to_duration(job.stop_grace))
-    if job.tune_budget is not None:
-        launch.tuning_budget.CopyFrom(options.to_duration(job.tune_budget))
+    if job.tuning_budget is not None:
+        launch.tuning_budget.CopyFrom(options.to_duration(job.tuning_budget))
     return launch

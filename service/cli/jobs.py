@@ -97,8 +97,11 @@ def submit_jobs(
     gpu_type: Annotated[
         str, typer.Option(help="Requested GPU type. Rounds may choose another one.")
     ] = "",
-    pin_type: Annotated[
-        bool, typer.Option("--pin-type", help="Run the job only on the type that --gpu-type names.")
+    pinned_gpu_type: Annotated[
+        bool,
+        typer.Option(
+            "--pinned-gpu-type", help="Run the job only on the type that --gpu-type names."
+        ),
     ] = False,
     avoid_node: AvoidNode = None,
     tenant: Annotated[
@@ -203,14 +206,14 @@ def submit_jobs(
         pinned=pinned,
         preemptible=preemptible,
         labels=options.parse_labels("--label", label),
-        pinned_gpu_type=pin_type,
+        pinned_gpu_type=pinned_gpu_type,
         avoid_nodes=[full_name(cluster, "nodes", node) for node in avoid_node or []],
         max_retries=max_retries,
         profile=profile,
         min_gpus=min_gpus or 0,
         max_gpus=max_gpus or 0,
-        stated_plan=options.read_plan_file("--plan", plan),
-        stated_plan_first=plan_first,
+        plan=options.read_plan_file("--plan", plan),
+        plan_first=plan_first,
         submitted_plan=options.read_plan_file("--submitted-plan", submitted_plan),
         techniques=options.split_words(techniques),
         requested_cpus=cpus or 0,
@@ -224,8 +227,8 @@ def submit_jobs(
         job.restart.CopyFrom(options.to_duration(options.parse_seconds("--restart", restart)))
     if deadline is not None:
         job.deadline.CopyFrom(options.parse_time("--deadline", deadline, current_timestamp()))
-    if pin_type and not gpu_type:
-        raise InvalidInput("--pin-type", "pins the type that --gpu-type names, so give both")
+    if pinned_gpu_type and not gpu_type:
+        raise InvalidInput("--pinned-gpu-type", "pins the type that --gpu-type names, so give both")
     requests = _requests(name, job, file or [], cluster)
     if array and file:
         raise InvalidInput("--array", "is for the job of options; write 'array:' in the job file")

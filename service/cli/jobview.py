@@ -84,7 +84,7 @@ def job_columns(
         Column("WEIGHT", lambda j: format_number(j.weight), wide=True, right=True),
         Column("GUARANTEED", lambda j: "yes" if j.guaranteed else "", wide=True),
         Column("DEADLINE", lambda j: format_time(j.deadline), wide=True),
-        Column("PROMISED", lambda j: "yes" if j.deadline_admitted else "", wide=True),
+        Column("PROMISED", lambda j: "yes" if j.admitted else "", wide=True),
         Column("REASON", lambda j: j.reason.code),
         Column("NEXT STEP", lambda j: j.reason.next_step, wide=True),
     )
@@ -160,10 +160,10 @@ def job_parts(job: jobs_pb2.Job, now: Timestamp, details: JobDetails) -> list[Re
         *_history(details.history),
     )
     parts: list[RenderableType] = [facts_grid(facts)]
-    if job.certificate:
+    if job.schedule:
         parts += [
             Text(f"The schedule that meets its deadline, {format_time(job.deadline)}:"),
-            make_table(job.certificate, LEG_COLUMNS, wide=True),
+            make_table(job.schedule, SEGMENT_COLUMNS, wide=True),
         ]
     return parts
 
@@ -181,7 +181,7 @@ def _request_facts(job: jobs_pb2.Job) -> list[tuple[str, str]]:
         ("avoids", ", ".join(map(short_name, job.avoid_nodes))),
         *placing_facts(job),
         ("tenant", job.tenant),
-        ("priority", f"queue {job.priority}, weight {format_number(job.weight)}"),
+        ("priority", f"{job.priority}, weight {format_number(job.weight)}"),
         ("promise", "guaranteed" if job.guaranteed else "best effort"),
         ("preemptible", "yes" if job.preemptible else ""),
         ("deadline", _deadline(job)),
@@ -277,10 +277,10 @@ def _allocation_facts(held: jobs_pb2.Allocation) -> list[tuple[str, str]]:
 
 
 def _stated_plan_text(job: jobs_pb2.Job) -> str:
-    if not job.stated_plan:
+    if not job.plan:
         return ""
-    plan = read_execution_plan("stated_plan", job.stated_plan)
-    use = "first start only" if job.stated_plan_first else "always"
+    plan = read_execution_plan("plan", job.plan)
+    use = "first start only" if job.plan_first else "always"
     return f"{plan} ({plan.digest[:DIGEST_DIGITS]}), {use}"
 
 
@@ -318,15 +318,15 @@ def _plan_text(held: jobs_pb2.Allocation) -> str:
     return f"{plan} ({held.cell.plan[:DIGEST_DIGITS]})"
 
 
-LEG_COLUMNS: Final[Sequence[Column[jobs_pb2.Leg]]] = (
-    Column("START", lambda leg: format_time(leg.start_time)),
-    Column("END", lambda leg: format_time(leg.end_time)),
+SEGMENT_COLUMNS: Final[Sequence[Column[jobs_pb2.ScheduleSegment]]] = (
+    Column("START", lambda segment: format_time(segment.start_time)),
+    Column("END", lambda segment: format_time(segment.end_time)),
     Column(
         "FOR",
-        lambda leg: format_span(leg.end_time.ToSeconds() - leg.start_time.ToSeconds()),
+        lambda segment: format_span(segment.end_time.ToSeconds() - segment.start_time.ToSeconds()),
         right=True,
     ),
-    Column("ON", lambda leg: cell_text(leg.cell)),
+    Column("ON", lambda segment: cell_text(segment.cell)),
 )
 """The columns of a deadline schedule."""
 
@@ -339,8 +339,8 @@ def _deadline(job: jobs_pb2.Job) -> str:
     deadline, reason = format_time(job.deadline), job.reason
     if not deadline:
         return ""
-    if job.deadline_admitted:
-        return f"{deadline}, promised" + (" (schedule below)" if job.certificate else "")
+    if job.admitted:
+        return f"{deadline}, promised" + (" (schedule below)" if job.schedule else "")
     if reason.code in REFUSED_DEADLINE_CODES:
         earliest = reason.evidence.get(EARLIEST_DEADLINE_KEY, "")
         return f"{deadline}, refused" + (
@@ -407,7 +407,7 @@ _TASK_STATES: Final = {
 
 def profiling_facts(job: jobs_pb2.Job, profiling: estimates_pb2.Profiling) -> list[tuple[str, str]]:
     """Return the progress of a job's profiling, in total and on each GPU type."""
-    if job.profile and not (profiling.asked or profiling.tasks or job.HasField("end_time")):
+    if job.profile and not (profiling.requested or profiling.tasks or job.HasField("end_time")):
         return [
             (
                 "profiling",
@@ -415,7 +415,7 @@ def profiling_facts(job: jobs_pb2.Job, profiling: estimates_pb2.Profiling) -> li
             )
         ]
     if profiling.problem:
-        return [("profiling", profiling.problem)] if profiling.asked else []
+        return [("profiling", profiling.problem)] if profiling.requested else []
     if not profiling.tasks:
         return []
     types = len(profiling.tasks)

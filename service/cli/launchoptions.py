@@ -79,7 +79,7 @@ def program_options(
             metavar="VARIABLE=NAME",
         ),
     ] = None,
-    staging: Annotated[
+    staging_command: Annotated[
         str,
         _option(
             "Command that runs on each node before the program starts, e.g. to copy data. It is quoted as"
@@ -87,7 +87,7 @@ def program_options(
             metavar="COMMAND",
         ),
     ] = "",
-    run_as: Annotated[
+    user: Annotated[
         str,
         _option(
             "User of the nodes' operating system that the program runs as. The agents must allow it.",
@@ -128,7 +128,7 @@ def program_options(
             rich_help_panel=_PANEL,
         ),
     ] = False,
-    tune: Annotated[
+    tuning_space: Annotated[
         str,
         _option(
             "Execution plans that the program tries at launch: halves, arena or full. The fastest one is"
@@ -136,7 +136,7 @@ def program_options(
             metavar="SPACE",
         ),
     ] = "",
-    tune_budget: Annotated[
+    tuning_budget: Annotated[
         str,
         _option(
             "Time for which the program may try plans at launch, e.g. 20m. Default: 10m.",
@@ -145,21 +145,21 @@ def program_options(
     ] = "",
 ) -> jobs_pb2.Job:
     """Return a job that has only the command and the launch that the options state."""
-    environment = _read_variables("--env-from-file", env_from_file) if env_from_file else {}
-    environment |= options.unique_pairs(
+    variables = _read_variables("--env-from-file", env_from_file) if env_from_file else {}
+    variables |= options.unique_pairs(
         "--env", (_parse_variable("--env", text) for text in env or ())
     )
     launch = make_launch(
         "--env",
         "--secret",
-        environment=environment,
+        env=variables,
         secrets=[_parse_variable("--secret", text, "VARIABLE=NAME") for text in secret or ()],
         runtime=runtime,
-        working_directory=workdir,
-        staging_command=_split_words("--staging", staging),
-        user=run_as,
+        workdir=workdir,
+        staging_command=_split_words("--staging-command", staging_command),
+        user=user,
         progress_pattern=progress_pattern,
-        tuning_space=tune,
+        tuning_space=tuning_space,
         until_exit=until_exit,
     )
     if stall_limit:
@@ -168,8 +168,8 @@ def program_options(
     if stop_grace:
         length_s = options.parse_seconds("--stop-grace", stop_grace)
         launch.stop_grace.CopyFrom(options.to_duration(length_s))
-    if tune_budget:
-        length_s = options.parse_seconds("--tune-budget", tune_budget)
+    if tuning_budget:
+        length_s = options.parse_seconds("--tuning-budget", tuning_budget)
         launch.tuning_budget.CopyFrom(options.to_duration(length_s))
     job = jobs_pb2.Job(command=_split_words("--command", command))
     set_launch(job, launch)
@@ -180,7 +180,7 @@ def make_launch(
     variables_at: str,
     secrets_at: str,
     *,
-    environment: Mapping[str, str],
+    env: Mapping[str, str],
     secrets: Iterable[tuple[str, str]],
     **values: Any,
 ) -> launch_pb2.Launch:
@@ -189,7 +189,7 @@ def make_launch(
     Raises:
         InvalidInput: a value looks like a secret. It does not repeat the value.
     """
-    refuse_variables(environment, variables_at, secrets_at.rpartition(": ")[2])
+    refuse_variables(env, variables_at, secrets_at.rpartition(": ")[2])
     messages = [launch_pb2.Secret(variable=variable, name=name) for variable, name in secrets]
     for message in messages:
         if holds_secret(message.name):
@@ -197,7 +197,7 @@ def make_launch(
                 secrets_at,
                 f"{message.variable} needs the name of a file on the nodes, and not the secret",
             )
-    return launch_pb2.Launch(environment=environment, secrets=messages, **values)
+    return launch_pb2.Launch(env=env, secrets=messages, **values)
 
 
 def set_launch(job: jobs_pb2.Job, launch: launch_pb2.Launch) -> None:

@@ -22,9 +22,9 @@ def launch_facts(job: jobs_pb2.Job) -> list[tuple[str, str]]:
     return [
         ("runtime", launch.runtime),
         ("command", shlex.join(job.command)),
-        ("environment", ", ".join(starmap(_variable, sorted(launch.environment.items())))),
+        ("env", ", ".join(starmap(_variable, sorted(launch.env.items())))),
         ("secrets", ", ".join(f"{s.variable} from {s.name}" for s in launch.secrets)),
-        ("starts in", launch.working_directory),
+        ("starts in", launch.workdir),
         ("staging", shlex.join(launch.staging_command)),
         ("runs as", launch.user),
         ("progress pattern", launch.progress_pattern),

@@ -43,7 +43,7 @@ DECISION_COLUMNS: Final[Sequence[Column[pb.NetworkDecision]]] = (
     Column("DSCP", lambda d: _dscp(d), right=True),
     Column("INTENSITY", lambda d: _flops(d.intensity), right=True),
     Column("PRIORITY", lambda d: _flops(d.priority), right=True),
-    Column("SHARES LINKS WITH", lambda d: ", ".join(map(short_name, d.meets))),
+    Column("SHARES LINKS WITH", lambda d: ", ".join(map(short_name, d.contending_jobs))),
     Column("NOTE", lambda d: d.note),
 )
 
@@ -185,10 +185,10 @@ def describe_part(decision: pb.NetworkDecision, levels: int) -> str:
     """Return a line on a job's part in a network plan."""
     if not math.isfinite(decision.intensity) and decision.note:
         return f"not planned: {decision.note}"
-    if decision.dscp < 0 and not decision.meets:
+    if decision.dscp < 0 and not decision.contending_jobs:
         return f"rank {decision.rank}; sends no traffic over the network" + _noted(decision)
     mark = f", DSCP {decision.dscp}" if decision.dscp >= 0 else ""
-    sharing = ", ".join(map(short_name, decision.meets)) or "no other job"
+    sharing = ", ".join(map(short_name, decision.contending_jobs)) or "no other job"
     return (
         f"rank {decision.rank}, level {decision.level} of 0 to {levels - 1}{mark}; shares links"
         f" with {sharing}" + _noted(decision)

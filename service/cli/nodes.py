@@ -211,15 +211,15 @@ def _cpus(node: clusters_pb2.Node) -> str:
     """Return the CPU cores that a node states, or else those that its agent found."""
     if node.HasField("cpus"):
         return str(node.cpus)
-    return f"{node.found_cpus} (found)" if node.HasField("found_cpus") else NOT_STATED
+    return f"{node.reported_cpus} (found)" if node.HasField("reported_cpus") else NOT_STATED
 
 
 def _host_memory(node: clusters_pb2.Node) -> str:
     """Return the host memory that a node states, or else what its agent found."""
     if node.HasField("host_bytes"):
         return f"{format_number(node.host_bytes / GIB)} GiB"
-    if node.HasField("found_host_bytes"):
-        return f"{format_number(node.found_host_bytes / GIB)} GiB (found)"
+    if node.HasField("reported_host_bytes"):
+        return f"{format_number(node.reported_host_bytes / GIB)} GiB (found)"
     return NOT_STATED
 
 

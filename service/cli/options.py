@@ -106,8 +106,8 @@ Priority = Annotated[
     typer.Option(
         min=1,
         max=limits.MAX_PRIORITY,
-        help="The job's queue. Starts of waiting jobs are planned for queue 1 first. Rounds with"
-        " --queue-weights also multiply the weights of a queue's jobs.",
+        help="The job's priority. Starts of waiting jobs are planned for priority 1 first. Rounds with"
+        " --priority-weights also multiply the weights of its jobs.",
     ),
 ]
 Weight = Annotated[

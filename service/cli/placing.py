@@ -31,7 +31,7 @@ def _option(text: str, *names: str, metavar: str) -> Any:
 
 
 def placing_options(
-    gpu_types: Annotated[
+    allowed_gpu_types: Annotated[
         str | None,
         _option(
             "GPU types that the job may run on, e.g. h100,a100. Default: all, or 'any'.",
@@ -46,7 +46,7 @@ def placing_options(
             metavar="LABELS",
         ),
     ] = None,
-    prefer_labels: Annotated[
+    preferred_labels: Annotated[
         str | None,
         _option(
             "Labels of the nodes that the job prefers among equal placements, in the same form."
@@ -65,19 +65,19 @@ def placing_options(
 ) -> Placing:
     """Return what the options state."""
     job = jobs_pb2.Job()
-    if gpu_types is not None and gpu_types.strip() != ANY:
-        job.allowed_gpu_types.extend(options.split_words(gpu_types))
+    if allowed_gpu_types is not None and allowed_gpu_types.strip() != ANY:
+        job.allowed_gpu_types.extend(options.split_words(allowed_gpu_types))
     if node_selector is not None and node_selector.strip() != NONE:
         job.node_selector = node_selector
-    if prefer_labels is not None and prefer_labels.strip() != NONE:
-        job.preferred_labels = prefer_labels
+    if preferred_labels is not None and preferred_labels.strip() != NONE:
+        job.preferred_labels = preferred_labels
     if longest_run is not None and longest_run.strip() != NONE:
         longest_s = options.parse_seconds("--longest-run", longest_run)
         job.longest_run.CopyFrom(options.to_duration(longest_s))
     given = {
-        "allowed_gpu_types": gpu_types,
+        "allowed_gpu_types": allowed_gpu_types,
         "node_selector": node_selector,
-        "preferred_labels": prefer_labels,
+        "preferred_labels": preferred_labels,
         "longest_run": longest_run,
     }
     return Placing(job, [path for path, value in given.items() if value is not None])

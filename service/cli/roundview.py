@@ -216,7 +216,7 @@ def policy_text(chosen: scheduler_pb2.RoundOptions) -> str:
     """Return the objective, or the scheduler that decided, and the chosen rules."""
     rules = {
         "deadlines": chosen.deadlines,
-        "queue weights": chosen.queue_weights,
+        "queue weights": chosen.priority_weights,
         "caution": f"{chosen.caution:g}" if chosen.caution else "",
         "fair share": chosen.fair_share,
         "fair half-life": format_span(chosen.fair_half_life.ToSeconds())

@@ -90,7 +90,7 @@ def _submission(to: str, arrival: Arrival, tenant: str, at: Timestamp) -> jobs_p
         workload=workload_message(spec.workload),
         iterations=spec.iterations,
         requested_gpus=spec.requested_gpus,
-        requested_gpu_type=spec.requested_type,
+        requested_gpu_type=spec.requested_gpu_type,
         tenant=tenant or spec.tenant,
         guaranteed=spec.guaranteed,
         labels=spec.labels,

@@ -160,6 +160,6 @@ def send_test(
 
 def _state(webhook: webhooks_pb2.Webhook) -> str:
     """Return whether a webhook works, in words."""
-    if webhook.dead:
-        return "dead"
+    if webhook.disabled:
+        return "disabled"
     return f"{webhook.failures} failures" if webhook.failures else "works"

@@ -181,7 +181,7 @@ def dry_run_jobs(
             print_line(offer.job)
     elif not show_message(answer, output):
         for offer in answer.offers:
-            show_offer(offer, answer.hours, answer.made_time)
+            show_offer(offer, answer.hours, answer.create_time)
         for note in answer.notes:
             print_note(f"note: {note}")
 

@@ -48,7 +48,7 @@ JOB_COLUMNS: Final[Sequence[Column[what_if_pb2.JobDifference]]] = (
 
 def show_answer(answer: what_if_pb2.WhatIfResponse) -> None:
     """Print an answer."""
-    made = answer.made_time
+    made = answer.create_time
     if answer.HasField("now"):
         show_facts(_facts(answer))
         if answer.now.jobs:
@@ -83,7 +83,7 @@ def _told(outlook: what_if_pb2.JobOutlook) -> str:
 def _facts(answer: what_if_pb2.WhatIfResponse) -> list[tuple[str, str]]:
     old, new = answer.now.before, answer.now.after
     facts = [
-        ("as of", format_time(answer.made_time)),
+        ("as of", format_time(answer.create_time)),
         ("running jobs", _counts(old.running, new.running)),
         ("waiting jobs", _counts(old.waiting, new.waiting)),
         ("throughput", _changed(old.effective_gpus, new.effective_gpus, " effective GPUs")),

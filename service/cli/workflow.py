@@ -68,11 +68,11 @@ def parse_array(option: str, text: str) -> jobs_pb2.ArrayIndices:
     if step == 0 or limit == 0:
         raise InvalidInput(option, "a step and a limit must be at least 1; leave it out for none")
     try:
-        found = ArrayRange(first=first or 0, last=last or 0, step=step or 1, limit=limit or 0)
+        found = ArrayRange(first=first or 0, last=last or 0, step=step or 1, max_running=limit or 0)
     except InvalidInput as wrong:
         raise InvalidInput(option, wrong.problem) from wrong
     return jobs_pb2.ArrayIndices(
-        first=found.first, last=found.last, step=found.step, max_running=found.limit
+        first=found.first, last=found.last, step=found.step, max_running=found.max_running
     )
 
 

@@ -53,7 +53,7 @@ class AgentInbox:
     """The reports of an agent that are not recorded yet, usually only the newest observation."""
 
     spoke_s: float  # when the agent was last heard
-    said_s: float = 0.0  # the same by the agent's clock
+    sent_at_s: float = 0.0  # the same by the agent's clock
     spoke: bool = False  # whether it was heard since the last record
     observed: list[Observation] = field(default_factory=list)  # oldest first
     agent: str = ""
@@ -77,7 +77,7 @@ class AgentInbox:
                     self._observe(Observation(message.observed.revision, gangs, health))
                     self._heed(message.observed.network_remarks)
                 self.spoke, self.spoke_s = True, clock.monotonic_s()
-                self.said_s = message.said_s
+                self.sent_at_s = message.sent_at_s
                 stream.wake()
         finally:
             stream.wake()

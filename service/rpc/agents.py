@@ -91,7 +91,7 @@ class AgentsServicer(agents_pb2_grpc.AgentsServicer):
                     inspect_s=t.inspect_s,
                     margin_s=t.margin_s,
                 ),
-                lease_from_s=session.lease_from_s,
+                lease_start_s=session.lease_start_s,
             )
             # One task reads the agent's messages while this one records them and sends the desired
             # state.
@@ -101,7 +101,7 @@ class AgentsServicer(agents_pb2_grpc.AgentsServicer):
                 while not reader.done():
                     session.logs.note_asked(asked.take_changed())
                     if (desired := await session.step(stream)) is not None:
-                        yield pb.ServerMessage(desired=desired, lease_from_s=session.lease_from_s)
+                        yield pb.ServerMessage(desired=desired, lease_start_s=session.lease_start_s)
                     await stream.wait(session.pause_s())
                 reader.result()
             finally:

@@ -80,11 +80,11 @@ class AgentSession:
         self.inbox = AgentInbox(
             agent=self._agent,
             spoke_s=now_s,
-            said_s=first.said_s,
+            sent_at_s=first.sent_at_s,
             own=self._own,
             logs=self.logs,
         )
-        self.lease_from_s = 0.0  # the agent's clock at its latest recorded message
+        self.lease_start_s = 0.0  # the agent's clock at its latest recorded message
         self._due_s = now_s  # when a Desired must be sent even without a change
         self._push = True  # the desired state may have changed since it was last read
         self._sent: pb.Desired | None = None
@@ -104,7 +104,7 @@ class AgentSession:
             self._nodes,
             self._offers,
         )
-        self.lease_from_s = self.inbox.said_s
+        self.lease_start_s = self.inbox.sent_at_s
 
     async def step(self, stream: Subscription) -> pb.Desired | None:
         """Record what the agent reported; return the message to send now, or None.
@@ -155,7 +155,7 @@ class AgentSession:
     async def _beat(self) -> None:
         inbox = self.inbox
         if inbox.spoke:
-            said_s, inbox.spoke, remarks = inbox.said_s, False, inbox.network
+            sent_at_s, inbox.spoke, remarks = inbox.sent_at_s, False, inbox.network
             try:
                 await self._calls.heartbeats.record(
                     Heartbeat(
@@ -169,7 +169,7 @@ class AgentSession:
             except Unavailable:
                 inbox.spoke = True
                 raise
-            self.lease_from_s = said_s
+            self.lease_start_s = sent_at_s
 
     async def _observe(self, stream: Subscription) -> None:
         """Record what the agent observed, or continue while that waits for the cluster's turn.

@@ -54,7 +54,7 @@ def expand_array(field: str, spec: JobSpec, indices: ArrayRange) -> list[JobSpec
 
 def require_schedulable_deadline(field: str, spec: JobSpec) -> None:
     """Refuse a deadline of a job in a limited array, whose start its schedule could not promise."""
-    if spec.array is not None and spec.array.limit and math.isfinite(spec.deadline_s):
+    if spec.array is not None and spec.array.max_running and math.isfinite(spec.deadline_s):
         raise InvalidInput(
             field, "cannot be promised to jobs whose array has a limit; leave out one of them"
         )

@@ -121,14 +121,14 @@ class CurveReader:
         workload, gpu_type = focus.workloads[0], focus.gpu_types[found.gpu_type].name
         model = known_models([workload], known.models, known.profiles).get(workload)
         if model is None:
-            return BandwidthCurve(unknown_because="; ".join(unknown_model(workload)))
+            return BandwidthCurve(unknown_reason="; ".join(unknown_model(workload)))
         kind = next((k for k in known.kinds if k.gpu_type.name == gpu_type), None)
         if kind is None:
-            return BandwidthCurve(unknown_because=f"the GPU type {gpu_type} was deleted")
+            return BandwidthCurve(unknown_reason=f"the GPU type {gpu_type} was deleted")
         try:
             hardware = hardware_of("gpu_type", kind, self._hardware, known.hosts)
         except InvalidInput as wrong:
-            return BandwidthCurve(unknown_because=wrong.problem)
+            return BandwidthCurve(unknown_reason=wrong.problem)
         spec = next(
             (s for s in known.models if (s.model, s.params) == (workload.model, workload.params)),
             None,

@@ -98,7 +98,7 @@ class Enrolment:
                 replace(
                     call,
                     subject=f"join token {token.id}",
-                    key=f"join-token/{token.id}",
+                    proof=f"join-token/{token.id}",
                     target=f"{names.cluster_name(cluster)}/agents/{agent}",
                 )
             )

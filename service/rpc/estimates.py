@@ -207,7 +207,7 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
             )
         kept = self._keep(cluster, estimates, validate_only=request.validate_only)
         return pb.EstimateCellsResponse(
-            cells=map(of_cell, estimates), kept=kept, measurements=estimator.learned
+            cells=map(of_cell, estimates), stored=kept, measurements=estimator.learned
         )
 
     def _keep(self, cluster: str, found: Sequence[CellEstimate], *, validate_only: bool) -> int:
@@ -260,7 +260,7 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
 
         def work(writer: Writer) -> bytes:
             added = writer.add_profiles(cluster, rows, gap, host)
-            return pb.AddProfilesResponse(added=added).SerializeToString()
+            return pb.AddProfilesResponse(new_records=added).SerializeToString()
 
         kept = self._store.write(key, work, validate_only=request.validate_only)
         return pb.AddProfilesResponse.FromString(kept)

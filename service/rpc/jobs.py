@@ -363,7 +363,7 @@ def _require_name(field: str, spec: JobSpec, remarks: NameRemarks) -> None:
 
 
 def _needed_runtime(spec: JobSpec) -> str:
-    return needed_runtime(spec.runtime, spec.launch.environment)
+    return needed_runtime(spec.runtime, spec.launch.env)
 
 
 def _warned(

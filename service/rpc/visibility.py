@@ -106,10 +106,10 @@ def hide_in_explanation(
         return
     changes = [change for step in message.steps for change in step.changes]
     jobs = {short_id(d.job) for d in message.displaced_by}
-    jobs |= {short_id(job) for step in message.steps for job in step.loses}
-    jobs |= {change.subject for change in changes if change.kind == ChangeKind.END}
+    jobs |= {short_id(job) for step in message.steps for job in step.losing_jobs}
+    jobs |= {change.subject for change in changes if change.code == ChangeKind.END}
     own = own_jobs(identity, cluster, jobs, tenants_of_jobs) | {short_id(message.job)}
-    tenants = {change.subject for change in changes if change.kind == ChangeKind.LEND}
+    tenants = {change.subject for change in changes if change.code == ChangeKind.LEND}
     hidden = (jobs - own) | {name for name in tenants if not identity.sees_tenant(name)}
     hide_in_reason(identity, message.reason)
     _hide_in_steps(message.steps, hidden, own)
@@ -132,9 +132,9 @@ def _hide_in_steps(
     clean = _cleaner(hidden)
     for step in steps:
         step.message = clean(step.message)
-        kept = [job for job in step.loses if short_id(job) in own]
-        del step.loses[:]
-        step.loses.extend(kept)
+        kept = [job for job in step.losing_jobs if short_id(job) in own]
+        del step.losing_jobs[:]
+        step.losing_jobs.extend(kept)
         for change in step.changes:
             if change.subject in hidden:
                 change.subject = OTHERS
@@ -184,9 +184,9 @@ def hide_in_plan(
     own = own_jobs(identity, cluster, _jobs_of(plan.decisions), tenants_of_jobs)
     kept = [decision for decision in plan.decisions if short_id(decision.job) in own]
     for decision in kept:
-        met = [job for job in decision.meets if short_id(job) in own]
-        del decision.meets[:]
-        decision.meets.extend(met)
+        met = [job for job in decision.contending_jobs if short_id(job) in own]
+        del decision.contending_jobs[:]
+        decision.contending_jobs.extend(met)
     del plan.decisions[:]
     plan.decisions.extend(kept)
     del plan.notes[:]  # they may name any job

@@ -74,7 +74,7 @@ class Visit:
         return AuditedCall(
             subject=self.identity.subject,
             role="" if self.identity is _NOBODY else self.identity.role,
-            key=self.identity.key,
+            proof=self.identity.key,
             method=short_method(self.method),
             target=_shown(find_target(self.request)),
             peer=self.peer,

@@ -92,7 +92,7 @@ _NAMES: Final[dict[Kind, str]] = {
 """
 
 _TEXTS: Final = {
-    "AddProfilesRequest": "date device dtype gpu_type left_out_reason source task",
+    "AddProfilesRequest": "date device dtype gpu_type skip_reason source task",
     "AddedNodes": "gpu_type",
     "AgentNode": "gpu_type rack",
     "Cell": "gpu_type plan",
@@ -102,7 +102,7 @@ _TEXTS: Final = {
     "DeleteGpuTypesRequest": "gpu_types",
     "DrainNodesRequest": "drained_by reason",
     "EnrolRequest": "join_token signing_request",
-    "EnvironmentEntry": "key value",
+    "EnvEntry": "key value",
     "EstimateCellsRequest": "gpu_types",
     "ExtensionRequest": "containing_type",
     "FieldMask": "paths",
@@ -112,11 +112,11 @@ _TEXTS: Final = {
     "HealthFault": "detail kind",
     "Hello": "incarnation tools version",
     "HostRates": "copy_gap date device method update_gap",
-    "Job": "allowed_gpu_types command node_selector preferred_labels requested_gpu_type stated_plan"
+    "Job": "allowed_gpu_types command node_selector plan preferred_labels requested_gpu_type"
     " submitted_plan techniques",
     "JoinToken": "nodes",
     "LabelsEntry": "key value",
-    "Launch": "image progress_pattern runtime staging_command tuning_space user working_directory",
+    "Launch": "image progress_pattern runtime staging_command tuning_space user workdir",
     "LayerProfile": "kind method",
     "ListAuditEntriesRequest": "outcome",
     "LogAnswer": "data error",
@@ -130,7 +130,7 @@ _TEXTS: Final = {
     "Reservation": "gpu_type label_key label_value nodes reason",
     "RevokeAgentRequest": "agent",
     "RevokeJoinTokenRequest": "id",
-    "RoundOptions": "cost_of deadlines fair_share objective queue_weights scheduler"
+    "RoundOptions": "cost_of deadlines fair_share objective priority_weights scheduler"
     " scheduler_parameters solver",
     "RuntimeOffer": "problem runtime version",
     "Secret": "name variable",

@@ -174,7 +174,7 @@ def _answer_hypothesis(rounds: _Rounds, question: HypothesisQuestion) -> WhatIfA
     named = [*question.added, *(one.job for one in question.hypotheses if one.job), *removed]
     shown = list(dict.fromkeys([*named, *(one.job for one in difference.jobs)]))
     return WhatIfAnswer(
-        made_s=whole.now_s,
+        created_s=whole.now_s,
         now=difference,
         hours=rounds.hours(followed, removed=removed, shown=shown[:MAX_JOBS_SHOWN]),
         offers=tuple(describe_offer(second, job, difference) for job in question.added),

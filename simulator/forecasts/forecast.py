@@ -113,7 +113,7 @@ def make_forecast(
         made.append(
             JobForecast(
                 job=name,
-                made_s=snapshot.now_s,
+                created_s=snapshot.now_s,
                 coverage=coverage,
                 position=position.get(job, 0),
                 start=bands[START],
@@ -122,19 +122,21 @@ def make_forecast(
             )
         )
     return ClusterForecast(
-        made_s=snapshot.now_s,
+        created_s=snapshot.now_s,
         futures=len(sampled.start_s),
         jobs=tuple(made),
         spreads=spreads,
     )
 
 
-def make_band(spread: Spread, correction: Correction, made_s: float, horizon_s: float) -> Band:
+def make_band(spread: Spread, correction: Correction, created_s: float, horizon_s: float) -> Band:
     """Return a band in seconds since 1970. Times beyond the horizon are not known."""
     low_s, median_s, high_s = correction.times(spread)
     known = [at_s if at_s < horizon_s else math.inf for at_s in (median_s, high_s)]
     return Band(
-        low_s=made_s + min(low_s, horizon_s), median_s=made_s + known[0], high_s=made_s + known[1]
+        low_s=created_s + min(low_s, horizon_s),
+        median_s=created_s + known[0],
+        high_s=created_s + known[1],
     )
 
 

@@ -22,11 +22,11 @@ from tessera.formulation.demand import NOT_STATED
 from tessera.formulation.dependencies import CONDITIONS, Condition
 from tessera.formulation.given_demand import demands_of_cells
 from tessera.formulation.last_round import (
-    NO_LEGS,
-    Legs,
+    NO_SEGMENTS,
     PlannedNodes,
     PlannedStarts,
     Prices,
+    ScheduleSegments,
     StartPlan,
     keep_starts,
 )
@@ -47,7 +47,7 @@ from tessera.simulator.forecasts.draws import Draw
 from tessera.simulator.forecasts.rhythm import RoundRhythm
 from tessera.simulator.measured_times import MEASURED_ITERATIONS, with_measured_time
 from tessera.simulator.renumbering import renumber_jobs
-from tessera.solvers.rounds.due import due_s, next_leg_s, next_start_s
+from tessera.solvers.rounds.due import due_s, next_segment_s, next_start_s
 from tessera.solvers.rounds.plan import RoundOutcome
 
 MOMENT_S: Final = 1e-6
@@ -148,8 +148,8 @@ class _Future:
         self._demands = demands_of_cells(snapshot.estimates)
         self._meter: UseMeter | None = None
         if snapshot.use_half_life_s > 0:
-            self._meter = UseMeter(snapshot.use_half_life_s, snapshot.uses, snapshot.now_s)
-        self._legs, self._prices, self._rounds = snapshot.legs, snapshot.prices, 0
+            self._meter = UseMeter(snapshot.use_half_life_s, snapshot.decayed_use, snapshot.now_s)
+        self._segments, self._prices, self._rounds = snapshot.schedule_segments, snapshot.prices, 0
         self.next_start_s = math.inf  # when the last round has planned the next start
         self._starts = snapshot.planned_starts, snapshot.planned_nodes
         self.start_s = np.full(self._tracked, np.inf)
@@ -395,13 +395,13 @@ class _Future:
             return math.inf
         self._plan_starts(outcome.plan, shown)
         self._carry_out(outcome.decisions, shown)
-        legs = outcome.legs_after(snapshot)
-        self._legs = _renumber(legs, shown) if len(legs) else NO_LEGS
+        segments = outcome.segments_after(snapshot)
+        self._segments = _renumber(segments, shown) if len(segments) else NO_SEGMENTS
         self._prices = Prices.after_round(outcome.prices)
         self.next_start_s = next_start_s(snapshot, outcome)
         return min(
             due_s(snapshot, outcome, rhythm.period_s),
-            next_leg_s(snapshot, outcome),
+            next_segment_s(snapshot, outcome),
             snapshot.reservations.next_change_s(self.now_s),
         )
 
@@ -420,15 +420,15 @@ class _Future:
             estimates=self._seen,
             jobs=self._jobs(shown),
             allocations=self._allocations(local),
-            avoids=renumber_jobs(self.base.avoids, local),
+            avoided_nodes=renumber_jobs(self.base.avoided_nodes, local),
             dependencies=NO_DEPENDENCIES,  # rounds only need their number
-            allowed_types=renumber_jobs(self.base.allowed_types, local),
+            allowed_gpu_types=renumber_jobs(self.base.allowed_gpu_types, local),
             entitlements=renumber_jobs(self.base.entitlements, local),
-            legs=renumber_jobs(self._legs, local),
+            schedule_segments=renumber_jobs(self._segments, local),
             planned_starts=replace(starts, job=local[starts.job]),
             planned_nodes=nodes,
             prices=self._prices,
-            uses=self.base.uses
+            decayed_use=self.base.decayed_use
             if self._meter is None
             else self._meter.read(self.now_s, map(self._stint, self._gpus)),
         )
@@ -515,7 +515,7 @@ class _Future:
 
 def _next_promise_s(snapshot: Snapshot) -> float:
     """Return when the round that left a snapshot needs the next one, as far as the snapshot says it."""
-    next_s = _next_after(snapshot.legs.start_s, snapshot.now_s)
+    next_s = _next_after(snapshot.schedule_segments.start_s, snapshot.now_s)
     return min(next_s, snapshot.reservations.next_change_s(snapshot.now_s))
 
 
@@ -529,6 +529,6 @@ def _next_after(times_s: Floats, now_s: float) -> float:
     return float(times_s[times_s > now_s + SAME_S].min(initial=math.inf))
 
 
-def _renumber(legs: Legs, shown: Ints) -> Legs:
-    """Return the legs with the future's own indices of jobs."""
-    return replace(legs, job=shown[legs.job])
+def _renumber(segments: ScheduleSegments, shown: Ints) -> ScheduleSegments:
+    """Return the segments with the future's own indices of jobs."""
+    return replace(segments, job=shown[segments.job])

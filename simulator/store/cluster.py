@@ -44,7 +44,7 @@ def tenants_of(scenario: Scenario) -> Tenants:
         name=tuple(t.name for t in tenants),
         weight=np.array([t.weight for t in tenants], dtype=np.float64),
         borrow_gpus=np.array([t.borrow_gpus for t in tenants], dtype=np.int64),
-        lends=np.array([t.lends for t in tenants], dtype=np.bool_),
+        keeps_idle_quota=np.array([t.keeps_idle_quota for t in tenants], dtype=np.bool_),
         parent=np.array([index[t.parent] for t in tenants], dtype=np.int64),
     )
 

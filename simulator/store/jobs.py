@@ -28,7 +28,7 @@ _STORED_COLUMNS = (
     "state",
     "workload",
     "iterations",
-    "requested_type",
+    "requested_gpu_type",
     "deadline_s",
     "admitted",
     "opportunistic",
@@ -48,7 +48,7 @@ _STORED_COLUMNS = (
 
 _STATED_COLUMNS = {f.name for f in fields(JobSpec)} & array_columns(Jobs).keys() - {
     "workload",
-    "stated_plan",
+    "plan",
     "submitted_plan",
     *_STORED_COLUMNS,
 }
@@ -91,7 +91,9 @@ class StoredJobs:
         self._names = np.array([s.name for s in specs], dtype=object)
         self._tenants = np.array([s.tenant for s in specs], dtype=object)
         self.workload = np.array([workloads[s.workload] for s in specs], dtype=np.int64)
-        self.requested_type = np.array([types[s.requested_type] for s in specs], dtype=np.int64)
+        self.requested_gpu_type = np.array(
+            [types[s.requested_gpu_type] for s in specs], dtype=np.int64
+        )
         self.iterations = np.array([float(s.iterations) for s in specs])
         self.deadline_s = EPOCH_S + arrival_s + np.array([s.deadline_s for s in specs])
         self.submit_s = EPOCH_S + arrival_s
@@ -233,8 +235,8 @@ def _stated_columns(specs: Sequence[JobSpec], names: Names) -> dict[str, NDArray
         if name in _STATED_COLUMNS
     }
     plans = {digest: i for i, digest in enumerate(names.plans)}
-    stated = [plans[s.stated_plan.digest] if s.stated_plan else -1 for s in specs]
+    stated = [plans[s.plan.digest] if s.plan else -1 for s in specs]
     submitted = [plans[s.submitted_plan_id] if s.submitted_plan_id else -1 for s in specs]
-    columns["stated_plan"] = np.array(stated, dtype=np.int64)
+    columns["plan"] = np.array(stated, dtype=np.int64)
     columns["submitted_plan"] = np.array(submitted, dtype=np.int64)
     return columns

@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from tessera.formulation.decayed_use import NO_USES, UseMeter, Uses
+from tessera.formulation.decayed_use import NO_DECAYED_USE, DecayedUse, UseMeter
 from tessera.formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
 from tessera.formulation.last_round import (
-    NO_LEGS,
     NO_PLANNED_NODES,
     NO_PLANNED_STARTS,
     NO_PRICES,
-    Legs,
+    NO_SEGMENTS,
     Prices,
+    ScheduleSegments,
     StartPlan,
     keep_starts,
 )
@@ -91,7 +91,7 @@ class MemoryStore:
         self.jobs = StoredJobs(specs, self.names, arrival_s, restarts_s, selected)
         self.gpus = HeldGpus(self._nodes)
         self.estimates = VisibleEstimates(profiles, self.names, self._nodes)
-        self._legs: Legs = NO_LEGS  # by indices into the arrivals
+        self._segments: ScheduleSegments = NO_SEGMENTS  # by indices into the arrivals
         self._start_rows, self._start_nodes = NO_PLANNED_STARTS, NO_PLANNED_NODES
         self._prices: Prices = NO_PRICES
         self._meter: UseMeter | None = None  # counts only if rounds need it
@@ -185,17 +185,17 @@ class MemoryStore:
             plan_kinds=self._plan_kinds,
             tenants=self._tenants,
             quotas=self._quotas,
-            avoids=renumber_jobs(self._avoids, local),
-            allowed_types=renumber_jobs(self._allowed, local),
+            avoided_nodes=renumber_jobs(self._avoids, local),
+            allowed_gpu_types=renumber_jobs(self._allowed, local),
             selectors=self._selectors,
             unmatched_nodes=self._unmatched,
             reservations=self._reservations.table,
             reserved_nodes=self._reservations.nodes,
             entitlements=renumber_jobs(self._reservations.entitlements, local),
-            legs=renumber_jobs(self._legs, local),
+            schedule_segments=renumber_jobs(self._segments, local),
             **self._planned_starts(local),
             dependencies=self.jobs.dependencies(local),
-            uses=self._uses(now_s),
+            decayed_use=self._uses(now_s),
             use_half_life_s=self._use_half_life_s,
             prices=self._prices,
         )
@@ -204,7 +204,7 @@ class MemoryStore:
         self,
         decisions: Sequence[Decision],
         now_s: float,
-        legs: Legs = NO_LEGS,
+        segments: ScheduleSegments = NO_SEGMENTS,
         prices: Mapping[str, float] = MappingProxyType({}),
         plan: StartPlan | None = None,
     ) -> list[AllocationChange]:
@@ -218,7 +218,7 @@ class MemoryStore:
         self._mark(decisions)
         stay = (DecisionKind.KEEP, DecisionKind.WAIT)
         changes = [self._change(d) for d in decisions if d.kind not in stay]
-        self._legs = self._promised(legs)
+        self._segments = self._promised(segments)
         self._plan_starts(plan)
         for change in changes:  # release all GPUs before any are taken
             if change.job in self.gpus.gangs:
@@ -242,14 +242,14 @@ class MemoryStore:
         """Count a round that changes nothing or was refused."""
         self.rounds += 1
 
-    def _promised(self, legs: Legs) -> Legs:
-        """Return the legs of admitted jobs, grouped by job, with indices into the arrivals."""
-        if not len(legs):
-            return NO_LEGS
-        job = self._shown[legs.job]
+    def _promised(self, segments: ScheduleSegments) -> ScheduleSegments:
+        """Return the segments of admitted jobs, grouped by job, with indices into the arrivals."""
+        if not len(segments):
+            return NO_SEGMENTS
+        job = self._shown[segments.job]
         rows = np.flatnonzero(self.jobs.admitted[job])
         rows = rows[np.argsort(job[rows], kind="stable")]
-        return replace(legs.at(rows), job=job[rows])
+        return replace(segments.at(rows), job=job[rows])
 
     def _plan_starts(self, plan: StartPlan | None) -> None:
         """Record what the round has planned and promised for the jobs that wait.
@@ -298,9 +298,9 @@ class MemoryStore:
             needs=needs,
         )
 
-    def _uses(self, now_s: float) -> Uses:
+    def _uses(self, now_s: float) -> DecayedUse:
         if self._meter is None:
-            return NO_USES
+            return NO_DECAYED_USE
         return self._meter.read(EPOCH_S + now_s, map(self.jobs.stint, self.gpus.gangs))
 
     def _release(self, job: int, now_s: float) -> None:

@@ -39,7 +39,7 @@ def plans_of(profiles: Iterable[EstimateRecord], specs: Iterable[JobSpec]) -> tu
     """Return the ids of the plans of profiles, and of those that users state for jobs or submit."""
     plans = {"", *(e.cell.plan for e in profiles)}
     for spec in specs:
-        plans |= {spec.stated_plan.digest if spec.stated_plan else "", spec.submitted_plan_id}
+        plans |= {spec.plan.digest if spec.plan else "", spec.submitted_plan_id}
     return tuple(sorted(plans))
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tessera.formulation.permissions import (
-    AllowedTypes,
-    Avoids,
+    AllowedGpuTypes,
+    AvoidedNodes,
     Selectors,
     UnmatchedNodes,
     tabulate_selectors,
@@ -19,25 +19,25 @@ from tessera.formulation.snapshot import Nodes
 from tessera.formulation.tables import Ints
 
 
-def avoids_of(specs: Sequence[JobSpec], nodes: Nodes) -> Avoids:
+def avoids_of(specs: Sequence[JobSpec], nodes: Nodes) -> AvoidedNodes:
     """Return the nodes that jobs avoid, by the indices of both."""
     index = {name: i for i, name in enumerate(nodes.name)}
     pairs = [
         (job, index[name]) for job, s in enumerate(specs) for name in sorted(set(s.avoid_nodes))
     ]
     job, node = _columns(pairs)
-    return Avoids(job=job, node=node)
+    return AvoidedNodes(job=job, node=node)
 
 
-def types_of(specs: Sequence[JobSpec], names: Sequence[str]) -> AllowedTypes:
+def types_of(specs: Sequence[JobSpec], names: Sequence[str]) -> AllowedGpuTypes:
     """Return the GPU types that jobs may run on. ``names`` are those of all types, in order."""
     pairs = [
         (job, kind)
         for job, s in enumerate(specs)
-        for kind in sorted(map(names.index, s.allowed_types))
+        for kind in sorted(map(names.index, s.allowed_gpu_types))
     ]
     job, gpu_type = _columns(pairs)
-    return AllowedTypes(job=job, gpu_type=gpu_type)
+    return AllowedGpuTypes(job=job, gpu_type=gpu_type)
 
 
 def selectors_of(

@@ -79,7 +79,7 @@ def number_limited_arrays(specs: Sequence[JobSpec]) -> tuple[Ints, Ints]:
     arrays = np.full(len(specs), -1, dtype=np.int64)
     limits = np.zeros(len(specs), dtype=np.int64)
     for job, spec in enumerate(specs):
-        if spec.array is not None and spec.array.limit:
+        if spec.array is not None and spec.array.max_running:
             arrays[job] = numbers.setdefault(spec.array.array, len(numbers))
-            limits[job] = spec.array.limit
+            limits[job] = spec.array.max_running
     return arrays, limits

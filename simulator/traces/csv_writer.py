@@ -59,7 +59,7 @@ def trace_csv(arrivals: Iterable[Arrival]) -> str:
                 work.global_batch,
                 spec.iterations,
                 spec.requested_gpus,
-                spec.requested_type,
+                spec.requested_gpu_type,
                 deadline,
                 spec.tenant,
                 int(spec.guaranteed),
@@ -82,7 +82,7 @@ def write_durations(jobs: Iterable[DurationJob], file: TextIO) -> int:
             f"{arrival_s:.6f}".rstrip("0").rstrip("."),
             f"{duration_s:.6f}".rstrip("0").rstrip("."),
         )
-        request = (spec.requested_gpus, spec.requested_type, spec.tenant)
+        request = (spec.requested_gpus, spec.requested_gpu_type, spec.tenant)
         writer.writerow((spec.name, *times, *request))
         written += 1
     return written

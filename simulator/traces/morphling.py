@@ -203,7 +203,7 @@ def parse_workload(data: bytes, file: str) -> list[Arrival]:
             iterations=row.whole("steps", 1, MAX_ITERATIONS),
             requested_gpus=row.whole("num_gpus", 1, 100_000),
             requested_cpus=row.whole("num_cpus", 0, MAX_COUNT, default=0),
-            requested_type=GPU_TYPE,
+            requested_gpu_type=GPU_TYPE,
             submitted_plan=_plan(row),
             guaranteed=row.choice("guaranteed", ("0", "1")) == "1",
             labels={PLAN_LABEL: _plan(row)},

@@ -121,7 +121,7 @@ def redraw_models(
 
     drawn = []
     for job in jobs:
-        kind, gpus = job.spec.requested_type, _nearest(counts, job.spec.requested_gpus)
+        kind, gpus = job.spec.requested_gpu_type, _nearest(counts, job.spec.requested_gpus)
         kept = kind if fitting(kind, gpus) else ""
         drawn.append(_redrawn(rng, job, fitting(kept, gpus), speeds, kept))
     return drawn
@@ -147,7 +147,7 @@ def _redrawn(
         job.spec,
         workload=work,
         requested_gpus=gpus,
-        requested_type=kind,
+        requested_gpu_type=kind,
         submitted_plan="",
         labels={k: v for k, v in job.spec.labels.items() if k != PLAN_LABEL},
         iterations=max(1, round(duration_s / cells[kind, gpus])),

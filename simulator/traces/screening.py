@@ -159,8 +159,8 @@ def _bad(one: Arrival, speeds: Speeds, room: ClusterRoom, known: set[str]) -> Dr
     spec = one.spec
     if (misshapen := _malformed(one)) is not None:
         return misshapen
-    if spec.requested_type and spec.requested_type not in known:
-        return DroppedJob(spec.name, ABSENT_TYPE, spec.requested_type)
+    if spec.requested_gpu_type and spec.requested_gpu_type not in known:
+        return DroppedJob(spec.name, ABSENT_TYPE, spec.requested_gpu_type)
     if speeds.knows(spec.workload) and spec.requested_gpus > _most(spec, room):
         return DroppedJob(spec.name, TOO_LARGE, _cell(spec))
     return _unknown_speed(spec, speeds)
@@ -177,19 +177,19 @@ def _unknown_speed(spec: JobSpec, speeds: Speeds) -> DroppedJob | None:
         return DroppedJob(spec.name, NEVER_RUNS, f"{work.model} {work.params}")
     if speeds.iter_time_s(spec) < math.inf:
         return None
-    tried = speeds.tried(work, spec.requested_type, spec.requested_gpus)
+    tried = speeds.tried(work, spec.requested_gpu_type, spec.requested_gpus)
     detail = f"{work.model} {work.params} on {_cell(spec)}"
     return DroppedJob(spec.name, INFEASIBLE if tried else NOT_PROFILED, detail)
 
 
 def _cell(spec: JobSpec) -> str:
-    return f"{spec.requested_gpus} {spec.requested_type or 'GPUs of any type'}"
+    return f"{spec.requested_gpus} {spec.requested_gpu_type or 'GPUs of any type'}"
 
 
 def _most(spec: JobSpec, room: ClusterRoom) -> int:
     """Return the largest number of GPUs of one type that a job may request."""
-    if spec.requested_type:
-        return room.gpus.get(spec.requested_type, 0)
+    if spec.requested_gpu_type:
+        return room.gpus.get(spec.requested_gpu_type, 0)
     return max(room.gpus.values(), default=0)
 
 

@@ -57,7 +57,7 @@ def first_hours(arrivals: Sequence[Arrival], hours: float) -> list[Arrival]:
 
 def on_type(arrivals: Sequence[Arrival], gpu_type: str) -> list[Arrival]:
     """Return the jobs with requests for one GPU type (Arena, section 5.7: a trace on H100)."""
-    return _each(arrivals, lambda spec: replace(spec, requested_type=gpu_type))
+    return _each(arrivals, lambda spec: replace(spec, requested_gpu_type=gpu_type))
 
 
 def sample_jobs(arrivals: Sequence[Arrival], share: float, seed: int) -> list[Arrival]:

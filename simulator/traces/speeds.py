@@ -107,8 +107,8 @@ class Speeds:
         requested, or has no estimate, return inf.
         """
         cells, gpus = self.cells(spec.workload), spec.requested_gpus
-        if spec.requested_type:
-            return cells.get((spec.requested_type, gpus), math.inf)
+        if spec.requested_gpu_type:
+            return cells.get((spec.requested_gpu_type, gpus), math.inf)
         return min((s for (_, n), s in cells.items() if n == gpus), default=math.inf)
 
     def requested_s(self, arrivals: Sequence[Arrival]) -> Floats:

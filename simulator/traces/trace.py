@@ -246,7 +246,7 @@ def _request(timed: _TimedRow, workload: Workload, iterations: int) -> JobSpec:
         workload=workload,
         iterations=iterations,
         requested_gpus=row.whole("num_gpus", 1, 100_000),
-        requested_type=row.gpu_type("gpu_type", optional=True),
+        requested_gpu_type=row.gpu_type("gpu_type", optional=True),
         tenant=row.name("tenant", optional=True),
         guaranteed=row.choice("guaranteed", ("0", "1"), default="0") == "1",
         deadline_s=_deadline_s(row, timed.submit_s),

@@ -70,7 +70,7 @@ def philly_like(
             name=f"job-{i:05d}",
             workload=work,
             requested_gpus=gpus,
-            requested_type=gpu_type,
+            requested_gpu_type=gpu_type,
             iterations=max(1, round(duration_s / iter_time_s)),
         )
         drawn.append(Arrival(float(arrivals[i]), spec))

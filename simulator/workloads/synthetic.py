@@ -100,7 +100,7 @@ class SyntheticTrace:
                 name=f"job-{i:05d}",
                 workload=work,
                 requested_gpus=gpus,
-                requested_type=gpu_type,
+                requested_gpu_type=gpu_type,
                 iterations=max(1, round(duration_s / iter_time_s)),
             )
             arrivals.append(Arrival(0.0, spec))

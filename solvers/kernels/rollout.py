@@ -50,14 +50,14 @@ class LegLog(NamedTuple):
 
     job: Ints
     option: Ints
-    span_s: Floats  # float64[legs, 2]
+    span_s: Floats  # float64[segments, 2]
 
 
 @compile_lazily
 def follow_jobs(
     world: RolloutProblem, order: Ints, tastes: Ints, fate: Ints, log: LegLog
 ) -> tuple[int, int]:
-    """Follow the jobs from moment to moment; return the number of legs and of visits.
+    """Follow the jobs from moment to moment; return the number of segments and of visits.
 
     At each moment the jobs are served in ``order``. A job continues as it is if it then ends in
     time and has room. Otherwise it takes the first of its options in ``lists[tastes[job]]`` that
@@ -83,7 +83,7 @@ def follow_jobs(
         for o in range(option_start[j], option_start[j + 1]):
             if stays[o]:
                 on[j], ready_s[j] = o, lag_s[o]
-    at_s, legs, step, visits = 0.0, 0, 0, 0
+    at_s, segments, step, visits = 0.0, 0, 0, 0
     open_jobs, count = order.copy(), jobs
     for moment in range(world.most):
         # Find what is free at this moment.
@@ -128,10 +128,10 @@ def follow_jobs(
                         if fits:
                             pick = o
                             break
-            # Switch the job, and log the leg that ends here.
+            # Switch the job, and log the segment that ends here.
             if pick != on[j]:
                 if on[j] >= 0 and at_s > began_s[j]:
-                    legs = log_leg(log, legs, j, on[j], began_s[j], at_s)
+                    segments = log_segment(log, segments, j, on[j], began_s[j], at_s)
                 on[j], began_s[j], ready_s[j] = pick, at_s, starts_s
             if pick >= 0:
                 room[kind[pick]] -= use[pick, kind[pick]]
@@ -160,7 +160,7 @@ def follow_jobs(
                 end_s = max(at_s, ready_s[j]) + left[j] / rate[on[j]]
                 if last or end_s <= next_s * (1 + ROUNDING):
                     fate[j] = MET
-                    legs = log_leg(log, legs, j, on[j], began_s[j], end_s)
+                    segments = log_segment(log, segments, j, on[j], began_s[j], end_s)
                     on[j] = -1
                     continue
                 left[j] -= rate[on[j]] * max(0.0, next_s - max(at_s, ready_s[j]))
@@ -169,17 +169,19 @@ def follow_jobs(
         if last:
             break
         at_s, count = next_s, still
-    return legs, visits
+    return segments, visits
 
 
 @compile_lazily
-def log_leg(log: LegLog, legs: int, job: int, option: int, began_s: float, end_s: float) -> int:
-    """Record a leg, if there is room for it, and return the number of legs."""
-    if legs == len(log.job):
-        return legs
-    log.job[legs], log.option[legs] = job, option
-    log.span_s[legs, 0], log.span_s[legs, 1] = began_s, end_s
-    return legs + 1
+def log_segment(
+    log: LegLog, segments: int, job: int, option: int, began_s: float, end_s: float
+) -> int:
+    """Record a segment, if there is room for it, and return the number of segments."""
+    if segments == len(log.job):
+        return segments
+    log.job[segments], log.option[segments] = job, option
+    log.span_s[segments, 0], log.span_s[segments, 1] = began_s, end_s
+    return segments + 1
 
 
 @compile_lazily

@@ -11,14 +11,14 @@ import numpy as np
 from tessera.formulation.admission import Admission
 from tessera.formulation.columns import first_draft
 from tessera.formulation.draft import Draft, do_not_check
-from tessera.formulation.last_round import NO_LEGS
+from tessera.formulation.last_round import NO_SEGMENTS
 from tessera.formulation.lookahead import (
     Lookahead,
     Picks,
     all_trained_samples,
-    legs_of,
     look_ahead,
     picks_of,
+    segments_of,
     without_reserve,
 )
 from tessera.formulation.objectives import with_needs
@@ -67,7 +67,7 @@ def admit(snapshot: Snapshot, policy: Policy, budget: Budget) -> Admission:
     ahead = look_ahead(base, draft)
     if not len(ahead.job):
         return _nothing(snapshot, policy)
-    inherited = picks_of(ahead, snapshot.legs)
+    inherited = picks_of(ahead, snapshot.schedule_segments)
     if not ahead.binding:
         return _planned(snapshot, policy, ahead, keep_promised_schedules(ahead, inherited))
     room = _by_order(ahead, inherited, slot_problem(ahead))
@@ -95,9 +95,13 @@ def _planned(
     plan = roll_out(ahead, snapshot.jobs, room.free, rest, policy.round_s)
     bound = plan.bound + float(ahead.weight[room.placed & ~ahead.promised].sum())
     known = _admission(snapshot, ahead, room, proven=False, bound=bound)
-    legs, admitted, least = plan.legs(ahead), np.array(known.admitted), np.array(known.least_work)
+    segments, admitted, least = (
+        plan.schedule_segments(ahead),
+        np.array(known.admitted),
+        np.array(known.least_work),
+    )
     admitted[ahead.job[plan.met]] = True
-    now = legs.job[legs.start_s <= snapshot.now_s]
+    now = segments.job[segments.start_s <= snapshot.now_s]
     least[now] = work_left(snapshot)[now]
     met = room.placed | plan.met
     alone = not room.placed.any() and not (ahead.steady & (ahead.weight > 0)).any()
@@ -105,7 +109,7 @@ def _planned(
     return replace(
         known,
         admitted=admitted,
-        legs=known.legs.followed_by(legs),
+        schedule_segments=known.schedule_segments.followed_by(segments),
         least_work=least,
         proven=best or bool(met[ahead.weight > 0].all()),
     )
@@ -191,7 +195,7 @@ def _admission(
     dated = np.isfinite(jobs.deadline_s)
     return Admission(
         admitted=admitted,
-        legs=legs_of(ahead, picks) if room.placed.any() else NO_LEGS,
+        schedule_segments=segments_of(ahead, picks) if room.placed.any() else NO_SEGMENTS,
         least_work=least,
         until_s=float(ahead.boundary_s[1]),
         earliest_s=_earliest(snapshot, room, MOST_EARLIEST if ahead.binding else 0),
@@ -208,7 +212,7 @@ def _admission(
 def least_work(ahead: Lookahead, picks: Picks, *, moved: bool = False) -> Floats:
     """Return the samples that each job must train in the first slot, float64[jobs] (Eq. 29).
 
-    With this many, the legs from the second slot on suffice. They include a restart at their start
+    With this many, the segments from the second slot on suffice. They include a restart at their start
     if the certificate continues through it without one. If ``moved``, jobs that continue keep their
     Cell, but on other GPUs, so there is no such restart.
     """
@@ -244,7 +248,7 @@ def _nothing(snapshot: Snapshot, policy: Policy) -> Admission:
     lost = jobs.admitted & np.isfinite(jobs.deadline_s) & ~kept
     return Admission(
         admitted=kept,
-        legs=NO_LEGS,
+        schedule_segments=NO_SEGMENTS,
         least_work=np.zeros(len(jobs)),
         until_s=snapshot.now_s + policy.round_s,
         earliest_s=np.full(len(jobs), np.nan),

@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.last_round import Legs
+from tessera.formulation.last_round import ScheduleSegments
 from tessera.formulation.lookahead import Lookahead
 from tessera.formulation.snapshot import Jobs
 from tessera.formulation.tables import Bools, Floats, Ints
@@ -52,21 +52,21 @@ SEED: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rollout:
-    """The jobs whose deadlines a list meets, and their legs.
+    """The jobs whose deadlines a list meets, and their segments.
 
-    Legs are those of met jobs only, and follow one another. Times are seconds from now.
+    Segments are those of met jobs only, and follow one another. Times are seconds from now.
     """
 
     met: Bools  # bool[jobs]
-    job: Ints  # int64[legs]
-    option: Ints  # int64[legs]
-    span_s: Floats  # float64[legs, 2]
+    job: Ints  # int64[segments]
+    option: Ints  # int64[segments]
+    span_s: Floats  # float64[segments, 2]
     bound: float  # no schedule of these jobs in time meets more weight
 
-    def legs(self, ahead: Lookahead) -> Legs:
-        """Return the legs in absolute time."""
+    def schedule_segments(self, ahead: Lookahead) -> ScheduleSegments:
+        """Return the segments in absolute time."""
         cell, now_s = ahead.cell[self.option], float(ahead.boundary_s[0])
-        return Legs(
+        return ScheduleSegments(
             job=ahead.job[self.job],
             start_s=now_s + self.span_s[:, 0],
             end_s=now_s + self.span_s[:, 1],
@@ -228,7 +228,7 @@ def _lists(ahead: Lookahead, jobs: Jobs) -> Ints:
     The tastes are: as requested and then the fastest; the leanest; the fastest.
     """
     owner, kind = ahead.owner, ahead.cells.gpu_type[ahead.cell]
-    gpus, wanted = ahead.cells.gpus[ahead.cell], jobs.requested_type[ahead.job][owner]
+    gpus, wanted = ahead.cells.gpus[ahead.cell], jobs.requested_gpu_type[ahead.job][owner]
     requested = (gpus == jobs.requested_gpus[ahead.job][owner]) & ((wanted < 0) | (kind == wanted))
     per_rate = gpus / np.maximum(ahead.rate, 1e-300)
     return np.stack(

@@ -76,7 +76,7 @@ class PlannedRoom:
         self._jobs = frozenset(job)
         for node_starts in self._starts_on.values():
             node_starts.sort()
-        table = snapshot.yields
+        table = snapshot.expected_releases
         facts = (table.job, table.node, table.from_s, table.kept)
         self._yields = {
             (job, node): (from_s, part)

@@ -20,7 +20,7 @@ class ClosedWindows:
     def __init__(self, snapshot: Snapshot, problem: Problem) -> None:
         """Index the nodes by reservation, and the reservations by job."""
         self._snapshot, self._problem = snapshot, problem
-        bars, own = snapshot.bars, snapshot.reserved_nodes
+        bars, own = snapshot.excluded_jobs, snapshot.reserved_nodes
         self._active: list[bool] = snapshot.reservations.are_active(snapshot.now_s).tolist()
         self._start_s: list[float] = snapshot.reservations.start_s.tolist()
         self._nodes = [

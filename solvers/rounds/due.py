@@ -20,7 +20,7 @@ from tessera.solvers.rounds.plan import RoundOutcome
 _RELATIVE_ROUNDING = 1e-9
 """The share of a job's remaining work by which floating-point sums may be off."""
 
-_Leg = tuple[float, float, float, bool]
+_Segment = tuple[float, float, float, bool]
 """Start, end (at the latest the deadline), samples/s, and whether the job is on this Cell now."""
 
 
@@ -30,24 +30,24 @@ def due_s(snapshot: Snapshot, outcome: RoundOutcome, round_s: float) -> float:
     If no round is needed, return inf. Equation (29) keeps the promises until the first slot ends.
     After that, while all jobs stay as they were decided, a certificate holds at time t if
 
-        W_j <= r_j (t - now - pause_j) + what its legs train from t on, restarts and the reserve included
+        W_j <= r_j (t - now - pause_j) + what its segments train from t on, restarts and the reserve included
 
-    A job that runs on its own leg may therefore stay until the leg ends. A job that runs otherwise,
+    A job that runs on its own segment may therefore stay until the segment ends. A job that runs otherwise,
     or waits, may stay until its head start is used up. The time is rounded down to a whole round.
     This leaves a first slot in which a restart fits, so that jobs can be moved to make room.
     Schedules without a promise need no additional round, because they start jobs when others end.
     """
     admission = outcome.admission
-    if admission is None or not len(admission.legs):
+    if admission is None or not len(admission.schedule_segments):
         return math.inf
-    legs, left = admission.legs, work_left(snapshot)
+    segments, left = admission.schedule_segments, work_left(snapshot)
     rates, factor = _rates(outcome), snapshot.clock_factor
     snapshot = charge_unsaved_training(to_real_pace(snapshot))
     takes_s = start_duration_s(snapshot)
     reserve_s = np.zeros(len(left)) if admission.reserve_s is None else admission.reserve_s
     by_job: dict[int, list[int]] = {}
-    for leg in range(len(legs)):
-        by_job.setdefault(int(legs.job[leg]), []).append(leg)
+    for segment in range(len(segments)):
+        by_job.setdefault(int(segments.job[segment]), []).append(segment)
     earliest_s = math.inf
     for decision in outcome.decisions:
         rows = by_job.get(decision.job)
@@ -59,12 +59,12 @@ def due_s(snapshot: Snapshot, outcome: RoundOutcome, round_s: float) -> float:
             float(snapshot.jobs.deadline_s[job]),
             int(snapshot.jobs.workload[job]),
         )
-        planned: list[_Leg] = []
-        for leg in sorted(rows, key=lambda k: float(legs.start_s[k])):
-            spec = legs.key_at(leg)
-            end_s = min(float(legs.end_s[leg]), deadline_s)
+        planned: list[_Segment] = []
+        for segment in sorted(rows, key=lambda k: float(segments.start_s[k])):
+            spec = segments.key_at(segment)
+            end_s = min(float(segments.end_s[segment]), deadline_s)
             rate = rates.get((workload, spec), 0.0)
-            planned.append((float(legs.start_s[leg]), end_s, rate, spec == has))
+            planned.append((float(segments.start_s[segment]), end_s, rate, spec == has))
         lasts_s = _lasts_s(
             snapshot,
             decision._replace(rate=decision.rate * factor),
@@ -88,8 +88,8 @@ def next_start_s(snapshot: Snapshot, outcome: RoundOutcome) -> float:
     return float(start_s[start_s > snapshot.now_s + SAME_S].min(initial=math.inf))
 
 
-def next_leg_s(snapshot: Snapshot, outcome: RoundOutcome) -> float:
-    """Return the time (s since 1970) at which the next leg of a promised schedule begins, or inf.
+def next_segment_s(snapshot: Snapshot, outcome: RoundOutcome) -> float:
+    """Return the time (s since 1970) at which the next segment of a promised schedule begins, or inf.
 
     The promise may hold without a round at that time, but the schedule wants another Cell from
     then on.
@@ -97,9 +97,9 @@ def next_leg_s(snapshot: Snapshot, outcome: RoundOutcome) -> float:
     admission = outcome.admission
     if admission is None or outcome.violations:
         return math.inf
-    legs = admission.legs
-    promised = admission.binding | snapshot.jobs.admitted[legs.job]
-    to_come = legs.start_s[promised & (legs.start_s > snapshot.now_s + SAME_S)]
+    segments = admission.schedule_segments
+    promised = admission.binding | snapshot.jobs.admitted[segments.job]
+    to_come = segments.start_s[promised & (segments.start_s > snapshot.now_s + SAME_S)]
     return float(to_come.min(initial=math.inf))
 
 
@@ -114,7 +114,7 @@ def _lasts_s(
     decision: Decision,
     left: float,
     takes_s: float,
-    legs: list[_Leg],
+    segments: list[_Segment],
     until_s: float,
     reserve_s: float,
 ) -> float:
@@ -132,13 +132,17 @@ def _lasts_s(
     def short(at_s: float) -> bool:
         trained = rate * max(0.0, at_s - ready_s)
         return (
-            left - trained - _trained_samples(legs, at_s, restart_s, ready_s, reserve_s)
+            left - trained - _trained_samples(segments, at_s, restart_s, ready_s, reserve_s)
             > _RELATIVE_ROUNDING * left
         )
 
     bends = {
         ready_s,
-        *(s for leg in legs for s in (leg[0], leg[1], leg[1] - restart_s - reserve_s)),
+        *(
+            s
+            for segment in segments
+            for s in (segment[0], segment[1], segment[1] - restart_s - reserve_s)
+        ),
     }
     held_s = until_s
     for at_s in sorted(s for s in bends if s > until_s):
@@ -158,11 +162,11 @@ def _last_s(short: Callable[[float], bool], held_s: float, short_s: float) -> fl
 
 
 def _trained_samples(
-    legs: list[_Leg], from_s: float, restart_s: float, ready_s: float, reserve_s: float
+    segments: list[_Segment], from_s: float, restart_s: float, ready_s: float, reserve_s: float
 ) -> float:
-    """Return the samples that the legs train from a time on, if the job stays until then."""
+    """Return the samples that the segments train from a time on, if the job stays until then."""
     total = 0.0
-    for start_s, end_s, rate, here in legs:
+    for start_s, end_s, rate, here in segments:
         if end_s > from_s:
             goes_on = here and start_s <= from_s
             begins_s = max(from_s, ready_s) if goes_on else max(start_s, from_s) + restart_s

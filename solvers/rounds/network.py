@@ -74,7 +74,9 @@ def plan_network(
     with known_routes.lock:
         c, notes = _measured(topology, jobs, by_name, known_routes.routes)
     require_wanted(cancelled)
-    standing = snapshot.standing.job[np.argsort(snapshot.standing.rank, kind="stable")].tolist()
+    standing = snapshot.network_plan.job[
+        np.argsort(snapshot.network_plan.rank, kind="stable")
+    ].tolist()
     result = replan(
         c,
         levels=policy.network_levels,
@@ -142,7 +144,7 @@ def _tags(
 
     A job keeps the tag that it runs with.
     """
-    names, standing = snapshot.jobs.name, snapshot.standing
+    names, standing = snapshot.jobs.name, snapshot.network_plan
     generation = {names[r.job]: r.generation for r in running}
     kept: dict[str, int] = {}
     rows = zip(
@@ -195,7 +197,7 @@ def _decisions(
             tag=tags.get(name, -1),
             priority=float(plan.priority[k]),
             intensity=float(intensity[k]),
-            meets=tuple(c.jobs[m] for m in meets.get(k, ())),
+            contending_jobs=tuple(c.jobs[m] for m in meets.get(k, ())),
             routes=tuple(routes_of(topology, c, plan, k)),
             note=note_of.get(name, ""),
         )

@@ -23,7 +23,7 @@ from tessera.formulation.decisions import Decision, DecisionKind, make_decisions
 from tessera.formulation.explain import explain_waiting_jobs, state_fair_shares
 from tessera.formulation.explanations.starts import tell_starts
 from tessera.formulation.goals import GoalResult
-from tessera.formulation.last_round import Legs, StartPlan
+from tessera.formulation.last_round import ScheduleSegments, StartPlan
 from tessera.formulation.law_check import find_law_violations
 from tessera.formulation.lookahead import find_schedule_violations
 from tessera.formulation.network.outcome import NetworkOutcome
@@ -105,9 +105,13 @@ class RoundOutcome:
             for row, price in zip(rows, prices, strict=bool(len(prices)))
         }
 
-    def legs_after(self, snapshot: Snapshot) -> Legs:
+    def segments_after(self, snapshot: Snapshot) -> ScheduleSegments:
         """Return the schedules of admitted jobs once the round on ``snapshot`` is carried out."""
-        return snapshot.legs if self.admission is None else self.admission.legs
+        return (
+            snapshot.schedule_segments
+            if self.admission is None
+            else self.admission.schedule_segments
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -407,5 +411,5 @@ def _find_broken_schedules(answered: _PlacedRound) -> list[Violation]:
         return []
     kept = np.array(admission.admitted)
     kept[list(answered.given_up)] = False
-    legs = admission.legs.at(kept[admission.legs.job])
-    return find_schedule_violations(answered.work.snapshot, legs, kept)
+    segments = admission.schedule_segments.at(kept[admission.schedule_segments.job])
+    return find_schedule_violations(answered.work.snapshot, segments, kept)

@@ -118,31 +118,31 @@ class Arena:
             retype=self.heterogeneity,
         )
         state.keep_running()
-        queue, order = jobs.queue, jobs_in_order(seen)
+        priority, order = jobs.priority, jobs_in_order(seen)
         rank = np.empty(len(order), dtype=np.int64)
         rank[order] = np.arange(len(order))
         past = is_launched(draft.snapshot) & jobs.opportunistic & self.opportunism
-        blocked_queue = np.inf
+        blocked_priority = np.inf
         for job in order.tolist():
             seen.check()
             if state.at[job] >= 0 or not draft.has_columns[job]:
                 continue
             requested, halvings = self._launch_slots(
-                slots, job, int(jobs.requested_gpus[job]), int(jobs.requested_type[job])
+                slots, job, int(jobs.requested_gpus[job]), int(jobs.requested_gpu_type[job])
             )
             if np.all(halvings < 0):
                 continue  # no event that it waits for would let it run
             if state.place_best(job, requested) or state.place_best(job, halvings == 0):
                 continue
             later = np.flatnonzero(past & (rank > rank[job]))
-            if queue[job] <= blocked_queue and (
+            if priority[job] <= blocked_priority and (
                 state.suspend_for(job, halvings == 0, later[np.argsort(-jobs.since_s[later])])
                 or state.scale_down_for(job, halvings)
             ):
                 continue
             if not self.opportunism:
                 break
-            blocked_queue = min(blocked_queue, queue[job])
+            blocked_priority = min(blocked_priority, priority[job])
         for _ in range(self.max_upgrades):
             seen.check()
             if not state.scale_up():

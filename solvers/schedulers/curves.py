@@ -82,7 +82,7 @@ class _CurveBuilder:
         current = self._current(job, columns)
         if current >= 0:
             return int(self._draft.gpu_type[current])
-        wanted = int(jobs.requested_type[job])
+        wanted = int(jobs.requested_gpu_type[job])
         if wanted in offered:
             return wanted
 

@@ -102,7 +102,7 @@ def _own_plan(draft: Draft, key: Ints) -> Ints:
     """
     jobs, owner = draft.snapshot.jobs, draft.job
     as_requested = draft.gpus == jobs.requested_gpus[owner]
-    on_type = draft.gpu_type == jobs.requested_type[owner]
+    on_type = draft.gpu_type == jobs.requested_gpu_type[owner]
     order = np.lexsort((draft.rate, as_requested & on_type, as_requested, owner))
     own_key = np.full(len(jobs), -1, dtype=np.int64)
     # The last write for each job stays: the column that sorts highest.

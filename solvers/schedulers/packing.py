@@ -38,7 +38,7 @@ class JobOptions:
     rate: Floats  # float64[options], samples/s
     current: Ints  # int64[jobs], the option that it holds now; -1 if none that is known to run
     requested_gpus: Ints  # int64[jobs]
-    requested_type: Ints  # int64[jobs]; -1 for any
+    requested_gpu_type: Ints  # int64[jobs]; -1 for any
     demand: Demands  # of each option
 
     def __len__(self) -> int:
@@ -70,7 +70,7 @@ class JobOptions:
 
         That is the type that it requested, or any type if it requested none.
         """
-        wanted = self.requested_type[self.job]
+        wanted = self.requested_gpu_type[self.job]
         on_type: Bools = (wanted < 0) | (self.gpu_type == wanted)
         return on_type
 
@@ -144,7 +144,7 @@ def options_of(
         rate=draft.cells.rate[draft.cell[columns]],
         current=current,
         requested_gpus=jobs.requested_gpus,
-        requested_type=jobs.requested_type,
+        requested_gpu_type=jobs.requested_gpu_type,
         demand=draft.demand.at(columns),
     )
 
@@ -162,7 +162,7 @@ def runs_submitted_plan(draft: Draft) -> Bools:
         return compact
     kinds, owner = draft.snapshot.kinds_of_plans(), draft.job
     same = (plan[owner] >= 0) & (kinds[draft.cells.plan[draft.cell]] == kinds[plan][owner])
-    wanted = jobs.requested_type[owner]
+    wanted = jobs.requested_gpu_type[owner]
     asked = same & (draft.gpus == jobs.requested_gpus[owner])
     asked &= (wanted < 0) | (draft.gpu_type == wanted)
     has = np.bincount(owner[asked], minlength=len(plan)) > 0

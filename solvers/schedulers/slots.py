@@ -75,4 +75,4 @@ def slots_of(options: JobOptions, worth: Floats, types: int) -> Slots:
 def jobs_in_order(seen: SchedulerView) -> Ints:
     """Return the jobs by queue, then arrival, int64[jobs]."""
     jobs = seen.draft.snapshot.jobs
-    return np.lexsort((jobs.submit_s, jobs.queue)).astype(np.int64)
+    return np.lexsort((jobs.submit_s, jobs.priority)).astype(np.int64)

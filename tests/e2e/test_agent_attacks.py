@@ -315,7 +315,7 @@ async def test_a_directory_that_the_jobs_user_cannot_enter_is_not_entered_for_it
     command, staging = (read, ()) if step == "program" else (("/bin/true",), read)
     server.want(
         1,
-        a_program("a", 0, *command, working_directory=str(folder), staging_command=staging),
+        a_program("a", 0, *command, workdir=str(folder), staging_command=staging),
     )
     await until(lambda: [row for row in server.seen(1) or () if row[3] in OVER])
     assert server.seen(1) == [("a", 1, "n0", "FAILED")]

@@ -279,7 +279,7 @@ def add_traffic(address: str) -> None:
             data_parallel=gpus // 2,
             tensor_parallel=1,
             data=estimates_pb2.Sent(bytes=1e9, messages=4),
-            handed=estimates_pb2.Sent(bytes=1e8, messages=2),
+            pipeline=estimates_pb2.Sent(bytes=1e8, messages=2),
         )
         cells.append(
             estimates_pb2.CellEstimate(

@@ -15,7 +15,7 @@ from tests.support.command_line import Tessera, read, submit
 from tests.support.logged import logged_lines
 from tests.support.waiting import until
 
-JOB = "model: bert\nparams: 1.3B\nglobal_batch: 256\niterations: 1000\ngpus: 4\n"
+JOB = "model: bert\nparams: 1.3B\nbatch: 256\niterations: 1000\ngpus: 4\n"
 SCRIPT = """
 torchrun --nproc_per_node 4 pretrain_gpt.py \\
     --tensor-model-parallel-size 4 --use-distributed-optimizer \\
@@ -76,7 +76,7 @@ def test_a_job_is_watched_until_it_ends(
 
 def test_a_file_of_jobs_is_submitted_completely_or_not_at_all(tessera: Tessera) -> None:
     text = (
-        "defaults: {model: bert, params: 1.3B, global_batch: 256, iterations: 10, gpus: 4}\n"
+        "defaults: {model: bert, params: 1.3B, batch: 256, iterations: 10, gpus: 4}\n"
         "jobs: [{name: a}, {name: b, weight: 2, deadline: 1h}]\n"
     )
     done = tessera("submit", "-f", "-", "--validate-only", stdin=text)
@@ -108,7 +108,7 @@ def test_jobs_are_held_released_changed_and_cancelled(
     assert (job["state"], job["weight"], job["pinned"]) == ("QUEUED", 2.5, True)
     assert job["labels"] == {"k": "v"}
     assert "deadline" in job
-    tessera("update", "a", "--deadline", "none", "--movable", "--preemptible")
+    tessera("update", "a", "--deadline", "none", "--no-pinned", "--preemptible")
     job = read(tessera, "job", "a")
     assert (job["weight"], job["pinned"], "deadline" in job) == (2.5, False, False)
     assert job["preemptible"]
@@ -135,11 +135,11 @@ def test_jobs_are_held_released_changed_and_cancelled(
 
 
 def test_a_job_is_pinned_and_avoids_nodes(tessera: Tessera, fleet: Fleet) -> None:
-    submit(tessera, "j", "--gpu-type", "a100", "--pin-type", "--avoid-node", "n0")
+    submit(tessera, "j", "--gpu-type", "a100", "--pinned-gpu-type", "--avoid-node", "n0")
     tessera("round")
     shares = read(tessera, "job", "j")["allocation"]["shares"]
     assert [share["node"] for share in shares] == ["clusters/c/nodes/n1"]
-    tessera("update", "j", "--any-type", "--avoid-node", "none")
+    tessera("update", "j", "--no-pinned-gpu-type", "--avoid-node", "none")
     job = read(tessera, "job", "j")
     assert (job["pinned_gpu_type"], job["avoid_nodes"]) == (False, [])
     assert "n9" in tessera("update", "j", "--avoid-node", "n9", code=1).stderr
@@ -150,16 +150,16 @@ def test_a_job_is_submitted_with_all_that_its_program_needs(
 ) -> None:
     variables, file = tmp_path / "train.env", tmp_path / "job.yaml"
     variables.write_text("# shared\nNCCL_DEBUG=INFO\n")
-    words = "--runtime torchrun --workdir /srv --secret WANDB_API_KEY=wandb --run-as ana"
+    words = "--runtime torchrun --workdir /srv --secret WANDB_API_KEY=wandb --user ana"
     words += " --stall-limit 30m --stop-grace 2m --until-exit --env SEED=7 --env-from-file"
     more = [*words.split(), str(variables), "--command", "train.py --name 'a b'"]
-    submit(tessera, "own", *more, "--staging", "cp -r /data /scratch")
+    submit(tessera, "own", *more, "--staging-command", "cp -r /data /scratch")
     job = read(tessera, "job", "own")
     assert job["command"] == ["train.py", "--name", "a b"]
     assert {name: value for name, value in job["launch"].items() if value} == {
         "runtime": "torchrun",
-        "environment": {"NCCL_DEBUG": "INFO", "SEED": "7"},
-        "working_directory": "/srv",
+        "env": {"NCCL_DEBUG": "INFO", "SEED": "7"},
+        "workdir": "/srv",
         "secrets": [{"variable": "WANDB_API_KEY", "name": "wandb"}],
         "staging_command": ["cp", "-r", "/data", "/scratch"],
         "user": "ana",
@@ -168,9 +168,9 @@ def test_a_job_is_submitted_with_all_that_its_program_needs(
         "until_exit": True,
     }
     assert "WANDB_API_KEY from wandb" in tessera("job", "own").stdout
-    file.write_text(f"{JOB}environment: {{WANDB_API_KEY: xyzzy}}\n")
+    file.write_text(f"{JOB}env: {{WANDB_API_KEY: xyzzy}}\n")
     refused = tessera("submit", "-f", str(file), code=2).stderr
-    assert "environment[WANDB_API_KEY]: looks like a secret" in refused
+    assert "env[WANDB_API_KEY]: looks like a secret" in refused
     assert "xyzzy" not in refused
     file.write_text(f"{JOB}runtime: slurm\n")
     refused = tessera("submit", "-f", str(file), code=1).stderr
@@ -197,14 +197,14 @@ def test_a_job_runs_by_the_plan_of_a_command_and_everyone_can_read_it(
     submit(tessera, "first", "--submitted-plan", str(script), *techniques)
     job = read(tessera, "job", "first")
     assert (job["techniques"], job["requested_cpus"]) == (["tp", "zero1", "accumulation"], 96)
-    assert job["stated_plan"] == ""
+    assert job["plan"] == ""
     assert PLAN in tessera("job", "first").stdout
     submit(tessera, "again", "--submitted-plan", job["submitted_plan"])  # as JSON
     assert read(tessera, "job", "again")["submitted_plan"] == job["submitted_plan"]
     script.write_text(SCRIPT.replace("tensor-model", "tensor-modle"))
     wrong = ("submit", "j", "--model", "bert", "--batch", "256", "--iterations", "9", "--gpus", "4")
     refused = tessera(*wrong, "--plan", str(script), code=1).stderr
-    assert refused.startswith("error: job.stated_plan: ")
+    assert refused.startswith("error: job.plan: ")
     assert "--tensor-modle-parallel" in refused
 
 

@@ -20,7 +20,7 @@ def test_a_gang_of_all_gpus_and_the_small_jobs_on_them_start_once_and_end(server
         GpuPool(nodes=4, node_gpus=4),
         GpuPool(gpu_type="v100", nodes=2),
     )
-    request: dict[str, Any] = {"requested_type": "h100", "allowed_types": ("h100",)}
+    request: dict[str, Any] = {"requested_gpu_type": "h100", "allowed_gpu_types": ("h100",)}
     for _ in range(SMALL_JOBS):
         draft.add(0.0, 1, LASTING_S, **request)
     draft.add(60.0, 16, LASTING_S, role="gang", **request)

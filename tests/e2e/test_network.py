@@ -170,7 +170,7 @@ def test_contending_jobs_are_marked_at_start_and_replanned_without_a_restart(
         plan = lab.plan()
         assert (plan.cause, plan.levels) == ("round", 8)
         parts = decisions_by_job(plan)
-        assert [short_name(d) for d in parts["one"].meets] == ["two"]
+        assert [short_name(d) for d in parts["one"].contending_jobs] == ["two"]
         assert parts["one"].level != parts["two"].level
         pids = {job: lab.leader(job).pid_of(job) for job in JOBS}
         for job in JOBS:
@@ -198,7 +198,7 @@ def test_contending_jobs_are_marked_at_start_and_replanned_without_a_restart(
         cancel = jobs_pb2.CancelJobRequest(name=f"{lab.parent}/jobs/{first}")
         user.insist(lambda r: r.jobs.CancelJob(cancel))
         ended = lab.planned("end", 1)
-        assert (len(ended.decisions[0].meets), ended.levels) == (0, 8)
+        assert (len(ended.decisions[0].contending_jobs), ended.levels) == (0, 8)
         lab.hears_of(second, levels=8)
         assert lab.told(second)["level"] == ended.decisions[0].level
         assert (lab.job(second).generation, lab.job(second).state) == (1, RUNNING)

@@ -267,7 +267,7 @@ async def test_without_a_request_nothing_is_profiled(database: Database, tmp_pat
 
         await until(has_cells)
         profiling = await user.profiling()
-    assert not profiling.asked
+    assert not profiling.requested
     assert not profiling.tasks
 
 
@@ -278,7 +278,7 @@ async def test_a_server_may_request_profiling_of_all_jobs(
         await user.describe(STEP)
         await user.submit("j", requested_gpus=1)
         await user.reaches(TASK.WAITS)
-        assert (await user.profiling()).asked
+        assert (await user.profiling()).requested
 
 
 async def test_users_may_not_submit_jobs_of_the_services_own_model(

@@ -328,7 +328,7 @@ def test_a_flood_of_output_is_bounded_on_disk_and_keeps_no_agent_from_its_lease(
 ) -> None:
     line = 1000 * "x"
     program = f"for k in range(200_000): print(k, '{line}')\nprint('the end')"
-    launch = {"environment": {"PYTHONUNBUFFERED": ""}, **UNTIL_EXIT}
+    launch = {"env": {"PYTHONUNBUFFERED": ""}, **UNTIL_EXIT}
     lab.train("flood", python(program), launch=launch)
     done = lab.wait_for_state("flood", jobs_pb2.SUCCEEDED)
     assert done.retries == 0

@@ -51,9 +51,7 @@ def start(bench: ProgramBench, steps: int, last_line: str = "") -> MemberHandle:
     script = bench.root.parent / "train.py"
     script.write_text(SCRIPT.replace("{steps}", str(steps)) + last_line)
     offline = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HOME": str(bench.root.parent)}
-    gang = bench.gang(
-        (python, str(script)), iterations_total=float(steps), launch={"environment": offline}
-    )
+    gang = bench.gang((python, str(script)), iterations_total=float(steps), launch={"env": offline})
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     source = CertificateSource(SystemClock().wall_s())
     return bench.start(gang, certificates=source, environment=inherited)

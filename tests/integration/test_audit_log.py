@@ -77,7 +77,7 @@ def a_refusal(**overrides: Any) -> Refusal:
     fields: dict[str, Any] = {
         "subject": "",
         "role": "",
-        "key": "",
+        "proof": "",
         "method": "Jobs.SubmitJob",
         "target": f"{JOBS}/a",
         "peer": "10.0.0.9:1",
@@ -182,7 +182,7 @@ def test_a_network_plan_adds_an_entry_if_it_changes_something(
         tag=-1,
         priority=1.0,
         intensity=1.0,
-        meets=(),
+        contending_jobs=(),
         note="",
         routes=(),
     )

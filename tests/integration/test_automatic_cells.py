@@ -336,7 +336,7 @@ LARGE_BERT = Workload(model="bert", params="1.3B", global_batch=256)
 
 
 def a_sphinx(name: str = "s", **more: Any) -> Any:
-    stated = {"workload": SPHINX, "requested_gpus": 4, "requested_type": "a100"}
+    stated = {"workload": SPHINX, "requested_gpus": 4, "requested_gpu_type": "a100"}
     return a_spec(name, **stated | more)
 
 
@@ -358,7 +358,7 @@ def test_a_job_waits_until_the_server_has_found_that_nobody_knows_its_model(
     store: PostgresStore, database: Database
 ) -> None:
     a_bare_cluster(store)
-    submit(store, a_sphinx(), a_spec("known", workload=LARGE_BERT, requested_type="a100"))
+    submit(store, a_sphinx(), a_spec("known", workload=LARGE_BERT, requested_gpu_type="a100"))
     assert unestimated(store) == {"s": False, "known": False}
     first = decide(store)
     assert first["s"].reason is not None
@@ -379,7 +379,7 @@ def test_it_runs_on_its_request_without_a_reason_to_wait_and_its_agent_is_sent_n
     store: PostgresStore,
 ) -> None:
     a_bare_cluster(store)
-    submit(store, a_sphinx(), a_sphinx("any", requested_type=""))
+    submit(store, a_sphinx(), a_sphinx("any", requested_gpu_type=""))
     a_deriver(store).derive(C)
     assert job(store, "s").reason is None
     other = job(store, "any").reason
@@ -436,7 +436,7 @@ def test_a_server_that_derives_nothing_lets_all_jobs_without_estimates_run(
     store: PostgresStore,
 ) -> None:
     a_bare_cluster(store)
-    submit(store, a_spec("known", workload=LARGE_BERT, requested_gpus=2, requested_type="a100"))
+    submit(store, a_spec("known", workload=LARGE_BERT, requested_gpus=2, requested_gpu_type="a100"))
     assert a_deriver(store, derives=False).derive(C) == 0
     assert decide(store)["known"].rate == 0.0
     assert (

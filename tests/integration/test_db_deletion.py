@@ -57,9 +57,9 @@ FILL = (
     "INSERT INTO profile_gaps (workload_id, gpu_type_id, task, source, left_out, reason)"
     " SELECT w.id, t.id, 'task', 'step', '[[1, 1]]', 'a limit' FROM workloads w, gpu_types t",
     "INSERT INTO host_profiles (gpu_type_id, task, rates) SELECT id, 'task', '{}' FROM gpu_types",
-    """INSERT INTO forecasts (job_id, made_at, document) SELECT id, now(), '{"coverage": 0.8,
+    """INSERT INTO forecasts (job_id, created_at, document) SELECT id, now(), '{"coverage": 0.8,
     "position": 0, "start": null, "finish": null, "why_not": "no estimates"}' FROM jobs""",
-    "INSERT INTO forecast_spreads (job_id, event, made_at, times_s)"
+    "INSERT INTO forecast_spreads (job_id, event, created_at, times_s)"
     " SELECT id, 'start', now(), '{60}' FROM jobs",
     "INSERT INTO webhook_events (webhook_id, event, document) SELECT id, 'started', '{}' FROM webhooks",
     "INSERT INTO stints (job_id, gpu_type, gpus, cpus, effective_gpus, began_at, ended_at, ending)"
@@ -389,7 +389,7 @@ def test_a_gpu_type_in_use_is_refused_with_its_users_and_what_to_do(
 ) -> None:
     a_cluster(store, types=("a100", "v100"))
     do(store, lambda w: w.upsert_tenants(C, [TenantSpec(name="nlp", quotas={"v100": 2})]))
-    submit(store, a_spec("j", requested_type="v100"))
+    submit(store, a_spec("j", requested_gpu_type="v100"))
 
     def delete(*names: str, allow_missing: bool = False) -> None:
         do(store, lambda w: w.delete_gpu_types(C, names, None, allow_missing=allow_missing))

@@ -424,7 +424,7 @@ def test_a_job_without_an_estimate_of_its_model_plan_or_runtime_wakes_the_estima
         do(store, lambda w: w.upsert_models(C, [own_model]))
         assert woken.wait(PATIENCE_S)
         woken.clear()
-        submit(store, a_spec("own", stated_plan=a_plan(BERT, 1)))
+        submit(store, a_spec("own", plan=a_plan(BERT, 1)))
         assert woken.wait(PATIENCE_S)
         woken.clear()
         restricted = LaunchSpec(runtime="torchrun")

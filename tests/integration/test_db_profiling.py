@@ -185,7 +185,7 @@ def test_tasks_are_made_once_with_a_cell_of_their_own(store: PostgresStore) -> N
         deriving.derive(C)
     jobs, _ = store.list_jobs(C, [], 0, 100)
     (task,) = (j for j in jobs if j.spec.workload.model == PROFILING)
-    assert (task.state, task.spec.requested_type, task.spec.runtime) == (
+    assert (task.state, task.spec.requested_gpu_type, task.spec.runtime) == (
         JobState.QUEUED,
         "a100",
         "profile",
@@ -433,7 +433,7 @@ def a_request(**changed: Any) -> pb.AddProfilesRequest:
 
 GAP: dict[str, Any] = {
     "left_out": [pb.ProfileSize(samples=8, tensor_parallel=1)],
-    "left_out_reason": "the task reached its limit",
+    "skip_reason": "the task reached its limit",
     "request_id": "",
 }
 
@@ -457,8 +457,8 @@ async def test_bad_records_rates_and_gaps_are_refused_over_a_socket(store: Postg
         ({"host": pb.HostRates(copy_gap="no GPU")}, "host.update_gap"),
         ({"host": cores}, "host.updates[0].bytes_per_s"),
         ({"host": pb.HostRates(to_device_bytes_per_s=math.inf)}, "host.to_device_bytes_per_s"),
-        (GAP | {"left_out_reason": ""}, "left_out_reason"),
-        (GAP | {"left_out": []}, "left_out_reason"),
+        (GAP | {"skip_reason": ""}, "skip_reason"),
+        (GAP | {"left_out": []}, "skip_reason"),
         (GAP | {"left_out": [no_number]}, "left_out[0].samples"),
         (GAP | {"left_out": [pb.ProfileSize(samples=8)]}, "left_out[0].tensor_parallel"),
         (GAP | {"left_out": [size, size]}, "left_out[1]"),
@@ -488,7 +488,7 @@ async def test_records_and_rates_sent_over_a_socket_are_added_once_and_shown(
     good = changed_request(host=of_host(RATES))
     async with serving(store) as (channel, _):
         stub = estimates_pb2_grpc.EstimatesStub(channel)
-        answers = [(await stub.AddProfiles(good)).added for _ in range(2)]
+        answers = [(await stub.AddProfiles(good)).new_records for _ in range(2)]
         with pytest.raises(grpc.aio.AioRpcError, match="used for another request"):
             await stub.AddProfiles(a_request(forward_s=5.0))
         request = pb.GetProfilingRequest(parent=f"clusters/{C}", workload=workload)
@@ -500,7 +500,7 @@ async def test_records_and_rates_sent_over_a_socket_are_added_once_and_shown(
     known = store.estimation(C)
     assert len(known.profiles) == 1
     assert known.hosts == (HostProfile(gpu_type="a100", task="t", rates=RATES),)
-    assert profiling.asked
+    assert profiling.requested
     (task,) = profiling.tasks
     assert (task.state, task.records, task.device_seconds) == (pb.ProfilingTask.DONE, 1, 3.0)
     assert task.host == good.host
@@ -522,10 +522,10 @@ async def test_a_task_that_measured_nothing_usable_says_so_and_its_estimates_sta
         )
         request = pb.GetProfilingRequest(parent=f"clusters/{C}", workload=workload)
         (task,) = (await stub.GetProfiling(request)).tasks
-    assert answer.added == 0
+    assert answer.new_records == 0
     assert (task.state, task.problem) == (pb.ProfilingTask.LIMITED, "the task reached its limit")
     assert [(s.samples, s.tensor_parallel) for s in task.left_out] == [(8.0, 1)]
-    assert not task.HasField("left_seconds")
+    assert not task.HasField("remaining_seconds")
     assert {c.source for c in cells_of(store, BERT)} <= {EstimateSource.ANALYTIC}
     (_, text) = profiling_facts(jobs_pb2.Job(profile=True), pb.Profiling(tasks=[task]))[1]
     assert text == (
@@ -549,14 +549,14 @@ class Collector:
         self.found.append(request)
         if self.refusals:
             context.abort(*self.refusals.pop(0))
-        return estimates_pb2.AddProfilesResponse(added=len(request.layers))
+        return estimates_pb2.AddProfilesResponse(new_records=len(request.layers))
 
     def GetProfiling(self, request: Any, context: Any) -> estimates_pb2.Profiling:
         self.questions.append(request)
         if self.left_s is None:
             context.abort(grpc.StatusCode.NOT_FOUND, "there is no such cluster")
         job = a_task().job
-        task = estimates_pb2.ProfilingTask(job=job, left_seconds=self.left_s)
+        task = estimates_pb2.ProfilingTask(job=job, remaining_seconds=self.left_s)
         return estimates_pb2.Profiling(tasks=[estimates_pb2.ProfilingTask(job="other"), task])
 
 
@@ -716,9 +716,9 @@ async def test_a_task_at_its_gpu_seconds_sends_what_is_whole_and_says_what_it_le
     assert {r.samples for r in second.layers} == {1, 4}
     assert record_keys(second) == record_keys(first)
     assert sizes_of(second) == [(2.0, 1), (8.0, 1)]
-    assert "960 GPU-seconds (setting profile_task_gpu_s)" in second.left_out_reason
+    assert "960 GPU-seconds (setting profile_task_gpu_s)" in second.skip_reason
     assert not sizes_of(first)
-    assert not first.left_out_reason
+    assert not first.skip_reason
 
 
 async def test_a_task_whose_workload_has_no_time_left_measures_nothing_and_reports_it(
@@ -729,12 +729,12 @@ async def test_a_task_whose_workload_has_no_time_left_measures_nothing_and_repor
     (request,) = collector.found
     assert not request.layers
     assert sizes_of(request) == [(1.0, 1), (2.0, 1)]
-    assert "1,800 s (setting profile_limit_s)" in request.left_out_reason
+    assert "1,800 s (setting profile_limit_s)" in request.skip_reason
     (question,) = collector.questions
     assert question.workload.model == "tiny"
     assert not node.lines()
     assert not request.host.updates
-    assert request.host.update_gap == request.host.copy_gap == request.left_out_reason
+    assert request.host.update_gap == request.host.copy_gap == request.skip_reason
 
 
 async def test_a_task_measures_its_host_once_and_a_device_again_if_it_was_another(

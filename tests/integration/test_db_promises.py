@@ -30,8 +30,8 @@ from tessera.solvers.rounds.plan import RoundOptions
 from tests.support.stored_cluster import (
     C,
     a_cluster,
-    a_leg,
     a_round,
+    a_segment,
     a_spec,
     a_summary,
     agent_reports,
@@ -40,8 +40,8 @@ from tests.support.stored_cluster import (
     do,
     execute,
     job,
-    legs_of,
     run,
+    segments_of,
     start,
     states,
     submit,
@@ -66,8 +66,10 @@ def promised(store: PostgresStore) -> PostgresStore:
         start(snapshot, "a", [(A0, [0])])._replace(admitted=True),
         wait(snapshot, "b")._replace(admitted=True),
         wait(snapshot, "c"),
-        legs=legs_of(
-            snapshot, a=[a_leg(**TIMES)], b=[a_leg(gpus=2), a_leg(start_s=2e9, end_s=math.inf)]
+        schedule_segments=segments_of(
+            snapshot,
+            a=[a_segment(**TIMES)],
+            b=[a_segment(gpus=2), a_segment(start_s=2e9, end_s=math.inf)],
         ),
     )
     return store
@@ -76,10 +78,10 @@ def promised(store: PostgresStore) -> PostgresStore:
 def test_a_promise_is_kept_with_the_schedule_that_meets_it(promised: PostgresStore) -> None:
     a, b, c = (job(promised, name) for name in "abc")
     assert (a.admitted, b.admitted, c.admitted) == (True, True, False)
-    assert b.certificate == (a_leg(gpus=2), a_leg(start_s=2e9, end_s=math.inf))
-    assert (a.certificate, c.certificate) == ((a_leg(**TIMES),), ())
-    legs = promised.snapshot(C).legs  # times read back exactly
-    assert {"start_s": legs.start_s[0], "end_s": legs.end_s[0]} == TIMES
+    assert b.schedule == (a_segment(gpus=2), a_segment(start_s=2e9, end_s=math.inf))
+    assert (a.schedule, c.schedule) == ((a_segment(**TIMES),), ())
+    segments = promised.snapshot(C).schedule_segments  # times read back exactly
+    assert {"start_s": segments.start_s[0], "end_s": segments.end_s[0]} == TIMES
     # Only the start of a raised a version: promises raise none.
     assert (a.version, b.version, c.version) == (2, 1, 1)
     assert [d.admitted for d in promised.get_round(C, 1).decisions] == [True, True, False]
@@ -95,11 +97,11 @@ def test_a_round_does_not_touch_the_promise_of_a_job_that_changed_meanwhile(
         snapshot,
         wait(snapshot, "b"),
         wait(snapshot, "c")._replace(admitted=True),
-        legs=legs_of(snapshot, c=[a_leg()]),
+        schedule_segments=segments_of(snapshot, c=[a_segment()]),
     )
     assert [d.applied for d in record.decisions] == [False, True]
-    assert (job(promised, "b").admitted, len(job(promised, "b").certificate)) == (True, 2)
-    assert (job(promised, "c").admitted, len(job(promised, "c").certificate)) == (True, 1)
+    assert (job(promised, "b").admitted, len(job(promised, "b").schedule)) == (True, 2)
+    assert (job(promised, "c").admitted, len(job(promised, "c").schedule)) == (True, 1)
     snapshot = promised.snapshot(C)
     refused = a_summary(snapshot, outcome="refused", verified=False)
     promised.commit(a_round(snapshot, summary=refused))
@@ -114,8 +116,8 @@ def test_a_round_does_not_touch_the_promise_of_a_job_that_changed_meanwhile(
         ({"deadline_s": math.inf}, False),
         ({"iterations": 999}, True),
         ({"iterations": 1001}, False),
-        ({"requested_type": "a100"}, True),
-        ({"requested_type": "a100", "pinned_type": True}, False),
+        ({"requested_gpu_type": "a100"}, True),
+        ({"requested_gpu_type": "a100", "pinned_gpu_type": True}, False),
         ({"avoid_nodes": (A0,)}, False),
         ({"guaranteed": True}, False),
         ({"min_gpus": 1}, False),
@@ -128,7 +130,7 @@ def test_a_job_that_asks_for_more_is_no_longer_promised(
 ) -> None:
     do(promised, lambda w: w.update_job(C, a_spec("b", **change), list(change), None))
     record = job(promised, "b")
-    assert (record.admitted, len(record.certificate)) == ((True, 2) if kept else (False, 0))
+    assert (record.admitted, len(record.schedule)) == ((True, 2) if kept else (False, 0))
     assert job(promised, "a").admitted
 
 
@@ -138,8 +140,8 @@ def test_a_schedule_on_a_removed_type_is_not_read(
     execute(
         database, "UPDATE jobs SET certificate = jsonb_set(certificate, '{0,gpu_type}', '\"k80\"')"
     )
-    assert promised.snapshot(C).legs.gpus.tolist() == [1]
-    assert job(promised, "b").certificate[0].cell.gpu_type == "k80"
+    assert promised.snapshot(C).schedule_segments.gpus.tolist() == [1]
+    assert job(promised, "b").schedule[0].cell.gpu_type == "k80"
 
 
 def test_a_job_is_opportunistic_only_while_it_runs(store: PostgresStore) -> None:
@@ -166,7 +168,13 @@ def test_a_rejection_outlives_later_rounds(store: PostgresStore) -> None:
     submit(store, a_spec("a", deadline_s=LATE_S), a_spec("b"))
     snapshot = store.snapshot(C)
     rejected = wait(snapshot, "a", DecisionKind.REJECT)._replace(admitted=True)
-    commit(store, snapshot, rejected, wait(snapshot, "b"), legs=legs_of(snapshot, a=[a_leg()]))
+    commit(
+        store,
+        snapshot,
+        rejected,
+        wait(snapshot, "b"),
+        schedule_segments=segments_of(snapshot, a=[a_segment()]),
+    )
     again = store.snapshot(C)
     assert again.jobs.name == ("b",)
     commit(store, again, wait(again, "b"))
@@ -176,7 +184,7 @@ def test_a_rejection_outlives_later_rounds(store: PostgresStore) -> None:
         rejected.reason,
         1,
     )
-    assert (record.last_error, record.admitted, record.certificate) == ("no GPU is free", False, ())
+    assert (record.last_error, record.admitted, record.schedule) == ("no GPU is free", False, ())
     assert record.ended_s is not None
     (event,) = store.job_history(C, "a")
     assert (event.event, event.state) == ("reject", JobState.REJECTED)
@@ -199,7 +207,7 @@ def test_goals_and_options_are_read_back_whatever_their_values(store: PostgresSt
     snapshot = store.snapshot(C)
     options = RoundOptions(
         objective="throughput",
-        queue_weights="1:4,2:1",
+        priority_weights="1:4,2:1",
         default_run_s=1800.0,
         max_changes=3,
         keep_requests=False,
@@ -222,7 +230,14 @@ def commit_with_prices(store: PostgresStore, prices: dict[str, float]) -> Snapsh
     """Commit a round with these prices, and return the next round's snapshot."""
     snapshot = store.snapshot(C)
     summary = a_summary(snapshot, prices=prices)
-    store.commit(a_round(snapshot, wait(snapshot, "a"), summary=summary, legs=snapshot.legs))
+    store.commit(
+        a_round(
+            snapshot,
+            wait(snapshot, "a"),
+            summary=summary,
+            schedule_segments=snapshot.schedule_segments,
+        )
+    )
     return store.snapshot(C)
 
 

@@ -330,12 +330,12 @@ def test_a_job_reads_back_as_submitted(store: PostgresStore) -> None:
         "a",
         iterations=7,
         requested_gpus=3,
-        requested_type="a100",
+        requested_gpu_type="a100",
         tenant="t",
-        queue=2,
+        priority=2,
         weight=0.5,
         guaranteed=True,
-        movable=False,
+        pinned=True,
         deadline_s=2e9,
         restart_s=1.5,
         labels={"k": "ünï"},
@@ -345,7 +345,7 @@ def test_a_job_reads_back_as_submitted(store: PostgresStore) -> None:
         avoid_nodes=("a100-0", "a100-1"),
         min_gpus=2,
         max_gpus=4,
-        pinned_type=True,
+        pinned_gpu_type=True,
     )
     submit(store, spec, a_spec("b"))
     record = job(store, "a")
@@ -358,7 +358,7 @@ def test_a_job_reads_back_as_submitted(store: PostgresStore) -> None:
 def test_jobs_are_submitted_all_or_none(store: PostgresStore) -> None:
     a_cluster(store)
     submit(store, a_spec("a"))
-    for wrong in (a_spec("a"), a_spec("b"), a_spec("c", requested_type="h100")):
+    for wrong in (a_spec("a"), a_spec("b"), a_spec("c", requested_gpu_type="h100")):
         with pytest.raises((AlreadyExists, InvalidInput)):
             submit(store, a_spec("b"), wrong)
     assert list(states(store)) == ["a"]
@@ -394,21 +394,21 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"avoid_nodes": ("a100-0", "a100-9")}, "x.avoid_nodes: the cluster has no node a100-9"),
     ({"requested_gpus": 2, "min_gpus": 3}, "x.min_gpus: is 3, but the job requests 2 GPUs"),
     ({"requested_gpus": 2, "max_gpus": 1}, "x.max_gpus: is 1, but the job requests 2 GPUs"),
-    ({"pinned_type": True}, "x.pinned_type: needs a GPU type to pin"),
+    ({"pinned_gpu_type": True}, "x.pinned_gpu_type: needs a GPU type to pin"),
     (
-        {"workload": GPT, "requested_type": "k80", "pinned_type": True},
+        {"workload": GPT, "requested_gpu_type": "k80", "pinned_gpu_type": True},
         "gpt has no Cells on it; it has some on a100, v100",
     ),
     (
-        {"workload": GPT, "requested_type": "v100", "pinned_type": True},
+        {"workload": GPT, "requested_gpu_type": "v100", "pinned_gpu_type": True},
         r"exceed the cluster: it needs 9 x v100 \(there are 8\)",
     ),
-    ({"allowed_types": ("h100",)}, "has no GPU type 'h100'; it has: a100, k80, t4, v100"),
+    ({"allowed_gpu_types": ("h100",)}, "has no GPU type 'h100'; it has: a100, k80, t4, v100"),
     (
-        {"allowed_types": ("v100",), "requested_type": "a100"},
+        {"allowed_gpu_types": ("v100",), "requested_gpu_type": "a100"},
         "are v100, but the job requests a100; allow that, too, or request one of these",
     ),
-    ({"allowed_types": ("t4",)}, "are t4, and bert has no Cells on them; it has some on"),
+    ({"allowed_gpu_types": ("t4",)}, "are t4, and bert has no Cells on them; it has some on"),
     ({"deadline_s": 1e9}, r"x.deadline: lies .* s in the past"),
 ]
 """Fields of a job that no cluster, or not this one, can grant, and what the refusal says."""
@@ -423,17 +423,17 @@ def test_jobs_that_can_never_run_are_refused_with_the_reason(three_types: Postgr
         three_types,
         a_spec("whole", requested_gpus=24),
         a_spec("unknown", workload=FRESH),
-        a_spec("wish", workload=GPT, requested_type="k80"),
-        a_spec("pin", workload=FRESH, requested_type="k80", pinned_type=True),
+        a_spec("wish", workload=GPT, requested_gpu_type="k80"),
+        a_spec("pin", workload=FRESH, requested_gpu_type="k80", pinned_gpu_type=True),
     )
 
 
 def test_changes_that_make_a_job_impossible_are_refused(
     three_types: PostgresStore, database: Database
 ) -> None:
-    submit(three_types, a_spec("a", workload=GPT, requested_type="k80", requested_gpus=2))
+    submit(three_types, a_spec("a", workload=GPT, requested_gpu_type="k80", requested_gpus=2))
     for fields, message in (
-        ({"pinned_type": True}, "gpt has no Cells on it"),
+        ({"pinned_gpu_type": True}, "gpt has no Cells on it"),
         ({"min_gpus": 3}, "set it to at most that, or to 0 for no bound"),
         ({"avoid_nodes": ("a100-9",)}, "no node a100-9"),
         ({"deadline_s": 1e9}, "in the past"),

@@ -62,7 +62,7 @@ def after(*names: str, **conditions: Condition) -> tuple[Dependency, ...]:
 
 
 def members(name: str, last: int, limit: int = 0, **more: Any) -> list[JobSpec]:
-    indices = ArrayRange(first=0, last=last, limit=limit)
+    indices = ArrayRange(first=0, last=last, max_running=limit)
     return [a_spec(m.name, array=m, **more) for m in indices.members(name)]
 
 

@@ -130,7 +130,7 @@ class Stream:
         )
         async with asyncio.timeout(PATIENCE_S):
             with contextlib.suppress(asyncio.InvalidStateError):
-                await self._call.write(agents_pb2.AgentMessage(hello=hello, said_s=1.0))
+                await self._call.write(agents_pb2.AgentMessage(hello=hello, sent_at_s=1.0))
             return await self._call.read()
 
     async def refusal(self, agent: str, *nodes: str, **rest: Any) -> tuple[StatusCode, str]:

@@ -82,7 +82,7 @@ WAYS: Final[dict[str, dict[str, Any]]] = {
     },
     "plans": {"deadlines": "planned"},
     "myopic": {"deadlines": "myopic", "max_changes": 1, "change_spacing": 1e6},
-    "raw": {"raw_throughput": True, "queue_weights": "1:4,2:1"},
+    "raw": {"raw_throughput": True, "priority_weights": "1:4,2:1"},
     "caution": {"caution": 10.0},
     "fair share": {"fair_share": "drf", "fair_half_life_s": 1.0},
     "watts": {"objective": "cost", "cost_of": "watts", "rate_floor": 1.0},
@@ -205,7 +205,7 @@ MOST_SENT = estimates_pb2.Sent(bytes=MAX_BYTES, messages=MAX_MESSAGES)
 
 
 def traffic_of_stage(stage: dict[str, Any], **times: float) -> estimates_pb2.CellTraffic:
-    kinds = ("tensor", "data", "expert_data", "expert", "handed")
+    kinds = ("tensor", "data", "expert_data", "expert", "pipeline")
     fields_of_stage: dict[str, Any] = stage | dict.fromkeys(kinds, MOST_SENT)
     stages = [estimates_pb2.StageTraffic(**fields_of_stage)]
     return estimates_pb2.CellTraffic(stages=stages, **times)
@@ -411,10 +411,10 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"rate_floor": 0.0, "objective": "cost"},
     {"rate_floor": 1.0, "objective": "cost"},
     {"fairness_levels": 1, "objective": "max-min"},
-    {"queue_weights": "1:1e6,2:1e-308"},
-    {"queue_weights": "1:0,2:0"},
-    {"queue_weights": "1:1e6", "raw_throughput": True},
-    {"queue_weights": "1:5e-324"},
+    {"priority_weights": "1:1e6,2:1e-308"},
+    {"priority_weights": "1:0,2:0"},
+    {"priority_weights": "1:1e6", "raw_throughput": True},
+    {"priority_weights": "1:5e-324"},
     {"objective": "1e308*throughput + 1e-308*jct"},
     {"objective": "5e-324*throughput + 1e308*cost"},
     {"objective": "1e308*throughput + 1e308*jct + 1e308*balanced + 1e308*cost"},

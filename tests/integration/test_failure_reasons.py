@@ -316,7 +316,7 @@ def a_bare_cluster(store: PostgresStore) -> None:
 def test_a_job_whose_stated_plan_runs_out_of_memory_waits_with_that_reason(
     two_plans: PostgresStore, database: Database
 ) -> None:
-    submit(two_plans, a_spec("own", workload=MOE, requested_gpus=2, stated_plan=FAST))
+    submit(two_plans, a_spec("own", workload=MOE, requested_gpus=2, plan=FAST))
     decide(two_plans)
     report_failure(two_plans, "own")
     end_back_off(database)
@@ -417,7 +417,10 @@ def fail(store: PostgresStore, name: str, node: str = A0, gpu: int = 0, **facts:
 def avoided(store: PostgresStore, name: str) -> set[str]:
     snapshot = store.snapshot(C)
     at = snapshot.jobs.name.index(name)
-    return {snapshot.nodes.name[n] for n in snapshot.avoids.node[snapshot.avoids.job == at]}
+    return {
+        snapshot.nodes.name[n]
+        for n in snapshot.avoided_nodes.node[snapshot.avoided_nodes.job == at]
+    }
 
 
 @pytest.mark.parametrize(

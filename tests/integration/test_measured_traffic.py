@@ -204,7 +204,7 @@ def test_the_measured_period_is_used_only_of_a_job_without_contention(store: Pos
     a_planner(store, RoundOptions()).keep(C)
     first, last = sorted(decisions_by_job(store).values(), key=lambda d: d.rank)
     assert first.level > last.level
-    assert last.meets == (first.job,)
+    assert last.contending_jobs == (first.job,)
     for decision in (first, last):
         facts = {"period_s": 0.7, "sent_bytes": LEAVES}
         report_traffic(store, NODE_OF[decision.job], decision.job, **facts)

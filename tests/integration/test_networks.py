@@ -108,8 +108,8 @@ def test_contending_jobs_get_different_paths_or_levels_which_agents_receive(
         assert sum(r.sent_bytes for r in decision.routes) == pytest.approx(2 * 5e9)
         assert decision.tag >= 0
     assert decisions["one"].tag != decisions["two"].tag
-    if decisions["one"].meets:
-        assert {name: d.meets for name, d in decisions.items()} == {
+    if decisions["one"].contending_jobs:
+        assert {name: d.contending_jobs for name, d in decisions.items()} == {
             "one": ("two",),
             "two": ("one",),
         }
@@ -213,7 +213,7 @@ def test_a_round_is_committed_although_its_network_was_dropped_during_the_solve(
     assert record.summary.outcome == "committed"
     with pytest.raises(NotFound):
         sending.network_in_force(C)
-    assert len(sending.snapshot(C).standing) == 0
+    assert len(sending.snapshot(C).network_plan) == 0
 
 
 def test_a_round_made_for_another_topology_leaves_the_plan_in_force(

@@ -160,9 +160,9 @@ def test_selectors_of_jobs_are_in_the_snapshot_and_follow_labels_and_changes(
 
 def test_allowed_types_are_in_the_snapshot_and_cannot_be_removed(store: PostgresStore) -> None:
     a_cluster(store, nodes=1, types=("a100", "v100"))
-    submit(store, a_spec("x", allowed_types=("v100", "a100")), a_spec("y"), a_spec("z"))
-    update(store, a_spec("z", allowed_types=("v100",)), "allowed_types")
-    allowed = store.snapshot(C).allowed_types
+    submit(store, a_spec("x", allowed_gpu_types=("v100", "a100")), a_spec("y"), a_spec("z"))
+    update(store, a_spec("z", allowed_gpu_types=("v100",)), "allowed_gpu_types")
+    allowed = store.snapshot(C).allowed_gpu_types
     assert list(zip(allowed.job.tolist(), allowed.gpu_type.tolist(), strict=True)) == [
         *((0, 0), (0, 1)),
         (2, 1),
@@ -527,7 +527,11 @@ def test_what_an_agent_finds_counts_where_nothing_is_stated(cluster: PostgresSto
     state(cluster, None, 64 * GIB)  # again, as a file that states no cores does
     assert (seen(cluster)[0][0], seen(cluster)[1][0]) == (16, 64 * GIB)
     record = cluster.list_nodes(C, "", 1)[0]
-    assert (record.spec.cpus, record.found_cpus, record.found_host_bytes) == (None, 16, 128 * GIB)
+    assert (record.spec.cpus, record.reported_cpus, record.reported_host_bytes) == (
+        None,
+        16,
+        128 * GIB,
+    )
 
 
 def test_what_is_found_later_is_taken_up_once_no_job_holds_gpus(cluster: PostgresStore) -> None:
@@ -563,10 +567,10 @@ def test_the_use_of_a_job_has_what_it_was_given_while_it_runs_and_afterwards(
     estimate(cluster, needs(1, 6, 3 * GIB))
     submit(cluster, a_spec("a", tenant="t"))
     run(cluster, a=[("a100-0", [0])])
-    running = cluster.snapshot(C, 3600.0).uses
+    running = cluster.snapshot(C, 3600.0).decayed_use
     apply_event(cluster, "a", JobEvent.CANCEL)
     agents_report(cluster)
-    ended = cluster.snapshot(C, 3600.0).uses
+    ended = cluster.snapshot(C, 3600.0).decayed_use
     for uses in (running, ended):
         assert uses.resource.tolist() == [HOST_MEMORY, CPU_CORES, 0]
         assert (uses.amount / uses.amount[2]).tolist() == pytest.approx([3 * GIB, 6, 1])

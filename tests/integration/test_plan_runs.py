@@ -18,7 +18,7 @@ from tessera.estimator.hardware.cluster_types import catalogue_of, hardware_of
 from tessera.estimator.models import known_models
 from tessera.estimator.plan_corrections import configuration_of
 from tessera.estimator.plans import Shape
-from tessera.estimator.profiling.tasks import LAST_QUEUE, LEAST_WEIGHT, ProfilingOptions
+from tessera.estimator.profiling.tasks import LAST_PRIORITY, LEAST_WEIGHT, ProfilingOptions
 from tessera.estimator.reconfiguration.appendix import appendix_iteration_s
 from tessera.estimator.reconfiguration.configurations import ConfigurationTable
 from tessera.formulation.demand import Capacity
@@ -97,16 +97,16 @@ def test_a_job_that_asks_gets_seven_runs_of_its_own_program_once(cluster: Postgr
     deriver.derive(C)
     runs = runs_of(cluster)
     assert len({run.name for run in runs}) == 7
-    assert len({run.stated_plan for run in runs}) == 7
-    plans = [run.stated_plan for run in runs if run.stated_plan is not None]
+    assert len({run.plan for run in runs}) == 7
+    plans = [run.plan for run in runs if run.plan is not None]
     assert sum(plan.offload is not Offload.NONE for plan in plans) >= 3
     assert len({plan.gpus for plan in plans}) > 1
     for run, plan in zip(runs, plans, strict=True):
         assert RUNTIMES[DEEPSPEED].refuse_plan(plan) == ""
         assert (run.command, run.runtime) == (("train.py", "--lr", "1e-4"), DEEPSPEED)
         assert (run.workload, run.tenant) == (BERT, "nlp")
-        assert (run.queue, run.weight, run.guaranteed) == (LAST_QUEUE, LEAST_WEIGHT, False)
-        assert (run.requested_type, run.requested_gpus) == (GPU, plan.gpus)
+        assert (run.priority, run.weight, run.guaranteed) == (LAST_PRIORITY, LEAST_WEIGHT, False)
+        assert (run.requested_gpu_type, run.requested_gpus) == (GPU, plan.gpus)
         assert run.labels == {RUN_LABEL: "j"}
         assert not run.profile
         assert 30 <= run.iterations <= 1000
@@ -126,7 +126,7 @@ def test_a_round_gives_runs_the_gpus_that_jobs_leave_and_their_own_plans(
     decide(cluster)
     assert job(cluster, "j").allocation is not None
     for run in runs_of(cluster):
-        assert plan_of(cluster, run.name) == run.stated_plan
+        assert plan_of(cluster, run.name) == run.plan
 
 
 def test_a_job_gets_its_runs_once_it_asks_and_the_setting_allows_it(cluster: PostgresStore) -> None:
@@ -198,7 +198,7 @@ def true_times(store: PostgresStore) -> Callable[[ExecutionPlan], float]:
 MEASURE = """
 INSERT INTO measurements (workload_id, gpu_type_id, gpus, nodes, pipeline_degree, plan_id, generation,
     iter_time_s, source)
-SELECT j.workload_id, t.id, {gpus}, {nodes}, 1, j.stated_plan_id, 1, {time_s}, {source}
+SELECT j.workload_id, t.id, {gpus}, {nodes}, 1, j.plan_id, 1, {time_s}, {source}
 FROM jobs j JOIN gpu_types t ON t.name = '{gpu_type}' WHERE j.name = '{name}'
 """
 
@@ -213,11 +213,11 @@ def test_measured_runs_choose_a_model_that_corrects_the_other_plans(
         "none was measured by a recorded plan" in r.provenance for r in estimates_of(cluster)
     )
     for run in runs_of(cluster):
-        assert run.stated_plan is not None
+        assert run.plan is not None
         values = {
             "gpus": run.requested_gpus,
-            "nodes": len(run.stated_plan.shape),
-            "time_s": time_of(run.stated_plan),
+            "nodes": len(run.plan.shape),
+            "time_s": time_of(run.plan),
             "source": int(EstimateSource.MEASURED),
             "gpu_type": GPU,
             "name": run.name,
@@ -359,7 +359,7 @@ def test_a_stated_plan_leaves_the_best_plan_of_its_shape_in_place(
     derive(a40_cluster)
     before = derived_plans(database)
     own = a_plan(dp=4, tp=2)
-    do(a40_cluster, lambda w: w.submit_jobs(C, [a_queued_job("own", stated_plan=own)]))
+    do(a40_cluster, lambda w: w.submit_jobs(C, [a_queued_job("own", plan=own)]))
     derive(a40_cluster)
     assert derived_plans(database) == before | {own.digest}
 
@@ -367,15 +367,15 @@ def test_a_stated_plan_leaves_the_best_plan_of_its_shape_in_place(
 def test_a_job_that_must_run_by_a_stated_plan_needs_no_other(
     a40_cluster: PostgresStore, database: Database
 ) -> None:
-    submit_with(a40_cluster, database, {"torch": TORCHRUN}, stated_plan=a_plan(dp=8))
+    submit_with(a40_cluster, database, {"torch": TORCHRUN}, plan=a_plan(dp=8))
     (wanted,) = a40_cluster.estimation(C).wanted
     assert wanted.limits == ()
     submit_with(
         a40_cluster,
         database,
         {"first": DEEPSPEED},
-        stated_plan=a_plan(dp=8),
-        stated_plan_first=True,
+        plan=a_plan(dp=8),
+        plan_first=True,
     )
     (wanted,) = a40_cluster.estimation(C).wanted
     assert wanted.limits == (PlanLimits(runtime=DEEPSPEED),)

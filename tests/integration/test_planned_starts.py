@@ -203,11 +203,11 @@ def test_a_suspended_job_keeps_its_start_while_its_gang_leaves(
         ({"preemptible": True}, True),
         ({"iterations": 999, "max_gpus": 0}, True),
         ({"iterations": 1001}, False),
-        ({"queue": 2}, False),
+        ({"priority": 2}, False),
         ({"tenant": "t"}, False),
         ({"min_gpus": 1}, False),
         ({"avoid_nodes": (A1,)}, False),
-        ({"allowed_types": ("a100",)}, False),
+        ({"allowed_gpu_types": ("a100",)}, False),
     ],
 )
 def test_a_job_that_asks_for_more_or_is_served_later_has_no_start_any_more(

@@ -89,7 +89,7 @@ async def test_a_jobs_cells_are_estimated_on_all_types_around_the_requested_coun
     assert {(c.gpu_type, c.gpus, c.pipeline_degree) for c in cells} == {
         (t, n, d) for t in ("a100", "v100") for n in (1, 2, 4) for d in (1, 2, 4) if d <= n
     }
-    assert answer.kept == len(stored.cells) == len(answer.cells)
+    assert answer.stored == len(stored.cells) == len(answer.cells)
     assert sorted(str(c) for c in stored.cells) == sorted(str(c.estimate) for c in answer.cells)
     four = next(
         c for c in answer.cells if (c.estimate.cell.gpus, c.estimate.cell.pipeline_degree) == (4, 1)
@@ -310,7 +310,7 @@ async def test_a_job_is_shown_its_best_rate_at_each_count_and_the_minimum(
         assert (least.cell.gpus, least.nodes) == (2, 1)
         assert not found.HasField("current")
         assert not of_type.cpus
-        assert "name no recorded execution plan" in of_type.bandwidth.unknown_because
+        assert "name no recorded execution plan" in of_type.bandwidth.unknown_reason
         assert (await read(a, 8)).types[0].at_gpus == 8
 
 
@@ -326,7 +326,7 @@ async def test_a_known_model_is_priced_at_other_bandwidths_of_the_network(
         found = await read(a, 16)
 
         curve = found.types[0].bandwidth
-        assert curve.unknown_because == ""
+        assert curve.unknown_reason == ""
         rates = [point.cell.rate for point in curve.points]
         assert rates == sorted(rates)
         assert rates[0] < rates[-1]  # 16 GPUs are on two nodes

@@ -232,7 +232,7 @@ async def test_a_network_plan_shows_rank_level_mark_paths_and_contending_jobs(
     assert [d.rank for d in plan.decisions] == [0, 1]
     decisions = {d.job.rpartition("/")[2]: d for d in plan.decisions}
     assert set(decisions) == {"one", "two"}
-    assert list(decisions["one"].meets) == [f"{PARENT}/jobs/two"]
+    assert list(decisions["one"].contending_jobs) == [f"{PARENT}/jobs/two"]
     first, second = plan.decisions
     assert first.level > second.level
     assert first.dscp != second.dscp
@@ -328,7 +328,7 @@ def a_traffic(**changes: Any) -> estimates_pb2.CellTraffic:
         expert_parallel=1,
         tensor=estimates_pb2.Sent(bytes=1e6, messages=3),
         data=estimates_pb2.Sent(bytes=5e9, messages=14),
-        handed=estimates_pb2.Sent(bytes=2e6, messages=1),
+        pipeline=estimates_pb2.Sent(bytes=2e6, messages=1),
     )
     values: dict[str, Any] = {
         "work_flop": 1e15,
@@ -393,8 +393,8 @@ def a_stage(**changes: Any) -> estimates_pb2.StageTraffic:
             "stages[0].data.bytes",
         ),
         (
-            a_traffic(stages=[a_stage(handed=estimates_pb2.Sent(bytes=1.0, messages=-1))]),
-            "stages[0].handed.messages",
+            a_traffic(stages=[a_stage(pipeline=estimates_pb2.Sent(bytes=1.0, messages=-1))]),
+            "stages[0].pipeline.messages",
         ),
         (a_traffic(stages=[a_stage(data_parallel=16)]), "stages"),
         (a_traffic(stages=[a_stage(data_parallel=4)]), "stages"),

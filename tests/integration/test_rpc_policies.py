@@ -227,11 +227,11 @@ async def test_a_deadline_is_promised_or_refused_with_the_earliest_possible_one(
         assert decisions["never"].reason.code == "DEADLINE_UNREACHABLE"
         assert decisions["never"].reason.evidence["earliest_deadline"]
         job = await a.jobs.GetJob(jobs_pb2.GetJobRequest(name=f"{C}/jobs/easy"))
-        assert job.deadline_admitted
-        assert bool(job.certificate) == (mode == "look-ahead")
-        for leg in job.certificate:
-            assert leg.start_time.seconds < leg.end_time.seconds <= far.seconds
-            assert leg.cell.gpu_type == "a100"
+        assert job.admitted
+        assert bool(job.schedule) == (mode == "look-ahead")
+        for segment in job.schedule:
+            assert segment.start_time.seconds < segment.end_time.seconds <= far.seconds
+            assert segment.cell.gpu_type == "a100"
 
 
 @pytest.mark.parametrize(

@@ -694,5 +694,5 @@ async def test_agents_waiting_for_one_cluster_cost_no_other_agent_its_lease(
             assert (await call.read()).HasField("welcome")
         before = await until(lambda: store.get_node(C, "late").silent_s)
         await until(lambda: store.get_node(C, "late").silent_s > before + 1.0)
-        await call.write(agents_pb2.AgentMessage(heartbeat=agents_pb2.Heartbeat(), said_s=5.0))
+        await call.write(agents_pb2.AgentMessage(heartbeat=agents_pb2.Heartbeat(), sent_at_s=5.0))
         await until(lambda: store.get_node(C, "late").silent_s < before + 1.0)

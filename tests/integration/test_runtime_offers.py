@@ -157,7 +157,7 @@ def test_too_few_gpus_with_the_runtime_are_named(store: PostgresStore) -> None:
 def test_a_job_that_brings_its_own_packages_needs_an_agent_that_runs_programs(
     store: PostgresStore,
 ) -> None:
-    launch = LaunchSpec(runtime=JAX, environment={"PYTHONPATH": "/opt/jax"})
+    launch = LaunchSpec(runtime=JAX, env={"PYTHONPATH": "/opt/jax"})
     submit(store, a_jax_job("own", launch=launch))
     offer(store, A0, WITHOUT_JAX)
     offer(store, A1, {REPLAY: ""}, "runs no programs")

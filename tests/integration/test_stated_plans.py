@@ -98,12 +98,12 @@ def plan_of(recorded: scheduler_pb2.Round, job: str) -> ExecutionPlan:
 async def test_a_job_runs_by_the_plan_in_the_file_that_it_was_submitted_with(
     store: PostgresStore, calls: Api, text: str, expected: str
 ) -> None:
-    job = await calls.jobs.SubmitJob(a_submit("own", stated_plan=text))
+    job = await calls.jobs.SubmitJob(a_submit("own", plan=text))
     derive(store)
     recorded = await run_round(calls)
     assert str(plan_of(recorded, "own")) == expected
     held = (await get_job(calls, "own")).allocation
-    assert held.execution_plan == job.stated_plan == recorded.execution_plans[held.cell.plan]
+    assert held.execution_plan == job.plan == recorded.execution_plans[held.cell.plan]
     assert held.rate > 0
 
 
@@ -112,8 +112,8 @@ async def test_a_plan_that_is_only_the_first_one_makes_way_for_a_better_one(
 ) -> None:
     await calls.jobs.SubmitJobs(
         a_batch(
-            a_submit("only", stated_plan=TENSORS, requested_gpus=4),
-            a_submit("first", stated_plan=TENSORS, stated_plan_first=True, requested_gpus=4),
+            a_submit("only", plan=TENSORS, requested_gpus=4),
+            a_submit("first", plan=TENSORS, plan_first=True, requested_gpus=4),
         )
     )
     derive(store)
@@ -125,13 +125,13 @@ async def test_a_plan_that_is_only_the_first_one_makes_way_for_a_better_one(
     )
     changed = plan_of(later, "first")
     assert changed != plan_of(begun, "first")
-    assert (await get_job(calls, "first")).stated_plan == plan_of(begun, "first").to_json()
+    assert (await get_job(calls, "first")).plan == plan_of(begun, "first").to_json()
 
 
 async def test_equal_plans_are_stored_once_and_a_round_lists_them_once(
     store: PostgresStore, calls: Api
 ) -> None:
-    batch = [a_submit(f"j{i}", stated_plan=MEGATRON, requested_gpus=4) for i in range(2)]
+    batch = [a_submit(f"j{i}", plan=MEGATRON, requested_gpus=4) for i in range(2)]
     await calls.jobs.SubmitJobs(a_batch(*batch))
     derive(store)
     recorded = await run_round(calls)
@@ -144,16 +144,12 @@ async def test_equal_plans_are_stored_once_and_a_round_lists_them_once(
 
 
 CONTRADICTIONS: list[tuple[dict[str, Any], str, str]] = [
-    ({"stated_plan": "--tensor-model-paralel-size 2"}, "stated_plan", "paralel-size"),
-    ({"stated_plan": MEGATRON, "requested_gpus": 6}, "stated_plan", "6"),
-    ({"stated_plan": MEGATRON.replace("size 256", "size 512")}, "stated_plan", "256"),
-    (
-        {"stated_plan": '{"zero_optimization": {"stage": 1}}'},
-        "stated_plan",
-        "not a field of a plan",
-    ),
-    ({"stated_plan_first": True}, "stated_plan", "stated_plan"),
-    ({"stated_plan": WHOLE.to_json().replace("26", "34")}, "stated_plan", "has 26 layers"),
+    ({"plan": "--tensor-model-paralel-size 2"}, "plan", "paralel-size"),
+    ({"plan": MEGATRON, "requested_gpus": 6}, "plan", "6"),
+    ({"plan": MEGATRON.replace("size 256", "size 512")}, "plan", "256"),
+    ({"plan": '{"zero_optimization": {"stage": 1}}'}, "plan", "not a field of a plan"),
+    ({"plan_first": True}, "plan", "plan"),
+    ({"plan": WHOLE.to_json().replace("26", "34")}, "plan", "has 26 layers"),
     ({"submitted_plan": TENSORS, "requested_gpus": 6}, "submitted_plan", "6"),
     ({"submitted_plan": TENSORS.replace("256", "512")}, "submitted_plan", "256"),
     (
@@ -162,8 +158,8 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str, str]] = [
         "uses tp, accumulation, and the job's techniques are dp",
     ),
     (
-        {"stated_plan": TENSORS, "techniques": ["tp"]},
-        "stated_plan",
+        {"plan": TENSORS, "techniques": ["tp"]},
+        "plan",
         "uses accumulation, and the job's techniques are tp; state another plan, or name all",
     ),
     (
@@ -286,7 +282,7 @@ async def test_nodes_and_cells_carry_cores_and_host_memory(calls: Api) -> None:
     request = clusters_pb2.ListNodesRequest(parent=C)
     (stored,) = (await calls.clusters.ListNodes(request)).nodes
     assert (stored.HasField("cpus"), stored.cpus, stored.host_bytes) == (True, 0, 512 * GIB)
-    assert not stored.HasField("found_cpus")
+    assert not stored.HasField("reported_cpus")
     node.host_bytes = -1
     code, _, wrong = await refusal_of(
         calls.clusters.UpsertNodes(clusters_pb2.UpsertNodesRequest(parent=C, nodes=[node]))

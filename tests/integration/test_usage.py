@@ -353,7 +353,7 @@ def add_stint(
 
 
 def used(snapshot: Snapshot) -> dict[tuple[str, int], float]:
-    uses = snapshot.uses
+    uses = snapshot.decayed_use
     keys = zip(uses.tenant, uses.resource.tolist(), strict=True)
     return dict(zip(keys, uses.amount.tolist(), strict=True))
 
@@ -389,9 +389,9 @@ def test_use_is_read_only_if_it_is_asked_for_and_never_underflows(
     a_cluster(store)
     submit(store, a_spec("a"))
     add_stint(database, "a", 10_000, 1_000)
-    assert (len(store.snapshot(C).uses), store.snapshot(C).use_half_life_s) == (0, 0.0)
-    assert len(store.snapshot(C, 1.0).uses) == 0
-    assert store.snapshot(C, 1e9).uses.amount.tolist() == pytest.approx(
+    assert (len(store.snapshot(C).decayed_use), store.snapshot(C).use_half_life_s) == (0, 0.0)
+    assert len(store.snapshot(C, 1.0).decayed_use) == 0
+    assert store.snapshot(C, 1e9).decayed_use.amount.tolist() == pytest.approx(
         [100 * (p := part_of_past(10_000, 1_000, 1e9 / HOUR_S)), 8 * p, 4 * p]
     )
 

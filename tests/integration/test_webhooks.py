@@ -49,7 +49,7 @@ from tests.support.secured_server import (
 )
 from tests.support.stored_cluster import (
     C,
-    a_leg,
+    a_segment,
     a_spec,
     agents_report,
     apply_event,
@@ -57,8 +57,8 @@ from tests.support.stored_cluster import (
     do,
     execute,
     fail,
-    legs_of,
     run,
+    segments_of,
     start,
     submit,
     wait,
@@ -174,7 +174,7 @@ def test_a_promise_that_lapses_is_reported(
     submit(lab, a_spec("a", deadline_s=4e9))
     snapshot = lab.snapshot(C)
     begun = start(snapshot, "a", [(A0, [0])])._replace(admitted=True)
-    commit(lab, snapshot, begun, legs=legs_of(snapshot, a=[a_leg()]))
+    commit(lab, snapshot, begun, schedule_segments=segments_of(snapshot, a=[a_segment()]))
     agents_report(lab)
     snapshot = lab.snapshot(C)
     commit(lab, snapshot, start(snapshot, "a", [(A0, [0])], DecisionKind.KEEP))
@@ -194,11 +194,11 @@ def test_failed_deliveries_are_tried_again_until_the_webhook_is_dead(
     apply_event(lab, "a", JobEvent.CANCEL)
     target.status = 503
     for _ in range(MAX_FAILURES):
-        assert not record(hooks).dead
+        assert not record(hooks).disabled
         deliver_all(deliverer)  # once: it waits longer and longer
         execute(database, "UPDATE webhooks SET retry_at = now() WHERE retry_at > now()")
     found = record(hooks)
-    assert (found.dead, found.failures, found.pending) == (True, MAX_FAILURES, 1)
+    assert (found.disabled, found.failures, found.pending) == (True, MAX_FAILURES, 1)
     assert "answered 503" in found.last_error
     assert len(target.taken) == MAX_FAILURES
     apply_event(lab, "b", JobEvent.CANCEL)  # a dead webhook gets nothing new
@@ -206,7 +206,7 @@ def test_failed_deliveries_are_tried_again_until_the_webhook_is_dead(
     do(lab, lambda w: w.revive_webhook(C, "h"))
     deliver_all(deliverer)
     assert reported(target)[MAX_FAILURES:] == [("a", "cancelled")]
-    assert not record(hooks).dead
+    assert not record(hooks).disabled
 
 
 def test_a_webhook_that_fails_does_not_delay_others(

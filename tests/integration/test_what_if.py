@@ -186,7 +186,7 @@ async def test_the_weight_that_explain_names_lets_the_job_start(store: PostgresS
     async with a_busy_server(store) as a:
         step = (await a.jobs.ExplainJob(jobs_pb2.ExplainJobRequest(name=WEAK))).steps[0]
         (change,) = step.changes
-        assert (change.kind, step.claim) == ("WEIGHT", "RUNS")
+        assert (change.code, step.claim) == ("WEIGHT", "RUNS")
         supposed = await a.scheduler.WhatIf(a_question(a_job_change(weight=change.amount)))
         job = jobs_pb2.Job(name=WEAK, weight=change.amount)
         await a.jobs.UpdateJob(jobs_pb2.UpdateJobRequest(job=job))
@@ -331,10 +331,10 @@ async def test_a_waiting_job_is_explained_and_the_step_works_in_the_next_round(
         assert explained.complete
         assert explained.rounds_tried > 0
         assert {d.job for d in explained.displaced_by} <= {f"{C}/jobs/one", f"{C}/jobs/two"}
-        assert [d.by for d in explained.displaced_by] == ["VALUE"]
+        assert [d.rule for d in explained.displaced_by] == ["VALUE"]
         assert explained.displaced_by[0].value_per_gpu > explained.value_per_gpu
         step = explained.steps[0]
-        assert (step.actor, step.claim, step.changes[0].kind) == ("user", "RUNS", "WEIGHT")
+        assert (step.actor, step.claim, step.changes[0].code) == ("user", "RUNS", "WEIGHT")
         assert explained.reason.next_step == step.message
         job = jobs_pb2.Job(name=JOB, weight=step.changes[0].amount)
         await a.jobs.UpdateJob(jobs_pb2.UpdateJobRequest(job=job))
@@ -357,7 +357,7 @@ async def test_a_job_that_no_round_has_seen_is_held_or_has_ended_is_explained_as
         explained = await a.jobs.ExplainJob(a_request())
         assert (explained.round, explained.reason.code) == ("", "HELD")
         assert explained.reason.message.startswith("a user has held the job since")
-        assert explained.steps[0].changes[0].kind == "RELEASE"
+        assert explained.steps[0].changes[0].code == "RELEASE"
         assert explained.steps[0].claim == "RUNS"
         assert not explained.history
         await a.jobs.CancelJob(jobs_pb2.CancelJobRequest(name=JOB))
@@ -472,14 +472,14 @@ def busy(store: PostgresStore) -> PostgresStore:
     return store
 
 
-def a_forecast(made_s: float, *names: str) -> ClusterForecast:
+def a_forecast(created_s: float, *names: str) -> ClusterForecast:
     """Return a forecast that says the same of each of ``names``."""
-    band = Band(low_s=made_s + 10, median_s=made_s + 20, high_s=math.inf)
+    band = Band(low_s=created_s + 10, median_s=created_s + 20, high_s=math.inf)
     return ClusterForecast(
-        made_s=made_s,
+        created_s=created_s,
         futures=8,
         jobs=tuple(
-            JobForecast(job=name, made_s=made_s, coverage=0.8, position=1, start=band)
+            JobForecast(job=name, created_s=created_s, coverage=0.8, position=1, start=band)
             for name in names
         ),
         spreads={(event, name): SPREAD for event in (START, FINISH) for name in names},
@@ -501,7 +501,7 @@ def test_later_forecasts_learn_the_first_spreads_and_what_became_of_them(
     now_s = busy.snapshot(LAB).now_s
     busy.put_forecast(LAB, a_forecast(now_s - 100.0, "a", "b"))
     later = ClusterForecast(
-        made_s=now_s, futures=8, jobs=(), spreads={(START, "b"): Spread((1.0, 2.0, 3.0))}
+        created_s=now_s, futures=8, jobs=(), spreads={(START, "b"): Spread((1.0, 2.0, 3.0))}
     )
     busy.put_forecast(LAB, later)
     execute(database, "UPDATE job_starts SET given_at = now() - interval '40 s'")
@@ -544,7 +544,7 @@ def test_the_forecaster_tells_a_waiting_job_when_it_starts(busy: PostgresStore) 
     assert waiting.start is not None
     assert waiting.finish is not None
     assert waiting.finish.median_s >= waiting.start.median_s
-    assert waiting.made_s == pytest.approx(now_s, abs=600.0)
+    assert waiting.created_s == pytest.approx(now_s, abs=600.0)
     assert waiting.why_not == ""
 
 

@@ -78,7 +78,7 @@ def test_admission_matches_the_best_of_all_enumerated_schedules(snapshot: Snapsh
     assert float(snapshot.jobs.weight[admission.admitted].sum()) == brute_force(
         look_ahead_of(snapshot)
     )
-    assert find_schedule_violations(snapshot, admission.legs, admission.admitted) == []
+    assert find_schedule_violations(snapshot, admission.schedule_segments, admission.admitted) == []
 
 
 def brute_force(ahead: Lookahead) -> float:
@@ -149,9 +149,9 @@ def test_certificates_stay_valid_as_time_passes(snapshot: Snapshot, share: float
     admission = admit(snapshot, AHEAD, ENDLESS)
     assume(admission.admitted.any())
     moment_s = NOW_S + share * (admission.until_s - NOW_S)
-    later = train_until(snapshot, admission.legs, admission.admitted, moment_s)
+    later = train_until(snapshot, admission.schedule_segments, admission.admitted, moment_s)
     again = admit(later, AHEAD, Budget(remaining_s=lambda: 0.0))
-    assert find_schedule_violations(later, later.legs, admission.admitted) == []
+    assert find_schedule_violations(later, later.schedule_segments, admission.admitted) == []
     assert again.given_up == frozenset()
     assert np.all(again.admitted[admission.admitted])
 
@@ -204,7 +204,7 @@ def best_new_weight(snapshot: Snapshot, ahead: Lookahead) -> float:
 
     Weights of these jobs are whole numbers, so that its integers can be turned back exactly.
     """
-    inherited = picks_of(ahead, snapshot.legs)
+    inherited = picks_of(ahead, snapshot.schedule_segments)
     whole = to_integers(ahead, inherited, ahead.allowed())
     most = most_weight(whole, ahead.promised)
     assume(most >= 0)
@@ -232,7 +232,7 @@ def test_the_bound_holds_next_to_promises_of_running_jobs(
     before = admit(first, AHEAD, NO_SEARCH)
     assume(before.admitted.any())
     later = train_until(
-        first, before.legs, before.admitted, NOW_S + share * (before.until_s - NOW_S)
+        first, before.schedule_segments, before.admitted, NOW_S + share * (before.until_s - NOW_S)
     )
     more = np.concatenate([before.admitted, np.zeros(len(second.jobs), np.bool_)])
     jobs = replace(
@@ -245,7 +245,7 @@ def test_the_bound_holds_next_to_promises_of_running_jobs(
     admission = admit(snapshot, AHEAD, NO_SEARCH)
     assert admission.given_up == frozenset()
     assert np.all(admission.admitted[more])
-    assert find_schedule_violations(snapshot, admission.legs, admission.admitted) == []
+    assert find_schedule_violations(snapshot, admission.schedule_segments, admission.admitted) == []
     assert admission.bound >= best_new_weight(snapshot, ahead)
 
 
@@ -284,7 +284,7 @@ def test_no_plan_without_promises_meets_more_than_its_bound(snapshot: Snapshot) 
 def test_recorded_work_repeats_an_admission_bit_for_bit(snapshot: Snapshot) -> None:
     first = admit(snapshot, AHEAD, ENDLESS)
     again = admit(snapshot, AHEAD, replace(ENDLESS, work={ADMISSION: first.work}))
-    assert first.legs.equals(again.legs)
+    assert first.schedule_segments.equals(again.schedule_segments)
     assert first.admitted.tolist() == again.admitted.tolist()
     assert (first.bound, first.proven, first.work) == (again.bound, again.proven, again.work)
 

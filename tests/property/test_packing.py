@@ -64,7 +64,7 @@ def a_tiny_round(rng: np.random.Generator) -> Snapshot:
             int(rng.integers(3)),
             restart_s=float(rng.choice([0.0, 60.0])),
             weight=float(rng.choice([1.0, 1.5, 3.0])),
-            movable=bool(rng.random() < 0.7),
+            pinned=bool(rng.random() >= 0.7),
         )
         for j in range(int(rng.integers(2, 5)))
     ]

@@ -102,7 +102,7 @@ def test_jobs_that_keep_their_cell_move_only_as_migrated_and_pinned_ones_never(
         for job, gang in outcome.placement.gangs.items():
             if outcome.solution.choice[job] == problem.current[job] >= 0:
                 assert (gang == now[job]) != (job in outcome.placement.migrated)
-        assert all(snapshot.jobs.movable[job] for job in outcome.placement.migrated)
+        assert all(not snapshot.jobs.pinned[job] for job in outcome.placement.migrated)
 
 
 @examples(80)
@@ -211,7 +211,7 @@ def a_cluster_with_resources(rng: np.random.Generator, jobs: int) -> Snapshot:
     ]
     return a_snapshot(
         nodes=nodes,
-        jobs=[a_job(f"j{j}", movable=bool(rng.random() < 0.7)) for j in range(jobs)],
+        jobs=[a_job(f"j{j}", pinned=bool(rng.random() >= 0.7)) for j in range(jobs)],
         estimates=[an_estimate(gpus=n, iter_time_s=1.0 / n**0.9) for n in (*GPUS, 8, 12)],
     )
 

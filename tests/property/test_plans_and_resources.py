@@ -96,8 +96,8 @@ def test_morphling_gives_guaranteed_jobs_at_least_the_speed_of_their_submitted_p
     seed: int,
 ) -> None:
     snapshot = draw_plan_round(np.random.default_rng(seed))
-    typed = np.maximum(snapshot.jobs.requested_type, 0)
-    snapshot = replace(snapshot, jobs=replace(snapshot.jobs, requested_type=typed))
+    typed = np.maximum(snapshot.jobs.requested_gpu_type, 0)
+    snapshot = replace(snapshot, jobs=replace(snapshot.jobs, requested_gpu_type=typed))
     view = make_view(snapshot, Policy())
     owed = request_rate(view.draft)
 

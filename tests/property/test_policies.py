@@ -147,7 +147,7 @@ def restricted_snapshots(draw: st.DrawFn) -> Snapshot:
 
 def require_permitted(snapshot: Snapshot, outcome: RoundOutcome) -> None:
     """Require that each gang is on nodes and a type that its job may use, read from the tables alone."""
-    allowed = snapshot.allowed_types
+    allowed = snapshot.allowed_gpu_types
     types = {
         job: set(allowed.gpu_type[allowed.job == job].tolist()) for job in allowed.job.tolist()
     }
@@ -289,7 +289,7 @@ def filter_by_hand(snapshot: Snapshot) -> Snapshot:
                 own.append(row | {"workload": len(workloads)})
         workloads.append(workloads[job["workload"]])
         job["workload"] = len(workloads) - 1
-        job["movable"] = job["movable"] and not stays
+        job["pinned"] = job["pinned"] or stays
     return replace(
         snapshot,
         workloads=tuple(workloads),
@@ -440,7 +440,7 @@ NODES = some_nodes((0, 1, 4))
 
 CELLS = [an_estimate(gpus=n, iter_time_s=1.0 / n) for n in (1, 2, 4)]
 
-RUNS: dict[str, Any] = {"state": JobState.RUNNING, "cell": (0, 1, 1), "movable": False}
+RUNS: dict[str, Any] = {"state": JobState.RUNNING, "cell": (0, 1, 1), "pinned": True}
 
 
 def gang(node: int, *gpus: int) -> Gang:

@@ -65,13 +65,13 @@ def crowded_snapshots(draw: st.DrawFn) -> Snapshot:
     jobs = replace(
         snapshot.jobs,
         tenant=tuple(many("t", "u", "v").tolist()),
-        queue=many(1, 2, 3),
+        priority=many(1, 2, 3),
         queued_s=many(0.0, 500.0, 900.0),
         since_s=many(600.0, 900.0),
         opportunistic=many(False, True),
         preemptible=many(False, True).astype(np.bool_) & ~snapshot.jobs.guaranteed,
-        requested_type=many(-1, 0),
-        pinned_type=many(False, False, True),
+        requested_gpu_type=many(-1, 0),
+        pinned_gpu_type=many(False, False, True),
     )
     pairs = draw(
         st.sets(
@@ -119,13 +119,16 @@ def test_waiting_jobs_are_marked_must_run_only_with_a_witness_in_which_all_of_th
 def test_no_job_is_placed_on_an_avoided_node_nor_a_pinned_one_on_another_type(
     snapshot: Snapshot, policy: Policy
 ) -> None:
-    avoided = set(zip(snapshot.avoids.job.tolist(), snapshot.avoids.node.tolist(), strict=True))
+    avoided = set(
+        zip(snapshot.avoided_nodes.job.tolist(), snapshot.avoided_nodes.node.tolist(), strict=True)
+    )
     for d in decide_round(snapshot, policy).decisions:
         if d.gang is not None:
             assert not avoided & {(d.job, node) for node, _ in d.gang.members}
-            wanted = int(snapshot.jobs.requested_type[d.job])
+            wanted = int(snapshot.jobs.requested_gpu_type[d.job])
             assert (
-                not (snapshot.jobs.pinned_type[d.job] and wanted >= 0) or d.cell.gpu_type == wanted
+                not (snapshot.jobs.pinned_gpu_type[d.job] and wanted >= 0)
+                or d.cell.gpu_type == wanted
             )
 
 
@@ -201,8 +204,8 @@ def a_run(
                 iterations_left=float(rng.integers(10, 2000)),
                 restart_s=float(rng.choice([0.0, 30.0])),
                 weight=float(rng.choice([0.2, 1.0, 5.0])),
-                queue=int(rng.integers(1, 4)),
-                movable=bool(rng.random() < 0.8),
+                priority=int(rng.integers(1, 4)),
+                pinned=bool(rng.random() >= 0.8),
                 queued_s=1000.0,
                 submit_s=float(k),
             )

@@ -34,7 +34,7 @@ def a_random_scenario(seed: int) -> Scenario:
             iterations=int(rng.integers(2_000, 20_000)),
             requested_gpus=int(rng.choice([1, 2, 4])),
             tenant=str(rng.choice(["a", "b"])),
-            movable=bool(rng.random() < 0.8),
+            pinned=bool(rng.random() >= 0.8),
             guaranteed=bool(rng.random() < 0.2),
             labels={"k": "v"} if rng.random() < 0.3 else {},
         )

@@ -56,7 +56,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
 @examples(60)
 def test_a_deadline_schedule_breaks_no_rule(snapshot: Snapshot) -> None:
     plan = admit(snapshot, PLANNED, ENDLESS)
-    assert find_schedule_violations(snapshot, plan.legs, plan.admitted) == []
+    assert find_schedule_violations(snapshot, plan.schedule_segments, plan.admitted) == []
 
 
 @given(snapshots())

@@ -126,7 +126,7 @@ def test_printed_nodes_read_back(
             name=IDS,
             weight=st.floats(0, 1e6),
             borrow_gpus=st.integers(-1, 10**6),
-            lends=st.booleans(),
+            keeps_idle_quota=st.booleans(),
             quotas=QUOTAS,
         ),
         min_size=1,

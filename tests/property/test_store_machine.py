@@ -522,7 +522,9 @@ class World:
         hold = self.store.snapshot(C).allocations.hold
         assert (hold == Hold.HELD).all()
         snapshot = self.store.snapshot(C)
-        avoided = zip(snapshot.avoids.job.tolist(), snapshot.avoids.node.tolist(), strict=True)
+        avoided = zip(
+            snapshot.avoided_nodes.job.tolist(), snapshot.avoided_nodes.node.tolist(), strict=True
+        )
         assert [(snapshot.jobs.name[j], snapshot.nodes.name[n]) for j, n in avoided] == [
             (name, node) for name in snapshot.jobs.name for node in self.avoids[name]
         ]

@@ -218,7 +218,7 @@ def test_a_written_trace_is_read_back_to_the_microsecond(jobs: list[Arrival], se
             "workload",
             "iterations",
             "requested_gpus",
-            "requested_type",
+            "requested_gpu_type",
             "tenant",
             "guaranteed",
         )

@@ -226,7 +226,7 @@ def test_members_with_gpus_come_first_and_failed_ones_leave_their_place() -> Non
 
 
 def test_a_limited_array_never_runs_more_members_in_a_world() -> None:
-    members = ArrayRange(first=0, last=9, limit=3).members("sweep")
+    members = ArrayRange(first=0, last=9, max_running=3).members("sweep")
     arrivals = [
         an_arrival(m.name, array=m, iterations=100 + 7 * m.index, max_gpus=1) for m in members
     ]

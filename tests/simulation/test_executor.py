@@ -24,7 +24,7 @@ from tessera.simulator.logfile import lines_of, log_of, write_log
 from tessera.simulator.overheads import Overheads
 from tessera.simulator.run import Conditions, Decider, Result, simulate
 from tessera.simulator.scenario import EPOCH_S, Scenario
-from tessera.solvers.rounds.due import due_s, next_leg_s
+from tessera.solvers.rounds.due import due_s, next_segment_s
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.solvers.rounds.plan import RoundOutcome
 from tests.support.conditions import conditions
@@ -367,18 +367,18 @@ A_SEQUENCE = a_scenario(
 """Two jobs with deadlines, of which only one fits at a time."""
 
 
-def test_the_next_leg_of_a_promised_schedule_has_a_round() -> None:
+def test_the_next_schedule_segment_of_a_promised_schedule_has_a_round() -> None:
     (snapshot, outcome), *later = decided_rounds(A_SEQUENCE)
-    at_s = next_leg_s(snapshot, outcome)
+    at_s = next_segment_s(snapshot, outcome)
     assert outcome.admission is not None
-    assert at_s == min(s for s in outcome.admission.legs.start_s if s > snapshot.now_s)
+    assert at_s == min(s for s in outcome.admission.schedule_segments.start_s if s > snapshot.now_s)
     assert at_s in [snapshot.now_s for snapshot, _ in later]
 
 
 def test_promises_are_due_at_the_same_time_whatever_the_clock_factor() -> None:
     def due(factor: float) -> list[tuple[float, float]]:
         return [
-            (due_s(snapshot, outcome, ROUND_S), next_leg_s(snapshot, outcome))
+            (due_s(snapshot, outcome, ROUND_S), next_segment_s(snapshot, outcome))
             for snapshot, outcome in decided_rounds(A_SEQUENCE, factor)[:1]
         ]
 

@@ -131,5 +131,5 @@ def test_only_drf_makes_shares_of_different_resources_equal(
 
 def test_the_world_counts_use_as_held_after_its_rounds() -> None:
     last, seen = watch(unequal_demands(), FAIR)
-    used = dict(zip(last.uses.tenant, last.uses.amount.tolist(), strict=True))
+    used = dict(zip(last.decayed_use.tenant, last.decayed_use.amount.tolist(), strict=True))
     assert used == pytest.approx(decayed_gpus(seen, FAIR.fair_half_life_s), rel=0.02)

@@ -13,7 +13,12 @@ from hypothesis import strategies as st
 
 from tessera.formulation.demand import NOT_STATED
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.last_round import NO_YIELDS, PlannedNodes, PlannedStarts, StartPlan
+from tessera.formulation.last_round import (
+    NO_EXPECTED_RELEASES,
+    PlannedNodes,
+    PlannedStarts,
+    StartPlan,
+)
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang
 from tessera.formulation.records.forecasts import Submission
@@ -256,7 +261,7 @@ def test_a_future_carries_planned_and_promised_starts_from_round_to_round() -> N
             starts=PlannedStarts.from_rows([{"job": last_job} | start | cell]),
             nodes=PlannedNodes.from_rows([{"start": 0, "node": 0, "gpus": 1}]),
             start_by_s=np.where(np.arange(last_job + 1) > 0, snapshot_now.now_s + 1e4, np.inf),
-            yields=NO_YIELDS,
+            expected_releases=NO_EXPECTED_RELEASES,
         )
         return replace(decide(snapshot_now), plan=plan if len(snapshots) == 1 else None)
 

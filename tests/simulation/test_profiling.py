@@ -85,13 +85,13 @@ def test_the_first_job_of_a_model_brings_one_task_for_each_gpu_type_with_nodes()
     )
     snapshot = a_world(scenario, PROFILED).snapshot()
     tasks = np.flatnonzero(snapshot.profiling())
-    assert [snapshot.gpu_types[t].name for t in snapshot.jobs.requested_type[tasks]] == [
+    assert [snapshot.gpu_types[t].name for t in snapshot.jobs.requested_gpu_type[tasks]] == [
         "a100",
         "v100",
     ]
     assert snapshot.jobs.requested_gpus[tasks].tolist() == [1, 1]
     assert snapshot.jobs.weight[tasks].tolist() == [LEAST_WEIGHT] * 2
-    assert snapshot.jobs.pinned_type[tasks].all()
+    assert snapshot.jobs.pinned_gpu_type[tasks].all()
 
 
 def test_workloads_that_differ_only_in_their_batch_share_tasks_and_their_outcome() -> None:
@@ -135,7 +135,7 @@ def test_the_service_would_create_the_same_tasks() -> None:
 def test_a_model_that_nobody_can_estimate_is_not_profiled_and_runs_on_its_request() -> None:
     unknown = Workload(model="unknown", params="", global_batch=10)
     scenario = a_scenario(
-        an_arrival("a", workload=unknown, requested_type="a100"),
+        an_arrival("a", workload=unknown, requested_gpu_type="a100"),
         nodes=ONE_GPU,
         profiles=[a_profile(), a_profile(workload=unknown)],
     )

@@ -167,7 +167,7 @@ def test_meaningless_conditions_are_refused(wrong: dict[str, float]) -> None:
         (lambda: a_scenario(an_arrival("a", math.nan)), "ordered by time"),
         (lambda: a_scenario(an_arrival("a", math.inf)), "ordered by time"),
         (lambda: a_scenario(an_arrival("a", iterations=0)), "no iterations"),
-        (lambda: a_scenario(an_arrival("a", requested_type="h100")), "the type h100"),
+        (lambda: a_scenario(an_arrival("a", requested_gpu_type="h100")), "the type h100"),
         (lambda: a_scenario(an_arrival("a", avoid_nodes=("x",))), "the node x"),
         (lambda: a_scenario(tenants=[TenantSpec(name="t", quotas={"h100": 1})]), "the type h100"),
     ],

@@ -27,12 +27,12 @@ from tessera.simulator.world import World
 from tessera.solvers.rounds.options import RoundOptions
 from tests.support.proofs import a_round_proof
 from tests.support.stored_cluster import (
-    a_leg,
     a_planned_start,
     a_round,
+    a_segment,
     a_summary,
-    legs_of,
     plan_of,
+    segments_of,
     wait,
 )
 from tests.support.stores import (
@@ -89,14 +89,14 @@ def a_script(*, many_resources: bool = False) -> tuple[Scenario, list[Failure]]:
             PASS_S * (i // 3),
             iterations=int(work * (0.5 + 0.75 * (i % 4))),
             requested_gpus=(4, 1, 2, 4)[i % 4],
-            requested_type=("", "a100", "v100")[i % 3],
+            requested_gpu_type=("", "a100", "v100")[i % 3],
             tenant=("research", "product", "guest")[i % 3],
-            queue=1 + i % 2,
+            priority=1 + i % 2,
             weight=1.0 + i % 3,
             guaranteed=i % 5 == 0,
-            movable=i % 4 != 0,
+            pinned=i % 4 == 0,
             avoid_nodes=("v100-1", "a100-0") if i == 4 else (),
-            allowed_types=("v100",) if i in (8, 9) else (),
+            allowed_gpu_types=("v100",) if i in (8, 9) else (),
             node_selector="zone in (0, 2)" if i in (6, 13) else "",
             preferred_labels="zone=1" if i % 4 == 0 else "",
             deadline_s=PASS_S * (0.5 + 2 * (i % 3)) if i % 2 else math.inf,
@@ -106,7 +106,7 @@ def a_script(*, many_resources: bool = False) -> tuple[Scenario, list[Failure]]:
     ]
     tenants = [
         TenantSpec(name="research", weight=2.0, quotas={"a100": 4, "": 2}),
-        TenantSpec(name="product", borrow_gpus=3, lends=False, quotas={"v100": 2}),
+        TenantSpec(name="product", borrow_gpus=3, keeps_idle_quota=True, quotas={"v100": 2}),
     ]
     failures = [
         Failure(node="a100-1", down_s=2 * PASS_S, up_s=4 * PASS_S),
@@ -192,7 +192,7 @@ def test_tenants_have_used_the_same_in_both_stores(
         memory.pass_time()
         postgres.pass_time()
         ours, theirs = (
-            stored.rounds.snapshot(C, options.fair_half_life_s).uses
+            stored.rounds.snapshot(C, options.fair_half_life_s).decayed_use
             for stored in (memory, postgres)
         )
         assert (theirs.tenant, theirs.resource.tolist()) == (ours.tenant, ours.resource.tolist())
@@ -203,7 +203,7 @@ def test_tenants_have_used_the_same_in_both_stores(
     for number in (3, 7):
         stored_round = store.round_snapshot(C, number)
         assert stored_round.use_half_life_s == options.fair_half_life_s
-        assert len(stored_round.uses) > 0
+        assert len(stored_round.decayed_use) > 0
         _, same = loop.replay(
             C, number, None, remaining_s=lambda: math.inf, cancelled=lambda: False
         )
@@ -298,30 +298,48 @@ def admit_decisions(
 
 def test_certificates_belong_to_promised_jobs_and_are_ordered_by_job(rounds: Rounds) -> None:
     snapshot = rounds.snapshot(C)
-    soon, later = a_leg(start_s=1e9, end_s=2e9), a_leg(start_s=3e9, end_s=4e9, gpus=2)
-    legs = legs_of(snapshot, b=[soon, later], a=[later], c=[soon])
+    soon, later = (
+        a_segment(start_s=1e9, end_s=2e9),
+        a_segment(start_s=3e9, end_s=4e9, gpus=2),
+    )
+    schedule_segments = segments_of(snapshot, b=[soon, later], a=[later], c=[soon])
     rounds.commit(
-        a_round(snapshot, decisions=tuple(admit_decisions(snapshot, "a", "b")), legs=legs)
+        a_round(
+            snapshot,
+            decisions=tuple(admit_decisions(snapshot, "a", "b")),
+            schedule_segments=schedule_segments,
+        )
     )
     after = rounds.snapshot(C)
     assert after.jobs.admitted.tolist() == [True, True, False]
-    assert after.legs.job.tolist() == [0, 1, 1]
-    assert after.legs.start_s.tolist() == [3e9, 1e9, 3e9]
-    assert after.legs.gpus.tolist() == [2, 1, 2]
-    rounds.commit(a_round(after, decisions=tuple(admit_decisions(after, "a")), legs=after.legs))
+    assert after.schedule_segments.job.tolist() == [0, 1, 1]
+    assert after.schedule_segments.start_s.tolist() == [3e9, 1e9, 3e9]
+    assert after.schedule_segments.gpus.tolist() == [2, 1, 2]
+    rounds.commit(
+        a_round(
+            after,
+            decisions=tuple(admit_decisions(after, "a")),
+            schedule_segments=after.schedule_segments,
+        )
+    )
     after = rounds.snapshot(C)
-    assert (after.jobs.admitted.tolist(), after.legs.job.tolist()) == ([True, False, False], [0])
+    assert (after.jobs.admitted.tolist(), after.schedule_segments.job.tolist()) == (
+        [True, False, False],
+        [0],
+    )
 
 
 def test_a_rejected_job_has_ended_and_is_promised_nothing(rounds: Rounds) -> None:
     snapshot = rounds.snapshot(C)
     rejected = admit_decisions(snapshot, "a", "b", "c", kind=DecisionKind.REJECT)[0]
     others = admit_decisions(snapshot, "b")[1:]
-    legs = legs_of(snapshot, a=[a_leg()], b=[a_leg()])
-    rounds.commit(a_round(snapshot, decisions=(rejected, *others), legs=legs))
+    schedule_segments = segments_of(snapshot, a=[a_segment()], b=[a_segment()])
+    rounds.commit(
+        a_round(snapshot, decisions=(rejected, *others), schedule_segments=schedule_segments)
+    )
     after = rounds.snapshot(C)
     assert after.jobs.name == ("b", "c")
-    assert after.legs.job.tolist() == [0]
+    assert after.schedule_segments.job.tolist() == [0]
 
 
 def planned_jobs(snapshot: Snapshot) -> dict[str, list[tuple[str, int]]]:

@@ -70,7 +70,7 @@ def audit(target: str, **overrides: Any) -> Iterator[AuditedCall]:
     fields: dict[str, Any] = {
         "subject": "ana",
         "role": "operator",
-        "key": "token/x",
+        "proof": "token/x",
         "method": "Jobs.SubmitJob",
         "target": target,
         "peer": "10.0.0.1:5555",

@@ -47,7 +47,7 @@ def as_message(gang: Gang) -> pb.DesiredGang:
         command=gang.command,
         runtime=gang.runtime,
         launch=launch_pb2.Launch(
-            working_directory=gang.launch.working_directory,
+            workdir=gang.launch.workdir,
             staging_command=gang.launch.staging_command,
         ),
     )
@@ -67,7 +67,7 @@ class FakeServer(agents_pb2_grpc.AgentsServicer):
     hellos: list[pb.Hello] = field(default_factory=list)
     heartbeats: int = 0
     log_answers: list[pb.LogAnswer] = field(default_factory=list)
-    said_s: float = 0.0
+    sent_at_s: float = 0.0
     sent: int = 0
     mute: bool = False
     refused: grpc.StatusCode | None = None  # the code with which streams end after the welcome
@@ -122,7 +122,7 @@ class FakeServer(agents_pb2_grpc.AgentsServicer):
     async def Sync(self, request_iterator: Any, context: Any) -> AsyncIterator[pb.ServerMessage]:
         first = await anext(request_iterator)
         self.hellos.append(first.hello)
-        self.said_s = first.said_s
+        self.sent_at_s = first.sent_at_s
         if not self.has_cluster:
             await context.abort(grpc.StatusCode.NOT_FOUND, "clusters/c does not exist")
         yield pb.ServerMessage(
@@ -132,7 +132,7 @@ class FakeServer(agents_pb2_grpc.AgentsServicer):
                 inspect_s=self.inspect_s,
                 margin_s=self.margin_s,
             ),
-            lease_from_s=self.said_s,
+            lease_start_s=self.sent_at_s,
         )
         reader = asyncio.create_task(self._read(request_iterator))
         try:
@@ -140,7 +140,7 @@ class FakeServer(agents_pb2_grpc.AgentsServicer):
                 if self.refused is not None:
                     await context.abort(self.refused, "a newer incarnation has taken over")
                 if not self.mute:
-                    yield pb.ServerMessage(desired=self.desired, lease_from_s=self.said_s)
+                    yield pb.ServerMessage(desired=self.desired, lease_start_s=self.sent_at_s)
                     self.sent += 1
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), self.heartbeat_s)
@@ -151,7 +151,7 @@ class FakeServer(agents_pb2_grpc.AgentsServicer):
 
     async def _read(self, messages: Any) -> None:
         async for message in messages:
-            self.said_s = message.said_s
+            self.sent_at_s = message.sent_at_s
             if message.HasField("observed"):
                 self.observed = message.observed
             if message.HasField("heartbeat"):

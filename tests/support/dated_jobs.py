@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from tessera.formulation.last_round import Legs
+from tessera.formulation.last_round import ScheduleSegments
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang
 from tessera.formulation.snapshot import STATE_CODE, Allocations, Snapshot
@@ -53,8 +53,8 @@ def a_cluster(*jobs: dict[str, Any], gpus: int = 4, nodes: int = 1, **more: Any)
     return replace(a_snapshot(jobs=jobs, **stated | more), now_s=NOW_S)
 
 
-def a_leg(start_s: float, end_s: float, gpus: int = 4, job: int = 0) -> dict[str, Any]:
-    """Return the row of a job's leg, with its start and end in seconds from now."""
+def a_segment(start_s: float, end_s: float, gpus: int = 4, job: int = 0) -> dict[str, Any]:
+    """Return the row of a job's segment, with its start and end in seconds from now."""
     return {
         "job": job,
         "start_s": NOW_S + start_s,
@@ -107,8 +107,10 @@ def snapshots(
     return replace(snapshot, now_s=NOW_S)
 
 
-def train_until(snapshot: Snapshot, legs: Legs, admitted: Bools, now_s: float) -> Snapshot:
-    """Return the snapshot at ``now_s``, in which jobs run on their legs that have begun."""
+def train_until(
+    snapshot: Snapshot, segments: ScheduleSegments, admitted: Bools, now_s: float
+) -> Snapshot:
+    """Return the snapshot at ``now_s``, in which jobs run on their segments that have begun."""
     jobs, e = snapshot.jobs, snapshot.estimates
     column: dict[str, Any] = {
         name: np.array(getattr(jobs, name))
@@ -123,8 +125,12 @@ def train_until(snapshot: Snapshot, legs: Legs, admitted: Bools, now_s: float) -
         )
     }
     rows, taken = [], [0] * len(snapshot.gpu_types)
-    for leg in np.flatnonzero(legs.start_s <= snapshot.now_s).tolist():
-        job, kind, gpus = int(legs.job[leg]), int(legs.gpu_type[leg]), int(legs.gpus[leg])
+    for segment in np.flatnonzero(segments.start_s <= snapshot.now_s).tolist():
+        job, kind, gpus = (
+            int(segments.job[segment]),
+            int(segments.gpu_type[segment]),
+            int(segments.gpus[segment]),
+        )
         (at,) = np.flatnonzero(
             (e.workload == jobs.workload[job]) & (e.gpu_type == kind) & (e.gpus == gpus)
         )
@@ -151,6 +157,6 @@ def train_until(snapshot: Snapshot, legs: Legs, admitted: Bools, now_s: float) -
         snapshot,
         now_s=now_s,
         jobs=replace(jobs, admitted=admitted, **column),
-        legs=legs,
+        schedule_segments=segments,
         allocations=Allocations.from_rows(rows),
     )

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from tessera.formulation.decisions import CHANGES_GPUS, Decision, DecisionKind
-from tessera.formulation.last_round import NO_YIELDS, keep_starts
+from tessera.formulation.last_round import NO_EXPECTED_RELEASES, keep_starts
 from tessera.formulation.lifecycle import JobState
-from tessera.formulation.permissions import AllowedTypes, Avoids, Selectors, UnmatchedNodes
+from tessera.formulation.permissions import AllowedGpuTypes, AvoidedNodes, Selectors, UnmatchedNodes
 from tessera.formulation.policy import Policy
 from tessera.formulation.reasons import Reason
 from tessera.formulation.snapshot import STATE_CODE, Allocations, Jobs, Snapshot
@@ -95,7 +95,7 @@ def the_next_round(
         allocations=Allocations.from_rows(allocations),
         planned_starts=replace(starts, job=position[starts.job]),
         planned_nodes=nodes,
-        yields=NO_YIELDS,
+        expected_releases=NO_EXPECTED_RELEASES,
     )
 
 
@@ -121,7 +121,7 @@ def with_quotas(
             "name": name,
             "weight": 1.0,
             "borrow_gpus": (borrow or {}).get(name, -1),
-            "lends": name not in keeps,
+            "keeps_idle_quota": name in keeps,
         }
         for name in names
     ]
@@ -131,7 +131,7 @@ def with_quotas(
 def with_allowed_types(snapshot: Snapshot, *pairs: tuple[int, int]) -> Snapshot:
     """Let jobs run only on the GPU types with which they are paired: (job, GPU type)."""
     rows = [{"job": job, "gpu_type": kind} for job, kind in pairs]
-    return replace(snapshot, allowed_types=AllowedTypes.from_rows(rows))
+    return replace(snapshot, allowed_gpu_types=AllowedGpuTypes.from_rows(rows))
 
 
 def with_selectors(
@@ -162,4 +162,4 @@ def with_selectors(
 def with_avoided_nodes(snapshot: Snapshot, *pairs: tuple[int, int]) -> Snapshot:
     """Return the snapshot in which jobs avoid nodes, given as pairs (job, node)."""
     rows = [{"job": job, "node": node} for job, node in pairs]
-    return replace(snapshot, avoids=Avoids.from_rows(rows))
+    return replace(snapshot, avoided_nodes=AvoidedNodes.from_rows(rows))

@@ -12,8 +12,8 @@ from tessera.v1 import launch_pb2
 
 WHOLE_LAUNCH: Final = LaunchSpec(
     runtime=TORCHRUN,
-    environment={"NCCL_DEBUG": "INFO", "GREETING": "a b=ü", "EMPTY": ""},
-    working_directory="/srv/train",
+    env={"NCCL_DEBUG": "INFO", "GREETING": "a b=ü", "EMPTY": ""},
+    workdir="/srv/train",
     secrets=(SecretVariable(variable="WANDB_API_KEY", name="wandb"),),
     staging_command=("cp", "-r", "/data/a b", "/scratch"),
     user="ana",
@@ -26,8 +26,8 @@ WHOLE_LAUNCH: Final = LaunchSpec(
 
 WHOLE_MESSAGE: Final = launch_pb2.Launch(
     runtime=TORCHRUN,
-    environment=WHOLE_LAUNCH.environment,
-    working_directory="/srv/train",
+    env=WHOLE_LAUNCH.env,
+    workdir="/srv/train",
     secrets=[launch_pb2.Secret(variable="WANDB_API_KEY", name="wandb")],
     staging_command=WHOLE_LAUNCH.staging_command,
     user="ana",

@@ -53,7 +53,7 @@ def a_round(
             name=tuple(weights),
             weight=np.array(list(weights.values())),
             borrow_gpus=np.full(len(weights), -1),
-            lends=np.ones(len(weights), np.bool_),
+            keeps_idle_quota=np.zeros(len(weights), np.bool_),
         )
     )
     return replace(snapshot, gpu_types=types, tenants=settings_)

@@ -50,7 +50,7 @@ def a_cluster(rng: np.random.Generator, jobs: int, promised: float) -> Snapshot:
             submit_s=float(j),
             restart_s=float(rng.choice([0.0, 30.0, 900.0])),
             weight=float(rng.choice([1.0, 3.0])),
-            movable=bool(rng.random() < 0.7),
+            pinned=bool(rng.random() >= 0.7),
             guaranteed=bool(rng.random() < promised),
         )
         for j in range(jobs)

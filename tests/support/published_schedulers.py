@@ -62,7 +62,10 @@ def with_quota(snapshot: Snapshot, tenant: str, gpus: int) -> Snapshot:
     return replace(
         snapshot,
         tenants=Tenants(
-            name=(tenant,), weight=np.ones(1), borrow_gpus=np.array([-1]), lends=np.array([True])
+            name=(tenant,),
+            weight=np.ones(1),
+            borrow_gpus=np.array([-1]),
+            keeps_idle_quota=np.array([False]),
         ),
         quotas=Quotas(tenant=np.array([0]), gpu_type=np.array([-1]), gpus=np.array([gpus])),
     )

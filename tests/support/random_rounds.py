@@ -30,7 +30,7 @@ def draw_round(rng: np.random.Generator) -> tuple[Snapshot, Policy]:
     changed = replace(
         snapshot.jobs,
         guaranteed=rng.random(jobs) < rng.choice([0.0, 0.5]),
-        queue=rng.integers(1, 4, jobs),
+        priority=rng.integers(1, 4, jobs),
         weight=rng.choice([0.0, 0.5, 1.0, 2.0], jobs),
     )
     return replace(snapshot, jobs=changed), draw_policy(rng)

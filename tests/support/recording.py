@@ -133,7 +133,7 @@ def _describe_network(network: NetworkOutcome) -> dict[str, Any]:
                 "tag": d.tag,
                 "priority": d.priority,
                 "intensity": d.intensity,
-                "meets": list(d.meets),
+                "meets": list(d.contending_jobs),
                 "routes": [[r.source, r.target, list(r.via)] for r in d.routes],
             }
             for d in network.decisions
@@ -199,7 +199,7 @@ _OBJECTIVES: Final[Mapping[str, RoundOptions]] = {
     "planned": RoundOptions(objective="deadline", deadlines="planned"),
     "fairness": RoundOptions(objective="finish-time-fairness", fairness_levels=6),
     "max-min": RoundOptions(objective="max-min within 5% then makespan"),
-    "queues": RoundOptions(objective="jct", queue_weights="1:4,2:1"),
+    "queues": RoundOptions(objective="jct", priority_weights="1:4,2:1"),
     "few-changes": RoundOptions(objective="jct", max_changes=1, keep_requests=False),
     "defragmented": RoundOptions(objective="throughput", defragment_every_rounds=1),
     "cautious": RoundOptions(objective="jct", caution=1.0, raw_throughput=True),

@@ -28,7 +28,7 @@ JOB_OPTIONS: Final = {
     "restart_s": (0.0, 60.0, 600.0),
     "weight": (0.5, 1.0, 4.0),
     "guaranteed": (False, True),
-    "movable": (False, True),
+    "pinned": (False, True),
     "iterations_left": (10.0, 1e5),
 }
 WAITING_STATES: Final = (JobState.QUEUED, JobState.QUEUED, JobState.HELD, JobState.STOPPING)

@@ -16,11 +16,11 @@ from tessera.db.writer import PostgresWriter
 from tessera.formulation.codec import digest, encode
 from tessera.formulation.decisions import Decision, DecisionKind
 from tessera.formulation.last_round import (
-    NO_LEGS,
-    NO_YIELDS,
-    Legs,
+    NO_EXPECTED_RELEASES,
+    NO_SEGMENTS,
     PlannedNodes,
     PlannedStarts,
+    ScheduleSegments,
     StartPlan,
 )
 from tessera.formulation.lifecycle import SCHEDULABLE, JobEvent, JobState
@@ -29,7 +29,7 @@ from tessera.formulation.reasons import Reason, ReasonCode
 from tessera.formulation.records.agents import Heartbeat, ObservedGang
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.records.jobs import JobRecord, JobSpec, LegRecord, PlannedStartRecord
+from tessera.formulation.records.jobs import JobRecord, JobSpec, PlannedStartRecord, SegmentRecord
 from tessera.formulation.records.rounds import RoundCommit, RoundRecord, RoundSummary
 from tessera.formulation.records.store import Request
 from tessera.formulation.snapshot import STATES, Snapshot
@@ -214,23 +214,23 @@ def a_summary(snapshot: Snapshot, **overrides: Any) -> RoundSummary:
     return RoundSummary(**fields | overrides)
 
 
-def a_leg(**overrides: Any) -> LegRecord:
-    return LegRecord(**with_cell({"start_s": 1e9, "end_s": 2e9} | overrides))
+def a_segment(**overrides: Any) -> SegmentRecord:
+    return SegmentRecord(**with_cell({"start_s": 1e9, "end_s": 2e9} | overrides))
 
 
-def legs_of(snapshot: Snapshot, **jobs: Sequence[LegRecord]) -> Legs:
-    """Return the legs of jobs' deadline schedules by name."""
+def segments_of(snapshot: Snapshot, **jobs: Sequence[SegmentRecord]) -> ScheduleSegments:
+    """Return the segments of jobs' deadline schedules by name."""
     rows = [
         {
             "job": snapshot.jobs.name.index(job),
-            "start_s": leg.start_s,
-            "end_s": leg.end_s,
-            **snapshot.key(leg.cell)._asdict(),
+            "start_s": segment.start_s,
+            "end_s": segment.end_s,
+            **snapshot.key(segment.cell)._asdict(),
         }
-        for job, legs in jobs.items()
-        for leg in legs
+        for job, segments in jobs.items()
+        for segment in segments
     ]
-    return Legs.from_rows(rows)
+    return ScheduleSegments.from_rows(rows)
 
 
 def a_planned_start(
@@ -264,7 +264,7 @@ def plan_of(
         starts=PlannedStarts.from_rows(rows),
         nodes=PlannedNodes.from_rows(nodes),
         start_by_s=np.array([start_by_s.get(name, math.inf) for name in names]),
-        yields=NO_YIELDS,
+        expected_releases=NO_EXPECTED_RELEASES,
     )
 
 
@@ -273,11 +273,15 @@ def commit(
     snapshot: Snapshot,
     *decisions: Decision,
     request: Request | None = None,
-    legs: Legs = NO_LEGS,
+    schedule_segments: ScheduleSegments = NO_SEGMENTS,
     plan: StartPlan | None = None,
 ) -> RoundRecord:
     """Commit decisions that were made on ``snapshot``."""
-    return store.commit(a_round(snapshot, *decisions, request=request, legs=legs, plan=plan))
+    return store.commit(
+        a_round(
+            snapshot, *decisions, request=request, schedule_segments=schedule_segments, plan=plan
+        )
+    )
 
 
 def a_round(snapshot: Snapshot, *decisions: Decision, **overrides: Any) -> RoundCommit:

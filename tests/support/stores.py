@@ -13,7 +13,7 @@ from typing import Protocol
 
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
-from tessera.formulation.decayed_use import NO_USES
+from tessera.formulation.decayed_use import NO_DECAYED_USE
 from tessera.formulation.errors import DeadlineTooShort, NotFound, RequestIdReused, RoundSuperseded
 from tessera.formulation.proofs import RoundProof
 from tessera.formulation.records.agents import ObservedGang
@@ -68,7 +68,7 @@ class WorldRounds:
         self._require(cluster)
         snapshot = self._world.snapshot()
         if use_half_life_s == 0.0:
-            return replace(snapshot, uses=NO_USES, use_half_life_s=0.0)
+            return replace(snapshot, decayed_use=NO_DECAYED_USE, use_half_life_s=0.0)
         assert snapshot.use_half_life_s == use_half_life_s
         return snapshot
 
@@ -88,7 +88,9 @@ class WorldRounds:
         if refused:
             store.pass_round()
         else:
-            self._world.carry_out(commit.decisions, commit.legs, commit.summary.prices, commit.plan)
+            self._world.carry_out(
+                commit.decisions, commit.schedule_segments, commit.summary.prices, commit.plan
+            )
         self._world.check()
         summary = replace(
             commit.summary,
@@ -319,9 +321,9 @@ UPDATE jobs SET created_at = created_at - interval '{s} s', queued_at = queued_a
 """,
     """
 UPDATE jobs SET certificate = (
-    SELECT jsonb_agg(leg || jsonb_build_object(
-        'start_s', (leg->>'start_s')::float8 - {s}, 'end_s', (leg->>'end_s')::float8 - {s}
-    )) FROM jsonb_array_elements(certificate) AS leg
+    SELECT jsonb_agg(segment || jsonb_build_object(
+        'start_s', (segment->>'start_s')::float8 - {s}, 'end_s', (segment->>'end_s')::float8 - {s}
+    )) FROM jsonb_array_elements(certificate) AS segment
 ) WHERE jsonb_array_length(certificate) > 0
 """,
 )
@@ -349,7 +351,7 @@ def view(snapshot: Snapshot) -> dict[str, list[Row] | int]:
 
     Rows keep their order.
     """
-    s, jobs, a, legs = snapshot, snapshot.jobs, snapshot.allocations, snapshot.legs
+    s, jobs, a, segments = snapshot, snapshot.jobs, snapshot.allocations, snapshot.schedule_segments
     starts = s.planned_starts
     types = [*(kind.name for kind in s.gpu_types), ""]
     live = {s.workloads[w] for w in jobs.workload.tolist()}
@@ -386,13 +388,13 @@ def view(snapshot: Snapshot) -> dict[str, list[Row] | int]:
                 r["iterations"],
                 round(r["iterations_left"], 6),
                 r["requested_gpus"],
-                types[r["requested_type"]],
-                r["pinned_type"],
+                types[r["requested_gpu_type"]],
+                r["pinned_gpu_type"],
                 r["tenant"],
-                r["queue"],
+                r["priority"],
                 r["weight"],
                 r["guaranteed"],
-                r["movable"],
+                r["pinned"],
                 r["admitted"],
                 r["opportunistic"],
                 r["restart_s"],
@@ -420,13 +422,13 @@ def view(snapshot: Snapshot) -> dict[str, list[Row] | int]:
             (s.tenants.name[r["tenant"]], types[r["gpu_type"]], r["gpus"])
             for r in map(s.quotas.row, range(len(s.quotas)))
         ],
-        "avoids": [
+        "avoided_nodes": [
             (jobs.name[r["job"]], s.nodes.name[r["node"]])
-            for r in map(s.avoids.row, range(len(s.avoids)))
+            for r in map(s.avoided_nodes.row, range(len(s.avoided_nodes)))
         ],
         "allowed types": [
             (jobs.name[r["job"]], types[r["gpu_type"]])
-            for r in map(s.allowed_types.row, range(len(s.allowed_types)))
+            for r in map(s.allowed_gpu_types.row, range(len(s.allowed_gpu_types)))
         ],
         "selectors": [
             (jobs.name[job], name, s.selectors.text[selector])
@@ -439,14 +441,14 @@ def view(snapshot: Snapshot) -> dict[str, list[Row] | int]:
             for r in map(s.unmatched_nodes.row, range(len(s.unmatched_nodes)))
             if r["selector"] in {*jobs.required_selector, *jobs.preferred_selector}
         ],
-        "legs": [
+        "segments": [
             (
                 jobs.name[r["job"]],
-                *cell(legs, i),
+                *cell(segments, i),
                 steps(r["start_s"] - s.now_s),
                 steps(r["end_s"] - s.now_s + PASS_S / 2),
             )
-            for i, r in enumerate(map(legs.row, range(len(legs))))
+            for i, r in enumerate(map(segments.row, range(len(segments))))
         ],
         "planned starts": [
             (

@@ -48,7 +48,7 @@ def an_arrival(
             workload=work or a_workload(),
             iterations=iterations,
             requested_gpus=gpus,
-            requested_type=gpu_type,
+            requested_gpu_type=gpu_type,
             **rest,
         ),
     )

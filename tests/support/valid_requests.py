@@ -109,9 +109,9 @@ def agent_requests() -> Requests:
         "Enrol": [enrol],
         "RenewCertificate": [agents_pb2.RenewCertificateRequest(signing_request="none")],
         "Sync": [
-            agents_pb2.AgentMessage(said_s=1.0, hello=hello),
-            agents_pb2.AgentMessage(said_s=2.0, observed=observed),
-            agents_pb2.AgentMessage(said_s=3.0),
+            agents_pb2.AgentMessage(sent_at_s=1.0, hello=hello),
+            agents_pb2.AgentMessage(sent_at_s=2.0, observed=observed),
+            agents_pb2.AgentMessage(sent_at_s=3.0),
         ],
     }
 

@@ -217,8 +217,8 @@ def a_random_scenario(seed: int, jobs: int = 8) -> Scenario:
             workload=workloads[int(rng.integers(3))],
             iterations=int(rng.integers(20, 4000)),
             requested_gpus=int(2 ** rng.integers(0, 4)),
-            requested_type=str(rng.choice(["", "a100", "v100"])),
-            queue=int(rng.integers(1, 3)),
+            requested_gpu_type=str(rng.choice(["", "a100", "v100"])),
+            priority=int(rng.integers(1, 3)),
             guaranteed=bool(rng.random() < 0.2),
             deadline_s=float(rng.uniform(600, 9000)) if rng.random() < 0.5 else math.inf,
         )

@@ -3,7 +3,7 @@ CREATE TABLE audit_log (
     at timestamptz NOT NULL DEFAULT now(),
     subject text COLLATE "C" NOT NULL,
     role text COLLATE "C" NOT NULL,
-    key text COLLATE "C" NOT NULL,
+    proof text COLLATE "C" NOT NULL,
     method text COLLATE "C" NOT NULL,
     target text COLLATE "C" NOT NULL,
     peer text COLLATE "C" NOT NULL,
@@ -140,13 +140,13 @@ CREATE TABLE job_arrays (
     name text COLLATE "C" NOT NULL,
     tenant text COLLATE "C" NOT NULL DEFAULT '',
     size bigint NOT NULL,
-    running_limit bigint NOT NULL DEFAULT 0,
+    max_running bigint NOT NULL DEFAULT 0,
     ended bigint NOT NULL DEFAULT 0,
     lost bigint NOT NULL DEFAULT 0,
     created_at timestamptz NOT NULL DEFAULT now(),
     CONSTRAINT uq_job_arrays_cluster_id_name UNIQUE (cluster_id, name),
     CONSTRAINT ck_job_arrays_ends CHECK (lost BETWEEN 0 AND ended AND ended <= size),
-    CONSTRAINT ck_job_arrays_size CHECK (size > 0 AND running_limit >= 0)
+    CONSTRAINT ck_job_arrays_size CHECK (size > 0 AND max_running >= 0)
 );
 
 CREATE TABLE join_tokens (
@@ -249,7 +249,7 @@ CREATE TABLE tenants (
     name text COLLATE "C" NOT NULL,
     weight float8 NOT NULL,
     borrow_gpus bigint NOT NULL DEFAULT -1,
-    lends boolean NOT NULL DEFAULT true,
+    keeps_idle_quota boolean NOT NULL DEFAULT false,
     parent_id bigint CONSTRAINT fk_tenants_parent_id REFERENCES tenants ON DELETE SET NULL,
     CONSTRAINT uq_tenants_cluster_id_name UNIQUE (cluster_id, name),
     CONSTRAINT ck_tenants_borrow CHECK (borrow_gpus >= -1),
@@ -296,7 +296,7 @@ CREATE TABLE webhooks (
     last_error text COLLATE "C" NOT NULL DEFAULT '',
     retry_at timestamptz,
     claimed_until timestamptz,
-    dead boolean NOT NULL DEFAULT false,
+    disabled boolean NOT NULL DEFAULT false,
     CONSTRAINT uq_webhooks_cluster_id_name UNIQUE (cluster_id, name),
     CONSTRAINT ck_webhooks_counts CHECK (delivered >= 0 AND failures >= 0),
     CONSTRAINT ck_webhooks_labels CHECK (jsonb_typeof(labels) = 'object')
@@ -377,8 +377,8 @@ CREATE TABLE nodes (
     rack text COLLATE "C" NOT NULL DEFAULT '',
     cpus bigint,
     host_bytes bigint,
-    found_cpus bigint,
-    found_host_bytes bigint,
+    reported_cpus bigint,
+    reported_host_bytes bigint,
     labels jsonb NOT NULL DEFAULT '{}',
     agent_labels jsonb NOT NULL DEFAULT '{}',
     draining boolean NOT NULL DEFAULT false,
@@ -402,7 +402,7 @@ CREATE TABLE nodes (
     CONSTRAINT ck_nodes_labels CHECK (jsonb_typeof(labels) = 'object'),
     CONSTRAINT ck_nodes_probation CHECK (health_drain OR probation_until IS NULL),
     CONSTRAINT ck_nodes_resources
-        CHECK (cpus >= 0 AND host_bytes >= 0 AND found_cpus >= 0 AND found_host_bytes >= 0)
+        CHECK (cpus >= 0 AND host_bytes >= 0 AND reported_cpus >= 0 AND reported_host_bytes >= 0)
 );
 CREATE INDEX ix_nodes_agent_id ON nodes (agent_id);
 CREATE INDEX ix_nodes_gpu_type_id ON nodes (gpu_type_id);
@@ -531,13 +531,13 @@ CREATE TABLE jobs (
     workload_id bigint NOT NULL CONSTRAINT fk_jobs_workload_id REFERENCES workloads,
     iterations bigint NOT NULL,
     requested_gpus bigint NOT NULL,
-    requested_type text COLLATE "C" NOT NULL DEFAULT '',
-    pinned_type boolean NOT NULL DEFAULT false,
+    requested_gpu_type text COLLATE "C" NOT NULL DEFAULT '',
+    pinned_gpu_type boolean NOT NULL DEFAULT false,
     tenant text COLLATE "C" NOT NULL DEFAULT '',
-    queue bigint NOT NULL DEFAULT 1,
+    priority bigint NOT NULL DEFAULT 1,
     weight float8 NOT NULL,
     guaranteed boolean NOT NULL,
-    movable boolean NOT NULL,
+    pinned boolean NOT NULL,
     preemptible boolean NOT NULL DEFAULT false,
     deadline_s float8 NOT NULL,
     restart_s float8 NOT NULL,
@@ -547,12 +547,12 @@ CREATE TABLE jobs (
     profile boolean NOT NULL DEFAULT false,
     min_gpus bigint NOT NULL DEFAULT 0,
     max_gpus bigint NOT NULL DEFAULT 0,
-    allowed_types jsonb NOT NULL DEFAULT '[]',
+    allowed_gpu_types jsonb NOT NULL DEFAULT '[]',
     node_selector text COLLATE "C" NOT NULL DEFAULT '',
     preferred_labels text COLLATE "C" NOT NULL DEFAULT '',
     longest_run_s float8 NOT NULL DEFAULT 'Infinity',
-    stated_plan_id bigint CONSTRAINT fk_jobs_stated_plan_id REFERENCES plans,
-    stated_plan_first boolean NOT NULL DEFAULT false,
+    plan_id bigint CONSTRAINT fk_jobs_plan_id REFERENCES plans,
+    plan_first boolean NOT NULL DEFAULT false,
     submitted_plan_id bigint CONSTRAINT fk_jobs_submitted_plan_id REFERENCES plans,
     techniques jsonb NOT NULL DEFAULT '[]',
     requested_cpus bigint NOT NULL DEFAULT 0,
@@ -573,7 +573,7 @@ CREATE TABLE jobs (
     service_gpu_s float8 NOT NULL DEFAULT 0,
     run_s float8 NOT NULL DEFAULT 0,
     admitted boolean NOT NULL DEFAULT false,
-    certificate jsonb NOT NULL DEFAULT '[]',
+    schedule jsonb NOT NULL DEFAULT '[]',
     start_by_s float8,
     planned_start jsonb,
     opportunistic boolean NOT NULL DEFAULT false,
@@ -595,7 +595,7 @@ CREATE TABLE jobs (
     array_id bigint CONSTRAINT fk_jobs_array_id REFERENCES job_arrays,
     array_index bigint,
     CONSTRAINT uq_jobs_cluster_id_name UNIQUE (cluster_id, name),
-    CONSTRAINT ck_jobs_allowed_types CHECK (jsonb_typeof(allowed_types) = 'array'),
+    CONSTRAINT ck_jobs_allowed_types CHECK (jsonb_typeof(allowed_gpu_types) = 'array'),
     CONSTRAINT ck_jobs_array CHECK ((array_id IS NULL) = (array_index IS NULL)),
     CONSTRAINT ck_jobs_back_off CHECK (failures >= 0),
     CONSTRAINT ck_jobs_cell
@@ -605,8 +605,8 @@ CREATE TABLE jobs (
     CONSTRAINT ck_jobs_cell_demand
         CHECK (cell_cpus >= 0 AND cell_host_bytes >= 0 AND (cell_gpus IS NOT NULL
             OR (cell_cpus = 0 AND cell_host_bytes = 0))),
-    CONSTRAINT ck_jobs_certificate
-        CHECK (jsonb_typeof(certificate) = 'array' AND (admitted OR certificate = '[]')),
+    CONSTRAINT ck_jobs_schedule
+        CHECK (jsonb_typeof(schedule) = 'array' AND (admitted OR schedule = '[]')),
     CONSTRAINT ck_jobs_counts CHECK (generation >= 0 AND retries >= 0 AND max_retries >= 0),
     CONSTRAINT ck_jobs_deadline CHECK (deadline_s > 0 AND deadline_s <= 'Infinity'),
     CONSTRAINT ck_jobs_dependencies
@@ -616,9 +616,9 @@ CREATE TABLE jobs (
             OR max_gpus >= requested_gpus)),
     CONSTRAINT ck_jobs_launch CHECK (runtime <> '' AND jsonb_typeof(launch) = 'object'),
     CONSTRAINT ck_jobs_opportunistic CHECK (NOT opportunistic OR state IN ('running', 'starting')),
-    CONSTRAINT ck_jobs_pinned_type CHECK (NOT pinned_type OR requested_type <> ''),
+    CONSTRAINT ck_jobs_pinned_gpu_type CHECK (NOT pinned_gpu_type OR requested_gpu_type <> ''),
     CONSTRAINT ck_jobs_planned_start CHECK (jsonb_typeof(planned_start->'nodes') = 'object'),
-    CONSTRAINT ck_jobs_positive CHECK (iterations > 0 AND requested_gpus > 0 AND queue > 0),
+    CONSTRAINT ck_jobs_positive CHECK (iterations > 0 AND requested_gpus > 0 AND priority > 0),
     CONSTRAINT ck_jobs_progress CHECK (iterations_done >= 0 AND iterations_done < 'Infinity'),
     CONSTRAINT ck_jobs_rejection CHECK (rejection IS NULL OR state = 'rejected'),
     CONSTRAINT ck_jobs_restart CHECK (restart_s >= 0 AND restart_s < 'Infinity'),
@@ -633,7 +633,7 @@ CREATE TABLE jobs (
     CONSTRAINT ck_jobs_state
         CHECK (state IN ('queued', 'held', 'starting', 'running', 'stopping', 'holding',
             'cancelling', 'failing', 'succeeded', 'failed', 'cancelled', 'rejected')),
-    CONSTRAINT ck_jobs_stated_plan CHECK (NOT stated_plan_first OR stated_plan_id IS NOT NULL),
+    CONSTRAINT ck_jobs_plan CHECK (NOT plan_first OR plan_id IS NOT NULL),
     CONSTRAINT ck_jobs_techniques
         CHECK (requested_cpus >= 0 AND jsonb_typeof(techniques) = 'array'),
     CONSTRAINT ck_jobs_weight CHECK (weight > 0 AND weight < 'Infinity')
@@ -647,7 +647,7 @@ CREATE INDEX ix_jobs_leaving ON jobs (cluster_id, id)
     WHERE state IN ('cancelling', 'failing', 'holding', 'stopping');
 CREATE INDEX ix_jobs_live ON jobs (cluster_id, id)
     WHERE state NOT IN ('succeeded', 'failed', 'cancelled', 'rejected');
-CREATE INDEX ix_jobs_stated_plan_id ON jobs (stated_plan_id) WHERE stated_plan_id IS NOT NULL;
+CREATE INDEX ix_jobs_plan_id ON jobs (plan_id) WHERE plan_id IS NOT NULL;
 CREATE INDEX ix_jobs_submitted_plan_id ON jobs (submitted_plan_id)
     WHERE submitted_plan_id IS NOT NULL;
 CREATE INDEX ix_jobs_tenant ON jobs (cluster_id, tenant, state);
@@ -691,7 +691,7 @@ CREATE INDEX ix_failed_starts_node_id ON failed_starts (node_id);
 CREATE TABLE forecast_spreads (
     job_id bigint NOT NULL CONSTRAINT fk_forecast_spreads_job_id REFERENCES jobs ON DELETE CASCADE,
     event text COLLATE "C" NOT NULL,
-    made_at timestamptz NOT NULL,
+    created_at timestamptz NOT NULL,
     times_s float8[] NOT NULL,
     CONSTRAINT pk_forecast_spreads PRIMARY KEY (job_id, event),
     CONSTRAINT ck_forecast_spreads_event CHECK (event IN ('start', 'finish')),
@@ -701,7 +701,7 @@ CREATE TABLE forecast_spreads (
 CREATE TABLE forecasts (
     job_id bigint CONSTRAINT pk_forecasts PRIMARY KEY CONSTRAINT fk_forecasts_job_id
         REFERENCES jobs ON DELETE CASCADE,
-    made_at timestamptz NOT NULL,
+    created_at timestamptz NOT NULL,
     document jsonb NOT NULL
 );
 
@@ -903,14 +903,14 @@ DECLARE
 BEGIN
     IF NOT EXISTS (
         SELECT FROM nodes n WHERE n.id = node
-            AND (coalesce(n.cpus, n.found_cpus) IS NOT NULL
-                OR coalesce(n.host_bytes, n.found_host_bytes) IS NOT NULL)
+            AND (coalesce(n.cpus, n.reported_cpus) IS NOT NULL
+                OR coalesce(n.host_bytes, n.reported_host_bytes) IS NOT NULL)
     ) THEN
         RETURN;
     END IF;
     -- Whoever gives something of this node away waits here, and then sees what others gave.
-    SELECT n.name, coalesce(n.cpus, n.found_cpus) AS cpus,
-        coalesce(n.host_bytes, n.found_host_bytes) AS host_bytes
+    SELECT n.name, coalesce(n.cpus, n.reported_cpus) AS cpus,
+        coalesce(n.host_bytes, n.reported_host_bytes) AS host_bytes
     INTO has FROM nodes n WHERE n.id = node FOR NO KEY UPDATE;
     -- A job's share is that of its GPUs here, rounded up, as in formulation.demand. Whole parts and
     -- the rest are multiplied separately, so that nothing overflows.
@@ -1008,10 +1008,10 @@ WHEN ((NEW.cell_cpus > 0 OR NEW.cell_host_bytes > 0)
 EXECUTE FUNCTION check_job_capacity();
 
 CREATE CONSTRAINT TRIGGER nodes_capacity
-AFTER UPDATE OF cpus, host_bytes, found_cpus, found_host_bytes ON nodes
+AFTER UPDATE OF cpus, host_bytes, reported_cpus, reported_host_bytes ON nodes
 DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
-WHEN ((NEW.cpus, NEW.host_bytes, NEW.found_cpus, NEW.found_host_bytes)
-    IS DISTINCT FROM (OLD.cpus, OLD.host_bytes, OLD.found_cpus, OLD.found_host_bytes))
+WHEN ((NEW.cpus, NEW.host_bytes, NEW.reported_cpus, NEW.reported_host_bytes)
+    IS DISTINCT FROM (OLD.cpus, OLD.host_bytes, OLD.reported_cpus, OLD.reported_host_bytes))
 EXECUTE FUNCTION check_node_capacity();
 
 CREATE TRIGGER audit_log_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON audit_log

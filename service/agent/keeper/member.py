@@ -100,7 +100,7 @@ class MemberRun:
         if not self._stage(environment):
             return {"outcome": "stopped"}
         words = [_filled(word, meeting) for word in spec.argv]
-        directory = spec.working_directory or self._store.files
+        directory = spec.workdir or self._store.files
         program = self._ranks.start(words, environment, directory)
         status = self._watch(program)
         return self._conclude(status)
@@ -144,7 +144,7 @@ class MemberRun:
         """
         if not self._spec.staging:
             return True
-        directory = self._spec.working_directory or self._store.files
+        directory = self._spec.workdir or self._store.files
         limit_s = self._spec.stall_limit_s or STAGING_LIMIT_S
         staging = self._ranks.run_staging(self._spec.staging, environment, directory)
         until_s = time.monotonic() + limit_s

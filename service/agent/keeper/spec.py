@@ -37,7 +37,7 @@ class KeeperSpec:
     stdin: str = ""  # the text of the program's standard input
     report_prefix: str = ""  # of lines of the first rank's output that are reports; "" for none
     staging: tuple[str, ...] = ()
-    working_directory: str = ""  # "" for the job's shared directory
+    workdir: str = ""  # "" for the job's shared directory
     user: str = ""  # the name of the program's user
     uid: int = -1  # -1: as the keeper's own user
     gid: int = -1

@@ -279,7 +279,7 @@ class ProgramRuntime:
             stdin=arguments.stdin,
             report_prefix=arguments.report_prefix,
             staging=launch.staging_command,
-            working_directory=launch.working_directory,
+            workdir=launch.workdir,
             user=user.name,
             uid=user.uid if is_switched else -1,
             gid=user.gid,
@@ -309,7 +309,7 @@ class ProgramRuntime:
         """Return the program's environment, except what only its keeper knows."""
         gang, launch, inbox = member.gang, member.gang.launch, _inbox(member)
         inherited = remove_secrets(self.settings.environment)
-        stated = dict(launch.environment)
+        stated = dict(launch.env)
         paths = [str(inbox / "site"), *filter(None, [stated.pop("PYTHONPATH", "")])]
         variables = {
             **inherited,

@@ -176,7 +176,7 @@ class RuntimeChooser:
         """Check that the runtime of ``gang`` can be started now. Raises UnsuitableNode."""
         if self.offers is None or gang.runtime not in self._runtimes:
             return
-        name = needed_runtime(gang.runtime, gang.launch.environment)
+        name = needed_runtime(gang.runtime, gang.launch.env)
         if problem := self.offers.find_problem(name):
             raise UnsuitableNode("runtime", f"{name} cannot be started here: {problem}")
 

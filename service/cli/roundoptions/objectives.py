@@ -79,11 +79,11 @@ def objective_options(
             "--raw-throughput/--normalised-throughput",
         ),
     ] = None,
-    queue_weights: Annotated[
+    priority_weights: Annotated[
         Text,
         panel_option(
             _OBJECTIVE,
-            "Factors on the weights of the jobs in each queue, e.g. 1:4,2:1. Default: 1.",
+            "Factors on the weights of the jobs of each priority, e.g. 1:4,2:1. Default: 1.",
         ),
     ] = None,
     restart_horizon: Annotated[
@@ -150,13 +150,13 @@ def objective_options(
     if not references_in(objective or ""):  # whoever decides the round knows its plug-ins
         check_option("--objective", lambda: parse_objective(objective or DEFAULT_OBJECTIVE))
     check_option("--scheduler-parameters", lambda: parse_parameters(scheduler_parameters or ""))
-    check_option("--queue-weights", lambda: Policy(queue_weights=queue_weights or ""))
+    check_option("--priority-weights", lambda: Policy(priority_weights=priority_weights or ""))
     chosen = scheduler_pb2.RoundOptions(
         objective=objective,
         scheduler=scheduler,
         scheduler_parameters=scheduler_parameters,
         raw_throughput=raw_throughput,
-        queue_weights=queue_weights,
+        priority_weights=priority_weights,
         max_restart_share=max_restart_share,
         cost_of=cost_of,
         rate_floor=rate_floor,

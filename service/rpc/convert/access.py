@@ -168,7 +168,7 @@ def of_entry(record: AuditRecord) -> pb.AuditEntry:
         time=fields.timestamp_of(record.time_s),
         subject=record.subject,
         role=record.role,
-        proof=record.key,
+        proof=record.proof,
         method=record.method,
         target=record.target,
         peer=record.peer,

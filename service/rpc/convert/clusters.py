@@ -142,8 +142,8 @@ def of_node(cluster: str, record: NodeRecord, lease_s: float) -> pb.Node:
         else fields.timestamp_of(record.probation_end_s),
         cpus=record.spec.cpus,
         host_bytes=record.spec.host_bytes,
-        found_cpus=record.found_cpus,
-        found_host_bytes=record.found_host_bytes,
+        reported_cpus=record.reported_cpus,
+        reported_host_bytes=record.reported_host_bytes,
         labels=record.spec.labels,
         agent_labels=record.agent_labels,
         runtimes=[

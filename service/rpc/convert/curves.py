@@ -33,7 +33,7 @@ def of_curves(
     message = pb.JobCurves(
         name=names.job_name(cluster, spec.name),
         requested_gpus=spec.requested_gpus,
-        requested_gpu_type=spec.requested_type,
+        requested_gpu_type=spec.requested_gpu_type,
         guaranteed=spec.guaranteed,
         guaranteed_rate=0.0 if math.isnan(found.guaranteed_rate) else found.guaranteed_rate,
         reference_rate=found.reference_rate,
@@ -63,7 +63,7 @@ def _of_type(focus: Snapshot, found: TypeCurves, bandwidth: BandwidthCurve) -> p
                 pb.BandwidthPoint(bytes_per_second=point.bytes_per_s, cell=cell(point.cell))
                 for point in bandwidth.points
             ],
-            unknown_because=bandwidth.unknown_because,
+            unknown_reason=bandwidth.unknown_reason,
         ),
     )
 

@@ -50,7 +50,7 @@ def _of_displacement(cluster: str, d: Displacement) -> pb.Displacement:
         gpu_type=d.gpu_type,
         gpus=d.gpus,
         taken_gpus=d.taken,
-        by=d.by,
+        rule=d.by,
         value_per_gpu=d.value_per_gpu if math.isfinite(d.value_per_gpu) else None,
     )
 
@@ -61,12 +61,12 @@ def of_step(cluster: str, step: Step) -> pb.NextStep:
         actor=step.actor,
         message=step.message,
         changes=[
-            pb.StepChange(kind=c.kind, subject=c.subject, amount=c.amount, size=c.size)
+            pb.StepChange(code=c.kind, subject=c.subject, amount=c.amount, size=c.size)
             for c in step.changes
         ],
         claim=step.claim,
-        then=step.then or "",
-        loses=[names.job_name(cluster, effect.job) for effect in step.effects],
+        next_reason=step.then or "",
+        losing_jobs=[names.job_name(cluster, effect.job) for effect in step.effects],
     )
 
 

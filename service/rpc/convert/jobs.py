@@ -18,8 +18,8 @@ from tessera.formulation.records.jobs import (
     JobEventRecord,
     JobRecord,
     JobSpec,
-    LegRecord,
     PlannedStartRecord,
+    SegmentRecord,
     TrainingRecord,
 )
 from tessera.formulation.runtimes import PROFILER
@@ -62,12 +62,12 @@ DEFAULT_RETRIES: Final = 3
 
 CHANGEABLE: Final[dict[str, str]] = {
     "weight": "weight",
-    "priority": "queue",
-    "pinned": "movable",
+    "priority": "priority",
+    "pinned": "pinned",
     "deadline": "deadline_s",
     "labels": "labels",
-    "pinned_gpu_type": "pinned_type",
-    "allowed_gpu_types": "allowed_types",
+    "pinned_gpu_type": "pinned_gpu_type",
+    "allowed_gpu_types": "allowed_gpu_types",
     "avoid_nodes": "avoid_nodes",
     "node_selector": "node_selector",
     "preferred_labels": "preferred_labels",
@@ -106,7 +106,7 @@ def to_job_spec(
     The nodes that it avoids must belong to ``cluster``. ``read_plan`` reads a stated plan.
     """
     m = message
-    requested_type = m.requested_gpu_type and names.require_gpu_type(
+    requested_gpu_type = m.requested_gpu_type and names.require_gpu_type(
         f"{field}.requested_gpu_type", m.requested_gpu_type
     )
     restart_s, retries = DEFAULT_RESTART_S, DEFAULT_RETRIES
@@ -121,15 +121,15 @@ def to_job_spec(
         requested_gpus=fields.require_whole(
             f"{field}.requested_gpus", m.requested_gpus, 1, MAX_GPUS
         ),
-        requested_type=requested_type,
+        requested_gpu_type=requested_gpu_type,
         tenant=fields.require_text(f"{field}.tenant", m.tenant, 100),
         guaranteed=m.guaranteed,
         restart_s=restart_s,
         command=_command(f"{field}.command", list(m.command)),
         max_retries=retries,
         profile=m.profile,
-        stated_plan=_stated_plan(f"{field}.stated_plan", m, read_plan),
-        stated_plan_first=m.stated_plan_first,
+        plan=_stated_plan(f"{field}.plan", m, read_plan),
+        plan_first=m.plan_first,
         submitted_plan=_plan(f"{field}.submitted_plan", m, m.submitted_plan, read_plan) or "",
         techniques=_techniques(f"{field}.techniques", list(m.techniques)),
         requested_cpus=fields.require_whole(
@@ -154,9 +154,9 @@ def to_job_spec(
 
 def _stated_plan(field: str, message: pb.Job, read_plan: PlanReader) -> ExecutionPlan | None:
     """Return the execution plan that a job states, or None if it states none."""
-    if not message.stated_plan and message.stated_plan_first:
-        raise InvalidInput(f"{field}_first", "needs stated_plan, the plan of the first start")
-    return _plan(field, message, message.stated_plan, read_plan)
+    if not message.plan and message.plan_first:
+        raise InvalidInput(f"{field}_first", "needs plan, the plan of the first start")
+    return _plan(field, message, message.plan, read_plan)
 
 
 def _plan(field: str, message: pb.Job, text: str, read_plan: PlanReader) -> ExecutionPlan | None:
@@ -175,7 +175,7 @@ def _techniques(field: str, words: list[str]) -> tuple[Technique, ...]:
 
 def require_type_of_pin(field: str, spec: JobSpec) -> None:
     """Check that a job that pins its GPU type names one."""
-    if spec.pinned_type and not spec.requested_type:
+    if spec.pinned_gpu_type and not spec.requested_gpu_type:
         raise InvalidInput(
             f"{field}.pinned_gpu_type",
             "needs requested_gpu_type, which can be set only when the job is submitted",
@@ -212,13 +212,17 @@ def to_changes(field: str, cluster: str, message: pb.Job) -> dict[str, Any]:
         "weight": fields.require_real(
             f"{field}.weight", message.weight or 1.0, MIN_WEIGHT, MAX_WEIGHT
         ),
-        "queue": fields.require_whole(f"{field}.priority", message.priority or 1, 1, MAX_PRIORITY),
-        "movable": not message.pinned,
+        "priority": fields.require_whole(
+            f"{field}.priority", message.priority or 1, 1, MAX_PRIORITY
+        ),
+        "pinned": message.pinned,
         "preemptible": message.preemptible,
         "deadline_s": deadline_s,
         "labels": to_labels(f"{field}.labels", message.labels),
-        "pinned_type": message.pinned_gpu_type,
-        "allowed_types": _allowed(f"{field}.allowed_gpu_types", list(message.allowed_gpu_types)),
+        "pinned_gpu_type": message.pinned_gpu_type,
+        "allowed_gpu_types": _allowed(
+            f"{field}.allowed_gpu_types", list(message.allowed_gpu_types)
+        ),
         "avoid_nodes": _avoided(f"{field}.avoid_nodes", cluster, list(message.avoid_nodes)),
         "node_selector": str(Selector.read(f"{field}.node_selector", message.node_selector)),
         "preferred_labels": str(
@@ -250,27 +254,27 @@ def of_spec(cluster: str, spec: JobSpec) -> pb.Job:
         workload=of_workload(spec.workload),
         iterations=spec.iterations,
         requested_gpus=spec.requested_gpus,
-        requested_gpu_type=spec.requested_type,
+        requested_gpu_type=spec.requested_gpu_type,
         tenant=spec.tenant,
-        priority=spec.queue,
+        priority=spec.priority,
         weight=spec.weight,
         guaranteed=spec.guaranteed,
         restart=fields.duration_of(spec.restart_s),
-        pinned=not spec.movable,
+        pinned=spec.pinned,
         preemptible=spec.preemptible,
         labels=spec.labels,
         command=spec.command,
         max_retries=spec.max_retries,
-        pinned_gpu_type=spec.pinned_type,
+        pinned_gpu_type=spec.pinned_gpu_type,
         profile=spec.profile,
         min_gpus=spec.min_gpus,
         max_gpus=spec.max_gpus,
-        stated_plan=of_plan(spec.stated_plan),
-        stated_plan_first=spec.stated_plan_first,
+        plan=of_plan(spec.plan),
+        plan_first=spec.plan_first,
         submitted_plan=of_plan(submitted if isinstance(submitted, ExecutionPlan) else None),
         techniques=spec.techniques,
         requested_cpus=spec.requested_cpus,
-        allowed_gpu_types=spec.allowed_types,
+        allowed_gpu_types=spec.allowed_gpu_types,
         avoid_nodes=[names.node_name(cluster, node) for node in spec.avoid_nodes],
         node_selector=spec.node_selector,
         preferred_labels=spec.preferred_labels,
@@ -297,8 +301,8 @@ def of_job(record: JobRecord) -> pb.Job:
         message.array.CopyFrom(of_array_member(cluster, record.spec.array))
     message.retries = record.retries
     message.last_error = record.last_error
-    message.deadline_admitted = record.admitted
-    message.certificate.extend(_of_leg(leg) for leg in record.certificate)
+    message.admitted = record.admitted
+    message.schedule.extend(_of_segment(segment) for segment in record.schedule)
     if math.isfinite(record.start_by_s):
         message.start_by.CopyFrom(fields.timestamp_of(record.start_by_s))
     if record.planned_start is not None:
@@ -330,7 +334,7 @@ def of_forecast(forecast: JobForecast) -> pb.Forecast:
     message = pb.Forecast(
         position=forecast.position,
         coverage=forecast.coverage,
-        made_time=fields.timestamp_of(forecast.made_s),
+        create_time=fields.timestamp_of(forecast.created_s),
         why_not=forecast.why_not,
     )
     for band, own in ((forecast.start, message.start), (forecast.finish, message.finish)):
@@ -410,11 +414,11 @@ def of_planned_start(record: PlannedStartRecord) -> pb.PlannedStart:
     )
 
 
-def _of_leg(leg: LegRecord) -> pb.Leg:
-    return pb.Leg(
-        start_time=fields.timestamp_of(leg.start_s),
-        end_time=fields.timestamp_of(leg.end_s),
-        cell=of_cell(leg.cell),
+def _of_segment(segment: SegmentRecord) -> pb.ScheduleSegment:
+    return pb.ScheduleSegment(
+        start_time=fields.timestamp_of(segment.start_s),
+        end_time=fields.timestamp_of(segment.end_s),
+        cell=of_cell(segment.cell),
     )
 
 

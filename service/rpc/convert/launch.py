@@ -49,8 +49,8 @@ def to_launch(field: str, message: pb.Launch) -> LaunchSpec:
     try:
         launch = LaunchSpec(
             runtime=m.runtime,
-            environment=dict(m.environment),
-            working_directory=m.working_directory,
+            env=dict(m.env),
+            workdir=m.workdir,
             secrets=_to_secrets(m.secrets),
             staging_command=tuple(m.staging_command),
             user=m.user,
@@ -70,7 +70,7 @@ def to_launch(field: str, message: pb.Launch) -> LaunchSpec:
         check_pattern("progress_pattern", launch.progress_pattern)
     except InvalidInput as wrong:
         raise InvalidInput(f"{field}.{wrong.field}", wrong.problem) from wrong
-    refuse_variables(launch.environment, f"{field}.environment", f"{field}.secrets or --secret")
+    refuse_variables(launch.env, f"{field}.env", f"{field}.secrets or --secret")
     refuse_words(launch.staging_command, f"{field}.staging_command", f"{field}.secrets or --secret")
     if launch.staging_command and not launch.staging_command[0]:
         raise InvalidInput(f"{field}.staging_command[0]", "must name the program to run")
@@ -94,7 +94,7 @@ def require_runnable(field: str, spec: JobSpec) -> None:
         )
     if spec.launch.tuning_space:
         _require_tuning(f"{field}.launch.tuning_space", spec)
-    for name, plan in (("stated_plan", spec.stated_plan), ("submitted_plan", spec.submitted_plan)):
+    for name, plan in (("plan", spec.plan), ("submitted_plan", spec.submitted_plan)):
         if isinstance(plan, ExecutionPlan):
             _require_plan(f"{field}.{name}", spec, plan)
 
@@ -104,8 +104,8 @@ def of_launch(spec: JobSpec) -> pb.Launch:
     launch = spec.launch
     return pb.Launch(
         runtime=spec.runtime,
-        environment=launch.environment,
-        working_directory=launch.working_directory,
+        env=launch.env,
+        workdir=launch.workdir,
         image=launch.image,
         secrets=[pb.Secret(variable=s.variable, name=s.name) for s in launch.secrets],
         staging_command=launch.staging_command,
@@ -140,10 +140,10 @@ def _require_tuning(field: str, spec: JobSpec) -> None:
             f"needs a runtime whose programs try plans ({names}), and the job has {spec.runtime!r};"
             " leave it out, or name such a runtime",
         )
-    if spec.stated_plan is not None:
+    if spec.plan is not None:
         raise InvalidInput(
             field,
-            "contradicts stated_plan, which is the only plan of the job; leave one of them out",
+            "contradicts plan, which is the only plan of the job; leave one of them out",
         )
 
 
@@ -180,10 +180,10 @@ def _of_seconds(length_s: float) -> Duration | None:
 def _require_few_characters(field: str, message: pb.Launch) -> None:
     """Check the size of a launch before its parts, some of which take long to check."""
     count = (
-        sum(len(name) + len(value) for name, value in message.environment.items())
+        sum(len(name) + len(value) for name, value in message.env.items())
         + sum(len(secret.variable) + len(secret.name) for secret in message.secrets)
         + sum(map(len, message.staging_command))
-        + len(message.working_directory)
+        + len(message.workdir)
         + len(message.progress_pattern)
     )
     if count > MAX_LAUNCH_CHARS:

@@ -23,7 +23,7 @@ from tessera.v1 import networks_pb2 as pb
 
 MAX_SHOWN_NAMES: Final = 20
 """Largest number of unmatched hosts, and of unmatched nodes, in a message."""
-_KINDS: Final = ("tensor", "data", "expert_data", "expert", "handed")
+_KINDS: Final = ("tensor", "data", "expert_data", "expert", "pipeline")
 MAX_STAGES: Final = 1024
 MAX_DEGREE: Final = 65_536
 MAX_BYTES: Final = 1e18
@@ -116,7 +116,7 @@ def of_decision(cluster: str, d: NetworkDecision) -> pb.NetworkDecision:
         dscp=d.tag,
         priority=d.priority,
         intensity=d.intensity,
-        meets=[names.job_name(cluster, other) for other in d.meets],
+        contending_jobs=[names.job_name(cluster, other) for other in d.contending_jobs],
         note=d.note,
         routes=[
             pb.NetworkRoute(source=r.source, target=r.target, via=r.via, sent_bytes=r.sent_bytes)

@@ -87,8 +87,8 @@ def to_gap(message: pb.AddProfilesRequest) -> ProfileGap | None:
     """
     m = message
     if not m.left_out:
-        if m.left_out_reason:
-            raise InvalidInput("left_out_reason", "needs left_out; name the sizes")
+        if m.skip_reason:
+            raise InvalidInput("skip_reason", "needs left_out; name the sizes")
         return None
     fields.require_batch_size("left_out", len(m.left_out), MAX_RECORDS)
     sizes = [
@@ -109,7 +109,7 @@ def to_gap(message: pb.AddProfilesRequest) -> ProfileGap | None:
         task=names.require_identifier("task", m.task),
         source=fields.require_text("source", m.source, 4000, required=True),
         left_out=tuple(sizes),
-        reason=fields.require_text("left_out_reason", m.left_out_reason, 1000, required=True),
+        reason=fields.require_text("skip_reason", m.skip_reason, 1000, required=True),
     )
 
 
@@ -216,7 +216,7 @@ _STATE: Final = {state: pb.ProfilingTask.State.Value(state.name) for state in Ta
 def of_status(found: ProfilingStatus) -> pb.Profiling:
     """Return the message of the state of a workload's profiling."""
     return pb.Profiling(
-        asked=found.asked,
+        requested=found.asked,
         source=found.source,
         problem=found.problem,
         tasks=map(_of_task, found.tasks),
@@ -233,6 +233,6 @@ def _of_task(task: TaskStatus) -> pb.ProfilingTask:
         device_seconds=task.device_s,
         service_gpu_seconds=task.service_gpu_s,
         left_out=[pb.ProfileSize(samples=s, tensor_parallel=tp) for s, tp in task.left_out],
-        left_seconds=task.left_s,
+        remaining_seconds=task.left_s,
         host=None if task.host is None else of_host(task.host),
     )

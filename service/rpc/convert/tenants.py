@@ -41,7 +41,7 @@ def to_tenant(field: str, cluster: str, message: pb.Tenant) -> TenantSpec:
         name=to_tenant_id(f"{field}.name", cluster, m.name),
         weight=weight,
         borrow_gpus=borrow_gpus,
-        lends=not m.keeps_idle_quota,
+        keeps_idle_quota=m.keeps_idle_quota,
         quotas=to_quotas(f"{field}.quotas", m.quotas),
         parent=names.require_identifier(f"{field}.parent", m.parent) if m.parent else "",
     )
@@ -72,7 +72,7 @@ def of_tenant(cluster: str, spec: TenantSpec) -> pb.Tenant:
         name=names.tenant_name(cluster, spec.name),
         weight=spec.weight,
         borrow_gpus=spec.borrow_gpus if spec.borrow_gpus >= 0 else None,
-        keeps_idle_quota=not spec.lends,
+        keeps_idle_quota=spec.keeps_idle_quota,
         quotas=spec.quotas,
         parent=spec.parent,
     )

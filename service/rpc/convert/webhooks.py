@@ -63,7 +63,7 @@ def of_webhook(record: WebhookRecord) -> pb.Webhook:
         pending=record.pending,
         failures=record.failures,
         last_error=record.last_error,
-        dead=record.dead,
+        disabled=record.disabled,
     )
     if record.delivered_s is not None:
         message.delivery_time.CopyFrom(fields.timestamp_of(record.delivered_s))

@@ -95,8 +95,8 @@ def _job_changed(field: str, cluster: str, message: pb.JobChange) -> tuple[Hypot
         amounts[ChangeKind.WEIGHT] = "weight", weight
     if message.HasField("priority"):
         most = convert_jobs.MAX_PRIORITY
-        queue = fields.require_whole(f"{field}.priority", message.priority, 1, most)
-        amounts[ChangeKind.QUEUE] = "priority", queue
+        priority = fields.require_whole(f"{field}.priority", message.priority, 1, most)
+        amounts[ChangeKind.PRIORITY] = "priority", priority
     if message.HasField("deadline"):
         if message.no_deadline:
             raise InvalidInput(
@@ -141,7 +141,7 @@ def of_answer(
 ) -> pb.WhatIfResponse:
     """Return the message of an answer, with the jobs that the caller sees, at most ``max_jobs``."""
     message = pb.WhatIfResponse(
-        made_time=fields.timestamp_of(answer.made_s),
+        create_time=fields.timestamp_of(answer.created_s),
         offers=[_of_offer(cluster, offer, identity) for offer in answer.offers],
         now=_of_round(cluster, answer.now, identity, max_jobs),
         notes=answer.notes,

@@ -73,7 +73,7 @@ def to_array_range(field: str, message: pb.ArrayIndices) -> ArrayRange:
             first=fields.require_whole("first", message.first, 0, MAX_INDEX),
             last=fields.require_whole("last", message.last, 0, MAX_INDEX),
             step=message.step or 1,
-            limit=message.max_running,
+            max_running=message.max_running,
         )
     except InvalidInput as wrong:
         raise InvalidInput(f"{field}.{wrong.field}", wrong.problem) from wrong
@@ -85,7 +85,7 @@ def of_array_member(cluster: str, member: ArrayMember) -> pb.ArrayMember:
         array=names.array_name(cluster, member.array),
         index=member.index,
         size=member.size,
-        max_running=member.limit,
+        max_running=member.max_running,
     )
 
 
@@ -95,7 +95,7 @@ def of_array(record: ArrayRecord) -> pb.JobArray:
         name=names.array_name(record.cluster, record.name),
         tenant=record.tenant,
         size=record.size,
-        max_running=record.limit,
+        max_running=record.max_running,
         states={state.name: count for state, count in record.states.items()},
     )
 

@@ -34,7 +34,7 @@ def raw_job(
         workload=_NO_WORKLOAD,
         iterations=1,
         requested_gpus=gpus,
-        requested_type=gpu_type if GPU_TYPE.fullmatch(gpu_type) else "",
+        requested_gpu_type=gpu_type if GPU_TYPE.fullmatch(gpu_type) else "",
         tenant=safe_name(tenant) if tenant else "",
     )
     return DurationJob(submit_s, duration_s, spec)

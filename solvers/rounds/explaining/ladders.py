@@ -107,8 +107,8 @@ def _weights(s: Situation) -> Ladders:
 
 
 def _queues(s: Situation) -> Ladders:
-    now = int(s.value_of("queue"))
-    queues = [_one(ChangeKind.QUEUE, queue, now) for queue in range(now - 1, 0, -1)]
+    now = int(s.value_of("priority"))
+    queues = [_one(ChangeKind.PRIORITY, queue, now) for queue in range(now - 1, 0, -1)]
     yield [changes + _some_weight(s) for changes in queues]
 
 
@@ -130,12 +130,12 @@ def _deadlines(s: Situation) -> Ladders:
 
 
 def _no_pin(s: Situation) -> Ladders:
-    if s.value_of("pinned_type") and s.value_of("requested_type") >= 0:
+    if s.value_of("pinned_gpu_type") and s.value_of("requested_gpu_type") >= 0:
         yield [_one(ChangeKind.ANY_TYPE)]
 
 
 def _any_node(s: Situation) -> Ladders:
-    if (s.snapshot.avoids.job == s.job).any():
+    if (s.snapshot.avoided_nodes.job == s.job).any():
         yield [_one(ChangeKind.ANY_NODE)]
 
 
@@ -150,7 +150,7 @@ def _any_labels(s: Situation) -> Ladders:
 
 def _more_types(s: Situation) -> Ladders:
     """Yield each further GPU type on which the job has estimates, with those that it may run on."""
-    allowed, names = s.snapshot.allowed_types, [kind.name for kind in s.snapshot.gpu_types]
+    allowed, names = s.snapshot.allowed_gpu_types, [kind.name for kind in s.snapshot.gpu_types]
     now = allowed.gpu_type[allowed.job == s.job].tolist()
     own = set(s.snapshot.estimates.gpu_type[s.own_estimates()].tolist())
     for kind in sorted(own - set(now)) if now else ():
@@ -174,7 +174,7 @@ def _requests(s: Situation) -> Ladders:
 
 
 def _stay(s: Situation) -> Ladders:
-    if s.value_of("movable"):
+    if not s.value_of("pinned"):
         yield [_one(ChangeKind.STAY)]
 
 
@@ -189,7 +189,7 @@ def _retry(s: Situation) -> Ladders:
 
 
 def _request_types(s: Situation) -> Ladders:
-    if s.value_of("unestimated") and s.value_of("requested_type") < 0:
+    if s.value_of("unestimated") and s.value_of("requested_gpu_type") < 0:
         for kind in np.flatnonzero(_whole_gpus(s.snapshot)).tolist():
             yield [_one(ChangeKind.REQUEST_TYPE, subject=s.snapshot.gpu_types[kind].name)]
 
@@ -200,7 +200,7 @@ def _best_effort(s: Situation) -> Ladders:
 
 
 def _any_plan(s: Situation) -> Ladders:
-    if s.value_of("stated_plan") >= 0:
+    if s.value_of("plan") >= 0:
         yield [_one(ChangeKind.ANY_PLAN)]
 
 
@@ -227,9 +227,9 @@ def _borrowing(s: Situation) -> Ladders:
 
 def _lending(s: Situation) -> Ladders:
     tenants = s.snapshot.tenants
-    for name, lends in zip(tenants.name, tenants.lends.tolist(), strict=True):
-        if name not in s.line and not lends:
-            yield [_one(ChangeKind.LEND, 1, subject=name)]
+    for name, keeps in zip(tenants.name, tenants.keeps_idle_quota.tolist(), strict=True):
+        if name not in s.line and keeps:
+            yield [_one(ChangeKind.LEND, 0, subject=name)]
 
 
 def _tenant_weights(s: Situation) -> Ladders:
@@ -385,8 +385,8 @@ def _waits(s: Situation) -> Ladders:
     jobs, now_s = s.snapshot.jobs, s.snapshot.now_s
     times = [s.value_of("retry_s")]
     if s.outcome.admission is not None:
-        legs = s.outcome.admission.legs
-        times += legs.start_s[legs.job == s.job].tolist()[:1]
+        segments = s.outcome.admission.schedule_segments
+        times += segments.start_s[segments.job == s.job].tolist()[:1]
     windows = s.snapshot.reservations
     times += windows.end_s[windows.are_active(now_s)].tolist()
     if s.options.change_spacing > 0:
@@ -399,7 +399,7 @@ def _waits(s: Situation) -> Ladders:
 
 LADDERS: Final[dict[ChangeKind, Callable[[Situation], Ladders]]] = {
     ChangeKind.WEIGHT: _weights,
-    ChangeKind.QUEUE: _queues,
+    ChangeKind.PRIORITY: _queues,
     ChangeKind.DEADLINE: _deadlines,
     ChangeKind.ANY_TYPE: _no_pin,
     ChangeKind.ANY_NODE: _any_node,

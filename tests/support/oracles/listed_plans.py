@@ -74,7 +74,7 @@ class ListedRound:
                 name=str(i),
                 workload=job.workload,
                 requested_gpus=job.gpus,
-                requested_type=job.gpu_type,
+                requested_gpu_type=job.gpu_type,
                 iterations=math.ceil(JOB_HOURS * 3600 * best / job.workload.global_batch),
             )
             arrivals.append(Arrival(0.0, spec))

@@ -11,7 +11,7 @@ from tessera.formulation.tables import Ints
 def trained_samples(ahead: Lookahead, job: int, pick: Ints, first: int = 0) -> float:
     """Return the samples that ``job`` trains by its deadline with ``pick`` (int64[slots]).
 
-    ``pick`` has an option for each slot. Slots before ``first`` are not counted, but a leg that
+    ``pick`` has an option for each slot. Slots before ``first`` are not counted, but a segment that
     began there continues.
     """
     gain, cost = ahead.gain, ahead.cost

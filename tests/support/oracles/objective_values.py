@@ -101,7 +101,7 @@ class Oracle:
     def _weight(self, job: int) -> float:
         """Return the weight of a job, Eq. (9)."""
         row = self._jobs[job]
-        queue = self._policy.weight_of_queue.get(row["queue"], 1.0)
+        queue = self._policy.weight_of_priority.get(row["priority"], 1.0)
         return float(row["weight"] * self._tenant.get(row["tenant"], 1.0) * queue)
 
     def _work(self, job: int) -> float:

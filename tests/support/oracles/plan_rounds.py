@@ -110,7 +110,7 @@ def _job(rng: np.random.Generator, job: int, types: int) -> dict[str, Any]:
         "iterations": 1e6,
         "iterations_left": 1e6,
         "requested_gpus": int(rng.choice(COUNTS)),
-        "requested_type": int(rng.integers(-1, types)),
+        "requested_gpu_type": int(rng.integers(-1, types)),
         "submitted_plan": int(rng.integers(-1, len(PLANS))),
         "guaranteed": bool(rng.random() < 0.4),
         "weight": float(rng.choice([0.5, 1.0, 2.0])),
@@ -195,7 +195,8 @@ def _owed_rate(row: dict[str, Any], cells: list[dict[str, Any]]) -> float:
     asked = [
         cell
         for cell in cells
-        if cell["gpus"] == row["requested_gpus"] and row["requested_type"] in (-1, cell["gpu_type"])
+        if cell["gpus"] == row["requested_gpus"]
+        and row["requested_gpu_type"] in (-1, cell["gpu_type"])
     ]
     asked = [cell for cell in asked if cell["plan"] == row["submitted_plan"]] or asked
     by_type: dict[int, float] = {}

@@ -77,8 +77,8 @@ def test_a_data_directory_that_vanishes_ends_no_process(
     state = a_state(tmp_path / "d")
     lease = AgentLease(state, lambda: 100.0, 30.0)
     (tmp_path / "d").rename(tmp_path / "lost")
-    for said_s in (101.0, 103.0, 105.0):
-        lease.renew(said_s)
+    for sent_at_s in (101.0, 103.0, 105.0):
+        lease.renew(sent_at_s)
     assert lease.left_s() == 35.0
     messages = [record.message for record in caplog.records]
     assert len(messages) == 1

@@ -104,7 +104,7 @@ def test_a_gang_is_refused_unless_its_runtime_is_offered_or_it_brings_its_packag
     chooser = RuntimeChooser(dict.fromkeys((JAX, REPLAY), ReplayRuntime()), REPLAY, watch)
     with pytest.raises(UnsuitableNode, match="jax cannot be started here: no module jax in"):
         chooser.require_offered(a_gang(runtime=JAX))
-    launch = LaunchSpec(environment={"PYTHONPATH": "/opt/jax"})
+    launch = LaunchSpec(env={"PYTHONPATH": "/opt/jax"})
     chooser.require_offered(a_gang(runtime=JAX, launch=launch))
     chooser.require_offered(a_gang(runtime=REPLAY))
 

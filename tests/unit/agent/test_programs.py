@@ -121,7 +121,7 @@ async def test_processes_that_end_without_a_parent_do_not_pile_up(bench: Program
     ("program", "launch", "error"),
     [
         (("/no/such/program",), {}, "cannot start /no/such/program"),
-        ("pass", {"working_directory": "/no/such/folder"}, "/no/such/folder"),
+        ("pass", {"workdir": "/no/such/folder"}, "/no/such/folder"),
     ],
 )
 async def test_a_program_or_directory_that_is_missing_is_named(
@@ -192,7 +192,7 @@ async def test_the_environment_has_the_contract_and_no_secret_of_the_agent(
         "PGPASSWORD": "secret",
     }
     program = "import json, os; print(json.dumps(dict(os.environ)))"
-    launch = {"environment": {"MINE": "1"}, **UNTIL_EXIT}
+    launch = {"env": {"MINE": "1"}, **UNTIL_EXIT}
     gang = bench.gang(program, launch=launch, execution_plan="", array_index=3, array_size=10)
     handle = bench.start(gang, environment=environment)
     assert await end_of(handle) == SUCCESS
@@ -505,7 +505,7 @@ def shown_by(bench: ProgramBench, node_rank: int = 0) -> dict[str, Any]:
 async def test_a_script_of_jax_runs_once_on_its_node_and_finds_the_modules_of_the_client(
     bench: ProgramBench,
 ) -> None:
-    launch = {"environment": {"XLA_FLAGS": "--xla_own=1"}, **UNTIL_EXIT}
+    launch = {"env": {"XLA_FLAGS": "--xla_own=1"}, **UNTIL_EXIT}
     gang = a_jax_gang(
         bench, SHOW, "--pp={plan.pp}", execution_plan=PIPELINE.to_json(), launch=launch
     )

@@ -58,7 +58,7 @@ def test_a_cluster_file_states_cores_and_host_memory_in_units() -> None:
         "gpu_types: {a100: 40GiB}\nnodes:\n"
         "- {name: 'n{}', count: 2, gpu_type: a100, gpus: 4, cpus: 96, host_memory: 1.5 TiB}\n"
         "- {name: printed, gpu_type: a100, gpus: 4, cpus: 0, host_bytes: '1024'}\n"
-        "- {name: silent, gpu_type: a100, gpus: 4, found_cpus: 8, found_host_bytes: '1'}\n"
+        "- {name: silent, gpu_type: a100, gpus: 4, reported_cpus: 8, reported_host_bytes: '1'}\n"
     )
     nodes = read_cluster(text, "c.yaml").nodes
     stated = [(n.cpus, n.host_bytes) for n in nodes[:3]]

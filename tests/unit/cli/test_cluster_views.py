@@ -45,8 +45,8 @@ def test_the_wide_table_of_nodes_has_their_faults_their_labels_and_the_end_of_pr
 def test_cores_and_host_memory_are_shown_as_stated_or_found_or_as_not_stated(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    stated = a_shown_node("stated", cpus=64, host_bytes=2**39, found_cpus=96)
-    found = a_shown_node("found", found_cpus=96, found_host_bytes=2**40)
+    stated = a_shown_node("stated", cpus=64, host_bytes=2**39, reported_cpus=96)
+    found = a_shown_node("found", reported_cpus=96, reported_host_bytes=2**40)
     show_nodes([stated, found, a_shown_node("neither")], Output.TABLE)
     head, *rows = (line.split() for line in capsys.readouterr().out.splitlines()[:4])
     assert head[5:8] == ["CPUS", "HOST", "MEMORY"]
@@ -73,7 +73,7 @@ def a_waiting_job(name: str, position: int = 0, **fields: Any) -> jobs_pb2.Job:
         start = jobs_pb2.TimeBand(earliest=later(HOUR_S), latest=later(2 * HOUR_S))
         finish = jobs_pb2.TimeBand(earliest=later(9 * HOUR_S))
         job.forecast.CopyFrom(
-            jobs_pb2.Forecast(position=position, start=start, finish=finish, made_time=NOW)
+            jobs_pb2.Forecast(position=position, start=start, finish=finish, create_time=NOW)
         )
     return job
 

@@ -99,7 +99,7 @@ def test_what_is_not_known_is_said_with_the_reason(shown: Callable[..., list[str
     for field in ("cpus", "host_bytes", "minimum_demand"):
         own.ClearField(field)
     own.gpus[0].cell.cell.plan = "d1ge57" + 64 * "0"  # of a plan that is not recorded
-    own.bandwidth.CopyFrom(pb.BandwidthCurve(unknown_because="the model m is unknown"))
+    own.bandwidth.CopyFrom(pb.BandwidthCurve(unknown_reason="the model m is unknown"))
     text = "\n".join(shown(found))
     assert "Nodes with 2 x a100" in text
     assert "Host memory with 2 x a100" in "\n".join(shown(some_curves()))

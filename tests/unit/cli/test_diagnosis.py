@@ -236,10 +236,10 @@ def test_a_flag_goes_before_the_environment_and_the_environment_before_the_file(
     )
     expected = {
         "listen": ("127.0.0.1:3", "flag"),
-        "period_s": ("7.0", "environment"),
+        "period_s": ("7.0", "env"),
         "grace_s": ("3.0", "file"),
-        "policy": ("{objective: jct}", "environment"),
-        "TESSERA_SERVER": ("127.0.0.1:9", "environment"),
+        "policy": ("{objective: jct}", "env"),
+        "TESSERA_SERVER": ("127.0.0.1:9", "env"),
         "TESSERA_CLUSTER": ("default", "default"),
     }
     entries = {name: settings[name] for name in expected}

@@ -21,7 +21,7 @@ from tessera.v1 import jobs_pb2
 from tests.support.launches import WHOLE_LAUNCH, WHOLE_MESSAGE
 
 NOW = Timestamp(seconds=1_800_000_000)
-MINIMAL = "model: bert\nparams: 1.3B\nglobal_batch: 256\niterations: 1000\ngpus: 8\n"
+MINIMAL = "model: bert\nparams: 1.3B\nbatch: 256\niterations: 1000\ngpus: 8\n"
 HUGE = "9" * 20
 PLACE = "clusters/default"
 TOKEN = "tessera_token_" + 12 * "a"
@@ -32,8 +32,8 @@ WHOLE_OPTIONS: dict[str, Any] = {
     "env": ["NCCL_DEBUG=INFO", "GREETING=a b=ü", "EMPTY="],
     "workdir": "/srv/train",
     "secret": ["WANDB_API_KEY=wandb"],
-    "staging": "cp -r '/data/a b' /scratch",
-    "run_as": "ana",
+    "staging_command": "cp -r '/data/a b' /scratch",
+    "user": "ana",
     "progress_pattern": WHOLE_LAUNCH.progress_pattern,
     "stall_limit": "30m",
     "stop_grace": "1m30.5s",
@@ -42,10 +42,10 @@ WHOLE_OPTIONS: dict[str, Any] = {
 PROGRAM_KEYS = r"""
 runtime: torchrun
 command: [train.py, --name, a b]
-environment: {NCCL_DEBUG: INFO, GREETING: a b=ü, EMPTY: ""}
-working_directory: /srv/train
+env: {NCCL_DEBUG: INFO, GREETING: a b=ü, EMPTY: ""}
+workdir: /srv/train
 secrets: {WANDB_API_KEY: wandb}
-staging: [cp, -r, /data/a b, /scratch]
+staging_command: [cp, -r, /data/a b, /scratch]
 user: ana
 progress_pattern: 'iteration +(?P<iteration>\d+).*?loss: (?P<loss>[0-9.]+)'
 stall_limit: 30m
@@ -65,8 +65,8 @@ pinned: true
 preemptible: true
 labels: {team: nlp, run: 7}
 max_retries: 0
-pin_type: true
-gpu_types: [h100]
+pinned_gpu_type: true
+allowed_gpu_types: [h100]
 avoid_nodes: [n1, clusters/d/nodes/n2]
 node_selector: zone=a
 preferred_labels: rack!=b
@@ -81,8 +81,8 @@ plan_first: true
 submitted_plan: '{"stages": []}'
 techniques: [dp, tp]
 cpus: 96
-tune: halves
-tune_budget: 20m
+tuning_space: halves
+tuning_budget: 20m
 """
 
 
@@ -95,7 +95,7 @@ def read_job(keys: str = "", source: str = "j.yaml") -> jobs_pb2.SubmitJobReques
 
 
 def test_a_key_that_is_absent_is_not_sent() -> None:
-    request = read_job("stall_limit:\nenvironment: {}\n")
+    request = read_job("stall_limit:\nenv: {}\n")
     assert json_format.MessageToDict(request, preserving_proto_field_name=True) == {
         "job": {
             "workload": {"model": "bert", "params": "1.3B", "global_batch": 256},
@@ -148,8 +148,8 @@ def test_every_key_of_a_job_reaches_the_request(tmp_path: Path) -> None:
                 {"job": f"{PLACE}/jobs/prepare", "condition": "SUCCEEDED"},
                 {"job": f"{PLACE}/jobs/x", "condition": "ENDED"},
             ],
-            "stated_plan": "--tensor-model-parallel-size 8",
-            "stated_plan_first": True,
+            "plan": "--tensor-model-parallel-size 8",
+            "plan_first": True,
             "submitted_plan": '{"stages": []}',
             "techniques": ["dp", "tp"],
             "requested_cpus": 96,
@@ -159,8 +159,8 @@ def test_every_key_of_a_job_reaches_the_request(tmp_path: Path) -> None:
 
 def test_documents_lists_and_defaults_can_each_hold_many_jobs() -> None:
     text = (
-        f"{MINIMAL}---\n- {{model: a, global_batch: 1, iterations: 1, gpus: 1}}\n---\n"
-        "defaults: {model: b, global_batch: 2, iterations: 3, gpus: 4, tenant: t}\n"
+        f"{MINIMAL}---\n- {{model: a, batch: 1, iterations: 1, gpus: 1}}\n---\n"
+        "defaults: {model: b, batch: 2, iterations: 3, gpus: 4, tenant: t}\n"
         "jobs: [{name: x}, {name: y, gpus: 8}]\n"
     )
     jobs = read_jobs(text, "many.yaml", NOW)
@@ -171,7 +171,7 @@ def test_documents_lists_and_defaults_can_each_hold_many_jobs() -> None:
     for text, message in (
         ("jobs:\n- {model: m, modle: m}\n", "j.yaml: jobs[0]: unknown key 'modle'"),
         ("defaults: {name: n}\njobs: []\n", "j.yaml: defaults: unknown key 'name'"),
-        ("model: bert\n", "j.yaml: needs 'global_batch'"),
+        ("model: bert\n", "j.yaml: needs 'batch'"),
         (f"{MINIMAL}gpus: 9\n", "the key 'gpus' occurs twice"),
         (f"{MINIMAL}---\n5\n", "j.yaml: document 2: must be a mapping of keys to values, not 5"),
         ("jobs: 5\n", "j.yaml: jobs: must be a list, not 5"),
@@ -187,12 +187,12 @@ def test_documents_lists_and_defaults_can_each_hold_many_jobs() -> None:
 def test_texts_of_a_job_are_those_that_were_written(text: str) -> None:
     request = read_job(
         f"name: {text}\nlabels: {{a: {text}, {text}: b}}\ncommand: [{text}]\ntenant: {text}\n"
-        f"environment: {{V: {text}}}\nstaging: [{text}]\nuser: {text}\n"
+        f"env: {{V: {text}}}\nstaging_command: [{text}]\nuser: {text}\n"
     )
     job = request.job
     assert request.job_id == text
     assert dict(job.labels) == {"a": text, text: "b"}
-    assert dict(job.launch.environment) == {"V": text}
+    assert dict(job.launch.env) == {"V": text}
     assert {*job.command, *job.launch.staging_command, job.launch.user, job.tenant} == {text}
 
 
@@ -226,7 +226,7 @@ def test_durations_and_times_are_read_with_their_units() -> None:
     ("line", "message"),
     [
         ("gpu: 8", "unknown key 'gpu'; did you mean 'gpus'? (allowed: name,"),
-        ("global_batch: many", "global_batch: must be a whole number from 1 to 1,000"),
+        ("batch: many", "batch: must be a whole number from 1 to 1,000"),
         ("gpus: true", "gpus: must be a whole number from 1 to 65,536, not true"),
         ("weight: 1e999", "line 6: weight: must be a finite number, not inf"),
         (f"weight: {HUGE * 20}", f"line 6: weight: the number {HUGE}... has more than 40"),
@@ -235,14 +235,17 @@ def test_durations_and_times_are_read_with_their_units() -> None:
         ("deadline: 2027-01-15T09:00:00", "deadline: 2027-01-15T09:00:00 has no"),
         ("labels: [a]", "labels: must map texts to texts"),
         ("guaranteed: 1", "guaranteed: must be true or false, not 1"),
-        ("pin_type: true", "pin_type: pins the type that 'gpu_type' names, so give both"),
+        (
+            "pinned_gpu_type: true",
+            "pinned_gpu_type: pins the type that 'gpu_type' names, so give both",
+        ),
         (f"avoid_nodes: [{'n, ' * 257}]", "avoid_nodes: may name at most 256 nodes"),
         ("after: [x:soon]", "after: "),
         ("array: many", "array: "),
         ("plan: nowhere.json", "plan: nowhere.json cannot be read"),
         ("plan_first: true", "plan_first: needs a plan"),
-        ("environment: {A: true}", "environment: A: must be a text, not true; put it in"),
-        (f"environment: {{A: {TOKEN}}}", "environment[A]: looks like a secret"),
+        ("env: {A: true}", "env: A: must be a text, not true; put it in"),
+        (f"env: {{A: {TOKEN}}}", "env[A]: looks like a secret"),
         (f"secrets: {{A: {TOKEN}}}", "secrets: A needs the name of a file on the nodes"),
     ],
 )
@@ -279,10 +282,10 @@ def test_arrays_and_the_jobs_that_one_waits_for_are_words() -> None:
 def test_options_state_what_a_file_states_and_only_what_was_given() -> None:
     job = program_options(**WHOLE_OPTIONS)
     assert (list(job.command), job.launch) == (["train.py", "--name", "a b"], WHOLE_MESSAGE)
-    tuned = program_options(tune="halves", tune_budget="20m")
+    tuned = program_options(tuning_space="halves", tuning_budget="20m")
     assert (tuned.launch.tuning_space, tuned.launch.tuning_budget.seconds) == ("halves", 1200)
     assert ("tuning", "halves, 20m") in launch_facts(tuned)
-    placing = placing_options(gpu_types="h100, a100", longest_run="1h30m")
+    placing = placing_options(allowed_gpu_types="h100, a100", longest_run="1h30m")
     assert placing.paths == ["allowed_gpu_types", "longest_run"]
     assert list(placing.job.allowed_gpu_types) == ["h100", "a100"]
     assert placing.job.longest_run.seconds == 5400
@@ -303,7 +306,7 @@ def test_variables_come_from_a_file_and_options_have_precedence(tmp_path: Path) 
     file = tmp_path / "train.env"
     file.write_text("# for all runs\n\nA=1\r\n B=x\nC= y = z \n#D=4\nA=2")
     job = program_options(env_from_file=str(file), env=["C=option"])
-    assert dict(job.launch.environment) == {"A": "2", "B": "x", "C": "option"}
+    assert dict(job.launch.env) == {"A": "2", "B": "x", "C": "option"}
     for text, problem in (
         (b"A=1\nnot a variable\n", "line 2: must have the form NAME=VALUE"),
         (b"=1\n", "line 1: must have the form NAME=VALUE"),
@@ -328,10 +331,10 @@ def test_variables_come_from_a_file_and_options_have_precedence(tmp_path: Path) 
         ({"secret": ["wandb"]}, "--secret: must have the form VARIABLE=NAME"),
         ({"secret": [f"A={TOKEN}"]}, "--secret: A needs the name of a file on the nodes"),
         ({"command": "'"}, "--command: must be quoted as in a shell"),
-        ({"staging": "'"}, "--staging: must be quoted as in a shell"),
+        ({"staging_command": "'"}, "--staging-command: must be quoted as in a shell"),
         ({"stall_limit": "soon"}, "--stall-limit: 'soon' is not a duration"),
         ({"stop_grace": "-1"}, "--stop-grace: '-1' is not a duration"),
-        ({"tune_budget": "soon"}, "--tune-budget: 'soon' is not a duration"),
+        ({"tuning_budget": "soon"}, "--tuning-budget: 'soon' is not a duration"),
     ],
 )
 def test_a_wrong_option_of_a_program_is_named_without_its_secret(

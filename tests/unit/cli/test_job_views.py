@@ -255,8 +255,8 @@ def test_a_list_shows_the_share_of_iterations_that_is_done(job: jobs_pb2.Job, pe
 
 def test_a_job_shows_what_was_stated_of_its_program(details: Details) -> None:
     job = a_shown_job(command=["train.py", "--name", "a b"], launch=WHOLE_MESSAGE)
-    job.launch.environment["LONG"] = "x" * 1000
-    job.launch.environment["URL"] = "postgresql://ana:" + "pass" + "@host/db"
+    job.launch.env["LONG"] = "x" * 1000
+    job.launch.env["URL"] = "postgresql://ana:" + "pass" + "@host/db"
     text = details(job)
     for fact in (
         "runtime torchrun",
@@ -273,7 +273,7 @@ def test_a_job_shows_what_was_stated_of_its_program(details: Details) -> None:
         assert fact in text
     bare = details(a_shown_job(launch=launch_pb2.Launch(runtime="replay")))
     assert "runtime replay" in bare
-    for name in ("command", "environment", "secrets", "starts in", "stall limit", "runs as"):
+    for name in ("command", "env", "secrets", "starts in", "stall limit", "runs as"):
         assert name not in bare
 
 
@@ -281,8 +281,8 @@ def test_a_deadline_is_shown_with_its_schedule_or_the_earliest_possible_one(
     details: Details,
 ) -> None:
     cell = estimates_pb2.Cell(gpu_type="a100", gpus=8, pipeline_degree=2)
-    legs = [jobs_pb2.Leg(start_time=NOW, end_time=later(600), cell=cell)]
-    text = details(a_shown_job(deadline=later(7200), deadline_admitted=True, certificate=legs))
+    segments = [jobs_pb2.ScheduleSegment(start_time=NOW, end_time=later(600), cell=cell)]
+    text = details(a_shown_job(deadline=later(7200), admitted=True, schedule=segments))
     assert "2027-01-15T10:00:00Z, promised (schedule below)" in text
     assert text.endswith(
         "START END FOR ON 2027-01-15T08:00:00Z 2027-01-15T08:10:00Z 10m 8 x a100, pp 2"
@@ -326,12 +326,12 @@ def test_gpu_indices_are_shown_as_ranges(values: list[int], text: str) -> None:
     assert render.format_indices(values) == text
 
 
-def a_forecast_job(made_s: float = -60.0) -> jobs_pb2.Job:
+def a_forecast_job(created_s: float = -60.0) -> jobs_pb2.Job:
     """Return a waiting job that starts in 10 to 90 minutes, and whose finish is too far away."""
     now_s = float(NOW.seconds)
     forecast = JobForecast(
         job="a",
-        made_s=now_s + made_s,
+        created_s=now_s + created_s,
         coverage=0.8,
         position=3,
         start=Band(low_s=now_s + 600.0, median_s=now_s + 1800.0, high_s=now_s + 5400.0),
@@ -359,10 +359,10 @@ def test_a_forecast_states_spans_times_and_coverage() -> None:
 
 
 def test_a_stale_forecast_and_one_without_bands_are_shown_as_such() -> None:
-    stale = a_forecast_job(made_s=-STALE_S - 60.0)
+    stale = a_forecast_job(created_s=-STALE_S - 60.0)
     assert listed_band(stale, "start", NOW) == "10m-1h30m, 16m old"
     assert "out of date" in dict(forecast_facts(stale, NOW))["forecast"]
-    forecast = JobForecast(job="a", made_s=NOW.seconds, coverage=0.8, why_not="nobody knows")
+    forecast = JobForecast(job="a", created_s=NOW.seconds, coverage=0.8, why_not="nobody knows")
     job = jobs_pb2.Job(forecast=of_forecast(forecast))
     facts = {name: text for name, text in forecast_facts(job, NOW) if text}
     assert facts == {"forecast": "none: nobody knows"}

@@ -24,7 +24,7 @@ EVERYTHING: dict[str, tuple[Any, Any]] = {
     "scheduler": ("arena", "arena"),
     "scheduler_parameters": ("depth=5,breadth=8", "depth=5,breadth=8"),
     "raw_throughput": (True, True),
-    "queue_weights": ("1:4", "1:4"),
+    "priority_weights": ("1:4", "1:4"),
     "restart_horizon": ("2h", ("restart_horizon_s", 7200.0)),
     "max_restart_share": (0.5, 0.5),
     "cost_of": (CostOf.WATTS, "watts"),

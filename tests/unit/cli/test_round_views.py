@@ -97,10 +97,10 @@ def an_explanation(**changes: Any) -> jobs_pb2.ExplainJobResponse:
 
 def test_an_explanation_shows_reason_displacers_steps_and_rounds(shown: Callable[..., str]) -> None:
     strong = jobs_pb2.Displacement(
-        job=f"{JOBS}/strong", gpu_type="a100", gpus=2, by="VALUE", value_per_gpu=0.5
+        job=f"{JOBS}/strong", gpu_type="a100", gpus=2, rule="VALUE", value_per_gpu=0.5
     )
     answer = an_explanation(
-        displaced_by=[strong, jobs_pb2.Displacement(gpu_type="a100", gpus=4, by="GUARANTEE")],
+        displaced_by=[strong, jobs_pb2.Displacement(gpu_type="a100", gpus=4, rule="GUARANTEE")],
         steps=[jobs_pb2.NextStep(actor="user", message="raise the weight")],
         history=[jobs_pb2.RoundSpan(first_round=3, last_round=7, kind="wait", cause="capacity")],
         value_per_gpu=0.25,
@@ -168,7 +168,7 @@ def an_answer() -> what_if_pb2.WhatIfResponse:
         for running, gpus in ((2, 16), (3, 24))
     )
     return what_if_pb2.WhatIfResponse(
-        made_time=NOW,
+        create_time=NOW,
         now=what_if_pb2.RoundDifference(
             before=before,
             after=after,
@@ -233,7 +233,7 @@ def test_an_added_job_is_shown_with_its_price_and_the_jobs_that_it_displaces(
         stopped=[f"{JOBS}/old"],
         other_losers=2,
     )
-    text = shown(show_answer, what_if_pb2.WhatIfResponse(made_time=NOW, offers=[offer]))
+    text = shown(show_answer, what_if_pb2.WhatIfResponse(create_time=NOW, offers=[offer]))
     assert "gets now 8 x a100, 3 samples/s" in text
     assert "second best 4 x a100, 2 samples/s; worse by 0.5 effective GPUs" in text
     assert "price 1.5 of its value of 4 effective GPUs" in text

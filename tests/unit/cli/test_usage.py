@@ -66,8 +66,11 @@ JOB = "submit j --model m --batch 1 --iterations 1 --gpus 1"
         ("submit j --weight 0", "--weight ... greater than or equal to 0.000001"),
         ("submit j --weight -1", "--weight ... greater than or equal to 0.000001"),
         ("submit j --priority 0", "--priority ... greater than or equal to 1"),
-        (f"{JOB} --pin-type", "--pin-type: pins the type that --gpu-type names, so give both"),
-        ("update j", "needs at least one of --weight"),
+        (
+            f"{JOB} --pinned-gpu-type",
+            "--pinned-gpu-type: pins the type that --gpu-type names, so give both",
+        ),
+        ("update j", "needs a change, e.g. --weight"),
         ("update j --weight 0", "--weight"),
         ("update j --priority 0", "--priority"),
         ("round --time-limit soon", "--time-limit: 'soon' is not a duration"),
@@ -77,7 +80,7 @@ JOB = "submit j --model m --batch 1 --iterations 1 --gpus 1"
         ("round --objective speed", "--objective: 'speed' is not an objective; choose from"),
         ("round --objective 0*throughput", "--objective: '0*throughput': all weights are 0"),
         ("round --objective 'max-min + jct'", "cannot be added to another objective; put them in"),
-        ("round --queue-weights 1", "--queue-weights: '1' must be QUEUE:FACTOR"),
+        ("round --priority-weights 1", "--priority-weights: '1' must be QUEUE:FACTOR"),
         ("round --scheduler arena --scheduler-parameters depth", "--scheduler-parameters: 'depth'"),
         (
             "round --scheduler arena --scheduler-parameters depth=1,depth=2",

@@ -255,36 +255,36 @@ def test_a_job_is_described_by_short_names() -> None:
         iterations=9,
         gpus=8,
         gpu_type="a100",
-        gpu_types=["a100"],
+        allowed_gpu_types=["a100"],
         avoid_nodes=["n0"],
         longest_run=minutes,
         after=["prepare", ended],
         techniques=["dp", "zero1"],
         command=["train.py"],
         runtime="torchrun",
-        environment={"A": "b"},
-        working_directory="/srv",
+        env={"A": "b"},
+        workdir="/srv",
         secrets={"WANDB_API_KEY": "wandb"},
-        staging=["cp", "a", "b"],
+        staging_command=["cp", "a", "b"],
         progress_pattern="(?P<iteration>[0-9]+)",
         stop_grace=minutes,
-        restart_s=1.5,
+        restart=timedelta(seconds=1.5),
         deadline=deadline,
         max_retries=0,
         until_exit=True,
     )
     spec = to_job_spec("job", "c", "j", job)
     launch = spec.launch
-    assert (spec.workload.global_batch, spec.requested_type) == (256, "a100")
-    assert (spec.allowed_types, spec.avoid_nodes) == (("a100",), ("n0",))
+    assert (spec.workload.global_batch, spec.requested_gpu_type) == (256, "a100")
+    assert (spec.allowed_gpu_types, spec.avoid_nodes) == (("a100",), ("n0",))
     dependencies = [(one.job, str(one.condition)) for one in spec.after]
     assert dependencies == [("prepare", "succeeded"), ("x", "ended")]
     assert spec.techniques == ("dp", "zero1")
     assert (spec.restart_s, spec.longest_run_s, launch.stop_grace_s) == (1.5, 120.0, 120.0)
     assert (spec.deadline_s, spec.max_retries) == (deadline.timestamp(), 0)
     assert launch.secrets == (SecretVariable(variable="WANDB_API_KEY", name="wandb"),)
-    assert (dict(launch.environment), launch.until_exit) == ({"A": "b"}, True)
-    assert (launch.staging_command, launch.working_directory) == (("cp", "a", "b"), "/srv")
+    assert (dict(launch.env), launch.until_exit) == ({"A": "b"}, True)
+    assert (launch.staging_command, launch.workdir) == (("cp", "a", "b"), "/srv")
     bare = make_job(model="bert")
     assert not bare.HasField("max_retries")
     assert not bare.HasField("launch")
@@ -295,8 +295,8 @@ def test_a_job_is_described_by_short_names() -> None:
 
 MEANT_FIELDS = {
     **{"max_gpu": "max_gpus", "deadlin": "deadline", "tenants": "tenant", "batches": "batch"},
-    **{"global_batch": "batch", "requested_gpus": "gpus", "staging_command": "staging"},
-    **{"restart": "restart_s", "state": "", "xyz": ""},
+    **{"global_batch": "batch", "requested_gpus": "gpus", "environment": ""},
+    **{"state": "", "xyz": ""},
 }
 
 
@@ -319,7 +319,7 @@ def test_an_unknown_field_of_a_job_is_refused_with_the_one_that_is_meant(
 
 SERVERS_FIELDS = {
     *("name", "etag", "state", "create_time", "start_time", "end_time", "iterations_done"),
-    *("allocation", "reason", "generation", "retries", "last_error", "deadline_admitted"),
+    *("allocation", "reason", "generation", "retries", "last_error", "admitted"),
     *("certificate", "opportunistic", "service_gpu_seconds", "queue_time", "retry_time"),
     *("warnings", "training", "forecast", "run_seconds", "array", "start_by"),
     "planned_start",
@@ -346,7 +346,7 @@ def test_every_field_of_a_job_that_users_state_has_a_short_name() -> None:
         ({"deadline": None}, "deadline must be a datetime with a time zone, or a timedelta"),
         ({"deadline": "6h"}, "deadline must not be a text; give a datetime"),
         ({"secrets": "wandb"}, "secrets must not be a text; give a mapping"),
-        ({"environment": "A=b"}, "environment must not be a text; give a mapping"),
+        ({"env": "A=b"}, "env must not be a text; give a mapping"),
     ],
 )
 def test_a_field_of_another_type_is_refused(fields: dict[str, Any], says: str) -> None:

@@ -74,7 +74,7 @@ def test_replicas_send_twice_their_gradients_less_their_own_share() -> None:
     parameter_bytes = setting.graph.parameters * setting.graph.element_bytes
     assert found.data[0] == pytest.approx(2 * parameter_bytes * 7 / 8)
     assert found.data[1] == 2 * 7
-    assert (found.tensor, found.handed) == ((0.0, 0), (0.0, 0))
+    assert (found.tensor, found.pipeline) == ((0.0, 0), (0.0, 0))
 
 
 def test_zero_3_gathers_weights_before_each_pass_and_reduces_gradients_after_it() -> None:
@@ -133,7 +133,7 @@ def test_a_plan_that_cannot_run_has_no_traffic() -> None:
 
 
 def test_ranks_are_ordered_by_stage_replica_and_tensor_part() -> None:
-    stage = StageTraffic(dp=2, tp=2, tensor=(1.0, 1), data=(2.0, 2), handed=(3.0, 4))
+    stage = StageTraffic(dp=2, tp=2, tensor=(1.0, 1), data=(2.0, 2), pipeline=(3.0, 4))
     last = StageTraffic(dp=2, tp=2, tensor=(5.0, 1))
     cell = CellTraffic(work_flop=1.0, compute_s=1.0, start_s=0.5, stages=(stage, last))
     found = {
@@ -172,7 +172,7 @@ def test_malformed_traffic_is_refused(text: str) -> None:
 
 
 def test_a_smaller_stage_splits_its_traffic_over_several_partners() -> None:
-    stage = StageTraffic(dp=2, tp=1, handed=(4.0, 1))
+    stage = StageTraffic(dp=2, tp=1, pipeline=(4.0, 1))
     cell = CellTraffic(
         work_flop=1.0, compute_s=1.0, start_s=0.0, stages=(stage, StageTraffic(dp=4, tp=1))
     )

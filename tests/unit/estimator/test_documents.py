@@ -41,7 +41,7 @@ OTHER_IN_YAML_1_1 = (
     *("010", "0123", "007", "-08", "0x10", "0b11", "0o17", "1_000", "22:30", "12:30:15", "01.5"),
     *(".inf", "-.inf", ".nan", "yes", "no", "on", "off", "NO", "y", "2026-11-28", "="),
 )
-JOB = "model: bert\nglobal_batch: 8\niterations: 1"
+JOB = "model: bert\nbatch: 8\niterations: 1"
 
 LEVELS = 9
 """Levels of nine-element lists in the bomb: 500 bytes expand to 9^9 values."""

@@ -118,11 +118,11 @@ def a_task(workload: Workload, gpu_type: str, state: JobState, error: str = "") 
 
 def test_a_task_uses_one_gpu_of_one_type_and_has_almost_no_value() -> None:
     tasks = missing_tasks(a_cluster(a_wanted_workload(BERT)), HARDWARE, ProfilingOptions())
-    assert {spec.requested_type for spec in tasks.values()} == {"a100", "v100"}
+    assert {spec.requested_gpu_type for spec in tasks.values()} == {"a100", "v100"}
     for name, spec in tasks.items():
-        assert (spec.name, spec.requested_gpus, spec.pinned_type) == (name, 1, True)
+        assert (spec.name, spec.requested_gpus, spec.pinned_gpu_type) == (name, 1, True)
         assert (spec.workload.model, spec.runtime) == (PROFILING, "profile")
-        assert (spec.weight, spec.queue, spec.guaranteed) == (1e-6, 100, False)
+        assert (spec.weight, spec.priority, spec.guaranteed) == (1e-6, 100, False)
         assert spec.iterations == 4
 
 
@@ -137,7 +137,7 @@ def test_types_without_nodes_or_outside_the_catalogue_get_no_task() -> None:
     cluster = a_cluster(a_wanted_workload(BERT), types=("a100", "mystery"))
     gone = replace(cluster, kinds=(*cluster.kinds, replace(cluster.kinds[0], gpus=0)))
     assert [
-        s.requested_type for s in missing_tasks(gone, HARDWARE, ProfilingOptions()).values()
+        s.requested_gpu_type for s in missing_tasks(gone, HARDWARE, ProfilingOptions()).values()
     ] == ["a100"]
 
 
@@ -147,7 +147,7 @@ def test_a_task_is_made_once_whatever_its_end(state: JobState) -> None:
     tasks = missing_tasks(
         a_cluster(a_wanted_workload(BERT), profiling=existing), HARDWARE, ProfilingOptions()
     )
-    assert [spec.requested_type for spec in tasks.values()] == ["v100"]
+    assert [spec.requested_gpu_type for spec in tasks.values()] == ["v100"]
 
 
 def test_batches_of_a_model_share_a_task_and_its_records() -> None:
@@ -156,7 +156,7 @@ def test_batches_of_a_model_share_a_task_and_its_records() -> None:
     assert len(missing_tasks(cluster, HARDWARE, ProfilingOptions())) == 2
     cluster = replace(cluster, profiles=(a_row(),))
     assert [
-        s.requested_type for s in missing_tasks(cluster, HARDWARE, ProfilingOptions()).values()
+        s.requested_gpu_type for s in missing_tasks(cluster, HARDWARE, ProfilingOptions()).values()
     ] == ["v100"]
     assert profiles_of(cluster.profiles, other, step_of(other, ()), "f16").keys() == {"a100"}
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.last_round import NO_LEGS, Legs
+from tessera.formulation.last_round import NO_SEGMENTS, ScheduleSegments
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
@@ -167,10 +167,10 @@ def test_published_schedulers_skip_a_job_in_back_off_too() -> None:
     assert decision_kinds(snapshot, outcome) == {"a": DecisionKind.WAIT, "b": DecisionKind.START}
 
 
-def a_promised_pair(legs: Legs = NO_LEGS, **more: Any) -> Snapshot:
+def a_promised_pair(segments: ScheduleSegments = NO_SEGMENTS, **more: Any) -> Snapshot:
     """Return the pair. The first job is promised a deadline with an hour to spare."""
     work = {"iterations": 3600.0, "iterations_left": 3600.0, "deadline_s": NOW_S + 7200.0}
-    return replace(a_pair(admitted=True, generation=1, **work, **more), legs=legs)
+    return replace(a_pair(admitted=True, generation=1, **work, **more), schedule_segments=segments)
 
 
 @pytest.mark.parametrize("mode", ["keep", "myopic", "look-ahead"])
@@ -179,13 +179,15 @@ def test_the_promise_of_a_failed_job_is_kept_while_it_can_be_met_after_the_back_
 ) -> None:
     policy = Policy(deadlines=mode)
     first = a_promised_pair()
-    legs = decide_round(first, policy).legs_after(first)
-    failed = a_promised_pair(legs, failures=1, retry_s=NOW_S + 30.0)
+    segments = decide_round(first, policy).segments_after(first)
+    failed = a_promised_pair(segments, failures=1, retry_s=NOW_S + 30.0)
     outcome = decide_round(failed, policy)
     assert outcome.given_up == frozenset()
     assert outcome.decisions[0].kind is DecisionKind.WAIT
     assert outcome.decisions[0].admitted
-    again = replace(failed, now_s=NOW_S + 31.0, legs=outcome.legs_after(failed), round_number=2)
+    again = replace(
+        failed, now_s=NOW_S + 31.0, schedule_segments=outcome.segments_after(failed), round_number=2
+    )
     outcome = decide_round(again, policy)
     assert (outcome.decisions[0].kind, outcome.decisions[0].admitted) == (DecisionKind.START, True)
 

@@ -11,7 +11,7 @@ import pytest
 
 from tessera.formulation.admission import Admission
 from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.last_round import NO_LEGS, Legs
+from tessera.formulation.last_round import NO_SEGMENTS, ScheduleSegments
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.moments import format_rfc3339
 from tessera.formulation.placement import Gang
@@ -25,7 +25,7 @@ from tessera.formulation.statement import Statement, state_round
 from tessera.solvers.lookahead.admission import drafts_before_deadlines
 from tessera.solvers.rounds.plan import RoundOutcome
 from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
-from tests.support.dated_jobs import NOW_S, a_cluster, a_dated_job, a_leg, running_on
+from tests.support.dated_jobs import NOW_S, a_cluster, a_dated_job, a_segment, running_on
 from tests.support.driver import decide_round, decision_kinds, reason_of, the_next_round
 
 MYOPIC = Policy(deadlines="myopic")
@@ -98,12 +98,12 @@ def test_a_promised_job_is_not_moved_if_a_restart_would_make_it_late() -> None:
     assert not movable(1299)
 
 
-def a_certificate(*legs: tuple[float, float, int], work: float = 0.0) -> Admission:
-    """Return the admission of job 0 with legs (start and end from now, GPUs) and a least ``work``."""
-    rows = [a_leg(start, end, gpus) for start, end, gpus in legs]
+def a_certificate(*segments: tuple[float, float, int], work: float = 0.0) -> Admission:
+    """Return the admission of job 0 with segments (start and end from now, GPUs) and a least ``work``."""
+    rows = [a_segment(start, end, gpus) for start, end, gpus in segments]
     return Admission(
         admitted=np.array([True]),
-        legs=Legs.from_rows(rows) if rows else NO_LEGS,
+        schedule_segments=ScheduleSegments.from_rows(rows) if rows else NO_SEGMENTS,
         least_work=np.array([work]),
         until_s=NOW_S + 300,
         earliest_s=np.array([np.nan]),
@@ -167,7 +167,12 @@ def test_other_jobs_leave_a_schedule_its_gpus(start_s: float) -> None:
 
 def test_a_running_job_leaves_what_its_schedule_does_not_need() -> None:
     snapshot = a_cluster(a_dated_job("a", 4800, 9000, admitted=True, **running_on(4)))
-    snapshot = replace(snapshot, legs=Legs.from_rows([a_leg(-100, 600, 2), a_leg(600, 900, 4)]))
+    snapshot = replace(
+        snapshot,
+        schedule_segments=ScheduleSegments.from_rows(
+            [a_segment(-100, 600, 2), a_segment(600, 900, 4)]
+        ),
+    )
     _, draft = drafts_before_deadlines(snapshot, AHEAD)
     shares = running_shares(draft)
     assert (shares.gpus.tolist(), shares.all_until_s.tolist()) == ([4], [NOW_S])
@@ -205,7 +210,7 @@ def snapshot_after(first: Snapshot, outcome: RoundOutcome, *arrivals: dict[str, 
     """Return the snapshot of the round 30 s later, with the promise and its certificate."""
     second = the_next_round(first, outcome, 30.0, arrivals)
     jobs = replace(second.jobs, admitted=np.array([name == "old" for name in second.jobs.name]))
-    return replace(second, jobs=jobs, legs=outcome.legs_after(first))
+    return replace(second, jobs=jobs, schedule_segments=outcome.segments_after(first))
 
 
 def test_a_promised_deadline_is_kept_by_a_round_that_follows_the_default_policy() -> None:
@@ -222,7 +227,7 @@ def test_a_promise_that_was_made_round_by_round_is_kept_too() -> None:
     outcome = decide_round(first, Policy(deadlines="myopic"))
     assert outcome.decisions[0].admitted
     second = snapshot_after(first, outcome, HEAVY)
-    assert len(second.legs) == 0
+    assert len(second.schedule_segments) == 0
     assert decision_kinds(second, decide_round(second, DEFAULT))["old"] is DecisionKind.KEEP
 
 
@@ -264,8 +269,12 @@ def test_a_long_running_job_gives_way_to_two_short_ones_unless_it_was_promised()
             a_dated_job("y", 1200, 620),
             gangs={0: Gang(members=((0, (0, 1, 2, 3)),))},
         )
-        leg = a_leg(0, 900)
-        return replace(jobs, legs=Legs.from_rows([leg])) if admitted else jobs
+        segment = a_segment(0, 900)
+        return (
+            replace(jobs, schedule_segments=ScheduleSegments.from_rows([segment]))
+            if admitted
+            else jobs
+        )
 
     assert gpus_of(decide_planned(with_two_short_jobs(admitted=False)))[0] == 0
     outcome = decide_planned(with_two_short_jobs(admitted=True))
@@ -293,12 +302,12 @@ def test_a_job_outside_the_schedule_waits_and_runs_on_leftover_gpus() -> None:
 
 
 def gpus_of_schedule(policy: Policy, job: dict[str, Any]) -> list[int]:
-    """Return the GPUs of the legs of a job that is alone on 4 GPUs. The rate of n is sqrt(n)."""
+    """Return the GPUs of the segments of a job that is alone on 4 GPUs. The rate of n is sqrt(n)."""
     estimates = [an_estimate(gpus=n, iter_time_s=256 / n**0.5) for n in (1, 2, 4)]
     snapshot = a_snapshot(nodes=some_nodes((0, 1, 4)), jobs=[job], estimates=estimates)
     admission = decide_round(replace(snapshot, now_s=NOW_S), policy, "portfolio").admission
     assert admission is not None
-    return [int(gpus) for gpus in admission.legs.gpus]
+    return [int(gpus) for gpus in admission.schedule_segments.gpus]
 
 
 def test_unpromised_jobs_start_as_requested_or_fastest_and_promised_ones_on_the_leanest_cell() -> (

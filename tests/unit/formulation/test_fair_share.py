@@ -103,10 +103,10 @@ def a_cluster(
             name=tuple(names),
             weight=np.array([weight for _, weight, _ in tenants]),
             borrow_gpus=np.full(len(names), -1),
-            lends=np.ones(len(names), dtype=np.bool_),
+            keeps_idle_quota=np.zeros(len(names), np.bool_),
             parent=np.array([names.index(p) if p else -1 for _, _, p in tenants], dtype=np.int64),
         ),
-        uses=tabulate_uses(amounts),
+        decayed_use=tabulate_uses(amounts),
         use_half_life_s=half_life_s,
     )
 
@@ -269,7 +269,7 @@ def test_circles_missing_parents_and_too_many_levels_are_refused(
 
 def a_lab(
     *jobs: dict[str, Any],
-    lends: tuple[bool, ...] = (True, True, True),
+    keeps_idle_quota: tuple[bool, ...] = (False, False, False),
     borrow: int = -1,
     quota: int = 4,
 ) -> Snapshot:
@@ -286,7 +286,7 @@ def a_lab(
             name=("lab", "nlp", "vision"),
             weight=np.array([3.0, 2.0, 1.0]),
             borrow_gpus=np.array([borrow, -1, -1]),
-            lends=np.array(lends),
+            keeps_idle_quota=np.array(keeps_idle_quota),
             parent=np.array([-1, 0, 0]),
         ),
         quotas=Quotas(tenant=np.array([0]), gpu_type=np.array([-1]), gpus=np.array([quota])),
@@ -325,7 +325,7 @@ def test_a_parent_that_does_not_lend_keeps_its_quota_for_those_below_it() -> Non
     others = jobs_of_tenant("other", 8, weight=100.0)
     vision = jobs_of_tenant("vision", 8, queued_s=1.0)
     assert running(a_lab(*vision, *others))["other"] == 8
-    kept = running(a_lab(*vision, *others, lends=(False, True, True)))
+    kept = running(a_lab(*vision, *others, keeps_idle_quota=(True, False, False)))
     assert kept == {"vision": 4, "other": 4}
 
 

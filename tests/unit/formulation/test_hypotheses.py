@@ -11,7 +11,7 @@ import pytest
 
 from tessera.formulation.errors import InvalidInput, NotFound
 from tessera.formulation.explanations.changes import Change, ChangeKind
-from tessera.formulation.last_round import Legs, PlannedNodes, PlannedStarts
+from tessera.formulation.last_round import PlannedNodes, PlannedStarts, ScheduleSegments
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.what_if.hypotheses import (
@@ -72,7 +72,7 @@ def test_a_promise_is_withdrawn_from_a_job_that_asks_for_more(
     change: dict[str, Any], kept: bool
 ) -> None:
     promised = two_jobs(deadline_s=10_000.0, admitted=True)
-    legs = Legs.from_rows(
+    segments = ScheduleSegments.from_rows(
         [
             {
                 "job": 0,
@@ -85,9 +85,9 @@ def test_a_promise_is_withdrawn_from_a_job_that_asks_for_more(
             }
         ]
     )
-    changed = after(replace(promised, legs=legs), a_change(job="a", **change))
+    changed = after(replace(promised, schedule_segments=segments), a_change(job="a", **change))
     assert bool(changed.jobs.admitted[0]) is kept
-    assert len(changed.legs) == int(kept)
+    assert len(changed.schedule_segments) == int(kept)
 
 
 def with_starts(snapshot: Snapshot) -> Snapshot:
@@ -118,8 +118,8 @@ def with_starts(snapshot: Snapshot) -> Snapshot:
     [
         (a_change(ChangeKind.WEIGHT, "b", amount=4.0), [(1, 1), (0, 0)]),
         (a_change(ChangeKind.MIN_GPUS, "b", amount=2), [(0, 0)]),
-        (a_change(ChangeKind.QUEUE, "b", amount=2), [(0, 0)]),
-        (a_change(ChangeKind.QUEUE, "a", amount=2), [(1, 1)]),
+        (a_change(ChangeKind.PRIORITY, "b", amount=2), [(0, 0)]),
+        (a_change(ChangeKind.PRIORITY, "a", amount=2), [(1, 1)]),
         (a_change(ChangeKind.END, subject="b"), [(0, 0)]),
     ],
 )
@@ -163,7 +163,7 @@ def test_an_added_job_has_a_name_of_its_own() -> None:
             "sets the quota of tenant t",
         ),
         (
-            a_change(ChangeKind.QUEUE, "b", amount=2),
+            a_change(ChangeKind.PRIORITY, "b", amount=2),
             a_change(ChangeKind.END, subject="b"),
             "removes; leave out one",
         ),

@@ -121,8 +121,8 @@ def test_each_gpu_type_has_its_curve_and_a_pinned_job_only_one() -> None:
     nodes = [a_node("a", 0, 8), a_node("b", 1, 8)]
     estimates = [on(2, 16.0), on(2, 10.0, gpu_type=1), on(4, 17.0, gpu_type=1)]
 
-    both = curves(a_round(*estimates, nodes=nodes, requested_type=0))
-    one = curves(a_round(*estimates, nodes=nodes, requested_type=0, pinned_type=True))
+    both = curves(a_round(*estimates, nodes=nodes, requested_gpu_type=0))
+    one = curves(a_round(*estimates, nodes=nodes, requested_gpu_type=0, pinned_gpu_type=True))
 
     assert [t.gpu_type for t in both.types] == [0, 1]
     assert [t.minimum is not None for t in both.types] == [True, False]  # 4 are above the request
@@ -206,13 +206,13 @@ def test_a_focus_depends_on_nothing_that_does_not_change_the_curves() -> None:
 
 def test_a_focus_keeps_or_drops_each_column_of_jobs_on_purpose() -> None:
     """A new column that decides where a job may run must be kept: see ``focus._KEPT``."""
-    dropped = {"version", "tenant", "queue", "weight", "guaranteed", "movable", "deadline_s"}
+    dropped = {"version", "tenant", "priority", "weight", "guaranteed", "pinned", "deadline_s"}
     dropped |= {"admitted", "opportunistic", "since_s", "service_gpu_s", "restart_s"}
     dropped |= {"unsaved_since_s", "run_left_s", "preferred_selector"}
     dropped |= {"unmet", "array", "array_limit"}
     dropped |= {"failures", "retry_s", "unestimated", "assumed_efficiency"}
     dropped |= {"preemptible", "start_by_s", "progress_s"}
-    stated = {"stated_plan", "submitted_plan", "state", "workload", "generation"}
+    stated = {"plan", "submitted_plan", "state", "workload", "generation"}
     stated |= {"iterations", "iterations_left", "submit_s", "queued_s"}
     kept = {*focus._KEPT, *Jobs.CELL, *stated}
 

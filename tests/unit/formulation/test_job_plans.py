@@ -30,7 +30,7 @@ from tessera.formulation.promises.guarantee import (
     min_demand,
     request_rate,
 )
-from tessera.formulation.promises.pins import pinned_type
+from tessera.formulation.promises.pins import pinned_gpu_type
 from tessera.formulation.promises.stated_plans import stated_plans
 from tessera.formulation.reasons import Reason, ReasonCode
 from tessera.formulation.runnable_plans import (
@@ -145,7 +145,7 @@ def test_a_job_whose_only_runnable_plans_fail_says_whose_plans_these_are() -> No
 
 
 def test_a_stated_plan_that_the_runtime_refuses_is_the_jobs_reason() -> None:
-    snapshot = offer_runnable_plans(a_round(a_job("torch", stated_plan=TP2, **TORCH)))
+    snapshot = offer_runnable_plans(a_round(a_job("torch", plan=TP2, **TORCH)))
     reason = stated_plans(first_draft(snapshot, Policy())).absent[0]
     assert reason.code is ReasonCode.PLAN_UNUSABLE
     assert "its runtime torchrun cannot run it" in reason.message
@@ -153,19 +153,19 @@ def test_a_stated_plan_that_the_runtime_refuses_is_the_jobs_reason() -> None:
 
 def test_a_pinned_job_says_that_its_runtime_has_no_plan_on_the_type() -> None:
     rows = [ESTIMATES[1], an_estimate(gpu_type=1, gpus=2, plan=DP2)]
-    job = a_job("torch", requested_type=0, pinned_type=True, **TORCH)
+    job = a_job("torch", requested_gpu_type=0, pinned_gpu_type=True, **TORCH)
     nodes = some_nodes((0, 1, 8), (1, 1, 8))
     snapshot = a_round(job, estimates=rows)
     snapshot = replace(snapshot, nodes=type(snapshot.nodes).from_rows(nodes))
-    draft = pinned_type(first_draft(offer_runnable_plans(snapshot), Policy()))
+    draft = pinned_gpu_type(first_draft(offer_runnable_plans(snapshot), Policy()))
     assert "has no Cell by a plan that the runtime torchrun can run on this type" in (
         draft.absent[0].message
     )
 
 
 def test_a_job_of_an_unknown_model_runs_by_the_plan_it_states_unless_its_runtime_refuses() -> None:
-    stated: dict[str, Any] = TORCH | {"requested_type": 0, "unestimated": True}
-    jobs = [a_job("u", 1, stated_plan=TP2, **stated), a_job("v", 1, stated_plan=DP2, **stated)]
+    stated: dict[str, Any] = TORCH | {"requested_gpu_type": 0, "unestimated": True}
+    jobs = [a_job("u", 1, plan=TP2, **stated), a_job("v", 1, plan=DP2, **stated)]
     refused, runs = decide(a_round(*jobs, workloads=2)).decisions
     assert refused.reason is not None
     assert refused.reason.code is ReasonCode.NO_RUNNABLE_PLAN
@@ -269,7 +269,7 @@ def plans_of(draft: Draft, job: int) -> list[str]:
 
 
 def test_a_job_runs_by_its_stated_plan_even_if_another_one_is_faster() -> None:
-    snapshot = a_cluster_of_two_plans(a_job("own", stated_plan=2), a_job("free"))
+    snapshot = a_cluster_of_two_plans(a_job("own", plan=2), a_job("free"))
     draft = stated_plans(first_draft(snapshot, Policy()))
     assert plans_of(draft, 0) == ["stated"]
     assert "best" in plans_of(draft, 1)
@@ -277,7 +277,7 @@ def test_a_job_runs_by_its_stated_plan_even_if_another_one_is_faster() -> None:
 
 @pytest.mark.parametrize(("generation", "free"), [(0, False), (1, True)])
 def test_a_first_plan_binds_a_job_until_its_first_start(generation: int, free: bool) -> None:
-    job = a_job("j", stated_plan=2, stated_plan_first=True, generation=generation)
+    job = a_job("j", plan=2, plan_first=True, generation=generation)
     draft = stated_plans(first_draft(a_cluster_of_two_plans(job), Policy()))
     assert ("best" in plans_of(draft, 0)) is free
 
@@ -292,10 +292,10 @@ def test_a_plan_that_runs_nowhere_is_the_jobs_reason(iter_time_s: float | None, 
             nodes=[a_node("n0", gpus=4)],
             plans=TWO_PLANS,
             estimates=[an_estimate(gpus=2, plan=1)],
-            jobs=[a_job("j", stated_plan=2)],
+            jobs=[a_job("j", plan=2)],
         )
     else:
-        snapshot = a_cluster_of_two_plans(a_job("j", stated_plan=2), iter_time_s=iter_time_s)
+        snapshot = a_cluster_of_two_plans(a_job("j", plan=2), iter_time_s=iter_time_s)
     reason = stated_plans(first_draft(snapshot, Policy())).absent[0]
     assert reason.code is ReasonCode.PLAN_UNUSABLE
     assert said in reason.message
@@ -308,7 +308,7 @@ BATCH = 256.0
 
 def a_guaranteed_round(plan: int, gpus: int = 2, gpu_type: int = 0) -> Snapshot:
     """Return a guaranteed job with two plans on 2 GPUs of two types, and one on 1 GPU."""
-    job = a_job("j", requested_gpus=gpus, requested_type=gpu_type, submitted_plan=plan)
+    job = a_job("j", requested_gpus=gpus, requested_gpu_type=gpu_type, submitted_plan=plan)
     return a_snapshot(
         nodes=[a_node("a", 0, 8), a_node("b", 1, 8)],
         jobs=[job | {"guaranteed": True}],

@@ -54,7 +54,11 @@ def test_sums_combine_values_and_restart_costs_by_weight() -> None:
 NO_WEIGHT = [
     ({"weight": 0.0}, {}, "the job's weight is 0"),
     ({"tenant": "z"}, {}, "the weight of tenant z is 0"),
-    ({"queue": 2}, {"queue_weights": "2:0"}, "queue_weights gives queue 2 the factor 0"),
+    (
+        {"priority": 2},
+        {"priority_weights": "2:0"},
+        "priority_weights gives priority 2 the factor 0",
+    ),
 ]
 
 
@@ -173,8 +177,8 @@ def priced_rounds(draw: st.DrawFn) -> Snapshot:
         submit_s=rng.uniform(0, 1000, count),
         iterations_left=rng.choice([0.0, 5.0, 1e3, 1e6], count),
         service_gpu_s=rng.choice([0.0, 1e5], count),
-        pinned_type=rng.random(count) < 0.2,
-        requested_type=rng.integers(0, 2, count),
+        pinned_gpu_type=rng.random(count) < 0.2,
+        requested_gpu_type=rng.integers(0, 2, count),
     )
     types = tuple(replace(t, dollars_per_hour=2.0, watts=400.0) for t in snapshot.gpu_types)
     return replace(snapshot, jobs=jobs, gpu_types=types)
@@ -241,8 +245,8 @@ def test_the_fair_rate_is_the_optimum_of_its_linear_program(snapshot: Snapshot) 
     share, rate = snapshot.jobs.weight / snapshot.jobs.weight.sum(), fair_rate(draft)
     for j in range(len(snapshot.jobs)):
         own_cells = cells.workload == snapshot.jobs.workload[j]
-        if snapshot.jobs.pinned_type[j]:
-            own_cells &= cells.gpu_type == snapshot.jobs.requested_type[j]
+        if snapshot.jobs.pinned_gpu_type[j]:
+            own_cells &= cells.gpu_type == snapshot.jobs.requested_gpu_type[j]
         limits = [np.ones(own_cells.sum())]
         limits += [
             np.where(cells.gpu_type[own_cells] == t, cells.gpus[own_cells], 0.0)

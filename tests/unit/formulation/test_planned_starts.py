@@ -215,7 +215,7 @@ def test_planned_starts_follow_iteration_times_of_any_size(iter_time_s: float) -
 # who goes before whom
 
 
-@pytest.mark.parametrize("changes", [{"queue": 0}, {"weight": 5.0}])
+@pytest.mark.parametrize("changes", [{"priority": 0}, {"weight": 5.0}])
 def test_a_job_of_higher_priority_goes_before_and_the_promise_of_the_other_is_moved(
     changes: dict[str, Any],
 ) -> None:
@@ -233,7 +233,7 @@ def test_a_job_of_higher_priority_goes_before_and_the_promise_of_the_other_is_mo
     assert "promise moved" not in evidence_of(snapshot, outcome, "high")
 
 
-@pytest.mark.parametrize("changes", [{}, {"queue": 2}, {"weight": 0.5}])
+@pytest.mark.parametrize("changes", [{}, {"priority": 2}, {"weight": 0.5}])
 def test_a_job_of_the_same_or_a_lower_priority_comes_after_it(changes: dict[str, Any]) -> None:
     """It comes later although it is worth more than the other per GPU."""
     first_round = a_round(a_running_job("old", 4), a_waiting_job("planned", ON_FOUR))
@@ -250,7 +250,7 @@ def test_a_job_of_the_same_or_a_lower_priority_comes_after_it(changes: dict[str,
 
 def test_a_guaranteed_job_leaves_the_quota_that_the_planned_start_of_another_needs() -> None:
     """The quota of four has room for ``small`` now, but ``large`` waits for all of it."""
-    guarantee: dict[str, Any] = {"guaranteed": True, "tenant": "t", "requested_type": 0}
+    guarantee: dict[str, Any] = {"guaranteed": True, "tenant": "t", "requested_gpu_type": 0}
     old = a_running_job("old", 2, workload=ON_TWO, **guarantee)
     large = a_waiting_job("large", ON_FOUR, **guarantee)
     small = a_waiting_job("small", ON_ONE, 1e6, queued_s=1.0, **guarantee)
@@ -371,7 +371,7 @@ def test_an_array_member_beyond_the_limit_is_promised_a_start_although_gpus_are_
 
 def an_unknown_job(**changes: Any) -> dict[str, Any]:
     """Return a running job of unknown rate that holds all four GPUs."""
-    facts = {"unestimated": True, "requested_type": 0}
+    facts = {"unestimated": True, "requested_gpu_type": 0}
     return a_running_job("unknown", 4, 1e6, UNKNOWN, **(facts | changes))
 
 

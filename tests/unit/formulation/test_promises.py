@@ -70,9 +70,9 @@ def a_snapshot_of_two_types(*jobs: dict[str, Any], **more: Any) -> Snapshot:
 
 def test_a_pinned_job_has_columns_only_on_its_type_and_a_requested_type_is_no_pin() -> None:
     snapshot = a_snapshot_of_two_types(
-        a_job("pinned", requested_type=0, pinned_type=True),
-        a_job("wishes", requested_type=0),
-        a_job("any", pinned_type=True),
+        a_job("pinned", requested_gpu_type=0, pinned_gpu_type=True),
+        a_job("wishes", requested_gpu_type=0),
+        a_job("any", pinned_gpu_type=True),
     )
     stated = state_round(snapshot, Policy())
     assert {t for t, _ in columns_of_job(stated, 0)} == {0}
@@ -87,7 +87,7 @@ def test_a_job_pinned_to_a_type_without_cells_gets_the_contradiction_as_its_reas
     snapshot = a_snapshot(
         nodes=some_nodes((0, 1, 4), (1, 1, 8)),
         estimates=LINEAR,
-        jobs=[a_job("j", requested_type=1, pinned_type=True)],
+        jobs=[a_job("j", requested_gpu_type=1, pinned_gpu_type=True)],
     )
     reason = reason_of(decide_round(snapshot, Policy()).decisions[0])
     assert reason.code is ReasonCode.PINS_CONTRADICT
@@ -116,8 +116,8 @@ def a_guaranteed_job(name: str = "j", gpus: int = 2, **overrides: Any) -> dict[s
 
 def test_the_requested_rate_is_that_of_its_type_or_of_the_slowest_if_any_type_will_do() -> None:
     snapshot = a_snapshot_of_two_types(
-        a_guaranteed_job(requested_type=0),
-        a_guaranteed_job(requested_type=1),
+        a_guaranteed_job(requested_gpu_type=0),
+        a_guaranteed_job(requested_gpu_type=1),
         a_guaranteed_job(),
         a_guaranteed_job(gpus=3),
         a_job("best effort"),
@@ -155,7 +155,7 @@ def test_a_launched_job_below_its_guarantee_moves_up_or_stays_if_nothing_is_fast
 
 
 def test_guaranteed_jobs_are_charged_their_minimum_demand_up_to_the_quota() -> None:
-    jobs = [a_guaranteed_job(f"j{k}", requested_type=0) for k in range(4)]
+    jobs = [a_guaranteed_job(f"j{k}", requested_gpu_type=0) for k in range(4)]
     snapshot = with_quotas(a_snapshot_of_two_types(*jobs), {"t": {-1: 4}})
     outcome = decide_round(snapshot, Policy())
     assert list(decision_kinds(snapshot, outcome).values()) == [START, START, WAIT, WAIT]
@@ -171,7 +171,7 @@ def test_guaranteed_jobs_are_charged_their_minimum_demand_up_to_the_quota() -> N
 def test_a_job_is_told_to_wait_for_others_only_if_the_whole_quota_has_room_for_it(
     quota: int, waits: bool
 ) -> None:
-    jobs = [a_guaranteed_job(f"j{k}", requested_type=0) for k in range(2)]
+    jobs = [a_guaranteed_job(f"j{k}", requested_gpu_type=0) for k in range(2)]
     snapshot = with_quotas(a_snapshot_of_two_types(*jobs), {"t": {-1: quota}})
     reason = reason_of(decide_round(snapshot, Policy()).decisions[1])
     assert reason.code is ReasonCode.QUOTA_SPENT
@@ -337,11 +337,11 @@ def test_a_job_with_more_than_it_asked_for_is_shrunk_to_its_request_and_no_furth
 
 def test_a_job_on_the_type_it_asked_for_gets_no_slower_one() -> None:
     """Two v100 are half as fast as two a100, and four are as fast."""
-    old = a_running_job("old", 2, requested_type=0)
+    old = a_running_job("old", 2, requested_gpu_type=0)
     snapshot = a_snapshot_of_two_types(old, gangs={0: gang_on(0, 0, 1)})
     kept = state_round(snapshot, Policy())
     assert columns_of_job(kept, 0) == {(0, 2), (0, 4), (1, 4), (1, 8)}
-    anywhere = replace(snapshot, jobs=replace(snapshot.jobs, requested_type=np.array([-1])))
+    anywhere = replace(snapshot, jobs=replace(snapshot.jobs, requested_gpu_type=np.array([-1])))
     assert columns_of_job(state_round(anywhere, Policy()), 0) == {
         (0, 2),
         (0, 4),

@@ -156,8 +156,8 @@ def test_a_reservation_of_gpus_prefers_the_nodes_of_entitled_jobs_and_then_empty
     ("changes", "starts_on_the_node"),
     [
         ({}, True),  # it can be moved when the window begins
-        ({"movable": False}, False),
-        ({"movable": False, "iterations_left": 50.0}, True),  # it ends before
+        ({"pinned": True}, False),
+        ({"pinned": True, "iterations_left": 50.0}, True),  # it ends before
         ({"restart_s": 60.0}, False),  # a start and a move would take longer than is left
         ({"restart_s": 40.0}, True),
     ],
@@ -177,7 +177,7 @@ def test_before_a_window_only_jobs_start_that_can_leave_or_end_in_time(
 def test_a_job_that_runs_on_a_node_stays_until_its_window_begins() -> None:
     gang = Gang(members=((0, (0,)),))
     runs = a_job(
-        "runs", tenant="other", movable=False, state=JobState.RUNNING, cell=(0, 1, 1), max_gpus=1
+        "runs", tenant="other", pinned=True, state=JobState.RUNNING, cell=(0, 1, 1), max_gpus=1
     )
     snapshot = a_cluster(runs, gangs={0: gang})
     window = a_spec(start_s=1.0, end_s=200.0, nodes=("a100-0",), maintenance=True)
@@ -189,7 +189,7 @@ def test_a_job_that_runs_on_a_node_stays_until_its_window_begins() -> None:
 
 
 def test_the_check_finds_what_rounds_must_not_do() -> None:
-    stuck = a_job("stuck", tenant="other", movable=False)
+    stuck = a_job("stuck", tenant="other", pinned=True)
     snapshot = a_cluster(stuck, a_job("free", tenant="other"))
     outcome = decide(snapshot)
     problem, solution = outcome.problem, outcome.solution

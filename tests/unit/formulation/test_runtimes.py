@@ -281,15 +281,15 @@ def test_only_what_was_stated_is_written() -> None:
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"environment": {"1A": ""}}, "environment[1A]"),
-        ({"environment": {"": "x"}}, "environment[]"),
-        ({"environment": {"A-B": "x"}}, "environment[A-B]"),
-        ({"environment": {"TESSERA_JOB": "x"}}, "environment[TESSERA_JOB]"),
-        ({"environment": {"A": "x" * 4097}}, "environment[A]"),
-        ({"environment": {"A": "x\0"}}, "environment[A]"),
-        ({"environment": {f"A{i}": "" for i in range(257)}}, "environment"),
-        ({"working_directory": "here"}, "working_directory"),
-        ({"working_directory": "/a\0"}, "working_directory"),
+        ({"env": {"1A": ""}}, "env[1A]"),
+        ({"env": {"": "x"}}, "env[]"),
+        ({"env": {"A-B": "x"}}, "env[A-B]"),
+        ({"env": {"TESSERA_JOB": "x"}}, "env[TESSERA_JOB]"),
+        ({"env": {"A": "x" * 4097}}, "env[A]"),
+        ({"env": {"A": "x\0"}}, "env[A]"),
+        ({"env": {f"A{i}": "" for i in range(257)}}, "env"),
+        ({"workdir": "here"}, "workdir"),
+        ({"workdir": "/a\0"}, "workdir"),
         ({"image": "x" * 4097}, "image"),
         ({"staging_command": ("x",) * 257}, "staging_command"),
         ({"staging_command": ("cp", "a\0b")}, "staging_command[1]"),
@@ -340,7 +340,7 @@ def test_a_wrong_secret_is_named(variable: str, name: str, field: str) -> None:
 def test_a_variable_has_one_value(environment: dict[str, str]) -> None:
     secrets = (SecretVariable(variable="KEY", name="a"), SecretVariable(variable="KEY", name="b"))
     with pytest.raises(InvalidInput, match=r"secrets\[.\]\.variable: KEY has a value already"):
-        LaunchSpec(environment=environment, secrets=secrets)
+        LaunchSpec(env=environment, secrets=secrets)
     many = tuple(SecretVariable(variable=f"KEY_{i}", name="a") for i in range(65))
     with pytest.raises(InvalidInput, match="secrets: must be at most 64"):
         LaunchSpec(secrets=many)

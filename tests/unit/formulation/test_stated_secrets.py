@@ -90,7 +90,7 @@ def test_a_secret_is_refused_wherever_a_job_states_it_and_never_repeated(
         ("job.launch.staging_command[1]", {"staging_command": ["get", f"{name}={value}"]}),
     ]
     if "-" not in name:
-        places.append((f"job.launch.environment[{name}]", {"environment": {name: value}}))
+        places.append((f"job.launch.env[{name}]", {"env": {name: value}}))
     for field, stated in places:
         with pytest.raises(InvalidInput) as refused:
             submit(**stated)
@@ -103,10 +103,10 @@ def test_a_secret_is_refused_wherever_a_job_states_it_and_never_repeated(
 def test_what_is_no_secret_is_accepted_wherever_a_job_states_it(name: str, value: str) -> None:
     launch = submit(
         command=["train.py", f"--{name.lower()}", value, f"{name}={value}"],
-        environment={name: value},
+        env={name: value},
         staging_command=["get", f"--{name}={value}"],
     )
-    assert launch.environment == {name: value}
+    assert launch.env == {name: value}
 
 
 def test_a_secret_is_no_label_and_no_name_of_a_file() -> None:
@@ -131,7 +131,7 @@ def test_a_secret_is_no_label_and_no_name_of_a_file() -> None:
     ],
 )
 def test_a_secret_within_a_text_is_refused(text: str) -> None:
-    for stated in ({"command": ["bash", "-c", text]}, {"environment": {"TEXT": text}}):
+    for stated in ({"command": ["bash", "-c", text]}, {"env": {"TEXT": text}}):
         with pytest.raises(InvalidInput, match="looks like a secret"):
             submit(**stated)
 
@@ -147,4 +147,4 @@ def test_a_secret_within_a_text_is_refused(text: str) -> None:
     ],
 )
 def test_a_text_without_secrets_is_accepted(text: str) -> None:
-    assert submit(command=["bash", "-c", text], environment={"TEXT": text}).environment
+    assert submit(command=["bash", "-c", text], env={"TEXT": text}).env

@@ -86,7 +86,7 @@ def with_tenants(snapshot: Snapshot, **weight: float) -> Snapshot:
             name=tuple(weight),
             weight=np.array(list(weight.values())),
             borrow_gpus=np.full(len(weight), -1),
-            lends=np.ones(len(weight), np.bool_),
+            keeps_idle_quota=np.zeros(len(weight), np.bool_),
         ),
     )
 
@@ -95,12 +95,12 @@ def test_the_weight_of_a_job_is_the_product_of_its_own_its_tenants_and_its_queue
     jobs = [
         a_job("own", weight=3.0),
         a_job("tenant", tenant="lab", weight=0.5),
-        a_job("queue", queue=2),
-        a_job("all", weight=3.0, tenant="lab", queue=2),
-        a_job("no settings", tenant="guest", queue=7),
+        a_job("queue", priority=2),
+        a_job("all", weight=3.0, tenant="lab", priority=2),
+        a_job("no settings", tenant="guest", priority=7),
     ]
     snapshot = a_snapshot(nodes=some_nodes((0, 2, 4)), jobs=jobs, estimates=CELLS)
-    policy = Policy(objective="throughput", queue_weights="1:1, 2:4, 9:100")
+    policy = Policy(objective="throughput", priority_weights="1:1, 2:4, 9:100")
     snapshot = with_tenants(snapshot, lab=10.0, other=7.0)
     assert effective_weight(snapshot, policy).tolist() == [3.0, 5.0, 4.0, 120.0, 1.0]
     problem = build_problem(snapshot, policy)

@@ -224,7 +224,7 @@ def add(**changes: Any) -> Callable[[Problem], None]:
         (add(samples=0.0), "x.samples: must be a finite number above 0, not 0.0"),
         (add(weight=-1.0), "x.weight: must be a finite number of at least 0, not -1.0"),
         (add(deadline_s=0.0), "x.deadline_s: must be above 0, because it counts from now"),
-        (add(requested_type="b200"), "x.requested_type: 'b200' is not a GPU type"),
+        (add(requested_gpu_type="b200"), "x.requested_gpu_type: 'b200' is not a GPU type"),
         (add(runs_on={"h100-7": 8}), "there is no node 'h100-7'; add_gpus names the nodes"),
         (add(runs_on={"h100-0": 9}), "h100-0 has 8 GPUs free, not 9"),
         (add(runs_on={"h100-0": 2}), "holds 2 x h100, for which the job has no speed"),

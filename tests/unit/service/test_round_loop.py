@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tessera.estimator.profiling.tasks import LAST_QUEUE, LEAST_WEIGHT, NOMINAL_S, TASK_WORKLOAD
+from tessera.estimator.profiling.tasks import LAST_PRIORITY, LEAST_WEIGHT, NOMINAL_S, TASK_WORKLOAD
 from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.errors import (
     DeadlineTooShort,
@@ -430,7 +430,7 @@ OBJECTIVES = (
 def a_profiling_task(name: str = "task", **overrides: Any) -> dict[str, Any]:
     settings = {
         "weight": LEAST_WEIGHT,
-        "queue": LAST_QUEUE,
+        "priority": LAST_PRIORITY,
         "iterations": 4.0,
         "iterations_left": 4.0,
     }

@@ -315,7 +315,7 @@ HELLO = pb.AgentMessage(
         incarnation="1",
         nodes=[pb.AgentNode(node="n", gpu_type="a100", gpus=1)],
     ),
-    said_s=7.0,
+    sent_at_s=7.0,
 )
 
 
@@ -442,19 +442,19 @@ async def test_the_lease_counts_from_the_newest_recorded_message(
     session: AgentSession, quiet: QuietStore, clock: HandClock
 ) -> None:
     stream = Subscription()
-    assert session.lease_from_s == 7.0
+    assert session.lease_start_s == 7.0
     clock.now_s += 5.0
     # a reply, although the agent has sent nothing since
     assert await session.step(stream) is not None
-    assert session.lease_from_s == 7.0
+    assert session.lease_start_s == 7.0
     quiet.down = True
-    beat = pb.AgentMessage(heartbeat=pb.Heartbeat(), said_s=9.0)
+    beat = pb.AgentMessage(heartbeat=pb.Heartbeat(), sent_at_s=9.0)
     await session.inbox.fill(stream_of(beat), stream, clock)
     assert await session.step(stream) is None
-    assert session.lease_from_s == 7.0
+    assert session.lease_start_s == 7.0
     quiet.down = False
     await session.step(stream)
-    assert session.lease_from_s == 9.0
+    assert session.lease_start_s == 9.0
 
 
 async def test_an_agents_network_report_is_recorded_if_new_and_cut_to_size(
@@ -503,11 +503,11 @@ async def test_a_lease_is_renewed_while_a_report_waits_for_the_clusters_lock(
     quiet.turn.clear()
     await session.inbox.fill(stream_of(an_observed_message(1)), stream, clock)
     assert await session.step(stream) is not None
-    beat = pb.AgentMessage(heartbeat=pb.Heartbeat(), said_s=9.0)
+    beat = pb.AgentMessage(heartbeat=pb.Heartbeat(), sent_at_s=9.0)
     await session.inbox.fill(stream_of(beat), stream, clock)
     clock.now_s += 5.0
     assert await session.step(stream) is not None
-    assert (session.lease_from_s, quiet.observed) == (9.0, [])
+    assert (session.lease_start_s, quiet.observed) == (9.0, [])
     quiet.turn.set()
     await stream.wait(PATIENCE_S)
     await session.step(stream)

@@ -20,7 +20,7 @@ from tessera.formulation.lifecycle import JobState
 from tessera.formulation.records.agents import DesiredState
 from tessera.formulation.records.clusters import NodeRecord, NodeSpec, TenantSpec
 from tessera.formulation.records.estimates import EstimateRecord
-from tessera.formulation.records.jobs import JobSpec, LegRecord, PlannedStartRecord
+from tessera.formulation.records.jobs import JobSpec, PlannedStartRecord, SegmentRecord
 from tessera.formulation.records.rounds import DecisionRecord, RoundRecord
 from tessera.formulation.values import ESTIMATE_SOURCES, Cell, Workload
 from tessera.service.rpc import fields
@@ -41,13 +41,13 @@ workloads = st.builds(
 variables = st.from_regex(r"[A-Z]{1,8}", fullmatch=True)
 launches = st.builds(
     LaunchSpec,
-    environment=st.dictionaries(variables, words, max_size=4),
+    env=st.dictionaries(variables, words, max_size=4),
     secrets=st.lists(
         st.builds(SecretVariable, variable=variables.map("S_".__add__), name=words),
         max_size=3,
         unique_by=lambda secret: secret.variable,
     ).map(tuple),
-    working_directory=st.just("") | words.map("/".__add__),
+    workdir=st.just("") | words.map("/".__add__),
     staging_command=st.lists(words, max_size=3).map(tuple),
     user=st.just("") | st.from_regex(r"[a-z]{1,8}", fullmatch=True),
     progress_pattern=st.sampled_from(["", r"(?P<iteration>\d+)"]),
@@ -60,12 +60,12 @@ specs = st.builds(
     workload=workloads,
     iterations=st.integers(1, 10**12),
     requested_gpus=st.integers(1, 65_536),
-    requested_type=words | st.just(""),
+    requested_gpu_type=words | st.just(""),
     tenant=words,
-    queue=st.integers(1, 100),
+    priority=st.integers(1, 100),
     weight=st.floats(1e-6, 1e6),
     guaranteed=st.booleans(),
-    movable=st.booleans(),
+    pinned=st.booleans(),
     preemptible=st.booleans(),
     deadline_s=st.floats(0, 4e9) | st.just(math.inf),
     restart_s=st.floats(0, 1e5),
@@ -82,13 +82,13 @@ specs = st.builds(
 def test_a_job_survives_a_round_trip(requested: JobSpec, pin: bool) -> None:
     spec = replace(
         requested,
-        pinned_type=pin and bool(requested.requested_type),
+        pinned_gpu_type=pin and bool(requested.requested_gpu_type),
         preemptible=requested.preemptible and not requested.guaranteed,
     )
     sent = jobs_pb2.Job.FromString(jobs.of_spec("c", spec).SerializeToString())
     back = jobs.to_job_spec("job", "c", spec.name, sent)
     assert back.deadline_s == pytest.approx(spec.deadline_s, abs=1e-6)
-    assert (back.pinned_type, back.avoid_nodes) == (spec.pinned_type, spec.avoid_nodes)
+    assert (back.pinned_gpu_type, back.avoid_nodes) == (spec.pinned_gpu_type, spec.avoid_nodes)
     assert back.preemptible == spec.preemptible
     assert back.restart_s == pytest.approx(spec.restart_s, abs=1e-8)
     assert back.launch == replace(spec.launch, runtime="replay")
@@ -125,7 +125,7 @@ any_options = st.builds(
     RoundOptions,
     objective=st.sampled_from(["throughput", "max-min within 5% then jct", "2*cost"]),
     raw_throughput=st.booleans(),
-    queue_weights=st.sampled_from(["", "1:4,2:0.5"]),
+    priority_weights=st.sampled_from(["", "1:4,2:0.5"]),
     restart_horizon_s=lengths,
     max_restart_share=st.floats(0, 0.99),
     defragment_every_rounds=st.integers(0, 100),
@@ -175,7 +175,7 @@ def test_unset_options_are_those_of_the_standing_policy(standing: RoundOptions) 
         seed=0,
         gap=0,
         objective="",
-        queue_weights="",
+        priority_weights="",
         deadlines="",
         scheduler="",
         keep_requests=False,
@@ -186,7 +186,7 @@ def test_unset_options_are_those_of_the_standing_policy(standing: RoundOptions) 
     assert rounds.to_options("options", request, standing) == replace(
         standing,
         seed=0,
-        queue_weights="",
+        priority_weights="",
         deadlines="",
         scheduler="",
         scheduler_parameters="",
@@ -230,7 +230,7 @@ def test_standing_parameters_apply_to_the_standing_scheduler_only(
             "options.deadlines",
             "must be one of ignore, keep, myopic, look-ahead",
         ),
-        ("queue_weights: '1:4,1:2'", "options.queue_weights", "each queue once"),
+        ("priority_weights: '1:4,1:2'", "options.priority_weights", "each priority once"),
         ("queue_order: true", "options", "no field named .queue_order"),
         ("scheduler_parameters: depth=5", "options.scheduler_parameters", "set scheduler, too"),
         (
@@ -312,7 +312,7 @@ tenants_of_any_kind = st.builds(
     name=words,
     weight=st.floats(0, 1e6),
     borrow_gpus=st.integers(-1, 10**7),
-    lends=st.booleans(),
+    keeps_idle_quota=st.booleans(),
     quotas=st.dictionaries(words | st.just(""), st.integers(0, 10**7), max_size=4),
 )
 
@@ -344,18 +344,22 @@ def test_a_wrong_field_of_a_tenant_is_named(changes: dict[str, Any], field: str)
 
 
 def test_a_stored_job_shows_its_promise_schedule_and_attained_service() -> None:
-    leg = LegRecord(
+    segment = SegmentRecord(
         start_s=1e9,
         end_s=1e9 + 600,
         cell=Cell(gpu_type="a100", gpus=8, pipeline_degree=2, plan="p"),
     )
     record = a_job_record(
-        admitted=True, certificate=(leg,), opportunistic=True, service_gpu_s=3.5, queued_s=1e9 + 1
+        admitted=True,
+        schedule=(segment,),
+        opportunistic=True,
+        service_gpu_s=3.5,
+        queued_s=1e9 + 1,
     )
     message = jobs.of_job(record)
-    assert (message.deadline_admitted, message.opportunistic) == (True, True)
+    assert (message.admitted, message.opportunistic) == (True, True)
     assert (message.service_gpu_seconds, message.queue_time.seconds) == (3.5, 10**9 + 1)
-    (shown,) = message.certificate
+    (shown,) = message.schedule
     assert (shown.start_time.seconds, shown.end_time.seconds) == (10**9, 10**9 + 600)
     assert shown.cell == estimates_pb2.Cell(gpu_type="a100", gpus=8, pipeline_degree=2, plan="p")
 
@@ -385,7 +389,7 @@ def test_any_time_makes_a_valid_timestamp(seconds: float) -> None:
 def test_unset_fields_take_the_defaults() -> None:
     message = a_job_message()
     spec = jobs.to_job_spec("job", "c", "j", message)
-    assert (spec.queue, spec.weight, spec.restart_s, spec.max_retries) == (1, 1.0, 60.0, 3)
+    assert (spec.priority, spec.weight, spec.restart_s, spec.max_retries) == (1, 1.0, 60.0, 3)
     assert spec.deadline_s == math.inf
     assert rounds.to_options("options", scheduler_pb2.RoundOptions()) == RoundOptions()
     tenant = tenants.to_tenant("t", "c", tenants_pb2.Tenant(name="clusters/c/tenants/nlp"))

@@ -52,8 +52,8 @@ def test_a_tuning_survives_a_round_trip_and_contradicts_a_stated_plan(tuner: str
         assert read_job(jobs.of_spec("c", spec)).launch == launch
         assert gang_from_message(send(spec)).launch == launch
     message = a_job_message(command=("train.py",), runtime=tuner, tuning_space="full")
-    message.stated_plan, message.workload.params = a_plan(BERT, 4).to_json(), BERT.params
-    with pytest.raises(InvalidInput, match="contradicts stated_plan") as refused:
+    message.plan, message.workload.params = a_plan(BERT, 4).to_json(), BERT.params
+    with pytest.raises(InvalidInput, match="contradicts plan") as refused:
         read_job(message)
     assert refused.value.field == "job.launch.tuning_space"
 
@@ -75,16 +75,16 @@ def test_an_agent_gets_the_plans_to_try_and_does_not_store_them(tuner: str) -> N
         ({"runtime": "x" * 10_000}, "runtime", "is not a runtime"),
         ({"runtime": "profile"}, "runtime", "'profile' is not a runtime of users' jobs"),
         ({"image": "repo/image:1"}, "image", "is for engines that run containers"),
-        ({"environment": {"A B": "x"}}, "environment[A B]", "must be the name of a variable"),
-        ({"environment": {"TESSERA_X": ""}}, "environment[TESSERA_X]", "the agent sets those"),
-        ({"environment": {"A": "x" * 5000}}, "environment[A]", "at most 4096 characters"),
+        ({"env": {"A B": "x"}}, "env[A B]", "must be the name of a variable"),
+        ({"env": {"TESSERA_X": ""}}, "env[TESSERA_X]", "the agent sets those"),
+        ({"env": {"A": "x" * 5000}}, "env[A]", "at most 4096 characters"),
         (
-            {"environment": {f"A{i}": "x" * 1000 for i in range(70)}},
+            {"env": {f"A{i}": "x" * 1000 for i in range(70)}},
             "",
             f"must have at most {MAX_LAUNCH_CHARS:,} characters in total; it has 70,200",
         ),
-        ({"environment": {f"A{i}": "x" for i in range(257)}}, "environment", "at most 256"),
-        ({"working_directory": "train"}, "working_directory", "must be an absolute path"),
+        ({"env": {f"A{i}": "x" for i in range(257)}}, "environment", "at most 256"),
+        ({"workdir": "train"}, "workdir", "must be an absolute path"),
         (
             {"secrets": [{"variable": "A", "name": "a"}, {"variable": "1", "name": "a"}]},
             "secrets[1].variable",
@@ -92,7 +92,7 @@ def test_an_agent_gets_the_plans_to_try_and_does_not_store_them(tuner: str) -> N
         ),
         ({"secrets": [{"variable": "A", "name": "../a"}]}, "secrets[0].name", "must be 1 to 100"),
         (
-            {"secrets": [{"variable": "A", "name": "a"}], "environment": {"A": "x"}},
+            {"secrets": [{"variable": "A", "name": "a"}], "env": {"A": "x"}},
             "secrets[0].variable",
             "A has a value already",
         ),
@@ -134,7 +134,7 @@ def test_a_variable_that_holds_a_secret_is_refused_without_repeating_it() -> Non
     ):
         with pytest.raises(InvalidInput) as refused:
             read_job(a_job_message(environment={"A": f"x {value}"}))
-        assert refused.value.field == "job.launch.environment[A]"
+        assert refused.value.field == "job.launch.env[A]"
         assert "name that file in job.launch.secrets" in str(refused.value)
         assert value not in str(refused.value)
 
@@ -158,17 +158,17 @@ def test_the_runtime_of_a_job_checks_its_command_and_no_user_submits_a_profiling
 
 def test_a_stated_plan_that_the_runtime_cannot_run_is_refused_with_its_problem() -> None:
     message = a_job_message(command=("train.py",), runtime="torchrun")
-    message.stated_plan = a_plan(BERT, 4).to_json()
+    message.plan = a_plan(BERT, 4).to_json()
     message.workload.params = BERT.params
     with pytest.raises(InvalidInput) as refused:
         read_job(message)
     assert str(refused.value) == (
-        "job.stated_plan: divides tensors, experts or sequences, and data parallelism divides only"
+        "job.plan: divides tensors, experts or sequences, and data parallelism divides only"
         " samples; the runtime 'torchrun' cannot run it, so state another plan or another runtime"
     )
     for runtime in ("command", "megatron"):
         message.launch.runtime = runtime
-        assert read_job(message).stated_plan == a_plan(BERT, 4)
+        assert read_job(message).plan == a_plan(BERT, 4)
 
 
 def send(spec: JobSpec) -> agents_pb2.DesiredGang:
@@ -204,7 +204,7 @@ def test_an_agent_gets_the_launch_the_tenant_and_the_gpus_of_all_members() -> No
 
 def test_a_launch_that_only_a_later_release_allows_is_the_problem_of_its_gang_alone() -> None:
     message = send(a_spec("j", command=("train.py",), launch=WHOLE_LAUNCH))
-    message.launch.environment["A"] = "x" * 5000
+    message.launch.env["A"] = "x" * 5000
     gang = gang_from_message(message)
     assert gang.launch == DEFAULT_LAUNCH
     assert gang.launch_problem == (

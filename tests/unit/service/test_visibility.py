@@ -162,14 +162,14 @@ def test_a_network_plan_shows_a_tenant_its_own_jobs() -> None:
     def a_plan() -> networks_pb2.NetworkPlan:
         meets = [f"{JOB}theirs", f"{JOB}also-mine"]
         decisions = [
-            networks_pb2.NetworkDecision(job=f"{JOB}{name}", meets=meets)
+            networks_pb2.NetworkDecision(job=f"{JOB}{name}", contending_jobs=meets)
             for name in ("theirs", "mine", "also-mine")
         ]
         return networks_pb2.NetworkPlan(decisions=decisions, notes=["theirs has no path"])
 
     plan = a_plan()
     hide_in_plan(caller(), "c", plan, tenants_of_jobs)
-    assert [(d.job, list(d.meets)) for d in plan.decisions] == [
+    assert [(d.job, list(d.contending_jobs)) for d in plan.decisions] == [
         (f"{JOB}{name}", [f"{JOB}also-mine"]) for name in ("mine", "also-mine")
     ]
     assert not plan.notes
@@ -183,20 +183,20 @@ def an_explanation() -> jobs_pb2.ExplainJobResponse:
         job=f"{JOB}mine",
         reason=jobs_pb2.Reason(message="m", next_step="wait until theirs has ended"),
         displaced_by=[
-            jobs_pb2.Displacement(job=f"{JOB}{name}", gpus=2, by="VALUE", value_per_gpu=0.5)
+            jobs_pb2.Displacement(job=f"{JOB}{name}", gpus=2, rule="VALUE", value_per_gpu=0.5)
             for name in ("theirs", "also-mine")
         ],
         steps=[
             jobs_pb2.NextStep(
                 actor="time",
                 message="wait until theirs has ended",
-                changes=[jobs_pb2.StepChange(kind="END", subject="theirs")],
-                loses=[f"{JOB}theirs", f"{JOB}also-mine"],
+                changes=[jobs_pb2.StepChange(code="END", subject="theirs")],
+                losing_jobs=[f"{JOB}theirs", f"{JOB}also-mine"],
             ),
             jobs_pb2.NextStep(
                 actor="operator",
                 message="let tenant red lend its quota",
-                changes=[jobs_pb2.StepChange(kind="LEND", subject="red")],
+                changes=[jobs_pb2.StepChange(code="LEND", subject="red")],
             ),
         ],
     )
@@ -213,6 +213,6 @@ def test_an_explanation_names_no_job_and_no_tenant_of_others_except_to_an_operat
     assert (mine.job, mine.value_per_gpu) == (f"{JOB}also-mine", 0.5)
     assert message.reason.next_step == f"wait until {OTHERS} has ended"
     assert message.steps[0].changes[0].subject == OTHERS
-    assert list(message.steps[0].loses) == [f"{JOB}also-mine"]
+    assert list(message.steps[0].losing_jobs) == [f"{JOB}also-mine"]
     hide_in_explanation(OPERATOR, "c", whole := an_explanation(), tenants_of_jobs)
     assert whole == an_explanation()

@@ -138,7 +138,7 @@ def test_a_worker_process_is_reused_for_the_next_round(workers: SolveProcesses) 
 def test_an_error_in_the_worker_is_raised_in_the_server(workers: SolveProcesses) -> None:
     snapshot = a_random_snapshot(1, jobs=2)
     heavy = replace(snapshot, jobs=replace(snapshot.jobs, weight=snapshot.jobs.weight * 1e308))
-    options = replace(OPTIONS, queue_weights="1:100")
+    options = replace(OPTIONS, priority_weights="1:100")
     with pytest.raises(ProblemTooLarge) as here:
         plan_round(heavy, options, make_solver("pricing"), FOREVER)
     with pytest.raises(ProblemTooLarge) as there:

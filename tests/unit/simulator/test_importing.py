@@ -244,7 +244,7 @@ def test_line_numbers_account_for_quoted_line_breaks() -> None:
 def test_a_trace_row_becomes_a_job() -> None:
     (arrival,) = parse_trace(a_file(TRACE, a_trace_row()), "t.csv")
     spec = arrival.spec
-    assert (spec.name, spec.requested_gpus, spec.requested_type) == ("j1", 8, "v100")
+    assert (spec.name, spec.requested_gpus, spec.requested_gpu_type) == ("j1", 8, "v100")
     assert spec.workload == Workload(model="moe", params="10B", global_batch=512)
     assert spec.iterations == 200  # 1003 // 5
     assert (arrival.arrival_s, spec.deadline_s) == (0.0, 600.0)

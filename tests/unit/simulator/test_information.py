@@ -230,7 +230,7 @@ VISIBLE = TRUTH[:1]
 STATED: dict[str, Any] = {
     "workload": SPHINX,
     "requested_gpus": 2,
-    "requested_type": "a100",
+    "requested_gpu_type": "a100",
     "iterations": 100,
 }
 

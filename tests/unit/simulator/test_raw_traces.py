@@ -188,7 +188,7 @@ def read(form: RawFormat, path: Path, **options: Any) -> tuple[list[DurationJob]
 
 def facts(job: DurationJob) -> tuple[Any, ...]:
     spec = job.spec
-    return (spec.name, job.duration_s, spec.requested_gpus, spec.requested_type, spec.tenant)
+    return (spec.name, job.duration_s, spec.requested_gpus, spec.requested_gpu_type, spec.tenant)
 
 
 def test_phillys_attempts_add_up_and_autumn_has_an_hour_more(tmp_path: Path) -> None:

@@ -161,13 +161,13 @@ def test_a_redrawn_job_runs_as_requested_on_the_cluster_at_equal_gpu_hours() -> 
 def test_a_job_keeps_its_gpus_and_its_type_if_any_model_runs_on_them() -> None:
     speeds = Speeds([a_record(2), a_record(4), a_record(4, "v100"), a_record(8, nodes=2)], None)
     stated = [an_asked(str(gpus), gpus=gpus) for gpus in (1, 2, 4, 8)]
-    typed = [job._replace(spec=replace(job.spec, requested_type="v100")) for job in stated]
+    typed = [job._replace(spec=replace(job.spec, requested_gpu_type="v100")) for job in stated]
     for seed in range(5):
         kept = redraw_models(stated, speeds, seed, keep_requests=True)
         assert [a.spec.requested_gpus for a in kept] == [2, 2, 4, 8]
         kept = redraw_models(typed, speeds, seed, keep_requests=True)
         assert [a.spec.requested_gpus for a in kept] == [2, 2, 4, 8]
-        assert kept[2].spec.requested_type == "v100"
+        assert kept[2].spec.requested_gpu_type == "v100"
 
 
 def test_a_redrawn_deadline_is_as_tight_and_the_old_models_plan_is_removed() -> None:
@@ -326,4 +326,4 @@ def test_a_recipe_redraws_jobs_whose_type_the_cluster_lacks() -> None:
         [a_record(1, "v100", 2.0), a_record(1, "a100")], ClusterRoom.of(a_cluster("a100"))
     )
     found, _ = apply_recipe(Recipe(redraw=True), some_arrivals(5, gpu_type="v100"), speeds)
-    assert {(a.spec.requested_type, a.spec.iterations) for a in found} == {("a100", 200)}
+    assert {(a.spec.requested_gpu_type, a.spec.iterations) for a in found} == {("a100", 200)}

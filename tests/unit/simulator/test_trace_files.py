@@ -90,7 +90,7 @@ def test_a_trace_of_durations_has_only_gpus_and_times() -> None:
     data = a_file(DURATIONS, "a,100,36848,1,", "b,50,249,4,v100")
     later, first = parse_durations(data, "t.csv", SCREENED)
     assert (first.arrival_s, first.duration_s) == (0.0, 249.0)
-    assert (first.spec.requested_gpus, first.spec.requested_type) == (4, "v100")
+    assert (first.spec.requested_gpus, first.spec.requested_gpu_type) == (4, "v100")
     assert later.arrival_s == 50.0
     assert parse_durations(data, "t.csv") == [first, later]
     zero = a_file(DURATIONS, "a,100,0,1,")
@@ -247,7 +247,7 @@ def test_the_published_workloads_are_readable_and_have_the_stated_load_of_64_gpu
     )
     assert requested_load(jobs, speeds, 64) == pytest.approx(0.73, abs=0.01)
     assert gpu_seconds(jobs, speeds).sum() / 3600 == pytest.approx(617.8, rel=0.01)
-    assert {a.spec.requested_type for a in jobs} == {"a800"}
+    assert {a.spec.requested_gpu_type for a in jobs} == {"a800"}
     assert all(a.spec.labels[PLAN_LABEL] for a in jobs)
 
 

@@ -198,7 +198,7 @@ def test_every_job_requests_a_feasible_cell(
         for e in every_profile
         if math.isfinite(e.iter_time_s)
     }
-    assert all((s.workload, s.requested_type, s.requested_gpus) in runs for _, s in jobs)
+    assert all((s.workload, s.requested_gpu_type, s.requested_gpus) in runs for _, s in jobs)
     assert len({s.name for _, s in jobs}) == len(jobs)
 
 

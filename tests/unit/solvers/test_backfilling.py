@@ -115,7 +115,7 @@ def test_a_head_of_any_type_waits_for_the_type_that_is_free_first() -> None:
         a_running("r1", 4, 300.0),
         a_running("r2", 4, 100.0, V100),
         a_waiting("head", 8, 500.0),
-        a_waiting("v100", 4, 150.0, requested_type=V100),
+        a_waiting("v100", 4, 150.0, requested_gpu_type=V100),
         a_waiting("any", 4, 250.0),
     ]
     snapshot = cluster(jobs, {A100: LINEAR, V100: {4: 2.0, 8: 4.0}}, v100=8)
@@ -216,7 +216,7 @@ def a_random_queue(seed: int) -> tuple[Snapshot, list[list[Interval]], list[Queu
             int(rng.integers(-1, 2)),
             rng.uniform(1, 1000),
         )
-        jobs.append(a_waiting(f"w{i}", gpus, run_s, requested_type=gpu_type))
+        jobs.append(a_waiting(f"w{i}", gpus, run_s, requested_gpu_type=gpu_type))
         gpu_types = (A100, V100) if gpu_type < 0 else (gpu_type,)
         queue.append(QueuedJob(gpus, {t: run_s * (1 + t) for t in gpu_types}))
     speeds = {A100: SPEED, V100: {gpus: rate / 2 for gpus, rate in SPEED.items()}}

@@ -65,12 +65,12 @@ def the_change(explanation: Explanation, kind: ChangeKind) -> Change:
 
 
 def test_a_job_behind_another_learns_the_queue_that_would_do_and_who_goes_before_it() -> None:
-    snapshot = two_jobs_for_one_gpu(queue=2, weight=3.0, queued_s=-1.0)
+    snapshot = two_jobs_for_one_gpu(priority=2, weight=3.0, queued_s=-1.0)
     explanation = explain(snapshot, "weak")
     assert explanation.reason.code is ReasonCode.OUTPRICED
     assert CAUSES[explanation.reason.code] is Cause.CAPACITY
     assert ChangeKind.WEIGHT not in kinds(explanation)
-    change = the_change(explanation, ChangeKind.QUEUE)
+    change = the_change(explanation, ChangeKind.PRIORITY)
     assert (change.amount, change.before) == (1, 2)
     (displacer,) = explanation.displaced_by
     assert (displacer.job, displacer.gpus, displacer.gpu_type) == ("strong", 1, "a100")
@@ -139,7 +139,7 @@ def test_a_job_that_had_to_leave_a_drained_node_is_told_so() -> None:
         ({"weight": 0.0}, ReasonCode.NO_WEIGHT, ChangeKind.WEIGHT, ""),
         ({"min_gpus": 4}, ReasonCode.PINS_CONTRADICT, ChangeKind.MIN_GPUS, ""),
         (
-            {"requested_type": 1, "pinned_type": True},
+            {"requested_gpu_type": 1, "pinned_gpu_type": True},
             ReasonCode.PINS_CONTRADICT,
             ChangeKind.ANY_TYPE,
             "",
@@ -253,7 +253,7 @@ def test_a_guaranteed_job_displaces_by_its_guarantee() -> None:
                 cell=(0, 1, 1),
                 generation=1,
                 guaranteed=True,
-                requested_type=0,
+                requested_gpu_type=0,
             ),
             a_job("j", weight=9.0),
         ],

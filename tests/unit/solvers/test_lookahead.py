@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tessera.formulation.admission import Admission
-from tessera.formulation.last_round import Legs, PlannedStarts
+from tessera.formulation.last_round import PlannedStarts, ScheduleSegments
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.lookahead import (
     Lookahead,
@@ -33,7 +33,7 @@ from tessera.solvers.schedulers.arena_deadline import ArenaDeadline
 from tessera.solvers.schedulers.base import PublishedScheduler, make_view
 from tessera.solvers.schedulers.edf import Edf
 from tessera.solvers.schedulers.elasticflow import ElasticFlow
-from tests.support.dated_jobs import NOW_S, a_cluster, a_dated_job, a_leg, running_on
+from tests.support.dated_jobs import NOW_S, a_cluster, a_dated_job, a_segment, running_on
 from tests.support.driver import reason_of
 
 AHEAD = Policy(deadlines="look-ahead")
@@ -41,13 +41,17 @@ AHEAD = Policy(deadlines="look-ahead")
 ENDLESS = Budget(remaining_s=lambda: math.inf)
 
 
-def some_legs(*legs: tuple[int, float, float, int]) -> Legs:
-    """Return legs of (job, start and end in seconds from now, GPUs)."""
-    return Legs.from_rows([a_leg(start, end, gpus, job) for job, start, end, gpus in legs])
+def some_segments(*segments: tuple[int, float, float, int]) -> ScheduleSegments:
+    """Return segments of (job, start and end in seconds from now, GPUs)."""
+    return ScheduleSegments.from_rows(
+        [a_segment(start, end, gpus, job) for job, start, end, gpus in segments]
+    )
 
 
-def leg_tuples(legs: Legs) -> list[tuple[int, float, float, int]]:
-    rows = zip(legs.job, legs.start_s - NOW_S, legs.end_s - NOW_S, legs.gpus, strict=True)
+def segment_tuples(segments: ScheduleSegments) -> list[tuple[int, float, float, int]]:
+    rows = zip(
+        segments.job, segments.start_s - NOW_S, segments.end_s - NOW_S, segments.gpus, strict=True
+    )
     return [(int(j), float(s), float(e), int(n)) for j, s, e, n in rows]
 
 
@@ -59,8 +63,8 @@ def all_promised(snapshot: Snapshot) -> np.ndarray:
     return np.ones(len(snapshot.jobs), dtype=np.bool_)
 
 
-def broken_rules(snapshot: Snapshot, legs: Legs) -> list[str]:
-    return [v.rule for v in find_schedule_violations(snapshot, legs, all_promised(snapshot))]
+def broken_rules(snapshot: Snapshot, segments: ScheduleSegments) -> list[str]:
+    return [v.rule for v in find_schedule_violations(snapshot, segments, all_promised(snapshot))]
 
 
 def test_a_round_that_has_just_begun_gets_no_slot_of_its_own() -> None:
@@ -109,77 +113,79 @@ def test_a_grown_job_keeps_its_request_once_it_has_settled() -> None:
     assert free_gpus(a_cluster(*jobs, nodes=2))[:4] == [4, 4, 6, 6]
 
 
-def test_a_leg_that_ends_after_the_deadline_still_counts_after_its_slot_is_split() -> None:
+def test_a_segment_that_ends_after_the_deadline_still_counts_after_its_slot_is_split() -> None:
     snapshot = a_cluster(a_dated_job("a", 300, 21.2 * 300 - NOW_S, admitted=True))
-    legs = some_legs((0, 20 * 300 - NOW_S, 24 * 300 - NOW_S, 1))
+    segments = some_segments((0, 20 * 300 - NOW_S, 24 * 300 - NOW_S, 1))
     assert 22 * 300 not in look_ahead_of(snapshot).boundary_s
-    later = replace(snapshot, now_s=7 * 300.0, legs=legs)
+    later = replace(snapshot, now_s=7 * 300.0, schedule_segments=segments)
     assert 22 * 300 in look_ahead_of(later).boundary_s
     admission = admit(later, AHEAD, Budget(remaining_s=lambda: 0.0))
-    assert leg_tuples(admission.legs) == [(0, 20 * 300 - NOW_S, 22 * 300 - NOW_S, 1)]
+    assert segment_tuples(admission.schedule_segments) == [
+        (0, 20 * 300 - NOW_S, 22 * 300 - NOW_S, 1)
+    ]
 
 
 def test_a_valid_schedule_breaks_no_rule() -> None:
     snapshot = a_cluster(a_dated_job("a", 1200, 300), a_dated_job("b", 1150, 600, restart_s=10))
-    assert broken_rules(snapshot, some_legs((0, 0, 300, 4), (1, 300, 600, 4))) == []
+    assert broken_rules(snapshot, some_segments((0, 0, 300, 4), (1, 300, 600, 4))) == []
 
 
 def test_the_checker_charges_the_restart() -> None:
     snapshot = a_cluster(a_dated_job("a", 1200, 300, restart_s=10))
-    assert broken_rules(snapshot, some_legs((0, 0, 300, 4))) == ["deadline"]
+    assert broken_rules(snapshot, some_segments((0, 0, 300, 4))) == ["deadline"]
 
 
 def test_the_checker_charges_no_restart_to_a_continuing_job() -> None:
-    assert broken_rules(a_running_pair(), some_legs((0, 0, 600, 2))) == []
-    assert broken_rules(a_running_pair(), some_legs((0, 300, 900, 2))) == []
-    assert broken_rules(a_running_pair(), some_legs((0, 0, 300, 2), (0, 600, 900, 2))) == []
-    assert broken_rules(a_running_pair(), some_legs((0, 0, 500, 2))) == ["deadline"]
+    assert broken_rules(a_running_pair(), some_segments((0, 0, 600, 2))) == []
+    assert broken_rules(a_running_pair(), some_segments((0, 300, 900, 2))) == []
+    assert broken_rules(a_running_pair(), some_segments((0, 0, 300, 2), (0, 600, 900, 2))) == []
+    assert broken_rules(a_running_pair(), some_segments((0, 0, 500, 2))) == ["deadline"]
 
 
 def test_the_checker_charges_unsaved_training_only_to_jobs_that_start_again() -> None:
     pair = a_running_pair()
     unsaved = replace(pair.jobs, unsaved_since_s=np.array([NOW_S - 100]))
     snapshot = charge_unsaved_training(replace(pair, jobs=unsaved))
-    assert broken_rules(snapshot, some_legs((0, 0, 530, 2))) == []
-    assert broken_rules(snapshot, some_legs((0, 10, 540, 2))) == ["deadline"]
+    assert broken_rules(snapshot, some_segments((0, 0, 530, 2))) == []
+    assert broken_rules(snapshot, some_segments((0, 10, 540, 2))) == ["deadline"]
 
 
 def test_the_checker_lets_promised_jobs_keep_what_they_have_when_nodes_are_lost() -> None:
     running = {"state": JobState.RUNNING, "cell": (0, 2, 1)}
     jobs = [a_dated_job(name, 600, 900, **running) for name in ("a", "b")]
     snapshot = a_cluster(*jobs, a_dated_job("c", 600, 900), gpus=2)
-    legs = (0, 0, 300, 2), (1, 0, 300, 2)
-    assert broken_rules(snapshot, some_legs(*legs, (2, 300, 600, 2))) == []
-    assert broken_rules(snapshot, some_legs(*legs, (2, 0, 300, 2))) == ["capacity"]
+    segments = (0, 0, 300, 2), (1, 0, 300, 2)
+    assert broken_rules(snapshot, some_segments(*segments, (2, 300, 600, 2))) == []
+    assert broken_rules(snapshot, some_segments(*segments, (2, 0, 300, 2))) == ["capacity"]
 
 
 def test_the_checker_ignores_training_after_the_deadline() -> None:
     snapshot = a_cluster(a_dated_job("a", 1200, 290))
-    assert broken_rules(snapshot, some_legs((0, 0, 600, 4))) == ["deadline"]
+    assert broken_rules(snapshot, some_segments((0, 0, 600, 4))) == ["deadline"]
 
 
 def test_the_checker_checks_capacity_at_every_moment() -> None:
     snapshot = a_cluster(a_dated_job("a", 1200, 900), a_dated_job("b", 600, 900))
-    assert broken_rules(snapshot, some_legs((0, 0, 600, 4), (1, 300, 900, 2))) == ["capacity"]
+    assert broken_rules(snapshot, some_segments((0, 0, 600, 4), (1, 300, 900, 2))) == ["capacity"]
 
 
 def test_the_checker_finds_two_cells_of_a_job_at_once() -> None:
     snapshot = a_cluster(a_dated_job("a", 600, 900))
-    assert broken_rules(snapshot, some_legs((0, 0, 600, 1), (0, 300, 900, 2))) == [
+    assert broken_rules(snapshot, some_segments((0, 0, 600, 1), (0, 300, 900, 2))) == [
         "one Cell at a time"
     ]
 
 
 def test_the_checker_refuses_a_missing_cell() -> None:
     assert "Cell exists" in broken_rules(
-        a_cluster(a_dated_job("a", 6, 900)), some_legs((0, 0, 600, 3))
+        a_cluster(a_dated_job("a", 6, 900)), some_segments((0, 0, 600, 3))
     )
 
 
-def test_legs_of_a_job_without_a_promise_are_a_violation() -> None:
+def test_segments_of_a_job_without_a_promise_are_a_violation() -> None:
     snapshot = a_cluster(a_dated_job("a", 600, 900))
     violations = find_schedule_violations(
-        snapshot, some_legs((0, 0, 600, 1)), np.zeros(1, np.bool_)
+        snapshot, some_segments((0, 0, 600, 1)), np.zeros(1, np.bool_)
     )
     assert [v.rule for v in violations] == ["promised"]
 
@@ -194,7 +200,10 @@ def test_a_round_whose_promised_schedules_hold_is_decided() -> None:
     snapshot = a_cluster(a_dated_job("a", 1200, 300), a_dated_job("b", 1200, 600))
     outcome = plan_snapshot(snapshot)
     assert outcome.admission is not None
-    assert leg_tuples(outcome.admission.legs) == [(0, 0.0, 300.0, 4), (1, 300.0, 600.0, 4)]
+    assert segment_tuples(outcome.admission.schedule_segments) == [
+        (0, 0.0, 300.0, 4),
+        (1, 300.0, 600.0, 4),
+    ]
     assert len(outcome.decisions) == 2
 
 
@@ -203,7 +212,7 @@ def test_a_round_whose_promised_schedule_is_broken_is_refused(
 ) -> None:
     def promise_too_little(snapshot: Snapshot, policy: Policy, budget: Budget) -> Admission:
         admission = admit(snapshot, policy, budget)
-        return replace(admission, legs=some_legs((0, 0, 300, 4), (1, 300, 500, 4)))
+        return replace(admission, schedule_segments=some_segments((0, 0, 300, 4), (1, 300, 500, 4)))
 
     monkeypatch.setattr(plan, "admit", promise_too_little)
     snapshot = a_cluster(a_dated_job("a", 1200, 300), a_dated_job("b", 1200, 600))
@@ -221,7 +230,7 @@ def admitted_names(snapshot: Snapshot, admission: Admission) -> list[str]:
 def test_without_search_time_promises_keep_their_schedule_and_new_jobs_fit_in_or_not() -> None:
     old = a_dated_job("old", 1200, 600, admitted=True)
     snapshot = a_cluster(old, a_dated_job("new", 1200, 300), a_dated_job("late", 1200, 600))
-    snapshot = replace(snapshot, legs=some_legs((0, 0, 300, 4)))
+    snapshot = replace(snapshot, schedule_segments=some_segments((0, 0, 300, 4)))
     admission = admit(snapshot, AHEAD, Budget(remaining_s=lambda: 0.0))
     assert admitted_names(snapshot, admission) == ["old", "late"]
     assert (admission.proven, admission.work) == (True, 0.0)  # prices prove it
@@ -230,7 +239,7 @@ def test_without_search_time_promises_keep_their_schedule_and_new_jobs_fit_in_or
 def test_lost_nodes_break_the_promises_of_least_weight() -> None:
     jobs = [a_dated_job(f"j{w}", 600, 300, admitted=True, weight=float(w)) for w in (3, 1, 2)]
     snapshot = a_cluster(*jobs)
-    snapshot = replace(snapshot, legs=some_legs((0, 0, 300, 2), (2, 0, 300, 2)))
+    snapshot = replace(snapshot, schedule_segments=some_segments((0, 0, 300, 2), (2, 0, 300, 2)))
     admission = admit(snapshot, AHEAD, ENDLESS)
     assert admitted_names(snapshot, admission) == ["j3", "j2"]
     assert admission.given_up == frozenset({1})
@@ -240,7 +249,7 @@ def test_a_refused_job_gets_a_deadline_that_can_then_be_met() -> None:
     def with_second(due_s: float) -> Snapshot:
         first = a_dated_job("first", 2400, 600, admitted=True)
         snapshot = a_cluster(first, a_dated_job("second", 1200, due_s, restart_s=7))
-        return replace(snapshot, legs=some_legs((0, 0, 600, 4)))
+        return replace(snapshot, schedule_segments=some_segments((0, 0, 600, 4)))
 
     refused = admit(with_second(700.0), AHEAD, ENDLESS)
     assert admitted_names(with_second(700.0), refused) == ["first"]
@@ -331,9 +340,9 @@ def test_a_job_may_move_for_another_only_if_it_has_its_restart_reserve() -> None
     job = a_dated_job("a", 1000, 1100, restart_s=60.0, admitted=True, **running_on(1))
     for due_s, reserve_s in ((1100, 60.0), (1020, 0.0)):
         snapshot = a_cluster(job | {"deadline_s": NOW_S + due_s}, nodes=2, gpus=2)
-        legs = admit(snapshot, AHEAD, NO_SEARCH).legs
-        assert len(legs)
-        admission = admit(replace(snapshot, legs=legs), AHEAD, NO_SEARCH)
+        segments = admit(snapshot, AHEAD, NO_SEARCH).schedule_segments
+        assert len(segments)
+        admission = admit(replace(snapshot, schedule_segments=segments), AHEAD, NO_SEARCH)
         assert admission.reserve_s is not None
         assert admission.bare_work is not None
         # it trains 300 samples by the next slot, or 240 if it is moved first

@@ -111,7 +111,7 @@ def test_the_tightest_block_is_taken_and_free_nodes_stay_whole() -> None:
 
 def a_fragmented_snapshot(
     *,
-    movable: bool = True,
+    pinned: bool = False,
     restart_s: float = 36.0,
     sizes: tuple[int, ...] = (4,),
     guaranteed: bool = False,
@@ -126,7 +126,7 @@ def a_fragmented_snapshot(
             f"small{i}",
             2,
             1,
-            movable=movable,
+            pinned=pinned,
             restart_s=restart_s,
             guaranteed=guaranteed,
             requested_gpus=2,
@@ -155,7 +155,7 @@ def test_a_small_job_moves_if_that_gains_more_than_it_costs() -> None:
 
 
 def test_a_pinned_job_is_not_moved_and_the_job_waits_with_a_reason() -> None:
-    outcome, _ = place_jobs(a_fragmented_snapshot(movable=False), {0: 2, 1: 2, 2: 4})
+    outcome, _ = place_jobs(a_fragmented_snapshot(pinned=True), {0: 2, 1: 2, 2: 4})
     assert outcome.placement.migrated == frozenset()
     assert 2 not in outcome.placement.gangs
     assert outcome.unplaced == {
@@ -197,8 +197,8 @@ def a_promise_at_risk() -> Snapshot:
     """Return guaranteed job 0, whose node was lost; pinned best-effort jobs 1 and 2 use the other nodes."""
     running = [
         a_running_job("promised", 4, guaranteed=True),
-        a_running_job("cheap", 2, 1, movable=False, weight=0.5, requested_gpus=2),
-        a_running_job("dear", 2, 1, movable=False, weight=2.0, requested_gpus=2),
+        a_running_job("cheap", 2, 1, pinned=True, weight=0.5, requested_gpus=2),
+        a_running_job("dear", 2, 1, pinned=True, weight=2.0, requested_gpus=2),
     ]
     estimates = [*estimates_of(4), *estimates_of(2, workload=1)]
     estimates += [an_estimate(0, 0, 4, nodes, iter_time_s=np.inf) for nodes in (2, 4)]
@@ -220,12 +220,12 @@ def test_a_promise_is_kept_by_displacing_the_best_effort_job_of_least_value() ->
     assert set(outcome.unplaced) == {1}
 
 
-def a_degraded_job(*, movable: bool = True, restart_s: float = 36.0) -> Snapshot:
+def a_degraded_job(*, pinned: bool = False, restart_s: float = 36.0) -> Snapshot:
     """Return a job on halves of two nodes of four GPUs; another node is free."""
     return a_snapshot(
         nodes=some_nodes((0, 3, 4)),
         estimates=estimates_of(4),
-        jobs=[a_running_job("j", 4, requested_gpus=4, movable=movable, restart_s=restart_s)],
+        jobs=[a_running_job("j", 4, requested_gpus=4, pinned=pinned, restart_s=restart_s)],
         gangs={0: gang((0, (0, 1)), (1, (0, 1)))},
     )
 
@@ -276,7 +276,7 @@ def rules_broken(
 
 
 def test_the_checker_finds_a_gpu_listed_twice_and_moves_that_are_not_allowed() -> None:
-    snapshot = a_degraded_job(movable=False)
+    snapshot = a_degraded_job(pinned=True)
     outcome, problem = place_jobs(snapshot, {0: 4})
     twice = with_gang(outcome, 0, (0, (0, 0)), (1, (0, 1)))
     assert "GPU once" in rules_broken(snapshot, problem, outcome, twice)

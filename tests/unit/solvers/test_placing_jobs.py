@@ -117,7 +117,9 @@ def test_a_job_whose_types_have_no_gpus_learns_which_type_to_allow() -> None:
     changes = {step.changes[0].kind: step for step in explanation.steps}
     step = changes[ChangeKind.ALLOW_TYPE]
     assert step.changes[0].subject == "v100,a100"
-    assert "`tessera update j --gpu-types v100,a100`; the job would then run" in step.message
+    assert (
+        "`tessera update j --allowed-gpu-types v100,a100`; the job would then run" in step.message
+    )
 
 
 # required labels
@@ -157,7 +159,7 @@ def test_the_checker_refuses_a_node_that_a_selector_does_not_match() -> None:
 
 def test_a_job_whose_nodes_are_taken_learns_that_and_what_would_help() -> None:
     """The job on its only node may not be moved, and three other nodes are free."""
-    jobs = [a_running_job("r", 4, 1, movable=False, guaranteed=True), a_job("w", 1)]
+    jobs = [a_running_job("r", 4, 1, pinned=True, guaranteed=True), a_job("w", 1)]
     explanation = explain(with_selectors(four_nodes(*jobs, gangs={0: whole(2)}), {1: [2]}), "w")
     assert explanation.reason.code is ReasonCode.NODES_TAKEN
     assert "no nodes with s=0 have GPUs free as the job needs them" in explanation.reason.message
@@ -168,7 +170,7 @@ def test_a_job_whose_nodes_are_taken_learns_that_and_what_would_help() -> None:
 
 def test_a_node_more_helps_a_job_only_if_it_has_the_labels() -> None:
     """A further node has the labels of the first one, which the job's selector matches or not."""
-    jobs = [a_running_job("r", 4, 1, movable=False, guaranteed=True), a_job("w", 1)]
+    jobs = [a_running_job("r", 4, 1, pinned=True, guaranteed=True), a_job("w", 1)]
     for own, kinds in ((0, {ChangeKind.ADD_GPUS}), (2, set())):
         snapshot = with_selectors(four_nodes(*jobs, gangs={0: whole(own)}), {1: [own]})
         steps = explain(snapshot, "w").steps
@@ -186,7 +188,7 @@ def test_of_equal_placements_preferred_nodes_win() -> None:
 def test_fewer_nodes_come_before_preferred_ones() -> None:
     """Two preferred nodes have two free GPUs each, and one other node has four."""
     jobs = [
-        *(a_running_job(f"r{i}", 2, movable=False, guaranteed=True) for i in range(2)),
+        *(a_running_job(f"r{i}", 2, pinned=True, guaranteed=True) for i in range(2)),
         a_job("w", 1),
     ]
     gangs = {i: Gang(members=((i, (0, 1)),)) for i in range(2)}

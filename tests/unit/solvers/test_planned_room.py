@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tessera.formulation.cancellation import never_cancelled
-from tessera.formulation.last_round import PlannedNodes, PlannedStarts, Yields
+from tessera.formulation.last_round import ExpectedReleases, PlannedNodes, PlannedStarts
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
@@ -132,7 +132,7 @@ def test_a_seated_job_that_yields_counts_for_the_part_that_it_keeps() -> None:
     board.put(0, column_on(board.problem, 0, 4), ((0, 0b1111),))
     assert closed_nodes(board, 1) == {0}
     row = {"job": 0, "node": 0, "from_s": NOW_S + 50, "kept": 0}
-    board = make_board(replace(snapshot, yields=Yields.from_rows([row])))
+    board = make_board(replace(snapshot, expected_releases=ExpectedReleases.from_rows([row])))
     board.put(0, column_on(board.problem, 0, 4), ((0, 0b1111),))
     assert closed_nodes(board, 1) == set()
 

@@ -37,7 +37,7 @@ def test_arena_halves_the_job_that_loses_least_for_a_new_one() -> None:
 def test_arena_moves_a_job_to_an_idle_type_in_preference_to_halving_it() -> None:
     jobs = [
         a_job("mover", 0, state=RUNNING, cell=(0, 8, 1), requested_gpus=8),
-        a_job("new", 1, requested_gpus=8, requested_type=0),
+        a_job("new", 1, requested_gpus=8, requested_gpu_type=0),
     ]
     cells = [rates(0, 0, LINEAR), rates(0, 1, {8: 70.0}), rates(1, 0, {8: 80.0, 4: 10.0})]
     snapshot = a_round(jobs, cells, nodes=((0, 1, 8), (1, 1, 8)))

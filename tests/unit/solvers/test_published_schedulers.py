@@ -40,8 +40,8 @@ def test_fcfs_lets_the_first_job_that_does_not_fit_block_later_ones() -> None:
 def test_fcfs_blocks_only_the_types_that_the_blocked_job_could_use() -> None:
     jobs = [
         a_running_job("r", on=(A100, 4)),
-        a_waiting_job("big", gpus=8, requested_type=A100),
-        a_waiting_job("other", gpus=4, requested_type=V100),
+        a_waiting_job("big", gpus=8, requested_gpu_type=A100),
+        a_waiting_job("other", gpus=4, requested_gpu_type=V100),
         a_waiting_job("any", gpus=1),
     ]
     snapshot = cluster(jobs, {A100: LINEAR, V100: {1: 0.5, 4: 2.0}}, v100=8)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tessera.formulation.admission import Admission
-from tessera.formulation.last_round import Legs
+from tessera.formulation.last_round import ScheduleSegments
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.lookahead import look_ahead
 from tessera.formulation.placement import Gang
@@ -28,7 +28,7 @@ from tests.support.builders import a_job, a_snapshot, an_estimate, some_nodes
 NOW_S = 1200.0
 PLANNED = Policy(deadlines="planned")
 ENDLESS = Budget(remaining_s=lambda: math.inf)
-Leg = tuple[int, float, float, int]
+ScheduleSegment = tuple[int, float, float, int]
 
 
 def a_dated_job(name: str, work_s: float, due_s: float, gpus: int, **more: Any) -> dict[str, Any]:
@@ -54,16 +54,18 @@ def admit_jobs(snapshot: Snapshot) -> Admission:
     return admit(snapshot, PLANNED, ENDLESS)
 
 
-def legs_of(admission: Admission) -> list[Leg]:
-    """Return (job, start and end in seconds from now, GPUs) of each leg."""
-    legs = admission.legs
-    rows = zip(legs.job, legs.start_s - NOW_S, legs.end_s - NOW_S, legs.gpus, strict=True)
+def segments_of(admission: Admission) -> list[ScheduleSegment]:
+    """Return (job, start and end in seconds from now, GPUs) of each segment."""
+    segments = admission.schedule_segments
+    rows = zip(
+        segments.job, segments.start_s - NOW_S, segments.end_s - NOW_S, segments.gpus, strict=True
+    )
     return sorted((int(j), round(float(s)), round(float(e)), int(n)) for j, s, e, n in rows)
 
 
 def test_jobs_run_one_after_another_in_order_of_deadline() -> None:
     plan = admit_jobs(cluster(a_dated_job("a", 2000, 1400, 4), a_dated_job("b", 1600, 500, 4)))
-    assert legs_of(plan) == [(0, 400, 900, 4), (1, 0, 400, 4)]
+    assert segments_of(plan) == [(0, 400, 900, 4), (1, 0, 400, 4)]
     assert plan.proven
 
 
@@ -93,7 +95,7 @@ def test_a_displaced_job_resumes_later_after_another_restart() -> None:
     long = a_running_job("long", 3200, 1500, 4, restart_s=100)
     gangs = {0: Gang(members=((0, (0, 1, 2, 3)),))}
     plan = admit_jobs(cluster(long, a_dated_job("short", 1200, 320, 4), counts=(4,), gangs=gangs))
-    assert legs_of(plan) == [(0, 300, 1200, 4), (1, 0, 300, 4)]
+    assert segments_of(plan) == [(0, 300, 1200, 4), (1, 0, 300, 4)]
 
 
 def test_only_running_jobs_are_bound_to_their_cell() -> None:
@@ -103,7 +105,7 @@ def test_only_running_jobs_are_bound_to_their_cell() -> None:
 
 def test_schedules_leave_promised_jobs_their_gpus_when_they_need_them() -> None:
     promised = a_dated_job("promised", 2400, 1260, 4, admitted=True)
-    leg = {
+    segment = {
         "job": 0,
         "start_s": NOW_S + 600,
         "end_s": NOW_S + 1200,
@@ -115,11 +117,11 @@ def test_schedules_leave_promised_jobs_their_gpus_when_they_need_them() -> None:
 
     def beside(work_s: float) -> Admission:
         jobs = cluster(promised, a_dated_job("new", work_s, 800, 4))
-        return admit_jobs(replace(jobs, legs=Legs.from_rows([leg])))
+        return admit_jobs(replace(jobs, schedule_segments=ScheduleSegments.from_rows([segment])))
 
     assert beside(2300).admitted.tolist() == [True, True]
     assert beside(2700).admitted.tolist() == [True, False]
-    assert (0, 600, 1200, 4) in legs_of(beside(2700))
+    assert (0, 600, 1200, 4) in segments_of(beside(2700))
 
 
 def test_gpus_freed_before_the_next_round_are_used_from_that_round() -> None:
@@ -138,7 +140,7 @@ def test_a_schedule_without_promises_needs_no_extra_round_but_one_with_a_promise
         snapshot = cluster(*jobs, counts=(4,), gangs=gangs)
         outcome = plan_round(snapshot, policy, Portfolio(), ENDLESS)
         assert outcome.admission is not None
-        assert set(outcome.admission.legs.job.tolist()) == {0, 1}
+        assert set(outcome.admission.schedule_segments.job.tolist()) == {0, 1}
         return due_s(snapshot, outcome, 300.0)
 
     assert due(PLANNED) == math.inf
@@ -157,4 +159,4 @@ def test_without_jobs_the_schedule_is_empty() -> None:
     ahead = look_ahead(*drafts_before_deadlines(snapshot, PLANNED))
     nobody = np.zeros(1, dtype=np.bool_)
     plan = roll_out(ahead, snapshot.jobs, ahead.capacity, nobody, 300.0)
-    assert not len(plan.legs(ahead))
+    assert not len(plan.schedule_segments(ahead))

@@ -48,8 +48,10 @@ def test_ten_thousand_deadlines_are_decided_with_a_bound_and_a_valid_schedule(
     assert 0.9 * admission.bound < weight <= admission.bound
     assert admission.work == 0.0  # too many pairs for CP-SAT, but no reason to give up the prices
     used = np.zeros(len(snapshot.gpu_types), dtype=np.int64)
-    now = admission.legs.start_s <= snapshot.now_s
-    np.add.at(used, admission.legs.gpu_type[now], admission.legs.gpus[now])
+    now = admission.schedule_segments.start_s <= snapshot.now_s
+    np.add.at(
+        used, admission.schedule_segments.gpu_type[now], admission.schedule_segments.gpus[now]
+    )
     assert np.all(used <= snapshot.schedulable_gpus())
 
 
@@ -125,7 +127,7 @@ def test_an_answer_of_cp_sat_that_breaks_a_rule_is_dropped_with_its_proof(
     admission = admit(snapshot, AHEAD, ENDLESS)
     assert not admission.admitted.all()
     assert not admission.proven
-    assert find_schedule_violations(snapshot, admission.legs, admission.admitted) == []
+    assert find_schedule_violations(snapshot, admission.schedule_segments, admission.admitted) == []
 
 
 def test_schedules_that_break_a_rule_are_found() -> None:
@@ -180,9 +182,9 @@ def test_a_round_with_as_many_promises_as_jobs_keeps_all_of_them() -> None:
     snapshot = draw_deadlines(400, seed=6)
     before = admit(snapshot, AHEAD, NO_SEARCH)
     jobs = replace(snapshot.jobs, admitted=np.array(before.admitted))
-    again = replace(snapshot, jobs=jobs, legs=before.legs)
+    again = replace(snapshot, jobs=jobs, schedule_segments=before.schedule_segments)
     ahead = look_ahead_of(again)
-    kept = keep_promised_schedules(ahead, picks_of(ahead, again.legs))
+    kept = keep_promised_schedules(ahead, picks_of(ahead, again.schedule_segments))
     assert kept.placed.tolist() == ahead.promised.tolist()
     after = admit(again, AHEAD, NO_SEARCH)
     assert after.given_up == frozenset()

@@ -41,7 +41,7 @@ FOREVER = Budget(remaining_s=lambda: math.inf)
 
 
 def an_unknown_job(name: str = "u", gpus: int = 4, kind: int = A100, **more: Any) -> dict[str, Any]:
-    stated = {"requested_gpus": gpus, "requested_type": kind, "unestimated": True}
+    stated = {"requested_gpus": gpus, "requested_gpu_type": kind, "unestimated": True}
     return a_job(name, UNKNOWN, **stated | {"iterations_left": 1000.0} | more)
 
 
@@ -228,7 +228,7 @@ def test_it_runs_without_a_promise_of_its_deadline(mode: str) -> None:
     mine = decision_of(outcome, snapshot, "u")
     assert (mine.kind, mine.admitted) == (DecisionKind.START, False)
     if outcome.admission is not None:
-        assert not (outcome.admission.legs.job == 0).any()
+        assert not (outcome.admission.schedule_segments.job == 0).any()
 
 
 def test_a_waiting_job_says_that_its_deadline_is_not_promised() -> None:

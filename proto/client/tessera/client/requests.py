@@ -74,8 +74,8 @@ class JobFields(TypedDict, total=False):
     min_gpus: int
     max_gpus: int
     gpu_type: str
-    pin_type: bool
-    gpu_types: Sequence[str]
+    pinned_gpu_type: bool
+    allowed_gpu_types: Sequence[str]
     cpus: int
     node_selector: str
     preferred_labels: str
@@ -88,7 +88,7 @@ class JobFields(TypedDict, total=False):
     preemptible: bool
     deadline: datetime | timedelta
     longest_run: timedelta
-    restart_s: float
+    restart: timedelta
     labels: Mapping[str, str]
     max_retries: int
     until_exit: bool
@@ -100,16 +100,16 @@ class JobFields(TypedDict, total=False):
     techniques: Sequence[str]
     command: Sequence[str]
     runtime: str
-    environment: Mapping[str, str]
-    working_directory: str
+    env: Mapping[str, str]
+    workdir: str
     secrets: Mapping[str, str]
-    staging: Sequence[str]
+    staging_command: Sequence[str]
     user: str
     progress_pattern: str
     stall_limit: timedelta
     stop_grace: timedelta
-    tune: str
-    tune_budget: timedelta
+    tuning_space: str
+    tuning_budget: timedelta
 
 
 FIELD_PATHS: Final = {
@@ -118,15 +118,7 @@ FIELD_PATHS: Final = {
     "batch": "workload.global_batch",
     "gpus": "requested_gpus",
     "gpu_type": "requested_gpu_type",
-    "pin_type": "pinned_gpu_type",
-    "gpu_types": "allowed_gpu_types",
     "cpus": "requested_cpus",
-    "restart_s": "restart",
-    "plan": "stated_plan",
-    "plan_first": "stated_plan_first",
-    "staging": "launch.staging_command",
-    "tune": "launch.tuning_space",
-    "tune_budget": "launch.tuning_budget",
 }
 """The fields of a Job that have other names here. All others are fields of Job or of its Launch."""
 
@@ -183,8 +175,6 @@ def _set_field(job: jobs_pb2.Job, name: str, value: Any, cluster: str) -> None:
             job.after.extend(_dependency(cluster, other) for other in value)
         case "avoid_nodes", _:
             job.avoid_nodes.extend(full_names(cluster, "nodes", value))
-        case "restart", _:
-            job.restart.FromNanoseconds(round(value * 1e9))
         case _, "Duration":
             if not isinstance(value, timedelta):
                 raise TypeError(f"{name} must be a timedelta, e.g. timedelta(minutes=2)")
@@ -210,7 +200,7 @@ _WANTED: Final = {
     "Dependency": "give a list of jobs",
     "Secret": "give a mapping of variables to names of files",
     "LabelsEntry": "give a mapping",
-    "EnvironmentEntry": "give a mapping",
+    "EnvEntry": "give a mapping",
 }
 
 

@@ -134,8 +134,8 @@ class AgentMessage(_message.Message):
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     OBSERVED_FIELD_NUMBER: _builtins.int
     LOG_ANSWER_FIELD_NUMBER: _builtins.int
-    SAID_S_FIELD_NUMBER: _builtins.int
-    said_s: _builtins.float
+    SENT_AT_S_FIELD_NUMBER: _builtins.int
+    sent_at_s: _builtins.float
     """The time of sending by the agent's own clock, in seconds. This clock never goes back."""
     @_builtins.property
     def hello(self) -> Global___Hello: ...
@@ -152,11 +152,11 @@ class AgentMessage(_message.Message):
         heartbeat: Global___Heartbeat | None = ...,
         observed: Global___Observed | None = ...,
         log_answer: Global___LogAnswer | None = ...,
-        said_s: _builtins.float = ...,
+        sent_at_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "heartbeat", b"heartbeat", "hello", b"hello", "log_answer", b"log_answer", "observed", b"observed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "heartbeat", b"heartbeat", "hello", b"hello", "log_answer", b"log_answer", "observed", b"observed", "said_s", b"said_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "heartbeat", b"heartbeat", "hello", b"hello", "log_answer", b"log_answer", "observed", b"observed", "sent_at_s", b"sent_at_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "heartbeat", "observed", "log_answer"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
@@ -608,9 +608,9 @@ class ServerMessage(_message.Message):
 
     WELCOME_FIELD_NUMBER: _builtins.int
     DESIRED_FIELD_NUMBER: _builtins.int
-    LEASE_FROM_S_FIELD_NUMBER: _builtins.int
-    lease_from_s: _builtins.float
-    """The time from which the agent's lease counts, by the agent's own clock. It is said_s of the
+    LEASE_START_S_FIELD_NUMBER: _builtins.int
+    lease_start_s: _builtins.float
+    """The time from which the agent's lease counts, by the agent's own clock. It is sent_at_s of the
     newest message that is recorded.
     """
     @_builtins.property
@@ -622,11 +622,11 @@ class ServerMessage(_message.Message):
         *,
         welcome: Global___Welcome | None = ...,
         desired: Global___Desired | None = ...,
-        lease_from_s: _builtins.float = ...,
+        lease_start_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "desired", b"desired", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "desired", b"desired", "lease_from_s", b"lease_from_s", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "desired", b"desired", "lease_start_s", b"lease_start_s", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "desired"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015

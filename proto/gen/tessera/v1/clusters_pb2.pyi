@@ -216,8 +216,8 @@ class Node(_message.Message):
     PROBATION_END_TIME_FIELD_NUMBER: _builtins.int
     CPUS_FIELD_NUMBER: _builtins.int
     HOST_BYTES_FIELD_NUMBER: _builtins.int
-    FOUND_CPUS_FIELD_NUMBER: _builtins.int
-    FOUND_HOST_BYTES_FIELD_NUMBER: _builtins.int
+    REPORTED_CPUS_FIELD_NUMBER: _builtins.int
+    REPORTED_HOST_BYTES_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     AGENT_LABELS_FIELD_NUMBER: _builtins.int
     RUNTIMES_FIELD_NUMBER: _builtins.int
@@ -252,11 +252,11 @@ class Node(_message.Message):
     cannot be set below what the node's jobs need.
     """
     host_bytes: _builtins.int
-    found_cpus: _builtins.int
+    reported_cpus: _builtins.int
     """Output only. The CPU cores and the bytes of host memory that the node's agent found. Unset: not
     reported.
     """
-    found_host_bytes: _builtins.int
+    reported_host_bytes: _builtins.int
     @_builtins.property
     def jobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Output only. The jobs that hold GPUs here."""
@@ -324,33 +324,33 @@ class Node(_message.Message):
         probation_end_time: _timestamp_pb2.Timestamp | None = ...,
         cpus: _builtins.int | None = ...,
         host_bytes: _builtins.int | None = ...,
-        found_cpus: _builtins.int | None = ...,
-        found_host_bytes: _builtins.int | None = ...,
+        reported_cpus: _builtins.int | None = ...,
+        reported_host_bytes: _builtins.int | None = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         agent_labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         runtimes: _abc.Iterable[_launch_pb2.RuntimeOffer] | None = ...,
         tools: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_found_cpus", b"_found_cpus", "_found_host_bytes", b"_found_host_bytes", "_host_bytes", b"_host_bytes", "cpus", b"cpus", "drain_time", b"drain_time", "found_cpus", b"found_cpus", "found_host_bytes", b"found_host_bytes", "host_bytes", b"host_bytes", "probation_end_time", b"probation_end_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_host_bytes", b"_host_bytes", "_reported_cpus", b"_reported_cpus", "_reported_host_bytes", b"_reported_host_bytes", "cpus", b"cpus", "drain_time", b"drain_time", "host_bytes", b"host_bytes", "probation_end_time", b"probation_end_time", "reported_cpus", b"reported_cpus", "reported_host_bytes", b"reported_host_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_found_cpus", b"_found_cpus", "_found_host_bytes", b"_found_host_bytes", "_host_bytes", b"_host_bytes", "agent_labels", b"agent_labels", "cpus", b"cpus", "drain_reason", b"drain_reason", "drain_time", b"drain_time", "drained", b"drained", "drained_by", b"drained_by", "etag", b"etag", "faults", b"faults", "found_cpus", b"found_cpus", "found_host_bytes", b"found_host_bytes", "free_gpus", b"free_gpus", "gpu_type", b"gpu_type", "gpus", b"gpus", "host_bytes", b"host_bytes", "jobs", b"jobs", "labels", b"labels", "name", b"name", "network_remarks", b"network_remarks", "probation_end_time", b"probation_end_time", "rack", b"rack", "runtimes", b"runtimes", "silent_s", b"silent_s", "state", b"state", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_host_bytes", b"_host_bytes", "_reported_cpus", b"_reported_cpus", "_reported_host_bytes", b"_reported_host_bytes", "agent_labels", b"agent_labels", "cpus", b"cpus", "drain_reason", b"drain_reason", "drain_time", b"drain_time", "drained", b"drained", "drained_by", b"drained_by", "etag", b"etag", "faults", b"faults", "free_gpus", b"free_gpus", "gpu_type", b"gpu_type", "gpus", b"gpus", "host_bytes", b"host_bytes", "jobs", b"jobs", "labels", b"labels", "name", b"name", "network_remarks", b"network_remarks", "probation_end_time", b"probation_end_time", "rack", b"rack", "reported_cpus", b"reported_cpus", "reported_host_bytes", b"reported_host_bytes", "runtimes", b"runtimes", "silent_s", b"silent_s", "state", b"state", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cpus: _TypeAlias = _typing.Literal["cpus"]  # noqa: Y015
     _WhichOneofArgType__cpus: _TypeAlias = _typing.Literal["_cpus", b"_cpus"]  # noqa: Y015
-    _WhichOneofReturnType__found_cpus: _TypeAlias = _typing.Literal["found_cpus"]  # noqa: Y015
-    _WhichOneofArgType__found_cpus: _TypeAlias = _typing.Literal["_found_cpus", b"_found_cpus"]  # noqa: Y015
-    _WhichOneofReturnType__found_host_bytes: _TypeAlias = _typing.Literal["found_host_bytes"]  # noqa: Y015
-    _WhichOneofArgType__found_host_bytes: _TypeAlias = _typing.Literal["_found_host_bytes", b"_found_host_bytes"]  # noqa: Y015
     _WhichOneofReturnType__host_bytes: _TypeAlias = _typing.Literal["host_bytes"]  # noqa: Y015
     _WhichOneofArgType__host_bytes: _TypeAlias = _typing.Literal["_host_bytes", b"_host_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__reported_cpus: _TypeAlias = _typing.Literal["reported_cpus"]  # noqa: Y015
+    _WhichOneofArgType__reported_cpus: _TypeAlias = _typing.Literal["_reported_cpus", b"_reported_cpus"]  # noqa: Y015
+    _WhichOneofReturnType__reported_host_bytes: _TypeAlias = _typing.Literal["reported_host_bytes"]  # noqa: Y015
+    _WhichOneofArgType__reported_host_bytes: _TypeAlias = _typing.Literal["_reported_host_bytes", b"_reported_host_bytes"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cpus) -> _WhichOneofReturnType__cpus | None: ...
     @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__found_cpus) -> _WhichOneofReturnType__found_cpus | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__found_host_bytes) -> _WhichOneofReturnType__found_host_bytes | None: ...
-    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__host_bytes) -> _WhichOneofReturnType__host_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__reported_cpus) -> _WhichOneofReturnType__reported_cpus | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__reported_host_bytes) -> _WhichOneofReturnType__reported_host_bytes | None: ...
 
 Global___Node: _TypeAlias = Node  # noqa: Y015
 

@@ -260,7 +260,7 @@ class StageTraffic(_message.Message):
     DATA_FIELD_NUMBER: _builtins.int
     EXPERT_DATA_FIELD_NUMBER: _builtins.int
     EXPERT_FIELD_NUMBER: _builtins.int
-    HANDED_FIELD_NUMBER: _builtins.int
+    PIPELINE_FIELD_NUMBER: _builtins.int
     data_parallel: _builtins.int
     tensor_parallel: _builtins.int
     expert_parallel: _builtins.int
@@ -282,7 +282,7 @@ class StageTraffic(_message.Message):
         """
 
     @_builtins.property
-    def handed(self) -> Global___Sent: ...
+    def pipeline(self) -> Global___Sent: ...
     def __init__(
         self,
         *,
@@ -293,11 +293,11 @@ class StageTraffic(_message.Message):
         data: Global___Sent | None = ...,
         expert_data: Global___Sent | None = ...,
         expert: Global___Sent | None = ...,
-        handed: Global___Sent | None = ...,
+        pipeline: Global___Sent | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "expert", b"expert", "expert_data", b"expert_data", "handed", b"handed", "tensor", b"tensor"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "expert", b"expert", "expert_data", b"expert_data", "pipeline", b"pipeline", "tensor", b"tensor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "data_parallel", b"data_parallel", "expert", b"expert", "expert_data", b"expert_data", "expert_parallel", b"expert_parallel", "handed", b"handed", "tensor", b"tensor", "tensor_parallel", b"tensor_parallel"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "data_parallel", b"data_parallel", "expert", b"expert", "expert_data", b"expert_data", "expert_parallel", b"expert_parallel", "pipeline", b"pipeline", "tensor", b"tensor", "tensor_parallel", b"tensor_parallel"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -561,9 +561,9 @@ class EstimateCellsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CELLS_FIELD_NUMBER: _builtins.int
-    KEPT_FIELD_NUMBER: _builtins.int
+    STORED_FIELD_NUMBER: _builtins.int
     MEASUREMENTS_FIELD_NUMBER: _builtins.int
-    kept: _builtins.int
+    stored: _builtins.int
     """The number of stored estimates that were new or replaced another. With `validate_only`, the
     number that would be.
     """
@@ -579,12 +579,12 @@ class EstimateCellsResponse(_message.Message):
         self,
         *,
         cells: _abc.Iterable[Global___PlannedCell] | None = ...,
-        kept: _builtins.int = ...,
+        stored: _builtins.int = ...,
         measurements: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cells", b"cells", "kept", b"kept", "measurements", b"measurements"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cells", b"cells", "measurements", b"measurements", "stored", b"stored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1002,7 +1002,7 @@ class AddProfilesRequest(_message.Message):
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     LEFT_OUT_FIELD_NUMBER: _builtins.int
-    LEFT_OUT_REASON_FIELD_NUMBER: _builtins.int
+    SKIP_REASON_FIELD_NUMBER: _builtins.int
     HOST_FIELD_NUMBER: _builtins.int
     parent: _builtins.str
     """"clusters/{cluster}" """
@@ -1017,7 +1017,7 @@ class AddProfilesRequest(_message.Message):
     date: _builtins.str
     validate_only: _builtins.bool
     request_id: _builtins.str
-    left_out_reason: _builtins.str
+    skip_reason: _builtins.str
     """Why these sizes were left out. Required with left_out."""
     @_builtins.property
     def workload(self) -> Global___Workload: ...
@@ -1059,12 +1059,12 @@ class AddProfilesRequest(_message.Message):
         validate_only: _builtins.bool = ...,
         request_id: _builtins.str = ...,
         left_out: _abc.Iterable[Global___ProfileSize] | None = ...,
-        left_out_reason: _builtins.str = ...,
+        skip_reason: _builtins.str = ...,
         host: Global___HostRates | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["date", b"date", "device", b"device", "dtype", b"dtype", "gpu_type", b"gpu_type", "host", b"host", "layers", b"layers", "left_out", b"left_out", "left_out_reason", b"left_out_reason", "parent", b"parent", "request_id", b"request_id", "source", b"source", "task", b"task", "validate_only", b"validate_only", "versions", b"versions", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["date", b"date", "device", b"device", "dtype", b"dtype", "gpu_type", b"gpu_type", "host", b"host", "layers", b"layers", "left_out", b"left_out", "parent", b"parent", "request_id", b"request_id", "skip_reason", b"skip_reason", "source", b"source", "task", b"task", "validate_only", b"validate_only", "versions", b"versions", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1182,17 +1182,17 @@ Global___ProfileSize: _TypeAlias = ProfileSize  # noqa: Y015
 class AddProfilesResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    ADDED_FIELD_NUMBER: _builtins.int
-    added: _builtins.int
+    NEW_RECORDS_FIELD_NUMBER: _builtins.int
+    new_records: _builtins.int
     """The number of records that are new."""
     def __init__(
         self,
         *,
-        added: _builtins.int = ...,
+        new_records: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["new_records", b"new_records"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1228,11 +1228,11 @@ class Profiling(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    ASKED_FIELD_NUMBER: _builtins.int
+    REQUESTED_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
     TASKS_FIELD_NUMBER: _builtins.int
-    asked: _builtins.bool
+    requested: _builtins.bool
     """Whether a live job, or the server's setting `profile`, requests it."""
     source: _builtins.str
     """The step that is measured. Empty if none can be."""
@@ -1245,14 +1245,14 @@ class Profiling(_message.Message):
     def __init__(
         self,
         *,
-        asked: _builtins.bool = ...,
+        requested: _builtins.bool = ...,
         source: _builtins.str = ...,
         problem: _builtins.str = ...,
         tasks: _abc.Iterable[Global___ProfilingTask] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "problem", b"problem", "source", b"source", "tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["problem", b"problem", "requested", b"requested", "source", b"source", "tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1307,7 +1307,7 @@ class ProfilingTask(_message.Message):
     DEVICE_SECONDS_FIELD_NUMBER: _builtins.int
     SERVICE_GPU_SECONDS_FIELD_NUMBER: _builtins.int
     LEFT_OUT_FIELD_NUMBER: _builtins.int
-    LEFT_SECONDS_FIELD_NUMBER: _builtins.int
+    REMAINING_SECONDS_FIELD_NUMBER: _builtins.int
     HOST_FIELD_NUMBER: _builtins.int
     gpu_type: _builtins.str
     job: _builtins.str
@@ -1321,7 +1321,7 @@ class ProfilingTask(_message.Message):
     """The time for which these measurements held the device."""
     service_gpu_seconds: _builtins.float
     """The GPU-seconds that its job has held so far."""
-    left_seconds: _builtins.float
+    remaining_seconds: _builtins.float
     """The time until the limit of all tasks of the workload. Absent once the task has ended."""
     @_builtins.property
     def left_out(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProfileSize]:
@@ -1342,15 +1342,15 @@ class ProfilingTask(_message.Message):
         device_seconds: _builtins.float = ...,
         service_gpu_seconds: _builtins.float = ...,
         left_out: _abc.Iterable[Global___ProfileSize] | None = ...,
-        left_seconds: _builtins.float | None = ...,
+        remaining_seconds: _builtins.float | None = ...,
         host: Global___HostRates | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_left_seconds", b"_left_seconds", "host", b"host", "left_seconds", b"left_seconds"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_remaining_seconds", b"_remaining_seconds", "host", b"host", "remaining_seconds", b"remaining_seconds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_left_seconds", b"_left_seconds", "device_seconds", b"device_seconds", "gpu_type", b"gpu_type", "host", b"host", "job", b"job", "left_out", b"left_out", "left_seconds", b"left_seconds", "problem", b"problem", "records", b"records", "service_gpu_seconds", b"service_gpu_seconds", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_remaining_seconds", b"_remaining_seconds", "device_seconds", b"device_seconds", "gpu_type", b"gpu_type", "host", b"host", "job", b"job", "left_out", b"left_out", "problem", b"problem", "records", b"records", "remaining_seconds", b"remaining_seconds", "service_gpu_seconds", b"service_gpu_seconds", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__left_seconds: _TypeAlias = _typing.Literal["left_seconds"]  # noqa: Y015
-    _WhichOneofArgType__left_seconds: _TypeAlias = _typing.Literal["_left_seconds", b"_left_seconds"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__left_seconds) -> _WhichOneofReturnType__left_seconds | None: ...
+    _WhichOneofReturnType__remaining_seconds: _TypeAlias = _typing.Literal["remaining_seconds"]  # noqa: Y015
+    _WhichOneofArgType__remaining_seconds: _TypeAlias = _typing.Literal["_remaining_seconds", b"_remaining_seconds"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__remaining_seconds) -> _WhichOneofReturnType__remaining_seconds | None: ...
 
 Global___ProfilingTask: _TypeAlias = ProfilingTask  # noqa: Y015

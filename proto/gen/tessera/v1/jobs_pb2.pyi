@@ -126,8 +126,8 @@ class Job(_message.Message):
     PROFILE_FIELD_NUMBER: _builtins.int
     MIN_GPUS_FIELD_NUMBER: _builtins.int
     MAX_GPUS_FIELD_NUMBER: _builtins.int
-    STATED_PLAN_FIELD_NUMBER: _builtins.int
-    STATED_PLAN_FIRST_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
+    PLAN_FIRST_FIELD_NUMBER: _builtins.int
     LAUNCH_FIELD_NUMBER: _builtins.int
     SUBMITTED_PLAN_FIELD_NUMBER: _builtins.int
     TECHNIQUES_FIELD_NUMBER: _builtins.int
@@ -143,8 +143,8 @@ class Job(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     RETRIES_FIELD_NUMBER: _builtins.int
     LAST_ERROR_FIELD_NUMBER: _builtins.int
-    DEADLINE_ADMITTED_FIELD_NUMBER: _builtins.int
-    CERTIFICATE_FIELD_NUMBER: _builtins.int
+    ADMITTED_FIELD_NUMBER: _builtins.int
+    SCHEDULE_FIELD_NUMBER: _builtins.int
     OPPORTUNISTIC_FIELD_NUMBER: _builtins.int
     SERVICE_GPU_SECONDS_FIELD_NUMBER: _builtins.int
     QUEUE_TIME_FIELD_NUMBER: _builtins.int
@@ -177,9 +177,9 @@ class Job(_message.Message):
     tenant: _builtins.str
     """The tenant that the job is accounted to."""
     priority: _builtins.int
-    """The job's queue, 1 to 100. 0 means 1. The starts of waiting jobs are planned by queue, queue 1
-    first, and then by the time for which they have waited. A round with `queue_weights` multiplies
-    the weights of a queue's jobs.
+    """The job's priority, 1 to 100. 0 means 1. The starts of waiting jobs are planned by priority, priority 1
+    first, and then by the time for which they have waited. A round with `priority_weights` multiplies
+    the weights of its jobs.
     """
     weight: _builtins.float
     """The factor on the value of its throughput, compared with other jobs. 0 means 1."""
@@ -208,17 +208,17 @@ class Job(_message.Message):
     requests.
     """
     max_gpus: _builtins.int
-    stated_plan: _builtins.str
+    plan: _builtins.str
     """The execution plan that the job runs by, on the GPUs that it requests. Empty: rounds choose its
     plans. In requests it is Tessera's JSON, or a command of Megatron-LM if the service knows the
     model. In answers it is the canonical JSON. The plan is priced on each GPU type, like the plans
     that the service finds.
     """
-    stated_plan_first: _builtins.bool
+    plan_first: _builtins.bool
     """Whether only the first start must use the stated plan. Later rounds may then choose another one."""
     submitted_plan: _builtins.str
     """The execution plan that the job was submitted with, on the GPUs that it requests, in the formats
-    of stated_plan. It binds nothing: rounds may choose other plans. A guaranteed job is owed the
+    of plan. It binds nothing: rounds may choose other plans. A guaranteed job is owed the
     speed of this plan on its request. The plan is priced on each GPU type. Empty: none.
     """
     requested_cpus: _builtins.int
@@ -239,7 +239,7 @@ class Job(_message.Message):
     """The number of times that the job has failed."""
     last_error: _builtins.str
     """The error of the last failure."""
-    deadline_admitted: _builtins.bool
+    admitted: _builtins.bool
     """Whether a round has promised that the deadline will be met."""
     opportunistic: _builtins.bool
     """Whether a published scheduler started the job past a blocked one. It gives way once that job
@@ -272,7 +272,7 @@ class Job(_message.Message):
     @_builtins.property
     def deadline(self) -> _timestamp_pb2.Timestamp:
         """The deadline, which must lie in the future when it is set. A round whose `deadlines` are
-        "myopic" or "look-ahead" promises it (`deadline_admitted`), or says why it does not. It then
+        "myopic" or "look-ahead" promises it (`admitted`), or says why it does not. It then
         runs the job fast enough, and later jobs do not break the promise. "keep" is the default of
         objectives that do not name deadline. It keeps earlier promises and makes none, and `warnings`
         then says so.
@@ -325,7 +325,7 @@ class Job(_message.Message):
         """Why the job does not run. Unset if it runs, and before its first round."""
 
     @_builtins.property
-    def certificate(self) -> _containers.RepeatedCompositeFieldContainer[Global___Leg]:
+    def schedule(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScheduleSegment]:
         """The deadline schedule that meets a promised deadline, in order of time. Each round may replace
         it by another one that does.
         """
@@ -419,8 +419,8 @@ class Job(_message.Message):
         profile: _builtins.bool = ...,
         min_gpus: _builtins.int = ...,
         max_gpus: _builtins.int = ...,
-        stated_plan: _builtins.str = ...,
-        stated_plan_first: _builtins.bool = ...,
+        plan: _builtins.str = ...,
+        plan_first: _builtins.bool = ...,
         launch: _launch_pb2.Launch | None = ...,
         submitted_plan: _builtins.str = ...,
         techniques: _abc.Iterable[_builtins.str] | None = ...,
@@ -436,8 +436,8 @@ class Job(_message.Message):
         generation: _builtins.int = ...,
         retries: _builtins.int = ...,
         last_error: _builtins.str = ...,
-        deadline_admitted: _builtins.bool = ...,
-        certificate: _abc.Iterable[Global___Leg] | None = ...,
+        admitted: _builtins.bool = ...,
+        schedule: _abc.Iterable[Global___ScheduleSegment] | None = ...,
         opportunistic: _builtins.bool = ...,
         service_gpu_seconds: _builtins.float = ...,
         queue_time: _timestamp_pb2.Timestamp | None = ...,
@@ -458,7 +458,7 @@ class Job(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "allocation", b"allocation", "array", b"array", "create_time", b"create_time", "deadline", b"deadline", "end_time", b"end_time", "forecast", b"forecast", "launch", b"launch", "longest_run", b"longest_run", "max_retries", b"max_retries", "planned_start", b"planned_start", "queue_time", b"queue_time", "reason", b"reason", "restart", b"restart", "retry_time", b"retry_time", "start_by", b"start_by", "start_time", b"start_time", "training", b"training", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "after", b"after", "allocation", b"allocation", "allowed_gpu_types", b"allowed_gpu_types", "array", b"array", "avoid_nodes", b"avoid_nodes", "certificate", b"certificate", "command", b"command", "create_time", b"create_time", "deadline", b"deadline", "deadline_admitted", b"deadline_admitted", "end_time", b"end_time", "etag", b"etag", "forecast", b"forecast", "generation", b"generation", "guaranteed", b"guaranteed", "iterations", b"iterations", "iterations_done", b"iterations_done", "labels", b"labels", "last_error", b"last_error", "launch", b"launch", "longest_run", b"longest_run", "max_gpus", b"max_gpus", "max_retries", b"max_retries", "min_gpus", b"min_gpus", "name", b"name", "node_selector", b"node_selector", "opportunistic", b"opportunistic", "pinned", b"pinned", "pinned_gpu_type", b"pinned_gpu_type", "planned_start", b"planned_start", "preemptible", b"preemptible", "preferred_labels", b"preferred_labels", "priority", b"priority", "profile", b"profile", "queue_time", b"queue_time", "reason", b"reason", "requested_cpus", b"requested_cpus", "requested_gpu_type", b"requested_gpu_type", "requested_gpus", b"requested_gpus", "restart", b"restart", "retries", b"retries", "retry_time", b"retry_time", "run_seconds", b"run_seconds", "service_gpu_seconds", b"service_gpu_seconds", "start_by", b"start_by", "start_time", b"start_time", "state", b"state", "stated_plan", b"stated_plan", "stated_plan_first", b"stated_plan_first", "submitted_plan", b"submitted_plan", "techniques", b"techniques", "tenant", b"tenant", "training", b"training", "warnings", b"warnings", "weight", b"weight", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries", "admitted", b"admitted", "after", b"after", "allocation", b"allocation", "allowed_gpu_types", b"allowed_gpu_types", "array", b"array", "avoid_nodes", b"avoid_nodes", "command", b"command", "create_time", b"create_time", "deadline", b"deadline", "end_time", b"end_time", "etag", b"etag", "forecast", b"forecast", "generation", b"generation", "guaranteed", b"guaranteed", "iterations", b"iterations", "iterations_done", b"iterations_done", "labels", b"labels", "last_error", b"last_error", "launch", b"launch", "longest_run", b"longest_run", "max_gpus", b"max_gpus", "max_retries", b"max_retries", "min_gpus", b"min_gpus", "name", b"name", "node_selector", b"node_selector", "opportunistic", b"opportunistic", "pinned", b"pinned", "pinned_gpu_type", b"pinned_gpu_type", "plan", b"plan", "plan_first", b"plan_first", "planned_start", b"planned_start", "preemptible", b"preemptible", "preferred_labels", b"preferred_labels", "priority", b"priority", "profile", b"profile", "queue_time", b"queue_time", "reason", b"reason", "requested_cpus", b"requested_cpus", "requested_gpu_type", b"requested_gpu_type", "requested_gpus", b"requested_gpus", "restart", b"restart", "retries", b"retries", "retry_time", b"retry_time", "run_seconds", b"run_seconds", "schedule", b"schedule", "service_gpu_seconds", b"service_gpu_seconds", "start_by", b"start_by", "start_time", b"start_time", "state", b"state", "submitted_plan", b"submitted_plan", "techniques", b"techniques", "tenant", b"tenant", "training", b"training", "warnings", b"warnings", "weight", b"weight", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_retries: _TypeAlias = _typing.Literal["max_retries"]  # noqa: Y015
     _WhichOneofArgType__max_retries: _TypeAlias = _typing.Literal["_max_retries", b"_max_retries"]  # noqa: Y015
@@ -882,7 +882,7 @@ class ReadLogsResponse(_message.Message):
 Global___ReadLogsResponse: _TypeAlias = ReadLogsResponse  # noqa: Y015
 
 @_typing.final
-class Leg(_message.Message):
+class ScheduleSegment(_message.Message):
     """A part of a deadline schedule: the Cell that runs from one time to another."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -909,7 +909,7 @@ class Leg(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Leg: _TypeAlias = Leg  # noqa: Y015
+Global___ScheduleSegment: _TypeAlias = ScheduleSegment  # noqa: Y015
 
 @_typing.final
 class Allocation(_message.Message):
@@ -1679,8 +1679,8 @@ class BandwidthCurve(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     POINTS_FIELD_NUMBER: _builtins.int
-    UNKNOWN_BECAUSE_FIELD_NUMBER: _builtins.int
-    unknown_because: _builtins.str
+    UNKNOWN_REASON_FIELD_NUMBER: _builtins.int
+    unknown_reason: _builtins.str
     """Why there are no points."""
     @_builtins.property
     def points(self) -> _containers.RepeatedCompositeFieldContainer[Global___BandwidthPoint]: ...
@@ -1688,11 +1688,11 @@ class BandwidthCurve(_message.Message):
         self,
         *,
         points: _abc.Iterable[Global___BandwidthPoint] | None = ...,
-        unknown_because: _builtins.str = ...,
+        unknown_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["points", b"points", "unknown_because", b"unknown_because"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["points", b"points", "unknown_reason", b"unknown_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1773,7 +1773,7 @@ class Displacement(_message.Message):
     GPU_TYPE_FIELD_NUMBER: _builtins.int
     GPUS_FIELD_NUMBER: _builtins.int
     TAKEN_GPUS_FIELD_NUMBER: _builtins.int
-    BY_FIELD_NUMBER: _builtins.int
+    RULE_FIELD_NUMBER: _builtins.int
     VALUE_PER_GPU_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     """"clusters/{cluster}/jobs/{job}". Empty for a job that the caller may not see."""
@@ -1782,7 +1782,7 @@ class Displacement(_message.Message):
     gpus: _builtins.int
     taken_gpus: _builtins.int
     """The number of these that the explained job held before the round."""
-    by: _builtins.str
+    rule: _builtins.str
     """The rule by which that job has them: VALUE, GUARANTEE, DEADLINE, LIMIT, PLAN or SCHEDULER."""
     value_per_gpu: _builtins.float
     """What that job's GPUs are worth, each, in `unit` of ExplainJobResponse. Unset if the objective
@@ -1795,12 +1795,12 @@ class Displacement(_message.Message):
         gpu_type: _builtins.str = ...,
         gpus: _builtins.int = ...,
         taken_gpus: _builtins.int = ...,
-        by: _builtins.str = ...,
+        rule: _builtins.str = ...,
         value_per_gpu: _builtins.float | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_value_per_gpu", b"_value_per_gpu", "value_per_gpu", b"value_per_gpu"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_value_per_gpu", b"_value_per_gpu", "by", b"by", "gpu_type", b"gpu_type", "gpus", b"gpus", "job", b"job", "taken_gpus", b"taken_gpus", "value_per_gpu", b"value_per_gpu"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_value_per_gpu", b"_value_per_gpu", "gpu_type", b"gpu_type", "gpus", b"gpus", "job", b"job", "rule", b"rule", "taken_gpus", b"taken_gpus", "value_per_gpu", b"value_per_gpu"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__value_per_gpu: _TypeAlias = _typing.Literal["value_per_gpu"]  # noqa: Y015
     _WhichOneofArgType__value_per_gpu: _TypeAlias = _typing.Literal["_value_per_gpu", b"_value_per_gpu"]  # noqa: Y015
@@ -1814,11 +1814,11 @@ class StepChange(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    KIND_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
     SUBJECT_FIELD_NUMBER: _builtins.int
     AMOUNT_FIELD_NUMBER: _builtins.int
     SIZE_FIELD_NUMBER: _builtins.int
-    kind: _builtins.str
+    code: _builtins.str
     """A stable code, e.g. WEIGHT. docs/explaining.md lists them."""
     subject: _builtins.str
     """The tenant, node, GPU type, option or job that is changed. Empty for the explained job."""
@@ -1831,14 +1831,14 @@ class StepChange(_message.Message):
     def __init__(
         self,
         *,
-        kind: _builtins.str = ...,
+        code: _builtins.str = ...,
         subject: _builtins.str = ...,
         amount: _builtins.float = ...,
         size: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["amount", b"amount", "kind", b"kind", "size", b"size", "subject", b"subject"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["amount", b"amount", "code", b"code", "size", b"size", "subject", b"subject"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1854,21 +1854,21 @@ class NextStep(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     CHANGES_FIELD_NUMBER: _builtins.int
     CLAIM_FIELD_NUMBER: _builtins.int
-    THEN_FIELD_NUMBER: _builtins.int
-    LOSES_FIELD_NUMBER: _builtins.int
+    NEXT_REASON_FIELD_NUMBER: _builtins.int
+    LOSING_JOBS_FIELD_NUMBER: _builtins.int
     actor: _builtins.str
     """Who can make it: user, operator or time."""
     message: _builtins.str
     """The step in words, with what would follow."""
     claim: _builtins.str
     """What follows: RUNS, KEEPS_RATE (it runs as fast as before the round), STAYS (it keeps its GPUs)
-    or OTHER_REASON (it waits for the reason `then`).
+    or OTHER_REASON (it waits for the reason `next_reason`).
     """
-    then: _builtins.str
+    next_reason: _builtins.str
     @_builtins.property
     def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepChange]: ...
     @_builtins.property
-    def loses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+    def losing_jobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The names of the jobs that would stop or run more slowly."""
 
     def __init__(
@@ -1878,12 +1878,12 @@ class NextStep(_message.Message):
         message: _builtins.str = ...,
         changes: _abc.Iterable[Global___StepChange] | None = ...,
         claim: _builtins.str = ...,
-        then: _builtins.str = ...,
-        loses: _abc.Iterable[_builtins.str] | None = ...,
+        next_reason: _builtins.str = ...,
+        losing_jobs: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "changes", b"changes", "claim", b"claim", "loses", b"loses", "message", b"message", "then", b"then"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "changes", b"changes", "claim", b"claim", "losing_jobs", b"losing_jobs", "message", b"message", "next_reason", b"next_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2035,7 +2035,7 @@ class Forecast(_message.Message):
     START_FIELD_NUMBER: _builtins.int
     FINISH_FIELD_NUMBER: _builtins.int
     COVERAGE_FIELD_NUMBER: _builtins.int
-    MADE_TIME_FIELD_NUMBER: _builtins.int
+    CREATE_TIME_FIELD_NUMBER: _builtins.int
     WHY_NOT_FIELD_NUMBER: _builtins.int
     position: _builtins.int
     """The job's place among waiting jobs by expected start, from 1. 0: it does not wait."""
@@ -2052,7 +2052,7 @@ class Forecast(_message.Message):
         """When the job finishes."""
 
     @_builtins.property
-    def made_time(self) -> _timestamp_pb2.Timestamp:
+    def create_time(self) -> _timestamp_pb2.Timestamp:
         """When the forecast was made. What has happened since then is not in it."""
 
     def __init__(
@@ -2062,12 +2062,12 @@ class Forecast(_message.Message):
         start: Global___TimeBand | None = ...,
         finish: Global___TimeBand | None = ...,
         coverage: _builtins.float = ...,
-        made_time: _timestamp_pb2.Timestamp | None = ...,
+        create_time: _timestamp_pb2.Timestamp | None = ...,
         why_not: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "made_time", b"made_time", "start", b"start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "finish", b"finish", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage", "finish", b"finish", "made_time", b"made_time", "position", b"position", "start", b"start", "why_not", b"why_not"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage", "create_time", b"create_time", "finish", b"finish", "position", b"position", "start", b"start", "why_not", b"why_not"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,25 +25,25 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tessera/v1/launch.proto\x12\ntessera.v1\x1a\x1egoogle/protobuf/duration.proto\"\xd2\x03\n\x06Launch\x12\x0f\n\x07runtime\x18\x01 \x01(\t\x12\x38\n\x0b\x65nvironment\x18\x02 \x03(\x0b\x32#.tessera.v1.Launch.EnvironmentEntry\x12\x19\n\x11working_directory\x18\x03 \x01(\t\x12\r\n\x05image\x18\x04 \x01(\t\x12#\n\x07secrets\x18\x05 \x03(\x0b\x32\x12.tessera.v1.Secret\x12\x17\n\x0fstaging_command\x18\x06 \x03(\t\x12\x0c\n\x04user\x18\x07 \x01(\t\x12\x18\n\x10progress_pattern\x18\x08 \x01(\t\x12.\n\x0bstall_limit\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\nstop_grace\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0ctuning_space\x18\x0b \x01(\t\x12\x30\n\rtuning_budget\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nuntil_exit\x18\r \x01(\x08\x1a\x32\n\x10\x45nvironmentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"(\n\x06Secret\x12\x10\n\x08variable\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"a\n\x0cRestartTimes\x12\x14\n\x0c\x63heckpoint_s\x18\x01 \x01(\x01\x12\x0e\n\x06stop_s\x18\x02 \x01(\x01\x12\x10\n\x08launch_s\x18\x03 \x01(\x01\x12\x19\n\x11\x66irst_iteration_s\x18\x04 \x01(\x01\"A\n\x0cRuntimeOffer\x12\x0f\n\x07runtime\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0f\n\x07problem\x18\x03 \x01(\t*\x8f\x02\n\nExitReason\x12\x1b\n\x17\x45XIT_REASON_UNSPECIFIED\x10\x00\x12\x0e\n\nEXIT_ERROR\x10\x01\x12\x16\n\x12\x45XIT_OUT_OF_MEMORY\x10\x02\x12\x10\n\x0c\x45XIT_STALLED\x10\x03\x12\x14\n\x10\x45XIT_NOT_STARTED\x10\x04\x12\x0f\n\x0b\x45XIT_KILLED\x10\x05\x12\x17\n\x13\x45XIT_BAD_CHECKPOINT\x10\x06\x12\x13\n\x0f\x45XIT_GPU_FAILED\x10\x07\x12\x10\n\x0c\x45XIT_REFUSED\x10\x08\x12\x18\n\x14\x45XIT_LOSS_NOT_FINITE\x10\t\x12\x14\n\x10\x45XIT_ENDED_EARLY\x10\n\x12\x13\n\x0f\x45XIT_NODE_UNFIT\x10\x0b\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tessera/v1/launch.proto\x12\ntessera.v1\x1a\x1egoogle/protobuf/duration.proto\"\xb0\x03\n\x06Launch\x12\x0f\n\x07runtime\x18\x01 \x01(\t\x12(\n\x03\x65nv\x18\x02 \x03(\x0b\x32\x1b.tessera.v1.Launch.EnvEntry\x12\x0f\n\x07workdir\x18\x03 \x01(\t\x12\r\n\x05image\x18\x04 \x01(\t\x12#\n\x07secrets\x18\x05 \x03(\x0b\x32\x12.tessera.v1.Secret\x12\x17\n\x0fstaging_command\x18\x06 \x03(\t\x12\x0c\n\x04user\x18\x07 \x01(\t\x12\x18\n\x10progress_pattern\x18\x08 \x01(\t\x12.\n\x0bstall_limit\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\nstop_grace\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0ctuning_space\x18\x0b \x01(\t\x12\x30\n\rtuning_budget\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\nuntil_exit\x18\r \x01(\x08\x1a*\n\x08\x45nvEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"(\n\x06Secret\x12\x10\n\x08variable\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"a\n\x0cRestartTimes\x12\x14\n\x0c\x63heckpoint_s\x18\x01 \x01(\x01\x12\x0e\n\x06stop_s\x18\x02 \x01(\x01\x12\x10\n\x08launch_s\x18\x03 \x01(\x01\x12\x19\n\x11\x66irst_iteration_s\x18\x04 \x01(\x01\"A\n\x0cRuntimeOffer\x12\x0f\n\x07runtime\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0f\n\x07problem\x18\x03 \x01(\t*\x8f\x02\n\nExitReason\x12\x1b\n\x17\x45XIT_REASON_UNSPECIFIED\x10\x00\x12\x0e\n\nEXIT_ERROR\x10\x01\x12\x16\n\x12\x45XIT_OUT_OF_MEMORY\x10\x02\x12\x10\n\x0c\x45XIT_STALLED\x10\x03\x12\x14\n\x10\x45XIT_NOT_STARTED\x10\x04\x12\x0f\n\x0b\x45XIT_KILLED\x10\x05\x12\x17\n\x13\x45XIT_BAD_CHECKPOINT\x10\x06\x12\x13\n\x0f\x45XIT_GPU_FAILED\x10\x07\x12\x10\n\x0c\x45XIT_REFUSED\x10\x08\x12\x18\n\x14\x45XIT_LOSS_NOT_FINITE\x10\t\x12\x14\n\x10\x45XIT_ENDED_EARLY\x10\n\x12\x13\n\x0f\x45XIT_NODE_UNFIT\x10\x0b\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tessera.v1.launch_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LAUNCH_ENVIRONMENTENTRY']._loaded_options = None
-  _globals['_LAUNCH_ENVIRONMENTENTRY']._serialized_options = b'8\001'
-  _globals['_EXITREASON']._serialized_start=749
-  _globals['_EXITREASON']._serialized_end=1020
+  _globals['_LAUNCH_ENVENTRY']._loaded_options = None
+  _globals['_LAUNCH_ENVENTRY']._serialized_options = b'8\001'
+  _globals['_EXITREASON']._serialized_start=715
+  _globals['_EXITREASON']._serialized_end=986
   _globals['_LAUNCH']._serialized_start=72
-  _globals['_LAUNCH']._serialized_end=538
-  _globals['_LAUNCH_ENVIRONMENTENTRY']._serialized_start=488
-  _globals['_LAUNCH_ENVIRONMENTENTRY']._serialized_end=538
-  _globals['_SECRET']._serialized_start=540
-  _globals['_SECRET']._serialized_end=580
-  _globals['_RESTARTTIMES']._serialized_start=582
-  _globals['_RESTARTTIMES']._serialized_end=679
-  _globals['_RUNTIMEOFFER']._serialized_start=681
-  _globals['_RUNTIMEOFFER']._serialized_end=746
+  _globals['_LAUNCH']._serialized_end=504
+  _globals['_LAUNCH_ENVENTRY']._serialized_start=462
+  _globals['_LAUNCH_ENVENTRY']._serialized_end=504
+  _globals['_SECRET']._serialized_start=506
+  _globals['_SECRET']._serialized_end=546
+  _globals['_RESTARTTIMES']._serialized_start=548
+  _globals['_RESTARTTIMES']._serialized_end=645
+  _globals['_RUNTIMEOFFER']._serialized_start=647
+  _globals['_RUNTIMEOFFER']._serialized_end=712
 # @@protoc_insertion_point(module_scope)

@@ -99,7 +99,7 @@ class Launch(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
-    class EnvironmentEntry(_message.Message):
+    class EnvEntry(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
         KEY_FIELD_NUMBER: _builtins.int
@@ -119,8 +119,8 @@ class Launch(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     RUNTIME_FIELD_NUMBER: _builtins.int
-    ENVIRONMENT_FIELD_NUMBER: _builtins.int
-    WORKING_DIRECTORY_FIELD_NUMBER: _builtins.int
+    ENV_FIELD_NUMBER: _builtins.int
+    WORKDIR_FIELD_NUMBER: _builtins.int
     IMAGE_FIELD_NUMBER: _builtins.int
     SECRETS_FIELD_NUMBER: _builtins.int
     STAGING_COMMAND_FIELD_NUMBER: _builtins.int
@@ -136,7 +136,7 @@ class Launch(_message.Message):
     "megatron", "jax" or "alpa".
     Empty: "command" if the job has a command, and otherwise "replay", which trains nothing.
     """
-    working_directory: _builtins.str
+    workdir: _builtins.str
     """The directory in which the program starts, an absolute path on each node. Empty: a directory of
     the job that its nodes share.
     """
@@ -163,7 +163,7 @@ class Launch(_message.Message):
     the program has reported all of its iterations and exits with status 0.
     """
     @_builtins.property
-    def environment(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+    def env(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Variables of the program's environment, by name. At most 256. Names that begin with "TESSERA_"
         are the agent's own. Values that look like secrets are refused, because answers show them.
         """
@@ -199,8 +199,8 @@ class Launch(_message.Message):
         self,
         *,
         runtime: _builtins.str = ...,
-        environment: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
-        working_directory: _builtins.str = ...,
+        env: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        workdir: _builtins.str = ...,
         image: _builtins.str = ...,
         secrets: _abc.Iterable[Global___Secret] | None = ...,
         staging_command: _abc.Iterable[_builtins.str] | None = ...,
@@ -214,7 +214,7 @@ class Launch(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stall_limit", b"stall_limit", "stop_grace", b"stop_grace", "tuning_budget", b"tuning_budget"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["environment", b"environment", "image", b"image", "progress_pattern", b"progress_pattern", "runtime", b"runtime", "secrets", b"secrets", "staging_command", b"staging_command", "stall_limit", b"stall_limit", "stop_grace", b"stop_grace", "tuning_budget", b"tuning_budget", "tuning_space", b"tuning_space", "until_exit", b"until_exit", "user", b"user", "working_directory", b"working_directory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["env", b"env", "image", b"image", "progress_pattern", b"progress_pattern", "runtime", b"runtime", "secrets", b"secrets", "staging_command", b"staging_command", "stall_limit", b"stall_limit", "stop_grace", b"stop_grace", "tuning_budget", b"tuning_budget", "tuning_space", b"tuning_space", "until_exit", b"until_exit", "user", b"user", "workdir", b"workdir"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -222,7 +222,7 @@ class NetworkDecision(_message.Message):
     DSCP_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     INTENSITY_FIELD_NUMBER: _builtins.int
-    MEETS_FIELD_NUMBER: _builtins.int
+    CONTENDING_JOBS_FIELD_NUMBER: _builtins.int
     ROUTES_FIELD_NUMBER: _builtins.int
     NOTE_FIELD_NUMBER: _builtins.int
     job: _builtins.str
@@ -241,7 +241,7 @@ class NetworkDecision(_message.Message):
     note: _builtins.str
     """Why the job has no part in the network, or what was measured of its traffic."""
     @_builtins.property
-    def meets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+    def contending_jobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The jobs with which it shares a link, "clusters/{cluster}/jobs/{job}"."""
 
     @_builtins.property
@@ -255,13 +255,13 @@ class NetworkDecision(_message.Message):
         dscp: _builtins.int = ...,
         priority: _builtins.float = ...,
         intensity: _builtins.float = ...,
-        meets: _abc.Iterable[_builtins.str] | None = ...,
+        contending_jobs: _abc.Iterable[_builtins.str] | None = ...,
         routes: _abc.Iterable[Global___NetworkRoute] | None = ...,
         note: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dscp", b"dscp", "intensity", b"intensity", "job", b"job", "level", b"level", "meets", b"meets", "note", b"note", "priority", b"priority", "rank", b"rank", "routes", b"routes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["contending_jobs", b"contending_jobs", "dscp", b"dscp", "intensity", b"intensity", "job", b"job", "level", b"level", "note", b"note", "priority", b"priority", "rank", b"rank", "routes", b"routes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

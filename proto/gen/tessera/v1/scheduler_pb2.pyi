@@ -44,7 +44,7 @@ class RoundOptions(_message.Message):
     RESTART_HORIZON_FIELD_NUMBER: _builtins.int
     DEFRAGMENT_EVERY_ROUNDS_FIELD_NUMBER: _builtins.int
     MAX_RESTART_SHARE_FIELD_NUMBER: _builtins.int
-    QUEUE_WEIGHTS_FIELD_NUMBER: _builtins.int
+    PRIORITY_WEIGHTS_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
     DEADLINES_FIELD_NUMBER: _builtins.int
     MAX_CHANGES_FIELD_NUMBER: _builtins.int
@@ -89,8 +89,8 @@ class RoundOptions(_message.Message):
     """The number of rounds between defragmentation passes. Default: 12. 0 disables them."""
     max_restart_share: _builtins.float
     """The largest share of a Cell's value that a restart may cost, in [0, 1). Default: 0.9."""
-    queue_weights: _builtins.str
-    """Factors on the weights of the jobs in each queue, e.g. "1:4,2:1". A queue that is not named has
+    priority_weights: _builtins.str
+    """Factors on the weights of the jobs of each priority, e.g. "1:4,2:1". A priority that is not named has
     the factor 1. Default: no factors.
     """
     deadlines: _builtins.str
@@ -213,7 +213,7 @@ class RoundOptions(_message.Message):
         restart_horizon: _duration_pb2.Duration | None = ...,
         defragment_every_rounds: _builtins.int | None = ...,
         max_restart_share: _builtins.float | None = ...,
-        queue_weights: _builtins.str | None = ...,
+        priority_weights: _builtins.str | None = ...,
         round: _duration_pb2.Duration | None = ...,
         deadlines: _builtins.str | None = ...,
         max_changes: _builtins.int | None = ...,
@@ -234,9 +234,9 @@ class RoundOptions(_message.Message):
         change_spacing: _builtins.float | None = ...,
         default_run: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_caution", b"_caution", "_change_spacing", b"_change_spacing", "_cost_of", b"_cost_of", "_deadlines", b"_deadlines", "_defragment_every_rounds", b"_defragment_every_rounds", "_fair_share", b"_fair_share", "_fairness_levels", b"_fairness_levels", "_gap", b"_gap", "_keep_requests", b"_keep_requests", "_max_changes", b"_max_changes", "_max_restart_share", b"_max_restart_share", "_network_floor", b"_network_floor", "_network_levels", b"_network_levels", "_objective", b"_objective", "_promise_starts", b"_promise_starts", "_queue_weights", b"_queue_weights", "_rate_floor", b"_rate_floor", "_raw_throughput", b"_raw_throughput", "_replan_spacing", b"_replan_spacing", "_scheduler", b"_scheduler", "_scheduler_parameters", b"_scheduler_parameters", "_seed", b"_seed", "_solver", b"_solver", "caution", b"caution", "change_spacing", b"change_spacing", "cost_of", b"cost_of", "deadlines", b"deadlines", "default_run", b"default_run", "defragment_every_rounds", b"defragment_every_rounds", "fair_half_life", b"fair_half_life", "fair_share", b"fair_share", "fairness_levels", b"fairness_levels", "gap", b"gap", "keep_requests", b"keep_requests", "max_changes", b"max_changes", "max_restart_share", b"max_restart_share", "network_floor", b"network_floor", "network_levels", b"network_levels", "network_measure", b"network_measure", "objective", b"objective", "promise_starts", b"promise_starts", "queue_weights", b"queue_weights", "rate_floor", b"rate_floor", "raw_throughput", b"raw_throughput", "replan_spacing", b"replan_spacing", "restart_horizon", b"restart_horizon", "round", b"round", "scheduler", b"scheduler", "scheduler_parameters", b"scheduler_parameters", "seed", b"seed", "solve_limit", b"solve_limit", "solver", b"solver"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_caution", b"_caution", "_change_spacing", b"_change_spacing", "_cost_of", b"_cost_of", "_deadlines", b"_deadlines", "_defragment_every_rounds", b"_defragment_every_rounds", "_fair_share", b"_fair_share", "_fairness_levels", b"_fairness_levels", "_gap", b"_gap", "_keep_requests", b"_keep_requests", "_max_changes", b"_max_changes", "_max_restart_share", b"_max_restart_share", "_network_floor", b"_network_floor", "_network_levels", b"_network_levels", "_objective", b"_objective", "_priority_weights", b"_priority_weights", "_promise_starts", b"_promise_starts", "_rate_floor", b"_rate_floor", "_raw_throughput", b"_raw_throughput", "_replan_spacing", b"_replan_spacing", "_scheduler", b"_scheduler", "_scheduler_parameters", b"_scheduler_parameters", "_seed", b"_seed", "_solver", b"_solver", "caution", b"caution", "change_spacing", b"change_spacing", "cost_of", b"cost_of", "deadlines", b"deadlines", "default_run", b"default_run", "defragment_every_rounds", b"defragment_every_rounds", "fair_half_life", b"fair_half_life", "fair_share", b"fair_share", "fairness_levels", b"fairness_levels", "gap", b"gap", "keep_requests", b"keep_requests", "max_changes", b"max_changes", "max_restart_share", b"max_restart_share", "network_floor", b"network_floor", "network_levels", b"network_levels", "network_measure", b"network_measure", "objective", b"objective", "priority_weights", b"priority_weights", "promise_starts", b"promise_starts", "rate_floor", b"rate_floor", "raw_throughput", b"raw_throughput", "replan_spacing", b"replan_spacing", "restart_horizon", b"restart_horizon", "round", b"round", "scheduler", b"scheduler", "scheduler_parameters", b"scheduler_parameters", "seed", b"seed", "solve_limit", b"solve_limit", "solver", b"solver"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_caution", b"_caution", "_change_spacing", b"_change_spacing", "_cost_of", b"_cost_of", "_deadlines", b"_deadlines", "_defragment_every_rounds", b"_defragment_every_rounds", "_fair_share", b"_fair_share", "_fairness_levels", b"_fairness_levels", "_gap", b"_gap", "_keep_requests", b"_keep_requests", "_max_changes", b"_max_changes", "_max_restart_share", b"_max_restart_share", "_network_floor", b"_network_floor", "_network_levels", b"_network_levels", "_objective", b"_objective", "_promise_starts", b"_promise_starts", "_queue_weights", b"_queue_weights", "_rate_floor", b"_rate_floor", "_raw_throughput", b"_raw_throughput", "_replan_spacing", b"_replan_spacing", "_scheduler", b"_scheduler", "_scheduler_parameters", b"_scheduler_parameters", "_seed", b"_seed", "_solver", b"_solver", "caution", b"caution", "change_spacing", b"change_spacing", "cost_of", b"cost_of", "deadlines", b"deadlines", "default_run", b"default_run", "defragment_every_rounds", b"defragment_every_rounds", "fair_half_life", b"fair_half_life", "fair_share", b"fair_share", "fairness_levels", b"fairness_levels", "gap", b"gap", "keep_requests", b"keep_requests", "max_changes", b"max_changes", "max_restart_share", b"max_restart_share", "network_floor", b"network_floor", "network_levels", b"network_levels", "network_measure", b"network_measure", "objective", b"objective", "promise_starts", b"promise_starts", "queue_weights", b"queue_weights", "rate_floor", b"rate_floor", "raw_throughput", b"raw_throughput", "replan_spacing", b"replan_spacing", "restart_horizon", b"restart_horizon", "round", b"round", "scheduler", b"scheduler", "scheduler_parameters", b"scheduler_parameters", "seed", b"seed", "solve_limit", b"solve_limit", "solver", b"solver"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_caution", b"_caution", "_change_spacing", b"_change_spacing", "_cost_of", b"_cost_of", "_deadlines", b"_deadlines", "_defragment_every_rounds", b"_defragment_every_rounds", "_fair_share", b"_fair_share", "_fairness_levels", b"_fairness_levels", "_gap", b"_gap", "_keep_requests", b"_keep_requests", "_max_changes", b"_max_changes", "_max_restart_share", b"_max_restart_share", "_network_floor", b"_network_floor", "_network_levels", b"_network_levels", "_objective", b"_objective", "_priority_weights", b"_priority_weights", "_promise_starts", b"_promise_starts", "_rate_floor", b"_rate_floor", "_raw_throughput", b"_raw_throughput", "_replan_spacing", b"_replan_spacing", "_scheduler", b"_scheduler", "_scheduler_parameters", b"_scheduler_parameters", "_seed", b"_seed", "_solver", b"_solver", "caution", b"caution", "change_spacing", b"change_spacing", "cost_of", b"cost_of", "deadlines", b"deadlines", "default_run", b"default_run", "defragment_every_rounds", b"defragment_every_rounds", "fair_half_life", b"fair_half_life", "fair_share", b"fair_share", "fairness_levels", b"fairness_levels", "gap", b"gap", "keep_requests", b"keep_requests", "max_changes", b"max_changes", "max_restart_share", b"max_restart_share", "network_floor", b"network_floor", "network_levels", b"network_levels", "network_measure", b"network_measure", "objective", b"objective", "priority_weights", b"priority_weights", "promise_starts", b"promise_starts", "rate_floor", b"rate_floor", "raw_throughput", b"raw_throughput", "replan_spacing", b"replan_spacing", "restart_horizon", b"restart_horizon", "round", b"round", "scheduler", b"scheduler", "scheduler_parameters", b"scheduler_parameters", "seed", b"seed", "solve_limit", b"solve_limit", "solver", b"solver"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__caution: _TypeAlias = _typing.Literal["caution"]  # noqa: Y015
     _WhichOneofArgType__caution: _TypeAlias = _typing.Literal["_caution", b"_caution"]  # noqa: Y015
@@ -266,10 +266,10 @@ class RoundOptions(_message.Message):
     _WhichOneofArgType__network_levels: _TypeAlias = _typing.Literal["_network_levels", b"_network_levels"]  # noqa: Y015
     _WhichOneofReturnType__objective: _TypeAlias = _typing.Literal["objective"]  # noqa: Y015
     _WhichOneofArgType__objective: _TypeAlias = _typing.Literal["_objective", b"_objective"]  # noqa: Y015
+    _WhichOneofReturnType__priority_weights: _TypeAlias = _typing.Literal["priority_weights"]  # noqa: Y015
+    _WhichOneofArgType__priority_weights: _TypeAlias = _typing.Literal["_priority_weights", b"_priority_weights"]  # noqa: Y015
     _WhichOneofReturnType__promise_starts: _TypeAlias = _typing.Literal["promise_starts"]  # noqa: Y015
     _WhichOneofArgType__promise_starts: _TypeAlias = _typing.Literal["_promise_starts", b"_promise_starts"]  # noqa: Y015
-    _WhichOneofReturnType__queue_weights: _TypeAlias = _typing.Literal["queue_weights"]  # noqa: Y015
-    _WhichOneofArgType__queue_weights: _TypeAlias = _typing.Literal["_queue_weights", b"_queue_weights"]  # noqa: Y015
     _WhichOneofReturnType__rate_floor: _TypeAlias = _typing.Literal["rate_floor"]  # noqa: Y015
     _WhichOneofArgType__rate_floor: _TypeAlias = _typing.Literal["_rate_floor", b"_rate_floor"]  # noqa: Y015
     _WhichOneofReturnType__raw_throughput: _TypeAlias = _typing.Literal["raw_throughput"]  # noqa: Y015
@@ -313,9 +313,9 @@ class RoundOptions(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__objective) -> _WhichOneofReturnType__objective | None: ...
     @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__promise_starts) -> _WhichOneofReturnType__promise_starts | None: ...
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__priority_weights) -> _WhichOneofReturnType__priority_weights | None: ...
     @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__queue_weights) -> _WhichOneofReturnType__queue_weights | None: ...
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__promise_starts) -> _WhichOneofReturnType__promise_starts | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__rate_floor) -> _WhichOneofReturnType__rate_floor | None: ...
     @_typing.overload

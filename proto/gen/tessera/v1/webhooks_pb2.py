@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tessera/v1/webhooks.proto\x12\ntessera.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc9\x03\n\x07Webhook\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x13\n\x0b\x61ll_tenants\x18\x03 \x01(\x08\x12\x0b\n\x03url\x18\x04 \x01(\t\x12\x0e\n\x06\x65vents\x18\x05 \x03(\t\x12/\n\x06labels\x18\x06 \x03(\x0b\x32\x1f.tessera.v1.Webhook.LabelsEntry\x12\x0e\n\x06secret\x18\x07 \x01(\t\x12\x12\n\ncreated_by\x18\x14 \x01(\t\x12/\n\x0b\x63reate_time\x18\x15 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tdelivered\x18\x16 \x01(\x03\x12\x31\n\rdelivery_time\x18\x17 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07pending\x18\x18 \x01(\x03\x12\x10\n\x08\x66\x61ilures\x18\x19 \x01(\x03\x12\x12\n\nlast_error\x18\x1a \x01(\t\x12.\n\nretry_time\x18\x1b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04\x64\x65\x61\x64\x18\x1c \x01(\x08\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x8b\x01\n\x14\x43reateWebhookRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x12\n\nwebhook_id\x18\x02 \x01(\t\x12$\n\x07webhook\x18\x03 \x01(\x0b\x32\x13.tessera.v1.Webhook\x12\x15\n\rvalidate_only\x18\x04 \x01(\x08\x12\x12\n\nrequest_id\x18\x05 \x01(\t\"L\n\x13ListWebhooksRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"V\n\x14ListWebhooksResponse\x12%\n\x08webhooks\x18\x01 \x03(\x0b\x32\x13.tessera.v1.Webhook\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"O\n\x14\x44\x65leteWebhookRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rvalidate_only\x18\x02 \x01(\x08\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"\x17\n\x15\x44\x65leteWebhookResponse\"\"\n\x12TestWebhookRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"7\n\x13TestWebhookResponse\x12\x11\n\tdelivered\x18\x01 \x01(\x08\x12\r\n\x05\x65rror\x18\x02 \x01(\t2\xcb\x02\n\x08Webhooks\x12\x46\n\rCreateWebhook\x12 .tessera.v1.CreateWebhookRequest\x1a\x13.tessera.v1.Webhook\x12Q\n\x0cListWebhooks\x12\x1f.tessera.v1.ListWebhooksRequest\x1a .tessera.v1.ListWebhooksResponse\x12T\n\rDeleteWebhook\x12 .tessera.v1.DeleteWebhookRequest\x1a!.tessera.v1.DeleteWebhookResponse\x12N\n\x0bTestWebhook\x12\x1e.tessera.v1.TestWebhookRequest\x1a\x1f.tessera.v1.TestWebhookResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tessera/v1/webhooks.proto\x12\ntessera.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xcd\x03\n\x07Webhook\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x13\n\x0b\x61ll_tenants\x18\x03 \x01(\x08\x12\x0b\n\x03url\x18\x04 \x01(\t\x12\x0e\n\x06\x65vents\x18\x05 \x03(\t\x12/\n\x06labels\x18\x06 \x03(\x0b\x32\x1f.tessera.v1.Webhook.LabelsEntry\x12\x0e\n\x06secret\x18\x07 \x01(\t\x12\x12\n\ncreated_by\x18\x14 \x01(\t\x12/\n\x0b\x63reate_time\x18\x15 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tdelivered\x18\x16 \x01(\x03\x12\x31\n\rdelivery_time\x18\x17 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07pending\x18\x18 \x01(\x03\x12\x10\n\x08\x66\x61ilures\x18\x19 \x01(\x03\x12\x12\n\nlast_error\x18\x1a \x01(\t\x12.\n\nretry_time\x18\x1b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08\x64isabled\x18\x1c \x01(\x08\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x8b\x01\n\x14\x43reateWebhookRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x12\n\nwebhook_id\x18\x02 \x01(\t\x12$\n\x07webhook\x18\x03 \x01(\x0b\x32\x13.tessera.v1.Webhook\x12\x15\n\rvalidate_only\x18\x04 \x01(\x08\x12\x12\n\nrequest_id\x18\x05 \x01(\t\"L\n\x13ListWebhooksRequest\x12\x0e\n\x06parent\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"V\n\x14ListWebhooksResponse\x12%\n\x08webhooks\x18\x01 \x03(\x0b\x32\x13.tessera.v1.Webhook\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"O\n\x14\x44\x65leteWebhookRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rvalidate_only\x18\x02 \x01(\x08\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"\x17\n\x15\x44\x65leteWebhookResponse\"\"\n\x12TestWebhookRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"7\n\x13TestWebhookResponse\x12\x11\n\tdelivered\x18\x01 \x01(\x08\x12\r\n\x05\x65rror\x18\x02 \x01(\t2\xcb\x02\n\x08Webhooks\x12\x46\n\rCreateWebhook\x12 .tessera.v1.CreateWebhookRequest\x1a\x13.tessera.v1.Webhook\x12Q\n\x0cListWebhooks\x12\x1f.tessera.v1.ListWebhooksRequest\x1a .tessera.v1.ListWebhooksResponse\x12T\n\rDeleteWebhook\x12 .tessera.v1.DeleteWebhookRequest\x1a!.tessera.v1.DeleteWebhookResponse\x12N\n\x0bTestWebhook\x12\x1e.tessera.v1.TestWebhookRequest\x1a\x1f.tessera.v1.TestWebhookResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,23 +35,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WEBHOOK_LABELSENTRY']._loaded_options = None
   _globals['_WEBHOOK_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_WEBHOOK']._serialized_start=75
-  _globals['_WEBHOOK']._serialized_end=532
-  _globals['_WEBHOOK_LABELSENTRY']._serialized_start=487
-  _globals['_WEBHOOK_LABELSENTRY']._serialized_end=532
-  _globals['_CREATEWEBHOOKREQUEST']._serialized_start=535
-  _globals['_CREATEWEBHOOKREQUEST']._serialized_end=674
-  _globals['_LISTWEBHOOKSREQUEST']._serialized_start=676
-  _globals['_LISTWEBHOOKSREQUEST']._serialized_end=752
-  _globals['_LISTWEBHOOKSRESPONSE']._serialized_start=754
-  _globals['_LISTWEBHOOKSRESPONSE']._serialized_end=840
-  _globals['_DELETEWEBHOOKREQUEST']._serialized_start=842
-  _globals['_DELETEWEBHOOKREQUEST']._serialized_end=921
-  _globals['_DELETEWEBHOOKRESPONSE']._serialized_start=923
-  _globals['_DELETEWEBHOOKRESPONSE']._serialized_end=946
-  _globals['_TESTWEBHOOKREQUEST']._serialized_start=948
-  _globals['_TESTWEBHOOKREQUEST']._serialized_end=982
-  _globals['_TESTWEBHOOKRESPONSE']._serialized_start=984
-  _globals['_TESTWEBHOOKRESPONSE']._serialized_end=1039
-  _globals['_WEBHOOKS']._serialized_start=1042
-  _globals['_WEBHOOKS']._serialized_end=1373
+  _globals['_WEBHOOK']._serialized_end=536
+  _globals['_WEBHOOK_LABELSENTRY']._serialized_start=491
+  _globals['_WEBHOOK_LABELSENTRY']._serialized_end=536
+  _globals['_CREATEWEBHOOKREQUEST']._serialized_start=539
+  _globals['_CREATEWEBHOOKREQUEST']._serialized_end=678
+  _globals['_LISTWEBHOOKSREQUEST']._serialized_start=680
+  _globals['_LISTWEBHOOKSREQUEST']._serialized_end=756
+  _globals['_LISTWEBHOOKSRESPONSE']._serialized_start=758
+  _globals['_LISTWEBHOOKSRESPONSE']._serialized_end=844
+  _globals['_DELETEWEBHOOKREQUEST']._serialized_start=846
+  _globals['_DELETEWEBHOOKREQUEST']._serialized_end=925
+  _globals['_DELETEWEBHOOKRESPONSE']._serialized_start=927
+  _globals['_DELETEWEBHOOKRESPONSE']._serialized_end=950
+  _globals['_TESTWEBHOOKREQUEST']._serialized_start=952
+  _globals['_TESTWEBHOOKREQUEST']._serialized_end=986
+  _globals['_TESTWEBHOOKRESPONSE']._serialized_start=988
+  _globals['_TESTWEBHOOKRESPONSE']._serialized_end=1043
+  _globals['_WEBHOOKS']._serialized_start=1046
+  _globals['_WEBHOOKS']._serialized_end=1377
 # @@protoc_insertion_point(module_scope)

@@ -60,7 +60,7 @@ class Webhook(_message.Message):
     FAILURES_FIELD_NUMBER: _builtins.int
     LAST_ERROR_FIELD_NUMBER: _builtins.int
     RETRY_TIME_FIELD_NUMBER: _builtins.int
-    DEAD_FIELD_NUMBER: _builtins.int
+    DISABLED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """"clusters/{cluster}/webhooks/{webhook}" """
     tenant: _builtins.str
@@ -82,7 +82,7 @@ class Webhook(_message.Message):
     attempt.
     """
     last_error: _builtins.str
-    dead: _builtins.bool
+    disabled: _builtins.bool
     """Whether it failed so often that it gets no events until TestWebhook succeeds."""
     @_builtins.property
     def events(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -118,11 +118,11 @@ class Webhook(_message.Message):
         failures: _builtins.int = ...,
         last_error: _builtins.str = ...,
         retry_time: _timestamp_pb2.Timestamp | None = ...,
-        dead: _builtins.bool = ...,
+        disabled: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "delivery_time", b"delivery_time", "retry_time", b"retry_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_tenants", b"all_tenants", "create_time", b"create_time", "created_by", b"created_by", "dead", b"dead", "delivered", b"delivered", "delivery_time", b"delivery_time", "events", b"events", "failures", b"failures", "labels", b"labels", "last_error", b"last_error", "name", b"name", "pending", b"pending", "retry_time", b"retry_time", "secret", b"secret", "tenant", b"tenant", "url", b"url"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_tenants", b"all_tenants", "create_time", b"create_time", "created_by", b"created_by", "delivered", b"delivered", "delivery_time", b"delivery_time", "disabled", b"disabled", "events", b"events", "failures", b"failures", "labels", b"labels", "last_error", b"last_error", "name", b"name", "pending", b"pending", "retry_time", b"retry_time", "secret", b"secret", "tenant", b"tenant", "url", b"url"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -690,17 +690,17 @@ Global___JobOffer: _TypeAlias = JobOffer  # noqa: Y015
 
 @_typing.final
 class WhatIfResponse(_message.Message):
-    """The answer to a question, on the state of `made_time`. Nothing of it is stored."""
+    """The answer to a question, on the state of `create_time`. Nothing of it is stored."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    MADE_TIME_FIELD_NUMBER: _builtins.int
+    CREATE_TIME_FIELD_NUMBER: _builtins.int
     NOW_FIELD_NUMBER: _builtins.int
     HOURS_FIELD_NUMBER: _builtins.int
     OFFERS_FIELD_NUMBER: _builtins.int
     NOTES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def made_time(self) -> _timestamp_pb2.Timestamp: ...
+    def create_time(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
     def now(self) -> Global___RoundDifference:
         """What the changes do: now, and over the next hours."""
@@ -718,15 +718,15 @@ class WhatIfResponse(_message.Message):
     def __init__(
         self,
         *,
-        made_time: _timestamp_pb2.Timestamp | None = ...,
+        create_time: _timestamp_pb2.Timestamp | None = ...,
         now: Global___RoundDifference | None = ...,
         hours: Global___HoursDifference | None = ...,
         offers: _abc.Iterable[Global___JobOffer] | None = ...,
         notes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["hours", b"hours", "made_time", b"made_time", "now", b"now"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "hours", b"hours", "now", b"now"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hours", b"hours", "made_time", b"made_time", "notes", b"notes", "now", b"now", "offers", b"offers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "hours", b"hours", "notes", b"notes", "now", b"now", "offers", b"offers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

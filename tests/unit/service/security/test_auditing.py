@@ -52,7 +52,7 @@ def a_call(**changes: Any) -> AuditedCall:
     fields: dict[str, Any] = {
         "subject": "ana",
         "role": "viewer",
-        "key": "token/x",
+        "proof": "token/x",
         "method": "Jobs.CancelJob",
         "target": "clusters/c/jobs/j",
         "peer": "ipv4:10.0.0.1:5555",
@@ -68,7 +68,7 @@ async def test_refusals_that_are_alike_are_one_entry_and_one_line(
     for number in range(1000):
         call = a_call(peer=f"ipv4:10.0.0.1:{number}", request_id=f"r-{number}")
         recorder.note(call, DENIED, "not yours")
-    recorder.note(a_call(subject="", key="", role=""), DENIED, "not yours")
+    recorder.note(a_call(subject="", proof="", role=""), DENIED, "not yours")
     recorder.start()
     async with asyncio.timeout(PATIENCE_S):
         await store.notice.wait()

@@ -103,7 +103,7 @@ async def test_a_call_runs_as_its_caller_for_the_callers_share_and_is_audited_if
     request = jobs_pb2.CancelJobRequest(name="clusters/c/jobs/j", request_id="r")
     share, identity, audited = await World().call("Jobs/CancelJob", request)
     assert (share.client, share.cluster, identity) == ("ana", "c", ANA)
-    assert (audited.subject, audited.role, audited.key) == ("ana", "user", "token/a")
+    assert (audited.subject, audited.role, audited.proof) == ("ana", "user", "token/a")
     assert (audited.method, audited.target, audited.request_id) == (
         "Jobs.CancelJob",
         "clusters/c/jobs/j",
@@ -121,7 +121,7 @@ async def test_callers_of_open_methods_have_the_least_role_and_are_told_apart_by
 ):
     _, identity, audited = await World().call("Agents/Enrol", agents_pb2.EnrolRequest())
     assert (identity.subject, identity.key, identity.role) == ("", "", Role.VIEWER)
-    assert (audited.subject, audited.role, audited.key) == ("", "", "")
+    assert (audited.subject, audited.role, audited.proof) == ("", "", "")
     # Otherwise one host could use up the enrolments of all.
     request = agents_pb2.EnrolRequest(parent="clusters/c")
     found = {
@@ -146,7 +146,7 @@ async def test_refusals_and_no_other_errors_are_recorded_with_who_what_and_why()
             "Jobs/CancelJob", jobs_pb2.CancelJobRequest(name="clusters/c/jobs/j", request_id="r")
         )
     (refusal,) = await world.refusals()
-    assert (refusal.subject, refusal.role, refusal.key) == ("vi", "viewer", "token/v")
+    assert (refusal.subject, refusal.role, refusal.proof) == ("vi", "viewer", "token/v")
     assert (refusal.method, refusal.target) == ("Jobs.CancelJob", "clusters/c/jobs/j")
     assert (refusal.outcome, refusal.request_id, refusal.peer) == (
         "PERMISSION_DENIED",
