@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-train test test-full test-night torch verify types static size supply sbom lock docs proto bench clean
+.PHONY: help setup demo test test-full test-night torch verify types static size supply sbom lock docs proto bench clean
 PYTHON ?= python3
 unexport PYTHONDONTWRITEBYTECODE # many processes are started: each would compile all that it imports
 BIN := .venv/bin
@@ -21,10 +21,6 @@ $(SERVER): pyproject.toml proto/pyproject.toml requirements/server.lock
 
 demo: $(SERVER) ## the main job: a 1,280-GPU cluster scheduled for some rounds, ILP next to greedy
 	$(BIN)/tessera demo
-
-demo-train: $(DEV) ## real training in JAX and PyTorch, scaled and moved by rounds, with losses compared; both are installed for it
-	@test -n "$$TESSERA_TORCH_PYTHON" || $(BIN)/python scripts/torch_env.py || true # without PyTorch, it trains other programs
-	$(BIN)/tessera demo-train
 
 PYTEST := -q -n 3 --dist loadfile --no-loadscope-reorder # the long files of e2e first
 

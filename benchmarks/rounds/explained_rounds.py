@@ -8,8 +8,11 @@ from typing import Final
 
 import numpy as np
 
-from tessera.benchmarks.rounds.fuzzed_rounds import with_equal_shares
-from tessera.benchmarks.rounds.small_rounds import GPU_COUNTS, draw_snapshot
+from tessera.benchmarks.rounds.small_rounds import (
+    GPU_COUNTS,
+    draw_snapshot,
+    with_equal_shares,
+)
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.permissions import AllowedGpuTypes, AvoidedNodes, Selectors, UnmatchedNodes
 from tessera.formulation.snapshot import STATE_CODE, Snapshot

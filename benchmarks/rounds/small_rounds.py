@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -141,3 +142,31 @@ def _job(
         "current_gpus": current[1],
         "current_degree": current[2],
     }
+
+
+def with_equal_shares(snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot in which jobs with unequal numbers of GPUs on nodes wait instead."""
+    allocations, jobs = snapshot.allocations, snapshot.jobs
+    count = np.zeros((len(jobs), len(snapshot.nodes)), np.int64)
+    np.add.at(count, (allocations.job, allocations.node), 1)
+    waits = (count != count.max(axis=1, keepdims=True)) & (count > 0)
+    is_uneven = waits.any(axis=1)
+    is_even = ~is_uneven[allocations.job]
+    fields = {
+        name: getattr(allocations, name)[is_even]
+        for name in ("job", "node", "gpu", "hold", "generation")
+    }
+    return replace(
+        snapshot,
+        allocations=Allocations(**fields),
+        jobs=replace(
+            jobs,
+            state=np.where(is_uneven, STATE_CODE[JobState.QUEUED], jobs.state),
+            current_type=np.where(is_uneven, -1, jobs.current_type),
+            current_gpus=np.where(is_uneven, 0, jobs.current_gpus),
+            current_degree=np.where(is_uneven, 0, jobs.current_degree),
+            since_s=np.where(is_uneven, 0.0, jobs.since_s),
+            generation=np.where(is_uneven, 0, jobs.generation),
+            admitted=jobs.admitted & ~is_uneven,
+        ),
+    )

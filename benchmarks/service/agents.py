@@ -40,10 +40,6 @@ class AgentProcess:
         """Return the path of the agent's log."""
         return self.folder.with_suffix(".log")
 
-    def count_lapses(self) -> int:
-        """Return the number of times that the lease ran out and the agent stopped its jobs."""
-        return self.log.read_text().count(" lease_expired ")
-
     def close(self) -> None:
         """End the agent and all processes that it started."""
         with contextlib.suppress(psutil.NoSuchProcess):

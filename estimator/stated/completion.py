@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Any, Final
+from typing import Any
 
 from tessera.estimator.graph import Graph
 from tessera.estimator.plans import Shape, Training
 from tessera.estimator.pricing.price import check_degrees
-from tessera.estimator.stated.statement import Division, StatedPlan
+from tessera.estimator.stated.statement import StatedPlan
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import (
     ExecutionPlan,
@@ -53,7 +53,6 @@ def complete_plan(stated: StatedPlan, context: PlanContext) -> ExecutionPlan:
         InvalidInput: what is stated contradicts itself, the model, the GPUs or the batch; names the
             source's own field.
     """
-    _check_known(stated)
     _check_model(stated, context)
     degrees = _degrees_of(stated, context)
     pp = stated.value("pp", 1)
@@ -94,7 +93,7 @@ def _own_names(stated: StatedPlan) -> Iterator[None]:
 def _degrees_of(stated: StatedPlan, context: PlanContext) -> dict[str, Any]:
     """Return the degrees of each stage. Times the stages, they are the number of GPUs."""
     gpus = context.shape.gpus
-    if stated.gpus is not None and stated.gpus != gpus and "gpus" not in stated.assumed:
+    if stated.gpus is not None and stated.gpus != gpus:
         raise InvalidInput(
             stated.name("gpus"), f"states {stated.gpus} GPUs, but the plan is priced on {gpus}"
         )
@@ -125,46 +124,6 @@ def _degrees_of(stated: StatedPlan, context: PlanContext) -> dict[str, Any]:
         raise InvalidInput(stated.name("sp"), f"needs {stated.name('tp')} of at least 2")
     ep = stated.value("ep", 1) * stated.value("expert_tp", 1)
     return {"dp": dp, "tp": tp, "cp": cp, "ep": ep, "sp": sp and tp > 1}
-
-
-_OPTIONS: Final = {
-    "dp": "--dp",
-    "tp": "--tp",
-    "pp": "--pp",
-    "chunks": "--vp",
-    "blocks_per_chunk": "--vp",
-    "cp": "--cp",
-    "ep": "--ep",
-    "sp": "--sp",
-    "zero": "--zero",
-    "offload": "--offload",
-    "recomputation": "--recompute",
-    "precision": "--precision",
-    "micro_batch": "--micro-batch",
-    "accumulation": "--micro-batches",
-}
-"""The options of `tessera estimate` that state what a file leaves open."""
-_GIVEN_ELSEWHERE: Final = frozenset(
-    {"gpus", "global_batch", "blocks", "heads", "experts", "sequence"}
-)
-"""Facts of the job and its model, which a statement only repeats."""
-
-
-def _check_known(stated: StatedPlan) -> None:
-    """Refuse a statement of which a plan needs values that only a run decides."""
-    open_fields = [name for name in stated.unknown if name not in _GIVEN_ELSEWHERE]
-    if "blocks_per_chunk" in open_fields and stated.chunks is not None:
-        open_fields.remove("blocks_per_chunk")
-    if not open_fields:
-        return
-    options = list(dict.fromkeys(_OPTIONS[name] for name in open_fields if name in _OPTIONS))
-    remedy = "write the value into the file"
-    if options:
-        remedy += f" (`tessera estimate` also takes {', '.join(options)})"
-    problems = [(stated.name(name), stated.unknown[name]) for name in open_fields]
-    (first, text), rest = problems[0], problems[1:]
-    more = "".join(f"; {name} {problem}" for name, problem in rest)
-    raise InvalidInput(first, f"{text}{more}; {remedy}")
 
 
 def _check_model(stated: StatedPlan, context: PlanContext) -> None:
@@ -198,14 +157,11 @@ def _chunks_of(stated: StatedPlan, context: PlanContext, pp: int) -> int:
         each = stated.blocks_per_chunk
         weights = stated.value("embedding_blocks", 0) + stated.value("head_blocks", 0)
         name = stated.name("blocks_per_chunk")
-        if stated.division is Division.SPREAD:
-            virtual = -(-(context.blocks + weights) // each)
-        else:
-            virtual, rest = divmod(context.blocks + weights, each)
-            if rest:
-                raise InvalidInput(
-                    name, f"is {each}, but must divide the model's {context.blocks} blocks"
-                )
+        virtual, rest = divmod(context.blocks + weights, each)
+        if rest:
+            raise InvalidInput(
+                name, f"is {each}, but must divide the model's {context.blocks} blocks"
+            )
         if virtual % pp:
             raise InvalidInput(
                 name,
@@ -237,8 +193,7 @@ def _schedule_of(stated: StatedPlan, pp: int, chunks: int) -> Schedule:
 def _batches_of(stated: StatedPlan, context: PlanContext, dp: int) -> tuple[int, int]:
     """Return the samples of a replica's micro-batch, and the number of micro-batches."""
     batch = context.training.global_batch
-    is_fixed = stated.global_batch is not None and "global_batch" not in stated.assumed
-    if is_fixed and stated.global_batch != batch:
+    if stated.global_batch is not None and stated.global_batch != batch:
         raise InvalidInput(
             stated.name("global_batch"),
             f"is {stated.global_batch}, but the batch to be priced is {batch}; make them equal",
@@ -319,7 +274,7 @@ def _block_counts(stated: StatedPlan, blocks: int, pp: int, chunks: int) -> Sequ
 
 def _even_counts(stated: StatedPlan, blocks: int, parts: int) -> list[int]:
     each, rest = divmod(blocks, parts)
-    if rest and stated.division is Division.EQUAL:
+    if rest and stated.equal_parts:
         raise InvalidInput(
             stated.name("pp"),
             f"divides {blocks} blocks into {parts} parts, which must be equal; use a divisor of {blocks},"

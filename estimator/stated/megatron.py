@@ -14,9 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from tessera.estimator.stated.megatron_names import IGNORED, MODEL, NOT_PRICED, OFF, REFUSED
-from tessera.estimator.stated.shell.variables import ShellWord
 from tessera.estimator.stated.statement import (
-    Division,
     Reader,
     StatedPlan,
     count_of,
@@ -56,10 +54,8 @@ _COUNTS: Final[Mapping[str, Reader]] = {
     "--moe-expert-parallel-size": count_of("ep"),
     "--ds-sequence-parallel-size": count_of("cp"),
 }
-_OF_LAUNCHERS: Final = frozenset(
-    {"--num-gpus", "--num-nodes", "--num-processes", "--deepspeed", "--deepspeed-config"}
-)
-"""Arguments that decide how others are read."""
+LAUNCHER: Final = ("--nproc-per-node", "--nnodes")
+"""The arguments of torchrun that state the GPUs of a node, and the nodes."""
 _EVERY_LAYER: Final = "a plan recomputes every layer on its own"
 _STRATEGIES: Final = {
     "no_shard": ZeroStage.NONE,
@@ -124,16 +120,13 @@ _OF_A_PLAN: Final = re.compile(
 """Names of arguments that may change a plan, if they are not known."""
 
 
-def parse_arguments(field: str, words: Iterable[str]) -> tuple[dict[str, object], list[str]]:
-    """Return the arguments among the words of a command, and the words that belong to none.
-
-    Later arguments replace earlier ones. Those that only a run decides are unknown.
+def parse_arguments(words: Iterable[str]) -> dict[str, object]:
+    """Return the arguments among the words of a command. Later ones replace earlier ones.
 
     Raises:
         InvalidInput: an argument lacks its dashes.
     """
     arguments: dict[str, object] = {}
-    left_out: list[str] = []
     name = ""
     values: list[str] = []
 
@@ -142,45 +135,17 @@ def parse_arguments(field: str, words: Iterable[str]) -> tuple[dict[str, object]
             arguments[name] = True if not values else values[0] if len(values) == 1 else values[:]
 
     for word in words:
-        shell_word = word if isinstance(word, ShellWord) else ShellWord(word)
-        possible = _possible_arguments(shell_word)
-        is_name = word.startswith("--") or (word.startswith("-") and not _is_number(word))
-        if shell_word.lone:
-            has_value = not name or values or name in _FLAGS or _USUAL_FLAGS.fullmatch(name)
-            if name in _LISTS or not has_value:
-                values.append(word)
-            else:
-                left_out.append(shell_word.unknown)
-                if name in READ or name in possible:
-                    finish()
-                    name = ""
-        elif is_name:
+        if word.startswith("--") or (word.startswith("-") and not _is_number(word)):
             finish()
             bare, equals, value = word.partition("=")
             name = canonical_name(bare)
-            values = [shell_word.part(value)] if equals else []
+            values = [value] if equals else []
         elif canonical_name(word) in READ:
-            raise InvalidInput(field, f"{quote_value(word)} lacks its dashes; write --{word}")
-        elif not name:
-            left_out.append(quote_value(str(word)))
+            raise InvalidInput(word[:120], f"lacks its dashes; write --{word}")
         else:
             values.append(word)
-        arguments |= possible
     finish()
-    return arguments, left_out
-
-
-def _possible_arguments(word: ShellWord) -> dict[str, object]:
-    """Return the arguments that a word may hold and of which a plan needs to know."""
-    names: set[str] = set()
-    for option in word.options:
-        name = canonical_name(option.rstrip("$`"))
-        names |= {name} & (READ | REFUSED.keys() | NOT_PRICED.keys() | _OF_LAUNCHERS)
-        if name != option.replace("_", "-"):  # its end is unknown
-            names |= {known for known in READ if known.startswith(name)}
-    value = ShellWord(f"perhaps in {word.unknown}")
-    value.unknown = str(value)
-    return dict.fromkeys(sorted(names), value)
+    return arguments
 
 
 def canonical_name(name: str) -> str:
@@ -194,21 +159,16 @@ def _is_number(word: str) -> bool:
 
 
 def is_megatron(arguments: Arguments) -> bool:
-    """Return whether arguments are those of Megatron-LM: some are about plans, most are known."""
-    names = frozenset(arguments)
-    if not (names & MARKS or names >= _MODEL_OF_OLD):
-        return False
-    known = len(names & KNOWN) + sum(map(_is_misspelt, names - KNOWN))
-    return 2 * known >= len(names)
+    """Return whether arguments are those of Megatron-LM: some are about plans, most are known.
 
-
-def may_be_megatron(arguments: Arguments) -> bool:
-    """Return whether a plain list of arguments may be meant for Megatron-LM.
-
-    Either all of them are known, and some are about plans, or one is a misspelt mark.
+    A list of nothing but known arguments is enough, and so is a misspelt one about plans.
     """
     names = frozenset(arguments)
-    return bool(names & READ and names <= KNOWN) or any(map(_is_misspelt, names - KNOWN))
+    if names & READ and names <= KNOWN:
+        return True
+    misspelt = sum(map(_is_misspelt, names - KNOWN))
+    is_about_plans = bool(names & MARKS) or names >= _MODEL_OF_OLD or misspelt > 0
+    return is_about_plans and 2 * (len(names & KNOWN) + misspelt) >= len(names)
 
 
 def read_megatron(field: str, arguments: Arguments) -> StatedPlan:
@@ -219,9 +179,8 @@ def read_megatron(field: str, arguments: Arguments) -> StatedPlan:
             plan, or are not known and may change the plan; names all of them.
     """
     ignored = _check_known(field, arguments)
-    arguments, unknown = _known_values(arguments)
     stated: dict[str, Any] = {}
-    names: dict[str, str] = {name: given for name, (given, _) in unknown.items()}
+    names: dict[str, str] = {}
     notes = [
         f"{name} is not priced: {NOT_PRICED[name]}"
         for name, value in arguments.items()
@@ -250,20 +209,18 @@ def read_megatron(field: str, arguments: Arguments) -> StatedPlan:
         )
     if _flag(arguments, "--sequence-parallel") and stated.get("tp", 2) > 1:
         state({"sp": True}, "--sequence-parallel")
-    may_have_experts = "experts" in unknown or stated.get("experts", 1) > 1
-    if (
-        may_have_experts
-        and names.get("ep") != "--moe-expert-parallel-size"
-        and "expert_tp" not in names
-    ):
-        reason = unknown.get("tp") or (unknown.get("experts") if stated.get("tp", 1) > 1 else None)
-        if reason is not None:
-            unknown["expert_tp"] = reason
-        elif stated.get("tp", 1) > 1:
-            state({"expert_tp": stated["tp"]}, "--expert-tensor-parallel-size")
-    stated = {name: value for name, value in stated.items() if name not in unknown}
-    if stated.get("experts") == 1:
-        del stated["experts"]
+    has_experts = stated.get("experts", 1) > 1
+    if has_experts and names.get("ep") != "--moe-expert-parallel-size" and stated.get("tp", 1) > 1:
+        stated.setdefault("expert_tp", stated["tp"])
+        names.setdefault("expert_tp", "--expert-tensor-parallel-size")
+    if not has_experts:
+        stated.pop("experts", None)
+    if "--deepspeed-config" in arguments:
+        if "zero" not in stated:
+            raise InvalidInput(
+                "--deepspeed-config", "names a file that is not read; state --zero-stage as well"
+            )
+        notes.append("--deepspeed-config is not read, so its settings are not in the plan")
     if "blocks_per_chunk" in stated and "chunks" in stated:
         raise InvalidInput(
             "--num-virtual-stages-per-pipeline-rank",
@@ -277,39 +234,15 @@ def read_megatron(field: str, arguments: Arguments) -> StatedPlan:
     }
     return StatedPlan(
         **stated,
-        division=Division.EQUAL,
+        equal_parts=True,
         names=names,
         usual=usual,
-        unknown={name: text for name, (_, text) in unknown.items()},
-        assumed=frozenset(name for name in stated if _is_assumed(arguments.get(names[name]))),
         notes=tuple(notes),
     )
 
 
 Statements = Iterable[tuple[str, dict[str, Any]]]
 """Names of arguments with the fields that they state."""
-
-
-def _known_values(arguments: Arguments) -> tuple[Arguments, dict[str, tuple[str, str]]]:
-    """Return the arguments with known values, and the fields of others: argument and reason."""
-    known: dict[str, object] = {}
-    unknown: dict[str, tuple[str, str]] = {}
-    for name, value in arguments.items():
-        parts = value if isinstance(value, list) else [value]
-        reasons = [part.unknown for part in parts if isinstance(part, ShellWord) and part.unknown]
-        if not reasons or name not in READ:
-            known[name] = value
-            continue
-        targets = [field for field, names in _SWITCHES.items() if name in names]
-        (target,) = targets or _COUNTS[name](name, "1")
-        if not target:
-            raise InvalidInput(name, f"is {reasons[0]}, which only a run decides; write the value")
-        unknown[target] = (name, f"is {reasons[0]}, which only a run decides")
-    return known, unknown
-
-
-def _is_assumed(value: object) -> bool:
-    return isinstance(value, ShellWord) and value.assumed
 
 
 def _last(name: str, value: object) -> object:
@@ -475,8 +408,8 @@ def _division(arguments: Arguments, notes: list[str]) -> Statements:
 
 def _gpus(arguments: Arguments, notes: list[str]) -> Statements:
     """Yield the GPUs of the launcher, if both of their factors are stated as numbers."""
-    each, nodes = arguments.get("--nproc-per-node"), arguments.get("--nnodes")
-    if each is None or nodes is None or _is_assumed(each) or _is_assumed(nodes):
+    each, nodes = (arguments.get(name) for name in LAUNCHER)
+    if each is None or nodes is None:
         return
     try:
         gpus = read_count("--nproc-per-node", each) * read_count("--nnodes", nodes)

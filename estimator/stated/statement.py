@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from enum import Enum, StrEnum
+from enum import Enum
 from typing import Any, Final
 
 from tessera.formulation.errors import InvalidInput
@@ -19,13 +19,6 @@ from tessera.formulation.execution_plan import (
     Schedule,
     ZeroStage,
 )
-
-
-class Division(StrEnum):
-    """The rule by which a model's blocks are divided into stages, apart from stated ends."""
-
-    EQUAL = "equal"  # each stage has as many; it is an error if that is impossible (Megatron-LM)
-    SPREAD = "spread"  # the first stages have one more where they do not divide (torchtitan)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,22 +52,19 @@ class StatedPlan:
     accumulation: int | None = None
     global_batch: int | None = None
     first_blocks: int | None = None
-    """Blocks of the first stage. If it is None, they follow from ``division``."""
+    """Blocks of the first stage. If it is None, blocks are divided equally."""
     last_blocks: int | None = None
     embedding_blocks: int | None = None
     """The number of blocks as which the embedding counts in the division."""
     head_blocks: int | None = None
-    division: Division | None = None
+    equal_parts: bool | None = None
+    """True if all parts must have as many blocks. Otherwise the first ones may have one more."""
     blocks: int | None = None
     heads: int | None = None
     experts: int | None = None
     sequence: int | None = None
     names: Mapping[str, str] = field(default_factory=dict)
     usual: Mapping[str, Any] = field(default_factory=dict)
-    unknown: Mapping[str, str] = field(default_factory=dict)
-    """Fields that the source states, but whose values only a run of it decides, with the reason."""
-    assumed: frozenset[str] = frozenset()
-    """Fields whose values are defaults of the source, which other statements may replace."""
     notes: tuple[str, ...] = ()
     """Sentences about what is assumed, for the user."""
 
@@ -93,7 +83,7 @@ class StatedPlan:
         return all(getattr(self, name) is None for name in STATED_FIELDS)
 
 
-_ABOUT_FIELDS: Final = ("names", "usual", "unknown", "assumed", "notes")
+_ABOUT_FIELDS: Final = ("names", "usual", "notes")
 STATED_FIELDS: Final = tuple(f.name for f in fields(StatedPlan) if f.name not in _ABOUT_FIELDS)
 
 
@@ -107,34 +97,21 @@ def combine(plans: Iterable[StatedPlan]) -> StatedPlan:
     for plan in plans:
         for name in STATED_FIELDS:
             ours, theirs = getattr(whole, name), getattr(plan, name)
-            replaceable = name in whole.assumed | plan.assumed
-            if ours is not None and theirs is not None and ours != theirs and not replaceable:
+            if ours is not None and theirs is not None and ours != theirs:
                 raise InvalidInput(
                     plan.name(name),
                     f"states {plain_value(theirs)}, but {whole.name(name)} states"
                     f" {plain_value(ours)}; state one of them, or the same value",
                 )
-        stated = {
-            n: v
-            for n in STATED_FIELDS
-            if (v := getattr(plan, n)) is not None
-            and (n not in plan.assumed or getattr(whole, n) is None)
-        }
-        kept = {
-            n: name for n, name in whole.names.items() if n not in stated or n not in whole.assumed
-        }
+        stated = {n: v for n in STATED_FIELDS if (v := getattr(plan, n)) is not None}
         whole = replace(
             whole,
             **stated,
-            names={**plan.names, **kept},
+            names={**plan.names, **whole.names},
             usual={**plan.usual, **whole.usual},
-            unknown={**plan.unknown, **whole.unknown},
-            assumed=(whole.assumed - frozenset(stated)) | (plan.assumed & frozenset(stated)),
             notes=whole.notes + plan.notes,
         )
-    known = {name for name in STATED_FIELDS if getattr(whole, name) is not None}
-    unknown = {name: text for name, text in whole.unknown.items() if name not in known}
-    return replace(whole, unknown=unknown)
+    return whole
 
 
 def refuse_all(source: str, problems: Sequence[tuple[str, str]]) -> None:
@@ -175,9 +152,8 @@ def read_count(name: str, value: object, least: int = 1) -> int:
         value = int(value)
     if type(value) is int and least <= value <= MAX_COUNT:
         return value
-    hint = "; write the number" if isinstance(value, str) and "$" in value else ""
     raise InvalidInput(
-        name, f"must be a whole number from {least} to {MAX_COUNT}, not {quote_value(value)}{hint}"
+        name, f"must be a whole number from {least} to {MAX_COUNT}, not {quote_value(value)}"
     )
 
 
@@ -210,8 +186,3 @@ Reader = Callable[[str, object], dict[str, Any]]
 def count_of(target: str, least: int = 1) -> Reader:
     """Return the reader of a whole number."""
     return lambda name, value: {target: read_count(name, value, least)}
-
-
-def choice_of(target: str, choices: Mapping[str, Any]) -> Reader:
-    """Return the reader of one of some texts."""
-    return lambda name, value: {target: read_choice(name, value, choices)}

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tessera.formulation.decisions import DecisionKind
-from tessera.formulation.explanations.records import Step
 from tessera.formulation.reasons import Reason
 from tessera.formulation.records.forecasts import Band
 from tessera.formulation.values import Cell
@@ -143,54 +142,6 @@ class HoursDifference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeWorth:
-    """The worth of one more node of a GPU type, like the largest that the cluster has of it.
-
-    ``price`` is the shadow price of the node's GPUs in the round without it, in ``unit``: NaN if no
-    prices are known. The changes are those of the next round. ``hours`` is None if no futures were
-    followed.
-    """
-
-    gpu_type: str
-    gpus: int
-    price: float
-    objective_change: float
-    effective_gpus_change: float
-    samples_per_s_change: float
-    starts: int
-    unit: str
-    hours: HoursDifference | None = None
-
-
-class Rule(StrEnum):
-    """A rule of rounds that may cost something."""
-
-    KEPT_REQUESTS = "kept-requests"
-    PROMISED_STARTS = "promised-starts"
-    CHANGE_SPACING = "change-spacing"
-    GUARANTEES = "guarantees"
-    DEADLINES = "deadlines"
-    FAIRNESS = "fairness"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RulePrice:
-    """The cost of a rule now: the round without it, less the round with it.
-
-    ``why_free`` says why the rule binds nothing, and is "" if it is in force. ``objective`` is NaN if
-    the rule is the objective itself.
-    """
-
-    rule: Rule
-    why_free: str = ""
-    objective: float = 0.0
-    unit: str = ""
-    effective_gpus: float = 0.0
-    samples_per_s: float = 0.0
-    jobs_changed: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JobOffer:
     """The Cell that an added job gets in the next round, compared with the second-best one.
 
@@ -215,27 +166,14 @@ class JobOffer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NeededWeight:
-    """The least weight with which a waiting job runs now. ``step`` is None if ``why_none`` says why."""
-
-    job: str
-    weight: float
-    step: Step | None = None
-    why_none: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIfAnswer:
-    """The answer to a question, on the state at ``created_s`` (since 1970). Most parts are empty.
+    """The answer to a question, on the state at ``created_s`` (since 1970).
 
-    ``notes`` say what it leaves out.
+    ``hours`` is None if no futures were followed. ``notes`` say what the answer leaves out.
     """
 
     created_s: float
-    now: RoundDifference | None = None
+    now: RoundDifference
     hours: HoursDifference | None = None
     offers: tuple[JobOffer, ...] = ()
-    node_worths: tuple[NodeWorth, ...] = ()
-    rule_prices: tuple[RulePrice, ...] = ()
-    needed_weight: NeededWeight | None = None
     notes: tuple[str, ...] = ()

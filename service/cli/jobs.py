@@ -142,8 +142,8 @@ def submit_jobs(
         str,
         typer.Option(
             metavar="FILE",
-            help="Execution plan by which the job runs: Tessera's JSON, arguments of Megatron-LM, TOML of"
-            " torchtitan, or JSON of DeepSpeed. Without it, rounds choose the plans.",
+            help="Execution plan by which the job runs: Tessera's JSON, or a command line of"
+            " Megatron-LM. Without it, rounds choose the plans.",
         ),
     ] = "",
     plan_first: Annotated[

@@ -129,11 +129,6 @@ _BUILT_IN: Final = {
         "Schedule a simulated 1,280-GPU cluster for a few rounds, with real server processes.",
         "Simulation",
     ),
-    "demo-train": DeferredCommand(
-        "tessera.service.cli.demo.train.command:add_commands",
-        "Train jobs on this machine that rounds scale and move, and compare their losses.",
-        "Simulation",
-    ),
     "simulate": DeferredCommand(
         "tessera.service.cli.simulate.command:add_commands",
         "Simulate a trace of jobs under one or more policies and compare them. Needs no server.",

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, TypeVar
 import typer
 
 from tessera.estimator.stated.completion import PlanContext, complete_plan
-from tessera.estimator.stated.formats import PlanFormat, read_stated_plan
+from tessera.estimator.stated.formats import read_stated_plan
 from tessera.estimator.stated.statement import STATED_FIELDS, StatedPlan, combine
 from tessera.estimator.userfiles import read_text
 from tessera.formulation import limits
@@ -53,14 +53,10 @@ def plan_options(
     plan: Annotated[
         Path | None,
         _option(
-            "Price the plan in a file and compare it with ours: Tessera's JSON, arguments of Megatron-LM"
-            " (also in a script or YAML), TOML of torchtitan, or JSON of DeepSpeed. Options below add"
-            " what the file leaves open, or what only a run of its script decides.",
+            "Price the plan in a file and compare it with ours: Tessera's JSON, or a command line of"
+            " Megatron-LM. Options below add what the file leaves open.",
             metavar="FILE",
         ),
-    ] = None,
-    plan_format: Annotated[
-        PlanFormat | None, _option("Format of --plan. Default: recognised by content.")
     ] = None,
     dp: Annotated[int | None, _degree("Replicas. Default: the remaining GPUs.", "--dp")] = None,
     tp: Annotated[int | None, _degree("Tensor degree. Default: 1.", "--tp")] = None,
@@ -134,10 +130,8 @@ def plan_options(
         }
     )
     if plan is None:
-        if plan_format is not None:
-            raise InvalidInput("--plan-format", "needs --plan")
         return None if from_options.states_nothing else from_options
-    from_file = read_stated_plan(plan.name, read_text(plan, STATED_PLAN.size_bytes), plan_format)
+    from_file = read_stated_plan(plan.name, read_text(plan, STATED_PLAN.size_bytes))
     if isinstance(from_file, StatedPlan):
         return combine([from_file, from_options])
     if not from_options.states_nothing:
@@ -190,8 +184,8 @@ def with_plan(command: _Command) -> Callable[..., None]:
         if isinstance(plan, StatedPlan):
             plan = combine([plan, training_statement(given)])
             given["sequence"] = _sequence(given, plan)
-        given["batch"] = _number("--batch", given["batch"], _batch_of(plan), plan, "global_batch")
-        given["count"] = _number("--count", given["count"], _gpus_of(plan), plan, "gpus")
+        given["batch"] = _number("--batch", given["batch"], _batch_of(plan))
+        given["count"] = _number("--count", given["count"], _gpus_of(plan))
         command(plan=plan, **given)
 
     run.__name__, run.__module__, run.__doc__ = (
@@ -210,13 +204,9 @@ def _optional(annotation: Any) -> Any:
     return Annotated[annotation.__origin__ | None, *annotation.__metadata__]
 
 
-def _number(
-    option: str, given: int | None, stated: int | None, plan: GivenPlan | None, field: str
-) -> int:
+def _number(option: str, given: int | None, stated: int | None) -> int:
     if given is not None:
         return given
-    if isinstance(plan, StatedPlan) and field in plan.unknown:
-        raise InvalidInput(option, f"is required: {plan.name(field)} {plan.unknown[field]}")
     if stated is None:
         raise InvalidInput(option, "is required, or a plan that states it")
     return stated

@@ -33,13 +33,12 @@ from tessera.service.cli.whatifview import show_answer, show_offer
 from tessera.v1 import jobs_pb2, scheduler_pb2, what_if_pb2
 
 NO_DEADLINE: Final = "none"
-ALL_RULES: Final = "all"
 HOUR_S: Final = 3600.0
 DRY_RUN_HOURS: Final = 24.0
 DRY_RUN_FUTURES: Final = 9
 """The hours and the pairs of futures from which a dry run says when its jobs start and finish."""
 
-_CHANGES, _QUESTIONS = "Changes", "Other questions"
+_CHANGES: Final = "Changes"
 
 Change = what_if_pb2.HypotheticalChange
 
@@ -121,31 +120,6 @@ def ask_what_if(
     max_jobs: Annotated[
         int, typer.Option(min=1, max=10_000, help="Most jobs in the answer.")
     ] = 100,
-    worth_of_nodes: Annotated[
-        bool,
-        typer.Option(
-            "--worth-of-nodes",
-            help="Say what one more node of each GPU type is worth.",
-            rich_help_panel=_QUESTIONS,
-        ),
-    ] = False,
-    price_of: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="RULE",
-            help="Say what a rule costs: kept-requests, promised-starts, change-spacing, guarantees,"
-            " deadlines, fairness or all. Repeatable.",
-            rich_help_panel=_QUESTIONS,
-        ),
-    ] = None,
-    needed_weight: Annotated[
-        str,
-        typer.Option(
-            metavar="JOB",
-            help="Find the least weight with which a waiting job runs now.",
-            rich_help_panel=_QUESTIONS,
-        ),
-    ] = "",
     time_limit: Annotated[
         str, typer.Option(help="Time limit for the answer. It limits the futures.")
     ] = "60s",
@@ -177,34 +151,11 @@ def ask_what_if(
     request = scheduler_pb2.WhatIfRequest(
         parent=cluster_name(cluster), futures=futures, max_jobs=max_jobs
     )
-    chosen = {
-        "a change": bool(changes) or named != scheduler_pb2.RoundOptions(),
-        "--worth-of-nodes": worth_of_nodes,
-        "--price-of": bool(price_of),
-        "--needed-weight": bool(needed_weight),
-    }
-    if sum(chosen.values()) != 1:
-        given = " and ".join(name for name, is_given in chosen.items() if is_given)
-        raise InvalidInput(
-            "whatif",
-            f"asks one question at a time, so {given} cannot be combined"
-            if given
-            else "needs a change, e.g. --add-nodes h100:1, or --worth-of-nodes, --price-of or"
-            " --needed-weight",
-        )
-    if chosen["a change"]:
-        request.hypothesis.changes.extend(changes)
-        request.hypothesis.options.CopyFrom(named)
-    elif worth_of_nodes:
-        request.node_worth.SetInParent()
-    elif needed_weight:
-        request.needed_weight.job = full_name(cluster, "jobs", needed_weight)
-    else:
-        rules = options.split_words(",".join(price_of or []))
-        request.rule_prices.SetInParent()
-        request.rule_prices.rules.extend([] if ALL_RULES in rules else rules)
-    if chosen["a change"] or worth_of_nodes:
-        request.horizon.CopyFrom(to_duration(hours * HOUR_S))
+    if not changes and named == scheduler_pb2.RoundOptions():
+        raise InvalidInput("whatif", "needs a change, e.g. --add-nodes h100:1")
+    request.hypothesis.changes.extend(changes)
+    request.hypothesis.options.CopyFrom(named)
+    request.horizon.CopyFrom(to_duration(hours * HOUR_S))
     with connect(server) as client:
         limit_s = parse_seconds("--time-limit", time_limit)
         answer = client.call(client.stubs.scheduler.WhatIf, request, limit_s)

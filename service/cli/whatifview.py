@@ -58,12 +58,6 @@ def show_answer(answer: what_if_pb2.WhatIfResponse) -> None:
         show_offer(offer, answer.hours, made)
     if answer.hours.jobs:
         show_table(answer.hours.jobs, _hours_columns(made))
-    if answer.node_worths:
-        show_table(answer.node_worths, WORTH_COLUMNS)
-    if answer.rule_prices:
-        show_table(answer.rule_prices, RULE_COLUMNS)
-    if answer.HasField("needed_weight"):
-        _show_needed_weight(answer.needed_weight)
     for note in answer.notes:
         print_note(f"note: {note}")
 
@@ -237,46 +231,3 @@ def _own_band(own: Sequence[what_if_pb2.JobHours], name: str, made: Timestamp) -
         return ""
     band: jobs_pb2.TimeBand = getattr(own[0], name)
     return f"in {band_span(band, made)}"
-
-
-def _worth(worth: what_if_pb2.NodeWorth, name: str) -> str:
-    return _interval(
-        [_signed(getattr(getattr(worth.hours, name), part)) for part in ("change", "low", "high")]
-        if worth.HasField("hours")
-        else ["", "", ""]
-    ).replace(" ( to )", "")
-
-
-WORTH_COLUMNS: Final[Sequence[Column[what_if_pb2.NodeWorth]]] = (
-    Column("ONE MORE NODE", lambda w: f"{w.gpus} x {w.gpu_type}"),
-    Column("THROUGHPUT NOW", lambda w: _signed(w.effective_gpus_change), right=True),
-    Column("STARTS", lambda w: str(w.starts), right=True),
-    Column("OBJECTIVE NOW", lambda w: _signed(w.objective_change), right=True),
-    Column("PRICE", lambda w: format_number(w.price) if w.HasField("price") else "", right=True),
-    Column("WORK (GPU-HOURS)", lambda w: _worth(w, "work_gpu_hours"), right=True),
-    Column("MEAN WAITING (S)", lambda w: _worth(w, "mean_wait_seconds"), right=True),
-)
-
-RULE_COLUMNS: Final[Sequence[Column[what_if_pb2.RulePrice]]] = (
-    Column("RULE", lambda p: p.rule),
-    Column("THROUGHPUT", lambda p: "" if p.why_free else _signed(p.effective_gpus), right=True),
-    Column("SAMPLES/S", lambda p: "" if p.why_free else _signed(p.samples_per_s), right=True),
-    Column(
-        "OBJECTIVE",
-        lambda p: f"{_signed(p.objective)} {p.unit}" if p.HasField("objective") else "",
-        right=True,
-    ),
-    Column("JOBS", lambda p: "" if p.why_free else str(p.jobs_changed), right=True),
-    Column("WHY IT COSTS NOTHING", lambda p: p.why_free),
-)
-
-
-def _show_needed_weight(needed: what_if_pb2.NeededWeight) -> None:
-    if not needed.HasField("step"):
-        print_line(needed.why_none)
-        return
-    amount = format_number(needed.step.changes[0].amount)
-    print_line(
-        f"A weight of {amount} would do, instead of {format_number(needed.weight)}."
-        f" {needed.step.message}"
-    )

@@ -140,13 +140,8 @@ def _hide_in_steps(
                 change.subject = OTHERS
 
 
-def hide_in_what_if(
-    identity: Identity,
-    cluster: str,
-    message: what_if_pb2.WhatIfResponse,
-    tenants_of_jobs: TenantsOfJobs,
-) -> None:
-    """Leave the names of other tenants and of their jobs out of reasons and of a needed weight.
+def hide_in_what_if(identity: Identity, message: what_if_pb2.WhatIfResponse) -> None:
+    """Leave the names of other tenants and of their jobs out of reasons.
 
     Their jobs are already left out of the lists of jobs, and counted.
     """
@@ -158,11 +153,6 @@ def hide_in_what_if(
             reasons += [outlook.reason] if outlook.HasField("reason") else []
     for reason in reasons:
         hide_in_reason(identity, reason)
-    needed = message.needed_weight
-    losers = {short_id(job) for job in needed.step.losing_jobs}
-    own = own_jobs(identity, cluster, losers, tenants_of_jobs)
-    if needed.HasField("step"):
-        _hide_in_steps([needed.step], losers - own, own)
 
 
 def hide_in_nodes(

@@ -26,10 +26,6 @@ from tessera.service.stated_plans import read_job_plan
 from tessera.service.what_if.asking import Lookahead, WhatIfAsker
 from tessera.service.what_if.orders import (
     HypothesisQuestion,
-    NeededWeightQuestion,
-    NodeWorthQuestion,
-    Question,
-    RulePriceQuestion,
 )
 from tessera.solvers.rounds.options import RoundOptions
 from tessera.v1 import scheduler_pb2 as pb
@@ -72,7 +68,9 @@ class WhatIfCalls:
 
         def work(turn: LaneTurn) -> what_if_pb2.WhatIfResponse:
             standing = self._policies.of(cluster).options
-            question, jobs = self._question(cluster, request, standing)
+            if not request.HasField("hypothesis"):
+                raise InvalidInput("hypothesis", "is not set; say what would change")
+            question, jobs = self._hypothesis(cluster, request.hypothesis, standing)
             answer = self._asker.ask(
                 cluster,
                 question,
@@ -83,32 +81,10 @@ class WhatIfCalls:
                 cancelled=turn.is_over,
             )
             message = convert.of_answer(cluster, answer, IDENTITY.get(), max_jobs)
-            hide_in_what_if(IDENTITY.get(), cluster, message, self._store.tenants_of_jobs)
+            hide_in_what_if(IDENTITY.get(), message)
             return message
 
         return await self._trials.run(CALLER.get(), f"what-if in {cluster}", work)
-
-    def _question(
-        self, cluster: str, request: pb.WhatIfRequest, standing: RoundOptions
-    ) -> tuple[Question, list[JobSpec]]:
-        """Return the question, and the jobs that it adds."""
-        match request.WhichOneof("question"):
-            case "hypothesis":
-                return self._hypothesis(cluster, request.hypothesis, standing)
-            case "node_worth":
-                return NodeWorthQuestion(), []
-            case "rule_prices":
-                rules = convert.to_rules("rule_prices.rules", list(request.rule_prices.rules))
-                return RulePriceQuestion(rules=rules), []
-            case "needed_weight":
-                parent, job = names.parse_job("needed_weight.job", request.needed_weight.job)
-                names.require_parent("needed_weight.job", parent, cluster)
-                return NeededWeightQuestion(job=job), []
-            case _:
-                raise InvalidInput(
-                    "question",
-                    "is not set; set hypothesis, node_worth, rule_prices or needed_weight",
-                )
 
     def _hypothesis(
         self, cluster: str, message: pb.Hypothesis, standing: RoundOptions
@@ -156,9 +132,5 @@ class WhatIfCalls:
 def _lookahead(request: pb.WhatIfRequest) -> Lookahead:
     horizon_s = fields.seconds_of_duration("horizon", request.horizon)
     fields.require_real("horizon", horizon_s, 0.0, MAX_HORIZON_S)
-    if horizon_s and request.WhichOneof("question") in ("rule_prices", "needed_weight"):
-        raise InvalidInput(
-            "horizon", "needs a hypothesis or node_worth; the others look at the next round only"
-        )
     futures = fields.require_whole("futures", request.futures, 0, MAX_FUTURES)
     return Lookahead(horizon_s=horizon_s, futures=futures or DEFAULT_FUTURES)

@@ -61,8 +61,8 @@ _NAMES: Final[dict[Kind, str]] = {
         CancelJobRequest.name CellEstimate.job EstimateCellsRequest.job ExplainJobRequest.name
         GetJobCurvesRequest.name GetJobRequest.name GetNetworkPlanRequest.job HoldJobRequest.name
         HypotheticalChange.job_removed JobChange.job ListJobEventsRequest.parent
-        NeededWeightQuestion.job ReadLogsRequest.name ReleaseJobRequest.name
-        UpdateJobRequest.job.name WatchJobRequest.name""",
+        ReadLogsRequest.name ReleaseJobRequest.name UpdateJobRequest.job.name
+        WatchJobRequest.name""",
     Kind.TENANT: "DeleteTenantsRequest.names Tenant.name TenantChange.tenant",
     Kind.TENANT_ID: """
         GetUsageRequest.tenants Job.tenant Reservation.tenant Tenant.parent Webhook.tenant""",
@@ -132,7 +132,6 @@ _TEXTS: Final = {
     "RevokeJoinTokenRequest": "id",
     "RoundOptions": "cost_of deadlines fair_share objective priority_weights scheduler"
     " scheduler_parameters solver",
-    "RulePriceQuestion": "rules",
     "RuntimeOffer": "problem runtime version",
     "Secret": "name variable",
     "ServerReflectionRequest": "all_extension_numbers_of_type file_by_filename"

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tessera.formulation.clock import SystemClock
-from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.errors import NotAllowed
 from tessera.formulation.explanations.changes import ChangeKind
 from tessera.formulation.pace import to_real_pace
@@ -16,21 +15,9 @@ from tessera.formulation.what_if.hypotheses import (
     apply_hypotheses,
     without_last_jobs,
 )
-from tessera.formulation.what_if.records import (
-    HoursDifference,
-    NeededWeight,
-    NodeWorth,
-    RulePrice,
-    WhatIfAnswer,
-)
+from tessera.formulation.what_if.records import HoursDifference, WhatIfAnswer
 from tessera.service.forecaster import forecast_options
-from tessera.service.what_if.orders import (
-    HypothesisQuestion,
-    NeededWeightQuestion,
-    NodeWorthQuestion,
-    RulePriceQuestion,
-    WhatIfOrder,
-)
+from tessera.service.what_if.orders import HypothesisQuestion, WhatIfOrder
 from tessera.simulator.forecasts.calibration import learn_corrections
 from tessera.simulator.forecasts.draws import History
 from tessera.simulator.run import Decider
@@ -44,11 +31,8 @@ from tessera.simulator.what_if.hours import (
 )
 from tessera.simulator.what_if.offers import describe_offer
 from tessera.simulator.what_if.rounds import DecidedRound, compare_rounds
-from tessera.simulator.what_if.rules import price_rule, without_rule
-from tessera.simulator.what_if.worth import nodes_to_add, rank_nodes, value_node
 from tessera.solvers.plugins import load_named
 from tessera.solvers.registry import make_solver
-from tessera.solvers.rounds.explaining.explain import find_needed_weight
 from tessera.solvers.rounds.options import RoundOptions, make_budget
 from tessera.solvers.rounds.plan import RoundOutcome, plan_round
 from tessera.solvers.schedulers.registry import scheduler_of
@@ -69,29 +53,17 @@ def answer_question(order: WhatIfOrder) -> WhatIfAnswer:
         NotAllowed: a round breaks a rule, so that nothing can be said.
         DeadlineTooShort: there is no time for the rounds.
     """
-    asked = (
-        order.question.options if isinstance(order.question, HypothesisQuestion) else order.options
-    )
-    for options in (order.options, asked):
+    for options in (order.options, order.question.options):
         load_named(options.scheduler, options.objective)  # the server allowed them
-    rounds = _Rounds(order)
-    match order.question:
-        case HypothesisQuestion():
-            return _answer_hypothesis(rounds, order.question)
-        case NodeWorthQuestion():
-            return _answer_node_worth(rounds)
-        case RulePriceQuestion():
-            return _answer_rule_prices(rounds, order.question)
-        case NeededWeightQuestion():
-            return _answer_needed_weight(rounds, order.question)
+    return _answer_hypothesis(_Rounds(order), order.question)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Followed:
-    """The sides of futures that were followed, the one without a change first."""
+    """The sides of futures that were followed, the one without the change first."""
 
-    sides: Sequence[Side]
-    found: Sequence[FollowedSide]
+    sides: tuple[Side, Side]
+    found: tuple[FollowedSide, FollowedSide]
 
 
 class _Rounds:
@@ -135,42 +107,37 @@ class _Rounds:
         return DecidedRound(snapshot=snapshot, options=options, outcome=outcome)
 
     def follow(
-        self, before: Snapshot, changed: Sequence[tuple[Snapshot, RoundOptions]]
+        self, before: Snapshot, changed: Snapshot, options: RoundOptions
     ) -> _Followed | None:
         """Follow futures of both sides, or return None if none are asked for."""
         futures = self.order.futures
         if futures is None:
             return None
-        sides = [
-            Side(snapshot=to_real_pace(snapshot), decide=Decider(forecast_options(options)))
-            for snapshot, options in ((before, self.order.options), *changed)
-        ]
-        found = follow_pairs(
-            sides[0],
-            sides[1:],
-            History.of(futures.history.submissions, sides[0].snapshot),
+        without, with_change = (
+            Side(snapshot=to_real_pace(snapshot), decide=Decider(forecast_options(own)))
+            for snapshot, own in ((before, self.order.options), (changed, options))
+        )
+        one, other = follow_pairs(
+            without,
+            [with_change],
+            History.of(futures.history.submissions, without.snapshot),
             futures=futures.futures,
             seed=futures.seed,
             rhythm=futures.rhythm,
             wanted=lambda: self.left_s() > 0,
         )
-        return _Followed(sides=sides, found=found)
+        return _Followed(sides=(without, with_change), found=(one, other))
 
     def hours(
-        self,
-        followed: _Followed | None,
-        which: int = 1,
-        *,
-        removed: Sequence[str] = (),
-        shown: Sequence[str] = (),
+        self, followed: _Followed | None, *, removed: Sequence[str], shown: Sequence[str]
     ) -> HoursDifference | None:
-        """Return what a side changes, or None without enough futures."""
+        """Return what the change does, or None without enough futures."""
         futures = self.order.futures
         if followed is None or futures is None:
             return None
         return compare_hours(
-            (followed.sides[0], followed.sides[which]),
-            (followed.found[0], followed.found[which]),
+            followed.sides,
+            followed.found,
             futures.rhythm,
             learn_corrections(futures.history.past, COVERAGE),
             removed=removed,
@@ -203,7 +170,7 @@ def _answer_hypothesis(rounds: _Rounds, question: HypothesisQuestion) -> WhatIfA
     ]
     first, second = rounds.decide(before, options), rounds.decide(changed, changed_options)
     difference = compare_rounds(first, second, removed)
-    followed = rounds.follow(before, [(changed, changed_options)])
+    followed = rounds.follow(before, changed, changed_options)
     named = [*question.added, *(one.job for one in question.hypotheses if one.job), *removed]
     shown = list(dict.fromkeys([*named, *(one.job for one in difference.jobs)]))
     return WhatIfAnswer(
@@ -213,64 +180,3 @@ def _answer_hypothesis(rounds: _Rounds, question: HypothesisQuestion) -> WhatIfA
         offers=tuple(describe_offer(second, job, difference) for job in question.added),
         notes=rounds.notes(followed),
     )
-
-
-def _answer_node_worth(rounds: _Rounds) -> WhatIfAnswer:
-    snapshot, options = rounds.snapshot, rounds.order.options
-    added = nodes_to_add(snapshot)
-    if not added:
-        raise NotAllowed("the cluster has no node that another one could be like; add nodes first")
-    changed = {
-        name: apply_hypotheses(snapshot, options, [addition])[0] for name, addition in added.items()
-    }
-    before = rounds.decide(snapshot, options)
-    after = {name: rounds.decide(other, options) for name, other in changed.items()}
-    followed = rounds.follow(snapshot, [(other, options) for other in changed.values()])
-    worths: list[NodeWorth] = [
-        value_node(before, after[name], added[name], rounds.hours(followed, which))
-        for which, name in enumerate(added, start=1)
-    ]
-    return WhatIfAnswer(
-        created_s=snapshot.now_s,
-        node_worths=tuple(rank_nodes(worths)),
-        notes=rounds.notes(followed),
-    )
-
-
-def _answer_rule_prices(rounds: _Rounds, question: RulePriceQuestion) -> WhatIfAnswer:
-    snapshot, options = rounds.snapshot, rounds.order.options
-    with_rules = rounds.decide(snapshot, options)
-    prices = []
-    for rule in question.rules:
-        trial = without_rule(rule, snapshot, options)
-        if trial.why_free:
-            prices.append(RulePrice(rule=rule, why_free=trial.why_free))
-        else:
-            without = rounds.decide(trial.snapshot, trial.options)
-            prices.append(price_rule(rule, with_rules, without))
-    return WhatIfAnswer(created_s=snapshot.now_s, rule_prices=tuple(prices))
-
-
-def _answer_needed_weight(rounds: _Rounds, question: NeededWeightQuestion) -> WhatIfAnswer:
-    snapshot, options, name = rounds.snapshot, rounds.order.options, question.job
-    decided = rounds.decide(snapshot, options)
-    job = snapshot.jobs.name.index(name)
-    decision, weight = decided.outcome.decisions[job], float(snapshot.jobs.weight[job])
-    if decision.gang is not None:
-        starts = decision.kind is DecisionKind.START
-        why = f"the job {'starts in the next round' if starts else 'runs'} with its weight"
-        needed = NeededWeight(job=name, weight=weight, why_none=why)
-    elif (
-        step := find_needed_weight(snapshot, options, job, decided.outcome, rounds.plan)
-    ) is not None:
-        needed = NeededWeight(job=name, weight=weight, step=step)
-    else:
-        reason = decision.reason
-        why = "no weight lets it run now" + (
-            f", because it waits for another reason, {reason.code}: {reason.message}; see"
-            f" `tessera explain {name}`"
-            if reason is not None
-            else ""
-        )
-        needed = NeededWeight(job=name, weight=weight, why_none=why)
-    return WhatIfAnswer(created_s=snapshot.now_s, needed_weight=needed)

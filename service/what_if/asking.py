@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tessera.formulation.clock import Clock
-from tessera.formulation.errors import DeadlineTooShort, NotAllowed
+from tessera.formulation.errors import DeadlineTooShort
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.what_if.hypotheses import require_consistent
@@ -21,8 +21,6 @@ from tessera.service.what_if.answering import answer_question
 from tessera.service.what_if.orders import (
     FuturesOrder,
     HypothesisQuestion,
-    NeededWeightQuestion,
-    Question,
     WhatIfOrder,
 )
 from tessera.service.what_if.previewing import JobPreviewer
@@ -66,7 +64,7 @@ class WhatIfAsker:
     def ask(
         self,
         cluster: str,
-        question: Question,
+        question: HypothesisQuestion,
         jobs: Sequence[JobSpec],
         ahead: Lookahead,
         *,
@@ -80,19 +78,16 @@ class WhatIfAsker:
 
         Raises:
             NotFound, AlreadyExists, InvalidInput, LimitReached: what a change names does not exist
-                or contradicts something. NotAllowed: the job of the question has ended, or a round
-                would be refused.
+                or contradicts something. NotAllowed: a round would be refused.
             DeadlineTooShort: the time ended, or the call was cancelled.
         """
-        half_life_s = standing.use_half_life_s
-        if isinstance(question, HypothesisQuestion):
-            require_known_options(question.options, commits=False)
-            half_life_s = half_life_s or question.options.use_half_life_s
+        require_known_options(question.options, commits=False)
+        half_life_s = standing.use_half_life_s or question.options.use_half_life_s
         snapshot = replace(
             self._previewer.snapshot_with(cluster, jobs, half_life_s, cancelled),
             clock_factor=self._clock_factor,
         )
-        self._check(snapshot, question)
+        require_consistent(snapshot, question.hypotheses)
         order = WhatIfOrder(
             snapshot=snapshot,
             options=standing,
@@ -106,14 +101,6 @@ class WhatIfAsker:
                 "the call's time ended before there was an answer; call again with a longer deadline"
             )
         return answer
-
-    def _check(self, snapshot: Snapshot, question: Question) -> None:
-        """Refuse what cannot be answered before a process is started."""
-        if isinstance(question, HypothesisQuestion):
-            require_consistent(snapshot, question.hypotheses)
-        elif isinstance(question, NeededWeightQuestion) and question.job not in snapshot.jobs.name:
-            self._store.get_job(snapshot.cluster, question.job)  # raises NotFound
-            raise NotAllowed("the job has ended, so no weight lets it run; submit it again")
 
     def _futures(self, cluster: str, snapshot: Snapshot, ahead: Lookahead) -> FuturesOrder | None:
         if not ahead.horizon_s:

@@ -1,4 +1,4 @@
-"""The questions about what would happen, as orders that travel to a process of their own."""
+"""The question what would happen, as an order that travels to a process of its own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.spreads import ForecastHistory
 from tessera.formulation.what_if.hypotheses import Hypothesis
-from tessera.formulation.what_if.records import Rule
 from tessera.simulator.forecasts.rhythm import RoundRhythm
 from tessera.solvers.rounds.options import RoundOptions
 
@@ -35,28 +34,6 @@ class HypothesisQuestion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class NodeWorthQuestion:
-    """The question what one more node of each GPU type is worth."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RulePriceQuestion:
-    """The question what ``rules`` cost."""
-
-    rules: tuple[Rule, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class NeededWeightQuestion:
-    """The question with which weight ``job`` would run now."""
-
-    job: str
-
-
-Question = HypothesisQuestion | NodeWorthQuestion | RulePriceQuestion | NeededWeightQuestion
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WhatIfOrder:
     """A question about ``snapshot``, by rounds with ``options``.
 
@@ -66,6 +43,6 @@ class WhatIfOrder:
 
     snapshot: Snapshot
     options: RoundOptions
-    question: Question
+    question: HypothesisQuestion
     end_s: float
     futures: FuturesOrder | None = None

@@ -1,1 +1,1 @@
-"""Reports of the outcome of a benchmark, as one HTML page and as Markdown with pictures."""
+"""Reports of the outcome of a benchmark, as one HTML page with pictures."""

@@ -1,4 +1,4 @@
-"""Drawings as SVG that follows the page's theme, and as PNG on white."""
+"""Drawings as SVG that follows the page's theme."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import re
 from typing import Final
 
 import matplotlib as mpl
-from matplotlib.figure import Figure as Drawing
 
 from tessera.simulator.report.model import Plot
 from tessera.simulator.report.style import LIGHT
@@ -39,10 +38,3 @@ def render_svg(plot: Plot, prefix: str) -> str:
     opening = f'<svg role="img" aria-label="{html.escape(plot.alt)}" {box[0]} '
     names = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
     return opening + names + text[text.index(">") + 1 :].strip()
-
-
-def render_png(drawing: Drawing) -> bytes:
-    """Return the drawing as a PNG on white."""
-    buffer = io.BytesIO()
-    drawing.savefig(buffer, format="png", dpi=150, facecolor="white")
-    return buffer.getvalue()

@@ -21,4 +21,4 @@ TEMPLATES: Final = Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
-"""Templates of pages, which escape text unless it is marked safe, and of Markdown, which do not."""
+"""Templates of pages, which escape text unless it is marked safe."""

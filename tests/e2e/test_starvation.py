@@ -8,17 +8,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import grpc
+import psutil
 import pytest
 from google.protobuf.field_mask_pb2 import FieldMask
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tessera.benchmarks.service.fleet import Fleet
-from tessera.benchmarks.service.forwarding import forward_from
-from tessera.benchmarks.service.hostile.attacks import FAIR_OBJECTIVE
-from tessera.benchmarks.service.hostile.monitor import read_thread_seconds
-from tessera.benchmarks.service.hostile.requests import GPU_TYPE, cell_of, cluster_name, small_job
-from tessera.benchmarks.service.hostile.unread import STREAM_COUNT, WATCH
-from tessera.benchmarks.service.hostile.wire import UnreadConnection
 from tessera.estimator.samples import sample_profiles
 from tessera.service.cli.demo.drive import CLUSTER, PARENT, add_estimates, make_cluster, submit_jobs
 from tessera.service.cli.demo.stack import CHANNEL_OPTIONS, Stack, run_stack
@@ -33,8 +28,11 @@ from tessera.v1 import (
     scheduler_pb2_grpc,
 )
 from tests.support.database import a_database
+from tests.support.forwarding import forward_from
 from tests.support.patience import PATIENCE_S
+from tests.support.sample_requests import GPU_TYPE, cell_of, cluster_name, small_job
 from tests.support.system import until
+from tests.support.unread_connections import UnreadConnection
 
 JOBS = 800
 """Jobs of the crowded cluster. CP-SAT proves no answer of its rounds within minutes."""
@@ -43,6 +41,10 @@ HOSTILE_CALLS = 8
 """Concurrent dry runs, which are more than the threads for rounds."""
 
 AN_HOUR_S = 3600.0
+
+FAIR_OBJECTIVE = (
+    "max-min within 5% then finish-time-fairness within 1% then makespan then throughput"
+)
 
 
 ENDLESS = (
@@ -56,6 +58,11 @@ ENDLESS = (
 OTHER = "other"
 
 UNREAD_WATCHES = 200
+
+STREAM_COUNT = 100
+"""The number of streams on one connection."""
+
+WATCH = "/tessera.v1.Jobs/WatchJob"
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +138,9 @@ class EndlessDryRuns:
         return sum(not call.done() for call in self._calls)
 
     def _used_s(self) -> float:
-        return sum(read_thread_seconds(self._pid).values())
+        server = psutil.Process(self._pid)
+        processes = (server, *server.children(recursive=True))
+        return sum(sum(process.cpu_times()[:2]) for process in processes)
 
     def _ask(self, k: int) -> Any:
         request = scheduler_pb2.ScheduleRequest(

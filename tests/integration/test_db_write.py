@@ -15,14 +15,6 @@ import pytest
 import sqlalchemy as sa
 
 from tessera.db.engine import Database, connect_database, sqlalchemy_url
-from tessera.db.invariants import (
-    INVARIANTS,
-    count_long_transactions,
-    count_lost_jobs,
-    find_broken_rules,
-    load_epochs,
-    load_silence_s,
-)
 from tessera.db.migrate import MigratedDatabase
 from tessera.db.notify import EVERY_CLUSTER, Listener
 from tessera.db.revision import head_revision
@@ -44,6 +36,10 @@ from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.records.reservations import ReservationSpec
 from tessera.formulation.records.store import Request
 from tessera.formulation.values import GpuType, Workload
+from tests.support.invariants import (
+    INVARIANTS,
+    find_broken_rules,
+)
 from tests.support.launches import WHOLE_LAUNCH
 from tests.support.logged import logged_lines
 from tests.support.patience import PATIENCE_S
@@ -278,8 +274,6 @@ def test_data_without_broken_rules_is_reported_as_sound(
     busy: PostgresStore, database: Database
 ) -> None:
     assert find_broken_rules(database) == []
-    assert load_epochs(database)[C] == 1
-    assert count_lost_jobs(database, C) == 0
 
 
 def test_every_rule_has_a_test_case() -> None:
@@ -290,29 +284,6 @@ def test_every_rule_has_a_test_case() -> None:
 def test_a_broken_rule_is_found(busy: PostgresStore, database: Database, rule: str) -> None:
     execute(database, BREAKS[rule])
     assert any(found.startswith(rule) for found in find_broken_rules(database))
-
-
-def test_the_silence_of_each_agent_is_loaded(busy: PostgresStore, database: Database) -> None:
-    execute(
-        database,
-        "UPDATE agents SET heard_at = now() - interval '1 hour' WHERE name = 'agent-h100-0'",
-    )
-    silence_s = load_silence_s(database, C)
-    assert silence_s.keys() == {"agent-a100-0", "agent-h100-0"}
-    assert silence_s["agent-h100-0"] >= 3600.0 > silence_s["agent-a100-0"]
-
-
-def test_jobs_lost_with_a_silent_node_are_counted(busy: PostgresStore, database: Database) -> None:
-    execute(database, "UPDATE agents SET heard_at = now() - interval '1 hour'")
-    assert busy.expire(C) == ["busy"]
-    assert count_lost_jobs(database, C) == 1
-
-
-def test_a_transaction_that_stays_open_is_counted(database: Database) -> None:
-    assert count_long_transactions(database, 0.0) == 0
-    with database.engine.begin() as connection:
-        connection.exec_driver_sql("SELECT 1")
-        assert count_long_transactions(database, 0.0) == 1
 
 
 def update_job(store: PostgresStore, spec: JobSpec, *fields: str) -> None:

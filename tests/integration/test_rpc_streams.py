@@ -18,7 +18,6 @@ import pytest
 import sqlalchemy as sa
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tessera.benchmarks.service.hostile.wire import UnreadConnection
 from tessera.db.engine import Database
 from tessera.db.store import PostgresStore
 from tessera.formulation.errors import NotAllowed, NotFound, NotMigrated, Unavailable
@@ -44,6 +43,7 @@ from tests.support.logged import logged_lines
 from tests.support.patience import PATIENCE_S
 from tests.support.rpc import error_details, serving
 from tests.support.stored_cluster import BERT, C, a_cluster
+from tests.support.unread_connections import UnreadConnection
 
 
 async def _no_thread(work: Any, *args: Any) -> Any:

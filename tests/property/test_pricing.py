@@ -10,14 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from tessera.benchmarks.rounds.bench_fuzz import answer_faults
-from tessera.benchmarks.rounds.fuzzing import (
-    KINDS,
-    TooLarge,
-    draw_prices,
-    draw_problem,
-    dynamic_optimum,
-)
 from tessera.benchmarks.rounds.instances import FAMILIES, churn_round, make_instance
 from tessera.formulation.check import find_violations
 from tessera.formulation.policy import Policy
@@ -40,6 +32,14 @@ from tessera.solvers.registry import make_solver, solver_names
 from tessera.solvers.relaxation import Relaxation
 from tests.support.builders import a_random_problem
 from tests.support.laws import examples
+from tests.support.odd_problems import (
+    KINDS,
+    TooLarge,
+    answer_faults,
+    draw_prices,
+    draw_problem,
+    dynamic_optimum,
+)
 from tests.support.problems import are_equal, brute_force, problems
 
 OURS = tuple(name for name in ("pricing", "portfolio") if name in solver_names())

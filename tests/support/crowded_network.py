@@ -8,7 +8,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from tessera.benchmarks.network.families import family_traffic
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.network.facts import Traffics
 from tessera.formulation.network.traffic import CellTraffic, intern_traffic
@@ -18,6 +17,7 @@ from tessera.formulation.topologies import document
 from tessera.formulation.topologies.described import DescribedTopology
 from tessera.formulation.topologies.topology import Topology
 from tessera.formulation.values import GpuType, Hold, Workload
+from tests.support.network_families import family_traffic
 from tests.support.occupancy import Occupancy, first_fit
 
 GPU_TYPE: Final = "a100-80"

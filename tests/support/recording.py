@@ -16,8 +16,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from tessera.benchmarks.network.families import family_traffic
-from tessera.benchmarks.rounds.fuzzed_rounds import draw_round
 from tessera.formulation.codec import decode, encode
 from tessera.formulation.network.facts import Traffics
 from tessera.formulation.network.outcome import NetworkOutcome
@@ -35,6 +33,8 @@ from tessera.solvers.rounds.plan import RoundOutcome, plan_round
 from tessera.solvers.schedulers.registry import scheduler_names as scheduler_names
 from tessera.solvers.schedulers.registry import scheduler_of
 from tests.support.crowded_network import crowd_network
+from tests.support.network_families import family_traffic
+from tests.support.random_rounds import draw_round
 from tests.support.worlds import COSTLY, StoppedClock, a_random_scenario
 
 FOLDER: Final = Path(__file__).parent.parent / "replays"

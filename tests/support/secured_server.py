@@ -17,7 +17,6 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc import StatusCode
 from grpc.aio import Metadata
 
-from tessera.benchmarks.service.hostile.requests import sample_requests
 from tessera.client import ChannelSettings, open_async_channel, open_channel
 from tessera.db.access_store import PostgresAccessStore
 from tessera.db.engine import Database
@@ -31,6 +30,7 @@ from tests.support.database import digest_tables
 from tests.support.methods import all_methods
 from tests.support.patience import PATIENCE_S
 from tests.support.running_server import settings
+from tests.support.sample_requests import sample_requests
 
 PLACE = "clusters/main"
 OWN, FOREIGN = "azure", "crimson"

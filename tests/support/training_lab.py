@@ -12,7 +12,6 @@ from typing import Any
 
 from tessera.db import embedded
 from tessera.db.engine import connect_database
-from tessera.db.invariants import find_broken_rules
 from tessera.formulation.launch import LaunchSpec
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
@@ -21,6 +20,7 @@ from tessera.formulation.values import Cell, EstimateSource
 from tessera.service.cli.demo.stack import Stack, run_stack
 from tessera.service.rpc.convert import estimate_to_proto, job_spec_to_proto
 from tessera.v1 import clusters_pb2, estimates_pb2, jobs_pb2
+from tests.support.invariants import find_broken_rules
 from tests.support.programs import own_user
 from tests.support.system import Agent, Lab, User, kill_postgres, until, workload
 

@@ -284,7 +284,14 @@ def scheduler_requests() -> Requests:
         "ReplayRound": [scheduler_pb2.ReplayRoundRequest(name=f"{C}/rounds/1", with_snapshot=True)],
         "WhatIf": [
             scheduler_pb2.WhatIfRequest(
-                parent=C, needed_weight=what_if_pb2.NeededWeightQuestion(job=JOB)
+                parent=C,
+                hypothesis=scheduler_pb2.Hypothesis(
+                    changes=[
+                        what_if_pb2.HypotheticalChange(
+                            job_changed=what_if_pb2.JobChange(job=JOB, weight=2.0)
+                        )
+                    ]
+                ),
             )
         ],
         "VerifyRound": [scheduler_pb2.VerifyRoundRequest(name=f"{C}/rounds/1", with_document=True)],

@@ -20,11 +20,10 @@ from tessera.service.agent.network.commands import runner_inside
 from tessera.service.agent.network.dcb import DcbBackend
 from tessera.service.agent.network.devices import forced_traffic_classes
 from tessera.service.agent.network.launch import LaunchSettings, marking_environment
-from tessera.service.agent.network.mlnx import MlnxQosBackend
 from tessera.service.agent.network.node import NodeNetwork
 from tessera.service.agent.network.tc import TcBackend
 
-BACKENDS = ("none", "dcb", "mlnx_qos", "tc")
+BACKENDS = ("none", "dcb", "tc")
 EXIT_INVALID = 2
 
 
@@ -72,8 +71,6 @@ def make_backends(options: argparse.Namespace, *, dry_run: bool) -> list[Backend
         raise InvalidInput("--interface", "name at least one interface for this back end")
     if kind == "dcb":
         return [DcbBackend(name, run=run, dry_run=dry_run) for name in options.interface]
-    if kind == "mlnx_qos":
-        return [MlnxQosBackend(name, run=run, dry_run=dry_run) for name in options.interface]
     return [
         TcBackend(
             name,

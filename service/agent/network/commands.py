@@ -46,7 +46,7 @@ def run_command(argv: Sequence[str]) -> str:
         )
     except FileNotFoundError as error:
         raise Unavailable(
-            f"`{command}`: {argv[0]} is not installed; it is part of {_package(argv[0])}"
+            f"`{command}`: {argv[0]} is not installed; it is part of iproute2"
         ) from error
     except subprocess.TimeoutExpired as error:
         raise Unavailable(f"`{command}` did not end within {PATIENCE_S:g} s") from error
@@ -70,7 +70,3 @@ def runner_inside(netns: str) -> RunCommand:
 
 def _advice(said: str) -> str:
     return next((f"; {advice}" for words, advice in _ADVICE if words in said), "")
-
-
-def _package(program: str) -> str:
-    return "mlnx-tools (or MLNX_OFED)" if program == "mlnx_qos" else "iproute2"

@@ -7,11 +7,9 @@ import uuid
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from tessera.formulation.codec import decode
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
-from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.values import GpuType
 from tessera.service.cli.demo.stack import Stack
 from tessera.service.rpc.convert import estimate_to_proto, job_spec_to_proto
@@ -103,20 +101,6 @@ def replay_round(stack: Stack, name: str, **options: object) -> scheduler_pb2.Ro
         summary_only=True,
     )
     return stack.scheduler.ReplayRound(request, timeout=120).round
-
-
-def snapshot_of(stack: Stack, name: str) -> Snapshot:
-    """Return the snapshot that a stored round decided on."""
-    request = scheduler_pb2.ReplayRoundRequest(
-        name=name,
-        options=scheduler_pb2.RoundOptions(solver="greedy"),
-        summary_only=True,
-        with_snapshot=True,
-    )
-    snapshot = decode(stack.scheduler.ReplayRound(request, timeout=120).snapshot)
-    if not isinstance(snapshot, Snapshot):
-        raise TypeError(f"{name} has no snapshot")
-    return snapshot
 
 
 def wait_until_settled(stack: Stack, ended: Sequence[str] = (), limit_s: float = 60.0) -> None:

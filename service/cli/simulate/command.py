@@ -311,9 +311,7 @@ def simulate(
     ] = False,
     report: Annotated[
         Path | None,
-        _option(
-            "Write a report with pictures (HTML and Markdown) to this folder.", file_okay=False
-        ),
+        _option("Write report.html, a page with pictures, to this folder.", file_okay=False),
     ] = None,
     as_json: Annotated[bool, _option("Print one JSON object and nothing else.", "--json")] = False,
 ) -> None:

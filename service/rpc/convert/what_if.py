@@ -1,4 +1,4 @@
-"""Questions about what would happen, and the answers to them."""
+"""The question what would happen, and the answer to it."""
 
 from __future__ import annotations
 
@@ -20,18 +20,13 @@ from tessera.formulation.what_if.records import (
     JobHours,
     JobOffer,
     JobOutlook,
-    NeededWeight,
-    NodeWorth,
     PairedFigure,
     RoundDifference,
-    Rule,
-    RulePrice,
     WhatIfAnswer,
 )
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert import jobs as convert_jobs
 from tessera.service.rpc.convert.estimates import of_cell
-from tessera.service.rpc.convert.explanations import of_step
 from tessera.service.rpc.convert.tenants import to_quotas, to_tenant_id
 from tessera.simulator.what_if.hours import COVERAGE
 from tessera.v1 import estimates_pb2, jobs_pb2
@@ -144,14 +139,6 @@ def _tenant_changed(field: str, cluster: str, message: pb.TenantChange) -> tuple
     return tuple(found)
 
 
-def to_rules(field: str, rules: list[str]) -> tuple[Rule, ...]:
-    """Return rules by name, each once; all of them if none is named."""
-    for rule in rules:
-        if rule not in list(Rule):
-            raise InvalidInput(field, f"has {rule!r}; the rules are {', '.join(Rule)}")
-    return tuple(dict.fromkeys(map(Rule, rules))) or tuple(Rule)
-
-
 def of_answer(
     cluster: str, answer: WhatIfAnswer, identity: Identity, max_jobs: int
 ) -> pb.WhatIfResponse:
@@ -159,17 +146,12 @@ def of_answer(
     message = pb.WhatIfResponse(
         create_time=fields.timestamp_of(answer.created_s),
         offers=[_of_offer(cluster, offer, identity) for offer in answer.offers],
-        node_worths=[_of_worth(cluster, worth) for worth in answer.node_worths],
-        rule_prices=map(_of_price, answer.rule_prices),
+        now=_of_round(cluster, answer.now, identity, max_jobs),
         notes=answer.notes,
     )
-    if answer.now is not None:
-        message.now.CopyFrom(_of_round(cluster, answer.now, identity, max_jobs))
+    if answer.hours is not None:
         hidden = {d.job for d in answer.now.jobs if not identity.sees_tenant(d.tenant)}
-        if answer.hours is not None:
-            message.hours.CopyFrom(_of_hours(cluster, answer.hours, hidden))
-    if answer.needed_weight is not None:
-        message.needed_weight.CopyFrom(_of_needed_weight(cluster, answer.needed_weight))
+        message.hours.CopyFrom(_of_hours(cluster, answer.hours, hidden))
     return message
 
 
@@ -287,38 +269,3 @@ def _of_offer(cluster: str, found: JobOffer, identity: Identity) -> pb.JobOffer:
 
 def _known(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _of_worth(cluster: str, found: NodeWorth) -> pb.NodeWorth:
-    return pb.NodeWorth(
-        gpu_type=found.gpu_type,
-        gpus=found.gpus,
-        price=_known(found.price),
-        objective_change=found.objective_change,
-        effective_gpus_change=found.effective_gpus_change,
-        samples_per_s_change=found.samples_per_s_change,
-        starts=found.starts,
-        unit=found.unit,
-        hours=None if found.hours is None else _of_hours(cluster, found.hours),
-    )
-
-
-def _of_price(found: RulePrice) -> pb.RulePrice:
-    return pb.RulePrice(
-        rule=found.rule,
-        why_free=found.why_free,
-        objective=None if found.why_free else _known(found.objective),
-        unit=found.unit,
-        effective_gpus=found.effective_gpus,
-        samples_per_s=found.samples_per_s,
-        jobs_changed=found.jobs_changed,
-    )
-
-
-def _of_needed_weight(cluster: str, found: NeededWeight) -> pb.NeededWeight:
-    return pb.NeededWeight(
-        job=names.job_name(cluster, found.job),
-        weight=found.weight,
-        step=None if found.step is None else of_step(cluster, found.step),
-        why_none=found.why_none,
-    )

@@ -273,29 +273,6 @@ def _make_step(snapshot: Snapshot, outcome: RoundOutcome, trial: Trial, claim: C
     )
 
 
-def find_needed_weight(
-    snapshot: Snapshot, options: RoundOptions, job: int, outcome: RoundOutcome, plan: PlanRound
-) -> Step | None:
-    """Return the least weight with which a waiting job runs, as a step that a round has shown.
-
-    The arguments are those of ``explain_job``, which tries the same weights. The weight is the least
-    of the ladder's, whose steps are 2 % apart. The result is None if no weight helps.
-
-    Raises:
-        DeadlineTooShort: no time is left to try a weight.
-    """
-    situation = Situation(snapshot=snapshot, options=options, job=job, outcome=outcome)
-    trials, wish = (
-        Trials(snapshot=snapshot, options=options, job=job, plan=plan),
-        Wish(claim=Claim.RUNS),
-    )
-    for ladder in LADDERS[ChangeKind.WEIGHT](situation):
-        trial = trials.find_least(ladder, lambda found: wish.is_met(found.decision))
-        if trial is not None:
-            return _make_step(snapshot, outcome, trial, Claim.RUNS)
-    return None
-
-
 def _rank(value: float) -> float:
     return math.inf if math.isnan(value) else value
 

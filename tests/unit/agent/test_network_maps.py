@@ -48,8 +48,6 @@ from tessera.service.agent.network.map_worker import (
     NetworkMapWorker,
     settings_from_message,
 )
-from tessera.service.agent.network.mlnx import MlnxQosBackend
-from tessera.service.agent.network.mlnx import parse_state as parse_mlnx
 from tessera.service.agent.network.node import NodeNetwork
 from tessera.service.agent.network.scheduling import TransmissionSelection, find_shortcomings
 from tessera.service.agent.network.tc import TcBackend, parse_filters
@@ -63,32 +61,6 @@ from tests.support.agent_fakes import EndlessRuntime, FakeInterface
 from tests.support.agents import a_gang, until
 from tests.support.logged import logged_lines
 from tests.support.rdma import make_rdma_device
-
-TRUSTED = """\
-DCBX mode: OS controlled
-Priority trust state: dscp
-dscp2prio mapping:
-\tprio:0 dscp:07,06,05,04,03,02,01,00,
-\tprio:3 dscp:31,30,29,28,27,25,24,
-\tprio:6 dscp:26,55,54,53,52,51,50,49,
-\tprio:6 dscp:48,
-default priority:
-Receive buffer size (bytes): 130944,130944,0,0,0,0,0,0,
-Cable len: 7
-PFC configuration:
-\tpriority    0   1   2   3   4   5   6   7
-\tenabled     0   0   0   1   0   0   0   0   
-\tbuffer      0   0   0   1   0   0   0   0   
-tc: 0 ratelimit: unlimited, tsa: vendor
-\t priority:  1
-\t priority:  0
-tc: 3 ratelimit: unlimited, tsa: ets, bw: 50%
-\t priority:  3
-\t priority:  6
-"""  # noqa: W291 - as the tool prints it
-
-
-PCP = TRUSTED.replace("state: dscp", "state: pcp")
 
 
 @dataclass
@@ -182,28 +154,20 @@ def test_wrong_output_values_and_tools_are_refused(
         refused()
 
 
-def test_mlnx_qos_output_with_continued_rows_and_shared_classes_is_parsed() -> None:
-    state = parse_mlnx(TRUSTED)
-    assert state.trust == "dscp"
-    assert (state.priorities[26], state.priorities[48], state.priorities[7]) == (6, 6, 0)
-    assert len(state.priorities) == 24
-    assert state.scheduling == TransmissionSelection(
-        class_of={1: 0, 0: 0, 3: 3, 6: 3},
-        algorithm={0: "vendor", 3: "ets"},
-        lossless=frozenset({3}),
-    )
-
-
 def test_nonstrict_shared_or_lossy_priorities_are_reported_with_the_command_that_fixes_them() -> (
     None
 ):
-    findings = MlnxQosBackend("eth1", run=lambda _: TRUSTED).findings()
+    ets = '{"tc_tsa": ["vendor", "vendor", "vendor", "ets"], "prio_tc": [0, 0, 1, 3, 2, 2, 3, 3]}'
+    pfc = '{"prio_pfc": [false, false, false, true, false, false, false, false]}'
+    app = '{"dscp_prio": [[10, 0], [26, 3], [48, 6]]}'
+    answers = {"app": app, "ets": ets, "pfc": pfc}
+    findings = DcbBackend("eth1", run=lambda argv: answers[argv[2]]).findings()
     assert findings[:3] == (
         "eth1: priorities [0, 3, 6] are scheduled by ets, vendor, not strictly",
         "eth1: priorities 3 and 6 share traffic class 3",
         "eth1: priorities [0, 6] have no flow control: RoCE there must tolerate loss",
     )
-    assert "mlnx_qos -i eth1 -p 0,1,2,3,4,5,6,7 -s strict,strict" in findings[3]
+    assert "dcb ets set dev eth1 prio-tc 0:0 1:1" in findings[3]
 
 
 def test_only_strict_ordered_and_lossless_priorities_have_no_shortcomings() -> None:
@@ -220,26 +184,6 @@ def test_only_strict_ordered_and_lossless_priorities_have_no_shortcomings() -> N
     assert find_shortcomings([1, 0, 1], swapped) == [
         "priority 0 is in traffic class 1, which is served before class 0 of priority 1"
     ]
-
-
-def test_an_interface_that_trusts_pcp_counts_as_unmapped_and_is_set_to_dscp_first() -> None:
-    table = MlnxQosBackend("eth1", run=lambda _: PCP)
-    assert table.read() == {}
-    assert table.findings() == ("eth1: trusts pcp, so DSCP tags have no effect yet",)
-    base = ["mlnx_qos", "-i", "eth1"]
-    assert table.commands([a_change(26, None, 3), a_change(27, None, 4)]) == [
-        [*base, "--trust", "dscp"],
-        [*base, "--dscp2prio", "set,26,3", "--dscp2prio", "set,27,4"],
-    ]
-
-
-def test_mlnx_qos_gets_only_the_entries_that_differ_and_other_output_is_refused() -> None:
-    table = MlnxQosBackend("eth1", run=lambda _: TRUSTED)
-    assert table.commands(table.apply({26: 3, 27: 3})) == [
-        ["mlnx_qos", "-i", "eth1", "--dscp2prio", "set,26,3"]
-    ]
-    with pytest.raises(Unavailable, match="no trust state"):
-        parse_mlnx("Interface name is required")
 
 
 def filter_row(protocol: str, value: str, mask: str, flow: str) -> dict[str, object]:

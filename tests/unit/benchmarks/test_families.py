@@ -13,7 +13,6 @@ from tessera.benchmarks.rounds import bench_solve, contest
 from tessera.benchmarks.rounds.contest import ProcessOutcome, SolvedRound
 from tessera.benchmarks.rounds.entries import ContestEntry, draw_round, state_drawn
 from tessera.benchmarks.rounds.families import NAMED_FAMILIES, draw_family
-from tessera.benchmarks.rounds.fuzzing import dynamic_optimum
 from tessera.formulation.check import find_violations
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.policy import Policy
@@ -23,6 +22,7 @@ from tessera.formulation.statement import build_problem
 from tessera.simulator.data import DATA_VARIABLE, MissingData
 from tessera.solvers.base import Budget
 from tessera.solvers.greedy import Greedy
+from tests.support.odd_problems import dynamic_optimum
 
 OF_SNAPSHOTS = ("identical", "odd-counts", "forty-types", "few-large")
 OF_PROBLEMS = ("subset-sum", "inverse", "small-values", "nested-quotas", "three-resources", "mmkp")

@@ -1,20 +1,13 @@
-"""The views of a job's sensitivity curves: tables with bars, JSON and pictures."""
+"""The views of a job's sensitivity curves: tables with bars, and JSON."""
 
 from __future__ import annotations
 
-import builtins
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from tessera.formulation.errors import InvalidInput
 from tessera.formulation.values import Workload
-from tessera.service.cli import curves, main
-from tessera.service.cli.curvepicture import draw_curves
 from tessera.service.cli.curveview import CurveOf, curve_parts, draw_bar
 from tessera.service.cli.render import show_parts
 from tessera.v1 import estimates_pb2
@@ -126,35 +119,3 @@ def test_a_bar_shows_the_rate_the_best_rate_and_the_guaranteed_one(
     assert draw_bar(50.0, 50.0, 75.0, 100.0) == "#" * 16 + " " * 7 + "|"
     assert draw_bar(100.0, 100.0, 50.0, 100.0) == "#" * 15 + "|" + "#" * 16
     assert draw_bar(0.0, 0.0, 200.0, 100.0) == ""
-
-
-def test_a_picture_is_drawn_into_a_file_that_can_be_written(tmp_path: Path) -> None:
-    for suffix, head in (("svg", b"<?xml"), ("png", b"\x89PNG")):
-        file = tmp_path / f"j.{suffix}"
-        draw_curves(file, some_curves(requested_gpu_type="$x_1$"), None)
-        assert file.read_bytes().startswith(head)
-    found = some_curves()
-    found.types[0].ClearField("cpus")
-    with pytest.raises(InvalidInput, match="curve of cpus is not known"):
-        draw_curves(tmp_path / "j.svg", found, CurveOf.CPUS)
-    with pytest.raises(InvalidInput, match="No such file or directory"):
-        draw_curves(tmp_path / "no" / "j.svg", found, None)
-
-
-def test_a_picture_without_the_library_names_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *rest: Any) -> Any:
-        if name.startswith("matplotlib"):
-            raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
-        return real(name, *rest)
-
-    monkeypatch.delitem(sys.modules, curves._PICTURE)
-    monkeypatch.setattr(builtins, "__import__", without)
-    result = CliRunner().invoke(main.app, ["curve", "j", "--picture", "j.svg"])
-
-    assert result.exit_code == 1
-    assert "`--picture` needs matplotlib" in result.stderr
-    assert "[server]" in result.stderr

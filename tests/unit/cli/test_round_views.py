@@ -240,28 +240,6 @@ def test_an_added_job_is_shown_with_its_price_and_the_jobs_that_it_displaces(
     assert "old would stop; 2 jobs of other tenants would stop or run more slowly" in text
 
 
-def test_worths_prices_and_a_needed_weight_are_shown(shown: Callable[..., str]) -> None:
-    change = jobs_pb2.StepChange(code="WEIGHT", amount=1.11)
-    worth = what_if_pb2.NodeWorth(gpu_type="a100", gpus=8, effective_gpus_change=5.0, price=2.5)
-    answer = what_if_pb2.WhatIfResponse(
-        node_worths=[worth],
-        rule_prices=[
-            what_if_pb2.RulePrice(rule="kept-requests", objective=3.0, unit="GPUs"),
-            what_if_pb2.RulePrice(rule="deadlines", why_free="no job has a deadline"),
-        ],
-        needed_weight=what_if_pb2.NeededWeight(
-            job=f"{JOBS}/weak",
-            weight=1.0,
-            step=jobs_pb2.NextStep(message="raise it", changes=[change]),
-        ),
-    )
-    text = shown(show_answer, answer)
-    assert "8 x a100 +5 0 +0 2.5" in text
-    assert "kept-requests +0 +0 +3 GPUs 0" in text
-    assert "deadlines no job has a deadline" in text
-    assert "A weight of 1.11 would do, instead of 1. raise it" in text
-
-
 def test_the_effect_of_a_change_on_its_job_is_one_sentence() -> None:
     assert describe_effect(an_answer(), f"{JOBS}/weak") == (
         "the next round: the job gets 8 x a100, pp 2; without the change it waits (OUTPRICED); it"

@@ -1,4 +1,4 @@
-"""Baseline solvers solve the same problem correctly, and the benchmark and the fuzzer detect faults."""
+"""Baseline solvers solve the same problem correctly, and the benchmark and laws detect faults."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ import numpy as np
 import pytest
 
 from tessera.benchmarks.rounds import contest
-from tessera.benchmarks.rounds.bench_fuzz import answer_faults
 from tessera.benchmarks.rounds.contest import ProcessOutcome, SolvedRound
 from tessera.benchmarks.rounds.entries import ContestEntry
-from tessera.benchmarks.rounds.fuzzing import KINDS, TooLarge, draw_problem, dynamic_optimum
 from tessera.benchmarks.rounds.instances import make_instance
 from tessera.benchmarks.rounds.rivals import seconds_to_reach
 from tessera.formulation.check import find_violations
@@ -30,6 +28,13 @@ from tessera.solvers.baselines.pop import Pop, part_of
 from tessera.solvers.baselines.stock import StockCpSat
 from tests.support import problems as support
 from tests.support.laws import scaled
+from tests.support.odd_problems import (
+    KINDS,
+    TooLarge,
+    answer_faults,
+    draw_problem,
+    dynamic_optimum,
+)
 
 ALWAYS = Budget(remaining_s=lambda: math.inf, gap=0.0)
 EXPIRED = Budget(remaining_s=lambda: 0.0)
@@ -96,7 +101,7 @@ def test_stock_cp_sat_reports_each_better_answer() -> None:
     assert values[-1] == solution.objective
 
 
-# the dynamic program that judges answers, and the fuzzer's verdicts
+# the dynamic program that judges answers, and the verdicts of laws
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -119,7 +124,7 @@ def test_the_dynamic_program_counts_waiting_jobs() -> None:
     assert dynamic_optimum(both_count) == -2
 
 
-def test_the_fuzzer_detects_wrong_answers() -> None:
+def test_wrong_answers_are_detected() -> None:
     problem = support.a_problem([[(5, {0: 3})], [(4, {0: 3})]], [3])
     right = make_solution(problem, np.array([0, -1]), bound=5, solver="me")
     second = make_solution(problem, np.array([-1, 1]), bound=5, solver="me")

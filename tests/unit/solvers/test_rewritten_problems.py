@@ -14,8 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera import solvers
-from tessera.benchmarks.rounds.fuzzing import draw_problem as fuzzed_problem
-from tessera.benchmarks.rounds.fuzzing import dynamic_optimum
 from tessera.formulation.certificate_check import check_certificate
 from tessera.formulation.check import find_violations
 from tessera.formulation.draft import RowUse
@@ -39,6 +37,8 @@ from tessera.solvers.registry import make_solver
 from tessera.solvers.simplify import simplify
 from tests.support.goals import every_answer
 from tests.support.laws import examples
+from tests.support.odd_problems import draw_problem as draw_odd_problem
+from tests.support.odd_problems import dynamic_optimum
 from tests.support.problems import a_problem, brute_force, problems
 from tests.support.proofs import a_random_certificate, a_random_problem
 
@@ -210,7 +210,7 @@ def solver_classes() -> list[type[Any]]:
 @pytest.mark.parametrize("cls", solver_classes(), ids=lambda cls: cls.__name__)
 @pytest.mark.parametrize("seed", range(8))
 def test_an_unwrapped_solver_counts_waiting_jobs(cls: type[Any], seed: int) -> None:
-    problem = fuzzed_problem(np.random.default_rng(seed), "counts who waits")
+    problem = draw_odd_problem(np.random.default_rng(seed), "counts who waits")
     best = dynamic_optimum(problem)
     solution = cls().solve(problem, EXACT)
 

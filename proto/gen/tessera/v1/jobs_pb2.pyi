@@ -210,9 +210,9 @@ class Job(_message.Message):
     max_gpus: _builtins.int
     plan: _builtins.str
     """The execution plan that the job runs by, on the GPUs that it requests. Empty: rounds choose its
-    plans. In requests it is Tessera's JSON, or arguments of Megatron-LM, TOML of torchtitan or JSON
-    of DeepSpeed if the service knows the model. In answers it is the canonical JSON. The plan is
-    priced on each GPU type, like the plans that the service finds.
+    plans. In requests it is Tessera's JSON, or a command of Megatron-LM if the service knows the
+    model. In answers it is the canonical JSON. The plan is priced on each GPU type, like the plans
+    that the service finds.
     """
     plan_first: _builtins.bool
     """Whether only the first start must use the stated plan. Later rounds may then choose another one."""

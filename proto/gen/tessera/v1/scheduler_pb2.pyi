@@ -1241,9 +1241,6 @@ class WhatIfRequest(_message.Message):
 
     PARENT_FIELD_NUMBER: _builtins.int
     HYPOTHESIS_FIELD_NUMBER: _builtins.int
-    NODE_WORTH_FIELD_NUMBER: _builtins.int
-    RULE_PRICES_FIELD_NUMBER: _builtins.int
-    NEEDED_WEIGHT_FIELD_NUMBER: _builtins.int
     HORIZON_FIELD_NUMBER: _builtins.int
     FUTURES_FIELD_NUMBER: _builtins.int
     MAX_JOBS_FIELD_NUMBER: _builtins.int
@@ -1258,35 +1255,22 @@ class WhatIfRequest(_message.Message):
     @_builtins.property
     def hypothesis(self) -> Global___Hypothesis: ...
     @_builtins.property
-    def node_worth(self) -> _what_if_pb2.NodeWorthQuestion: ...
-    @_builtins.property
-    def rule_prices(self) -> _what_if_pb2.RulePriceQuestion: ...
-    @_builtins.property
-    def needed_weight(self) -> _what_if_pb2.NeededWeightQuestion: ...
-    @_builtins.property
     def horizon(self) -> _duration_pb2.Duration:
-        """The time over which futures are followed, up to 7 days. Unset or 0: the next round only. Rule
-        prices and needed weights have none.
-        """
+        """The time over which futures are followed, up to 7 days. Unset or 0: the next round only."""
 
     def __init__(
         self,
         *,
         parent: _builtins.str = ...,
         hypothesis: Global___Hypothesis | None = ...,
-        node_worth: _what_if_pb2.NodeWorthQuestion | None = ...,
-        rule_prices: _what_if_pb2.RulePriceQuestion | None = ...,
-        needed_weight: _what_if_pb2.NeededWeightQuestion | None = ...,
         horizon: _duration_pb2.Duration | None = ...,
         futures: _builtins.int = ...,
         max_jobs: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["horizon", b"horizon", "hypothesis", b"hypothesis", "needed_weight", b"needed_weight", "node_worth", b"node_worth", "question", b"question", "rule_prices", b"rule_prices"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["horizon", b"horizon", "hypothesis", b"hypothesis"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["futures", b"futures", "horizon", b"horizon", "hypothesis", b"hypothesis", "max_jobs", b"max_jobs", "needed_weight", b"needed_weight", "node_worth", b"node_worth", "parent", b"parent", "question", b"question", "rule_prices", b"rule_prices"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["futures", b"futures", "horizon", b"horizon", "hypothesis", b"hypothesis", "max_jobs", b"max_jobs", "parent", b"parent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_question: _TypeAlias = _typing.Literal["hypothesis", "node_worth", "rule_prices", "needed_weight"]  # noqa: Y015
-    _WhichOneofArgType_question: _TypeAlias = _typing.Literal["question", b"question"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_question) -> _WhichOneofReturnType_question | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WhatIfRequest: _TypeAlias = WhatIfRequest  # noqa: Y015

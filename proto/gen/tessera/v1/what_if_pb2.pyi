@@ -220,71 +220,6 @@ class TenantChange(_message.Message):
 Global___TenantChange: _TypeAlias = TenantChange  # noqa: Y015
 
 @_typing.final
-class NodeWorthQuestion(_message.Message):
-    """The question what one more node of each GPU type is worth."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___NodeWorthQuestion: _TypeAlias = NodeWorthQuestion  # noqa: Y015
-
-@_typing.final
-class RulePriceQuestion(_message.Message):
-    """The question what rules of rounds cost."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    RULES_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def rules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The rules: "kept-requests", "promised-starts", "change-spacing", "guarantees", "deadlines" and
-        "fairness". Default (none): all.
-        """
-
-    def __init__(
-        self,
-        *,
-        rules: _abc.Iterable[_builtins.str] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["rules", b"rules"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___RulePriceQuestion: _TypeAlias = RulePriceQuestion  # noqa: Y015
-
-@_typing.final
-class NeededWeightQuestion(_message.Message):
-    """The question with which weight a waiting job would run now."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    JOB_FIELD_NUMBER: _builtins.int
-    job: _builtins.str
-    """"clusters/{cluster}/jobs/{job}" """
-    def __init__(
-        self,
-        *,
-        job: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___NeededWeightQuestion: _TypeAlias = NeededWeightQuestion  # noqa: Y015
-
-@_typing.final
 class JobOutlook(_message.Message):
     """The decision of the next round on a job."""
 
@@ -754,141 +689,6 @@ class JobOffer(_message.Message):
 Global___JobOffer: _TypeAlias = JobOffer  # noqa: Y015
 
 @_typing.final
-class NodeWorth(_message.Message):
-    """What one more node of a GPU type is worth."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    GPU_TYPE_FIELD_NUMBER: _builtins.int
-    GPUS_FIELD_NUMBER: _builtins.int
-    PRICE_FIELD_NUMBER: _builtins.int
-    OBJECTIVE_CHANGE_FIELD_NUMBER: _builtins.int
-    EFFECTIVE_GPUS_CHANGE_FIELD_NUMBER: _builtins.int
-    SAMPLES_PER_S_CHANGE_FIELD_NUMBER: _builtins.int
-    STARTS_FIELD_NUMBER: _builtins.int
-    UNIT_FIELD_NUMBER: _builtins.int
-    HOURS_FIELD_NUMBER: _builtins.int
-    gpu_type: _builtins.str
-    gpus: _builtins.int
-    """The GPUs of the node, as many as the type's largest has."""
-    price: _builtins.float
-    """The shadow price of as many GPUs in the next round, in `unit`. Unset if no prices are known. It
-    holds for a small addition, and a node may be worth more or less.
-    """
-    objective_change: _builtins.float
-    """The changes of the next round with the node."""
-    effective_gpus_change: _builtins.float
-    samples_per_s_change: _builtins.float
-    starts: _builtins.int
-    unit: _builtins.str
-    @_builtins.property
-    def hours(self) -> Global___HoursDifference:
-        """What the node changes over the next hours."""
-
-    def __init__(
-        self,
-        *,
-        gpu_type: _builtins.str = ...,
-        gpus: _builtins.int = ...,
-        price: _builtins.float | None = ...,
-        objective_change: _builtins.float = ...,
-        effective_gpus_change: _builtins.float = ...,
-        samples_per_s_change: _builtins.float = ...,
-        starts: _builtins.int = ...,
-        unit: _builtins.str = ...,
-        hours: Global___HoursDifference | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_price", b"_price", "hours", b"hours", "price", b"price"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_price", b"_price", "effective_gpus_change", b"effective_gpus_change", "gpu_type", b"gpu_type", "gpus", b"gpus", "hours", b"hours", "objective_change", b"objective_change", "price", b"price", "samples_per_s_change", b"samples_per_s_change", "starts", b"starts", "unit", b"unit"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__price: _TypeAlias = _typing.Literal["price"]  # noqa: Y015
-    _WhichOneofArgType__price: _TypeAlias = _typing.Literal["_price", b"_price"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__price) -> _WhichOneofReturnType__price | None: ...
-
-Global___NodeWorth: _TypeAlias = NodeWorth  # noqa: Y015
-
-@_typing.final
-class RulePrice(_message.Message):
-    """The cost of a rule in the next round: the round without it, less the round with it."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    RULE_FIELD_NUMBER: _builtins.int
-    WHY_FREE_FIELD_NUMBER: _builtins.int
-    OBJECTIVE_FIELD_NUMBER: _builtins.int
-    UNIT_FIELD_NUMBER: _builtins.int
-    EFFECTIVE_GPUS_FIELD_NUMBER: _builtins.int
-    SAMPLES_PER_S_FIELD_NUMBER: _builtins.int
-    JOBS_CHANGED_FIELD_NUMBER: _builtins.int
-    rule: _builtins.str
-    why_free: _builtins.str
-    """Why the rule binds nothing. Empty if it is in force."""
-    objective: _builtins.float
-    """In `unit`. Unset if the rule is the objective itself."""
-    unit: _builtins.str
-    effective_gpus: _builtins.float
-    samples_per_s: _builtins.float
-    jobs_changed: _builtins.int
-    """The number of jobs on which the two rounds differ."""
-    def __init__(
-        self,
-        *,
-        rule: _builtins.str = ...,
-        why_free: _builtins.str = ...,
-        objective: _builtins.float | None = ...,
-        unit: _builtins.str = ...,
-        effective_gpus: _builtins.float = ...,
-        samples_per_s: _builtins.float = ...,
-        jobs_changed: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_objective", b"_objective", "objective", b"objective"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_objective", b"_objective", "effective_gpus", b"effective_gpus", "jobs_changed", b"jobs_changed", "objective", b"objective", "rule", b"rule", "samples_per_s", b"samples_per_s", "unit", b"unit", "why_free", b"why_free"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__objective: _TypeAlias = _typing.Literal["objective"]  # noqa: Y015
-    _WhichOneofArgType__objective: _TypeAlias = _typing.Literal["_objective", b"_objective"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__objective) -> _WhichOneofReturnType__objective | None: ...
-
-Global___RulePrice: _TypeAlias = RulePrice  # noqa: Y015
-
-@_typing.final
-class NeededWeight(_message.Message):
-    """The least weight with which a waiting job runs now, which a round has shown."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    JOB_FIELD_NUMBER: _builtins.int
-    WEIGHT_FIELD_NUMBER: _builtins.int
-    STEP_FIELD_NUMBER: _builtins.int
-    WHY_NONE_FIELD_NUMBER: _builtins.int
-    job: _builtins.str
-    """"clusters/{cluster}/jobs/{job}" """
-    weight: _builtins.float
-    """The present weight."""
-    why_none: _builtins.str
-    """Why there is no step."""
-    @_builtins.property
-    def step(self) -> _jobs_pb2.NextStep:
-        """The step. Its change has the needed weight. Unset if no weight helps."""
-
-    def __init__(
-        self,
-        *,
-        job: _builtins.str = ...,
-        weight: _builtins.float = ...,
-        step: _jobs_pb2.NextStep | None = ...,
-        why_none: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["step", b"step"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "step", b"step", "weight", b"weight", "why_none", b"why_none"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___NeededWeight: _TypeAlias = NeededWeight  # noqa: Y015
-
-@_typing.final
 class WhatIfResponse(_message.Message):
     """The answer to a question, on the state of `create_time`. Nothing of it is stored."""
 
@@ -898,15 +698,12 @@ class WhatIfResponse(_message.Message):
     NOW_FIELD_NUMBER: _builtins.int
     HOURS_FIELD_NUMBER: _builtins.int
     OFFERS_FIELD_NUMBER: _builtins.int
-    NODE_WORTHS_FIELD_NUMBER: _builtins.int
-    RULE_PRICES_FIELD_NUMBER: _builtins.int
-    NEEDED_WEIGHT_FIELD_NUMBER: _builtins.int
     NOTES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
     def now(self) -> Global___RoundDifference:
-        """The answer to a hypothesis: now, and over the next hours."""
+        """What the changes do: now, and over the next hours."""
 
     @_builtins.property
     def hours(self) -> Global___HoursDifference: ...
@@ -914,14 +711,6 @@ class WhatIfResponse(_message.Message):
     def offers(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobOffer]:
         """The Cells of added jobs."""
 
-    @_builtins.property
-    def node_worths(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeWorth]:
-        """The answers to the other questions."""
-
-    @_builtins.property
-    def rule_prices(self) -> _containers.RepeatedCompositeFieldContainer[Global___RulePrice]: ...
-    @_builtins.property
-    def needed_weight(self) -> Global___NeededWeight: ...
     @_builtins.property
     def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What the answer leaves out, and why, with what to do about it."""
@@ -933,14 +722,11 @@ class WhatIfResponse(_message.Message):
         now: Global___RoundDifference | None = ...,
         hours: Global___HoursDifference | None = ...,
         offers: _abc.Iterable[Global___JobOffer] | None = ...,
-        node_worths: _abc.Iterable[Global___NodeWorth] | None = ...,
-        rule_prices: _abc.Iterable[Global___RulePrice] | None = ...,
-        needed_weight: Global___NeededWeight | None = ...,
         notes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "hours", b"hours", "needed_weight", b"needed_weight", "now", b"now"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "hours", b"hours", "now", b"now"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "hours", b"hours", "needed_weight", b"needed_weight", "node_worths", b"node_worths", "notes", b"notes", "now", b"now", "offers", b"offers", "rule_prices", b"rule_prices"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "hours", b"hours", "notes", b"notes", "now", b"now", "offers", b"offers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

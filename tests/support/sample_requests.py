@@ -5,7 +5,6 @@ from __future__ import annotations
 import uuid
 from typing import Final
 
-from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -24,23 +23,7 @@ from tessera.v1 import (
     what_if_pb2,
 )
 
-ATTACKED_CLUSTER: Final = "attacked"
-"""The cluster of the hostile callers, with a real agent."""
-NEIGHBOUR_CLUSTER: Final = "neighbour"
-"""The cluster of the well-behaved caller, with a real agent."""
-CROWDED_CLUSTER: Final = "bench"  # the cluster of tessera.service.cli.demo.drive
-"""A cluster with enough GPUs and jobs to make its rounds expensive."""
-FLOODED_CLUSTER: Final = "flooded"
-"""The cluster in which attackers create large numbers of resources."""
-
 GPU_TYPE: Final = "a40"
-STEADY_JOB: Final = "steady-0"
-"""A job of the attacked cluster that runs throughout."""
-
-
-def path_of(method: MethodDescriptor) -> str:
-    """Return the path of a method, e.g. ``/tessera.v1.Jobs/GetJob``."""
-    return f"/{method.containing_service.full_name}/{method.name}"
 
 
 def cluster_name(cluster: str) -> str:
@@ -75,7 +58,7 @@ def cell_of(gpus: int) -> estimates_pb2.CellEstimate:
     )
 
 
-def sample_requests(cluster: str = ATTACKED_CLUSTER, job: str = STEADY_JOB) -> dict[str, Message]:
+def sample_requests(cluster: str, job: str) -> dict[str, Message]:
     """Return a request for each method without streams, by path. No request stops the job."""
     place = cluster_name(cluster)
     jobs, estimates, scheduler = "Jobs", "Estimates", "Scheduler"
@@ -83,6 +66,8 @@ def sample_requests(cluster: str = ATTACKED_CLUSTER, job: str = STEADY_JOB) -> d
     gpu_type = clusters_pb2.GpuType(name=GPU_TYPE, memory_bytes=48 << 30)
     node = clusters_pb2.Node(name=f"{place}/nodes/spare", gpu_type=GPU_TYPE, gpus=1)
     tenant = tenants_pb2.Tenant(name=f"{place}/tenants/t", weight=1.0)
+    heavier = what_if_pb2.JobChange(job=job_name, weight=2.0)
+    change = what_if_pb2.HypotheticalChange(job_changed=heavier)
     layer = estimates_pb2.LayerProfile(
         kind="k",
         layers=1,
@@ -247,7 +232,7 @@ def sample_requests(cluster: str = ATTACKED_CLUSTER, job: str = STEADY_JOB) -> d
         (scheduler, "GetRound"): scheduler_pb2.GetRoundRequest(name=f"{place}/rounds/1"),
         (scheduler, "ListRounds"): scheduler_pb2.ListRoundsRequest(parent=place, page_size=100),
         (scheduler, "WhatIf"): scheduler_pb2.WhatIfRequest(
-            parent=place, needed_weight=what_if_pb2.NeededWeightQuestion(job=job_name)
+            parent=place, hypothesis=scheduler_pb2.Hypothesis(changes=[change])
         ),
         (scheduler, "ReplayRound"): scheduler_pb2.ReplayRoundRequest(name=f"{place}/rounds/1"),
         (scheduler, "VerifyRound"): scheduler_pb2.VerifyRoundRequest(

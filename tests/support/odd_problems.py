@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from tessera.benchmarks.rounds.fuzzed_families import SMALL_FAMILIES, draw_small_family
 from tessera.formulation.cells import one_cell
+from tessera.formulation.check import find_violations
 from tessera.formulation.problem import MAX_TOTAL, CouplingRow, Problem, RowKind
+from tessera.formulation.solution import Solution, SolveStatus
 from tessera.formulation.tables import Floats, Ints
+from tests.support.family_problems import SMALL_FAMILIES, draw_small_family
 
 KINDS: Final = (
     "small",
@@ -209,3 +212,27 @@ def draw_prices(rng: np.random.Generator, problem: Problem) -> Floats:
     return np.where(
         rng.random(len(problem.rows)) < 0.5, wild, rng.uniform(0, top, len(problem.rows))
     )
+
+
+def answer_faults(problem: Problem, solution: Solution, best: int | float | None) -> list[str]:
+    """Return the faults of an answer, given the optimum.
+
+    If ``best`` is None, the problem has no answer. If it is NaN, the optimum is not known.
+    """
+    wrong = []
+    if (solution.has_answer and find_violations(problem, solution)) or len(solution.choice) != len(
+        problem.jobs
+    ):
+        wrong.append("violations")
+    if best is None:
+        if solution.has_answer:
+            wrong.append("wrong_proofs")
+        return wrong
+    if math.isnan(best):
+        return wrong
+    if not solution.bound >= best or (solution.has_answer and solution.objective > best):
+        wrong.append("wrong_bounds")
+    untrue = solution.status is SolveStatus.OPTIMAL and solution.objective != best
+    if untrue or solution.status is SolveStatus.INFEASIBLE:
+        wrong.append("wrong_proofs")
+    return wrong

@@ -1,4 +1,4 @@
-"""Checks of stored data, for tests and benchmarks: the invariants, and the silence of agents."""
+"""The invariants of all stored data."""
 
 from __future__ import annotations
 
@@ -83,41 +83,3 @@ def find_broken_rules(database: Database) -> list[str]:
             if names:
                 sentences.append(f"{wrong}: {', '.join(names[:MAX_NAMES])} ({len(names)} in all)")
     return sentences
-
-
-def load_epochs(database: Database) -> dict[str, int]:
-    """Return the epoch of each cluster. Raises Unavailable."""
-    with database.read() as connection:
-        rows = connection.execute(sa.text("SELECT name, epoch FROM clusters"))
-        return {name: epoch for name, epoch in rows}
-
-
-def load_silence_s(database: Database, cluster: str) -> dict[str, float]:
-    """Return the seconds since each agent of the cluster was last heard. Raises Unavailable."""
-    query = sa.text(
-        "SELECT a.name, extract(epoch FROM clock_timestamp() - a.heard_at)::float8"
-        " FROM agents a JOIN clusters c ON c.id = a.cluster_id WHERE c.name = :cluster"
-    )
-    with database.read() as connection:
-        return {name: silence for name, silence in connection.execute(query, {"cluster": cluster})}
-
-
-def count_lost_jobs(database: Database, cluster: str) -> int:
-    """Return how many times a job of the cluster lost GPUs to a silent node. Raises Unavailable."""
-    query = sa.text(
-        "SELECT count(*) FROM job_history h JOIN jobs j ON j.id = h.job_id"
-        " JOIN clusters c ON c.id = j.cluster_id WHERE c.name = :cluster AND h.event = 'lost'"
-    )
-    with database.read() as connection:
-        return int(connection.execute(query, {"cluster": cluster}).scalar_one())
-
-
-def count_long_transactions(database: Database, longer_than_s: float) -> int:
-    """Return how many transactions of other connections last longer. Raises Unavailable."""
-    query = sa.text(
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
-        " AND pid <> pg_backend_pid() AND backend_type = 'client backend' AND state <> 'idle'"
-        " AND clock_timestamp() - xact_start > make_interval(secs => :seconds)"
-    )
-    with database.read() as connection:
-        return int(connection.execute(query, {"seconds": longer_than_s}).scalar_one())

@@ -7,12 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from tessera.benchmarks.rounds.small_rounds import draw_snapshot
+from tessera.benchmarks.rounds.small_rounds import draw_snapshot, with_equal_shares
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.grammar import LEXICOGRAPHIC
-from tessera.formulation.lifecycle import JobState
 from tessera.formulation.policy import Policy
-from tessera.formulation.snapshot import STATE_CODE, Allocations, Snapshot
+from tessera.formulation.snapshot import Snapshot
 
 MAX_JOBS: Final = 6
 MAX_STAGES: Final = 3
@@ -35,33 +34,6 @@ def draw_round(rng: np.random.Generator) -> tuple[Snapshot, Policy]:
         weight=rng.choice([0.0, 0.5, 1.0, 2.0], jobs),
     )
     return replace(snapshot, jobs=changed), draw_policy(rng)
-
-
-def with_equal_shares(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot in which jobs with unequal numbers of GPUs on nodes wait instead."""
-    held, jobs = snapshot.allocations, snapshot.jobs
-    count = np.zeros((len(jobs), len(snapshot.nodes)), np.int64)
-    np.add.at(count, (held.job, held.node), 1)
-    waits = (count != count.max(axis=1, keepdims=True)) & (count > 0)
-    stopped = waits.any(axis=1)
-    kept = ~stopped[held.job]
-    fields = {
-        name: getattr(held, name)[kept] for name in ("job", "node", "gpu", "hold", "generation")
-    }
-    return replace(
-        snapshot,
-        allocations=Allocations(**fields),
-        jobs=replace(
-            jobs,
-            state=np.where(stopped, STATE_CODE[JobState.QUEUED], jobs.state),
-            current_type=np.where(stopped, -1, jobs.current_type),
-            current_gpus=np.where(stopped, 0, jobs.current_gpus),
-            current_degree=np.where(stopped, 0, jobs.current_degree),
-            since_s=np.where(stopped, 0.0, jobs.since_s),
-            generation=np.where(stopped, 0, jobs.generation),
-            admitted=jobs.admitted & ~stopped,
-        ),
-    )
 
 
 def draw_policy(rng: np.random.Generator) -> Policy:

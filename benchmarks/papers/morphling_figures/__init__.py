@@ -1,1 +1,0 @@
-"""Parts of the benchmark that repeats the figures of Morphling's paper."""

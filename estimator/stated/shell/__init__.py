@@ -1,1 +1,0 @@
-"""Shell scripts, read as bash would run them, without running them."""
