@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeAlias
 
+from tessera.db.store import Store
 from tessera.formulation.clock import Clock
 from tessera.service.cells.deriver import CellDeriver
 from tessera.service.cluster_task import ClusterTask
 from tessera.service.config import Config
 from tessera.service.forecaster import Forecaster, forecast_rhythm
-from tessera.service.ports.store import Store
 from tessera.service.retention import PERIOD_S as RETENTION_PERIOD_S
 from tessera.service.retention import Pruner
 from tessera.service.rpc.server import Server

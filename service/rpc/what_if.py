@@ -8,11 +8,12 @@ from typing import Any, Final
 
 import grpc.aio
 
+from tessera.db.derived_estimates import list_models
+from tessera.db.store import Store
 from tessera.formulation.access import IDENTITY
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.what_if.hypotheses import Hypothesis
-from tessera.service.ports.store import Store
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert import jobs as convert_jobs
 from tessera.service.rpc.convert import what_if as convert
@@ -20,7 +21,7 @@ from tessera.service.rpc.convert.rounds import to_options
 from tessera.service.rpc.convert.what_if import MAX_NODES
 from tessera.service.rpc.deadlines import CallDeadlines
 from tessera.service.rpc.lanes import CALLER, Lane, LaneTurn
-from tessera.service.rpc.visibility import hide_in_what_if
+from tessera.service.rpc.visibility import find_tenants, hide_in_what_if
 from tessera.service.standing_policy import StandingPolicies
 from tessera.service.stated_plans import read_job_plan
 from tessera.service.what_if.asking import Lookahead, WhatIfAsker
@@ -83,7 +84,7 @@ class WhatIfCalls:
                 cancelled=turn.is_over,
             )
             message = convert.of_answer(cluster, answer, IDENTITY.get(), max_jobs)
-            hide_in_what_if(IDENTITY.get(), cluster, message, self._store.tenants_of_jobs)
+            hide_in_what_if(IDENTITY.get(), cluster, message, find_tenants(self._store))
             return message
 
         return await self._trials.run(CALLER.get(), f"what-if in {cluster}", work)
@@ -146,7 +147,9 @@ class WhatIfCalls:
                 f"{field}.parent", names.parse_cluster(f"{field}.parent", added.parent), cluster
             )
         name = names.require_identifier(f"{field}.job_id", added.job_id or self._new_id())
-        read_plan = partial(read_job_plan, models=cache(partial(self._store.list_models, cluster)))
+        read_plan = partial(
+            read_job_plan, models=cache(partial(self._store.read, list_models, cluster))
+        )
         spec = convert_jobs.to_job_spec(f"{field}.job", cluster, name, added.job, read_plan)
         if spec.deadline_s <= self._wall_s():
             raise InvalidInput(f"{field}.job.deadline", "has passed; set a later one, or none")

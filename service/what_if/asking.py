@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from tessera.db import forecasts
+from tessera.db.reads import get_job
+from tessera.db.store import Store
 from tessera.formulation.clock import Clock
 from tessera.formulation.errors import DeadlineTooShort, NotAllowed
 from tessera.formulation.records.jobs import JobSpec
@@ -16,7 +19,6 @@ from tessera.service.background import FOR_CALLER, run_in_process
 from tessera.service.config import Config
 from tessera.service.deciding import require_known_options
 from tessera.service.forecaster import forecast_rhythm
-from tessera.service.ports.store import Store
 from tessera.service.what_if.answering import answer_question
 from tessera.service.what_if.orders import (
     FuturesOrder,
@@ -112,14 +114,14 @@ class WhatIfAsker:
         if isinstance(question, HypothesisQuestion):
             require_consistent(snapshot, question.hypotheses)
         elif isinstance(question, NeededWeightQuestion) and question.job not in snapshot.jobs.name:
-            self._store.get_job(snapshot.cluster, question.job)  # raises NotFound
+            self._store.read(get_job, snapshot.cluster, question.job)  # raises NotFound
             raise NotAllowed("the job has ended, so no weight lets it run; submit it again")
 
     def _futures(self, cluster: str, snapshot: Snapshot, ahead: Lookahead) -> FuturesOrder | None:
         if not ahead.horizon_s:
             return None
         return FuturesOrder(
-            history=self._store.forecast_history(cluster),
+            history=self._store.read(forecasts.load_history, cluster),
             rhythm=replace(self._rhythm, horizon_s=ahead.horizon_s),
             futures=ahead.futures,
             seed=snapshot.round_number,
