@@ -132,7 +132,7 @@ async def assemble_server(config: Config) -> AsyncIterator[RunningServer]:
         listener.subscribe(_in_loop(loop, server.wakeups.changed))
         listener.subscribe(_in_loop(loop, server.wakeups.changed), LOGS_CHANNEL)
         listener.subscribe(_in_loop(loop, own.networks.wake))
-        purger = ClusterPurger(store, server.threads.cleaning)
+        purger = ClusterPurger(store, server.threads.background)
         listener.subscribe(_in_loop(loop, purger.wake), PURGE_CHANNEL)
         listener.subscribe(_in_loop(loop, server.gate.note_revocation), ACCESS_CHANNEL)
         listener.subscribe(_in_loop(loop, own.cells.wake), ESTIMATING)

@@ -27,6 +27,7 @@ from tessera.service.rpc.estimates import EstimatesServicer
 from tessera.service.rpc.explanations import ExplanationCalls
 from tessera.service.rpc.heartbeats import HeartbeatRecorder
 from tessera.service.rpc.jobs import JobsServicer
+from tessera.service.rpc.lanes import FairCalls
 from tessera.service.rpc.logs import LogTiming, OutputReader
 from tessera.service.rpc.networks import NetworksServicer
 from tessera.service.rpc.scheduler import SchedulerServicer
@@ -176,7 +177,7 @@ def _estimates(parts: ServicerParts) -> EstimatesServicer:
     return EstimatesServicer(
         parts.store,
         parts.threads.calls,
-        parts.threads.estimates,
+        parts.threads.long,
         parts.config.catalogue(),
         learns=parts.config.learn,
         profiling=parts.config.profiling(),
@@ -202,7 +203,7 @@ def _jobs(parts: ServicerParts) -> JobsServicer:
         watches=parts.watches,
         output=output,
         curves=CurveReader(store, config.catalogue(), parts.policies),
-        estimates=threads.estimates,
+        estimates=threads.long,
         explanations=ExplanationCalls(
             store, explainer, threads.calls, threads.trials, _deadlines(parts)
         ),
@@ -255,4 +256,5 @@ def _tenants(parts: ServicerParts) -> TenantsServicer:
 
 
 def _webhooks(parts: ServicerParts, webhooks: WebhookParts) -> WebhooksServicer:
-    return WebhooksServicer(parts.store, webhooks, parts.threads.calls, parts.threads.webhook_tests)
+    threads = parts.threads
+    return WebhooksServicer(parts.store, webhooks, threads.calls, FairCalls(threads.long))
