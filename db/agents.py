@@ -12,6 +12,7 @@ from tessera.db import inventory
 from tessera.db.clock_watch import CLOCK_S
 from tessera.db.documents import dump_json
 from tessera.db.failed_starts import forget_failed_starts
+from tessera.db.limits import require_few
 from tessera.db.network import decision_from
 from tessera.db.outlook import HEARD_AHEAD
 from tessera.db.rows import JOBS_KEYED, SILENT_S, allocation_record, job_spec, shares_of
@@ -194,13 +195,15 @@ def register_agent(
 ) -> None:
     """Register an agent, its ``offers``, and its nodes with its labels and the capacity that it found.
 
-    Nodes taken over from a dead agent lose the jobs that ran there. Nodes that were deleted since
-    this incarnation started are left out. ``desired`` returns their names. If a node is new, has
-    returned, has changed or is left without an agent, a round is requested.
+    A newer incarnation takes the nodes over. Nodes taken over from a dead agent lose the jobs that
+    ran there. Nodes that were deleted since this incarnation started are left out.
+    ``load_desired_gangs`` returns their names. If a node is new, has returned, has changed or is
+    left without an agent, a round is requested.
 
     Raises:
         NotFound: the cluster. InvalidInput: unknown GPU type or a count outside 1..64.
         NotAllowed: another live agent has a node; or a node in use would change type or lose GPUs.
+        LimitReached: the cluster would have too many nodes or agents.
     """
     turn = Turn.take(connection, cluster)
     me = {"cluster": turn.cluster, "name": agent, "incarnation": incarnation}
@@ -225,7 +228,7 @@ def register_agent(
     _lose_nodes(turn, dead)
     if dead:
         connection.execute(_INTERRUPT, {"nodes": dead})
-    changed = inventory.upsert_nodes(turn, _as_stated(specs, stored))
+    changed = inventory.put_nodes(turn, _as_stated(specs, stored))
     found = [
         {"name": s.name, "cpus": s.cpus, "host_bytes": s.host_bytes, "labels": s.labels}
         for s in specs
@@ -242,6 +245,8 @@ def register_agent(
     key = connection.execute(_REGISTER, values).scalar_one()
     connection.execute(_JOIN, values | {"agent": key})
     turn.end()
+    for kind in ("nodes", "agents"):
+        require_few(connection, cluster, kind)
 
 
 def _as_stated(specs: Sequence[NodeSpec], stored: Sequence[sa.Row[Any]]) -> list[NodeSpec]:
@@ -270,7 +275,8 @@ def _as_stated(specs: Sequence[NodeSpec], stored: Sequence[sa.Row[Any]]) -> list
 def record_heartbeats(connection: sa.Connection, beats: Sequence[Heartbeat]) -> set[int]:
     """Renew the leases of agents' nodes; return the positions of those whose agent is known.
 
-    The rows are locked in one order, and this waits for no cluster's turn.
+    ``require_agent`` raises the reason why another one is not known. The rows are locked in one
+    order, and this waits for no cluster's turn.
     """
     rows = [
         {

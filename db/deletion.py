@@ -225,7 +225,8 @@ def delete_cluster(
     """Delete a cluster. After the commit it cannot be found, and its name is free.
 
     Its rows are removed later, in batches (``tessera.db.purge``). Its agents' certificates are
-    revoked, and kept until they expire.
+    revoked, and kept until they expire. An agent that was silent for ``silence_s`` seconds counts
+    as disconnected.
 
     Raises:
         NotFound, StaleEtag.
@@ -263,17 +264,24 @@ def delete_cluster(
 
 
 def delete_nodes(
-    turn: Turn, names: Sequence[str], versions: Mapping[str, int], *, allow_missing: bool
+    connection: sa.Connection,
+    cluster: str,
+    names: Sequence[str],
+    versions: Mapping[str, int],
+    *,
+    allow_missing: bool,
 ) -> None:
-    """Delete nodes, all or none. Their agents are informed, and do not register them again.
+    """Delete nodes, all or none. Nodes in ``versions`` must be at that version.
 
-    ``versions`` are those that must be stored. The nodes are removed from the lists of nodes that
+    An agent that runs on a deleted node is informed. It does not register the node again until it
+    is restarted or a user creates the node again. The node is removed from the lists of nodes that
     jobs avoid.
 
     Raises:
-        NotFound: unless ``allow_missing``. StaleEtag. InUse: jobs hold GPUs there.
+        NotFound: the cluster, or a node unless ``allow_missing``. StaleEtag. InUse: jobs hold GPUs
+            there.
     """
-    run = turn.connection.execute
+    turn, run = Turn.take(connection, cluster), connection.execute
     stored = {row.name: row for row in run(_NODES, {"cluster": turn.cluster, "names": list(names)})}
     missing = set(names) - stored.keys()
     if missing and not allow_missing:
@@ -283,7 +291,7 @@ def delete_nodes(
     if not stored:
         return
     nodes = {"nodes": [row.id for row in stored.values()]}
-    if uses := JOBS_ON_NODES.find(turn.connection, nodes):
+    if uses := JOBS_ON_NODES.find(connection, nodes):
         occupied = run(_OCCUPIED, nodes).scalars().all()
         more = f" (and {len(occupied) - 1:,} more)" if len(occupied) > 1 else ""
         raise InUse(

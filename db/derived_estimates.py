@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from tessera.db import profiling
 from tessera.db.cells import cell_on, estimate_rows, stored_plan
 from tessera.db.documents import dump_json, reason_plain
-from tessera.db.limits import require_few_estimates
+from tessera.db.limits import require_few, require_few_estimates
 from tessera.db.plans import ensure_plans, ensure_unnamed_plan
 from tessera.db.rows import cluster_id, enter_cluster
 from tessera.db.tables import LIVE
@@ -208,7 +208,11 @@ _NOTIFY = sa.text("SELECT pg_notify(:channel, :name)")
 
 
 def upsert_models(connection: sa.Connection, cluster: str, models: Sequence[ModelSpec]) -> int:
-    """Create or replace models; return how many. Raises NotFound (the cluster)."""
+    """Create or replace users' models, all or none; return how many.
+
+    Raises:
+        NotFound: the cluster. LimitReached: there would be too many.
+    """
     rows = []
     for spec in sorted(models, key=lambda m: (m.model, m.params)):
         plain = asdict(spec)
@@ -217,6 +221,7 @@ def upsert_models(connection: sa.Connection, cluster: str, models: Sequence[Mode
     values = {"cluster": enter_cluster(connection, cluster), "rows": dump_json(rows)}
     connection.execute(_PUT_MODELS, values)
     notify_estimators(connection, cluster)
+    require_few(connection, cluster, "models")
     return len(rows)
 
 
@@ -297,8 +302,9 @@ def put_derived_estimates(
     a measured one, and that of a plan that ran out of memory by none. Computed rows, analytic or
     profiled, are always the latest ones: a row of another plan on the same shape is deleted, unless
     a job runs by that plan.
-    If live jobs have one of the workloads, a round is requested. ``tunings`` are plans to try around
-    those of the estimates.
+    If live jobs have one of the workloads, a round is requested. ``derived_from`` maps each workload
+    to the digest of the inputs of its estimates, and the reason why it has none is deleted.
+    ``tunings`` are plans to try around those of the estimates.
 
     Raises:
         NotFound: the cluster. InvalidInput: unknown GPU type, or a plan that is not stored.

@@ -34,13 +34,21 @@ WHERE cluster_id = :cluster AND name = ANY(:names) AND draining
 
 
 def drain_nodes(
-    turn: Turn, names: Sequence[str], *, draining: bool, reason: str, drained_by: str
+    connection: sa.Connection,
+    cluster: str,
+    names: Sequence[str],
+    *,
+    draining: bool,
+    reason: str = "",
+    drained_by: str = "",
 ) -> list[NodeRecord]:
-    """Mark nodes as draining, or not.
+    """Mark nodes as draining, or not. Raises NotFound.
 
-    A new reason replaces that of a node that is already draining.
+    A reason replaces the reason of a node that is already draining. If ``reason`` is "", the old
+    one stays. A node that health had drained stays drained until it is undrained. The present
+    faults of a node that is undrained are excused until they are gone.
     """
-    connection = turn.connection
+    turn = Turn.take(connection, cluster)
     values = {"cluster": turn.cluster, "names": list(names)}
     drain = {"reason": reason, "drained_by": drained_by} if draining else {}
     changed = connection.execute(_DRAIN if draining else _UNDRAIN, values | drain)

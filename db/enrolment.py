@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import sqlalchemy as sa
 
 from tessera.db.limits import require_few_certificates, require_few_join_tokens
@@ -265,9 +267,9 @@ def _add(
     connection.execute(_ADD_CERTIFICATE, values)
 
 
-def find_revoked(connection: sa.Connection, serials: list[str]) -> set[str]:
+def find_revoked(connection: sa.Connection, serials: Collection[str]) -> set[str]:
     """Return those of ``serials`` that are revoked. Unknown ones are not."""
-    return set(connection.execute(_REVOKED, {"serials": serials}).scalars())
+    return set(connection.execute(_REVOKED, {"serials": list(serials)}).scalars())
 
 
 def _allows(spec: JoinTokenSpec, node: str) -> bool:

@@ -1,4 +1,4 @@
-"""The creation and change of clusters, their GPU types and their nodes."""
+"""The rows of clusters, their GPU types and their nodes."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ ON CONFLICT DO NOTHING
 """)
 
 
-def upsert_cluster(
+def put_types(
     connection: sa.Connection, name: str, gpu_types: Sequence[GpuType], version: int | None
 ) -> bool:
     """Create a cluster or replace its types. The version rises only if something changed.
@@ -205,12 +205,7 @@ def delete_types(
     *,
     allow_missing: bool,
 ) -> None:
-    """Delete GPU types of a cluster, all or none. The cluster's version rises.
-
-    Raises:
-        NotFound: the cluster, or a type unless ``allow_missing``. StaleEtag.
-        InUse: nodes, users' Cells, quotas or live jobs name one. InvalidInput: none would remain.
-    """
+    """Delete GPU types; see ``tessera.db.cluster_changes.delete_gpu_types``."""
     row = connection.execute(_CLUSTER, {"name": cluster}).one_or_none()
     if row is None:
         raise NotFound(f"clusters/{cluster}")
@@ -239,16 +234,10 @@ def _drop_types(connection: sa.Connection, cluster: str, key: int, names: Sequen
             connection.execute(statement, {"cluster": key, "names": list(names)})
 
 
-def upsert_nodes(turn: Turn, nodes: Sequence[NodeSpec]) -> bool:
-    """Create or change nodes, all or none. A node's version rises only if it changed.
+def put_nodes(turn: Turn, nodes: Sequence[NodeSpec]) -> bool:
+    """Create or change nodes; return whether any changed.
 
-    Return whether any changed.
-
-    Raises:
-        NotFound: a version was given for a node that does not exist. StaleEtag.
-        InvalidInput: a node named twice, unknown GPU type, or a count outside 1..64.
-        NotAllowed: a node whose GPUs are held would change type or lose GPUs, or a node would have
-            fewer CPU cores or less host memory than its jobs need.
+    Raises the errors of ``tessera.db.cluster_changes.upsert_nodes``.
     """
     names = [node.name for node in nodes]
     if len(set(names)) < len(names):

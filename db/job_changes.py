@@ -18,7 +18,6 @@ from tessera.formulation.arrays import ArrayRecord
 from tessera.formulation.errors import InvalidInput, NotAllowed, NotFound, StaleEtag
 from tessera.formulation.lifecycle import TERMINAL, JobEvent, JobState, is_allowed
 from tessera.formulation.records.jobs import JobRecord, JobSpec
-from tessera.formulation.records.store import StoreLimits
 
 _JOB = sa.text("""
 SELECT id, version, state FROM jobs WHERE cluster_id = :cluster AND name = :name
@@ -33,10 +32,20 @@ _USER_EVENTS: Final = {
 
 
 def update_job(
-    turn: Turn, spec: JobSpec, fields: Sequence[str], version: int | None, limits: StoreLimits
+    connection: sa.Connection,
+    cluster: str,
+    spec: JobSpec,
+    fields: Sequence[str],
+    version: int | None,
 ) -> JobRecord:
-    """Change the named fields of a job."""
-    connection, name = turn.connection, spec.name
+    """Change the named fields (of JobSpec) of a job.
+
+    A change that asks for more withdraws a promised deadline.
+
+    Raises:
+        NotFound, StaleEtag, NotAllowed (ended), InvalidInput and LimitReached (as ``submit_jobs``).
+    """
+    turn, name = Turn.take(connection, cluster), spec.name
     job, state = _find_job(turn, name, version)
     if state in TERMINAL:
         raise NotAllowed(
@@ -53,7 +62,7 @@ def update_job(
     if set(fields) - {"labels"}:
         request_round(connection, turn.cluster)
     if new.tenant != old.tenant:
-        require_few_open_jobs(connection, turn.name, [new.tenant], limits)
+        require_few_open_jobs(connection, turn.name, [new.tenant])
     if "avoid_nodes" in fields:
         pins.put_avoids(connection, turn.cluster, [new])
     return jobs_named(connection, turn.cluster, [name])[0]
@@ -76,9 +85,18 @@ def _store_fields(
 
 
 def apply_event(
-    turn: Turn, name: str, event: JobEvent, version: int | None = None, detail: str = ""
+    connection: sa.Connection,
+    cluster: str,
+    name: str,
+    event: JobEvent,
+    version: int | None = None,
+    detail: str = "",
 ) -> JobRecord:
-    """Apply a user's event to a job, with a ``detail`` for its history."""
+    """Apply a user's event (cancel, hold, release) to a job, with a ``detail`` for its history.
+
+    Raises NotFound, StaleEtag, NotAllowed.
+    """
+    turn = Turn.take(connection, cluster)
     job, state = _find_job(turn, name, version)
     _require_allowed(name, state, event)
     turn.apply([JobChange(job=job, state=state, event=event, detail=detail)])
@@ -86,8 +104,11 @@ def apply_event(
     return jobs_named(turn.connection, turn.cluster, [name])[0]
 
 
-def apply_event_to_array(turn: Turn, name: str, event: JobEvent) -> ArrayRecord:
-    """Apply a user's event to all members of an array to which it may happen."""
+def apply_event_to_array(
+    connection: sa.Connection, cluster: str, name: str, event: JobEvent
+) -> ArrayRecord:
+    """Apply a user's event to all members of an array to which it may happen. Raises NotFound."""
+    turn = Turn.take(connection, cluster)
     states = [state for state in JobState if is_allowed(state, event)]
     members = arrays.members_in(turn.connection, turn.cluster, name, states)
     turn.apply([JobChange(job=job, state=state, event=event) for job, state in members])

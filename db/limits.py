@@ -16,6 +16,9 @@ from tessera.formulation.values import Workload
 DEFAULT_LIMITS: Final = StoreLimits()
 """The limits of a store that has no others."""
 
+LIMITS: Final = "tessera_limits"
+"""The execution option of a store's connections that has its limits."""
+
 _TURN: Final = sa.text("SELECT pg_advisory_xact_lock(:key)")
 
 _CLUSTER_TURN: Final = 7_365_737_366  # any number, as long as every release uses this one
@@ -78,30 +81,36 @@ FROM unnest(CAST(:tenants AS text[])) AS tenant
 _OPEN_STATES: Final = sorted(set(JobState) - TERMINAL)
 
 
-def require_few_clusters(connection: sa.Connection, limits: StoreLimits) -> None:
+def require_few_clusters(connection: sa.Connection) -> None:
     """Check the number of clusters after one was created, while other creations wait.
 
     Raises LimitReached.
     """
     connection.execute(_TURN, {"key": _CLUSTER_TURN})
-    _require("clusters", connection.execute(_CLUSTERS).scalar_one(), limits.clusters, "this server")
+    _require(
+        "clusters",
+        connection.execute(_CLUSTERS).scalar_one(),
+        _limits(connection).clusters,
+        "this server",
+    )
 
 
-def require_few(connection: sa.Connection, cluster: str, kind: str, limits: StoreLimits) -> None:
+def require_few(connection: sa.Connection, cluster: str, kind: str) -> None:
     """Check the number of a cluster's rows of a kind after a creation. Raises LimitReached."""
     values = {"cluster": cluster_id(connection, cluster)}
     count = connection.execute(_OF_CLUSTER[kind], values).scalar_one()
-    _require(kind, count, limits.of(kind), f"cluster {cluster}")
+    _require(kind, count, _limits(connection).of(kind), f"cluster {cluster}")
 
 
 def require_few_open_jobs(
-    connection: sa.Connection, cluster: str, tenants: Collection[str], limits: StoreLimits
+    connection: sa.Connection, cluster: str, tenants: Collection[str]
 ) -> None:
     """Check the number of live jobs of each of ``tenants`` after some were added.
 
     Near the limit, other submissions of these tenants wait until this transaction ends, so that
     together they do not exceed it. Raises LimitReached.
     """
+    limits = _limits(connection)
     values = {
         "cluster": cluster_id(connection, cluster),
         "tenants": sorted(tenants),
@@ -154,6 +163,12 @@ def require_few_estimates(connection: sa.Connection, workloads: Mapping[Workload
             f" make {row.estimates:,}; delete Cells that nobody needs (tessera cells delete), or offer"
             " fewer execution plans"
         )
+
+
+def _limits(connection: sa.Connection) -> StoreLimits:
+    """Return the limits of the store that opened the connection."""
+    limits: StoreLimits = connection.get_execution_options().get(LIMITS, DEFAULT_LIMITS)
+    return limits
 
 
 def _require_below(count: int, most: int, kind: str, where: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tessera.db import audit_log
 from tessera.db.documents import dump_json
 from tessera.db.rows import cluster_id
 from tessera.db.turn import Turn
@@ -103,7 +104,7 @@ def has_topology(connection: sa.Connection, cluster: str) -> bool:
 def set_topology(
     connection: sa.Connection, cluster: str, described: DescribedTopology, version: int | None
 ) -> TopologyRecord:
-    """Describe the cluster's network.
+    """Describe the cluster's network. If ``version`` is 0, there must be none yet.
 
     The version rises only if it changed. Raises NotFound, StaleEtag.
     """
@@ -154,7 +155,8 @@ def drop_topology(
 def commit_plan(connection: sa.Connection, plan: NetworkCommit) -> NetworkPlanRecord | None:
     """Put a network plan that was made between rounds in force.
 
-    Return None if it changes nothing.
+    Return None if it changes nothing. Decisions for allocations that have gone in the meantime are
+    left out.
 
     Raises:
         RoundSuperseded: a round was committed since; its own plan stays in force.
@@ -170,7 +172,10 @@ def commit_plan(connection: sa.Connection, plan: NetworkCommit) -> NetworkPlanRe
         raise StaleEtag(f"the topology of {turn.name} has changed to version {version}; plan again")
     number = record_plan(turn, plan.outcome, plan.cause, plan.seconds)
     turn.end()
-    return None if number is None else list_plans(connection, turn.name, number + 1, 1)[0]
+    if number is None:
+        return None
+    audit_log.record_change(connection)
+    return list_plans(connection, turn.name, number + 1, 1)[0]
 
 
 def is_described_by(turn: Turn, described: DescribedTopology | None) -> bool:
@@ -239,7 +244,7 @@ def list_plans(
 
 
 def plan_in_force(connection: sa.Connection, cluster: str, job: str = "") -> NetworkPlanRecord:
-    """Return the network plan in force with its decisions.
+    """Return the network plan in force with its decisions by rank.
 
     If ``job`` is given, only its decisions are included.
 

@@ -164,9 +164,14 @@ def record_observation(
 ) -> bool:
     """Record a report; return whether the desired state changed.
 
-    See ``tessera.service.ports.store.Store``. A report with only progress takes no turn: it neither waits
-    nor makes others wait. The same holds for measured traffic, which changes no state. It wakes the
-    network planner.
+    A releasing GPU is free if its job and generation are absent from ``gangs`` and ``revision`` is
+    not older than its release. Reports of an older generation change nothing. Progress of a job
+    that trains may fall, because it went on from a checkpoint. A report with only progress takes no
+    turn: it neither waits nor makes others wait. The same holds for measured traffic, which changes
+    no state. It wakes the network planner.
+
+    Raises:
+        NotFound: the cluster or the agent. NotAllowed: another incarnation took over.
     """
     me = require_agent(connection, cluster, agent, incarnation)
     findings = _compare(connection, me, gangs, revision)

@@ -63,7 +63,8 @@ def list_policies(
 
 
 def set_policy(
-    turn: Turn,
+    connection: sa.Connection,
+    cluster: str,
     options: Mapping[str, Any] | None,
     *,
     set_by: str,
@@ -72,10 +73,13 @@ def set_policy(
 ) -> PolicyRecord:
     """Add a version with ``options`` (see ``PolicyRecord``), and ask for a round.
 
+    If ``options`` is None, it is the policy of the server's settings.
+
     Raises:
+        NotFound: the cluster.
         StaleEtag: ``version`` is given, and the newest version is another one.
     """
-    connection = turn.connection
+    turn = Turn.take(connection, cluster)
     last = int(connection.execute(_LAST_VERSION, {"cluster": turn.cluster}).scalar_one())
     if version is not None and version != last:
         raise StaleEtag(

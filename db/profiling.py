@@ -97,7 +97,7 @@ WHERE w.cluster_id = :cluster AND w.model = :model ORDER BY j.id
 """)  # noqa: S608 - a constant of tessera.db.rows
 
 
-def add_profiles(connection: sa.Connection, cluster: str, rows: Sequence[ProfileRow]) -> int:
+def put_layers(connection: sa.Connection, cluster: str, rows: Sequence[ProfileRow]) -> int:
     """Store measured layers; return how many were new.
 
     Stored layers of a task are never changed.

@@ -90,11 +90,12 @@ def list_jobs(
     states: Sequence[JobState],
     after: int,
     limit: int,
-    tenants: Collection[str] | None,
+    tenants: Collection[str] | None = None,
 ) -> tuple[list[JobRecord], int]:
     """Return the jobs after a cursor in order of submission, and the next cursor (0: no more).
 
-    They are those of ``tenants``, or of every tenant if it is None.
+    If ``states`` is empty, jobs in all states are returned. They are those of ``tenants``, or of
+    every tenant if it is None. Raises NotFound (the cluster).
     """
     values = {
         "cluster": cluster_id(connection, cluster),
@@ -138,12 +139,16 @@ def list_model_names(connection: sa.Connection, cluster: str) -> list[tuple[str,
     return [(row.model, row.params) for row in rows]
 
 
+EVERY_WORKLOAD: Final = Workload(model="", params="", global_batch=0)
+"""The workload with which ``list_estimates`` returns the estimates of all workloads."""
+
+
 def list_estimates(
     connection: sa.Connection, cluster: str, workload: Workload, after: int, limit: int
 ) -> tuple[list[EstimateRecord], int]:
     """Return estimates after a cursor, and the next cursor (0: no more).
 
-    If the workload's model is "", the estimates of all workloads are returned.
+    All have this workload, unless it is ``EVERY_WORKLOAD``.
     """
     values = {
         "cluster": cluster_id(connection, cluster),

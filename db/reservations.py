@@ -97,30 +97,32 @@ def get_reservation(connection: sa.Connection, cluster: str, name: str) -> Reser
     return _named(connection, cluster_id(connection, cluster), cluster, name)
 
 
-def create_reservation(turn: Turn, spec: ReservationSpec) -> ReservationRecord:
-    """Create a reservation. The next round heeds it.
+def create_reservation(
+    connection: sa.Connection, cluster: str, spec: ReservationSpec
+) -> ReservationRecord:
+    """Create a reservation, and request a round, which heeds it.
 
     Raises:
-        AlreadyExists: the name.
+        NotFound: the cluster. AlreadyExists: the name.
         InvalidInput: unknown nodes, type or tenant; a window in the past; or more GPUs than others
             leave.
+        LimitReached: too many reservations.
     """
-    connection, cluster = turn.connection, turn.cluster
+    turn = Turn.take(connection, cluster)
+    key = turn.cluster
     _require_future(connection, spec, moved=True)
     if (
         spec.tenant
-        and not connection.execute(
-            _KNOWS_TENANT, {"cluster": cluster, "tenant": spec.tenant}
-        ).scalar()
+        and not connection.execute(_KNOWS_TENANT, {"cluster": key, "tenant": spec.tenant}).scalar()
     ):
         raise InvalidInput(
             "tenant",
             f"no tenant {spec.tenant} has settings or jobs; `tessera tenants apply` makes one",
         )
-    types = require_types(connection, cluster, {spec.gpu_type} - {""})
+    types = require_types(connection, key, {spec.gpu_type} - {""})
     _require_room(turn, spec)
     values = {
-        "cluster": cluster,
+        "cluster": key,
         "name": spec.name,
         "start_s": spec.start_s,
         "end_s": spec.end_s,
@@ -132,27 +134,33 @@ def create_reservation(turn: Turn, spec: ReservationSpec) -> ReservationRecord:
         "maintenance": spec.maintenance,
         "reason": spec.reason,
     }
-    key = connection.execute(_INSERT, values).scalar()
-    if key is None:
+    reservation = connection.execute(_INSERT, values).scalar()
+    if reservation is None:
         raise AlreadyExists(f"clusters/{turn.name}/reservations/{spec.name}")
-    connection.execute(_FORGET, {"cluster": cluster})
-    nodes = {"reservation": key, "cluster": cluster, "nodes": list(spec.nodes)}
+    connection.execute(_FORGET, {"cluster": key})
+    nodes = {"reservation": reservation, "cluster": key, "nodes": list(spec.nodes)}
     connection.execute(_INSERT_NODES, nodes)
-    request_round(connection, cluster)
-    return _named(connection, cluster, turn.name, spec.name)
+    request_round(connection, key)
+    return _named(connection, key, turn.name, spec.name)
 
 
 def update_reservation(
-    turn: Turn, name: str, start_s: float | None, end_s: float | None, version: int | None
+    connection: sa.Connection,
+    cluster: str,
+    name: str,
+    start_s: float | None,
+    end_s: float | None,
+    version: int | None,
 ) -> ReservationRecord:
     """Change the times of a reservation. A time that is None stays.
 
     Raises:
-        NotFound: the reservation.
+        NotFound: the cluster, or the reservation.
         StaleEtag: it has another version.
         InvalidInput: as for ``create_reservation``.
     """
-    stored = _named(turn.connection, turn.cluster, turn.name, name)
+    turn = Turn.take(connection, cluster)
+    stored = _named(connection, turn.cluster, turn.name, name)
     if version not in (None, stored.version):
         raise StaleEtag(f"clusters/{turn.name}/reservations/{name}")
     spec = replace(
@@ -160,23 +168,29 @@ def update_reservation(
         start_s=stored.spec.start_s if start_s is None else start_s,
         end_s=stored.spec.end_s if end_s is None else end_s,
     )
-    _require_future(turn.connection, spec, moved=spec.start_s != stored.spec.start_s)
+    _require_future(connection, spec, moved=spec.start_s != stored.spec.start_s)
     _require_room(turn, spec)
     values = {"cluster": turn.cluster, "name": name, "start_s": spec.start_s, "end_s": spec.end_s}
-    turn.connection.execute(_UPDATE, values)
-    request_round(turn.connection, turn.cluster)
-    return _named(turn.connection, turn.cluster, turn.name, name)
+    connection.execute(_UPDATE, values)
+    request_round(connection, turn.cluster)
+    return _named(connection, turn.cluster, turn.name, name)
 
 
-def delete_reservations(turn: Turn, names: Sequence[str], *, allow_missing: bool = False) -> None:
-    """Delete reservations, all or none. Raises NotFound, unless ``allow_missing``."""
+def delete_reservations(
+    connection: sa.Connection, cluster: str, names: Sequence[str], *, allow_missing: bool = False
+) -> None:
+    """Delete reservations, all or none.
+
+    Raises NotFound: the cluster, or a reservation unless ``allow_missing``.
+    """
+    turn = Turn.take(connection, cluster)
     values = {"cluster": turn.cluster, "names": list(names)}
-    gone = turn.connection.execute(_DELETE, values).scalars().all()
+    gone = connection.execute(_DELETE, values).scalars().all()
     missing = set(names) - set(gone)
     if missing and not allow_missing:
         raise NotFound(f"clusters/{turn.name}/reservations/{min(missing)}")
     if gone:
-        request_round(turn.connection, turn.cluster)
+        request_round(connection, turn.cluster)
 
 
 def _require_future(connection: sa.Connection, spec: ReservationSpec, *, moved: bool) -> None:

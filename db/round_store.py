@@ -1,35 +1,19 @@
-"""PostgreSQL's store of rounds: what they read, what they commit, and when the next one is due."""
+"""PostgreSQL's store of rounds: what they read, and what they commit."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Final
 
-import sqlalchemy as sa
-
-from tessera.db import (
-    agents,
-    audit_log,
-    forecasts,
-    health,
-    leases,
-    network,
-    outlook,
-    proofs,
-    round_snapshots,
-    rounds,
-    run_times,
-)
+from tessera.db import agents, health, proofs, round_snapshots, rounds, run_times
+from tessera.db.clock_watch import SilenceLimit
+from tessera.db.migrate import MigratedDatabase
 from tessera.db.snapshot.load import load_snapshot
-from tessera.db.store_part import StorePart
-from tessera.formulation.network.outcome import NetworkPlanRecord
 from tessera.formulation.proofs import RoundProof
-from tessera.formulation.records.clusters import ClusterOutlook
-from tessera.formulation.records.rounds import NetworkCommit, RoundCommit, RoundRecord, RoundSummary
+from tessera.formulation.records.rounds import RoundCommit, RoundRecord
 from tessera.formulation.records.store import Request
 from tessera.formulation.snapshot import Snapshot
-from tessera.formulation.spreads import ClusterForecast, ForecastHistory
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +21,12 @@ MAX_ATTEMPTS: Final = 8
 """The times for which a round looks whether nodes have fallen silent while it freed those that had."""
 
 
-class RoundStore(StorePart):
-    """The rounds, network plans and forecasts of ``tessera.service.ports``."""
+class RoundStore:
+    """The store of ``tessera.service.ports.rounds.Rounds`` on PostgreSQL."""
+
+    def __init__(self, database: MigratedDatabase, silence: SilenceLimit) -> None:
+        """Use a database. An agent that was silent for longer than ``silence`` is dead."""
+        self._database, self._silence = database, silence
 
     def begin_round(
         self, cluster: str, request: Request | None, use_half_life_s: float = 0.0
@@ -119,11 +107,6 @@ class RoundStore(StorePart):
         with self._database.read() as connection:
             return rounds.get_round(connection, cluster, number)
 
-    def list_rounds(self, cluster: str, before: int, limit: int) -> list[RoundSummary]:
-        """Return rounds, newest first."""
-        with self._database.read() as connection:
-            return rounds.list_rounds(connection, cluster, before, limit)
-
     def round_snapshot(self, cluster: str, number: int) -> Snapshot:
         """Return the snapshot that a round was decided on."""
         with self._database.read() as connection:
@@ -133,43 +116,3 @@ class RoundStore(StorePart):
         """Return what is kept of the proof of a round."""
         with self._database.read() as connection:
             return proofs.round_proof(connection, cluster, number)
-
-    def commit_network(self, plan: NetworkCommit) -> NetworkPlanRecord | None:
-        """Put a network plan that was made between rounds in force."""
-
-        def put_in_force(connection: sa.Connection) -> NetworkPlanRecord | None:
-            record = network.commit_plan(connection, plan)
-            if record is not None:
-                audit_log.record_change(connection)
-            return record
-
-        return self._database.write(put_in_force)
-
-    def network_in_force(self, cluster: str, job: str = "") -> NetworkPlanRecord:
-        """Return the network plan in force."""
-        with self._database.read() as connection:
-            return network.plan_in_force(connection, cluster, job)
-
-    def list_network_plans(self, cluster: str, before: int, limit: int) -> list[NetworkPlanRecord]:
-        """Return network plans, newest first."""
-        with self._database.read() as connection:
-            return network.list_plans(connection, cluster, before, limit)
-
-    def outlooks(self, clusters: Collection[str]) -> dict[str, ClusterOutlook]:
-        """Return what time alone will bring to each of these clusters that exists."""
-        with self._database.read() as connection:
-            silence_s = self._silence.read(connection)
-            return outlook.load_outlooks(connection, clusters, silence_s)
-
-    def acquire_lease(self, cluster: str, holder: str, ttl_s: float) -> bool:
-        """Take or renew the lease of the periodic rounds."""
-        return self._database.write(lambda c: leases.acquire_lease(c, cluster, holder, ttl_s))
-
-    def forecast_history(self, cluster: str) -> ForecastHistory:
-        """Return what a forecast learns from."""
-        with self._database.read() as connection:
-            return forecasts.load_history(connection, cluster)
-
-    def put_forecast(self, cluster: str, forecast: ClusterForecast) -> None:
-        """Store the forecasts of live jobs."""
-        self._database.write(lambda c: forecasts.put_forecast(c, cluster, forecast))

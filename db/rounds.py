@@ -104,7 +104,7 @@ _STATE = {state.value: state for state in JobState}
 def commit_round(
     database: Database, commit: RoundCommit, in_time: Callable[[], bool]
 ) -> RoundRecord:
-    """Commit a round; see ``tessera.service.ports.store.Store.commit``."""
+    """Commit a round; see ``tessera.service.ports.rounds.Rounds.commit``."""
 
     def work(connection: sa.Connection) -> RoundRecord:
         base = read_base(connection, commit.snapshot.cluster)

@@ -19,7 +19,6 @@ from tessera.db.turn import Turn, request_round
 from tessera.formulation.access import IDENTITY
 from tessera.formulation.errors import AlreadyExists
 from tessera.formulation.records.jobs import JobRecord, JobSpec
-from tessera.formulation.records.store import StoreLimits
 from tessera.formulation.runtimes import RESTRICTED_RUNTIMES
 from tessera.formulation.values import Workload
 
@@ -47,12 +46,18 @@ def submit_jobs(
     connection: sa.Connection,
     cluster: str,
     jobs: Sequence[JobSpec],
-    tenants: Collection[str] | None,
-    limits: StoreLimits,
+    tenants: Collection[str] | None = None,
 ) -> list[JobRecord]:
     """Queue jobs, all or none; return them in their order.
 
     Jobs of other ``tenants`` that they wait for count as unknown, unless it is None.
+
+    Raises:
+        NotFound: the cluster. AlreadyExists: a job.
+        InvalidInput: unknown GPU type, node or dependency; jobs that wait for each other; a
+            deadline that has passed; a pinned GPU type on which the workload has no Cells
+            although it has some on others; or its Cells do not fit the cluster.
+        LimitReached: a tenant would have too many live jobs.
     """
     dependent = [job for job in jobs if job.after]
     if dependent:  # no job that they name may end in the meantime
@@ -66,7 +71,7 @@ def submit_jobs(
     if dependent:
         dependencies.put_dependencies(connection, key, jobs, tenants)
     request_round(connection, key)
-    require_few_open_jobs(connection, cluster, {job.tenant for job in jobs}, limits)
+    require_few_open_jobs(connection, cluster, {job.tenant for job in jobs})
     order = {name: i for i, name in enumerate(names)}
     records = jobs_named(connection, key, names)
     return sorted(records, key=lambda record: order[record.spec.name])

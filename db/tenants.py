@@ -8,8 +8,9 @@ from collections.abc import Collection, Sequence
 import sqlalchemy as sa
 
 from tessera.db.documents import dump_json
+from tessera.db.limits import require_few
 from tessera.db.rows import cluster_id
-from tessera.db.turn import Turn
+from tessera.db.turn import Turn, request_round
 from tessera.db.workloads import require_types
 from tessera.formulation.errors import InUse, InvalidInput, NotFound, Use
 from tessera.formulation.hierarchy import lines_of_tenants
@@ -99,23 +100,25 @@ def tenants_of_jobs(
     return {row.name: row.tenant for row in connection.execute(_OF_JOBS, values)}
 
 
-def upsert_tenants(turn: Turn, tenants: Sequence[TenantSpec]) -> list[TenantSpec]:
+def upsert_tenants(
+    connection: sa.Connection, cluster: str, tenants: Sequence[TenantSpec]
+) -> list[TenantSpec]:
     """Create tenants or replace their settings, all or none; return them as given.
 
     Raises:
+        NotFound: the cluster. LimitReached: there would be too many.
         InvalidInput: a tenant named twice, an unknown GPU type, a number without meaning, a parent
             that is missing or below the tenant itself, too many levels, or quotas that together
             exceed the cluster or a parent's quota.
     """
+    turn = Turn.take(connection, cluster)
     names = [tenant.name for tenant in tenants]
     if repeated := [name for name, count in Counter(names).items() if count > 1]:
         raise InvalidInput("tenants", f"{min(repeated)} is named twice; name each tenant once")
     types = require_types(
-        turn.connection, turn.cluster, {name for t in tenants for name in t.quotas if name}
+        connection, turn.cluster, {name for t in tenants for name in t.quotas if name}
     )
-    merged = {t.name: t for t in _stored(turn.connection, turn.cluster)} | {
-        t.name: t for t in tenants
-    }
+    merged = {t.name: t for t in _stored(connection, turn.cluster)} | {t.name: t for t in tenants}
     lines_of_tenants({t.name: t.parent for t in merged.values()})  # refuses circles
     _require_room(list(merged.values()), {row.name: row.gpus for row in types.values()})
     rows = [
@@ -134,11 +137,13 @@ def upsert_tenants(turn: Turn, tenants: Sequence[TenantSpec]) -> list[TenantSpec
         for name, gpus in t.quotas.items()
     ]
     values = {"cluster": turn.cluster, "names": names}
-    turn.connection.execute(_PUT, values | {"rows": dump_json(rows)})
-    turn.connection.execute(_PUT_PARENTS, values | {"rows": dump_json(rows)})
-    turn.connection.execute(_DROP_QUOTAS, values)
-    turn.connection.execute(_PUT_QUOTAS, values | {"rows": dump_json(quotas)})
-    stored = {t.name: t for t in _stored(turn.connection, turn.cluster)}
+    connection.execute(_PUT, values | {"rows": dump_json(rows)})
+    connection.execute(_PUT_PARENTS, values | {"rows": dump_json(rows)})
+    connection.execute(_DROP_QUOTAS, values)
+    connection.execute(_PUT_QUOTAS, values | {"rows": dump_json(quotas)})
+    stored = {t.name: t for t in _stored(connection, turn.cluster)}
+    request_round(connection, turn.cluster)
+    require_few(connection, cluster, "tenants")
     return [stored[name] for name in names]
 
 
@@ -186,15 +191,18 @@ def _require_room(tenants: Sequence[TenantSpec], gpus: dict[str, int]) -> None:
         )
 
 
-def delete_tenants(turn: Turn, names: Sequence[str], *, allow_missing: bool = False) -> None:
-    """Delete the settings of tenants.
+def delete_tenants(
+    connection: sa.Connection, cluster: str, names: Sequence[str], *, allow_missing: bool = False
+) -> None:
+    """Delete the settings of tenants, but not their jobs.
 
     Raises:
-        NotFound: one of them, unless ``allow_missing``.
+        NotFound: the cluster, or a tenant unless ``allow_missing``.
         InUse: one is the parent of a tenant that is not deleted with it.
     """
+    turn = Turn.take(connection, cluster)
     values = {"cluster": turn.cluster, "names": list(names)}
-    if rows := turn.connection.execute(_CHILDREN, values).all():
+    if rows := connection.execute(_CHILDREN, values).all():
         children = tuple(row.child for row in rows)
         raise InUse(
             f"clusters/{turn.name}/tenants/{rows[0].parent}",
@@ -209,7 +217,8 @@ def delete_tenants(turn: Turn, names: Sequence[str], *, allow_missing: bool = Fa
             ],
             "delete these, too, or give them another parent with `tessera tenants apply`",
         )
-    gone = turn.connection.execute(_DELETE, values).scalars().all()
+    gone = connection.execute(_DELETE, values).scalars().all()
     missing = set(names) - set(gone)
     if missing and not allow_missing:
         raise NotFound(f"clusters/{turn.name}/tenants/{min(missing)}")
+    request_round(connection, turn.cluster)

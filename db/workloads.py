@@ -11,6 +11,7 @@ from tessera.db.cells import estimate_rows
 from tessera.db.documents import dump_json
 from tessera.db.limits import require_few_estimates
 from tessera.db.plans import ensure_plans
+from tessera.db.rows import enter_cluster
 from tessera.db.turn import request_round
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.estimates import BEST_PLAN_NOTE, EstimateRecord
@@ -242,22 +243,25 @@ def _on_pinned_type(job: JobSpec, smallest: dict[str, int]) -> dict[str, int]:
 
 
 def upsert_estimates(
-    connection: sa.Connection, cluster: int, estimates: Sequence[EstimateRecord]
+    connection: sa.Connection, cluster: str, estimates: Sequence[EstimateRecord]
 ) -> int:
-    """Create or replace estimates. Of two with the same Cell and shape, the later one is kept.
+    """Create or replace estimates; return how many.
 
-    Computed estimates of the service for the same GPUs are deleted, except those that jobs run on.
-    If live jobs have one of the workloads, a round is requested.
+    Of two with the same Cell and shape, the later one is kept. Computed estimates of the service
+    for the same GPUs are deleted, except those that jobs run on. If live jobs have one of the
+    workloads, a round is requested.
 
     Raises:
+        NotFound: the cluster.
         InvalidInput: unknown GPU type; a plan of which only the name is known; or ``nodes`` is 0 and
             no node of the type is known yet.
         LimitReached: a workload would have too many estimates.
     """
-    types = require_types(connection, cluster, {e.cell.gpu_type for e in estimates})
-    workload_ids = ensure_workloads(connection, cluster, {e.workload for e in estimates})
+    key = enter_cluster(connection, cluster)
+    types = require_types(connection, key, {e.cell.gpu_type for e in estimates})
+    workload_ids = ensure_workloads(connection, key, {e.workload for e in estimates})
     lock_workloads(connection, workload_ids.values())
-    plan_ids = ensure_plans(connection, cluster, estimates)
+    plan_ids = ensure_plans(connection, key, estimates)
     shaped = [replace(e, cell=_shaped(e.cell, types[e.cell.gpu_type].node_gpus)) for e in estimates]
     type_ids = {name: t.id for name, t in types.items()}
     rows = estimate_rows(shaped, workload_ids, type_ids, plan_ids)
@@ -269,7 +273,7 @@ def upsert_estimates(
         if connection.execute(_DERIVED, {"ids": list(workload_ids.values())}).scalar():
             connection.execute(_GIVE_WAY, values)
         require_few_estimates(connection, workload_ids)
-        request_round(connection, cluster, workload_ids.values())
+        request_round(connection, key, workload_ids.values())
     return len(rows)
 
 

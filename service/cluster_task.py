@@ -13,11 +13,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
+from tessera.db.leases import acquire_lease
+from tessera.db.store import Store
 from tessera.formulation.clock import Clock
 from tessera.formulation.errors import TesseraError
 from tessera.formulation.logs import begin_ids
 from tessera.service.periodic import TICK_S, TICKS_PER_LEASE, clusters_of
-from tessera.service.ports.store import Store
 from tessera.service.rpc.calls import Calls
 
 log = logging.getLogger(__name__)
@@ -147,7 +148,7 @@ class ClusterTask:
 
     async def _one(self, cluster: str) -> None:
         lease_s = TICK_S * TICKS_PER_LEASE
-        if await self._calls.run(self._store.acquire_lease, cluster, self._holder, lease_s):
+        if await self._calls.run(self._store.update, acquire_lease, cluster, self._holder, lease_s):
             await self._work.run(
                 self._attend, cluster, self._over.is_set, partial(self._take, cluster)
             )

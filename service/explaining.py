@@ -8,6 +8,9 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final
 
+from tessera.db.job_rounds import rounds_of_job
+from tessera.db.reads import get_job, list_nodes
+from tessera.db.store import Store
 from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.errors import DeadlineTooShort, InvalidInput, NotAllowed
 from tessera.formulation.explanations.records import Explanation
@@ -17,7 +20,6 @@ from tessera.formulation.records.jobs import JobRecord, PlannedStartRecord
 from tessera.formulation.records.rounds import JobRound, RoundRecord, decision_record
 from tessera.formulation.snapshot import Snapshot
 from tessera.service.loop import RoundLoop
-from tessera.service.ports.store import Store
 from tessera.service.standing_policy import StandingPolicies
 from tessera.solvers.rounds.explaining.explain import explain_job
 from tessera.solvers.rounds.options import RoundOptions, recorded_options
@@ -92,10 +94,10 @@ class JobExplainer:
             NotFound: the job or the round. InvalidInput: the round did not decide on the job.
             DeadlineTooShort: the call was cancelled, or too short for the round itself.
         """
-        record = self._store.get_job(cluster, name)
+        record = self._store.read(get_job, cluster, name)
         if number:
             self._store.get_round(cluster, number)  # it exists, and is still kept
-        history = self._store.rounds_of_job(cluster, name, number, MAX_HISTORY_ROUNDS)
+        history = self._store.read(rounds_of_job, cluster, name, number, MAX_HISTORY_ROUNDS)
         if number:
             _require_decided(number, name, history)
             return self._of_round(cluster, name, number, history, time, with_steps=with_steps)
@@ -114,8 +116,8 @@ class JobExplainer:
         Raises:
             NotFound: the job or the round. InvalidInput: the round did not decide on the job.
         """
-        record = self._store.get_job(cluster, name)
-        history = self._store.rounds_of_job(cluster, name, number, RECORDED_ROUNDS)
+        record = self._store.read(get_job, cluster, name)
+        history = self._store.read(rounds_of_job, cluster, name, number, RECORDED_ROUNDS)
         if number:
             if not history or history[0].number != number:
                 self._store.get_round(cluster, number)  # it exists, and is still kept
@@ -239,7 +241,7 @@ class JobExplainer:
             return explanation
         drains = [
             f"{node.spec.name} by {node.drained_by or 'an operator'}: {node.drain_reason}"
-            for node in self._store.list_nodes(cluster, "", MAX_DRAIN_NODES)
+            for node in self._store.read(list_nodes, cluster, "", MAX_DRAIN_NODES)
             if node.drain_reason
         ]
         if not drains:

@@ -12,12 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from tessera.db import forecasts
+from tessera.db.store import Store
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.pace import to_real_pace
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.spreads import ClusterForecast, ForecastHistory
 from tessera.service.background import run_in_process
-from tessera.service.ports.store import Store
 from tessera.service.standing_policy import StandingPolicies
 from tessera.simulator.forecasts.calibration import learn_corrections
 from tessera.simulator.forecasts.draws import History
@@ -98,14 +99,14 @@ class Forecaster:
             return
         order = ForecastOrder(
             snapshot=snapshot,
-            history=self._store.forecast_history(cluster),
+            history=self._store.read(forecasts.load_history, cluster),
             options=options,
             rhythm=self._rhythm,
             end_s=_CLOCK.monotonic_s() + self._limit_s,
         )
         made = self._make(order, cancelled)
         if made is not None:
-            self._store.put_forecast(cluster, made)
+            self._store.update(forecasts.put_forecast, cluster, made)
         elif not cancelled():
             log.info(
                 "made no forecast, because too few futures were followed in time; raise the setting"

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from tessera.db import network
+from tessera.db.store import Store
 from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.clock import Clock
 from tessera.formulation.errors import DeadlineTooShort, NotAllowed, RoundSuperseded, StaleEtag
@@ -24,7 +26,6 @@ from tessera.formulation.network.running import (
 )
 from tessera.formulation.records.rounds import NetworkCommit
 from tessera.formulation.snapshot import Snapshot
-from tessera.service.ports.store import Store
 from tessera.service.standing_policy import StandingPolicies
 from tessera.solvers.base import require_wanted
 from tessera.solvers.rounds.network import plan_network
@@ -70,7 +71,7 @@ class NetworkPlanner:
         Raises:
             NotFound: the cluster.
         """
-        if not self._store.has_topology(cluster):
+        if not self._store.read(network.has_topology, cluster):
             self.forget(cluster)
             return None
         snapshot = self._store.snapshot(cluster)
@@ -136,8 +137,9 @@ class NetworkPlanner:
                 f"the checker refused the network plan, because it breaks rules ({broken}); the plan in force"
                 " stays: please report this with the output of `tessera network plan --dry-run -o json`"
             )
-        record = self._store.commit_network(
-            NetworkCommit(snapshot=snapshot, outcome=outcome, cause=cause, seconds=took_s)
+        record = self._store.update(
+            network.commit_plan,
+            NetworkCommit(snapshot=snapshot, outcome=outcome, cause=cause, seconds=took_s),
         )
         seen = observe_traffic(snapshot, running, self._policy(snapshot))
         self._planned[snapshot.cluster] = _basis(snapshot, seen)

@@ -15,13 +15,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from tessera.db.leases import acquire_lease
+from tessera.db.reads import list_clusters
+from tessera.db.store import Store
 from tessera.formulation.clock import Clock
 from tessera.formulation.errors import Conflict, TesseraError
 from tessera.formulation.logs import begin_ids
 from tessera.formulation.records.clusters import ClusterOutlook, ClusterRecord
 from tessera.formulation.records.rounds import RoundRecord
 from tessera.service.loop import RoundLoop
-from tessera.service.ports.store import Store
 from tessera.service.rpc.calls import Calls
 from tessera.service.standing_policy import StandingPolicies
 from tessera.solvers.rounds.times import RoundTimes
@@ -46,7 +48,7 @@ PAGE_SIZE: Final = 1000
 def clusters_of(store: Store) -> list[ClusterRecord]:
     """Return all clusters, page by page."""
     records: list[ClusterRecord] = []
-    while page := store.list_clusters(records[-1].name if records else "", PAGE_SIZE):
+    while page := store.read(list_clusters, records[-1].name if records else "", PAGE_SIZE):
         records += page
     return records
 
@@ -212,7 +214,9 @@ class PeriodicRounds:
     async def _lease(self, cluster: str) -> bool:
         """Take or renew the lease of ``cluster``, and return whether this replica holds it."""
         lease_s = self._tick_s * TICKS_PER_LEASE
-        return await self._calls.run(self._store.acquire_lease, cluster, self._holder, lease_s)
+        return await self._calls.run(
+            self._store.update, acquire_lease, cluster, self._holder, lease_s
+        )
 
     async def _look(self, clusters: list[str]) -> None:
         """Read what time will bring to clusters, and request the rounds that this needs."""

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 
+from tessera.db.derived_estimates import put_derived_estimates
+from tessera.db.profile_changes import end_profiling
+from tessera.db.reads import get_job
+from tessera.db.store import Connection
+from tessera.db.submission import submit_jobs
 from tessera.estimator.cell_estimator import Estimator
 from tessera.estimator.hardware import Hardware
 from tessera.estimator.plan_corrections import PlanCorrections
@@ -17,8 +21,7 @@ from tessera.formulation.execution_plan import model_name
 from tessera.formulation.lifecycle import JobEvent, is_allowed
 from tessera.formulation.records.estimates import EstimationInputs, ProfileGap, UnestimatedWorkload
 from tessera.formulation.records.jobs import JobSpec
-from tessera.service.ports.store import EstimationStore
-from tessera.service.ports.writer import Writer
+from tessera.service.cells.estimation_store import EstimationStore
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +40,7 @@ class ProfilingQueue:
         The name of a task ensures that it is created only once.
         """
         for spec in missing_tasks(known, self._hardware, self._options).values():
-            self._submit(cluster, spec, partial(_submit_task, cluster, spec))
+            self._submit(cluster, spec, _submit_task)
 
     def queue_runs(
         self,
@@ -52,7 +55,7 @@ class ProfilingQueue:
 
         If there can be none, ``corrections`` gets the reason, which estimates then show.
         """
-        spec = self._store.get_job(cluster, wanted.asking_job).spec
+        spec = self._store.read(get_job, cluster, wanted.asking_job).spec
         kind = chosen_type(spec, known.kinds)
         if kind is None or kind.gpu_type.name not in counts:
             return
@@ -69,7 +72,7 @@ class ProfilingQueue:
         there = {run.name for run in known.runs}
         if there.isdisjoint(run.name for run in specs):
             for run in specs:
-                self._submit(cluster, run, partial(_submit_run, cluster, run))
+                self._submit(cluster, run, _submit_run)
 
     def end_overdue(self, cluster: str, known: EstimationInputs) -> None:
         """Cancel the jobs that are past a limit or measure for an ended job, and store the reason.
@@ -85,7 +88,7 @@ class ProfilingQueue:
         ]
         for name, gap in dict([*orphans, *overdue]).items():
             try:
-                self._store.write(None, partial(_end, cluster, name, gap))
+                self._store.change(end_profiling, cluster, name, gap)
             except TesseraError as error:  # it has just ended, or another replica was faster
                 log.info(
                     "a profiling task is not cancelled",
@@ -108,9 +111,11 @@ class ProfilingQueue:
                 },
             )
 
-    def _submit(self, cluster: str, spec: JobSpec, work: partial[bytes]) -> None:
+    def _submit(
+        self, cluster: str, spec: JobSpec, submit: Callable[[Connection, str, JobSpec], None]
+    ) -> None:
         try:
-            self._store.write(None, work)
+            self._store.change(submit, cluster, spec)
         except AlreadyExists:  # another replica was faster
             return
         except TesseraError as error:
@@ -135,17 +140,10 @@ class ProfilingQueue:
         )
 
 
-def _submit_task(cluster: str, spec: JobSpec, writer: Writer) -> bytes:
-    writer.derive(cluster, nominal_estimates([spec.requested_gpu_type]), {})
-    writer.submit_jobs(cluster, [spec])
-    return b""
+def _submit_task(connection: Connection, cluster: str, spec: JobSpec) -> None:
+    put_derived_estimates(connection, cluster, nominal_estimates([spec.requested_gpu_type]), {})
+    submit_jobs(connection, cluster, [spec])
 
 
-def _submit_run(cluster: str, spec: JobSpec, writer: Writer) -> bytes:
-    writer.submit_jobs(cluster, [spec])
-    return b""
-
-
-def _end(cluster: str, name: str, gap: ProfileGap | None, writer: Writer) -> bytes:
-    writer.end_profiling(cluster, name, gap)
-    return b""
+def _submit_run(connection: Connection, cluster: str, spec: JobSpec) -> None:
+    submit_jobs(connection, cluster, [spec])

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from typing import Final
 
+from tessera.db.purge import purge_batch
+from tessera.db.store import Store
 from tessera.service.noticed_task import NoticedTask
-from tessera.service.ports.store import Store
 from tessera.service.rpc.calls import Calls
 
 log = logging.getLogger(__name__)
@@ -32,5 +33,5 @@ class ClusterPurger(NoticedTask):
 
     async def work(self) -> None:
         """Remove all rows of deleted clusters. Raises what the store raises."""
-        while await self._calls.run(self._store.purge):
+        while await self._calls.run(self._store.update, purge_batch):
             pass

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from tessera.db.store import Store
 from tessera.formulation.records.store import Retention
-from tessera.service.ports.store import Store
 
 log = logging.getLogger(__name__)
 

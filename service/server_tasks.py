@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeAlias
 
+from tessera.db.store import Store
 from tessera.formulation.clock import Clock
 from tessera.service.cells.deriver import CellDeriver
 from tessera.service.cluster_task import ClusterTask
 from tessera.service.config import Config
 from tessera.service.forecaster import Forecaster, forecast_rhythm
-from tessera.service.ports.store import Store
 from tessera.service.retention import PERIOD_S as RETENTION_PERIOD_S
 from tessera.service.retention import Pruner
 from tessera.service.rpc.server import Server
@@ -61,7 +61,7 @@ def _cells(config: Config, store: Store, server: Server, watch: _Watch) -> Clust
     )
     return watch(
         deriver.derive,
-        work=server.threads.cells,
+        work=server.threads.background,
         period_s=config.estimate_period_s,
         fails="no estimates were updated",
         event="estimating_failed",
@@ -72,7 +72,7 @@ def _cells(config: Config, store: Store, server: Server, watch: _Watch) -> Clust
 def _networks(server: Server, watch: _Watch) -> ClusterTask:
     return watch(
         server.planner.keep,
-        work=server.threads.networks,
+        work=server.threads.background,
         period_s=NETWORK_PERIOD_S,
         fails="no network plan was made",
         event="network_failed",
@@ -84,7 +84,7 @@ def _networks(server: Server, watch: _Watch) -> ClusterTask:
 def _pruning(config: Config, store: Store, server: Server, watch: _Watch) -> ClusterTask:
     return watch(
         Pruner(store, config.retention()).prune,
-        work=server.threads.cleaning,
+        work=server.threads.background,
         period_s=RETENTION_PERIOD_S,
         fails="no old rows were deleted",
         event="prune_failed",
@@ -102,7 +102,7 @@ def _forecasts(config: Config, store: Store, server: Server, watch: _Watch) -> C
     )
     return watch(
         forecaster.refresh,
-        work=server.threads.forecasts,
+        work=server.threads.background,
         period_s=config.forecast_period_s,
         fails="no jobs were forecast",
         event="forecast_failed",

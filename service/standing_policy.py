@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tessera.db.policies import newest_policy
+from tessera.db.store import Store
 from tessera.formulation.policy import MODES_WITHOUT_PROMISES
 from tessera.formulation.records.jobs import JobRecord
-from tessera.service.ports.policies import PolicyStore
 from tessera.service.rpc.convert.policies import read_stored_options
 from tessera.solvers.rounds.options import RoundOptions
 
@@ -32,7 +33,7 @@ class StandingPolicies:
 
     def __init__(
         self,
-        store: PolicyStore,
+        store: Store,
         configured: RoundOptions | None = None,
         usual: RoundOptions | None = None,
     ) -> None:
@@ -46,7 +47,7 @@ class StandingPolicies:
         Raises:
             InvalidInput: this release does not accept the stored policy.
         """
-        newest = self._store.newest_policy(cluster)
+        newest = self._store.read(newest_policy, cluster)
         if newest is None:
             return StandingPolicy(0, self.configured)
         return StandingPolicy(newest.version, self.read(newest.version, newest.options))

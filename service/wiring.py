@@ -18,18 +18,14 @@ from pathlib import Path
 from typing import Final
 
 from tessera.db import embedded
-from tessera.db.access_store import PostgresAccessStore
 from tessera.db.deletion import PURGE_CHANNEL
 from tessera.db.derived_estimates import ESTIMATING_CHANNEL as ESTIMATING
-from tessera.db.engine import Database
 from tessera.db.log_reads import LOGS_CHANNEL
-from tessera.db.log_store import PostgresLogStore
 from tessera.db.migrate import head_revision
 from tessera.db.notify import Listener
-from tessera.db.store import PostgresStore
+from tessera.db.store import Store
 from tessera.db.tokens import ACCESS_CHANNEL
 from tessera.db.turn import ROUNDS_CHANNEL
-from tessera.db.webhook_store import PostgresWebhookStore
 from tessera.db.webhooks import WEBHOOKS_CHANNEL
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.errors import InvalidInput
@@ -72,7 +68,7 @@ async def run_server(config: Config) -> AsyncIterator[int]:
         yield parts.port
 
 
-def _webhook_parts(config: Config, database: Database, clock: SystemClock) -> WebhookParts:
+def _webhook_parts(config: Config, clock: SystemClock) -> WebhookParts:
     """Return what a server sends to webhooks with. Raises InvalidInput."""
     key = None
     if config.webhook_key_file:
@@ -83,7 +79,7 @@ def _webhook_parts(config: Config, database: Database, clock: SystemClock) -> We
                 "webhook_key_file", f"{path} must have at least {MIN_KEY_BYTES} random characters"
             )
     sender = Sender(config.webhook_options(), clock.wall_s)
-    return WebhookParts(store=PostgresWebhookStore(database), sender=sender, key=key)
+    return WebhookParts(sender=sender, key=key)
 
 
 @contextlib.asynccontextmanager
@@ -100,7 +96,7 @@ async def assemble_server(config: Config) -> AsyncIterator[RunningServer]:
         database = await asyncio.to_thread(open_database, config)
         stack.callback(database.engine.dispose)
         clock = SystemClock()
-        store = PostgresStore(
+        store = Store(
             database,
             config.lease_s,
             config.margin_s,
@@ -115,7 +111,7 @@ async def assemble_server(config: Config) -> AsyncIterator[RunningServer]:
             store, clock, workers, config.solve_process_from_jobs, config.clock_factor
         )
         stack.callback(rounds.close)
-        oidc, webhooks = config.oidc(), _webhook_parts(config, database, clock)
+        oidc, webhooks = config.oidc(), _webhook_parts(config, clock)
         server = Server(
             config,
             store,
@@ -123,9 +119,8 @@ async def assemble_server(config: Config) -> AsyncIterator[RunningServer]:
             clock,
             new_id=lambda: f"job-{uuid.uuid4().hex[:16]}",
             wall_s=clock.wall_s,
-            access=PostgresAccessStore(database),
+            access=store,
             verifier=None if oidc is None else make_verifier(oidc, clock),
-            logs=PostgresLogStore(database, config.lease_s),
             schema=head_revision(),
             webhooks=webhooks,
         )
@@ -137,7 +132,7 @@ async def assemble_server(config: Config) -> AsyncIterator[RunningServer]:
         listener.subscribe(_in_loop(loop, server.wakeups.changed))
         listener.subscribe(_in_loop(loop, server.wakeups.changed), LOGS_CHANNEL)
         listener.subscribe(_in_loop(loop, own.networks.wake))
-        purger = ClusterPurger(store, server.threads.cleaning)
+        purger = ClusterPurger(store, server.threads.background)
         listener.subscribe(_in_loop(loop, purger.wake), PURGE_CHANNEL)
         listener.subscribe(_in_loop(loop, server.gate.note_revocation), ACCESS_CHANNEL)
         listener.subscribe(_in_loop(loop, own.cells.wake), ESTIMATING)
@@ -149,7 +144,7 @@ async def assemble_server(config: Config) -> AsyncIterator[RunningServer]:
         ]
         if webhooks.key is not None:
             deliverer = WebhookDeliverer(
-                webhooks.store, webhooks.sender, server.threads.webhooks, clock, webhooks.key
+                store, webhooks.sender, server.threads.webhooks, clock, webhooks.key
             )
             listener.subscribe(_in_loop(loop, deliverer.wake), WEBHOOKS_CHANNEL)
             tasks.append(deliverer)

@@ -8,7 +8,9 @@ from typing import Final
 
 from tessera.benchmarks.schedulers.stream_runs import GpuHold, StreamRun, restart_share
 from tessera.benchmarks.schedulers.streams import SPACING_S, JobStream
-from tessera.db.store import PostgresStore
+from tessera.db.reads import job_history, list_jobs
+from tessera.db.rounds import list_rounds
+from tessera.db.store import Store
 from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.lifecycle import ACTIVE, WAITING, JobEvent
 from tessera.formulation.records.jobs import JobEventRecord, JobRecord
@@ -32,7 +34,7 @@ ENDINGS: Final = {
 class RoundHistory:
     """The first round that saw each job, the first promise to it, and the rounds in which it waited."""
 
-    def __init__(self, store: PostgresStore, rounds: Sequence[RoundSummary]) -> None:
+    def __init__(self, store: Store, rounds: Sequence[RoundSummary]) -> None:
         """Read the snapshots of a cluster's rounds, oldest first."""
         self.first_round_s: dict[str, float] = {}
         self.promise_s: dict[str, float] = {}
@@ -77,12 +79,12 @@ def first_start_s(events: Sequence[JobEventRecord]) -> float:
 class ClusterRecords:
     """The records of a cluster's jobs and rounds in a store. Times are in seconds since 1970."""
 
-    def __init__(self, store: PostgresStore, cluster: str) -> None:
+    def __init__(self, store: Store, cluster: str) -> None:
         """Read the jobs, their histories, and the snapshots of rounds."""
-        self.jobs: list[JobRecord] = store.list_jobs(cluster, [], 0, MAX_ROWS)[0]
-        self.rounds = store.list_rounds(cluster, MAX_ROWS, MAX_ROWS)[::-1]
+        self.jobs: list[JobRecord] = store.read(list_jobs, cluster, [], 0, MAX_ROWS)[0]
+        self.rounds = store.read(list_rounds, cluster, MAX_ROWS, MAX_ROWS)[::-1]
         self.history = RoundHistory(store, self.rounds)
-        self.events = [store.job_history(cluster, record.spec.name) for record in self.jobs]
+        self.events = [store.read(job_history, cluster, record.spec.name) for record in self.jobs]
         self.starts_s = [first_start_s(events) for events in self.events]
 
     def first_rounds_s(self) -> list[float]:
@@ -117,7 +119,7 @@ class ClusterRecords:
 
 
 def describe_server_run(
-    store: PostgresStore,
+    store: Store,
     cluster: str,
     stream: JobStream,
     options: RoundOptions,

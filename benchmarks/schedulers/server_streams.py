@@ -15,7 +15,8 @@ from tessera.benchmarks.schedulers.stream_runs import StreamRun
 from tessera.benchmarks.schedulers.streams import PERIOD_S, SPACING_S, JobStream
 from tessera.benchmarks.service.agents import AgentProcess
 from tessera.db.engine import connect_database
-from tessera.db.store import PostgresStore
+from tessera.db.reads import list_jobs
+from tessera.db.store import Store
 from tessera.formulation.lifecycle import TERMINAL
 from tessera.service.cli.demo.drive import add_estimates, make_cluster, submit_jobs
 from tessera.service.cli.demo.stack import Stack, run_stack
@@ -55,7 +56,7 @@ class StreamServer:
     """A running server and its store. Each stream has a cluster of its own."""
 
     stack: Stack
-    store: PostgresStore
+    store: Store
     options: RoundOptions
 
     @contextmanager
@@ -90,7 +91,7 @@ class StreamServer:
             time.sleep(LOOK_INTERVAL_S)
 
     def _is_over(self, cluster: str) -> bool:
-        records, _ = self.store.list_jobs(cluster, [], 0, MAX_JOBS)
+        records, _ = self.store.read(list_jobs, cluster, [], 0, MAX_JOBS)
         return all(record.state in TERMINAL for record in records)
 
     def _set_policy(self, cluster: str) -> None:
@@ -130,7 +131,7 @@ def run_on_server(
         settings=SERVER_SETTINGS, database_url=database_url, period_s=PERIOD_S / CLOCK_FACTOR
     ) as stack:
         database = connect_database(stack.database_url)
-        server = StreamServer(stack=stack, store=PostgresStore(database), options=options)
+        server = StreamServer(stack=stack, store=Store(database), options=options)
 
         def run_one(cluster: str) -> StreamRun:
             try:

@@ -10,6 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from tessera.db.derived_estimates import (
+    add_plans,
+    put_derived_estimates,
+    record_wait_reasons,
+)
 from tessera.estimator.cell_estimator import Estimator
 from tessera.estimator.hardware import Hardware
 from tessera.estimator.measured_cells import measured_estimates
@@ -25,12 +30,11 @@ from tessera.formulation.records.estimates import (
     UnestimatedWorkload,
 )
 from tessera.formulation.values import Cell, Workload
+from tessera.service.cells.estimation_store import EstimationStore
 from tessera.service.cells.estimators import LearnedEstimators
 from tessera.service.cells.reasons import explain_failure, explain_underived
 from tessera.service.cells.records import compute_records, compute_tunings, plan_stated_cells
 from tessera.service.cells.tasks import EstimateTask, TaskFinder
-from tessera.service.ports.store import EstimationStore
-from tessera.service.ports.writer import Writer
 from tessera.service.profiling_queue import ProfilingQueue
 
 log = logging.getLogger(__name__)
@@ -53,11 +57,6 @@ def _attempt(
     except Exception:  # this guard keeps one workload from stopping the others
         log.exception("cannot estimate a workload", extra={"event": "cells_failed", **facts})
         return None, "see the server's log"
-
-
-def _answer_nothing(_count: int) -> bytes:
-    """Return the empty answer of a write."""
-    return b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,9 +190,7 @@ class CellDeriver:
         facts = {"cluster": cluster, "workload": target.workload.key}
         planned_cells, _ = _attempt(facts, plan)
         if planned_cells:
-            self._store.write(
-                None, lambda writer: _answer_nothing(writer.add_plans(cluster, planned_cells))
-            )
+            self._store.change(add_plans, cluster, planned_cells)
 
     def _find_tasks(self, this_pass: _EstimationPass) -> list[EstimateTask]:
         """Return the workloads to estimate; record why others cannot be estimated."""
@@ -271,12 +268,7 @@ class CellDeriver:
         news = {w: r for w, r in reasons.items() if self._recorded.get((cluster, w)) != r}
         if not news:
             return
-
-        def work(writer: Writer) -> bytes:
-            writer.say_waiting(cluster, news)
-            return b""
-
-        self._store.write(None, work)
+        self._store.change(record_wait_reasons, cluster, news)
         self._recorded |= {(cluster, w): r for w, r in news.items()}
         for workload, reason in news.items():
             log.info(
@@ -296,11 +288,4 @@ class CellDeriver:
         derived_from: Mapping[Workload, str],
         tunings: Sequence[TuningRecord] = (),
     ) -> int:
-        kept: list[int] = []
-
-        def work(writer: Writer) -> bytes:
-            kept.append(writer.derive(cluster, records, derived_from, tunings))
-            return b""
-
-        self._store.write(None, work)
-        return kept[-1]
+        return self._store.change(put_derived_estimates, cluster, records, derived_from, tunings)

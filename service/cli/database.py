@@ -8,11 +8,11 @@ from typing import Annotated, Final
 
 import typer
 
-from tessera.db.access_store import PostgresAccessStore
 from tessera.db.embedded import default_directory
 from tessera.db.engine import Database
 from tessera.db.migrate import head_revision, upgrade_schema
-from tessera.db.store import PostgresStore
+from tessera.db.store import Store
+from tessera.db.tokens import create_token
 from tessera.formulation import limits
 from tessera.formulation.access import AUDITED, AuditedCall, Role
 from tessera.formulation.clock import SystemClock
@@ -113,7 +113,7 @@ def prune_database(
             f"contradicts the settings, which name {_place(settings)}; omit one of the two",
         )
     print_note(f"{'would delete' if dry_run else 'deleting'} from {_place(settings)}")
-    store = PostgresStore(_open(settings))
+    store = Store(_open(settings))
     work = store.count_old if dry_run else store.prune
     audit_s = settings.retention().audit_s
     for kind, count in work(age_s, keep_rounds, audit_s).items():
@@ -179,7 +179,7 @@ def store_admin_token(database: Database, name: str, lifetime_s: float) -> str:
     )
     audited = AUDITED.set(call)
     try:
-        PostgresAccessStore(database).create_token(spec, call.subject)
+        Store(database).change(create_token, spec, call.subject)
     finally:
         AUDITED.reset(audited)
     return made.text(USER_PREFIX)

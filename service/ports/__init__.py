@@ -1,1 +1,1 @@
-"""The interfaces through which the service uses its stores, as protocols."""
+"""The interfaces of the service that have several implementations, as protocols."""

@@ -1,13 +1,12 @@
-"""Rounds: what is decided on, what was decided, and when the next one is due."""
+"""Rounds: what is decided on, and what was decided."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from typing import Protocol
 
 from tessera.formulation.proofs import RoundProof
-from tessera.formulation.records.clusters import ClusterOutlook
-from tessera.formulation.records.rounds import RoundCommit, RoundRecord, RoundSummary
+from tessera.formulation.records.rounds import RoundCommit, RoundRecord
 from tessera.formulation.records.store import Request
 from tessera.formulation.snapshot import Snapshot
 
@@ -65,23 +64,4 @@ class Rounds(Protocol):
 
     def round_proof(self, cluster: str, number: int) -> RoundProof:
         """Return what is kept of the proof of a round. Raises NotFound."""
-        ...
-
-
-class RoundStore(Rounds, Protocol):
-    """The part of a store that keeps rounds, and says when clusters need one."""
-
-    def list_rounds(self, cluster: str, before: int, limit: int) -> list[RoundSummary]:
-        """Return rounds with a number below ``before`` (0: all), newest first. Raises NotFound."""
-        ...
-
-    def acquire_lease(self, cluster: str, holder: str, ttl_s: float) -> bool:
-        """Take or renew the lease of the periodic rounds, by the database's clock.
-
-        Return whether ``holder`` has it.
-        """
-        ...
-
-    def outlooks(self, clusters: Collection[str]) -> Mapping[str, ClusterOutlook]:
-        """Return what time alone will bring to each of these clusters that exists, by name."""
         ...

@@ -10,6 +10,16 @@ from typing import Any, Final
 import grpc.aio
 from google.protobuf.empty_pb2 import Empty
 
+from tessera.db import audit_log
+from tessera.db.enrolment import (
+    create_join_token,
+    list_certificates,
+    list_join_tokens,
+    revoke_agent,
+    revoke_join_token,
+)
+from tessera.db.store import Store
+from tessera.db.tokens import create_token, list_tokens, revoke_token
 from tessera.formulation.access import IDENTITY
 from tessera.formulation.errors import InvalidInput, NotAllowed
 from tessera.formulation.release import installed_version
@@ -24,7 +34,6 @@ from tessera.service.rpc import names
 from tessera.service.rpc.convert import access as convert
 from tessera.service.rpc.lanes import SizedCalls
 from tessera.service.rpc.paging import page_of
-from tessera.service.security.ports import AccessStore
 from tessera.v1 import access_pb2 as pb
 from tessera.v1 import access_pb2_grpc
 
@@ -61,7 +70,7 @@ class AccessServicer(access_pb2_grpc.AccessServicer):
 
     def __init__(
         self,
-        store: AccessStore | None,
+        store: Store | None,
         calls: SizedCalls,
         login: pb.Login,
         wall_s: Callable[[], float],
@@ -94,13 +103,15 @@ class AccessServicer(access_pb2_grpc.AccessServicer):
         self, request: pb.ListTokensRequest, context: _Context
     ) -> pb.ListTokensResponse:
         """Return the tokens, by name."""
-        found = await self._calls.run(self._store.list_tokens, with_ended=request.with_ended)
+        found = await self._calls.run(self._store.read, list_tokens, with_ended=request.with_ended)
         return pb.ListTokensResponse(tokens=map(convert.of_token, found))
 
     async def RevokeToken(self, request: pb.RevokeTokenRequest, context: _Context) -> pb.Token:
         """Revoke a token."""
         _require_no_secret("name", request.name)
-        return convert.of_token(await self._calls.run(self._store.revoke_token, request.name))
+        return convert.of_token(
+            await self._calls.run(self._store.change, revoke_token, request.name)
+        )
 
     async def CreateJoinToken(
         self, request: pb.CreateJoinTokenRequest, context: _Context
@@ -114,7 +125,7 @@ class AccessServicer(access_pb2_grpc.AccessServicer):
         """Return the join tokens of a cluster, the newest first."""
         cluster = names.parse_cluster("parent", request.parent)
         found = await self._calls.run(
-            self._store.list_join_tokens, cluster, with_ended=request.with_ended
+            self._store.read, list_join_tokens, cluster, with_ended=request.with_ended
         )
         return pb.ListJoinTokensResponse(join_tokens=map(convert.of_join_token, found))
 
@@ -124,7 +135,7 @@ class AccessServicer(access_pb2_grpc.AccessServicer):
         """Revoke a join token."""
         cluster = names.parse_cluster("parent", request.parent)
         _require_no_secret("id", request.id)
-        found = await self._calls.run(self._store.revoke_join_token, cluster, request.id)
+        found = await self._calls.run(self._store.change, revoke_join_token, cluster, request.id)
         return convert.of_join_token(found)
 
     async def ListCertificates(
@@ -132,14 +143,14 @@ class AccessServicer(access_pb2_grpc.AccessServicer):
     ) -> pb.ListCertificatesResponse:
         """Return the certificates of a cluster's agents that have not expired."""
         cluster = names.parse_cluster("parent", request.parent)
-        found = await self._calls.run(self._store.list_certificates, cluster)
+        found = await self._calls.run(self._store.read, list_certificates, cluster)
         return pb.ListCertificatesResponse(certificates=map(convert.of_certificate, found))
 
     async def RevokeAgent(self, request: pb.RevokeAgentRequest, context: _Context) -> Empty:
         """Revoke all certificates of an agent."""
         cluster = names.parse_cluster("parent", request.parent)
         agent = names.require_identifier("agent", request.agent)
-        await self._calls.run(self._store.revoke_agent, cluster, agent)
+        await self._calls.run(self._store.change, revoke_agent, cluster, agent)
         return Empty()
 
     async def ListAuditEntries(
@@ -149,7 +160,7 @@ class AccessServicer(access_pb2_grpc.AccessServicer):
         return await self._calls.run(self._list_entries, request)
 
     @property
-    def _store(self) -> AccessStore:
+    def _store(self) -> Store:
         if self._stored is None:
             raise NotAllowed(
                 "this server keeps no tokens, because its store has none; use a server with a database"
@@ -159,7 +170,7 @@ class AccessServicer(access_pb2_grpc.AccessServicer):
     def _create_token(self, request: pb.CreateTokenRequest) -> pb.CreateTokenResponse:
         made = make_token()
         spec = convert.to_token("token", request.token, made.id, made.secret_hash, self._wall_s())
-        record = self._store.create_token(spec, IDENTITY.get().subject)
+        record = self._store.change(create_token, spec, IDENTITY.get().subject)
         return pb.CreateTokenResponse(token=convert.of_token(record), text=made.text(USER_PREFIX))
 
     def _create_join_token(self, request: pb.CreateJoinTokenRequest) -> pb.CreateJoinTokenResponse:
@@ -167,7 +178,7 @@ class AccessServicer(access_pb2_grpc.AccessServicer):
         spec = convert.to_join_token(
             "join_token", request.join_token, cluster, made.id, made.secret_hash, self._wall_s()
         )
-        record = self._store.create_join_token(spec, IDENTITY.get().subject)
+        record = self._store.change(create_join_token, spec, IDENTITY.get().subject)
         return pb.CreateJoinTokenResponse(
             join_token=convert.of_join_token(record), text=made.text(JOIN_PREFIX)
         )
@@ -176,7 +187,9 @@ class AccessServicer(access_pb2_grpc.AccessServicer):
         page = page_of(
             request, request.page_size, request.page_token, most=MAX_ENTRIES, counts=True
         )
-        found = self._store.list_audit(convert.to_filter(request), page.number, page.size + 1)
+        found = self._store.read(
+            audit_log.list_entries, convert.to_filter(request), page.number, page.size + 1
+        )
         last = found[page.size - 1].number if len(found) > page.size else 0
         return pb.ListAuditEntriesResponse(
             entries=map(convert.of_entry, found[: page.size]), next_page_token=page.token(last)

@@ -7,9 +7,10 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
+from tessera.db import log_reads
+from tessera.db.store import Store
 from tessera.formulation.errors import TooBusy, Unavailable
 from tessera.formulation.records.logs import MAX_READS_PER_AGENT, LogAnswer, agent_key
-from tessera.service.ports.logs import LogStore
 from tessera.service.rpc.convert.agents import of_log_read, to_log_answer
 from tessera.service.rpc.lanes import FairCalls
 from tessera.v1 import agents_pb2 as pb
@@ -21,10 +22,10 @@ class AgentLogs:
     """The requests for output that one agent has not answered, and its answers.
 
     They are read and stored by a task of their own, so that the agent's lease never waits for them.
-    It belongs to the event loop's thread. Without a store there are no requests.
+    It belongs to the event loop's thread.
     """
 
-    def __init__(self, store: LogStore | None, calls: FairCalls, cluster: str, agent: str) -> None:
+    def __init__(self, store: Store, calls: FairCalls, cluster: str, agent: str) -> None:
         self.key = agent_key(cluster, agent)
         self._store, self._calls = store, calls
         self._cluster, self._agent = cluster, agent
@@ -55,11 +56,11 @@ class AgentLogs:
         ``wake`` is called at the end. If a message to the agent is ``due``, open requests are read
         again, because some may have expired.
         """
-        if self._store is None or self._task is not None:
+        if self._task is not None:
             return
         needed = self._answers or self._asked or (due and self._open)
         if needed and (due or not self._failed):
-            work = self._exchange(self._store, again=due and bool(self._open))
+            work = self._exchange(again=due and bool(self._open))
             self._task = asyncio.create_task(work)
             self._task.add_done_callback(partial(self._end, wake))
 
@@ -68,15 +69,19 @@ class AgentLogs:
         if self._task is not None:
             self._task.cancel()
 
-    async def _exchange(self, store: LogStore, *, again: bool) -> None:
+    async def _exchange(self, *, again: bool) -> None:
         asked, self._asked = self._asked, False
         try:
             if answers := list(self._answers.values()):
-                await self._calls.run(store.store_answers, self._cluster, self._agent, answers)
+                await self._calls.run(
+                    self._store.update, log_reads.store_answers, self._cluster, self._agent, answers
+                )
                 for answer in answers:
                     del self._answers[answer.id]
             if asked or again or (self._more and not self._open):
-                pending = await self._calls.run(store.find_pending, self._cluster, self._agent)
+                pending = await self._calls.run(
+                    self._store.read, log_reads.find_pending, self._cluster, self._agent
+                )
                 self._more = len(pending) >= MAX_READS_PER_AGENT
                 self._open = {
                     read.id: of_log_read(read) for read in pending if read.id not in self._answers

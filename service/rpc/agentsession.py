@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from tessera.db.agents import load_desired_gangs
+from tessera.db.observe import record_observation
+from tessera.db.store import Store
 from tessera.formulation.clock import Clock
 from tessera.formulation.errors import (
     Conflict,
@@ -20,8 +23,6 @@ from tessera.formulation.errors import (
     Unavailable,
 )
 from tessera.formulation.records.agents import Heartbeat, NodeHealth
-from tessera.service.ports.agents import AgentStore
-from tessera.service.ports.logs import LogStore
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.agentinbox import AgentInbox
 from tessera.service.rpc.agentlogs import AgentLogs
@@ -48,15 +49,14 @@ class AgentCalls:
     """The ways in which agents' streams use the store, each with separate threads.
 
     ``turns`` are calls that wait for their cluster's row. At most one of each cluster holds a
-    thread. ``logs`` keeps requests for output, and ``log_calls`` are the threads that use it.
+    thread. ``log_calls`` are the threads for requests for output.
     """
 
-    store: AgentStore
+    store: Store
     heartbeats: HeartbeatRecorder
     turns: FairCalls
     reads: FairCalls
     log_calls: FairCalls
-    logs: LogStore | None = None
 
 
 class AgentSession:
@@ -76,7 +76,7 @@ class AgentSession:
         self._own = frozenset(node.name for node in self._nodes)
         self._calls, self._clock, self._timing = calls, clock, timing
         now_s = clock.monotonic_s()
-        self.logs = AgentLogs(calls.logs, calls.log_calls, self.cluster, self._agent)
+        self.logs = AgentLogs(calls.store, calls.log_calls, self.cluster, self._agent)
         self.inbox = AgentInbox(
             agent=self._agent,
             spoke_s=now_s,
@@ -193,7 +193,8 @@ class AgentSession:
             # A faulty node is drained before the jobs that failed there can be started again.
             await self._record_health(first.health)
             changed = await self._calls.turns.run(
-                self._calls.store.observe,
+                self._calls.store.update,
+                record_observation,
                 self.cluster,
                 self._agent,
                 self._incarnation,
@@ -221,7 +222,9 @@ class AgentSession:
             return self._next_request()
         self._push = False
         try:
-            read = await self._calls.reads.run(self._calls.store.desired, self.cluster, self._agent)
+            read = await self._calls.reads.run(
+                self._calls.store.read, load_desired_gangs, self.cluster, self._agent
+            )
         except Unavailable:
             self._push = True
             raise

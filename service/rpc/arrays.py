@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from tessera.db.arrays import get_array
+from tessera.db.job_changes import apply_event_to_array
+from tessera.db.store import Connection, Store
 from tessera.formulation.access import IDENTITY
 from tessera.formulation.arrays import ArrayRange, ArrayRecord
 from tessera.formulation.errors import InvalidInput, NotFound
 from tessera.formulation.records.jobs import JobSpec
-from tessera.service.ports.store import Store
-from tessera.service.ports.writer import Writer
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert import workflows as convert
 from tessera.v1 import jobs_pb2 as pb
@@ -69,7 +70,7 @@ class ArrayCalls:
     def get(self, request: pb.GetArrayRequest) -> pb.JobArray:
         """Return an array. Raises NotFound."""
         cluster, array = names.parse_array("name", request.name)
-        return convert.of_array(_require_visible(self._store.get_array(cluster, array)))
+        return convert.of_array(_require_visible(self._store.read(get_array, cluster, array)))
 
     def change(self, request: pb.ChangeArrayRequest) -> pb.JobArray:
         """Apply an event to all jobs of an array to which it may happen. Raises NotFound."""
@@ -77,10 +78,10 @@ class ArrayCalls:
         event = convert.to_event("change", request.change)
         key = fields.request_key(request, request.request_id)
         if IDENTITY.get().tenants is not None:  # no work is done for the array of another tenant
-            _require_visible(self._store.get_array(cluster, array))
+            _require_visible(self._store.read(get_array, cluster, array))
 
-        def work(writer: Writer) -> bytes:
-            record = _require_visible(writer.array_event(cluster, array, event))
+        def work(connection: Connection) -> bytes:
+            record = _require_visible(apply_event_to_array(connection, cluster, array, event))
             return convert.of_array(record).SerializeToString()
 
         kept = self._store.write(key, work, validate_only=request.validate_only)

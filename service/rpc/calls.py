@@ -61,7 +61,7 @@ class Calls:
     async def run(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Run ``work`` in a thread and return its result."""
         call = partial(work, *args, **kwargs)
-        return await asyncio.wrap_future(self._pool.submit(name_of(work), _call, call))
+        return await asyncio.wrap_future(self._pool.submit(name_of(work, *args), _call, call))
 
     def running(self) -> list[str]:
         """Return the names of the calls that hold a thread."""
@@ -76,8 +76,14 @@ def _call(work: Callable[[], _T]) -> _T:
     return work()
 
 
-def name_of(work: Callable[..., object]) -> str:
-    """Return the name of a function, of a method with its class, or of the target of a partial."""
+def name_of(work: Callable[..., object], *args: object) -> str:
+    """Return the name of a function, of a method with its class, or of the target of a partial.
+
+    If ``work`` calls another function, as a transaction of the store does, this is its first
+    argument, and its name is returned.
+    """
+    if args and callable(args[0]):
+        work = args[0]
     while isinstance(work, partial):
         work = work.func
     return getattr(work, "__qualname__", type(work).__qualname__)

@@ -8,20 +8,23 @@ from typing import Any, Final
 import grpc.aio
 from google.protobuf.empty_pb2 import Empty
 
+from tessera.db.cluster_changes import delete_gpu_types, upsert_cluster, upsert_nodes
+from tessera.db.deletion import delete_cluster, delete_nodes
+from tessera.db.drains import drain_nodes
+from tessera.db.reads import get_cluster, get_node, list_clusters, list_nodes
+from tessera.db.store import Connection, Store
 from tessera.formulation import limits
 from tessera.formulation.access import IDENTITY
 from tessera.formulation.errors import NotFound
 from tessera.formulation.records.clusters import ClusterRecord, NodeRecord, NodeSpec
 from tessera.formulation.records.store import Request
-from tessera.service.ports.store import Store
-from tessera.service.ports.writer import Writer
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert import clusters as convert
 from tessera.service.rpc.convert.tenants import to_tenants
 from tessera.service.rpc.lanes import SizedCalls
 from tessera.service.rpc.paging import page_of
 from tessera.service.rpc.reservations import ReservationCalls
-from tessera.service.rpc.visibility import hide_in_nodes
+from tessera.service.rpc.visibility import find_tenants, hide_in_nodes
 from tessera.v1 import clusters_pb2 as pb
 from tessera.v1 import clusters_pb2_grpc, reservations_pb2
 
@@ -168,8 +171,8 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
         tenants = to_tenants(cluster, request.tenants) if request.tenants else []
         key = fields.request_key(request, request.request_id)
 
-        def work(writer: Writer) -> bytes:
-            record = writer.upsert_cluster(cluster, gpu_types, version, nodes, tenants)
+        def work(connection: Connection) -> bytes:
+            record = upsert_cluster(connection, cluster, gpu_types, version, nodes, tenants)
             return convert.of_cluster(record).SerializeToString()
 
         kept = self._store.write(key, work, validate_only=request.validate_only)
@@ -177,7 +180,7 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
 
     def _get_cluster(self, request: pb.GetClusterRequest) -> pb.Cluster:
         cluster = names.parse_cluster("name", request.name)
-        record = self._store.get_cluster(cluster)
+        record = self._store.read(get_cluster, cluster)
         found = convert.of_cluster(record)
         found.round_period.CopyFrom(fields.duration_of(self._period_s))
         if self._period_s:
@@ -190,7 +193,7 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
         seen, found, after = IDENTITY.get().sees_cluster, list[ClusterRecord](), page.cursor
         # A page is full, and its token names a cluster that the caller sees.
         while len(found) <= page.size:
-            batch = self._store.list_clusters(after, page.size + 1)
+            batch = self._store.read(list_clusters, after, page.size + 1)
             found += [cluster for cluster in batch if seen(cluster.name)]
             if len(batch) <= page.size:
                 break
@@ -205,8 +208,8 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
         specs = _node_specs(cluster, request.nodes)
         key = fields.request_key(request, request.request_id)
 
-        def work(writer: Writer) -> bytes:
-            nodes = self._messages(cluster, writer.upsert_nodes(cluster, specs))
+        def work(connection: Connection) -> bytes:
+            nodes = self._messages(cluster, upsert_nodes(connection, cluster, specs))
             return pb.UpsertNodesResponse(nodes=nodes).SerializeToString()
 
         kept = self._store.write(key, work, validate_only=request.validate_only)
@@ -214,17 +217,17 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
 
     def _get_node(self, request: pb.GetNodeRequest) -> pb.Node:
         cluster, node = names.parse_node("name", request.name)
-        message = convert.of_node(cluster, self._store.get_node(cluster, node), self._lease_s)
-        hide_in_nodes(IDENTITY.get(), cluster, [message], self._store.tenants_of_jobs)
+        message = convert.of_node(cluster, self._store.read(get_node, cluster, node), self._lease_s)
+        hide_in_nodes(IDENTITY.get(), cluster, [message], find_tenants(self._store))
         return message
 
     def _list_nodes(self, request: pb.ListNodesRequest) -> pb.ListNodesResponse:
         cluster = names.parse_cluster("parent", request.parent)
         page = page_of(request, request.page_size, request.page_token, most=10_000)
-        records = self._store.list_nodes(cluster, page.cursor, page.size + 1)
+        records = self._store.read(list_nodes, cluster, page.cursor, page.size + 1)
         last = records[page.size - 1].spec.name if len(records) > page.size else ""
         messages = list(self._messages(cluster, records[: page.size]))
-        hide_in_nodes(IDENTITY.get(), cluster, messages, self._store.tenants_of_jobs)
+        hide_in_nodes(IDENTITY.get(), cluster, messages, find_tenants(self._store))
         return pb.ListNodesResponse(nodes=messages, next_page_token=page.token(last))
 
     def _drain(
@@ -251,8 +254,8 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
                 ),
             }
 
-        def work(writer: Writer) -> bytes:
-            records = writer.drain_nodes(cluster, nodes, draining=draining, **facts)
+        def work(connection: Connection) -> bytes:
+            records = drain_nodes(connection, cluster, nodes, draining=draining, **facts)
             messages = self._messages(cluster, records)
             if draining:
                 return pb.DrainNodesResponse(nodes=messages).SerializeToString()
@@ -264,9 +267,11 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
         cluster = names.parse_cluster("name", request.name)
         version = fields.version_of(request.etag)
 
-        def work(writer: Writer) -> bytes:
+        def work(connection: Connection) -> bytes:
             try:
-                writer.delete_cluster(cluster, version, force=request.force)
+                delete_cluster(
+                    connection, cluster, version, self._store.silence_s, force=request.force
+                )
             except NotFound:
                 if not request.allow_missing:
                     raise
@@ -285,9 +290,9 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
         version = fields.version_of(request.etag)
         key = fields.request_key(request, request.request_id)
 
-        def work(writer: Writer) -> bytes:
-            record = writer.delete_gpu_types(
-                cluster, types, version, allow_missing=request.allow_missing
+        def work(connection: Connection) -> bytes:
+            record = delete_gpu_types(
+                connection, cluster, types, version, allow_missing=request.allow_missing
             )
             return convert.of_cluster(record).SerializeToString()
 
@@ -299,8 +304,8 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
         version = fields.version_of(request.etag)
         versions = {} if version is None else {node: version}
 
-        def work(writer: Writer) -> bytes:
-            writer.delete_nodes(cluster, [node], versions, allow_missing=request.allow_missing)
+        def work(connection: Connection) -> bytes:
+            delete_nodes(connection, cluster, [node], versions, allow_missing=request.allow_missing)
             return b""
 
         return self._write_empty(request, work)
@@ -313,13 +318,13 @@ class ClustersServicer(clusters_pb2_grpc.ClustersServicer):
         ]
         fields.require_distinct((f"names[{i}]", node) for i, node in enumerate(nodes))
 
-        def work(writer: Writer) -> bytes:
-            writer.delete_nodes(cluster, nodes, {}, allow_missing=request.allow_missing)
+        def work(connection: Connection) -> bytes:
+            delete_nodes(connection, cluster, nodes, {}, allow_missing=request.allow_missing)
             return b""
 
         return self._write_empty(request, work)
 
-    def _write_empty(self, request: _Deletion, work: Callable[[Writer], bytes]) -> Empty:
+    def _write_empty(self, request: _Deletion, work: Callable[[Connection], bytes]) -> Empty:
         key = fields.request_key(request, request.request_id)
         self._store.write(key, work, validate_only=request.validate_only)
         return Empty()

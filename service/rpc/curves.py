@@ -7,6 +7,10 @@ from collections.abc import Callable, Hashable, Mapping
 from threading import Lock
 from typing import Final, Generic, TypeVar
 
+from tessera.db.derived_estimates import load_estimation
+from tessera.db.plans import read_plans
+from tessera.db.reads import get_job
+from tessera.db.store import Store
 from tessera.estimator.fingerprints import estimates_fingerprint
 from tessera.estimator.hardware import Hardware
 from tessera.estimator.hardware.cluster_types import hardware_of
@@ -20,7 +24,6 @@ from tessera.formulation.job_curves import JobCurves, TypeCurves, curves_of_job
 from tessera.formulation.records.estimates import EstimationInputs
 from tessera.formulation.snapshot import Snapshot
 from tessera.service.bandwidth import BandwidthCurve, trace_bandwidth
-from tessera.service.ports.store import Store
 from tessera.service.rpc import names
 from tessera.service.rpc.convert.curves import of_curves
 from tessera.service.standing_policy import StandingPolicies
@@ -80,7 +83,7 @@ class CurveReader:
         cluster, job = names.parse_job("name", request.name)
         if request.gpus < 0:
             raise InvalidInput("gpus", "must be at least 0")
-        record = self._store.get_job(cluster, job)
+        record = self._store.read(get_job, cluster, job)
         snapshot = self._store.snapshot(cluster)
         if job not in snapshot.jobs.name:
             raise NotAllowed("the job has ended, so it has no curves; only live jobs have some")
@@ -93,7 +96,7 @@ class CurveReader:
         )
         require_caller(cancelled)
         plans = self._plans(cluster, focus)
-        known = self._store.estimation(cluster)
+        known = self._store.read(load_estimation, cluster)
         bandwidths = []
         for of_type in found.types:
             require_caller(cancelled)
@@ -102,7 +105,7 @@ class CurveReader:
 
     def _plans(self, cluster: str, focus: Snapshot) -> dict[int, ExecutionPlan]:
         """Return the recorded execution plans, by their index in ``focus``."""
-        texts = self._store.execution_plans(cluster, [name for name in focus.plans if name])
+        texts = self._store.read(read_plans, cluster, [name for name in focus.plans if name])
         return {
             index: read_execution_plan("plan", texts[name])
             for index, name in enumerate(focus.plans)

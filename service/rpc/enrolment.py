@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from tessera.db.enrolment import add_certificate, enrol
+from tessera.db.store import Store
 from tessera.formulation.access import AUDITED, IDENTITY, Identity
 from tessera.formulation.errors import InvalidInput, NotAllowed, PermissionDenied, Unavailable
 from tessera.formulation.records.access import CertificateRecord
@@ -18,7 +20,6 @@ from tessera.service.rpc.lanes import CALLER
 from tessera.service.security.authority import MAX_NODES, AgentIdentity, sign_agent_certificate
 from tessera.service.security.key_files import read_authority
 from tessera.service.security.limits import CallRate
-from tessera.service.security.ports import AccessStore
 from tessera.v1 import agents_pb2 as pb
 
 ENROLMENTS_PER_MINUTE: Final = 1_200
@@ -43,7 +44,7 @@ class Enrolment:
 
     def __init__(
         self,
-        store: AccessStore | None,
+        store: Store | None,
         settings: EnrolmentSettings | None,
         calls: Calls,
         wall_s: Callable[[], float],
@@ -78,7 +79,7 @@ class Enrolment:
             raise PermissionDenied("only an agent that calls with its certificate can renew it")
         return await self._calls.run(self._renew, store, settings, request, identity)
 
-    def _parts(self) -> tuple[AccessStore, EnrolmentSettings]:
+    def _parts(self) -> tuple[Store, EnrolmentSettings]:
         if self._settings is None or self._store is None:
             raise NotAllowed(
                 "this server signs no certificates: it needs TLS and the key of an authority (its settings"
@@ -87,7 +88,7 @@ class Enrolment:
         return self._store, self._settings
 
     def _enrol(
-        self, store: AccessStore, settings: EnrolmentSettings, request: pb.EnrolRequest
+        self, store: Store, settings: EnrolmentSettings, request: pb.EnrolRequest
     ) -> pb.EnrolResponse:
         cluster = names.parse_cluster("parent", request.parent)
         token = parse_token("join_token", request.join_token, JOIN_PREFIX)
@@ -105,12 +106,12 @@ class Enrolment:
         text, authorities, identity = self._sign(
             settings, request.signing_request, cluster, agent, tuple(request.nodes)
         )
-        store.enrol(token, _record(identity, self._wall_s(), token.id))
+        store.change(enrol, token, _record(identity, self._wall_s(), token.id))
         return pb.EnrolResponse(certificate=text, authorities=authorities, port=settings.port())
 
     def _renew(
         self,
-        store: AccessStore,
+        store: Store,
         settings: EnrolmentSettings,
         request: pb.RenewCertificateRequest,
         identity: Identity,
@@ -120,7 +121,7 @@ class Enrolment:
             settings, request.signing_request, cluster, identity.agent, tuple(identity.nodes)
         )
         serial = identity.key.partition("/")[2]
-        store.add_certificate(_record(renewed, self._wall_s(), ""), serial)
+        store.change(add_certificate, _record(renewed, self._wall_s(), ""), serial)
         return pb.RenewCertificateResponse(certificate=text, authorities=authorities)
 
     def _sign(

@@ -11,6 +11,17 @@ from typing import Any, Final
 import grpc.aio
 from google.protobuf.empty_pb2 import Empty
 
+from tessera.db.deletion import delete_cells, delete_models
+from tessera.db.derived_estimates import (
+    list_models,
+    load_estimation,
+    put_derived_estimates,
+    upsert_models,
+)
+from tessera.db.profile_changes import add_profiles
+from tessera.db.reads import EVERY_WORKLOAD, get_job, list_estimates
+from tessera.db.store import Connection, Store
+from tessera.db.workloads import upsert_estimates
 from tessera.estimator.architectures.published import published_models
 from tessera.estimator.cell_estimator import CellEstimate, Estimator
 from tessera.estimator.gpu_counts import GPU_MULTIPLES, MAX_GPUS, gpu_counts_of
@@ -28,8 +39,6 @@ from tessera.formulation.records.estimates import (
 )
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.values import Cell, Workload
-from tessera.service.ports.store import Store
-from tessera.service.ports.writer import Writer
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert import estimates as convert
 from tessera.service.rpc.convert.models import of_cell, of_model, of_published, to_model
@@ -143,8 +152,8 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
         fields.require_distinct((f"cells[{i}]", _identity(r)) for i, r in enumerate(records))
         key = fields.request_key(request, request.request_id)
 
-        def work(writer: Writer) -> bytes:
-            count = writer.upsert_estimates(cluster, records)
+        def work(connection: Connection) -> bytes:
+            count = upsert_estimates(connection, cluster, records)
             return pb.UpsertCellsResponse(upserted=count).SerializeToString()
 
         kept = self._store.write(key, work, validate_only=request.validate_only)
@@ -155,8 +164,8 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
         cells = convert.to_cell_filter(request)
         key = fields.request_key(request, request.request_id)
 
-        def work(writer: Writer) -> bytes:
-            deleted = writer.delete_cells(cluster, cells)
+        def work(connection: Connection) -> bytes:
+            deleted = delete_cells(connection, cluster, cells)
             return pb.DeleteCellsResponse(deleted=deleted).SerializeToString()
 
         kept = self._store.write(key, work, validate_only=request.validate_only)
@@ -165,13 +174,10 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
     def _list_cells(self, request: pb.ListCellsRequest) -> pb.ListCellsResponse:
         cluster = names.parse_cluster("parent", request.parent)
         page = page_of(request, request.page_size, request.page_token, most=10_000, counts=True)
-        model, params, global_batch = "", "", 0
+        workload = EVERY_WORKLOAD
         if request.workload.model:
-            wanted = convert.to_workload("workload", request.workload)
-            model, params, global_batch = wanted.model, wanted.params, wanted.global_batch
-        found, cursor = self._store.list_estimates(
-            cluster, model, params, global_batch, page.number, page.size
-        )
+            workload = convert.to_workload("workload", request.workload)
+        found, cursor = self._store.read(list_estimates, cluster, workload, page.number, page.size)
         return pb.ListCellsResponse(
             cells=map(convert.of_estimate, found), next_page_token=page.token(cursor)
         )
@@ -185,7 +191,7 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
         spec = self._job("job", request.job, cluster) if request.job else None
         workload = spec.workload if spec else convert.to_workload("workload", request.workload)
         counts, degrees = _counts(request, spec), _degrees(request)
-        known = self._store.estimation(cluster)
+        known = self._store.read(load_estimation, cluster)
         hardware = self._kinds(request, known)
         measurements = known.measurements if self._learns else ()
         place = "job" if request.job else "workload"
@@ -213,8 +219,10 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
     def _keep(self, cluster: str, found: Sequence[CellEstimate], *, validate_only: bool) -> int:
         kept: list[int] = []
 
-        def work(writer: Writer) -> bytes:
-            kept.append(writer.derive(cluster, [cell.record for cell in found], {}))
+        def work(connection: Connection) -> bytes:
+            kept.append(
+                put_derived_estimates(connection, cluster, [cell.record for cell in found], {})
+            )
             return b""
 
         self._store.write(None, work, validate_only=validate_only)
@@ -251,15 +259,15 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
     def _job(self, field: str, name: str, cluster: str) -> JobSpec:
         parent, job = names.parse_job(field, name)
         names.require_parent(field, parent, cluster)
-        return self._store.get_job(cluster, job).spec
+        return self._store.read(get_job, cluster, job).spec
 
     def _add_profiles(self, request: pb.AddProfilesRequest) -> pb.AddProfilesResponse:
         cluster = names.parse_cluster("parent", request.parent)
         rows, gap, host = to_profiles(request), to_gap(request), to_host(request)
         key = fields.request_key(request, request.request_id)
 
-        def work(writer: Writer) -> bytes:
-            added = writer.add_profiles(cluster, rows, gap, host)
+        def work(connection: Connection) -> bytes:
+            added = add_profiles(connection, cluster, rows, gap, host)
             return pb.AddProfilesResponse(new_records=added).SerializeToString()
 
         kept = self._store.write(key, work, validate_only=request.validate_only)
@@ -268,7 +276,7 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
     def _profiling_of(self, request: pb.GetProfilingRequest) -> pb.Profiling:
         cluster = names.parse_cluster("parent", request.parent)
         workload = convert.to_workload("workload", request.workload)
-        known = self._store.estimation(cluster)
+        known = self._store.read(load_estimation, cluster)
         return of_status(profiling_status(known, self._hardware, self._profiling, workload))
 
     def _upsert_models(
@@ -284,8 +292,8 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
             read.append(read_model(f"models[{i}]", spec, cancelled))
         key = fields.request_key(request, request.request_id)
 
-        def work(writer: Writer) -> bytes:
-            writer.upsert_models(cluster, specs)
+        def work(connection: Connection) -> bytes:
+            upsert_models(connection, cluster, specs)
             models = [of_model(spec, model) for spec, model in zip(specs, read, strict=True)]
             return pb.UpsertModelsResponse(models=models).SerializeToString()
 
@@ -299,8 +307,8 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
         fields.require_distinct((f"models[{i}]", model) for i, model in enumerate(models))
         key = fields.request_key(request, request.request_id)
 
-        def work(writer: Writer) -> bytes:
-            writer.delete_models(cluster, models, allow_missing=request.allow_missing)
+        def work(connection: Connection) -> bytes:
+            delete_models(connection, cluster, models, allow_missing=request.allow_missing)
             return b""
 
         self._store.write(key, work, validate_only=request.validate_only)
@@ -311,7 +319,7 @@ class EstimatesServicer(estimates_pb2_grpc.EstimatesServicer):
     ) -> pb.ListModelsResponse:
         cluster = names.parse_cluster("parent", request.parent)
         page = page_of(request, request.page_size, request.page_token, most=MAX_MODELS)
-        specs = {(s.model, s.params): s for s in self._store.list_models(cluster)}
+        specs = {(s.model, s.params): s for s in self._store.read(list_models, cluster)}
         keys = sorted({*specs, *(published_models() if request.with_published else ())})
         at = [json.dumps(key) for key in keys]
         start = at.index(page.cursor) + 1 if page.cursor in at else 0

@@ -6,15 +6,15 @@ from typing import Any
 
 import grpc.aio
 
+from tessera.db.store import Store
 from tessera.formulation.access import IDENTITY
 from tessera.formulation.errors import InvalidInput
 from tessera.service.explaining import CallTime, JobExplainer
-from tessera.service.ports.store import Store
 from tessera.service.rpc import names
 from tessera.service.rpc.convert.explanations import of_explanation
 from tessera.service.rpc.deadlines import CallDeadlines
 from tessera.service.rpc.lanes import CALLER, Lane, LaneTurn, SizedCalls
-from tessera.service.rpc.visibility import hide_in_explanation
+from tessera.service.rpc.visibility import find_tenants, hide_in_explanation
 from tessera.v1 import jobs_pb2 as pb
 
 
@@ -53,7 +53,7 @@ class ExplanationCalls:
                 cluster, job, request.round, time, with_steps=not request.without_steps
             )
             message = of_explanation(cluster, job, explained)
-            hide_in_explanation(IDENTITY.get(), cluster, message, self._store.tenants_of_jobs)
+            hide_in_explanation(IDENTITY.get(), cluster, message, find_tenants(self._store))
             return message
 
         return await self._trials.run(CALLER.get(), f"explanation of {job} in {cluster}", work)
@@ -61,5 +61,5 @@ class ExplanationCalls:
     def _read_recorded(self, cluster: str, job: str, number: int) -> pb.ExplainJobResponse:
         recorded = self._explainer.read_recorded(cluster, job, number)
         message = of_explanation(cluster, job, recorded)
-        hide_in_explanation(IDENTITY.get(), cluster, message, self._store.tenants_of_jobs)
+        hide_in_explanation(IDENTITY.get(), cluster, message, find_tenants(self._store))
         return message

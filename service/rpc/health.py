@@ -10,8 +10,8 @@ from typing import Any, Final
 import grpc.aio
 from grpc_health.v1 import health, health_pb2
 
+from tessera.db.store import Store
 from tessera.formulation.errors import Unavailable
-from tessera.service.ports.store import Store
 from tessera.service.rpc.calls import Calls
 
 log = logging.getLogger(__name__)

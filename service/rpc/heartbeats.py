@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from tessera.db.agents import record_heartbeats, require_agent
+from tessera.db.store import Store
 from tessera.formulation.errors import Conflict, TesseraError
 from tessera.formulation.logs import begin_ids
 from tessera.formulation.records.agents import Heartbeat
-from tessera.service.ports.agents import AgentStore
 from tessera.service.rpc.calls import Calls
 
 MAX_HEARTBEATS: Final = 1000
@@ -25,7 +26,7 @@ class HeartbeatRecorder:
     It belongs to the event loop's thread.
     """
 
-    def __init__(self, store: AgentStore, calls: Calls) -> None:
+    def __init__(self, store: Store, calls: Calls) -> None:
         """Remember the parts. ``calls`` are threads that nothing else uses."""
         self._store, self._calls = store, calls
         self._waiting: list[tuple[Heartbeat, asyncio.Future[None]]] = []
@@ -56,7 +57,9 @@ class HeartbeatRecorder:
 
     async def _record_batch(self, batch: list[tuple[Heartbeat, asyncio.Future[None]]]) -> None:
         try:
-            heard = await self._calls.run(self._store.heartbeats, [beat for beat, _ in batch])
+            heard = await self._calls.run(
+                self._store.update, record_heartbeats, [beat for beat, _ in batch]
+            )
         except Exception as error:  # noqa: BLE001 - the waiting calls get it, whatever it is
             _fail([answer for _, answer in batch], error)
             return
@@ -68,7 +71,7 @@ class HeartbeatRecorder:
                 continue
             try:
                 await self._calls.run(
-                    self._store.require_agent, beat.cluster, beat.agent, beat.incarnation
+                    self._store.read, require_agent, beat.cluster, beat.agent, beat.incarnation
                 )
             except TesseraError as error:
                 _fail([answer], error)

@@ -13,6 +13,11 @@ from typing import Any, Final
 
 import grpc.aio
 
+from tessera.db.derived_estimates import list_models
+from tessera.db.job_changes import apply_event, update_job
+from tessera.db.reads import get_job, job_history, list_jobs, list_model_names
+from tessera.db.store import Connection, Store
+from tessera.db.submission import submit_jobs
 from tessera.formulation import limits
 from tessera.formulation.access import IDENTITY
 from tessera.formulation.errors import InvalidInput, NotFound
@@ -23,8 +28,6 @@ from tessera.formulation.runtime_offers import RuntimeLack, needed_runtime
 from tessera.formulation.runtimes import REPLAY
 from tessera.service.model_names import NO_REMARKS, NameRemarks, name_key, remark_names
 from tessera.service.plan_remarks import remark_plans
-from tessera.service.ports.store import Store
-from tessera.service.ports.writer import Writer
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.arrays import (
     ArrayCalls,
@@ -102,7 +105,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
     async def GetJob(self, request: pb.GetJobRequest, context: _Context) -> pb.Job:
         """Return a job."""
         cluster, job = names.parse_job("name", request.name)
-        return _shown(await self._calls.run(self._store.get_job, cluster, job))
+        return _shown(await self._calls.run(self._store.read, get_job, cluster, job))
 
     async def GetJobCurves(
         self, request: pb.GetJobCurvesRequest, context: _Context
@@ -120,7 +123,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
     ) -> pb.ListJobEventsResponse:
         """Return the events of a job, oldest first."""
         cluster, job = names.parse_job("parent", request.parent)
-        history = await self._calls.run(self._store.job_history, cluster, job)
+        history = await self._calls.run(self._store.read, job_history, cluster, job)
         return pb.ListJobEventsResponse(events=[convert.of_event(entry) for entry in history])
 
     async def ListJobs(self, request: pb.ListJobsRequest, context: _Context) -> pb.ListJobsResponse:
@@ -196,7 +199,8 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         return await self._explanations.explain(request, context)
 
     async def _read_watched(self, key: tuple[str, str]) -> JobRecord:
-        return await self._calls.run(self._store.get_job, *key)
+        cluster, job = key
+        return await self._calls.run(self._store.read, get_job, cluster, job)
 
     def _submit_job(self, request: pb.SubmitJobRequest) -> pb.Job:
         cluster = names.parse_cluster("parent", request.parent)
@@ -209,10 +213,10 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         remarks = self._remark_names(cluster, [spec])
         lacks = self._find_lacks(cluster, [spec])
 
-        def work(writer: Writer) -> bytes:
+        def work(connection: Connection) -> bytes:
             self._require_future("job.deadline", spec)
             _require_name("job", spec, remarks)
-            (record,) = writer.submit_jobs(cluster, [spec], IDENTITY.get().tenants)
+            (record,) = submit_jobs(connection, cluster, [spec], IDENTITY.get().tenants)
             return _warned(record, standing, remarks, lacks).SerializeToString()
 
         kept = self._store.write(key, work, validate_only=request.validate_only)
@@ -248,11 +252,11 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         remarks = self._remark_names(cluster, stated)
         lacks = self._find_lacks(cluster, stated)
 
-        def work(writer: Writer) -> bytes:
+        def work(connection: Connection) -> bytes:
             for i, spec in enumerate(stated):
                 self._require_future(f"requests[{i}].job.deadline", spec)
                 _require_name(f"requests[{i}].job", spec, remarks)
-            stored = writer.submit_jobs(cluster, specs, IDENTITY.get().tenants)
+            stored = submit_jobs(connection, cluster, specs, IDENTITY.get().tenants)
             jobs = [_warned(record, standing, remarks, lacks) for record in stored]
             return pb.SubmitJobsResponse(jobs=jobs).SerializeToString()
 
@@ -261,7 +265,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
 
     def _remark_names(self, cluster: str, specs: Sequence[JobSpec]) -> NameRemarks:
         """Return the remarks on the names of the jobs' models."""
-        return remark_names(specs, partial(self._store.list_model_names, cluster))
+        return remark_names(specs, partial(self._store.read, list_model_names, cluster))
 
     def _find_lacks(self, cluster: str, specs: Sequence[JobSpec]) -> dict[str, RuntimeLack]:
         """Return the runtimes that jobs need and no node offers, by name."""
@@ -270,7 +274,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
 
     def _plan_reader(self, cluster: str) -> convert.PlanReader:
         """Return the reader of the plans of one request, for which models are listed at most once."""
-        return partial(read_job_plan, models=cache(partial(self._store.list_models, cluster)))
+        return partial(read_job_plan, models=cache(partial(self._store.read, list_models, cluster)))
 
     def _inner_spec(
         self, i: int, cluster: str, inner: pb.SubmitJobRequest, read_plan: convert.PlanReader
@@ -302,8 +306,8 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         cluster = names.parse_cluster("parent", request.parent)
         page = page_of(request, request.page_size, request.page_token, most=10_000, counts=True)
         states = convert.to_states("states", list(request.states))
-        found, cursor = self._store.list_jobs(
-            cluster, states, page.number, page.size, tenants=IDENTITY.get().tenants
+        found, cursor = self._store.read(
+            list_jobs, cluster, states, page.number, page.size, tenants=IDENTITY.get().tenants
         )
         return pb.ListJobsResponse(jobs=map(_shown, found), next_page_token=page.token(cursor))
 
@@ -319,7 +323,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         changes = convert.to_changes("job", cluster, request.job)
         version = fields.version_of(request.job.etag)
         key = fields.request_key(request, request.request_id)
-        spec = replace(self._store.get_job(cluster, job).spec, **changes)
+        spec = replace(self._store.read(get_job, cluster, job).spec, **changes)
         if "deadline" in paths:
             require_schedulable_deadline("job.deadline", spec)
         if "pinned_gpu_type" in paths:
@@ -333,11 +337,11 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
 
         standing = self._policy_on(cluster, [spec]) if "deadline" in paths else None
 
-        def work(writer: Writer) -> bytes:
+        def work(connection: Connection) -> bytes:
             if "deadline" in paths:
                 self._require_future("job.deadline", spec)
             changed = [convert.CHANGEABLE[path] for path in paths]
-            record = writer.update_job(cluster, spec, changed, version)
+            record = update_job(connection, cluster, spec, changed, version)
             return _warned(record, standing).SerializeToString()
 
         kept = self._store.write(key, work, validate_only=request.validate_only)
@@ -347,8 +351,8 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         cluster, job = names.parse_job("name", request.name)
         version = fields.version_of(request.etag)
 
-        def work(writer: Writer) -> bytes:
-            return _shown(writer.job_event(cluster, job, event, version)).SerializeToString()
+        def work(connection: Connection) -> bytes:
+            return _shown(apply_event(connection, cluster, job, event, version)).SerializeToString()
 
         kept = self._store.write(key, work, validate_only=request.validate_only)
         return pb.Job.FromString(kept)

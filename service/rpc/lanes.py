@@ -325,7 +325,7 @@ class FairCalls:
             TooBusy: too many calls are already waiting.
         """
         call = partial(work, *args, **kwargs)
-        return await self._lane.run(CALLER.get(), name_of(work), lambda _: call())
+        return await self._lane.run(CALLER.get(), name_of(work, *args), lambda _: call())
 
     async def run_cancellable(self, work: Callable[[T, Callable[[], bool]], R], request: T) -> R:
         """Run ``work`` for a request in a thread and return its result.

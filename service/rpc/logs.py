@@ -12,6 +12,9 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from tessera.db import log_reads
+from tessera.db.reads import get_job
+from tessera.db.store import Store
 from tessera.formulation.access import IDENTITY
 from tessera.formulation.clock import Clock
 from tessera.formulation.errors import (
@@ -21,7 +24,6 @@ from tessera.formulation.errors import (
     NotFound,
     TesseraError,
     TooBusy,
-    Unavailable,
 )
 from tessera.formulation.records.logs import (
     LAUNCHER_RANK,
@@ -32,8 +34,6 @@ from tessera.formulation.records.logs import (
     answer_key,
 )
 from tessera.formulation.runtimes import RUNTIMES
-from tessera.service.ports.logs import LogStore
-from tessera.service.ports.store import Store
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.calls import StreamPlaces, Subscription, Wakeups
 from tessera.service.rpc.convert.agents import MAX_OUTPUT_BYTES
@@ -69,13 +69,12 @@ class OutputReader:
     """The reader of jobs' output for all streams of this server.
 
     It belongs to the event loop's thread. ``places`` limits the number of streams, and ``new_id``
-    chooses ids of requests. Without ``logs``, nothing can be read.
+    chooses ids of requests.
     """
 
     def __init__(
         self,
         store: Store,
-        logs: LogStore | None,
         calls: FairCalls,
         wakeups: Wakeups,
         *,
@@ -84,7 +83,7 @@ class OutputReader:
         new_id: Callable[[], str],
         timing: LogTiming,
     ) -> None:
-        self._store, self._logs, self.calls, self.wakeups = store, logs, calls, wakeups
+        self._store, self.calls, self.wakeups = store, calls, wakeups
         self._places, self._clock, self._new_id = places, clock, new_id
         self.timing = timing
 
@@ -97,7 +96,7 @@ class OutputReader:
             self._places.take(CALLER.get().client),
             self.wakeups.listen(cluster) as changes,
         ):
-            record = await self.calls.run(self._store.get_job, cluster, job)
+            record = await self.calls.run(self._store.read, get_job, cluster, job)
             runtime = RUNTIMES.get(record.spec.runtime)
             stream = _RankOutput(
                 self,
@@ -113,7 +112,9 @@ class OutputReader:
 
     async def find_start(self, cluster: str, job: str, generation: int) -> StartedJob:
         """Return a job that the caller sees, and one of its starts. Raises NotFound."""
-        started = await self.calls.run(self._log_store().find_start, cluster, job, generation)
+        started = await self.calls.run(
+            self._store.read, log_reads.find_start, cluster, job, generation
+        )
         if not IDENTITY.get().sees_tenant(started.tenant):  # another job of this name
             raise NotFound(names.job_name(cluster, job))
         return started
@@ -125,17 +126,26 @@ class OutputReader:
             NodeSilent: the agent cannot be asked, or does not answer. NotAllowed: it cannot read
                 the output. TooBusy: too many requests wait.
         """
-        logs, read = self._log_store(), replace(read, id=self._new_id())
+        read = replace(read, id=self._new_id())
         with self.wakeups.listen(answer_key(read.id)) as answered:
-            await self.calls.run(logs.ask_agent, cluster, read, CALLER.get().client)
+            await self.calls.run(
+                self._store.update,
+                log_reads.store_request,
+                cluster,
+                read,
+                CALLER.get().client,
+                self._store.lease_s,
+            )
             answer = None
             try:
-                answer = await self._await_answer(logs, read.id, answered)
+                answer = await self._await_answer(read.id, answered)
             finally:
                 if answer is None:
-                    await self._withdraw(logs, read.id)
+                    await self._withdraw(read.id)
         if answer is None:
-            silent_s = await self.calls.run(logs.silence_s, cluster, read.node)
+            silent_s = await self.calls.run(
+                self._store.read, log_reads.silence_of_node, cluster, read.node
+            )
             heard = "not heard" if silent_s is None else f"last heard {silent_s:.0f} s ago"
             raise NodeSilent(
                 f"node {read.node} did not answer within {self.timing.answer_s:g} s; it was {heard}."
@@ -150,26 +160,21 @@ class OutputReader:
         longer = max(1.0, self._places.taken() / READS_PER_S)
         return min(self.timing.follow_s * 2.0 ** min(quiet, 32), self.timing.follow_most_s) * longer
 
-    def _log_store(self) -> LogStore:
-        if self._logs is None:
-            raise Unavailable("this server reads no output of jobs; call another replica")
-        return self._logs
-
-    async def _await_answer(
-        self, logs: LogStore, read_id: str, answered: Subscription
-    ) -> LogAnswer | None:
+    async def _await_answer(self, read_id: str, answered: Subscription) -> LogAnswer | None:
         end_s = self._clock.monotonic_s() + self.timing.answer_s
         while (left_s := end_s - self._clock.monotonic_s()) > 0:
             await answered.wait(min(left_s, RECHECK_S))
-            if (answer := await self.calls.run(logs.take_answer, read_id)) is not None:
+            if (
+                answer := await self.calls.run(self._store.update, log_reads.take_answer, read_id)
+            ) is not None:
                 return answer
         return None
 
-    async def _withdraw(self, logs: LogStore, read_id: str) -> None:
+    async def _withdraw(self, read_id: str) -> None:
         """Delete a request. If that fails, the request expires."""
         with contextlib.suppress(TimeoutError, TesseraError):
             async with asyncio.timeout(WITHDRAW_S):
-                await self.calls.run(logs.withdraw, read_id)
+                await self.calls.run(self._store.update, log_reads.drop_request, read_id)
 
 
 class _RankOutput:

@@ -8,18 +8,21 @@ from typing import Any, Final
 import grpc.aio
 from google.protobuf.empty_pb2 import Empty
 
+from tessera.db import network
+from tessera.db.reads import list_nodes
+from tessera.db.store import Connection, Store
 from tessera.formulation.access import IDENTITY
 from tessera.formulation.clock import Clock
 from tessera.formulation.errors import NotFound
 from tessera.formulation.network.running import running_now
+from tessera.formulation.records.clusters import TopologyRecord
+from tessera.formulation.topologies.described import decode_topology
 from tessera.service.network_planner import NetworkPlanner
-from tessera.service.ports.store import Store
-from tessera.service.ports.writer import Writer
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert import networks as convert
 from tessera.service.rpc.lanes import CALLER, Lane, SizedCalls
 from tessera.service.rpc.paging import page_of
-from tessera.service.rpc.visibility import hide_in_plan
+from tessera.service.rpc.visibility import find_tenants, hide_in_plan
 from tessera.v1 import networks_pb2 as pb
 from tessera.v1 import networks_pb2_grpc
 
@@ -86,12 +89,13 @@ class NetworksServicer(networks_pb2_grpc.NetworksServicer):
 
     def _get(self, request: pb.GetTopologyRequest, cancelled: Callable[[], bool]) -> pb.Topology:
         cluster = names.parse_topology("name", request.name)
-        record = self._store.get_topology(cluster, cancelled)
+        document, version = self._store.read(network.load_topology, cluster)
+        record = TopologyRecord(described=decode_topology(document, cancelled), version=version)
         return convert.of_topology(cluster, record, self._nodes(cluster))
 
     def _nodes(self, cluster: str) -> set[str]:
         node_names, after = set[str](), ""
-        while page := self._store.list_nodes(cluster, after, _PAGE):
+        while page := self._store.read(list_nodes, cluster, after, _PAGE):
             node_names |= {node.spec.name for node in page}
             after = page[-1].spec.name
         return node_names
@@ -107,8 +111,8 @@ class NetworksServicer(networks_pb2_grpc.NetworksServicer):
         )
         nodes = self._nodes(cluster)
 
-        def work(writer: Writer) -> bytes:
-            record = writer.set_topology(cluster, described, version)
+        def work(connection: Connection) -> bytes:
+            record = network.set_topology(connection, cluster, described, version)
             return convert.of_topology(cluster, record, nodes).SerializeToString()
 
         kept = self._store.write(key, work, validate_only=request.validate_only)
@@ -120,8 +124,8 @@ class NetworksServicer(networks_pb2_grpc.NetworksServicer):
         version = fields.version_of(request.etag)
         key = fields.request_key(request, request.request_id)
 
-        def work(writer: Writer) -> bytes:
-            writer.drop_topology(cluster, version, allow_missing=request.allow_missing)
+        def work(connection: Connection) -> bytes:
+            network.drop_topology(connection, cluster, version, allow_missing=request.allow_missing)
             return b""
 
         self._store.write(key, work, validate_only=request.validate_only)
@@ -133,25 +137,25 @@ class NetworksServicer(networks_pb2_grpc.NetworksServicer):
         if request.job:
             parent, job = names.parse_job("job", request.job)
             names.require_parent("job", parent, cluster)
-        message = convert.of_plan(cluster, self._store.network_in_force(cluster, job))
-        hide_in_plan(IDENTITY.get(), cluster, message, self._store.tenants_of_jobs)
+        message = convert.of_plan(cluster, self._store.read(network.plan_in_force, cluster, job))
+        hide_in_plan(IDENTITY.get(), cluster, message, find_tenants(self._store))
         return message
 
     def _list(self, request: pb.ListNetworkPlansRequest) -> pb.ListNetworkPlansResponse:
         cluster = names.parse_cluster("parent", request.parent)
         page = page_of(request, request.page_size, request.page_token, most=1000, counts=True)
-        plans = self._store.list_network_plans(cluster, page.number, page.size + 1)
+        plans = self._store.read(network.list_plans, cluster, page.number, page.size + 1)
         last = plans[page.size - 1].number if len(plans) > page.size else 0
         messages = [convert.of_plan(cluster, plan) for plan in plans[: page.size]]
         for message in messages:
-            hide_in_plan(IDENTITY.get(), cluster, message, self._store.tenants_of_jobs)
+            hide_in_plan(IDENTITY.get(), cluster, message, find_tenants(self._store))
         return pb.ListNetworkPlansResponse(plans=messages, next_page_token=page.token(last))
 
     def _plan(
         self, request: pb.PlanNetworkRequest, cancelled: Callable[[], bool]
     ) -> pb.NetworkPlan:
         cluster = names.parse_cluster("parent", request.parent)
-        if not self._store.has_topology(cluster):
+        if not self._store.read(network.has_topology, cluster):
             raise NotFound(names.topology_name(cluster))
         snapshot = self._store.snapshot(cluster)
         if snapshot.topology is None:  # it was deleted since
@@ -162,6 +166,6 @@ class NetworksServicer(networks_pb2_grpc.NetworksServicer):
             return convert.of_outcome(cluster, outcome, self._clock.monotonic_s() - began_s)
         self._replanning.plan(snapshot, running_now(snapshot), "call", cancelled)
         try:
-            return convert.of_plan(cluster, self._store.network_in_force(cluster))
+            return convert.of_plan(cluster, self._store.read(network.plan_in_force, cluster))
         except NotFound:  # no job runs, and none has run since the network was described
             return pb.NetworkPlan(name=names.network_plan_name(cluster, "-"), cause="call")

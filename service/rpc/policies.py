@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from tessera.db.policies import get_policy, list_policies, newest_policy, set_policy
+from tessera.db.reads import get_cluster
+from tessera.db.store import Connection, Store
 from tessera.formulation.access import IDENTITY
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.policies import MAX_MESSAGE, PolicyRecord
 from tessera.service.deciding import require_known_options
-from tessera.service.ports.store import Store
-from tessera.service.ports.writer import Writer
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert import policies as convert
 from tessera.service.rpc.convert.rounds import to_options
@@ -40,8 +41,9 @@ class PolicyCalls:
             )
             options = convert.stored_options(request.options)
 
-        def work(writer: Writer) -> bytes:
-            record = writer.set_policy(
+        def work(connection: Connection) -> bytes:
+            record = set_policy(
+                connection,
                 cluster,
                 options,
                 set_by=IDENTITY.get().known_subject(MAX_SUBJECT),
@@ -58,11 +60,11 @@ class PolicyCalls:
         cluster = names.parse_cluster("parent", request.parent)
         if request.HasField("version"):
             version = fields.require_whole("version", request.version, 0, MAX_VERSION)
-            record = self._store.get_policy(cluster, version) if version else None
+            record = self._store.read(get_policy, cluster, version) if version else None
         else:
-            record = self._store.newest_policy(cluster)
+            record = self._store.read(newest_policy, cluster)
         if record is None:
-            self._store.get_cluster(cluster)  # it must exist
+            self._store.read(get_cluster, cluster)  # it must exist
             return convert.of_configured(cluster, self._policies.configured, self._policies.usual)
         return self._message(cluster, record)
 
@@ -70,7 +72,7 @@ class PolicyCalls:
         """Return a page of the versions that were set, newest first."""
         cluster = names.parse_cluster("parent", request.parent)
         page = page_of(request, request.page_size, request.page_token, most=1000, counts=True)
-        found = self._store.list_policies(cluster, page.number, page.size + 1)
+        found = self._store.read(list_policies, cluster, page.number, page.size + 1)
         last = found[page.size - 1].version if len(found) > page.size else 0
         shown = [self._message(cluster, record) for record in found[: page.size]]
         return pb.ListPoliciesResponse(policies=shown, next_page_token=page.token(last))
@@ -84,7 +86,7 @@ class PolicyCalls:
         version = fields.require_whole("restore_version", request.restore_version, 0, MAX_VERSION)
         if not version:
             return None
-        record = self._store.get_policy(cluster, version)
+        record = self._store.read(get_policy, cluster, version)
         require_known_options(self._policies.read(version, record.options), commits=True)
         return None if record.options is None else dict(record.options)
 

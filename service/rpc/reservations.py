@@ -8,9 +8,15 @@ from typing import Final
 
 from google.protobuf.empty_pb2 import Empty
 
+from tessera.db.reservations import (
+    create_reservation,
+    delete_reservations,
+    get_reservation,
+    list_reservations,
+    update_reservation,
+)
+from tessera.db.store import Connection, Store
 from tessera.formulation.access import IDENTITY
-from tessera.service.ports.store import Store
-from tessera.service.ports.writer import Writer
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert import reservations as convert
 from tessera.service.rpc.paging import page_of
@@ -32,8 +38,8 @@ class ReservationCalls:
         spec = convert.to_reservation("reservation", cluster, request.reservation, self._wall_s())
         key = fields.request_key(request, request.request_id)
 
-        def work(writer: Writer) -> bytes:
-            record = writer.create_reservation(cluster, spec)
+        def work(connection: Connection) -> bytes:
+            record = create_reservation(connection, cluster, spec)
             return convert.of_reservation(cluster, record).SerializeToString()
 
         kept = self._store.write(key, work, validate_only=request.validate_only)
@@ -42,14 +48,14 @@ class ReservationCalls:
     def get(self, request: pb.GetReservationRequest) -> pb.Reservation:
         """Return a reservation."""
         cluster, name = names.parse_reservation("name", request.name)
-        record = self._store.get_reservation(cluster, name)
+        record = self._store.read(get_reservation, cluster, name)
         return convert.of_reservation(cluster, record, IDENTITY.get())
 
     def list(self, request: pb.ListReservationsRequest) -> pb.ListReservationsResponse:
         """Return a page of reservations, by id."""
         cluster = names.parse_cluster("parent", request.parent)
         page = page_of(request, request.page_size, request.page_token, most=MAX_RESERVATIONS)
-        stored = sorted(self._store.list_reservations(cluster), key=lambda r: r.spec.name)
+        stored = sorted(self._store.read(list_reservations, cluster), key=lambda r: r.spec.name)
         start = bisect_right(stored, page.cursor, key=lambda r: r.spec.name)
         shown, more = stored[start : start + page.size], len(stored) > start + page.size
         return pb.ListReservationsResponse(
@@ -69,8 +75,8 @@ class ReservationCalls:
         version = fields.version_of(request.etag)
         key = fields.request_key(request, request.request_id)
 
-        def work(writer: Writer) -> bytes:
-            record = writer.update_reservation(cluster, name, start_s, end_s, version)
+        def work(connection: Connection) -> bytes:
+            record = update_reservation(connection, cluster, name, start_s, end_s, version)
             return convert.of_reservation(cluster, record).SerializeToString()
 
         kept = self._store.write(key, work, validate_only=request.validate_only)
@@ -88,8 +94,10 @@ class ReservationCalls:
         fields.require_distinct((f"names[{i}]", name) for i, name in enumerate(reservations))
         key = fields.request_key(request, request.request_id)
 
-        def work(writer: Writer) -> bytes:
-            writer.delete_reservations(cluster, reservations, allow_missing=request.allow_missing)
+        def work(connection: Connection) -> bytes:
+            delete_reservations(
+                connection, cluster, reservations, allow_missing=request.allow_missing
+            )
             return b""
 
         self._store.write(key, work, validate_only=request.validate_only)

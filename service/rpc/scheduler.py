@@ -9,19 +9,21 @@ from typing import Any
 
 import grpc.aio
 
+from tessera.db.plans import read_plans
+from tessera.db.rounds import list_rounds
+from tessera.db.store import Store
 from tessera.formulation.access import IDENTITY
 from tessera.formulation.clock import Clock
 from tessera.formulation.codec import encode
 from tessera.formulation.errors import DeadlineTooShort, RoundSuperseded
 from tessera.service.loop import RoundLoop
-from tessera.service.ports.store import Store
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert import rounds as convert
 from tessera.service.rpc.deadlines import CallDeadlines
 from tessera.service.rpc.lanes import CALLER, Lane, LaneTurn, SizedCalls
 from tessera.service.rpc.paging import page_of
 from tessera.service.rpc.policies import PolicyCalls
-from tessera.service.rpc.visibility import hide_in_round
+from tessera.service.rpc.visibility import find_tenants, hide_in_round
 from tessera.service.rpc.what_if import WhatIfCalls
 from tessera.service.standing_policy import StandingPolicies
 from tessera.service.verification import encode_document, verify_round
@@ -181,24 +183,24 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         cluster, number = names.parse_round("name", request.name)
         record = self._store.get_round(cluster, number)
         message = convert.of_round(record, summary_only=request.summary_only)
-        hide_in_round(IDENTITY.get(), cluster, message, self._store.tenants_of_jobs)
+        hide_in_round(IDENTITY.get(), cluster, message, find_tenants(self._store))
         return self._with_plans(cluster, message)
 
     def _with_plans(self, cluster: str, message: pb.Round) -> pb.Round:
         """Return a round with the execution plans that its decisions name."""
         digests = {decision.allocation.cell.plan for decision in message.decisions} - {""}
         if digests:
-            message.execution_plans.update(self._store.execution_plans(cluster, digests))
+            message.execution_plans.update(self._store.read(read_plans, cluster, digests))
         return message
 
     def _list_rounds(self, request: pb.ListRoundsRequest) -> pb.ListRoundsResponse:
         cluster = names.parse_cluster("parent", request.parent)
         page = page_of(request, request.page_size, request.page_token, most=1000, counts=True)
-        found = self._store.list_rounds(cluster, page.number, page.size + 1)
+        found = self._store.read(list_rounds, cluster, page.number, page.size + 1)
         last = found[page.size - 1].number if len(found) > page.size else 0
         rounds = [convert.of_summary(summary) for summary in found[: page.size]]
         for message in rounds:
-            hide_in_round(IDENTITY.get(), cluster, message, self._store.tenants_of_jobs)
+            hide_in_round(IDENTITY.get(), cluster, message, find_tenants(self._store))
         return pb.ListRoundsResponse(rounds=rounds, next_page_token=page.token(last))
 
     def _replay(

@@ -12,14 +12,14 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from tessera.db import audit_log, tenants
+from tessera.db.store import Store
 from tessera.formulation.clock import Clock
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.access import Refusal
 from tessera.service.config import Config
 from tessera.service.loop import RoundLoop
 from tessera.service.network_planner import NetworkPlanner
-from tessera.service.ports.logs import LogStore
-from tessera.service.ports.store import Store
 from tessera.service.rpc.answers import AnswerRoom, BoundedAnswers, shorten_left_clients
 from tessera.service.rpc.calls import Calls, StreamPlaces, Wakeups
 from tessera.service.rpc.errors import code_of
@@ -33,7 +33,6 @@ from tessera.service.security.admission import Admission
 from tessera.service.security.auditing import RefusalRecorder
 from tessera.service.security.authenticator import Authenticator, Verifier
 from tessera.service.security.gate import Gate
-from tessera.service.security.ports import AccessStore
 from tessera.service.security.sessions import Sessions
 from tessera.service.standing_policy import StandingPolicies
 
@@ -71,18 +70,17 @@ class Server:
         *,
         new_id: Callable[[], str],
         wall_s: Callable[[], float],
-        access: AccessStore | None = None,
+        access: Store | None = None,
         verifier: Verifier | None = None,
-        logs: LogStore | None = None,
         schema: str = "",
         webhooks: WebhookParts | None = None,
     ) -> None:
         """Assemble the server.
 
         ``access`` keeps tokens, certificates and the audit log: a server that asks callers who they
-        are needs it. ``verifier`` checks the tokens of an identity provider. ``logs`` keeps requests
-        for the output of jobs; without it, no output can be read. ``schema`` is the revision of the
-        database's schema, or "" if the store has none. ``webhooks`` are needed for webhooks.
+        are needs it. ``verifier`` checks the tokens of an identity provider. ``schema`` is the
+        revision of the database's schema, or "" if the store has none. ``webhooks`` are needed for
+        webhooks.
 
         Raises:
             InvalidInput: a file of TLS is wrong.
@@ -117,7 +115,6 @@ class Server:
             new_id=new_id,
             wall_s=wall_s,
             access=access,
-            logs=logs,
             schema=schema,
             webhooks=webhooks,
             threads=self.threads,
@@ -181,7 +178,7 @@ class Server:
 def _make_gate(
     config: Config,
     store: Store,
-    access: AccessStore | None,
+    access: Store | None,
     verifier: Verifier | None,
     calls: Calls,
     wall_s: Callable[[], float],
@@ -192,11 +189,11 @@ def _make_gate(
         raise InvalidInput("authenticate", "needs a store that keeps tokens")
 
     async def tenants_of_jobs(cluster: str, jobs: Collection[str]) -> dict[str, str]:
-        return await run(store.tenants_of_jobs, cluster, jobs)
+        return await run(store.read, tenants.tenants_of_jobs, cluster, jobs)
 
     async def add_refusals(refusals: Sequence[Refusal]) -> None:
         if access is not None:
-            await run(access.add_refusals, refusals)
+            await run(access.update, audit_log.add_refusals, refusals)
 
     asked = access if config.asks_callers() else None
     admission = Admission(

@@ -9,13 +9,12 @@ from typing import Final
 
 import grpc.aio
 
+from tessera.db.store import Store
 from tessera.formulation.clock import Clock
 from tessera.service.config import Config
 from tessera.service.explaining import JobExplainer
 from tessera.service.loop import RoundLoop
 from tessera.service.network_planner import NetworkPlanner
-from tessera.service.ports.logs import LogStore
-from tessera.service.ports.store import Store
 from tessera.service.rpc.access import AccessServicer
 from tessera.service.rpc.agents import AgentsServicer
 from tessera.service.rpc.agentsession import AgentCalls
@@ -28,6 +27,7 @@ from tessera.service.rpc.estimates import EstimatesServicer
 from tessera.service.rpc.explanations import ExplanationCalls
 from tessera.service.rpc.heartbeats import HeartbeatRecorder
 from tessera.service.rpc.jobs import JobsServicer
+from tessera.service.rpc.lanes import FairCalls
 from tessera.service.rpc.logs import LogTiming, OutputReader
 from tessera.service.rpc.networks import NetworksServicer
 from tessera.service.rpc.scheduler import SchedulerServicer
@@ -35,7 +35,6 @@ from tessera.service.rpc.tenants import TenantsServicer
 from tessera.service.rpc.threads import ServerThreads
 from tessera.service.rpc.webhooks import WebhookParts, WebhooksServicer
 from tessera.service.rpc.what_if import WhatIfCalls
-from tessera.service.security.ports import AccessStore
 from tessera.service.standing_policy import StandingPolicies
 from tessera.service.what_if.asking import make_asker
 from tessera.v1 import (
@@ -94,8 +93,7 @@ class ServicerParts:
     clock: Clock
     new_id: Callable[[], str]
     wall_s: Callable[[], float]
-    access: AccessStore | None
-    logs: LogStore | None
+    access: Store | None
     schema: str
     webhooks: WebhookParts | None
     threads: ServerThreads
@@ -142,7 +140,6 @@ def _agents(parts: ServicerParts) -> AgentsServicer:
         heartbeats=HeartbeatRecorder(parts.store, threads.heartbeats),
         turns=threads.agent_turns,
         reads=threads.agent_reads,
-        logs=parts.logs,
         log_calls=threads.logs,
     )
     places = StreamPlaces(
@@ -180,7 +177,7 @@ def _estimates(parts: ServicerParts) -> EstimatesServicer:
     return EstimatesServicer(
         parts.store,
         parts.threads.calls,
-        parts.threads.estimates,
+        parts.threads.long,
         parts.config.catalogue(),
         learns=parts.config.learn,
         profiling=parts.config.profiling(),
@@ -191,7 +188,6 @@ def _jobs(parts: ServicerParts) -> JobsServicer:
     store, config, threads = parts.store, parts.config, parts.threads
     output = OutputReader(
         store,
-        parts.logs,
         threads.logs,
         parts.wakeups,
         places=StreamPlaces(LOG_STREAMS, LOG_STREAMS_PER_CLIENT, "streams of output"),
@@ -207,7 +203,7 @@ def _jobs(parts: ServicerParts) -> JobsServicer:
         watches=parts.watches,
         output=output,
         curves=CurveReader(store, config.catalogue(), parts.policies),
-        estimates=threads.estimates,
+        estimates=threads.long,
         explanations=ExplanationCalls(
             store, explainer, threads.calls, threads.trials, _deadlines(parts)
         ),
@@ -260,4 +256,5 @@ def _tenants(parts: ServicerParts) -> TenantsServicer:
 
 
 def _webhooks(parts: ServicerParts, webhooks: WebhookParts) -> WebhooksServicer:
-    return WebhooksServicer(parts.store, webhooks, parts.threads.calls, parts.threads.webhook_tests)
+    threads = parts.threads
+    return WebhooksServicer(parts.store, webhooks, threads.calls, FairCalls(threads.long))

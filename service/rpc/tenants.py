@@ -8,11 +8,12 @@ from typing import Any, Final
 
 import grpc.aio
 
+from tessera.db.store import Connection, Store
+from tessera.db.tenants import delete_tenants, list_tenants, upsert_tenants
+from tessera.db.usage import sum_usage
 from tessera.formulation.access import IDENTITY
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.usage import GROUPS, LABEL, UsageQuery
-from tessera.service.ports.store import Store
-from tessera.service.ports.writer import Writer
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert import tenants as convert
 from tessera.service.rpc.convert.usage import of_usage
@@ -65,8 +66,8 @@ class TenantsServicer(tenants_pb2_grpc.TenantsServicer):
         specs = convert.to_tenants(cluster, request.tenants)
         key = fields.request_key(request, request.request_id)
 
-        def work(writer: Writer) -> bytes:
-            stored = writer.upsert_tenants(cluster, specs)
+        def work(connection: Connection) -> bytes:
+            stored = upsert_tenants(connection, cluster, specs)
             tenants = [convert.of_tenant(cluster, spec) for spec in stored]
             return pb.UpsertTenantsResponse(tenants=tenants).SerializeToString()
 
@@ -76,7 +77,7 @@ class TenantsServicer(tenants_pb2_grpc.TenantsServicer):
     def _list(self, request: pb.ListTenantsRequest) -> pb.ListTenantsResponse:
         cluster = names.parse_cluster("parent", request.parent)
         page = page_of(request, request.page_size, request.page_token, most=10_000)
-        stored = self._store.list_tenants(cluster)
+        stored = self._store.read(list_tenants, cluster)
         own = [spec for spec in stored if IDENTITY.get().sees_tenant(spec.name)]
         specs = sorted(own, key=lambda spec: spec.name)
         start = bisect_right(specs, page.cursor, key=lambda spec: spec.name)
@@ -89,7 +90,7 @@ class TenantsServicer(tenants_pb2_grpc.TenantsServicer):
     def _get_usage(self, request: pb.GetUsageRequest) -> pb.GetUsageResponse:
         cluster = names.parse_cluster("parent", request.parent)
         query = self._usage_query(request)
-        return of_usage(query, self._store.sum_usage(cluster, query))
+        return of_usage(query, self._store.read(sum_usage, cluster, query))
 
     def _usage_query(self, request: pb.GetUsageRequest) -> UsageQuery:
         """Return the query of a request, for the tenants that its caller sees."""
@@ -123,8 +124,8 @@ class TenantsServicer(tenants_pb2_grpc.TenantsServicer):
         fields.require_distinct((f"names[{i}]", tenant) for i, tenant in enumerate(tenants))
         key = fields.request_key(request, request.request_id)
 
-        def work(writer: Writer) -> bytes:
-            writer.delete_tenants(cluster, tenants, allow_missing=request.allow_missing)
+        def work(connection: Connection) -> bytes:
+            delete_tenants(connection, cluster, tenants, allow_missing=request.allow_missing)
             return pb.DeleteTenantsResponse().SerializeToString()
 
         kept = self._store.write(key, work, validate_only=request.validate_only)

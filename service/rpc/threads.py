@@ -11,11 +11,11 @@ from tessera.service.config import Config
 from tessera.service.rpc.calls import Calls
 from tessera.service.rpc.lanes import FairCalls, Lane, LaneLimits, SizedCalls
 from tessera.service.settings.capacity import (
-    ESTIMATE_THREADS,
     HEAVY_THREADS,
     IDENTITY_THREADS,
     LEASE_THREADS,
     LOG_THREADS,
+    LONG_THREADS,
 )
 from tessera.service.webhooks.deliverer import THREADS as WEBHOOK_THREADS
 
@@ -24,9 +24,11 @@ MAX_WAITING_CALLS: Final = 4_000
 client, and a quarter from one client on one cluster.
 """
 
-TEST_THREADS: Final = 2
-MAX_WAITING_TESTS: Final = 64
-"""Number of tests of webhooks that run at the same time, and that wait. Each waits for another server."""
+BACKGROUND_THREADS: Final = 5
+"""Number of threads for the work between rounds: one each for estimates, network plans, forecasts, the
+deletion of old rows, and the removal of deleted clusters. A task does one thing at a time, so none
+waits for another.
+"""
 
 
 class ServerThreads:
@@ -36,7 +38,7 @@ class ServerThreads:
     """
 
     def __init__(self, config: Config) -> None:
-        # Calls of callers: short ones, heavy ones, rounds, trials, estimates and tests of webhooks.
+        # Calls of callers: short ones, heavy ones, rounds, trials, and other long ones.
         self._quick, self._heavy = _quick_calls(config.store_threads), _heavy_calls()
         self.calls = SizedCalls(self._quick, self._heavy)
         queue = config.round_queue
@@ -44,12 +46,8 @@ class ServerThreads:
         self.commits = Lane(config.round_threads, "round", one_of_each, most_waiting=queue)
         trials = config.trial_threads
         self.trials = Lane(trials, "trial", LaneLimits.leaving_room(trials), most_waiting=queue)
-        several = LaneLimits(client=1, cluster=ESTIMATE_THREADS, share=1)
-        self.estimates = Lane(ESTIMATE_THREADS, "estimate", several, most_waiting=queue)
-        one_test = LaneLimits(client=1, cluster=TEST_THREADS, share=1)
-        self.webhook_tests = FairCalls(
-            Lane(TEST_THREADS, "webhook test", one_test, most_waiting=MAX_WAITING_TESTS)
-        )
+        several = LaneLimits(client=1, cluster=LONG_THREADS, share=1)
+        self.long = Lane(LONG_THREADS, "long", several, most_waiting=queue)
         # Calls of agents. The lanes have room for one of each stream, so that none is refused.
         streams = 4 * config.agent_streams
         self.heartbeats = Calls(1, "heartbeat")
@@ -61,14 +59,12 @@ class ServerThreads:
         # The server's own tasks: leases and short reads, rounds, and the work between rounds.
         self.leases = Calls(LEASE_THREADS, "lease")
         self.rounds = Calls(config.round_threads, "periodic round")
-        self.networks, self.cells = Calls(1, "network"), Calls(1, "estimate")
-        self.cleaning = Calls(1, "cleaning")
-        self.forecasts = Calls(1, "forecast")
-        self.webhooks = Calls(WEBHOOK_THREADS, "webhook")
+        self.background = Calls(BACKGROUND_THREADS, "background")
+        self.webhooks = Calls(WEBHOOK_THREADS, "webhook")  # which wait for other servers
 
     def is_busy(self) -> bool:
         """Return whether a call is running that takes much time or memory."""
-        lanes = (self._heavy, self.commits, self.trials, self.estimates)
+        lanes = (self._heavy, self.commits, self.trials, self.long)
         return any(lane.running() for lane in lanes)
 
     def running(self) -> list[str]:
@@ -91,15 +87,11 @@ class ServerThreads:
             self.logs,
             self.leases,
             self.rounds,
-            self.networks,
-            self.cells,
-            self.cleaning,
+            self.background,
             self.webhooks,
-            self.webhook_tests,
-            self.forecasts,
             self.commits,
             self.trials,
-            self.estimates,
+            self.long,
             self.health,
         )
 

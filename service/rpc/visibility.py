@@ -9,12 +9,15 @@ import re
 from collections.abc import Callable, Collection, Iterable, MutableMapping
 from typing import Any, Final
 
+from tessera.db import tenants as stored_tenants
+from tessera.db.store import Store
 from tessera.formulation.access import Identity
 from tessera.formulation.explanations.changes import ChangeKind
 from tessera.formulation.problem import RowKind
 from tessera.v1 import clusters_pb2, jobs_pb2, networks_pb2, scheduler_pb2, what_if_pb2
 
 TenantsOfJobs = Callable[[str, Collection[str]], dict[str, str]]
+"""A function that returns the tenant of each of a cluster's jobs that exists."""
 
 OTHERS: Final = "(another tenant)"
 
@@ -24,6 +27,11 @@ _OF_TENANTS: Final = frozenset({RowKind.QUOTA, RowKind.HELD, RowKind.KEPT})
 _ROW: Final = "row"
 _FREE: Final = "free "
 """The key of evidence that names a row, and the start of those with a row in the key."""
+
+
+def find_tenants(store: Store) -> TenantsOfJobs:
+    """Return a function that reads the tenants of jobs from the store."""
+    return lambda cluster, names: store.read(stored_tenants.tenants_of_jobs, cluster, names)
 
 
 def own_jobs(

@@ -8,12 +8,18 @@ from typing import Any, Final
 
 import grpc.aio
 
+from tessera.db.reads import get_cluster
+from tessera.db.store import Connection, Store
+from tessera.db.webhooks import (
+    add_webhook,
+    delete_webhook,
+    get_webhook,
+    list_webhooks,
+    revive_webhook,
+)
 from tessera.formulation.access import IDENTITY
 from tessera.formulation.errors import NotAllowed, Unavailable
 from tessera.formulation.webhooks import TEST_EVENT, Delivery, derive_secret
-from tessera.service.ports.store import Store
-from tessera.service.ports.webhooks import WebhookStore
-from tessera.service.ports.writer import Writer
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert import webhooks as convert
 from tessera.service.rpc.lanes import FairCalls, SizedCalls
@@ -34,7 +40,6 @@ class WebhookParts:
     ``key`` is None if its operator has not set one.
     """
 
-    store: WebhookStore
     sender: Sender
     key: bytes | None
 
@@ -93,24 +98,24 @@ class WebhooksServicer(webhooks_pb2_grpc.WebhooksServicer):
             raise NotAllowed("your identity is bound to tenants; name one of them as the tenant")
         identity.require_tenants(cluster, [] if spec.all_tenants else [spec.tenant])
 
-        def work(writer: Writer) -> bytes:
-            record = writer.add_webhook(cluster, spec)
+        def work(connection: Connection) -> bytes:
+            record = add_webhook(connection, cluster, spec)
             return convert.of_webhook(record).SerializeToString()
 
         asked = fields.request_key(request, request.request_id)
         kept = self._store.write(asked, work, validate_only=request.validate_only)
         message = pb.Webhook.FromString(kept)
         if not request.validate_only:  # the secret itself is stored nowhere
-            stored = self._parts.store.get_webhook(cluster, name, identity.tenants)
+            stored = self._store.read(get_webhook, cluster, name, identity.tenants)
             message.secret = derive_secret(key, stored.spec.salt)
         return message
 
     def _list(self, request: pb.ListWebhooksRequest) -> pb.ListWebhooksResponse:
         cluster = names.parse_cluster("parent", request.parent)
-        self._store.get_cluster(cluster)
+        self._store.read(get_cluster, cluster)
         page = page_of(request, request.page_size, request.page_token, most=1000)
         tenants = IDENTITY.get().tenants
-        found = self._parts.store.list_webhooks(cluster, page.cursor, page.size + 1, tenants)
+        found = self._store.read(list_webhooks, cluster, page.cursor, page.size + 1, tenants)
         shown = found[: page.size]
         return pb.ListWebhooksResponse(
             webhooks=map(convert.of_webhook, shown),
@@ -121,8 +126,8 @@ class WebhooksServicer(webhooks_pb2_grpc.WebhooksServicer):
         cluster, name = names.parse_webhook("name", request.name)
         tenants = IDENTITY.get().tenants
 
-        def work(writer: Writer) -> bytes:
-            writer.delete_webhook(cluster, name, tenants)
+        def work(connection: Connection) -> bytes:
+            delete_webhook(connection, cluster, name, tenants)
             return b""
 
         asked = fields.request_key(request, request.request_id)
@@ -131,7 +136,7 @@ class WebhooksServicer(webhooks_pb2_grpc.WebhooksServicer):
 
     def _test(self, request: pb.TestWebhookRequest) -> pb.TestWebhookResponse:
         cluster, name = names.parse_webhook("name", request.name)
-        webhook = self._parts.store.get_webhook(cluster, name, IDENTITY.get().tenants)
+        webhook = self._store.read(get_webhook, cluster, name, IDENTITY.get().tenants)
         secret = derive_secret(self._key(), webhook.spec.salt)
         facts = {"cluster": cluster, "webhook": name}
         try:
@@ -139,12 +144,7 @@ class WebhooksServicer(webhooks_pb2_grpc.WebhooksServicer):
             self._parts.sender.send(webhook.spec.url, secret, delivery)
         except Unavailable as error:
             return pb.TestWebhookResponse(error=str(error))
-
-        def work(writer: Writer) -> bytes:
-            writer.revive_webhook(cluster, name)
-            return b""
-
-        self._store.write(None, work)
+        self._store.change(revive_webhook, cluster, name)
         return pb.TestWebhookResponse(delivered=True)
 
     def _key(self) -> bytes:

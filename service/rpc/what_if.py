@@ -8,11 +8,12 @@ from typing import Any, Final
 
 import grpc.aio
 
+from tessera.db.derived_estimates import list_models
+from tessera.db.store import Store
 from tessera.formulation.access import IDENTITY
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.what_if.hypotheses import Hypothesis
-from tessera.service.ports.store import Store
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert import jobs as convert_jobs
 from tessera.service.rpc.convert import what_if as convert
@@ -122,7 +123,9 @@ class WhatIfCalls:
                 f"{field}.parent", names.parse_cluster(f"{field}.parent", added.parent), cluster
             )
         name = names.require_identifier(f"{field}.job_id", added.job_id or self._new_id())
-        read_plan = partial(read_job_plan, models=cache(partial(self._store.list_models, cluster)))
+        read_plan = partial(
+            read_job_plan, models=cache(partial(self._store.read, list_models, cluster))
+        )
         spec = convert_jobs.to_job_spec(f"{field}.job", cluster, name, added.job, read_plan)
         if spec.deadline_s <= self._wall_s():
             raise InvalidInput(f"{field}.job.deadline", "has passed; set a later one, or none")

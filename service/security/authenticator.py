@@ -12,6 +12,9 @@ from typing import Any, Final, Protocol, TypeVar
 
 import grpc.aio
 
+from tessera.db.enrolment import find_revoked
+from tessera.db.store import Store
+from tessera.db.tokens import find_token
 from tessera.formulation.access import LOCAL, Identity, Role
 from tessera.formulation.errors import InvalidInput, NotAuthenticated, Unavailable
 from tessera.formulation.records.access import TokenRecord
@@ -19,7 +22,6 @@ from tessera.formulation.secrets import USER_PREFIX, SecretToken, parse_token
 from tessera.service.rpc.lanes import client_of
 from tessera.service.security.authority import AgentIdentity, read_agent_identity
 from tessera.service.security.limits import CallRate
-from tessera.service.security.ports import AccessStore
 
 V = TypeVar("V")
 
@@ -118,7 +120,7 @@ class Authenticator:
 
     def __init__(
         self,
-        store: AccessStore | None,
+        store: Store | None,
         run: Run,
         *,
         verifier: Verifier | None = None,
@@ -170,16 +172,16 @@ class Authenticator:
         if self._store is None:
             return []
         serials = {k.partition("/")[2]: k for k in keys if k.startswith("certificate/")}
-        gone = [serials[s] for s in await self._run(self._store.revoked_certificates, [*serials])]
+        gone = [serials[s] for s in await self._run(self._store.read, find_revoked, [*serials])]
         for key in keys:
             kind, _, token_id = key.partition("/")
             if kind == "token":
-                record = await self._run(self._store.find_token, token_id)
+                record = await self._run(self._store.read, find_token, token_id)
                 if record is None or not record.is_valid(self._wall_s()):
                     gone.append(key)
         return gone
 
-    async def _of_token(self, store: AccessStore, text: str, host: str) -> Identity:
+    async def _of_token(self, store: Store, text: str, host: str) -> Identity:
         try:
             token = parse_token("token", text, USER_PREFIX)
         except InvalidInput:
@@ -201,13 +203,13 @@ class Authenticator:
             expires_s=spec.expires_s,
         )
 
-    async def _find(self, store: AccessStore, token: SecretToken, host: str) -> TokenRecord | None:
+    async def _find(self, store: Store, token: SecretToken, host: str) -> TokenRecord | None:
         key = f"token/{token.id}"
         known, record = self._recent.find(key)
         found: TokenRecord | None = record
         if known:
             return found
-        look = partial(self._run, store.find_token, token.id)
+        look = partial(self._run, store.read, find_token, token.id)
         earlier = self._recent.find_earlier(key)
         if earlier is not None and token.matches(earlier.spec.secret_hash):
             return await self._recent.look_up(key, look)
@@ -222,13 +224,13 @@ class Authenticator:
             self._failures.put_back(host)
         return found
 
-    async def _of_certificate(self, store: AccessStore, pem: bytes) -> Identity:
+    async def _of_certificate(self, store: Store, pem: bytes) -> Identity:
         certificate = self._read(pem)
         key = f"certificate/{certificate.serial}"
         known, is_revoked = self._recent.find(key)
         if not known:
             serials = [certificate.serial]
-            look = partial(self._run, store.revoked_certificates, serials)
+            look = partial(self._run, store.read, find_revoked, serials)
             is_revoked = bool(await self._recent.look_up(key, look))
         if is_revoked:
             raise NotAuthenticated(

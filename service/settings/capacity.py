@@ -14,8 +14,10 @@ Each computes for seconds. One client can hold one of these threads. With more t
 would not get the interpreter.
 """
 
-ESTIMATE_THREADS: Final = 2
-"""Number of EstimateCells calls that run at the same time. They only compute: more do not help."""
+LONG_THREADS: Final = 2
+"""Number of estimates and tests of webhooks that run at the same time. Most only compute: more do not
+help.
+"""
 
 LEASE_THREADS: Final = 1
 """Number of calls of the server's own tasks that run at the same time. They renew leases and look
@@ -33,7 +35,7 @@ short.
 """
 
 OTHER_THREADS: Final = (
-    HEAVY_THREADS + ESTIMATE_THREADS + LEASE_THREADS + IDENTITY_THREADS + LOG_THREADS + 6
+    HEAVY_THREADS + LONG_THREADS + LEASE_THREADS + IDENTITY_THREADS + LOG_THREADS + 6
 )
 """Number of threads that no setting controls and that use the database at the same time.
 

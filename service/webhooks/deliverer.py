@@ -10,11 +10,12 @@ import asyncio
 import logging
 from typing import Final
 
+from tessera.db.store import Store
+from tessera.db.webhooks import claim_webhook, note_delivery, note_failure, release_webhook
 from tessera.formulation.clock import Clock
 from tessera.formulation.errors import Unavailable
 from tessera.formulation.webhooks import ClaimedWebhook, derive_secret
 from tessera.service.noticed_task import NoticedTask
-from tessera.service.ports.webhooks import WebhookStore
 from tessera.service.rpc.calls import Calls
 from tessera.service.webhooks.sending import Sender
 
@@ -37,7 +38,7 @@ class WebhookDeliverer(NoticedTask):
     """
 
     def __init__(
-        self, store: WebhookStore, sender: Sender, calls: Calls, clock: Clock, key: bytes
+        self, store: Store, sender: Sender, calls: Calls, clock: Clock, key: bytes
     ) -> None:
         super().__init__(
             log, "events are not delivered yet", event="webhooks_failed", retry_s=RETRY_S
@@ -56,7 +57,7 @@ class WebhookDeliverer(NoticedTask):
 
     def take_turn(self) -> bool:
         """Deliver to one webhook that has events; return whether there was one. Blocks."""
-        webhook = self._store.claim_webhook()
+        webhook = self._store.update(claim_webhook)
         if webhook is None:
             return False
         end_s = self._clock.monotonic_s() + TURN_S
@@ -69,13 +70,13 @@ class WebhookDeliverer(NoticedTask):
             except Unavailable as error:
                 self._note_failure(webhook, str(error))
                 return True
-            if not self._store.note_delivery(webhook, delivery.number):
+            if not self._store.update(note_delivery, webhook, delivery.number):
                 return True  # another server has it now
-        self._store.release_webhook(webhook)
+        self._store.update(release_webhook, webhook)
         return True
 
     def _note_failure(self, webhook: ClaimedWebhook, error: str) -> None:
-        is_dead = self._store.note_failure(webhook, error)
+        is_dead = self._store.update(note_failure, webhook, error)
         log.log(
             logging.WARNING if is_dead else logging.INFO,
             "a webhook failed too often and is dead now"

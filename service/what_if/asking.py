@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from tessera.db import forecasts
+from tessera.db.store import Store
 from tessera.formulation.clock import Clock
 from tessera.formulation.errors import DeadlineTooShort
 from tessera.formulation.records.jobs import JobSpec
@@ -16,7 +18,6 @@ from tessera.service.background import FOR_CALLER, run_in_process
 from tessera.service.config import Config
 from tessera.service.deciding import require_known_options
 from tessera.service.forecaster import forecast_rhythm
-from tessera.service.ports.store import Store
 from tessera.service.what_if.answering import answer_question
 from tessera.service.what_if.orders import (
     FuturesOrder,
@@ -106,7 +107,7 @@ class WhatIfAsker:
         if not ahead.horizon_s:
             return None
         return FuturesOrder(
-            history=self._store.forecast_history(cluster),
+            history=self._store.read(forecasts.load_history, cluster),
             rhythm=replace(self._rhythm, horizon_s=ahead.horizon_s),
             futures=ahead.futures,
             seed=snapshot.round_number,

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Concatenate, ParamSpec, TypeVar
 
+from tessera.db.store import Connection, Store
+from tessera.db.submission import submit_jobs
 from tessera.estimator.hardware import Hardware
 from tessera.formulation.access import IDENTITY
 from tessera.formulation.records.estimates import EstimationInputs
-from tessera.formulation.records.jobs import JobRecord, JobSpec
-from tessera.formulation.records.store import Request
+from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.values import Workload
 from tessera.service.cells.deriver import CellDeriver
-from tessera.service.ports.store import Store
-from tessera.service.ports.writer import Writer
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class JobPreviewer:
@@ -58,12 +61,12 @@ class JobPreviewer:
         if not jobs:
             return self._store.snapshot(cluster, use_half_life_s)
         tenants = IDENTITY.get().tenants
-
-        def submit(writer: Writer) -> bytes:
-            writer.submit_jobs(cluster, jobs, tenants)
-            return b""
-
-        rehearsal = _Rehearsal(self._store, cluster, submit, use_half_life_s)
+        rehearsal = _Rehearsal(
+            self._store,
+            cluster,
+            lambda connection: submit_jobs(connection, cluster, jobs, tenants),
+            use_half_life_s,
+        )
         if rehearsal.keep_wanted({job.workload for job in jobs}):
             CellDeriver(
                 rehearsal,
@@ -78,7 +81,7 @@ class JobPreviewer:
 class _Rehearsal:
     """A store of estimates whose changes last only as long as this object.
 
-    Each write repeats those before it in one transaction, which is rolled back. ``snapshot`` is that
+    Each change repeats those before it in one transaction, which is rolled back. ``snapshot`` is that
     after the last one.
     """
 
@@ -86,10 +89,11 @@ class _Rehearsal:
         self,
         store: Store,
         cluster: str,
-        first: Callable[[Writer], bytes],
+        first: Callable[[Connection], object],
         use_half_life_s: float,
     ) -> None:
-        self._store, self._cluster, self._works = store, cluster, [first]
+        self._store, self._cluster = store, cluster
+        self._works: list[Callable[[Connection], object]] = [first]
         self._use_half_life_s = use_half_life_s
         self.snapshot, self._known = store.rehearse(cluster, self._works, use_half_life_s)
 
@@ -107,27 +111,28 @@ class _Rehearsal:
         """Return what estimates are computed from, with the workloads that were left."""
         return self._known
 
-    def get_job(self, cluster: str, name: str) -> JobRecord:
-        """Return a stored job."""
-        return self._store.get_job(cluster, name)
-
-    def write(
+    def read(
         self,
-        _request: Request | None,
-        work: Callable[[Writer], bytes],
-        *,
-        validate_only: bool = False,
-    ) -> bytes:
-        """Do ``work`` after all works before it; keep it unless ``validate_only``."""
-        results: list[bytes] = []
+        function: Callable[Concatenate[Connection, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """Call ``function`` on the real store, without the changes."""
+        return self._store.read(function, *args, **kwargs)
 
-        def kept(writer: Writer) -> bytes:
-            results.append(work(writer))
-            return results[-1]
+    def change(
+        self,
+        function: Callable[Concatenate[Connection, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """Call ``function`` after all changes before it, and keep its change."""
+        results: list[T] = []
 
-        works = [*self._works, kept]
-        snapshot, _ = self._store.rehearse(self._cluster, works, self._use_half_life_s)
-        if not validate_only:
-            self._works.append(work)
-            self.snapshot = snapshot
+        def work(connection: Connection) -> None:
+            results.append(function(connection, *args, **kwargs))
+
+        works = [*self._works, work]
+        self.snapshot, _ = self._store.rehearse(self._cluster, works, self._use_half_life_s)
+        self._works = works
         return results[-1]

@@ -14,8 +14,12 @@ from typing import Any
 
 import pytest
 
+from tessera.db.cluster_changes import upsert_cluster
 from tessera.db.engine import Database
-from tessera.db.store import PostgresStore
+from tessera.db.reads import get_job, list_clusters, list_nodes
+from tessera.db.store import Store
+from tessera.db.submission import submit_jobs
+from tessera.db.workloads import upsert_estimates
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.launch import LaunchSpec
 from tessera.formulation.lifecycle import JobState
@@ -138,7 +142,7 @@ async def test_a_job_name_with_a_path_stays_inside_the_agents_directories(
     assert not gang.exists()
 
 
-def store_lab_cluster(store: PostgresStore) -> None:
+def store_lab_cluster(store: Store) -> None:
     """Store a cluster of one GPU type, and a long job on one GPU."""
     workload = Workload(model="m", params="", global_batch=8)
     cell = EstimateRecord(
@@ -147,20 +151,13 @@ def store_lab_cluster(store: PostgresStore) -> None:
         iter_time_s=1.0,
         source=EstimateSource.MEASURED,
     )
-
-    def work(writer: Any) -> bytes:
-        writer.upsert_cluster("c", [GpuType(name="a100", memory_bytes=2**35)], None)
-        writer.upsert_estimates("c", [cell])
-        spec = JobSpec(
-            name="a", workload=workload, iterations=10**9, requested_gpus=1, restart_s=0.0
-        )
-        writer.submit_jobs("c", [spec])
-        return b""
-
-    store.write(None, work)
+    spec = JobSpec(name="a", workload=workload, iterations=10**9, requested_gpus=1, restart_s=0.0)
+    store.change(upsert_cluster, "c", [GpuType(name="a100", memory_bytes=2**35)], None)
+    store.change(upsert_estimates, "c", [cell])
+    store.change(submit_jobs, "c", [spec])
 
 
-def decide_round(store: PostgresStore) -> None:
+def decide_round(store: Store) -> None:
     """Decide and commit a round."""
     RoundLoop(store, SystemClock()).schedule(
         "c",
@@ -173,7 +170,7 @@ def decide_round(store: PostgresStore) -> None:
 
 
 async def test_the_newer_of_two_agents_with_one_name_wins_and_the_older_is_notified_and_stops(
-    store: PostgresStore, database: Database, make_agent: MakeAgent
+    store: Store, database: Database, make_agent: MakeAgent
 ) -> None:
     """The second agent has its own directory, so it could not stop processes that the first left."""
     store_lab_cluster(store)
@@ -190,16 +187,16 @@ async def test_the_newer_of_two_agents_with_one_name_wins_and_the_older_is_notif
 
     async def job_is(state: JobState) -> None:
         async with asyncio.timeout(PATIENCE_S):
-            while (await asyncio.to_thread(store.get_job, "c", "a")).state is not state:
+            while (await asyncio.to_thread(store.read, get_job, "c", "a")).state is not state:
                 await asyncio.sleep(0.05)
 
     async with run_server(config) as port:
         nodes = ("n0:a100:1",)
         first = make_agent(port=port, nodes=nodes)
-        await until(lambda: store.list_clusters("", 1)[0].nodes)
+        await until(lambda: store.read(list_clusters, "", 1)[0].nodes)
         await asyncio.to_thread(decide_round, store)
         await job_is(JobState.RUNNING)
-        generation = store.get_job("c", "a").generation
+        generation = store.read(get_job, "c", "a").generation
         pid = first.pid_of("a", generation)
         second = make_agent(port=port, nodes=nodes)
         assert await asyncio.wait_for(first.ended(), PATIENCE_S) == 3
@@ -212,9 +209,9 @@ async def test_the_newer_of_two_agents_with_one_name_wins_and_the_older_is_notif
         (gang,) = (second.data_dir / "gangs").glob("a@*")
         new_pid = json.loads((gang / "process.json").read_text())["pid"]
         assert is_running(new_pid)
-        (node,) = store.list_nodes("c", "", 10)
+        (node,) = store.read(list_nodes, "c", "", 10)
         assert node.silent_s < 45
-        assert store.get_job("c", "a").retries == 0
+        assert store.read(get_job, "c", "a").retries == 0
 
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs an agent that runs as root")

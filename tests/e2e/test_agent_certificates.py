@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tessera.db.engine import Database
+from tessera.db.enrolment import create_join_token, list_certificates, list_join_tokens
 from tessera.formulation.access import Role
 from tessera.formulation.records.access import JoinTokenSpec
 from tessera.formulation.secrets import JOIN_PREFIX, format_token, hash_secret
@@ -37,7 +38,7 @@ class EnrollingAgent(AgentProcess):
 
     def give_token(self, *nodes: str, mode: int = 0o600) -> None:
         """Write a file with a join token for ``nodes``."""
-        number = len(self._access.list_join_tokens("main", with_ended=True))
+        number = len(self._access.read(list_join_tokens, "main", with_ended=True))
         spec = JoinTokenSpec(
             id=f"j{number:011d}",
             secret_hash=hash_secret(SECRET),
@@ -46,7 +47,7 @@ class EnrollingAgent(AgentProcess):
             uses=1,
             expires_s=LATER_S,
         )
-        self._access.create_join_token(spec, "tests")
+        self._access.change(create_join_token, spec, "tests")
         self.token_file.write_text(format_token(JOIN_PREFIX, spec.id, SECRET) + "\n")
         self.token_file.chmod(mode)
 
@@ -148,7 +149,7 @@ async def test_a_renewal_does_not_disturb_a_job_and_a_restart_needs_no_token(
     assert (after.generation, after.retries) == (before.generation, 0)
     assert agent.folders() == [agent.identity()["folder"]]
     assert await user.is_ready()
-    records = server.access.list_certificates("main")
+    records = server.access.read(list_certificates, "main")
     assert [(record.agent, record.nodes) for record in records] == [("agent", ("n0",))] * 2
     assert SECRET not in agent.log.read_text()
 

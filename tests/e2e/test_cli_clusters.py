@@ -12,7 +12,7 @@ import pytest
 
 from tessera.benchmarks.service.fleet import Fleet
 from tessera.db.engine import Database
-from tessera.db.store import PostgresStore
+from tessera.db.store import Store
 from tessera.service.cli import deletion as asking
 from tessera.service.cli.client import connect
 from tessera.v1 import estimates_pb2
@@ -106,7 +106,7 @@ def test_a_running_server_removes_the_rows_of_a_deleted_cluster_and_its_name_is_
     assert "[IN_USE]" in refused
     tessera("cancel", "j")
     assert "nothing changed" in tessera("cluster", "delete", "c", "--validate-only").stderr
-    PostgresStore(database).hello("c", "fleet", "first", NODES)
+    Store(database).hello("c", "fleet", "first", NODES)
     done = tessera("cluster", "delete", "c", code=1)
     assert "1 connected agent (fleet)" in done.stderr
     tessera("cluster", "delete", "c", "--force", "-o", "name")

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import grpc
 
+from tessera.db.cluster_changes import upsert_cluster
 from tessera.db.engine import Database
-from tessera.db.store import PostgresStore
+from tessera.db.store import Store
 from tessera.formulation.values import GpuType
 from tessera.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tests.support.patience import PATIENCE_S
-from tests.support.stored_cluster import do
 
 GRACE_S = 1.0
 
 SERVER = """
 import asyncio, logging, sys, threading
-from tessera.db.store import PostgresStore
+from tessera.db.store import Store
 from tessera.formulation.logs import make_handler
 from tessera.service import wiring
 from tessera.service.config import Config
@@ -31,7 +31,7 @@ def wait_for_ever(self, cluster, use_half_life_s):
     print("begun", flush=True)
     threading.Event().wait()
 
-PostgresStore.snapshot = wait_for_ever
+Store.snapshot = wait_for_ever
 logging.basicConfig(handlers=[make_handler()])
 config = Config(
     listen="127.0.0.1:0", database_url=sys.argv[1], period_s=0.0, grace_s=%r, estimate_cells=False
@@ -60,9 +60,9 @@ def a_server(database: Database, log: Path) -> Iterator[tuple[subprocess.Popen[s
 
 
 def test_a_stuck_thread_does_not_keep_the_process_alive(
-    database: Database, store: PostgresStore, tmp_path: Path
+    database: Database, store: Store, tmp_path: Path
 ) -> None:
-    do(store, lambda w: w.upsert_cluster("c", [GpuType(name="a100", memory_bytes=2**35)], None))
+    store.change(upsert_cluster, "c", [GpuType(name="a100", memory_bytes=2**35)], None)
     log = tmp_path / "log"
     with a_server(database, log) as (process, address), grpc.insecure_channel(address) as channel:
         stub, request = scheduler_pb2_grpc.SchedulerStub(channel), scheduler_pb2.ScheduleRequest

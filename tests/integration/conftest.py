@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.db.access_store import PostgresAccessStore
 from tessera.db.engine import Database
-from tessera.db.store import PostgresStore
+from tessera.db.store import Store
 from tests.support.stored_cluster import a_cluster
 
 
 @pytest.fixture
-def lab(store: PostgresStore) -> PostgresStore:
+def lab(store: Store) -> Store:
     """Return a store with two nodes of four GPUs and estimates for them."""
     a_cluster(store)
     return store
 
 
 @pytest.fixture
-def access(database: Database) -> PostgresAccessStore:
+def access(database: Database) -> Store:
     """Return the store of tokens, certificates and the audit log."""
-    return PostgresAccessStore(database)
+    return Store(database)

@@ -19,6 +19,7 @@ from grpc import StatusCode
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tessera.client import PLAIN_TEXT, ChannelSettings, open_async_channel
+from tessera.db import audit_log
 from tessera.formulation.access import Role
 from tessera.formulation.records.access import AuditFilter
 from tessera.formulation.secrets import JOIN_PREFIX, USER_PREFIX
@@ -106,7 +107,9 @@ async def stored_refusals(setup: Setup, subject: str) -> Counter[tuple[str, str]
     """Return how often which methods of a caller were refused how, by the audit log."""
     await setup.server.parts.server.gate._refusals._flush()
     chosen = AuditFilter(subject=subject, outcome="refused")
-    entries = await asyncio.to_thread(setup.server.access.list_audit, chosen, 0, 1000)
+    entries = await asyncio.to_thread(
+        setup.server.access.read, audit_log.list_entries, chosen, 0, 1000
+    )
     found = Counter[tuple[str, str]]()
     for entry in entries:
         if entry.subject == subject:

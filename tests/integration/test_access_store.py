@@ -10,12 +10,25 @@ from collections.abc import Callable
 import pytest
 import sqlalchemy as sa
 
-from tessera.db import enrolment, limits
-from tessera.db.access_store import PostgresAccessStore
+from tessera.db import audit_log, deletion, enrolment, limits
+from tessera.db.audit_log import add_refusals
+from tessera.db.cluster_changes import upsert_cluster
 from tessera.db.engine import Database, connect_database
+from tessera.db.enrolment import (
+    add_certificate,
+    create_join_token,
+    find_revoked,
+    list_certificates,
+    list_join_tokens,
+    revoke_agent,
+    revoke_join_token,
+)
 from tessera.db.notify import EVERY_CLUSTER, Listener
-from tessera.db.store import PostgresStore
-from tessera.db.tokens import ACCESS_CHANNEL
+from tessera.db.purge import purge_batch
+from tessera.db.reads import get_cluster
+from tessera.db.store import Store
+from tessera.db.tenants import tenants_of_jobs
+from tessera.db.tokens import ACCESS_CHANNEL, create_token, find_token, list_tokens, revoke_token
 from tessera.formulation.access import Role
 from tessera.formulation.errors import (
     AlreadyExists,
@@ -29,27 +42,26 @@ from tessera.formulation.errors import (
 from tessera.formulation.records.access import AuditFilter
 from tessera.formulation.records.store import Retention
 from tessera.formulation.secrets import SecretToken, hash_secret
-from tessera.service.security.ports import AccessStore
 from tests.support.access import EARLIER_S, LATER_S, a_certificate, a_join_token, a_token, show
 from tests.support.patience import PATIENCE_S
-from tests.support.stored_cluster import C, a_cluster, a_spec, do, execute, submit
+from tests.support.stored_cluster import C, a_cluster, a_spec, execute, submit
 
 DAY_S = 86_400.0
 
 
-def delete_cluster(store: PostgresStore, name: str = C) -> None:
-    do(store, lambda w: w.delete_cluster(name, None, force=True))
+def delete_cluster(store: Store, name: str = C) -> None:
+    store.change(deletion.delete_cluster, name, None, store.silence_s, force=True)
 
 
-def enrol(access: AccessStore, agent: str = "agent-a100-0") -> str:
+def enrol(access: Store, agent: str = "agent-a100-0") -> str:
     """Enrol an agent with a token of its own; return the serial number of its certificate."""
-    token = access.create_join_token(a_join_token(), "ops").spec
+    token = access.change(create_join_token, a_join_token(), "ops").spec
     certificate = a_certificate(agent)
-    access.enrol(show(token), certificate)
+    access.change(enrolment.enrol, show(token), certificate)
     return certificate.serial
 
 
-def test_a_token_is_stored_with_all_its_fields(access: AccessStore) -> None:
+def test_a_token_is_stored_with_all_its_fields(access: Store) -> None:
     spec = a_token(
         "ana",
         role=Role.USER,
@@ -57,12 +69,12 @@ def test_a_token_is_stored_with_all_its_fields(access: AccessStore) -> None:
         tenants=frozenset({"nlp", ""}),
         expires_s=LATER_S,
     )
-    created = access.create_token(spec, "root")
+    created = access.change(create_token, spec, "root")
     assert (created.spec, created.created_by, created.revoked_s) == (spec, "root", None)
     assert EARLIER_S < created.created_s < LATER_S
-    assert access.find_token(spec.id) == created
-    assert access.find_token("nobody") is None
-    forever = access.create_token(a_token("bob"), "root")
+    assert access.read(find_token, spec.id) == created
+    assert access.read(find_token, "nobody") is None
+    forever = access.change(create_token, a_token("bob"), "root")
     assert (forever.spec.expires_s, forever.spec.clusters, forever.spec.tenants) == (
         math.inf,
         None,
@@ -72,55 +84,55 @@ def test_a_token_is_stored_with_all_its_fields(access: AccessStore) -> None:
 
 
 def test_tokens_have_different_names_and_are_listed_by_them_ended_ones_only_on_request(
-    access: AccessStore,
+    access: Store,
 ) -> None:
-    access.create_token(a_token("ana"), "root")
+    access.change(create_token, a_token("ana"), "root")
     with pytest.raises(AlreadyExists, match="tokens/ana"):
-        access.create_token(a_token("ana"), "root")
-    access.revoke_token("ana")
+        access.change(create_token, a_token("ana"), "root")
+    access.change(revoke_token, "ana")
     for name in ("zoe", "ana", "old", "bob"):
         expires_s = EARLIER_S if name == "old" else math.inf
-        access.create_token(a_token(name, expires_s=expires_s), "root")
-    access.revoke_token("bob")
-    assert [t.spec.name for t in access.list_tokens(with_ended=False)] == ["ana", "zoe"]
-    names = [t.spec.name for t in access.list_tokens(with_ended=True)]
+        access.change(create_token, a_token(name, expires_s=expires_s), "root")
+    access.change(revoke_token, "bob")
+    assert [t.spec.name for t in access.read(list_tokens, with_ended=False)] == ["ana", "zoe"]
+    names = [t.spec.name for t in access.read(list_tokens, with_ended=True)]
     assert names == ["ana", "ana", "bob", "old", "zoe"]
 
 
-def test_many_callers_at_once_create_one_token_of_a_name(access: AccessStore) -> None:
-    outcomes = run_at_once(8, lambda _: access.create_token(a_token("ana"), "root"))
+def test_many_callers_at_once_create_one_token_of_a_name(access: Store) -> None:
+    outcomes = run_at_once(8, lambda _: access.change(create_token, a_token("ana"), "root"))
     assert outcomes == Counter({"done": 1, "AlreadyExists": 7})
 
 
-def test_a_token_is_revoked_by_name_or_id_and_once(access: AccessStore) -> None:
-    ana = access.create_token(a_token("ana"), "root").spec
-    bob = access.create_token(a_token("bob"), "root").spec
-    revoked = access.revoke_token("ana")
+def test_a_token_is_revoked_by_name_or_id_and_once(access: Store) -> None:
+    ana = access.change(create_token, a_token("ana"), "root").spec
+    bob = access.change(create_token, a_token("bob"), "root").spec
+    revoked = access.change(revoke_token, "ana")
     assert revoked.spec == ana
     assert revoked.revoked_s is not None
-    assert access.find_token(ana.id) == revoked
-    assert access.revoke_token(bob.id).spec == bob
+    assert access.read(find_token, ana.id) == revoked
+    assert access.change(revoke_token, bob.id).spec == bob
     for name in ("ana", ana.id, "bob", "nobody"):
         with pytest.raises(NotFound, match=f"tokens/{name}"):
-            access.revoke_token(name)
+            access.change(revoke_token, name)
     # An id revokes its token, and not one with that name.
-    eve = access.create_token(a_token("eve"), "root").spec
-    access.create_token(a_token(eve.id), "root")
-    assert access.revoke_token(eve.id).spec.name == "eve"
+    eve = access.change(create_token, a_token("eve"), "root").spec
+    access.change(create_token, a_token(eve.id), "root")
+    assert access.change(revoke_token, eve.id).spec.name == "eve"
 
 
 def test_tokens_that_have_not_ended_are_bounded(
-    access: AccessStore, lab: PostgresStore, monkeypatch: pytest.MonkeyPatch
+    access: Store, lab: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "MAX_TOKENS", 2)
-    access.create_token(a_token("old", expires_s=1.0), "root")
+    access.change(create_token, a_token("old", expires_s=1.0), "root")
     for name in ("ana", "bob"):
-        access.create_token(a_token(name), "root")
-        access.create_join_token(a_join_token(), "root")
+        access.change(create_token, a_token(name), "root")
+        access.change(create_join_token, a_join_token(), "root")
     with pytest.raises(LimitReached, match="at most 2 tokens that have not ended"):
-        access.create_token(a_token("zoe"), "root")
+        access.change(create_token, a_token("zoe"), "root")
     with pytest.raises(LimitReached, match="at most 2 join tokens"):
-        access.create_join_token(a_join_token(), "root")
+        access.change(create_join_token, a_join_token(), "root")
 
 
 IMPOSSIBLE = [
@@ -138,46 +150,45 @@ IMPOSSIBLE = [
 
 
 def test_the_database_refuses_impossible_identities(
-    access: AccessStore, lab: PostgresStore, database: Database
+    access: Store, lab: Store, database: Database
 ) -> None:
-    access.create_token(a_token("ana"), "root")
+    access.change(create_token, a_token("ana"), "root")
     enrol(access)
     for change, constraint in IMPOSSIBLE:
         with pytest.raises(InvalidInput, match=constraint):
             execute(database, f"UPDATE {change}")
 
 
-def test_a_join_token_is_stored_and_listed_newest_first(
-    access: AccessStore, lab: PostgresStore
-) -> None:
-    first = access.create_join_token(a_join_token(uses=2), "ops")
+def test_a_join_token_is_stored_and_listed_newest_first(access: Store, lab: Store) -> None:
+    first = access.change(create_join_token, a_join_token(uses=2), "ops")
     assert (first.used, first.created_by, first.revoked_s) == (0, "ops", None)
     assert first.spec.nodes == ("a100-*",)
-    second = access.create_join_token(a_join_token(), "ops")
-    expired = access.create_join_token(a_join_token(expires_s=EARLIER_S), "ops")
-    access.enrol(show(second.spec), a_certificate())
-    revoked = access.create_join_token(a_join_token(), "ops")
-    gone = access.revoke_join_token(C, revoked.spec.id)
+    second = access.change(create_join_token, a_join_token(), "ops")
+    expired = access.change(create_join_token, a_join_token(expires_s=EARLIER_S), "ops")
+    access.change(enrolment.enrol, show(second.spec), a_certificate())
+    revoked = access.change(create_join_token, a_join_token(), "ops")
+    gone = access.change(revoke_join_token, C, revoked.spec.id)
     assert gone.revoked_s is not None
-    assert access.revoke_join_token(C, revoked.spec.id) == gone
-    assert access.list_join_tokens(C, with_ended=False) == [first]
-    ids = [record.spec.id for record in access.list_join_tokens(C, with_ended=True)]
+    assert access.change(revoke_join_token, C, revoked.spec.id) == gone
+    assert access.read(list_join_tokens, C, with_ended=False) == [first]
+    ids = [record.spec.id for record in access.read(list_join_tokens, C, with_ended=True)]
     assert ids == [r.spec.id for r in (revoked, expired, second, first)]
 
 
-def test_calls_on_a_missing_cluster_or_join_token_say_so(
-    access: AccessStore, lab: PostgresStore
-) -> None:
-    do(lab, lambda w: w.upsert_cluster("other", lab.get_cluster(C).gpu_types, None))
-    token = access.create_join_token(a_join_token(cluster="other"), "ops").spec
+def test_calls_on_a_missing_cluster_or_join_token_say_so(access: Store, lab: Store) -> None:
+    lab.change(upsert_cluster, "other", lab.read(get_cluster, C).gpu_types, None)
+    token = access.change(create_join_token, a_join_token(cluster="other"), "ops").spec
     calls: list[tuple[Callable[[], object], str]] = [
-        (lambda: access.create_join_token(a_join_token(cluster="x"), "ops"), "clusters/x"),
-        (lambda: access.list_join_tokens("x", with_ended=True), "clusters/x"),
-        (lambda: access.revoke_join_token("x", token.id), "clusters/x"),
-        (lambda: access.revoke_join_token(C, token.id), f"clusters/{C}/joinTokens/{token.id}"),
-        (lambda: access.list_certificates("x"), "clusters/x"),
-        (lambda: access.revoke_agent("x", "a"), "clusters/x"),
-        (lambda: access.revoke_agent(C, "a"), f"clusters/{C}/agents/a/certificates"),
+        (lambda: access.change(create_join_token, a_join_token(cluster="x"), "ops"), "clusters/x"),
+        (lambda: access.read(list_join_tokens, "x", with_ended=True), "clusters/x"),
+        (lambda: access.change(revoke_join_token, "x", token.id), "clusters/x"),
+        (
+            lambda: access.change(revoke_join_token, C, token.id),
+            f"clusters/{C}/joinTokens/{token.id}",
+        ),
+        (lambda: access.read(list_certificates, "x"), "clusters/x"),
+        (lambda: access.change(revoke_agent, "x", "a"), "clusters/x"),
+        (lambda: access.change(revoke_agent, C, "a"), f"clusters/{C}/agents/a/certificates"),
     ]
     for call, resource in calls:
         with pytest.raises(NotFound, match=f"^{resource} does not exist"):
@@ -185,12 +196,12 @@ def test_calls_on_a_missing_cluster_or_join_token_say_so(
 
 
 def test_an_enrolment_only_for_nodes_that_the_token_allows_is_stored_and_counts_one_use(
-    access: AccessStore, lab: PostgresStore
+    access: Store, lab: Store
 ) -> None:
-    token = access.create_join_token(a_join_token(uses=2), "ops").spec
+    token = access.change(create_join_token, a_join_token(uses=2), "ops").spec
     certificate = a_certificate(nodes=("a100-0", "a100-1"), issued_s=1.5, expires_s=LATER_S)
-    access.enrol(show(token), certificate)
-    (stored,) = access.list_certificates(C)
+    access.change(enrolment.enrol, show(token), certificate)
+    (stored,) = access.read(list_certificates, C)
     assert stored.join_token == token.id
     assert (stored.serial, stored.agent, stored.nodes, stored.issued_s, stored.expires_s) == (
         certificate.serial,
@@ -199,23 +210,25 @@ def test_an_enrolment_only_for_nodes_that_the_token_allows_is_stored_and_counts_
         1.5,
         LATER_S,
     )
-    assert access.list_join_tokens(C, with_ended=True)[0].used == 1
-    token = access.create_join_token(a_join_token(nodes=("a100-*", "v?00")), "ops").spec
+    assert access.read(list_join_tokens, C, with_ended=True)[0].used == 1
+    token = access.change(create_join_token, a_join_token(nodes=("a100-*", "v?00")), "ops").spec
     for nodes in (("a100-0", "A100-1"), ("v100",), ("xa100-0",)):
         with pytest.raises(PermissionDenied, match=rf"does not allow node {nodes[-1]}, only a100-"):
-            access.enrol(show(token), a_certificate(nodes=nodes))
-    access.enrol(show(token), a_certificate(nodes=("a100-", "v?00")))
+            access.change(enrolment.enrol, show(token), a_certificate(nodes=nodes))
+    access.change(enrolment.enrol, show(token), a_certificate(nodes=("a100-", "v?00")))
 
 
 def test_a_join_token_does_not_make_its_holder_an_agent_with_other_nodes(
-    access: AccessStore, lab: PostgresStore
+    access: Store, lab: Store
 ) -> None:
     """Whoever speaks as an agent replaces it, and takes its nodes from it."""
-    token = access.create_join_token(a_join_token(nodes=("v100-0",)), "ops").spec
+    token = access.change(create_join_token, a_join_token(nodes=("v100-0",)), "ops").spec
     with pytest.raises(PermissionDenied, match=r"agent agent-a100-0 has node a100-0, .* v100-0;"):
-        access.enrol(show(token), a_certificate("agent-a100-0", nodes=("v100-0",)))
-    assert access.list_certificates(C) == []
-    access.enrol(show(token), a_certificate("agent-new", nodes=("v100-0",)))
+        access.change(
+            enrolment.enrol, show(token), a_certificate("agent-a100-0", nodes=("v100-0",))
+        )
+    assert access.read(list_certificates, C) == []
+    access.change(enrolment.enrol, show(token), a_certificate("agent-new", nodes=("v100-0",)))
 
 
 def run_at_once(threads: int, work: Callable[[int], object]) -> Counter[str]:
@@ -239,74 +252,75 @@ def run_at_once(threads: int, work: Callable[[int], object]) -> Counter[str]:
 
 
 def test_a_join_token_of_ten_uses_enrols_exactly_ten_of_thirty_agents_at_once(
-    access: AccessStore, lab: PostgresStore, database: Database
+    access: Store, lab: Store, database: Database
 ) -> None:
-    token = access.create_join_token(a_join_token(uses=10), "ops").spec
+    token = access.change(create_join_token, a_join_token(uses=10), "ops").spec
     other = connect_database(database.url, pool_size=20)  # as another replica
-    stores = (access, PostgresAccessStore(other))
+    stores = (access, Store(other))
     outcomes = run_at_once(
-        30, lambda i: stores[i % 2].enrol(show(token), a_certificate(f"agent-{i}"))
+        30,
+        lambda i: stores[i % 2].change(enrolment.enrol, show(token), a_certificate(f"agent-{i}")),
     )
     other.engine.dispose()
     assert outcomes == Counter({"done": 10, "NotAuthenticated": 20})
-    assert len(access.list_certificates(C)) == 10
-    assert access.list_join_tokens(C, with_ended=True)[0].used == 10
+    assert len(access.read(list_certificates, C)) == 10
+    assert access.read(list_join_tokens, C, with_ended=True)[0].used == 10
 
 
 def test_a_renewal_for_other_nodes_by_another_agent_or_too_often_is_refused(
-    access: AccessStore, lab: PostgresStore, monkeypatch: pytest.MonkeyPatch
+    access: Store, lab: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = enrol(access)
     with pytest.raises(PermissionDenied, match="does not allow node a100-1"):
-        access.add_certificate(a_certificate(nodes=("a100-0", "a100-1")), first)
+        access.change(add_certificate, a_certificate(nodes=("a100-0", "a100-1")), first)
     for certificate, replaces in ((a_certificate("thief"), first), (a_certificate(), "abc")):
         with pytest.raises(NotAuthenticated, match="is not known; enrol again"):
-            access.add_certificate(certificate, replaces)
-    assert len(access.list_certificates(C)) == 1
+            access.change(add_certificate, certificate, replaces)
+    assert len(access.read(list_certificates, C)) == 1
     monkeypatch.setattr(limits, "MAX_CERTIFICATES", 2)
-    access.add_certificate(a_certificate(), first)
+    access.change(add_certificate, a_certificate(), first)
     with pytest.raises(LimitReached, match="already has 2 certificates"):
-        access.add_certificate(a_certificate(), first)
+        access.change(add_certificate, a_certificate(), first)
 
 
 def test_a_revoked_agent_has_no_valid_certificate_and_can_only_enrol_again(
-    access: AccessStore, lab: PostgresStore
+    access: Store, lab: Store
 ) -> None:
     first, other = enrol(access), enrol(access, "other")
     renewed = a_certificate()
-    access.add_certificate(renewed, first)
+    access.change(add_certificate, renewed, first)
     both = {first, renewed.serial}
-    assert access.revoke_agent(C, "agent-a100-0") == sorted(both)
-    assert access.revoked_certificates({*both, other, "abc"}) == both
-    assert access.revoked_certificates([]) == set()
+    assert access.change(revoke_agent, C, "agent-a100-0") == sorted(both)
+    assert access.read(find_revoked, {*both, other, "abc"}) == both
+    assert access.read(find_revoked, []) == set()
     with pytest.raises(NotAuthenticated, match="was revoked; enrol again"):
-        access.add_certificate(a_certificate(), renewed.serial)
+        access.change(add_certificate, a_certificate(), renewed.serial)
     with pytest.raises(NotFound, match="agents/agent-a100-0/certificates"):
-        access.revoke_agent(C, "agent-a100-0")
+        access.change(revoke_agent, C, "agent-a100-0")
     again = enrol(access)
-    assert access.revoked_certificates([again]) == set()
-    shown = {c.serial: c.revoked_s is None for c in access.list_certificates(C)}
+    assert access.read(find_revoked, [again]) == set()
+    shown = {c.serial: c.revoked_s is None for c in access.read(list_certificates, C)}
     assert shown == {first: False, renewed.serial: False, other: True, again: True}
 
 
 def test_an_agent_with_expired_certificates_only_has_nothing_to_revoke(
-    access: AccessStore, lab: PostgresStore, database: Database
+    access: Store, lab: Store, database: Database
 ) -> None:
     enrol(access)
     execute(database, "UPDATE agent_certificates SET expires_at = now() - interval '1 s'")
-    assert access.list_certificates(C) == []
+    assert access.read(list_certificates, C) == []
     with pytest.raises(NotFound):
-        access.revoke_agent(C, "agent-a100-0")
+        access.change(revoke_agent, C, "agent-a100-0")
 
 
 def test_a_renewal_under_way_does_not_escape_the_revocation_of_its_agent(
-    access: AccessStore, lab: PostgresStore, database: Database
+    access: Store, lab: Store, database: Database
 ) -> None:
     first = enrol(access)
     other = connect_database(database.url)
     renewed, revoked = a_certificate(), []
     thread = threading.Thread(
-        target=lambda: revoked.extend(PostgresAccessStore(other).revoke_agent(C, "agent-a100-0"))
+        target=lambda: revoked.extend(Store(other).change(revoke_agent, C, "agent-a100-0"))
     )
     waits = sa.text("SELECT count(*) FROM pg_locks WHERE NOT granted")
 
@@ -322,13 +336,13 @@ def test_a_renewal_under_way_does_not_escape_the_revocation_of_its_agent(
     thread.join(PATIENCE_S)
     other.engine.dispose()
     assert sorted(revoked) == sorted([first, renewed.serial])
-    assert access.revoked_certificates([renewed.serial]) == {renewed.serial}
+    assert access.read(find_revoked, [renewed.serial]) == {renewed.serial}
 
 
 def test_revocations_are_notified_with_their_keys(
-    access: AccessStore, lab: PostgresStore, database: Database
+    access: Store, lab: Store, database: Database
 ) -> None:
-    token = access.create_token(a_token("ana"), "root").spec
+    token = access.change(create_token, a_token("ana"), "root").spec
     first, second = enrol(access), enrol(access, "other")
     notices: list[str] = []
     changed = threading.Condition()
@@ -346,49 +360,49 @@ def test_revocations_are_notified_with_their_keys(
     listener.subscribe(take, ACCESS_CHANNEL)
     with listener:
         wait_for(EVERY_CLUSTER)
-        access.revoke_token("ana")
+        access.change(revoke_token, "ana")
         wait_for(f"token/{token.id}")
-        access.revoke_agent(C, "agent-a100-0")
+        access.change(revoke_agent, C, "agent-a100-0")
         wait_for(f"certificate/{first}")
         with pytest.raises(NotFound):
-            access.revoke_agent(C, "agent-a100-0")
+            access.change(revoke_agent, C, "agent-a100-0")
         delete_cluster(lab)
         wait_for(f"certificate/{second}")
 
 
 def test_certificates_of_a_deleted_cluster_are_revoked_for_a_new_one_of_its_name(
-    access: AccessStore, lab: PostgresStore
+    access: Store, lab: Store
 ) -> None:
     serial = enrol(access)
-    token = access.create_join_token(a_join_token(), "ops").spec
+    token = access.change(create_join_token, a_join_token(), "ops").spec
     delete_cluster(lab)
-    assert access.revoked_certificates([serial]) == {serial}
+    assert access.read(find_revoked, [serial]) == {serial}
     with pytest.raises(NotAuthenticated, match=f"is not for cluster {C}"):
-        access.enrol(show(token), a_certificate())
+        access.change(enrolment.enrol, show(token), a_certificate())
     with pytest.raises(NotAuthenticated, match="does not exist, so its certificates are revoked"):
-        access.add_certificate(a_certificate(), serial)
+        access.change(add_certificate, a_certificate(), serial)
     a_cluster(lab)
     with pytest.raises(NotAuthenticated, match=f"is not for cluster {C}"):
-        access.enrol(show(token), a_certificate())
+        access.change(enrolment.enrol, show(token), a_certificate())
     with pytest.raises(NotAuthenticated, match="was revoked"):
-        access.add_certificate(a_certificate(), serial)
-    while lab.purge():
+        access.change(add_certificate, a_certificate(), serial)
+    while lab.update(purge_batch):
         pass
-    assert access.revoked_certificates([serial]) == {serial}
-    assert access.list_certificates(C) == []
-    assert access.list_join_tokens(C, with_ended=True) == []
+    assert access.read(find_revoked, [serial]) == {serial}
+    assert access.read(list_certificates, C) == []
+    assert access.read(list_join_tokens, C, with_ended=True) == []
     with pytest.raises(NotAuthenticated, match="does not exist or its secret is wrong"):
-        access.enrol(show(token), a_certificate())
+        access.change(enrolment.enrol, show(token), a_certificate())
 
 
 def test_ended_tokens_and_expired_certificates_are_pruned(
-    access: AccessStore, lab: PostgresStore, database: Database
+    access: Store, lab: Store, database: Database
 ) -> None:
     for name in ("revoked", "expired", "stays"):
-        access.create_token(a_token(name, expires_s=LATER_S), "root")
-    access.revoke_token("revoked")
+        access.change(create_token, a_token(name, expires_s=LATER_S), "root")
+    access.change(revoke_token, "revoked")
     ended, kept = enrol(access), enrol(access, "other")
-    access.revoke_agent(C, "other")
+    access.change(revoke_agent, C, "other")
     for change in (
         "tokens SET revoked_at = now() - interval '31 days' WHERE name = 'revoked'",
         "tokens SET expires_at = now() - interval '31 days' WHERE name = 'expired'",
@@ -399,31 +413,31 @@ def test_ended_tokens_and_expired_certificates_are_pruned(
         execute(database, f"UPDATE {change}")
     deleted = lab.prune_batch(C, Retention(jobs_s=32 * DAY_S))
     assert {kind: n for kind, n in deleted.items() if n} == {"agent_certificates": 1}
-    assert access.revoked_certificates([kept]) == {kept}  # of servers whose clocks are late
+    assert access.read(find_revoked, [kept]) == {kept}  # of servers whose clocks are late
     deleted = lab.prune_batch(C, Retention(jobs_s=30 * DAY_S))
     assert {kind: n for kind, n in deleted.items() if n} == {"tokens": 2, "join_tokens": 2}
-    assert [t.spec.name for t in access.list_tokens(with_ended=True)] == ["stays"]
+    assert [t.spec.name for t in access.read(list_tokens, with_ended=True)] == ["stays"]
 
 
-def test_the_tenants_of_jobs_are_those_of_the_cluster_s_jobs(lab: PostgresStore) -> None:
+def test_the_tenants_of_jobs_are_those_of_the_cluster_s_jobs(lab: Store) -> None:
     submit(lab, a_spec("a", tenant="nlp"), a_spec("b"))
-    assert lab.tenants_of_jobs(C, ["a", "b", "x", "a\0"]) == {"a": "nlp", "b": ""}
-    assert lab.tenants_of_jobs("x", ["a"]) == {}
-    assert lab.tenants_of_jobs("x\0", ["a"]) == {}
-    assert lab.tenants_of_jobs(C, []) == {}
+    assert lab.read(tenants_of_jobs, C, ["a", "b", "x", "a\0"]) == {"a": "nlp", "b": ""}
+    assert lab.read(tenants_of_jobs, "x", ["a"]) == {}
+    assert lab.read(tenants_of_jobs, "x\0", ["a"]) == {}
+    assert lab.read(tenants_of_jobs, C, []) == {}
 
 
 def test_a_schema_of_another_release_is_neither_read_nor_changed(
-    access: AccessStore, database: Database
+    access: Store, database: Database
 ) -> None:
     execute(database, "UPDATE alembic_version SET version_num = '9999'")
     calls: list[Callable[[], object]] = [
-        lambda: access.create_token(a_token("ana"), "root"),
-        lambda: access.find_token("x"),
-        lambda: access.enrol(show(a_join_token()), a_certificate()),
-        lambda: access.revoked_certificates(["a"]),
-        lambda: access.add_refusals([]),
-        lambda: access.list_audit(AuditFilter(), 0, 9),
+        lambda: access.change(create_token, a_token("ana"), "root"),
+        lambda: access.read(find_token, "x"),
+        lambda: access.change(enrolment.enrol, show(a_join_token()), a_certificate()),
+        lambda: access.read(find_revoked, ["a"]),
+        lambda: access.update(add_refusals, []),
+        lambda: access.read(audit_log.list_entries, AuditFilter(), 0, 9),
     ]
     for call in calls:
         with pytest.raises(NotMigrated, match=r"schema 9999 of a newer release"):

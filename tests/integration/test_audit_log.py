@@ -15,12 +15,24 @@ import grpc.aio
 import pytest
 import sqlalchemy as sa
 
-from tessera.db import prune
-from tessera.db.audit_log import MAX_TEXT
+from tessera.db import audit_log, network, prune
+from tessera.db.audit_log import MAX_TEXT, add_refusals
+from tessera.db.deletion import delete_cluster
 from tessera.db.engine import Database
+from tessera.db.enrolment import (
+    add_certificate,
+    create_join_token,
+    enrol,
+    list_certificates,
+    revoke_agent,
+    revoke_join_token,
+)
+from tessera.db.purge import purge_batch
+from tessera.db.reads import get_job
 from tessera.db.round_store import RoundStore
-from tessera.db.store import PostgresStore
-from tessera.db.writer import PostgresWriter
+from tessera.db.store import Connection, Store
+from tessera.db.submission import submit_jobs
+from tessera.db.tokens import create_token, find_token, list_tokens, revoke_token
 from tessera.formulation.access import AuditedCall
 from tessera.formulation.errors import (
     DeadlineTooShort,
@@ -41,7 +53,6 @@ from tessera.formulation.topologies.described import decode_topology
 from tessera.service import worker
 from tessera.service.background import run_in_process
 from tessera.service.loop import RoundLoop
-from tessera.service.security.ports import AccessStore
 from tessera.v1 import jobs_pb2, jobs_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from tests.support.access import (
     a_certificate,
@@ -60,7 +71,6 @@ from tests.support.stored_cluster import (
     a_round,
     a_spec,
     apply_event,
-    do,
     execute,
     run,
     submit,
@@ -89,16 +99,16 @@ def a_refusal(**overrides: Any) -> Refusal:
     return Refusal(**fields | overrides)
 
 
-def entries(access: AccessStore, **chosen: Any) -> list[AuditRecord]:
-    return access.list_audit(AuditFilter(**chosen), 0, 100)
+def entries(access: Store, **chosen: Any) -> list[AuditRecord]:
+    return access.read(audit_log.list_entries, AuditFilter(**chosen), 0, 100)
 
 
-def targets(access: AccessStore, **chosen: Any) -> list[str]:
+def targets(access: Store, **chosen: Any) -> list[str]:
     return [entry.target for entry in entries(access, **chosen)]
 
 
 def test_a_change_adds_one_entry_with_all_that_is_known_of_its_call(
-    access: AccessStore, lab: PostgresStore
+    access: Store, lab: Store
 ) -> None:
     with audit(f"{JOBS}/a") as call:
         submit(lab, a_spec("a"))
@@ -106,7 +116,7 @@ def test_a_change_adds_one_entry_with_all_that_is_known_of_its_call(
     stored = {name: getattr(entry, name) for name in AuditedCall.__slots__}
     assert AuditedCall(**stored) == call
     assert (entry.outcome, entry.detail, entry.count) == ("OK", "", 1)
-    assert lab.get_job(C, "a").created_s <= entry.time_s
+    assert lab.read(get_job, C, "a").created_s <= entry.time_s
     with audit(f"{JOBS}/b"):  # for which a thread works
         context = contextvars.copy_context()
     context.run(submit, lab, a_spec("b"))
@@ -115,42 +125,44 @@ def test_a_change_adds_one_entry_with_all_that_is_known_of_its_call(
 
 
 def test_what_is_not_audited_fails_or_is_only_validated_adds_no_entry(
-    access: AccessStore, lab: PostgresStore, database: Database
+    access: Store, lab: Store, database: Database
 ) -> None:
     submit(lab, a_spec("a"))  # for no call
-    access.create_token(a_token("ana"), "root")
+    access.change(create_token, a_token("ana"), "root")
 
-    def break_at_commit(writer: PostgresWriter) -> bytes:
+    def break_at_commit(connection: Connection) -> bytes:
         """Let the deferred trigger refuse at the commit, after the entry was added."""
         statement = """
             INSERT INTO allocations (node_id, gpu, job_id, generation, hold)
             SELECT g.node_id, g.gpu, j.id, 1, 'held' FROM gpus g, jobs j WHERE j.name = 'a' LIMIT 1;
             UPDATE jobs SET state = 'held' WHERE name = 'a'
         """
-        writer._connection.execute(sa.text(statement))
+        connection.execute(sa.text(statement))
         return b""
 
     with audit("failing"):
         with pytest.raises(NotFound):
             apply_event(lab, "missing", JobEvent.CANCEL)
         with pytest.raises(NotAuthenticated):
-            access.enrol(show(a_join_token()), a_certificate())
+            access.change(enrol, show(a_join_token()), a_certificate())
         with pytest.raises(InvalidInput, match="cannot own GPUs"):
             lab.write(None, break_at_commit)
-        lab.write(None, lambda w: str(w.submit_jobs(C, [a_spec("b")])).encode(), validate_only=True)
+        lab.write(
+            None, lambda w: str(submit_jobs(w, C, [a_spec("b")])).encode(), validate_only=True
+        )
     assert entries(access) == []
 
 
-def test_a_repeated_request_adds_no_second_entry(access: AccessStore, lab: PostgresStore) -> None:
+def test_a_repeated_request_adds_no_second_entry(access: Store, lab: Store) -> None:
     request = Request(id="r", method="m", digest="d")
     for _ in range(3):
         with audit(f"{JOBS}/a"):
-            assert lab.write(request, lambda w: str(w.submit_jobs(C, [])).encode()) == b"[]"
+            assert lab.write(request, lambda w: str(submit_jobs(w, C, [])).encode()) == b"[]"
     assert targets(access) == [f"{JOBS}/a"]
 
 
 def test_a_committed_round_adds_one_entry_also_when_it_is_repeated(
-    access: AccessStore, lab: PostgresStore
+    access: Store, lab: Store
 ) -> None:
     submit(lab, a_spec("a"))
     snapshot = lab.snapshot(C)
@@ -168,10 +180,8 @@ def test_a_committed_round_adds_one_entry_also_when_it_is_repeated(
     assert [entry.method for entry in entries(access)] == ["Scheduler.Schedule"]
 
 
-def test_a_network_plan_adds_an_entry_if_it_changes_something(
-    access: AccessStore, lab: PostgresStore
-) -> None:
-    do(lab, lambda w: w.set_topology(C, NETWORK, None))
+def test_a_network_plan_adds_an_entry_if_it_changes_something(access: Store, lab: Store) -> None:
+    lab.change(network.set_topology, C, NETWORK, None)
     submit(lab, a_spec("a"))
     run(lab, a=[("a100-0", [0])])
     decision = NetworkDecision(
@@ -189,15 +199,15 @@ def test_a_network_plan_adds_an_entry_if_it_changes_something(
     outcome = NetworkOutcome(levels=1, decisions=(decision,), notes=(), violations=())
     plan = NetworkCommit(snapshot=lab.snapshot(C), outcome=outcome, cause="call", seconds=0.0)
     with audit(f"clusters/{C}/networkPlans"):
-        assert lab.commit_network(plan) is not None
-        assert lab.commit_network(plan) is None
+        assert lab.update(network.commit_plan, plan) is not None
+        assert lab.update(network.commit_plan, plan) is None
     run(lab)
     with audit("late"), pytest.raises(RoundSuperseded):
-        lab.commit_network(plan)
+        lab.update(network.commit_plan, plan)
     assert targets(access) == [f"clusters/{C}/networkPlans"]
 
 
-def test_an_agent_that_registers_adds_an_entry(access: AccessStore, lab: PostgresStore) -> None:
+def test_an_agent_that_registers_adds_an_entry(access: Store, lab: Store) -> None:
     with audit(f"clusters/{C}/agents/x", role="agent"):
         lab.hello(C, "x", "first", [NodeSpec(name="n", gpu_type="a100", gpus=1)])
         with pytest.raises(InvalidInput):
@@ -205,27 +215,27 @@ def test_an_agent_that_registers_adds_an_entry(access: AccessStore, lab: Postgre
     assert [entry.role for entry in entries(access)] == ["agent"]
 
 
-def test_every_change_of_identities_adds_an_entry(access: AccessStore, lab: PostgresStore) -> None:
+def test_every_change_of_identities_adds_an_entry(access: Store, lab: Store) -> None:
     token, twice = a_token("ana"), a_join_token(uses=2)
     first = a_certificate()
     changes: list[Callable[[], object]] = [
-        lambda: access.create_token(token, "root"),
-        lambda: access.revoke_token("ana"),
-        lambda: access.create_join_token(twice, "ops"),
-        lambda: access.enrol(show(twice), first),
-        lambda: access.add_certificate(a_certificate(), first.serial),
-        lambda: access.revoke_join_token(C, twice.id),
-        lambda: access.revoke_agent(C, first.agent),
+        lambda: access.change(create_token, token, "root"),
+        lambda: access.change(revoke_token, "ana"),
+        lambda: access.change(create_join_token, twice, "ops"),
+        lambda: access.change(enrol, show(twice), first),
+        lambda: access.change(add_certificate, a_certificate(), first.serial),
+        lambda: access.change(revoke_join_token, C, twice.id),
+        lambda: access.change(revoke_agent, C, first.agent),
     ]
     for number, change in enumerate(changes):
         with audit(str(number)):
             change()
     assert targets(access) == [str(number) for number in reversed(range(len(changes)))]
     reads: list[Callable[[], object]] = [
-        lambda: access.find_token(token.id),
-        lambda: access.list_tokens(with_ended=True),
-        lambda: access.list_certificates(C),
-        lambda: access.add_refusals([]),
+        lambda: access.read(find_token, token.id),
+        lambda: access.read(list_tokens, with_ended=True),
+        lambda: access.read(list_certificates, C),
+        lambda: access.update(add_refusals, []),
         lambda: lab.prune_batch(C, Retention(audit_s=1e9)),
     ]
     with audit("read"):
@@ -234,19 +244,19 @@ def test_every_change_of_identities_adds_an_entry(access: AccessStore, lab: Post
     assert len(entries(access)) == len(changes)
 
 
-def test_entries_of_a_deleted_cluster_stay(access: AccessStore, lab: PostgresStore) -> None:
+def test_entries_of_a_deleted_cluster_stay(access: Store, lab: Store) -> None:
     with audit(f"{JOBS}/a"):
         submit(lab, a_spec("a"))
     apply_event(lab, "a", JobEvent.CANCEL)
     with audit(f"clusters/{C}"):
-        do(lab, lambda w: w.delete_cluster(C, None, force=True))
-    while lab.purge():
+        lab.change(delete_cluster, C, None, lab.silence_s, force=True)
+    while lab.update(purge_batch):
         pass
     assert targets(access) == [f"clusters/{C}", f"{JOBS}/a"]
 
 
-def test_entries_can_only_be_added(access: AccessStore, database: Database) -> None:
-    access.add_refusals([a_refusal()])
+def test_entries_can_only_be_added(access: Store, database: Database) -> None:
+    access.update(add_refusals, [a_refusal()])
     before = entries(access)
     for statement in (
         "UPDATE audit_log SET subject = 'eve'",
@@ -272,8 +282,10 @@ def test_entries_can_only_be_added(access: AccessStore, database: Database) -> N
     assert entries(access) == before
 
 
-def test_texts_that_a_stranger_chose_are_stored_in_a_bounded_form(access: AccessStore) -> None:
-    access.add_refusals([a_refusal(target="clusters/\0" + "\N{SNOWMAN}" * 100_000, detail="'; --")])
+def test_texts_that_a_stranger_chose_are_stored_in_a_bounded_form(access: Store) -> None:
+    access.update(
+        add_refusals, [a_refusal(target="clusters/\0" + "\N{SNOWMAN}" * 100_000, detail="'; --")]
+    )
     (entry,) = entries(access)
     assert entry.target.startswith("clusters/\N{REPLACEMENT CHARACTER}\N{SNOWMAN}")
     assert len(entry.target) == MAX_TEXT
@@ -282,16 +294,16 @@ def test_texts_that_a_stranger_chose_are_stored_in_a_bounded_form(access: Access
     assert targets(access, target=entry.target) == [entry.target]
 
 
-def test_entries_are_listed_newest_first_in_pages(access: AccessStore) -> None:
-    access.add_refusals([a_refusal(target=str(i)) for i in range(7)])
+def test_entries_are_listed_newest_first_in_pages(access: Store) -> None:
+    access.update(add_refusals, [a_refusal(target=str(i)) for i in range(7)])
     seen, before = [], 0
-    while page := access.list_audit(AuditFilter(), before, 3):
+    while page := access.read(audit_log.list_entries, AuditFilter(), before, 3):
         seen += [entry.target for entry in page]
         before = page[-1].number
     assert seen == ["6", "5", "4", "3", "2", "1", "0"]
 
 
-def test_entries_are_chosen_by_subject_method_outcome_and_resource(access: AccessStore) -> None:
+def test_entries_are_chosen_by_subject_method_outcome_and_resource(access: Store) -> None:
     names = (
         JOBS,
         f"{JOBS}/a",
@@ -302,8 +314,10 @@ def test_entries_are_chosen_by_subject_method_outcome_and_resource(access: Acces
         f"clusters/{C}",
         f"clusters/{C}2/jobs/a",
     )
-    access.add_refusals([a_refusal(target=name) for name in names])
-    access.add_refusals([a_refusal(subject="ana", method="M", outcome="NOT_FOUND", target="x")])
+    access.update(add_refusals, [a_refusal(target=name) for name in names])
+    access.update(
+        add_refusals, [a_refusal(subject="ana", method="M", outcome="NOT_FOUND", target="x")]
+    )
     assert set(targets(access, target=f"{JOBS}/a")) == {names[1], names[3], names[4]}
     assert set(targets(access, target=f"clusters/{C}")) == set(names[:-1])
     assert targets(access, target="%") == []
@@ -312,7 +326,7 @@ def test_entries_are_chosen_by_subject_method_outcome_and_resource(access: Acces
         assert targets(access, target="y", **chosen) == []
 
 
-def test_entries_are_chosen_by_time(access: AccessStore, database: Database) -> None:
+def test_entries_are_chosen_by_time(access: Store, database: Database) -> None:
     for days in (3, 2, 1):
         add_audit_entries(database, days)
     old, middle, new = sorted(entry.time_s for entry in entries(access))
@@ -322,11 +336,11 @@ def test_entries_are_chosen_by_time(access: AccessStore, database: Database) -> 
 
 
 def test_old_entries_are_pruned_in_bounded_batches(
-    access: AccessStore, lab: PostgresStore, database: Database, monkeypatch: pytest.MonkeyPatch
+    access: Store, lab: Store, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prune, "BATCH_ROWS", 2)
     add_audit_entries(database, 400, 5)
-    access.add_refusals([a_refusal()])
+    access.update(add_refusals, [a_refusal()])
 
     def prune_entries(keep_s: float) -> int:
         return lab.prune_batch(C, Retention(audit_s=keep_s, jobs_s=0.0))["audit_log"]
@@ -381,7 +395,7 @@ def scheduling(
 
 
 async def test_a_call_has_the_id_of_its_caller_in_its_records_and_in_its_error(
-    database: Database, store: PostgresStore, logged: LogReader
+    database: Database, store: Store, logged: LogReader
 ) -> None:
     a_cluster(store)
     async with channel_to(settings(database)) as channel:
@@ -400,7 +414,7 @@ async def test_a_call_has_the_id_of_its_caller_in_its_records_and_in_its_error(
 
 
 async def test_a_call_without_a_usable_id_gets_one(
-    database: Database, store: PostgresStore, logged: LogReader
+    database: Database, store: Store, logged: LogReader
 ) -> None:
     a_cluster(store)
     async with channel_to(settings(database)) as channel:
@@ -417,7 +431,7 @@ async def test_a_call_without_a_usable_id_gets_one(
 
 
 async def test_all_records_of_a_round_have_its_number_and_the_id_of_its_request(
-    database: Database, store: PostgresStore, logged: LogReader, monkeypatch: pytest.MonkeyPatch
+    database: Database, store: Store, logged: LogReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_cluster(store)
     plan = RoundLoop._plan
@@ -438,7 +452,7 @@ async def test_all_records_of_a_round_have_its_number_and_the_id_of_its_request(
 
 
 async def test_a_round_that_fails_names_itself_to_the_caller(
-    database: Database, store: PostgresStore, logged: LogReader, monkeypatch: pytest.MonkeyPatch
+    database: Database, store: Store, logged: LogReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_cluster(store)
 
@@ -456,14 +470,14 @@ async def test_a_round_that_fails_names_itself_to_the_caller(
 
 
 async def test_an_error_that_nobody_expected_leads_the_operator_to_its_traceback(
-    database: Database, store: PostgresStore, logged: LogReader, monkeypatch: pytest.MonkeyPatch
+    database: Database, store: Store, logged: LogReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_cluster(store)
 
     def stumble(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("the implementation's own business")
 
-    monkeypatch.setattr(PostgresStore, "get_job", stumble)
+    monkeypatch.setattr("tessera.service.rpc.jobs.get_job", stumble)
     async with channel_to(settings(database)) as channel:
         error = await refused(channel)
     info, _ = error_details(error)
@@ -478,7 +492,7 @@ async def test_an_error_that_nobody_expected_leads_the_operator_to_its_traceback
 
 
 async def test_a_periodic_round_has_its_cluster_and_number_and_no_request(
-    database: Database, store: PostgresStore, logged: LogReader
+    database: Database, store: Store, logged: LogReader
 ) -> None:
     a_cluster(store)
     async with channel_to(settings(database, period_s=300.0)):

@@ -9,8 +9,14 @@ from typing import Any
 
 import pytest
 
+from tessera.db.agents import load_desired_gangs
+from tessera.db.cluster_changes import upsert_cluster, upsert_nodes
+from tessera.db.deletion import delete_cells
+from tessera.db.derived_estimates import upsert_models
 from tessera.db.engine import Database
-from tessera.db.store import PostgresStore
+from tessera.db.reads import list_estimates
+from tessera.db.store import Store
+from tessera.db.workloads import upsert_estimates
 from tessera.estimator.cell_estimator import Estimator
 from tessera.estimator.hardware.cluster_types import catalogue_of
 from tessera.formulation.decisions import DecisionKind
@@ -35,7 +41,6 @@ from tests.support.stored_cluster import (
     agents_report,
     apply_event,
     cells_of,
-    do,
     job,
     run,
     submit,
@@ -55,7 +60,7 @@ ARCHITECTURE = (
 )
 
 
-def a_deriving(store: PostgresStore, *multiples: float, learns: bool = True) -> CellDeriver:
+def a_deriving(store: Store, *multiples: float, learns: bool = True) -> CellDeriver:
     return CellDeriver(store, catalogue_of(), multiples or (0.5, 1.0, 2.0), learns=learns)
 
 
@@ -63,12 +68,12 @@ def types_and_counts(records: Sequence[EstimateRecord]) -> set[tuple[str, int]]:
     return {(r.cell.gpu_type, r.cell.gpus) for r in records}
 
 
-def reason_text(store: PostgresStore, name: str) -> str:
+def reason_text(store: Store, name: str) -> str:
     reason = job(store, name).reason
     return "" if reason is None else f"{reason.code}: {reason.message}; {reason.next_step}"
 
 
-def test_a_job_without_estimates_gets_cells_on_all_types_once(store: PostgresStore) -> None:
+def test_a_job_without_estimates_gets_cells_on_all_types_once(store: Store) -> None:
     a_bare_cluster(store, "a100", "v100")
     submit(store, a_spec("j", workload=PUBLISHED, requested_gpus=4))
     assert a_deriving(store).derive(C) == 1
@@ -80,7 +85,7 @@ def test_a_job_without_estimates_gets_cells_on_all_types_once(store: PostgresSto
     assert cells_of(store, PUBLISHED) == records
 
 
-def test_counts_can_be_widened_but_never_exceed_the_gpus_of_a_type(store: PostgresStore) -> None:
+def test_counts_can_be_widened_but_never_exceed_the_gpus_of_a_type(store: Store) -> None:
     a_bare_cluster(store)
     submit(store, a_spec("j", workload=PUBLISHED, requested_gpus=2))
     a_deriving(store, 0.25, 0.5, 1, 2, 4, 8).derive(C)
@@ -88,7 +93,7 @@ def test_counts_can_be_widened_but_never_exceed_the_gpus_of_a_type(store: Postgr
 
 
 def test_another_request_adds_counts_and_none_is_removed_with_the_last_one(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     a_bare_cluster(store)
     submit(store, a_spec("small", workload=PUBLISHED, requested_gpus=1))
@@ -100,7 +105,7 @@ def test_another_request_adds_counts_and_none_is_removed_with_the_last_one(
     assert types_and_counts(cells_of(store, PUBLISHED)) == {("a100", n) for n in (1, 2, 4, 8)}
     apply_event(store, "small", JobEvent.CANCEL)
     assert deriving.derive(C) == 0
-    do(store, lambda w: w.upsert_nodes(C, [NodeSpec(name="n", gpu_type="a100", gpus=8)]))
+    store.change(upsert_nodes, C, [NodeSpec(name="n", gpu_type="a100", gpus=8)])
     before = {(r.cell.gpus, r.cell.pipeline_degree): r for r in cells_of(store, PUBLISHED)}
     assert deriving.derive(C) == 1
     after = {(r.cell.gpus, r.cell.pipeline_degree): r for r in cells_of(store, PUBLISHED)}
@@ -109,7 +114,7 @@ def test_another_request_adds_counts_and_none_is_removed_with_the_last_one(
 
 
 def test_a_job_of_an_unknown_model_says_what_to_do_and_gets_cells_once_it_is_described(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     a_bare_cluster(store)
     submit(store, a_spec("j", workload=UNKNOWN))
@@ -121,18 +126,18 @@ def test_a_job_of_an_unknown_model_says_what_to_do_and_gets_cells_once_it_is_des
     )
     assert "with `tessera models add` (Estimates.UpsertModels), or import a profile of it" in reason
     spec = ModelSpec(model="sphinx", params="9B", architecture=ARCHITECTURE, micro_batches=4)
-    do(store, lambda w: w.upsert_models(C, [spec]))
+    store.change(upsert_models, C, [spec])
     assert deriving.derive(C) == 1
     assert all(math.isfinite(r.iter_time_s) for r in cells_of(store, UNKNOWN))
     assert reason_text(store, "j") == ""
     before = cells_of(store, UNKNOWN)
     wider = ARCHITECTURE.replace("hidden: 256", "hidden: 512")
-    do(store, lambda w: w.upsert_models(C, [replace(spec, architecture=wider)]))
+    store.change(upsert_models, C, [replace(spec, architecture=wider)])
     assert deriving.derive(C) == 1
     assert [r.iter_time_s for r in cells_of(store, UNKNOWN)] != [r.iter_time_s for r in before]
 
 
-def test_unknown_types_are_skipped_and_reported_if_no_type_remains(store: PostgresStore) -> None:
+def test_unknown_types_are_skipped_and_reported_if_no_type_remains(store: Store) -> None:
     a_bare_cluster(store, "a100", "abacus")
     submit(store, a_spec("j", workload=PUBLISHED))
     a_deriving(store).derive(C)
@@ -146,14 +151,14 @@ def test_unknown_types_are_skipped_and_reported_if_no_type_remains(store: Postgr
     )
 
 
-def test_requests_that_fit_no_type_are_reported(store: PostgresStore) -> None:
+def test_requests_that_fit_no_type_are_reported(store: Store) -> None:
     a_bare_cluster(store, nodes=1)
     submit(store, a_spec("j", workload=PUBLISHED, requested_gpus=4))
     a_deriving(store, 2.0).derive(C)
     assert "to estimate are 8, but the cluster has only 4 x a100" in reason_text(store, "j")
 
 
-def test_a_cluster_without_nodes_gets_no_cells_until_nodes_are_added(store: PostgresStore) -> None:
+def test_a_cluster_without_nodes_gets_no_cells_until_nodes_are_added(store: Store) -> None:
     a_bare_cluster(store, nodes=0)
     submit(store, a_spec("j", workload=PUBLISHED))
     deriving = a_deriving(store)
@@ -165,7 +170,7 @@ def test_a_cluster_without_nodes_gets_no_cells_until_nodes_are_added(store: Post
 
 
 def test_a_job_says_that_its_cells_are_being_made(
-    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_bare_cluster(store)
     submit(store, a_spec("j", workload=PUBLISHED))
@@ -182,7 +187,7 @@ def test_a_job_says_that_its_cells_are_being_made(
 
 
 def test_a_workload_that_cannot_be_estimated_does_not_delay_others(
-    store: PostgresStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     a_bare_cluster(store)
     submit(store, a_spec("bad", workload=MOE), a_spec("good", workload=PUBLISHED))
@@ -201,23 +206,21 @@ def test_a_workload_that_cannot_be_estimated_does_not_delay_others(
     assert "workload=moe/690M/256" in line
 
 
-def test_cells_of_a_cancelled_pass_are_not_written(store: PostgresStore) -> None:
+def test_cells_of_a_cancelled_pass_are_not_written(store: Store) -> None:
     a_bare_cluster(store)
     submit(store, a_spec("j", workload=PUBLISHED))
     assert a_deriving(store).derive(C, lambda: True) == 0
     assert cells_of(store, PUBLISHED) == []
 
 
-def measure_job(store: PostgresStore, name: str, gpus: int, iter_time_s: float) -> None:
+def measure_job(store: Store, name: str, gpus: int, iter_time_s: float) -> None:
     """Let a job run on a Cell of degree 1 long enough to be measured."""
     run(store, **{name: [("a100-0", list(range(gpus)))]})
     for done in range(1, 8):
         agents_report(store, iterations_done=float(done), iter_time_s=iter_time_s, runtime=TRAINER)
 
 
-def computed_cells(
-    store: PostgresStore, workload: Workload
-) -> dict[tuple[int, int], EstimateRecord]:
+def computed_cells(store: Store, workload: Workload) -> dict[tuple[int, int], EstimateRecord]:
     """Return the computed estimates on one node, by GPUs and pipeline degree."""
     return {
         (r.cell.gpus, r.cell.pipeline_degree): r
@@ -227,7 +230,7 @@ def computed_cells(
 
 
 @pytest.mark.usefixtures("trainer")
-def test_a_measurement_replaces_a_cell_and_corrects_similar_ones(store: PostgresStore) -> None:
+def test_a_measurement_replaces_a_cell_and_corrects_similar_ones(store: Store) -> None:
     a_bare_cluster(store)
     submit(store, a_spec("runs", workload=PUBLISHED, requested_gpus=2))
     submit(store, a_spec("waits", workload=MOE, requested_gpus=2))
@@ -253,7 +256,7 @@ def test_a_measurement_replaces_a_cell_and_corrects_similar_ones(store: Postgres
 
 
 @pytest.mark.usefixtures("trainer")
-def test_without_learning_measurements_change_nothing(store: PostgresStore) -> None:
+def test_without_learning_measurements_change_nothing(store: Store) -> None:
     a_bare_cluster(store)
     submit(store, a_spec("runs", workload=PUBLISHED, requested_gpus=2))
     deriving = a_deriving(store, learns=False)
@@ -265,9 +268,9 @@ def test_without_learning_measurements_change_nothing(store: PostgresStore) -> N
 
 
 @pytest.mark.usefixtures("trainer")
-def test_a_measurement_on_a_shape_without_an_estimate_adds_one(store: PostgresStore) -> None:
+def test_a_measurement_on_a_shape_without_an_estimate_adds_one(store: Store) -> None:
     a_bare_cluster(store)
-    do(store, lambda w: w.upsert_estimates(C, [a_record(2, nodes=1, iter_time_s=1.0)]))
+    store.change(upsert_estimates, C, [a_record(2, nodes=1, iter_time_s=1.0)])
     submit(store, a_spec("runs", requested_gpus=2))
     run(store, runs=[("a100-0", [0]), ("a100-1", [0])])
     for done in range(1, 8):
@@ -283,14 +286,14 @@ NEW = Workload(model="moe", params="690M", global_batch=256)
 
 
 def test_new_workloads_are_estimated_between_lease_renewals(
-    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    do(store, lambda w: w.upsert_cluster(C, [GpuType(name="a100", memory_bytes=2**35)], None))
-    do(store, lambda w: w.upsert_nodes(C, [NodeSpec(name="n", gpu_type="a100", gpus=1)]))
+    store.change(upsert_cluster, C, [GpuType(name="a100", memory_bytes=2**35)], None)
+    store.change(upsert_nodes, C, [NodeSpec(name="n", gpu_type="a100", gpus=1)])
     submit(store, *(a_spec(f"old-{i}", workload=w) for i, w in enumerate(OLD)))
     deriving = CellDeriver(store, catalogue_of(), (1.0, 2.0))
     assert deriving.derive(C) == 3
-    do(store, lambda w: w.upsert_nodes(C, [NodeSpec(name="m", gpu_type="a100", gpus=2)]))
+    store.change(upsert_nodes, C, [NodeSpec(name="m", gpu_type="a100", gpus=2)])
     estimated: list[Workload] = []
     wake_ups: list[str] = []
     real = Estimator.cells
@@ -314,20 +317,20 @@ def test_new_workloads_are_estimated_between_lease_renewals(
     assert list(dict.fromkeys(estimated)) == [OLD[0], NEW, OLD[1], OLD[2]]
 
 
-def test_a_type_that_is_dropped_and_added_back_is_estimated_again(store: PostgresStore) -> None:
+def test_a_type_that_is_dropped_and_added_back_is_estimated_again(store: Store) -> None:
     types = [GpuType(name=t, memory_bytes=2**35) for t in ("a100", "v100")]
     nodes = [NodeSpec(name=t.name, gpu_type=t.name, gpus=1) for t in types]
-    do(store, lambda w: w.upsert_cluster(C, types, None))
-    do(store, lambda w: w.upsert_nodes(C, nodes))
+    store.change(upsert_cluster, C, types, None)
+    store.change(upsert_nodes, C, nodes)
     submit(store, a_spec("j", workload=OLD[0]))
     deriving = CellDeriver(store, catalogue_of(), (1.0,))
     deriving.derive(C)
-    do(store, lambda w: w.upsert_nodes(C, [replace(n, gpu_type="a100") for n in nodes]))
-    do(store, lambda w: w.upsert_cluster(C, types[:1], None))
-    do(store, lambda w: w.upsert_cluster(C, types, None))
-    do(store, lambda w: w.upsert_nodes(C, nodes))
+    store.change(upsert_nodes, C, [replace(n, gpu_type="a100") for n in nodes])
+    store.change(upsert_cluster, C, types[:1], None)
+    store.change(upsert_cluster, C, types, None)
+    store.change(upsert_nodes, C, nodes)
     assert deriving.derive(C) == 1
-    estimates, _ = store.list_estimates(C, "bert", "760M", OLD[0].global_batch, 0, 10)
+    estimates, _ = store.read(list_estimates, C, OLD[0], 0, 10)
     assert {e.cell.gpu_type for e in estimates} == {"a100", "v100"}
 
 
@@ -340,22 +343,22 @@ def a_sphinx(name: str = "s", **more: Any) -> Any:
     return a_spec(name, **stated | more)
 
 
-def a_deriver(store: PostgresStore, *, derives: bool = True) -> CellDeriver:
+def a_deriver(store: Store, *, derives: bool = True) -> CellDeriver:
     return CellDeriver(store, catalogue_of(), (1.0,), derives=derives)
 
 
-def reports(store: PostgresStore, runtime: str) -> None:
+def reports(store: Store, runtime: str) -> None:
     for done in range(1, 8):
         agents_report(store, iterations_done=float(done), iter_time_s=2.0, runtime=runtime)
 
 
-def unestimated(store: PostgresStore) -> dict[str, bool]:
+def unestimated(store: Store) -> dict[str, bool]:
     jobs = store.snapshot(C).jobs
     return dict(zip(jobs.name, jobs.unestimated.tolist(), strict=True))
 
 
 def test_a_job_waits_until_the_server_has_found_that_nobody_knows_its_model(
-    store: PostgresStore, database: Database
+    store: Store, database: Database
 ) -> None:
     a_bare_cluster(store)
     submit(store, a_sphinx(), a_spec("known", workload=LARGE_BERT, requested_gpu_type="a100"))
@@ -376,7 +379,7 @@ def test_a_job_waits_until_the_server_has_found_that_nobody_knows_its_model(
 
 
 def test_it_runs_on_its_request_without_a_reason_to_wait_and_its_agent_is_sent_no_iteration_time(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     a_bare_cluster(store)
     submit(store, a_sphinx(), a_sphinx("any", requested_gpu_type=""))
@@ -392,11 +395,11 @@ def test_it_runs_on_its_request_without_a_reason_to_wait_and_its_agent_is_sent_n
     assert held.cell == Cell(gpu_type="a100", gpus=4, pipeline_degree=BEST_FOUND)
     assert (held.rate, held.plan) == (0.0, None)
     (node, _), *_ = held.shares
-    (gang,) = of_desired(store.desired(C, f"agent-{node}"), {node}).gangs
+    (gang,) = of_desired(store.read(load_desired_gangs, C, f"agent-{node}"), {node}).gangs
     assert (gang.iter_time_s, gang.plan, gang.gpus) == (0.0, "", 4)
 
 
-def test_a_replay_leaves_its_rate_unknown(store: PostgresStore) -> None:
+def test_a_replay_leaves_its_rate_unknown(store: Store) -> None:
     a_bare_cluster(store)
     submit(store, a_sphinx())
     deriver = a_deriver(store)
@@ -415,7 +418,7 @@ def test_a_replay_leaves_its_rate_unknown(store: PostgresStore) -> None:
 
 @pytest.mark.usefixtures("trainer")
 @pytest.mark.parametrize("derives", [True, False])
-def test_once_measured_it_is_a_job_like_any_other(store: PostgresStore, derives: bool) -> None:
+def test_once_measured_it_is_a_job_like_any_other(store: Store, derives: bool) -> None:
     a_bare_cluster(store)
     submit(store, a_sphinx())
     deriver = a_deriver(store, derives=derives)
@@ -427,35 +430,30 @@ def test_once_measured_it_is_a_job_like_any_other(store: PostgresStore, derives:
     assert unestimated(store) == {"s": False}
     mine = decide(store)["s"]
     assert (mine.kind, mine.rate) == (DecisionKind.KEEP, 8 / 2.0)
-    do(store, lambda w: w.upsert_estimates(C, [a_record(8, workload=SPHINX, iter_time_s=0.1)]))
+    store.change(upsert_estimates, C, [a_record(8, workload=SPHINX, iter_time_s=0.1)])
     mine = decide(store, RoundOptions(change_spacing=0.0))["s"]
     assert (mine.kind, mine.cell.gpus) == (DecisionKind.RESIZE, 8)
 
 
 def test_a_server_that_derives_nothing_lets_all_jobs_without_estimates_run(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     a_bare_cluster(store)
     submit(store, a_spec("known", workload=LARGE_BERT, requested_gpus=2, requested_gpu_type="a100"))
     assert a_deriver(store, derives=False).derive(C) == 0
     assert decide(store)["known"].rate == 0.0
-    assert (
-        store.list_estimates(
-            C, LARGE_BERT.model, LARGE_BERT.params, LARGE_BERT.global_batch, 0, 10
-        )[0]
-        == []
-    )
+    assert store.read(list_estimates, C, LARGE_BERT, 0, 10)[0] == []
 
 
 def test_a_job_is_found_unknown_again_after_a_user_deleted_its_estimates(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     a_bare_cluster(store)
     submit(store, a_sphinx())
     deriver = a_deriver(store)
     deriver.derive(C)
-    do(store, lambda w: w.upsert_estimates(C, [a_record(4, workload=SPHINX)]))
+    store.change(upsert_estimates, C, [a_record(4, workload=SPHINX)])
     assert unestimated(store) == {"s": False}
-    do(store, lambda w: w.delete_cells(C, CellFilter(workload=SPHINX)))
+    store.change(delete_cells, C, CellFilter(workload=SPHINX))
     deriver.derive(C)
     assert unestimated(store) == {"s": True}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tessera.db.engine import Database
-from tessera.db.store import PostgresStore
+from tessera.db.reads import job_history
+from tessera.db.store import Store
 from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.lifecycle import JobEvent, JobState
 from tessera.formulation.reasons import Reason, ReasonCode
@@ -33,13 +34,13 @@ A0 = "a100-0"
 
 
 @pytest.fixture
-def store(database: Database) -> PostgresStore:
+def store(database: Database) -> Store:
     """Return a store whose agents do not expire, however slow the machine is."""
-    return PostgresStore(database, lease_s=3600.0)
+    return Store(database, lease_s=3600.0)
 
 
 @pytest.fixture
-def retry_store(store: PostgresStore) -> PostgresStore:
+def retry_store(store: Store) -> Store:
     """Return a store with a node of four GPUs, on which a runs while b waits."""
     a_cluster(store, nodes=1, gpus=4)
     submit(store, a_spec("a", max_retries=20), a_spec("b", requested_gpus=4))
@@ -47,21 +48,19 @@ def retry_store(store: PostgresStore) -> PostgresStore:
     return store
 
 
-def back_off_s(store: PostgresStore, name: str = "a") -> float:
+def back_off_s(store: Store, name: str = "a") -> float:
     """Return the seconds from a job's last crash to its next attempt."""
-    crashes = [entry.at_s for entry in store.job_history(C, name) if entry.event == "crash"]
+    crashes = [entry.at_s for entry in store.read(job_history, C, name) if entry.event == "crash"]
     return job(store, name).retry_s - crashes[-1]
 
 
-def reason_of(store: PostgresStore, name: str = "a") -> Reason:
+def reason_of(store: Store, name: str = "a") -> Reason:
     reason = job(store, name).reason
     assert reason is not None
     return reason
 
 
-def test_each_failure_in_a_row_doubles_the_back_off(
-    retry_store: PostgresStore, database: Database
-) -> None:
+def test_each_failure_in_a_row_doubles_the_back_off(retry_store: Store, database: Database) -> None:
     waits = []
     for _ in range(8):
         fail(retry_store, "a")
@@ -73,7 +72,7 @@ def test_each_failure_in_a_row_doubles_the_back_off(
 
 
 def test_a_failure_after_a_good_run_counts_as_the_first(
-    retry_store: PostgresStore, database: Database
+    retry_store: Store, database: Database
 ) -> None:
     fail(retry_store, "a")
     fail_again(retry_store, database)
@@ -93,15 +92,13 @@ def test_a_failure_after_a_good_run_counts_as_the_first(
     assert back_off_s(retry_store) > 50.0
 
 
-def fail_again(store: PostgresStore, database: Database) -> None:
+def fail_again(store: Store, database: Database) -> None:
     end_back_off(database)
     run(store, a=[(A0, range(4))])
     fail(store, "a")
 
 
-def test_a_lost_node_is_no_failure_of_the_job(
-    retry_store: PostgresStore, database: Database
-) -> None:
+def test_a_lost_node_is_no_failure_of_the_job(retry_store: Store, database: Database) -> None:
     execute(database, "UPDATE agents SET heard_at = heard_at - interval '2 h'")
     retry_store.expire(C)
     assert job(retry_store, "a").state is JobState.QUEUED
@@ -109,7 +106,7 @@ def test_a_lost_node_is_no_failure_of_the_job(
 
 
 def test_a_failed_job_says_at_once_that_it_waits_and_until_when(
-    retry_store: PostgresStore, database: Database
+    retry_store: Store, database: Database
 ) -> None:
     fail(retry_store, "a", "x" * 5000)
     reason = reason_of(retry_store)  # no round has looked at it since
@@ -125,7 +122,7 @@ def test_a_failed_job_says_at_once_that_it_waits_and_until_when(
 
 
 def test_a_back_off_that_ends_while_a_round_is_committed_asks_for_another_round(
-    retry_store: PostgresStore, database: Database
+    retry_store: Store, database: Database
 ) -> None:
     fail(retry_store, "a")
     schedule(retry_store)
@@ -136,7 +133,7 @@ def test_a_back_off_that_ends_while_a_round_is_committed_asks_for_another_round(
 
 
 def test_a_back_off_asks_for_its_round_after_the_clock_was_set_back(
-    retry_store: PostgresStore, database: Database
+    retry_store: Store, database: Database
 ) -> None:
     fail(retry_store, "a")
     schedule(retry_store)
@@ -147,7 +144,7 @@ def test_a_back_off_asks_for_its_round_after_the_clock_was_set_back(
     assert 0 < retry_store.outlooks([C])[C].event_in_s <= 30.0
 
 
-def test_a_released_job_is_retried_at_once(retry_store: PostgresStore, database: Database) -> None:
+def test_a_released_job_is_retried_at_once(retry_store: Store, database: Database) -> None:
     fail(retry_store, "a")
     fail_again(retry_store, database)
     apply_event(retry_store, "a", JobEvent.HOLD)
@@ -159,7 +156,7 @@ def test_a_released_job_is_retried_at_once(retry_store: PostgresStore, database:
     assert back_off_s(retry_store) <= 30.0
 
 
-def test_a_held_job_says_that_a_user_holds_it_and_since_when(retry_store: PostgresStore) -> None:
+def test_a_held_job_says_that_a_user_holds_it_and_since_when(retry_store: Store) -> None:
     snapshot = retry_store.snapshot(C)
     commit(retry_store, snapshot, start(snapshot, "a", [(A0, range(4))]), wait(snapshot, "b"))
     assert reason_of(retry_store, "b").code is ReasonCode.NO_CAPACITY
@@ -181,7 +178,7 @@ def test_a_held_job_says_that_a_user_holds_it_and_since_when(retry_store: Postgr
     ("event", "state"), [(JobEvent.CANCEL, JobState.CANCELLING), (JobEvent.HOLD, JobState.HOLDING)]
 )
 def test_a_job_that_leaves_does_not_repeat_why_it_was_suspended(
-    retry_store: PostgresStore, event: JobEvent, state: JobState
+    retry_store: Store, event: JobEvent, state: JobState
 ) -> None:
     snapshot = retry_store.snapshot(C)
     commit(retry_store, snapshot, wait(snapshot, "a", DecisionKind.SUSPEND))
@@ -197,7 +194,7 @@ def test_a_job_that_leaves_does_not_repeat_why_it_was_suspended(
     assert (job(retry_store, "a").reason is None) == (state is JobState.CANCELLING)
 
 
-def test_a_job_that_runs_or_has_ended_has_no_reason(retry_store: PostgresStore) -> None:
+def test_a_job_that_runs_or_has_ended_has_no_reason(retry_store: Store) -> None:
     snapshot = retry_store.snapshot(C)
     commit(retry_store, snapshot, wait(snapshot, "b"))
     apply_event(retry_store, "b", JobEvent.CANCEL)

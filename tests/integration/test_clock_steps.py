@@ -8,7 +8,9 @@ import pytest
 import sqlalchemy as sa
 
 from tessera.db.engine import Database, connect_database
-from tessera.db.store import PostgresStore
+from tessera.db.leases import acquire_lease
+from tessera.db.reads import get_node
+from tessera.db.store import Store
 from tessera.formulation.lifecycle import JobState
 from tests.support.stored_cluster import (
     C,
@@ -36,7 +38,7 @@ SKEW = """
 """
 
 
-def record_both_heartbeats(store: PostgresStore) -> None:
+def record_both_heartbeats(store: Store) -> None:
     for agent in ("agent-a100-0", "agent-a100-1"):
         record_heartbeat(store, agent)
 
@@ -57,13 +59,13 @@ def seconds() -> ManualClock:
 
 
 @pytest.fixture
-def skewed(database: Database, seconds: ManualClock) -> PostgresStore:
+def skewed(database: Database, seconds: ManualClock) -> Store:
     """Return a store on a database whose clock can be set, with a job that runs on a node."""
     execute(database, SKEW)
     name = database.engine.url.database
     execute(database, f'ALTER DATABASE "{name}" SET search_path = skewed, pg_catalog, public')
     database.engine.dispose()  # new connections have the search path
-    store = PostgresStore(database, monotonic_s=seconds)
+    store = Store(database, monotonic_s=seconds)
     a_cluster(store)
     submit(store, a_spec("a"))
     run(store, a=[("a100-0", [0])])
@@ -81,7 +83,7 @@ def pass_time(database: Database, seconds: ManualClock, by_s: float) -> None:
     seconds.now_s += by_s
 
 
-def test_the_fixture_moves_the_databases_clock(skewed: PostgresStore, database: Database) -> None:
+def test_the_fixture_moves_the_databases_clock(skewed: Store, database: Database) -> None:
     with connect_database(database.url).read() as connection:
         before = connection.execute(sa.text("SELECT extract(epoch FROM now())")).scalar_one()
     step_clock(database, 3600.0)
@@ -93,7 +95,7 @@ def test_the_fixture_moves_the_databases_clock(skewed: PostgresStore, database: 
 
 
 def test_a_clock_step_of_a_minute_forward_loses_no_job_of_a_live_node(
-    skewed: PostgresStore, database: Database, seconds: ManualClock
+    skewed: Store, database: Database, seconds: ManualClock
 ) -> None:
     step_clock(database, 60.0)
     assert skewed.expire(C) == []
@@ -107,16 +109,16 @@ def test_a_clock_step_of_a_minute_forward_loses_no_job_of_a_live_node(
 
 
 def test_an_agent_that_reconnects_after_a_step_forward_keeps_its_gangs(
-    skewed: PostgresStore, database: Database
+    skewed: Store, database: Database
 ) -> None:
     step_clock(database, 60.0)
-    spec = skewed.get_node(C, "a100-0").spec
+    spec = skewed.read(get_node, C, "a100-0").spec
     skewed.hello(C, AGENT, "second", [spec])
     assert (job(skewed, "a").state, job(skewed, "a").generation) == (JobState.RUNNING, 1)
 
 
 def test_a_node_that_died_before_a_step_forward_is_lost_after_the_grace(
-    skewed: PostgresStore, database: Database, seconds: ManualClock
+    skewed: Store, database: Database, seconds: ManualClock
 ) -> None:
     step_clock(database, 60.0)
     assert skewed.expire(C) == []
@@ -126,7 +128,7 @@ def test_a_node_that_died_before_a_step_forward_is_lost_after_the_grace(
 
 @pytest.mark.parametrize("back_s", [60.0, 3600.0])
 def test_a_node_that_dies_while_the_clock_is_set_back_is_lost_after_the_usual_time(
-    skewed: PostgresStore, database: Database, seconds: ManualClock, back_s: float
+    skewed: Store, database: Database, seconds: ManualClock, back_s: float
 ) -> None:
     step_clock(database, -back_s)
     assert skewed.expire(C) == []
@@ -137,7 +139,7 @@ def test_a_node_that_dies_while_the_clock_is_set_back_is_lost_after_the_usual_ti
 
 
 def test_live_nodes_survive_a_clock_set_back_by_an_hour(
-    skewed: PostgresStore, database: Database, seconds: ManualClock
+    skewed: Store, database: Database, seconds: ManualClock
 ) -> None:
     step_clock(database, -3600.0)
     for _ in range(4):
@@ -151,7 +153,7 @@ def test_live_nodes_survive_a_clock_set_back_by_an_hour(
 
 
 def test_a_step_back_lets_no_turn_wait_for_heartbeats_that_are_being_recorded(
-    skewed: PostgresStore, database: Database, seconds: ManualClock
+    skewed: Store, database: Database, seconds: ManualClock
 ) -> None:
     record_both_heartbeats(skewed)
     step_clock(database, -3600.0)
@@ -165,15 +167,15 @@ def test_a_step_back_lets_no_turn_wait_for_heartbeats_that_are_being_recorded(
 
 
 def test_the_lease_of_a_dead_replica_is_taken_over_although_the_clock_was_set_back(
-    skewed: PostgresStore, database: Database, seconds: ManualClock
+    skewed: Store, database: Database, seconds: ManualClock
 ) -> None:
-    assert skewed.acquire_lease(C, "dead", 15.0)
-    assert not skewed.acquire_lease(C, "alive", 15.0)
+    assert skewed.update(acquire_lease, C, "dead", 15.0)
+    assert not skewed.update(acquire_lease, C, "alive", 15.0)
     step_clock(database, -3600.0)
-    assert skewed.acquire_lease(C, "alive", 15.0)
-    assert not skewed.acquire_lease(C, "third", 15.0)
+    assert skewed.update(acquire_lease, C, "alive", 15.0)
+    assert not skewed.update(acquire_lease, C, "third", 15.0)
     pass_time(database, seconds, 16.0)
-    assert skewed.acquire_lease(C, "third", 15.0)
+    assert skewed.update(acquire_lease, C, "third", 15.0)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +184,7 @@ def test_the_lease_of_a_dead_replica_is_taken_over_although_the_clock_was_set_ba
     ids=["time passes", "step back"],
 )
 def test_only_a_step_forward_is_reported_as_set_forward(
-    skewed: PostgresStore,
+    skewed: Store,
     database: Database,
     seconds: ManualClock,
     change: Callable[[Database, ManualClock], None],

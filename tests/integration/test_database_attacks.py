@@ -20,9 +20,12 @@ import sqlalchemy as sa
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tessera.db import embedded, migrate, pgserver
+from tessera.db.agents import load_desired_gangs
 from tessera.db.engine import Database, connect_database
-from tessera.db.store import PostgresStore
-from tessera.db.writer import PostgresWriter
+from tessera.db.observe import record_observation
+from tessera.db.reads import get_cluster, list_jobs
+from tessera.db.store import Connection, Store
+from tessera.db.submission import submit_jobs
 from tessera.formulation.errors import TesseraError, Unavailable
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.records.agents import ObservedGang
@@ -91,7 +94,7 @@ async def test_a_stopped_database_is_reported_and_delays_no_call_with_a_deadline
     place: Path,
 ) -> None:
     database = connect_migrated(embedded.start_server(place))
-    store = PostgresStore(database)
+    store = Store(database)
     a_cluster(store)
     submit(store, a_spec("a"))
     config = Config(
@@ -137,7 +140,7 @@ async def test_a_stopped_database_is_reported_and_delays_no_call_with_a_deadline
 def test_a_database_without_a_free_connection_is_reported_and_used_again_later(place: Path) -> None:
     url = embedded.start_server(place)
     database = connect_migrated(url)
-    store = PostgresStore(database)
+    store = Store(database)
     a_cluster(store)
     database.engine.dispose()
     hogs = []
@@ -145,11 +148,11 @@ def test_a_database_without_a_free_connection_is_reported_and_used_again_later(p
         while True:
             hogs.append(psycopg2.connect(url))
     with pytest.raises(Unavailable, match="has no connection left; close some, raise its max_conn"):
-        store.get_cluster(C)
+        store.read(get_cluster, C)
     for hog in hogs:
         hog.close()
-    until(lambda: is_available(lambda: store.get_cluster(C)), "the database is as expected")
-    assert store.get_cluster(C).name == C
+    until(lambda: is_available(lambda: store.read(get_cluster, C)), "the database is as expected")
+    assert store.read(get_cluster, C).name == C
     database.engine.dispose()
 
 
@@ -174,7 +177,7 @@ def test_a_full_database_disk_is_reported_and_the_service_continues_once_there_i
 ) -> None:
     place = small_disk / "pg"
     database = connect_migrated(embedded.start_server(place))
-    store = PostgresStore(database)
+    store = Store(database)
     a_cluster(store)
     ballast, acknowledged, errors = small_disk / "ballast", [], []
     with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
@@ -195,7 +198,7 @@ def test_a_full_database_disk_is_reported_and_the_service_continues_once_there_i
     until(
         lambda: is_available(lambda: submit(store, a_spec("after"))), "the database is as expected"
     )
-    stored = {j.spec.name for j in store.list_jobs(C, [], 0, 1000)[0]}
+    stored = {j.spec.name for j in store.read(list_jobs, C, [], 0, 1000)[0]}
     assert stored >= {*acknowledged, "after"}
     assert stored <= {*acknowledged, "after", f"job-{len(acknowledged)}"}
     database.engine.dispose()
@@ -203,7 +206,7 @@ def test_a_full_database_disk_is_reported_and_the_service_continues_once_there_i
 
 def test_a_database_restarted_hard_under_load_loses_and_duplicates_nothing(place: Path) -> None:
     database = connect_migrated(embedded.start_server(place))
-    store = PostgresStore(database)
+    store = Store(database)
     a_cluster(store)
     over, acknowledged, failures, unexpected = threading.Event(), [], [], []
 
@@ -237,13 +240,13 @@ def test_a_database_restarted_hard_under_load_loses_and_duplicates_nothing(place
         worker.join()
     assert unexpected == []
     assert failures, "no call was interrupted"
-    names = [j.spec.name for j in store.list_jobs(C, [], 0, 10_000)[0]]
+    names = [j.spec.name for j in store.read(list_jobs, C, [], 0, 10_000)[0]]
     assert sorted(names) == sorted(acknowledged)
     database.engine.dispose()
 
 
-def _submit(writer: PostgresWriter, name: str) -> bytes:
-    writer.submit_jobs(C, [a_spec(name)])
+def _submit(connection: Connection, name: str) -> bytes:
+    submit_jobs(connection, C, [a_spec(name)])
     return b"done"
 
 
@@ -282,7 +285,7 @@ def test_a_database_restored_to_an_older_state_converges_with_its_agents(place: 
     copy("template1", "live")
     url = sa.make_url(server).set(database="live").render_as_string(hide_password=False)
     database = connect_migrated(url)
-    store = PostgresStore(database)
+    store = Store(database)
     a_cluster(store)
     submit(store, a_spec("a"), a_spec("b"))
     run(store, a=[("a100-0", [0])])
@@ -298,7 +301,10 @@ def test_a_database_restored_to_an_older_state_converges_with_its_agents(place: 
     )
     agents_report(store)
     submit(store, a_spec("c"))
-    late = [(agent, store.desired(C, agent)) for agent in ("agent-a100-0", "agent-a100-1")]
+    late = [
+        (agent, store.read(load_desired_gangs, C, agent))
+        for agent in ("agent-a100-0", "agent-a100-1")
+    ]
     database.engine.dispose()
     copy("backup", "live")
     store.ready()
@@ -314,7 +320,7 @@ def test_a_database_restored_to_an_older_state_converges_with_its_agents(place: 
             )
             for g in desired.gangs
         ]
-        store.observe(C, agent, "first", gangs, desired.revision)
+        store.update(record_observation, C, agent, "first", gangs, desired.revision)
     assert (job(store, "a").state, job(store, "a").generation) == (JobState.RUNNING, 1)
     agents_report(store)  # the agents follow the restored state
     again = store.snapshot(C)

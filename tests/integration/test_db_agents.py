@@ -6,8 +6,12 @@ import math
 
 import pytest
 
+from tessera.db.agents import load_desired_gangs
 from tessera.db.engine import Database
-from tessera.db.store import PostgresStore
+from tessera.db.leases import acquire_lease
+from tessera.db.observe import record_observation
+from tessera.db.reads import get_node, job_history
+from tessera.db.store import Store
 from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.errors import InvalidInput, NotAllowed, NotFound
 from tessera.formulation.lifecycle import JobEvent, JobState
@@ -49,7 +53,7 @@ def a_gang(node: str = A0, **facts: object) -> ObservedGang:
 
 
 @pytest.fixture
-def pair(store: PostgresStore) -> PostgresStore:
+def pair(store: Store) -> Store:
     """Return a store where a, of 100 iterations, runs on both nodes and b waits."""
     a_cluster(store, nodes=2, gpus=4)
     submit(store, a_spec("a", iterations=100, max_retries=1), a_spec("b"))
@@ -58,14 +62,14 @@ def pair(store: PostgresStore) -> PostgresStore:
     return store
 
 
-def test_a_gang_is_desired_by_every_agent_that_has_a_member(pair: PostgresStore) -> None:
+def test_a_gang_is_desired_by_every_agent_that_has_a_member(pair: Store) -> None:
     for agent in (AGENT0, AGENT1):
-        (gang,) = pair.desired(C, agent).gangs
+        (gang,) = pair.read(load_desired_gangs, C, agent).gangs
         assert (gang.spec.name, gang.generation, gang.leader) == ("a", 1, A0)
         assert gang.allocation.shares == ((A0, (0, 1, 2, 3)), (A1, (0, 1, 2, 3)))
 
 
-def test_a_gang_is_desired_only_when_every_gpu_on_every_node_is_held(store: PostgresStore) -> None:
+def test_a_gang_is_desired_only_when_every_gpu_on_every_node_is_held(store: Store) -> None:
     a_cluster(store, nodes=2, gpus=4)
     submit(store, a_spec("a"), a_spec("b"))
     run(store, b=[(A1, [0])])
@@ -76,12 +80,12 @@ def test_a_gang_is_desired_only_when_every_gpu_on_every_node_is_held(store: Post
         start(snapshot, "a", [(A0, range(4)), (A1, range(4))]),
         wait(snapshot, "b", DecisionKind.SUSPEND),
     )
-    assert store.desired(C, AGENT0).gangs == ()
+    assert store.read(load_desired_gangs, C, AGENT0).gangs == ()
     assert agent_reports(store, AGENT1)
-    assert [g.spec.name for g in store.desired(C, AGENT0).gangs] == ["a"]
+    assert [g.spec.name for g in store.read(load_desired_gangs, C, AGENT0).gangs] == ["a"]
 
 
-def test_progress_counts_from_the_leader_and_never_falls(pair: PostgresStore) -> None:
+def test_progress_counts_from_the_leader_and_never_falls(pair: Store) -> None:
     for node, done, expected in (
         (A0, 10.0, 10.0),
         (A1, 50.0, 10.0),
@@ -90,15 +94,17 @@ def test_progress_counts_from_the_leader_and_never_falls(pair: PostgresStore) ->
         (A0, math.nan, 100.0),
     ):
         agent = f"agent-{node}"
-        assert not pair.observe(C, agent, "first", [a_gang(node, iterations_done=done)], 99)
+        assert not pair.update(
+            record_observation, C, agent, "first", [a_gang(node, iterations_done=done)], 99
+        )
         assert job(pair, "a").iterations_done == expected
 
 
 def test_a_gang_that_succeeded_is_done_and_its_gpus_are_freed_once_it_is_gone(
-    pair: PostgresStore,
+    pair: Store,
 ) -> None:
     over = a_gang(phase="succeeded", iterations_done=100.0)
-    assert pair.observe(C, AGENT0, "first", [over], 1)
+    assert pair.update(record_observation, C, AGENT0, "first", [over], 1)
     record = job(pair, "a")
     assert (record.state, record.iterations_done, record.allocation) == (
         JobState.SUCCEEDED,
@@ -107,24 +113,24 @@ def test_a_gang_that_succeeded_is_done_and_its_gpus_are_freed_once_it_is_gone(
     )
     assert record.ended_s is not None
     assert record.started_s is not None
-    assert pair.get_node(C, A0).free_gpus == 0
+    assert pair.read(get_node, C, A0).free_gpus == 0
     agents_report(pair)
-    assert [pair.get_node(C, node).free_gpus for node in (A0, A1)] == [4, 4]
-    assert pair.get_node(C, A0).jobs == ()
+    assert [pair.read(get_node, C, node).free_gpus for node in (A0, A1)] == [4, 4]
+    assert pair.read(get_node, C, A0).jobs == ()
 
 
-def test_a_gpu_is_not_freed_by_a_report_older_than_its_release(pair: PostgresStore) -> None:
-    old = pair.desired(C, AGENT0).revision
+def test_a_gpu_is_not_freed_by_a_report_older_than_its_release(pair: Store) -> None:
+    old = pair.read(load_desired_gangs, C, AGENT0).revision
     apply_event(pair, "a", JobEvent.CANCEL)
     for agent in (AGENT0, AGENT1):
-        assert not pair.observe(C, agent, "first", [], old)
+        assert not pair.update(record_observation, C, agent, "first", [], old)
     assert states(pair)["a"] is JobState.CANCELLING
-    new = pair.desired(C, AGENT0).revision
+    new = pair.read(load_desired_gangs, C, AGENT0).revision
     assert new > old
-    pair.observe(C, AGENT0, "first", [a_gang(phase="stopping")], new)
-    pair.observe(C, AGENT1, "first", [], new)
+    pair.update(record_observation, C, AGENT0, "first", [a_gang(phase="stopping")], new)
+    pair.update(record_observation, C, AGENT1, "first", [], new)
     assert states(pair)["a"] is JobState.CANCELLING
-    pair.observe(C, AGENT0, "first", [], new)
+    pair.update(record_observation, C, AGENT0, "first", [], new)
     assert states(pair)["a"] is JobState.CANCELLED
 
 
@@ -136,68 +142,89 @@ def test_a_gpu_is_not_freed_by_a_report_older_than_its_release(pair: PostgresSto
     ],
 )
 def test_a_user_takes_a_running_job_off_its_gpus(
-    pair: PostgresStore, event: JobEvent, leaving: JobState, left: JobState
+    pair: Store, event: JobEvent, leaving: JobState, left: JobState
 ) -> None:
     apply_event(pair, "a", event)
     assert states(pair)["a"] is leaving
-    assert pair.desired(C, AGENT0).gangs == ()
+    assert pair.read(load_desired_gangs, C, AGENT0).gangs == ()
     agents_report(pair)
     assert states(pair)["a"] is left
 
 
-def test_a_job_that_finishes_while_it_is_cancelled_has_succeeded(pair: PostgresStore) -> None:
+def test_a_job_that_finishes_while_it_is_cancelled_has_succeeded(pair: Store) -> None:
     apply_event(pair, "a", JobEvent.CANCEL)
-    pair.observe(C, AGENT0, "first", [a_gang(phase="succeeded", iterations_done=99.0)], 99)
+    pair.update(
+        record_observation,
+        C,
+        AGENT0,
+        "first",
+        [a_gang(phase="succeeded", iterations_done=99.0)],
+        99,
+    )
     assert states(pair)["a"] is JobState.CANCELLING
-    pair.observe(C, AGENT0, "first", [a_gang(phase="succeeded", iterations_done=100.0)], 99)
+    pair.update(
+        record_observation,
+        C,
+        AGENT0,
+        "first",
+        [a_gang(phase="succeeded", iterations_done=100.0)],
+        99,
+    )
     assert states(pair)["a"] is JobState.SUCCEEDED
 
 
-def test_a_crash_is_retried_until_no_retries_are_left(pair: PostgresStore) -> None:
-    pair.observe(C, AGENT1, "first", [a_gang(A1, phase="failed", error="out of memory\0")], 99)
+def test_a_crash_is_retried_until_no_retries_are_left(pair: Store) -> None:
+    pair.update(
+        record_observation,
+        C,
+        AGENT1,
+        "first",
+        [a_gang(A1, phase="failed", error="out of memory\0")],
+        99,
+    )
     record = job(pair, "a")
     assert (record.state, record.retries) == (JobState.STOPPING, 1)
     assert record.last_error == "out of memory"
     agents_report(pair)
     assert states(pair)["a"] is JobState.QUEUED
     run(pair, a=[(A0, [0])])
-    pair.observe(C, AGENT0, "first", [a_gang(generation=2, phase="failed")], 99)
+    pair.update(record_observation, C, AGENT0, "first", [a_gang(generation=2, phase="failed")], 99)
     assert states(pair)["a"] is JobState.FAILING
     agents_report(pair)
     record = job(pair, "a")
     assert (record.state, record.retries) == (JobState.FAILED, 2)
 
 
-def test_a_job_is_running_once_its_leader_reports_it(store: PostgresStore) -> None:
+def test_a_job_is_running_once_its_leader_reports_it(store: Store) -> None:
     a_cluster(store, nodes=2, gpus=4)
     submit(store, a_spec("a"))
     snapshot = store.snapshot(C)
     commit(store, snapshot, start(snapshot, "a", [(A0, range(4)), (A1, range(4))]))
-    store.observe(C, AGENT1, "first", [a_gang(A1)], 1)
-    store.observe(C, AGENT0, "first", [a_gang(A0, phase="starting")], 1)
+    store.update(record_observation, C, AGENT1, "first", [a_gang(A1)], 1)
+    store.update(record_observation, C, AGENT0, "first", [a_gang(A0, phase="starting")], 1)
     assert states(store) == {"a": JobState.STARTING}
-    store.observe(C, AGENT0, "first", [a_gang(A0)], 1)
+    store.update(record_observation, C, AGENT0, "first", [a_gang(A0)], 1)
     record = job(store, "a")
     assert (record.state, record.version) == (JobState.RUNNING, 2)
     assert record.started_s is not None
 
 
-def test_a_silent_node_loses_its_jobs(pair: PostgresStore, database: Database) -> None:
+def test_a_silent_node_loses_its_jobs(pair: Store, database: Database) -> None:
     assert pair.expire(C) == []
     make_silent(database, AGENT1)
     assert pair.expire(C) == ["a"]
     assert pair.expire(C) == []
     assert states(pair)["a"] is JobState.STOPPING
-    assert pair.get_node(C, A1).free_gpus == 4
+    assert pair.read(get_node, C, A1).free_gpus == 4
     # This agent is alive, and must report that a is gone.
-    assert pair.get_node(C, A0).free_gpus == 0
+    assert pair.read(get_node, C, A0).free_gpus == 0
     agent_reports(pair, AGENT0)
     assert states(pair)["a"] is JobState.QUEUED
-    assert pair.get_node(C, A0).free_gpus == 4
-    assert "lost" in [e.event for e in pair.job_history(C, "a")]
+    assert pair.read(get_node, C, A0).free_gpus == 4
+    assert "lost" in [e.event for e in pair.read(job_history, C, "a")]
 
 
-def test_a_leaving_job_on_a_silent_node_is_gone(pair: PostgresStore, database: Database) -> None:
+def test_a_leaving_job_on_a_silent_node_is_gone(pair: Store, database: Database) -> None:
     apply_event(pair, "a", JobEvent.CANCEL)
     for agent in (AGENT0, AGENT1):
         make_silent(database, agent)
@@ -205,29 +232,27 @@ def test_a_leaving_job_on_a_silent_node_is_gone(pair: PostgresStore, database: D
     assert states(pair)["a"] is JobState.CANCELLED
 
 
-def test_a_heartbeat_keeps_the_lease(pair: PostgresStore, database: Database) -> None:
+def test_a_heartbeat_keeps_the_lease(pair: Store, database: Database) -> None:
     for agent in (AGENT0, AGENT1):
         make_silent(database, agent)
         record_heartbeat(pair, agent, "first")
     assert pair.expire(C) == []
-    assert pair.get_node(C, A0).silent_s < 40
+    assert pair.read(get_node, C, A0).silent_s < 40
 
 
-def test_a_node_has_one_live_agent(pair: PostgresStore, database: Database) -> None:
+def test_a_node_has_one_live_agent(pair: Store, database: Database) -> None:
     node = NodeSpec(name=A0, gpu_type="a100", gpus=4)
     with pytest.raises(NotAllowed, match=f"belongs to agent {AGENT0}"):
         pair.hello(C, "thief", "x", [node])
     make_silent(database, AGENT0)
     pair.hello(C, "heir", "x", [node])  # the node had not been expired yet
     assert states(pair)["a"] is JobState.STOPPING
-    assert pair.desired(C, AGENT0).gangs == ()
+    assert pair.read(load_desired_gangs, C, AGENT0).gangs == ()
     agent_reports(pair, AGENT1)
     assert states(pair)["a"] is JobState.QUEUED
 
 
-def test_a_node_no_longer_named_by_its_agent_falls_silent(
-    pair: PostgresStore, database: Database
-) -> None:
+def test_a_node_no_longer_named_by_its_agent_falls_silent(pair: Store, database: Database) -> None:
     pair.hello(C, AGENT1, "second", [])
     assert pair.expire(C) == []  # the old process may still run there until its lease ends
     assert pair.snapshot(C).nodes.schedulable.tolist() == [True, False]
@@ -236,7 +261,7 @@ def test_a_node_no_longer_named_by_its_agent_falls_silent(
 
 
 def test_a_round_sees_no_silent_node_whose_jobs_still_have_gpus(
-    store: PostgresStore, database: Database, monkeypatch: pytest.MonkeyPatch
+    store: Store, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second node falls silent while the jobs of the first one lose their GPUs."""
     a_cluster(store, nodes=2, gpus=4)
@@ -259,11 +284,11 @@ def test_a_round_sees_no_silent_node_whose_jobs_still_have_gpus(
     assert not (snapshot.allocations.job >= 0).any()
 
 
-def test_hello_registers_and_corrects_nodes(store: PostgresStore) -> None:
+def test_hello_registers_and_corrects_nodes(store: Store) -> None:
     a_cluster(store, nodes=1)
     store.hello(C, AGENT0, "2", [NodeSpec(name=A0, gpu_type="a100", gpus=8, rack="r")])
     store.hello(C, AGENT0, "3", [NodeSpec(name=A0, gpu_type="a100", gpus=8)])
-    node = store.get_node(C, A0)
+    node = store.read(get_node, C, A0)
     assert (node.spec.gpus, node.spec.rack, node.version) == (8, "r", 2)
     for wrong in ({"gpu_type": "h100"}, {"gpus": 65}):
         spec = NodeSpec(**{"name": A0, "gpu_type": "a100", "gpus": 4} | wrong)  # type: ignore[arg-type]  # a test's shorthand
@@ -278,34 +303,34 @@ def test_hello_registers_and_corrects_nodes(store: PostgresStore) -> None:
         store.hello("x", AGENT0, "5", [])
 
 
-def test_the_revision_rises_only_when_the_desired_state_changes(pair: PostgresStore) -> None:
-    before = pair.desired(C, AGENT0).revision
-    pair.observe(C, AGENT0, "first", [a_gang(iterations_done=3.0)], before)
+def test_the_revision_rises_only_when_the_desired_state_changes(pair: Store) -> None:
+    before = pair.read(load_desired_gangs, C, AGENT0).revision
+    pair.update(record_observation, C, AGENT0, "first", [a_gang(iterations_done=3.0)], before)
     snapshot = pair.snapshot(C)
     keep = start(snapshot, "a", [(A0, range(4)), (A1, range(4))], DecisionKind.KEEP)
     commit(pair, snapshot, keep, wait(snapshot, "b"))
     apply_event(pair, "b", JobEvent.CANCEL)
-    assert pair.desired(C, AGENT0).revision == before
+    assert pair.read(load_desired_gangs, C, AGENT0).revision == before
     apply_event(pair, "a", JobEvent.HOLD)
-    assert pair.desired(C, AGENT0).revision == before + 1
+    assert pair.read(load_desired_gangs, C, AGENT0).revision == before + 1
 
 
-def test_only_one_replica_holds_the_lease(store: PostgresStore, database: Database) -> None:
+def test_only_one_replica_holds_the_lease(store: Store, database: Database) -> None:
     a_cluster(store)
-    assert store.acquire_lease(C, "one", 60.0)
-    assert not store.acquire_lease(C, "two", 60.0)
-    assert store.acquire_lease(C, "one", 60.0)
+    assert store.update(acquire_lease, C, "one", 60.0)
+    assert not store.update(acquire_lease, C, "two", 60.0)
+    assert store.update(acquire_lease, C, "one", 60.0)
     execute(database, "UPDATE leases SET expires_at = now() - interval '1 s'")
-    assert store.acquire_lease(C, "two", 60.0)
-    assert not store.acquire_lease(C, "one", 60.0)
-    assert not store.acquire_lease("x", "one", 60.0)
+    assert store.update(acquire_lease, C, "two", 60.0)
+    assert not store.update(acquire_lease, C, "one", 60.0)
+    assert not store.update(acquire_lease, "x", "one", 60.0)
 
 
 def test_an_agents_network_report_stays_with_its_nodes_until_the_next_report(
-    pair: PostgresStore,
+    pair: Store,
 ) -> None:
     def remarks() -> list[tuple[str, ...]]:
-        return [pair.get_node(C, node).network_remarks for node in (A0, A1)]
+        return [pair.read(get_node, C, node).network_remarks for node in (A0, A1)]
 
     assert remarks() == [(), ()]
     record_heartbeat(pair, AGENT0, "first", ["eth1: not strict", "eth2: gone"])

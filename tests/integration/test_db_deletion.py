@@ -9,10 +9,31 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tessera.db import purge, tables
+from tessera.db import deletion, network, purge, tables
+from tessera.db.agents import load_desired_gangs
+from tessera.db.cluster_changes import delete_gpu_types, upsert_cluster, upsert_nodes
+from tessera.db.deletion import delete_cells, delete_models
+from tessera.db.derived_estimates import list_models, put_derived_estimates, upsert_models
+from tessera.db.drains import drain_nodes
 from tessera.db.engine import Database
-from tessera.db.store import PostgresStore
-from tessera.db.writer import PostgresWriter
+from tessera.db.leases import acquire_lease
+from tessera.db.observe import record_observation
+from tessera.db.policies import set_policy
+from tessera.db.purge import purge_batch
+from tessera.db.reads import (
+    EVERY_WORKLOAD,
+    get_cluster,
+    get_node,
+    job_history,
+    list_clusters,
+    list_estimates,
+    list_jobs,
+    list_nodes,
+)
+from tessera.db.store import Connection, Store
+from tessera.db.submission import submit_jobs
+from tessera.db.tenants import delete_tenants, upsert_tenants
+from tessera.db.webhooks import add_webhook
 from tessera.formulation.arrays import ArrayRange
 from tessera.formulation.dependencies import Dependency
 from tessera.formulation.errors import InUse, InvalidInput, NotFound, RoundSuperseded, StaleEtag
@@ -35,7 +56,6 @@ from tests.support.stored_cluster import (
     agents_report,
     apply_event,
     commit,
-    do,
     execute,
     job,
     record_heartbeat,
@@ -93,28 +113,25 @@ FILL = (
 )
 
 
-def delete_cluster(store: PostgresStore, name: str = C, **options: Any) -> None:
+def delete_cluster(store: Store, name: str = C, **options: Any) -> None:
     values: dict[str, Any] = {"version": None, "force": True} | options
-    do(store, lambda w: w.delete_cluster(name, **values))
+    store.change(deletion.delete_cluster, name, silence_s=store.silence_s, **values)
 
 
-def delete_nodes(store: PostgresStore, *names: str, **options: Any) -> None:
+def delete_nodes(store: Store, *names: str, **options: Any) -> None:
     values: dict[str, Any] = {"versions": {}, "allow_missing": False} | options
-    do(store, lambda w: w.delete_nodes(C, names, **values))
+    store.change(deletion.delete_nodes, C, names, **values)
 
 
-def a_rich_cluster(store: PostgresStore, database: Database) -> None:
+def a_rich_cluster(store: Store, database: Database) -> None:
     """Create a cluster that has rows in every table, and end its jobs."""
     a_cluster(store)
-    do(store, lambda w: w.upsert_tenants(C, [TenantSpec(name="nlp", quotas={"a100": 2, "": 3})]))
-    do(store, lambda w: w.set_policy(C, {}, set_by="", message="", version=None))
-    do(store, lambda w: w.upsert_models(C, [ModelSpec(model="m", params="1B", architecture="{}")]))
-    do(store, lambda w: w.set_topology(C, NETWORK, None))
-    store.acquire_lease(C, "me", 60.0)
-    do(
-        store,
-        lambda w: w.add_webhook(C, WebhookSpec(name="h", url="https://example.com/", salt="s")),
-    )
+    store.change(upsert_tenants, C, [TenantSpec(name="nlp", quotas={"a100": 2, "": 3})])
+    store.change(set_policy, C, {}, set_by="", message="", version=None)
+    store.change(upsert_models, C, [ModelSpec(model="m", params="1B", architecture="{}")])
+    store.change(network.set_topology, C, NETWORK, None)
+    store.update(acquire_lease, C, "me", 60.0)
+    store.change(add_webhook, C, WebhookSpec(name="h", url="https://example.com/", salt="s"))
     (member,) = ArrayRange(first=0, last=0).members("swarm")
     submit(
         store,
@@ -125,7 +142,7 @@ def a_rich_cluster(store: PostgresStore, database: Database) -> None:
     run(store, runs=[("a100-0", [0])])
     for done in range(8):
         agents_report(store)
-        desired = store.desired(C, "agent-a100-0")
+        desired = store.read(load_desired_gangs, C, "agent-a100-0")
         (gang,) = desired.gangs
         observed = ObservedGang(
             job="runs",
@@ -135,7 +152,7 @@ def a_rich_cluster(store: PostgresStore, database: Database) -> None:
             iterations_done=done + 1.0,
             iter_time_s=1.0,
         )
-        store.observe(C, "agent-a100-0", "first", [observed], desired.revision)
+        store.update(record_observation, C, "agent-a100-0", "first", [observed], desired.revision)
     for statement in FILL:
         execute(database, statement)
     apply_event(store, "runs", JobEvent.CANCEL)
@@ -145,7 +162,7 @@ def a_rich_cluster(store: PostgresStore, database: Database) -> None:
 
 
 def test_a_deleted_cluster_leaves_only_its_revoked_certificates(
-    store: PostgresStore, database: Database
+    store: Store, database: Database
 ) -> None:
     a_rich_cluster(store, database)
     before = rows_left(database)
@@ -157,8 +174,8 @@ def test_a_deleted_cluster_leaves_only_its_revoked_certificates(
         "audit_log",
     }
     delete_cluster(store)
-    assert store.list_clusters("", 10) == []
-    while store.purge():
+    assert store.read(list_clusters, "", 10) == []
+    while store.update(purge_batch):
         pass
     assert rows_left(database) == {"agent_certificates": 1}
     execute(database, "UPDATE agent_certificates SET expires_at = now() - interval '2 days'")
@@ -166,7 +183,7 @@ def test_a_deleted_cluster_leaves_only_its_revoked_certificates(
 
 
 def test_purging_removes_a_bounded_number_of_rows_at_a_time_and_leaves_other_clusters(
-    store: PostgresStore, database: Database, monkeypatch: pytest.MonkeyPatch
+    store: Store, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_cluster(store, name="other")
     other_rows = rows_left(database)
@@ -181,15 +198,15 @@ def test_purging_removes_a_bounded_number_of_rows_at_a_time_and_leaves_other_clu
     monkeypatch.setattr(purge, "_STATEMENTS", small)
     delete_cluster(store)
     jobs = [25]
-    while store.purge():
+    while store.update(purge_batch):
         jobs.append(rows_left(database).get("jobs", 0))
     assert jobs == [25, 15, 5, 0]
     assert rows_left(database) == other_rows
-    assert [c.name for c in store.list_clusters("", 10)] == ["other"]
+    assert [c.name for c in store.read(list_clusters, "", 10)] == ["other"]
 
 
 def test_a_cluster_with_live_jobs_is_refused_even_with_force_and_the_error_names_them(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     a_cluster(store)
     with pytest.raises(StaleEtag, match="read it again"):
@@ -202,87 +219,87 @@ def test_a_cluster_with_live_jobs_is_refused_even_with_force_and_the_error_names
     ) as error:
         delete_cluster(store)
     assert error.value.metadata() == {"resource": f"clusters/{C}", "jobs": "5"}
-    assert len(store.list_jobs(C, [], 0, 10)[0]) == 5
+    assert len(store.read(list_jobs, C, [], 0, 10)[0]) == 5
     for i in range(5):
         apply_event(store, f"j{i}", JobEvent.CANCEL)
     submit(store, a_spec("big", requested_gpus=8))
     run(store, big=[("a100-0", [0, 1, 2, 3]), ("a100-1", [0, 1, 2, 3])])
-    desired = store.desired(C, "agent-a100-0")
+    desired = store.read(load_desired_gangs, C, "agent-a100-0")
     observed = ObservedGang(
         job="big", generation=1, node="a100-0", phase="succeeded", iterations_done=1e12
     )
-    store.observe(C, "agent-a100-0", "first", [observed], desired.revision)
+    store.update(record_observation, C, "agent-a100-0", "first", [observed], desired.revision)
     assert job(store, "big").state is JobState.SUCCEEDED
     with pytest.raises(InUse, match=r"1 ended job \(big\).*wait until all GPUs are free"):
         delete_cluster(store)
     agents_report(store)
-    delete_cluster(store, version=store.get_cluster(C).version)
+    delete_cluster(store, version=store.read(get_cluster, C).version)
 
 
 def test_connected_agents_are_named_and_force_deletes_anyway(
-    store: PostgresStore, database: Database
+    store: Store, database: Database
 ) -> None:
     a_cluster(store)
     with pytest.raises(InUse, match=r"2 connected agents \(agent-a100-0, agent-a100-1\).*--force"):
         delete_cluster(store, force=False)
-    do(store, lambda w: w.upsert_cluster("quiet", [GpuType(name="a100", memory_bytes=1)], None))
+    store.change(upsert_cluster, "quiet", [GpuType(name="a100", memory_bytes=1)], None)
     delete_cluster(store, "quiet", force=False)
     execute(database, "UPDATE agents SET heard_at = now() - interval '1 h'")
     delete_cluster(store, force=False)
     with pytest.raises(NotFound):
-        store.get_cluster(C)
+        store.read(get_cluster, C)
 
 
-def test_agents_and_rounds_of_a_deleted_cluster_get_not_found(store: PostgresStore) -> None:
+def test_agents_and_rounds_of_a_deleted_cluster_get_not_found(store: Store) -> None:
     a_cluster(store)
     solved = a_round(store.snapshot(C))
     delete_cluster(store)
     calls: list[Callable[[], object]] = [
         lambda: store.commit(solved),
         lambda: record_heartbeat(store, "agent-a100-0", "first"),
-        lambda: store.desired(C, "agent-a100-0"),
-        lambda: store.observe(C, "agent-a100-0", "first", [], 0),
+        lambda: store.read(load_desired_gangs, C, "agent-a100-0"),
+        lambda: store.update(record_observation, C, "agent-a100-0", "first", [], 0),
         lambda: store.hello(C, "a", "first", [NodeSpec(name="n", gpu_type="a100", gpus=1)]),
         lambda: store.snapshot(C),
     ]
     for call in calls:
         with pytest.raises(NotFound, match=f"clusters/{C} does not exist"):
             call()
-    assert not store.acquire_lease(C, "me", 60.0)
+    assert not store.update(acquire_lease, C, "me", 60.0)
 
 
 def test_a_cluster_with_a_deleted_name_continues_the_counters_of_the_deleted_one(
-    store: PostgresStore, database: Database
+    store: Store, database: Database
 ) -> None:
     a_cluster(store)
     submit(store, a_spec("j"))
     run(store, j=[("a100-0", [0])])
-    (first,) = store.desired(C, "agent-a100-0").gangs
+    (first,) = store.read(load_desired_gangs, C, "agent-a100-0").gangs
     apply_event(store, "j", JobEvent.CANCEL)
     agents_report(store)
-    old, revision = store.snapshot(C), store.desired(C, "agent-a100-0").revision
-    etag = store.get_cluster(C).version
+    old, revision = store.snapshot(C), store.read(load_desired_gangs, C, "agent-a100-0").revision
+    etag = store.read(get_cluster, C).version
     delete_cluster(store)
     a_cluster(store)
     new = store.snapshot(C)
     assert new.epoch > old.epoch
-    assert store.desired(C, "agent-a100-0").revision > revision
-    assert store.get_cluster(C).version > etag
+    assert store.read(load_desired_gangs, C, "agent-a100-0").revision > revision
+    assert store.read(get_cluster, C).version > etag
     submit(store, a_spec("j"))
     late = a_round(old)
     with pytest.raises(RoundSuperseded):
         store.commit(late)
-    while store.purge():
+    while store.update(purge_batch):
         pass
     run(store, j=[("a100-0", [0])])
     assert job(store, "j").state is JobState.RUNNING
-    (second,) = store.desired(C, "agent-a100-0").gangs
+    (second,) = store.read(load_desired_gangs, C, "agent-a100-0").gangs
     assert (first.spec.name, first.generation) == (second.spec.name, second.generation)
     assert second.job_number > first.job_number  # so the first job's checkpoint is not resumed
 
 
 def test_a_concurrent_submission_is_not_lost_in_a_deletion(
-    store: PostgresStore, database: Database
+    store: Store, database: Database
 ) -> None:
     a_cluster(store)
     entered, outcome = threading.Event(), []
@@ -297,8 +314,8 @@ def test_a_concurrent_submission_is_not_lost_in_a_deletion(
     thread = threading.Thread(target=delete)
     thread.start()
 
-    def submit_slowly(writer: PostgresWriter) -> None:
-        writer.submit_jobs(C, [a_spec("j")])
+    def submit_slowly(connection: Connection) -> None:
+        submit_jobs(connection, C, [a_spec("j")])
         entered.set()
         blocked = sa.text("""
 SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()
@@ -309,14 +326,14 @@ SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname
                     return
             thread.join(0.01)
 
-    do(store, submit_slowly)
+    store.change(submit_slowly)
     thread.join(PATIENCE_S)
     assert len(outcome) == 1
     assert job(store, "j").state is JobState.QUEUED
 
 
 def test_a_node_in_use_missing_or_changed_is_refused_and_no_node_is_deleted(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     a_cluster(store)
     submit(store, *(a_spec(f"j{i}") for i in range(4)))
@@ -328,71 +345,71 @@ def test_a_node_in_use_missing_or_changed_is_refused_and_no_node_is_deleted(
         delete_nodes(store, "a100-1", "x")
     with pytest.raises(StaleEtag, match="node a100-1 has changed"):
         delete_nodes(store, "a100-1", versions={"a100-1": 9})
-    assert len(store.list_nodes(C, "", 10)) == 2
+    assert len(store.read(list_nodes, C, "", 10)) == 2
     delete_nodes(store, "a100-1", "x", allow_missing=True)
-    assert [n.spec.name for n in store.list_nodes(C, "", 10)] == ["a100-0"]
+    assert [n.spec.name for n in store.read(list_nodes, C, "", 10)] == ["a100-0"]
 
 
-def test_a_deleted_node_is_gone_and_past_rounds_stay_readable(store: PostgresStore) -> None:
+def test_a_deleted_node_is_gone_and_past_rounds_stay_readable(store: Store) -> None:
     a_cluster(store)
     submit(store, a_spec("j", avoid_nodes=("a100-1",)))
     number = run(store, j=[("a100-0", [0])]).summary.number
     apply_event(store, "j", JobEvent.HOLD)
     agents_report(store)
     delete_nodes(store, "a100-0", "a100-1")
-    assert store.list_nodes(C, "", 10) == []
+    assert store.read(list_nodes, C, "", 10) == []
     (decision,) = store.get_round(C, number).decisions
     assert decision.allocation is not None
     assert decision.allocation.shares == (("a100-0", (0,)),)
     assert store.round_snapshot(C, number).nodes.name == ("a100-0", "a100-1")
     assert job(store, "j").spec.avoid_nodes == ()
-    assert [event.event for event in store.job_history(C, "j")][-1] == "gone"
+    assert [event.event for event in store.read(job_history, C, "j")][-1] == "gone"
 
 
-def test_a_round_solved_before_a_node_was_recreated_does_not_use_it(store: PostgresStore) -> None:
+def test_a_round_solved_before_a_node_was_recreated_does_not_use_it(store: Store) -> None:
     a_cluster(store)
     submit(store, a_spec("j"))
     old = store.snapshot(C)
     delete_nodes(store, "a100-0")
-    do(store, lambda w: w.upsert_nodes(C, [NodeSpec(name="a100-0", gpu_type="a100", gpus=2)]))
+    store.change(upsert_nodes, C, [NodeSpec(name="a100-0", gpu_type="a100", gpus=2)])
     (decision,) = commit(store, old, start(old, "j", [("a100-0", [3])])).decisions
     assert decision.skipped == "node a100-0 changed during the solve"
 
 
 def test_an_agent_gets_a_deleted_node_back_when_it_restarts_or_a_user_creates_it(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     specs = [NodeSpec(name=n, gpu_type="a100", gpus=4) for n in ("n1", "n2")]
     a_cluster(store, nodes=0)
     store.hello(C, "both", "first", specs)
-    before = store.desired(C, "both").revision
+    before = store.read(load_desired_gangs, C, "both").revision
     delete_nodes(store, "n1")
-    desired = store.desired(C, "both")
+    desired = store.read(load_desired_gangs, C, "both")
     assert desired.deleted_nodes == ("n1",)
     assert desired.revision > before  # its stream is woken
     store.hello(C, "both", "first", specs)  # the connection was lost
-    assert [n.spec.name for n in store.list_nodes(C, "", 10)] == ["n2"]
-    assert store.desired(C, "both").deleted_nodes == ("n1",)
+    assert [n.spec.name for n in store.read(list_nodes, C, "", 10)] == ["n2"]
+    assert store.read(load_desired_gangs, C, "both").deleted_nodes == ("n1",)
     store.hello(C, "both", "second", specs)
-    assert [n.spec.name for n in store.list_nodes(C, "", 10)] == ["n1", "n2"]
-    assert store.desired(C, "both").deleted_nodes == ()
+    assert [n.spec.name for n in store.read(list_nodes, C, "", 10)] == ["n1", "n2"]
+    assert store.read(load_desired_gangs, C, "both").deleted_nodes == ()
     # A node that a user creates again goes back to its agent.
     delete_nodes(store, "n1", "n2")
-    do(store, lambda w: w.upsert_nodes(C, [NodeSpec(name="n1", gpu_type="a100", gpus=4)]))
-    assert store.desired(C, "both").deleted_nodes == ("n2",)
-    (node,) = store.list_nodes(C, "", 10)
+    store.change(upsert_nodes, C, [NodeSpec(name="n1", gpu_type="a100", gpus=4)])
+    assert store.read(load_desired_gangs, C, "both").deleted_nodes == ("n2",)
+    (node,) = store.read(list_nodes, C, "", 10)
     assert node.silent_s < 60
 
 
 def test_a_gpu_type_in_use_is_refused_with_its_users_and_what_to_do(
-    store: PostgresStore, database: Database
+    store: Store, database: Database
 ) -> None:
     a_cluster(store, types=("a100", "v100"))
-    do(store, lambda w: w.upsert_tenants(C, [TenantSpec(name="nlp", quotas={"v100": 2})]))
+    store.change(upsert_tenants, C, [TenantSpec(name="nlp", quotas={"v100": 2})])
     submit(store, a_spec("j", requested_gpu_type="v100"))
 
     def delete(*names: str, allow_missing: bool = False) -> None:
-        do(store, lambda w: w.delete_gpu_types(C, names, None, allow_missing=allow_missing))
+        store.change(delete_gpu_types, C, names, None, allow_missing=allow_missing)
 
     with pytest.raises(InUse) as error:
         delete("v100")
@@ -403,13 +420,13 @@ def test_a_gpu_type_in_use_is_refused_with_its_users_and_what_to_do(
         " `tessera tenants apply` without the quota, `tessera cancel`"
     )
     with pytest.raises(InvalidInput, match=r"gpu_types: .*cells delete --gpu-type v100.*or keep"):
-        do(store, lambda w: w.upsert_cluster(C, [GpuType(name="a100", memory_bytes=1)], None))
+        store.change(upsert_cluster, C, [GpuType(name="a100", memory_bytes=1)], None)
     apply_event(store, "j", JobEvent.CANCEL)
-    do(store, lambda w: w.delete_tenants(C, ["nlp"]))
-    do(store, lambda w: w.delete_cells(C, CellFilter(gpu_type="v100")))
+    store.change(delete_tenants, C, ["nlp"])
+    store.change(delete_cells, C, CellFilter(gpu_type="v100"))
     delete_nodes(store, "v100-0", "v100-1")
     delete("v100")
-    assert [t.name for t in store.get_cluster(C).gpu_types] == ["a100"]
+    assert [t.name for t in store.read(get_cluster, C).gpu_types] == ["a100"]
     with pytest.raises(NotFound):
         delete("v100")
     delete("v100", allow_missing=True)
@@ -417,14 +434,14 @@ def test_a_gpu_type_in_use_is_refused_with_its_users_and_what_to_do(
         delete("a100")
 
 
-def test_cells_in_use_by_jobs_are_refused_and_others_are_deleted(store: PostgresStore) -> None:
+def test_cells_in_use_by_jobs_are_refused_and_others_are_deleted(store: Store) -> None:
     a_cluster(store, types=("a100", "v100"))
     submit(store, a_spec("j"))
     run(store, j=[("a100-0", [0])])
 
     def delete(**cells: Any) -> int:
         counts: list[int] = []
-        do(store, lambda w: counts.append(w.delete_cells(C, CellFilter(**cells))))
+        counts.append(store.change(delete_cells, C, CellFilter(**cells)))
         return counts[0]
 
     with pytest.raises(InUse, match=r"a Cell of clusters/lab is in use by 1 job \(j\)"):
@@ -434,66 +451,66 @@ def test_cells_in_use_by_jobs_are_refused_and_others_are_deleted(store: Postgres
     assert delete(workload=a_spec("x").workload, gpus=64) == 0
     with pytest.raises(InvalidInput, match="no GPU type 'h100'"):
         delete(gpu_type="h100")
-    assert len(store.list_estimates(C, "", "", 0, 0, 100)[0]) == 3
+    assert len(store.read(list_estimates, C, EVERY_WORKLOAD, 0, 100)[0]) == 3
     apply_event(store, "j", JobEvent.CANCEL)
     agents_report(store)
     assert delete() == 3
 
 
-def test_deleted_cells_that_the_service_derived_are_estimated_again(store: PostgresStore) -> None:
+def test_deleted_cells_that_the_service_derived_are_estimated_again(store: Store) -> None:
     a_cluster(store, nodes=1)
-    do(store, lambda w: w.delete_cells(C, CellFilter()))
+    store.change(delete_cells, C, CellFilter())
     submit(store, a_spec("j"))
     own = a_record(2, nodes=1)
-    do(store, lambda w: w.derive(C, [own], {BERT: "digest"}))
+    store.change(put_derived_estimates, C, [own], {BERT: "digest"})
     assert [w.derived_from for w in store.estimation(C).wanted] == ["digest"]
-    do(store, lambda w: w.delete_cells(C, CellFilter()))
+    store.change(delete_cells, C, CellFilter())
     assert [w.derived_from for w in store.estimation(C).wanted] != ["digest"]
 
 
 def test_a_model_of_live_jobs_is_refused_and_is_deleted_with_its_derived_cells(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     a_cluster(store, nodes=1)
-    do(store, lambda w: w.delete_cells(C, CellFilter()))
+    store.change(delete_cells, C, CellFilter())
     spec = ModelSpec(model="bert", params="1B", architecture="{}")
-    do(store, lambda w: w.upsert_models(C, [spec]))
+    store.change(upsert_models, C, [spec])
     computed = a_record(2, nodes=1, source=EstimateSource.ANALYTIC)
     measured = a_record(4, nodes=1, source=EstimateSource.MEASURED)
-    do(store, lambda w: w.derive(C, [computed, measured], {BERT: "digest"}))
+    store.change(put_derived_estimates, C, [computed, measured], {BERT: "digest"})
     submit(store, a_spec("j"))
 
     def delete(model: tuple[str, str], allow_missing: bool = False) -> None:
-        do(store, lambda w: w.delete_models(C, [model], allow_missing=allow_missing))
+        store.change(delete_models, C, [model], allow_missing=allow_missing)
 
     with pytest.raises(InUse, match=r"1 live job \(j\)"):
         delete(("bert", "1B"))
     apply_event(store, "j", JobEvent.CANCEL)
     delete(("bert", "1B"))
-    assert store.list_models(C) == []
-    assert [e.cell.gpus for e in store.list_estimates(C, "", "", 0, 0, 100)[0]] == [4]
+    assert store.read(list_models, C) == []
+    assert [e.cell.gpus for e in store.read(list_estimates, C, EVERY_WORKLOAD, 0, 100)[0]] == [4]
     with pytest.raises(NotFound, match="models/bert/1B does not exist"):
         delete(("bert", "1B"))
     delete(("bert", "1B"), allow_missing=True)
 
 
-def test_a_topology_is_deleted_at_its_version_only(store: PostgresStore) -> None:
+def test_a_topology_is_deleted_at_its_version_only(store: Store) -> None:
     a_cluster(store)
-    do(store, lambda w: w.set_topology(C, NETWORK, None))
+    store.change(network.set_topology, C, NETWORK, None)
     with pytest.raises(StaleEtag):
-        do(store, lambda w: w.drop_topology(C, 7))
-    do(store, lambda w: w.drop_topology(C, 1))
-    do(store, lambda w: w.drop_topology(C, allow_missing=True))
+        store.change(network.drop_topology, C, 7)
+    store.change(network.drop_topology, C, 1)
+    store.change(network.drop_topology, C, allow_missing=True)
 
 
-def test_a_drained_node_says_why_by_which_user_and_since_when(store: PostgresStore) -> None:
+def test_a_drained_node_says_why_by_which_user_and_since_when(store: Store) -> None:
     a_cluster(store)
     submit(store, a_spec("j"))
     run(store, j=[("a100-0", [0])])
 
     def drain(draining: bool = True, **details: str) -> tuple[object, ...]:
-        do(store, lambda w: w.drain_nodes(C, ["a100-0"], draining=draining, **details))
-        node = store.get_node(C, "a100-0")
+        store.change(drain_nodes, C, ["a100-0"], draining=draining, **details)
+        node = store.read(get_node, C, "a100-0")
         assert (node.drained_s is not None) is node.draining
         return node.draining, node.drained, node.drain_reason, node.drained_by
 
@@ -503,7 +520,7 @@ def test_a_drained_node_says_why_by_which_user_and_since_when(store: PostgresSto
     assert drain(reason="bad disk", drained_by="bob") == (True, False, "bad disk", "bob")
     apply_event(store, "j", JobEvent.HOLD)
     # The agent has not yet reported that the job is gone.
-    assert not store.get_node(C, "a100-0").drained
+    assert not store.read(get_node, C, "a100-0").drained
     agents_report(store)
-    assert store.get_node(C, "a100-0").drained
+    assert store.read(get_node, C, "a100-0").drained
     assert drain(draining=False) == (False, False, "", "")

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,11 +14,17 @@ import pytest
 import sqlalchemy as sa
 
 from tessera.db import limits
-from tessera.db.derived_estimates import ESTIMATING_CHANNEL
+from tessera.db.cluster_changes import upsert_cluster, upsert_nodes
+from tessera.db.derived_estimates import (
+    ESTIMATING_CHANNEL,
+    put_derived_estimates,
+    record_wait_reasons,
+    upsert_models,
+)
 from tessera.db.engine import Database
 from tessera.db.notify import Listener
-from tessera.db.store import PostgresStore
-from tessera.db.writer import PostgresWriter
+from tessera.db.store import Connection, Store
+from tessera.db.workloads import upsert_estimates
 from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.errors import InvalidInput, LimitReached
 from tessera.formulation.execution_plan import ZeroStage
@@ -41,7 +46,6 @@ from tests.support.stored_cluster import (
     apply_event,
     cells_of,
     commit,
-    do,
     execute,
     job,
     run,
@@ -52,10 +56,10 @@ from tests.support.stored_cluster import (
 from tests.support.training import TRAINER
 
 
-def test_uncertainty_is_kept_with_an_estimate(store: PostgresStore) -> None:
+def test_uncertainty_is_kept_with_an_estimate(store: Store) -> None:
     a_cluster(store)
     submit(store, a_spec("j"))
-    do(store, lambda w: w.upsert_estimates(C, [a_record(1, sd=0.25), a_record(2)]))
+    store.change(upsert_estimates, C, [a_record(1, sd=0.25), a_record(2)])
     assert [e.sd for e in cells_of(store, BERT)] == [0.25, None, None, None]
     loaded = store.snapshot(C).estimates.sd
     assert np.array_equal(loaded, [0.25, math.nan, math.nan, math.nan], equal_nan=True)
@@ -72,9 +76,9 @@ WAITS = Reason(
 )
 
 
-def write_derived(store: PostgresStore, *records: EstimateRecord, moe: str = "") -> None:
+def write_derived(store: Store, *records: EstimateRecord, moe: str = "") -> None:
     """Let the service write estimates. With ``moe="x"``, those of OTHER were computed from x."""
-    do(store, lambda w: w.derive(C, records, {OTHER: moe} if moe else {}))
+    store.change(put_derived_estimates, C, records, {OTHER: moe} if moe else {})
 
 
 def an_analytic_record(gpus: int, **overrides: Any) -> EstimateRecord:
@@ -88,7 +92,7 @@ def an_analytic_record(gpus: int, **overrides: Any) -> EstimateRecord:
     return a_record(gpus, **fields | overrides)
 
 
-def times_of(store: PostgresStore, workload: Workload) -> dict[tuple[int, int], tuple[Any, ...]]:
+def times_of(store: Store, workload: Workload) -> dict[tuple[int, int], tuple[Any, ...]]:
     """Return (time, source, uncertainty) of estimates by GPUs and pipeline degree."""
     return {
         (e.cell.gpus, e.cell.pipeline_degree): (e.iter_time_s, e.source, e.sd)
@@ -97,7 +101,7 @@ def times_of(store: PostgresStore, workload: Workload) -> dict[tuple[int, int], 
 
 
 def test_workloads_of_live_jobs_need_estimates_or_only_plans_for_those_of_users(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     a_cluster(store)
     submit(
@@ -120,9 +124,9 @@ def test_workloads_of_live_jobs_need_estimates_or_only_plans_for_those_of_users(
     assert (wanted.counts, wanted.derived_from) == ((8,), "digest")
 
 
-def test_the_clusters_types_are_loaded_with_their_nodes(store: PostgresStore) -> None:
+def test_the_clusters_types_are_loaded_with_their_nodes(store: Store) -> None:
     a_cluster(store, nodes=3, gpus=4, types=("v100", "a100"))
-    do(store, lambda w: w.upsert_nodes(C, [NodeSpec(name="n", gpu_type="a100", gpus=8)]))
+    store.change(upsert_nodes, C, [NodeSpec(name="n", gpu_type="a100", gpus=8)])
     kinds = store.estimation(C).kinds
     assert [(k.gpu_type.name, k.node_gpus, k.gpus) for k in kinds] == [
         ("v100", 4, 12),
@@ -131,11 +135,11 @@ def test_the_clusters_types_are_loaded_with_their_nodes(store: PostgresStore) ->
 
 
 def test_derived_estimates_replace_derived_ones_of_a_lower_rank_and_none_of_users(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     a_cluster(store)
     users = an_analytic_record(1, iter_time_s=1.0, sd=None)
-    do(store, lambda w: w.upsert_estimates(C, [users]))
+    store.change(upsert_estimates, C, [users])
     write_derived(
         store,
         an_analytic_record(1),
@@ -158,16 +162,16 @@ def test_derived_estimates_replace_derived_ones_of_a_lower_rank_and_none_of_user
     }
 
 
-def test_no_measurement_changes_a_user_estimate(store: PostgresStore) -> None:
+def test_no_measurement_changes_a_user_estimate(store: Store) -> None:
     a_cluster(store)
     for source in ESTIMATE_SOURCES:
         users = an_analytic_record(1, iter_time_s=1.0, source=source)
-        do(store, partial(PostgresWriter.upsert_estimates, cluster=C, estimates=[users]))
+        store.change(upsert_estimates, C, [users])
         write_derived(store, an_analytic_record(1, source=EstimateSource.MEASURED))
         assert times_of(store, OTHER) == {(1, 1): (1.0, source, 0.4)}
 
 
-def test_user_estimates_replace_derived_ones_on_the_same_gpus(store: PostgresStore) -> None:
+def test_user_estimates_replace_derived_ones_on_the_same_gpus(store: Store) -> None:
     a_cluster(store)
     write_derived(
         store, *(an_analytic_record(n, pipeline_degree=d) for n in (2, 4) for d in (1, 2)), moe="x"
@@ -175,7 +179,7 @@ def test_user_estimates_replace_derived_ones_on_the_same_gpus(store: PostgresSto
     profiled = with_own_plan(
         an_analytic_record(2, source=EstimateSource.PROFILED, iter_time_s=3.0, sd=None)
     )
-    do(store, lambda w: w.upsert_estimates(C, [profiled]))
+    store.change(upsert_estimates, C, [profiled])
     assert times_of(store, OTHER) == {
         (2, 1): (3.0, EstimateSource.PROFILED, None),
         (4, 1): (5.0, EstimateSource.ANALYTIC, 0.4),
@@ -183,24 +187,22 @@ def test_user_estimates_replace_derived_ones_on_the_same_gpus(store: PostgresSto
     }
 
 
-def test_a_cell_that_a_job_runs_on_is_kept(store: PostgresStore) -> None:
+def test_a_cell_that_a_job_runs_on_is_kept(store: Store) -> None:
     a_cluster(store)
     write_derived(store, an_analytic_record(1), an_analytic_record(1, pipeline_degree=2), moe="x")
     submit(store, a_spec("j", workload=OTHER))
     run(store, j=[("a100-0", [0])])
     own = with_own_plan(an_analytic_record(1, sd=None))
-    do(store, lambda w: w.upsert_estimates(C, [own]))
+    store.change(upsert_estimates, C, [own])
     plans = sorted((e.cell.plan, e.cell.pipeline_degree) for e in cells_of(store, OTHER))
     assert plans == [("", 1), (own.cell.plan, 1)]
 
 
-def test_a_plan_is_stored_once_and_read_as_it_was_written(
-    store: PostgresStore, database: Database
-) -> None:
+def test_a_plan_is_stored_once_and_read_as_it_was_written(store: Store, database: Database) -> None:
     a_cluster(store)
     own = [with_own_plan(a_record(4, workload=OTHER, nodes=n)) for n in (1, 2)]
-    do(store, lambda w: w.upsert_estimates(C, own))
-    do(store, lambda w: w.upsert_estimates(C, [replace(own[0], plan=None)]))  # by its digest alone
+    store.change(upsert_estimates, C, own)
+    store.change(upsert_estimates, C, [replace(own[0], plan=None)])  # by its digest alone
     assert [e.plan for e in cells_of(store, OTHER)] == [own[0].plan] * 2
     with database.read() as connection:
         rows = connection.execute(sa.text("SELECT name, document FROM plans")).all()
@@ -210,10 +212,10 @@ def test_a_plan_is_stored_once_and_read_as_it_was_written(
 
 
 def test_plans_under_another_digest_or_known_by_name_alone_are_refused(
-    store: PostgresStore, database: Database
+    store: Store, database: Database
 ) -> None:
     a_cluster(store)
-    do(store, lambda w: w.upsert_estimates(C, [with_own_plan(a_record(4, workload=OTHER))]))
+    store.change(upsert_estimates, C, [with_own_plan(a_record(4, workload=OTHER))])
     with (
         pytest.raises(sa.exc.IntegrityError, match="ck_plans_digest"),
         database.engine.begin() as c,
@@ -221,12 +223,12 @@ def test_plans_under_another_digest_or_known_by_name_alone_are_refused(
         c.execute(sa.text("UPDATE plans SET document = document || ' ' WHERE name <> ''"))
     named = replace(with_own_plan(a_record(8, workload=OTHER)), plan=None)
     with pytest.raises(InvalidInput, match="nothing could be launched by it"):
-        do(store, lambda w: w.upsert_estimates(C, [named]))
+        store.change(upsert_estimates, C, [named])
     assert len(times_of(store, OTHER)) == 1
 
 
 def test_a_newly_derived_plan_replaces_the_one_before_unless_a_job_runs_by_it(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     a_cluster(store)
     old = [with_own_plan(an_analytic_record(n, nodes=1)) for n in (1, 2)]
@@ -239,50 +241,50 @@ def test_a_newly_derived_plan_replaces_the_one_before_unless_a_job_runs_by_it(
 
 
 def test_a_workload_cannot_have_a_flood_of_plans(
-    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "MAX_ESTIMATES_PER_WORKLOAD", 5)
     a_cluster(store)
     flood = [with_own_plan(a_record(n, workload=OTHER)) for n in (1, 2, 4, 8, 16)]
-    do(store, lambda w: w.upsert_estimates(C, flood))
+    store.change(upsert_estimates, C, flood)
     more = with_own_plan(a_record(32, workload=OTHER))
     with pytest.raises(LimitReached, match="can have at most 5 estimates, and this would make 6"):
-        do(store, lambda w: w.upsert_estimates(C, [more]))
+        store.change(upsert_estimates, C, [more])
     assert len(times_of(store, OTHER)) == 5
 
 
-def test_derived_estimates_do_not_prevent_the_removal_of_a_gpu_type(store: PostgresStore) -> None:
-    do(store, lambda w: w.upsert_cluster(C, [GpuType(name=t, memory_bytes=1) for t in "ab"], None))
+def test_derived_estimates_do_not_prevent_the_removal_of_a_gpu_type(store: Store) -> None:
+    store.change(upsert_cluster, C, [GpuType(name=t, memory_bytes=1) for t in "ab"], None)
     write_derived(store, an_analytic_record(1, gpu_type="b"))
-    do(store, lambda w: w.upsert_cluster(C, [GpuType(name="a", memory_bytes=1)], None))
+    store.change(upsert_cluster, C, [GpuType(name="a", memory_bytes=1)], None)
     assert times_of(store, OTHER) == {}
 
 
-def test_queued_jobs_show_why_their_workload_has_no_estimates(store: PostgresStore) -> None:
+def test_queued_jobs_show_why_their_workload_has_no_estimates(store: Store) -> None:
     a_cluster(store)
     submit(store, a_spec("j", workload=OTHER), a_spec("known"), a_spec("held", workload=OTHER))
     apply_event(store, "held", JobEvent.HOLD)
-    do(store, lambda w: w.say_waiting(C, {OTHER: WAITS, BERT: WAITS}))
+    store.change(record_wait_reasons, C, {OTHER: WAITS, BERT: WAITS})
     assert job(store, "j").reason == WAITS
     reason = job(store, "held").reason
     assert reason is not None
     assert reason.code is ReasonCode.HELD  # the reason is its state, not its workload
     write_derived(store, an_analytic_record(1), moe="x")
     assert job(store, "j").reason is None
-    do(store, lambda w: w.say_waiting(C, {OTHER: WAITS}))
+    store.change(record_wait_reasons, C, {OTHER: WAITS})
     assert job(store, "j").reason == WAITS
-    do(store, lambda w: w.upsert_estimates(C, [an_analytic_record(1)]))
+    store.change(upsert_estimates, C, [an_analytic_record(1)])
     assert job(store, "j").reason is None
 
 
-def test_of_a_round_and_an_estimation_pass_the_newer_reason_counts(store: PostgresStore) -> None:
+def test_of_a_round_and_an_estimation_pass_the_newer_reason_counts(store: Store) -> None:
     a_cluster(store)
     submit(store, a_spec("j", workload=OTHER), a_spec("other"))
     snapshot = store.snapshot(C)
     none = replace(WAITS, message="there is no estimate")
     commit(store, snapshot, wait(snapshot, "j")._replace(reason=none), wait(snapshot, "other"))
     assert job(store, "j").reason == none
-    do(store, lambda w: w.say_waiting(C, {OTHER: WAITS, BERT: WAITS}))
+    store.change(record_wait_reasons, C, {OTHER: WAITS, BERT: WAITS})
     assert (job(store, "j").reason, job(store, "j").reason_round) == (WAITS, 1)
     other = job(store, "other").reason
     assert other is not None
@@ -294,7 +296,7 @@ def test_of_a_round_and_an_estimation_pass_the_newer_reason_counts(store: Postgr
 
 
 @pytest.fixture
-def running(store: PostgresStore, trainer: None) -> PostgresStore:
+def running(store: Store, trainer: None) -> Store:
     """Return a store in which the job j runs on one GPU under a runtime that trains."""
     a_cluster(store)
     submit(store, a_spec("j"))
@@ -303,18 +305,18 @@ def running(store: PostgresStore, trainer: None) -> PostgresStore:
 
 
 def report_progress(
-    store: PostgresStore, *times_s: float, start: float = 1.0, runtime: str = TRAINER
+    store: Store, *times_s: float, start: float = 1.0, runtime: str = TRAINER
 ) -> None:
     for i, iter_time_s in enumerate(times_s):
         agents_report(store, iterations_done=start + i, iter_time_s=iter_time_s, runtime=runtime)
 
 
-def times_measured(store: PostgresStore) -> list[float]:
+def times_measured(store: Store) -> list[float]:
     return [m.iter_time_s for m in store.estimation(C).measurements]
 
 
 @pytest.mark.usefixtures("trainer")
-def test_a_running_jobs_iteration_time_is_measured_once_it_is_warm(store: PostgresStore) -> None:
+def test_a_running_jobs_iteration_time_is_measured_once_it_is_warm(store: Store) -> None:
     a_cluster(store)
     submit(store, a_spec("j", requested_gpus=6))
     run(store, j=[("a100-0", [0, 1, 2]), ("a100-1", [0, 1, 2])])
@@ -336,7 +338,7 @@ def test_a_running_jobs_iteration_time_is_measured_once_it_is_warm(store: Postgr
 
 
 def test_reports_without_progress_and_meaningless_times_are_no_measurements(
-    running: PostgresStore,
+    running: Store,
 ) -> None:
     for _ in range(20):
         report_progress(running, 2.0, start=5.0)
@@ -347,7 +349,7 @@ def test_reports_without_progress_and_meaningless_times_are_no_measurements(
 
 @pytest.mark.parametrize("runtime", ["replay", "of-a-later-release"])
 def test_the_time_of_a_runtime_that_is_not_known_to_train_is_replayed_and_not_measured(
-    running: PostgresStore, runtime: str
+    running: Store, runtime: str
 ) -> None:
     report_progress(running, *[2.0] * 7, runtime=runtime)
     held = job(running, "j").allocation
@@ -359,7 +361,7 @@ def test_the_time_of_a_runtime_that_is_not_known_to_train_is_replayed_and_not_me
 
 
 def test_the_time_from_an_agent_that_names_no_runtime_has_the_source_of_the_jobs_own(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     a_cluster(store)
     submit(store, a_spec("j", command=("train.py",), launch=LaunchSpec(runtime="torchrun")))
@@ -368,7 +370,7 @@ def test_the_time_from_an_agent_that_names_no_runtime_has_the_source_of_the_jobs
     assert times_measured(store) == [2.0]
 
 
-def test_each_generation_of_a_job_is_measured_separately(running: PostgresStore) -> None:
+def test_each_generation_of_a_job_is_measured_separately(running: Store) -> None:
     report_progress(running, *[2.0] * 7)
     snapshot = running.snapshot(C)
     commit(running, snapshot, start(snapshot, "j", [("a100-1", [0, 1])], DecisionKind.RESIZE))
@@ -379,7 +381,7 @@ def test_each_generation_of_a_job_is_measured_separately(running: PostgresStore)
 
 
 def test_measurements_outlive_their_jobs_and_only_the_latest_are_kept(
-    database: Database, running: PostgresStore
+    database: Database, running: Store
 ) -> None:
     report_progress(running, *[2.0] * 7)
     more = """
@@ -401,7 +403,7 @@ def test_measurements_outlive_their_jobs_and_only_the_latest_are_kept(
 
 
 def test_a_job_without_an_estimate_of_its_model_plan_or_runtime_wakes_the_estimation(
-    database: Database, store: PostgresStore
+    database: Database, store: Store
 ) -> None:
     a_cluster(store)
     clusters: list[str] = []
@@ -421,7 +423,7 @@ def test_a_job_without_an_estimate_of_its_model_plan_or_runtime_wakes_the_estima
         assert woken.wait(PATIENCE_S)
         woken.clear()
         own_model = ModelSpec(model="mine", params="", architecture="{a: 1}", dtype="f16")
-        do(store, lambda w: w.upsert_models(C, [own_model]))
+        store.change(upsert_models, C, [own_model])
         assert woken.wait(PATIENCE_S)
         woken.clear()
         submit(store, a_spec("own", plan=a_plan(BERT, 1)))
@@ -443,28 +445,28 @@ def is_waiting(database: Database) -> bool:
 
 @pytest.mark.parametrize("user_first", [True, False])
 def test_concurrent_writes_of_a_user_and_the_service_end_as_if_sequential(
-    database: Database, store: PostgresStore, user_first: bool
+    database: Database, store: Store, user_first: bool
 ) -> None:
     a_cluster(store)
     write_derived(store, moe="digest")
     derived = an_analytic_record(2, pipeline_degree=2)
     own = with_own_plan(an_analytic_record(2, source=EstimateSource.PROFILED, sd=None))
-    writes: list[Callable[[PostgresWriter], object]] = [
-        lambda w: w.upsert_estimates(C, [own]),
-        lambda w: w.derive(C, [derived], {}),
+    writes: list[Callable[[Connection], object]] = [
+        lambda w: upsert_estimates(w, C, [own]),
+        lambda w: put_derived_estimates(w, C, [derived], {}),
     ]
     first, second = writes if user_first else reversed(writes)
     with ThreadPoolExecutor(1) as pool:
-        others: list[Future[None]] = []
+        others: list[Future[object]] = []
         pause = threading.Event()
 
-        def work(writer: PostgresWriter) -> None:
-            first(writer)
-            others.append(pool.submit(do, store, second))
+        def work(connection: Connection) -> None:
+            first(connection)
+            others.append(pool.submit(store.change, second))
             while not (others[0].done() or is_waiting(database)):
                 pause.wait(0.01)
 
-        do(store, work)
+        store.change(work)
         others[0].result(PATIENCE_S)
     stored = {(e.cell.plan, e.cell.pipeline_degree) for e in cells_of(store, OTHER)}
     assert stored == {(own.cell.plan, 1)}

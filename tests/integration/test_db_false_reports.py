@@ -6,8 +6,12 @@ import math
 
 import pytest
 
+from tessera.db import forecasts
+from tessera.db.agents import load_desired_gangs
 from tessera.db.engine import Database
-from tessera.db.store import PostgresStore
+from tessera.db.observe import record_observation
+from tessera.db.reads import job_history
+from tessera.db.store import Store
 from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.errors import NotAllowed, NotFound
 from tessera.formulation.exit_reasons import ExitReason
@@ -36,7 +40,7 @@ PHASE = pb.ObservedGang.Phase
 
 
 @pytest.fixture
-def pair(store: PostgresStore) -> PostgresStore:
+def pair(store: Store) -> Store:
     """Return a store where a, of 100 iterations, runs on the first node and b on the second."""
     a_cluster(store, nodes=2, gpus=4)
     submit(store, a_spec("a", iterations=100), a_spec("b", iterations=100))
@@ -44,24 +48,22 @@ def pair(store: PostgresStore) -> PostgresStore:
     return store
 
 
-def report_gang(store: PostgresStore, revision: int = 99, **facts: object) -> None:
+def report_gang(store: Store, revision: int = 99, **facts: object) -> None:
     """Let the first node's agent report one gang, in a message as a server reads it."""
     fields = {"job": "a", "generation": 1, "node": A0, "phase": PHASE.RUNNING, **facts}
     message = pb.Observed(revision=revision, gangs=[pb.ObservedGang(**fields)])  # type: ignore[arg-type]
-    store.observe(C, AGENT0, "first", to_observed("observed", message), revision)
+    store.update(record_observation, C, AGENT0, "first", to_observed("observed", message), revision)
 
 
 @pytest.mark.parametrize("lie", [-1.0, -1e300, math.nan, math.inf, -math.inf, 39.0, 0.0])
-def test_meaningless_or_decreasing_progress_changes_nothing(
-    pair: PostgresStore, lie: float
-) -> None:
+def test_meaningless_or_decreasing_progress_changes_nothing(pair: Store, lie: float) -> None:
     report_gang(pair, iterations_done=40.0)
     report_gang(pair, iterations_done=lie, iter_time_s=lie)
     record = job(pair, "a")
     assert (record.iterations_done, record.state) == (40.0, JobState.RUNNING)
 
 
-def test_progress_beyond_the_iterations_is_capped_and_is_no_success(pair: PostgresStore) -> None:
+def test_progress_beyond_the_iterations_is_capped_and_is_no_success(pair: Store) -> None:
     report_gang(pair, iterations_done=1e18)
     record = job(pair, "a")
     assert (record.iterations_done, record.state) == (100.0, JobState.RUNNING)
@@ -70,9 +72,7 @@ def test_progress_beyond_the_iterations_is_capped_and_is_no_success(pair: Postgr
 
 
 @pytest.mark.parametrize("done", [-1.0, 0.0, 30.0, 99.0, math.nan])
-def test_a_success_that_its_iterations_do_not_prove_is_a_failure(
-    pair: PostgresStore, done: float
-) -> None:
+def test_a_success_that_its_iterations_do_not_prove_is_a_failure(pair: Store, done: float) -> None:
     report_gang(pair, phase=PHASE.SUCCEEDED, iterations_done=done)
     record, count = job(pair, "a"), 0.0 if math.isnan(done) else max(done, 0.0)
     assert (record.state, record.retries) == (JobState.STOPPING, 1)
@@ -88,7 +88,7 @@ def test_a_success_that_its_iterations_do_not_prove_is_a_failure(
 
 
 def test_a_program_that_decides_its_end_succeeds_with_the_count_that_it_reported(
-    pair: PostgresStore,
+    pair: Store,
 ) -> None:
     launch = LaunchSpec(until_exit=True)
     names = {"silent": -1.0, "fewer": 30.0, "more": 130.0}
@@ -104,23 +104,23 @@ def test_a_program_that_decides_its_end_succeeds_with_the_count_that_it_reported
         report_gang(pair, job=name, phase=PHASE.SUCCEEDED, iterations_done=done)
         record = job(pair, name)
         assert (record.state, record.iterations_done) == (JobState.SUCCEEDED, max(done, 0.0))
-    shares = [one.trained_share for one in pair.forecast_history(C).submissions]
+    shares = [one.trained_share for one in pair.read(forecasts.load_history, C).submissions]
     assert sorted(share for share in shares if not math.isnan(share)) == [0.3, 1.0]
 
 
 @pytest.mark.parametrize("phase", ["succeeded", "running", "failed"])
-def test_a_gang_that_waits_for_its_gpus_has_not_run(pair: PostgresStore, phase: str) -> None:
+def test_a_gang_that_waits_for_its_gpus_has_not_run(pair: Store, phase: str) -> None:
     snapshot = pair.snapshot(C)
     commit(pair, snapshot, start(snapshot, "a", [(A0, [1])], DecisionKind.MOVE))
     before = job(pair, "a")
     assert (before.state, before.generation) == (JobState.STARTING, 2)
     gang = ObservedGang(job="a", generation=2, node=A0, phase=phase, iterations_done=100.0)
-    pair.observe(C, AGENT0, "first", [gang], 99)
+    pair.update(record_observation, C, AGENT0, "first", [gang], 99)
     after = job(pair, "a")
     assert (after.state, after.iterations_done, after.retries) == (JobState.STARTING, 0.0, 0)
 
 
-def test_an_agent_reports_only_gangs_of_its_own_nodes(pair: PostgresStore) -> None:
+def test_an_agent_reports_only_gangs_of_its_own_nodes(pair: Store) -> None:
     for node in (A0, A1):
         report_gang(pair, job="b", node=node, phase=PHASE.SUCCEEDED, iterations_done=100.0)
         report_gang(pair, job="b", node=node, phase=PHASE.FAILED, error="forged")
@@ -131,14 +131,14 @@ def test_an_agent_reports_only_gangs_of_its_own_nodes(pair: PostgresStore) -> No
 
 @pytest.mark.parametrize("generation", [0, 2, 2**62, -1])
 def test_a_report_of_an_older_or_invented_generation_changes_nothing(
-    pair: PostgresStore, generation: int
+    pair: Store, generation: int
 ) -> None:
     report_gang(pair, generation=generation, phase=PHASE.FAILED, error="old", iterations_done=99.0)
     record = job(pair, "a")
     assert (record.state, record.iterations_done, record.retries) == (JobState.RUNNING, 0.0, 0)
 
 
-def test_a_replayed_end_is_counted_once(pair: PostgresStore, database: Database) -> None:
+def test_a_replayed_end_is_counted_once(pair: Store, database: Database) -> None:
     for _ in range(3):
         report_gang(pair, phase=PHASE.FAILED, error="boom")
     assert job(pair, "a").retries == 1
@@ -151,31 +151,31 @@ def test_a_replayed_end_is_counted_once(pair: PostgresStore, database: Database)
     report_gang(pair, phase=PHASE.FAILED, error="boom")
     report_gang(pair, phase=PHASE.SUCCEEDED)
     assert (job(pair, "a").state, job(pair, "a").retries) == (JobState.RUNNING, 1)
-    history = [entry.event for entry in pair.job_history(C, "a")]
+    history = [entry.event for entry in pair.read(job_history, C, "a")]
     assert history.count("crash") == 1
 
 
-def test_an_unknown_or_replaced_agent_is_refused(pair: PostgresStore) -> None:
+def test_an_unknown_or_replaced_agent_is_refused(pair: Store) -> None:
     gang = ObservedGang(job="a", generation=1, node=A0, phase="succeeded")
     with pytest.raises(NotFound, match="agents/forged"):
-        pair.observe(C, "forged", "first", [gang], 99)
+        pair.update(record_observation, C, "forged", "first", [gang], 99)
     with pytest.raises(NotFound):
         record_heartbeat(pair, "forged", "first")
     with pytest.raises(NotAllowed, match="another process has taken over"):
-        pair.observe(C, AGENT0, "forged", [gang], 99)
+        pair.update(record_observation, C, AGENT0, "forged", [gang], 99)
     pair.hello(C, AGENT0, "second", [NodeSpec(name=A0, gpu_type="a100", gpus=4)])
     for call in (
-        lambda: pair.observe(C, AGENT0, "first", [gang], 99),
+        lambda: pair.update(record_observation, C, AGENT0, "first", [gang], 99),
         lambda: record_heartbeat(pair, AGENT0, "first"),
     ):
         with pytest.raises(NotAllowed, match="another process has taken over as agent"):
             call()
     record_heartbeat(pair, AGENT0, "second")
-    assert [g.spec.name for g in pair.desired(C, AGENT0).gangs] == ["a"]
+    assert [g.spec.name for g in pair.read(load_desired_gangs, C, AGENT0).gangs] == ["a"]
     assert job(pair, "a").state is JobState.RUNNING
 
 
-def test_an_agent_cannot_take_over_a_node_of_another_live_agent(pair: PostgresStore) -> None:
+def test_an_agent_cannot_take_over_a_node_of_another_live_agent(pair: Store) -> None:
     nodes = [NodeSpec(name=name, gpu_type="a100", gpus=4) for name in (A0, A1)]
     with pytest.raises(NotAllowed, match=f"node {A1} belongs to agent {AGENT1}"):
         pair.hello(C, AGENT0, "greedy", nodes)

@@ -8,9 +8,13 @@ import math
 
 import pytest
 
+from tessera.db.cluster_changes import upsert_nodes
+from tessera.db.deletion import delete_nodes
+from tessera.db.drains import drain_nodes
 from tessera.db.engine import Database
 from tessera.db.health import DRAINED_BY, MAX_REASON_CHARS, PROBATION_S
-from tessera.db.store import PostgresStore
+from tessera.db.reads import get_node, list_nodes
+from tessera.db.store import Store
 from tessera.formulation.errors import NotAllowed
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.records.agents import VALIDATION, HealthFault, NodeHealth
@@ -21,7 +25,6 @@ from tests.support.stored_cluster import (
     C,
     a_cluster,
     a_spec,
-    do,
     execute,
     run,
     states,
@@ -35,7 +38,7 @@ UNTRIED = HealthFault(gpu=-1, kind=VALIDATION, detail="the validation has not pa
 
 
 @pytest.fixture
-def pair(store: PostgresStore) -> PostgresStore:
+def pair(store: Store) -> Store:
     """Return a store with two nodes, where a runs on the first."""
     a_cluster(store, nodes=2, gpus=4)
     submit(store, a_spec("a"))
@@ -43,18 +46,18 @@ def pair(store: PostgresStore) -> PostgresStore:
     return store
 
 
-def report(store: PostgresStore, *faults: HealthFault, node: str = A0) -> float:
+def report(store: Store, *faults: HealthFault, node: str = A0) -> float:
     """Let the agent of a node report its faults."""
     health = [NodeHealth(node=node, faults=faults)]
     return store.record_health(C, f"agent-{node}", "first", health)
 
 
-def drain(store: PostgresStore, **details: str) -> None:
-    do(store, lambda w: w.drain_nodes(C, [A0], draining=True, **details))
+def drain(store: Store, **details: str) -> None:
+    store.change(drain_nodes, C, [A0], draining=True, **details)
 
 
-def undrain(store: PostgresStore) -> None:
-    do(store, lambda w: w.drain_nodes(C, [A0], draining=False))
+def undrain(store: Store) -> None:
+    store.change(drain_nodes, C, [A0], draining=False)
 
 
 def end_probation(database: Database) -> None:
@@ -62,26 +65,26 @@ def end_probation(database: Database) -> None:
     execute(database, statement)
 
 
-def test_a_report_of_a_fault_drains_its_node_and_says_why(pair: PostgresStore) -> None:
-    before = pair.get_node(C, A0)
+def test_a_report_of_a_fault_drains_its_node_and_says_why(pair: Store) -> None:
+    before = pair.read(get_node, C, A0)
     assert report(pair) == math.inf
-    assert pair.get_node(C, A0).version == before.version
+    assert pair.read(get_node, C, A0).version == before.version
     assert report(pair, XID, HOT) == math.inf
-    node = pair.get_node(C, A0)
+    node = pair.read(get_node, C, A0)
     reason = "GPU 3: Xid 79, GPU has fallen off the bus; GPU 1: slowed down by heat"
     assert (node.draining, node.drained_by, node.drain_reason) == (True, DRAINED_BY, reason)
     assert node.faults == (XID.sentence, HOT.sentence)
     assert node.drained_s is not None
     assert node.version == before.version + 1
     assert node.probation_end_s is None
-    assert not pair.get_node(C, A1).draining
+    assert not pair.read(get_node, C, A1).draining
     snapshot = pair.snapshot(C)
     assert snapshot.nodes.schedulable.tolist() == [False, True]
     assert states(pair)["a"] is JobState.RUNNING  # until the next round moves it
 
 
 def test_a_round_is_requested_once_by_a_drain_and_not_by_the_same_report_again(
-    pair: PostgresStore, database: Database, caplog: pytest.LogCaptureFixture
+    pair: Store, database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     with round_requests(database) as requests, caplog.at_level(logging.INFO):
         report(pair, XID)
@@ -98,11 +101,11 @@ def test_a_round_is_requested_once_by_a_drain_and_not_by_the_same_report_again(
 
 
 def test_a_healthy_node_returns_in_the_first_round_after_its_probation(
-    pair: PostgresStore, database: Database
+    pair: Store, database: Database
 ) -> None:
     report(pair, XID)
     assert report(pair) == PROBATION_S
-    node, now_s = pair.get_node(C, A0), pair.snapshot(C).now_s
+    node, now_s = pair.read(get_node, C, A0), pair.snapshot(C).now_s
     assert node.draining
     assert node.faults == ()
     assert node.probation_end_s is not None
@@ -110,11 +113,11 @@ def test_a_healthy_node_returns_in_the_first_round_after_its_probation(
     outlook = pair.outlooks([C])[C]
     assert 0 < outlook.event_in_s <= PROBATION_S
     pair.begin_round(C, None)
-    assert pair.get_node(C, A0).draining
+    assert pair.read(get_node, C, A0).draining
     end_probation(database)
     assert pair.outlooks([C])[C].event_in_s == 0.0
     snapshot = pair.begin_round(C, None)
-    node = pair.get_node(C, A0)
+    node = pair.read(get_node, C, A0)
     assert (node.draining, node.drain_reason, node.drained_by) == (False, "", "")
     assert (node.drained_s, node.probation_end_s) == (None, None)
     assert snapshot.nodes.schedulable.tolist() == [True, True]  # type: ignore[union-attr]
@@ -122,48 +125,48 @@ def test_a_healthy_node_returns_in_the_first_round_after_its_probation(
 
 
 def test_without_rounds_the_agents_next_report_ends_the_probation(
-    pair: PostgresStore, database: Database
+    pair: Store, database: Database
 ) -> None:
     report(pair, XID)
     report(pair)
     assert 0 < report(pair) <= PROBATION_S
     end_probation(database)
     assert report(pair) <= PROBATION_S
-    assert not pair.get_node(C, A0).draining
+    assert not pair.read(get_node, C, A0).draining
 
 
 def test_without_a_probation_a_node_returns_as_soon_as_it_is_healthy(database: Database) -> None:
-    hasty = PostgresStore(database, probation_s=0.0)
+    hasty = Store(database, probation_s=0.0)
     a_cluster(hasty)
     report(hasty, XID)
-    assert hasty.get_node(C, A0).draining
+    assert hasty.read(get_node, C, A0).draining
     report(hasty)
-    assert not hasty.get_node(C, A0).draining
+    assert not hasty.read(get_node, C, A0).draining
 
 
 def test_a_fault_during_probation_begins_it_again_and_replaces_the_reason(
-    pair: PostgresStore,
+    pair: Store,
 ) -> None:
     report(pair, XID)
     report(pair)
     report(pair, HOT)
-    node = pair.get_node(C, A0)
+    node = pair.read(get_node, C, A0)
     assert (node.draining, node.probation_end_s) == (True, None)
     assert node.drain_reason == HOT.sentence
     report(pair)
-    assert pair.get_node(C, A0).probation_end_s is not None
+    assert pair.read(get_node, C, A0).probation_end_s is not None
 
 
 def test_an_agent_that_stops_watching_or_falls_silent_interrupts_the_probation(
-    pair: PostgresStore, database: Database
+    pair: Store, database: Database
 ) -> None:
     def on_probation() -> bool:
-        return pair.get_node(C, A0).probation_end_s is not None
+        return pair.read(get_node, C, A0).probation_end_s is not None
 
     report(pair, XID)
     report(pair)
     pair.record_health(C, f"agent-{A0}", "first", [])
-    assert pair.get_node(C, A0).draining
+    assert pair.read(get_node, C, A0).draining
     assert not on_probation()
     report(pair)
     assert on_probation()
@@ -174,112 +177,110 @@ def test_an_agent_that_stops_watching_or_falls_silent_interrupts_the_probation(
     execute(database, "UPDATE agents SET heard_at = now() - interval '1 h'")
     end_probation(database)
     pair.begin_round(C, None)
-    assert pair.get_node(C, A0).draining  # nobody knows whether it is healthy now
+    assert pair.read(get_node, C, A0).draining  # nobody knows whether it is healthy now
     assert pair.outlooks([C])[C].event_in_s == math.inf
     pair.hello(C, f"agent-{A0}", "first", [spec])
     assert not on_probation()
 
 
-def test_an_operators_drain_stays_whatever_health_reports(
-    pair: PostgresStore, database: Database
-) -> None:
+def test_an_operators_drain_stays_whatever_health_reports(pair: Store, database: Database) -> None:
     drain(pair, reason="new fans", drained_by="ann")
     report(pair, XID)
-    node = pair.get_node(C, A0)
+    node = pair.read(get_node, C, A0)
     assert (node.drain_reason, node.drained_by) == ("new fans", "ann")
     assert node.faults == (XID.sentence,)
     report(pair)
-    node = pair.get_node(C, A0)
+    node = pair.read(get_node, C, A0)
     assert (node.draining, node.probation_end_s) == (True, None)
 
 
 def test_an_operator_who_drains_a_node_that_health_drained_takes_it_over(
-    pair: PostgresStore, database: Database
+    pair: Store, database: Database
 ) -> None:
     report(pair, XID)
     report(pair)
     drain(pair, drained_by="ann")
-    node = pair.get_node(C, A0)
+    node = pair.read(get_node, C, A0)
     assert (node.drain_reason, node.drained_by) == (XID.sentence, "ann")
     assert node.probation_end_s is None
     report(pair)
     end_probation(database)
     pair.begin_round(C, None)
-    assert pair.get_node(C, A0).draining
+    assert pair.read(get_node, C, A0).draining
 
 
-def test_an_operators_undrain_is_respected_until_a_new_fault_comes(pair: PostgresStore) -> None:
+def test_an_operators_undrain_is_respected_until_a_new_fault_comes(pair: Store) -> None:
     report(pair, XID)
     undrain(pair)
     report(pair, XID)
-    node = pair.get_node(C, A0)
+    node = pair.read(get_node, C, A0)
     assert (node.draining, node.faults) == (False, (XID.sentence,))
     report(pair, XID, HOT)
-    node = pair.get_node(C, A0)
+    node = pair.read(get_node, C, A0)
     assert (node.draining, node.drain_reason) == (True, HOT.sentence)
     report(pair, XID)  # it is excused, so the node is as healthy as the operator wants it
-    assert pair.get_node(C, A0).probation_end_s is not None
+    assert pair.read(get_node, C, A0).probation_end_s is not None
 
 
-def test_an_excused_fault_that_comes_back_is_a_new_one(pair: PostgresStore) -> None:
+def test_an_excused_fault_that_comes_back_is_a_new_one(pair: Store) -> None:
     report(pair, HOT)
     undrain(pair)
     report(pair)
-    assert not pair.get_node(C, A0).draining
+    assert not pair.read(get_node, C, A0).draining
     report(pair, HOT)
-    assert pair.get_node(C, A0).draining
+    assert pair.read(get_node, C, A0).draining
 
 
-def test_the_text_of_a_sites_check_may_vary_while_it_is_excused(pair: PostgresStore) -> None:
+def test_the_text_of_a_sites_check_may_vary_while_it_is_excused(pair: Store) -> None:
     for detail in ("load 31", "load 32"):
         report(pair, HealthFault(gpu=-1, kind="site", detail=detail))
         if detail == "load 31":
             undrain(pair)
-    node = pair.get_node(C, A0)
+    node = pair.read(get_node, C, A0)
     assert (node.draining, node.faults) == (False, ("load 32",))
 
 
-def test_a_validation_delays_the_probation_but_drains_no_node(pair: PostgresStore) -> None:
+def test_a_validation_delays_the_probation_but_drains_no_node(pair: Store) -> None:
     report(pair, UNTRIED)
-    assert not pair.get_node(C, A0).draining
+    assert not pair.read(get_node, C, A0).draining
     report(pair, XID)
     report(pair, UNTRIED)
-    node = pair.get_node(C, A0)
+    node = pair.read(get_node, C, A0)
     assert (node.draining, node.probation_end_s) == (True, None)
     assert node.drain_reason == XID.sentence
     assert node.faults == (UNTRIED.sentence,)
     report(pair)
-    assert pair.get_node(C, A0).probation_end_s is not None
+    assert pair.read(get_node, C, A0).probation_end_s is not None
 
 
-def test_an_agent_changes_only_its_own_nodes(pair: PostgresStore) -> None:
+def test_an_agent_changes_only_its_own_nodes(pair: Store) -> None:
     health = [NodeHealth(node=name, faults=(XID,)) for name in (A1, "nowhere")]
     pair.record_health(C, f"agent-{A0}", "first", health)
-    assert not any(node.draining or node.faults for node in pair.list_nodes(C, "", 10))
+    assert not any(node.draining or node.faults for node in pair.read(list_nodes, C, "", 10))
     with pytest.raises(NotAllowed, match="taken over"):
         pair.record_health(C, f"agent-{A0}", "another", [])
 
 
-def test_many_long_faults_have_a_reason_of_bounded_length(pair: PostgresStore) -> None:
+def test_many_long_faults_have_a_reason_of_bounded_length(pair: Store) -> None:
     faults = [HealthFault(gpu=k, kind="xid", detail=f"{k}" * 200) for k in range(9)]
     report(pair, *faults)
-    node = pair.get_node(C, A0)
+    node = pair.read(get_node, C, A0)
     assert len(node.drain_reason) == MAX_REASON_CHARS
     assert node.drain_reason.endswith("...; and 6 more")
     assert len(node.faults) == 9
 
 
-def test_a_node_that_was_created_again_is_drained_by_the_same_report(pair: PostgresStore) -> None:
+def test_a_node_that_was_created_again_is_drained_by_the_same_report(pair: Store) -> None:
     report(pair, XID, node=A1)
-    do(pair, lambda w: w.delete_nodes(C, [A1], {}, allow_missing=False))
-    do(pair, lambda w: w.upsert_nodes(C, [NodeSpec(name=A1, gpu_type="a100", gpus=4)]))
-    assert not pair.get_node(C, A1).draining
+    pair.change(delete_nodes, C, [A1], {}, allow_missing=False)
+    pair.change(upsert_nodes, C, [NodeSpec(name=A1, gpu_type="a100", gpus=4)])
+    assert not pair.read(get_node, C, A1).draining
     report(pair, XID, node=A1)
-    assert pair.get_node(C, A1).draining
+    assert pair.read(get_node, C, A1).draining
 
 
 async def test_a_drain_and_an_undrain_at_the_same_time_leave_one_of_both_in_force(
-    pair: PostgresStore,
+    pair: Store,
 ) -> None:
     for _ in range(10):
         await asyncio.gather(
@@ -287,8 +288,8 @@ async def test_a_drain_and_an_undrain_at_the_same_time_leave_one_of_both_in_forc
             asyncio.to_thread(undrain, pair),
             asyncio.to_thread(report, pair, HOT),
         )
-        node = pair.get_node(C, A0)
+        node = pair.read(get_node, C, A0)
         assert node.draining == bool(node.drain_reason)
         report(pair)
         undrain(pair)
-        assert not pair.get_node(C, A0).draining
+        assert not pair.read(get_node, C, A0).draining

@@ -10,8 +10,7 @@ import sqlalchemy as sa
 
 from tessera.db import log_reads
 from tessera.db.engine import Database
-from tessera.db.log_store import PostgresLogStore
-from tessera.db.store import PostgresStore
+from tessera.db.store import Store
 from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.errors import NodeSilent, NotFound, TooBusy
 from tessera.formulation.lifecycle import JobEvent, JobState
@@ -35,9 +34,14 @@ AGENT = "agent-a100-0"
 
 
 @pytest.fixture
-def logs(store: PostgresStore, database: Database) -> PostgresLogStore:
+def logs(store: Store, database: Database) -> Store:
     a_cluster(store)
-    return PostgresLogStore(database)
+    return Store(database)
+
+
+def ask(logs: Store, cluster: str, request: LogRead, client: str) -> None:
+    """Store a request for output."""
+    logs.update(log_reads.store_request, cluster, request, client, logs.lease_s)
 
 
 def a_read(read_id: str = "r", **changes: Any) -> LogRead:
@@ -62,12 +66,10 @@ def age(database: Database, seconds: float) -> None:
     execute(database, f"UPDATE log_reads SET asked_at = asked_at - interval '{seconds} s'")
 
 
-def test_each_start_is_kept_with_its_nodes_in_rank_order(
-    store: PostgresStore, logs: PostgresLogStore
-) -> None:
+def test_each_start_is_kept_with_its_nodes_in_rank_order(store: Store, logs: Store) -> None:
     submit(store, a_spec("a", requested_gpus=3))
     run(store, a=[("a100-0", [1, 2]), ("a100-1", [0])])
-    started = logs.find_start(C, "a", 0)
+    started = logs.read(log_reads.find_start, C, "a", 0)
     assert started.start is not None
     allocation = job(store, "a").allocation
     assert allocation is not None
@@ -78,22 +80,22 @@ def test_each_start_is_kept_with_its_nodes_in_rank_order(
     snapshot = store.snapshot(C)
     commit(store, snapshot, start(snapshot, "a", [("a100-1", [3])], DecisionKind.RESIZE))
     agents_report(store)
-    assert (started := logs.find_start(C, "a", 1)).start is not None
+    assert (started := logs.read(log_reads.find_start, C, "a", 1)).start is not None
     assert started.start is not None
     assert (started.start.holds, started.first, started.last, started.following) == (False, 1, 2, 2)
-    assert (started := logs.find_start(C, "a", 0)).start is not None
+    assert (started := logs.read(log_reads.find_start, C, "a", 0)).start is not None
     assert started.start is not None
     assert started.start.shares == (("a100-1", (3,)),)
     assert started.following == 0
     apply_event(store, "a", JobEvent.CANCEL)
     agents_report(store)
-    started = logs.find_start(C, "a", 0)
+    started = logs.read(log_reads.find_start, C, "a", 0)
     assert started.start is not None
     assert (started.state, started.start.holds) == (JobState.CANCELLED, False)
 
 
 def test_a_start_that_waits_is_not_the_latest_and_is_forgotten_if_it_never_began(
-    store: PostgresStore, logs: PostgresLogStore
+    store: Store, logs: Store
 ) -> None:
     submit(store, a_spec("a"), a_spec("b"))
     run(store, a=[("a100-0", [0])], b=[("a100-1", [0])])
@@ -104,18 +106,24 @@ def test_a_start_that_waits_is_not_the_latest_and_is_forgotten_if_it_never_began
         start(snapshot, "a", [("a100-1", [0])], DecisionKind.MOVE),
         wait(snapshot, "b", DecisionKind.SUSPEND),
     )
-    latest, second = logs.find_start(C, "a", 0), logs.find_start(C, "a", 2)
+    latest, second = (
+        logs.read(log_reads.find_start, C, "a", 0),
+        logs.read(log_reads.find_start, C, "a", 2),
+    )
     assert latest.start is not None
     assert second.start is not None
     assert (latest.start.generation, latest.following) == (1, 2)
     assert second.start.waits
     apply_event(store, "a", JobEvent.HOLD)
-    assert logs.find_start(C, "a", 2).start is None
-    assert (logs.find_start(C, "a", 0).last, logs.find_start(C, "a", 1).following) == (1, 0)
+    assert logs.read(log_reads.find_start, C, "a", 2).start is None
+    assert (
+        logs.read(log_reads.find_start, C, "a", 0).last,
+        logs.read(log_reads.find_start, C, "a", 1).following,
+    ) == (1, 0)
 
 
 def test_starts_are_deleted_with_their_job_and_the_first_of_many_before(
-    store: PostgresStore, logs: PostgresLogStore, database: Database
+    store: Store, logs: Store, database: Database
 ) -> None:
     submit(store, a_spec("a"))
     for number in range(60):
@@ -127,97 +135,95 @@ def test_starts_are_deleted_with_their_job_and_the_first_of_many_before(
     execute(database, "UPDATE job_starts SET given_at = now() - interval '2 h'")
     assert store.count_old(3600.0, 0)["job_starts"] == 10
     assert store.prune(3600.0, 0)["job_starts"] == 10
-    started = logs.find_start(C, "a", 0)
+    started = logs.read(log_reads.find_start, C, "a", 0)
     assert (started.first, started.last) == (11, 60)
     apply_event(store, "a", JobEvent.CANCEL)
     execute(database, "UPDATE jobs SET ended_at = now() - interval '2 h'")
     assert store.prune(3600.0, 0)["jobs"] == 1
     assert count(database, "SELECT count(*) FROM job_starts") == 0
     with pytest.raises(NotFound, match="jobs/a does not exist"):
-        logs.find_start(C, "a", 0)
+        logs.read(log_reads.find_start, C, "a", 0)
     with pytest.raises(NotFound, match="clusters/none does not exist"):
-        logs.find_start("none", "a", 0)
+        logs.read(log_reads.find_start, "none", "a", 0)
 
 
-def test_requests_write_no_wal(logs: PostgresLogStore, database: Database) -> None:
+def test_requests_write_no_wal(logs: Store, database: Database) -> None:
     query = "SELECT count(*) FROM pg_class WHERE relname = 'log_reads' AND relpersistence = 'u'"
     assert count(database, query) == 1
 
 
 def test_a_request_is_pending_for_the_agent_of_its_node_until_it_is_answered(
-    logs: PostgresLogStore, database: Database
+    logs: Store, database: Database
 ) -> None:
     reads = [a_read("r1", offset=-5, rank=-1), a_read("r2", max_bytes=7)]
     for read in reads:
-        logs.ask_agent(C, read, "ada")
-    assert logs.find_pending(C, AGENT) == reads
-    assert logs.find_pending(C, "agent-a100-1") == []
-    assert logs.find_pending("none", AGENT) == []
-    assert logs.take_answer("r1") is None
+        ask(logs, C, read, "ada")
+    assert logs.read(log_reads.find_pending, C, AGENT) == reads
+    assert logs.read(log_reads.find_pending, C, "agent-a100-1") == []
+    assert logs.read(log_reads.find_pending, "none", AGENT) == []
+    assert logs.update(log_reads.take_answer, "r1") is None
     answer = LogAnswer(id="r1", offset=3, data=b"\0\xff", ended=True)
-    logs.store_answers(C, "agent-a100-1", [answer])
-    assert logs.take_answer("r1") is None
-    logs.store_answers(C, AGENT, [answer, LogAnswer(id="never", data=b"x")])
-    logs.store_answers(C, AGENT, [LogAnswer(id="r1", data=b"repeated otherwise")])
-    assert logs.find_pending(C, AGENT) == reads[1:]
-    assert logs.take_answer("r1") == answer
-    assert logs.take_answer("r1") is None
-    logs.withdraw("r2")
-    assert logs.find_pending(C, AGENT) == []
+    logs.update(log_reads.store_answers, C, "agent-a100-1", [answer])
+    assert logs.update(log_reads.take_answer, "r1") is None
+    logs.update(log_reads.store_answers, C, AGENT, [answer, LogAnswer(id="never", data=b"x")])
+    logs.update(log_reads.store_answers, C, AGENT, [LogAnswer(id="r1", data=b"repeated otherwise")])
+    assert logs.read(log_reads.find_pending, C, AGENT) == reads[1:]
+    assert logs.update(log_reads.take_answer, "r1") == answer
+    assert logs.update(log_reads.take_answer, "r1") is None
+    logs.update(log_reads.drop_request, "r2")
+    assert logs.read(log_reads.find_pending, C, AGENT) == []
     assert count(database, "SELECT count(*) FROM log_reads") == 0
 
 
 @pytest.mark.parametrize("shift_s", [31, -31])
 def test_expired_requests_are_not_pending_and_are_deleted(
-    logs: PostgresLogStore, database: Database, shift_s: float
+    logs: Store, database: Database, shift_s: float
 ) -> None:
     """Those of the future were made before the clock was set back."""
-    logs.ask_agent(C, a_read("old"), "ada")
+    ask(logs, C, a_read("old"), "ada")
     age(database, 29 if shift_s > 0 else -29)
-    assert len(logs.find_pending(C, AGENT)) == 1
+    assert len(logs.read(log_reads.find_pending, C, AGENT)) == 1
     age(database, 2 if shift_s > 0 else -2)
-    assert logs.find_pending(C, AGENT) == []
-    logs.ask_agent(C, a_read("new"), "ada")
-    assert [read.id for read in logs.find_pending(C, AGENT)] == ["new"]
+    assert logs.read(log_reads.find_pending, C, AGENT) == []
+    ask(logs, C, a_read("new"), "ada")
+    assert [read.id for read in logs.read(log_reads.find_pending, C, AGENT)] == ["new"]
     assert count(database, "SELECT count(*) FROM log_reads") == 1
 
 
-def test_expired_requests_are_pruned(
-    store: PostgresStore, logs: PostgresLogStore, database: Database
-) -> None:
-    logs.ask_agent(C, a_read("old"), "ada")
+def test_expired_requests_are_pruned(store: Store, logs: Store, database: Database) -> None:
+    ask(logs, C, a_read("old"), "ada")
     assert store.prune(3600.0, 0)["log_reads"] == 0
     age(database, 31)
     assert store.prune(3600.0, 0)["log_reads"] == 1
 
 
 def test_requests_of_a_client_and_of_a_cluster_are_limited(
-    logs: PostgresLogStore, database: Database, monkeypatch: pytest.MonkeyPatch
+    logs: Store, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(log_reads.MAX_READS_PER_CLIENT):
-        logs.ask_agent(C, a_read(f"r{number}"), "ada")
+        ask(logs, C, a_read(f"r{number}"), "ada")
     with pytest.raises(TooBusy, match="32 requests of this client for output are waiting"):
-        logs.ask_agent(C, a_read("more"), "ada")
-    assert len(logs.find_pending(C, AGENT)) == MAX_READS_PER_AGENT
-    logs.ask_agent(C, a_read("other"), "bob")
+        ask(logs, C, a_read("more"), "ada")
+    assert len(logs.read(log_reads.find_pending, C, AGENT)) == MAX_READS_PER_AGENT
+    ask(logs, C, a_read("other"), "bob")
     for client in range(log_reads.MAX_READS_PER_CLUSTER // 32 - 1):
         for number in range(31 if client == 0 else 32):
-            logs.ask_agent(C, a_read(f"{client}/{number}"), f"c{client}")
+            ask(logs, C, a_read(f"{client}/{number}"), f"c{client}")
     with pytest.raises(TooBusy, match="256 requests of this cluster for output are waiting"):
-        logs.ask_agent(C, a_read("more"), "carol")
+        ask(logs, C, a_read("more"), "carol")
     age(database, 31)
-    logs.ask_agent(C, a_read("more"), "ada")
+    ask(logs, C, a_read("more"), "ada")
 
 
-def forget_node(store: PostgresStore, database: Database) -> None:
+def forget_node(store: Store, database: Database) -> None:
     execute(database, "DELETE FROM gpus; DELETE FROM nodes")
 
 
-def never_hear(store: PostgresStore, database: Database) -> None:
+def never_hear(store: Store, database: Database) -> None:
     execute(database, "UPDATE nodes SET agent_id = NULL")
 
 
-def fall_silent(store: PostgresStore, database: Database) -> None:
+def fall_silent(store: Store, database: Database) -> None:
     execute(database, "UPDATE agents SET heard_at = now() - interval '50 s'")
 
 
@@ -230,27 +236,27 @@ def fall_silent(store: PostgresStore, database: Database) -> None:
     ],
 )
 def test_a_node_that_cannot_be_asked_is_refused(
-    store: PostgresStore,
-    logs: PostgresLogStore,
+    store: Store,
+    logs: Store,
     database: Database,
-    change: Callable[[PostgresStore, Database], None],
+    change: Callable[[Store, Database], None],
     words: str,
 ) -> None:
     change(store, database)
     with pytest.raises(NodeSilent, match=words):
-        logs.ask_agent(C, a_read(), "ada")
+        ask(logs, C, a_read(), "ada")
     assert count(database, "SELECT count(*) FROM log_reads") == 0
 
 
-def test_the_cluster_of_a_request_must_exist(logs: PostgresLogStore) -> None:
+def test_the_cluster_of_a_request_must_exist(logs: Store) -> None:
     with pytest.raises(NotFound, match="clusters/none"):
-        logs.ask_agent("none", a_read(), "ada")
+        ask(logs, "none", a_read(), "ada")
 
 
-def test_the_silence_of_a_node_is_known(logs: PostgresLogStore, database: Database) -> None:
+def test_the_silence_of_a_node_is_known(logs: Store, database: Database) -> None:
     execute(database, "UPDATE agents SET heard_at = now() - interval '1 h'")
-    silent_s = logs.silence_s(C, "a100-0")
+    silent_s = logs.read(log_reads.silence_of_node, C, "a100-0")
     assert silent_s is not None
     assert silent_s >= 3600.0
-    assert logs.silence_s(C, "none") is None
-    assert logs.silence_s("none", "a100-0") is None
+    assert logs.read(log_reads.silence_of_node, C, "none") is None
+    assert logs.read(log_reads.silence_of_node, "none", "a100-0") is None

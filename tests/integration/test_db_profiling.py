@@ -16,8 +16,13 @@ import grpc
 import grpc.aio
 import pytest
 
+from tessera.db import profile_changes
+from tessera.db.cluster_changes import upsert_cluster
+from tessera.db.derived_estimates import list_models, put_derived_estimates, upsert_models
 from tessera.db.engine import Database
-from tessera.db.store import PostgresStore
+from tessera.db.reads import job_history, list_jobs
+from tessera.db.store import Store
+from tessera.db.workloads import upsert_estimates
 from tessera.estimator.hardware.cluster_types import catalogue_of, hardware_of
 from tessera.estimator.profiling.tasks import (
     ProfilingOptions,
@@ -65,7 +70,6 @@ from tests.support.stored_cluster import (
     a_spec,
     apply_event,
     cells_of,
-    do,
     execute,
     job,
     submit,
@@ -101,9 +105,9 @@ def a_row(**changed: Any) -> ProfileRow:
     return ProfileRow(**(fields | changed))
 
 
-def add_profiles(store: PostgresStore, *rows: ProfileRow, gap: ProfileGap | None = None) -> int:
+def add_profiles(store: Store, *rows: ProfileRow, gap: ProfileGap | None = None) -> int:
     counts: list[int] = []
-    do(store, lambda w: counts.append(w.add_profiles(C, rows, gap)))
+    counts.append(store.change(profile_changes.add_profiles, C, rows, gap))
     return counts[0]
 
 
@@ -120,12 +124,12 @@ def a_gap(**changed: Any) -> ProfileGap:
     return ProfileGap(**(fields | changed))
 
 
-def a_deriving(store: PostgresStore, **options: Any) -> CellDeriver:
+def a_deriving(store: Store, **options: Any) -> CellDeriver:
     return CellDeriver(store, catalogue_of(), (1.0,), profiling=ProfilingOptions(**options))
 
 
 def test_records_are_stored_once_and_never_change_and_a_new_task_adds_rows(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     a_cluster(store)
     submit(store, ASKS)
@@ -139,11 +143,11 @@ def test_records_are_stored_once_and_never_change_and_a_new_task_adds_rows(
     with pytest.raises(InvalidInput, match="gpu_type"):
         add_profiles(store, a_row(gpu_type="abacus"))
     with pytest.raises(NotFound, match="clusters/none"):
-        do(store, lambda w: w.add_profiles("none", [a_row()]))
+        store.change(profile_changes.add_profiles, "none", [a_row()])
 
 
 def test_records_are_read_while_a_job_of_the_model_lives_whatever_its_batch(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     a_cluster(store)
     add_profiles(store, a_row())
@@ -155,14 +159,14 @@ def test_records_are_read_while_a_job_of_the_model_lives_whatever_its_batch(
 
 
 def test_meaningless_numbers_are_refused_and_a_dropped_type_takes_its_records_along(
-    database: Database, store: PostgresStore
+    database: Database, store: Store
 ) -> None:
     a_cluster(store)
     both = [GpuType(name=t, memory_bytes=2**30) for t in ("a100", "spare")]
-    do(store, lambda w: w.upsert_cluster(C, both, None))
+    store.change(upsert_cluster, C, both, None)
     submit(store, ASKS)
     add_profiles(store, a_row(), a_row(gpu_type="spare"))
-    do(store, lambda w: w.derive(C, nominal_estimates(["spare"]), {}))
+    store.change(put_derived_estimates, C, nominal_estimates(["spare"]), {})
     for gap in (a_gap(), a_gap(gpu_type="spare")):
         add_profiles(store, gap=gap)
     with pytest.raises(InvalidInput, match="ck_profile_gaps_content"):
@@ -170,12 +174,12 @@ def test_meaningless_numbers_are_refused_and_a_dropped_type_takes_its_records_al
     for change in ("forward_s = 'NaN'", "backward_s = -1", "samples = 0", "layers = 0"):
         with pytest.raises(InvalidInput, match="ck_profiles_"):
             execute(database, f"UPDATE profiles SET {change}")
-    do(store, lambda w: w.upsert_cluster(C, both[:1], None))
+    store.change(upsert_cluster, C, both[:1], None)
     assert [r.gpu_type for r in store.estimation(C).profiles] == ["a100"]
     assert store.estimation(C).gaps == (a_gap(),)
 
 
-def test_tasks_are_made_once_with_a_cell_of_their_own(store: PostgresStore) -> None:
+def test_tasks_are_made_once_with_a_cell_of_their_own(store: Store) -> None:
     a_cluster(store)
     submit(store, ASKS, a_spec("k", workload=replace(BERT, global_batch=64)))
     assert [job(store, name).spec.profile for name in "jk"] == [True, False]
@@ -183,7 +187,7 @@ def test_tasks_are_made_once_with_a_cell_of_their_own(store: PostgresStore) -> N
     apply_event(store, "k", JobEvent.CANCEL)
     for deriving in (a_deriving(store), a_deriving(store)):  # two replicas
         deriving.derive(C)
-    jobs, _ = store.list_jobs(C, [], 0, 100)
+    jobs, _ = store.read(list_jobs, C, [], 0, 100)
     (task,) = (j for j in jobs if j.spec.workload.model == PROFILING)
     assert (task.state, task.spec.requested_gpu_type, task.spec.runtime) == (
         JobState.QUEUED,
@@ -200,27 +204,27 @@ def test_tasks_are_made_once_with_a_cell_of_their_own(store: PostgresStore) -> N
 
 
 def test_a_task_that_another_replica_made_meanwhile_does_no_harm(
-    store: PostgresStore, caplog: pytest.LogCaptureFixture
+    store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     a_cluster(store)
     submit(store, ASKS)
     assert STEP is not None
     task = task_of(BERT, STEP, "a100", ProfilingOptions())
 
-    class Late(PostgresStore):
+    class Late(Store):
         """A store that reads the state before the other replica's change."""
 
         def estimation(self, cluster: str) -> Any:
             return replace(super().estimation(cluster), profiling=())
 
-    do(store, lambda w: w.derive(C, nominal_estimates(["a100"]), {}))
+    store.change(put_derived_estimates, C, nominal_estimates(["a100"]), {})
     submit(store, task)
     a_deriving(Late(store._database)).derive(C)
     assert [t.name for t in store.estimation(C).profiling] == [task.name]
     assert not [r for r in caplog.records if r.levelname == "WARNING"]
 
 
-def test_records_rederive_the_cells_and_measured_cells_keep_priority(store: PostgresStore) -> None:
+def test_records_rederive_the_cells_and_measured_cells_keep_priority(store: Store) -> None:
     a_cluster(store)
     submit(store, ASKS)
     a_deriving(store).derive(C)
@@ -228,7 +232,7 @@ def test_records_rederive_the_cells_and_measured_cells_keep_priority(store: Post
         next(c for c in cells_of(store, BERT) if c.cell.pipeline_degree == 1),
         source=EstimateSource.MEASURED,
     )
-    do(store, lambda w: w.derive(C, [ran], {}))
+    store.change(put_derived_estimates, C, [ran], {})
     add_profiles(store, a_row())
     assert a_deriving(store).derive(C) == 1
     assert ran in cells_of(store, BERT)
@@ -239,7 +243,7 @@ def test_records_rederive_the_cells_and_measured_cells_keep_priority(store: Post
 
 
 def test_what_a_task_left_out_is_stored_until_it_has_measured_everything(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     a_cluster(store)
     submit(store, ASKS)
@@ -264,13 +268,13 @@ RATES = HostRates(
 )
 
 
-def put_host(store: PostgresStore, task: str, rates: HostRates, gpu_type: str = "a100") -> None:
+def put_host(store: Store, task: str, rates: HostRates, gpu_type: str = "a100") -> None:
     host = HostProfile(gpu_type=gpu_type, task=task, rates=rates)
-    do(store, lambda w: w.add_profiles(C, [], None, host))
+    store.change(profile_changes.add_profiles, C, [], None, host)
 
 
 def test_the_latest_rates_of_a_host_replace_those_of_the_catalogue_and_estimates_by_them(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     a_cluster(store)
     put_host(store, "t", replace(RATES, to_host_bytes_per_s=1e9))
@@ -290,7 +294,7 @@ def test_the_latest_rates_of_a_host_replace_those_of_the_catalogue_and_estimates
     assert deriver.derive(C) == 1
 
 
-def the_task(store: PostgresStore) -> str:
+def the_task(store: Store) -> str:
     (task,) = store.estimation(C).profiling
     return task.name
 
@@ -306,7 +310,7 @@ def pass_time(database: Database, task: str, started_ago_s: float | None) -> Non
 
 
 def test_a_task_that_waits_past_the_limit_is_cancelled_and_its_type_stays_analytic(
-    store: PostgresStore, database: Database
+    store: Store, database: Database
 ) -> None:
     a_cluster(store)
     submit(store, ASKS)
@@ -327,7 +331,7 @@ def test_a_task_that_waits_past_the_limit_is_cancelled_and_its_type_stays_analyt
     assert "waited for a GPU" in shown.problem
     assert [samples for samples, _ in shown.left_out] == [1.0, 2.0, 4.0, 8.0]
     assert {c.source for c in cells_of(store, BERT)} == {EstimateSource.ANALYTIC}
-    events = store.job_history(C, task)
+    events = store.read(job_history, C, task)
     assert shown.problem in {event.detail for event in events}
     a_deriving(store).derive(C)  # it is not made again, and the reason stays
     assert the_task(store) == task
@@ -335,7 +339,7 @@ def test_a_task_that_waits_past_the_limit_is_cancelled_and_its_type_stays_analyt
 
 
 def test_a_task_that_has_used_its_gpu_seconds_is_cancelled_even_if_its_agent_is_silent(
-    store: PostgresStore, database: Database
+    store: Store, database: Database
 ) -> None:
     a_cluster(store)
     submit(store, ASKS)
@@ -354,14 +358,14 @@ def test_a_task_that_has_used_its_gpu_seconds_is_cancelled_even_if_its_agent_is_
 
 
 def test_a_type_that_was_measured_in_part_or_before_stays_measured(
-    store: PostgresStore, database: Database
+    store: Store, database: Database
 ) -> None:
     a_cluster(store)
     submit(store, ASKS)
     a_deriving(store).derive(C)
     task = the_task(store)
     rows = [a_row(task=task, samples=s) for s in (1.0, 8.0)]
-    do(store, lambda w: w.add_profiles(C, rows, a_gap(task=task, left_out=((4.0, 1),))))
+    store.change(profile_changes.add_profiles, C, rows, a_gap(task=task, left_out=((4.0, 1),)))
     a_deriving(store).derive(C)
     assert {c.source for c in cells_of(store, BERT)} == {EstimateSource.PROFILED}
     (shown,) = profiling_status(store.estimation(C), catalogue_of(), ProfilingOptions(), BERT).tasks
@@ -371,7 +375,7 @@ def test_a_type_that_was_measured_in_part_or_before_stays_measured(
     assert {c.source for c in cells_of(store, BERT)} == {EstimateSource.PROFILED}
 
 
-def test_a_changed_step_no_longer_uses_old_records(store: PostgresStore) -> None:
+def test_a_changed_step_no_longer_uses_old_records(store: Store) -> None:
     a_cluster(store)
     own = ModelSpec(
         model="bert",
@@ -381,21 +385,21 @@ def test_a_changed_step_no_longer_uses_old_records(store: PostgresStore) -> None
         architecture="{architecture: transformer, layers: 4, hidden: 256, heads: 4, sequence: 128,"
         " vocabulary: 1000}",
     )
-    do(store, lambda w: w.upsert_models(C, [own]))
-    assert store.list_models(C) == [own]
+    store.change(upsert_models, C, [own])
+    assert store.read(list_models, C) == [own]
     submit(store, ASKS)
     source = "my.steps:bert(layers=2)"
     add_profiles(store, a_row(source=source, dtype="bf16"), a_row(task="published"))
     a_deriving(store).derive(C)
     assert {c.source for c in cells_of(store, BERT)} == {EstimateSource.PROFILED}
-    do(store, lambda w: w.upsert_models(C, [replace(own, step_arguments=("layers=3",))]))
+    store.change(upsert_models, C, [replace(own, step_arguments=("layers=3",))])
     a_deriving(store).derive(C)
     assert {c.source for c in cells_of(store, BERT)} == {EstimateSource.ANALYTIC}
 
 
-def test_user_estimates_prevent_profiled_ones(store: PostgresStore) -> None:
+def test_user_estimates_prevent_profiled_ones(store: Store) -> None:
     a_cluster(store)
-    do(store, lambda w: w.upsert_estimates(C, [a_record(2, workload=BERT, nodes=1)]))
+    store.change(upsert_estimates, C, [a_record(2, workload=BERT, nodes=1)])
     submit(store, ASKS)
     add_profiles(store, a_row())
     a_deriving(store).derive(C)
@@ -447,7 +451,7 @@ def changed_request(**fields: Any) -> pb.AddProfilesRequest:
     return request
 
 
-async def test_bad_records_rates_and_gaps_are_refused_over_a_socket(store: PostgresStore) -> None:
+async def test_bad_records_rates_and_gaps_are_refused_over_a_socket(store: Store) -> None:
     a_cluster(store)
     submit(store, ASKS)
     (size,) = GAP["left_out"]
@@ -480,7 +484,7 @@ async def test_bad_records_rates_and_gaps_are_refused_over_a_socket(store: Postg
 
 
 async def test_records_and_rates_sent_over_a_socket_are_added_once_and_shown(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     a_cluster(store)
     submit(store, ASKS)
@@ -510,7 +514,7 @@ async def test_records_and_rates_sent_over_a_socket_are_added_once_and_shown(
 
 
 async def test_a_task_that_measured_nothing_usable_says_so_and_its_estimates_stay_analytic(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     a_cluster(store)
     submit(store, ASKS)

@@ -8,8 +8,21 @@ from typing import Any
 import pytest
 
 from tessera.db import reservations
+from tessera.db.cluster_changes import delete_gpu_types
+from tessera.db.deletion import delete_nodes
 from tessera.db.engine import Database
-from tessera.db.store import PostgresStore
+from tessera.db.job_changes import update_job
+from tessera.db.reads import get_node, job_history
+from tessera.db.reservations import (
+    create_reservation,
+    delete_reservations,
+    get_reservation,
+    list_reservations,
+    update_reservation,
+)
+from tessera.db.rounds import list_rounds
+from tessera.db.store import Store
+from tessera.db.tenants import upsert_tenants
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.errors import (
@@ -37,7 +50,6 @@ from tests.support.stored_cluster import (
     agent_reports,
     agents_report,
     commit,
-    do,
     execute,
     job,
     run,
@@ -55,7 +67,7 @@ TIMES = {"start_s": 1763726400.1 + 1 / 3, "end_s": 1763726400.1 + 2 / 3}
 
 
 @pytest.fixture
-def promised(store: PostgresStore) -> PostgresStore:
+def promised(store: Store) -> Store:
     """Return a store where the deadlines of a, which runs, and b, which waits, are promised."""
     a_cluster(store, nodes=2, gpus=4)
     submit(store, *(a_spec(name, deadline_s=LATE_S) for name in "abc"))
@@ -75,7 +87,7 @@ def promised(store: PostgresStore) -> PostgresStore:
     return store
 
 
-def test_a_promise_is_kept_with_the_schedule_that_meets_it(promised: PostgresStore) -> None:
+def test_a_promise_is_kept_with_the_schedule_that_meets_it(promised: Store) -> None:
     a, b, c = (job(promised, name) for name in "abc")
     assert (a.admitted, b.admitted, c.admitted) == (True, True, False)
     assert b.schedule == (a_segment(gpus=2), a_segment(start_s=2e9, end_s=math.inf))
@@ -88,10 +100,10 @@ def test_a_promise_is_kept_with_the_schedule_that_meets_it(promised: PostgresSto
 
 
 def test_a_round_does_not_touch_the_promise_of_a_job_that_changed_meanwhile(
-    promised: PostgresStore,
+    promised: Store,
 ) -> None:
     snapshot = promised.snapshot(C)
-    do(promised, lambda w: w.update_job(C, a_spec("b", weight=2.0), ["weight"], None))
+    promised.change(update_job, C, a_spec("b", weight=2.0), ["weight"], None)
     record = commit(
         promised,
         snapshot,
@@ -126,25 +138,21 @@ def test_a_round_does_not_touch_the_promise_of_a_job_that_changed_meanwhile(
     ],
 )
 def test_a_job_that_asks_for_more_is_no_longer_promised(
-    promised: PostgresStore, change: dict[str, object], kept: bool
+    promised: Store, change: dict[str, object], kept: bool
 ) -> None:
-    do(promised, lambda w: w.update_job(C, a_spec("b", **change), list(change), None))
+    promised.change(update_job, C, a_spec("b", **change), list(change), None)
     record = job(promised, "b")
     assert (record.admitted, len(record.schedule)) == ((True, 2) if kept else (False, 0))
     assert job(promised, "a").admitted
 
 
-def test_a_schedule_on_a_removed_type_is_not_read(
-    promised: PostgresStore, database: Database
-) -> None:
-    execute(
-        database, "UPDATE jobs SET schedule = jsonb_set(schedule, '{0,gpu_type}', '\"k80\"')"
-    )
+def test_a_schedule_on_a_removed_type_is_not_read(promised: Store, database: Database) -> None:
+    execute(database, "UPDATE jobs SET schedule = jsonb_set(schedule, '{0,gpu_type}', '\"k80\"')")
     assert promised.snapshot(C).schedule_segments.gpus.tolist() == [1]
     assert job(promised, "b").schedule[0].cell.gpu_type == "k80"
 
 
-def test_a_job_is_opportunistic_only_while_it_runs(store: PostgresStore) -> None:
+def test_a_job_is_opportunistic_only_while_it_runs(store: Store) -> None:
     a_cluster(store)
     submit(store, a_spec("a"), a_spec("b"))
     snapshot = store.snapshot(C)
@@ -163,7 +171,7 @@ def test_a_job_is_opportunistic_only_while_it_runs(store: PostgresStore) -> None
     assert not job(store, "a").opportunistic
 
 
-def test_a_rejection_outlives_later_rounds(store: PostgresStore) -> None:
+def test_a_rejection_outlives_later_rounds(store: Store) -> None:
     a_cluster(store)
     submit(store, a_spec("a", deadline_s=LATE_S), a_spec("b"))
     snapshot = store.snapshot(C)
@@ -186,13 +194,13 @@ def test_a_rejection_outlives_later_rounds(store: PostgresStore) -> None:
     )
     assert (record.last_error, record.admitted, record.schedule) == ("no GPU is free", False, ())
     assert record.ended_s is not None
-    (event,) = store.job_history(C, "a")
+    (event,) = store.read(job_history, C, "a")
     assert (event.event, event.state) == ("reject", JobState.REJECTED)
     assert event.detail == "reject: no GPU is free"
     assert job(store, "b").reason_round == 2
 
 
-def test_only_a_queued_job_is_rejected(store: PostgresStore) -> None:
+def test_only_a_queued_job_is_rejected(store: Store) -> None:
     a_cluster(store)
     submit(store, a_spec("a"))
     run(store, a=[(A0, [0])])
@@ -202,7 +210,7 @@ def test_only_a_queued_job_is_rejected(store: PostgresStore) -> None:
     assert (states(store), job(store, "a").reason) == ({"a": JobState.RUNNING}, None)
 
 
-def test_goals_and_options_are_read_back_whatever_their_values(store: PostgresStore) -> None:
+def test_goals_and_options_are_read_back_whatever_their_values(store: Store) -> None:
     a_cluster(store)
     snapshot = store.snapshot(C)
     options = RoundOptions(
@@ -221,12 +229,12 @@ def test_goals_and_options_are_read_back_whatever_their_values(store: PostgresSt
     )
     summary = a_summary(snapshot, goals=goals, options=flat)
     store.commit(a_round(snapshot, summary=summary))
-    (stored,) = store.list_rounds(C, 0, 1)
+    (stored,) = store.read(list_rounds, C, 0, 1)
     assert repr(stored.goals) == repr(goals)  # NaN is not equal to itself
     assert RoundOptions(**stored.options) == options  # type: ignore[arg-type]  # as the loop does
 
 
-def commit_with_prices(store: PostgresStore, prices: dict[str, float]) -> Snapshot:
+def commit_with_prices(store: Store, prices: dict[str, float]) -> Snapshot:
     """Commit a round with these prices, and return the next round's snapshot."""
     snapshot = store.snapshot(C)
     summary = a_summary(snapshot, prices=prices)
@@ -242,7 +250,7 @@ def commit_with_prices(store: PostgresStore, prices: dict[str, float]) -> Snapsh
 
 
 def test_the_next_round_reads_the_last_decided_rounds_valid_prices_to_the_bit(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     a_cluster(store)
     submit(store, a_spec("a"))
@@ -261,7 +269,7 @@ def test_the_next_round_reads_the_last_decided_rounds_valid_prices_to_the_bit(
     assert (following.prices.name, following.prices.price.tolist()) == (("a", "d"), [0.0, 1.0])
 
 
-def test_a_stored_round_keeps_the_prices_that_it_began_with(store: PostgresStore) -> None:
+def test_a_stored_round_keeps_the_prices_that_it_began_with(store: Store) -> None:
     a_cluster(store)
     submit(store, a_spec("a"))
     commit_with_prices(store, {"gpus/a100": 0.25})
@@ -279,36 +287,36 @@ def a_reservation(name: str = "r", after_s: float = 3600.0, **changes: Any) -> R
     return ReservationSpec(name=name, **times | what | serves | changes)
 
 
-def create(store: PostgresStore, spec: ReservationSpec) -> ReservationRecord:
+def create(store: Store, spec: ReservationSpec) -> ReservationRecord:
     answers: list[ReservationRecord] = []
-    do(store, lambda w: answers.append(w.create_reservation(C, spec)))
+    answers.append(store.change(create_reservation, C, spec))
     return answers[0]
 
 
 @pytest.fixture
-def cluster(store: PostgresStore) -> PostgresStore:
+def cluster(store: Store) -> Store:
     a_cluster(store)
-    do(store, lambda w: w.upsert_tenants(C, [TenantSpec(name="t")]))
+    store.change(upsert_tenants, C, [TenantSpec(name="t")])
     return store
 
 
-def test_a_reservation_reads_back_as_it_was_made(cluster: PostgresStore) -> None:
+def test_a_reservation_reads_back_as_it_was_made(cluster: Store) -> None:
     spec = a_reservation(reason="release")
     record = create(cluster, spec)
     assert record.spec.nodes == spec.nodes
     assert record.spec.start_s == pytest.approx(spec.start_s, abs=1e-3)
     assert (record.spec.tenant, record.spec.reason, record.version) == ("t", "release", 1)
     assert (record.active, record.ended) == (False, False)
-    assert cluster.get_reservation(C, "r") == record
-    assert cluster.list_reservations(C) == [record]
+    assert cluster.read(get_reservation, C, "r") == record
+    assert cluster.read(list_reservations, C) == [record]
     with pytest.raises(AlreadyExists):
         create(cluster, a_reservation(after_s=9e4))
-    do(cluster, lambda w: w.delete_reservations(C, ["r"]))
+    cluster.change(delete_reservations, C, ["r"])
     with pytest.raises(NotFound, match="clusters/lab/reservations/r does not exist"):
-        do(cluster, lambda w: w.delete_reservations(C, ["r"]))
-    do(cluster, lambda w: w.delete_reservations(C, ["r"], allow_missing=True))
+        cluster.change(delete_reservations, C, ["r"])
+    cluster.change(delete_reservations, C, ["r"], allow_missing=True)
     with pytest.raises(NotFound):
-        cluster.get_reservation(C, "r")
+        cluster.read(get_reservation, C, "r")
 
 
 @pytest.mark.parametrize(
@@ -322,40 +330,38 @@ def test_a_reservation_reads_back_as_it_was_made(cluster: PostgresStore) -> None
         (lambda: a_reservation(gpus=1, gpu_type="h100"), "h100"),
     ],
 )
-def test_what_the_cluster_does_not_have_is_refused(
-    cluster: PostgresStore, spec: Any, message: str
-) -> None:
+def test_what_the_cluster_does_not_have_is_refused(cluster: Store, spec: Any, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         create(cluster, spec())
-    assert cluster.list_reservations(C) == []
+    assert cluster.read(list_reservations, C) == []
 
 
-def test_times_change_only_to_what_others_leave(cluster: PostgresStore) -> None:
+def test_times_change_only_to_what_others_leave(cluster: Store) -> None:
     create(cluster, a_reservation("first"))
     second = create(cluster, a_reservation("second", after_s=9_000.0))
     start_s = second.spec.start_s
 
     def update(start: float | None, end: float | None, version: int | None = None) -> None:
-        do(cluster, lambda w: w.update_reservation(C, "second", start, end, version))
+        cluster.change(update_reservation, C, "second", start, end, version)
 
     with pytest.raises(InvalidInput, match=r"a100-0 is reserved by first"):
         update(start_s - 3600.0, None)
     with pytest.raises(StaleEtag):
         update(None, start_s + 60.0, 7)
     update(start_s - 60.0, start_s + 60.0, 1)
-    changed = cluster.get_reservation(C, "second")
+    changed = cluster.read(get_reservation, C, "second")
     assert changed.version == 2
     assert changed.spec.end_s - changed.spec.start_s == pytest.approx(120.0, abs=1e-3)
 
 
 def test_at_the_limit_reservations_change_but_none_is_added_or_reopened(
-    cluster: PostgresStore, database: Database, monkeypatch: pytest.MonkeyPatch
+    cluster: Store, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reservations, "MAX_RESERVATIONS", 1)
     first = create(cluster, a_reservation("first"))
     end_s = first.spec.end_s + 60.0
-    do(cluster, lambda w: w.update_reservation(C, "first", None, end_s, None))
-    assert cluster.get_reservation(C, "first").spec.end_s == pytest.approx(end_s, abs=1e-3)
+    cluster.change(update_reservation, C, "first", None, end_s, None)
+    assert cluster.read(get_reservation, C, "first").spec.end_s == pytest.approx(end_s, abs=1e-3)
     with pytest.raises(LimitReached, match="lab has 1 reservations, which is the limit"):
         create(cluster, a_reservation("second", after_s=9e4))
     with pytest.raises(AlreadyExists):
@@ -366,11 +372,11 @@ def test_at_the_limit_reservations_change_but_none_is_added_or_reopened(
     )
     create(cluster, a_reservation("second", after_s=9e4))
     with pytest.raises(LimitReached):
-        do(cluster, lambda w: w.update_reservation(C, "first", None, end_s, None))
+        cluster.change(update_reservation, C, "first", None, end_s, None)
 
 
 def test_the_snapshot_has_windows_that_last_with_their_nodes_and_jobs(
-    cluster: PostgresStore, database: Database
+    cluster: Store, database: Database
 ) -> None:
     submit(
         cluster,
@@ -405,11 +411,11 @@ def test_the_snapshot_has_windows_that_last_with_their_nodes_and_jobs(
         "UPDATE reservations SET start_at = now() - interval '2 h', end_at = now() - interval '1 h'",
     )
     assert len(cluster.snapshot(C).reservations) == 0
-    assert all(record.ended for record in cluster.list_reservations(C))
+    assert all(record.ended for record in cluster.read(list_reservations, C))
 
 
 def test_a_window_is_an_event_a_maintenance_and_forgotten_long_after_its_end(
-    cluster: PostgresStore, database: Database
+    cluster: Store, database: Database
 ) -> None:
     create(cluster, a_reservation(after_s=600.0))
     assert cluster.outlooks([C])[C].event_in_s == pytest.approx(600.0, abs=30.0)
@@ -420,23 +426,23 @@ def test_a_window_is_an_event_a_maintenance_and_forgotten_long_after_its_end(
         "UPDATE reservations SET start_at = now() - interval '40 d', end_at = now() - interval '31 d'",
     )
     create(cluster, a_reservation("fans", maintenance=True))
-    assert [record.spec.name for record in cluster.list_reservations(C)] == ["fans"]
-    assert not cluster.get_node(C, "a100-0").draining
+    assert [record.spec.name for record in cluster.read(list_reservations, C)] == ["fans"]
+    assert not cluster.read(get_node, C, "a100-0").draining
     execute(database, "UPDATE reservations SET start_at = now() - interval '1 min'")
-    node = cluster.get_node(C, "a100-0")
+    node = cluster.read(get_node, C, "a100-0")
     assert (node.draining, node.drained, node.drain_reason) == (True, True, "maintenance fans")
     execute(database, "UPDATE reservations SET end_at = now() - interval '1 s'")
-    assert not cluster.get_node(C, "a100-0").draining
+    assert not cluster.read(get_node, C, "a100-0").draining
 
 
 def test_a_reserved_gpu_type_stays_and_a_deleted_node_leaves_its_reservation(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     a_cluster(store, types=("a100", "v100"))
-    do(store, lambda w: w.upsert_tenants(C, [TenantSpec(name="t")]))
+    store.change(upsert_tenants, C, [TenantSpec(name="t")])
     create(store, a_reservation(gpus=1, gpu_type="v100"))
     create(store, a_reservation("n", nodes=("v100-0", "a100-0")))
-    do(store, lambda w: w.delete_nodes(C, ["v100-0", "v100-1"], {}, allow_missing=False))
-    assert store.get_reservation(C, "n").spec.nodes == ("a100-0",)
+    store.change(delete_nodes, C, ["v100-0", "v100-1"], {}, allow_missing=False)
+    assert store.read(get_reservation, C, "n").spec.nodes == ("a100-0",)
     with pytest.raises(InUse, match=r"1 reservation of it \(r\).*`tessera reserve delete`"):
-        do(store, lambda w: w.delete_gpu_types(C, ["v100"], None, allow_missing=False))
+        store.change(delete_gpu_types, C, ["v100"], None, allow_missing=False)

@@ -7,19 +7,25 @@ import threading
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.db import round_snapshots
+from tessera.db import job_changes, round_snapshots
+from tessera.db.agents import load_desired_gangs
+from tessera.db.cluster_changes import upsert_nodes
 from tessera.db.decisions import PAGE_DECISIONS
 from tessera.db.deltas import decode_delta, encode_delta
+from tessera.db.drains import drain_nodes
 from tessera.db.engine import Database
-from tessera.db.store import PostgresStore
-from tessera.db.writer import PostgresWriter
+from tessera.db.observe import record_observation
+from tessera.db.reads import get_cluster, get_node, job_history, list_jobs
+from tessera.db.rounds import list_rounds
+from tessera.db.store import Store
+from tessera.db.submission import submit_jobs
+from tessera.db.workloads import upsert_estimates
 from tessera.formulation.check import find_doubly_held
 from tessera.formulation.codec import digest, encode
 from tessera.formulation.decisions import Decision, DecisionKind
@@ -54,7 +60,6 @@ from tests.support.stored_cluster import (
     agents_report,
     apply_event,
     commit,
-    do,
     execute,
     job,
     run,
@@ -66,14 +71,14 @@ from tests.support.stored_cluster import (
 from tests.support.worlds import StoppedClock
 
 
-def test_a_snapshot_knows_which_estimates_are_of_complete_profiles(store: PostgresStore) -> None:
+def test_a_snapshot_knows_which_estimates_are_of_complete_profiles(store: Store) -> None:
     a_cluster(store, nodes=2, gpus=4, types=("a100",))
-    do(store, lambda w: w.upsert_estimates(C, [a_record(2, complete=True), a_record(4)]))
+    store.change(upsert_estimates, C, [a_record(2, complete=True), a_record(4)])
     submit(store, a_spec("j"))
     estimates = store.snapshot(C).estimates
     known = dict(zip(estimates.gpus.tolist(), estimates.complete.tolist(), strict=True))
     assert (known[2], known[4]) == (True, False)
-    do(store, lambda w: w.upsert_estimates(C, [a_record(2)]))
+    store.change(upsert_estimates, C, [a_record(2)])
     assert not store.snapshot(C).estimates.complete.any()
 
 
@@ -81,9 +86,9 @@ def a_workload_of(model: str) -> Workload:
     return Workload(model=model, params="1B", global_batch=8)
 
 
-def test_only_estimates_of_live_jobs_are_loaded(store: PostgresStore) -> None:
+def test_only_estimates_of_live_jobs_are_loaded(store: Store) -> None:
     a_cluster(store)
-    do(store, lambda w: w.upsert_estimates(C, [a_record(workload=a_workload_of("other"))]))
+    store.change(upsert_estimates, C, [a_record(workload=a_workload_of("other"))])
     submit(store, a_spec("a"), a_spec("b", workload=a_workload_of("other")))
     assert {store.snapshot(C).workloads[w].model for w in store.snapshot(C).estimates.workload} == {
         "bert",
@@ -94,7 +99,7 @@ def test_only_estimates_of_live_jobs_are_loaded(store: PostgresStore) -> None:
     assert {snapshot.workloads[w].model for w in snapshot.estimates.workload} == {"bert"}
 
 
-def test_estimates_are_sorted_independently_of_insertion_order(store: PostgresStore) -> None:
+def test_estimates_are_sorted_independently_of_insertion_order(store: Store) -> None:
     a_cluster(store, types=("v100", "a100"))
     rng = np.random.default_rng(0)
     records = [
@@ -115,7 +120,7 @@ def test_estimates_are_sorted_independently_of_insertion_order(store: PostgresSt
         for zero in (ZeroStage.OPTIMIZER, ZeroStage.NONE)
     ]
     rng.shuffle(records)
-    do(store, lambda w: w.upsert_estimates(C, records))
+    store.change(upsert_estimates, C, records)
     submit(store, *(a_spec(m, workload=a_workload_of(m)) for m in "ab"), a_spec("c"))
     snapshot = store.snapshot(C)
     e = snapshot.estimates
@@ -140,7 +145,7 @@ def test_estimates_are_sorted_independently_of_insertion_order(store: PostgresSt
     } <= set(keys)
 
 
-def test_an_ended_job_appears_only_through_gpus_it_has_not_given_back(store: PostgresStore) -> None:
+def test_an_ended_job_appears_only_through_gpus_it_has_not_given_back(store: Store) -> None:
     a_cluster(store, nodes=1)
     submit(store, a_spec("a"), a_spec("b"))
     run(store, a=[("a100-0", [1])])
@@ -152,22 +157,22 @@ def test_an_ended_job_appears_only_through_gpus_it_has_not_given_back(store: Pos
 
 
 def test_draining_silent_and_unconnected_nodes_are_not_schedulable(
-    store: PostgresStore, database: Database
+    store: Store, database: Database
 ) -> None:
     a_cluster(store, nodes=4)
-    do(store, lambda w: w.drain_nodes(C, ["a100-1"], draining=True))
+    store.change(drain_nodes, C, ["a100-1"], draining=True)
     silence = "UPDATE agents SET heard_at = now() - interval '46 s' WHERE name = 'agent-a100-2'"
     unheard = "UPDATE nodes SET agent_id = NULL WHERE name = 'a100-3'"
     for statement in (silence, unheard):
         execute(database, statement)
     assert store.snapshot(C).nodes.schedulable.tolist() == [True, False, False, False]
-    patient = PostgresStore(database, lease_s=40.0, margin_s=10.0)
+    patient = Store(database, lease_s=40.0, margin_s=10.0)
     assert patient.snapshot(C).nodes.schedulable.tolist() == [True, False, True, False]
-    assert store.get_node(C, "a100-3").silent_s == math.inf
-    assert store.get_node(C, "a100-2").silent_s > 45
+    assert store.read(get_node, C, "a100-3").silent_s == math.inf
+    assert store.read(get_node, C, "a100-2").silent_s > 45
 
 
-def test_iterations_left_and_states_follow_the_jobs(store: PostgresStore) -> None:
+def test_iterations_left_and_states_follow_the_jobs(store: Store) -> None:
     a_cluster(store)
     submit(store, a_spec("a", iterations=100), a_spec("b"))
     run(store, a=[("a100-0", [0])])
@@ -193,7 +198,7 @@ def let_time_pass(database: Database, seconds: float) -> None:
 
 
 def test_attained_service_is_the_gpu_time_that_a_job_has_held(
-    store: PostgresStore, database: Database
+    store: Store, database: Database
 ) -> None:
     a_cluster(store, nodes=2)
     submit(store, a_spec("a"), a_spec("b"))
@@ -222,7 +227,7 @@ def test_attained_service_is_the_gpu_time_that_a_job_has_held(
 
 
 def test_a_jobs_wait_starts_at_submission_or_when_it_lost_its_gpus(
-    store: PostgresStore, database: Database
+    store: Store, database: Database
 ) -> None:
     a_cluster(store)
     submit(store, a_spec("a"), a_spec("b"), a_spec("c"))
@@ -247,10 +252,10 @@ def test_a_jobs_wait_starts_at_submission_or_when_it_lost_its_gpus(
     assert queued.queued_s.tolist() == stopping.queued_s.tolist()
 
 
-def test_snapshots_do_not_depend_on_row_ids(store: PostgresStore) -> None:
+def test_snapshots_do_not_depend_on_row_ids(store: Store) -> None:
     for name in ("first", "second"):
         a_cluster(store, name=name)
-        do(store, partial(PostgresWriter.submit_jobs, cluster=name, jobs=[a_spec("a")]))
+        store.change(submit_jobs, name, [a_spec("a")])
     first, second = store.snapshot("first"), store.snapshot("second")
     for table in ("nodes", "estimates", "allocations"):
         assert getattr(first, table).equals(getattr(second, table))
@@ -261,7 +266,7 @@ def test_snapshots_do_not_depend_on_row_ids(store: PostgresStore) -> None:
 A0, A1 = "a100-0", "a100-1"
 
 
-def allocation_rows(store: PostgresStore) -> list[tuple[str, str, int, Hold]]:
+def allocation_rows(store: Store) -> list[tuple[str, str, int, Hold]]:
     """Return (job, node, GPU, hold) of every allocation, in order of node and GPU."""
     snapshot = store.snapshot(C)
     assert find_doubly_held(snapshot) == []
@@ -270,7 +275,7 @@ def allocation_rows(store: PostgresStore) -> list[tuple[str, str, int, Hold]]:
     return [(names[j], nodes[n], g, Hold(h)) for j, n, g, h in rows]
 
 
-def test_a_started_job_gets_its_gpus_and_its_cell(store: PostgresStore) -> None:
+def test_a_started_job_gets_its_gpus_and_its_cell(store: Store) -> None:
     a_cluster(store, nodes=2, gpus=4)
     submit(store, a_spec("a"), a_spec("b"))
     snapshot = store.snapshot(C)
@@ -283,10 +288,10 @@ def test_a_started_job_gets_its_gpus_and_its_cell(store: PostgresStore) -> None:
     assert stored.allocation.shares == ((A0, (0, 1, 2, 3)), (A1, (0, 1, 2, 3)))
     assert (stored.state, stored.generation, stored.version) == (JobState.STARTING, 1, 2)
     assert {hold for _, _, _, hold in allocation_rows(store)} == {Hold.HELD}
-    assert store.job_history(C, "a")[-1].event == "start"
+    assert store.read(job_history, C, "a")[-1].event == "start"
 
 
-def test_a_waiting_job_shows_the_last_rounds_reason(store: PostgresStore) -> None:
+def test_a_waiting_job_shows_the_last_rounds_reason(store: Store) -> None:
     a_cluster(store)
     submit(store, a_spec("a"), a_spec("b"))
     snapshot = store.snapshot(C)
@@ -302,20 +307,20 @@ def test_a_waiting_job_shows_the_last_rounds_reason(store: PostgresStore) -> Non
     assert (job(store, "a").reason, job(store, "a").reason_round) == (None, 0)
 
 
-Interference = Callable[[PostgresStore], None]
+Interference = Callable[[Store], None]
 
 
-def update_job(store: PostgresStore) -> None:
-    do(store, lambda w: w.update_job(C, a_spec("a", weight=9.0), ["weight"], None))
+def update_job(store: Store) -> None:
+    store.change(job_changes.update_job, C, a_spec("a", weight=9.0), ["weight"], None)
 
 
-def drain_node(store: PostgresStore) -> None:
-    do(store, lambda w: w.drain_nodes(C, [A0], draining=True))
+def drain_node(store: Store) -> None:
+    store.change(drain_nodes, C, [A0], draining=True)
 
 
-def grow_node(store: PostgresStore) -> None:
+def grow_node(store: Store) -> None:
     node = NodeSpec(name=A0, gpu_type="a100", gpus=8)
-    do(store, lambda w: w.upsert_nodes(C, [node]))
+    store.change(upsert_nodes, C, [node])
 
 
 @pytest.mark.parametrize(
@@ -329,7 +334,7 @@ def grow_node(store: PostgresStore) -> None:
     ],
 )
 def test_jobs_and_nodes_that_changed_during_the_solve_are_left_alone(
-    store: PostgresStore, interfere: Interference, why: str, state: JobState
+    store: Store, interfere: Interference, why: str, state: JobState
 ) -> None:
     a_cluster(store)
     submit(store, a_spec("a"), a_spec("b"))
@@ -347,7 +352,7 @@ def test_jobs_and_nodes_that_changed_during_the_solve_are_left_alone(
 
 
 def test_the_end_of_a_job_during_the_solve_invalidates_its_decision_and_progress_does_not(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     a_cluster(store)
     submit(store, a_spec("a"))
@@ -366,7 +371,7 @@ def test_the_end_of_a_job_during_the_solve_invalidates_its_decision_and_progress
 
 
 def test_decisions_that_need_the_gpus_of_a_skipped_decision_are_skipped_too(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     """c wants b's GPU, b wants a's GPU, and a, which was to be suspended, has changed."""
     a_cluster(store, nodes=2)
@@ -389,7 +394,7 @@ def test_decisions_that_need_the_gpus_of_a_skipped_decision_are_skipped_too(
     assert (record.summary.running, record.summary.waiting) == (3, 1)
 
 
-def test_a_gpu_is_handed_over_in_two_steps(store: PostgresStore) -> None:
+def test_a_gpu_is_handed_over_in_two_steps(store: Store) -> None:
     a_cluster(store, nodes=1)
     submit(store, a_spec("a"), a_spec("b"))
     run(store, a=[(A0, [0])])
@@ -402,15 +407,15 @@ def test_a_gpu_is_handed_over_in_two_steps(store: PostgresStore) -> None:
     )
     assert allocation_rows(store) == [("a", A0, 0, Hold.RELEASING), ("b", A0, 0, Hold.RESERVED)]
     assert states(store) == {"a": JobState.STOPPING, "b": JobState.STARTING}
-    desired = store.desired(C, f"agent-{A0}")
+    desired = store.read(load_desired_gangs, C, f"agent-{A0}")
     assert desired.gangs == ()  # b does not start before a is gone
-    assert store.observe(C, f"agent-{A0}", "first", [], desired.revision)
+    assert store.update(record_observation, C, f"agent-{A0}", "first", [], desired.revision)
     assert allocation_rows(store) == [("b", A0, 0, Hold.HELD)]
     assert states(store) == {"a": JobState.QUEUED, "b": JobState.STARTING}
-    assert [g.spec.name for g in store.desired(C, f"agent-{A0}").gangs] == ["b"]
+    assert [g.spec.name for g in store.read(load_desired_gangs, C, f"agent-{A0}").gangs] == ["b"]
 
 
-def test_a_job_whose_start_was_never_sent_is_suspended_at_once(store: PostgresStore) -> None:
+def test_a_job_whose_start_was_never_sent_is_suspended_at_once(store: Store) -> None:
     a_cluster(store, nodes=1)
     submit(store, a_spec("a"), a_spec("b"))
     run(store, a=[(A0, [0])])
@@ -420,10 +425,10 @@ def test_a_job_whose_start_was_never_sent_is_suspended_at_once(store: PostgresSt
     snapshot = store.snapshot(C)
     commit(store, snapshot, wait(snapshot, "b", DecisionKind.SUSPEND))
     assert states(store) == {"a": JobState.STOPPING, "b": JobState.QUEUED}
-    assert [e.event for e in store.job_history(C, "b")] == ["start", "suspend", "gone"]
+    assert [e.event for e in store.read(job_history, C, "b")] == ["start", "suspend", "gone"]
 
 
-def test_a_stopping_job_is_started_elsewhere_once_it_is_gone(store: PostgresStore) -> None:
+def test_a_stopping_job_is_started_elsewhere_once_it_is_gone(store: Store) -> None:
     a_cluster(store, nodes=2)
     submit(store, a_spec("a"))
     run(store, a=[(A0, [0])])
@@ -432,14 +437,23 @@ def test_a_stopping_job_is_started_elsewhere_once_it_is_gone(store: PostgresStor
     snapshot = store.snapshot(C)
     commit(store, snapshot, start(snapshot, "a", [(A1, [0])]))
     assert allocation_rows(store) == [("a", A0, 0, Hold.RELEASING), ("a", A1, 0, Hold.RESERVED)]
-    assert store.desired(C, f"agent-{A1}").gangs == ()  # its former program may still save its work
-    assert store.observe(C, f"agent-{A0}", "first", [], store.desired(C, f"agent-{A0}").revision)
+    assert (
+        store.read(load_desired_gangs, C, f"agent-{A1}").gangs == ()
+    )  # its former program may still save its work
+    assert store.update(
+        record_observation,
+        C,
+        f"agent-{A0}",
+        "first",
+        [],
+        store.read(load_desired_gangs, C, f"agent-{A0}").revision,
+    )
     assert allocation_rows(store) == [("a", A1, 0, Hold.HELD)]
     agents_report(store)
     assert states(store) == {"a": JobState.RUNNING}
 
 
-def test_a_round_that_fails_halfway_changes_nothing(store: PostgresStore) -> None:
+def test_a_round_that_fails_halfway_changes_nothing(store: Store) -> None:
     a_cluster(store)
     submit(store, a_spec("a"), a_spec("b"))
     snapshot = store.snapshot(C)
@@ -448,11 +462,11 @@ def test_a_round_that_fails_halfway_changes_nothing(store: PostgresStore) -> Non
         commit(store, snapshot, start(snapshot, "a", same), start(snapshot, "b", same))
     now = store.snapshot(C)
     assert digest(replace(now, now_s=snapshot.now_s)) == digest(snapshot)
-    assert store.list_rounds(C, 0, 1) == []
+    assert store.read(list_rounds, C, 0, 1) == []
 
 
 def test_two_racing_replicas_never_commit_a_round_number_or_a_gpu_twice(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     """Each replica tries 30 times, while a third thread lets agents report."""
     a_cluster(store, nodes=2, gpus=4)
@@ -488,7 +502,7 @@ def test_two_racing_replicas_never_commit_a_round_number_or_a_gpu_twice(
     assert len(committed) + len(lost) == 60
     assert sorted(committed) == list(range(1, len(committed) + 1))
     assert lost, "no round ever lost the race"
-    assert store.get_cluster(C).epoch == len(committed)
+    assert store.read(get_cluster, C).epoch == len(committed)
     agents_report(store)
     assert all(hold is Hold.HELD for *_, hold in allocation_rows(store))
 
@@ -499,9 +513,9 @@ MOST_TRIPS = 26
 """The most round trips of a round that starts jobs. They were 59 before it began in one transaction."""
 
 
-def test_a_round_makes_few_database_round_trips(store: PostgresStore, database: Database) -> None:
+def test_a_round_makes_few_database_round_trips(store: Store, database: Database) -> None:
     a_cluster(store)
-    do(store, lambda w: w.upsert_estimates(C, [a_record(n) for n in (1, 2, 4)]))
+    store.change(upsert_estimates, C, [a_record(n) for n in (1, 2, 4)])
     submit(store, a_spec("one", requested_gpus=2))
     loop = RoundLoop(store, StoppedClock())
     store.ready()
@@ -524,7 +538,7 @@ def queued_jobs(count: int, first: int = 0) -> list[JobSpec]:
     return [a_spec(f"job-{name}") for name in names]
 
 
-def commit_all_waiting(store: PostgresStore) -> None:
+def commit_all_waiting(store: Store) -> None:
     """Commit a round in which every job waits."""
     snapshot = store.snapshot(C)
     commit(store, snapshot, *(wait(snapshot, name) for name in snapshot.jobs.name))
@@ -545,9 +559,7 @@ def test_a_delta_of_similar_texts_is_small() -> None:
     assert len(encode_delta(old, new)) < len(zlib.compress(new)) / 10
 
 
-def test_a_round_adds_a_tenth_of_a_row_for_each_decision(
-    store: PostgresStore, database: Database
-) -> None:
+def test_a_round_adds_a_tenth_of_a_row_for_each_decision(store: Store, database: Database) -> None:
     """A round of 1,000 waiting jobs added 0.37 MiB when each decision was a row."""
     a_cluster(store)
     jobs, rounds = 1000, 4
@@ -563,7 +575,7 @@ def test_a_round_adds_a_tenth_of_a_row_for_each_decision(
 
 
 def test_snapshots_are_stored_as_deltas_and_read_back_exactly(
-    store: PostgresStore, database: Database
+    store: Store, database: Database
 ) -> None:
     a_cluster(store)
     submit(store, *queued_jobs(400))
@@ -585,7 +597,7 @@ def test_snapshots_are_stored_as_deltas_and_read_back_exactly(
 
 
 def test_a_snapshot_with_little_in_common_is_stored_completely(
-    store: PostgresStore, database: Database
+    store: Store, database: Database
 ) -> None:
     a_cluster(store)
     submit(store, *queued_jobs(400))
@@ -597,7 +609,7 @@ def test_a_snapshot_with_little_in_common_is_stored_completely(
 
 
 def test_each_job_finds_its_reason_and_each_round_its_decisions_in_order(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     a_cluster(store)
     submit(store, *queued_jobs(MANY))
@@ -611,7 +623,7 @@ def test_each_job_finds_its_reason_and_each_round_its_decisions_in_order(
     record = commit(store, snapshot, *decisions, runs)
     assert store.get_round(C, 1) == record
     assert [d.job for d in record.decisions] == [names[i] for i in order]
-    records, _ = store.list_jobs(C, [], 0, 10_000)
+    records, _ = store.read(list_jobs, C, [], 0, 10_000)
     messages = {r.spec.name: r.reason and r.reason.message for r in records}
     assert messages.pop(names[order[-1]]) is None
     assert messages == {names[i]: f"reason of {names[i]}" for i in order[:-1]}
@@ -623,9 +635,7 @@ def replace_message(decision: Decision, message: str) -> Decision:
     return decision._replace(reason=replace(decision.reason, message=message))
 
 
-def test_decisions_on_jobs_deleted_meanwhile_are_kept(
-    store: PostgresStore, database: Database
-) -> None:
+def test_decisions_on_jobs_deleted_meanwhile_are_kept(store: Store, database: Database) -> None:
     a_cluster(store)
     submit(store, *queued_jobs(MANY))
     snapshot = store.snapshot(C)
@@ -635,7 +645,7 @@ def test_decisions_on_jobs_deleted_meanwhile_are_kept(
     assert store.get_round(C, 1) == record
 
 
-def test_a_round_is_kept_while_the_snapshot_of_a_kept_round_needs_it(store: PostgresStore) -> None:
+def test_a_round_is_kept_while_the_snapshot_of_a_kept_round_needs_it(store: Store) -> None:
     a_cluster(store)
     submit(store, *queued_jobs(400))
     last = round_snapshots.MAX_ROUNDS_APART + 4
@@ -643,7 +653,7 @@ def test_a_round_is_kept_while_the_snapshot_of_a_kept_round_needs_it(store: Post
         commit_all_waiting(store)
     assert store.prune(-1.0, 6)["rounds"] == 0  # round 15 needs the snapshot of round 1
     assert store.prune(-1.0, 4)["rounds"] == round_snapshots.MAX_ROUNDS_APART
-    assert [r.number for r in store.list_rounds(C, 0, 99)] == [20, 19, 18, 17]
+    assert [r.number for r in store.read(list_rounds, C, 0, 99)] == [20, 19, 18, 17]
     for number in range(17, last + 1):
         assert (
             digest(store.round_snapshot(C, number))
@@ -652,12 +662,12 @@ def test_a_round_is_kept_while_the_snapshot_of_a_kept_round_needs_it(store: Post
     commit_all_waiting(store)
     # The last round has the jobs' reasons, and its snapshot needs that of round 17.
     assert store.prune(-1.0, 0)["rounds"] == 3
-    assert [r.number for r in store.list_rounds(C, 0, 99)] == [21, 17]
+    assert [r.number for r in store.read(list_rounds, C, 0, 99)] == [21, 17]
     assert digest(store.round_snapshot(C, 21))
 
 
 def test_a_commit_whose_base_was_deleted_meanwhile_stores_its_snapshot_whole(
-    store: PostgresStore, database: Database, monkeypatch: pytest.MonkeyPatch
+    store: Store, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_cluster(store)
     submit(store, *queued_jobs(400))
@@ -679,7 +689,7 @@ def test_a_commit_whose_base_was_deleted_meanwhile_stores_its_snapshot_whole(
 
 
 def test_only_the_latest_snapshots_and_rounds_are_kept_whatever_their_age(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     a_cluster(store)
     submit(store, *queued_jobs(400))
@@ -700,7 +710,7 @@ def test_only_the_latest_snapshots_and_rounds_are_kept_whatever_their_age(
 
 
 def test_a_workload_is_deleted_with_its_last_job_unless_a_user_described_it(
-    store: PostgresStore, database: Database
+    store: Store, database: Database
 ) -> None:
     a_cluster(store)
     for number in range(3):
@@ -729,19 +739,19 @@ GOALS = (
 )
 
 
-def commit_proven(store: PostgresStore) -> RoundRecord:
+def commit_proven(store: Store) -> RoundRecord:
     """Commit a round whose last goal has a certificate."""
     snapshot = store.snapshot(C)
     summary = a_summary(snapshot, goals=GOALS, proved_by="prices", has_certificate=True)
     return store.commit(a_round(snapshot, summary=summary, proof=a_round_proof()))
 
 
-def test_a_proof_is_kept_as_long_as_its_round(store: PostgresStore) -> None:
+def test_a_proof_is_kept_as_long_as_its_round(store: Store) -> None:
     a_cluster(store)
     submit(store, a_spec("a"))
     record = commit_proven(store)
     assert store.get_round(C, 1) == record
-    assert store.list_rounds(C, 0, 10) == [record.summary]
+    assert store.read(list_rounds, C, 0, 10) == [record.summary]
     assert record.summary.goals == GOALS
     assert store.round_proof(C, 1) == a_round_proof()
     for _ in range(3):
@@ -767,7 +777,7 @@ AWKWARD = (
 )
 
 
-def test_a_decision_with_any_text_reads_back_unchanged(store: PostgresStore) -> None:
+def test_a_decision_with_any_text_reads_back_unchanged(store: Store) -> None:
     a_cluster(store)
     submit(store, a_spec("a"))
     snapshot = store.snapshot(C)

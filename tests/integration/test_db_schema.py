@@ -11,13 +11,14 @@ import sqlalchemy as sa
 
 from tessera.db import migrate, tables
 from tessera.db.engine import Database, connect_database
-from tessera.db.store import PostgresStore
+from tessera.db.store import Store
+from tessera.db.tenants import upsert_tenants
 from tessera.formulation.errors import InvalidInput, NotMigrated
 from tessera.formulation.lifecycle import ACTIVE, JobState, next_states
 from tessera.formulation.records.clusters import TenantSpec
 from tests.support.database import TEMPLATE, a_database, digest_tables
 from tests.support.migrations import a_newer_release
-from tests.support.stored_cluster import C, a_cluster, a_spec, do, job, run, submit
+from tests.support.stored_cluster import C, a_cluster, a_spec, job, run, submit
 
 CATALOGS = {
     "columns": """
@@ -73,21 +74,21 @@ def test_migrations_can_be_undone(database: Database) -> None:
     left = catalog(database)
     assert not any(left[name] for name in ("columns", "constraints", "triggers", "functions"))
     with pytest.raises(NotMigrated, match="tessera migrate"):
-        PostgresStore(database).ready()
+        Store(database).ready()
     migrate.upgrade_schema(database)
-    PostgresStore(database).ready()
+    Store(database).ready()
 
 
 def test_an_upgrade_keeps_the_data_of_an_older_release_and_can_be_undone(
     database: Database, tmp_path: Path
 ) -> None:
-    older = PostgresStore(database)
+    older = Store(database)
     a_cluster(older)
     submit(older, a_spec("runs"), a_spec("waits"))
     run(older, runs=[("a100-0", [0])])
     before = digest_tables(database)
     with a_newer_release(tmp_path, database.url) as upgraded:
-        newer = PostgresStore(upgraded)
+        newer = Store(upgraded)
         with pytest.raises(NotMigrated, match="has schema 0001, but this release needs 0002"):
             newer.ready()
         migrate.upgrade_schema(upgraded)
@@ -102,7 +103,7 @@ def test_an_upgrade_keeps_the_data_of_an_older_release_and_can_be_undone(
 
 def test_a_store_on_a_database_without_a_schema_says_to_migrate(postgres_url: str) -> None:
     with a_database(postgres_url, "template1") as fresh:
-        store = PostgresStore(fresh)
+        store = Store(fresh)
         with pytest.raises(NotMigrated, match="no schema yet; run `tessera migrate`"):
             store.ready()
         with pytest.raises(NotMigrated, match="tessera migrate"):
@@ -113,7 +114,7 @@ def test_a_newer_schema_is_distinguished_from_an_older_one(database: Database) -
     with database.engine.begin() as connection:
         connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
     with pytest.raises(NotMigrated, match="newer release"):
-        PostgresStore(database).ready()
+        Store(database).ready()
 
 
 @pytest.mark.parametrize("template", ["template1", TEMPLATE])
@@ -130,7 +131,7 @@ def test_replicas_may_migrate_at_once(server_url: str, tmp_path: Path, template:
             thread.join()
         for other in others:
             other.engine.dispose()
-        PostgresStore(upgraded).ready()
+        Store(upgraded).ready()
 
 
 def expect_constraint(database: Database, statement: str, constraint: str) -> None:
@@ -142,12 +143,12 @@ def expect_constraint(database: Database, statement: str, constraint: str) -> No
 @pytest.fixture
 def running(database: Database) -> Database:
     """Return a database where a runs on GPUs 0 and 1 of node a100-0, b is queued, and t has quotas."""
-    store = PostgresStore(database)
+    store = Store(database)
     a_cluster(store, nodes=2, gpus=4)
     submit(store, a_spec("a"), a_spec("b"))
     run(store, a=[("a100-0", [0, 1])])
     tenant = TenantSpec(name="t", quotas={"": 1, "a100": 1})
-    do(store, lambda w: w.upsert_tenants(C, [tenant]))
+    store.change(upsert_tenants, C, [tenant])
     return database
 
 

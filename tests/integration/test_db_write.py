@@ -7,20 +7,37 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import psycopg2
 import pytest
 import sqlalchemy as sa
 
+from tessera.db import job_changes
+from tessera.db.agents import load_desired_gangs
+from tessera.db.cluster_changes import upsert_cluster, upsert_nodes
+from tessera.db.derived_estimates import list_models, upsert_models
+from tessera.db.drains import drain_nodes
 from tessera.db.engine import Database, connect_database, sqlalchemy_url
 from tessera.db.migrate import MigratedDatabase
 from tessera.db.notify import EVERY_CLUSTER, Listener
+from tessera.db.reads import (
+    EVERY_WORKLOAD,
+    get_cluster,
+    get_job,
+    get_node,
+    job_history,
+    list_estimates,
+    list_jobs,
+)
+from tessera.db.reservations import create_reservation
 from tessera.db.revision import head_revision
-from tessera.db.store import PostgresStore
+from tessera.db.rounds import list_rounds
+from tessera.db.store import Connection, Store
+from tessera.db.submission import submit_jobs
 from tessera.db.tables.triggers import STATED_SCHEMA
-from tessera.db.writer import PostgresWriter, Work
+from tessera.db.tenants import delete_tenants, list_tenants, upsert_tenants
+from tessera.db.workloads import upsert_estimates
 from tessera.formulation.errors import (
     AlreadyExists,
     InUse,
@@ -49,7 +66,6 @@ from tests.support.stored_cluster import (
     a_record,
     a_spec,
     apply_event,
-    do,
     execute,
     job,
     run,
@@ -67,7 +83,7 @@ from tests.support.stored_cluster import (
     ],
 )
 def test_an_unreachable_database_says_what_to_do_and_keeps_the_password(url: str) -> None:
-    store = PostgresStore(connect_database(url))
+    store = Store(connect_database(url))
     with pytest.raises(Unavailable, match="TESSERA_DATABASE_URL") as error:
         store.ready()
     assert "secret" not in str(error.value)
@@ -99,7 +115,7 @@ def test_what_a_url_states_of_the_connection_is_kept(server_url: str) -> None:
 def test_slow_statements_locks_and_a_full_pool_are_reported_as_a_busy_database(
     database: Database,
 ) -> None:
-    a_cluster(PostgresStore(database))
+    a_cluster(Store(database))
     slow = connect_database(database.url, statement_timeout_s=0.05)
     with pytest.raises(Unavailable, match="too busy"):
         slow.write(lambda c: c.execute(sa.text("SELECT pg_sleep(10)")))
@@ -107,7 +123,7 @@ def test_slow_statements_locks_and_a_full_pool_are_reported_as_a_busy_database(
     with database.engine.begin() as connection:
         connection.execute(sa.text("SELECT FROM clusters FOR UPDATE"))
         with pytest.raises(Unavailable, match="too busy"):
-            PostgresStore(hasty).hello(C, "a", "i", [])
+            Store(hasty).hello(C, "a", "i", [])
     small = connect_database(database.url, pool_size=1, lock_timeout_s=0.05)
     with small.engine.connect(), pytest.raises(Unavailable, match="too busy"):
         small.write(lambda c: None)
@@ -153,7 +169,7 @@ def test_a_connection_cut_halfway_is_reported_as_unavailable(database: Database)
 
 
 def test_a_listener_that_lost_its_connection_reconnects(
-    store: PostgresStore, database: Database, monkeypatch: pytest.MonkeyPatch
+    store: Store, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tessera.db.notify.RETRY_S", 0.01)
     a_cluster(store)
@@ -263,16 +279,14 @@ BREAKS = {
 
 
 @pytest.fixture
-def busy(store: PostgresStore) -> PostgresStore:
+def busy(store: Store) -> Store:
     a_cluster(store, types=("a100", "h100"), nodes=1)
     submit(store, a_spec("busy", requested_gpus=2), a_spec("idle"))
     run(store, busy=[("a100-0", (0, 1))])
     return store
 
 
-def test_data_without_broken_rules_is_reported_as_sound(
-    busy: PostgresStore, database: Database
-) -> None:
+def test_data_without_broken_rules_is_reported_as_sound(busy: Store, database: Database) -> None:
     assert find_broken_rules(database) == []
 
 
@@ -281,29 +295,29 @@ def test_every_rule_has_a_test_case() -> None:
 
 
 @pytest.mark.parametrize("rule", BREAKS)
-def test_a_broken_rule_is_found(busy: PostgresStore, database: Database, rule: str) -> None:
+def test_a_broken_rule_is_found(busy: Store, database: Database, rule: str) -> None:
     execute(database, BREAKS[rule])
     assert any(found.startswith(rule) for found in find_broken_rules(database))
 
 
-def update_job(store: PostgresStore, spec: JobSpec, *fields: str) -> None:
-    do(store, lambda w: w.update_job(C, spec, fields, None))
+def update_job(store: Store, spec: JobSpec, *fields: str) -> None:
+    store.change(job_changes.update_job, C, spec, fields, None)
 
 
 REQUEST = Request(id="r-1", method="SubmitJobs", digest="d")
 
 
-def submit_work(*names: str) -> Work:
-    def work(writer: PostgresWriter) -> bytes:
+def submit_work(*names: str) -> Callable[[Connection], bytes]:
+    def work(connection: Connection) -> bytes:
         return ",".join(
-            j.spec.name for j in writer.submit_jobs(C, [a_spec(name) for name in names])
+            j.spec.name for j in submit_jobs(connection, C, [a_spec(name) for name in names])
         ).encode()
 
     return work
 
 
 def test_a_failed_request_may_be_repeated_and_concurrent_ones_do_the_work_once(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     a_cluster(store)
     submit(store, a_spec("a"))
@@ -324,7 +338,7 @@ def test_a_failed_request_may_be_repeated_and_concurrent_ones_do_the_work_once(
     assert answers == [b"c", b"c"]
 
 
-def test_a_job_reads_back_as_submitted(store: PostgresStore) -> None:
+def test_a_job_reads_back_as_submitted(store: Store) -> None:
     a_cluster(store)
     spec = a_spec(
         "a",
@@ -355,7 +369,7 @@ def test_a_job_reads_back_as_submitted(store: PostgresStore) -> None:
     assert job(store, "b").spec.deadline_s == math.inf
 
 
-def test_jobs_are_submitted_all_or_none(store: PostgresStore) -> None:
+def test_jobs_are_submitted_all_or_none(store: Store) -> None:
     a_cluster(store)
     submit(store, a_spec("a"))
     for wrong in (a_spec("a"), a_spec("b"), a_spec("c", requested_gpu_type="h100")):
@@ -370,12 +384,12 @@ FRESH = Workload(model="new", params="1B", global_batch=8)
 
 
 @pytest.fixture
-def three_types(store: PostgresStore) -> PostgresStore:
+def three_types(store: Store) -> Store:
     """Return a store with 8 GPUs of each of three types, and a type without nodes and Cells."""
     a_cluster(store, nodes=2, gpus=4, types=("a100", "v100", "k80"))
     types = [GpuType(name=t, memory_bytes=2**35) for t in ("a100", "v100", "k80", "t4")]
-    do(store, lambda w: w.upsert_cluster(C, types, None))
-    do(store, lambda w: w.drain_nodes(C, ["a100-0"], draining=True))  # its GPUs count all the same
+    store.change(upsert_cluster, C, types, None)
+    store.change(drain_nodes, C, ["a100-0"], draining=True)  # its GPUs count all the same
     records = [
         a_record(1, workload=GPT),
         a_record(9, workload=GPT, gpu_type="v100", nodes=3),
@@ -384,7 +398,7 @@ def three_types(store: PostgresStore) -> PostgresStore:
         a_record(1, workload=LARGE, iter_time_s=math.inf),
         a_record(32, workload=LARGE, gpu_type="v100", nodes=8),
     ]
-    do(store, lambda w: w.upsert_estimates(C, records))
+    store.change(upsert_estimates, C, records)
     return store
 
 
@@ -414,7 +428,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
 """Fields of a job that no cluster, or not this one, can grant, and what the refusal says."""
 
 
-def test_jobs_that_can_never_run_are_refused_with_the_reason(three_types: PostgresStore) -> None:
+def test_jobs_that_can_never_run_are_refused_with_the_reason(three_types: Store) -> None:
     for fields, message in IMPOSSIBLE:
         with pytest.raises(InvalidInput, match=message):
             submit(three_types, a_spec("fine"), a_spec("x", **fields))
@@ -429,7 +443,7 @@ def test_jobs_that_can_never_run_are_refused_with_the_reason(three_types: Postgr
 
 
 def test_changes_that_make_a_job_impossible_are_refused(
-    three_types: PostgresStore, database: Database
+    three_types: Store, database: Database
 ) -> None:
     submit(three_types, a_spec("a", workload=GPT, requested_gpu_type="k80", requested_gpus=2))
     for fields, message in (
@@ -446,62 +460,62 @@ def test_changes_that_make_a_job_impossible_are_refused(
     assert job(three_types, "a").spec.weight == 2.0
 
 
-def test_updates_change_only_the_named_fields(store: PostgresStore) -> None:
+def test_updates_change_only_the_named_fields(store: Store) -> None:
     a_cluster(store)
     submit(store, a_spec("a", weight=1.0, tenant="t"))
     change = a_spec("a", weight=4.0, tenant="other", labels={"k": "v"}, command=("x",))
-    do(store, lambda w: w.update_job(C, change, ["weight", "labels", "command"], 1))
+    store.change(job_changes.update_job, C, change, ["weight", "labels", "command"], 1)
     record = job(store, "a")
     assert (record.spec.weight, record.spec.tenant, record.version) == (4.0, "t", 2)
     assert (record.spec.labels, record.spec.command) == ({"k": "v"}, ("x",))
     with pytest.raises(StaleEtag):
-        do(store, lambda w: w.update_job(C, change, ["weight"], 1))
+        store.change(job_changes.update_job, C, change, ["weight"], 1)
     with pytest.raises(InvalidInput, match="cannot be changed"):
-        do(store, lambda w: w.update_job(C, change, ["workload"], None))
+        store.change(job_changes.update_job, C, change, ["workload"], None)
     with pytest.raises(InvalidInput, match="launch cannot be changed"):
-        do(store, lambda w: w.update_job(C, change, ["launch"], None))
+        store.change(job_changes.update_job, C, change, ["launch"], None)
     with pytest.raises(NotFound):
-        do(store, lambda w: w.update_job(C, a_spec("z"), ["weight"], None))
+        store.change(job_changes.update_job, C, a_spec("z"), ["weight"], None)
     apply_event(store, "a", JobEvent.CANCEL)
     with pytest.raises(NotAllowed):
-        do(store, lambda w: w.update_job(C, change, ["weight"], None))
+        store.change(job_changes.update_job, C, change, ["weight"], None)
 
 
-def test_estimates_are_replaced_by_shape(store: PostgresStore) -> None:
+def test_estimates_are_replaced_by_shape(store: Store) -> None:
     a_cluster(store, nodes=1, gpus=4)
     other = Workload(model="x", params="", global_batch=1)
     for iter_time_s in (2.0, math.inf):
         replaced = a_record(6, workload=other, iter_time_s=iter_time_s)
         records = [replaced, a_record(1, workload=other)]
-        do(store, partial(PostgresWriter.upsert_estimates, cluster=C, estimates=records))
-    estimates, following = store.list_estimates(C, "x", "", 1, 0, 10)
+        store.change(upsert_estimates, C, records)
+    estimates, following = store.read(list_estimates, C, other, 0, 10)
     assert [(e.cell.gpus, e.cell.nodes, e.iter_time_s) for e in estimates] == [
         (1, 1, 1.0),
         (6, 2, math.inf),
     ]
     assert following == 0
-    everything, _ = store.list_estimates(C, "", "", 0, 0, 100)
+    everything, _ = store.read(list_estimates, C, EVERY_WORKLOAD, 0, 100)
     assert len(everything) == 6
 
 
 def test_a_cluster_without_nodes_accepts_jobs_but_no_estimates_without_node_counts(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
-    do(store, lambda w: w.upsert_cluster(C, [GpuType(name="a100", memory_bytes=1)], None))
+    store.change(upsert_cluster, C, [GpuType(name="a100", memory_bytes=1)], None)
     with pytest.raises(InvalidInput, match="a number of nodes, or add nodes first"):
-        do(store, lambda w: w.upsert_estimates(C, [a_record(2)]))
+        store.change(upsert_estimates, C, [a_record(2)])
     submit(store, a_spec("a", requested_gpus=64))
     assert states(store) == {"a": JobState.QUEUED}
 
 
-def test_nodes_change_unless_they_are_in_use(store: PostgresStore) -> None:
+def test_nodes_change_unless_they_are_in_use(store: Store) -> None:
     a_cluster(store, nodes=2, gpus=4, types=("a100", "v100"))
     submit(store, a_spec("a"))
     run(store, a=[("a100-0", [0])])
 
     def put(name: str, **fields: object) -> None:
         spec = NodeSpec(**{"name": name, "gpu_type": "a100", "gpus": 4} | fields)  # type: ignore[arg-type]  # a test's shorthand
-        do(store, lambda w: w.upsert_nodes(C, [spec]))
+        store.change(upsert_nodes, C, [spec])
 
     with pytest.raises(NotAllowed):
         put("a100-0", gpus=2)
@@ -509,7 +523,7 @@ def test_nodes_change_unless_they_are_in_use(store: PostgresStore) -> None:
         put("a100-0", gpu_type="v100")
     put("a100-0", gpus=8, rack="r1")
     put("a100-1", gpu_type="v100", gpus=2, version=1)
-    node = store.get_node(C, "a100-0")
+    node = store.read(get_node, C, "a100-0")
     assert (node.spec.gpus, node.version, node.free_gpus, node.jobs) == (8, 2, 7, ("a",))
     for wrong, error in (
         ({"gpus": 65}, InvalidInput),
@@ -521,13 +535,13 @@ def test_nodes_change_unless_they_are_in_use(store: PostgresStore) -> None:
             put(**{"name": "a100-0"} | wrong)
 
 
-def test_pages_of_the_jobs_of_some_tenants_cover_each_of_them_once(store: PostgresStore) -> None:
+def test_pages_of_the_jobs_of_some_tenants_cover_each_of_them_once(store: Store) -> None:
     a_cluster(store)
     tenants = ("nlp", "vision", "", "nlp", "speech", "vision", "nlp")
     submit(store, *(a_spec(f"j{i}", tenant=tenant) for i, tenant in enumerate(tenants)))
     names, after = [], 0
     while True:
-        page, after = store.list_jobs(C, [], after, 2, tenants={"nlp", "speech"})
+        page, after = store.read(list_jobs, C, [], after, 2, tenants={"nlp", "speech"})
         names += [j.spec.name for j in page]
         if not after:
             break
@@ -539,38 +553,38 @@ def test_pages_of_the_jobs_of_some_tenants_cover_each_of_them_once(store: Postgr
         ({"nobody"}, []),
         (None, [f"j{i}" for i in range(7)]),
     ):
-        page, after = store.list_jobs(C, [], 0, 10, tenants=chosen)
+        page, after = store.read(list_jobs, C, [], 0, 10, tenants=chosen)
         assert ([j.spec.name for j in page], after) == (expected, 0)
-    page, _ = store.list_jobs(C, [JobState.HELD], 0, 10, tenants=["nlp", "vision"])
+    page, _ = store.read(list_jobs, C, [JobState.HELD], 0, 10, tenants=["nlp", "vision"])
     assert [j.spec.name for j in page] == ["j3"]
 
 
-def test_a_missing_resource_is_named(store: PostgresStore) -> None:
+def test_a_missing_resource_is_named(store: Store) -> None:
     a_cluster(store)
     for call, resource in (
-        (lambda: store.get_cluster("x"), "clusters/x"),
-        (lambda: store.list_jobs("x", [], 0, 1), "clusters/x"),
-        (lambda: store.list_rounds("x", 0, 1), "clusters/x"),
-        (lambda: store.list_tenants("x"), "clusters/x"),
-        (lambda: store.list_models("x"), "clusters/x"),
+        (lambda: store.read(get_cluster, "x"), "clusters/x"),
+        (lambda: store.read(list_jobs, "x", [], 0, 1), "clusters/x"),
+        (lambda: store.read(list_rounds, "x", 0, 1), "clusters/x"),
+        (lambda: store.read(list_tenants, "x"), "clusters/x"),
+        (lambda: store.read(list_models, "x"), "clusters/x"),
         (lambda: store.estimation("x"), "clusters/x"),
-        (lambda: do(store, lambda w: w.upsert_tenants("x", [])), "clusters/x"),
-        (lambda: do(store, lambda w: w.delete_tenants("x", [])), "clusters/x"),
-        (lambda: do(store, lambda w: w.upsert_models("x", [])), "clusters/x"),
-        (lambda: store.get_job(C, "x"), f"clusters/{C}/jobs/x"),
-        (lambda: store.job_history(C, "x"), f"clusters/{C}/jobs/x"),
-        (lambda: store.get_node(C, "x"), f"clusters/{C}/nodes/x"),
+        (lambda: store.change(upsert_tenants, "x", []), "clusters/x"),
+        (lambda: store.change(delete_tenants, "x", []), "clusters/x"),
+        (lambda: store.change(upsert_models, "x", []), "clusters/x"),
+        (lambda: store.read(get_job, C, "x"), f"clusters/{C}/jobs/x"),
+        (lambda: store.read(job_history, C, "x"), f"clusters/{C}/jobs/x"),
+        (lambda: store.read(get_node, C, "x"), f"clusters/{C}/nodes/x"),
         (lambda: store.get_round(C, 1), f"clusters/{C}/rounds/1"),
         (lambda: store.round_snapshot(C, 1), f"clusters/{C}/rounds/1"),
         (lambda: store.snapshot("x"), "clusters/x"),
-        (lambda: store.desired(C, "x"), f"clusters/{C}/agents/x"),
-        (lambda: do(store, lambda w: w.drain_nodes(C, ["x"], draining=True)), f"{C}/nodes/x"),
+        (lambda: store.read(load_desired_gangs, C, "x"), f"clusters/{C}/agents/x"),
+        (lambda: store.change(drain_nodes, C, ["x"], draining=True), f"{C}/nodes/x"),
     ):
         with pytest.raises(NotFound, match=f"{resource} does not exist"):
             call()
 
 
-def test_a_deadlocked_transaction_is_retried(store: PostgresStore, database: Database) -> None:
+def test_a_deadlocked_transaction_is_retried(store: Store, database: Database) -> None:
     a_cluster(store)
     submit(store, a_spec("a"), a_spec("b"))
     both_hold_one, attempts = threading.Barrier(2, timeout=PATIENCE_S), []
@@ -594,26 +608,26 @@ def test_a_deadlocked_transaction_is_retried(store: PostgresStore, database: Dat
     assert len(attempts) > 2  # on a busy machine the second attempt may collide, too
 
 
-def upsert_tenants(store: PostgresStore, *tenants: TenantSpec) -> None:
-    do(store, lambda w: w.upsert_tenants(C, tenants))
+def put_tenants(store: Store, *tenants: TenantSpec) -> None:
+    store.change(upsert_tenants, C, tenants)
 
 
-def test_jobs_of_a_deleted_tenant_stay(store: PostgresStore) -> None:
+def test_jobs_of_a_deleted_tenant_stay(store: Store) -> None:
     a_cluster(store)
-    upsert_tenants(store, TenantSpec(name="a", quotas={"a100": 1}), TenantSpec(name="b"))
+    put_tenants(store, TenantSpec(name="a", quotas={"a100": 1}), TenantSpec(name="b"))
     submit(store, a_spec("x", tenant="a"))
     with pytest.raises(NotFound, match=f"clusters/{C}/tenants/z does not exist"):
-        do(store, lambda w: w.delete_tenants(C, ["a", "z"]))
-    do(store, lambda w: w.delete_tenants(C, ["a"]))
-    assert [t.name for t in store.list_tenants(C)] == ["b"]
+        store.change(delete_tenants, C, ["a", "z"])
+    store.change(delete_tenants, C, ["a"])
+    assert [t.name for t in store.read(list_tenants, C)] == ["b"]
     assert job(store, "x").spec.tenant == "a"
     assert len(store.snapshot(C).quotas) == 0
 
 
-def test_quotas_that_cannot_be_met_together_are_refused(store: PostgresStore) -> None:
+def test_quotas_that_cannot_be_met_together_are_refused(store: Store) -> None:
     a_cluster(store, nodes=2, gpus=4, types=("a100", "v100"))
-    do(store, lambda w: w.drain_nodes(C, ["a100-0"], draining=True))  # a draining node counts, too
-    upsert_tenants(store, TenantSpec(name="t0", quotas={"v100": 1}))
+    store.change(drain_nodes, C, ["a100-0"], draining=True)  # a draining node counts, too
+    put_tenants(store, TenantSpec(name="t0", quotas={"v100": 1}))
     refused: list[tuple[tuple[dict[str, int], ...], str]] = [
         (({"a100": 5}, {"a100": 4}), "quotas of a100 sum to 9 GPUs, but the cluster has 8"),
         (({"": 9}, {"": 8}), "quotas sum to 17 GPUs, but the cluster has 16"),
@@ -624,15 +638,15 @@ def test_quotas_that_cannot_be_met_together_are_refused(store: PostgresStore) ->
     for quotas, message in refused:
         tenants = [TenantSpec(name=f"t{i}", quotas=q) for i, q in enumerate(quotas)]
         with pytest.raises(InvalidInput, match=message):
-            upsert_tenants(store, *tenants)
+            put_tenants(store, *tenants)
         for tenant in tenants[:-1]:  # those before the last are accepted without it
-            upsert_tenants(store, tenant)
+            put_tenants(store, tenant)
         with pytest.raises(InvalidInput, match=message):
-            upsert_tenants(store, tenants[-1])
-        upsert_tenants(store, TenantSpec(name="t0"))
+            put_tenants(store, tenants[-1])
+        put_tenants(store, TenantSpec(name="t0"))
 
 
-def test_gpu_bounds_of_jobs_are_counts_to_estimate(store: PostgresStore) -> None:
+def test_gpu_bounds_of_jobs_are_counts_to_estimate(store: Store) -> None:
     a_cluster(store)
     fresh = Workload(model="new", params="1B", global_batch=8)
     submit(store, a_spec("a", workload=fresh, requested_gpus=4, min_gpus=3, max_gpus=6))
@@ -640,12 +654,12 @@ def test_gpu_bounds_of_jobs_are_counts_to_estimate(store: PostgresStore) -> None
     assert (wanted.requests, wanted.counts) == ((4,), (3, 6))
 
 
-def test_parents_read_back_and_their_quotas_bound_those_of_children(store: PostgresStore) -> None:
+def test_parents_read_back_and_their_quotas_bound_those_of_children(store: Store) -> None:
     a_cluster(store)
     lab = TenantSpec(name="lab", quotas={"a100": 3})
     nlp, chat = TenantSpec(name="nlp", parent="lab"), TenantSpec(name="chat", parent="nlp")
-    upsert_tenants(store, chat, nlp, lab)
-    assert store.list_tenants(C) == [chat, lab, nlp]
+    put_tenants(store, chat, nlp, lab)
+    assert store.read(list_tenants, C) == [chat, lab, nlp]
     tenants = store.snapshot(C).tenants
     assert [tenants.name[p] if p >= 0 else "" for p in tenants.parent.tolist()] == [
         "nlp",
@@ -653,29 +667,29 @@ def test_parents_read_back_and_their_quotas_bound_those_of_children(store: Postg
         "lab",
     ]
     with pytest.raises(InvalidInput, match="tenants below lab sum to 4 GPUs"):
-        upsert_tenants(store, TenantSpec(name="chat", parent="nlp", quotas={"a100": 4}))
+        put_tenants(store, TenantSpec(name="chat", parent="nlp", quotas={"a100": 4}))
     with pytest.raises(InvalidInput, match="lab is named twice"):
-        upsert_tenants(store, lab, lab)
+        put_tenants(store, lab, lab)
     with pytest.raises(InvalidInput, match="circle"):
-        upsert_tenants(store, TenantSpec(name="lab", parent="chat"))
+        put_tenants(store, TenantSpec(name="lab", parent="chat"))
     with pytest.raises(InvalidInput, match="the parent of x, y, has no settings"):
-        upsert_tenants(store, TenantSpec(name="x", parent="y"))
+        put_tenants(store, TenantSpec(name="x", parent="y"))
     with pytest.raises(InUse, match=r"tenants/nlp is in use by 1 child \(chat\)"):
-        do(store, lambda w: w.delete_tenants(C, ["nlp"]))
-    upsert_tenants(store, TenantSpec(name="chat"))
-    do(store, lambda w: w.delete_tenants(C, ["nlp", "lab"]))
-    assert store.list_tenants(C) == [TenantSpec(name="chat")]
+        store.change(delete_tenants, C, ["nlp"])
+    put_tenants(store, TenantSpec(name="chat"))
+    store.change(delete_tenants, C, ["nlp", "lab"])
+    assert store.read(list_tenants, C) == [TenantSpec(name="chat")]
 
 
-def test_a_reservation_of_a_tenant_serves_the_jobs_of_those_below_it(store: PostgresStore) -> None:
+def test_a_reservation_of_a_tenant_serves_the_jobs_of_those_below_it(store: Store) -> None:
     a_cluster(store)
-    upsert_tenants(store, TenantSpec(name="lab"), TenantSpec(name="nlp", parent="lab"))
+    put_tenants(store, TenantSpec(name="lab"), TenantSpec(name="nlp", parent="lab"))
     submit(store, a_spec("below", tenant="nlp"), a_spec("own", tenant="lab"), a_spec("no"))
     now_s = store.snapshot(C).now_s
     spec = ReservationSpec(
         name="r", start_s=now_s, end_s=now_s + 60.0, gpu_type="a100", gpus=1, tenant="lab"
     )
-    do(store, lambda w: w.create_reservation(C, spec))
+    store.change(create_reservation, C, spec)
     snapshot = store.snapshot(C)
     served = {snapshot.jobs.name[job] for job in snapshot.entitlements.job.tolist()}
     assert served == {"below", "own"}

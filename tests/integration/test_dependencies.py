@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from tessera.db.engine import Database
-from tessera.db.store import PostgresStore
+from tessera.db.store import Store
+from tessera.db.submission import submit_jobs
 from tessera.formulation.arrays import ArrayRange
 from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.dependencies import Condition, Dependency
@@ -42,7 +43,6 @@ from tests.support.stored_cluster import (
     agents_report,
     apply_event,
     commit,
-    do,
     execute,
     fail,
     job,
@@ -66,14 +66,14 @@ def members(name: str, last: int, limit: int = 0, **more: Any) -> list[JobSpec]:
     return [a_spec(m.name, array=m, **more) for m in indices.members(name)]
 
 
-def finish(store: PostgresStore, name: str) -> None:
+def finish(store: Store, name: str) -> None:
     """Run a job to its success."""
     run(store, **{name: [(A0, [0])]})
     agents_report(store, phase="succeeded")
     assert job(store, name).state is JobState.SUCCEEDED
 
 
-def test_a_job_waits_until_the_jobs_that_it_names_have_succeeded(lab: PostgresStore) -> None:
+def test_a_job_waits_until_the_jobs_that_it_names_have_succeeded(lab: Store) -> None:
     submit(lab, a_spec("c", after=after("a", "b")), a_spec("a"), a_spec("b"))
     finish(lab, "a")
     reason = job(lab, "c").reason
@@ -91,7 +91,7 @@ def test_a_job_waits_until_the_jobs_that_it_names_have_succeeded(lab: PostgresSt
     finish(lab, "c")
 
 
-def test_the_database_refuses_to_start_a_job_before_its_dependencies(lab: PostgresStore) -> None:
+def test_the_database_refuses_to_start_a_job_before_its_dependencies(lab: Store) -> None:
     submit(lab, a_spec("a"), a_spec("b", after=after("a")))
     snapshot = lab.snapshot(C)
     with pytest.raises(Exception, match="ck_jobs_dependencies"):
@@ -100,7 +100,7 @@ def test_the_database_refuses_to_start_a_job_before_its_dependencies(lab: Postgr
 
 
 def test_a_job_that_can_never_start_is_rejected_with_those_that_wait_for_it(
-    lab: PostgresStore,
+    lab: Store,
 ) -> None:
     submit(
         lab,
@@ -128,7 +128,7 @@ def test_a_job_that_can_never_start_is_rejected_with_those_that_wait_for_it(
 
 
 def test_a_met_dependency_asks_for_a_round_and_stays_met_when_its_job_is_deleted(
-    lab: PostgresStore, database: Database
+    lab: Store, database: Database
 ) -> None:
     submit(lab, a_spec("a"), a_spec("b", after=after(a=Condition.ENDED)))
     with round_requests(database) as requests:
@@ -141,7 +141,7 @@ def test_a_met_dependency_asks_for_a_round_and_stays_met_when_its_job_is_deleted
     finish(lab, "b")
 
 
-def test_a_job_may_wait_for_one_that_has_ended_already(lab: PostgresStore) -> None:
+def test_a_job_may_wait_for_one_that_has_ended_already(lab: Store) -> None:
     submit(lab, a_spec("a"), a_spec("lost"))
     finish(lab, "a")
     apply_event(lab, "lost", JobEvent.CANCEL)
@@ -151,7 +151,7 @@ def test_a_job_may_wait_for_one_that_has_ended_already(lab: PostgresStore) -> No
         submit(lab, a_spec("c", after=after("lost")))
 
 
-def test_unknown_jobs_circles_and_jobs_of_other_tenants_are_refused(lab: PostgresStore) -> None:
+def test_unknown_jobs_circles_and_jobs_of_other_tenants_are_refused(lab: Store) -> None:
     for specs, says in (
         ([a_spec("b", after=after("nothing"))], "no job or array nothing"),
         ([a_spec("b", after=after("b"))], "b -> b"),
@@ -164,11 +164,11 @@ def test_unknown_jobs_circles_and_jobs_of_other_tenants_are_refused(lab: Postgre
     submit(lab, a_spec("theirs", tenant="vision"))
     spec = a_spec("mine", tenant="nlp", after=after("theirs"))
     with pytest.raises(InvalidInput, match="no job or array theirs"):
-        do(lab, lambda w: w.submit_jobs(C, [spec], ["nlp"]))
-    do(lab, lambda w: w.submit_jobs(C, [spec], ["nlp", "vision"]))
+        lab.change(submit_jobs, C, [spec], ["nlp"])
+    lab.change(submit_jobs, C, [spec], ["nlp", "vision"])
 
 
-def test_a_job_waits_for_all_members_of_an_array(lab: PostgresStore, database: Database) -> None:
+def test_a_job_waits_for_all_members_of_an_array(lab: Store, database: Database) -> None:
     submit(lab, *members("swarm", 2), a_spec("all", after=after("swarm")))
     submit(lab, a_spec("any", after=after(swarm=Condition.FAILED)))
     finish(lab, "swarm.0")
@@ -183,7 +183,7 @@ def test_a_job_waits_for_all_members_of_an_array(lab: PostgresStore, database: D
 
 
 def test_the_first_lost_member_rejects_who_needs_all_and_the_last_frees_who_needs_one(
-    lab: PostgresStore,
+    lab: Store,
 ) -> None:
     submit(lab, *members("swarm", 1), a_spec("all", after=after("swarm")))
     submit(lab, a_spec("handler", after=after(swarm=Condition.FAILED)))
@@ -194,7 +194,7 @@ def test_the_first_lost_member_rejects_who_needs_all_and_the_last_frees_who_need
     assert lab.snapshot(C).jobs.may_run().all()
 
 
-def test_a_job_and_an_array_of_one_name_are_refused(lab: PostgresStore) -> None:
+def test_a_job_and_an_array_of_one_name_are_refused(lab: Store) -> None:
     submit(lab, a_spec("sweep"), *members("swarm", 1))
     for specs in (members("sweep", 1), [a_spec("swarm")], members("swarm", 1)):
         with pytest.raises(AlreadyExists):
@@ -223,13 +223,13 @@ def test_no_job_starts_before_its_dependencies_and_every_job_ends(
     empty_databases: EmptyDatabases, graph: dict[str, dict[str, Condition]], seed: int
 ) -> None:
     with empty_databases.take() as database:
-        store = PostgresStore(database)
+        store = Store(database)
         a_cluster(store, nodes=1)
         follow_graph(store, graph, np.random.default_rng(seed))
 
 
 def follow_graph(
-    store: PostgresStore, graph: dict[str, dict[str, Condition]], rng: np.random.Generator
+    store: Store, graph: dict[str, dict[str, Condition]], rng: np.random.Generator
 ) -> None:
     """Let jobs end in a random order, and check that none could start too early or wait for ever."""
     specs = [a_spec(name, after=after(**graph.get(name, {}))) for name in NAMES]
@@ -251,7 +251,7 @@ def follow_graph(
         assert rejected == any(not c.is_met(succeeded=ends[on]) for on, c in conditions.items())
 
 
-def test_a_rejected_decision_rejects_dependents(lab: PostgresStore) -> None:
+def test_a_rejected_decision_rejects_dependents(lab: Store) -> None:
     submit(lab, a_spec("a"), a_spec("b", after=after("a")))
     snapshot = lab.snapshot(C)
     commit(lab, snapshot, wait(snapshot, "a", DecisionKind.REJECT))
@@ -262,7 +262,7 @@ Indices = jobs_pb2.ArrayIndices
 
 
 @pytest.fixture
-async def a(store: PostgresStore) -> AsyncIterator[Api]:
+async def a(store: Store) -> AsyncIterator[Api]:
     """Return the stubs of a server."""
     async with api(store) as found:
         yield found
@@ -374,7 +374,7 @@ train,1,m,1B,8,9,1,
 
 
 async def test_the_command_line_submits_folds_and_changes_arrays(
-    store: PostgresStore, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importing, "JOBS_PER_CALL", 1)
     (tmp_path / "t.csv").write_text(TRACE)
@@ -411,7 +411,7 @@ c,0,m,1B,8,9,99
 
 
 async def test_an_import_in_several_calls_leaves_nothing_if_one_of_them_is_refused(
-    store: PostgresStore, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importing, "JOBS_PER_CALL", 1)
     (tmp_path / "t.csv").write_text(UNFIT)

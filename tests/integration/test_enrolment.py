@@ -16,6 +16,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from grpc import StatusCode
 
 from tessera.client import ChannelSettings
+from tessera.db import audit_log
+from tessera.db.enrolment import create_join_token
 from tessera.formulation.access import Role
 from tessera.formulation.records.access import AuditFilter
 from tessera.formulation.secrets import JOIN_PREFIX, format_token, hash_secret
@@ -99,7 +101,9 @@ class Setup:
         """Return the subject, the target and the outcome of a method's calls, the newest first."""
         await self.server.parts.server.gate._refusals._flush()
         chosen = AuditFilter(method=method)
-        entries = await asyncio.to_thread(self.server.access.list_audit, chosen, 0, 100)
+        entries = await asyncio.to_thread(
+            self.server.access.read, audit_log.list_entries, chosen, 0, 100
+        )
         return [(entry.subject, entry.target, entry.outcome) for entry in entries]
 
 
@@ -180,8 +184,8 @@ async def test_join_tokens_that_prove_nothing_enrol_nobody(setup: Setup) -> None
     request = access_pb2.RevokeJoinTokenRequest(parent=PLACE, id=revoked.join_token.id)
     await setup.server.call(setup.admin, "/tessera.v1.Access/RevokeJoinToken", request)
     expired = a_join_token(cluster="main", nodes=("three-*",), expires_s=EARLIER_S)
-    setup.server.access.create_join_token(
-        replace(expired, secret_hash=hash_secret(43 * "s")), "tests"
+    setup.server.access.change(
+        create_join_token, replace(expired, secret_hash=hash_secret(43 * "s")), "tests"
     )
     old = format_token(JOIN_PREFIX, expired.id, 43 * "s")
     forged = [text[:-43] + 43 * "x" for text in (token.text, revoked.text)]

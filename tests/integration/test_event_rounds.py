@@ -11,9 +11,20 @@ from typing import Any
 
 import pytest
 
+from tessera.db.cluster_changes import upsert_nodes
+from tessera.db.deletion import delete_cells
+from tessera.db.derived_estimates import put_derived_estimates
+from tessera.db.drains import drain_nodes
 from tessera.db.engine import Database
 from tessera.db.health import PROBATION_S
-from tessera.db.store import PostgresStore
+from tessera.db.job_changes import update_job
+from tessera.db.leases import acquire_lease
+from tessera.db.reads import get_cluster, get_node
+from tessera.db.rounds import list_rounds
+from tessera.db.store import Connection, Store
+from tessera.db.submission import submit_jobs
+from tessera.db.tenants import upsert_tenants
+from tessera.db.workloads import upsert_estimates
 from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.errors import DeadlineTooShort, Unavailable
 from tessera.formulation.lifecycle import ACTIVE, JobEvent, JobState
@@ -43,7 +54,6 @@ from tests.support.stored_cluster import (
     agents_report,
     apply_event,
     commit,
-    do,
     end_back_off,
     execute,
     fail,
@@ -61,13 +71,13 @@ A0, A1 = "a100-0", "a100-1"
 
 
 @pytest.fixture
-def lasting(database: Database) -> PostgresStore:
+def lasting(database: Database) -> Store:
     """Return a store whose agents do not expire, however slow the machine is."""
-    return PostgresStore(database, lease_s=HOUR_S)
+    return Store(database, lease_s=HOUR_S)
 
 
 @pytest.fixture
-def one(lasting: PostgresStore) -> PostgresStore:
+def one(lasting: Store) -> Store:
     """Return a store with a node of four GPUs, on which a runs while b waits."""
     a_cluster(lasting, nodes=1, gpus=4)
     submit(lasting, a_spec("a", max_retries=20, iterations=10**9), a_spec("b", requested_gpus=4))
@@ -97,7 +107,7 @@ async def until(condition: Any) -> None:
 
 
 async def test_a_failure_triggers_a_round_that_gives_the_gpus_to_another_job_at_once(
-    lasting: PostgresStore, database: Database
+    lasting: Store, database: Database
 ) -> None:
     a_cluster(lasting, nodes=1, gpus=4)
     submit(lasting, a_spec("a", weight=50.0), a_spec("b"))
@@ -111,7 +121,7 @@ async def test_a_failure_triggers_a_round_that_gives_the_gpus_to_another_job_at_
 
 
 async def test_rounds_triggered_by_back_off_ends_and_event_storms_are_spaced(
-    one: PostgresStore, database: Database
+    one: Store, database: Database
 ) -> None:
     fail(one, "a")
     prolong_back_off(database)
@@ -129,7 +139,7 @@ async def test_rounds_triggered_by_back_off_ends_and_event_storms_are_spaced(
 
 
 async def test_after_a_lost_connection_every_cluster_of_the_replica_has_a_round(
-    one: PostgresStore,
+    one: Store,
 ) -> None:
     async with a_replica(one) as replica:
         assert await replica.tick_after(0.0) == 2
@@ -139,9 +149,9 @@ async def test_after_a_lost_connection_every_cluster_of_the_replica_has_a_round(
 
 
 async def test_a_replica_that_takes_a_lease_over_makes_up_for_missed_events(
-    one: PostgresStore, database: Database
+    one: Store, database: Database
 ) -> None:
-    assert one.acquire_lease(C, "another", 60.0)
+    assert one.update(acquire_lease, C, "another", 60.0)
     async with a_replica(one) as replica:
         assert await replica.tick_after(0.0) == 1
         replica.rounds.wake(C)  # the other replica would answer it, but it ends before that
@@ -151,7 +161,7 @@ async def test_a_replica_that_takes_a_lease_over_makes_up_for_missed_events(
 
 
 async def test_a_wake_up_survives_a_database_outage(
-    one: PostgresStore, monkeypatch: pytest.MonkeyPatch
+    one: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> bool:
         raise Unavailable("no database")
@@ -159,7 +169,7 @@ async def test_a_wake_up_survives_a_database_outage(
     async with a_replica(one) as replica:
         replica.rounds.wake(C)
         with monkeypatch.context() as outage:
-            outage.setattr(one, "acquire_lease", refuse)
+            outage.setattr("tessera.service.periodic.acquire_lease", refuse)
             with pytest.raises(Unavailable):
                 await replica.rounds.begin_due()
             await replica.rounds.begin_due()  # the next attempt is not made at once
@@ -167,7 +177,7 @@ async def test_a_wake_up_survives_a_database_outage(
 
 
 async def test_a_round_that_fails_is_tried_again_after_longer_and_longer(
-    one: PostgresStore, monkeypatch: pytest.MonkeyPatch
+    one: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries = list[float]()
     async with a_replica(one) as replica:
@@ -188,7 +198,7 @@ async def test_a_round_that_fails_is_tried_again_after_longer_and_longer(
 
 
 async def test_a_node_is_looked_at_when_it_would_fall_silent(
-    one: PostgresStore, database: Database
+    one: Store, database: Database
 ) -> None:
     async with a_replica(one) as replica:
         assert await replica.tick_after(0.0) == 2
@@ -199,9 +209,7 @@ async def test_a_node_is_looked_at_when_it_would_fall_silent(
         assert await replica.rounds_after(HOUR_S / 2 - 1.0 + 20.0) == 3
 
 
-async def test_an_idle_node_that_returns_has_a_round(
-    one: PostgresStore, database: Database
-) -> None:
+async def test_an_idle_node_that_returns_has_a_round(one: Store, database: Database) -> None:
     async with a_replica(one) as replica:
         execute(database, "UPDATE agents SET heard_at = heard_at - interval '2 h'")
         last = await replica.tick_after(0.0)
@@ -211,7 +219,7 @@ async def test_an_idle_node_that_returns_has_a_round(
         assert states(one)["b"] is JobState.STARTING or states(one)["a"] is JobState.STARTING
 
 
-async def test_a_promised_schedule_has_its_round_in_time(one: PostgresStore) -> None:
+async def test_a_promised_schedule_has_its_round_in_time(one: Store) -> None:
     async with a_replica(one) as replica:
         assert await replica.tick_after(0.0) == 2
         snapshot = one.snapshot(C)
@@ -223,7 +231,7 @@ async def test_a_promised_schedule_has_its_round_in_time(one: PostgresStore) -> 
 
 
 async def test_a_node_returns_from_probation_in_a_round_of_its_own(
-    one: PostgresStore, database: Database
+    one: Store, database: Database
 ) -> None:
     fault = HealthFault(gpu=0, kind="lost", detail="the driver has lost it")
     async with a_replica(one) as replica:
@@ -239,10 +247,10 @@ async def test_a_node_returns_from_probation_in_a_round_of_its_own(
         execute(database, "UPDATE nodes SET probation_until = now()")
         assert await replica.rounds_after(60.0) == last + 1
         assert JobState.STARTING in states(one).values()
-        assert not one.get_node(C, A0).draining
+        assert not one.read(get_node, C, A0).draining
 
 
-async def test_a_storm_of_events_piles_up_no_tasks_rounds_or_memory(one: PostgresStore) -> None:
+async def test_a_storm_of_events_piles_up_no_tasks_rounds_or_memory(one: Store) -> None:
     async with a_replica(one) as replica:
         assert await replica.tick_after(0.0) == 2
         replica.rounds.start()
@@ -255,7 +263,7 @@ async def test_a_storm_of_events_piles_up_no_tasks_rounds_or_memory(one: Postgre
                 await asyncio.sleep(0)
         assert len(asyncio.all_tasks()) <= before + 1
         assert deep_size(replica.rounds._clusters) <= size + 100
-        assert one.get_cluster(C).last_round == 2  # it is too early for another
+        assert one.read(get_cluster, C).last_round == 2  # it is too early for another
         assert await replica.rounds_after(2.5) == 3
         assert await replica.rounds_after(60.0) == 3
         assert job(one, "a").state is JobState.RUNNING
@@ -270,7 +278,7 @@ def deep_size(known: dict[str, Any]) -> int:
     )
 
 
-async def test_one_replica_commits_one_round_in_each_period(lasting: PostgresStore) -> None:
+async def test_one_replica_commits_one_round_in_each_period(lasting: Store) -> None:
     clock = HandClock()
     for name in ("c", "d"):
         a_served_cluster(lasting, name)
@@ -291,7 +299,7 @@ async def test_one_replica_commits_one_round_in_each_period(lasting: PostgresSto
         assert await rounds_after_ticks(first, second) == [2, 2]
 
 
-async def test_a_requested_round_restarts_the_period(one: PostgresStore) -> None:
+async def test_a_requested_round_restarts_the_period(one: Store) -> None:
     async with a_replica(one) as replica:
         assert await replica.tick_after(0.0) == 2
         replica.clock.now_s += HOUR_S / 2
@@ -302,18 +310,18 @@ async def test_a_requested_round_restarts_the_period(one: PostgresStore) -> None
         assert await replica.tick_after(3.0) == 4
 
 
-async def test_a_periodic_round_follows_the_standing_policy(one: PostgresStore) -> None:
+async def test_a_periodic_round_follows_the_standing_policy(one: Store) -> None:
     config = Config(policy="{objective: max-min then jct, max_changes: 1}", period_s=60.0)
     policies = StandingPolicies(one, config.round_options())
     async with a_replica(one, policies=policies) as replica:
         await replica.tick_after(0.0)
-    decided = one.list_rounds(C, 0, 1)[0]
+    decided = one.read(list_rounds, C, 0, 1)[0]
     assert decided.options["objective"] == "max-min then jct"
     assert (decided.options["max_changes"], decided.options["round_s"]) == (1, 60.0)
 
 
 async def test_an_unreachable_store_is_logged_once_and_not_at_each_tick(
-    lasting: PostgresStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    lasting: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     ticks, enough = 0, asyncio.Event()
 
@@ -341,7 +349,7 @@ SILENCE_S = 45.0
 
 
 @pytest.fixture
-def busy(store: PostgresStore) -> PostgresStore:
+def busy(store: Store) -> Store:
     """Return a store with two nodes of four GPUs, on both of which a runs while b waits."""
     a_cluster(store, nodes=2, gpus=4)
     submit(store, a_spec("a", max_retries=1), a_spec("b"))
@@ -350,7 +358,7 @@ def busy(store: PostgresStore) -> PostgresStore:
 
 
 @pytest.fixture
-def requests(busy: PostgresStore, database: Database) -> Iterator[RoundRequests]:
+def requests(busy: Store, database: Database) -> Iterator[RoundRequests]:
     with round_requests(database) as heard:
         yield heard
 
@@ -362,42 +370,36 @@ def make_silent(database: Database, agent: str, seconds: float = 3600.0) -> None
     )
 
 
-def outlook(store: PostgresStore) -> ClusterOutlook:
+def outlook(store: Store) -> ClusterOutlook:
     return store.outlooks([C])[C]
 
 
-EVENTS: dict[str, Callable[[PostgresStore], object]] = {
+EVENTS: dict[str, Callable[[Store], object]] = {
     "a submission": lambda s: submit(s, a_spec("c")),
     "the end of a job": lambda s: agents_report(s, phase="succeeded"),
     "a failure": lambda s: fail(s, "a"),
     "a cancellation": lambda s: apply_event(s, "a", JobEvent.CANCEL),
     "a hold": lambda s: apply_event(s, "b", JobEvent.HOLD),
-    "a changed job": lambda s: do(
-        s, lambda w: w.update_job(C, a_spec("b", weight=9.0), ["weight"], None)
-    ),
-    "a drain": lambda s: do(s, lambda w: w.drain_nodes(C, [A0], draining=True)),
+    "a changed job": lambda s: s.change(update_job, C, a_spec("b", weight=9.0), ["weight"], None),
+    "a drain": lambda s: s.change(drain_nodes, C, [A0], draining=True),
     "a new node": lambda s: s.hello(C, "new", "1", [NodeSpec(name="n", gpu_type="a100", gpus=4)]),
-    "a changed node": lambda s: do(
-        s, lambda w: w.upsert_nodes(C, [NodeSpec(name=A0, gpu_type="a100", gpus=8)])
+    "a changed node": lambda s: s.change(
+        upsert_nodes, C, [NodeSpec(name=A0, gpu_type="a100", gpus=8)]
     ),
     "a node that its agent leaves": lambda s: s.hello(C, AGENT1, "first", []),
-    "changed estimates": lambda s: do(
-        s, lambda w: w.upsert_estimates(C, [a_record(1, iter_time_s=0.5)])
+    "changed estimates": lambda s: s.change(upsert_estimates, C, [a_record(1, iter_time_s=0.5)]),
+    "first estimates": lambda s: s.change(
+        put_derived_estimates, C, [a_record(3, iter_time_s=0.2, nodes=1)], {BERT: "of the model"}
     ),
-    "first estimates": lambda s: do(
-        s, lambda w: w.derive(C, [a_record(3, iter_time_s=0.2, nodes=1)], {BERT: "of the model"})
-    ),
-    "deleted estimates": lambda s: do(
-        s, lambda w: w.delete_cells(C, CellFilter(workload=BERT, gpus=2))
-    ),
-    "a tenant's quota": lambda s: do(
-        s, lambda w: w.upsert_tenants(C, [TenantSpec(name="t", quotas={"a100": 1})])
+    "deleted estimates": lambda s: s.change(delete_cells, C, CellFilter(workload=BERT, gpus=2)),
+    "a tenant's quota": lambda s: s.change(
+        upsert_tenants, C, [TenantSpec(name="t", quotas={"a100": 1})]
     ),
 }
 
 
 @pytest.mark.parametrize("name", EVENTS)
-def test_an_event_asks_for_a_round(name: str, busy: PostgresStore, requests: RoundRequests) -> None:
+def test_an_event_asks_for_a_round(name: str, busy: Store, requests: RoundRequests) -> None:
     EVENTS[name](busy)
     heard = requests.take()
     assert heard
@@ -405,14 +407,14 @@ def test_an_event_asks_for_a_round(name: str, busy: PostgresStore, requests: Rou
 
 
 def test_lost_nodes_holds_and_drains_ask_for_rounds_when_they_begin_and_end(
-    busy: PostgresStore, requests: RoundRequests, database: Database
+    busy: Store, requests: RoundRequests, database: Database
 ) -> None:
     apply_event(busy, "b", JobEvent.HOLD)
-    do(busy, lambda w: w.drain_nodes(C, [A0], draining=True))
+    busy.change(drain_nodes, C, [A0], draining=True)
     requests.take()
     apply_event(busy, "b", JobEvent.RELEASE)
     assert requests.take() == [C]
-    do(busy, lambda w: w.drain_nodes(C, [A0], draining=False))
+    busy.change(drain_nodes, C, [A0], draining=False)
     assert requests.take() == [C]
     make_silent(database, AGENT1)
     assert busy.expire(C) == ["a"]
@@ -421,49 +423,44 @@ def test_lost_nodes_holds_and_drains_ask_for_rounds_when_they_begin_and_end(
     assert requests.take() == [C]
 
 
-QUIET: dict[str, Callable[[PostgresStore], object]] = {
+QUIET: dict[str, Callable[[Store], object]] = {
     "progress": lambda s: agent_reports(s, AGENT0, iterations_done=5.0, iter_time_s=1.0),
     "a heartbeat": lambda s: record_heartbeat(s, AGENT0),
     "a reconnection": lambda s: s.hello(
         C, AGENT0, "first", [NodeSpec(name=A0, gpu_type="a100", gpus=4)]
     ),
-    "a label": lambda s: do(
-        s, lambda w: w.update_job(C, a_spec("b", labels={"x": "y"}), ["labels"], None)
-    ),
-    "a repeated drain": lambda s: do(s, lambda w: w.drain_nodes(C, [A0], draining=False)),
-    "estimates that no live job needs": lambda s: do(
-        s,
-        lambda w: w.upsert_estimates(
-            C, [a_record(1, workload=Workload(model="other", params="", global_batch=8))]
-        ),
+    "a label": lambda s: s.change(update_job, C, a_spec("b", labels={"x": "y"}), ["labels"], None),
+    "a repeated drain": lambda s: s.change(drain_nodes, C, [A0], draining=False),
+    "estimates that no live job needs": lambda s: s.change(
+        upsert_estimates,
+        C,
+        [a_record(1, workload=Workload(model="other", params="", global_batch=8))],
     ),
 }
 
 
 @pytest.mark.parametrize("name", QUIET)
 def test_what_changes_no_decision_asks_for_no_round(
-    name: str, busy: PostgresStore, requests: RoundRequests
+    name: str, busy: Store, requests: RoundRequests
 ) -> None:
     QUIET[name](busy)
     assert requests.take() == []
 
 
-def test_a_cluster_without_a_live_job_asks_for_no_round(
-    store: PostgresStore, database: Database
-) -> None:
+def test_a_cluster_without_a_live_job_asks_for_no_round(store: Store, database: Database) -> None:
     a_cluster(store)
     with round_requests(database) as requests:
         store.hello(C, "new", "1", [NodeSpec(name="n", gpu_type="a100", gpus=4)])
-        do(store, lambda w: w.drain_nodes(C, [A0], draining=True))
-        do(store, lambda w: w.upsert_estimates(C, [a_record(1, iter_time_s=0.5)]))
+        store.change(drain_nodes, C, [A0], draining=True)
+        store.change(upsert_estimates, C, [a_record(1, iter_time_s=0.5)])
         assert requests.take() == []
 
 
 def test_decisions_of_a_round_and_dry_changes_ask_for_no_other_round(
-    busy: PostgresStore, requests: RoundRequests
+    busy: Store, requests: RoundRequests
 ) -> None:
-    def work(writer: object) -> bytes:
-        writer.submit_jobs(C, [a_spec("c")])  # type: ignore[attr-defined]
+    def work(connection: Connection) -> bytes:
+        submit_jobs(connection, C, [a_spec("c")])
         return b""
 
     busy.write(None, work, validate_only=True)
@@ -477,7 +474,7 @@ def test_decisions_of_a_round_and_dry_changes_ask_for_no_other_round(
 
 
 def test_the_outlook_follows_nodes_that_fall_silent_with_and_without_jobs(
-    busy: PostgresStore, database: Database
+    busy: Store, database: Database
 ) -> None:
     make_silent(database, AGENT1, seconds=30.0)
     seen = outlook(busy)
@@ -498,7 +495,7 @@ def test_the_outlook_follows_nodes_that_fall_silent_with_and_without_jobs(
 
 
 def test_an_idle_node_that_falls_silent_or_returns_changes_the_schedulable_nodes(
-    store: PostgresStore, database: Database
+    store: Store, database: Database
 ) -> None:
     a_cluster(store, nodes=2, gpus=4)
     submit(store, a_spec("a"))
@@ -511,7 +508,7 @@ def test_an_idle_node_that_falls_silent_or_returns_changes_the_schedulable_nodes
     assert outlook(store).schedulable == both
 
 
-def commit_promise(store: PostgresStore, due_in_s: float, **overrides: object) -> Snapshot:
+def commit_promise(store: Store, due_in_s: float, **overrides: object) -> Snapshot:
     """Commit a round whose promises need the next one after ``due_in_s``."""
     snapshot = store.snapshot(C)
     summary = a_summary(snapshot, promises_due_s=snapshot.now_s + due_in_s, **overrides)
@@ -519,7 +516,7 @@ def commit_promise(store: PostgresStore, due_in_s: float, **overrides: object) -
     return snapshot
 
 
-def test_the_outlook_says_when_promises_need_the_next_round(busy: PostgresStore) -> None:
+def test_the_outlook_says_when_promises_need_the_next_round(busy: Store) -> None:
     commit_promise(busy, 600.0)
     assert 500.0 < outlook(busy).promises_due_in_s <= 600.0
     commit_promise(busy, -5.0)

@@ -16,9 +16,8 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import StatusCode
 
-from tessera.db.access_store import PostgresAccessStore
 from tessera.db.engine import Database
-from tessera.db.store import PostgresStore
+from tessera.db.store import Store
 from tessera.formulation import limits
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.errors import InvalidInput
@@ -153,13 +152,13 @@ async def upsert_types(a: Api, **changes: Any) -> None:
     )
 
 
-async def upsert_node(a: Api, store: PostgresStore, name: str, gpu_type: str, gpus: int) -> None:
+async def upsert_node(a: Api, store: Store, name: str, gpu_type: str, gpus: int) -> None:
     node = clusters_pb2.Node(name=f"{PARENT}/nodes/{name}", gpu_type=gpu_type, gpus=gpus)
     await a.clusters.UpsertNodes(clusters_pb2.UpsertNodesRequest(parent=PARENT, nodes=[node]))
     store.hello(C, f"agent-{name}", "first", [NodeSpec(name=name, gpu_type=gpu_type, gpus=gpus)])
 
 
-async def make_cluster(a: Api, store: PostgresStore) -> None:
+async def make_cluster(a: Api, store: Store) -> None:
     """Make a cluster on which two jobs run and three wait."""
     await upsert_types(a)
     for name, (gpu_type, gpus) in NODES.items():
@@ -378,7 +377,7 @@ def processes() -> Iterator[SolveProcesses]:
 
 @pytest.mark.parametrize("what", [*JOBS, *OTHERS])
 async def test_no_accepted_value_breaks_a_round(
-    store: PostgresStore, processes: SolveProcesses, what: str
+    store: Store, processes: SolveProcesses, what: str
 ) -> None:
     turn = [*JOBS, *OTHERS].index(what)
     ways = {name: way for i, (name, way) in enumerate(WAYS.items()) if (i - turn) % EVERY == 0}
@@ -437,7 +436,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 )
 
 
-async def test_no_accepted_option_breaks_a_round(store: PostgresStore) -> None:
+async def test_no_accepted_option_breaks_a_round(store: Store) -> None:
     async with serving(store) as (channel, _):
         await make_cluster(Api(channel), store)
     for options in OPTIONS:
@@ -564,11 +563,11 @@ async def check_service(channel: Any) -> None:
 
 @pytest.mark.parametrize("path", METHODS, ids=lambda path: path.rpartition("/")[2])
 async def test_hostile_messages_are_answered_and_do_no_harm(
-    store: PostgresStore, database: Database, path: str, caplog: pytest.LogCaptureFixture
+    store: Store, database: Database, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     method = METHODS[path]
     rng = np.random.default_rng([SEED, *path.encode()])
-    access = PostgresAccessStore(database)
+    access = Store(database)
     async with serving(store, default_deadline_s=20.0, access=access) as (channel, _):
         await make_resources(Api(channel), channel)
         for _ in range(EXAMPLES):

@@ -9,11 +9,17 @@ from typing import Any
 
 import pytest
 
-from tessera.db.derived_estimates import ESTIMATING_CHANNEL
+from tessera.db.cluster_changes import upsert_cluster
+from tessera.db.deletion import delete_cells, delete_nodes
+from tessera.db.derived_estimates import ESTIMATING_CHANNEL, put_derived_estimates
+from tessera.db.drains import drain_nodes
 from tessera.db.engine import Database
 from tessera.db.failed_starts import DRAINED_BY, MAX_FAILED_STARTS
 from tessera.db.notify import Listener
-from tessera.db.store import PostgresStore
+from tessera.db.observe import record_observation
+from tessera.db.reads import get_node, job_history, list_estimates
+from tessera.db.store import Store
+from tessera.db.workloads import upsert_estimates
 from tessera.estimator.hardware.cluster_types import catalogue_of
 from tessera.formulation.cells import build_cells
 from tessera.formulation.execution_plan import ExecutionPlan, ZeroStage
@@ -40,7 +46,6 @@ from tests.support.stored_cluster import (
     a_spec,
     agents_report,
     commit,
-    do,
     execute,
     job,
     run,
@@ -56,9 +61,9 @@ FULL = "[Errno 28] No space left on device"
 
 
 @pytest.fixture
-def store(database: Database) -> PostgresStore:
+def store(database: Database) -> Store:
     """Return a store whose agents do not expire, however slow the machine is."""
-    return PostgresStore(database, lease_s=3600.0)
+    return Store(database, lease_s=3600.0)
 
 
 def an_estimate(plan: ExecutionPlan, iter_time_s: float, nodes: int = 1) -> EstimateRecord:
@@ -72,22 +77,22 @@ def an_estimate(plan: ExecutionPlan, iter_time_s: float, nodes: int = 1) -> Esti
 
 
 @pytest.fixture
-def two_plans(store: PostgresStore) -> PostgresStore:
+def two_plans(store: Store) -> Store:
     """Return a store where job a may run by a fast plan and by a slow one, on two GPUs of a node."""
     a_cluster(store)
     rows = [an_estimate(FAST, 1.0), an_estimate(SLOW, 2.0)]
-    do(store, lambda w: w.upsert_estimates(C, rows))
+    store.change(upsert_estimates, C, rows)
     submit(store, a_spec("a", workload=MOE, requested_gpus=2))
     return store
 
 
-def decide(store: PostgresStore) -> None:
+def decide(store: Store) -> None:
     """Decide a round by the default policy, and let agents start its jobs."""
     schedule(store)
     agents_report(store)
 
 
-def plan_of(store: PostgresStore, name: str) -> ExecutionPlan | None:
+def plan_of(store: Store, name: str) -> ExecutionPlan | None:
     allocation = job(store, name).allocation
     return None if allocation is None else allocation.plan
 
@@ -97,7 +102,7 @@ def end_back_off(database: Database) -> None:
 
 
 def report_failure(
-    store: PostgresStore,
+    store: Store,
     name: str,
     reason: launch_pb2.ExitReason.ValueType = OUT_OF_MEMORY,
     **facts: object,
@@ -111,26 +116,22 @@ def report_failure(
     agents_report(store)
 
 
-def estimates_of(
-    store: PostgresStore, workload: Workload = MOE
-) -> dict[str, tuple[float, EstimateSource]]:
-    rows, _ = store.list_estimates(
-        C, workload.model, workload.params, workload.global_batch, 0, 1000
-    )
+def estimates_of(store: Store, workload: Workload = MOE) -> dict[str, tuple[float, EstimateSource]]:
+    rows, _ = store.read(list_estimates, C, workload, 0, 1000)
     return {e.cell.plan: (e.iter_time_s, e.source) for e in rows}
 
 
 INFEASIBLE = (math.inf, EstimateSource.MEASURED)
 
 
-def feasible_plans(store: PostgresStore) -> set[str]:
+def feasible_plans(store: Store) -> set[str]:
     """Return the plans by which a round could start jobs."""
     snapshot = store.snapshot(C)
     return {snapshot.plans[plan] for plan in build_cells(snapshot).plan.tolist()}
 
 
 def test_a_plan_that_runs_out_of_memory_is_infeasible_and_others_of_its_cell_stay(
-    two_plans: PostgresStore, database: Database
+    two_plans: Store, database: Database
 ) -> None:
     decide(two_plans)
     assert plan_of(two_plans, "a") == FAST
@@ -142,17 +143,17 @@ def test_a_plan_that_runs_out_of_memory_is_infeasible_and_others_of_its_cell_sta
     end_back_off(database)
     decide(two_plans)
     assert [plan_of(two_plans, name) for name in "ab"] == [SLOW, SLOW]
-    rows, _ = two_plans.list_estimates(C, MOE.model, MOE.params, MOE.global_batch, 0, 10)
+    rows, _ = two_plans.read(list_estimates, C, MOE, 0, 10)
     (excluded,) = (e for e in rows if e.cell.plan == FAST.digest)
     assert (excluded.sd, excluded.plan, excluded.cell.nodes) == (None, FAST, 1)
     assert excluded.provenance == f"ran out of memory on {A0}: start 1 of job a"
 
 
 def test_later_derivations_and_measurements_do_not_bring_the_plan_back(
-    store: PostgresStore, database: Database
+    store: Store, database: Database
 ) -> None:
     a_cluster(store)
-    do(store, lambda w: w.derive(C, [an_estimate(FAST, 1.0)], {MOE: "x"}))
+    store.change(put_derived_estimates, C, [an_estimate(FAST, 1.0)], {MOE: "x"})
     submit(store, a_spec("a", workload=MOE, requested_gpus=2))
     run(store, a=[(A0, [0, 1])])
     for done in range(1, 8):  # it was measured before it ran out of memory
@@ -162,25 +163,25 @@ def test_later_derivations_and_measurements_do_not_bring_the_plan_back(
     again = [an_estimate(FAST, 1.0)]
     own = [a_record(2, workload=MOE, nodes=1, iter_time_s=1.5).with_plan(FAST)]
     for rows in (again, own, again):
-        do(store, lambda w, rows=rows: w.derive(C, rows, {MOE: "y"}))  # type: ignore[misc]
+        store.change(put_derived_estimates, C, rows, {MOE: "y"})
         assert estimates_of(store) == {FAST.digest: INFEASIBLE}
     assert (measured.cell.plan, measured.iter_time_s) == (FAST.digest, 1.5)
     # An estimate of the excluded plan does not replace that of the plan in its place.
-    do(store, lambda w: w.derive(C, [an_estimate(SLOW, 2.0)], {MOE: "z"}))
-    do(store, lambda w: w.derive(C, again, {MOE: "z"}))
+    store.change(put_derived_estimates, C, [an_estimate(SLOW, 2.0)], {MOE: "z"})
+    store.change(put_derived_estimates, C, again, {MOE: "z"})
     assert estimates_of(store).keys() == {FAST.digest, SLOW.digest}
 
 
-def test_users_may_state_a_plan_again_that_ran_out_of_memory(two_plans: PostgresStore) -> None:
+def test_users_may_state_a_plan_again_that_ran_out_of_memory(two_plans: Store) -> None:
     decide(two_plans)
     report_failure(two_plans, "a")
-    do(two_plans, lambda w: w.upsert_estimates(C, [an_estimate(FAST, 3.0)]))
+    two_plans.change(upsert_estimates, C, [an_estimate(FAST, 3.0)])
     assert estimates_of(two_plans)[FAST.digest] == (3.0, EstimateSource.ANALYTIC)
-    do(two_plans, lambda w: w.delete_cells(C, CellFilter(workload=MOE)))
+    two_plans.change(delete_cells, C, CellFilter(workload=MOE))
     assert estimates_of(two_plans) == {}
 
 
-def test_a_cell_whose_plan_is_not_recorded_stays_feasible(store: PostgresStore) -> None:
+def test_a_cell_whose_plan_is_not_recorded_stays_feasible(store: Store) -> None:
     a_cluster(store)
     before = estimates_of(store, a_spec("a").workload)
     submit(store, a_spec("a"))
@@ -207,7 +208,7 @@ def test_a_cell_whose_plan_is_not_recorded_stays_feasible(store: PostgresStore) 
     ],
 )
 def test_a_plan_stays_feasible_if_no_program_of_the_job_ran_out_of_memory(
-    two_plans: PostgresStore, facts: dict[str, Any]
+    two_plans: Store, facts: dict[str, Any]
 ) -> None:
     decide(two_plans)
     usual: dict[str, Any] = {"job": "a", "node": A0, "phase": PHASE.FAILED}
@@ -215,16 +216,16 @@ def test_a_plan_stays_feasible_if_no_program_of_the_job_ran_out_of_memory(
     assert estimates_of(two_plans)[FAST.digest] == (1.0, EstimateSource.ANALYTIC)
 
 
-def run_wide(store: PostgresStore, *names: str) -> None:
+def run_wide(store: Store, *names: str) -> None:
     """Let jobs run by FAST on a GPU of each of both nodes."""
     a_cluster(store)
-    do(store, lambda w: w.upsert_estimates(C, [an_estimate(FAST, 1.0, nodes=2)]))
+    store.change(upsert_estimates, C, [an_estimate(FAST, 1.0, nodes=2)])
     submit(store, *(a_spec(name, workload=MOE, requested_gpus=2) for name in names))
     run(store, **{name: [(A0, [i]), (A1, [i])] for i, name in enumerate(names)})
 
 
 def test_the_member_that_ran_out_of_memory_counts_even_if_others_end_first(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     run_wide(store, "a")
     killed: dict[str, Any] = {
@@ -244,7 +245,7 @@ def test_the_member_that_ran_out_of_memory_counts_even_if_others_end_first(
     assert (record.retries, record.last_error) == (1, "NCCL")
 
 
-def test_jobs_of_one_plan_may_run_out_of_memory_in_one_report(store: PostgresStore) -> None:
+def test_jobs_of_one_plan_may_run_out_of_memory_in_one_report(store: Store) -> None:
     run_wide(store, "a", "b")
     facts: dict[str, Any] = {"phase": PHASE.FAILED, "exit_reason": OUT_OF_MEMORY, "error": "oom"}
     report_members(store, *(a_member(name, A0, **facts) for name in "ab"))
@@ -252,12 +253,12 @@ def test_jobs_of_one_plan_may_run_out_of_memory_in_one_report(store: PostgresSto
     assert [job(store, name).state for name in "ab"] == [JobState.STOPPING] * 2
 
 
-def test_of_a_gangs_failures_the_cause_is_reported(store: PostgresStore) -> None:
-    do(store, lambda w: w.upsert_cluster(C, [GpuType(name="a100", memory_bytes=2**35)], None))
+def test_of_a_gangs_failures_the_cause_is_reported(store: Store) -> None:
+    store.change(upsert_cluster, C, [GpuType(name="a100", memory_bytes=2**35)], None)
     store.hello(
         C, f"agent-{A0}", "first", [NodeSpec(name=n, gpu_type="a100", gpus=1) for n in (A0, A1)]
     )
-    do(store, lambda w: w.upsert_estimates(C, [an_estimate(FAST, 1.0, nodes=2)]))
+    store.change(upsert_estimates, C, [an_estimate(FAST, 1.0, nodes=2)])
     submit(store, a_spec("a", workload=MOE, requested_gpus=2))
     snapshot = store.snapshot(C)
     commit(store, snapshot, start(snapshot, "a", [(A0, [0]), (A1, [0])]))
@@ -271,9 +272,7 @@ def test_of_a_gangs_failures_the_cause_is_reported(store: PostgresStore) -> None
     assert estimates_of(store) == {FAST.digest: INFEASIBLE}
 
 
-def test_estimators_are_woken_and_search_another_plan(
-    store: PostgresStore, database: Database
-) -> None:
+def test_estimators_are_woken_and_search_another_plan(store: Store, database: Database) -> None:
     known = Workload(model="bert", params="1.3B", global_batch=256)
     a_bare_cluster(store)
     submit(store, a_spec("a", workload=known, requested_gpus=2))
@@ -304,17 +303,17 @@ def test_estimators_are_woken_and_search_another_plan(
     assert plan_of(store, "a") not in (None, failed)
 
 
-def a_bare_cluster(store: PostgresStore) -> None:
+def a_bare_cluster(store: Store) -> None:
     """Create a cluster with two nodes of four GPUs and no estimates."""
     kinds = [GpuType(name="a100", memory_bytes=40 * 2**30)]
-    do(store, lambda w: w.upsert_cluster(C, kinds, None))
+    store.change(upsert_cluster, C, kinds, None)
     for node in (A0, A1):
         spec = NodeSpec(name=node, gpu_type="a100", gpus=4)
         store.hello(C, f"agent-{node}", "first", [spec])
 
 
 def test_a_job_whose_stated_plan_runs_out_of_memory_waits_with_that_reason(
-    two_plans: PostgresStore, database: Database
+    two_plans: Store, database: Database
 ) -> None:
     submit(two_plans, a_spec("own", workload=MOE, requested_gpus=2, plan=FAST))
     decide(two_plans)
@@ -335,7 +334,7 @@ def test_a_job_whose_stated_plan_runs_out_of_memory_waits_with_that_reason(
     ],
 )
 def test_a_program_whose_end_no_retry_can_change_fails_at_once(
-    two_plans: PostgresStore, reason: ExitReason, error: str
+    two_plans: Store, reason: ExitReason, error: str
 ) -> None:
     decide(two_plans)
     number = launch_pb2.ExitReason.Value(f"EXIT_{reason.name}")
@@ -345,7 +344,7 @@ def test_a_program_whose_end_no_retry_can_change_fails_at_once(
     assert (record.state, record.last_error) == (JobState.FAILED, error)
     assert record.training is not None
     assert record.training.exit_reason is reason
-    (fail,) = (e for e in two_plans.job_history(C, "a") if e.event == "fail")
+    (fail,) = (e for e in two_plans.read(job_history, C, "a") if e.event == "fail")
     assert "so it is not tried again" in fail.detail
     assert estimates_of(two_plans)[FAST.digest] == (1.0, EstimateSource.ANALYTIC)
 
@@ -355,7 +354,7 @@ def test_a_program_whose_end_no_retry_can_change_fails_at_once(
     [("boom", "boom", ": boom"), ("", ExitReason.STALLED.sentence, "")],
 )
 def test_other_failures_are_tried_again_and_explained_in_the_history(
-    two_plans: PostgresStore, database: Database, error: str, shown: str, detail: str
+    two_plans: Store, database: Database, error: str, shown: str, detail: str
 ) -> None:
     decide(two_plans)
     report_failure(two_plans, "a", launch_pb2.EXIT_STALLED, error=error, remark="see rank 0")
@@ -367,7 +366,7 @@ def test_other_failures_are_tried_again_and_explained_in_the_history(
         ExitReason.STALLED,
         "see rank 0",
     )
-    (event,) = (e for e in two_plans.job_history(C, "a") if e.event == "crash")
+    (event,) = (e for e in two_plans.read(job_history, C, "a") if e.event == "crash")
     assert event.detail == f"on {A0}: {ExitReason.STALLED.sentence}{detail}"
     end_back_off(database)
     decide(two_plans)
@@ -378,25 +377,25 @@ def test_other_failures_are_tried_again_and_explained_in_the_history(
 
 
 @pytest.fixture
-def pair(store: PostgresStore) -> PostgresStore:
+def pair(store: Store) -> Store:
     """Return a store with two nodes of 8 GPUs."""
     a_cluster(store, nodes=2, gpus=8)
     return store
 
 
-def begin(store: PostgresStore, name: str, node: str = A0, gpu: int = 0) -> None:
+def begin(store: Store, name: str, node: str = A0, gpu: int = 0) -> None:
     """Submit a job, and give it a GPU."""
     submit(store, a_spec(name))
     give(store, name, node, gpu)
 
 
-def give(store: PostgresStore, name: str, node: str, gpu: int = 0) -> None:
+def give(store: Store, name: str, node: str, gpu: int = 0) -> None:
     snapshot = store.snapshot(C)
     commit(store, snapshot, start(snapshot, name, [(node, [gpu])]))
 
 
 def report_start(
-    store: PostgresStore, name: str, node: str = A0, phase: str = "failed", **facts: Any
+    store: Store, name: str, node: str = A0, phase: str = "failed", **facts: Any
 ) -> None:
     """Let the agent of a node report on a job's present generation."""
     facts = (
@@ -405,16 +404,16 @@ def report_start(
     gang = ObservedGang(
         job=name, generation=job(store, name).generation, node=node, phase=phase, **facts
     )
-    store.observe(C, f"agent-{node}", "first", [gang], 0)
+    store.update(record_observation, C, f"agent-{node}", "first", [gang], 0)
 
 
-def fail(store: PostgresStore, name: str, node: str = A0, gpu: int = 0, **facts: Any) -> None:
+def fail(store: Store, name: str, node: str = A0, gpu: int = 0, **facts: Any) -> None:
     begin(store, name, node, gpu)
     report_start(store, name, node, **facts)
     agents_report(store)
 
 
-def avoided(store: PostgresStore, name: str) -> set[str]:
+def avoided(store: Store, name: str) -> set[str]:
     snapshot = store.snapshot(C)
     at = snapshot.jobs.name.index(name)
     return {
@@ -427,7 +426,7 @@ def avoided(store: PostgresStore, name: str) -> set[str]:
     ("reason", "retries"), [(ExitReason.NODE_UNFIT, 0), (ExitReason.NOT_STARTED, 1)]
 )
 def test_what_a_node_cannot_start_avoids_the_node_unless_no_other_can(
-    pair: PostgresStore, reason: ExitReason, retries: int
+    pair: Store, reason: ExitReason, retries: int
 ) -> None:
     fail(pair, "a", exit_reason=reason)
     record = job(pair, "a")
@@ -438,21 +437,21 @@ def test_what_a_node_cannot_start_avoids_the_node_unless_no_other_can(
     report_start(pair, "a", A1, exit_reason=ExitReason.NOT_STARTED)
     agents_report(pair)
     assert avoided(pair, "a") == set()  # no node can start it
-    do(pair, lambda w: w.drain_nodes(C, [A1], draining=True))
+    pair.change(drain_nodes, C, [A1], draining=True)
     fail(pair, "b", gpu=1)
     assert avoided(pair, "b") == set()  # no other node has room
 
 
 def test_a_node_is_drained_after_three_starts_in_a_row_that_failed_because_of_it(
-    pair: PostgresStore, database: Database, caplog: pytest.LogCaptureFixture
+    pair: Store, database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     for place in range(MAX_FAILED_STARTS - 1):
         fail(pair, f"a{place}", gpu=place)
-    assert not pair.get_node(C, A0).draining
+    assert not pair.read(get_node, C, A0).draining
     with round_requests(database) as requests, caplog.at_level(logging.WARNING):
         fail(pair, "last", gpu=7)
         assert C in requests.take()
-    node = pair.get_node(C, A0)
+    node = pair.read(get_node, C, A0)
     assert (node.draining, node.drained_by) == (True, DRAINED_BY)
     assert node.drain_reason == (
         f"3 starts in a row failed because of this node, the last one with: {FULL}; mend it, then"
@@ -460,39 +459,39 @@ def test_a_node_is_drained_after_three_starts_in_a_row_that_failed_because_of_it
     )
     (line,) = logged_lines(caplog, "node_unfit")
     assert f'node=a100-0 reason="{node.drain_reason}"' in line
-    assert not pair.get_node(C, A1).draining
+    assert not pair.read(get_node, C, A1).draining
 
 
-def test_failed_starts_of_the_same_report_count_each(pair: PostgresStore) -> None:
+def test_failed_starts_of_the_same_report_count_each(pair: Store) -> None:
     for place in range(MAX_FAILED_STARTS):
         begin(pair, f"a{place}", gpu=place)
     facts: dict[str, Any] = {"generation": 1, "node": A0, "phase": "failed"}
     facts |= {"exit_reason": ExitReason.NODE_UNFIT, "error": 9 * FULL}
     gangs = [ObservedGang(job=f"a{place}", **facts) for place in range(MAX_FAILED_STARTS)]
     for _ in range(2):
-        pair.observe(C, f"agent-{A0}", "first", gangs, 0)
-        assert pair.get_node(C, A0).drain_reason.startswith("3 starts")
+        pair.update(record_observation, C, f"agent-{A0}", "first", gangs, 0)
+        assert pair.read(get_node, C, A0).drain_reason.startswith("3 starts")
 
 
-def test_a_program_that_fails_everywhere_drains_no_node(pair: PostgresStore) -> None:
+def test_a_program_that_fails_everywhere_drains_no_node(pair: Store) -> None:
     for place in range(2 * MAX_FAILED_STARTS):
         node = (A0, A1)[place % 2]
         fail(pair, f"a{place}", node, place, exit_reason=ExitReason.NOT_STARTED, error="no program")
         fail(pair, f"b{place}", node, place, exit_reason=ExitReason.ERROR, error="crashed")
-    assert not any(pair.get_node(C, node).draining for node in (A0, A1))
+    assert not any(pair.read(get_node, C, node).draining for node in (A0, A1))
 
 
-def test_a_start_that_succeeds_begins_the_count_again(pair: PostgresStore) -> None:
+def test_a_start_that_succeeds_begins_the_count_again(pair: Store) -> None:
     for place in range(MAX_FAILED_STARTS - 1):
         fail(pair, f"a{place}", gpu=place)
     begin(pair, "good", gpu=6)
     report_start(pair, "good", phase="running")
     fail(pair, "last", gpu=7)
-    assert not pair.get_node(C, A0).draining
+    assert not pair.read(get_node, C, A0).draining
 
 
 def test_a_fault_of_a_node_uses_no_retry_and_counts_once_for_each_job(
-    pair: PostgresStore,
+    pair: Store,
 ) -> None:
     submit(pair, a_spec("a", max_retries=0))
     for _ in range(2 * MAX_FAILED_STARTS):
@@ -501,16 +500,16 @@ def test_a_fault_of_a_node_uses_no_retry_and_counts_once_for_each_job(
         agents_report(pair)
     record = job(pair, "a")
     assert (record.state, record.retries, record.last_error) == (JobState.QUEUED, 0, FULL)
-    assert not pair.get_node(C, A0).draining  # it may be the job
+    assert not pair.read(get_node, C, A0).draining  # it may be the job
     fail(pair, "b", gpu=1)
     fail(pair, "c", gpu=2)
-    assert pair.get_node(C, A0).draining
+    assert pair.read(get_node, C, A0).draining
 
 
 TRAINS: dict[str, Any] = {"command": ("train.py",), "max_retries": 9}
 
 
-def fail_early(store: PostgresStore, name: str, node: str = A0, gpu: int = 0) -> None:
+def fail_early(store: Store, name: str, node: str = A0, gpu: int = 0) -> None:
     """Let the program of a job exit with an error before its first iteration."""
     give(store, name, node, gpu)
     agents_report(store)  # it runs
@@ -518,7 +517,7 @@ def fail_early(store: PostgresStore, name: str, node: str = A0, gpu: int = 0) ->
     agents_report(store)
 
 
-def train(store: PostgresStore, name: str, node: str, gpu: int = 0) -> None:
+def train(store: Store, name: str, node: str, gpu: int = 0) -> None:
     """Let the program of a job train on a node."""
     give(store, name, node, gpu)
     times = RestartTimes(launch_s=1.0, first_iteration_s=1.0)
@@ -527,37 +526,37 @@ def train(store: PostgresStore, name: str, node: str, gpu: int = 0) -> None:
 
 
 def test_programs_that_fail_on_one_node_and_train_on_another_count_against_it(
-    pair: PostgresStore, caplog: pytest.LogCaptureFixture
+    pair: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     names = [f"a{k}" for k in range(MAX_FAILED_STARTS)]
     submit(pair, *(a_spec(name, **TRAINS) for name in names))
     for gpu, name in enumerate(names):
         fail_early(pair, name, gpu=gpu)
         assert avoided(pair, name) == {A0}
-    assert not pair.get_node(C, A0).draining  # these programs may fail everywhere
+    assert not pair.read(get_node, C, A0).draining  # these programs may fail everywhere
     for gpu, name in enumerate(names):
-        assert not pair.get_node(C, A0).draining
+        assert not pair.read(get_node, C, A0).draining
         train(pair, name, A1, gpu)
-    node = pair.get_node(C, A0)
+    node = pair.read(get_node, C, A0)
     assert (node.draining, node.drained_by) == (True, DRAINED_BY)
     assert (
         "a program that failed before it trained, and trains on another node" in node.drain_reason
     )
     assert logged_lines(caplog, "node_unfit")
-    assert not pair.get_node(C, A1).draining
+    assert not pair.read(get_node, C, A1).draining
     assert [job(pair, name).retries for name in names] == [1] * len(names)
 
 
-def test_programs_that_fail_on_each_node_count_against_none(pair: PostgresStore) -> None:
+def test_programs_that_fail_on_each_node_count_against_none(pair: Store) -> None:
     names = [f"a{k}" for k in range(2 * MAX_FAILED_STARTS)]
     submit(pair, *(a_spec(name, **TRAINS) for name in names))
     for node in (A0, A1):
         for name in names:
             fail_early(pair, name, node)
-    assert not any(pair.get_node(C, node).draining for node in (A0, A1))
+    assert not any(pair.read(get_node, C, node).draining for node in (A0, A1))
 
 
-def test_a_failure_after_training_counts_against_no_node(pair: PostgresStore) -> None:
+def test_a_failure_after_training_counts_against_no_node(pair: Store) -> None:
     submit(pair, a_spec("a", **TRAINS))
     train(pair, "a", A0)
     report_start(pair, "a", A0, exit_reason=ExitReason.ERROR, error="boom")
@@ -566,58 +565,56 @@ def test_a_failure_after_training_counts_against_no_node(pair: PostgresStore) ->
     assert avoided(pair, "a") == set()
 
 
-def test_a_start_that_succeeds_ends_the_drain(pair: PostgresStore) -> None:
+def test_a_start_that_succeeds_ends_the_drain(pair: Store) -> None:
     for place in range(MAX_FAILED_STARTS - 1):
         fail(pair, f"a{place}", gpu=place)
     begin(pair, "last", gpu=6)
     begin(pair, "good", gpu=7)
     report_start(pair, "last")
-    assert pair.get_node(C, A0).draining
+    assert pair.read(get_node, C, A0).draining
     report_start(pair, "good", phase="running")
-    node = pair.get_node(C, A0)
+    node = pair.read(get_node, C, A0)
     assert (node.draining, node.drain_reason, node.drained_by) == (False, "", "")
     pair.hello(C, f"agent-{A0}", "second", [node.spec])
     assert avoided(pair, "a0") == set()  # the agent was restarted, so the job may try again
 
 
-def drain_by_failed_starts(store: PostgresStore) -> None:
+def drain_by_failed_starts(store: Store) -> None:
     for place in range(MAX_FAILED_STARTS):
         fail(store, f"a{place}", gpu=place)
-    assert store.get_node(C, A0).draining
+    assert store.read(get_node, C, A0).draining
 
 
 def test_a_restart_of_the_agent_ends_the_drain_but_a_new_connection_does_not(
-    pair: PostgresStore,
+    pair: Store,
 ) -> None:
     drain_by_failed_starts(pair)
-    spec = pair.get_node(C, A0).spec
+    spec = pair.read(get_node, C, A0).spec
     pair.hello(C, f"agent-{A0}", "first", [spec])
-    assert pair.get_node(C, A0).draining
+    assert pair.read(get_node, C, A0).draining
     pair.hello(C, f"agent-{A0}", "second", [spec])
-    node = pair.get_node(C, A0)
+    node = pair.read(get_node, C, A0)
     assert (node.draining, node.drain_reason, node.drained_by) == (False, "", "")
     assert node.drained_s is None
 
 
-def test_an_operator_has_the_last_word(pair: PostgresStore) -> None:
+def test_an_operator_has_the_last_word(pair: Store) -> None:
     drain_by_failed_starts(pair)
-    spec = pair.get_node(C, A0).spec
-    do(pair, lambda w: w.drain_nodes(C, [A0], draining=True, drained_by="ana"))
+    spec = pair.read(get_node, C, A0).spec
+    pair.change(drain_nodes, C, [A0], draining=True, drained_by="ana")
     pair.hello(C, f"agent-{A0}", "second", [spec])
-    node = pair.get_node(C, A0)
+    node = pair.read(get_node, C, A0)
     assert (node.draining, node.drained_by) == (True, "ana")
-    do(pair, lambda w: w.drain_nodes(C, [A0], draining=False))
+    pair.change(drain_nodes, C, [A0], draining=False)
     pair.hello(C, f"agent-{A0}", "first", [spec])
     fail(pair, "next")
-    assert not pair.get_node(C, A0).draining  # the count has begun again
+    assert not pair.read(get_node, C, A0).draining  # the count has begun again
 
 
-def test_a_node_that_could_not_start_a_job_can_be_deleted(
-    pair: PostgresStore, database: Database
-) -> None:
+def test_a_node_that_could_not_start_a_job_can_be_deleted(pair: Store, database: Database) -> None:
     fail(pair, "a")
     execute(
         database, "UPDATE agents SET heard_at = now() - interval '1 h' WHERE name = 'agent-a100-0'"
     )
-    do(pair, lambda w: w.delete_nodes(C, [A0], {}, allow_missing=False))
+    pair.change(delete_nodes, C, [A0], {}, allow_missing=False)
     assert avoided(pair, "a") == set()

@@ -17,8 +17,10 @@ import pytest
 from grpc import StatusCode
 
 from tessera.client import PLAIN_TEXT, open_async_channel
+from tessera.db.agents import load_desired_gangs
 from tessera.db.engine import Database
-from tessera.db.store import PostgresStore
+from tessera.db.observe import record_observation
+from tessera.db.store import Store
 from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.lifecycle import JobEvent
 from tessera.formulation.records.agents import ObservedGang
@@ -162,7 +164,7 @@ class Lab:
     """Two replicas on one database. Agents connect to the second, and readers to the first."""
 
     def __init__(
-        self, store: PostgresStore, database: Database, stack: AsyncExitStack, folder: Path
+        self, store: Store, database: Database, stack: AsyncExitStack, folder: Path
     ) -> None:
         self.store, self.database, self._stack, self._folder = store, database, stack, folder
         self.near: grpc.aio.Channel
@@ -209,8 +211,8 @@ class Lab:
             iterations_done=float(record.spec.iterations),
         )
         agent = f"agent-{node}"
-        revision = self.store.desired(C, agent).revision
-        self.store.observe(C, agent, "first", [gang], revision)
+        revision = self.store.read(load_desired_gangs, C, agent).revision
+        self.store.update(record_observation, C, agent, "first", [gang], revision)
         agents_report(self.store)
 
     def move(self, name: str, node: str) -> None:
@@ -221,7 +223,7 @@ class Lab:
 
 
 @pytest.fixture
-async def lab(store: PostgresStore, database: Database, tmp_path: Path) -> AsyncIterator[Lab]:
+async def lab(store: Store, database: Database, tmp_path: Path) -> AsyncIterator[Lab]:
     a_cluster(store)
     submit(store, a_spec("j"))
     async with AsyncExitStack() as stack:
@@ -489,7 +491,7 @@ async def test_another_job_of_the_same_name_is_not_followed(lab: Lab) -> None:
 
 
 async def test_a_stream_ends_when_its_replica_stops(
-    lab: Lab, database: Database, store: PostgresStore
+    lab: Lab, database: Database, store: Store
 ) -> None:
     run(store, j=[("a100-0", [0])])
     lab.files().write(b"before")

@@ -9,9 +9,13 @@ from typing import Any
 
 import pytest
 
+from tessera.db import network
+from tessera.db.agents import load_desired_gangs
+from tessera.db.cluster_changes import upsert_cluster
 from tessera.db.engine import Database
 from tessera.db.notify import Listener
-from tessera.db.store import PostgresStore
+from tessera.db.observe import record_observation
+from tessera.db.store import Store
 from tessera.formulation.codec import decode, encode
 from tessera.formulation.lifecycle import JobEvent
 from tessera.formulation.network.outcome import NetworkDecision
@@ -36,7 +40,6 @@ from tests.support.stored_cluster import (
     a_cluster,
     a_spec,
     apply_event,
-    do,
     execute,
     run,
     submit,
@@ -50,9 +53,9 @@ MEASURE = RoundOptions(network_measure_s=30.0)
 NODE_OF = {"one": "a100-0", "two": "a100-2"}
 
 
-def report_traffic(store: PostgresStore, node: str, job: str, **facts: Any) -> None:
+def report_traffic(store: Store, node: str, job: str, **facts: Any) -> None:
     """Let a node's agent report what it measured of a job."""
-    desired = store.desired(C, f"agent-{node}")
+    desired = store.read(load_desired_gangs, C, f"agent-{node}")
     gangs = [
         ObservedGang(
             job=gang.spec.name,
@@ -63,10 +66,10 @@ def report_traffic(store: PostgresStore, node: str, job: str, **facts: Any) -> N
         )
         for gang in desired.gangs
     ]
-    store.observe(C, f"agent-{node}", "first", gangs, desired.revision)
+    store.update(record_observation, C, f"agent-{node}", "first", gangs, desired.revision)
 
 
-def measured_rows(store: PostgresStore) -> list[tuple[Any, ...]]:
+def measured_rows(store: Store) -> list[tuple[Any, ...]]:
     """Return the measurements in the snapshot."""
     s = store.snapshot(C)
     return [
@@ -75,17 +78,17 @@ def measured_rows(store: PostgresStore) -> list[tuple[Any, ...]]:
     ]
 
 
-def start_one_job(store: PostgresStore) -> None:
+def start_one_job(store: Store) -> None:
     a_network(store)
     submit(store, a_spec("one", requested_gpus=8))
     run(store, one=BOTH[0])
 
 
-def decisions_by_job(store: PostgresStore) -> dict[str, NetworkDecision]:
-    return {d.job: d for d in store.network_in_force(C).decisions}
+def decisions_by_job(store: Store) -> dict[str, NetworkDecision]:
+    return {d.job: d for d in store.read(network.plan_in_force, C).decisions}
 
 
-def a_planner(store: PostgresStore, options: RoundOptions = MEASURE) -> NetworkPlanner:
+def a_planner(store: Store, options: RoundOptions = MEASURE) -> NetworkPlanner:
     return NetworkPlanner(store, StoppedClock(), StandingPolicies(store, options))
 
 
@@ -101,7 +104,7 @@ def make_allocation_older(database: Database, job: str, seconds: float) -> None:
     )
 
 
-def test_agents_measurements_are_kept_by_node_once_for_an_allocation(store: PostgresStore) -> None:
+def test_agents_measurements_are_kept_by_node_once_for_an_allocation(store: Store) -> None:
     start_one_job(store)
     report_traffic(store, "a100-1", "one", period_s=0.5, sent_bytes=6e9)
     report_traffic(store, "a100-0", "one", period_s=0.4, sent_bytes=5e9)
@@ -110,7 +113,14 @@ def test_agents_measurements_are_kept_by_node_once_for_an_allocation(store: Post
     assert measured_rows(store) == expected
     apply_event(store, "one", JobEvent.HOLD)
     for node in ("a100-0", "a100-1"):
-        store.observe(C, f"agent-{node}", "first", [], store.desired(C, f"agent-{node}").revision)
+        store.update(
+            record_observation,
+            C,
+            f"agent-{node}",
+            "first",
+            [],
+            store.read(load_desired_gangs, C, f"agent-{node}").revision,
+        )
     apply_event(store, "one", JobEvent.RELEASE)
     run(store, one=BOTH[0])
     assert measured_rows(store) == []  # the job is the same, but its allocation is new
@@ -119,7 +129,7 @@ def test_agents_measurements_are_kept_by_node_once_for_an_allocation(store: Post
 
 
 def test_meaningless_measurements_and_those_of_older_allocations_are_not_kept(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     start_one_job(store)
     for period_s, sent_bytes in (
@@ -134,12 +144,12 @@ def test_meaningless_measurements_and_those_of_older_allocations_are_not_kept(
         (0.0, 0.0),
     ):
         report_traffic(store, "a100-0", "one", period_s=period_s, sent_bytes=sent_bytes)
-    desired = store.desired(C, "agent-a100-0")
+    desired = store.read(load_desired_gangs, C, "agent-a100-0")
     now = ObservedGang(
         job="one", generation=desired.gangs[0].generation, node="a100-0", phase="running"
     )
     late = replace(now, generation=now.generation - 1, period_s=0.5, sent_bytes=5e9)
-    store.observe(C, "agent-a100-0", "first", [late, now], desired.revision)
+    store.update(record_observation, C, "agent-a100-0", "first", [late, now], desired.revision)
     assert measured_rows(store) == []
     assert len(store.snapshot(C).measured) == 0
     report_traffic(store, "a100-0", "one", period_s=0.5, sent_bytes=5e9)
@@ -150,9 +160,7 @@ def test_meaningless_measurements_and_those_of_older_allocations_are_not_kept(
     assert len(again.measured) == 1
 
 
-def test_a_measurement_wakes_network_planning_once(
-    store: PostgresStore, database: Database
-) -> None:
+def test_a_measurement_wakes_network_planning_once(store: Store, database: Database) -> None:
     start_one_job(store)
     notifications: list[str] = []
     with Listener(database.url) as listener:
@@ -166,7 +174,7 @@ def test_a_measurement_wakes_network_planning_once(
     assert [name for name in notifications if name == C] == [C]
 
 
-def test_without_a_topology_no_measurement_is_kept(store: PostgresStore) -> None:
+def test_without_a_topology_no_measurement_is_kept(store: Store) -> None:
     a_cluster(store, nodes=4)
     start_two_jobs(store)
     report_traffic(store, "a100-0", "one", period_s=0.5, sent_bytes=5e9)
@@ -174,7 +182,7 @@ def test_without_a_topology_no_measurement_is_kept(store: PostgresStore) -> None
 
 
 def test_bytes_are_planned_as_measured_unless_that_is_implausible_and_the_plan_says_so(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     a_network(store)
     start_two_jobs(store)
@@ -197,7 +205,7 @@ def test_bytes_are_planned_as_measured_unless_that_is_implausible_and_the_plan_s
     assert "not credible" in after["two"].note
 
 
-def test_the_measured_period_is_used_only_of_a_job_without_contention(store: PostgresStore) -> None:
+def test_the_measured_period_is_used_only_of_a_job_without_contention(store: Store) -> None:
     """The job served last waits for the other, so its period does not show its own times."""
     a_network(store, aggregations=1)
     start_two_jobs(store)
@@ -216,7 +224,7 @@ def test_the_measured_period_is_used_only_of_a_job_without_contention(store: Pos
     assert notes[last.job] == "measured on 1 node: 1 times the estimate"
 
 
-def test_a_new_job_gets_the_highest_priority_until_it_is_measured(store: PostgresStore) -> None:
+def test_a_new_job_gets_the_highest_priority_until_it_is_measured(store: Store) -> None:
     a_network(store, aggregations=1)
     start_two_jobs(store)
     planner = a_planner(store)
@@ -237,7 +245,7 @@ def test_a_new_job_gets_the_highest_priority_until_it_is_measured(store: Postgre
 
 
 def test_the_measuring_time_is_bounded_and_known_in_advance(
-    store: PostgresStore, database: Database
+    store: Store, database: Database
 ) -> None:
     start_one_job(store)
     plain = a_planner(store, RoundOptions())
@@ -260,7 +268,7 @@ def test_the_measuring_time_is_bounded_and_known_in_advance(
     assert planner.again_in_s(C) is None
 
 
-def test_a_job_on_one_node_is_not_measured_first(store: PostgresStore) -> None:
+def test_a_job_on_one_node_is_not_measured_first(store: Store) -> None:
     a_network(store)
     submit(store, a_spec("small", requested_gpus=4))
     run(store, small=[("a100-0", range(4))])
@@ -270,10 +278,10 @@ def test_a_job_on_one_node_is_not_measured_first(store: PostgresStore) -> None:
 
 
 async def test_a_scheduled_wake_up_happens_and_a_later_one_replaces_it(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     a_cluster(store)
-    do(store, lambda w: w.upsert_cluster("other", [], None))
+    store.change(upsert_cluster, "other", [], None)
     looked: list[str] = []
 
     def attend(cluster: str, *_: object) -> None:
@@ -309,14 +317,14 @@ async def test_a_scheduled_wake_up_happens_and_a_later_one_replaces_it(
 
 
 async def test_a_server_replans_soon_after_the_measuring_time_ends(
-    store: PostgresStore, database: Database
+    store: Store, database: Database
 ) -> None:
     start_one_job(store)
     make_allocation_older(database, "one", 99)
     config = settings(database, policy="{network_measure: 101s}")
     async with run_server(config):
-        await until(lambda: store.list_network_plans(C, 0, 9))
+        await until(lambda: store.read(network.list_plans, C, 0, 9))
         assert decisions_by_job(store)["one"].note.startswith("has the highest level")
-        await until(lambda: len(store.list_network_plans(C, 0, 9)) == 2)
-    assert store.list_network_plans(C, 0, 9)[0].cause == "measured"
+        await until(lambda: len(store.read(network.list_plans, C, 0, 9)) == 2)
+    assert store.read(network.list_plans, C, 0, 9)[0].cause == "measured"
     assert decisions_by_job(store)["one"].note == ""

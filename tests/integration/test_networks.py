@@ -9,8 +9,18 @@ from typing import Any
 
 import pytest
 
+from tessera.db.agents import load_desired_gangs
 from tessera.db.engine import Database
-from tessera.db.store import PostgresStore
+from tessera.db.network import (
+    commit_plan,
+    drop_topology,
+    list_plans,
+    load_topology,
+    plan_in_force,
+    set_topology,
+)
+from tessera.db.reads import get_job
+from tessera.db.store import Store
 from tessera.formulation.check import Violation
 from tessera.formulation.errors import NotAllowed, NotFound, RoundSuperseded, StaleEtag
 from tessera.formulation.lifecycle import JobEvent
@@ -26,7 +36,7 @@ from tessera.solvers.rounds import network
 from tessera.solvers.rounds.network import plan_network
 from tessera.solvers.rounds.options import RoundOptions
 from tests.support.decided_rounds import schedule
-from tests.support.networked_cluster import BOTH, CLOS, a_network, set_topology, start_two_jobs
+from tests.support.networked_cluster import BOTH, CLOS, a_network, describe_network, start_two_jobs
 from tests.support.stored_cluster import (
     C,
     a_cluster,
@@ -34,7 +44,6 @@ from tests.support.stored_cluster import (
     agents_of,
     agents_report,
     apply_event,
-    do,
     execute,
     run,
     submit,
@@ -47,21 +56,21 @@ def a_planner(store: Any) -> NetworkPlanner:
 
 
 @pytest.fixture
-def sending(store: PostgresStore) -> PostgresStore:
+def sending(store: Store) -> Store:
     """Return a store with a network, and two jobs that run across it."""
     a_network(store)
     start_two_jobs(store)
     return store
 
 
-def decisions_of(store: PostgresStore) -> dict[str, NetworkDecision]:
-    return {d.job: d for d in store.network_in_force(C).decisions}
+def decisions_of(store: Store) -> dict[str, NetworkDecision]:
+    return {d.job: d for d in store.read(plan_in_force, C).decisions}
 
 
 class StoreWithInterference:
     """A store in which something happens after each snapshot."""
 
-    def __init__(self, store: PostgresStore, happens: Callable[[], object]) -> None:
+    def __init__(self, store: Store, happens: Callable[[], object]) -> None:
         self._store, self._happens = store, happens
 
     def __getattr__(self, name: str) -> Any:
@@ -80,23 +89,23 @@ class StoreWithInterference:
         return begun
 
 
-def test_a_round_plans_the_network_of_the_jobs_it_starts(store: PostgresStore) -> None:
+def test_a_round_plans_the_network_of_the_jobs_it_starts(store: Store) -> None:
     a_network(store)
     submit(store, a_spec("one", requested_gpus=8), a_spec("two", requested_gpus=8))
     record = schedule(RoundLoop(store, StoppedClock()))
-    plan = store.network_in_force(C)
+    plan = store.read(plan_in_force, C)
     assert (plan.cause, plan.round, plan.levels) == ("round", record.summary.number, 8)
     assert {d.job for d in plan.decisions} == {"one", "two"}
     assert sorted(d.rank for d in plan.decisions) == [0, 1]
     for decision in plan.decisions:
-        assert decision.generation == store.get_job(C, decision.job).generation
+        assert decision.generation == store.read(get_job, C, decision.job).generation
 
 
 def test_contending_jobs_get_different_paths_or_levels_which_agents_receive(
-    sending: PostgresStore,
+    sending: Store,
 ) -> None:
     agents_report(sending)
-    before = sending.desired(C, agents_of(sending)[0])
+    before = sending.read(load_desired_gangs, C, agents_of(sending)[0])
     assert (before.network_levels, before.gangs[0].network) == (0, None)
     plan = a_planner(sending).keep(C)
     assert plan is not None
@@ -114,14 +123,14 @@ def test_contending_jobs_get_different_paths_or_levels_which_agents_receive(
             "two": ("one",),
         }
         assert decisions["one"].level != decisions["two"].level
-    after = sending.desired(C, agents_of(sending)[0])
+    after = sending.read(load_desired_gangs, C, agents_of(sending)[0])
     assert after.revision > before.revision
     assert after.network_levels == 8
     assert after.gangs[0].network == decisions[after.gangs[0].spec.name]
 
 
 def test_nothing_is_planned_again_until_something_changes_and_tags_stay(
-    sending: PostgresStore,
+    sending: Store,
 ) -> None:
     planner = a_planner(sending)
     assert planner.keep(C) is not None
@@ -133,17 +142,17 @@ def test_nothing_is_planned_again_until_something_changes_and_tags_stay(
     assert ended.cause == "end"
     assert planner.keep(C) is None
     assert {name: d.tag for name, d in decisions_of(sending).items()} == {"one": tags["one"]}
-    set_topology(sending, CLOS | {"aggregations": 1})
+    describe_network(sending, CLOS | {"aggregations": 1})
     again = planner.keep(C)
     assert again is not None
     assert again.cause == "topology"
-    assert [p.number for p in sending.list_network_plans(C, 0, 10)] == [3, 2, 1]
-    assert [p.number for p in sending.list_network_plans(C, 3, 1)] == [2]
+    assert [p.number for p in sending.read(list_plans, C, 0, 10)] == [3, 2, 1]
+    assert [p.number for p in sending.read(list_plans, C, 3, 1)] == [2]
     schedule(RoundLoop(sending, StoppedClock()))
     assert planner.keep(C) is None
 
 
-def test_a_tag_released_by_an_ended_job_is_not_reused_at_once(sending: PostgresStore) -> None:
+def test_a_tag_released_by_an_ended_job_is_not_reused_at_once(sending: Store) -> None:
     planner = a_planner(sending)
     planner.keep(C)
     before = {name: d.tag for name, d in decisions_of(sending).items()}
@@ -158,7 +167,7 @@ def test_a_tag_released_by_an_ended_job_is_not_reused_at_once(sending: PostgresS
     assert after["three"] not in before.values()
 
 
-def test_a_tag_assigned_during_planning_is_kept(sending: PostgresStore) -> None:
+def test_a_tag_assigned_during_planning_is_kept(sending: Store) -> None:
     snapshot = sending.snapshot(C)
     outcome = plan_network(snapshot, running_now(snapshot), RoundOptions())
     tags = {d.job: d.tag for d in outcome.decisions}
@@ -168,76 +177,76 @@ def test_a_tag_assigned_during_planning_is_kept(sending: PostgresStore) -> None:
     first = NetworkCommit(
         snapshot=snapshot, outcome=replace(outcome, decisions=swapped), cause="x", seconds=0.0
     )
-    sending.commit_network(first)
-    sending.commit_network(replace(first, outcome=outcome))
-    decisions = sending.network_in_force(C).decisions
+    sending.update(commit_plan, first)
+    sending.update(commit_plan, replace(first, outcome=outcome))
+    decisions = sending.read(plan_in_force, C).decisions
     assert {d.job: d.tag for d in decisions} == expected
     assert {d.job: d.rank for d in decisions} == {d.job: d.rank for d in outcome.decisions}
 
 
 def test_plans_that_a_round_or_another_topology_overtook_do_not_come_into_force(
-    sending: PostgresStore,
+    sending: Store,
 ) -> None:
     snapshot = sending.snapshot(C)
     outcome = plan_network(snapshot, running_now(snapshot), RoundOptions())
     late = NetworkCommit(snapshot=snapshot, outcome=outcome, cause="start", seconds=0.1)
     other = [replace(d, generation=d.generation + 7) for d in outcome.decisions if d.job == "one"]
     mixed = replace(outcome, decisions=(*other, *(d for d in outcome.decisions if d.job == "two")))
-    sending.commit_network(replace(late, outcome=mixed, cause="x"))
+    sending.update(commit_plan, replace(late, outcome=mixed, cause="x"))
     assert decisions_of(sending).keys() == {"two"}  # the allocation of the other has ended
-    set_topology(sending, CLOS | {"aggregations": 1})
+    describe_network(sending, CLOS | {"aggregations": 1})
     with pytest.raises(StaleEtag, match="plan again"):
-        sending.commit_network(late)
+        sending.update(commit_plan, late)
     schedule(RoundLoop(sending, StoppedClock()))
     with pytest.raises(RoundSuperseded):
-        sending.commit_network(late)
-    assert sending.network_in_force(C).cause == "round"
+        sending.update(commit_plan, late)
+    assert sending.read(plan_in_force, C).cause == "round"
 
 
-def test_a_planner_whose_topology_changes_meanwhile_plans_again(sending: PostgresStore) -> None:
-    changing = StoreWithInterference(sending, lambda: set_topology(sending, CLOS))
-    set_topology(sending, CLOS | {"aggregations": 1})
+def test_a_planner_whose_topology_changes_meanwhile_plans_again(sending: Store) -> None:
+    changing = StoreWithInterference(sending, lambda: describe_network(sending, CLOS))
+    describe_network(sending, CLOS | {"aggregations": 1})
     planner = a_planner(changing)
     assert planner.keep(C) is None
     assert planner.keep(C) is not None
 
 
 def test_a_round_is_committed_although_its_network_was_dropped_during_the_solve(
-    sending: PostgresStore,
+    sending: Store,
 ) -> None:
     def drop() -> None:
-        do(sending, lambda w: w.drop_topology(C))
+        sending.change(drop_topology, C)
 
     dropping: Any = StoreWithInterference(sending, drop)
     record = schedule(RoundLoop(dropping, StoppedClock()))
     assert record.summary.outcome == "committed"
     with pytest.raises(NotFound):
-        sending.network_in_force(C)
+        sending.read(plan_in_force, C)
     assert len(sending.snapshot(C).network_plan) == 0
 
 
 def test_a_round_made_for_another_topology_leaves_the_plan_in_force(
-    sending: PostgresStore,
+    sending: Store,
 ) -> None:
     planner = a_planner(sending)
     planner.keep(C)
 
     def replace_topology() -> None:
-        set_topology(sending, CLOS | {"aggregations": 1})
+        describe_network(sending, CLOS | {"aggregations": 1})
         assert planner.keep(C) is not None
 
     interfered: Any = StoreWithInterference(sending, replace_topology)
     schedule(RoundLoop(interfered, StoppedClock()))
-    assert sending.network_in_force(C).cause == "topology"
+    assert sending.read(plan_in_force, C).cause == "topology"
     switches = {via for d in decisions_of(sending).values() for r in d.routes for via in r.via}
     assert "agg-1" not in switches
 
 
 def test_jobs_with_unknown_traffic_or_without_a_place_in_the_topology_have_no_part(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     a_cluster(store, nodes=4)
-    set_topology(store, CLOS)
+    describe_network(store, CLOS)
     start_two_jobs(store)
     a_planner(store).keep(C)
     for decision in decisions_of(store).values():
@@ -245,60 +254,60 @@ def test_jobs_with_unknown_traffic_or_without_a_place_in_the_topology_have_no_pa
         assert (decision.tag, decision.level, decision.routes) == (-1, 0, ())
 
 
-def test_a_node_missing_from_the_topology_is_reported(store: PostgresStore) -> None:
+def test_a_node_missing_from_the_topology_is_reported(store: Store) -> None:
     a_network(store, nodes=["a100-0", "a100-1"])
     start_two_jobs(store)
     a_planner(store).keep(C)
-    decisions = {d.job: d for d in store.network_in_force(C).decisions}
+    decisions = {d.job: d for d in store.read(plan_in_force, C).decisions}
     assert decisions["one"].note == ""
     assert "a100-2 is not in the topology" in decisions["two"].note
 
 
-def test_a_topology_is_changed_by_its_etag(store: PostgresStore) -> None:
+def test_a_topology_is_changed_by_its_etag(store: Store) -> None:
     a_cluster(store)
     first, second = (decode_topology(json.dumps(CLOS | {"aggregations": n})) for n in (1, 2))
     with pytest.raises(NotFound):
-        store.get_topology(C)
-    do(store, lambda w: w.set_topology(C, first, 0))
-    assert store.get_topology(C).version == 1
-    do(store, lambda w: w.set_topology(C, first, 1))
-    assert store.get_topology(C).version == 1
-    do(store, lambda w: w.set_topology(C, second, 1))
+        store.read(load_topology, C)
+    store.change(set_topology, C, first, 0)
+    assert store.read(load_topology, C)[1] == 1
+    store.change(set_topology, C, first, 1)
+    assert store.read(load_topology, C)[1] == 1
+    store.change(set_topology, C, second, 1)
     with pytest.raises(StaleEtag):
-        do(store, lambda w: w.set_topology(C, first, 1))
+        store.change(set_topology, C, first, 1)
     with pytest.raises(StaleEtag):
-        do(store, lambda w: w.set_topology(C, first, 0))
+        store.change(set_topology, C, first, 0)
 
 
-def test_snapshots_share_a_topology_until_it_changes(store: PostgresStore) -> None:
+def test_snapshots_share_a_topology_until_it_changes(store: Store) -> None:
     a_network(store)
     first = store.snapshot(C).topology
     assert first is not None
     assert first.document == json.dumps(CLOS, sort_keys=True)
     assert store.snapshot(C).topology is first
-    assert store.get_topology(C).described is first
-    do(store, lambda w: w.drop_topology(C))
-    set_topology(store, CLOS | {"aggregations": 1})  # at version 1, like the dropped topology
+    assert decode_topology(store.read(load_topology, C)[0]) is first
+    store.change(drop_topology, C)
+    describe_network(store, CLOS | {"aggregations": 1})  # at version 1, like the dropped topology
     assert store.snapshot(C).topology != first
 
 
 def test_a_network_plan_that_breaks_a_rule_is_refused_and_the_current_one_stays(
-    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_network(store)
     start_two_jobs(store)
     a_planner(store).keep(C)
-    before = store.network_in_force(C)
+    before = store.read(plan_in_force, C)
     apply_event(store, "two", JobEvent.CANCEL)
     broken = Violation(rule="no inversion", detail="planted")
     monkeypatch.setattr(network, "find_network_violations", lambda *_: [broken])
     with pytest.raises(NotAllowed, match="no inversion: planted"):
         a_planner(store).keep(C)
-    assert store.network_in_force(C).number == before.number
+    assert store.read(plan_in_force, C).number == before.number
 
 
 def test_a_round_whose_network_plan_breaks_a_rule_is_refused(
-    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_network(store)
     submit(store, a_spec("one", requested_gpus=8))
@@ -307,44 +316,44 @@ def test_a_round_whose_network_plan_breaks_a_rule_is_refused(
     record = schedule(RoundLoop(store, StoppedClock()))
     assert (record.summary.outcome, record.decisions) == ("refused", ())
     assert "own path: planted" in record.summary.violations
-    assert store.get_job(C, "one").allocation is None
+    assert store.read(get_job, C, "one").allocation is None
 
 
 def test_old_plans_are_pruned_and_the_latest_ones_are_kept(
-    store: PostgresStore, database: Database
+    store: Store, database: Database
 ) -> None:
     a_network(store)
     start_two_jobs(store)
     a_planner(store).keep(C)
     for aggregations in (1, 2, 3):
-        set_topology(store, CLOS | {"aggregations": aggregations})
+        describe_network(store, CLOS | {"aggregations": aggregations})
         a_planner(store).keep(C)
-    numbers = [plan.number for plan in store.list_network_plans(C, 0, 10)]
+    numbers = [plan.number for plan in store.read(list_plans, C, 0, 10)]
     execute(database, "UPDATE network_plans SET planned_at = planned_at - interval '1 day'")
     assert store.prune(3600.0, 2)["network_plans"] == len(numbers) - 2
-    assert [plan.number for plan in store.list_network_plans(C, 0, 10)] == numbers[:2]
+    assert [plan.number for plan in store.read(list_plans, C, 0, 10)] == numbers[:2]
 
 
 def test_without_a_topology_there_are_no_plans(
-    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_cluster(store, nodes=4)
     start_two_jobs(store)
     assert a_planner(store).keep(C) is None
     with pytest.raises(NotFound):
-        store.network_in_force(C)
+        store.read(plan_in_force, C)
     with pytest.raises(NotFound):
         a_planner(store).keep("nowhere")
     # The topology is deleted only after this check.
-    monkeypatch.setattr(store, "has_topology", lambda cluster: True)
+    monkeypatch.setattr("tessera.db.network.has_topology", lambda *_: True)
     assert a_planner(store).keep(C) is None
 
 
-def test_a_dropped_topology_takes_its_plans_along(store: PostgresStore, database: Database) -> None:
+def test_a_dropped_topology_takes_its_plans_along(store: Store, database: Database) -> None:
     a_network(store)
     start_two_jobs(store)
     a_planner(store).keep(C)
-    do(store, lambda w: w.drop_topology(C))
-    assert store.desired(C, agents_of(store)[0]).network_levels == 0
-    assert store.list_network_plans(C, 0, 10) == []
+    store.change(drop_topology, C)
+    assert store.read(load_desired_gangs, C, agents_of(store)[0]).network_levels == 0
+    assert store.read(list_plans, C, 0, 10) == []
     assert store.snapshot(C).topology is None

@@ -14,8 +14,25 @@ import sqlalchemy as sa
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.field_mask_pb2 import FieldMask
 
+from tessera.db.agents import load_desired_gangs
+from tessera.db.cluster_changes import upsert_cluster, upsert_nodes
+from tessera.db.deletion import delete_cells, delete_nodes
+from tessera.db.derived_estimates import upsert_models
+from tessera.db.drains import drain_nodes
 from tessera.db.engine import Database
-from tessera.db.store import PostgresStore
+from tessera.db.job_changes import update_job
+from tessera.db.reads import (
+    EVERY_WORKLOAD,
+    get_node,
+    job_history,
+    list_clusters,
+    list_estimates,
+    list_jobs,
+    list_nodes,
+)
+from tessera.db.store import Store
+from tessera.db.tenants import upsert_tenants
+from tessera.db.workloads import upsert_estimates
 from tessera.formulation.decayed_use import CPU_CORES, HOST_MEMORY
 from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.demand import NOT_STATED
@@ -48,7 +65,6 @@ from tests.support.stored_cluster import (
     agents_report,
     apply_event,
     commit,
-    do,
     execute,
     job,
     run,
@@ -61,21 +77,21 @@ A0 = "a100-0"
 
 
 @pytest.fixture
-def store(database: Database) -> PostgresStore:
+def store(database: Database) -> Store:
     """Return a store whose agents do not expire, however slow the machine is."""
-    return PostgresStore(database, lease_s=3600.0)
+    return Store(database, lease_s=3600.0)
 
 
-def label_nodes(store: PostgresStore, **labels: dict[str, str]) -> None:
+def label_nodes(store: Store, **labels: dict[str, str]) -> None:
     specs = [
         NodeSpec(name=name.replace("_", "-"), gpu_type="a100", gpus=4, labels=own)
         for name, own in labels.items()
     ]
-    do(store, lambda w: w.upsert_nodes(C, specs))
+    store.change(upsert_nodes, C, specs)
 
 
-def update(store: PostgresStore, spec: JobSpec, *fields: str) -> None:
-    do(store, lambda w: w.update_job(C, spec, fields, None))
+def update(store: Store, spec: JobSpec, *fields: str) -> None:
+    store.change(update_job, C, spec, fields, None)
 
 
 def nodes_by_job(snapshot: Snapshot, column: str = "required_selector") -> dict[str, list[str]]:
@@ -92,19 +108,19 @@ def nodes_by_job(snapshot: Snapshot, column: str = "required_selector") -> dict[
 
 
 def test_labels_of_nodes_are_stored_and_an_agent_that_returns_keeps_them(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     a_cluster(store, nodes=2)
     label_nodes(store, a100_0={"zone": "a", "disk": "ssd"})
     store.hello(C, "agent-a100-0", "second", [NodeSpec(name=A0, gpu_type="a100", gpus=4)])
-    page = store.list_nodes(C, "", 10)
+    page = store.read(list_nodes, C, "", 10)
     assert [n.spec.labels for n in page] == [{"zone": "a", "disk": "ssd"}, {}]
     before = page[0].version
     label_nodes(store, a100_0={"disk": "ssd", "zone": "a"})
-    assert store.list_nodes(C, "", 10)[0].version == before  # nothing has changed
+    assert store.read(list_nodes, C, "", 10)[0].version == before  # nothing has changed
 
 
-def test_an_agents_labels_count_below_those_that_are_stated(store: PostgresStore) -> None:
+def test_an_agents_labels_count_below_those_that_are_stated(store: Store) -> None:
     a_cluster(store, nodes=2)
     submit(
         store,
@@ -119,23 +135,23 @@ def test_an_agents_labels_count_below_those_that_are_stated(store: PostgresStore
         store.hello(C, "agent-a100-0", "second", [node])
 
     register(zone="b", disk="ssd")
-    record = store.get_node(C, A0)
+    record = store.read(get_node, C, A0)
     assert (record.spec.labels, record.agent_labels) == (
         {"zone": "a"},
         {"zone": "b", "disk": "ssd"},
     )
     assert nodes_by_job(store.snapshot(C)) == {"stated": [A0], "given": [A0], "earlier": []}
     register(zone="b", disk="ssd")
-    assert store.get_node(C, A0).version == record.version  # nothing has changed
+    assert store.read(get_node, C, A0).version == record.version  # nothing has changed
     label_nodes(store, a100_0={})
     assert nodes_by_job(store.snapshot(C)) == {"stated": [], "given": [A0], "earlier": [A0]}
     register()
-    assert store.get_node(C, A0).agent_labels == {}
+    assert store.read(get_node, C, A0).agent_labels == {}
     assert nodes_by_job(store.snapshot(C)) == {"stated": [], "given": [], "earlier": []}
 
 
 def test_selectors_of_jobs_are_in_the_snapshot_and_follow_labels_and_changes(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     a_cluster(store, nodes=3)
     label_nodes(store, a100_0={"zone": "a"}, a100_1={"zone": "b"})
@@ -158,7 +174,7 @@ def test_selectors_of_jobs_are_in_the_snapshot_and_follow_labels_and_changes(
 # GPU types
 
 
-def test_allowed_types_are_in_the_snapshot_and_cannot_be_removed(store: PostgresStore) -> None:
+def test_allowed_types_are_in_the_snapshot_and_cannot_be_removed(store: Store) -> None:
     a_cluster(store, nodes=1, types=("a100", "v100"))
     submit(store, a_spec("x", allowed_gpu_types=("v100", "a100")), a_spec("y"), a_spec("z"))
     update(store, a_spec("z", allowed_gpu_types=("v100",)), "allowed_gpu_types")
@@ -167,12 +183,12 @@ def test_allowed_types_are_in_the_snapshot_and_cannot_be_removed(store: Postgres
         *((0, 0), (0, 1)),
         (2, 1),
     ]
-    do(store, lambda w: w.delete_cells(C, CellFilter(gpu_type="v100")))
-    do(store, lambda w: w.drain_nodes(C, ["v100-0"], draining=True))
-    do(store, lambda w: w.delete_nodes(C, ["v100-0"], {}, allow_missing=False))
+    store.change(delete_cells, C, CellFilter(gpu_type="v100"))
+    store.change(drain_nodes, C, ["v100-0"], draining=True)
+    store.change(delete_nodes, C, ["v100-0"], {}, allow_missing=False)
     kinds = [GpuType(name="a100", memory_bytes=2**35)]
     with pytest.raises(InvalidInput, match=r"2 live jobs that ask for it \(x, z\)"):
-        do(store, lambda w: w.upsert_cluster(C, kinds, None))
+        store.change(upsert_cluster, C, kinds, None)
 
 
 # run times
@@ -187,7 +203,7 @@ def make_older(database: Database, seconds: int) -> None:
 
 
 def test_a_job_that_has_run_for_its_longest_run_time_is_stopped_and_has_failed(
-    store: PostgresStore, database: Database
+    store: Store, database: Database
 ) -> None:
     a_cluster(store, nodes=1)
     submit(store, a_spec("a", longest_run_s=7200.0), a_spec("b"))
@@ -212,11 +228,11 @@ def test_a_job_that_has_run_for_its_longest_run_time_is_stopped_and_has_failed(
     assert ended.last_error == "ran for its longest run time of 7,200 s"
     agents_report(store)
     assert job(store, "a").state is JobState.FAILED
-    assert [e.event for e in store.job_history(C, "a")][-2:] == ["time_out", "gone"]
+    assert [e.event for e in store.read(job_history, C, "a")][-2:] == ["time_out", "gone"]
 
 
 def test_a_waiting_job_whose_time_is_used_up_fails_without_a_start(
-    store: PostgresStore, database: Database
+    store: Store, database: Database
 ) -> None:
     a_cluster(store, nodes=1)
     submit(store, a_spec("a"))
@@ -238,7 +254,7 @@ def test_a_waiting_job_whose_time_is_used_up_fails_without_a_start(
 
 
 async def test_the_api_keeps_and_changes_where_a_job_may_run_and_for_how_long(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     async with calls.api(store) as a:
         node = calls.a_node("n1", labels={"zone": "a"})
@@ -286,7 +302,7 @@ async def test_the_api_keeps_and_changes_where_a_job_may_run_and_for_how_long(
         assert (await calls.refusal_of(a.jobs.UpdateJob(least)))[2] == ["job.min_gpus"]
 
 
-async def test_the_api_refuses_bad_wishes_under_their_fields(store: PostgresStore) -> None:
+async def test_the_api_refuses_bad_wishes_under_their_fields(store: Store) -> None:
     wishes: list[tuple[dict[str, Any], str]] = [
         ({"allowed_gpu_types": ["a100", "a100"]}, "job.allowed_gpu_types[1]"),
         ({"allowed_gpu_types": ["a\n"]}, "job.allowed_gpu_types[0]"),
@@ -307,30 +323,30 @@ LIMITS = StoreLimits(clusters=2, nodes=3, models=2, tenants=2, open_jobs=5)
 
 
 @pytest.fixture
-def limited(database: Database) -> PostgresStore:
-    store = PostgresStore(database, limits=LIMITS)
+def limited(database: Database) -> Store:
+    store = Store(database, limits=LIMITS)
     a_cluster(store, nodes=2)
     return store
 
 
-def make_cluster(store: PostgresStore, name: str) -> None:
-    do(store, lambda w: w.upsert_cluster(name, TYPES, None))
+def make_cluster(store: Store, name: str) -> None:
+    store.change(upsert_cluster, name, TYPES, None)
 
 
-def put_node(store: PostgresStore, name: str) -> None:
-    do(store, lambda w: w.upsert_nodes(C, [NodeSpec(name=name, gpu_type="a100", gpus=1)]))
+def put_node(store: Store, name: str) -> None:
+    store.change(upsert_nodes, C, [NodeSpec(name=name, gpu_type="a100", gpus=1)])
 
 
-def put_model(store: PostgresStore, name: str) -> None:
+def put_model(store: Store, name: str) -> None:
     model = ModelSpec(model=name, params="1B", architecture="{}")
-    do(store, lambda w: w.upsert_models(C, [model]))
+    store.change(upsert_models, C, [model])
 
 
-def put_tenant(store: PostgresStore, name: str) -> None:
-    do(store, lambda w: w.upsert_tenants(C, [TenantSpec(name=name)]))
+def put_tenant(store: Store, name: str) -> None:
+    store.change(upsert_tenants, C, [TenantSpec(name=name)])
 
 
-def register_agent(store: PostgresStore, name: str) -> None:
+def register_agent(store: Store, name: str) -> None:
     store.hello(C, name, "1", [NodeSpec(name=f"of-{name}", gpu_type="a100", gpus=1)])
 
 
@@ -345,7 +361,7 @@ def register_agent(store: PostgresStore, name: str) -> None:
     ],
 )
 def test_no_more_resources_can_be_created_than_the_settings_allow(
-    limited: PostgresStore, put: Callable[[PostgresStore, str], None], kind: str, fitting: int
+    limited: Store, put: Callable[[Store, str], None], kind: str, fitting: int
 ) -> None:
     for i in range(fitting):
         put(limited, f"x{i}")
@@ -354,7 +370,7 @@ def test_no_more_resources_can_be_created_than_the_settings_allow(
     put(limited, "x0")  # an existing resource can still be changed
 
 
-def test_agents_that_share_a_node_s_name_are_bounded_too(limited: PostgresStore) -> None:
+def test_agents_that_share_a_node_s_name_are_bounded_too(limited: Store) -> None:
     execute(
         limited._database,
         "INSERT INTO agents (cluster_id, name, incarnation) SELECT id, 'ghost', 'x' FROM clusters",
@@ -363,19 +379,19 @@ def test_agents_that_share_a_node_s_name_are_bounded_too(limited: PostgresStore)
         register_agent(limited, "a")
 
 
-def submit_of(store: PostgresStore, tenant: str, *names: str) -> None:
+def submit_of(store: Store, tenant: str, *names: str) -> None:
     submit(store, *(a_spec(name, tenant=tenant) for name in names))
 
 
-def test_a_tenant_has_no_more_live_jobs_than_the_settings_allow(limited: PostgresStore) -> None:
+def test_a_tenant_has_no_more_live_jobs_than_the_settings_allow(limited: Store) -> None:
     with pytest.raises(LimitReached, match=r"5 live jobs without a tenant.*would make 6"):
         submit(limited, a_spec("x", tenant="nlp"), *(a_spec(f"j{i}") for i in range(6)))
-    assert limited.list_jobs(C, [], 0, 99)[0] == []
+    assert limited.read(list_jobs, C, [], 0, 99)[0] == []
     submit_of(limited, "nlp", "a", "b", "c", "d", "e")
     submit_of(limited, "vision", "f")
     with pytest.raises(LimitReached, match="tenant nlp"):
-        do(limited, lambda w: w.update_job(C, a_spec("f", tenant="nlp"), ["tenant"], None))
-    do(limited, lambda w: w.update_job(C, a_spec("a", weight=2.0), ["weight"], None))
+        limited.change(update_job, C, a_spec("f", tenant="nlp"), ["tenant"], None)
+    limited.change(update_job, C, a_spec("a", weight=2.0), ["weight"], None)
     with pytest.raises(
         LimitReached,
         match=r"at most 5 live jobs of tenant nlp, .* make 6; .* setting max_open_jobs",
@@ -383,7 +399,7 @@ def test_a_tenant_has_no_more_live_jobs_than_the_settings_allow(limited: Postgre
         submit_of(limited, "nlp", "g")
     apply_event(limited, "a", JobEvent.CANCEL)
     submit_of(limited, "nlp", "h")
-    assert len(limited.list_jobs(C, [], 0, 99)[0]) == 7
+    assert len(limited.read(list_jobs, C, [], 0, 99)[0]) == 7
 
 
 def count_done(calls: int, call: Callable[[int], object]) -> int:
@@ -406,11 +422,11 @@ def count_done(calls: int, call: Callable[[int], object]) -> int:
     return sum(outcomes)
 
 
-def test_many_clients_at_once_get_no_more_than_one(limited: PostgresStore) -> None:
+def test_many_clients_at_once_get_no_more_than_one(limited: Store) -> None:
     assert count_done(8, lambda i: make_cluster(limited, f"c{i}")) == 1
-    assert len(limited.list_clusters("", 9)) == 2
+    assert len(limited.read(list_clusters, "", 9)) == 2
     assert count_done(9, lambda i: submit_of(limited, "nlp", f"j{i}")) == 5
-    assert len(limited.list_jobs(C, [], 0, 99)[0]) == 5
+    assert len(limited.read(list_jobs, C, [], 0, 99)[0]) == 5
 
 
 async def test_a_client_gets_an_error_when_a_limit_is_reached(database: Database) -> None:
@@ -436,7 +452,7 @@ async def test_a_client_gets_an_error_when_a_limit_is_reached(database: Database
 
 
 async def test_clusters_without_live_jobs_have_no_rounds_no_leases_and_no_periodic_work(
-    store: PostgresStore, database: Database
+    store: Store, database: Database
 ) -> None:
     a_cluster(store)
     for i in range(20):
@@ -472,34 +488,34 @@ async def test_clusters_without_live_jobs_have_no_rounds_no_leases_and_no_period
 GIB = 2**30
 
 
-def state(store: PostgresStore, cpus: int | None, host_bytes: int | None = None) -> None:
+def state(store: Store, cpus: int | None, host_bytes: int | None = None) -> None:
     """State the CPU cores and the host memory of a100-0."""
     node = NodeSpec(name="a100-0", gpu_type="a100", gpus=4, cpus=cpus, host_bytes=host_bytes)
-    do(store, lambda w: w.upsert_nodes(C, [node]))
+    store.change(upsert_nodes, C, [node])
 
 
-def find(store: PostgresStore, cpus: int | None, host_bytes: int | None = None) -> None:
+def find(store: Store, cpus: int | None, host_bytes: int | None = None) -> None:
     """Let the agent of a100-0 start again and report what it found."""
     node = NodeSpec(name="a100-0", gpu_type="a100", gpus=4, cpus=cpus, host_bytes=host_bytes)
     store.hello(C, "agent-a100-0", "first", [node])
 
 
-def estimate(store: PostgresStore, *records: EstimateRecord) -> None:
-    do(store, lambda w: w.upsert_estimates(C, records))
+def estimate(store: Store, *records: EstimateRecord) -> None:
+    store.change(upsert_estimates, C, records)
 
 
 def needs(gpus: int, cpus: int, host_bytes: int = 0) -> EstimateRecord:
     return replace(a_record(gpus, gpu_type="a100", nodes=1), cpus=cpus, host_bytes=host_bytes)
 
 
-def seen(store: PostgresStore) -> tuple[Sequence[int], Sequence[int]]:
+def seen(store: Store) -> tuple[Sequence[int], Sequence[int]]:
     """Return the cores and the host memory of the nodes as a round sees them."""
     nodes = store.snapshot(C).nodes
     return nodes.cpus.tolist(), nodes.host_bytes.tolist()
 
 
 @pytest.fixture
-def cluster(store: PostgresStore) -> PostgresStore:
+def cluster(store: Store) -> Store:
     """Return a store with nodes a100-0 and a100-1 of 4 GPUs, of which a100-0 has 8 cores."""
     a_cluster(store)
     state(store, 8, 64 * GIB)
@@ -509,24 +525,24 @@ def cluster(store: PostgresStore) -> PostgresStore:
 # what is stated and found
 
 
-def test_what_nodes_state_is_stored_and_seen_by_rounds(cluster: PostgresStore) -> None:
-    specs = [node.spec for node in cluster.list_nodes(C, "", 10)]
+def test_what_nodes_state_is_stored_and_seen_by_rounds(cluster: Store) -> None:
+    specs = [node.spec for node in cluster.read(list_nodes, C, "", 10)]
     assert [(s.cpus, s.host_bytes) for s in specs] == [(8, 64 * GIB), (None, None)]
     assert seen(cluster) == ([8, NOT_STATED], [64 * GIB, NOT_STATED])
-    before = cluster.list_nodes(C, "", 1)[0].version
+    before = cluster.read(list_nodes, C, "", 1)[0].version
     state(cluster, 8, 64 * GIB)
-    assert cluster.list_nodes(C, "", 1)[0].version == before
+    assert cluster.read(list_nodes, C, "", 1)[0].version == before
     state(cluster, None)
     assert seen(cluster) == ([NOT_STATED, NOT_STATED], [NOT_STATED, NOT_STATED])
-    assert cluster.list_nodes(C, "", 1)[0].version == before + 1
+    assert cluster.read(list_nodes, C, "", 1)[0].version == before + 1
 
 
-def test_what_an_agent_finds_counts_where_nothing_is_stated(cluster: PostgresStore) -> None:
+def test_what_an_agent_finds_counts_where_nothing_is_stated(cluster: Store) -> None:
     find(cluster, 16, 128 * GIB)
     assert seen(cluster)[0][0] == 8
     state(cluster, None, 64 * GIB)  # again, as a file that states no cores does
     assert (seen(cluster)[0][0], seen(cluster)[1][0]) == (16, 64 * GIB)
-    record = cluster.list_nodes(C, "", 1)[0]
+    record = cluster.read(list_nodes, C, "", 1)[0]
     assert (record.spec.cpus, record.reported_cpus, record.reported_host_bytes) == (
         None,
         16,
@@ -534,7 +550,7 @@ def test_what_an_agent_finds_counts_where_nothing_is_stated(cluster: PostgresSto
     )
 
 
-def test_what_is_found_later_is_taken_up_once_no_job_holds_gpus(cluster: PostgresStore) -> None:
+def test_what_is_found_later_is_taken_up_once_no_job_holds_gpus(cluster: Store) -> None:
     state(cluster, None)
     estimate(cluster, needs(1, 6))
     submit(cluster, a_spec("a"))
@@ -547,9 +563,9 @@ def test_what_is_found_later_is_taken_up_once_no_job_holds_gpus(cluster: Postgre
     assert seen(cluster)[0][0] == 4
 
 
-def test_demands_of_estimates_are_stored_and_seen_by_rounds(cluster: PostgresStore) -> None:
+def test_demands_of_estimates_are_stored_and_seen_by_rounds(cluster: Store) -> None:
     estimate(cluster, needs(2, 6, 3 * GIB))
-    stored = cluster.list_estimates(C, "", "", 0, 0, 10)[0]
+    stored = cluster.read(list_estimates, C, EVERY_WORKLOAD, 0, 10)[0]
     (record,) = (e for e in stored if e.cell.gpus == 2)
     assert (record.cpus, record.host_bytes) == (6, 3 * GIB)
     submit(cluster, a_spec("a"))
@@ -562,7 +578,7 @@ def test_demands_of_estimates_are_stored_and_seen_by_rounds(cluster: PostgresSto
 
 
 def test_the_use_of_a_job_has_what_it_was_given_while_it_runs_and_afterwards(
-    cluster: PostgresStore,
+    cluster: Store,
 ) -> None:
     estimate(cluster, needs(1, 6, 3 * GIB))
     submit(cluster, a_spec("a", tenant="t"))
@@ -576,7 +592,7 @@ def test_the_use_of_a_job_has_what_it_was_given_while_it_runs_and_afterwards(
         assert (uses.amount / uses.amount[2]).tolist() == pytest.approx([3 * GIB, 6, 1])
 
 
-def test_a_job_keeps_what_it_was_given_whatever_estimates_say_later(cluster: PostgresStore) -> None:
+def test_a_job_keeps_what_it_was_given_whatever_estimates_say_later(cluster: Store) -> None:
     estimate(cluster, needs(1, 6))
     submit(cluster, a_spec("a", guaranteed=True, max_gpus=1), a_spec("b", max_gpus=1))
     run(cluster, a=[("a100-0", [0])])
@@ -594,7 +610,7 @@ def test_a_job_keeps_what_it_was_given_whatever_estimates_say_later(cluster: Pos
     assert all(d.applied for d in record.decisions)
 
 
-def test_a_job_waits_for_cores_until_the_former_job_is_gone(cluster: PostgresStore) -> None:
+def test_a_job_waits_for_cores_until_the_former_job_is_gone(cluster: Store) -> None:
     estimate(cluster, needs(1, 8))
     submit(cluster, a_spec("a"), a_spec("b"))
     run(cluster, a=[("a100-0", [0])])
@@ -605,9 +621,11 @@ def test_a_job_waits_for_cores_until_the_former_job_is_gone(cluster: PostgresSto
         wait(snapshot, "a", DecisionKind.SUSPEND),
         start(snapshot, "b", [("a100-0", [1])]),  # another GPU, but the same cores
     )
-    assert not cluster.desired(C, "agent-a100-0").gangs  # a must stop, and b may not start yet
+    assert not cluster.read(
+        load_desired_gangs, C, "agent-a100-0"
+    ).gangs  # a must stop, and b may not start yet
     agent_reports(cluster, "agent-a100-0")
-    assert [g.spec.name for g in cluster.desired(C, "agent-a100-0").gangs] == ["b"]
+    assert [g.spec.name for g in cluster.read(load_desired_gangs, C, "agent-a100-0").gangs] == ["b"]
 
 
 # what the database refuses
@@ -621,7 +639,7 @@ GIVE = """
 
 
 @pytest.fixture
-def busy(cluster: PostgresStore) -> PostgresStore:
+def busy(cluster: Store) -> Store:
     """Return the cluster where a job needs 6 of the 8 cores and 40 of the 64 GiB of a100-0."""
     estimate(cluster, needs(1, 6, 40 * GIB))
     submit(cluster, a_spec("a"), a_spec("b"))
@@ -630,9 +648,7 @@ def busy(cluster: PostgresStore) -> PostgresStore:
     return cluster
 
 
-def test_rows_that_give_more_than_a_node_has_are_refused(
-    busy: PostgresStore, database: Database
-) -> None:
+def test_rows_that_give_more_than_a_node_has_are_refused(busy: Store, database: Database) -> None:
     for statement, said in (
         (GIVE.format(gpu=1, node="a100-0", job="b"), "has 8 CPU cores, but its jobs need 12"),
         (
@@ -660,7 +676,7 @@ def test_rows_that_give_more_than_a_node_has_are_refused(
     state(busy, 6, 40 * GIB)
 
 
-def test_a_transaction_may_take_before_it_gives(busy: PostgresStore, database: Database) -> None:
+def test_a_transaction_may_take_before_it_gives(busy: Store, database: Database) -> None:
     def work(connection: sa.Connection) -> None:
         connection.execute(sa.text(GIVE.format(gpu=1, node="a100-0", job="b")))
         connection.execute(
@@ -671,9 +687,7 @@ def test_a_transaction_may_take_before_it_gives(busy: PostgresStore, database: D
     assert busy.snapshot(C).allocations.gpu.tolist() == [1, 0]
 
 
-def test_shares_of_a_job_are_rounded_up_on_each_node(
-    cluster: PostgresStore, database: Database
-) -> None:
+def test_shares_of_a_job_are_rounded_up_on_each_node(cluster: Store, database: Database) -> None:
     estimate(cluster, needs(8, 20))
     submit(cluster, a_spec("a", requested_gpus=8))
     run(cluster, a=[("a100-0", [0]), ("a100-1", [0, 1, 2, 3])])  # 5 GPUs by a Cell of no demand
@@ -682,7 +696,7 @@ def test_shares_of_a_job_are_rounded_up_on_each_node(
         execute(database, "UPDATE jobs SET cell_cpus = 41 WHERE name = 'a'")
 
 
-def test_a_round_gives_no_cores_that_a_job_keeps_because_it_changed(busy: PostgresStore) -> None:
+def test_a_round_gives_no_cores_that_a_job_keeps_because_it_changed(busy: Store) -> None:
     submit(busy, a_spec("c"))
     snapshot = busy.snapshot(C)
     apply_event(busy, "a", JobEvent.HOLD)

@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from tessera.db.cluster_changes import upsert_cluster
 from tessera.db.engine import Database
-from tessera.db.store import PostgresStore
+from tessera.db.store import Store
+from tessera.db.submission import submit_jobs
+from tessera.db.workloads import upsert_estimates
 from tessera.estimator.cell_estimator import Estimator
 from tessera.estimator.hardware.cluster_types import catalogue_of, hardware_of
 from tessera.estimator.models import known_models
@@ -49,7 +52,6 @@ from tests.support.stored_cluster import (
     a_spec,
     apply_event,
     cells_of,
-    do,
     execute,
     job,
     submit,
@@ -60,10 +62,10 @@ GPU = "a100-80"
 
 
 @pytest.fixture
-def cluster(store: PostgresStore, database: Database) -> PostgresStore:
+def cluster(store: Store, database: Database) -> Store:
     """Return the store with a cluster of two nodes of 8 GPUs that state their hosts."""
     kind = GpuType(name=GPU, memory_bytes=80 * 2**30)
-    do(store, lambda w: w.upsert_cluster(C, [kind], None))
+    store.change(upsert_cluster, C, [kind], None)
     for i in range(2):
         store.hello(C, f"agent-{i}", "first", [NodeSpec(name=f"n{i}", gpu_type=GPU, gpus=8)])
     execute(database, "UPDATE nodes SET cpus = 96, host_bytes = 2::bigint ^ 41")
@@ -82,16 +84,16 @@ def a_job(name: str = "j", **more: Any) -> JobSpec:
     return a_spec(name, **(given | more))
 
 
-def a_deriver(store: PostgresStore, runs: int = 7) -> CellDeriver:
+def a_deriver(store: Store, runs: int = 7) -> CellDeriver:
     options = ProfilingOptions(runs=runs, run_s=60.0)
     return CellDeriver(store, catalogue_of(), (0.5, 1.0), profiling=options)
 
 
-def runs_of(store: PostgresStore) -> list[JobSpec]:
+def runs_of(store: Store) -> list[JobSpec]:
     return [job(store, run.name).spec for run in store.estimation(C).runs]
 
 
-def test_a_job_that_asks_gets_seven_runs_of_its_own_program_once(cluster: PostgresStore) -> None:
+def test_a_job_that_asks_gets_seven_runs_of_its_own_program_once(cluster: Store) -> None:
     submit(cluster, a_job())
     deriver = a_deriver(cluster)
     deriver.derive(C)
@@ -117,7 +119,7 @@ def test_a_job_that_asks_gets_seven_runs_of_its_own_program_once(cluster: Postgr
 
 
 def test_a_round_gives_runs_the_gpus_that_jobs_leave_and_their_own_plans(
-    cluster: PostgresStore,
+    cluster: Store,
 ) -> None:
     submit(cluster, a_job(max_gpus=2))
     deriver = a_deriver(cluster)
@@ -129,7 +131,7 @@ def test_a_round_gives_runs_the_gpus_that_jobs_leave_and_their_own_plans(
         assert plan_of(cluster, run.name) == run.plan
 
 
-def test_a_job_gets_its_runs_once_it_asks_and_the_setting_allows_it(cluster: PostgresStore) -> None:
+def test_a_job_gets_its_runs_once_it_asks_and_the_setting_allows_it(cluster: Store) -> None:
     submit(cluster, a_job("first", profile=False))
     assert a_deriver(cluster).derive(C) == 1
     submit(cluster, a_job())
@@ -140,7 +142,7 @@ def test_a_job_gets_its_runs_once_it_asks_and_the_setting_allows_it(cluster: Pos
     assert len(runs_of(cluster)) == 7
 
 
-def test_a_job_whose_plans_cannot_be_measured_says_why(cluster: PostgresStore) -> None:
+def test_a_job_whose_plans_cannot_be_measured_says_why(cluster: Store) -> None:
     submit(cluster, a_job(launch=LaunchSpec(runtime="replay"), command=()))
     a_deriver(cluster).derive(C)
     assert not cluster.estimation(C).runs
@@ -148,7 +150,7 @@ def test_a_job_whose_plans_cannot_be_measured_says_why(cluster: PostgresStore) -
     assert any("its runtime replay trains nothing that could be measured" in t for t in texts)
 
 
-def test_too_few_plans_to_measure_say_what_would_be_enough(cluster: PostgresStore) -> None:
+def test_too_few_plans_to_measure_say_what_would_be_enough(cluster: Store) -> None:
     small = Workload(model="bert", params="1.3B", global_batch=1)
     submit(cluster, a_job(requested_gpus=1, workload=small, launch=LaunchSpec(runtime=TORCHRUN)))
     a_deriver(cluster).derive(C)
@@ -158,7 +160,7 @@ def test_too_few_plans_to_measure_say_what_would_be_enough(cluster: PostgresStor
 
 
 def test_runs_end_with_the_job_that_asked_and_past_their_limit(
-    cluster: PostgresStore, database: Database
+    cluster: Store, database: Database
 ) -> None:
     submit(cluster, a_job())
     deriver = a_deriver(cluster)
@@ -176,11 +178,11 @@ def test_runs_end_with_the_job_that_asked_and_past_their_limit(
     assert {job(cluster, run.name).state for run in runs_of(cluster)} == {JobState.CANCELLED}
 
 
-def estimates_of(store: PostgresStore, global_batch: int = 256) -> list[EstimateRecord]:
+def estimates_of(store: Store, global_batch: int = 256) -> list[EstimateRecord]:
     return cells_of(store, replace(BERT, global_batch=global_batch))
 
 
-def true_times(store: PostgresStore) -> Callable[[ExecutionPlan], float]:
+def true_times(store: Store) -> Callable[[ExecutionPlan], float]:
     """Return the times of plans on a cluster that is as the published model says."""
     (kind,) = store.estimation(C).kinds
     hardware = {GPU: hardware_of("t", kind, catalogue_of())}
@@ -204,7 +206,7 @@ FROM jobs j JOIN gpu_types t ON t.name = '{gpu_type}' WHERE j.name = '{name}'
 
 
 def test_measured_runs_choose_a_model_that_corrects_the_other_plans(
-    cluster: PostgresStore, database: Database
+    cluster: Store, database: Database
 ) -> None:
     submit(cluster, a_job())
     deriver, time_of = a_deriver(cluster), true_times(cluster)
@@ -245,21 +247,19 @@ LAYERS = 34
 
 
 @pytest.fixture
-def a40_cluster(store: PostgresStore) -> PostgresStore:
+def a40_cluster(store: Store) -> Store:
     """Return the store with a cluster of three nodes of 8 x a40, without estimates."""
     kind = GpuType(name="a40", memory_bytes=48 * 2**30)
-    do(store, lambda w: w.upsert_cluster(C, [kind], None))
+    store.change(upsert_cluster, C, [kind], None)
     for i in range(3):
         store.hello(C, f"agent-a40-{i}", "first", [NodeSpec(name=f"n{i}", gpu_type="a40", gpus=8)])
     return store
 
 
-def submit_with(
-    store: PostgresStore, database: Database, runtimes: dict[str, str], **more: Any
-) -> None:
+def submit_with(store: Store, database: Database, runtimes: dict[str, str], **more: Any) -> None:
     """Queue jobs, each with its runtime."""
     specs = [a_queued_job(name, **more) for name in runtimes]
-    do(store, lambda w: w.submit_jobs(C, specs))
+    store.change(submit_jobs, C, specs)
     for name, runtime in runtimes.items():
         execute(database, f"UPDATE jobs SET runtime = '{runtime}' WHERE name = '{name}'")
 
@@ -268,7 +268,7 @@ def a_queued_job(name: str, **more: Any) -> JobSpec:
     return a_spec(name, **{"workload": PIPELINED, "requested_gpus": 8, "max_gpus": 8} | more)
 
 
-def derive(store: PostgresStore) -> int:
+def derive(store: Store) -> int:
     return CellDeriver(store, catalogue_of(), (1.0,)).derive(C)
 
 
@@ -280,9 +280,7 @@ def derived_plans(database: Database) -> set[str]:
         return set(connection.execute(sa.text(query)).scalars())
 
 
-def test_each_job_gets_a_plan_that_its_runtime_runs(
-    a40_cluster: PostgresStore, database: Database
-) -> None:
+def test_each_job_gets_a_plan_that_its_runtime_runs(a40_cluster: Store, database: Database) -> None:
     submit_with(a40_cluster, database, {"any": "command", "torch": TORCHRUN, "mega": MEGATRON})
     assert derive(a40_cluster) == 1
     decide(a40_cluster)
@@ -294,7 +292,7 @@ def test_each_job_gets_a_plan_that_its_runtime_runs(
 
 
 def test_a_first_job_of_a_runtime_makes_the_workloads_plans_derived_again(
-    a40_cluster: PostgresStore, database: Database
+    a40_cluster: Store, database: Database
 ) -> None:
     submit_with(a40_cluster, database, {"any": "replay"})
     assert derive(a40_cluster) == 1
@@ -310,7 +308,7 @@ def test_a_first_job_of_a_runtime_makes_the_workloads_plans_derived_again(
 
 
 def test_once_its_last_job_has_ended_a_runtimes_plans_are_deleted(
-    a40_cluster: PostgresStore, database: Database
+    a40_cluster: Store, database: Database
 ) -> None:
     submit_with(a40_cluster, database, {"any": "replay"})
     derive(a40_cluster)
@@ -323,10 +321,10 @@ def test_once_its_last_job_has_ended_a_runtimes_plans_are_deleted(
 
 
 def test_a_job_says_that_its_runtime_can_run_no_plan_of_a_users_estimates(
-    a40_cluster: PostgresStore, database: Database
+    a40_cluster: Store, database: Database
 ) -> None:
     given = estimate_of(a_plan(dp=1, tp=8))
-    do(a40_cluster, lambda w: w.upsert_estimates(C, [given]))
+    a40_cluster.change(upsert_estimates, C, [given])
     submit_with(a40_cluster, database, {"torch": TORCHRUN, "any": "replay"})
     derive(a40_cluster)
     decisions = decide(a40_cluster)
@@ -337,7 +335,7 @@ def test_a_job_says_that_its_runtime_can_run_no_plan_of_a_users_estimates(
 
 
 def test_a_users_estimates_without_a_recorded_plan_are_offered_unless_they_are_pipelines(
-    a40_cluster: PostgresStore, database: Database
+    a40_cluster: Store, database: Database
 ) -> None:
     records = [
         a_record(
@@ -345,7 +343,7 @@ def test_a_users_estimates_without_a_recorded_plan_are_offered_unless_they_are_p
         )
         for degree in (1, 2)
     ]
-    do(a40_cluster, lambda w: w.upsert_estimates(C, records))
+    a40_cluster.change(upsert_estimates, C, records)
     submit_with(a40_cluster, database, {"torch": TORCHRUN, "any": "replay"})
     decisions = decide(a40_cluster)
     assert decisions["torch"].cell.pipeline_degree == 1
@@ -353,19 +351,19 @@ def test_a_users_estimates_without_a_recorded_plan_are_offered_unless_they_are_p
 
 
 def test_a_stated_plan_leaves_the_best_plan_of_its_shape_in_place(
-    a40_cluster: PostgresStore, database: Database
+    a40_cluster: Store, database: Database
 ) -> None:
     submit_with(a40_cluster, database, {"any": "replay"})
     derive(a40_cluster)
     before = derived_plans(database)
     own = a_plan(dp=4, tp=2)
-    do(a40_cluster, lambda w: w.submit_jobs(C, [a_queued_job("own", plan=own)]))
+    a40_cluster.change(submit_jobs, C, [a_queued_job("own", plan=own)])
     derive(a40_cluster)
     assert derived_plans(database) == before | {own.digest}
 
 
 def test_a_job_that_must_run_by_a_stated_plan_needs_no_other(
-    a40_cluster: PostgresStore, database: Database
+    a40_cluster: Store, database: Database
 ) -> None:
     submit_with(a40_cluster, database, {"torch": TORCHRUN}, plan=a_plan(dp=8))
     (wanted,) = a40_cluster.estimation(C).wanted
@@ -382,7 +380,7 @@ def test_a_job_that_must_run_by_a_stated_plan_needs_no_other(
 
 
 def test_only_plans_of_restricted_jobs_are_looked_at(
-    a40_cluster: PostgresStore, database: Database
+    a40_cluster: Store, database: Database
 ) -> None:
     other = replace(PIPELINED, global_batch=64)
     submit_with(a40_cluster, database, {"other": "replay"}, workload=other)
@@ -421,7 +419,7 @@ def set_techniques(database: Database, name: str, *techniques: Technique) -> Non
 
 
 def test_jobs_get_plans_of_the_techniques_that_they_name(
-    a40_cluster: PostgresStore, database: Database
+    a40_cluster: Store, database: Database
 ) -> None:
     submit_with(a40_cluster, database, {"any": "command", "some": "command"})
     named = (Technique.DATA_PARALLELISM, Technique.ZERO_2, Technique.ACCUMULATION)
@@ -445,12 +443,12 @@ def test_jobs_get_plans_of_the_techniques_that_they_name(
     assert all(techniques_of(plan) <= {*named} for plan in plans)
 
 
-def plans_of(store: PostgresStore, workload: Workload = PIPELINED) -> list[ExecutionPlan]:
+def plans_of(store: Store, workload: Workload = PIPELINED) -> list[ExecutionPlan]:
     return [record.plan for record in cells_of(store, workload) if record.plan is not None]
 
 
 def test_what_nodes_state_of_their_hosts_makes_choices_of_offloaded_plans(
-    a40_cluster: PostgresStore, database: Database
+    a40_cluster: Store, database: Database
 ) -> None:
     large = Workload(model="llama30", params="30B", global_batch=64)
     submit_with(a40_cluster, database, {"deep": DEEPSPEED}, workload=large)

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from tessera.db.store import PostgresStore
+from tessera.db.cluster_changes import upsert_cluster
+from tessera.db.store import Store
+from tessera.db.workloads import upsert_estimates
 from tessera.estimator.architectures.published import published_models
 from tessera.estimator.cell_estimator import Estimator
 from tessera.estimator.hardware.cluster_types import catalogue_of
@@ -32,7 +34,6 @@ from tests.support.stored_cluster import (
     agents_report,
     apply_event,
     cells_of,
-    do,
     job,
     submit,
 )
@@ -45,17 +46,17 @@ GIB = 2**30
 
 
 @pytest.fixture
-def sample(store: PostgresStore) -> PostgresStore:
+def sample(store: Store) -> Store:
     """Return a store of the cluster that `up` starts: 16 a100 on four nodes, and 16 v100 on one."""
     kinds = [GpuType(name=t, memory_bytes=m * GIB) for t, m in (("a100", 40), ("v100", 32))]
-    do(store, lambda w: w.upsert_cluster(C, kinds, None))
+    store.change(upsert_cluster, C, kinds, None)
     nodes = [NodeSpec(name=f"a100-{i}", gpu_type="a100", gpus=4) for i in range(4)]
     for node in (*nodes, NodeSpec(name="v100-0", gpu_type="v100", gpus=16)):
         store.hello(C, f"agent-{node.name}", "first", [node])
     return store
 
 
-def derive(store: PostgresStore) -> None:
+def derive(store: Store) -> None:
     CellDeriver(store, catalogue_of(), (0.5, 1.0, 2.0)).derive(C)
 
 
@@ -63,7 +64,7 @@ def feasible(records: list[EstimateRecord]) -> list[EstimateRecord]:
     return [r for r in records if math.isfinite(r.iter_time_s)]
 
 
-def list_offers(store: PostgresStore, name: str) -> set[tuple[Any, ...]]:
+def list_offers(store: Store, name: str) -> set[tuple[Any, ...]]:
     """Return the Cells that a round offers a job, with their times and plans."""
     snapshot = store.snapshot(C)
     e = snapshot.estimates
@@ -73,7 +74,7 @@ def list_offers(store: PostgresStore, name: str) -> set[tuple[Any, ...]]:
     return set(zip(*(c[rows].tolist() for c in columns), plans, strict=True))
 
 
-def test_a_gpt_of_a_batch_of_64_has_cells_on_both_types_and_starts(sample: PostgresStore) -> None:
+def test_a_gpt_of_a_batch_of_64_has_cells_on_both_types_and_starts(sample: Store) -> None:
     submit(sample, a_spec("gpt-a", workload=GPT, requested_gpus=8))
     derive(sample)
     cells = feasible(cells_of(sample, GPT))
@@ -86,7 +87,7 @@ def test_a_gpt_of_a_batch_of_64_has_cells_on_both_types_and_starts(sample: Postg
 
 
 def test_a_queued_job_of_another_runtime_and_its_end_change_no_cell_of_the_first(
-    sample: PostgresStore,
+    sample: Store,
 ) -> None:
     submit(sample, a_spec("gpt-a", workload=GPT, requested_gpus=8))
     derive(sample)
@@ -140,8 +141,8 @@ def an_import(degree: int, *, nodes: int = 2, gpus: int = 8, **changes: Any) -> 
     return a_record(gpus, gpu_type="a100", nodes=nodes, **(fields | changes))
 
 
-def import_cells(store: PostgresStore, *records: EstimateRecord) -> None:
-    do(store, lambda w: w.upsert_estimates(C, records))
+def import_cells(store: Store, *records: EstimateRecord) -> None:
+    store.change(upsert_estimates, C, records)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +155,7 @@ def import_cells(store: PostgresStore, *records: EstimateRecord) -> None:
     ],
 )
 def test_an_imported_cell_gets_the_best_plan_known_and_keeps_its_time(
-    sample: PostgresStore, degree: int, nodes: int, source: EstimateSource
+    sample: Store, degree: int, nodes: int, source: EstimateSource
 ) -> None:
     import_cells(sample, an_import(degree, nodes=nodes, source=source, complete=True))
     derive(sample)
@@ -176,7 +177,7 @@ def test_an_imported_cell_gets_the_best_plan_known_and_keeps_its_time(
     assert plan_of(sample, "j") == record.plan
 
 
-def test_a_cell_that_a_job_runs_on_stays_without_a_plan(sample: PostgresStore) -> None:
+def test_a_cell_that_a_job_runs_on_stays_without_a_plan(sample: Store) -> None:
     submit(sample, a_spec("j", workload=GPT, requested_gpus=8))
     import_cells(sample, an_import(2))
     decide(sample)
@@ -194,7 +195,7 @@ def test_a_cell_that_a_job_runs_on_stays_without_a_plan(sample: PostgresStore) -
 
 
 def test_cells_of_a_model_that_nobody_knows_stay_as_they_are_and_programs_run_by_them(
-    sample: PostgresStore,
+    sample: Store,
 ) -> None:
     import_cells(sample, an_import(2, workload=UNKNOWN))
     program = {"command": ("train",), "launch": LaunchSpec(runtime=COMMAND)}
@@ -211,7 +212,7 @@ def test_cells_of_a_model_that_nobody_knows_stay_as_they_are_and_programs_run_by
 
 
 def test_megatron_is_offered_no_pipeline_without_a_plan_and_gets_the_planned_one(
-    sample: PostgresStore,
+    sample: Store,
 ) -> None:
     import_cells(sample, an_import(2))
     submit(sample, a_spec("j", workload=GPT, requested_gpus=8, **OF_MEGATRON))
@@ -226,7 +227,7 @@ def test_megatron_is_offered_no_pipeline_without_a_plan_and_gets_the_planned_one
     assert plan.pipeline_degree == 2
 
 
-def times_and_plans(store: PostgresStore) -> dict[int, tuple[float, bool]]:
+def times_and_plans(store: Store) -> dict[int, tuple[float, bool]]:
     """Return the time of each of the GPT's Cells by its degree, and whether it has a plan."""
     return {
         r.cell.pipeline_degree: (r.iter_time_s, r.plan is not None) for r in cells_of(store, GPT)
@@ -234,7 +235,7 @@ def times_and_plans(store: PostgresStore) -> dict[int, tuple[float, bool]]:
 
 
 def test_of_two_imported_cells_with_one_best_plan_the_one_with_a_degree_gets_it(
-    sample: PostgresStore,
+    sample: Store,
 ) -> None:
     import_cells(sample, an_import(BEST_FOUND, iter_time_s=2.5), an_import(2))
     submit(sample, a_spec("j", workload=GPT, requested_gpus=8))
@@ -246,7 +247,7 @@ def test_of_two_imported_cells_with_one_best_plan_the_one_with_a_degree_gets_it(
 
 @pytest.mark.parametrize("degree", [2, BEST_FOUND])
 def test_a_repeated_import_replaces_the_time_of_the_planned_cell(
-    sample: PostgresStore, degree: int
+    sample: Store, degree: int
 ) -> None:
     submit(sample, a_spec("j", workload=GPT, requested_gpus=8))
     import_cells(sample, an_import(degree))
@@ -266,7 +267,7 @@ def test_a_repeated_import_replaces_the_time_of_the_planned_cell(
 
 
 def test_a_cell_that_is_stated_with_its_plan_is_not_replaced_by_one_without(
-    sample: PostgresStore,
+    sample: Store,
 ) -> None:
     submit(sample, a_spec("j", workload=GPT, requested_gpus=8))
     import_cells(sample, an_import(2))

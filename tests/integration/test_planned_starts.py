@@ -7,8 +7,10 @@ import math
 import pytest
 import sqlalchemy as sa
 
+from tessera.db.deletion import delete_nodes
 from tessera.db.engine import Database
-from tessera.db.store import PostgresStore
+from tessera.db.job_changes import update_job
+from tessera.db.store import Store
 from tessera.formulation.decisions import Decision, DecisionKind
 from tessera.formulation.lifecycle import JobEvent, JobState
 from tessera.formulation.records.rounds import RoundRecord
@@ -23,7 +25,6 @@ from tests.support.stored_cluster import (
     agents_report,
     apply_event,
     commit,
-    do,
     end_back_off,
     execute,
     fail,
@@ -43,7 +44,7 @@ PROMISES = {"a": 3e9 + 1 / 3, "b": 4e9, "c": 5e9}
 
 
 @pytest.fixture
-def planning_store(store: PostgresStore) -> PostgresStore:
+def planning_store(store: Store) -> Store:
     """Return a store where a and b have planned starts, and a, b and c promised ones. d has none."""
     a_cluster(store, nodes=2, gpus=4)
     submit(store, *(a_spec(name) for name in "abcd"))
@@ -53,14 +54,14 @@ def planning_store(store: PostgresStore) -> PostgresStore:
     return store
 
 
-def starts(store: PostgresStore) -> dict[str, tuple[bool, float]]:
+def starts(store: Store) -> dict[str, tuple[bool, float]]:
     """Return whether each job has a planned start, and its promised one, where it has either."""
     records = (job(store, name) for name in "abcd")
     starts_by_name = {r.spec.name: (r.planned_start is not None, r.start_by_s) for r in records}
     return {name: start for name, start in starts_by_name.items() if start != (False, math.inf)}
 
 
-def decide_to_wait(store: PostgresStore, *decisions: Decision, **promises: float) -> RoundRecord:
+def decide_to_wait(store: Store, *decisions: Decision, **promises: float) -> RoundRecord:
     """Commit a round that plans nothing and promises these starts. All other jobs wait."""
     snapshot = store.snapshot(C)
     jobs = {d.job for d in decisions}
@@ -75,7 +76,7 @@ def versions(database: Database) -> dict[str, int]:
         return {name: writer for name, writer in rows}
 
 
-def test_starts_read_back_as_the_round_has_planned_them(planning_store: PostgresStore) -> None:
+def test_starts_read_back_as_the_round_has_planned_them(planning_store: Store) -> None:
     a, b, c, d = (job(planning_store, name) for name in "abcd")
     assert (a.planned_start, b.planned_start) == (NARROW, WIDE)
     assert (c.planned_start, d.planned_start) == (None, None)
@@ -84,7 +85,7 @@ def test_starts_read_back_as_the_round_has_planned_them(planning_store: Postgres
 
 
 def test_a_planned_start_asks_for_a_round_at_its_time_and_a_late_one_for_none(
-    planning_store: PostgresStore,
+    planning_store: Store,
 ) -> None:
     snapshot = planning_store.snapshot(C)
     outlook = planning_store.outlooks([C])[C]
@@ -98,7 +99,7 @@ def test_a_planned_start_asks_for_a_round_at_its_time_and_a_late_one_for_none(
 
 
 def test_a_start_that_comes_while_its_round_is_committed_asks_for_another_round(
-    planning_store: PostgresStore,
+    planning_store: Store,
 ) -> None:
     snapshot = planning_store.snapshot(C)
     due_start = a_planned_start(start_s=snapshot.now_s + 0.002, end_s=math.inf)
@@ -111,7 +112,7 @@ def test_a_start_that_comes_while_its_round_is_committed_asks_for_another_round(
 
 
 def test_a_round_writes_only_the_rows_of_jobs_whose_start_changed(
-    planning_store: PostgresStore, database: Database
+    planning_store: Store, database: Database
 ) -> None:
     old, snapshot = versions(database), planning_store.snapshot(C)
     earlier = a_planned_start(start_s=3.5e9, end_s=math.inf, nodes=WIDE.nodes)
@@ -123,7 +124,7 @@ def test_a_round_writes_only_the_rows_of_jobs_whose_start_changed(
     assert starts(planning_store)["d"] == (False, 6e9)
 
 
-def test_a_refused_round_leaves_all_starts_as_they_are(planning_store: PostgresStore) -> None:
+def test_a_refused_round_leaves_all_starts_as_they_are(planning_store: Store) -> None:
     snapshot, old = planning_store.snapshot(C), starts(planning_store)
     refusal = a_summary(snapshot, outcome="refused", verified=False)
     planning_store.commit(a_round(snapshot, summary=refusal, plan=plan_of(snapshot, {})))
@@ -131,10 +132,10 @@ def test_a_refused_round_leaves_all_starts_as_they_are(planning_store: PostgresS
 
 
 def test_a_round_does_not_touch_the_start_of_a_job_that_changed_meanwhile(
-    planning_store: PostgresStore,
+    planning_store: Store,
 ) -> None:
     snapshot = planning_store.snapshot(C)
-    do(planning_store, lambda w: w.update_job(C, a_spec("a", weight=2.0), ["weight"], None))
+    planning_store.change(update_job, C, a_spec("a", weight=2.0), ["weight"], None)
     apply_event(planning_store, "c", JobEvent.HOLD)
     plan = plan_of(snapshot, dict.fromkeys("abcd", 9e9))
     record = commit(planning_store, snapshot, *(wait(snapshot, name) for name in "abcd"), plan=plan)
@@ -147,7 +148,7 @@ def test_a_round_does_not_touch_the_start_of_a_job_that_changed_meanwhile(
 
 
 def test_a_job_that_does_not_wait_after_the_round_gets_no_start(
-    planning_store: PostgresStore,
+    planning_store: Store,
 ) -> None:
     snapshot = planning_store.snapshot(C)
     decision = start(snapshot, "a", [(A0, [0])])
@@ -158,7 +159,7 @@ def test_a_job_that_does_not_wait_after_the_round_gets_no_start(
 
 @pytest.mark.parametrize("event", [JobEvent.HOLD, JobEvent.CANCEL])
 def test_a_job_that_is_held_or_cancelled_has_no_start_any_more(
-    planning_store: PostgresStore, event: JobEvent
+    planning_store: Store, event: JobEvent
 ) -> None:
     apply_event(planning_store, "a", event)
     assert starts(planning_store).keys() == {"b", "c"}
@@ -169,7 +170,7 @@ def test_a_job_that_is_held_or_cancelled_has_no_start_any_more(
 
 
 def test_a_job_that_failed_has_no_start_before_the_next_round(
-    planning_store: PostgresStore, database: Database
+    planning_store: Store, database: Database
 ) -> None:
     run(planning_store, a=[(A0, [0])])
     fail(planning_store, "a")
@@ -181,7 +182,7 @@ def test_a_job_that_failed_has_no_start_before_the_next_round(
 
 
 def test_a_suspended_job_keeps_its_start_while_its_gang_leaves(
-    planning_store: PostgresStore,
+    planning_store: Store,
 ) -> None:
     run(planning_store, a=[(A0, [0])])
     snapshot = planning_store.snapshot(C)
@@ -211,18 +212,18 @@ def test_a_suspended_job_keeps_its_start_while_its_gang_leaves(
     ],
 )
 def test_a_job_that_asks_for_more_or_is_served_later_has_no_start_any_more(
-    planning_store: PostgresStore, change: dict[str, object], keeps: bool
+    planning_store: Store, change: dict[str, object], keeps: bool
 ) -> None:
-    do(planning_store, lambda w: w.update_job(C, a_spec("a", **change), list(change), None))
+    planning_store.change(update_job, C, a_spec("a", **change), list(change), None)
     assert ("a" in starts(planning_store)) is keeps
     assert starts(planning_store).keys() >= {"b", "c"}
 
 
 def test_a_start_on_a_deleted_node_is_not_reserved_but_stays_promised(
-    planning_store: PostgresStore,
+    planning_store: Store,
 ) -> None:
     snapshot = planning_store.snapshot(C)
-    do(planning_store, lambda w: w.delete_nodes(C, [A1], {}, allow_missing=False))
+    planning_store.change(delete_nodes, C, [A1], {}, allow_missing=False)
     assert starts(planning_store) == {
         "a": (True, PROMISES["a"]),
         "b": (False, 4e9),
@@ -236,7 +237,7 @@ def test_a_start_on_a_deleted_node_is_not_reserved_but_stays_promised(
 
 
 def test_a_plan_is_kept_while_a_planned_start_names_it(
-    planning_store: PostgresStore, database: Database
+    planning_store: Store, database: Database
 ) -> None:
     execute(
         database,
@@ -254,17 +255,17 @@ def test_a_plan_is_kept_while_a_planned_start_names_it(
     assert snapshot.plans[snapshot.planned_starts.plan[0]] == "p"
 
 
-def test_the_next_snapshot_says_which_jobs_may_be_preempted(planning_store: PostgresStore) -> None:
+def test_the_next_snapshot_says_which_jobs_may_be_preempted(planning_store: Store) -> None:
     submit(planning_store, a_spec("e", preemptible=True))
     assert planning_store.snapshot(C).jobs.preemptible.tolist() == [False] * 4 + [True]
-    do(planning_store, lambda w: w.update_job(C, a_spec("e"), ["preemptible"], None))
+    planning_store.change(update_job, C, a_spec("e"), ["preemptible"], None)
     assert (job(planning_store, "e").spec.preemptible, job(planning_store, "e").version) == (
         False,
         2,
     )
 
 
-def test_a_snapshot_says_when_a_job_last_reported_progress(planning_store: PostgresStore) -> None:
+def test_a_snapshot_says_when_a_job_last_reported_progress(planning_store: Store) -> None:
     """A job trains from its first report on. Before it, there is nothing to say."""
 
     def progress_s() -> float:

@@ -12,7 +12,10 @@ from typer.testing import CliRunner, Result
 
 from tessera.db import prune
 from tessera.db.engine import Database, connect_database
-from tessera.db.store import PostgresStore
+from tessera.db.policies import newest_policy, set_policy
+from tessera.db.reads import get_job, job_history, list_jobs
+from tessera.db.rounds import list_rounds
+from tessera.db.store import Connection, Store
 from tessera.formulation.errors import InvalidInput, NoLongerKept, NotFound
 from tessera.formulation.lifecycle import JobEvent
 from tessera.formulation.records.store import Request, Retention
@@ -31,7 +34,6 @@ from tests.support.stored_cluster import (
     agents_report,
     apply_event,
     commit,
-    do,
     execute,
     run,
     submit,
@@ -47,9 +49,7 @@ def url_of(database: Database) -> str:
     return database.url.replace("+psycopg2", "", 1)
 
 
-def store_old_data(
-    store: PostgresStore, database: Database, jobs: int = 3, rounds: int = 5
-) -> None:
+def store_old_data(store: Store, database: Database, jobs: int = 3, rounds: int = 5) -> None:
     """Store ended jobs, a request and rounds that are two months old."""
     a_cluster(store)
     submit(store, a_spec("stays"), *(a_spec(f"old-{i}") for i in range(jobs)))
@@ -75,7 +75,7 @@ def counts(output: str) -> dict[str, int]:
 
 
 def test_a_dry_run_names_the_database_and_counts_without_deleting(
-    store: PostgresStore, database: Database
+    store: Store, database: Database
 ) -> None:
     store_old_data(store, database, rounds=102)
     names = ("REQUESTS_DAYS", "ROUNDS_DAYS", "ROUNDS", "SNAPSHOTS", "JOBS_DAYS", "AUDIT_DAYS")
@@ -93,11 +93,11 @@ def test_a_dry_run_names_the_database_and_counts_without_deleting(
     done = run_tessera("prune", TESSERA_DATABASE_URL=url)
     assert (done.exit_code, counts(done.stdout)) == (0, OLD)
     assert "deleting from postgresql://" in done.stderr
-    assert len(store.list_jobs(C, [], 0, 9)[0]) == 1
+    assert len(store.read(list_jobs, C, [], 0, 9)[0]) == 1
 
 
 def test_prune_keeps_the_audit_log_for_as_long_as_its_setting_says(
-    store: PostgresStore, database: Database
+    store: Store, database: Database
 ) -> None:
     a_cluster(store)
     for days in (1, 60, 400):
@@ -128,21 +128,21 @@ def test_prune_demands_one_explicit_database_that_exists(
 
 
 async def test_a_server_deletes_what_exceeds_its_retention_settings(
-    store: PostgresStore, database: Database
+    store: Store, database: Database
 ) -> None:
     store_old_data(store, database, rounds=102)
     config = Config(listen="127.0.0.1:0", database_url=database.url, period_s=0.0)
     async with run_server(config), asyncio.timeout(PATIENCE_S):
-        while len((await asyncio.to_thread(store.list_jobs, C, [], 0, 9))[0]) > 1:
+        while len((await asyncio.to_thread(store.read, list_jobs, C, [], 0, 9))[0]) > 1:
             await asyncio.sleep(0.02)
-        while len(await asyncio.to_thread(store.list_rounds, C, 0, 200)) > 100:
+        while len(await asyncio.to_thread(store.read, list_rounds, C, 0, 200)) > 100:
             await asyncio.sleep(0.02)
-    assert store.get_job(C, "stays").reason is not None
+    assert store.read(get_job, C, "stays").reason is not None
     assert not any(store.count_old(30 * 86_400.0, 100).values())
 
 
 def test_a_pass_ends_when_the_server_stops_and_pauses_between_batches(
-    store: PostgresStore, database: Database, monkeypatch: pytest.MonkeyPatch
+    store: Store, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prune, "BATCH_ROWS", 1)
     store_old_data(store, database)
@@ -153,9 +153,7 @@ def test_a_pass_ends_when_the_server_stops_and_pauses_between_batches(
     assert len(pauses) == 3
 
 
-def test_a_job_is_not_pruned_before_its_gpus_are_free(
-    store: PostgresStore, database: Database
-) -> None:
+def test_a_job_is_not_pruned_before_its_gpus_are_free(store: Store, database: Database) -> None:
     a_cluster(store)
     submit(store, a_spec("a"))
     run(store, a=[("a100-0", [0])])
@@ -166,23 +164,23 @@ def test_a_job_is_not_pruned_before_its_gpus_are_free(
     assert store.prune(0.0, 0)["jobs"] == 1
 
 
-def test_the_latest_history_of_a_live_job_is_kept(store: PostgresStore, database: Database) -> None:
+def test_the_latest_history_of_a_live_job_is_kept(store: Store, database: Database) -> None:
     a_cluster(store)
     submit(store, a_spec("long"), a_spec("short"))
     for name, times in (("long", 30), ("short", 2)):
         for _ in range(times):
             apply_event(store, name, JobEvent.HOLD)
             apply_event(store, name, JobEvent.RELEASE)
-    before = store.job_history(C, "long")
+    before = store.read(job_history, C, "long")
     execute(database, "UPDATE job_history SET at = at - interval '1 day'")
     assert store.prune(3600.0, 0)["job_history"] == 10
-    history = store.job_history(C, "long")
+    history = store.read(job_history, C, "long")
     assert [(e.event, e.state) for e in history] == [(e.event, e.state) for e in before[-50:]]
-    assert len(store.job_history(C, "short")) == 4
+    assert len(store.read(job_history, C, "short")) == 4
 
 
 def test_a_workload_is_not_deleted_during_a_submission_that_uses_it(
-    store: PostgresStore, database: Database
+    store: Store, database: Database
 ) -> None:
     """Once, a workload was deleted between two statements of a submission, which then failed."""
     a_cluster(store)
@@ -191,14 +189,14 @@ def test_a_workload_is_not_deleted_during_a_submission_that_uses_it(
     execute(database, "DELETE FROM jobs; DELETE FROM estimates")
     other = connect_database(database.url)
 
-    def submit_while_pruning(writer: object) -> bytes:
+    def submit_while_pruning(connection: Connection) -> bytes:
         ids = "SELECT id FROM workloads FOR KEY SHARE"
-        writer._connection.execute(sa.text(ids)).all()  # type: ignore[attr-defined]
-        assert PostgresStore(other).prune_batch(C, Retention())["workloads"] == 0
+        connection.execute(sa.text(ids)).all()
+        assert Store(other).prune_batch(C, Retention())["workloads"] == 0
         return b""
 
     store.write(None, submit_while_pruning)
-    assert PostgresStore(other).prune_batch(C, Retention())["workloads"] == 1
+    assert Store(other).prune_batch(C, Retention())["workloads"] == 1
     submit(store, a_spec("a"))
     other.engine.dispose()
 
@@ -216,7 +214,7 @@ def test_retention_settings_are_checked() -> None:
 
 
 def test_a_round_that_is_no_longer_kept_is_told_from_one_that_never_was(
-    store: PostgresStore, database: Database
+    store: Store, database: Database
 ) -> None:
     store_old_data(store, database, jobs=1)
     store.prune_batch(C, Retention(rounds_s=86_400.0, least_rounds=1))
@@ -226,12 +224,12 @@ def test_a_round_that_is_no_longer_kept_is_told_from_one_that_never_was(
         store.get_round(C, 900)
 
 
-def test_old_policies_are_deleted_but_the_latest(store: PostgresStore, database: Database) -> None:
+def test_old_policies_are_deleted_but_the_latest(store: Store, database: Database) -> None:
     a_cluster(store)
     for _ in range(prune.KEEP_POLICIES + 3):
-        do(store, lambda w: w.set_policy(C, {}, set_by="", message="", version=None))
+        store.change(set_policy, C, {}, set_by="", message="", version=None)
     execute(database, "UPDATE policies SET set_at = set_at - interval '60 days'")
     assert store.prune_batch(C, Retention(audit_s=86_400.0))["policies"] == 3
-    newest = store.newest_policy(C)
+    newest = store.read(newest_policy, C)
     assert newest is not None
     assert newest.version == prune.KEEP_POLICIES + 3

@@ -12,7 +12,9 @@ import grpc.aio
 import pytest
 from grpc import StatusCode
 
-from tessera.db.store import PostgresStore
+from tessera.db.cluster_changes import upsert_cluster, upsert_nodes
+from tessera.db.store import Store
+from tessera.db.workloads import upsert_estimates
 from tessera.estimator.cell_estimator import Estimator
 from tessera.estimator.hardware.cluster_types import catalogue_of
 from tessera.formulation.records.clusters import NodeSpec
@@ -43,7 +45,6 @@ from tests.support.stored_cluster import (
     a_record,
     a_spec,
     agents_report,
-    do,
     run,
     submit,
 )
@@ -66,7 +67,7 @@ BERT = pb.Workload(model="bert", params="1.3B", global_batch=256)
 
 @asynccontextmanager
 async def estimates(
-    store: PostgresStore, *types: str, **settings: Any
+    store: Store, *types: str, **settings: Any
 ) -> AsyncIterator[estimates_pb2_grpc.EstimatesAsyncStub]:
     """Yield a stub to a server whose cluster has two nodes of four GPUs of each type."""
     a_bare_cluster(store, *types or ("a100", "v100"))
@@ -79,7 +80,7 @@ def a_call(**fields: Any) -> pb.EstimateCellsRequest:
 
 
 async def test_a_jobs_cells_are_estimated_on_all_types_around_the_requested_count(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     async with estimates(store) as stub:
         submit(store, a_spec("j", workload=to_workload("w", BERT), requested_gpus=2))
@@ -103,7 +104,7 @@ async def test_a_jobs_cells_are_estimated_on_all_types_around_the_requested_coun
 
 
 async def test_a_user_model_is_stored_listed_and_estimated_and_an_invalid_one_refused_by_its_field(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     async with estimates(store) as stub:
         stored = await stub.UpsertModels(pb.UpsertModelsRequest(parent=PARENT, models=[MINE]))
@@ -127,7 +128,7 @@ async def test_a_user_model_is_stored_listed_and_estimated_and_an_invalid_one_re
 
 
 async def test_pages_of_models_cover_each_once_and_include_published_ones_on_request(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     async with estimates(store) as stub:
         own = pb.Model(model="bert", params="1.3B", architecture=MINE.architecture)
@@ -179,7 +180,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str, str]] = [
 """Calls of EstimateCells, the field that is wrong, and what the refusal says."""
 
 
-async def test_an_impossible_estimate_is_refused_by_field(store: PostgresStore) -> None:
+async def test_an_impossible_estimate_is_refused_by_field(store: Store) -> None:
     async with estimates(store, "a100", "abacus") as stub:
         for fields, field, says in IMPOSSIBLE:
             with pytest.raises(grpc.aio.AioRpcError) as wrong:
@@ -189,19 +190,19 @@ async def test_an_impossible_estimate_is_refused_by_field(store: PostgresStore) 
             assert error_details(wrong.value)[1] == [field]
 
 
-async def test_unknown_types_are_skipped_unless_no_type_remains(store: PostgresStore) -> None:
+async def test_unknown_types_are_skipped_unless_no_type_remains(store: Store) -> None:
     async with estimates(store, "a100", "abacus") as stub:
         answer = await stub.EstimateCells(a_call(workload=BERT, gpus=[1]))
         assert {c.estimate.cell.gpu_type for c in answer.cells} == {"a100"}
     store_of_abaci = "abacus"
-    do(store, lambda w: w.upsert_cluster("d", [GpuType(name=store_of_abaci, memory_bytes=1)], None))
+    store.change(upsert_cluster, "d", [GpuType(name=store_of_abaci, memory_bytes=1)], None)
     async with serving(store) as (channel, _):
         stub = estimates_pb2_grpc.EstimatesStub(channel)
         with pytest.raises(grpc.aio.AioRpcError, match="has no nodes yet"):
             await stub.EstimateCells(
                 pb.EstimateCellsRequest(parent="clusters/d", workload=BERT, gpus=[1])
             )
-        do(store, lambda w: w.upsert_nodes("d", [NodeSpec(name="n", gpu_type="abacus", gpus=1)]))
+        store.change(upsert_nodes, "d", [NodeSpec(name="n", gpu_type="abacus", gpus=1)])
         with pytest.raises(
             grpc.aio.AioRpcError, match=r"none of the cluster's GPU types \(abacus\)"
         ):
@@ -210,7 +211,7 @@ async def test_unknown_types_are_skipped_unless_no_type_remains(store: PostgresS
             )
 
 
-async def test_a_user_defined_type_is_estimated(store: PostgresStore, tmp_path: Any) -> None:
+async def test_a_user_defined_type_is_estimated(store: Store, tmp_path: Any) -> None:
     file = tmp_path / "hardware.yaml"
     file.write_text("hardware: [{name: abacus, like: a100, memory_gib: 20}]")
     async with estimates(store, "abacus", hardware=str(file)) as stub:
@@ -222,7 +223,7 @@ SMALL = pb.Workload(model="bert", params="760M", global_batch=256)
 
 
 async def test_a_cancelled_call_stops_estimating(
-    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_bare_cluster(store, nodes=1)
     begun, cancelled, counts = asyncio.Event(), threading.Event(), list[int]()
@@ -256,13 +257,13 @@ async def test_a_cancelled_call_stops_estimating(
 @pytest.mark.usefixtures("trainer")
 @pytest.mark.parametrize("learn", [True, False])
 async def test_measurements_affect_estimates_only_on_a_server_that_learns(
-    store: PostgresStore, learn: bool
+    store: Store, learn: bool
 ) -> None:
     a_bare_cluster(store, nodes=1)
     workload = to_workload("w", SMALL)
     submit(store, a_spec("j", workload=workload))
     record = a_record(1, workload=workload, iter_time_s=9.0)
-    do(store, lambda w: w.upsert_estimates(C, [record]))
+    store.change(upsert_estimates, C, [record])
     run(store, j=[("a100-0", [0])])
     for done in range(1, 8):
         agents_report(store, iterations_done=float(done), iter_time_s=9.0, runtime=TRAINER)
@@ -292,7 +293,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[int
 
 
 async def test_a_job_is_shown_its_best_rate_at_each_count_and_the_minimum(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     async with api(store) as a:
         connect_agent(store)
@@ -315,7 +316,7 @@ async def test_a_job_is_shown_its_best_rate_at_each_count_and_the_minimum(
 
 
 async def test_a_known_model_is_priced_at_other_bandwidths_of_the_network(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     async with api(store) as a:
         connect_agent(store)
@@ -339,7 +340,7 @@ async def test_a_known_model_is_priced_at_other_bandwidths_of_the_network(
 
 
 async def test_curves_are_computed_again_only_if_the_estimates_change(
-    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     traced = counted(monkeypatch, curves, "curves_of_job")
     priced = counted(monkeypatch, curves, "trace_bandwidth")
@@ -357,7 +358,7 @@ async def test_curves_are_computed_again_only_if_the_estimates_change(
         assert (len(traced), len(priced)) == (2, 2)
 
 
-async def test_a_call_that_has_no_curve_is_refused_with_what_to_do(store: PostgresStore) -> None:
+async def test_a_call_that_has_no_curve_is_refused_with_what_to_do(store: Store) -> None:
     async with api(store) as a:
         assert (await refusal_of(read(a)))[0] is StatusCode.NOT_FOUND
         await a.jobs.SubmitJob(a_submit())

@@ -15,7 +15,8 @@ import grpc.aio
 import pytest
 
 from tessera.benchmarks.rounds.instances import make_instance
-from tessera.db.store import PostgresStore
+from tessera.db.reads import get_cluster, get_job
+from tessera.db.store import Store
 from tessera.formulation.errors import DeadlineTooShort, NotFound
 from tessera.formulation.records.rounds import (
     RoundCommit,
@@ -26,7 +27,6 @@ from tessera.formulation.records.rounds import (
 from tessera.formulation.records.store import Request
 from tessera.formulation.snapshot import Snapshot
 from tessera.service import deciding, loop
-from tessera.service.ports.store import Store
 from tessera.service.rpc.server import Server
 from tessera.solvers.base import Budget
 from tessera.solvers.rounds.options import RoundOptions
@@ -37,6 +37,7 @@ from tests.support.builders import a_random_snapshot
 from tests.support.decided_rounds import schedule
 from tests.support.patience import PATIENCE_S
 from tests.support.rpc import error_details, serving
+from tests.support.store_double import StoreDouble
 from tests.support.stored_cluster import C, a_cluster, a_round, a_spec, submit, wait
 
 HOUR_S = 3600.0
@@ -53,7 +54,7 @@ def a_huge_snapshot() -> Snapshot:
     return make_instance(3000, 1500, 4, seed=1, running=0.5)
 
 
-class TwoClusters:
+class TwoClusters(StoreDouble):
     """A store of a huge and a small cluster, with only the methods that rounds use."""
 
     def __init__(self) -> None:
@@ -213,7 +214,7 @@ REQUEST = pb.ScheduleRequest(
 
 
 @pytest.fixture
-def filled(store: PostgresStore) -> PostgresStore:
+def filled(store: Store) -> Store:
     a_cluster(store)
     submit(store, a_spec("a"))
     return store
@@ -235,13 +236,13 @@ def before_each_decision(
     return attempts
 
 
-def commit_another(store: PostgresStore) -> None:
+def commit_another(store: Store) -> None:
     snapshot = store.snapshot(C)
     store.commit(a_round(snapshot, wait(snapshot, "a")))
 
 
 async def test_a_call_that_other_rounds_overtake_is_decided_again_on_the_new_state(
-    filled: PostgresStore, monkeypatch: pytest.MonkeyPatch
+    filled: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def act(attempt: int, _: Budget) -> None:
         if attempt <= 3:
@@ -254,12 +255,12 @@ async def test_a_call_that_other_rounds_overtake_is_decided_again_on_the_new_sta
         again = await stub.Schedule(REQUEST, timeout=PATIENCE_S)
     assert attempts == [1, 2, 3, 4]
     assert answer.name == again.name == f"clusters/{C}/rounds/4"
-    assert filled.get_cluster(C).last_round == 4
-    assert filled.get_job(C, "a").allocation is not None
+    assert filled.read(get_cluster, C).last_round == 4
+    assert filled.read(get_job, C, "a").allocation is not None
 
 
 async def test_a_call_whose_deadline_leaves_no_time_to_decide_again_says_so(
-    filled: PostgresStore, monkeypatch: pytest.MonkeyPatch
+    filled: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempts = before_each_decision(monkeypatch, lambda _, __: commit_another(filled))
     async with serving(filled, default_deadline_s=3.0) as (channel, _):
@@ -273,11 +274,11 @@ async def test_a_call_whose_deadline_leaves_no_time_to_decide_again_says_so(
         f"{info.metadata['winner']} was committed while this round was being solved, and the deadline"
         " leaves no time to decide again; call with a longer one"
     )
-    assert filled.get_cluster(C).last_round == len(attempts)  # none of them is the call's
+    assert filled.read(get_cluster, C).last_round == len(attempts)  # none of them is the call's
 
 
 async def test_an_attempt_ends_as_soon_as_this_server_has_committed_another_round(
-    filled: PostgresStore, monkeypatch: pytest.MonkeyPatch
+    filled: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rest of its solution would be in vain, and its time is the next attempt's."""
     loops: list[loop.RoundLoop] = []

@@ -13,7 +13,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import StatusCode
 
 from tessera.db.engine import Database
-from tessera.db.store import PostgresStore
+from tessera.db.store import Store
 from tessera.formulation.errors import InvalidInput
 from tessera.service.standing_policy import StandingPolicies
 from tessera.solvers.rounds.options import RoundOptions
@@ -57,7 +57,7 @@ async def policy_in_force(a: Api) -> scheduler_pb2.StandingPolicy:
     return await a.scheduler.GetPolicy(scheduler_pb2.GetPolicyRequest(parent=C))
 
 
-async def test_the_settings_are_version_0_until_a_policy_is_set(store: PostgresStore) -> None:
+async def test_the_settings_are_version_0_until_a_policy_is_set(store: Store) -> None:
     async with api(store, policy=SETTINGS, period_s=100.0) as a:
         found = await policy_in_force(a)
         assert (found.version, found.name, found.from_settings) == (0, f"{C}/policies/0", True)
@@ -74,7 +74,7 @@ async def test_the_settings_are_version_0_until_a_policy_is_set(store: PostgresS
         assert await policy_in_force(a) == put
 
 
-async def test_a_round_follows_and_records_the_newest_version(store: PostgresStore) -> None:
+async def test_a_round_follows_and_records_the_newest_version(store: Store) -> None:
     async with api(store, policy=SETTINGS) as one, api(store, policy=SETTINGS) as other:
         await one.estimates.UpsertCells(some_cells(a_cell(4)))
         await one.jobs.SubmitJob(a_submit())
@@ -88,7 +88,7 @@ async def test_a_round_follows_and_records_the_newest_version(store: PostgresSto
 
 
 async def test_of_two_replicas_that_set_a_policy_at_once_one_is_refused(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     async with api(store) as one, api(store) as other:
         etag = (await policy_in_force(one)).etag
@@ -113,7 +113,7 @@ async def test_of_two_replicas_that_set_a_policy_at_once_one_is_refused(
         assert [p.version for p in versions.policies] == list(range(9, 0, -1))
 
 
-async def test_an_earlier_version_is_restored_as_a_new_one(store: PostgresStore) -> None:
+async def test_an_earlier_version_is_restored_as_a_new_one(store: Store) -> None:
     async with api(store, policy=SETTINGS) as a:
         await a.scheduler.SetPolicy(a_policy(objective="jct"))
         await a.scheduler.SetPolicy(a_policy(objective="throughput"))
@@ -130,7 +130,7 @@ async def test_an_earlier_version_is_restored_as_a_new_one(store: PostgresStore)
         assert (await policy_in_force(changed)).effective_options.objective == "jct"
 
 
-async def test_a_policy_without_meaning_is_refused(store: PostgresStore) -> None:
+async def test_a_policy_without_meaning_is_refused(store: Store) -> None:
     refused: dict[str, dict[str, Any]] = {
         "options.objective": {"objective": "riches"},
         "options.solver": {"solver": "highs"},  # it exists for comparison only
@@ -148,7 +148,7 @@ async def test_a_policy_without_meaning_is_refused(store: PostgresStore) -> None
 
 
 def test_a_policy_of_another_release_is_an_error_that_says_what_to_do(
-    store: PostgresStore, database: Database
+    store: Store, database: Database
 ) -> None:
     async def put() -> None:
         async with api(store) as a:
@@ -162,7 +162,7 @@ def test_a_policy_of_another_release_is_an_error_that_says_what_to_do(
         policies.of("c")
 
 
-async def test_a_round_stores_its_policy_and_lists_its_goals_in_order(store: PostgresStore) -> None:
+async def test_a_round_stores_its_policy_and_lists_its_goals_in_order(store: Store) -> None:
     async with api(store) as a:
         connect_agent(store)
         await a.jobs.SubmitJobs(a_batch(a_submit("a"), a_submit("b")))
@@ -185,7 +185,7 @@ async def test_a_round_stores_its_policy_and_lists_its_goals_in_order(store: Pos
 
 
 async def test_a_round_keeps_and_replays_the_parameters_of_its_scheduler(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     def gpus(done: scheduler_pb2.Round) -> list[int]:
         return [decision.allocation.cell.gpus for decision in done.decisions]
@@ -211,7 +211,7 @@ async def test_a_round_keeps_and_replays_the_parameters_of_its_scheduler(
 
 @pytest.mark.parametrize("mode", ["myopic", "look-ahead"])
 async def test_a_deadline_is_promised_or_refused_with_the_earliest_possible_one(
-    store: PostgresStore, mode: str
+    store: Store, mode: str
 ) -> None:
     far, near = Timestamp(seconds=int(WALL_S) + 10**7), Timestamp(seconds=int(WALL_S) + 1)
     async with api(store) as a:
@@ -243,7 +243,7 @@ async def test_a_deadline_is_promised_or_refused_with_the_earliest_possible_one(
     ],
 )
 async def test_deadlines_are_in_real_time_even_if_training_is_replayed_faster(
-    store: PostgresStore, mode: str, clock_factor: float, promised: set[str]
+    store: Store, mode: str, clock_factor: float, promised: set[str]
 ) -> None:
     """By the estimates, training takes 100 s, 2 hours and 40 hours. Each deadline is in 20 minutes."""
     due = Timestamp()
@@ -295,7 +295,7 @@ def plugin_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_client_chooses_among_the_plugins_that_the_operator_allows(
-    store: PostgresStore, plugin_modules: None
+    store: Store, plugin_modules: None
 ) -> None:
     allowed = f"{MODULE}:LastFirst,{MODULE}:running"
     async with api_with_agent(store, plugins=allowed) as a:
@@ -317,7 +317,7 @@ async def test_a_client_chooses_among_the_plugins_that_the_operator_allows(
 
 
 async def test_a_server_without_plugins_imports_nothing_that_a_client_names(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     async with api(store) as a:
         for field in ("scheduler", "objective"):

@@ -20,7 +20,8 @@ from grpc import StatusCode
 from typer.testing import CliRunner
 
 from tessera.db.engine import Database
-from tessera.db.store import PostgresStore
+from tessera.db.store import Store
+from tessera.db.tenants import list_tenants
 from tessera.service.cli import main
 from tessera.service.cli.client import Exit
 from tessera.service.rpc.servicers import SERVICES
@@ -169,7 +170,7 @@ def call(api_: Api, request: Message) -> Awaitable[Message]:
     return answer
 
 
-async def test_invalid_requests_are_refused_completely(store: PostgresStore) -> None:
+async def test_invalid_requests_are_refused_completely(store: Store) -> None:
     async with api(store) as a:
         await a.estimates.UpsertCells(some_cells(a_cell(32, workload=a_workload("huge"))))
         before = await stored_texts(a)
@@ -184,7 +185,7 @@ async def test_invalid_requests_are_refused_completely(store: PostgresStore) -> 
 
 
 async def test_a_repeated_request_gets_the_same_answer_and_another_body_is_refused(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     async with api(store) as a:
         first = await a.jobs.SubmitJob(a_submit("", request_id="r1"))
@@ -199,7 +200,7 @@ async def test_a_repeated_request_gets_the_same_answer_and_another_body_is_refus
         assert [job.name for job in jobs] == [first.name]
 
 
-async def test_a_job_is_updated_held_released_and_cancelled_by_etag(store: PostgresStore) -> None:
+async def test_a_job_is_updated_held_released_and_cancelled_by_etag(store: Store) -> None:
     async with api(store) as a:
         job = await a.jobs.SubmitJob(a_submit(labels={"k": "v"}))
         change = jobs_pb2.Job(name=job.name, etag=job.etag, weight=2.0, pinned=True, priority=3)
@@ -222,7 +223,7 @@ async def test_a_job_is_updated_held_released_and_cancelled_by_etag(store: Postg
         assert await a.jobs.GetJob(jobs_pb2.GetJobRequest(name=job.name)) == cancelled
 
 
-async def test_only_mutable_fields_can_be_changed(store: PostgresStore) -> None:
+async def test_only_mutable_fields_can_be_changed(store: Store) -> None:
     async with api(store) as a:
         job = await a.jobs.SubmitJob(a_submit())
         for mask, change, field in (
@@ -243,7 +244,7 @@ async def test_only_mutable_fields_can_be_changed(store: PostgresStore) -> None:
         assert await a.jobs.GetJob(jobs_pb2.GetJobRequest(name=job.name)) == job
 
 
-async def test_pages_of_every_list_cover_each_item_once(store: PostgresStore) -> None:
+async def test_pages_of_every_list_cover_each_item_once(store: Store) -> None:
     async with api(store) as a:
         await a.jobs.SubmitJobs(a_batch(*[a_submit(f"j{i}") for i in range(5)]))
         await a.clusters.UpsertNodes(some_nodes("n3", "n4", "n5"))
@@ -274,7 +275,7 @@ async def test_pages_of_every_list_cover_each_item_once(store: PostgresStore) ->
             assert (items, token) == (list(getattr(whole, field)), "")
 
 
-async def test_a_cell_of_a_job_is_kept_under_its_workload(store: PostgresStore) -> None:
+async def test_a_cell_of_a_job_is_kept_under_its_workload(store: Store) -> None:
     async with api(store) as a:
         job = await a.jobs.SubmitJob(a_submit(workload=a_workload("new")))
         await a.estimates.UpsertCells(some_cells(a_cell(4, workload=None, job=job.name)))
@@ -283,7 +284,7 @@ async def test_a_cell_of_a_job_is_kept_under_its_workload(store: PostgresStore) 
         assert (cell.workload, cell.cell.gpus, cell.nodes) == (a_workload("new"), 4, 1)
 
 
-async def test_a_round_is_decided_kept_and_repeated(store: PostgresStore) -> None:
+async def test_a_round_is_decided_kept_and_repeated(store: Store) -> None:
     async with api(store) as a:
         await a.jobs.SubmitJob(a_submit())
         dry = scheduler_pb2.ScheduleRequest(parent=C, dry_run=True, request_id="r")
@@ -305,7 +306,7 @@ async def test_a_round_is_decided_kept_and_repeated(store: PostgresStore) -> Non
         assert (cluster.last_round, cluster.nodes, cluster.gpus) == (done.name, 2, 16)
 
 
-async def test_a_cluster_shows_the_latest_time_of_its_next_round(store: PostgresStore) -> None:
+async def test_a_cluster_shows_the_latest_time_of_its_next_round(store: Store) -> None:
     async with api(store, period_s=300.0, real_time=True) as a:
         get = clusters_pb2.GetClusterRequest(name=C)
         unseen = await a.clusters.GetCluster(get)
@@ -328,7 +329,7 @@ SOON = Timestamp(seconds=int(WALL_S) + 3600)
 
 
 async def test_each_runtime_takes_a_job_and_answers_show_what_was_stated(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     commands = {
         "replay": ["fail-at", "7"],
@@ -355,7 +356,7 @@ async def test_each_runtime_takes_a_job_and_answers_show_what_was_stated(
 
 
 async def test_a_deadline_that_the_standing_policy_ignores_produces_a_warning(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     async with api(store) as a:
         job = await a.jobs.SubmitJob(a_submit("a", deadline=SOON, request_id="r"))
@@ -381,7 +382,7 @@ TYPED = {"requested_gpu_type": "a100"}
 
 
 async def test_a_misspelt_model_of_a_job_that_needs_an_estimate_is_refused(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     mine = a_cell(1)
     mine.workload.model, mine.workload.params = "mine", "2B"
@@ -409,7 +410,7 @@ async def test_a_misspelt_model_of_a_job_that_needs_an_estimate_is_refused(
 
 
 async def test_a_model_of_ones_own_may_be_submitted_before_it_is_described(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     async with api(store) as a:
         for model, params in (("bert-mine", "1.3B"), ("bert", "1.4B"), ("mlp", "")):
@@ -477,7 +478,7 @@ async def outcome(channel: grpc.aio.Channel, path: str, request: Message) -> tup
 
 @pytest.mark.parametrize("path", METHODS)
 async def test_a_call_that_is_refused_or_only_validates_changes_nothing(
-    store: PostgresStore, database: Database, path: str
+    store: Store, database: Database, path: str
 ) -> None:
     rng, name = np.random.default_rng(zlib.crc32(path.encode())), path.rpartition("/")[2]
     async with api(store) as a, serving(store) as (channel, _):
@@ -515,7 +516,7 @@ REFUSED: Final[dict[str, dict[str, Any]]] = {
 
 
 async def test_a_refused_description_of_a_new_cluster_leaves_nothing_of_it(
-    store: PostgresStore, database: Database
+    store: Store, database: Database
 ) -> None:
     before = await asyncio.to_thread(digest_tables, database)
     path = "/tessera.v1.Clusters/UpsertCluster"
@@ -529,7 +530,7 @@ async def test_a_refused_description_of_a_new_cluster_leaves_nothing_of_it(
             assert await asyncio.to_thread(digest_tables, database) == before, what
 
 
-async def test_a_cluster_is_created_with_its_nodes_and_tenants(store: PostgresStore) -> None:
+async def test_a_cluster_is_created_with_its_nodes_and_tenants(store: Store) -> None:
     described = a_cluster(nodes=[NODE], tenants=[a_tenant("t", quotas={"a100": 8})])
     async with serving(store) as (channel, _):
         stub = clusters_pb2_grpc.ClustersStub(channel)
@@ -538,7 +539,7 @@ async def test_a_cluster_is_created_with_its_nodes_and_tenants(store: PostgresSt
             for validate_only in (True, False)
         ]
     assert [(answer.nodes, answer.gpus) for answer in answers] == [(1, 8), (1, 8)]
-    assert [tenant.quotas for tenant in store.list_tenants("c")] == [{"a100": 8}]
+    assert [tenant.quotas for tenant in store.read(list_tenants, "c")] == [{"a100": 8}]
 
 
 async def test_the_command_that_applies_a_cluster_validates_what_it_would_do(

@@ -19,14 +19,15 @@ import sqlalchemy as sa
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tessera.db.engine import Database
-from tessera.db.store import PostgresStore
+from tessera.db.reads import get_node
+from tessera.db.store import Store
 from tessera.formulation.errors import NotAllowed, NotFound, NotMigrated, Unavailable
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.records.access import Refusal
 from tessera.formulation.records.agents import DesiredGang, DesiredState, Heartbeat, ObservedGang
 from tessera.formulation.records.jobs import AllocationRecord, JobRecord, TrainingRecord
+from tessera.formulation.records.logs import LogRead
 from tessera.formulation.values import Cell
-from tessera.service.ports.store import Store
 from tessera.service.rpc.answers import AnswerRoom, BoundedAnswers, shorten_left_clients
 from tessera.service.rpc.errors import code_of
 from tessera.service.rpc.interceptor import CallInterceptor
@@ -42,6 +43,7 @@ from tests.support.job_records import a_desired_gang, a_job_record
 from tests.support.logged import logged_lines
 from tests.support.patience import PATIENCE_S
 from tests.support.rpc import error_details, serving
+from tests.support.store_double import StoreDouble
 from tests.support.stored_cluster import BERT, C, a_cluster
 from tests.support.unread_connections import UnreadConnection
 
@@ -98,7 +100,7 @@ def an_observed_message(revision: int, *phases: pb.ObservedGang.Phase.ValueType)
     return pb.AgentMessage(observed=pb.Observed(revision=revision, gangs=gangs))
 
 
-class ScriptedStore:
+class ScriptedStore(StoreDouble):
     """A store that answers as a test sets it, and records calls. It has only the methods used here."""
 
     def __init__(self) -> None:
@@ -118,12 +120,12 @@ class ScriptedStore:
     def hello(self, *_: Any) -> None:
         self._fail()
 
-    def heartbeats(self, beats: Sequence[Heartbeat]) -> set[int]:
+    def record_heartbeats(self, beats: Sequence[Heartbeat]) -> set[int]:
         self._fail()
         self.beats += len(beats)
         return set(range(len(beats)))
 
-    def observe(
+    def record_observation(
         self, _c: str, _a: str, _i: str, gangs: tuple[ObservedGang, ...], revision: int
     ) -> bool:
         self._fail()
@@ -134,9 +136,12 @@ class ScriptedStore:
         self._fail()
         return math.inf
 
-    def desired(self, _cluster: str, _agent: str) -> DesiredState:
+    def load_desired_gangs(self, _cluster: str, _agent: str) -> DesiredState:
         self._fail()
         return DesiredState(revision=len(self.gangs), gangs=self.gangs, deleted_nodes=self.deleted)
+
+    def find_pending(self, _cluster: str, _agent: str) -> list[LogRead]:
+        return []
 
     def get_job(self, _cluster: str, _name: str) -> JobRecord:
         self._fail()
@@ -657,7 +662,7 @@ async def join_agent(channel: grpc.aio.Channel, cluster: str, node: str) -> Any:
 
 
 @pytest.fixture
-async def channel(store: PostgresStore) -> AsyncIterator[grpc.aio.Channel]:
+async def channel(store: Store) -> AsyncIterator[grpc.aio.Channel]:
     a_cluster(store)
     a_cluster(store, name=CROWDED)
     async with serving(store, store_threads=4, lease_s=6.0, heartbeat_s=1.0, margin_s=3.0) as (
@@ -682,7 +687,7 @@ async def test_callers_waiting_for_one_cluster_leave_threads_to_others(
 
 
 async def test_agents_waiting_for_one_cluster_cost_no_other_agent_its_lease(
-    channel: grpc.aio.Channel, store: PostgresStore, database: Database
+    channel: grpc.aio.Channel, store: Store, database: Database
 ) -> None:
     async with AsyncExitStack() as left, hold_cluster_row(database, CROWDED):
         crowd = [await join_agent(channel, CROWDED, f"forged-{k}") for k in range(CALLERS)]
@@ -692,7 +697,7 @@ async def test_agents_waiting_for_one_cluster_cost_no_other_agent_its_lease(
             call = await join_agent(channel, C, "late")
             left.callback(call.cancel)
             assert (await call.read()).HasField("welcome")
-        before = await until(lambda: store.get_node(C, "late").silent_s)
-        await until(lambda: store.get_node(C, "late").silent_s > before + 1.0)
+        before = await until(lambda: store.read(get_node, C, "late").silent_s)
+        await until(lambda: store.read(get_node, C, "late").silent_s > before + 1.0)
         await call.write(agents_pb2.AgentMessage(heartbeat=agents_pb2.Heartbeat(), sent_at_s=5.0))
-        await until(lambda: store.get_node(C, "late").silent_s < before + 1.0)
+        await until(lambda: store.read(get_node, C, "late").silent_s < before + 1.0)

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from tessera.db.cluster_changes import upsert_nodes
 from tessera.db.engine import Database
-from tessera.db.store import PostgresStore
+from tessera.db.store import Store
 from tessera.formulation.explanations.applying import apply_changes
 from tessera.formulation.explanations.changes import Change, ChangeKind
 from tessera.formulation.launch import LaunchSpec
@@ -25,23 +26,21 @@ from tests.support import api as calls
 from tests.support.api import a_submit
 from tests.support.decided_rounds import schedule
 from tests.support.notices import round_requests
-from tests.support.stored_cluster import C, a_cluster, a_spec, agents_report, do, job, run, submit
+from tests.support.stored_cluster import C, a_cluster, a_spec, agents_report, job, run, submit
 
 A0, A1 = "a100-0", "a100-1"
 NO_JAX = "no module jax in /usr/bin/python3"
 
 
 @pytest.fixture
-def store(database: Database) -> PostgresStore:
+def store(database: Database) -> Store:
     """Return a store of two nodes, whose agents say nothing of runtimes and do not expire."""
-    store = PostgresStore(database, lease_s=3600.0)
+    store = Store(database, lease_s=3600.0)
     a_cluster(store)
     return store
 
 
-def offer(
-    store: PostgresStore, node: str, versions: Mapping[str, str], problem: str = NO_JAX
-) -> None:
+def offer(store: Store, node: str, versions: Mapping[str, str], problem: str = NO_JAX) -> None:
     """Let the agent of a node register with these runtimes, and say why JAX is missing."""
     runtimes = [RuntimeOffer(runtime=r, version=v) for r, v in versions.items()]
     if JAX not in versions:
@@ -67,7 +66,7 @@ def permitted_nodes(snapshot: Snapshot, name: str) -> list[str]:
     return [snapshot.nodes.name[n] for n in matching.tolist()]
 
 
-def test_a_job_runs_only_on_nodes_that_offer_its_runtime(store: PostgresStore) -> None:
+def test_a_job_runs_only_on_nodes_that_offer_its_runtime(store: Store) -> None:
     submit(store, *(a_jax_job(f"j{k}") for k in range(5)), a_spec("plain", max_gpus=1))
     offer(store, A0, WITHOUT_JAX)
     assert permitted_nodes(store.snapshot(C), "j0") == [A1]  # whose agent says nothing
@@ -89,13 +88,13 @@ def test_a_job_runs_only_on_nodes_that_offer_its_runtime(store: PostgresStore) -
 
 
 def test_a_selector_and_a_runtime_count_together_and_labels_may_be_dropped(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     zones = [
         NodeSpec(name=n, gpu_type="a100", gpus=4, labels={"zone": z})
         for n, z in ((A0, "a"), (A1, "b"))
     ]
-    do(store, lambda w: w.upsert_nodes(C, zones))
+    store.change(upsert_nodes, C, zones)
     submit(store, a_jax_job("both", node_selector="zone=a"), a_jax_job("free"))
     offer(store, A0, WITHOUT_JAX)
     offer(store, A1, WITH_JAX)
@@ -115,7 +114,7 @@ def test_a_selector_and_a_runtime_count_together_and_labels_may_be_dropped(
 
 
 def test_a_job_whose_runtime_no_node_offers_waits_and_says_what_would_do(
-    store: PostgresStore, database: Database
+    store: Store, database: Database
 ) -> None:
     submit(store, a_jax_job("j"))
     for node in (A0, A1):
@@ -140,7 +139,7 @@ def test_a_job_whose_runtime_no_node_offers_waits_and_says_what_would_do(
     assert job(store, "j").allocation is not None
 
 
-def test_too_few_gpus_with_the_runtime_are_named(store: PostgresStore) -> None:
+def test_too_few_gpus_with_the_runtime_are_named(store: Store) -> None:
     submit(store, a_jax_job("wide", requested_gpus=8, min_gpus=8, max_gpus=8))
     offer(store, A0, WITHOUT_JAX)
     offer(store, A1, WITH_JAX)
@@ -155,7 +154,7 @@ def test_too_few_gpus_with_the_runtime_are_named(store: PostgresStore) -> None:
 
 
 def test_a_job_that_brings_its_own_packages_needs_an_agent_that_runs_programs(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     launch = LaunchSpec(runtime=JAX, env={"PYTHONPATH": "/opt/jax"})
     submit(store, a_jax_job("own", launch=launch))
@@ -164,7 +163,7 @@ def test_a_job_that_brings_its_own_packages_needs_an_agent_that_runs_programs(
     assert permitted_nodes(store.snapshot(C), "own") == [A0]
 
 
-def test_a_job_that_runs_stays_when_its_runtime_is_removed(store: PostgresStore) -> None:
+def test_a_job_that_runs_stays_when_its_runtime_is_removed(store: Store) -> None:
     for node in (A0, A1):
         offer(store, node, WITH_JAX)
     submit(store, a_jax_job("j"), a_jax_job("next"))
@@ -180,7 +179,7 @@ def test_a_job_that_runs_stays_when_its_runtime_is_removed(store: PostgresStore)
 
 
 async def test_submissions_warn_and_nodes_show_what_they_offer(database: Database) -> None:
-    store = PostgresStore(database, lease_s=3600.0)
+    store = Store(database, lease_s=3600.0)
     jax = {"launch": launch_pb2.Launch(runtime=JAX), "command": ["train.py"]}
     async with calls.api(store) as a:
         assert not (await a.jobs.SubmitJob(a_submit("early", **jax))).warnings
@@ -208,7 +207,7 @@ async def test_submissions_warn_and_nodes_show_what_they_offer(database: Databas
 
 
 async def test_an_explanation_says_why_the_nodes_of_a_job_are_drained(database: Database) -> None:
-    store = PostgresStore(database, lease_s=3600.0)
+    store = Store(database, lease_s=3600.0)
     async with calls.api_with_agent(store) as a:
         nodes = ["clusters/c/nodes/n1", "clusters/c/nodes/n2"]
         request = clusters_pb2.DrainNodesRequest(

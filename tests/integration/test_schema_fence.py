@@ -14,14 +14,17 @@ import sqlalchemy as sa
 
 from tessera.db import migrate
 from tessera.db.engine import Database
+from tessera.db.leases import acquire_lease
 from tessera.db.pgserver import _programs
-from tessera.db.store import PostgresStore
+from tessera.db.reads import get_job
+from tessera.db.store import Store
 from tessera.db.tables import metadata
 from tessera.db.tables.triggers import SCHEMA_FENCE
+from tessera.db.tenants import delete_tenants
 from tessera.formulation.errors import NotMigrated
 from tessera.formulation.lifecycle import JobEvent
 from tests.support.database import a_database
-from tests.support.stored_cluster import C, a_cluster, a_spec, apply_event, do, run, submit
+from tests.support.stored_cluster import C, a_cluster, a_spec, apply_event, run, submit
 
 OLDER, NEWER = "0000", "9999"
 TABLES = sorted(metadata.tables)
@@ -48,8 +51,8 @@ def plain_url(database: Database) -> str:
     return database.url.replace("+psycopg2", "", 1)
 
 
-def fill(database: Database) -> PostgresStore:
-    store = PostgresStore(database)
+def fill(database: Database) -> Store:
+    store = Store(database)
     a_cluster(store)
     submit(store, a_spec("a"), a_spec("b"))
     run(store, a=[("a100-0", [0])])
@@ -134,17 +137,15 @@ def test_a_program_that_does_not_look_at_the_schema_is_refused_once_a_newer_one_
     changes: dict[str, Callable[[], object]] = {
         "a cancellation": lambda: apply_event(store, "a", JobEvent.CANCEL),
         "a submission": lambda: submit(store, a_spec("c")),
-        "a lease": lambda: store.acquire_lease(C, "me", 5.0),
+        "a lease": lambda: store.update(acquire_lease, C, "me", 5.0),
         "a round": lambda: run(store, b=[("a100-0", [1])]),
-        "an empty change": lambda: do(
-            store, lambda w: w.delete_tenants(C, ["x"], allow_missing=True)
-        ),
+        "an empty change": lambda: store.change(delete_tenants, C, ["x"], allow_missing=True),
     }
     for change in changes.values():
         with pytest.raises(NotMigrated, match=f"has schema {NEWER}, and a program for schema"):
             change()
     assert all_rows(database) == before
-    assert store.get_job(C, "a").spec.name == "a"
+    assert store.read(get_job, C, "a").spec.name == "a"
 
 
 @pytest.mark.parametrize("form", ["plain", "custom"])
@@ -173,7 +174,7 @@ def test_a_dump_is_restored_with_its_data_and_its_fences(
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         assert all_rows(restored) == all_rows(database)
         test_every_table_is_fenced(restored)
-        apply_event(PostgresStore(restored), "b", JobEvent.CANCEL)
+        apply_event(Store(restored), "b", JobEvent.CANCEL)
         with (
             a_program(restored, None) as connection,
             connection.cursor() as cursor,

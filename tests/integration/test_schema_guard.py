@@ -15,8 +15,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from typer.testing import CliRunner, Result
 
 from tessera.db import migrate
+from tessera.db.agents import load_desired_gangs
 from tessera.db.engine import Database, connect_database
-from tessera.db.store import PostgresStore
+from tessera.db.leases import acquire_lease
+from tessera.db.observe import record_observation
+from tessera.db.reads import get_job, list_jobs
+from tessera.db.rounds import list_rounds
+from tessera.db.store import Store
 from tessera.formulation.errors import NotMigrated
 from tessera.formulation.lifecycle import JobEvent
 from tessera.formulation.records.store import Request, Retention
@@ -32,7 +37,6 @@ from tests.support.stored_cluster import (
     a_round,
     a_spec,
     apply_event,
-    do,
     record_heartbeat,
     submit,
     wait,
@@ -40,20 +44,20 @@ from tests.support.stored_cluster import (
 
 NEWER = "9999"
 
-CHANGES: dict[str, Callable[[PostgresStore], object]] = {
+CHANGES: dict[str, Callable[[Store], object]] = {
     "a change of a user": lambda s: apply_event(s, "a", JobEvent.CANCEL),
     "a submission": lambda s: submit(s, a_spec("b")),
     "a dry run": lambda s: s.write(None, lambda w: b"", validate_only=True),
     "a repeated request": lambda s: s.write(Request(id="r", method="m", digest="d"), lambda w: b""),
-    "a lease": lambda s: s.acquire_lease(C, "me", 5.0),
+    "a lease": lambda s: s.update(acquire_lease, C, "me", 5.0),
     "nodes that fell silent": lambda s: s.expire(C),
     "an agent's hello": lambda s: s.hello(C, "agent-a100-0", "second", []),
     "an agent's heartbeat": lambda s: record_heartbeat(s, "agent-a100-0", "first"),
-    "an agent's report": lambda s: s.observe(C, "agent-a100-0", "first", [], 1),
+    "an agent's report": lambda s: s.update(record_observation, C, "agent-a100-0", "first", [], 1),
     "retention": lambda s: s.prune_batch(C, Retention(jobs_s=0.0)),
     "prune": lambda s: s.prune(-1.0, 0),
-    "the desired state of an agent": lambda s: s.desired(C, "agent-a100-0"),
-    "a job": lambda s: s.get_job(C, "a"),
+    "the desired state of an agent": lambda s: s.read(load_desired_gangs, C, "agent-a100-0"),
+    "a job": lambda s: s.read(get_job, C, "a"),
 }
 
 
@@ -87,7 +91,7 @@ def all_rows(database: Database) -> dict[str, list[tuple[object, ...]]]:
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_running_program_neither_writes_nor_reads_once_a_newer_one_has_migrated(
-    store: PostgresStore, database: Database, what: str
+    store: Store, database: Database, what: str
 ) -> None:
     a_cluster(store)
     submit(store, a_spec("a"))
@@ -102,7 +106,7 @@ def test_a_running_program_neither_writes_nor_reads_once_a_newer_one_has_migrate
 
 
 def test_a_round_that_was_decided_before_a_newer_release_migrated_is_not_committed(
-    store: PostgresStore, database: Database
+    store: Store, database: Database
 ) -> None:
     a_cluster(store)
     submit(store, a_spec("a"))
@@ -113,12 +117,12 @@ def test_a_round_that_was_decided_before_a_newer_release_migrated_is_not_committ
         pytest.raises(NotMigrated, match="upgrade this program"),
     ):
         store.commit(decided)
-    assert store.list_rounds(C, 0, 9) == []
+    assert store.read(list_rounds, C, 0, 9) == []
     assert store.commit(decided).summary.number == 1
 
 
 def test_an_older_schema_says_how_to_migrate(
-    store: PostgresStore, database: Database, tmp_path: Path
+    store: Store, database: Database, tmp_path: Path
 ) -> None:
     a_cluster(store)
     with a_newer_release(tmp_path, database.url) as newer:
@@ -127,7 +131,7 @@ def test_an_older_schema_says_how_to_migrate(
                 NotMigrated,
                 match="has schema 0001, but this release needs 0002; run `tessera migrate`",
             ):
-                change(PostgresStore(newer))
+                change(Store(newer))
 
 
 def test_a_migration_waits_for_changes_under_way_and_later_ones_wait_for_it(
@@ -139,7 +143,7 @@ def test_a_migration_waits_for_changes_under_way_and_later_ones_wait_for_it(
 
 
 def _change_during_a_migration(database: Database) -> None:
-    store = PostgresStore(database)
+    store = Store(database)
     a_cluster(store)
     submit(store, a_spec("a"))
     within, go_on = threading.Event(), threading.Event()
@@ -149,7 +153,7 @@ def _change_during_a_migration(database: Database) -> None:
             within.set()
             assert go_on.wait(PATIENCE_S)
 
-        do(store, work)
+        store.change(work)
 
     other = connect_database(database.url)
     changing = threading.Thread(target=change_slowly)
@@ -208,7 +212,7 @@ def test_commands_on_a_newer_schema_print_one_line_of_error(
 
 
 async def test_a_running_server_stops_writing_once_a_newer_release_has_migrated_its_database(
-    store: PostgresStore, database: Database
+    store: Store, database: Database
 ) -> None:
     a_cluster(store)
     config = Config(
@@ -252,7 +256,7 @@ async def test_a_running_server_stops_writing_once_a_newer_release_has_migrated_
         set_revision(database, migrate.head_revision())
         await wait_for(health, health_pb2.HealthCheckResponse.SERVING)
         await jobs.SubmitJob(name)
-    assert len(store.list_jobs(C, [], 0, 9)[0]) == 1
+    assert len(store.read(list_jobs, C, [], 0, 9)[0]) == 1
 
 
 def a_job() -> jobs_pb2.Job:

@@ -9,7 +9,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from tessera.db.store import PostgresStore
+from tessera.db.store import Store
 from tessera.estimator.hardware.cluster_types import catalogue_of
 from tessera.formulation.execution_plan import (
     ExecutionPlan,
@@ -51,7 +51,7 @@ WHOLE = ExecutionPlan(
 
 
 @pytest.fixture
-async def calls(store: PostgresStore) -> AsyncIterator[Api]:
+async def calls(store: Store) -> AsyncIterator[Api]:
     """Yield a server whose cluster has one node of 8 GPUs and no estimates."""
     async with serving(store) as (channel, _):
         found = Api(channel)
@@ -60,7 +60,7 @@ async def calls(store: PostgresStore) -> AsyncIterator[Api]:
         yield found
 
 
-def derive(store: PostgresStore) -> None:
+def derive(store: Store) -> None:
     CellDeriver(store, catalogue_of(), (1.0,)).derive("c")
 
 
@@ -96,7 +96,7 @@ def plan_of(recorded: scheduler_pb2.Round, job: str) -> ExecutionPlan:
     ],
 )
 async def test_a_job_runs_by_the_plan_in_the_file_that_it_was_submitted_with(
-    store: PostgresStore, calls: Api, text: str, expected: str
+    store: Store, calls: Api, text: str, expected: str
 ) -> None:
     job = await calls.jobs.SubmitJob(a_submit("own", plan=text))
     derive(store)
@@ -108,7 +108,7 @@ async def test_a_job_runs_by_the_plan_in_the_file_that_it_was_submitted_with(
 
 
 async def test_a_plan_that_is_only_the_first_one_makes_way_for_a_better_one(
-    store: PostgresStore, calls: Api
+    store: Store, calls: Api
 ) -> None:
     await calls.jobs.SubmitJobs(
         a_batch(
@@ -129,7 +129,7 @@ async def test_a_plan_that_is_only_the_first_one_makes_way_for_a_better_one(
 
 
 async def test_equal_plans_are_stored_once_and_a_round_lists_them_once(
-    store: PostgresStore, calls: Api
+    store: Store, calls: Api
 ) -> None:
     batch = [a_submit(f"j{i}", plan=MEGATRON, requested_gpus=4) for i in range(2)]
     await calls.jobs.SubmitJobs(a_batch(*batch))
@@ -200,9 +200,7 @@ async def test_a_job_is_stored_with_what_it_was_submitted_with(calls: Api) -> No
     assert (plain.submitted_plan, list(plain.techniques), plain.requested_cpus) == ("", [], 0)
 
 
-async def test_a_job_is_offered_only_plans_of_its_techniques(
-    store: PostgresStore, calls: Api
-) -> None:
+async def test_a_job_is_offered_only_plans_of_its_techniques(store: Store, calls: Api) -> None:
     await calls.jobs.SubmitJobs(
         a_batch(
             a_submit("few", techniques=["dp", "checkpointing", "accumulation"]),
@@ -230,7 +228,7 @@ async def test_a_job_is_offered_only_plans_of_its_techniques(
 
 
 async def test_a_job_without_a_plan_of_its_techniques_says_which_it_has(
-    store: PostgresStore, calls: Api
+    store: Store, calls: Api
 ) -> None:
     cell = estimates_pb2.Cell(gpu_type="a100", gpus=4)
     request = estimates_pb2.UpsertCellsRequest(
@@ -257,7 +255,7 @@ async def test_a_job_without_a_plan_of_its_techniques_says_which_it_has(
 
 
 async def test_a_guaranteed_job_is_owed_the_speed_of_its_submitted_plan(
-    store: PostgresStore, calls: Api
+    store: Store, calls: Api
 ) -> None:
     await calls.jobs.SubmitJob(a_submit("owed", submitted_plan=TENSORS, guaranteed=True))
     derive(store)

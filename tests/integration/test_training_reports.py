@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from tessera.db.agents import load_desired_gangs
 from tessera.db.engine import Database
-from tessera.db.store import PostgresStore
+from tessera.db.store import Store
 from tessera.formulation.decisions import DecisionKind
 from tessera.formulation.lifecycle import JobEvent, JobState
 from tessera.formulation.records.jobs import RestartTimes, TrainingRecord
@@ -33,7 +34,7 @@ A0, A1 = "a100-0", "a100-1"
 
 
 @pytest.fixture
-def pair(store: PostgresStore) -> PostgresStore:
+def pair(store: Store) -> Store:
     """Return a store where a, of 1,000 iterations, runs on both nodes and b on the second."""
     a_cluster(store, nodes=2, gpus=4)
     submit(store, a_spec("a"), a_spec("b"))
@@ -41,31 +42,31 @@ def pair(store: PostgresStore) -> PostgresStore:
     return store
 
 
-def iterations_left(store: PostgresStore, name: str) -> float:
+def iterations_left(store: Store, name: str) -> float:
     jobs = store.snapshot(C).jobs
     return float(jobs.iterations_left[jobs.name.index(name)])
 
 
-def restart_s(store: PostgresStore, name: str) -> float:
+def restart_s(store: Store, name: str) -> float:
     """Return the price of a restart in rounds."""
     jobs = store.snapshot(C).jobs
     return float(jobs.restart_s[jobs.name.index(name)])
 
 
-def training(store: PostgresStore, name: str) -> TrainingRecord:
+def training(store: Store, name: str) -> TrainingRecord:
     record = job(store, name).training
     assert record is not None
     return record
 
 
-def restart(store: PostgresStore, name: str) -> int:
+def restart(store: Store, name: str) -> int:
     """Let a job fail and start again on the first node; return its new generation."""
     fail(store, name)
     run(store, **{name: [(A0, [0])]})
     return job(store, name).generation
 
 
-def move(store: PostgresStore, name: str, gpu: int) -> int:
+def move(store: Store, name: str, gpu: int) -> int:
     """Move a job to a GPU of the first node; return its new generation."""
     snapshot = store.snapshot(C)
     commit(store, snapshot, start(snapshot, name, [(A0, [gpu])], DecisionKind.MOVE))
@@ -74,7 +75,7 @@ def move(store: PostgresStore, name: str, gpu: int) -> int:
 
 
 def test_a_job_that_resumes_from_its_checkpoint_has_done_less_than_before(
-    pair: PostgresStore,
+    pair: Store,
 ) -> None:
     report_training(pair, "a", A0, iterations_done=450.0, resumed_iterations=0.0)
     generation = restart(pair, "a")
@@ -88,7 +89,7 @@ def test_a_job_that_resumes_from_its_checkpoint_has_done_less_than_before(
     assert iterations_left(pair, "a") == 1000.0
 
 
-def test_a_late_report_of_an_older_generation_takes_no_progress_away(pair: PostgresStore) -> None:
+def test_a_late_report_of_an_older_generation_takes_no_progress_away(pair: Store) -> None:
     report_training(pair, "a", A0, iterations_done=450.0, resumed_iterations=0.0)
     generation = restart(pair, "a")
     report_training(pair, "a", A0, generation, iterations_done=410.0, resumed_iterations=400.0)
@@ -99,7 +100,7 @@ def test_a_late_report_of_an_older_generation_takes_no_progress_away(pair: Postg
 
 
 @pytest.mark.parametrize("runtime", ["replay", "", "unheard-of"])
-def test_a_job_that_is_replayed_never_goes_back(pair: PostgresStore, runtime: str) -> None:
+def test_a_job_that_is_replayed_never_goes_back(pair: Store, runtime: str) -> None:
     facts: dict[str, Any] = {"loss": 1.0, "memory_bytes": 5, "checkpoint_iterations": 1.0}
     facts |= {"restart_times": start_times(1.0, 2.0, 3.0), "resumed_iterations": 0.0}
     for done in (40.0, 10.0):
@@ -108,7 +109,7 @@ def test_a_job_that_is_replayed_never_goes_back(pair: PostgresStore, runtime: st
     assert restart_s(pair, "a") == 60.0
 
 
-def test_contradictory_progress_takes_nothing_away(pair: PostgresStore) -> None:
+def test_contradictory_progress_takes_nothing_away(pair: Store) -> None:
     report_training(pair, "a", A0, iterations_done=40.0, resumed_iterations=0.0)
     for done, resumed in (
         (10.0, 20.0),  # fewer than those from which it went on
@@ -126,7 +127,7 @@ def test_contradictory_progress_takes_nothing_away(pair: PostgresStore) -> None:
     assert job(pair, "a").iterations_done == 40.0
 
 
-def test_a_job_that_has_ended_keeps_its_progress(pair: PostgresStore) -> None:
+def test_a_job_that_has_ended_keeps_its_progress(pair: Store) -> None:
     report_training(
         pair, "a", A0, phase=PHASE.SUCCEEDED, iterations_done=1000.0, resumed_iterations=0.0
     )
@@ -134,7 +135,7 @@ def test_a_job_that_has_ended_keeps_its_progress(pair: PostgresStore) -> None:
     assert (job(pair, "a").state, job(pair, "a").iterations_done) == (JobState.SUCCEEDED, 1000.0)
 
 
-def test_iterations_are_timed_while_a_job_does_them_again(pair: PostgresStore) -> None:
+def test_iterations_are_timed_while_a_job_does_them_again(pair: Store) -> None:
     report_training(pair, "a", A0, iterations_done=450.0, resumed_iterations=0.0)
     generation = restart(pair, "a")
     for done in range(400, 408):  # the first report takes progress away, and is no sample
@@ -152,7 +153,7 @@ def test_iterations_are_timed_while_a_job_does_them_again(pair: PostgresStore) -
     assert measurement.iter_time_s == pytest.approx(2.405)  # the median of 403 to 407
 
 
-def test_the_newest_facts_of_training_are_stored(pair: PostgresStore) -> None:
+def test_the_newest_facts_of_training_are_stored(pair: Store) -> None:
     assert job(pair, "a").training is None
     now_s = pair.snapshot(C).now_s
     report_training(
@@ -186,7 +187,7 @@ def test_the_newest_facts_of_training_are_stored(pair: PostgresStore) -> None:
     assert job(pair, "b").training is None
 
 
-def test_checkpoints_that_the_job_does_not_have_are_ignored(pair: PostgresStore) -> None:
+def test_checkpoints_that_the_job_does_not_have_are_ignored(pair: Store) -> None:
     for lie in (1000.5, 1e12, 1e300, math.nan, math.inf, -1.0):
         report_training(pair, "a", A0, loss=1.0, checkpoint_iterations=lie)
         assert training(pair, "a") == TrainingRecord(loss=1.0)
@@ -194,7 +195,7 @@ def test_checkpoints_that_the_job_does_not_have_are_ignored(pair: PostgresStore)
     assert training(pair, "a") == TrainingRecord(loss=1.0, checkpoint_iterations=0.0)
 
 
-def test_meaningless_numbers_leave_what_was_stored(pair: PostgresStore) -> None:
+def test_meaningless_numbers_leave_what_was_stored(pair: Store) -> None:
     report_training(pair, "a", A0, loss=2.0, memory_bytes=7, checkpoint_iterations=4.0)
     before = training(pair, "a")
     for lie in (math.nan, math.inf, -math.inf, 1e300, -1e300):
@@ -205,7 +206,7 @@ def test_meaningless_numbers_leave_what_was_stored(pair: PostgresStore) -> None:
         assert (job(pair, "a").iterations_done, restart_s(pair, "a")) == (5.0, 60.0)
 
 
-def test_memory_is_the_most_of_all_members_of_the_generation(pair: PostgresStore) -> None:
+def test_memory_is_the_most_of_all_members_of_the_generation(pair: Store) -> None:
     report_training(pair, "a", A0, memory_bytes=5)
     report_training(pair, "a", A1, memory_bytes=9)
     report_training(pair, "a", A0, memory_bytes=6)
@@ -216,7 +217,7 @@ def test_memory_is_the_most_of_all_members_of_the_generation(pair: PostgresStore
 
 
 def test_members_know_of_their_memory_and_remarks_alone_and_one_report_covers_several_jobs(
-    pair: PostgresStore,
+    pair: Store,
 ) -> None:
     facts: dict[str, Any] = {"loss": 1.0, "checkpoint_iterations": 3.0}
     facts |= {"restart_times": start_times(1, 2, 3), "remark": "a port was taken"}
@@ -226,7 +227,7 @@ def test_members_know_of_their_memory_and_remarks_alone_and_one_report_covers_se
 
 
 def test_the_median_of_measured_starts_is_what_a_restart_costs_in_rounds(
-    pair: PostgresStore,
+    pair: Store,
 ) -> None:
     # A first start has no stop, so it says too little.
     report_training(pair, "a", A0, restart_times=start_times(0, 20, 15))
@@ -241,12 +242,12 @@ def test_the_median_of_measured_starts_is_what_a_restart_costs_in_rounds(
         assert restart_s(pair, "a") == training(pair, "a").restart_s == median_s
     assert restart_s(pair, "b") == 60.0  # of the same workload
     assert job(pair, "a").spec.restart_s == 60.0  # as stated
-    (desired,) = pair.desired(C, f"agent-{A0}").gangs
+    (desired,) = pair.read(load_desired_gangs, C, f"agent-{A0}").gangs
     assert desired.spec.restart_s == 60.0
 
 
 def test_a_start_has_a_price_once_its_first_iteration_is_done_in_a_sensible_time(
-    pair: PostgresStore,
+    pair: Store,
 ) -> None:
     generation = move(pair, "a", 2)
     times = [(6, 20, 0), (1e6, 20, 15), (-1, 20, 15), (6, math.nan, 15), (6, 20, math.inf)]
@@ -258,7 +259,7 @@ def test_a_start_has_a_price_once_its_first_iteration_is_done_in_a_sensible_time
 
 
 def test_a_report_of_training_takes_no_turn_and_a_repeated_one_writes_nothing(
-    pair: PostgresStore, database: Database
+    pair: Store, database: Database
 ) -> None:
     facts: dict[str, Any] = {"iter_time_s": 1.0, "resumed_iterations": 0.0, "loss": 1.5}
     facts |= {"memory_bytes": 1, "checkpoint_iterations": 2.0, "remark": "r"}
@@ -279,9 +280,7 @@ def test_a_report_of_training_takes_no_turn_and_a_repeated_one_writes_nothing(
         assert connection.exec_driver_sql(version).all() == before
 
 
-def test_facts_of_training_outlive_the_job_but_not_its_row(
-    pair: PostgresStore, database: Database
-) -> None:
+def test_facts_of_training_outlive_the_job_but_not_its_row(pair: Store, database: Database) -> None:
     report_training(pair, "a", A0, loss=3.0)
     apply_event(pair, "a", JobEvent.CANCEL)
     agents_report(pair)
@@ -292,7 +291,7 @@ def test_facts_of_training_outlive_the_job_but_not_its_row(
 
 
 def test_training_since_the_last_checkpoint_is_lost_if_the_last_stop_wrote_none(
-    pair: PostgresStore,
+    pair: Store,
 ) -> None:
     def unsaved_since_s() -> float:
         jobs = pair.snapshot(C).jobs

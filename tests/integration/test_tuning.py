@@ -9,9 +9,14 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from tessera.db.agents import load_desired_gangs
+from tessera.db.cluster_changes import upsert_cluster
+from tessera.db.deletion import delete_cluster
 from tessera.db.engine import Database
 from tessera.db.prune import prune_batch
-from tessera.db.store import PostgresStore
+from tessera.db.purge import purge_batch
+from tessera.db.reads import list_estimates
+from tessera.db.store import Store
 from tessera.estimator.hardware.cluster_types import catalogue_of
 from tessera.formulation.execution_plan import (
     ExecutionPlan,
@@ -38,7 +43,6 @@ from tests.support.stored_cluster import (
     a_spec,
     agents_report,
     apply_event,
-    do,
     execute,
     fail,
     job,
@@ -54,16 +58,16 @@ __all__ = ["tuner"]
 
 
 @pytest.fixture
-def store(database: Database) -> PostgresStore:
+def store(database: Database) -> Store:
     """Return a store whose agents do not expire, however slow the machine is."""
-    return PostgresStore(database, lease_s=3600.0)
+    return Store(database, lease_s=3600.0)
 
 
 @pytest.fixture
-def cluster(store: PostgresStore, tuner: str) -> PostgresStore:
+def cluster(store: Store, tuner: str) -> Store:
     """Return the store with a cluster of two nodes of 8 x a40, without estimates."""
     kind = GpuType(name="a40", memory_bytes=48 * 2**30)
-    do(store, lambda w: w.upsert_cluster(C, [kind], None))
+    store.change(upsert_cluster, C, [kind], None)
     for i in range(2):
         node = NodeSpec(name=f"a40-{i}", gpu_type="a40", gpus=8)
         store.hello(C, f"agent-a40-{i}", "first", [node])
@@ -77,33 +81,33 @@ def a_tuner(name: str, space: str = "full", **changes: Any) -> JobSpec:
     return a_spec(name, **(fields | gpus | changes))
 
 
-def derive(store: PostgresStore) -> int:
+def derive(store: Store) -> int:
     return CellDeriver(store, catalogue_of(), (1.0,)).derive(C)
 
 
-def start(store: PostgresStore, *specs: JobSpec) -> None:
+def start(store: Store, *specs: JobSpec) -> None:
     """Submit jobs, and decide a round with plans for them, without agents."""
     submit(store, *specs)
     derive(store)
     schedule(store)
 
 
-def gang_of(store: PostgresStore, name: str) -> DesiredGang:
+def gang_of(store: Store, name: str) -> DesiredGang:
     """Return the gang that an agent is to run for a job."""
     gangs = [
         gang
         for node in ("a40-0", "a40-1")
-        for gang in store.desired(C, f"agent-{node}").gangs
+        for gang in store.read(load_desired_gangs, C, f"agent-{node}").gangs
         if gang.spec.name == name
     ]
     return gangs[0]
 
 
-def plans_to_try(store: PostgresStore, name: str) -> list[ExecutionPlan]:
+def plans_to_try(store: Store, name: str) -> list[ExecutionPlan]:
     return [read_execution_plan("plan", text) for text in gang_of(store, name).tuning_plans]
 
 
-def report(store: PostgresStore, name: str, plan: str, seconds: float, **facts: Any) -> None:
+def report(store: Store, name: str, plan: str, seconds: float, **facts: Any) -> None:
     """Let the leader's agent report the plan by which a job's program runs."""
     held = job(store, name).allocation
     assert held is not None
@@ -116,8 +120,8 @@ def report(store: PostgresStore, name: str, plan: str, seconds: float, **facts: 
     )
 
 
-def estimates_of(store: PostgresStore) -> dict[str, tuple[float, EstimateSource]]:
-    rows, _ = store.list_estimates(C, BERT.model, BERT.params, BERT.global_batch, 0, 1000)
+def estimates_of(store: Store) -> dict[str, tuple[float, EstimateSource]]:
+    rows, _ = store.read(list_estimates, C, BERT, 0, 1000)
     return {e.cell.plan: (e.iter_time_s, e.source) for e in rows}
 
 
@@ -127,19 +131,19 @@ def count(database: Database, query: str) -> int:
 
 
 @pytest.fixture
-def started(cluster: PostgresStore) -> PostgresStore:
+def started(cluster: Store) -> Store:
     """Return the store where job a is about to start, with plans to try."""
     start(cluster, a_tuner("a"))
     return cluster
 
 
-def slower_by(store: PostgresStore, name: str) -> ExecutionPlan:
+def slower_by(store: Store, name: str) -> ExecutionPlan:
     """Return a plan to try that is not the job's own."""
     return next(plan for plan in plans_to_try(store, name) if plan != plan_of(store, name))
 
 
 def test_a_starting_job_gets_the_plans_of_its_space_in_order_of_their_estimates(
-    started: PostgresStore, database: Database
+    started: Store, database: Database
 ) -> None:
     own, plans = plan_of(started, "a"), plans_to_try(started, "a")
     assert own in plans
@@ -154,7 +158,7 @@ def test_a_starting_job_gets_the_plans_of_its_space_in_order_of_their_estimates(
 
 
 def test_a_job_gets_the_plans_of_its_space_and_techniques_and_none_if_it_does_not_tune(
-    cluster: PostgresStore,
+    cluster: Store,
 ) -> None:
     start(cluster, a_tuner("full"), a_tuner("halves", "halves"))
     assert plan_of(cluster, "full") == plan_of(cluster, "halves")
@@ -180,7 +184,7 @@ def test_a_job_gets_the_plans_of_its_space_and_techniques_and_none_if_it_does_no
 
 
 def test_a_first_job_that_tunes_makes_the_workload_be_derived_again(
-    cluster: PostgresStore, database: Database
+    cluster: Store, database: Database
 ) -> None:
     submit(cluster, a_tuner("a", launch=LaunchSpec(runtime="command")))
     assert derive(cluster) == 1
@@ -192,7 +196,7 @@ def test_a_first_job_that_tunes_makes_the_workload_be_derived_again(
 
 
 def test_the_winner_becomes_the_jobs_plan_and_a_measured_one_of_its_cell(
-    started: PostgresStore,
+    started: Store,
 ) -> None:
     own, winner = plan_of(started, "a"), slower_by(started, "a")
     agents_report(started)
@@ -212,7 +216,7 @@ def test_the_winner_becomes_the_jobs_plan_and_a_measured_one_of_its_cell(
 
 @pytest.mark.parametrize("is_own", [False, True])
 def test_later_rounds_and_starts_use_the_winner_and_do_not_tune_again(
-    started: PostgresStore, is_own: bool
+    started: Store, is_own: bool
 ) -> None:
     winner = plan_of(started, "a") if is_own else slower_by(started, "a")
     agents_report(started)
@@ -236,7 +240,7 @@ def test_later_rounds_and_starts_use_the_winner_and_do_not_tune_again(
     ],
 )
 def test_a_plan_that_was_tried_and_does_not_run_is_infeasible(
-    started: PostgresStore, own_s: float, facts: dict[str, Any], winner_s: float
+    started: Store, own_s: float, facts: dict[str, Any], winner_s: float
 ) -> None:
     own, winner = plan_of(started, "a"), slower_by(started, "a")
     agents_report(started)
@@ -247,9 +251,7 @@ def test_a_plan_that_was_tried_and_does_not_run_is_infeasible(
     assert times[own.digest] == (own_s, EstimateSource.MEASURED)
 
 
-def test_times_that_follow_are_those_of_the_winner(
-    started: PostgresStore, database: Database
-) -> None:
+def test_times_that_follow_are_those_of_the_winner(started: Store, database: Database) -> None:
     winner = slower_by(started, "a")
     agents_report(started)
     report(started, "a", "", 0.0, iterations_done=1.0, iter_time_s=9.0)
@@ -262,7 +264,7 @@ def test_times_that_follow_are_those_of_the_winner(
 
 
 def test_reports_that_do_not_fit_the_job_are_logged_once_each_and_lose_nothing(
-    started: PostgresStore, caplog: pytest.LogCaptureFixture
+    started: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     own, other = plan_of(started, "a"), slower_by(started, "a")
     agents_report(started)
@@ -295,7 +297,7 @@ def test_reports_that_do_not_fit_the_job_are_logged_once_each_and_lose_nothing(
 
 
 def test_only_the_leader_of_the_present_start_of_a_job_that_tunes_names_a_winner(
-    started: PostgresStore, database: Database
+    started: Store, database: Database
 ) -> None:
     own, winner = plan_of(started, "a"), slower_by(started, "a")
     agents_report(started)
@@ -316,7 +318,7 @@ def test_only_the_leader_of_the_present_start_of_a_job_that_tunes_names_a_winner
 
 
 def test_each_server_stores_the_same_plans_which_go_with_the_last_job_or_the_cluster(
-    started: PostgresStore, database: Database
+    started: Store, database: Database
 ) -> None:
     text = "SELECT p.name, t.space, t.plans FROM tunings t JOIN plans p ON p.id = t.plan_id"
 
@@ -336,7 +338,7 @@ def test_each_server_stores_the_same_plans_which_go_with_the_last_job_or_the_clu
     assert derive(started) == 1
     assert stored() == before
     apply_event(started, "b", JobEvent.CANCEL)
-    do(started, lambda w: w.delete_cluster(C, None, force=True))
-    while started.purge():
+    started.change(delete_cluster, C, None, started.silence_s, force=True)
+    while started.update(purge_batch):
         pass
     assert stored() == []

@@ -13,7 +13,10 @@ import numpy as np
 import pytest
 
 from tessera.db.engine import Database
-from tessera.db.store import PostgresStore
+from tessera.db.reads import list_jobs
+from tessera.db.store import Store
+from tessera.db.tenants import upsert_tenants
+from tessera.db.usage import sum_usage
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.decayed_use import CPU_CORES, HOST_MEMORY
 from tessera.formulation.lifecycle import JobEvent
@@ -31,7 +34,6 @@ from tests.support.stored_cluster import (
     agents_report,
     apply_event,
     commit,
-    do,
     execute,
     job,
     start,
@@ -103,7 +105,7 @@ def random_history(seed: int, jobs: int = 12) -> History:
     return history
 
 
-def store_history(store: PostgresStore, database: Database, history: History) -> None:
+def store_history(store: Store, database: Database, history: History) -> None:
     a_cluster(store)
     of_job = {stint.job: stint for stint in history.stints}
     for name, stint in of_job.items():
@@ -201,7 +203,7 @@ GROUPINGS: list[tuple[tuple[str, ...], Callable[[Stint, datetime], Group]]] = [
 
 @pytest.mark.parametrize("seed", range(3))
 def test_sums_equal_a_replay_before_and_after_retention(
-    store: PostgresStore, database: Database, seed: int
+    store: Store, database: Database, seed: int
 ) -> None:
     history = random_history(seed)
     store_history(store, database, history)
@@ -215,14 +217,14 @@ def test_sums_equal_a_replay_before_and_after_retention(
         for low, high in windows:
             for groups, group_of in GROUPINGS:
                 query = UsageQuery(from_s=low.timestamp(), to_s=high.timestamp(), groups=groups)
-                found = record_sums(store.sum_usage(C, query).rows)
+                found = record_sums(store.read(sum_usage, C, query).rows)
                 require_equal(found, replay(history, group_of, low, high))
 
     require_replay()
     odd = BEGIN + timedelta(days=1, hours=3, microseconds=17)  # no job is summed up by day yet
     for low, high in ((windows[0][0], odd), (odd, windows[0][1])):
         query = UsageQuery(from_s=low.timestamp(), to_s=high.timestamp(), groups=("tenant",))
-        found = record_sums(store.sum_usage(C, query).rows)
+        found = record_sums(store.read(sum_usage, C, query).rows)
         require_equal(found, replay(history, lambda s, at: (s.tenant,), low, high))
     # Retention deletes some jobs, then all.
     some = sorted(history.ended.values())[len(history.ended) // 2]
@@ -230,23 +232,21 @@ def test_sums_equal_a_replay_before_and_after_retention(
     assert store.prune_batch(C, Retention(jobs_s=age_s))["jobs"] > 0
     require_replay()
     assert store.prune_batch(C, Retention(jobs_s=0.0))["jobs"] > 0
-    assert store.list_jobs(C, (), 0, 10)[0] == []
+    assert store.read(list_jobs, C, (), 0, 10)[0] == []
     require_replay()
 
 
-def test_ends_and_waits_of_jobs_survive_their_deletion(
-    store: PostgresStore, database: Database
-) -> None:
+def test_ends_and_waits_of_jobs_survive_their_deletion(store: Store, database: Database) -> None:
     history = random_history(7)
     store_history(store, database, history)
     first, last = BEGIN.timestamp(), BEGIN.timestamp() + 90 * DAY_S
     query = UsageQuery(from_s=first, to_s=last, groups=("type",))
-    before = store.sum_usage(C, query).rows
+    before = store.read(sum_usage, C, query).rows
     assert sum(row.jobs_ended for row in before) == len(history.ended)
     waited_s = sum((ended - BEGIN).total_seconds() for ended in history.ended.values())
     assert sum(row.waited_s for row in before) == pytest.approx(waited_s)
     store.prune_batch(C, Retention(jobs_s=0.0))
-    after = {row.group["type"]: row for row in store.sum_usage(C, query).rows}
+    after = {row.group["type"]: row for row in store.read(sum_usage, C, query).rows}
     for row in before:
         kept = after.pop(row.group["type"])
         assert kept.jobs_ended == row.jobs_ended
@@ -255,12 +255,12 @@ def test_ends_and_waits_of_jobs_survive_their_deletion(
 
 
 def test_stints_begin_and_end_with_allocations_and_agree_with_the_jobs_service(
-    store: PostgresStore, database: Database
+    store: Store, database: Database
 ) -> None:
     a_cluster(store)
-    unused = store.sum_usage(C, UsageQuery(from_s=0.0, to_s=2e9, groups=("tenant",)))
+    unused = store.read(sum_usage, C, UsageQuery(from_s=0.0, to_s=2e9, groups=("tenant",)))
     assert (unused.rows, unused.capacity) == ((), {"a100": 8})
-    do(store, lambda w: w.upsert_tenants(C, [TenantSpec(name="nlp", quotas={"a100": 2})]))
+    store.change(upsert_tenants, C, [TenantSpec(name="nlp", quotas={"a100": 2})])
     submit(store, a_spec("a", tenant="nlp", requested_gpus=2), a_spec("b"))
     snapshot = store.snapshot(C)
     commit(
@@ -270,24 +270,24 @@ def test_stints_begin_and_end_with_allocations_and_agree_with_the_jobs_service(
         start(snapshot, "b", [("a100-1", (0,))]),
     )
     hour = UsageQuery(from_s=0.0, to_s=4e9, groups=("tenant", "type"))
-    running = {row.group["tenant"]: row for row in store.sum_usage(C, hour).rows}
+    running = {row.group["tenant"]: row for row in store.read(sum_usage, C, hour).rows}
     assert running["nlp"].gpu_s > 0
     assert running["nlp"].lost_gpu_s == running["nlp"].gpu_s  # it has not trained yet
     # Each GPU of this cluster is worth one: all Cells are equally efficient.
     assert running["nlp"].effective_gpu_s == pytest.approx(running["nlp"].gpu_s)
     agents_report(store)
     apply_event(store, "a", JobEvent.CANCEL)
-    found = store.sum_usage(C, hour)
+    found = store.read(sum_usage, C, hour)
     used = {row.group["tenant"]: row for row in found.rows}["nlp"]
     assert used.gpu_s == pytest.approx(job(store, "a").service_gpu_s, abs=1e-5)
     assert 0 < used.lost_gpu_s < used.gpu_s
     assert found.quotas == {"nlp": {"a100": 2}}
-    assert store.sum_usage(C, hour).rows[-1].gpu_s == used.gpu_s  # it has ended
+    assert store.read(sum_usage, C, hour).rows[-1].gpu_s == used.gpu_s  # it has ended
     own = UsageQuery(from_s=0.0, to_s=4e9, groups=("tenant",), tenants={""})
-    assert [row.group for row in store.sum_usage(C, own).rows] == [{"tenant": ""}]
+    assert [row.group for row in store.read(sum_usage, C, own).rows] == [{"tenant": ""}]
 
 
-def test_old_stints_of_a_live_job_are_summed_up(store: PostgresStore, database: Database) -> None:
+def test_old_stints_of_a_live_job_are_summed_up(store: Store, database: Database) -> None:
     a_cluster(store)
     submit(store, a_spec("lives"))
     execute(
@@ -297,13 +297,13 @@ def test_old_stints_of_a_live_job_are_summed_up(store: PostgresStore, database: 
         " generate_series('2026-01-01'::timestamptz, '2026-01-05', interval '1 hour') AS t",
     )
     query = UsageQuery(from_s=0.0, to_s=4e9, groups=("tenant",))
-    before = store.sum_usage(C, query).rows
+    before = store.read(sum_usage, C, query).rows
     assert store.prune_batch(C, Retention(jobs_s=3600.0))["stints"] == 97 - 50
-    assert store.sum_usage(C, query).rows == before
+    assert store.read(sum_usage, C, query).rows == before
 
 
 async def test_use_is_read_by_call_with_shares_of_capacity_and_quotas(
-    store: PostgresStore, database: Database
+    store: Store, database: Database
 ) -> None:
     async with api(store, real_time=True) as a:
         await a.tenants.UpsertTenants(some_tenants(a_tenant("nlp", quotas={"a100": 4, "": 2})))
@@ -362,9 +362,7 @@ def part_of_past(began_h: float, ended_h: float, half_life_h: float) -> float:
     return float(0.5 ** (ended_h / half_life_h) - 0.5 ** (began_h / half_life_h))
 
 
-def test_stints_decay_by_their_age_and_the_half_life(
-    store: PostgresStore, database: Database
-) -> None:
+def test_stints_decay_by_their_age_and_the_half_life(store: Store, database: Database) -> None:
     a_cluster(store)
     submit(store, a_spec("a", tenant="nlp"), a_spec("b", tenant="nlp"), a_spec("c"))
     for name, began_h, ended_h in (("a", 9, 7), ("a", 7, 2), ("b", 3, 1), ("c", 50, 49)):
@@ -384,7 +382,7 @@ def test_stints_decay_by_their_age_and_the_half_life(
 
 
 def test_use_is_read_only_if_it_is_asked_for_and_never_underflows(
-    store: PostgresStore, database: Database
+    store: Store, database: Database
 ) -> None:
     a_cluster(store)
     submit(store, a_spec("a"))
@@ -396,7 +394,7 @@ def test_use_is_read_only_if_it_is_asked_for_and_never_underflows(
     )
 
 
-def test_a_stint_that_lasts_counts_until_now(store: PostgresStore, database: Database) -> None:
+def test_a_stint_that_lasts_counts_until_now(store: Store, database: Database) -> None:
     a_cluster(store)
     submit(store, a_spec("a", tenant="nlp", requested_gpus=2))
     snapshot = store.snapshot(C)
@@ -406,7 +404,7 @@ def test_a_stint_that_lasts_counts_until_now(store: PostgresStore, database: Dat
 
 
 def test_retention_keeps_the_use_of_days_as_if_it_was_even(
-    store: PostgresStore, database: Database
+    store: Store, database: Database
 ) -> None:
     a_cluster(store)
     submit(store, a_spec("a", tenant="nlp"))
@@ -423,5 +421,5 @@ def test_retention_keeps_the_use_of_days_as_if_it_was_even(
     half_life_s = 1e5 * DAY_S
     gpu_s = used(store.snapshot(C, half_life_s))["nlp", 0] * half_life_s / math.log(2.0)
     assert gpu_s == pytest.approx(4 * 7 * DAY_S, rel=1e-3)
-    (total,) = store.sum_usage(C, UsageQuery(from_s=0.0, to_s=4e9)).rows
+    (total,) = store.read(sum_usage, C, UsageQuery(from_s=0.0, to_s=4e9)).rows
     assert total.gpu_s == pytest.approx(4 * 7 * DAY_S)

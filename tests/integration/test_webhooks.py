@@ -15,8 +15,17 @@ from grpc import StatusCode
 
 from tessera.client import ChannelSettings
 from tessera.db.engine import Database
-from tessera.db.store import PostgresStore
-from tessera.db.webhook_store import PostgresWebhookStore
+from tessera.db.store import Store
+from tessera.db.webhooks import (
+    add_webhook,
+    claim_webhook,
+    delete_webhook,
+    get_webhook,
+    list_webhooks,
+    note_delivery,
+    note_failure,
+    revive_webhook,
+)
 from tessera.formulation.access import Role
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.decisions import DecisionKind
@@ -54,7 +63,6 @@ from tests.support.stored_cluster import (
     agents_report,
     apply_event,
     commit,
-    do,
     execute,
     fail,
     run,
@@ -76,30 +84,30 @@ def target() -> Iterator[HookTarget]:
 
 
 @pytest.fixture
-def hooks(database: Database) -> PostgresWebhookStore:
+def hooks(database: Database) -> Store:
     """Return the store of webhooks."""
-    return PostgresWebhookStore(database)
+    return Store(database)
 
 
 @pytest.fixture
-def deliverer(hooks: PostgresWebhookStore) -> WebhookDeliverer:
+def deliverer(hooks: Store) -> WebhookDeliverer:
     """Return a replica's deliverer, which works only when the test lets it."""
     options = SendingOptions(plain_http=True, networks=read_networks("n", "127.0.0.0/8"))
     clock = SystemClock()
     return WebhookDeliverer(hooks, Sender(options, clock.wall_s), Calls(1, "test"), clock, KEY)
 
 
-def register(store: PostgresStore, target: HookTarget, name: str = "h", **more: Any) -> None:
+def register(store: Store, target: HookTarget, name: str = "h", **more: Any) -> None:
     spec = WebhookSpec(**{"name": name, "url": target.url, "salt": name} | more)
-    do(store, lambda w: w.add_webhook(C, spec))
+    store.change(add_webhook, C, spec)
 
 
-def delete(store: PostgresStore, name: str, tenant: str) -> None:
-    do(store, lambda w: w.delete_webhook(C, name, [tenant]))
+def delete(store: Store, name: str, tenant: str) -> None:
+    store.change(delete_webhook, C, name, [tenant])
 
 
-def record(hooks: PostgresWebhookStore, name: str = "h") -> WebhookRecord:
-    return hooks.get_webhook(C, name, None)
+def record(hooks: Store, name: str = "h") -> WebhookRecord:
+    return hooks.read(get_webhook, C, name, None)
 
 
 def deliver_all(deliverer: WebhookDeliverer) -> None:
@@ -116,7 +124,7 @@ def reported(target: HookTarget) -> list[tuple[str, str]]:
 
 
 def test_the_events_of_jobs_arrive_in_order(
-    lab: PostgresStore, hooks: PostgresWebhookStore, deliverer: WebhookDeliverer, target: HookTarget
+    lab: Store, hooks: Store, deliverer: WebhookDeliverer, target: HookTarget
 ) -> None:
     register(lab, target)
     submit(lab, a_spec("a", max_retries=0), a_spec("b"), a_spec("c"))
@@ -137,7 +145,7 @@ def test_the_events_of_jobs_arrive_in_order(
 
 
 def test_only_events_that_a_webhook_asks_for_are_stored(
-    lab: PostgresStore, hooks: PostgresWebhookStore, deliverer: WebhookDeliverer, target: HookTarget
+    lab: Store, hooks: Store, deliverer: WebhookDeliverer, target: HookTarget
 ) -> None:
     register(lab, target, "nlp", tenant="nlp", labels={"team": "x"})
     register(lab, target, "ends", all_tenants=True, events=(WebhookEvent.CANCELLED,))
@@ -155,7 +163,7 @@ def test_only_events_that_a_webhook_asks_for_are_stored(
 
 
 def test_reasons_of_rounds_are_not_sent_since_they_may_name_other_tenants(
-    lab: PostgresStore, deliverer: WebhookDeliverer, target: HookTarget
+    lab: Store, deliverer: WebhookDeliverer, target: HookTarget
 ) -> None:
     register(lab, target)
     submit(lab, a_spec("a"))
@@ -168,7 +176,7 @@ def test_reasons_of_rounds_are_not_sent_since_they_may_name_other_tenants(
 
 
 def test_a_promise_that_lapses_is_reported(
-    lab: PostgresStore, deliverer: WebhookDeliverer, target: HookTarget
+    lab: Store, deliverer: WebhookDeliverer, target: HookTarget
 ) -> None:
     register(lab, target, events=(WebhookEvent.DEADLINE_LAPSED,))
     submit(lab, a_spec("a", deadline_s=4e9))
@@ -183,9 +191,9 @@ def test_a_promise_that_lapses_is_reported(
 
 
 def test_failed_deliveries_are_tried_again_until_the_webhook_is_dead(
-    lab: PostgresStore,
+    lab: Store,
     database: Database,
-    hooks: PostgresWebhookStore,
+    hooks: Store,
     deliverer: WebhookDeliverer,
     target: HookTarget,
 ) -> None:
@@ -203,14 +211,14 @@ def test_failed_deliveries_are_tried_again_until_the_webhook_is_dead(
     assert len(target.taken) == MAX_FAILURES
     apply_event(lab, "b", JobEvent.CANCEL)  # a dead webhook gets nothing new
     target.status = 200
-    do(lab, lambda w: w.revive_webhook(C, "h"))
+    lab.change(revive_webhook, C, "h")
     deliver_all(deliverer)
     assert reported(target)[MAX_FAILURES:] == [("a", "cancelled")]
     assert not record(hooks).disabled
 
 
 def test_a_webhook_that_fails_does_not_delay_others(
-    lab: PostgresStore, deliverer: WebhookDeliverer, target: HookTarget
+    lab: Store, deliverer: WebhookDeliverer, target: HookTarget
 ) -> None:
     with hook_target() as broken:
         broken.status = 500
@@ -224,7 +232,7 @@ def test_a_webhook_that_fails_does_not_delay_others(
 
 
 def test_replicas_deliver_each_event_once_and_in_order(
-    lab: PostgresStore, deliverer: WebhookDeliverer, target: HookTarget
+    lab: Store, deliverer: WebhookDeliverer, target: HookTarget
 ) -> None:
     register(lab, target)
     names = [f"j{i:02}" for i in range(20)]
@@ -237,28 +245,28 @@ def test_replicas_deliver_each_event_once_and_in_order(
 
 
 def test_another_replica_goes_on_after_one_that_died(
-    lab: PostgresStore,
+    lab: Store,
     database: Database,
-    hooks: PostgresWebhookStore,
+    hooks: Store,
     deliverer: WebhookDeliverer,
     target: HookTarget,
 ) -> None:
     register(lab, target)
     submit(lab, a_spec("a"))
     apply_event(lab, "a", JobEvent.CANCEL)
-    dead = hooks.claim_webhook()
+    dead = hooks.update(claim_webhook)
     assert dead is not None
     assert not deliverer.take_turn()
     execute(database, "UPDATE webhooks SET claimed_until = now() - interval '1 s'")
     deliver_all(deliverer)
     assert reported(target) == [("a", "cancelled")]
-    assert not hooks.note_delivery(dead, dead.deliveries[0].number)
-    hooks.note_failure(dead, "late")  # its claim is over, so this changes nothing
+    assert not hooks.update(note_delivery, dead, dead.deliveries[0].number)
+    hooks.update(note_failure, dead, "late")  # its claim is over, so this changes nothing
     assert record(hooks).failures == 0
 
 
 def test_webhooks_are_limited_and_belong_to_tenants(
-    lab: PostgresStore, hooks: PostgresWebhookStore, target: HookTarget
+    lab: Store, hooks: Store, target: HookTarget
 ) -> None:
     for i in range(MAX_WEBHOOKS):
         register(lab, target, f"h{i}", tenant="nlp")
@@ -267,11 +275,11 @@ def test_webhooks_are_limited_and_belong_to_tenants(
     with pytest.raises(AlreadyExists):
         register(lab, target, "h1", tenant="vision")
     register(lab, target, "all", all_tenants=True)
-    assert hooks.list_webhooks(C, "", 100, ["vision"]) == []
-    assert len(hooks.list_webhooks(C, "", 100, ["nlp"])) == MAX_WEBHOOKS
+    assert hooks.read(list_webhooks, C, "", 100, ["vision"]) == []
+    assert len(hooks.read(list_webhooks, C, "", 100, ["nlp"])) == MAX_WEBHOOKS
     for hidden in ("h1", "all"):
         with pytest.raises(NotFound):
-            hooks.get_webhook(C, hidden, ["vision"])
+            hooks.read(get_webhook, C, hidden, ["vision"])
         with pytest.raises(NotFound):
             delete(lab, hidden, "vision")
     delete(lab, "h1", "nlp")

@@ -16,8 +16,9 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import StatusCode
 
+from tessera.db import forecasts
 from tessera.db.engine import Database
-from tessera.db.store import PostgresStore
+from tessera.db.store import Store
 from tessera.formulation.lifecycle import JobEvent
 from tessera.formulation.records.forecasts import FINISH, START, Band, JobForecast
 from tessera.formulation.spreads import ClusterForecast, ForecastHistory, Spread
@@ -67,9 +68,9 @@ ADDED = Change(nodes_added=what_if_pb2.AddedNodes(gpu_type="a100", count=1))
 
 
 @pytest.fixture
-def store(database: Database) -> PostgresStore:
+def store(database: Database) -> Store:
     """Return a store whose agents do not expire, however slow the machine is."""
-    return PostgresStore(database, lease_s=3600.0)
+    return Store(database, lease_s=3600.0)
 
 
 @pytest.fixture
@@ -95,7 +96,7 @@ POLICY = {"policy": json.dumps(FREE)}
 
 
 @asynccontextmanager
-async def a_busy_server(store: PostgresStore) -> AsyncIterator[Api]:
+async def a_busy_server(store: Store) -> AsyncIterator[Api]:
     """Yield the stubs of a server on whose two nodes two jobs run, while a third waits."""
     async with api_with_agent(store, **POLICY) as a:
         for name, weight in (("one", 5.0), ("two", 5.0), ("weak", 1.0)):
@@ -131,7 +132,7 @@ def a_new_workload(name: str) -> jobs_pb2.SubmitJobRequest:
 
 
 async def test_a_node_starts_the_waiting_job_now_and_saves_waiting_over_the_next_hours(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     """The answer comes from a process of its own."""
     async with a_busy_server(store) as a:
@@ -149,7 +150,7 @@ async def test_a_node_starts_the_waiting_job_now_and_saves_waiting_over_the_next
 
 
 @pytest.mark.usefixtures("in_server")
-async def test_a_question_writes_to_no_table(store: PostgresStore, database: Database) -> None:
+async def test_a_question_writes_to_no_table(store: Store, database: Database) -> None:
     question = a_question(ADDED, Change(job_added=a_new_workload("new")), hours=0.2)
     async with a_busy_server(store) as a:
         before = digest_tables(database)
@@ -160,7 +161,7 @@ async def test_a_question_writes_to_no_table(store: PostgresStore, database: Dat
 
 @pytest.mark.usefixtures("in_server")
 async def test_a_supposed_job_gets_what_the_next_round_gives_it_once_it_is_submitted(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     strong = a_submit("strong", weight=20.0, requested_gpus=8)
     async with a_busy_server(store) as a:
@@ -182,7 +183,7 @@ async def test_a_supposed_job_gets_what_the_next_round_gives_it_once_it_is_submi
 
 
 @pytest.mark.usefixtures("in_server")
-async def test_the_weight_that_explain_names_lets_the_job_start(store: PostgresStore) -> None:
+async def test_the_weight_that_explain_names_lets_the_job_start(store: Store) -> None:
     async with a_busy_server(store) as a:
         step = (await a.jobs.ExplainJob(jobs_pb2.ExplainJobRequest(name=WEAK))).steps[0]
         (change,) = step.changes
@@ -198,7 +199,7 @@ async def test_the_weight_that_explain_names_lets_the_job_start(store: PostgresS
 
 
 @pytest.mark.usefixtures("in_server")
-async def test_a_lost_node_stops_jobs_and_a_removed_job_makes_room(store: PostgresStore) -> None:
+async def test_a_lost_node_stops_jobs_and_a_removed_job_makes_room(store: Store) -> None:
     async with a_busy_server(store) as a:
         lost = await a.scheduler.WhatIf(a_question(Change(node_lost=f"{C}/nodes/n1")))
         assert sorted(job.effect for job in lost.now.jobs) == ["stops"]
@@ -265,7 +266,7 @@ BAD = {
 
 @pytest.mark.usefixtures("in_server")
 async def test_what_contradicts_itself_or_does_not_exist_is_refused_by_name(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     async with a_busy_server(store) as a:
         for case, (changes, code, why) in BAD.items():
@@ -280,7 +281,7 @@ async def test_what_contradicts_itself_or_does_not_exist_is_refused_by_name(
 
 @pytest.mark.usefixtures("in_server")
 async def test_a_quota_of_a_tenant_without_settings_binds_its_guaranteed_jobs(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     async with api_with_agent(store, **POLICY) as a:
         await a.tenants.UpsertTenants(some_tenants(a_tenant("rich", quotas={"any": 16})))
@@ -295,7 +296,7 @@ async def test_a_quota_of_a_tenant_without_settings_binds_its_guaranteed_jobs(
 
 
 @pytest.mark.usefixtures("in_server")
-async def test_long_answers_count_the_jobs_that_they_leave_out(store: PostgresStore) -> None:
+async def test_long_answers_count_the_jobs_that_they_leave_out(store: Store) -> None:
     async with api_with_agent(store, **POLICY) as a:
         for number in range(5):
             await a.jobs.SubmitJob(a_submit(f"j{number}"))
@@ -320,7 +321,7 @@ def a_request(name: str = JOB, **more: object) -> jobs_pb2.ExplainJobRequest:
 
 
 async def test_a_waiting_job_is_explained_and_the_step_works_in_the_next_round(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     async with api_with_agent(store) as a:
         await submit_three(a)
@@ -346,7 +347,7 @@ async def test_a_waiting_job_is_explained_and_the_step_works_in_the_next_round(
 
 
 async def test_a_job_that_no_round_has_seen_is_held_or_has_ended_is_explained_as_of_now(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     async with api_with_agent(store) as a:
         await a.jobs.SubmitJob(a_submit("weak"))
@@ -366,7 +367,7 @@ async def test_a_job_that_no_round_has_seen_is_held_or_has_ended_is_explained_as
 
 
 async def test_an_earlier_round_is_explained_as_it_was_and_by_the_stored_reason_without_its_snapshot(
-    store: PostgresStore, database: Database
+    store: Store, database: Database
 ) -> None:
     async with api_with_agent(store) as a:
         await submit_three(a)
@@ -385,7 +386,7 @@ async def test_an_earlier_round_is_explained_as_it_was_and_by_the_stored_reason_
         assert "is no longer kept" in after.note
 
 
-async def test_unknown_jobs_and_rounds_are_refused(store: PostgresStore) -> None:
+async def test_unknown_jobs_and_rounds_are_refused(store: Store) -> None:
     invalid, missing = StatusCode.INVALID_ARGUMENT, StatusCode.NOT_FOUND
     async with api_with_agent(store) as a:
         await a.scheduler.Schedule(a_round())  # round 1 is before the job
@@ -404,7 +405,7 @@ async def test_unknown_jobs_and_rounds_are_refused(store: PostgresStore) -> None
 
 
 async def test_what_is_recorded_is_reported_without_deciding_a_round(
-    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with api_with_agent(store) as a:
         await submit_three(a)
@@ -430,7 +431,7 @@ async def test_what_is_recorded_is_reported_without_deciding_a_round(
 
 
 async def test_the_planned_and_promised_start_of_a_job_are_shown_wherever_it_waits(
-    store: PostgresStore,
+    store: Store,
 ) -> None:
     async with api_with_agent(store) as a:
         await submit_three(a)
@@ -464,7 +465,7 @@ SPREAD = Spread((10.0, 20.0, 40.0))
 
 
 @pytest.fixture
-def busy(store: PostgresStore) -> PostgresStore:
+def busy(store: Store) -> Store:
     """Return a store with a node of four GPUs, on which a runs while b waits for it."""
     a_cluster(store, nodes=1, gpus=4)
     submit(store, a_spec("a", requested_gpus=4), a_spec("b", requested_gpus=4))
@@ -486,51 +487,49 @@ def a_forecast(created_s: float, *names: str) -> ClusterForecast:
     )
 
 
-def test_a_job_has_its_newest_forecast(busy: PostgresStore) -> None:
+def test_a_job_has_its_newest_forecast(busy: Store) -> None:
     assert job(busy, "b").forecast is None
-    busy.put_forecast(LAB, a_forecast(1000.0, "a", "b", "unheard"))
-    busy.put_forecast(LAB, a_forecast(3000.0, "b"))
-    busy.put_forecast(LAB, a_forecast(2000.0, "b"))  # of a replica that was late
+    busy.update(forecasts.put_forecast, LAB, a_forecast(1000.0, "a", "b", "unheard"))
+    busy.update(forecasts.put_forecast, LAB, a_forecast(3000.0, "b"))
+    busy.update(forecasts.put_forecast, LAB, a_forecast(2000.0, "b"))  # of a replica that was late
     assert job(busy, "a").forecast == a_forecast(1000.0, "a").jobs[0]
     assert job(busy, "b").forecast == a_forecast(3000.0, "b").jobs[0]
 
 
 def test_later_forecasts_learn_the_first_spreads_and_what_became_of_them(
-    busy: PostgresStore, database: Database
+    busy: Store, database: Database
 ) -> None:
     now_s = busy.snapshot(LAB).now_s
-    busy.put_forecast(LAB, a_forecast(now_s - 100.0, "a", "b"))
+    busy.update(forecasts.put_forecast, LAB, a_forecast(now_s - 100.0, "a", "b"))
     later = ClusterForecast(
         created_s=now_s, futures=8, jobs=(), spreads={(START, "b"): Spread((1.0, 2.0, 3.0))}
     )
-    busy.put_forecast(LAB, later)
+    busy.update(forecasts.put_forecast, LAB, later)
     execute(database, "UPDATE job_starts SET given_at = now() - interval '40 s'")
-    past = busy.forecast_history(LAB).past
+    past = busy.read(forecasts.load_history, LAB).past
     starts = {one.happened: one for one in past[START]}
     assert starts[True].after_s == pytest.approx(60.0, abs=30.0)  # a has started
     assert starts[False].after_s >= 100.0  # b has not, until now
     assert all(one.spread == SPREAD for one in past[START])
     assert [one.happened for one in past[FINISH]] == [False, False]
     apply_event(busy, "b", JobEvent.CANCEL)
-    ended = busy.forecast_history(LAB).past
+    ended = busy.read(forecasts.load_history, LAB).past
     assert sorted(one.happened for one in ended[FINISH]) == [False, True]
     assert sorted(one.happened for one in ended[START]) == [False, True]  # b never starts
 
 
-def test_submissions_tell_what_ended_jobs_had_trained(
-    busy: PostgresStore, database: Database
-) -> None:
+def test_submissions_tell_what_ended_jobs_had_trained(busy: Store, database: Database) -> None:
     apply_event(busy, "b", JobEvent.CANCEL)
     execute(database, "UPDATE jobs SET iterations_done = 250 WHERE name = 'b'")
     submit(busy, a_spec("old"))
     execute(database, "UPDATE jobs SET created_at = now() - interval '9 days' WHERE name = 'old'")
-    first, second = busy.forecast_history(LAB).submissions
+    first, second = busy.read(forecasts.load_history, LAB).submissions
     assert math.isnan(first.trained_share)
     assert second.trained_share == 0.25
     assert (first.workload, first.requested_gpus, first.iterations) == (BERT, 4, 1000)
 
 
-def test_the_forecaster_tells_a_waiting_job_when_it_starts(busy: PostgresStore) -> None:
+def test_the_forecaster_tells_a_waiting_job_when_it_starts(busy: Store) -> None:
     policies = StandingPolicies(busy)
     forecaster = Forecaster(busy, policies, forecast_rhythm(3.0, 300.0), limit_s=600.0)
     forecaster.refresh(LAB, lambda: False)
@@ -548,7 +547,7 @@ def test_the_forecaster_tells_a_waiting_job_when_it_starts(busy: PostgresStore) 
     assert waiting.why_not == ""
 
 
-def test_forecasts_are_in_real_seconds_under_a_clock_factor(busy: PostgresStore) -> None:
+def test_forecasts_are_in_real_seconds_under_a_clock_factor(busy: Store) -> None:
     made: list[ClusterForecast] = []
     asked_s: list[float] = []
 
@@ -576,8 +575,8 @@ def test_forecasts_are_in_real_seconds_under_a_clock_factor(busy: PostgresStore)
     assert slow_s == pytest.approx(10 * (fast_s + trained_s), rel=0.1)
 
 
-def test_a_forecast_without_time_or_that_is_cancelled_stores_nothing(busy: PostgresStore) -> None:
-    busy.put_forecast(LAB, a_forecast(1000.0, "b"))
+def test_a_forecast_without_time_or_that_is_cancelled_stores_nothing(busy: Store) -> None:
+    busy.update(forecasts.put_forecast, LAB, a_forecast(1000.0, "b"))
     policies = StandingPolicies(busy)
     Forecaster(busy, policies, forecast_rhythm(3.0, 300.0), limit_s=0.0).refresh(LAB, lambda: False)
     assert job(busy, "b").forecast == a_forecast(1000.0, "b").jobs[0]
@@ -588,7 +587,7 @@ def test_a_forecast_without_time_or_that_is_cancelled_stores_nothing(busy: Postg
 
 
 async def test_a_server_forecasts_its_jobs_in_the_background(
-    busy: PostgresStore, database: Database
+    busy: Store, database: Database
 ) -> None:
     config = Config(
         listen="127.0.0.1:0",

@@ -14,7 +14,7 @@ import pytest
 from tessera.db import embedded
 from tessera.db.engine import Database, connect_database
 from tessera.db.migrate import upgrade_schema
-from tessera.db.store import PostgresStore
+from tessera.db.store import Store
 from tessera.formulation.errors import InvalidInput
 from tessera.service import embedded_watch
 from tessera.service.wiring import run_server
@@ -44,7 +44,7 @@ HELLO = agents_pb2.AgentMessage(
 
 
 async def test_a_round_at_one_replica_notifies_a_watcher_and_an_agent_at_another(
-    database: Database, store: PostgresStore
+    database: Database, store: Store
 ) -> None:
     a_cluster(store)
     config = settings(database)
@@ -107,7 +107,7 @@ async def test_a_server_starts_its_embedded_database_again(
 
 
 async def test_a_round_with_enough_jobs_is_decided_in_a_worker_and_committed_by_the_server(
-    store: PostgresStore, database: Database
+    store: Store, database: Database
 ) -> None:
     a_cluster(store)
     async with channel_to(settings(database, solve_process_from_jobs=1)) as channel:

@@ -15,10 +15,16 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from tessera.db.agents import load_desired_gangs
+from tessera.db.drains import drain_nodes
 from tessera.db.engine import Database
-from tessera.db.store import PostgresStore
+from tessera.db.job_changes import update_job
+from tessera.db.observe import record_observation
+from tessera.db.reads import get_cluster, get_node, job_history
+from tessera.db.store import Connection, Store
+from tessera.db.submission import submit_jobs
 from tessera.db.tables import metadata
-from tessera.db.writer import PostgresWriter
+from tessera.db.tenants import delete_tenants, list_tenants, upsert_tenants
 from tessera.formulation.check import find_doubly_held
 from tessera.formulation.decisions import Decision, DecisionKind
 from tessera.formulation.errors import InvalidInput, NotAllowed, RoundSuperseded
@@ -53,7 +59,6 @@ from tests.support.stored_cluster import (
     a_spec,
     apply_event,
     commit,
-    do,
     execute,
     job,
     record_heartbeat,
@@ -141,7 +146,7 @@ class World:
     """A stored cluster, with users' requests and the gangs that agents physically run."""
 
     def __init__(self, database: Database) -> None:
-        self.database, self.store = database, PostgresStore(database)
+        self.database, self.store = database, Store(database)
         execute(database, TRUNCATE)
         a_cluster(self.store, NODES, GPUS)
         self.agents = {f"a100-{i}": Agent() for i in range(NODES)}
@@ -204,8 +209,8 @@ class World:
             avoid_nodes=self.avoids[name],
         )
 
-        def work(writer: PostgresWriter) -> bytes:
-            return writer.submit_jobs(C, [spec])[0].spec.name.encode()
+        def work(connection: Connection) -> bytes:
+            return submit_jobs(connection, C, [spec])[0].spec.name.encode()
 
         # as if the first reply was lost
         answers = {self.store.write(request, work) for _ in range(2)}
@@ -227,7 +232,7 @@ class World:
         stored, deadline_s = job(self.store, name), LATE_S - pick
         spec = a_spec(name, deadline_s=deadline_s)
         if stored.ended_s is None:
-            do(self.store, lambda w: w.update_job(C, spec, ["deadline_s"], None))
+            self.store.change(update_job, C, spec, ["deadline_s"], None)
             kept = deadline_s >= stored.spec.deadline_s
             self.promised[name] = kept and self.promised.get(name, False)
 
@@ -235,7 +240,7 @@ class World:
         """Set the quotas of one of three tenants as an administrator, or delete the tenant."""
         name, gpus = f"t{pick % 3}", pick % (NODES * GPUS + 2)
         if pick % 5 == 0 and name in self.tenants:
-            do(self.store, lambda w: w.delete_tenants(C, [name]))
+            self.store.change(delete_tenants, C, [name])
             del self.tenants[name]
         else:
             tenant = TenantSpec(name=name, weight=pick % 4, quotas={("", "a100")[pick % 2]: gpus})
@@ -244,22 +249,22 @@ class World:
             everything = typed + sum(t.quotas.get("", 0) for t in changed.values())
             if max(typed, everything) > NODES * GPUS:
                 with pytest.raises(InvalidInput, match=f"{NODES * GPUS}"):
-                    do(self.store, lambda w: w.upsert_tenants(C, [tenant]))
+                    self.store.change(upsert_tenants, C, [tenant])
             else:
-                do(self.store, lambda w: w.upsert_tenants(C, [tenant]))
+                self.store.change(upsert_tenants, C, [tenant])
                 self.tenants = changed
-        stored = self.store.list_tenants(C)
+        stored = self.store.read(list_tenants, C)
         assert stored == [self.tenants[key] for key in sorted(self.tenants)]
 
     def reweigh(self, pick: int) -> None:
         spec = a_spec(self.jobs[pick % len(self.jobs)], weight=2.0)
         try:
-            do(self.store, lambda w: w.update_job(C, spec, ["weight"], None))
+            self.store.change(update_job, C, spec, ["weight"], None)
         except NotAllowed:
             assert job(self.store, spec.name).ended_s is not None
 
     def drain(self, node: str, draining: bool) -> None:
-        do(self.store, lambda w: w.drain_nodes(C, [node], draining=draining))
+        self.store.change(drain_nodes, C, [node], draining=draining)
 
     # Actions of rounds. Anything may happen between plan and commit.
 
@@ -276,7 +281,7 @@ class World:
         if self.planned is None:
             return
         snapshot, decisions, plan, request = self.planned
-        cluster = self.store.get_cluster(C)
+        cluster = self.store.read(get_cluster, C)
         if cluster.epoch != snapshot.epoch:
             with pytest.raises(RoundSuperseded):
                 commit(self.store, snapshot, *decisions, request=request, plan=plan)
@@ -285,7 +290,7 @@ class World:
             record = commit(self.store, snapshot, *decisions, request=request, plan=plan)
             assert commit(self.store, snapshot, *decisions, request=request, plan=plan) == record
             assert self.store.begin_round(C, request) == record
-            assert self.store.get_cluster(C).last_round == cluster.last_round + 1
+            assert self.store.read(get_cluster, C).last_round == cluster.last_round + 1
             for d in record.decisions:
                 if d.applied and plan is not None:
                     waits = job(self.store, d.job).state in WAITING
@@ -315,7 +320,7 @@ class World:
 
     def fetch(self, node: str) -> None:
         if self.agents[node].alive:
-            self.agents[node].fetched = self.store.desired(C, f"agent-{node}")
+            self.agents[node].fetched = self.store.read(load_desired_gangs, C, f"agent-{node}")
 
     def act(self, node: str) -> None:
         """Stop gangs that are not in the last fetched state, however old that is, and start new ones."""
@@ -391,8 +396,10 @@ class World:
             for (name, generation), gang in agent.gangs.items()
         ]
         name = f"agent-{node}"
-        self.store.observe(C, name, agent.incarnation, gangs, agent.revision)
-        again = self.store.observe(C, name, agent.incarnation, gangs, agent.revision)
+        self.store.update(record_observation, C, name, agent.incarnation, gangs, agent.revision)
+        again = self.store.update(
+            record_observation, C, name, agent.incarnation, gangs, agent.revision
+        )
         assert not again, "a repeated report changed the desired state again"
         for (job_name, generation), gang in agent.gangs.items():
             then, done = before[job_name], job(self.store, job_name).iterations_done
@@ -413,17 +420,17 @@ class World:
         faults = tuple(
             HealthFault(gpu=gpu, kind="ecc", detail="x") for gpu in range(2) if pick >> gpu & 1
         )
-        before = self.store.get_node(C, node)
+        before = self.store.read(get_node, C, node)
         health = [NodeHealth(node=node, faults=faults)]
         report = (C, f"agent-{node}", self.agents[node].incarnation, health)
         self.store.record_health(*report)
-        after = self.store.get_node(C, node)
+        after = self.store.read(get_node, C, node)
         assert after.faults == tuple(fault.sentence for fault in faults)
         assert (after.drained_by == "health") >= (after.probation_end_s is not None)
         if before.draining and before.drained_by != "health":
             assert after.draining, "health has undone an operator's drain"
         self.store.record_health(*report)
-        again = self.store.get_node(C, node)
+        again = self.store.read(get_node, C, node)
         assert replace(again, silent_s=after.silent_s) == after
 
     def restart_agent(self, node: str) -> None:
@@ -530,7 +537,7 @@ class World:
         ]
         for name in self.jobs:
             state = JobState.QUEUED
-            for entry in self.store.job_history(C, name):
+            for entry in self.store.read(job_history, C, name):
                 event, after = entry.event, entry.state
                 state = advance_state(state, JobEvent(event))
                 assert state == after

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tessera.db.engine import Database
-from tessera.db.store import PostgresStore
+from tessera.db.store import Store
 from tessera.formulation.codec import encode
 from tessera.formulation.decisions import Decision, DecisionKind
 from tessera.formulation.errors import DeadlineTooShort, NotFound, RequestIdReused, RoundSuperseded
@@ -143,7 +143,7 @@ def a_script(*, many_resources: bool = False) -> tuple[Scenario, list[Failure]]:
     ids=["greedy", "ilp and deadlines", "by turns", "many resources"],
 )
 def test_rounds_see_and_decide_the_same_in_both_stores(
-    store: PostgresStore,
+    store: Store,
     database: Database,
     policies: tuple[RoundOptions, ...],
     many_resources: bool,
@@ -167,9 +167,7 @@ def test_rounds_see_and_decide_the_same_in_both_stores(
     assert ends >= {"finish", "failure"}, ends
 
 
-def test_tenants_have_used_the_same_in_both_stores(
-    store: PostgresStore, database: Database
-) -> None:
+def test_tenants_have_used_the_same_in_both_stores(store: Store, database: Database) -> None:
     scenario, failures = a_script(many_resources=True)
     endless = [  # PostgreSQL hears of ends only after each step
         one._replace(spec=replace(one.spec, iterations=10**9)) for one in scenario.arrivals
@@ -210,9 +208,7 @@ def test_tenants_have_used_the_same_in_both_stores(
         assert same
 
 
-def test_a_job_that_lost_its_node_waits_like_any_other(
-    store: PostgresStore, database: Database
-) -> None:
+def test_a_job_that_lost_its_node_waits_like_any_other(store: Store, database: Database) -> None:
     gone = [Failure(node="a100-1", down_s=PASS_S, up_s=2 * PASS_S)]
     both_stores = make_both_stores(
         store, database, a_scenario(an_arrival("a", iterations=50_000, restart_s=0.0)), gone, OFTEN
@@ -245,7 +241,7 @@ def rounds(request: pytest.FixtureRequest) -> Rounds:
     database: Database = request.getfixturevalue("database")
     world = World(scenario, overheads=OFTEN)
     world.advance(0.0)
-    return InPostgres(PostgresStore(database), database, world, scenario).rounds
+    return InPostgres(Store(database), database, world, scenario).rounds
 
 
 def test_an_overtaken_round_changes_nothing(rounds: Rounds) -> None:

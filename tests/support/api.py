@@ -11,7 +11,7 @@ import pytest
 from google.protobuf.message import Message
 from grpc import StatusCode
 
-from tessera.db.store import PostgresStore
+from tessera.db.store import Store
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.v1 import (
     clusters_pb2,
@@ -42,7 +42,7 @@ class Api:
 
 
 @asynccontextmanager
-async def api(store: PostgresStore, **settings: Any) -> AsyncIterator[Api]:
+async def api(store: Store, **settings: Any) -> AsyncIterator[Api]:
     """Yield stubs of a server with a cluster of two nodes of one type, and one workload's Cells."""
     async with serving(store, **settings) as (channel, _):
         found = Api(channel)
@@ -53,14 +53,14 @@ async def api(store: PostgresStore, **settings: Any) -> AsyncIterator[Api]:
 
 
 @asynccontextmanager
-async def api_with_agent(store: PostgresStore, **settings: Any) -> AsyncIterator[Api]:
+async def api_with_agent(store: Store, **settings: Any) -> AsyncIterator[Api]:
     """Yield the stubs of ``api``, whose two nodes have been heard."""
     async with api(store, **settings) as found:
         connect_agent(store)
         yield found
 
 
-def connect_agent(store: PostgresStore, *nodes: str) -> None:
+def connect_agent(store: Store, *nodes: str) -> None:
     """Connect an agent for nodes of 8 GPUs, usually for both nodes of ``api``."""
     specs = [NodeSpec(name=name, gpu_type="a100", gpus=8) for name in nodes or ("n1", "n2")]
     store.hello("c", "agent", "first", specs)

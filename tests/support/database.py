@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 from tessera.db import embedded, migrate
 from tessera.db.engine import Database, connect_database
-from tessera.db.store import PostgresStore
+from tessera.db.store import Store
 
 TEMPLATE = "tessera_template"
 
@@ -211,9 +211,9 @@ def database(empty_databases: EmptyDatabases) -> Iterator[Database]:
 
 
 @pytest.fixture
-def store(database: Database) -> PostgresStore:
+def store(database: Database) -> Store:
     """Return a store on the test's database."""
-    return PostgresStore(database)
+    return Store(database)
 
 
 @pytest.fixture

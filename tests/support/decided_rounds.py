@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tessera.db.store import PostgresStore
+from tessera.db.store import Store
 from tessera.formulation.clock import SystemClock
 from tessera.formulation.decisions import Decision
 from tessera.formulation.execution_plan import ExecutionPlan
@@ -18,7 +18,7 @@ from tessera.solvers.rounds.plan import plan_round
 from tests.support.stored_cluster import C, commit, job
 
 
-def decide(store: PostgresStore, options: RoundOptions | None = None) -> dict[str, Decision]:
+def decide(store: Store, options: RoundOptions | None = None) -> dict[str, Decision]:
     """Decide a round without violations and commit it; return the decisions by job."""
     snapshot = store.snapshot(C)
     budget = Budget(remaining_s=lambda: math.inf)
@@ -29,7 +29,7 @@ def decide(store: PostgresStore, options: RoundOptions | None = None) -> dict[st
 
 
 def schedule(
-    rounds: RoundLoop | PostgresStore, options: RoundOptions | None = None, **more: Any
+    rounds: RoundLoop | Store, options: RoundOptions | None = None, **more: Any
 ) -> RoundRecord:
     """Let the service's loop decide and commit a round. ``more`` are arguments of the loop."""
     loop = rounds if isinstance(rounds, RoundLoop) else RoundLoop(rounds, SystemClock())
@@ -42,7 +42,7 @@ def schedule(
     return loop.schedule(more.pop("cluster", C), options or RoundOptions(), **usual | more)
 
 
-def plan_of(store: PostgresStore, name: str) -> ExecutionPlan:
+def plan_of(store: Store, name: str) -> ExecutionPlan:
     """Return the execution plan of a job's allocation."""
     held = job(store, name).allocation
     assert held is not None

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tessera.db.store import PostgresStore
+from tessera.db import network
+from tessera.db.store import Store
+from tessera.db.workloads import upsert_estimates
 from tessera.formulation.network.traffic import CellTraffic, StageTraffic
 from tessera.formulation.topologies.described import decode_topology
 from tests.support.stored_cluster import (
@@ -13,7 +15,6 @@ from tests.support.stored_cluster import (
     a_cluster,
     a_record,
     a_spec,
-    do,
     run,
     submit,
 )
@@ -49,19 +50,19 @@ def replica_traffic(data_bytes: float) -> CellTraffic:
     return CellTraffic(work_flop=1e15, compute_s=0.1, start_s=0.05, stages=(stage,))
 
 
-def a_network(store: PostgresStore, **changes: object) -> None:
+def a_network(store: Store, **changes: object) -> None:
     """Store a topology of four nodes on two ToRs."""
     a_cluster(store, nodes=4)
-    set_topology(store, CLOS | changes)
-    do(store, lambda w: w.upsert_estimates(C, [a_record(8, nodes=2, traffic=replica_traffic(5e9))]))
+    describe_network(store, CLOS | changes)
+    store.change(upsert_estimates, C, [a_record(8, nodes=2, traffic=replica_traffic(5e9))])
 
 
-def set_topology(store: PostgresStore, document: dict[str, Any]) -> None:
+def describe_network(store: Store, document: dict[str, Any]) -> None:
     text = json.dumps(document, sort_keys=True)
-    do(store, lambda w: w.set_topology(C, decode_topology(text), None))
+    store.change(network.set_topology, C, decode_topology(text), None)
 
 
-def start_two_jobs(store: PostgresStore) -> None:
+def start_two_jobs(store: Store) -> None:
     """Start two jobs of eight GPUs, each under both ToRs."""
     submit(store, a_spec("one", requested_gpus=8), a_spec("two", requested_gpus=8))
     run(store, one=BOTH[0], two=BOTH[1])

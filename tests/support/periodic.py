@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from tessera.db.store import PostgresStore
+from tessera.db.reads import get_cluster
+from tessera.db.store import Store
 from tessera.service.loop import RoundLoop
 from tessera.service.periodic import PeriodicRounds
 from tessera.service.rpc.calls import Calls
@@ -19,7 +20,7 @@ HOUR_S = 3600.0
 class Replica:
     """A replica whose clock only the test moves, and whose loop does not run."""
 
-    def __init__(self, store: PostgresStore, rounds: PeriodicRounds, clock: HandClock) -> None:
+    def __init__(self, store: Store, rounds: PeriodicRounds, clock: HandClock) -> None:
         self.store, self.rounds, self.clock = store, rounds, clock
 
     async def rounds_after(self, seconds: float, cluster: str = "lab") -> int:
@@ -27,19 +28,19 @@ class Replica:
         self.clock.now_s += seconds
         await self.rounds.begin_due()
         await asyncio.gather(*self.rounds.begun())
-        return self.store.get_cluster(cluster).last_round
+        return self.store.read(get_cluster, cluster).last_round
 
     async def tick_after(self, seconds: float, cluster: str = "lab") -> int:
         """Let time pass until a tick, and return how many rounds were committed until then."""
         self.clock.now_s += seconds
         await self.rounds.tick()
         await asyncio.gather(*self.rounds.begun())
-        return self.store.get_cluster(cluster).last_round
+        return self.store.read(get_cluster, cluster).last_round
 
 
 @asynccontextmanager
 async def a_replica(
-    store: PostgresStore, clock: HandClock | None = None, **settings: Any
+    store: Store, clock: HandClock | None = None, **settings: Any
 ) -> AsyncIterator[Replica]:
     """Yield a replica with a period of an hour and rounds that are 3 s apart."""
     clock = clock or HandClock()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tessera.db.store import PostgresStore
+from tessera.db.observe import record_observation
+from tessera.db.store import Store
 from tessera.service.rpc.convert.agents import to_observed
 from tessera.v1 import agents_pb2, launch_pb2
 from tests.support.stored_cluster import C
@@ -24,18 +25,16 @@ def a_member(job: str, node: str, generation: int = 1, **facts: Any) -> agents_p
     return agents_pb2.ObservedGang(job=job, node=node, generation=generation, **fields)
 
 
-def report_members(
-    store: PostgresStore, *members: agents_pb2.ObservedGang, revision: int = 99
-) -> bool:
+def report_members(store: Store, *members: agents_pb2.ObservedGang, revision: int = 99) -> bool:
     """Let the agent of the first member's node report these members, and no others."""
     message = agents_pb2.Observed(revision=revision, gangs=members)
     agent = f"agent-{members[0].node}"
-    return store.observe(C, agent, "first", to_observed("observed", message), revision)
+    return store.update(
+        record_observation, C, agent, "first", to_observed("observed", message), revision
+    )
 
 
-def report_training(
-    store: PostgresStore, job: str, node: str, generation: int = 1, **facts: Any
-) -> bool:
+def report_training(store: Store, job: str, node: str, generation: int = 1, **facts: Any) -> bool:
     """Let a node's agent report one member of a gang."""
     return report_members(store, a_member(job, node, generation, **facts))
 

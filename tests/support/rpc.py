@@ -12,10 +12,10 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from tessera.client import PLAIN_TEXT, open_async_channel
+from tessera.db.store import Store
 from tessera.formulation.clock import SystemClock
 from tessera.service.config import Config
 from tessera.service.loop import RoundLoop
-from tessera.service.ports.store import Store
 from tessera.service.rpc.server import MAX_MESSAGE_BYTES, Server
 
 WALL_S = 1.8e9

@@ -9,8 +9,11 @@ from typing import Any
 import grpc.aio
 
 from tessera.client import PLAIN_TEXT, open_async_channel
+from tessera.db.cluster_changes import upsert_cluster
 from tessera.db.engine import Database
-from tessera.db.store import PostgresStore
+from tessera.db.store import Store
+from tessera.db.submission import submit_jobs
+from tessera.db.workloads import upsert_estimates
 from tessera.formulation.records.clusters import NodeSpec
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
@@ -34,15 +37,11 @@ CELL = EstimateRecord(
 )
 
 
-def a_cluster(store: PostgresStore, name: str = "c") -> None:
-    def work(writer: Any) -> bytes:
-        writer.upsert_cluster(name, [GpuType(name="a100", memory_bytes=2**35)], None)
-        writer.upsert_nodes(name, [NodeSpec(name="n", gpu_type="a100", gpus=8)])
-        writer.submit_jobs(name, [JOB])
-        writer.upsert_estimates(name, [CELL])
-        return b""
-
-    store.write(None, work)
+def a_cluster(store: Store, name: str = "c") -> None:
+    nodes = [NodeSpec(name="n", gpu_type="a100", gpus=8)]
+    store.change(upsert_cluster, name, [GpuType(name="a100", memory_bytes=2**35)], None, nodes)
+    store.change(submit_jobs, name, [JOB])
+    store.change(upsert_estimates, name, [CELL])
 
 
 def settings(database: Database, **changes: Any) -> Config:

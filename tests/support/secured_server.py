@@ -18,8 +18,9 @@ from grpc import StatusCode
 from grpc.aio import Metadata
 
 from tessera.client import ChannelSettings, open_async_channel, open_channel
-from tessera.db.access_store import PostgresAccessStore
 from tessera.db.engine import Database
+from tessera.db.store import Store
+from tessera.db.tokens import create_token
 from tessera.formulation.access import Role
 from tessera.formulation.records.access import TokenSpec
 from tessera.formulation.secrets import USER_PREFIX, format_token, hash_secret
@@ -51,8 +52,8 @@ class SecuredServer:
     _channels: dict[tuple[str, ChannelSettings], grpc.aio.Channel] = field(default_factory=dict)
 
     @property
-    def access(self) -> PostgresAccessStore:
-        return PostgresAccessStore(self.database)
+    def access(self) -> Store:
+        return Store(self.database)
 
     @property
     def address(self) -> str:
@@ -83,7 +84,7 @@ class SecuredServer:
             clusters=None if clusters is None else frozenset(clusters),
             expires_s=expires_s,
         )
-        self.access.create_token(spec, "tests")
+        self.access.change(create_token, spec, "tests")
         return format_token(USER_PREFIX, token_id, secret)
 
     def user(self, token: str = "") -> ChannelSettings:

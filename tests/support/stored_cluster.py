@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
 
+from tessera.db import job_changes
+from tessera.db.agents import load_desired_gangs, record_heartbeats, require_agent
+from tessera.db.cluster_changes import upsert_cluster
 from tessera.db.engine import Database
-from tessera.db.store import PostgresStore
-from tessera.db.writer import PostgresWriter
+from tessera.db.observe import record_observation
+from tessera.db.reads import get_job, list_estimates, list_jobs, list_nodes
+from tessera.db.store import Store
+from tessera.db.submission import submit_jobs
+from tessera.db.workloads import upsert_estimates
 from tessera.formulation.codec import digest, encode
 from tessera.formulation.decisions import Decision, DecisionKind
 from tessera.formulation.last_round import (
@@ -65,7 +71,7 @@ def a_record(gpus: int = 1, **overrides: Any) -> EstimateRecord:
 
 
 def record_heartbeat(
-    store: PostgresStore,
+    store: Store,
     agent: str,
     incarnation: str = "first",
     remarks: Sequence[str] | None = None,
@@ -75,18 +81,8 @@ def record_heartbeat(
     """Record an agent's heartbeat as the server does, with the errors of ``require_agent``."""
     said = None if remarks is None else tuple(remarks)
     beat = Heartbeat(cluster=cluster, agent=agent, incarnation=incarnation, network_remarks=said)
-    if store.heartbeats([beat]) != {0}:
-        store.require_agent(cluster, agent, incarnation)
-
-
-def do(store: PostgresStore, work: Callable[[PostgresWriter], object]) -> None:
-    """Run one change without a request id."""
-
-    def transaction(writer: PostgresWriter) -> bytes:
-        work(writer)
-        return b""
-
-    store.write(None, transaction)
+    if store.update(record_heartbeats, [beat]) != {0}:
+        store.read(require_agent, cluster, agent, incarnation)
 
 
 def execute(database: Database, statement: str) -> None:
@@ -95,7 +91,7 @@ def execute(database: Database, statement: str) -> None:
 
 
 def a_cluster(
-    store: PostgresStore,
+    store: Store,
     nodes: int = 2,
     gpus: int = 4,
     *,
@@ -104,39 +100,38 @@ def a_cluster(
 ) -> None:
     """Create a cluster with ``nodes`` nodes of each type (a100-0, a100-1, ...), an agent each."""
     kinds = [GpuType(name=t, memory_bytes=2**35) for t in types]
-    do(store, lambda w: w.upsert_cluster(name, kinds, None))
+    store.change(upsert_cluster, name, kinds, None)
     for t in types:
         for i in range(nodes):
             node = NodeSpec(name=f"{t}-{i}", gpu_type=t, gpus=gpus)
             store.hello(name, f"agent-{t}-{i}", "first", [node])
     records = [a_record(g, gpu_type=t, nodes=-(-g // gpus)) for t in types for g in (1, 2, 4, 8)]
-    do(store, lambda w: w.upsert_estimates(name, records))
+    store.change(upsert_estimates, name, records)
 
 
-def a_bare_cluster(store: PostgresStore, *types: str, nodes: int = 2, gpus: int = 4) -> None:
+def a_bare_cluster(store: Store, *types: str, nodes: int = 2, gpus: int = 4) -> None:
     """Create a cluster with ``nodes`` nodes of each type, an agent each, and no estimates."""
     kinds = [GpuType(name=t, memory_bytes=40 * 2**30) for t in types or ("a100",)]
-    do(store, lambda w: w.upsert_cluster(C, kinds, None))
+    store.change(upsert_cluster, C, kinds, None)
     for kind in kinds:
         for i in range(nodes):
             node = NodeSpec(name=f"{kind.name}-{i}", gpu_type=kind.name, gpus=gpus)
             store.hello(C, f"agent-{kind.name}-{i}", "first", [node])
 
 
-def cells_of(store: PostgresStore, workload: Workload) -> list[EstimateRecord]:
+def cells_of(store: Store, workload: Workload) -> list[EstimateRecord]:
     """Return all estimates of a workload."""
-    key = (workload.model, workload.params, workload.global_batch)
-    return store.list_estimates(C, *key, 0, 1000)[0]
+    return store.read(list_estimates, C, workload, 0, 1000)[0]
 
 
-def submit(store: PostgresStore, *specs: JobSpec) -> None:
+def submit(store: Store, *specs: JobSpec) -> None:
     """Queue jobs."""
-    do(store, lambda w: w.submit_jobs(C, specs))
+    store.change(submit_jobs, C, specs)
 
 
-def apply_event(store: PostgresStore, job: str, event: JobEvent) -> None:
+def apply_event(store: Store, job: str, event: JobEvent) -> None:
     """Apply a user's event."""
-    do(store, lambda w: w.job_event(C, job, event, None))
+    store.change(job_changes.apply_event, C, job, event, None)
 
 
 def start(
@@ -269,7 +264,7 @@ def plan_of(
 
 
 def commit(
-    store: PostgresStore,
+    store: Store,
     snapshot: Snapshot,
     *decisions: Decision,
     request: Request | None = None,
@@ -356,7 +351,7 @@ def a_random_plan(snapshot: Snapshot, rng: np.random.Generator) -> StartPlan:
     return plan_of(snapshot, promises, **starts)
 
 
-def run(store: PostgresStore, **jobs: Members) -> RoundRecord:
+def run(store: Store, **jobs: Members) -> RoundRecord:
     """Start jobs in a round and let the agents report them as running."""
     snapshot = store.snapshot(C)
     record = commit(store, snapshot, *(start(snapshot, j, m) for j, m in jobs.items()))
@@ -365,16 +360,16 @@ def run(store: PostgresStore, **jobs: Members) -> RoundRecord:
     return record
 
 
-def agents_of(store: PostgresStore) -> list[str]:
-    return [f"agent-{node.spec.name}" for node in store.list_nodes(C, "", 100)]
+def agents_of(store: Store) -> list[str]:
+    return [f"agent-{node.spec.name}" for node in store.read(list_nodes, C, "", 100)]
 
 
-def agent_reports(store: PostgresStore, agent: str, **facts: Any) -> bool:
+def agent_reports(store: Store, agent: str, **facts: Any) -> bool:
     """Let an agent apply and report its desired state. ``facts`` go into each reported gang.
 
     A gang that has succeeded has done all of its iterations.
     """
-    desired, node = store.desired(C, agent), agent.removeprefix("agent-")
+    desired, node = store.read(load_desired_gangs, C, agent), agent.removeprefix("agent-")
     is_over = facts.get("phase") == "succeeded"
     gangs = [
         replace(
@@ -390,10 +385,10 @@ def agent_reports(store: PostgresStore, agent: str, **facts: Any) -> bool:
         for gang in desired.gangs
         if node in dict(gang.allocation.shares)
     ]
-    return store.observe(C, agent, "first", gangs, desired.revision)
+    return store.update(record_observation, C, agent, "first", gangs, desired.revision)
 
 
-def agents_report(store: PostgresStore, **facts: Any) -> None:
+def agents_report(store: Store, **facts: Any) -> None:
     """Let all agents report until nothing changes."""
     while any([agent_reports(store, agent, **facts) for agent in agents_of(store)]):
         pass
@@ -411,21 +406,28 @@ def prolong_back_off(database: Database) -> None:
     )
 
 
-def fail(store: PostgresStore, name: str, error: str = "boom") -> None:
+def fail(store: Store, name: str, error: str = "boom") -> None:
     """Let the gang of a job fail, and let the agents of its nodes report its end."""
-    record = store.get_job(C, name)
+    record = store.read(get_job, C, name)
     assert record.allocation is not None
     node, _ = record.allocation.shares[0]
     gang = ObservedGang(
         job=name, generation=record.generation, node=node, phase="failed", error=error
     )
-    store.observe(C, f"agent-{node}", "first", [gang], store.desired(C, f"agent-{node}").revision)
+    store.update(
+        record_observation,
+        C,
+        f"agent-{node}",
+        "first",
+        [gang],
+        store.read(load_desired_gangs, C, f"agent-{node}").revision,
+    )
     agents_report(store)
 
 
-def job(store: PostgresStore, name: str) -> JobRecord:
-    return store.get_job(C, name)
+def job(store: Store, name: str) -> JobRecord:
+    return store.read(get_job, C, name)
 
 
-def states(store: PostgresStore) -> dict[str, JobState]:
-    return {j.spec.name: j.state for j in store.list_jobs(C, [], 0, 1000)[0]}
+def states(store: Store) -> dict[str, JobState]:
+    return {j.spec.name: j.state for j in store.read(list_jobs, C, [], 0, 1000)[0]}

@@ -11,8 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from tessera.db.agents import load_desired_gangs
+from tessera.db.cluster_changes import upsert_cluster
 from tessera.db.engine import Database
-from tessera.db.store import PostgresStore
+from tessera.db.observe import record_observation
+from tessera.db.store import Store
+from tessera.db.submission import submit_jobs
+from tessera.db.tenants import upsert_tenants
+from tessera.db.workloads import upsert_estimates
 from tessera.formulation.decayed_use import NO_DECAYED_USE
 from tessera.formulation.errors import DeadlineTooShort, NotFound, RequestIdReused, RoundSuperseded
 from tessera.formulation.proofs import RoundProof
@@ -28,7 +34,6 @@ from tessera.simulator.scenario import Scenario
 from tessera.simulator.world import World
 from tessera.solvers.rounds.options import RoundOptions
 from tests.support.stored_cluster import (
-    do,
     execute,
     record_heartbeat,
 )
@@ -222,7 +227,7 @@ class InMemory:
 class InPostgres:
     """A database with agents that report the state of the world to it."""
 
-    store: PostgresStore
+    store: Store
     database: Database
     world: World
     scenario: Scenario
@@ -230,17 +235,17 @@ class InPostgres:
     present: list[str] = field(default_factory=list)  # nodes whose agents are present
 
     @property
-    def rounds(self) -> PostgresStore:
+    def rounds(self) -> Store:
         return self.store
 
     def __post_init__(self) -> None:
         s = self.scenario
-        do(self.store, lambda w: w.upsert_cluster(C, s.gpu_types, None))
+        self.store.change(upsert_cluster, C, s.gpu_types, None)
         for node in s.nodes:
             self.store.hello(C, f"agent-{node.name}", "first", [node])
-        do(self.store, lambda w: w.upsert_estimates(C, s.profiles))
+        self.store.change(upsert_estimates, C, s.profiles)
         if s.tenants:
-            do(self.store, lambda w: w.upsert_tenants(C, s.tenants))
+            self.store.change(upsert_tenants, C, s.tenants)
         self._tell_nodes()
         self._submit_due()
 
@@ -267,7 +272,7 @@ class InPostgres:
         specs = [one.spec for one in due[self.submitted :]]
         self.submitted = len(due)
         specs = [replace(spec, deadline_s=now_s + spec.deadline_s) for spec in specs]
-        do(self.store, lambda w: w.submit_jobs(C, specs))
+        self.store.change(submit_jobs, C, specs)
 
     def _tell_nodes(self) -> None:
         names, there = self.world.store.node_names, self.world.store.schedulable.tolist()
@@ -287,13 +292,15 @@ class InPostgres:
             pass
 
     def _node_reports(self, node: str) -> bool:
-        desired = self.store.desired(C, f"agent-{node}")
+        desired = self.store.read(load_desired_gangs, C, f"agent-{node}")
         gangs = [
             self._observed(gang.spec.name, gang.generation, node)
             for gang in desired.gangs
             if node in dict(gang.allocation.shares)
         ]
-        return self.store.observe(C, f"agent-{node}", "first", gangs, desired.revision)
+        return self.store.update(
+            record_observation, C, f"agent-{node}", "first", gangs, desired.revision
+        )
 
     def _observed(self, name: str, generation: int, node: str) -> ObservedGang:
         known = self.world.store
@@ -331,7 +338,7 @@ UPDATE jobs SET schedule = (
 
 
 def make_both_stores(
-    store: PostgresStore,
+    store: Store,
     database: Database,
     scenario: Scenario,
     failures: Sequence[Failure] = (),

@@ -45,6 +45,7 @@ from tests.support.hand_clock import HandClock
 from tests.support.logged import logged_lines
 from tests.support.patience import PATIENCE_S
 from tests.support.proving import RecordingSolver
+from tests.support.store_double import StoreDouble
 
 OPTIONS = RoundOptions(solver="greedy")
 
@@ -262,7 +263,7 @@ def test_baselines_decide_dry_runs_and_commit_nothing() -> None:
     ).summary.verified
 
 
-class LeaseStore:
+class LeaseStore(StoreDouble):
     """A store of clusters and their leases, which the first holder keeps."""
 
     def __init__(self, *clusters: str) -> None:
@@ -388,18 +389,18 @@ async def test_state_of_a_deleted_cluster_is_dropped() -> None:
 async def test_deleted_clusters_are_purged_batch_by_batch_until_nothing_is_left() -> None:
     calls = Calls(1, "test")
 
-    class Store:
+    class GraveyardStore(StoreDouble):
         left = 3
         failed = False
 
-        def purge(self) -> bool:
+        def purge_batch(self) -> bool:
             if not self.failed:
                 self.failed = True
                 raise Unavailable("the database is away")
             self.left = max(0, self.left - 1)  # a late wake-up purges once more
             return self.left > 0
 
-    store: Any = Store()
+    store: Any = GraveyardStore()
     purger = ClusterPurger(store, calls)
     purger.start()
     async with asyncio.timeout(PATIENCE_S):

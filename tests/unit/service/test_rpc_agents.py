@@ -14,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from tessera.db.store import Store
 from tessera.formulation.access import IDENTITY, Identity, Role
 from tessera.formulation.errors import (
     Conflict,
@@ -38,7 +39,7 @@ from tessera.formulation.records.agents import (
     ObservedGang,
 )
 from tessera.formulation.records.jobs import RestartTimes, TrainingRecord
-from tessera.service.ports.store import Store
+from tessera.formulation.records.logs import LogRead
 from tessera.service.rpc.agentinbox import AgentInbox
 from tessera.service.rpc.agentsession import AgentCalls, AgentSession
 from tessera.service.rpc.calls import Calls, Subscription
@@ -55,6 +56,7 @@ from tests.support.hand_clock import HandClock
 from tests.support.job_records import a_desired_gang, a_job_record
 from tests.support.networks import FluidJob, a_demand
 from tests.support.patience import PATIENCE_S
+from tests.support.store_double import StoreDouble
 
 RECORD = a_job_record(state=JobState.RUNNING)
 
@@ -319,7 +321,7 @@ HELLO = pb.AgentMessage(
 )
 
 
-class QuietStore:
+class QuietStore(StoreDouble):
     """Accepts every report and wants no gang to run."""
 
     def __init__(self) -> None:
@@ -334,7 +336,7 @@ class QuietStore:
     def hello(self, *_: Any) -> None:
         """Accept any agent."""
 
-    def heartbeats(self, beats: Sequence[Heartbeat]) -> set[int]:
+    def record_heartbeats(self, beats: Sequence[Heartbeat]) -> set[int]:
         if self.down:
             raise Unavailable("down")
         self.remarks += [beat.network_remarks for beat in beats]
@@ -346,15 +348,18 @@ class QuietStore:
         self.health.append(reported)
         return self.again_in_s
 
-    def observe(
+    def record_observation(
         self, _c: str, _a: str, _i: str, _gangs: tuple[ObservedGang, ...], revision: int
     ) -> bool:
         assert self.turn.wait(PATIENCE_S)
         self.observed.append(revision)
         return False
 
-    def desired(self, _cluster: str, _agent: str) -> DesiredState:
+    def load_desired_gangs(self, _cluster: str, _agent: str) -> DesiredState:
         return DesiredState(revision=1, gangs=())
+
+    def find_pending(self, _cluster: str, _agent: str) -> list[LogRead]:
+        return []
 
 
 def an_observed_message(revision: int, **jobs: Phase.Phase.ValueType) -> pb.AgentMessage:
@@ -603,7 +608,7 @@ def heartbeat_of(agent: str) -> Heartbeat:
     return Heartbeat(cluster="c", agent=agent, incarnation="1")
 
 
-class SlowStore:
+class SlowStore(StoreDouble):
     """Knows all agents except the ``unknown`` ones. Batches wait until ``go`` is set."""
 
     def __init__(self) -> None:
@@ -612,7 +617,7 @@ class SlowStore:
         self.failure: Exception | None = None
         self.go = threading.Event()
 
-    def heartbeats(self, beats: Sequence[Heartbeat]) -> set[int]:
+    def record_heartbeats(self, beats: Sequence[Heartbeat]) -> set[int]:
         self.batches.append([beat.agent for beat in beats])
         assert self.go.wait(PATIENCE_S)
         if self.failure:

@@ -11,18 +11,18 @@ from typing import Any, cast
 
 import pytest
 
+from tessera.db.store import Store
 from tessera.formulation.clock import SystemClock
-from tessera.formulation.errors import InvalidInput, NodeSilent, TooBusy, Unavailable
+from tessera.formulation.errors import InvalidInput, NodeSilent, TooBusy
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.records.logs import JobStart, LogAnswer, LogRead, StartedJob, answer_key
-from tessera.service.ports.logs import LogStore
-from tessera.service.ports.store import Store
 from tessera.service.rpc import logs
 from tessera.service.rpc.calls import StreamPlaces, Wakeups
 from tessera.service.rpc.lanes import FairCalls, Lane, LaneLimits
 from tessera.service.rpc.logs import LogTiming, OutputReader
 from tessera.v1 import jobs_pb2
 from tests.support.patience import PATIENCE_S
+from tests.support.store_double import StoreDouble
 
 QUICK = LogTiming(answer_s=0.05, follow_s=0.001, follow_most_s=0.002, poll_s=0.01)
 START = JobStart(generation=1, shares=(("n0", (0, 1)), ("n1", (0,))), waits=False, holds=True)
@@ -34,18 +34,15 @@ ENDED = replace(STARTED, state=JobState.SUCCEEDED, start=replace(START, holds=Fa
 Answer = LogAnswer | Exception | None
 
 
-class Jobs:
-    """A store whose only job has a runtime."""
+class Job:
+    """A job with a runtime."""
 
     class spec:
         runtime = "command"
 
-    def get_job(self, _cluster: str, _job: str) -> Jobs:
-        return self
 
-
-class ScriptedLogs:
-    """A store with scripted answers. After the last one, the job has ended.
+class ScriptedLogs(StoreDouble):
+    """A store of one job with scripted answers. After the last one, the job has ended.
 
     None is an answer that never comes. ``notifies`` says whether answers are announced.
     """
@@ -58,10 +55,13 @@ class ScriptedLogs:
         self.notifies = True
         self._wakeups, self._loop = wakeups, loop
 
+    def get_job(self, _cluster: str, _job: str) -> type[Job]:
+        return Job
+
     def find_start(self, _cluster: str, _job: str, _generation: int) -> StartedJob:
         return self.started
 
-    def ask_agent(self, _cluster: str, read: LogRead, _client: str) -> None:
+    def store_request(self, _cluster: str, read: LogRead, _client: str, _lease_s: float) -> None:
         self.reads.append(read)
         if self.answers and isinstance(self.answers[0], Exception):
             raise cast(Exception, self.answers.pop(0))
@@ -78,10 +78,10 @@ class ScriptedLogs:
         assert isinstance(answer, LogAnswer)
         return replace(answer, id=read_id)
 
-    def withdraw(self, read_id: str) -> None:
+    def drop_request(self, read_id: str) -> None:
         self.withdrawn.append(read_id)
 
-    def silence_s(self, _cluster: str, _node: str) -> float | None:
+    def silence_of_node(self, _cluster: str, _node: str) -> float | None:
         return 3.0
 
 
@@ -93,11 +93,10 @@ class World:
         self.logs = ScriptedLogs(self.wakeups, asyncio.get_running_loop())
         self.calls = FairCalls(Lane(2, "log", LaneLimits(client=2, cluster=2, share=2)))
 
-    def reader(self, timing: LogTiming = QUICK, *, without: bool = False) -> OutputReader:
+    def reader(self, timing: LogTiming = QUICK) -> OutputReader:
         numbers = itertools.count()
         return OutputReader(
-            cast(Store, Jobs()),
-            None if without else cast(LogStore, self.logs),
+            cast(Store, self.logs),
             self.calls,
             self.wakeups,
             places=StreamPlaces(10, 10, "streams of output"),
@@ -194,7 +193,7 @@ async def test_a_rank_is_one_of_the_gangs(world: World) -> None:
 async def test_ranks_are_gpus_if_the_runtime_says_so(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Jobs.spec, "runtime", "torchrun")
+    monkeypatch.setattr(Job.spec, "runtime", "torchrun")
     for rank, node in ((0, "n0"), (1, "n0"), (2, "n1")):
         world.logs.started = STARTED
         await world.read([an_answer(b"x", ended=True)], rank=rank)
@@ -206,9 +205,3 @@ async def test_ranks_are_gpus_if_the_runtime_says_so(
 async def test_quiet_output_is_read_less_and_less_often(world: World) -> None:
     reader = world.reader(LogTiming())
     assert [reader.pause_s(quiet) for quiet in (0, 1, 2, 3, 10**9)] == [1.0, 2.0, 4.0, 5.0, 5.0]
-
-
-async def test_a_server_without_a_store_of_output_says_so(world: World) -> None:
-    request = jobs_pb2.ReadLogsRequest(name="clusters/c/jobs/j")
-    with pytest.raises(Unavailable, match="reads no output"):
-        await anext(world.reader(without=True).read(request))

@@ -19,6 +19,7 @@ from tessera.service.security.authenticator import FRESH_S, Authenticator
 from tessera.service.security.sessions import Sessions
 from tests.support.certificates import make_site
 from tests.support.hand_clock import HandClock
+from tests.support.store_double import StoreDouble
 
 SECRET = "s" * 43
 NOW_S = 1000.0
@@ -52,7 +53,7 @@ class Call:
         return self._metadata
 
 
-class TokenStore:
+class TokenStore(StoreDouble):
     """A store of tokens and revoked certificates, which counts how often it is asked."""
 
     def __init__(self) -> None:
@@ -85,7 +86,7 @@ class TokenStore:
             raise Unavailable("the database is gone")
         return self.records.get(token_id)
 
-    def revoked_certificates(self, serials: Collection[str]) -> set[str]:
+    def find_revoked(self, serials: Collection[str]) -> set[str]:
         self.asked += serials
         return self.revoked & set(serials)
 
