@@ -15,6 +15,7 @@ from tessera.estimator.stated.statement import Division, StatedPlan
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import (
     ExecutionPlan,
+    InvalidPlan,
     Offload,
     PlanStage,
     Precision,
@@ -87,7 +88,7 @@ def _own_names(stated: StatedPlan) -> Iterator[None]:
     """Rename the fields in errors to those of the statement."""
     try:
         yield
-    except InvalidInput as wrong:
+    except (InvalidInput, InvalidPlan) as wrong:
         raise InvalidInput(stated.name(wrong.field), wrong.problem) from wrong
 
 

@@ -82,7 +82,7 @@ OPEN_FILE: Final = 0o644
 
 MAX_TOKEN_BYTES: Final = 100
 
-CLIENT_MODULES: Final = ("progress", "jax")
+CLIENT_MODULES: Final = ("progress", "plans", "jax")
 """The modules of tessera-client that programs may import without installing it."""
 
 

@@ -7,6 +7,7 @@ import math
 from tessera.benchmarks.service.runtime.programs import torch_plan, torch_program
 from tessera.benchmarks.service.runtime.restarts import Reconfiguration, restart_figures
 from tessera.benchmarks.service.runtime.summary import percentile_50, percentile_95
+from tessera.formulation.execution_plan import check_fits
 from tessera.formulation.runtimes import RUNTIMES, TORCHRUN
 from tessera.v1 import launch_pb2
 
@@ -34,5 +35,5 @@ def test_the_parts_of_a_move_do_not_count_the_checkpoint_twice() -> None:
 def test_torchrun_can_run_the_plan_of_the_gpt() -> None:
     program = torch_program()
     plan = torch_plan(program)
-    plan.check_fits("plan", program.workload, 2, 4)
+    check_fits(plan, "plan", program.workload, 2, 4)
     assert not RUNTIMES[TORCHRUN].refuse_plan(plan)
