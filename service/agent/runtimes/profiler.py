@@ -52,7 +52,7 @@ class ProfilerRuntime:
             "checkpoints": str(member.store),
             "task": gang.command[0],
             "job": gang.job,
-            "gpu_type": gang.cell.gpu_type,
+            "gpu_type": gang.gpu_type,
             "node": gang.leader,
             "cluster": self.cluster,
             "servers": [self.credentials.address(server) for server in self.servers],

@@ -27,7 +27,7 @@ from tessera.service.agent.files import (
     write_json,
     write_text,
 )
-from tessera.service.agent.gangs import Gang
+from tessera.service.agent.gangs import read_launch
 from tessera.service.agent.hardware.host import find_host_bytes
 from tessera.service.agent.isolation import (
     ProgramUser,
@@ -67,6 +67,7 @@ from tessera.service.agent.trainer_certificate import (
     KEY_FILE,
     CertificateSource,
 )
+from tessera.v1 import agents_pb2 as pb
 
 log = logging.getLogger(__name__)
 
@@ -131,13 +132,14 @@ class ProgramRuntime:
             OSError: a file cannot be written or read.
         """
         gang, settings = member.gang, self.settings
-        if problem := settings.refusal or gang.launch_problem:
-            raise UnsuitableNode("runtime", problem)
+        if settings.refusal:
+            raise UnsuitableNode("runtime", settings.refusal)
+        launch = read_launch(gang)
         RUNTIMES[self.name].check_command("command", gang.command)
         plan = self._plan(member)
-        user = settings.users.choose(gang.launch.user, os.geteuid())
-        read_secrets(settings.secrets, gang.tenant, gang.launch.secrets)
-        if gang.launch.image:
+        user = settings.users.choose(launch.user, os.geteuid())
+        read_secrets(settings.secrets, gang.tenant, launch.secrets)
+        if launch.image:
             raise InvalidInput("launch.image", "needs an engine that runs containers")
         arguments = self._arguments(member, plan)
         claim_folder(settings.data_dir / LOGS, gang.job, gang.job_number)
@@ -172,14 +174,10 @@ class ProgramRuntime:
     def _plan(self, member: Member) -> ExecutionPlan | None:
         """Return the gang's execution plan, or None if none was recorded. Raises InvalidInput."""
         text = member.gang.execution_plan
-        if (
-            not text
-            and member.gang.cell.pipeline_degree > 1
-            and not RUNTIMES[self.name].runs_any_plan
-        ):
+        if not text and member.gang.pipeline_degree > 1 and not RUNTIMES[self.name].runs_any_plan:
             raise InvalidInput(
                 "execution_plan",
-                f"is missing for {member.gang.cell.pipeline_degree} pipeline stages; state a plan, or delete"
+                f"is missing for {member.gang.pipeline_degree} pipeline stages; state a plan, or delete"
                 " the Cell so that the server derives one with a plan",
             )
         if not text:
@@ -201,7 +199,7 @@ class ProgramRuntime:
         devices = visible_devices(self.settings.environment, member.gpus)["CUDA_VISIBLE_DEVICES"]
         return RankLayout(
             node_rank=member.rank,
-            member_gpus=gang.member_gpus,
+            member_gpus=tuple(gang.member_gpus),
             address=ADDRESS,
             port=PORT,
             python=self.settings.python,
@@ -212,7 +210,7 @@ class ProgramRuntime:
                 str(_outbox(member)),
             ),
             devices=tuple(devices.split(",")),
-            stop_grace_s=gang.launch.stop_grace_s or self.settings.grace_s,
+            stop_grace_s=read_launch(gang).stop_grace_s or self.settings.grace_s,
         )
 
     def _arguments(self, member: Member, plan: ExecutionPlan | None) -> LaunchArguments:
@@ -251,7 +249,7 @@ class ProgramRuntime:
         write_text(str(inbox / TOKEN_FILE), secrets.token_urlsafe(32), owner=owner)
 
     def _spec(self, member: Member, mark: str) -> KeeperSpec:
-        gang, launch, settings = member.gang, member.gang.launch, self.settings
+        gang, launch, settings = member.gang, read_launch(member.gang), self.settings
         user = settings.users.choose(launch.user, os.geteuid())
         arguments = self._arguments(member, self._plan(member))
         is_switched = user.uid != os.geteuid()
@@ -307,7 +305,7 @@ class ProgramRuntime:
 
     def _environment(self, member: Member, user: ProgramUser, mark: str) -> dict[str, str]:
         """Return the program's environment, except what only its keeper knows."""
-        gang, launch, inbox = member.gang, member.gang.launch, _inbox(member)
+        gang, launch, inbox = member.gang, read_launch(member.gang), _inbox(member)
         inherited = remove_secrets(self.settings.environment)
         stated = dict(launch.env)
         paths = [str(inbox / "site"), *filter(None, [stated.pop("PYTHONPATH", "")])]
@@ -329,7 +327,7 @@ class ProgramRuntime:
             "TESSERA_NODE_RANK": str(member.rank),
             "TESSERA_NODES": str(len(gang.members)),
             "TESSERA_NODE_GPUS": str(len(member.gpus)),
-            "TESSERA_GPUS": str(gang.cell.gpus),
+            "TESSERA_GPUS": str(gang.gpus),
             "TESSERA_ITERATIONS": f"{gang.iterations_total:.0f}",
             "TESSERA_GLOBAL_BATCH": str(gang.global_batch),
         }
@@ -401,10 +399,10 @@ def _trainer_proof(member: Member) -> dict[str, Any]:
     return {"certificate": tuple(map(str, paths)), "trainer_token": token}
 
 
-def _tuning_plain(gang: Gang) -> dict[str, Any]:
+def _tuning_plain(gang: pb.DesiredGang) -> dict[str, Any]:
     """Return the plans to try, as JSON's plain values. Raises InvalidInput."""
     plans = [read_execution_plan("tuning_plans", text).to_json() for text in gang.tuning_plans]
-    return {"budget_s": gang.launch.tuning_s, "plans": [json.loads(text) for text in plans]}
+    return {"budget_s": read_launch(gang).tuning_s, "plans": [json.loads(text) for text in plans]}
 
 
 def _cgroup_name(mark: str) -> str:

@@ -384,8 +384,8 @@ def test_the_plan_is_passed_on_in_canonical_json_with_its_times(
     assert watch.feed(70.0, TUNING_REPORT | planned) == ""
     assert watch.to_plain() == {
         "executed_plan": '{"micro_batch":8,"stages":[{"end":4,"start":0}]}',
-        "executed_s": 0.5,
-        "planned_s": sent,
+        "executed_iter_time_s": 0.5,
+        "planned_iter_time_s": sent,
     }
 
 
@@ -429,7 +429,7 @@ def test_the_price_of_a_restart_leaves_the_tuning_out(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "progress.json").read_text())
     assert written["restart_times"]["launch_s"] == 5.0
     assert written["restart_times"]["first_iteration_s"] == 24.0  # of 84, and 60 were of tuning
-    assert written["executed_s"] == 0.5
+    assert written["executed_iter_time_s"] == 0.5
 
 
 def a_spec(directory: Path) -> KeeperSpec:
