@@ -329,7 +329,7 @@ class Supervisor:
             member.phase = pb.ObservedGang.STOPPING
             member.handle.stop()
         grace_s = to_seconds(gang.launch.stop_grace) or self._grace_s
-        if RUNTIMES.get(gang.runtime, RUNTIMES[DEFAULT_RUNTIME]).trains:
+        if RUNTIMES.get(gang.launch.runtime, RUNTIMES[DEFAULT_RUNTIME]).trains:
             grace_s += KEEPER_MARGIN_S  # its keeper kills it first
         asyncio.get_running_loop().call_later(grace_s, self._kill_after_grace, local)
 

@@ -53,7 +53,7 @@ from tessera.service.cli.jobview import profiling_facts
 from tessera.service.profileclock import CLOCK_FILE
 from tessera.service.profiletask import HOST_FILE, RECORDS_FILE, require_jax
 from tessera.service.rpc.convert.profiles import of_host
-from tessera.v1 import agents_pb2, estimates_pb2, estimates_pb2_grpc, jobs_pb2
+from tessera.v1 import agents_pb2, estimates_pb2, estimates_pb2_grpc, jobs_pb2, launch_pb2
 from tessera.v1 import estimates_pb2 as pb
 from tests.support.agents import launch_leader, until
 from tests.support.rpc import error_details, serving
@@ -609,7 +609,7 @@ def a_task(
         iter_time_s=60.0,
         iterations_total=spec.iterations,
         command=spec.command,
-        runtime=spec.runtime,
+        launch=launch_pb2.Launch(runtime=spec.runtime),
     )
 
 

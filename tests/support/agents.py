@@ -21,7 +21,7 @@ T = TypeVar("T")
 def a_gang(job: str = "a", generation: int = 1, **overrides: Any) -> pb.DesiredGang:
     """Return a gang on GPUs 0 and 1 of node n0, which is also its leader.
 
-    The members of a larger one have equal numbers of GPUs.
+    The members of a larger one have equal numbers of GPUs. ``runtime`` is the launch's.
     """
     fields: dict[str, Any] = {
         "shares": (("n0", (0, 1)),),
@@ -32,12 +32,15 @@ def a_gang(job: str = "a", generation: int = 1, **overrides: Any) -> pb.DesiredG
         "iterations_total": 1000.0,
     }
     fields |= overrides
-    members = len(fields["members"])
-    fields.setdefault("member_gpus", (fields["gpus"] // members,) * members)
+    members, gpus = len(fields["members"]), fields.pop("gpus")
+    fields.setdefault("member_gpus", (gpus // members,) * members)
     shares = [pb.AgentShare(node=node, gpu_indices=gpus) for node, gpus in fields.pop("shares")]
     if isinstance(launch := fields.get("launch"), LaunchSpec):
         fields["launch"] = launch_message(launch)
-    return pb.DesiredGang(job=job, generation=generation, shares=shares, **fields)
+    runtime = fields.pop("runtime", "")
+    gang = pb.DesiredGang(job=job, generation=generation, shares=shares, **fields)
+    gang.launch.runtime = runtime or gang.launch.runtime
+    return gang
 
 
 def launch_leader(

@@ -129,7 +129,9 @@ class ProgramBench:
 
     def start(self, gang: pb.DesiredGang, node: str = "n0", **settings: Any) -> MemberHandle:
         """Launch a member of ``gang``."""
-        runtime = ProgramRuntime(name=gang.runtime, settings=replace(self.settings, **settings))
+        runtime = ProgramRuntime(
+            name=gang.launch.runtime, settings=replace(self.settings, **settings)
+        )
         member = self.member(gang, node)
         runtime.prepare(member)
         handle = runtime.launch(member)

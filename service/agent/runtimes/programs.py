@@ -327,7 +327,7 @@ class ProgramRuntime:
             "TESSERA_NODE_RANK": str(member.rank),
             "TESSERA_NODES": str(len(gang.members)),
             "TESSERA_NODE_GPUS": str(len(member.gpus)),
-            "TESSERA_GPUS": str(gang.gpus),
+            "TESSERA_GPUS": str(sum(gang.member_gpus)),
             "TESSERA_ITERATIONS": f"{gang.iterations_total:.0f}",
             "TESSERA_GLOBAL_BATCH": str(gang.global_batch),
         }

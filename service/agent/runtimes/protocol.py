@@ -163,15 +163,15 @@ class RuntimeChooser:
 
     def require_offered(self, gang: pb.DesiredGang) -> None:
         """Check that the runtime of ``gang`` can be started now. Raises UnsuitableNode."""
-        if self.offers is None or gang.runtime not in self._runtimes:
+        if self.offers is None or gang.launch.runtime not in self._runtimes:
             return
-        name = needed_runtime(gang.runtime, gang.launch.env)
+        name = needed_runtime(gang.launch.runtime, gang.launch.env)
         if problem := self.offers.find_problem(name):
             raise UnsuitableNode("runtime", f"{name} cannot be started here: {problem}")
 
     def choose(self, gang: pb.DesiredGang) -> Runtime:
         """Return the runtime of ``gang``. Raises UnsuitableNode (this agent does not have it)."""
-        name = gang.runtime or self._default
+        name = gang.launch.runtime or self._default
         runtime = self._runtimes.get(name)
         if runtime is None:
             raise UnsuitableNode(

@@ -137,10 +137,10 @@ def test_gangs_start_on_gpus_that_are_free_and_whatever_is_not_desired_stops(
 
 
 def test_a_gang_reads_back_unchanged_but_for_what_each_message_repeats() -> None:
-    gang = a_gang(command=("fail-at", "3"), plan="p", model="bert", launch=WHOLE_LAUNCH)
-    sent = pb.DesiredGang(tuning_plans=["{}"], network=pb.GangNetwork(level=2, levels=8, dscp=10))
-    sent.MergeFrom(gang)
-    for message in (gang, sent):
+    gang = a_gang(command=("fail-at", "3"), pipeline_degree=2, launch=WHOLE_LAUNCH)
+    start = pb.DesiredGang(tuning_plans=["{}"], network=pb.GangNetwork(level=2, levels=8, dscp=10))
+    start.MergeFrom(gang)
+    for message in (gang, start):
         assert gang_from_json(json.loads(json.dumps(gang_to_json(message)))) == gang
 
 

@@ -456,8 +456,7 @@ class NetworkSupervisor:
 
 
 def a_tagged_gang(job: str = "a", level: int = 1, dscp: int = 10, **rest: Any) -> pb.DesiredGang:
-    source, target, via = PATH
-    route = pb.GangRoute(source=source, target=target, via=via)
+    route = pb.GangRoute(source=PATH[0], target=PATH[1], via=PATH[2])
     part = pb.GangNetwork(level=level, levels=8, dscp=dscp, routes=[route])
     return a_gang(job, network=part, **rest)
 
