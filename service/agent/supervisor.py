@@ -257,7 +257,6 @@ class Supervisor:
                 store=self._state.checkpoints(gang.job),
                 environment=environment,
             )
-            runtime.prepare(part)
             member.handle = runtime.launch(part)
         except (TesseraError, OSError, ValueError) as error:  # e.g. a file that a program changed
             failed = failed_member(member.node, error)

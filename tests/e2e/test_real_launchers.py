@@ -27,12 +27,13 @@ from tessera.formulation.execution_plan import (
     ZeroStage,
 )
 from tessera.formulation.runtimes import MEGATRON
+from tessera.service.agent.keeper.spec import LaunchArguments
 from tessera.service.agent.runtimes.arguments.deepspeed import (
     CONFIGURATION,
     deepspeed_arguments,
     deepspeed_configuration,
 )
-from tessera.service.agent.runtimes.arguments.layout import LaunchArguments, RankLayout
+from tessera.service.agent.runtimes.arguments.layout import RankLayout
 from tessera.service.agent.runtimes.arguments.megatron import megatron_arguments
 from tessera.service.agent.runtimes.arguments.torchrun import torchrun_arguments
 from tessera.service.agent.runtimes.arguments.words import read_flags

@@ -91,9 +91,6 @@ class EndlessRuntime:
         self.started: dict[str, dict[str, str]] = {}
         self.starts = 0
 
-    def prepare(self, member: Member) -> None:
-        """Accept every gang."""
-
     def launch(self, member: Member) -> MemberHandle:
         self.starts += 1
         self.started[member.gang.job] = dict(member.environment)

@@ -50,7 +50,7 @@ def launch_leader(
     store: Path,
     environment: Mapping[str, str] | None = None,
 ) -> MemberHandle:
-    """Prepare and launch the leader of ``gang``, as the supervisor does."""
+    """Launch the leader of ``gang``, as the supervisor does."""
     member = Member(
         gang=gang,
         node=gang.leader,
@@ -58,7 +58,6 @@ def launch_leader(
         store=store,
         environment=environment or {},
     )
-    runtime.prepare(member)
     return runtime.launch(member)
 
 

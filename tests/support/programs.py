@@ -133,7 +133,6 @@ class ProgramBench:
             name=gang.launch.runtime, settings=replace(self.settings, **settings)
         )
         member = self.member(gang, node)
-        runtime.prepare(member)
         handle = runtime.launch(member)
         self._handles.append(handle)
         return handle

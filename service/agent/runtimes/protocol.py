@@ -122,21 +122,13 @@ class Runtime(Protocol):
         """Return whether only the leader has a process. Other members then just hold their GPUs."""
         ...
 
-    def prepare(self, member: Member) -> None:
-        """Check that the member can be run here, and write the files that its processes read.
+    def launch(self, member: Member) -> MemberHandle:
+        """Check that the member can be run here, and start its processes.
 
         Raises:
             InvalidInput: this runtime cannot run such a gang. Trying again is pointless, unless it
                 is UnsuitableNode: another node may run it.
-            OSError: a file cannot be written or read.
-        """
-        ...
-
-    def launch(self, member: Member) -> MemberHandle:
-        """Start the processes of a prepared member.
-
-        Raises:
-            OSError: the process could not be started.
+            OSError: a file cannot be written or read, or the process could not be started.
         """
         ...
 

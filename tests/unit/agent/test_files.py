@@ -528,7 +528,7 @@ def test_a_link_in_the_store_of_a_job_is_not_given_away(tmp_path: Path) -> None:
     store.claim()
     Path(store.files).symlink_to(target)
     with pytest.raises(NotADirectoryError, match="'files' is a symbolic link"):
-        store.make_directories(nobody().pw_uid, nobody().pw_gid)
+        store.make_directories((nobody().pw_uid, nobody().pw_gid))
     assert target.owner() == "root"
 
 

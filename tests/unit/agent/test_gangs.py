@@ -304,7 +304,6 @@ async def test_a_half_started_gang_is_ended_to_its_last_process_before_it_starts
         store=agent.state.checkpoints(gang.job),
     )
     runtime = ProgramRuntime(name=COMMAND, settings=agent.bench.settings)
-    runtime.prepare(member)
     runtime.launch(member)  # then the agent dies, before it has launched the other member
     written = agent.bench.store / "files" / "child"
     child = await until(lambda: written.exists() and int(written.read_text() or 0))

@@ -395,10 +395,9 @@ async def test_a_program_tries_plans_and_reports_the_one_it_runs_by(
     )
     for changes in ({"tuning_plans": ()}, {"runtime": TORCHRUN}):
         gang = bench.gang(TUNE, 2, **(fields | changes))
-        variables = ProgramRuntime(name=gang.launch.runtime, settings=bench.settings)._environment(
-            bench.member(gang), bench.settings.users.choose("", os.geteuid()), "mark"
-        )
-        assert "TESSERA_TUNING_FILE" not in variables
+        runtime = ProgramRuntime(name=gang.launch.runtime, settings=bench.settings)
+        start = runtime.derive_start(bench.member(gang))
+        assert "TESSERA_TUNING_FILE" not in runtime.environment(start)
 
 
 @pytest.mark.parametrize("done", [7, 25])
