@@ -16,8 +16,8 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import (
     ExecutionPlan,
     InvalidPlan,
-    Offload,
     PlanStage,
+    PlanSwitches,
     Precision,
     Schedule,
     ZeroStage,
@@ -62,7 +62,7 @@ def complete_plan(stated: StatedPlan, context: PlanContext) -> ExecutionPlan:
     schedule = _schedule_of(stated, pp, chunks)
     micro_batch, count = _batches_of(stated, context, degrees["dp"])
     ends = _stage_ends(stated, context, pp, chunks)
-    recomputation = context.training.recomputation
+    usual = PlanSwitches(zero=context.zero, recomputation=context.training.recomputation)
     with _own_names(stated):
         whole = PlanStage(start=0, end=len(context.graph), **degrees)
         stages = tuple(replace(whole, start=a, end=b) for a, b in pairwise((0, *ends)))
@@ -73,13 +73,10 @@ def complete_plan(stated: StatedPlan, context: PlanContext) -> ExecutionPlan:
             accumulation=count,
             schedule=schedule,
             chunks=chunks,
-            zero=stated.value("zero", context.zero),
-            offload=stated.value("offload", Offload.NONE),
-            cpus_per_gpu=stated.value("cpus_per_gpu", 0),
-            recomputation=stated.value("recomputation", recomputation),
             precision=stated.value("precision", Precision(context.graph.dtype)),
             shape=context.shape.each_node,
             model=context.model,
+            **{name: stated.value(name, value) for name, value in usual.switch_values().items()},
         )
 
 

@@ -85,7 +85,7 @@ class MeasuredPlan:
             offload=self.offload,
             checkpointing=self.checkpointing,
             node_gpus=self.node_gpus,
-            cpus_per_gpu=max(1.0, self.record.cpus / self.record.cell.gpus),
+            update_cores=max(1.0, self.record.cpus / self.record.cell.gpus),
         )
         return divide_batch(whole, micro_batch)
 

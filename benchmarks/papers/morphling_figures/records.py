@@ -132,7 +132,7 @@ def _configuration(row: Mapping[str, str], facts: TransformerFacts) -> Configura
         offload=offload,
         node_gpus=tuple(int(digit) for digit in row["placement"]),
         checkpointing=family.endswith("_gc"),
-        cpus_per_gpu=float(cpus) if cpus else (_OFFLOAD_CPUS if offload else 1.0),
+        update_cores=float(cpus) if cpus else (_OFFLOAD_CPUS if offload else 1.0),
     )
 
 

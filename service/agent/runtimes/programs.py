@@ -377,10 +377,8 @@ class ProgramRuntime:
 
     def _thread_variables(self, start: ProgramStart) -> dict[str, str]:
         """Return the number of threads of each process, if the plan states the cores of its GPUs."""
-        if start.plan is None or not start.plan.cpus_per_gpu:
-            return {}
-        cores = start.plan.cpus_per_gpu * len(start.member.gpus)
-        return {"OMP_NUM_THREADS": str(cores // len(self._ranks(start)))}
+        cores = 0 if start.plan is None else start.plan.cpus_on(len(start.member.gpus))
+        return {"OMP_NUM_THREADS": str(cores // len(self._ranks(start)))} if cores else {}
 
 
 class KeeperHandle(ProcessHandle):

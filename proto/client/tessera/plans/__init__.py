@@ -128,7 +128,26 @@ class PlanStage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutionPlan:
+class PlanSwitches:
+    """The part of a plan that places states and activations, and does not divide the model."""
+
+    zero: ZeroStage = ZeroStage.NONE
+    offload: Offload = Offload.NONE
+    cpus_per_gpu: int = 0
+    """CPU cores for each GPU that update offloaded states. If it is 0, the plan states no number."""
+    recomputation: Recomputation = Recomputation.NONE
+
+    def cpus_on(self, gpus: int) -> int:
+        """Return the CPU cores that update the states of some GPUs. 0 if no number is stated."""
+        return self.cpus_per_gpu * gpus
+
+    def switch_values(self) -> dict[str, Any]:
+        """Return the switches by name."""
+        return {f.name: getattr(self, f.name) for f in fields(PlanSwitches)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionPlan(PlanSwitches):
     """The way in which a Cell runs.
 
     The stages are in the order of the model's layers. With an interleaved schedule there are
@@ -147,12 +166,7 @@ class ExecutionPlan:
     schedule: Schedule = Schedule.ONE_F_ONE_B
     chunks: int = 1
     """Chunks of layers on each stage's GPUs. Only an interleaved schedule has more than one."""
-    zero: ZeroStage = ZeroStage.NONE
-    offload: Offload = Offload.NONE
-    recomputation: Recomputation = Recomputation.NONE
     precision: Precision = Precision.BF16
-    cpus_per_gpu: int = 0
-    """CPU cores for each GPU that update offloaded states. If it is 0, the plan states no number."""
     shape: tuple[int, ...] = ()
     """GPUs on each node for which the plan was made, falling. If it is empty, any nodes will do."""
     model: str = ""
@@ -258,7 +272,7 @@ class ExecutionPlan:
     @property
     def cpus(self) -> int:
         """Return the number of CPU cores that update offloaded states. 0 if it is not stated."""
-        return self.cpus_per_gpu * self.gpus
+        return self.cpus_on(self.gpus)
 
     @property
     def layers(self) -> int:
