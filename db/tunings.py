@@ -13,7 +13,7 @@ from tessera.db.cells import stored_plan
 from tessera.db.documents import dump_json
 from tessera.db.plans import ensure_documents
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import ExecutionPlan, read_execution_plan
+from tessera.formulation.execution_plan import ExecutionPlan, check_fits, read_execution_plan
 from tessera.formulation.records.agents import ObservedGang
 from tessera.formulation.records.estimates import TuningRecord
 from tessera.formulation.runtimes import RUNTIMES
@@ -199,7 +199,7 @@ def _find_problem(row: sa.Row[Any], gang: ObservedGang, plan: ExecutionPlan) -> 
         return f"{gang.executed_iter_time_s:g} s is no time of an iteration"
     workload = Workload(model=row.model, params=row.params, global_batch=row.global_batch)
     try:
-        plan.check_fits("executed_plan", workload, row.cell_gpus, planned.layers)
+        check_fits(plan, "executed_plan", workload, row.cell_gpus, planned.layers)
     except InvalidInput as wrong:
         return str(wrong)
     if plan.pipeline_degree != row.cell_degree:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -13,7 +13,7 @@ from tessera.estimator.graph import Graph
 from tessera.estimator.hardware import GIB, Hardware
 from tessera.estimator.plans import StageCosts, Training
 from tessera.formulation.errors import TesseraError
-from tessera.formulation.execution_plan import Schedule
+from tessera.formulation.execution_plan import Offload, PlanSwitches, Schedule
 from tessera.formulation.tables import Floats, Ints
 
 HOST_UTILISATION: Final = 0.5
@@ -63,6 +63,17 @@ class States:
     def __post_init__(self) -> None:
         if self.zero not in (0, 1, 2, 3):
             raise TesseraError(f"the ZeRO stage must be from 0 to 3, not {self.zero}")
+
+
+def place_states(states: States, switches: PlanSwitches) -> States:
+    """Return states that are placed as a plan's switches say."""
+    return replace(
+        states,
+        zero=switches.zero.value,
+        offload=switches.offload is not Offload.NONE,
+        offload_parameters=switches.offload is Offload.PARAMETERS,
+        cpus_per_gpu=switches.cpus_per_gpu,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,7 +70,7 @@ def configuration_of(setting: Setting, plan: ExecutionPlan, name: str) -> Config
         accumulation=plan.accumulation if degree == 1 else 1,
         micro_batches=plan.accumulation if degree > 1 else 1,
         node_gpus=setting.shape.each_node,
-        cpus_per_gpu=plan.cpus_per_gpu or hardware.host_cores / hardware.gpus_per_node,
+        update_cores=plan.cpus_on(1) or hardware.host_cores / hardware.gpus_per_node,
     )
 
 

@@ -32,7 +32,7 @@ from tessera.estimator.planning.uniform import (
     possible_degrees,
     uniform_divisions,
 )
-from tessera.estimator.pricing.divisions import Divisions, PlanTable, Switches
+from tessera.estimator.pricing.divisions import Divisions, PlanTable
 from tessera.estimator.pricing.price import PlanPrice, price_plan
 from tessera.formulation.cancellation import never_cancelled, require_caller
 from tessera.formulation.demand import Capacity, Demand
@@ -40,6 +40,7 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import (
     ExecutionPlan,
     Offload,
+    PlanSwitches,
     Precision,
     Recomputation,
     ZeroStage,
@@ -80,7 +81,7 @@ class FixedChoices:
     zero: ZeroStage | None = None
     recomputation: Recomputation | None = None
 
-    def allow(self, switches: Switches) -> bool:
+    def allow(self, switches: PlanSwitches) -> bool:
         """Return whether these are the switches to keep."""
         kept_pairs = ((self.zero, switches.zero), (self.recomputation, switches.recomputation))
         return all(choice in (None, value) for choice, value in kept_pairs)
@@ -282,7 +283,7 @@ class PlanSearch:
     def _table(
         self,
         divisions: Divisions | None,
-        switches: Sequence[Switches],
+        switches: Sequence[PlanSwitches],
         known_s: Mapping[int, float] | None = None,
     ) -> PlanTable | None:
         """Return a table of plans, or None without divisions.
@@ -315,11 +316,11 @@ class PlanSearch:
         return (Recomputation.NONE, Recomputation.FULL)
 
     @cached_property
-    def switches(self) -> tuple[Switches, ...]:
+    def switches(self) -> tuple[PlanSwitches, ...]:
         """Return the switches without offload, the simplest and fastest ones first."""
         pairs = product(self._recomputations, ZeroStage)
         return tuple(
-            Switches(zero=zero, recomputation=recomputation) for recomputation, zero in pairs
+            PlanSwitches(zero=zero, recomputation=recomputation) for recomputation, zero in pairs
         )
 
     @cached_property
@@ -359,11 +360,13 @@ class PlanSearch:
             tables[cores] = self._table(divisions, self._offload_switches(cores))
         return tables[cores]
 
-    def _offload_switches(self, cores: int) -> list[Switches]:
+    def _offload_switches(self, cores: int) -> list[PlanSwitches]:
         placements = [(zero, Offload.OPTIMIZER) for zero in ZeroStage if zero]
         placements.append((ZeroStage.PARAMETERS, Offload.PARAMETERS))
         return [
-            Switches(zero=zero, recomputation=recomputation, offload=offload, cpus_per_gpu=cores)
+            PlanSwitches(
+                zero=zero, recomputation=recomputation, offload=offload, cpus_per_gpu=cores
+            )
             for recomputation, (zero, offload) in product(self._recomputations, placements)
         ]
 
@@ -381,7 +384,7 @@ class PlanSearch:
         stages = MixedStages(setting, degrees[-1], unit, self._is_cancelled)
         plan_found: dict[int, ExecutionPlan] = {}
 
-        def refine(count: int, switches: Switches, limits_s: Mapping[int, float]) -> None:
+        def refine(count: int, switches: PlanSwitches, limits_s: Mapping[int, float]) -> None:
             if choices.allow(switches):
                 for seconds, plan in stages.search(count, switches, limits_s, self._model):
                     if self._limits.allow(plan):
@@ -421,14 +424,14 @@ class PlanSearch:
             for degree in degrees
         }
 
-    def _best_batching(self, degree: int) -> tuple[int, Switches] | None:
+    def _best_batching(self, degree: int) -> tuple[int, PlanSwitches] | None:
         """Return the micro-batches and switches of the best uniform plan of a degree, or None."""
         table, index = self._gpu_table, self._best_uniform.get(degree)
         return None if table is None or index is None else table.batching(index)
 
     def _find_promising(
         self, work: int, known_s: Mapping[int, float]
-    ) -> dict[tuple[int, Switches], list[int]]:
+    ) -> dict[tuple[int, PlanSwitches], list[int]]:
         """Return the micro-batches and switches for stages of different kinds, with their degrees.
 
         If there is little ``work`` (layers times candidate stages), all are promising. Otherwise,
@@ -441,7 +444,7 @@ class PlanSearch:
         pairs = list(product(counts, self.switches))
         if work * len(pairs) <= EXACT_WORK:
             return {key: list(known_s) for key in pairs}
-        degrees_by_batching: dict[tuple[int, Switches], set[int]] = defaultdict(set)
+        degrees_by_batching: dict[tuple[int, PlanSwitches], set[int]] = defaultdict(set)
         close = {d for d, s in known_s.items() if s <= _CLOSE * min(known_s.values())}
         for degree in close:
             batching = self._best_batching(degree)
@@ -454,9 +457,9 @@ class PlanSearch:
         if not odd_counts or self._setting.shape.gpus <= _FEW_GPUS:
             odd_counts = set(counts)
         for count, recomputation in product(odd_counts if odd else (), ends):
-            switches = Switches(zero=ZeroStage.OPTIMIZER, recomputation=recomputation)
+            switches = PlanSwitches(zero=ZeroStage.OPTIMIZER, recomputation=recomputation)
             degrees_by_batching[count, switches] |= odd
-        model_switches = Switches(
+        model_switches = PlanSwitches(
             zero=ZeroStage(self._setting.runtime.states.zero),
             recomputation=training.recomputation,
         )

@@ -302,7 +302,7 @@ def write_progress(spec: TaskSpec, sizes_done: float) -> None:
     All sizes are done once the server has the records, with what was left out.
     """
     path = os.path.join(spec["directory"], "progress.json")
-    write_json(path, {"iterations": sizes_done, "iter_time_s": 0.0})
+    write_json(path, {"iterations_done": sizes_done, "iter_time_s": 0.0})
 
 
 def _stop_at_signal(spec: dict[str, Any], held: threading.Lock, clock: TaskClock) -> None:

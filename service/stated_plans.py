@@ -12,7 +12,7 @@ from tessera.estimator.stated.completion import PlanContext, complete_plan
 from tessera.estimator.stated.formats import read_stated_plan
 from tessera.estimator.stated.statement import StatedPlan
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import ExecutionPlan, ZeroStage, model_name
+from tessera.formulation.execution_plan import ExecutionPlan, ZeroStage, check_fits, model_name
 from tessera.formulation.records.estimates import ModelSpec
 from tessera.formulation.values import Workload
 
@@ -46,7 +46,7 @@ def _read(field: str, text: str, workload: Workload, gpus: int, models: ModelsOf
         return _completed(given, model, workload, gpus)
     model_there = known_models([workload], models()).get(workload)
     layers = None if model_there is None else len(model_there.graph)
-    given.check_fits(field, workload, gpus, layers)
+    check_fits(given, field, workload, gpus, layers)
     return given
 
 

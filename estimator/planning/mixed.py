@@ -11,12 +11,11 @@ import numpy as np
 from tessera.estimator.cells import CoarseGraph, Setting, coarse_for
 from tessera.estimator.costs import candidates_of
 from tessera.estimator.graph import Graph
-from tessera.estimator.memory import States
+from tessera.estimator.memory import States, place_states
 from tessera.estimator.planning.options import options_of, stage_depths, stages_at
 from tessera.estimator.planning.search import best_plans, latency_of
 from tessera.estimator.plans import Candidates, Shape, powers_of_two
-from tessera.estimator.pricing.divisions import Switches
-from tessera.formulation.execution_plan import ExecutionPlan, Precision
+from tessera.formulation.execution_plan import ExecutionPlan, PlanSwitches, Precision
 from tessera.formulation.tables import Ints
 
 
@@ -48,14 +47,14 @@ class MixedStages:
     def search(
         self,
         count: int,
-        switches: Switches,
+        switches: PlanSwitches,
         known_s: Mapping[int, float],
         model: str,
     ) -> Iterator[tuple[float, ExecutionPlan]]:
         """Yield the seconds and the plan of each degree of which one is faster than the known one."""
         setting, runtime = self._setting, self._setting.runtime
         training, gpus = setting.training, setting.shape.gpus
-        states, micro_batch = switches.apply_to(runtime.states), training.global_batch // count
+        states, micro_batch = place_states(runtime.states, switches), training.global_batch // count
         rows = self._fast_rows(micro_batch, states, switches, max(known_s.values()))
         if not (self._candidates.end[rows] == self._layers).any():
             return  # the last layer would take too long
@@ -85,7 +84,7 @@ class MixedStages:
             yield plan.latency_s, plan_found
 
     def _fast_rows(
-        self, micro_batch: int, states: States, switches: Switches, known_s: float
+        self, micro_batch: int, states: States, switches: PlanSwitches, known_s: float
     ) -> Ints:
         """Return the candidates that may be part of a plan faster than ``known_s``, ascending.
 

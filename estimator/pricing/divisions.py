@@ -15,13 +15,13 @@ import numpy as np
 
 from tessera.estimator.cells import Setting
 from tessera.estimator.costs import drop_idle_degrees
-from tessera.estimator.memory import States, limit_bytes
+from tessera.estimator.memory import limit_bytes, place_states
 from tessera.estimator.pipeline import Sync, exposed_sync_s, first_send_s, paces_s
 from tessera.estimator.planning.options import stages_at
 from tessera.estimator.plans import Candidates, StageCosts
 from tessera.formulation.execution_plan import (
     ExecutionPlan,
-    Offload,
+    PlanSwitches,
     Precision,
     Recomputation,
     Schedule,
@@ -29,26 +29,6 @@ from tessera.formulation.execution_plan import (
 )
 from tessera.formulation.tables import Bools, Floats, Ints
 from tessera.formulation.techniques import PlanLimits
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Switches:
-    """The part of a plan that does not divide the model."""
-
-    zero: ZeroStage
-    recomputation: Recomputation
-    offload: Offload = Offload.NONE
-    cpus_per_gpu: int = 0
-
-    def apply_to(self, states: States) -> States:
-        """Return states that are placed as the switches say."""
-        return replace(
-            states,
-            zero=self.zero.value,
-            offload=self.offload is not Offload.NONE,
-            offload_parameters=self.offload is Offload.PARAMETERS,
-            cpus_per_gpu=self.cpus_per_gpu,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -94,7 +74,9 @@ class Divisions:
             kind=self.kind[is_kept],
         )
 
-    def plan(self, setting: Setting, index: int, switches: Switches, model: str) -> ExecutionPlan:
+    def plan(
+        self, setting: Setting, index: int, switches: PlanSwitches, model: str
+    ) -> ExecutionPlan:
         """Return one division under some switches as a plan."""
         start, count = int(self.first_row[index]), int(self.accumulation[index])
         rows, chunks = np.arange(start, start + self.lengths[index]), int(self.chunks[index])
@@ -104,13 +86,10 @@ class Divisions:
             accumulation=count,
             schedule=Schedule.INTERLEAVED if chunks > 1 else Schedule.ONE_F_ONE_B,
             chunks=chunks,
-            zero=switches.zero,
-            offload=switches.offload,
-            recomputation=switches.recomputation,
             precision=Precision(setting.graph.dtype),
-            cpus_per_gpu=switches.cpus_per_gpu,
             shape=setting.shape.each_node,
             model=model,
+            **switches.switch_values(),
         )
 
 
@@ -130,7 +109,7 @@ class DivisionPrices:
         self._stages = _stage_of_chunks(divisions, self._index)
         self._flights = _count_in_flight(divisions, self._index)
 
-    def price(self, switches: Switches) -> tuple[Floats, Floats]:
+    def price(self, switches: PlanSwitches) -> tuple[Floats, Floats]:
         """Return the seconds and the bytes on the fullest GPU of each division, each of shape (P,).
 
         An interleaved division needs at least these bytes, and :func:`.price.price_plan` says how
@@ -138,7 +117,7 @@ class DivisionPrices:
         """
         runtime = self._setting.runtime
         costs = self._terms.costs(
-            switches.apply_to(runtime.states), switches.recomputation, runtime.copies
+            place_states(runtime.states, switches), switches.recomputation, runtime.copies
         )
         held_bytes = costs.state_bytes + costs.flight_bytes * self._flights
         first_row, working = self.divisions.first_row, costs.working_bytes
@@ -226,8 +205,8 @@ def _count_in_flight(divisions: Divisions, index: Ints) -> Ints:
 
 
 FASTEST_SWITCHES: Final = (
-    Switches(zero=ZeroStage.NONE, recomputation=Recomputation.NONE),
-    Switches(zero=ZeroStage.OPTIMIZER, recomputation=Recomputation.NONE),
+    PlanSwitches(zero=ZeroStage.NONE, recomputation=Recomputation.NONE),
+    PlanSwitches(zero=ZeroStage.OPTIMIZER, recomputation=Recomputation.NONE),
 )
 """The switches of which one is fastest, if memory does not matter. The others add kernels or messages."""
 
@@ -243,7 +222,7 @@ class PlanTable:
         self,
         setting: Setting,
         divisions: Divisions,
-        switches: Sequence[Switches],
+        switches: Sequence[PlanSwitches],
         limits: PlanLimits,
         model: str,
         known_s: Mapping[int, float] | None = None,
@@ -312,7 +291,7 @@ class PlanTable:
         switches, division = divmod(index, len(self.divisions))
         return switches, int(self.divisions.kind[division])
 
-    def batching(self, index: int) -> tuple[int, Switches]:
+    def batching(self, index: int) -> tuple[int, PlanSwitches]:
         """Return a plan's number of micro-batches and its switches."""
         switches, division = divmod(index, len(self.divisions))
         return int(self.divisions.accumulation[division]), self._switches[switches]

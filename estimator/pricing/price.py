@@ -17,6 +17,7 @@ from tessera.estimator.memory import (
     host_state_bytes,
     largest_overflow,
     limit_bytes,
+    place_states,
 )
 from tessera.estimator.pipeline import Pipelines, iteration_s
 from tessera.estimator.plans import COST_COLUMNS, Candidates, StageCosts
@@ -129,13 +130,7 @@ def plan_setting(setting: Setting, plan: ExecutionPlan) -> Setting:
         checkpointing=plan.recomputation is Recomputation.FULL,
         schedule=Schedule.GPIPE if plan.schedule is Schedule.GPIPE else Schedule.ONE_F_ONE_B,
     )
-    states = replace(
-        setting.runtime.states,
-        zero=plan.zero.value,
-        offload=plan.offload is not Offload.NONE,
-        offload_parameters=plan.offload is Offload.PARAMETERS,
-        cpus_per_gpu=plan.cpus_per_gpu,
-    )
+    states = place_states(setting.runtime.states, plan)
     return replace(
         setting,
         graph=graph,

@@ -118,7 +118,7 @@ def optimizer_s(table: ConfigurationTable, parameters: AppendixParameters) -> Fl
     parts = table.tp * table.pp * replicas
     on_gpu = parameters.update_s_per_parameter * table.parameters / parts
     on_host = parameters.host_update_s_per_parameter * table.parameters
-    on_host = on_host / (table.dp * table.cpus_per_gpu)
+    on_host = on_host / (table.dp * table.update_cores)
     return np.asarray(np.where(table.offload, on_host, on_gpu), dtype=np.float64)
 
 

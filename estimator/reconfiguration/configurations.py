@@ -89,7 +89,7 @@ class Configuration:
     """Micro-batches of a pipeline (m)."""
     node_gpus: tuple[int, ...]
     """GPUs on each node, in any order."""
-    cpus_per_gpu: float = 1.0
+    update_cores: float = 1.0
     """CPU cores that update the states of a GPU's partition under ZeRO-Offload (c)."""
     forward_s: float | None = None
     """Seconds of the forward passes of one accumulation step, if they were measured here. If None,
@@ -98,7 +98,7 @@ class Configuration:
     def __post_init__(self) -> None:
         for name in ("global_batch", "pp", "tp", "dp", "accumulation", "micro_batches"):
             _require_positive(name, getattr(self, name))
-        _require_positive("cpus_per_gpu", self.cpus_per_gpu)
+        _require_positive("update_cores", self.update_cores)
         if self.forward_s is not None:
             _require_positive("forward_s", self.forward_s)
         if not self.node_gpus or min(self.node_gpus) < 1:
@@ -138,7 +138,7 @@ _OWN: Final = (
     "checkpointing",
     "accumulation",
     "micro_batches",
-    "cpus_per_gpu",
+    "update_cores",
 )
 
 
@@ -164,7 +164,7 @@ class ConfigurationTable(Table):
     is_even: Bools  # all nodes have equally many GPUs
     has_odd_node: Bools  # some node has an odd number of GPUs
     is_stated: Bools  # the forward time was measured here, not scaled
-    cpus_per_gpu: Floats
+    update_cores: Floats
     forward_s: Floats
     intra_bytes_per_s: Floats
     inter_bytes_per_s: Floats

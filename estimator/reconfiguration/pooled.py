@@ -232,7 +232,7 @@ def gpu_update_s(table: ConfigurationTable, values: ParameterValues) -> Floats:
 
 def host_update_s(table: ConfigurationTable, values: ParameterValues) -> Floats:
     """Return the seconds of an optimizer on hosts: a part by replicas and cores, and a fixed one."""
-    divided = values["host_core_s_per_parameter"] / (table.dp * table.cpus_per_gpu)
+    divided = values["host_core_s_per_parameter"] / (table.dp * table.update_cores)
     per_parameter = values["host_fixed_s_per_parameter"] + divided
     return np.asarray(per_parameter * table.parameters, dtype=np.float64)
 

@@ -15,8 +15,9 @@ from tessera.estimator.stated.statement import StatedPlan
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import (
     ExecutionPlan,
-    Offload,
+    InvalidPlan,
     PlanStage,
+    PlanSwitches,
     Precision,
     Schedule,
     ZeroStage,
@@ -60,7 +61,7 @@ def complete_plan(stated: StatedPlan, context: PlanContext) -> ExecutionPlan:
     schedule = _schedule_of(stated, pp, chunks)
     micro_batch, count = _batches_of(stated, context, degrees["dp"])
     ends = _stage_ends(stated, context, pp, chunks)
-    recomputation = context.training.recomputation
+    usual = PlanSwitches(zero=context.zero, recomputation=context.training.recomputation)
     with _own_names(stated):
         whole = PlanStage(start=0, end=len(context.graph), **degrees)
         stages = tuple(replace(whole, start=a, end=b) for a, b in pairwise((0, *ends)))
@@ -71,13 +72,10 @@ def complete_plan(stated: StatedPlan, context: PlanContext) -> ExecutionPlan:
             accumulation=count,
             schedule=schedule,
             chunks=chunks,
-            zero=stated.value("zero", context.zero),
-            offload=stated.value("offload", Offload.NONE),
-            cpus_per_gpu=stated.value("cpus_per_gpu", 0),
-            recomputation=stated.value("recomputation", recomputation),
             precision=stated.value("precision", Precision(context.graph.dtype)),
             shape=context.shape.each_node,
             model=context.model,
+            **{name: stated.value(name, value) for name, value in usual.switch_values().items()},
         )
 
 
@@ -86,7 +84,7 @@ def _own_names(stated: StatedPlan) -> Iterator[None]:
     """Rename the fields in errors to those of the statement."""
     try:
         yield
-    except InvalidInput as wrong:
+    except (InvalidInput, InvalidPlan) as wrong:
         raise InvalidInput(stated.name(wrong.field), wrong.problem) from wrong
 
 

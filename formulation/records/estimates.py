@@ -9,7 +9,7 @@ from typing import Final
 
 from tessera.formulation.demand import Capacity
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import ExecutionPlan
+from tessera.formulation.execution_plan import ExecutionPlan, check_fits
 from tessera.formulation.launch import TuningSpace
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.network.traffic import CellTraffic
@@ -51,7 +51,7 @@ class EstimateRecord:
         plan, cell = self.plan, self.cell
         if plan is None:
             return
-        plan.check_fits("execution_plan", self.workload, cell.gpus)
+        check_fits(plan, "execution_plan", self.workload, cell.gpus)
         if (cell.plan, cell.pipeline_degree) != (plan.digest, plan.pipeline_degree):
             raise InvalidInput(
                 "cell",

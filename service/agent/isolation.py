@@ -20,6 +20,7 @@ from tessera.service.agent.files import (
     remove_folder,
     write_setting,
 )
+from tessera.service.agent.keeper.spec import ProgramUser
 
 log = logging.getLogger(__name__)
 
@@ -45,17 +46,6 @@ class UnfitNode(UnsuitableNode):
     """This node can run no program of this user until it is mended, whatever the job."""
 
     reason = "UNFIT_NODE"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramUser:
-    """A user of the operating system that programs run as."""
-
-    name: str
-    uid: int
-    gid: int
-    groups: tuple[int, ...]
-    home: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

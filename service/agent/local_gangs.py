@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.exit_reasons import ExitReason
-from tessera.service.agent.gangs import (
-    LIVE_PHASES,
-    Gang,
-    GangKey,
-    GangPhase,
-    GangReport,
-)
+from tessera.service.agent.gangs import LIVE_PHASES, GangKey, devices_of, key_of
 from tessera.service.agent.isolation import UnfitNode, UnsuitableNode
 from tessera.service.agent.runtimes.protocol import MemberHandle, Progress
+from tessera.v1 import agents_pb2 as pb
+from tessera.v1 import launch_pb2
 
 
 @dataclass(slots=True, kw_only=True)
@@ -23,7 +19,7 @@ class LocalMember:
     """A member of a gang on one of this agent's nodes."""
 
     node: str
-    phase: GangPhase
+    phase: pb.ObservedGang.Phase.ValueType
     handle: MemberHandle | None = None  # None without a process: it ended, or has none
     progress: Progress | None = None
     error: str = ""
@@ -35,7 +31,7 @@ class LocalMember:
 class LocalGang:
     """A gang that is here, or whose end has yet to be reported."""
 
-    gang: Gang
+    gang: pb.DesiredGang
     members: list[LocalMember]
     is_stopping: bool = False
     reported: bool = False  # its end was sent to a server
@@ -53,7 +49,7 @@ class LocalGang:
     @property
     def is_running(self) -> bool:
         """Return whether a member runs."""
-        return any(member.phase is GangPhase.RUNNING for member in self.members)
+        return any(member.phase == pb.ObservedGang.RUNNING for member in self.members)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +59,15 @@ class GangActions:
     ``waiting`` are gangs whose GPUs or job still have a live process here.
     """
 
-    start: tuple[Gang, ...] = ()
+    start: tuple[pb.DesiredGang, ...] = ()
     stop: tuple[GangKey, ...] = ()
     forget: tuple[GangKey, ...] = ()
     waiting: tuple[GangKey, ...] = ()
 
 
-def reconcile_gangs(desired: Iterable[Gang] | None, here: Iterable[LocalGang]) -> GangActions:
+def reconcile_gangs(
+    desired: Iterable[pb.DesiredGang] | None, here: Iterable[LocalGang]
+) -> GangActions:
     """Return the actions that turn ``here`` into ``desired``.
 
     If ``desired`` is None, nothing may run, but no end is forgotten. Of several generations of a
@@ -78,33 +76,33 @@ def reconcile_gangs(desired: Iterable[Gang] | None, here: Iterable[LocalGang]) -
     longer desired.
     """
     # Keep the newest generation of each job.
-    wanted: dict[str, Gang] = {}
+    wanted: dict[str, pb.DesiredGang] = {}
     for gang in desired or ():
         if gang.job not in wanted or wanted[gang.job].generation < gang.generation:
             wanted[gang.job] = gang
-    keys = {gang.key for gang in wanted.values()}
-    known = {local.gang.key: local for local in here}
+    keys = {key_of(gang) for gang in wanted.values()}
+    known = {key_of(local.gang): local for local in here}
     gone = [local for key, local in known.items() if key not in keys]
     stop = [x for x in gone if x.is_live and not x.is_stopping]
-    at_once = {x.gang.key for x in stop if not x.has_processes}
+    at_once = {key_of(x.gang) for x in stop if not x.has_processes}
     # Everything else that lives blocks its job and its GPUs until it is dead.
     live = [x for key, x in known.items() if x.is_live and key not in at_once]
     busy_jobs = {local.gang.job for local in live}
-    busy = {device for local in live for device in local.gang.devices}
+    busy = {device for local in live for device in devices_of(local.gang)}
     start, waiting = [], []
     for gang in wanted.values():
-        if gang.key in known:
+        if key_of(gang) in known:
             continue
-        if gang.job in busy_jobs or busy & gang.devices:
-            waiting.append(gang.key)
+        if gang.job in busy_jobs or busy & devices_of(gang):
+            waiting.append(key_of(gang))
         else:
             start.append(gang)
-            busy |= gang.devices
+            busy |= devices_of(gang)
     return GangActions(
         start=tuple(start),
-        stop=tuple(x.gang.key for x in stop),
+        stop=tuple(key_of(x.gang) for x in stop),
         forget=tuple(
-            x.gang.key for x in gone if desired is not None and not x.is_live and x.reported
+            key_of(x.gang) for x in gone if desired is not None and not x.is_live and x.reported
         ),
         waiting=tuple(waiting),
     )
@@ -121,37 +119,20 @@ def failed_member(node: str, error: Exception) -> LocalMember:
         reason = ExitReason.REFUSED
     else:
         reason = ExitReason.NOT_STARTED
-    return LocalMember(node=node, phase=GangPhase.FAILED, error=str(error), reason=reason)
+    return LocalMember(node=node, phase=pb.ObservedGang.FAILED, error=str(error), reason=reason)
 
 
-def report_of(local: LocalGang, member: LocalMember, now_s: float) -> GangReport:
+def report_of(local: LocalGang, member: LocalMember, now_s: float) -> pb.ObservedGang:
     """Return the report on a member. ``now_s`` is in seconds since 1970."""
-    job, generation = local.gang.key
-    phase = GangPhase.STOPPING if local.is_stopping and member.handle else member.phase
-    report = GangReport(
-        job=job,
-        generation=generation,
-        node=member.node,
-        phase=phase,
-        error=member.error,
-        exit_reason=member.reason,
-    )
-    progress = member.progress
-    if progress is None or member.node != local.gang.leader:
-        return report
-    return replace(
-        report,
-        iterations_done=progress.iterations,
-        iter_time_s=progress.iter_time_s,
-        runtime=progress.runtime,
-        loss=progress.loss,
-        memory_bytes=progress.memory_bytes,
-        checkpoint_iterations=progress.checkpoint_iterations,
-        checkpoint_age_s=max(0.0, now_s - progress.checkpoint_s) if progress.checkpoint_s else 0.0,
-        resumed_iterations=progress.resumed_iterations,
-        restart_times=progress.restart_times,
-        remark=progress.remark,
-        executed_plan=progress.executed_plan,
-        executed_iter_time_s=progress.executed_s,
-        planned_iter_time_s=progress.planned_s,
-    )
+    report, progress = pb.ObservedGang(iterations_done=-1.0), member.progress
+    if progress is not None and member.node == local.gang.leader:
+        report.CopyFrom(progress.report)
+        if progress.checkpoint_s:
+            report.checkpoint_age_s = max(0.0, now_s - progress.checkpoint_s)
+    report.job, report.generation = key_of(local.gang)
+    report.node, report.phase, report.error = member.node, member.phase, member.error
+    if local.is_stopping and member.handle:
+        report.phase = pb.ObservedGang.STOPPING
+    if member.reason is not None:
+        report.exit_reason = launch_pb2.ExitReason.Value(f"EXIT_{member.reason.name}")
+    return report

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from tessera.formulation.clock import SystemClock
-from tessera.service.agent.gangs import Gang
+from tessera.service.agent.gangs import key_of
 from tessera.service.agent.logs import prune_logs
+from tessera.v1 import agents_pb2 as pb
 
 PERIOD_S: Final = 600.0
 """Seconds between two looks at the output on the disk."""
@@ -25,12 +26,12 @@ class LogLimits:
 
 
 async def keep_logs_within(
-    logs: Path, limits: LogLimits, live: Callable[[], list[tuple[Gang, bool]]]
+    logs: Path, limits: LogLimits, live: Callable[[], list[tuple[pb.DesiredGang, bool]]]
 ) -> None:
     """Delete old output regularly, but none of the gangs that ``live`` returns. Never return."""
     wall_s = SystemClock().wall_s
     while True:
-        keys = {gang.key for gang, _ in live()}
+        keys = {key_of(gang) for gang, _ in live()}
         await asyncio.to_thread(
             prune_logs, logs, limits.keep_s, limits.keep_bytes, now_s=wall_s(), live=keys
         )

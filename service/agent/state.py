@@ -7,7 +7,6 @@ import logging
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from threading import Thread
 from typing import Final
@@ -26,10 +25,11 @@ from tessera.service.agent.files import (
     remove_tree,
     write_json,
 )
-from tessera.service.agent.gangs import Gang, GangKey, NetworkPart, gang_from_json, gang_to_json
+from tessera.service.agent.gangs import GangKey, gang_from_json, gang_to_json, key_of
 from tessera.service.agent.lease import LEASE_FILE, boot_id
 from tessera.service.agent.process import read_identity
 from tessera.service.agent.strays import kill_keeper, kill_marked
+from tessera.v1 import agents_pb2 as pb
 
 log = logging.getLogger(__name__)
 
@@ -86,29 +86,35 @@ class StateDir:
         """Return the directory of the job's checkpoints, which its nodes share."""
         return self._checkpoints / f"job-{quote(job, safe='')}"
 
-    def add(self, gang: Gang) -> Path:
+    def add(self, gang: pb.DesiredGang) -> Path:
         """Record that ``gang`` is here; return its empty directory."""
-        self.remove(gang.key)
-        directory = self.directory(gang.key)
+        self.remove(key_of(gang))
+        directory = self.directory(key_of(gang))
         make_private(str(directory))
         write_json(str(directory / "gang.json"), gang_to_json(gang))
         return directory
 
-    def member_directory(self, gang: Gang, node: str) -> Path:
+    def member_directory(self, gang: pb.DesiredGang, node: str) -> Path:
         """Return the directory of a member of the gang. The leader's is the gang's own."""
-        directory = self.directory(gang.key)
+        directory = self.directory(key_of(gang))
         return directory if node == gang.leader else directory / f"member-{quote(node, safe='')}"
 
-    def make_member_directory(self, gang: Gang, node: str) -> Path:
+    def make_member_directory(self, gang: pb.DesiredGang, node: str) -> Path:
         """Return the directory of a member of a gang that was added. It exists from now on."""
         directory = self.member_directory(gang, node)
         make_private(str(directory))
         return directory
 
-    def write_part(self, key: GangKey, part: NetworkPart) -> Path:
+    def write_part(self, key: GangKey, part: pb.GangNetwork) -> Path:
         """Write a gang's part in the network plan for its processes to read; return the file."""
         path = self.directory(key) / "network.json"
-        write_json(str(path), asdict(part), mode=0o644)  # for its programs, whoever their user is
+        plain = {
+            "level": part.level,
+            "levels": part.levels,
+            "dscp": part.dscp,
+            "routes": [[route.source, route.target, [*route.via]] for route in part.routes],
+        }
+        write_json(str(path), plain, mode=0o644)  # for its programs, whoever their user is
         return path
 
     def remove(self, key: GangKey) -> None:
@@ -125,7 +131,7 @@ class StateDir:
             return
         _clear_apart(aside)
 
-    def gangs(self) -> Iterator[Gang]:
+    def gangs(self) -> Iterator[pb.DesiredGang]:
         """Yield the recorded gangs.
 
         Directories that were never finished, or that no agent made, are cleared.
@@ -134,7 +140,7 @@ class StateDir:
             gang = None
             if not directory.is_symlink() and directory.is_dir():
                 gang = _written_down(directory)
-            if gang is not None and self.directory(gang.key) == directory:
+            if gang is not None and self.directory(key_of(gang)) == directory:
                 yield gang
             else:
                 _end_stray(directory)
@@ -224,7 +230,7 @@ def _require_safe_way(option: str, path: Path) -> None:
             )
 
 
-def _written_down(directory: Path) -> Gang | None:
+def _written_down(directory: Path) -> pb.DesiredGang | None:
     """Return the gang that is recorded in its directory.
 
     Return None if no gang is recorded there, or not in an agent's format.
@@ -232,7 +238,7 @@ def _written_down(directory: Path) -> Gang | None:
     try:
         stored = read_json(str(directory / "gang.json"))
         return gang_from_json(stored) if stored is not None else None
-    except (KeyError, OSError, TypeError, ValueError) as error:
+    except (OSError, ValueError) as error:
         log.warning(
             "cannot read a gang; its process is ended and the directory is removed",
             extra={"event": "gang_unread", "gang": directory.name, "error": error},

@@ -19,7 +19,6 @@ from tessera.formulation.errors import NotAllowed, Unavailable
 from tessera.formulation.runtime_offers import AgentOffers
 from tessera.service.agent.backoff import backoff_s
 from tessera.service.agent.credentials import Credentials, failure_text
-from tessera.service.agent.gangs import gang_from_message, observed_message
 from tessera.service.agent.hardware.monitor import Report
 from tessera.service.agent.logreads import READ_THREADS, LogAnswers
 from tessera.service.agent.network.map_worker import settings_from_message
@@ -320,10 +319,9 @@ class ServerLink:
         if message.HasField("desired"):
             self._log_answers.take(message.desired.log_reads)
         if message.HasField("desired") and self._lease.left_s() > 0:
-            gangs = [gang_from_message(gang) for gang in message.desired.gangs]
             settings = settings_from_message(message.desired)
             self._log_deleted(frozenset(message.desired.deleted_nodes))
-            self._supervisor.apply(message.desired.revision, gangs, settings)
+            self._supervisor.apply(message.desired.revision, message.desired.gangs, settings)
 
     async def _send(self, call: Call) -> None:
         """Send changes immediately, everything every ``inspect_s``, and heartbeats."""
@@ -341,15 +339,13 @@ class ServerLink:
             if self._changed.is_set():
                 self._changed.clear()
                 reports = self._supervisor.reports()
-                await self._write(
-                    call,
-                    observed_message(
-                        reports,
-                        self._supervisor.revision,
-                        self._supervisor.network_remarks,
-                        self._health(),
-                    ),
+                state = pb.Observed(
+                    gangs=reports,
+                    revision=self._supervisor.revision,
+                    network_remarks=self._supervisor.network_remarks,
+                    health=self._health(),
                 )
+                await self._write(call, pb.AgentMessage(observed=state))
                 self._supervisor.note_sent(reports)
                 await asyncio.sleep(CHANGE_GAP_S)
             wait_s = min(next_inspect_s, next_heartbeat_s) - self._clock()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from tessera.formulation.clock import SystemClock
@@ -13,13 +12,7 @@ from tessera.formulation.errors import InvalidInput, TesseraError
 from tessera.formulation.exit_reasons import ExitReason
 from tessera.formulation.network.tags import TagSettings
 from tessera.formulation.runtimes import DEFAULT_RUNTIME, RUNTIMES
-from tessera.service.agent.gangs import (
-    LIVE_PHASES,
-    Gang,
-    GangKey,
-    GangPhase,
-    GangReport,
-)
+from tessera.service.agent.gangs import LIVE_PHASES, GangKey, key_of, nodes_of, to_seconds
 from tessera.service.agent.local_gangs import (
     LocalGang,
     LocalMember,
@@ -39,6 +32,7 @@ from tessera.service.agent.runtimes.protocol import (
     RuntimeChooser,
 )
 from tessera.service.agent.state import StateDir
+from tessera.v1 import agents_pb2 as pb
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +82,7 @@ class Supervisor:
         if network is not None:
             network.call_on_change(self._network_changed)
         self._here: dict[GangKey, LocalGang] = {}
-        self._desired: Sequence[Gang] | None = None
+        self._desired: Sequence[pb.DesiredGang] | None = None
         self._closing = False
         self._idle = asyncio.Event()
         self.revision = 0
@@ -100,17 +94,17 @@ class Supervisor:
             for node in self._nodes_with_processes(gang):
                 handle = self._runtimes.adopt(self._state.member_directory(gang, node))
                 if handle is not None:
-                    member = LocalMember(node=node, phase=GangPhase.STARTING, handle=handle)
+                    member = LocalMember(node=node, phase=pb.ObservedGang.STARTING, handle=handle)
                     local.members.append(member)
             led = {member.node for member in local.members}
             if not led and self._nodes_with_processes(gang):  # recorded, but never started
-                self._state.remove(gang.key)
+                self._state.remove(key_of(gang))
                 continue
             is_whole = len(led) == len(self._nodes_with_processes(gang))
-            rest = [node for node, _ in gang.shares if node not in led]
-            local.members += [LocalMember(node=n, phase=GangPhase.RUNNING) for n in rest]
-            self._here[gang.key] = local
-            log.info("adopted a gang", extra={"event": "gang_adopted", **_facts(gang.key)})
+            rest = [node for node in nodes_of(gang) if node not in led]
+            local.members += [LocalMember(node=n, phase=pb.ObservedGang.RUNNING) for n in rest]
+            self._here[key_of(gang)] = local
+            log.info("adopted a gang", extra={"event": "gang_adopted", **_facts(key_of(gang))})
             for member in local.members:
                 self._look(local, member)
                 self._follow(local, member)
@@ -123,7 +117,7 @@ class Supervisor:
         return self._network.remarks if self._network is not None else ()
 
     def apply(
-        self, revision: int, gangs: Sequence[Gang], settings: TagSettings | None = None
+        self, revision: int, gangs: Sequence[pb.DesiredGang], settings: TagSettings | None = None
     ) -> None:
         """Make ``gangs``, and nothing else, run here. Ignore a revision older than the newest.
 
@@ -163,7 +157,7 @@ class Supervisor:
             self._idle.clear()
             await self._idle.wait()
 
-    def live(self) -> list[tuple[Gang, bool]]:
+    def live(self) -> list[tuple[pb.DesiredGang, bool]]:
         """Return the gangs that occupy GPUs here, and whether their processes run."""
         here = self._here.values()
         return [(local.gang, local.is_running) for local in here if local.is_live]
@@ -181,7 +175,7 @@ class Supervisor:
             for member in local.members:
                 self._look(local, member)
 
-    def reports(self) -> list[GangReport]:
+    def reports(self) -> list[pb.ObservedGang]:
         """Return a report for each gang member on this agent's nodes, by last known progress."""
         now_s = self._wall_s()
         reports = [
@@ -190,20 +184,21 @@ class Supervisor:
             for member in local.members
             if not member.is_gone
         ]
-        if self._sampling is None:
-            return reports
-        return [self._sampling.add_measurement(report) for report in reports]
+        if self._sampling is not None:
+            for report in reports:
+                self._sampling.add_measurement(report)
+        return reports
 
-    def note_sent(self, reports: Iterable[GangReport]) -> None:
+    def note_sent(self, reports: Iterable[pb.ObservedGang]) -> None:
         """Note that ``reports`` were sent: the next desired state answers the ends among them."""
-        sent: dict[GangKey, dict[str, GangPhase]] = {}
+        sent: dict[GangKey, dict[str, int]] = {}
         for report in reports:
-            sent.setdefault((report.job, report.generation), {})[report.node] = report.phase
+            sent.setdefault(key_of(report), {})[report.node] = report.phase
         for key, phases in sent.items():
             local = self._here.get(key)
             if local is not None and not local.is_live:
                 local.reported = all(
-                    phases.get(member.node) is member.phase
+                    phases.get(member.node) == member.phase
                     for member in local.members
                     if not member.is_gone
                 )
@@ -224,27 +219,29 @@ class Supervisor:
         if plan.forget or plan.stop or ready:
             self._changed()
 
-    def _start(self, gang: Gang) -> None:
+    def _start(self, message: pb.DesiredGang) -> None:
+        gang = pb.DesiredGang()
+        gang.CopyFrom(message)  # a part of a message would keep all of it in memory
         local = LocalGang(gang=gang, members=[])
-        self._here[gang.key] = local
+        self._here[key_of(gang)] = local
         try:
             self._state.add(gang)
             environment = self._environment(gang)
             self._runtimes.require_offered(gang)
             runtime = self._runtimes.choose(gang)
         except (TesseraError, OSError) as error:
-            local.members = [failed_member(node, error) for node, _ in gang.shares]
+            local.members = [failed_member(node, error) for node in nodes_of(gang)]
             log.error(
                 "a gang did not start",
-                extra={"event": "gang_not_started", **_facts(gang.key), "error": error},
+                extra={"event": "gang_not_started", **_facts(key_of(gang)), "error": error},
             )
             return
-        for node, _ in gang.shares:
-            member = LocalMember(node=node, phase=GangPhase.STARTING)
+        for node in nodes_of(gang):
+            member = LocalMember(node=node, phase=pb.ObservedGang.STARTING)
             local.members.append(member)
             if node == gang.leader or not runtime.leader_only:
                 self._launch(local, member, runtime, environment)
-            if member.phase is not GangPhase.FAILED:
+            if member.phase != pb.ObservedGang.FAILED:
                 self._follow(local, member)
 
     def _launch(
@@ -260,7 +257,6 @@ class Supervisor:
                 store=self._state.checkpoints(gang.job),
                 environment=environment,
             )
-            runtime.prepare(part)
             member.handle = runtime.launch(part)
         except (TesseraError, OSError, ValueError) as error:  # e.g. a file that a program changed
             failed = failed_member(member.node, error)
@@ -269,7 +265,7 @@ class Supervisor:
                 "a gang did not start",
                 extra={
                     "event": "gang_not_started",
-                    **_facts(gang.key),
+                    **_facts(key_of(gang)),
                     "node": member.node,
                     "error": error,
                 },
@@ -277,39 +273,39 @@ class Supervisor:
             return
         log.info(
             "started a gang",
-            extra={"event": "gang_started", **_facts(gang.key), "node": member.node},
+            extra={"event": "gang_started", **_facts(key_of(gang)), "node": member.node},
         )
 
-    def _nodes_with_processes(self, gang: Gang) -> list[str]:
+    def _nodes_with_processes(self, gang: pb.DesiredGang) -> list[str]:
         """Return the nodes of this agent on which the gang has processes."""
-        nodes = [node for node, _ in gang.shares]
+        nodes = nodes_of(gang)
         try:
             leader_only = self._runtimes.choose(gang).leader_only
         except InvalidInput:  # another agent started it, with this runtime
             leader_only = True
         return [node for node in nodes if node == gang.leader] if leader_only else nodes
 
-    def _environment(self, gang: Gang) -> dict[str, str]:
+    def _environment(self, gang: pb.DesiredGang) -> dict[str, str]:
         """Return the environment variables that convey the gang's part in the network plan."""
-        if self._network is None or gang.network is None:
+        if self._network is None or not gang.HasField("network"):
             return {}
-        file = self._state.write_part(gang.key, gang.network)
+        file = self._state.write_part(key_of(gang), gang.network)
         return {**self._network.environment(gang.job), PART_VARIABLE: str(file)}
 
-    def _update_part(self, gang: Gang) -> None:
+    def _update_part(self, gang: pb.DesiredGang) -> None:
         """Notify a gang that is here of its part in the network plan, if the part has changed."""
-        local = self._here.get(gang.key)
-        if self._network is None or gang.network is None or local is None:
+        local = self._here.get(key_of(gang))
+        if self._network is None or not gang.HasField("network") or local is None:
             return
         if local.gang.network == gang.network:
             return
-        local.gang = replace(local.gang, network=gang.network)
+        local.gang.network.CopyFrom(gang.network)
         try:
-            self._state.write_part(gang.key, gang.network)
+            self._state.write_part(key_of(gang), gang.network)
         except OSError as error:
             log.warning(
                 "cannot pass a gang its part in the network plan",
-                extra={"event": "network_part_unwritten", **_facts(gang.key), "error": error},
+                extra={"event": "network_part_unwritten", **_facts(key_of(gang)), "error": error},
             )
 
     def _network_changed(self) -> None:
@@ -320,19 +316,19 @@ class Supervisor:
 
     def _stop(self, local: LocalGang) -> None:
         gang = local.gang
-        log.info("stopping a gang", extra={"event": "gang_stopping", **_facts(gang.key)})
+        log.info("stopping a gang", extra={"event": "gang_stopping", **_facts(key_of(gang))})
         local.is_stopping = True
         if not local.has_processes:
-            self._forget(gang.key)
+            self._forget(key_of(gang))
             return
         for member in local.members:
             if member.handle is None:
                 member.is_gone = member.phase in LIVE_PHASES
                 continue
-            member.phase = GangPhase.STOPPING
+            member.phase = pb.ObservedGang.STOPPING
             member.handle.stop()
-        grace_s = gang.launch.stop_grace_s or self._grace_s
-        if RUNTIMES.get(gang.runtime, RUNTIMES[DEFAULT_RUNTIME]).trains:
+        grace_s = to_seconds(gang.launch.stop_grace) or self._grace_s
+        if RUNTIMES.get(gang.launch.runtime, RUNTIMES[DEFAULT_RUNTIME]).trains:
             grace_s += KEEPER_MARGIN_S  # its keeper kills it first
         asyncio.get_running_loop().call_later(grace_s, self._kill_after_grace, local)
 
@@ -341,7 +337,11 @@ class Supervisor:
             if member.handle is not None:
                 log.warning(
                     "killing a gang that did not stop in time",
-                    extra={"event": "gang_killed", **_facts(local.gang.key), "node": member.node},
+                    extra={
+                        "event": "gang_killed",
+                        **_facts(key_of(local.gang)),
+                        "node": member.node,
+                    },
                 )
                 member.handle.kill()
 
@@ -351,7 +351,7 @@ class Supervisor:
 
     def _follow(self, local: LocalGang, member: LocalMember) -> None:
         if member.handle is None:
-            member.phase = GangPhase.RUNNING
+            member.phase = pb.ObservedGang.RUNNING
         else:
             self._spawn(self._watch(local, member, member.handle))
 
@@ -365,18 +365,18 @@ class Supervisor:
         if member.handle is None:
             return
         member.progress = member.handle.observe()
-        if member.progress is not None and member.phase is GangPhase.STARTING:
-            member.phase = GangPhase.RUNNING
+        if member.progress is not None and member.phase == pb.ObservedGang.STARTING:
+            member.phase = pb.ObservedGang.RUNNING
             log.info(
                 "a gang is running",
-                extra={"event": "gang_running", **_facts(local.gang.key), "node": member.node},
+                extra={"event": "gang_running", **_facts(key_of(local.gang)), "node": member.node},
             )
             self._changed()
 
     def _ended(
         self, local: LocalGang, member: LocalMember, how: MemberExit, progress: Progress | None
     ) -> None:
-        key = local.gang.key
+        key = key_of(local.gang)
         member.handle, member.progress = None, progress
         log.info(
             "a gang has ended",
@@ -389,11 +389,15 @@ class Supervisor:
             },
         )
         if how.outcome is ExitOutcome.SUCCEEDED:
-            member.phase = GangPhase.SUCCEEDED
+            member.phase = pb.ObservedGang.SUCCEEDED
         elif local.is_stopping or how.outcome is ExitOutcome.STOPPED:
             member.is_gone = True
         else:
-            member.phase, member.error, member.reason = GangPhase.FAILED, how.error, how.reason
+            member.phase, member.error, member.reason = (
+                pb.ObservedGang.FAILED,
+                how.error,
+                how.reason,
+            )
             if how.reason is ExitReason.NOT_STARTED and self._runtimes.offers is not None:
                 self._runtimes.offers.check_soon()
         if all(m.is_gone or (local.is_stopping and m.handle is None) for m in local.members):
@@ -405,8 +409,8 @@ class Supervisor:
 
     def _leave_behind(self, local: LocalGang) -> None:
         """Forget a gang that was stopped, unless a member has done all iterations meanwhile."""
-        if all(member.phase is not GangPhase.SUCCEEDED for member in local.members):
-            self._forget(local.gang.key)
+        if all(member.phase != pb.ObservedGang.SUCCEEDED for member in local.members):
+            self._forget(key_of(local.gang))
 
 
 def _facts(key: GangKey) -> dict[str, str | int]:

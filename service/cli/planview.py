@@ -17,7 +17,7 @@ from tessera.estimator.stated.comparison import (
 )
 from tessera.estimator.stated.completion import PlanContext
 from tessera.estimator.stated.statement import StatedPlan
-from tessera.formulation.execution_plan import ZeroStage
+from tessera.formulation.execution_plan import ZeroStage, check_fits
 from tessera.formulation.values import Workload
 from tessera.service.cli.modelling import DescribedModel
 from tessera.service.cli.render import Column, format_number, print_line, print_note, show_table
@@ -165,7 +165,7 @@ def compare_stated(
     workload = Workload(
         model=model.name, params=model.params, global_batch=model.training.global_batch
     )
-    whole.check_fits("--plan", workload, setting.shape.gpus, len(model.graph))
+    check_fits(whole, "--plan", workload, setting.shape.gpus, len(model.graph))
     view = PlanView(model=model, setting=setting, comparison=compare_plan(setting, whole))
     view.show(as_json=as_json)
     for text in plan.notes if isinstance(plan, StatedPlan) else ():

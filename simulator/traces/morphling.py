@@ -228,7 +228,7 @@ def _estimate(row: CsvRow, file: str, resources: PlanResources) -> EstimateRecor
         row.whole("num_gpus", 1, 100_000),
         row.whole("cpu_threads_per_gpu", 0, 10_000, 0),
     )
-    cpus_per_gpu, bytes_per_gpu = resources.needs(model, plan)
+    cores, bytes_per_gpu = resources.needs(model, plan)
     host_bytes, offloads = bytes_per_gpu * gpus, plan.startswith(_OFFLOAD)
     if offloads and resources.of_plan:
         host_bytes = max(host_bytes, round(OFFLOADED_BYTES * parameter_count(MODELS[model][0])))
@@ -249,7 +249,7 @@ def _estimate(row: CsvRow, file: str, resources: PlanResources) -> EstimateRecor
         source=EstimateSource.MEASURED,
         provenance=file,
         plan_kind=f"3d-pp{plan[0]}-tp{plan[1]}" if _is_3d(plan) else "",
-        cpus=(threads or cpus_per_gpu) * gpus,
+        cpus=(threads or cores) * gpus,
         host_bytes=host_bytes,
     )
 

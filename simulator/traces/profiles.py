@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tessera.estimator.userfiles import read_bytes, to_text
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import read_execution_plan
+from tessera.formulation.execution_plan import check_fits, read_execution_plan
 from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.values import BEST_FOUND, ESTIMATE_SOURCES, Cell, EstimateSource, Workload
 from tessera.simulator.traces.csvfile import CsvRow, Mistakes, parse_rows
@@ -121,7 +121,7 @@ def _add_plan(row: CsvRow, record: EstimateRecord) -> EstimateRecord:
     column = "execution_plan"
     try:
         plan = read_execution_plan(column, row.get(column))
-        plan.check_fits(column, record.workload, record.cell.gpus)
+        check_fits(plan, column, record.workload, record.cell.gpus)
     except InvalidInput as error:
         row.wrong(column, error.problem if error.field == column else str(error))
         return record

@@ -66,3 +66,22 @@ def test_the_largest_number_of_files_is_that_of_the_paths(
 ) -> None:
     paths = list(paths_of(places))
     assert max(map(int, re.findall(r"\d+", files))) == len(paths), (change, paths)
+
+
+PRODUCT = (
+    *("benchmarks", "db", "estimator", "formulation", "modelling", "service", "simulator"),
+    *("solvers", "proto/client", "proto/tessera"),
+)
+"""The folders of the product. Generated files and tests are elsewhere."""
+
+
+@pytest.mark.parametrize(("name", "max_files"), [("cpus_per_gpu", 5)])  # a field of execution plans
+def test_a_field_is_named_in_few_files(name: str, max_files: int) -> None:
+    paths = [path for folder in PRODUCT for path in (ROOT / folder).rglob("*.p[yr]*")]
+    word = re.compile(rf"\b{name}\b")
+    files = [
+        path.relative_to(ROOT)
+        for path in paths
+        if path.suffix in SUFFIXES and word.search(path.read_text(encoding="utf-8"))
+    ]
+    assert 0 < len(files) <= max_files, files

@@ -27,11 +27,11 @@ from tessera.formulation.records.estimates import EstimateRecord
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.runtimes import COMMAND
 from tessera.formulation.values import Cell, EstimateSource, GpuType, Workload
-from tessera.service.agent.gangs import Gang
 from tessera.service.config import Config
 from tessera.service.loop import RoundLoop
 from tessera.service.wiring import run_server
 from tessera.solvers.rounds.options import RoundOptions
+from tessera.v1 import agents_pb2 as pb
 from tests.support.agent_server import LONG, RUNNING, FakeServer, MakeAgent
 from tests.support.agents import a_gang, is_running, until
 from tests.support.patience import PATIENCE_S
@@ -225,7 +225,7 @@ def passable() -> Iterator[Path]:
         yield Path(name)
 
 
-def a_program(job: str, gpu: int, *command: str, **launch: Any) -> Gang:
+def a_program(job: str, gpu: int, *command: str, **launch: Any) -> pb.DesiredGang:
     """Return a gang of one GPU whose program runs as the user of ``--run-as``."""
     return a_gang(
         job,

@@ -279,9 +279,9 @@ async def test_output_is_sent_once_while_it_is_asked_for_and_again_on_the_next_s
 async def test_an_agent_on_an_open_connection_refuses_programs_and_replays(
     server: FakeServer, tmp_path: Path
 ) -> None:
-    program = a_gang("b", command=("train",), shares=(("n1", (0,)),), leader="n1")
+    shares = (("n1", (0,)),)
+    program = a_gang("b", command=("train",), shares=shares, leader="n1", runtime="command")
     server.want(1, a_gang(iterations_total=LONG), program)
-    server.desired.gangs[1].runtime = "command"
     # An address that is not of the loopback interface, and leads to this machine all the same.
     agent = AgentProcess(tmp_path / "open", [], "--server", f"0.0.0.0:{server.port}")
     try:

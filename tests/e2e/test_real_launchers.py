@@ -27,12 +27,13 @@ from tessera.formulation.execution_plan import (
     ZeroStage,
 )
 from tessera.formulation.runtimes import MEGATRON
+from tessera.service.agent.keeper.spec import LaunchArguments
 from tessera.service.agent.runtimes.arguments.deepspeed import (
     CONFIGURATION,
     deepspeed_arguments,
     deepspeed_configuration,
 )
-from tessera.service.agent.runtimes.arguments.layout import LaunchArguments, RankLayout
+from tessera.service.agent.runtimes.arguments.layout import RankLayout
 from tessera.service.agent.runtimes.arguments.megatron import megatron_arguments
 from tessera.service.agent.runtimes.arguments.torchrun import torchrun_arguments
 from tessera.service.agent.runtimes.arguments.words import read_flags
@@ -412,4 +413,4 @@ async def test_the_lines_of_megatron_count_up_to_the_last_checkpoint(
     gang = bench.gang((str(script), word), runtime=MEGATRON, launch={"progress_pattern": pattern})
     handle = bench.start(gang, python=find_torch_python())
     assert await end_of(handle) == SUCCESS
-    assert (observed(handle).iterations, observed(handle).loss) == (10, loss)
+    assert (observed(handle).iterations_done, observed(handle).loss) == (10, loss)

@@ -61,9 +61,9 @@ async def test_an_unchanged_script_reports_its_iterations_and_loss(bench: Progra
     handle = start(bench, ENDLESS)
 
     await handle.begun()
-    await until(lambda: (progress := handle.observe()) and progress.iterations > 0)
+    await until(lambda: handle.observe() and observed(handle).iterations_done > 0)
     first = observed(handle)
-    await until(lambda: observed(handle).iterations > first.iterations)
+    await until(lambda: observed(handle).iterations_done > first.iterations_done)
     second = observed(handle)
     assert first.loss is not None
     assert second.loss is not None
@@ -80,6 +80,6 @@ async def test_a_script_has_succeeded_if_its_last_line_reports_the_last_iteratio
     end = await end_of(handle)
     progress = observed(handle)
     if last_line:
-        assert (end.outcome, progress.iterations) == (ExitOutcome.SUCCEEDED, 7)
+        assert (end.outcome, progress.iterations_done) == (ExitOutcome.SUCCEEDED, 7)
     else:
-        assert (end.reason, progress.iterations < 7) == (ExitReason.ENDED_EARLY, True)
+        assert (end.reason, progress.iterations_done < 7) == (ExitReason.ENDED_EARLY, True)

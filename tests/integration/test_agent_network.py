@@ -164,18 +164,17 @@ def test_the_command_plans_applies_and_shows(
 
 MEASURES = """
 import asyncio, json, sys
-from tessera.formulation.values import Cell
-from tessera.service.agent.gangs import Gang, GangPhase, GangReport
 from tessera.service.agent.network.sampling import TrafficSampler, sent_bytes_reader
+from tessera.v1.agents_pb2 import DesiredGang, ObservedGang
 from tests.support.bursts import Bursts
 bursts = Bursts("10.97.1.2")
 async def measure():
     sent = sent_bytes_reader([sys.argv[1]])
     sampling = TrafficSampler(sent, window_s=4.0, clock=bursts.clock, sleep=bursts.sleep)
-    gang = Gang(job="a", generation=1, shares=(("n0", (0,)),), leader="n0", members=("n0", "n1"),
-                cell=Cell(gpu_type="a100", gpus=2, pipeline_degree=1), iter_time_s=1.0, iterations_total=1.0)
+    gang = DesiredGang(job="a", generation=1, members=("n0", "n1"))
     measured = await sampling.step(lambda: [(gang, True)])
-    report = sampling.add_measurement(GangReport(job="a", generation=1, node="n0", phase=GangPhase.RUNNING))
+    report = ObservedGang(job="a", generation=1)
+    sampling.add_measurement(report)
     return measured, report.period_s, report.sent_bytes
 print(json.dumps(asyncio.run(measure())))
 """

@@ -396,7 +396,7 @@ def test_it_runs_on_its_request_without_a_reason_to_wait_and_its_agent_is_sent_n
     assert (held.rate, held.plan) == (0.0, None)
     (node, _), *_ = held.shares
     (gang,) = of_desired(store.read(load_desired_gangs, C, f"agent-{node}"), {node}).gangs
-    assert (gang.iter_time_s, gang.plan, gang.gpus) == (0.0, "", 4)
+    assert (gang.iter_time_s, gang.execution_plan, sum(gang.member_gpus)) == (0.0, "", 4)
 
 
 def test_a_replay_leaves_its_rate_unknown(store: Store) -> None:

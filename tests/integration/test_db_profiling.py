@@ -43,8 +43,7 @@ from tessera.formulation.records.estimates import (
     ProfileRow,
 )
 from tessera.formulation.runtimes import REPLAY
-from tessera.formulation.values import PROFILING, Cell, EstimateSource, GpuType, Workload
-from tessera.service.agent.gangs import Gang
+from tessera.formulation.values import PROFILING, EstimateSource, GpuType, Workload
 from tessera.service.agent.isolation import visible_devices
 from tessera.service.agent.runtimes.profiler import ProfilerRuntime
 from tessera.service.agent.runtimes.protocol import (
@@ -59,7 +58,7 @@ from tessera.service.cli.jobview import profiling_facts
 from tessera.service.profileclock import CLOCK_FILE
 from tessera.service.profiletask import HOST_FILE, RECORDS_FILE, require_jax
 from tessera.service.rpc.convert.profiles import of_host
-from tessera.v1 import estimates_pb2, estimates_pb2_grpc, jobs_pb2
+from tessera.v1 import agents_pb2, estimates_pb2, estimates_pb2_grpc, jobs_pb2, launch_pb2
 from tessera.v1 import estimates_pb2 as pb
 from tests.support.agents import launch_leader, until
 from tests.support.rpc import error_details, serving
@@ -597,24 +596,24 @@ class Node:
 
 def a_task(
     generation: int = 1, *, samples: tuple[int, ...] = (1, 2), step: str = "step", **arguments: int
-) -> Gang:
+) -> agents_pb2.DesiredGang:
     spec = task_of(
         Workload(model="tiny", params="1K", global_batch=64),
         StepTarget(target=f"tests.support.tiny_step:{step}", arguments=tuple(arguments.items())),
         "my-cpu",
         ProfilingOptions(samples=samples, host_parameters=2**12),
     )
-    return Gang(
+    return agents_pb2.DesiredGang(
         job=spec.name,
         generation=generation,
-        shares=(("n", (0,)),),
+        shares=[agents_pb2.AgentShare(node="n", gpu_indices=[0])],
         leader="n",
         members=("n",),
-        cell=Cell(gpu_type="my-cpu", gpus=1, pipeline_degree=1),
+        gpu_type="my-cpu",
         iter_time_s=60.0,
         iterations_total=spec.iterations,
         command=spec.command,
-        runtime=spec.runtime,
+        launch=launch_pb2.Launch(runtime=spec.runtime),
     )
 
 
@@ -676,7 +675,7 @@ async def test_a_killed_task_continues_where_it_was(node: Node, collector: Colle
     assert {r.samples for r in request.layers} == set(sizes)
     progress = second.observe()
     assert progress is not None
-    assert (progress.iterations, progress.iter_time_s) == (len(sizes), 0.0)
+    assert (progress.report.iterations_done, progress.report.iter_time_s) == (len(sizes), 0.0)
 
 
 async def test_a_stopped_task_ends_between_two_records(node: Node, collector: Collector) -> None:

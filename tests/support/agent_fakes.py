@@ -16,6 +16,7 @@ from tessera.service.agent.runtimes.protocol import (
     MemberHandle,
     Progress,
 )
+from tessera.v1 import agents_pb2 as pb
 from tests.support.patience import PATIENCE_S
 
 
@@ -70,7 +71,7 @@ class EndlessProcess:
         return MemberExit(outcome=ExitOutcome.STOPPED)
 
     def observe(self) -> Progress | None:
-        return Progress(iterations=1.0, iter_time_s=1.0)
+        return Progress(report=pb.ObservedGang(iterations_done=1.0, iter_time_s=1.0))
 
     def stop(self) -> None:
         self.stopped.set()
@@ -89,9 +90,6 @@ class EndlessRuntime:
     def __init__(self) -> None:
         self.started: dict[str, dict[str, str]] = {}
         self.starts = 0
-
-    def prepare(self, member: Member) -> None:
-        """Accept every gang."""
 
     def launch(self, member: Member) -> MemberHandle:
         self.starts += 1

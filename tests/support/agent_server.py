@@ -17,9 +17,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from tessera.service.agent.gangs import Gang
 from tessera.v1 import agents_pb2 as pb
-from tessera.v1 import agents_pb2_grpc, launch_pb2
+from tessera.v1 import agents_pb2_grpc
 from tests.support.agents import is_running, process_of, until
 
 NODES = ("n0:a100:8", "n1:a100:8")
@@ -29,28 +28,6 @@ LONG: Final = 1e12
 
 RUNNING: Final = ("a", 1, "n0", "RUNNING")
 """What a server sees of the first generation of the job "a" on n0."""
-
-
-def as_message(gang: Gang) -> pb.DesiredGang:
-    return pb.DesiredGang(
-        job=gang.job,
-        generation=gang.generation,
-        leader=gang.leader,
-        members=gang.members,
-        member_gpus=gang.member_gpus,
-        shares=[pb.AgentShare(node=node, gpu_indices=gpus) for node, gpus in gang.shares],
-        gpus=gang.cell.gpus,
-        iter_time_s=gang.iter_time_s,
-        iterations_total=gang.iterations_total,
-        iterations_done=gang.iterations_done,
-        restart_s=gang.restart_s,
-        command=gang.command,
-        runtime=gang.runtime,
-        launch=launch_pb2.Launch(
-            workdir=gang.launch.workdir,
-            staging_command=gang.launch.staging_command,
-        ),
-    )
 
 
 @dataclass
@@ -92,8 +69,8 @@ class FakeServer(agents_pb2_grpc.AgentsServicer):
         self.desired.log_reads.extend(requests)
         self._changed.set()
 
-    def want(self, revision: int, *gangs: Gang) -> None:
-        self.desired = pb.Desired(revision=revision, gangs=[as_message(gang) for gang in gangs])
+    def want(self, revision: int, *gangs: pb.DesiredGang) -> None:
+        self.desired = pb.Desired(revision=revision, gangs=gangs)
         self._changed.set()
 
     def seen(self, revision: int) -> list[tuple[str, int, str, str]] | None:

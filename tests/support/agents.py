@@ -9,43 +9,48 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tessera.service.agent.gangs import Gang
+from tessera.formulation.launch import LaunchSpec
 from tessera.service.agent.runtimes.protocol import Member, MemberHandle, Runtime
-from tests.support.cells import with_cell
+from tessera.v1 import agents_pb2 as pb
+from tests.support.launches import launch_message
 from tests.support.patience import PATIENCE_S
 
 T = TypeVar("T")
 
 
-def a_gang(job: str = "a", generation: int = 1, **overrides: Any) -> Gang:
+def a_gang(job: str = "a", generation: int = 1, **overrides: Any) -> pb.DesiredGang:
     """Return a gang on GPUs 0 and 1 of node n0, which is also its leader.
 
-    The members of a larger one have equal numbers of GPUs.
+    The members of a larger one have equal numbers of GPUs. ``runtime`` is the launch's.
     """
     fields: dict[str, Any] = {
         "shares": (("n0", (0, 1)),),
         "leader": "n0",
         "members": ("n0",),
-        "gpu_type": "",
         "gpus": 2,
-        "pipeline_degree": 0,
         "iter_time_s": 1.0,
         "iterations_total": 1000.0,
     }
     fields |= overrides
-    members = len(fields["members"])
-    fields.setdefault("member_gpus", (fields["gpus"] // members,) * members)
-    return Gang(job=job, generation=generation, **with_cell(fields))
+    members, gpus = len(fields["members"]), fields.pop("gpus")
+    fields.setdefault("member_gpus", (gpus // members,) * members)
+    shares = [pb.AgentShare(node=node, gpu_indices=gpus) for node, gpus in fields.pop("shares")]
+    if isinstance(launch := fields.get("launch"), LaunchSpec):
+        fields["launch"] = launch_message(launch)
+    runtime = fields.pop("runtime", "")
+    gang = pb.DesiredGang(job=job, generation=generation, shares=shares, **fields)
+    gang.launch.runtime = runtime or gang.launch.runtime
+    return gang
 
 
 def launch_leader(
     runtime: Runtime,
-    gang: Gang,
+    gang: pb.DesiredGang,
     directory: Path,
     store: Path,
     environment: Mapping[str, str] | None = None,
 ) -> MemberHandle:
-    """Prepare and launch the leader of ``gang``, as the supervisor does."""
+    """Launch the leader of ``gang``, as the supervisor does."""
     member = Member(
         gang=gang,
         node=gang.leader,
@@ -53,7 +58,6 @@ def launch_leader(
         store=store,
         environment=environment or {},
     )
-    runtime.prepare(member)
     return runtime.launch(member)
 
 

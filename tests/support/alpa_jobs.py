@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from tessera.formulation.execution_plan import ExecutionPlan, PlanStage
 from tessera.formulation.runtimes import ALPA
-from tessera.service.agent.gangs import Gang
+from tessera.v1 import agents_pb2 as pb
 from tests.support.programs import ProgramBench
 
 IMAGE: Final = Path(__file__).parent / "alpa_image"
@@ -45,14 +45,14 @@ def an_alpa_gang(
     environment: dict[str, str] | None = None,
     launch: dict[str, Any] | None = None,
     **fields: Any,
-) -> Gang:
+) -> pb.DesiredGang:
     """Return a gang that runs a program in the image."""
     script = bench.root / f"train-{generation}.py"
     script.write_text(PROGRAM.format(step=step, head=head))
     return bench.gang(
         (str(script), "--lr", "0.25"),
         generation,
-        {"environment": {"PYTHONPATH": str(IMAGE), **(environment or {})}, **(launch or {})},
+        {"env": {"PYTHONPATH": str(IMAGE), **(environment or {})}, **(launch or {})},
         runtime=ALPA,
         execution_plan="" if plan is None else plan.to_json(),
         **fields,

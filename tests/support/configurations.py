@@ -46,7 +46,7 @@ def a_configuration(*node_gpus: int, **fields: Any) -> Configuration:
 
 def an_offloaded(*node_gpus: int, **fields: Any) -> Configuration:
     """Return ZeRO-Offload on ``node_gpus``, with four CPU cores a GPU."""
-    given = {"zero": ZeroStage.GRADIENTS, "offload": True, "cpus_per_gpu": 4.0}
+    given = {"zero": ZeroStage.GRADIENTS, "offload": True, "update_cores": 4.0}
     return a_configuration(*node_gpus, **(given | fields))
 
 

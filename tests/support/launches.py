@@ -10,6 +10,20 @@ from tessera.formulation.launch import LaunchSpec, SecretVariable
 from tessera.formulation.runtimes import TORCHRUN
 from tessera.v1 import launch_pb2
 
+DURATIONS: Final = ("stall_limit", "stop_grace", "tuning_budget")
+
+
+def launch_message(launch: LaunchSpec) -> launch_pb2.Launch:
+    """Return the message of a launch, with the runtime that it names."""
+    plain = launch.to_plain()
+    message = launch_pb2.Launch()
+    for name in DURATIONS:
+        if seconds := plain.pop(f"{name}_s", 0.0):
+            getattr(message, name).FromNanoseconds(round(seconds * 1e9))
+    message.MergeFrom(launch_pb2.Launch(**plain))
+    return message
+
+
 WHOLE_LAUNCH: Final = LaunchSpec(
     runtime=TORCHRUN,
     env={"NCCL_DEBUG": "INFO", "GREETING": "a b=ü", "EMPTY": ""},

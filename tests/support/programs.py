@@ -17,7 +17,6 @@ import pytest
 from tessera.formulation.launch import LaunchSpec
 from tessera.formulation.runtimes import COMMAND
 from tessera.service.agent.files import make_private, write_json
-from tessera.service.agent.gangs import Gang
 from tessera.service.agent.isolation import UserRule
 from tessera.service.agent.lease import LEASE_FILE, boot_id
 from tessera.service.agent.logs import folder_of
@@ -27,8 +26,8 @@ from tessera.service.agent.runtimes.protocol import (
     Member,
     MemberExit,
     MemberHandle,
-    Progress,
 )
+from tessera.v1 import agents_pb2 as pb
 from tests.support.agents import a_gang
 from tests.support.patience import PATIENCE_S
 
@@ -109,7 +108,7 @@ class ProgramBench:
         generation: int = 1,
         launch: Mapping[str, Any] | None = None,
         **fields: Any,
-    ) -> Gang:
+    ) -> pb.DesiredGang:
         """Return a gang whose command is a Python program, or the words of ``program``."""
         words = (sys.executable, "-c", program) if isinstance(program, str) else program
         values: dict[str, Any] = {
@@ -119,20 +118,21 @@ class ProgramBench:
             "global_batch": 8,
             "launch": LaunchSpec(**(launch or {})),
         }
-        return replace(a_gang(generation=generation), **(values | fields))
+        return a_gang(generation=generation, **(values | fields))
 
-    def member(self, gang: Gang, node: str = "n0") -> Member:
+    def member(self, gang: pb.DesiredGang, node: str = "n0") -> Member:
         """Return a member with its directory."""
         key = f"{gang.job}@{gang.generation}"
         directory = self.settings.data_dir / "gangs" / key / f"member-{node}"
         directory.mkdir(parents=True, exist_ok=True)
         return Member(gang=gang, node=node, directory=directory, store=self.store)
 
-    def start(self, gang: Gang, node: str = "n0", **settings: Any) -> MemberHandle:
+    def start(self, gang: pb.DesiredGang, node: str = "n0", **settings: Any) -> MemberHandle:
         """Launch a member of ``gang``."""
-        runtime = ProgramRuntime(name=gang.runtime, settings=replace(self.settings, **settings))
+        runtime = ProgramRuntime(
+            name=gang.launch.runtime, settings=replace(self.settings, **settings)
+        )
         member = self.member(gang, node)
-        runtime.prepare(member)
         handle = runtime.launch(member)
         self._handles.append(handle)
         return handle
@@ -157,11 +157,11 @@ async def end_of(handle: MemberHandle) -> MemberExit:
         return await handle.ended()
 
 
-def observed(handle: MemberHandle) -> Progress:
+def observed(handle: MemberHandle) -> pb.ObservedGang:
     """Return the progress of a member, which it must have reported."""
     progress = handle.observe()
     assert progress is not None
-    return progress
+    return progress.report
 
 
 async def stop(handle: MemberHandle) -> None:

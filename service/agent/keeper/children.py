@@ -100,15 +100,15 @@ def start_program(
             start_new_session=True,
             umask=0o077,
             preexec_fn=become_program,  # other threads of the keeper begin later
-            user=spec.uid if spec.switches_user else None,
-            group=spec.gid if spec.switches_user else None,
-            extra_groups=spec.groups if spec.switches_user else None,
+            user=spec.user.uid if spec.switches_user else None,
+            group=spec.user.gid if spec.switches_user else None,
+            extra_groups=spec.user.groups if spec.switches_user else None,
         )
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         if reason := _read_waiting(refused):
             raise ProgramNotStarted(
-                f"cannot enter {directory} as {spec.user}: {reason}; does it exist on every node, and may"
-                " this user enter it?"
+                f"cannot enter {directory} as {spec.user.name}: {reason}; does it exist on every node, and"
+                " may this user enter it?"
             ) from error
         raise ProgramNotStarted(
             f"cannot start {argv[0]} in {directory}: {error}; does it exist on every node, and may the"

@@ -86,7 +86,7 @@ class MemberRun:
         children.confine(spec)
         if spec.leads:
             self._store.claim()
-            self._store.make_directories(spec.uid, spec.gid)
+            self._store.make_directories(spec.owner)
             self._resumed, self._reporter.remark = self._store.choose_checkpoint()
             self._reporter.checkpoint = self._resumed
         meeting = gather(spec, self._store, self._resumed, self._is_stopped)
@@ -99,15 +99,15 @@ class MemberRun:
         environment = self._environment(meeting)
         if not self._stage(environment):
             return {"outcome": "stopped"}
-        words = [_filled(word, meeting) for word in spec.argv]
-        directory = spec.workdir or self._store.files
+        words = [_filled(word, meeting) for word in spec.arguments.argv]
+        directory = spec.launch.workdir or self._store.files
         program = self._ranks.start(words, environment, directory)
         status = self._watch(program)
         return self._conclude(status)
 
     def _make_meter(self, resumed: int | None) -> ProgressMeter:
         spec = self._spec
-        return ProgressMeter(spec.iterations_total, resumed, may_exceed=spec.until_exit)
+        return ProgressMeter(spec.iterations_total, resumed, may_exceed=spec.launch.until_exit)
 
     def close(self) -> None:
         """Close the output. All processes are dead."""
@@ -121,7 +121,7 @@ class MemberRun:
         spec = self._spec
         variables = {
             name: _filled(value, meeting).replace(PORT_WORD, str(self._trainer.port))
-            for name, value in self._spec.environment.items()
+            for name, value in self._spec.arguments.environment.items()
         }
         variables |= {
             "MASTER_ADDR": meeting.address,
@@ -142,11 +142,11 @@ class MemberRun:
         Raises:
             ProgramNotStarted: it failed, or did not end in time.
         """
-        if not self._spec.staging:
+        if not self._spec.launch.staging_command:
             return True
-        directory = self._spec.workdir or self._store.files
-        limit_s = self._spec.stall_limit_s or STAGING_LIMIT_S
-        staging = self._ranks.run_staging(self._spec.staging, environment, directory)
+        directory = self._spec.launch.workdir or self._store.files
+        limit_s = self._spec.launch.stall_limit_s or STAGING_LIMIT_S
+        staging = self._ranks.run_staging(self._spec.launch.staging_command, environment, directory)
         until_s = time.monotonic() + limit_s
         while staging.poll() is None:
             if self._is_stopped():
@@ -255,10 +255,10 @@ class MemberRun:
             self._report()
         for iterations, loss, total in reports:
             self._feed(iterations, loss, source="trainer")
-            if not (self._trainer.remark or self._spec.until_exit):
+            if not (self._trainer.remark or self._spec.launch.until_exit):
                 self._reporter.trainer_remark = UNREPORTED_END
             is_other = total is not None and total != self._spec.iterations_total
-            if is_other and not self._spec.until_exit:
+            if is_other and not self._spec.launch.until_exit:
                 self._reporter.remark = (
                     f"Trainer counts {total} steps, but the job has"
                     f" {self._spec.iterations_total:g} iterations; submit it with the same number"
@@ -332,7 +332,7 @@ class MemberRun:
             if now_s > self._stop_s + self._spec.grace_s or self._lease.must_be_dead():
                 self._killed = "grace"
         elif self._spec.leads:
-            limit_s = self._spec.stall_limit_s
+            limit_s = self._spec.launch.stall_limit_s
             stalls_at_s = self._tuning.stalls_at_s(self._meter, limit_s, self._began_s)
             self._killed = "stall" if now_s > stalls_at_s else ""
         if self._killed:
@@ -373,7 +373,7 @@ class MemberRun:
 
         The leader decides for its gang. Other members have done their part.
         """
-        if self._spec.until_exit or not self._spec.leads:
+        if self._spec.launch.until_exit or not self._spec.leads:
             return self._stop_s is None and not self._killed
         return self._meter.is_complete
 
@@ -420,7 +420,7 @@ class MemberRun:
 
     def _read_outbox(self, path: str) -> dict[str, Any] | None:
         """Return what the program wrote into a file, or None without one. Raises OSError, ValueError."""
-        return read_json(path, MAX_PROGRESS_BYTES, owner=self._spec.program_uid)
+        return read_json(path, MAX_PROGRESS_BYTES, owner=self._spec.user.uid)
 
     def _report(self) -> None:
         """Report to the agent. Of a member that does not lead, the report says that it runs."""

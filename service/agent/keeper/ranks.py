@@ -68,7 +68,7 @@ class Ranks:
             name = self._launcher
         else:
             name = f"rank-{spec.ranks[0]}"
-        self._program = self._spawn(name, argv, environment, directory, spec.stdin)
+        self._program = self._spawn(name, argv, environment, directory, spec.arguments.stdin)
         self._end = os.pidfd_open(self._program.pid)
         self.wake_on(self._end)
         return self._program
@@ -202,16 +202,15 @@ class Ranks:
 
     def _make_finder(self, name: str) -> LineFinder | None:
         """Return what searches a rank's output. Of a program that reports, only reports count."""
-        if self._spec.report_prefix:
-            return ReportFinder(self._spec.report_prefix, self._take_report)
-        if self._spec.progress_pattern:
-            return ProgressFinder(self._spec.progress_pattern, partial(self._found, name))
+        if self._spec.arguments.report_prefix:
+            return ReportFinder(self._spec.arguments.report_prefix, self._take_report)
+        if self._spec.launch.progress_pattern:
+            return ProgressFinder(self._spec.launch.progress_pattern, partial(self._found, name))
         return None
 
     def _make_pipe(self, local: int) -> int:
         """Make the named pipe of a rank; return its end, which never reports that it is closed."""
-        owner = (self._spec.uid, self._spec.gid) if self._spec.switches_user else None
-        return make_pipe(os.path.join(self._spec.inbox, f"rank-{local}.pipe"), owner)
+        return make_pipe(os.path.join(self._spec.inbox, f"rank-{local}.pipe"), self._spec.owner)
 
     def _find_ranks(self) -> None:
         """Read the process ids that ranks have written, and believe those of our descendants."""
@@ -220,7 +219,7 @@ class Ranks:
         for local in missing:
             path = os.path.join(self._spec.outbox, f"rank-{local}.pid")
             try:
-                text = read_start(path, MAX_PID_BYTES, owner=self._spec.program_uid).decode()
+                text = read_start(path, MAX_PID_BYTES, owner=self._spec.user.uid).decode()
             except (OSError, ValueError):
                 continue
             below = below or set(children.find_descendants())

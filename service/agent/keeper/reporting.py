@@ -40,7 +40,7 @@ class MemberReporter:
         if self.up_s is None:
             return
         plain: dict[str, Any] = {
-            "iterations": meter.iterations,
+            "iterations_done": meter.iterations,
             "iter_time_s": meter.iter_time_s,
             "runtime": self._spec.runtime,
             "remark": " ".join(filter(None, (self.remark, self.trainer_remark, meter.remark))),

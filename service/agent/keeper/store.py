@@ -113,14 +113,14 @@ class JobStore:
             self._clear()  # it may be another tenant's
             self._change(OWNER, lambda _: {"job": self._job})
 
-    def make_directories(self, uid: int, gid: int) -> None:
-        """Make the directories that the program uses, for its user. -1 is the keeper's own user."""
+    def make_directories(self, owner: tuple[int, int] | None) -> None:
+        """Make the directories that the program uses, for its user and group. None: the keeper's."""
         for path in (self.files, self.own):
-            if uid >= 0:
-                give_folder(path, uid, gid)
+            if owner is not None:
+                give_folder(path, *owner)
             else:
                 make_private(path)
-        if uid >= 0:
+        if owner is not None:
             change_mode(self.directory, PASSAGE)
 
     def checkpoints(self) -> list[Checkpoint]:

@@ -67,14 +67,14 @@ class TuningWatch:
     def to_plain(self) -> dict[str, Any]:
         """Return the report for the agent, or {} before a plan is reported.
 
-        ``planned_s`` is None if the plan that was sent was tried and does not run.
+        ``planned_iter_time_s`` is None if the plan that was sent was tried and does not run.
         """
         if not self.plan:
             return {}
         return {
             "executed_plan": self.plan,
-            "executed_s": self.iteration_s,
-            "planned_s": self.planned_s if self.planned_s < math.inf else None,
+            "executed_iter_time_s": self.iteration_s,
+            "planned_iter_time_s": self.planned_s if self.planned_s < math.inf else None,
         }
 
     def _feed_plan(self, reported: dict[str, Any]) -> str:

@@ -11,14 +11,15 @@ import json
 import logging
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from tessera.formulation.errors import InvalidInput, TesseraError, Unavailable
-from tessera.service.agent.gangs import Gang, GangKey, GangReport
+from tessera.service.agent.gangs import GangKey, key_of
 from tessera.service.agent.network.counters import PortCounter, find_counters, sample_counter
 from tessera.service.agent.network.devices import SYSFS_ROOT, link_layers, rdma_devices
+from tessera.v1 import agents_pb2 as pb
 
 log = logging.getLogger(__name__)
 
@@ -74,15 +75,16 @@ class TrafficSampler:
         self._tries: dict[GangKey, int] = {}
         self._warned: set[str] = set()
 
-    def add_measurement(self, report: GangReport) -> GangReport:
-        """Return the report with its gang's measurements added, if they are known."""
-        measurement = self._found.get((report.job, report.generation))
-        if measurement is None:
-            return report
-        return replace(report, period_s=measurement.period_s, sent_bytes=measurement.sent_bytes)
+    def add_measurement(self, report: pb.ObservedGang) -> None:
+        """Add its gang's measurements to the report, if they are known."""
+        measurement = self._found.get(key_of(report))
+        if measurement is not None:
+            report.period_s, report.sent_bytes = measurement.period_s, measurement.sent_bytes
 
     async def watch(
-        self, here: Callable[[], Iterable[tuple[Gang, bool]]], changed: Callable[[], object]
+        self,
+        here: Callable[[], Iterable[tuple[pb.DesiredGang, bool]]],
+        changed: Callable[[], object],
     ) -> None:
         """Measure the gangs that are ``here``; never return.
 
@@ -103,7 +105,7 @@ class TrafficSampler:
                 return
             await asyncio.sleep(CHUNK_S)
 
-    async def step(self, here: Callable[[], Iterable[tuple[Gang, bool]]]) -> bool:
+    async def step(self, here: Callable[[], Iterable[tuple[pb.DesiredGang, bool]]]) -> bool:
         """Measure one gang for one window, if any is due; return whether it was measured.
 
         Raises:
@@ -136,7 +138,7 @@ class TrafficSampler:
         )
         return True
 
-    def _due(self, here: Callable[[], Iterable[tuple[Gang, bool]]]) -> GangKey | None:
+    def _due(self, here: Callable[[], Iterable[tuple[pb.DesiredGang, bool]]]) -> GangKey | None:
         """Return the gang to measure now, or None; forget the gangs that are gone."""
         senders = _senders(here())
         for past in (self._found, self._tries):
@@ -154,7 +156,7 @@ class TrafficSampler:
         return next((key for key in new if senders[key]), None)
 
     async def _sampled(
-        self, key: GangKey, here: Callable[[], Iterable[tuple[Gang, bool]]]
+        self, key: GangKey, here: Callable[[], Iterable[tuple[pb.DesiredGang, bool]]]
     ) -> CounterSamples | None:
         """Return samples of a whole window, or None if the gang did not run through it alone."""
         times_s: list[float] = []
@@ -184,9 +186,9 @@ class TrafficSampler:
             )
 
 
-def _senders(here: Iterable[tuple[Gang, bool]]) -> dict[GangKey, bool]:
+def _senders(here: Iterable[tuple[pb.DesiredGang, bool]]) -> dict[GangKey, bool]:
     """Return the gangs on several nodes, and whether their processes run."""
-    return {gang.key: runs for gang, runs in here if len(gang.members) > 1}
+    return {key_of(gang): runs for gang, runs in here if len(gang.members) > 1}
 
 
 async def analysed_apart(samples: CounterSamples) -> TrafficMeasurement | None:

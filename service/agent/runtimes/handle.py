@@ -13,10 +13,11 @@ from typing import Any, Final, Self, TypeGuard
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import read_execution_plan
 from tessera.formulation.exit_reasons import ExitReason
-from tessera.formulation.records.jobs import RestartTimes
 from tessera.service.agent.files import read_json, read_start
 from tessera.service.agent.process import Process
 from tessera.service.agent.runtimes.protocol import ExitOutcome, MemberExit, Progress
+from tessera.v1 import agents_pb2 as pb
+from tessera.v1 import launch_pb2
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,11 @@ MAX_FILE_BYTES: Final = 65_536
 """The largest number of bytes that are read from a file of a member's process."""
 
 MAX_TEXT_CHARS: Final = 4000
+
+NEEDED_AMOUNTS: Final = ("iterations_done", "iter_time_s")
+"""Fields without which a report of progress is ignored."""
+
+RESTART_PARTS: Final = tuple(launch_pb2.RestartTimes.DESCRIPTOR.fields_by_name)
 
 
 class ProcessHandle:
@@ -113,33 +119,27 @@ class ProcessHandle:
         written = self._read("progress.json")
         if not written:
             return None
-        values = [written.get(name) for name in ("iterations", "iter_time_s")]
-        numbers = [float(v) for v in values if _is_amount(v)]
-        if len(numbers) < len(values):
+        values = [written.get(name) for name in NEEDED_AMOUNTS]
+        if not all(map(_is_amount, values)):
             self._complain("progress.json", f"its values are {values}")
             return None
-        runtime = written.get("runtime", "")
-        if not isinstance(runtime, str):
-            self._complain("progress.json", f"its runtime is {runtime!r}")
-            runtime = ""
-        loss = written.get("loss")
-        executed_plan = self._executed_plan(written)
-        remark = written.get("remark", "")
-        return Progress(
-            iterations=numbers[0],
-            iter_time_s=numbers[1],
-            runtime=runtime,
-            loss=float(loss) if _is_loss(loss) else None,
-            memory_bytes=int(_amount(written, "memory_bytes") or 0),
-            checkpoint_iterations=_amount(written, "checkpoint_iterations"),
-            checkpoint_s=_amount(written, "checkpoint_s") or 0.0,
-            resumed_iterations=_amount(written, "resumed_iterations"),
-            restart_times=_restart_times(written.get("restart_times")),
-            remark=remark[:MAX_TEXT_CHARS] if isinstance(remark, str) else "",
-            executed_plan=executed_plan,
-            executed_s=(_amount(written, "executed_s") or 0.0) if executed_plan else 0.0,
-            planned_s=_planned_s(written) if executed_plan else 0.0,
-        )
+        report = pb.ObservedGang(memory_bytes=int(_amount(written, "memory_bytes") or 0))
+        for name in (*NEEDED_AMOUNTS, "checkpoint_iterations", "resumed_iterations"):
+            if (amount := _amount(written, name)) is not None:
+                setattr(report, name, amount)
+        for name in ("runtime", "remark"):
+            if isinstance(text := written.get(name), str):
+                setattr(report, name, text[:MAX_TEXT_CHARS])
+        if _is_loss(loss := written.get("loss")):
+            report.loss = float(loss)
+        if isinstance(times := written.get("restart_times"), dict):
+            parts = {name: _amount(times, name) or 0.0 for name in RESTART_PARTS}
+            report.restart_times.CopyFrom(launch_pb2.RestartTimes(**parts))
+        if plan := self._executed_plan(written):
+            report.executed_plan = plan
+            report.executed_iter_time_s = _amount(written, "executed_iter_time_s") or 0.0
+            report.planned_iter_time_s = _planned_s(written)
+        return Progress(report=report, checkpoint_s=_amount(written, "checkpoint_s") or 0.0)
 
     def request_checkpoint(self) -> None:
         """Do nothing: a replayed job writes checkpoints regularly, and a profiling task has none."""
@@ -209,17 +209,10 @@ def _reason_of(value: object) -> ExitReason | None:
     return ExitReason(str(value)) if known else None
 
 
-def _restart_times(value: object) -> RestartTimes | None:
-    if not isinstance(value, dict):
-        return None
-    names = ("checkpoint_s", "stop_s", "launch_s", "first_iteration_s")
-    return RestartTimes(**{name: _amount(value, name) or 0.0 for name in names})
-
-
 def _planned_s(written: Mapping[str, object]) -> float:
     """Return the seconds of the plan that was sent: infinite if it was tried and does not run."""
-    value = written.get("planned_s", 0.0)
-    return math.inf if value is None else _amount(written, "planned_s") or 0.0
+    value = written.get("planned_iter_time_s", 0.0)
+    return math.inf if value is None else _amount(written, "planned_iter_time_s") or 0.0
 
 
 def _amount(values: Mapping[str, object], name: str) -> float | None:

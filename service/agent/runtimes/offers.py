@@ -19,7 +19,8 @@ from typing import Any, Final
 
 from tessera.formulation.runtime_offers import NO_OFFERS, AgentOffers, RuntimeOffer
 from tessera.formulation.runtimes import ALPA, DEEPSPEED, JAX, MEGATRON, RUNTIMES, TORCHRUN
-from tessera.service.agent.isolation import ProgramUser, UnsuitableNode, UserRule, find_user
+from tessera.service.agent.isolation import UnsuitableNode, UserRule, find_user
+from tessera.service.agent.keeper.spec import ProgramUser
 from tessera.service.agent.process import remove_secrets
 from tessera.v1 import agents_pb2 as pb
 from tessera.v1.launch_pb2 import RuntimeOffer as RuntimeMessage

@@ -37,14 +37,11 @@ class ProfilerRuntime:
         """Return that a task has one process, on its one GPU."""
         return True
 
-    def prepare(self, member: Member) -> None:
-        """Check the gang. Raises InvalidInput (not one GPU, or not a task)."""
+    def launch(self, member: Member) -> MemberHandle:
+        """Start the process. Raises InvalidInput (not one GPU, or not a task), OSError."""
         RUNTIMES[PROFILER].check_command("command", member.gang.command)
         if len(member.gpus) != 1:
             raise InvalidInput("gpus", f"a profiling task has one GPU, not {len(member.gpus)}")
-
-    def launch(self, member: Member) -> MemberHandle:
-        """Start the process. Raises OSError."""
         gang, (gpu,) = member.gang, member.gpus
         spec = {
             "directory": str(member.directory),
@@ -52,7 +49,7 @@ class ProfilerRuntime:
             "checkpoints": str(member.store),
             "task": gang.command[0],
             "job": gang.job,
-            "gpu_type": gang.cell.gpu_type,
+            "gpu_type": gang.gpu_type,
             "node": gang.leader,
             "cluster": self.cluster,
             "servers": [self.credentials.address(server) for server in self.servers],

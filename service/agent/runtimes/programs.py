@@ -10,12 +10,13 @@ import secrets
 import signal
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ExecutionPlan, read_execution_plan
+from tessera.formulation.launch import LaunchSpec
 from tessera.formulation.runtimes import RUNTIMES
 from tessera.service.agent.files import (
     PASSAGE,
@@ -27,10 +28,9 @@ from tessera.service.agent.files import (
     write_json,
     write_text,
 )
-from tessera.service.agent.gangs import Gang
+from tessera.service.agent.gangs import read_launch
 from tessera.service.agent.hardware.host import find_host_bytes
 from tessera.service.agent.isolation import (
-    ProgramUser,
     UnsuitableNode,
     UserRule,
     make_cgroup,
@@ -42,7 +42,13 @@ from tessera.service.agent.isolation import (
 )
 from tessera.service.agent.keeper import main as keeper
 from tessera.service.agent.keeper import rank_program
-from tessera.service.agent.keeper.spec import ADDRESS, PORT, KeeperSpec
+from tessera.service.agent.keeper.spec import (
+    ADDRESS,
+    PORT,
+    KeeperSpec,
+    LaunchArguments,
+    ProgramUser,
+)
 from tessera.service.agent.keeper.trainer import (
     AUTHORITY_FILE,
     TOKEN_FILE,
@@ -51,7 +57,7 @@ from tessera.service.agent.keeper.trainer import (
 from tessera.service.agent.lease import LEASE_FILE
 from tessera.service.agent.logs import claim_folder, folder_of
 from tessera.service.agent.process import python_argv, read_identity, remove_secrets
-from tessera.service.agent.runtimes.arguments.layout import LaunchArguments, RankLayout
+from tessera.service.agent.runtimes.arguments.layout import RankLayout
 from tessera.service.agent.runtimes.handle import STOP_SIGNALS, ProcessHandle
 from tessera.service.agent.runtimes.protocol import Member, MemberExit, MemberHandle
 from tessera.service.agent.runtimes.templates import TEMPLATES
@@ -67,6 +73,7 @@ from tessera.service.agent.trainer_certificate import (
     KEY_FILE,
     CertificateSource,
 )
+from tessera.v1 import agents_pb2 as pb
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +89,7 @@ OPEN_FILE: Final = 0o644
 
 MAX_TOKEN_BYTES: Final = 100
 
-CLIENT_MODULES: Final = ("progress", "jax")
+CLIENT_MODULES: Final = ("progress", "plans", "jax")
 """The modules of tessera-client that programs may import without installing it."""
 
 
@@ -111,6 +118,36 @@ class ProgramSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramStart:
+    """A start of a member's program: the member, and what follows from it, each read once."""
+
+    member: Member
+    launch: LaunchSpec
+    plan: ExecutionPlan | None  # None if none was recorded
+    user: ProgramUser
+    secrets: Mapping[str, str] = field(repr=False)  # values by variable
+    layout: RankLayout
+    arguments: LaunchArguments
+    tuning_s: float  # for which the program may try plans; 0 if it has none to try
+    mark: str  # found in the environment of each of its processes
+
+    @property
+    def inbox(self) -> Path:
+        """Return the folder that the program reads."""
+        return _inbox(self.member)
+
+    @property
+    def outbox(self) -> Path:
+        """Return the folder that the program writes."""
+        return _outbox(self.member)
+
+    @property
+    def owner(self) -> tuple[int, int] | None:
+        """Return the user and the group of the program's files, or None for the agent's own."""
+        return (self.user.uid, self.user.gid) if self.user.uid != os.geteuid() else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramRuntime:
     """The runtime ``name``, which launches programs by the template of that name."""
 
@@ -122,44 +159,20 @@ class ProgramRuntime:
         """Return that each node of the gang has processes of its own."""
         return False
 
-    def prepare(self, member: Member) -> None:
-        """Check the gang, and write the files that its program reads.
+    def launch(self, member: Member) -> MemberHandle:
+        """Check the member, write the files that its program reads, and start its keeper.
 
         Raises:
             UnsuitableNode: the program cannot be run here.
             InvalidInput: this runtime cannot run the command or the plan.
-            OSError: a file cannot be written or read.
+            OSError: a file cannot be written or read, or the keeper could not be started.
         """
-        gang, settings = member.gang, self.settings
-        if problem := settings.refusal or gang.launch_problem:
-            raise UnsuitableNode("runtime", problem)
-        RUNTIMES[self.name].check_command("command", gang.command)
-        plan = self._plan(member)
-        user = settings.users.choose(gang.launch.user, os.geteuid())
-        read_secrets(settings.secrets, gang.tenant, gang.launch.secrets)
-        if gang.launch.image:
-            raise InvalidInput("launch.image", "needs an engine that runs containers")
-        arguments = self._arguments(member, plan)
-        claim_folder(settings.data_dir / LOGS, gang.job, gang.job_number)
-        self._make_boxes(member, user)
-        self._write_trainer_files(member, user)
-        texts = dict(arguments.files)
-        if gang.execution_plan:
-            texts["plan.json"] = gang.execution_plan
-        if self._tunes(member):
-            texts[TUNING_FILE] = json.dumps(_tuning_plain(gang))
-        for name, text in texts.items():
-            write_text(str(_inbox(member) / name), text, mode=OPEN_FILE)
-        copy_client(_inbox(member) / "site")
-
-    def launch(self, member: Member) -> MemberHandle:
-        """Start the member's keeper. Raises InvalidInput, OSError."""
-        mark = uuid.uuid4().hex
-        spec = self._spec(member, mark)
-        write_json(str(member.directory / MARK_FILE), {"mark": mark})
+        start = self.derive_start(member)
+        self._write_files(start)
+        write_json(str(member.directory / MARK_FILE), {"mark": start.mark})
         return KeeperHandle.spawn(
             python_argv(Path(keeper.__file__)),
-            spec.to_plain(),
+            self._spec(start).to_plain(),
             member.directory,
             {"PATH": os.defpath, "LANG": "C.UTF-8"},
             blocked=(*STOP_SIGNALS, signal.SIGUSR1),
@@ -169,22 +182,43 @@ class ProgramRuntime:
         """Return the handle of the keeper that an earlier agent started there, or None."""
         return KeeperHandle.adopt(directory)
 
-    def _plan(self, member: Member) -> ExecutionPlan | None:
+    def derive_start(self, member: Member) -> ProgramStart:
+        """Return a start of the member's program. Raises UnsuitableNode, InvalidInput."""
+        gang, settings = member.gang, self.settings
+        if settings.refusal:
+            raise UnsuitableNode("runtime", settings.refusal)
+        launch = read_launch(gang)
+        RUNTIMES[self.name].check_command("command", gang.command)
+        plan = self._plan(gang)
+        user = settings.users.choose(launch.user, os.geteuid())
+        values = read_secrets(settings.secrets, gang.tenant, launch.secrets)
+        if launch.image:
+            raise InvalidInput("launch.image", "needs an engine that runs containers")
+        layout = self._layout(member, launch)
+        arguments = TEMPLATES[self.name](layout, gang.command, plan, gang.global_batch)
+        return ProgramStart(
+            member=member,
+            launch=launch,
+            plan=plan,
+            user=user,
+            secrets=values,
+            layout=layout,
+            arguments=arguments.place_files(str(_inbox(member))),
+            tuning_s=launch.tuning_s if gang.tuning_plans and RUNTIMES[self.name].tunes else 0.0,
+            mark=uuid.uuid4().hex,
+        )
+
+    def _plan(self, gang: pb.DesiredGang) -> ExecutionPlan | None:
         """Return the gang's execution plan, or None if none was recorded. Raises InvalidInput."""
-        text = member.gang.execution_plan
-        if (
-            not text
-            and member.gang.cell.pipeline_degree > 1
-            and not RUNTIMES[self.name].runs_any_plan
-        ):
-            raise InvalidInput(
-                "execution_plan",
-                f"is missing for {member.gang.cell.pipeline_degree} pipeline stages; state a plan, or delete"
-                " the Cell so that the server derives one with a plan",
-            )
-        if not text:
+        if not gang.execution_plan:
+            if gang.pipeline_degree > 1 and not RUNTIMES[self.name].runs_any_plan:
+                raise InvalidInput(
+                    "execution_plan",
+                    f"is missing for {gang.pipeline_degree} pipeline stages; state a plan, or delete"
+                    " the Cell so that the server derives one with a plan",
+                )
             return None
-        plan = read_execution_plan("execution_plan", text)
+        plan = read_execution_plan("execution_plan", gang.execution_plan)
         if problem := RUNTIMES[self.name].refuse_plan(plan):
             raise InvalidInput(
                 "execution_plan",
@@ -192,16 +226,11 @@ class ProgramRuntime:
             )
         return plan
 
-    def _tunes(self, member: Member) -> bool:
-        """Return whether the program has plans to try at this start."""
-        return bool(member.gang.tuning_plans) and RUNTIMES[self.name].tunes
-
-    def _layout(self, member: Member) -> RankLayout:
-        gang = member.gang
+    def _layout(self, member: Member, launch: LaunchSpec) -> RankLayout:
         devices = visible_devices(self.settings.environment, member.gpus)["CUDA_VISIBLE_DEVICES"]
         return RankLayout(
             node_rank=member.rank,
-            member_gpus=gang.member_gpus,
+            member_gpus=tuple(member.gang.member_gpus),
             address=ADDRESS,
             port=PORT,
             python=self.settings.python,
@@ -212,24 +241,35 @@ class ProgramRuntime:
                 str(_outbox(member)),
             ),
             devices=tuple(devices.split(",")),
-            stop_grace_s=gang.launch.stop_grace_s or self.settings.grace_s,
+            stop_grace_s=launch.stop_grace_s or self.settings.grace_s,
         )
 
-    def _arguments(self, member: Member, plan: ExecutionPlan | None) -> LaunchArguments:
-        gang = member.gang
-        template = TEMPLATES[self.name]
-        found = template(self._layout(member), gang.command, plan, gang.global_batch)
-        return found.place_files(str(_inbox(member)))
+    def _write_files(self, start: ProgramStart) -> None:
+        """Make the member's directories and files. Raises InvalidInput (plans to try), OSError."""
+        gang, inbox = start.member.gang, start.inbox
+        claim_folder(self.settings.data_dir / LOGS, gang.job, gang.job_number)
+        self._make_boxes(start)
+        self._write_trainer_files(start)
+        texts = dict(start.arguments.files)
+        if gang.execution_plan:
+            texts["plan.json"] = gang.execution_plan
+        if start.tuning_s:
+            plans = [json.loads(_canonical(text)) for text in gang.tuning_plans]
+            texts[TUNING_FILE] = json.dumps({"budget_s": start.tuning_s, "plans": plans})
+        for name, text in texts.items():
+            write_text(str(inbox / name), text, mode=OPEN_FILE)
+        copy_client(inbox / "site")
 
-    def _make_boxes(self, member: Member, user: ProgramUser) -> None:
+    def _make_boxes(self, start: ProgramStart) -> None:
         """Make the directories through which the program and its keeper communicate."""
+        member, user = start.member, start.user
         top, shared = self.settings.data_dir, member.store.parent
-        make_private(str(_inbox(member)), OPEN_FOLDER)
-        if user.uid == os.geteuid():
-            make_private(str(_outbox(member)))
+        make_private(str(start.inbox), OPEN_FOLDER)
+        if start.owner is None:
+            make_private(str(start.outbox))
             make_private(str(shared))
             return
-        give_folder(str(_outbox(member)), user.uid, user.gid)
+        give_folder(str(start.outbox), *start.owner)
         make_private(str(shared), PASSAGE)
         change_mode(str(shared), PASSAGE)
         for inner in (member.directory, shared):
@@ -239,23 +279,20 @@ class ProgramRuntime:
         require_entrance(member.directory, user)
         require_entrance(shared, user)
 
-    def _write_trainer_files(self, member: Member, user: ProgramUser) -> None:
+    def _write_trainer_files(self, start: ProgramStart) -> None:
         """Write the files with which Hugging Face's Trainer can report to the keeper."""
-        source = self.settings.certificates
-        certificate = source.find() if source is not None and member.leads else None
+        source, inbox = self.settings.certificates, start.inbox
+        certificate = source.find() if source is not None and start.member.leads else None
         if certificate is None:
             return
-        certificate.write_files(str(member.directory))
-        inbox, owner = _inbox(member), (user.uid, user.gid) if user.uid != os.geteuid() else None
+        certificate.write_files(str(start.member.directory))
         write_text(str(inbox / AUTHORITY_FILE), certificate.certificate, mode=OPEN_FILE)
-        write_text(str(inbox / TOKEN_FILE), secrets.token_urlsafe(32), owner=owner)
+        write_text(str(inbox / TOKEN_FILE), secrets.token_urlsafe(32), owner=start.owner)
 
-    def _spec(self, member: Member, mark: str) -> KeeperSpec:
-        gang, launch, settings = member.gang, member.gang.launch, self.settings
-        user = settings.users.choose(launch.user, os.geteuid())
-        arguments = self._arguments(member, self._plan(member))
-        is_switched = user.uid != os.geteuid()
-        gpus = settings.nodes.get(member.node, 0)
+    def _spec(self, start: ProgramStart) -> KeeperSpec:
+        member, settings, arguments = start.member, self.settings, start.arguments
+        gang, gpus = member.gang, settings.nodes.get(member.node, 0)
+        variables = {**self.environment(start), **arguments.environment}
         return KeeperSpec(
             runtime=self.name,
             job=gang.job,
@@ -263,73 +300,62 @@ class ProgramRuntime:
             job_number=gang.job_number,
             node_rank=member.rank,
             nodes=len(gang.members),
-            ranks=self._ranks(member),
+            ranks=self._ranks(start),
             ranks_are_gpus=RUNTIMES[self.name].ranks_are_gpus,
             last_rank_reports=RUNTIMES[self.name].last_rank_reports,
+            iterations_total=gang.iterations_total,
+            iter_time_s=gang.iter_time_s,
+            launch=start.launch,
+            arguments=replace(arguments, environment=variables, files={}),
+            user=start.user,
             directory=str(member.directory),
-            inbox=str(_inbox(member)),
-            outbox=str(_outbox(member)),
             store=str(member.store),
             logs=str(folder_of(settings.data_dir / LOGS, gang.job, gang.generation)),
-            mark=mark,
+            mark=start.mark,
             lease=str(settings.data_dir / LEASE_FILE),
             address=settings.address,
-            argv=arguments.argv,
-            environment={**self._environment(member, user, mark), **arguments.environment},
-            stdin=arguments.stdin,
-            report_prefix=arguments.report_prefix,
-            staging=launch.staging_command,
-            workdir=launch.workdir,
-            user=user.name,
-            uid=user.uid if is_switched else -1,
-            gid=user.gid,
-            groups=user.groups,
             cores=share_of_cores(sorted(os.sched_getaffinity(0)), member.gpus, gpus),
-            cgroup=self._cgroup(member, gpus, mark),
-            iterations_total=gang.iterations_total,
-            until_exit=launch.until_exit,
-            iter_time_s=gang.iter_time_s,
-            progress_pattern=launch.progress_pattern,
-            stall_limit_s=launch.stall_limit_s,
-            tuning_s=launch.tuning_s if self._tunes(member) else 0.0,
-            grace_s=launch.stop_grace_s or settings.grace_s,
+            cgroup=_cgroup(start, gpus),
+            tuning_s=start.tuning_s,
+            grace_s=start.layout.stop_grace_s,
             checkpoint_s=settings.checkpoint_s,
             log_bytes=settings.log_bytes,
-            **_trainer_proof(member),
+            **_trainer_proof(start),
         )
 
-    def _ranks(self, member: Member) -> tuple[int, ...]:
+    def _ranks(self, start: ProgramStart) -> tuple[int, ...]:
         """Return the global ranks on the member's node."""
+        layout = start.layout
         if not RUNTIMES[self.name].ranks_are_gpus:
-            return (member.rank,)
-        before = sum(self._layout(member).member_gpus[: member.rank])
-        return tuple(range(before, before + len(member.gpus)))
+            return (layout.node_rank,)
+        before = sum(layout.member_gpus[: layout.node_rank])
+        return tuple(range(before, before + layout.node_gpus))
 
-    def _environment(self, member: Member, user: ProgramUser, mark: str) -> dict[str, str]:
-        """Return the program's environment, except what only its keeper knows."""
-        gang, launch, inbox = member.gang, member.gang.launch, _inbox(member)
-        inherited = remove_secrets(self.settings.environment)
+    def environment(self, start: ProgramStart) -> dict[str, str]:
+        """Return the program's environment, except what only its keeper and its template know."""
+        member, launch, user, inbox = start.member, start.launch, start.user, start.inbox
+        gang = member.gang
         stated = dict(launch.env)
         paths = [str(inbox / "site"), *filter(None, [stated.pop("PYTHONPATH", "")])]
         variables = {
-            **inherited,
-            **self._thread_variables(member),
+            **remove_secrets(self.settings.environment),
+            **self._thread_variables(start),
             "HOME": user.home,
             "USER": user.name,
             "LOGNAME": user.name,
             **stated,
-            **read_secrets(self.settings.secrets, gang.tenant, launch.secrets),
+            **start.secrets,
             **member.environment,
             **visible_devices(self.settings.environment, member.gpus),
             "PYTHONPATH": os.pathsep.join(paths),
             "PYTHONUNBUFFERED": stated.get("PYTHONUNBUFFERED", "1"),
-            MARK_VARIABLE: mark,
+            MARK_VARIABLE: start.mark,
             "TESSERA_JOB": gang.job,
             "TESSERA_GENERATION": str(gang.generation),
             "TESSERA_NODE_RANK": str(member.rank),
             "TESSERA_NODES": str(len(gang.members)),
             "TESSERA_NODE_GPUS": str(len(member.gpus)),
-            "TESSERA_GPUS": str(gang.cell.gpus),
+            "TESSERA_GPUS": str(start.layout.gpus),
             "TESSERA_ITERATIONS": f"{gang.iterations_total:.0f}",
             "TESSERA_GLOBAL_BATCH": str(gang.global_batch),
         }
@@ -338,9 +364,9 @@ class ProgramRuntime:
             variables["TESSERA_ARRAY_SIZE"] = str(gang.array_size)
         if gang.execution_plan:
             variables["TESSERA_PLAN_FILE"] = str(inbox / "plan.json")
-        if self._tunes(member):
+        if start.tuning_s:
             variables["TESSERA_TUNING_FILE"] = str(inbox / TUNING_FILE)
-        if _trainer_proof(member):
+        if _trainer_proof(start):
             offered = trainer_variables(gang.job, str(inbox), variables)
             variables |= {
                 name: value
@@ -349,21 +375,10 @@ class ProgramRuntime:
             }
         return variables
 
-    def _thread_variables(self, member: Member) -> dict[str, str]:
+    def _thread_variables(self, start: ProgramStart) -> dict[str, str]:
         """Return the number of threads of each process, if the plan states the cores of its GPUs."""
-        plan = self._plan(member)
-        if plan is None or not plan.cpus_per_gpu:
-            return {}
-        cores = plan.cpus_per_gpu * len(member.gpus)
-        return {"OMP_NUM_THREADS": str(cores // len(self._ranks(member)))}
-
-    def _cgroup(self, member: Member, node_gpus: int, mark: str) -> str:
-        """Return the cgroup that limits the member's host memory, or "" where none can."""
-        if not node_gpus:
-            return ""
-        share = find_host_bytes() * len(member.gpus) // node_gpus
-        group = make_cgroup(_cgroup_name(mark), share)
-        return str(group) if group else ""
+        cores = 0 if start.plan is None else start.plan.cpus_on(len(start.member.gpus))
+        return {"OMP_NUM_THREADS": str(cores // len(self._ranks(start)))} if cores else {}
 
 
 class KeeperHandle(ProcessHandle):
@@ -392,19 +407,28 @@ class KeeperHandle(ProcessHandle):
         return exited
 
 
-def _trainer_proof(member: Member) -> dict[str, Any]:
+def _trainer_proof(start: ProgramStart) -> dict[str, Any]:
     """Return what a keeper needs to receive Trainer's reports, or {} if it cannot."""
-    paths = member.directory / CERTIFICATE_FILE, member.directory / KEY_FILE
+    directory = start.member.directory
+    paths = directory / CERTIFICATE_FILE, directory / KEY_FILE
     if not all(path.exists() for path in paths):
         return {}
-    token = read_start(str(_inbox(member) / TOKEN_FILE), MAX_TOKEN_BYTES).decode("ascii")
+    token = read_start(str(start.inbox / TOKEN_FILE), MAX_TOKEN_BYTES).decode("ascii")
     return {"certificate": tuple(map(str, paths)), "trainer_token": token}
 
 
-def _tuning_plain(gang: Gang) -> dict[str, Any]:
-    """Return the plans to try, as JSON's plain values. Raises InvalidInput."""
-    plans = [read_execution_plan("tuning_plans", text).to_json() for text in gang.tuning_plans]
-    return {"budget_s": gang.launch.tuning_s, "plans": [json.loads(text) for text in plans]}
+def _canonical(text: str) -> str:
+    """Return the canonical JSON of a plan to try. Raises InvalidInput."""
+    return read_execution_plan("tuning_plans", text).to_json()
+
+
+def _cgroup(start: ProgramStart, node_gpus: int) -> str:
+    """Return the cgroup that limits the member's host memory, or "" where none can."""
+    if not node_gpus:
+        return ""
+    share = find_host_bytes() * len(start.member.gpus) // node_gpus
+    group = make_cgroup(_cgroup_name(start.mark), share)
+    return str(group) if group else ""
 
 
 def _cgroup_name(mark: str) -> str:

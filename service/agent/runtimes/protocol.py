@@ -10,11 +10,10 @@ from types import MappingProxyType
 from typing import Final, Protocol
 
 from tessera.formulation.exit_reasons import ExitReason
-from tessera.formulation.records.jobs import RestartTimes
 from tessera.formulation.runtime_offers import needed_runtime
-from tessera.service.agent.gangs import Gang
 from tessera.service.agent.isolation import UnsuitableNode
 from tessera.service.agent.runtimes.offers import OfferWatch
+from tessera.v1 import agents_pb2 as pb
 
 EMPTY_ENVIRONMENT: Final[Mapping[str, str]] = MappingProxyType({})
 """An environment without any variables."""
@@ -41,23 +40,13 @@ class MemberExit:
 class Progress:
     """The progress of the whole job, as the leader's process reported it.
 
-    ``iter_time_s`` is 0 while it is unknown. ``runtime`` is the runtime of the process, or "" if
-    the process does not say.
+    ``report`` has the fields about progress alone. It has no age of the newest checkpoint, because
+    that grows: ``checkpoint_s`` is when the checkpoint was complete, in seconds since 1970. It is 0
+    without one.
     """
 
-    iterations: float
-    iter_time_s: float
-    runtime: str = ""
-    loss: float | None = None  # of the last iteration that reported one
-    memory_bytes: int = 0  # largest GPU memory that a rank has held; 0 if it is not known
-    checkpoint_iterations: float | None = None  # of the newest complete checkpoint
-    checkpoint_s: float = 0.0  # when it was complete, in seconds since 1970
-    resumed_iterations: float | None = None  # from which it went on; None if it trains nothing
-    restart_times: RestartTimes | None = None  # None before the first iteration is done
-    remark: str = ""  # a sentence for the job's user
-    executed_plan: str = ""  # canonical JSON of the plan that tuning found; "" without tuning
-    executed_s: float = 0.0  # seconds of its iteration
-    planned_s: float = 0.0  # of the plan that was sent; 0 if not known, inf if it does not run
+    report: pb.ObservedGang
+    checkpoint_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +57,7 @@ class Member:
     other generations, share ``store``. ``environment`` says how the member's traffic is marked.
     """
 
-    gang: Gang
+    gang: pb.DesiredGang
     node: str
     directory: Path
     store: Path
@@ -77,7 +66,7 @@ class Member:
     @property
     def rank(self) -> int:
         """Return the member's place among the gang's nodes. The leader has 0."""
-        return self.gang.members.index(self.node)
+        return list(self.gang.members).index(self.node)
 
     @property
     def leads(self) -> bool:
@@ -87,7 +76,7 @@ class Member:
     @property
     def gpus(self) -> tuple[int, ...]:
         """Return the indices of the GPUs on the node."""
-        return dict(self.gang.shares)[self.node]
+        return next(tuple(s.gpu_indices) for s in self.gang.shares if s.node == self.node)
 
 
 class MemberHandle(Protocol):
@@ -133,21 +122,13 @@ class Runtime(Protocol):
         """Return whether only the leader has a process. Other members then just hold their GPUs."""
         ...
 
-    def prepare(self, member: Member) -> None:
-        """Check that the member can be run here, and write the files that its processes read.
+    def launch(self, member: Member) -> MemberHandle:
+        """Check that the member can be run here, and start its processes.
 
         Raises:
             InvalidInput: this runtime cannot run such a gang. Trying again is pointless, unless it
                 is UnsuitableNode: another node may run it.
-            OSError: a file cannot be written or read.
-        """
-        ...
-
-    def launch(self, member: Member) -> MemberHandle:
-        """Start the processes of a prepared member.
-
-        Raises:
-            OSError: the process could not be started.
+            OSError: a file cannot be written or read, or the process could not be started.
         """
         ...
 
@@ -172,17 +153,17 @@ class RuntimeChooser:
         """Remember the runtimes. Without ``offers``, all of them can be started."""
         self._runtimes, self._default, self.offers = runtimes, default, offers
 
-    def require_offered(self, gang: Gang) -> None:
+    def require_offered(self, gang: pb.DesiredGang) -> None:
         """Check that the runtime of ``gang`` can be started now. Raises UnsuitableNode."""
-        if self.offers is None or gang.runtime not in self._runtimes:
+        if self.offers is None or gang.launch.runtime not in self._runtimes:
             return
-        name = needed_runtime(gang.runtime, gang.launch.env)
+        name = needed_runtime(gang.launch.runtime, gang.launch.env)
         if problem := self.offers.find_problem(name):
             raise UnsuitableNode("runtime", f"{name} cannot be started here: {problem}")
 
-    def choose(self, gang: Gang) -> Runtime:
+    def choose(self, gang: pb.DesiredGang) -> Runtime:
         """Return the runtime of ``gang``. Raises UnsuitableNode (this agent does not have it)."""
-        name = gang.runtime or self._default
+        name = gang.launch.runtime or self._default
         runtime = self._runtimes.get(name)
         if runtime is None:
             raise UnsuitableNode(

@@ -41,15 +41,11 @@ class ReplayRuntime:
         """Return that one process replays the whole job."""
         return True
 
-    def prepare(self, member: Member) -> None:
-        """Check the gang. Raises InvalidInput (its command is not ``fail-at N``)."""
-        fail_at(member.gang.command)
-        if not member.gang.iter_time_s >= 0:
-            raise InvalidInput("iter_time_s", f"must be at least 0, not {member.gang.iter_time_s}")
-
     def launch(self, member: Member) -> MemberHandle:
-        """Start the process. Raises OSError."""
-        gang = member.gang
+        """Start the process. Raises InvalidInput (its command is not ``fail-at N``), OSError."""
+        gang, end = member.gang, fail_at(member.gang.command)
+        if not gang.iter_time_s >= 0:
+            raise InvalidInput("iter_time_s", f"must be at least 0, not {gang.iter_time_s}")
         iter_time_s = gang.iter_time_s or UNKNOWN_ITER_TIME_S
         if not gang.iter_time_s:
             log.info(
@@ -67,7 +63,7 @@ class ReplayRuntime:
             "iterations_total": gang.iterations_total,
             "iterations_done": gang.iterations_done,
             "restart_s": gang.restart_s,
-            "fail_at": fail_at(gang.command),
+            "fail_at": end,
             "clock_factor": self.clock_factor,
             "checkpoint_s": self.checkpoint_s,
         }

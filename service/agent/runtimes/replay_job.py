@@ -63,7 +63,7 @@ def write_progress(spec: dict[str, Any], resumed: int, done: int) -> None:
     """
     replayed_s = spec["iter_time_s"] if done > resumed else 0.0
     path = os.path.join(spec["directory"], "progress.json")
-    progress = {"iterations": done, "iter_time_s": replayed_s, "runtime": spec["runtime"]}
+    progress = {"iterations_done": done, "iter_time_s": replayed_s, "runtime": spec["runtime"]}
     write_json(path, progress)
 
 

@@ -7,10 +7,11 @@ from typing import Final
 
 from tessera.formulation.execution_plan import ExecutionPlan
 from tessera.formulation.runtimes import ALPA, COMMAND, DEEPSPEED, JAX, MEGATRON, TORCHRUN
+from tessera.service.agent.keeper.spec import LaunchArguments
 from tessera.service.agent.runtimes.arguments.alpa import alpa_arguments
 from tessera.service.agent.runtimes.arguments.deepspeed import deepspeed_arguments
 from tessera.service.agent.runtimes.arguments.jax import jax_arguments
-from tessera.service.agent.runtimes.arguments.layout import LaunchArguments, RankLayout
+from tessera.service.agent.runtimes.arguments.layout import RankLayout
 from tessera.service.agent.runtimes.arguments.megatron import megatron_arguments
 from tessera.service.agent.runtimes.arguments.torchrun import torchrun_arguments
 from tessera.service.agent.runtimes.arguments.words import fill_words

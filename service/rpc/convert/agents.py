@@ -33,7 +33,6 @@ from tessera.service.rpc.convert.clusters import (
     stated_cpus,
     stated_host_bytes,
 )
-from tessera.service.rpc.convert.estimates import of_plan
 from tessera.service.rpc.convert.jobs import EXIT_NUMBERS
 from tessera.service.rpc.convert.launch import of_launch
 from tessera.v1 import agents_pb2 as pb
@@ -249,8 +248,8 @@ def _of_part(
 
 def _of_gang(gang: DesiredGang, nodes: Collection[str], levels: int) -> pb.DesiredGang:
     spec, cell = gang.spec, gang.allocation.cell
-    shares, rate = gang.allocation.shares, gang.allocation.rate
-    return pb.DesiredGang(
+    shares, rate, plan = gang.allocation.shares, gang.allocation.rate, gang.allocation.plan
+    message = pb.DesiredGang(
         job=spec.name,
         generation=gang.generation,
         job_number=gang.job_number,
@@ -259,13 +258,8 @@ def _of_gang(gang: DesiredGang, nodes: Collection[str], levels: int) -> pb.Desir
             pb.AgentShare(node=node, gpu_indices=gpus) for node, gpus in shares if node in nodes
         ],
         members=[node for node, _ in shares],
-        model=spec.workload.model,
-        params=spec.workload.params,
         global_batch=spec.workload.global_batch,
         gpu_type=cell.gpu_type,
-        gpus=cell.gpus,
-        pipeline_degree=cell.pipeline_degree,
-        plan=cell.plan,
         iter_time_s=spec.workload.global_batch / rate if rate > 0 else 0.0,
         iterations_total=spec.iterations,
         array_index=spec.array.index if spec.array else 0,
@@ -273,14 +267,17 @@ def _of_gang(gang: DesiredGang, nodes: Collection[str], levels: int) -> pb.Desir
         iterations_done=gang.iterations_done,
         restart_s=spec.restart_s,
         command=spec.command,
-        runtime=spec.runtime,
-        execution_plan=of_plan(gang.allocation.plan),
         network=_of_part(gang.network, levels, {node for node, _ in shares if node not in nodes}),
         launch=of_launch(spec),
         tenant=spec.tenant,
         member_gpus=[len(gpus) for _, gpus in shares],
         tuning_plans=gang.tuning_plans,
     )
+    if plan is not None:
+        message.execution_plan = plan.to_json()
+    else:
+        message.pipeline_degree = cell.pipeline_degree
+    return message
 
 
 def _phase(field: str, number: pb.ObservedGang.Phase.ValueType) -> str:

@@ -8,7 +8,12 @@ from typing import Final
 
 from tessera.formulation import limits
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import DIGEST, ExecutionPlan, read_execution_plan
+from tessera.formulation.execution_plan import (
+    DIGEST,
+    ExecutionPlan,
+    check_fits,
+    read_execution_plan,
+)
 from tessera.formulation.records.estimates import CellFilter, EstimateRecord
 from tessera.formulation.values import Cell, EstimateSource, Workload
 from tessera.service.rpc import fields, names
@@ -135,7 +140,7 @@ def to_estimate(
     if not message.execution_plan:
         return record
     plan = read_execution_plan(f"{field}.execution_plan", message.execution_plan)
-    plan.check_fits(f"{field}.execution_plan", workload, gpus)
+    check_fits(plan, f"{field}.execution_plan", workload, gpus)
     _require_same(f"{of}.plan", cell.plan, plan.digest)
     _require_same(f"{of}.pipeline_degree", cell.pipeline_degree, plan.pipeline_degree)
     return record.with_plan(plan)

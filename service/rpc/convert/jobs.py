@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 
 from tessera.formulation import limits
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import ExecutionPlan, read_execution_plan
+from tessera.formulation.execution_plan import ExecutionPlan, check_fits, read_execution_plan
 from tessera.formulation.exit_reasons import ExitReason
 from tessera.formulation.lifecycle import JobState
 from tessera.formulation.reasons import Reason
@@ -83,7 +83,7 @@ PlanReader: TypeAlias = Callable[[str, str, Workload, int], ExecutionPlan]
 def read_own_plan(field: str, text: str, workload: Workload, gpus: int) -> ExecutionPlan:
     """Return the plan of a text in Tessera's own format."""
     plan = read_execution_plan(field, text)
-    plan.check_fits(field, workload, gpus)
+    check_fits(plan, field, workload, gpus)
     return plan
 
 

@@ -37,7 +37,8 @@ from tessera.service.agent.runtimes.arguments.alpa import (
     alpa_document,
 )
 from tessera.service.agent.runtimes.arguments.layout import RankLayout
-from tessera.service.agent.runtimes.protocol import ExitOutcome, MemberExit, Progress
+from tessera.service.agent.runtimes.protocol import ExitOutcome, MemberExit
+from tessera.v1 import agents_pb2 as pb
 from tests.support.agents import until
 from tests.support.alpa_conversations import (
     CLEAN,
@@ -213,7 +214,7 @@ def replayed(bench: ProgramBench, monkeypatch: pytest.MonkeyPatch) -> ProgramBen
 
 async def run(
     bench: ProgramBench, *parts: str, end: str = "0", **fields: Any
-) -> tuple[MemberExit, Progress]:
+) -> tuple[MemberExit, pb.ObservedGang]:
     """Return how a job that says ``parts`` ended, and its progress."""
     write_conversation(bench.root, *parts, end=end)
     handle = bench.start(an_alpa_gang(bench, **fields))
@@ -226,7 +227,7 @@ async def test_the_recorded_conversation_is_the_runners_and_is_understood(
     handle = bench.start(an_alpa_gang(bench, iterations_total=4))
     assert await end_of(handle) == SUCCESS
     assert bench.output() == CLEAN
-    assert (observed(handle).iterations, observed(handle).loss) == (4, 0.3525390625)
+    assert (observed(handle).iterations_done, observed(handle).loss) == (4, 0.3525390625)
     assert observed(handle).remark == ""
 
 
@@ -257,7 +258,7 @@ async def test_rubbish_between_reports_is_left_out(replayed: ProgramBench) -> No
         replayed, *parts, last[:20], last[20:], iterations_total=len(RUBBISH) + 1
     )
     assert end == SUCCESS
-    assert (progress.iterations, progress.loss) == (len(RUBBISH) + 1, 0.25)
+    assert (progress.iterations_done, progress.loss) == (len(RUBBISH) + 1, 0.25)
     assert progress.remark == ""
 
 
@@ -276,7 +277,7 @@ async def test_numbers_that_cannot_be_are_named_and_the_others_count(
     replayed: ProgramBench, report: str
 ) -> None:
     _, progress = await run(replayed, reported(2), report)
-    assert progress.iterations == (3 if '"iterations": 3' in report else 2)
+    assert progress.iterations_done == (3 if '"iterations": 3' in report else 2)
     assert progress.loss == 0.5
     assert "that was ignored" in progress.remark
 
@@ -298,7 +299,7 @@ async def test_a_job_trains_by_the_plan_in_alpas_options_or_leaves_the_choice_to
     handle = bench.start(an_alpa_gang(bench, plan=plan))
     assert await end_of(handle) == SUCCESS
     progress = observed(handle)
-    assert (progress.iterations, progress.runtime, progress.remark) == (10, "alpa", "")
+    assert (progress.iterations_done, progress.runtime, progress.remark) == (10, "alpa", "")
     assert progress.loss == losses(10)[-1]
     if plan is None:
         (method,) = calls_of(bench, "ShardParallel")
@@ -320,12 +321,12 @@ async def test_a_stopped_job_goes_on_from_its_checkpoint(bench: ProgramBench) ->
     )
     await first.begun()
     first.request_checkpoint()
-    asked = await until(lambda: observed(first).checkpoint_iterations or 0.0)
-    await until(lambda: observed(first).iterations > asked)
+    asked = await until(lambda: observed(first).checkpoint_iterations)
+    await until(lambda: observed(first).iterations_done > asked)
     assert len(calls_of(bench, "save_checkpoint")) == 1
     await stop(first)
-    done = int(observed(first).checkpoint_iterations or 0)
-    assert done == observed(first).iterations > asked
+    done = int(observed(first).checkpoint_iterations)
+    assert done == observed(first).iterations_done > asked
     second = bench.start(an_alpa_gang(bench, 2, iterations_total=done + 3))
     assert await end_of(second) == SUCCESS
     assert observed(second).resumed_iterations == done
@@ -345,7 +346,7 @@ async def test_a_checkpoint_that_a_worker_did_not_write_is_not_reported(
     end = await handle.ended()
     assert (end.outcome, end.reason) == (ExitOutcome.FAILED, ExitReason.ERROR)
     assert "no worker wrote" in end.error
-    assert observed(handle).checkpoint_iterations is None
+    assert not observed(handle).HasField("checkpoint_iterations")
 
 
 async def test_output_of_the_program_does_not_disturb_reports(bench: ProgramBench) -> None:
@@ -354,7 +355,7 @@ async def test_output_of_the_program_does_not_disturb_reports(bench: ProgramBenc
     )
     handle = bench.start(an_alpa_gang(bench, step=step))
     assert await end_of(handle) == SUCCESS
-    assert (observed(handle).iterations, observed(handle).remark) == (10, "")
+    assert (observed(handle).iterations_done, observed(handle).remark) == (10, "")
 
 
 @pytest.mark.parametrize("head", ["", "STOP_IF_NOT_FINITE = False"])
@@ -365,8 +366,8 @@ async def test_a_loss_that_is_not_a_number_ends_the_job_unless_it_wants_to_go_on
     end = await end_of(handle)
     assert end.reason is (None if head else ExitReason.LOSS_NOT_FINITE)
     assert end.error == ("" if head else "the loss of iteration 1 is nan")
-    assert observed(handle).iterations == (10 if head else 1)
-    assert observed(handle).loss is None
+    assert observed(handle).iterations_done == (10 if head else 1)
+    assert not observed(handle).HasField("loss")
     assert "nan" in observed(handle).remark
 
 
@@ -407,7 +408,7 @@ async def test_a_checkpoint_with_a_missing_part_or_of_another_model_is_bad(
 ) -> None:
     first = bench.start(an_alpa_gang(bench, step=SLOWLY, iterations_total=ENDLESS))
     await first.begun()
-    await until(lambda: observed(first).iterations > 0)
+    await until(lambda: observed(first).iterations_done > 0)
     await stop(first)
     if not environment:
         (part,) = bench.store.glob("generation-1/iteration-*/state.w/metadata_0")
@@ -422,7 +423,7 @@ async def test_nodes_join_the_first_one_and_stay_until_it_has_ended(bench: Progr
     gang = an_alpa_gang(bench, step=SLOWLY, iterations_total=ENDLESS, **TWO_NODES)
     leader, follower = bench.start(gang, "n0"), bench.start(gang, "n1")
     await leader.begun()
-    await until(lambda: observed(leader).iterations > 0)
+    await until(lambda: observed(leader).iterations_done > 0)
     follower.stop()
     await stop(leader)
     assert await follower.ended() == STOPPED

@@ -127,7 +127,7 @@ def opened(path: Path, generation: int = 1, job: int = 7) -> JobStore:
     """Return the store of a job as a generation's leader has opened it."""
     store = JobStore(str(path), generation, job)
     store.claim()
-    store.make_directories(-1, -1)
+    store.make_directories(None)
     return store
 
 

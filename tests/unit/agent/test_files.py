@@ -38,7 +38,7 @@ from tessera.service.agent.files import (
     write_json,
     write_text,
 )
-from tessera.service.agent.gangs import NetworkPart
+from tessera.service.agent.gangs import gang_to_json, key_of
 from tessera.service.agent.isolation import UserRule
 from tessera.service.agent.keeper.store import JobStore
 from tessera.service.agent.main import main
@@ -49,9 +49,10 @@ from tessera.service.agent.runtimes.profiler import ProfilerRuntime
 from tessera.service.agent.runtimes.protocol import ExitOutcome, Progress
 from tessera.service.agent.state import StateDir
 from tessera.service.agent.trainer_certificate import CertificateSource
+from tessera.v1 import agents_pb2 as pb
 from tests.support.agents import a_gang, launch_leader, until
 from tests.support.patience import PATIENCE_S
-from tests.support.programs import ProgramBench, end_of, train
+from tests.support.programs import ProgramBench, end_of, observed, train
 
 DEPTH = 1500
 """More directories in one another than a process may open at a time, or call functions."""
@@ -225,7 +226,7 @@ def test_links_and_foreign_files_among_the_gangs_are_cleared_and_not_followed(
 ) -> None:
     state, elsewhere = a_state(tmp_path / "d"), tmp_path / "elsewhere"
     (elsewhere / "gangs").mkdir(parents=True)
-    write_json(str(elsewhere / "gang.json"), asdict(a_gang("x")))
+    write_json(str(elsewhere / "gang.json"), gang_to_json(a_gang("x")))
     gangs = tmp_path / "d" / "gangs"
     (gangs / "x@1").symlink_to(elsewhere)
     (gangs / "file").write_text("what?")
@@ -236,12 +237,12 @@ def test_links_and_foreign_files_among_the_gangs_are_cleared_and_not_followed(
     assert list(state.gangs()) == [a_gang("a")]
     assert [path.name for path in gangs.iterdir()] == ["a@1"]
     assert (elsewhere / "gang.json").exists()
-    part = state.write_part(a_gang("a").key, NetworkPart(level=1, levels=8, dscp=10))
+    part = state.write_part(key_of(a_gang("a")), pb.GangNetwork(level=1, levels=8, dscp=10))
     assert mode_of(part) == 0o644  # for a program of another user
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"job": 1}', '{"shares": 3, "members": [], "command": []}']
+    "text", ["", "{", "[]", '{"format": 2, "gang": {}}', '{"format": 1, "gang": {"shares": 3}}']
 )
 def test_a_gang_with_a_broken_description_is_removed_and_its_process_ended(
     tmp_path: Path, text: str
@@ -259,18 +260,18 @@ def test_a_gang_with_a_broken_description_is_removed_and_its_process_ended(
 
 
 PROGRESS: dict[str, str] = {
-    "not a number": '{"iterations": "many", "iter_time_s": 1}',
+    "not a number": '{"iterations_done": "many", "iter_time_s": 1}',
     "not JSON": "{",
     "empty": "",
     "a list": "[1, 2]",
     "nothing": "{}",
-    "NaN": '{"iterations": NaN, "iter_time_s": 1.0}',
-    "negative": '{"iterations": -5, "iter_time_s": 1.0}',
-    "endless": '{"iterations": 1e999, "iter_time_s": 1.0}',
-    "too large a whole number": '{"iterations": %s, "iter_time_s": 1}' % ("9" * 400),
-    "a truth value": '{"iterations": true, "iter_time_s": 1}',
+    "NaN": '{"iterations_done": NaN, "iter_time_s": 1.0}',
+    "negative": '{"iterations_done": -5, "iter_time_s": 1.0}',
+    "endless": '{"iterations_done": 1e999, "iter_time_s": 1.0}',
+    "too large a whole number": '{"iterations_done": %s, "iter_time_s": 1}' % ("9" * 400),
+    "a truth value": '{"iterations_done": true, "iter_time_s": 1}',
     "deep": '{"a":' * 20_000,
-    "long": '{"iterations": 1, "iter_time_s": 1, "x": "%s"}' % ("y" * 70_000),
+    "long": '{"iterations_done": 1, "iter_time_s": 1, "x": "%s"}' % ("y" * 70_000),
     "not text": "\udcff\udcfe",
 }
 
@@ -287,9 +288,11 @@ def test_meaningless_progress_counts_as_unknown_and_is_logged_once(
     handle = a_handle(tmp_path)
     assert [handle.observe() for _ in range(3)] == [None] * 3
     assert len([r for r in caplog.records if "progress.json" in vars(r).values()]) <= 1
-    written = {"iterations": 3, "iter_time_s": 0.5, "executed_plan": "{}"}
+    written = {"iterations_done": 3, "iter_time_s": 0.5, "executed_plan": "{}"}
     write_json(str(tmp_path / "progress.json"), written)
-    assert handle.observe() == Progress(iterations=3.0, iter_time_s=0.5)
+    assert handle.observe() == Progress(
+        report=pb.ObservedGang(iterations_done=3.0, iter_time_s=0.5)
+    )
 
 
 @pytest.mark.parametrize(
@@ -365,7 +368,7 @@ def test_files_that_take_long_to_delete_do_not_hold_the_agent_up(
     state.claim()
     directory = state.add(a_gang())
     (directory / "out").mkdir()
-    state.remove(a_gang().key)
+    state.remove(key_of(a_gang()))
     assert not directory.exists()
     assert list(state.add(a_gang()).iterdir()) == [directory / "gang.json"]
     state.release()
@@ -466,7 +469,7 @@ def test_a_tree_of_any_depth_is_removed_and_measured_without_following_links(
     make_deep_tree(top, "file")
     (top / "link").symlink_to(secret.parent)
     assert measure_tree(str(top)) == (2, (top / "link").lstat().st_size)
-    state.remove(a_gang().key)
+    state.remove(key_of(a_gang()))
     assert not top.exists()
     assert_untouched(secret)
     remove_tree(str(top))  # it is gone already
@@ -525,7 +528,7 @@ def test_a_link_in_the_store_of_a_job_is_not_given_away(tmp_path: Path) -> None:
     store.claim()
     Path(store.files).symlink_to(target)
     with pytest.raises(NotADirectoryError, match="'files' is a symbolic link"):
-        store.make_directories(nobody().pw_uid, nobody().pw_gid)
+        store.make_directories((nobody().pw_uid, nobody().pw_gid))
     assert target.owner() == "root"
 
 
@@ -556,7 +559,7 @@ except PermissionError:
         directory = bench.member(gang).directory
         handle.request_checkpoint()
         await until(lambda: (directory / "in" / "control.json").exists())
-        await until(lambda: getattr(handle.observe(), "checkpoint_iterations", None))
+        await until(lambda: handle.observe() and observed(handle).checkpoint_iterations)
         token = (directory / "in" / "trainer-token").stat()
         assert (token.st_uid, stat.S_IMODE(token.st_mode)) == (nobody().pw_uid, 0o600)
         others = [p for p in (directory / "in").rglob("*") if p.name != "trainer-token"]

@@ -17,18 +17,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.exit_reasons import ExitReason
 from tessera.formulation.runtimes import COMMAND, REPLAY
 from tessera.service.agent.gangs import (
+    GANG_FORMAT,
     LIVE_PHASES,
-    Gang,
-    GangPhase,
-    GangReport,
+    devices_of,
     gang_from_json,
-    gang_from_message,
     gang_to_json,
+    key_of,
 )
-from tessera.service.agent.isolation import UserRule
+from tessera.service.agent.isolation import UnsuitableNode, UserRule
 from tessera.service.agent.local_gangs import (
     LocalGang,
     LocalMember,
@@ -55,8 +53,10 @@ from tessera.service.agent.strays import (
 )
 from tessera.service.agent.supervisor import Supervisor
 from tessera.v1 import agents_pb2 as pb
+from tessera.v1.launch_pb2 import EXIT_ERROR, EXIT_NOT_STARTED
 from tests.support.agent_fakes import EndlessProcess
 from tests.support.agents import a_gang, is_running, until
+from tests.support.launches import WHOLE_LAUNCH
 from tests.support.laws import examples
 from tests.support.patience import PATIENCE_S
 from tests.support.programs import ENDLESS, TWO_NODES, ProgramBench, train
@@ -79,13 +79,15 @@ GANGS = st.builds(
 )
 
 
-def a_local_gang(gang: Gang, phase: GangPhase, reported: bool) -> LocalGang:
+def a_local_gang(
+    gang: pb.DesiredGang, phase: pb.ObservedGang.Phase.ValueType, reported: bool
+) -> LocalGang:
     """Return a gang whose leader has a process here unless it has ended."""
     has_process = gang.leader != "far" and phase in LIVE_PHASES
     member = LocalMember(
-        node=gang.shares[0][0], phase=phase, handle=EndlessProcess() if has_process else None
+        node=gang.shares[0].node, phase=phase, handle=EndlessProcess() if has_process else None
     )
-    stopping = phase is GangPhase.STOPPING
+    stopping = phase == pb.ObservedGang.STOPPING
     return LocalGang(gang=gang, members=[member], is_stopping=stopping, reported=reported)
 
 
@@ -93,23 +95,25 @@ def a_local_gang(gang: Gang, phase: GangPhase, reported: bool) -> LocalGang:
 @given(
     st.none() | st.lists(GANGS, max_size=4),
     st.lists(
-        st.builds(a_local_gang, GANGS, st.sampled_from(GangPhase), st.booleans()),
+        st.builds(
+            a_local_gang, GANGS, st.sampled_from(pb.ObservedGang.Phase.values()[1:]), st.booleans()
+        ),
         max_size=3,
-        unique_by=lambda local: local.gang.key,
+        unique_by=lambda local: key_of(local.gang),
     ),
 )
 def test_gangs_start_on_gpus_that_are_free_and_whatever_is_not_desired_stops(
-    desired: list[Gang] | None, here: list[LocalGang]
+    desired: list[pb.DesiredGang] | None, here: list[LocalGang]
 ) -> None:
     actions = reconcile_gangs(desired, here)
-    newest = dict[str, Gang]()
+    newest = dict[str, pb.DesiredGang]()
     for gang in desired or ():
         newest[gang.job] = max(newest.get(gang.job, gang), gang, key=lambda g: g.generation)
-    keys = {gang.key for gang in newest.values()}
-    undesired = [local for local in here if local.gang.key not in keys]
+    keys = {key_of(gang) for gang in newest.values()}
+    undesired = [local for local in here if key_of(local.gang) not in keys]
     stopped = [local for local in undesired if local.is_live and not local.is_stopping]
-    assert actions.stop == tuple(local.gang.key for local in stopped)
-    ended = [local.gang.key for local in undesired if local.reported and not local.is_live]
+    assert actions.stop == tuple(key_of(local.gang) for local in stopped)
+    ended = [key_of(local.gang) for local in undesired if local.reported and not local.is_live]
     assert actions.forget == (tuple(ended) if desired is not None else ())
     # Each newest generation is here, or starts, or waits for what lives, or for what starts before it.
     blocking = [
@@ -118,40 +122,49 @@ def test_gangs_start_on_gpus_that_are_free_and_whatever_is_not_desired_stops(
         if local.is_live and (local not in stopped or local.has_processes)
     ]
     for gang in newest.values():
-        if gang.key in {local.gang.key for local in here}:
+        if key_of(gang) in {key_of(local.gang) for local in here}:
             assert gang not in actions.start
-            assert gang.key not in actions.waiting
+            assert key_of(gang) not in actions.waiting
             continue
         is_blocked = any(
-            gang.job == other.job or gang.devices & other.devices for other in blocking
+            gang.job == other.job or devices_of(gang) & devices_of(other) for other in blocking
         )
         assert (gang in actions.start) is not is_blocked
-        assert (gang.key in actions.waiting) is is_blocked
+        assert (key_of(gang) in actions.waiting) is is_blocked
         if not is_blocked:
             blocking.append(gang)
-    assert {*(gang.key for gang in actions.start), *actions.waiting} <= keys
+    assert {*(key_of(gang) for gang in actions.start), *actions.waiting} <= keys
 
 
-def test_a_gang_reads_back_unchanged_from_disk_and_from_a_message() -> None:
-    gang = a_gang(command=("fail-at", "3"), plan="p", model="bert", params="1.3B", global_batch=8)
-    assert gang_from_json(gang_to_json(gang)) == gang
-    message = pb.DesiredGang(
-        job="a",
-        generation=1,
-        shares=[pb.AgentShare(node="n0", gpu_indices=[0, 1])],
-        leader="n0",
-        members=["n0"],
-        member_gpus=[2],
-        model="bert",
-        params="1.3B",
-        global_batch=8,
-        gpus=2,
-        plan="p",
-        iter_time_s=1.0,
-        iterations_total=1000.0,
-        command=["fail-at", "3"],
-    )
-    assert gang_from_message(message) == gang
+def test_a_gang_reads_back_unchanged_but_for_what_each_message_repeats() -> None:
+    gang = a_gang(command=("fail-at", "3"), pipeline_degree=2, launch=WHOLE_LAUNCH)
+    start = pb.DesiredGang(tuning_plans=["{}"], network=pb.GangNetwork(level=2, levels=8, dscp=10))
+    start.MergeFrom(gang)
+    for message in (gang, start):
+        assert gang_from_json(json.loads(json.dumps(gang_to_json(message)))) == gang
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"format": GANG_FORMAT + 1}, "this release reads 1; let gangs end before"),
+        ({"format": None}, "its format is None"),
+        ({"gang": {"job": "a", "colour": "red"}}, "colour"),
+        ({"gang": {"shares": 3}}, "shares"),
+    ],
+)
+def test_a_gang_that_another_release_wrote_is_refused_and_not_half_read(
+    change: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ValueError, match=problem):
+        gang_from_json(gang_to_json(a_gang()) | change)
+
+
+def test_a_launch_that_cannot_be_written_is_the_problem_of_its_gang_alone() -> None:
+    gang = a_gang()
+    gang.launch.stop_grace.seconds = 10**15
+    with pytest.raises(UnsuitableNode, match="upgrade tessera"):
+        gang_to_json(gang)
 
 
 WAITS = "import time; print('up', flush=True); time.sleep(1e6)"
@@ -199,7 +212,7 @@ class TwoNodeAgent:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.add(asyncio.ensure_future(work))
 
-    def apply(self, *gangs: Gang) -> None:
+    def apply(self, *gangs: pb.DesiredGang) -> None:
         """Receive the next desired state."""
         self._revision += 1
         self.supervisor.apply(self._revision, gangs)
@@ -215,12 +228,12 @@ class TwoNodeAgent:
         self.supervisor = self._make_supervisor()
         self.supervisor.adopt()
 
-    def reports(self) -> dict[str, GangReport]:
+    def reports(self) -> dict[str, pb.ObservedGang]:
         """Return what is reported of each node."""
         self.supervisor.inspect()
         return {report.node: report for report in self.supervisor.reports()}
 
-    def phases(self) -> dict[str, GangPhase]:
+    def phases(self) -> dict[str, int]:
         """Return the phase of each node's member."""
         return {node: report.phase for node, report in self.reports().items()}
 
@@ -250,7 +263,7 @@ async def test_both_members_run_and_a_restarted_agent_adopts_them(agent: TwoNode
     program = train("import time; time.sleep(0.01)")
     gang = agent.bench.gang(program, iterations_total=ENDLESS, **TWO_NODES)
     agent.apply(gang)
-    await until(lambda: set(agent.phases().values()) == {GangPhase.RUNNING})
+    await until(lambda: set(agent.phases().values()) == {pb.ObservedGang.RUNNING})
     before = await until(lambda: max(0.0, agent.reports()["n0"].iterations_done))
     assert agent.reports()["n1"].runtime == ""  # only the leader reports progress
     await agent.restart()
@@ -260,7 +273,7 @@ async def test_both_members_run_and_a_restarted_agent_adopts_them(agent: TwoNode
     await until(lambda: not agent.reports())
     listed = json.loads((agent.bench.store / "checkpoints.json").read_text())["checkpoints"]
     assert [row["generation"] for row in listed] == [1]
-    assert not agent.state.directory(gang.key).exists()
+    assert not agent.state.directory(key_of(gang)).exists()
 
 
 async def test_a_member_that_fails_is_reported_and_the_other_runs_until_it_is_stopped(
@@ -268,13 +281,13 @@ async def test_a_member_that_fails_is_reported_and_the_other_runs_until_it_is_st
 ) -> None:
     gang = agent.bench.gang(FAILS_ON_1, **TWO_NODES)
     agent.apply(gang)
-    await until(lambda: agent.phases()["n1"] is GangPhase.FAILED)
+    await until(lambda: agent.phases()["n1"] == pb.ObservedGang.FAILED)
     failed = agent.reports()["n1"]
-    assert (failed.exit_reason, "ValueError: bad node" in failed.error) == (ExitReason.ERROR, True)
-    await until(lambda: agent.phases()["n0"] is GangPhase.RUNNING)
+    assert (failed.exit_reason, "ValueError: bad node" in failed.error) == (EXIT_ERROR, True)
+    await until(lambda: agent.phases()["n0"] == pb.ObservedGang.RUNNING)
     agent.supervisor.note_sent(agent.supervisor.reports())
     agent.apply(gang)  # the server has not decided yet
-    assert agent.phases() == {"n0": GangPhase.RUNNING, "n1": GangPhase.FAILED}
+    assert agent.phases() == {"n0": pb.ObservedGang.RUNNING, "n1": pb.ObservedGang.FAILED}
     agent.apply()
     await until(lambda: not agent.reports())
 
@@ -291,13 +304,12 @@ async def test_a_half_started_gang_is_ended_to_its_last_process_before_it_starts
         store=agent.state.checkpoints(gang.job),
     )
     runtime = ProgramRuntime(name=COMMAND, settings=agent.bench.settings)
-    runtime.prepare(member)
     runtime.launch(member)  # then the agent dies, before it has launched the other member
     written = agent.bench.store / "files" / "child"
     child = await until(lambda: written.exists() and int(written.read_text() or 0))
     identity = identity_of(child)
     await agent.restart()
-    assert agent.phases() == {"n0": GangPhase.STOPPING}
+    assert agent.phases() == {"n0": pb.ObservedGang.STOPPING}
     agent.apply(gang)
     await until(lambda: "n1" in agent.phases())  # it has been started again, as a whole
     assert not is_running(child) or identity_of(child) != identity
@@ -327,7 +339,7 @@ async def test_programs_of_other_users_can_use_their_files_below_the_usual_direc
         assert (await handle.ended()).error == ""
     progress = handle.observe()
     assert progress is not None
-    assert progress.iterations == 10
+    assert progress.report.iterations_done == 10
     state.release()
     await bench.clean()
 
@@ -343,7 +355,7 @@ async def test_a_gang_that_cannot_start_fails_alone_whatever_a_program_wrote(
     monkeypatch.setattr(ProgramRuntime, "launch", read_token)
     agent.apply(agent.bench.gang(WAITS, **TWO_NODES))
     for report in agent.reports().values():
-        assert (report.phase, report.exit_reason) == (GangPhase.FAILED, ExitReason.NOT_STARTED)
+        assert (report.phase, report.exit_reason) == (pb.ObservedGang.FAILED, EXIT_NOT_STARTED)
         assert "can't decode byte" in report.error
     agent.supervisor.note_sent(agent.supervisor.reports())
     agent.apply()

@@ -14,7 +14,6 @@ from tessera.formulation.launch import SecretVariable
 from tessera.service.agent import isolation
 from tessera.service.agent.isolation import (
     MAX_SECRET_BYTES,
-    ProgramUser,
     make_cgroup,
     read_secrets,
     remove_cgroup,
@@ -22,6 +21,7 @@ from tessera.service.agent.isolation import (
     share_of_cores,
     visible_devices,
 )
+from tessera.service.agent.keeper.spec import ProgramUser
 from tests.support.laws import examples
 
 SECRET = (SecretVariable(variable="TOKEN", name="token"),)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.formulation.exit_reasons import ExitReason
+from tessera.formulation.launch import DEFAULT_LAUNCH
+from tessera.service.agent.isolation import find_user
 from tessera.service.agent.keeper.failures import (
     MAX_STATEMENT,
     MAX_TEXT,
@@ -23,8 +27,9 @@ from tessera.service.agent.keeper.failures import (
 )
 from tessera.service.agent.keeper.measures import MIN_STALL_S, PAIRS, ProgressMeter
 from tessera.service.agent.keeper.reporting import LEAST_PART_S, MemberReporter, divide_start
-from tessera.service.agent.keeper.spec import KeeperSpec
+from tessera.service.agent.keeper.spec import KeeperSpec, LaunchArguments, spec_from_plain
 from tessera.service.agent.keeper.tuning import MAX_PLAN_CHARS, TuningWatch
+from tests.support.launches import WHOLE_LAUNCH
 from tests.support.laws import examples
 
 TRACEBACK = """Traceback (most recent call last):
@@ -384,8 +389,8 @@ def test_the_plan_is_passed_on_in_canonical_json_with_its_times(
     assert watch.feed(70.0, TUNING_REPORT | planned) == ""
     assert watch.to_plain() == {
         "executed_plan": '{"micro_batch":8,"stages":[{"end":4,"start":0}]}',
-        "executed_s": 0.5,
-        "planned_s": sent,
+        "executed_iter_time_s": 0.5,
+        "planned_iter_time_s": sent,
     }
 
 
@@ -429,7 +434,7 @@ def test_the_price_of_a_restart_leaves_the_tuning_out(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "progress.json").read_text())
     assert written["restart_times"]["launch_s"] == 5.0
     assert written["restart_times"]["first_iteration_s"] == 24.0  # of 84, and 60 were of tuning
-    assert written["executed_s"] == 0.5
+    assert written["executed_iter_time_s"] == 0.5
 
 
 def a_spec(directory: Path) -> KeeperSpec:
@@ -443,17 +448,22 @@ def a_spec(directory: Path) -> KeeperSpec:
         nodes=1,
         ranks=(0,),
         ranks_are_gpus=False,
+        launch=DEFAULT_LAUNCH,
+        arguments=LaunchArguments(argv=()),
+        user=find_user(os.geteuid()),
         directory=folder,
-        inbox=folder,
-        outbox=folder,
         store=folder,
         logs=folder,
         mark="",
         lease="",
         address="",
-        argv=(),
-        environment={},
     )
+
+
+def test_a_specification_survives_json(tmp_path: Path) -> None:
+    arguments = LaunchArguments(argv=("a", "b"), environment={"A": "b"}, stdin="text")
+    spec = replace(a_spec(tmp_path), launch=WHOLE_LAUNCH, arguments=arguments, cores=(1, 2))
+    assert spec_from_plain(json.loads(json.dumps(spec.to_plain()))) == spec
 
 
 @pytest.mark.parametrize(

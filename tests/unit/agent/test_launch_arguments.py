@@ -29,6 +29,7 @@ from tessera.formulation.execution_plan import (
     ZeroStage,
 )
 from tessera.formulation.runtimes import MEGATRON, RUNTIMES
+from tessera.service.agent.keeper.spec import LaunchArguments
 from tessera.service.agent.runtimes.arguments.deepspeed import (
     CONFIGURATION,
     deepspeed_arguments,
@@ -36,7 +37,7 @@ from tessera.service.agent.runtimes.arguments.deepspeed import (
     find_configuration,
 )
 from tessera.service.agent.runtimes.arguments.jax import jax_arguments
-from tessera.service.agent.runtimes.arguments.layout import LaunchArguments, RankLayout
+from tessera.service.agent.runtimes.arguments.layout import RankLayout
 from tessera.service.agent.runtimes.arguments.megatron import megatron_arguments
 from tessera.service.agent.runtimes.arguments.torchrun import torchrun_arguments
 from tessera.service.agent.runtimes.arguments.words import fill_words, read_flags

@@ -17,14 +17,6 @@ from tessera.formulation.network.tags import (
     TagSettings,
 )
 from tessera.formulation.runtimes import REPLAY
-from tessera.service.agent.gangs import (
-    Gang,
-    GangPhase,
-    NetworkPart,
-    gang_from_json,
-    gang_from_message,
-    gang_to_json,
-)
 from tessera.service.agent.main import main
 from tessera.service.agent.network.backend import (
     AdviceBackend,
@@ -388,11 +380,11 @@ class NetworkSupervisor:
     def _changed(self) -> None:
         self.notifications += 1
 
-    def hears(self, *gangs: Gang, **priorities: int) -> None:
+    def hears(self, *gangs: pb.DesiredGang, **priorities: int) -> None:
         """Apply a desired state. ``t10=3`` gives tag 10 priority 3."""
         self._revision += 1
         priority_by_tag = {int(tag[1:]): p for tag, p in priorities.items()}
-        tags = {g.job: g.network.dscp for g in gangs if g.network is not None}
+        tags = {g.job: g.network.dscp for g in gangs if g.HasField("network")}
         settings = TagSettings(tags=tags, priorities=priority_by_tag | {CONTROL_TAG: 7})
         self.supervisor.apply(self._revision, gangs, settings if priorities else None)
 
@@ -403,12 +395,13 @@ class NetworkSupervisor:
         )
         return document
 
-    def phases(self) -> dict[str, GangPhase]:
+    def phases(self) -> dict[str, int]:
         return {report.job: report.phase for report in self.supervisor.reports()}
 
 
-def a_tagged_gang(job: str = "a", level: int = 1, dscp: int = 10, **rest: Any) -> Gang:
-    part = NetworkPart(level=level, levels=8, dscp=dscp, routes=(PATH,))
+def a_tagged_gang(job: str = "a", level: int = 1, dscp: int = 10, **rest: Any) -> pb.DesiredGang:
+    route = pb.GangRoute(source=PATH[0], target=PATH[1], via=PATH[2])
+    part = pb.GangNetwork(level=level, levels=8, dscp=dscp, routes=[route])
     return a_gang(job, network=part, **rest)
 
 
@@ -525,15 +518,3 @@ def test_a_tag_without_a_priority_is_left_out_and_logged(tag: int) -> None:
     assert settings.remarks == (
         f"job a has DSCP tag {tag}, but the servers sent no priority for this tag",
     )
-
-
-def test_a_gangs_network_part_comes_from_its_message_and_is_not_stored_or_compared() -> None:
-    message = a_message(10).gangs[0]
-    message.network.routes.add(source="gpu-0", target="gpu-1", via=PATH[2])
-    gang = gang_from_message(message)
-    assert gang.network == NetworkPart(level=2, levels=8, dscp=10, routes=(PATH,))
-    message.ClearField("network")
-    assert gang_from_message(message) == gang
-    assert gang_from_message(message).network is None
-    assert "network" not in gang_to_json(gang)
-    assert gang_from_json(gang_to_json(gang)).network is None

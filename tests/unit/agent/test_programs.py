@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from tessera.formulation.exit_reasons import ExitReason
 from tessera.formulation.launch import SecretVariable
 from tessera.formulation.runtimes import ALPA, DEEPSPEED, JAX, MEGATRON, TORCHRUN
 from tessera.formulation.values import Workload
-from tessera.service.agent.gangs import Gang
 from tessera.service.agent.isolation import UserRule
 from tessera.service.agent.runtimes.programs import KeeperHandle, ProgramRuntime
 from tessera.service.agent.runtimes.protocol import (
@@ -27,6 +25,7 @@ from tessera.service.agent.runtimes.protocol import (
     MemberExit,
 )
 from tessera.service.agent.trainer_certificate import CertificateSource, TrainerCertificate
+from tessera.v1 import agents_pb2 as pb
 from tests.support.agents import is_running, until
 from tests.support.execution_plans import a_plan
 from tests.support.patience import PATIENCE_S
@@ -55,7 +54,7 @@ async def test_a_program_reports_progress_and_loss_by_the_client(bench: ProgramB
     handle = bench.start(bench.gang(train()))
     assert await end_of(handle) == SUCCESS
     progress = observed(handle)
-    assert (progress.iterations, progress.loss, progress.runtime) == (10, 0.1, "command")
+    assert (progress.iterations_done, progress.loss, progress.runtime) == (10, 0.1, "command")
     assert bench.output() == "begins at 0\n"
 
 
@@ -64,7 +63,7 @@ async def test_a_program_reports_progress_by_lines_of_its_output(bench: ProgramB
     pattern = r"step (?P<iteration>[\d,]+): loss=(?P<loss>\S+)"
     handle = bench.start(bench.gang(program, launch={"progress_pattern": pattern}))
     assert await end_of(handle) == SUCCESS  # although no newline ends the last line
-    assert (observed(handle).iterations, observed(handle).loss) == (10, 0.2)
+    assert (observed(handle).iterations_done, observed(handle).loss) == (10, 0.2)
 
 
 async def test_checkpoints_are_asked_for_regularly_and_at_once_if_somebody_asks(
@@ -77,8 +76,8 @@ async def test_checkpoints_are_asked_for_regularly_and_at_once_if_somebody_asks(
     await stop(handle)
     regular = bench.start(bench.gang(train(WAIT), 2, iterations_total=ENDLESS), checkpoint_s=0.1)
     await regular.begun()
-    done = observed(handle).iterations
-    await until(lambda: (observed(regular).checkpoint_iterations or 0) > done + 5)
+    done = observed(handle).iterations_done
+    await until(lambda: observed(regular).checkpoint_iterations > done + 5)
     files = list((bench.store / "generation-2").iterdir())
     assert len(files) <= 4  # three are kept, and one may be new
 
@@ -89,7 +88,7 @@ async def test_a_program_that_was_done_when_it_was_stopped_has_succeeded(
     wait = "import time\nwhile not progress.stop_requested(): time.sleep(0.01)\n"
     handle = bench.start(bench.gang(train() + wait, iterations_total=3))
     await handle.begun()
-    await until(lambda: observed(handle).iterations == 3)
+    await until(lambda: observed(handle).iterations_done == 3)
     handle.stop()
     assert await handle.ended() == SUCCESS
 
@@ -241,7 +240,7 @@ print(urllib.request.urlopen(request, context=context).status)
     assert await end_of(handle) == SUCCESS
     assert bench.output() == "200\n"
     progress = observed(handle)
-    assert (progress.iterations, progress.loss) == (10, 0.25)
+    assert (progress.iterations_done, progress.loss) == (10, 0.25)
     assert "Trainer counts 12 steps, but the job has 10 iterations" in progress.remark
 
 
@@ -284,8 +283,7 @@ def test_what_an_agent_cannot_run_is_refused_before_anything_starts(
 def test_a_pipeline_without_a_plan_is_refused_by_each_runtime_that_needs_its_stages(
     bench: ProgramBench, runtime: str
 ) -> None:
-    gang = bench.gang(("train.py",), runtime=runtime)
-    gang = replace(gang, cell=replace(gang.cell, pipeline_degree=2))
+    gang = bench.gang(("train.py",), runtime=runtime, pipeline_degree=2)
     with pytest.raises(InvalidInput) as refusal:
         bench.start(gang)
     assert str(refusal.value) == (
@@ -295,8 +293,8 @@ def test_a_pipeline_without_a_plan_is_refused_by_each_runtime_that_needs_its_sta
 
 
 async def test_any_program_may_be_a_pipeline_without_a_plan(bench: ProgramBench) -> None:
-    gang = bench.gang("import os; print('TESSERA_PLAN_FILE' in os.environ)", launch=UNTIL_EXIT)
-    handle = bench.start(replace(gang, cell=replace(gang.cell, pipeline_degree=2)))
+    program = "import os; print('TESSERA_PLAN_FILE' in os.environ)"
+    handle = bench.start(bench.gang(program, launch=UNTIL_EXIT, pipeline_degree=2))
     assert (await end_of(handle), bench.output()) == (SUCCESS, "False\n")
 
 
@@ -305,12 +303,13 @@ async def test_a_secret_reaches_the_environment_of_its_tenants_jobs_alone(
 ) -> None:
     (tmp_path / "blue").mkdir()
     (tmp_path / "blue" / "token").write_text("s3cret\n")
-    gang = bench.gang("import os; print(os.environ['TOKEN'])", launch={**SECRET, **UNTIL_EXIT})
-    assert await end_of(bench.start(replace(gang, tenant="blue"), secrets=tmp_path)) == SUCCESS
+    program, launch = "import os; print(os.environ['TOKEN'])", {**SECRET, **UNTIL_EXIT}
+    gang = bench.gang(program, launch=launch, tenant="blue")
+    assert await end_of(bench.start(gang, secrets=tmp_path)) == SUCCESS
     assert bench.output() == "s3cret\n"
     for tenant, problem in (("red", "does not exist"), ("..", "cannot have secrets")):
         with pytest.raises(InvalidInput, match=problem):
-            bench.start(replace(gang, tenant=tenant, generation=2), secrets=tmp_path)
+            bench.start(bench.gang(program, 2, launch, tenant=tenant), secrets=tmp_path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start programs as another user")
@@ -388,14 +387,17 @@ async def test_a_program_tries_plans_and_reports_the_one_it_runs_by(
     plain = [json.dumps(p, sort_keys=True, separators=(",", ":")) for p in tuning["plans"]]
     assert plain == [plan.to_json() for plan in PLANS]
     progress = observed(handle)
-    assert (progress.executed_plan, progress.executed_s) == (PLANS[-1].to_json(), 0.25)
-    assert (progress.planned_s, progress.iterations, progress.remark) == (0.5, 10, "")
+    assert (progress.executed_plan, progress.executed_iter_time_s) == (PLANS[-1].to_json(), 0.25)
+    assert (progress.planned_iter_time_s, progress.iterations_done, progress.remark) == (
+        0.5,
+        10,
+        "",
+    )
     for changes in ({"tuning_plans": ()}, {"runtime": TORCHRUN}):
         gang = bench.gang(TUNE, 2, **(fields | changes))
-        variables = ProgramRuntime(name=gang.runtime, settings=bench.settings)._environment(
-            bench.member(gang), bench.settings.users.choose("", os.geteuid()), "mark"
-        )
-        assert "TESSERA_TUNING_FILE" not in variables
+        runtime = ProgramRuntime(name=gang.launch.runtime, settings=bench.settings)
+        start = runtime.derive_start(bench.member(gang))
+        assert "TESSERA_TUNING_FILE" not in runtime.environment(start)
 
 
 @pytest.mark.parametrize("done", [7, 25])
@@ -407,7 +409,7 @@ async def test_a_program_that_decides_its_end_may_do_fewer_or_more_iterations_th
     save += f"open(path, 'w').write('1')\nprogress.report_checkpoint({done}, path)"
     handle = bench.start(bench.gang(f"{program}\n{save}", launch=UNTIL_EXIT))
     assert await end_of(handle) == SUCCESS
-    assert (observed(handle).iterations, observed(handle).remark) == (done, "")
+    assert (observed(handle).iterations_done, observed(handle).remark) == (done, "")
     assert observed(handle).checkpoint_iterations == done
 
 
@@ -417,11 +419,11 @@ async def test_a_program_that_decides_its_end_and_was_asked_to_stop_is_not_done(
     program = train(WAIT).replace("progress.iterations_total(10)", "10**9")
     handle = bench.start(bench.gang(program, launch=UNTIL_EXIT))
     await handle.begun()
-    await until(lambda: observed(handle).iterations > 10)  # more than was expected
+    await until(lambda: observed(handle).iterations_done > 10)  # more than was expected
     handle.stop()
     async with asyncio.timeout(PATIENCE_S):
         assert await handle.ended() == STOPPED
-    assert observed(handle).checkpoint_iterations == observed(handle).iterations
+    assert observed(handle).checkpoint_iterations == observed(handle).iterations_done
 
 
 async def test_a_program_that_resumes_at_its_last_iteration_is_done_at_once(
@@ -430,7 +432,7 @@ async def test_a_program_that_resumes_at_its_last_iteration_is_done_at_once(
     await end_of(bench.start(bench.gang(train("assert done < 10").replace("stops or", "True or"))))
     again = bench.start(bench.gang(train("1 / 0"), 2))
     assert await end_of(again) == SUCCESS
-    assert (observed(again).iterations, observed(again).resumed_iterations) == (10, 10)
+    assert (observed(again).iterations_done, observed(again).resumed_iterations) == (10, 10)
 
 
 async def test_a_listed_checkpoint_proves_its_iterations(bench: ProgramBench) -> None:
@@ -443,7 +445,7 @@ progress.report_checkpoint(10, path)
 """
     handle = bench.start(bench.gang(program))
     assert await end_of(handle) == SUCCESS
-    assert observed(handle).iterations == 10
+    assert observed(handle).iterations_done == 10
 
 
 async def test_the_leader_decides_for_its_gang(bench: ProgramBench) -> None:
@@ -489,7 +491,7 @@ while not os.path.exists(os.path.join(folder, f"here-{1 - rank}")):
 """A script of two nodes that ends once both run. The first must not end before the other has begun."""
 
 
-def a_jax_gang(bench: ProgramBench, program: str, *words: str, **fields: Any) -> Gang:
+def a_jax_gang(bench: ProgramBench, program: str, *words: str, **fields: Any) -> pb.DesiredGang:
     """Return a gang of two GPUs whose command is a script."""
     script = bench.root / "train.py"
     script.write_text(program)
@@ -555,4 +557,4 @@ async def test_the_end_that_a_program_states_counts_if_iterations_are_missing(
         reason=ExitReason.BAD_CHECKPOINT,
     )
     assert await end_of(handle) == (SUCCESS if done == 10 else stated)
-    assert (observed(handle).iterations, observed(handle).loss) == (done, None)
+    assert (observed(handle).iterations_done, observed(handle).HasField("loss")) == (done, False)

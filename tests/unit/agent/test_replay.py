@@ -17,12 +17,12 @@ from tessera.formulation.errors import InvalidInput
 from tessera.formulation.exit_reasons import ExitReason
 from tessera.formulation.runtimes import fail_at
 from tessera.service.agent import checkpoint
-from tessera.service.agent.gangs import Gang
 from tessera.service.agent.process import Process, python_argv
 from tessera.service.agent.runtimes import replay_job
 from tessera.service.agent.runtimes.protocol import ExitOutcome, MemberExit, MemberHandle, Progress
 from tessera.service.agent.runtimes.replay import ReplayRuntime
 from tessera.service.agent.runtimes.replay_job import elapsed_s_at, iterations_at
+from tessera.v1 import agents_pb2 as pb
 from tests.support.agents import a_gang, is_running, launch_leader, process_of, until
 from tests.support.programs import end_of
 
@@ -35,10 +35,12 @@ class ReplayBench:
         self.store = root / "checkpoints"
         self.pids: list[int] = []
 
-    def directory(self, gang: Gang) -> Path:
+    def directory(self, gang: pb.DesiredGang) -> Path:
         return self.root / "gangs" / f"{gang.job}@{gang.generation}"
 
-    def start(self, gang: Gang, clock_factor: float, checkpoint_s: float = 1e9) -> MemberHandle:
+    def start(
+        self, gang: pb.DesiredGang, clock_factor: float, checkpoint_s: float = 1e9
+    ) -> MemberHandle:
         self.directory(gang).mkdir(parents=True)
         runtime = ReplayRuntime(clock_factor=clock_factor, checkpoint_s=checkpoint_s)
         handle = launch_leader(runtime, gang, self.directory(gang), self.store)
@@ -63,7 +65,9 @@ async def test_a_job_runs_to_completion(
     with caplog.at_level(logging.INFO):
         handle = bench.start(gang, clock_factor=10_000)
     assert await end_of(handle) == MemberExit(outcome=ExitOutcome.SUCCEEDED)
-    assert handle.observe() == Progress(iterations=1000, iter_time_s=1.0, runtime="replay")
+    assert handle.observe() == Progress(
+        report=pb.ObservedGang(iterations_done=1000, iter_time_s=1.0, runtime="replay")
+    )
     assert checkpoint.open_generation(str(bench.store), 1, 0) == 1000
     assert "nobody knows the rate of" in caplog.text  # so it takes a second an iteration
 
@@ -71,7 +75,9 @@ async def test_a_job_runs_to_completion(
 async def test_a_job_resumes_at_the_servers_progress_if_that_is_further(bench: ReplayBench) -> None:
     handle = bench.start(a_gang(iterations_done=500.0, iterations_total=1e9), clock_factor=1e-3)
     await handle.begun()
-    assert handle.observe() == Progress(iterations=500, iter_time_s=0.0, runtime="replay")
+    assert handle.observe() == Progress(
+        report=pb.ObservedGang(iterations_done=500, iter_time_s=0.0, runtime="replay")
+    )
 
 
 async def test_a_job_makes_progress_only_after_its_restart_time(bench: ReplayBench) -> None:

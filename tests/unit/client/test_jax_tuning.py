@@ -18,7 +18,6 @@ from tessera import progress
 from tessera.jax.engines import TrainState
 from tessera.jax.errors import PlanRefused
 from tessera.jax.models import Layer, Model, Params, Values
-from tessera.jax.plans import Plan
 from tessera.jax.training import Data, Training
 from tessera.jax.tuning import (
     MAX_ENDED_STARTS,
@@ -28,6 +27,7 @@ from tessera.jax.tuning import (
     try_plans,
     tune,
 )
+from tessera.plans import ExecutionPlan
 
 DATA = np.zeros((8, 2), dtype=np.float32)
 
@@ -57,7 +57,7 @@ class Workshop:
     def clock(self) -> float:
         return self.now_s
 
-    def make(self, plan: Plan) -> Any:
+    def make(self, plan: ExecutionPlan) -> Any:
         (stage,) = plan.stages
         self.made.append(stage.tp)
         return FakeEngine(self, self._seconds.get(stage.tp, math.nan), self._compile_s)
@@ -127,7 +127,7 @@ def test_a_plan_of_a_later_release_is_refused_and_the_others_are_tried() -> None
     assert "cannot be read" in tuning.trials[1].problem
     assert shop.made == [1, 4]
 
-    def refuse(plan: Plan) -> Any:
+    def refuse(plan: ExecutionPlan) -> Any:
         raise PlanRefused("the model may not be cut there")
 
     refused = try_plans(refuse, PLANNED, [FAST], 1e9, DATA, DATA)
@@ -137,7 +137,7 @@ def test_a_plan_of_a_later_release_is_refused_and_the_others_are_tried() -> None
 def test_a_plan_that_ended_two_starts_is_left_out_and_others_are_not(tmp_path: Path) -> None:
     notes = tmp_path / "notes.json"
 
-    def die(plan: Plan) -> Any:
+    def die(plan: ExecutionPlan) -> Any:
         if plan.stages[0].tp == 2:
             raise KeyboardInterrupt  # nothing catches it, as nothing catches a kill
         return Workshop(SECONDS).make(plan)

@@ -20,7 +20,7 @@ from tessera.estimator.measured_cells import measured_cells, measured_estimates
 from tessera.estimator.models import known_models, model_of, read_model
 from tessera.estimator.plans import shape_of
 from tessera.formulation.errors import InvalidInput
-from tessera.formulation.execution_plan import Offload, Precision
+from tessera.formulation.execution_plan import Offload, Precision, check_fits
 from tessera.formulation.records.estimates import ClusterGpuType, MeasurementRecord, ModelSpec
 from tessera.formulation.values import Cell, EstimateSource, GpuType, Workload
 from tessera.service.config import Config
@@ -66,7 +66,7 @@ def test_the_plan_of_an_estimate_is_for_its_workload_shape_and_layers() -> None:
     for cell in an_estimator().cells(BERT, "a100", 8):
         plan, layers = cell.record.plan, len(model_of("w", BERT, ()).graph)
         assert plan is not None
-        plan.check_fits("plan", BERT, gpus=8, layers=layers)
+        check_fits(plan, "plan", BERT, gpus=8, layers=layers)
         assert (plan.model, len(plan.shape)) == ("bert/1.3B", cell.record.cell.nodes)
         assert cell.record.cell.plan == plan.digest
         assert str(plan) in cell.record.provenance

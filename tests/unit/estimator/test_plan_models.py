@@ -187,13 +187,13 @@ def estimate_of(plan: ExecutionPlan) -> EstimateRecord:
 def test_a_plan_reads_as_its_degrees_switches_and_cores() -> None:
     read = configured(PLANS[5])
     assert (read.dp, read.tp, read.pp, read.accumulation) == (8, 1, 1, 8)
-    assert (read.zero, read.offload, read.cpus_per_gpu) == (2, True, 1.0)
+    assert (read.zero, read.offload, read.update_cores) == (2, True, 1.0)
     assert read.facts.parameters == pytest.approx(1.3e9, rel=0.1)
     assert configured(PLANS[3]).checkpointing
     # 24 blocks of hidden size 2048 on 1024 tokens hand on as many scalars.
     setting = setting_of(PLANS[0])
     assert read.facts.hidden == setting.graph.boundary[3]
-    assert configured(a_plan(8)).cpus_per_gpu == 48 / setting.hardware.gpus_per_node
+    assert configured(a_plan(8)).update_cores == 48 / setting.hardware.gpus_per_node
 
 
 @pytest.mark.parametrize(

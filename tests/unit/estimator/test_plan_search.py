@@ -23,11 +23,11 @@ from tessera.estimator.models import known_models
 from tessera.estimator.plan_search import OPEN, PlanSearch
 from tessera.estimator.planning.uniform import interleaved_divisions, possible_degrees
 from tessera.estimator.plans import Shape
-from tessera.estimator.pricing.divisions import Divisions, PlanTable, Switches
+from tessera.estimator.pricing.divisions import Divisions, PlanTable
 from tessera.estimator.pricing.price import PlanPrice, price_plan
 from tessera.formulation.cancellation import never_cancelled
 from tessera.formulation.demand import Capacity
-from tessera.formulation.execution_plan import Offload, Recomputation, ZeroStage
+from tessera.formulation.execution_plan import Offload, PlanSwitches, Recomputation, ZeroStage
 from tessera.formulation.records.estimates import (
     ClusterGpuType,
     EstimateRecord,
@@ -326,7 +326,9 @@ def every_plan(job: Setting, divisions: Divisions) -> PlanTable:
     """Return divisions with each ZeRO stage and recomputation, all states on the GPUs."""
     attention = job.graph.attention_flops.any()
     ways = [way for way in Recomputation if attention or way is not Recomputation.SELECTIVE]
-    switches = [Switches(zero=zero, recomputation=way) for zero, way in product(ZeroStage, ways)]
+    switches = [
+        PlanSwitches(zero=zero, recomputation=way) for zero, way in product(ZeroStage, ways)
+    ]
     return PlanTable(job, divisions, switches, OPEN, "")
 
 

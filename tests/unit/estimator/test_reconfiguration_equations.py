@@ -159,7 +159,7 @@ def test_rates_are_facts_of_the_hardware_catalogue() -> None:
     [
         ({"dp": 3}, r"has 4 GPUs, but the plan needs pp x tp x dp = 1 x 1 x 3 = 3"),
         ({"offload": True}, "needs a ZeRO stage of at least 1"),
-        ({"cpus_per_gpu": 0.0}, "must be a finite number above 0, not 0"),
+        ({"update_cores": 0.0}, "must be a finite number above 0, not 0"),
         ({"forward_s": float("nan")}, "must be a finite number above 0, not nan"),
         ({"node_gpus": ()}, "at least one GPU on each node"),
     ],

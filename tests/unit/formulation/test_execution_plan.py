@@ -18,12 +18,14 @@ from hypothesis import strategies as st
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import (
     ExecutionPlan,
+    InvalidPlan,
     Offload,
     PlanStage,
     Precision,
     Recomputation,
     Schedule,
     ZeroStage,
+    check_fits,
     read_execution_plan,
 )
 from tessera.formulation.submeshes import refuse_nodes, slice_nodes
@@ -129,12 +131,13 @@ def test_the_chunks_of_an_interleaved_plan_share_their_gpus() -> None:
         ({"schedule": Schedule.INTERLEAVED, "chunks": 3}, "chunks", "divide the 2 stages"),
         ({"offload": Offload.PARAMETERS}, "offload", "ZeRO stage 3"),
         ({"model": "x" * 201}, "model", "200 characters"),
+        ({"schedule": "2f2b"}, "schedule", "must be one of gpipe, 1f1b, interleaved"),
     ],
 )
 def test_a_plan_that_could_not_be_launched_is_refused(
     change: dict[str, Any], field: str, said: str
 ) -> None:
-    with pytest.raises(InvalidInput, match=said) as refused:
+    with pytest.raises(InvalidPlan, match=said) as refused:
         even_plan(**change)
     assert refused.value.field == field
 
@@ -150,7 +153,7 @@ def test_a_plan_that_could_not_be_launched_is_refused(
     ],
 )
 def test_an_impossible_stage_is_refused(stage: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidInput, match=said):
+    with pytest.raises(InvalidPlan, match=said):
         PlanStage(**stage)
 
 
@@ -172,16 +175,16 @@ INTERLEAVED: dict[str, Any] = {"schedule": Schedule.INTERLEAVED, "chunks": 2}
             "multiple of the pipeline degree 2",
         ),
         (
-            lambda: even_plan(model="bert/1.3B").check_fits("plan", GPT),
+            lambda: check_fits(even_plan(model="bert/1.3B"), "plan", GPT),
             "made for the model bert/1.3B, not for gpt/1.3B",
         ),
         (
-            lambda: even_plan(accumulation=4).check_fits("plan", GPT),
+            lambda: check_fits(even_plan(accumulation=4), "plan", GPT),
             "64 an iteration, but the workload's global batch is 128",
         ),
-        (lambda: even_plan().check_fits("plan", GPT, gpus=8), "is for 16 GPUs, not for 8"),
+        (lambda: check_fits(even_plan(), "plan", GPT, gpus=8), "is for 16 GPUs, not for 8"),
         (
-            lambda: even_plan().check_fits("plan", GPT, layers=26),
+            lambda: check_fits(even_plan(), "plan", GPT, layers=26),
             "ends at layer 24, but the model gpt/1.3B has 26",
         ),
     ],
@@ -189,8 +192,8 @@ INTERLEAVED: dict[str, Any] = {"schedule": Schedule.INTERLEAVED, "chunks": 2}
 def test_stages_that_do_not_match_each_other_or_the_workload_are_refused(
     make: Callable[[], object], said: str
 ) -> None:
-    even_plan(model="gpt/1.3B").check_fits("plan", GPT, gpus=16, layers=24)
-    with pytest.raises(InvalidInput, match=said):
+    check_fits(even_plan(model="gpt/1.3B"), "plan", GPT, gpus=16, layers=24)
+    with pytest.raises((InvalidInput, InvalidPlan), match=said):
         make()
 
 

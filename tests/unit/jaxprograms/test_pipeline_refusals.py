@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,14 +14,14 @@ import pytest
 from tessera.jax.build import build_engine
 from tessera.jax.errors import PlanRefused
 from tessera.jax.pipelines import PipelineEngine
-from tessera.jax.plans import Plan, Stage
+from tessera.plans import ExecutionPlan, PlanStage
 from tests.support.pipeline_models import BATCH, a_language_model, some_batches
 
 MODEL = a_language_model(0)
-CHUNKS = (Stage(start=0, end=1), Stage(start=1, end=2))
+CHUNKS = (PlanStage(start=0, end=1), PlanStage(start=1, end=2))
 
 
-def a_plan(**fields: Any) -> Plan:
+def a_plan(**fields: Any) -> ExecutionPlan:
     usual: dict[str, Any] = {
         "micro_batch": BATCH // 2,
         "accumulation": 2,
@@ -28,10 +29,10 @@ def a_plan(**fields: Any) -> Plan:
         "chunks": 2,
         "precision": "f32",
     }
-    return Plan(stages=CHUNKS, **{**usual, **fields})
+    return ExecutionPlan(**{"stages": CHUNKS, **usual, **fields})
 
 
-def an_engine(plan: Plan) -> Any:
+def an_engine(plan: ExecutionPlan) -> Any:
     return build_engine(MODEL, optax.sgd(0.1), plan, jax.devices(), seed=1)
 
 
@@ -42,9 +43,18 @@ def test_stages_on_several_hosts_are_refused() -> None:
         PipelineEngine(MODEL, optax.sgd(0.1), plan, devices, seed=1)
 
 
-def test_an_offload_of_parameters_without_zero_3_is_refused() -> None:
-    with pytest.raises(PlanRefused, match="needs ZeRO stage 3"):
-        an_engine(a_plan(offload="parameters"))
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"precision": "fp8"}, "precision is fp8; tessera.jax knows f32, bf16"),
+        ({"stages": tuple(replace(stage, cp=2) for stage in CHUNKS)}, "cp"),
+    ],
+)
+def test_plans_that_only_other_runtimes_can_run_are_refused(
+    fields: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(PlanRefused, match=problem):
+        an_engine(a_plan(**fields))
 
 
 def test_batches_of_64_bit_numbers_train_as_those_of_32_bits_and_other_sizes_are_refused() -> None:

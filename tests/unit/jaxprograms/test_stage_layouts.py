@@ -13,12 +13,12 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from tessera.jax.errors import ModelRefused, PlanRefused
 from tessera.jax.layouts import AXES, DATA, StageLayout, _mesh_shape, constrain, stage_layouts
 from tessera.jax.models import EXPERT, TENSOR, Layer, Model
-from tessera.jax.plans import Plan, Stage
+from tessera.plans import ExecutionPlan, PlanStage, Schedule
 
 
 def make_layout(zero: int = 0, sequence_axis: int | None = None, **degrees: Any) -> StageLayout:
     """Return a layout on devices that do not exist."""
-    stage = Stage(start=0, end=1, **degrees)
+    stage = PlanStage(start=0, end=1, **degrees)
     mesh: Any = AbstractMesh(_mesh_shape(stage), AXES)
     return StageLayout(stage=stage, mesh=mesh, zero=zero, sequence_axis=sequence_axis)
 
@@ -51,12 +51,12 @@ def shard_shape(layout: StageLayout, division: PartitionSpec, *sizes: int) -> tu
 def test_a_mesh_has_the_devices_of_its_stage(
     degrees: dict[str, Any], expected: tuple[int, ...]
 ) -> None:
-    assert _mesh_shape(Stage(start=0, end=1, **degrees)) == expected
+    assert _mesh_shape(PlanStage(start=0, end=1, **degrees)) == expected
 
 
 def test_experts_that_cross_replicas_unevenly_are_refused() -> None:
     with pytest.raises(PlanRefused, match="use an ep that divides dp"):
-        _mesh_shape(Stage(start=0, end=1, dp=4, tp=3, ep=6))
+        _mesh_shape(PlanStage(start=0, end=1, dp=4, tp=3, ep=6))
 
 
 @pytest.mark.parametrize(
@@ -117,8 +117,10 @@ def test_constrain_does_nothing_outside_of_a_program() -> None:
 
 
 def test_stages_have_devices_in_order_and_chunks_share_them() -> None:
-    stages = tuple(Stage(start=i, end=i + 1) for i in range(4))
-    plan = Plan(stages=stages, micro_batch=1, accumulation=2, schedule="interleaved", chunks=2)
+    stages = tuple(PlanStage(start=i, end=i + 1) for i in range(4))
+    plan = ExecutionPlan(
+        stages=stages, micro_batch=1, accumulation=2, schedule=Schedule.INTERLEAVED, chunks=2
+    )
     devices: Any = np.array(["first", "second"], dtype=object)
     meshes = [layout.mesh for layout in stage_layouts(plan, devices, None)]
     assert [str(mesh.devices.item()) for mesh in meshes] == ["first", "second"] * 2

@@ -19,8 +19,9 @@ from tessera import progress
 from tessera.jax import training
 from tessera.jax.engines import TrainState
 from tessera.jax.models import Layer, Model, Params, Values
-from tessera.jax.plans import Plan, read_plan
+from tessera.jax.plans import read_plan
 from tessera.jax.training import Training, train
+from tessera.plans import ExecutionPlan
 
 BATCH, SAMPLES, ITERATIONS = 4, 10, 6
 PLAN = {"micro_batch": BATCH, "precision": "f32", "stages": [{"start": 0, "end": 1}]}
@@ -33,7 +34,7 @@ class CountingEngine:
     broken_parameters: tuple[int, ...] = ()
 
     def __init__(self) -> None:
-        self.plan: Plan = read_plan(PLAN)
+        self.plan: ExecutionPlan = read_plan(PLAN)
 
     def initial_state(self, seed: int) -> TrainState:
         return TrainState({"count": {"value": jnp.zeros(())}}, {"count": jnp.zeros(())})

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from tessera.formulation import limits
 from tessera.formulation.errors import InvalidInput, StaleEtag
+from tessera.formulation.execution_plan import ExecutionPlan, PlanStage
 from tessera.formulation.goals import GoalResult
 from tessera.formulation.launch import LaunchSpec, SecretVariable
 from tessera.formulation.lifecycle import JobState
@@ -620,3 +621,15 @@ def test_a_limit_is_accepted_and_no_more(
 ) -> None:
     with pytest.raises(InvalidInput) if excess else nullcontext():
         convert(limit + excess)
+
+
+def test_an_agent_receives_the_plan_or_without_one_the_number_of_stages() -> None:
+    gang = a_desired_gang()
+    plan = ExecutionPlan(stages=(PlanStage(start=0, end=1),), micro_batch=8)
+    gang_with_plan = replace(gang, allocation=replace(gang.allocation, plan=plan))
+    state = DesiredState(revision=5, gangs=(gang, gang_with_plan))
+    bare_message, message = agents.of_desired(state, {"n2"}).gangs
+    assert bare_message.WhichOneof("division") == "pipeline_degree"
+    assert bare_message.pipeline_degree == gang.allocation.cell.pipeline_degree
+    assert message.WhichOneof("division") == "execution_plan"
+    assert message.execution_plan == plan.to_json()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +12,8 @@ from tessera.formulation.launch import DEFAULT_LAUNCH, LaunchSpec
 from tessera.formulation.records.agents import DesiredState
 from tessera.formulation.records.jobs import JobSpec
 from tessera.formulation.values import PROFILING, Workload
-from tessera.service.agent.gangs import gang_from_json, gang_from_message, gang_to_json
+from tessera.service.agent.gangs import read_launch
+from tessera.service.agent.isolation import UnsuitableNode
 from tessera.service.rpc.convert import agents, jobs
 from tessera.service.rpc.convert.launch import MAX_LAUNCH_CHARS, of_launch, to_launch
 from tessera.v1 import agents_pb2, jobs_pb2, launch_pb2
@@ -50,22 +50,12 @@ def test_a_tuning_survives_a_round_trip_and_contradicts_a_stated_plan(tuner: str
         launch = LaunchSpec(runtime=tuner, tuning_space="arena", tuning_budget_s=budget_s)
         spec = a_spec("j", command=("train.py",), launch=launch)
         assert read_job(jobs.of_spec("c", spec)).launch == launch
-        assert gang_from_message(send(spec)).launch == launch
+        assert read_launch(send(spec)) == launch
     message = a_job_message(command=("train.py",), runtime=tuner, tuning_space="full")
     message.plan, message.workload.params = a_plan(BERT, 4).to_json(), BERT.params
     with pytest.raises(InvalidInput, match="contradicts plan") as refused:
         read_job(message)
     assert refused.value.field == "job.launch.tuning_space"
-
-
-def test_an_agent_gets_the_plans_to_try_and_does_not_store_them(tuner: str) -> None:
-    launch = LaunchSpec(runtime=tuner, tuning_space="arena")
-    plan = a_plan(BERT, 4).to_json()
-    gang = a_desired_gang(a_spec("j", command=("train.py",), launch=launch))
-    state = DesiredState(revision=5, gangs=(replace(gang, tuning_plans=(plan,)),))
-    received = gang_from_message(agents.of_desired(state, {"n2"}).gangs[0])
-    assert received.tuning_plans == (plan,)
-    assert gang_from_json(gang_to_json(received)).tuning_plans == ()
 
 
 @pytest.mark.parametrize(
@@ -188,36 +178,22 @@ def test_answers_and_agents_name_the_runtime_that_was_implied() -> None:
         (a_spec("j", command=("python",)), "command"),
         (a_spec("j", workload=task, command=("{}",)), "profile"),
     ):
-        gang = gang_from_message(send(spec))
-        assert (gang.runtime, gang.launch) == (runtime, LaunchSpec(runtime=runtime))
+        assert read_launch(send(spec)) == LaunchSpec(runtime=runtime)
 
 
 def test_an_agent_gets_the_launch_the_tenant_and_the_gpus_of_all_members() -> None:
     message = send(a_spec("j", command=("train.py",), launch=WHOLE_LAUNCH, tenant="vision"))
-    assert (message.runtime, message.launch) == ("torchrun", WHOLE_MESSAGE)
+    assert message.launch == WHOLE_MESSAGE
     assert (list(message.members), list(message.member_gpus)) == (["n1", "n2"], [3, 2])
-    gang = gang_from_message(message)
-    assert (gang.runtime, gang.launch, gang.launch_problem) == ("torchrun", WHOLE_LAUNCH, "")
-    assert (gang.tenant, gang.member_gpus) == ("vision", (3, 2))
-    assert gang_from_json(gang_to_json(gang)) == gang
+    assert (message.tenant, read_launch(message)) == ("vision", WHOLE_LAUNCH)
 
 
-def test_a_launch_that_only_a_later_release_allows_is_the_problem_of_its_gang_alone() -> None:
+def test_a_launch_that_only_a_later_release_allows_is_refused_with_what_to_do() -> None:
     message = send(a_spec("j", command=("train.py",), launch=WHOLE_LAUNCH))
     message.launch.env["A"] = "x" * 5000
-    gang = gang_from_message(message)
-    assert gang.launch == DEFAULT_LAUNCH
-    assert gang.launch_problem == (
-        "this agent cannot use the job's launch; upgrade tessera on its node: environment[A]: must have"
+    with pytest.raises(UnsuitableNode) as refused:
+        read_launch(message)
+    assert refused.value.problem == (
+        "this agent cannot use the job's launch; upgrade tessera on its node: env[A]: must have"
         " at most 4096 characters"
     )
-    assert gang_from_json(gang_to_json(gang)) == gang
-
-
-@pytest.mark.parametrize(
-    "launch", [{"user": "A B"}, {"users": "ana"}, {"secrets": [{"name": "a"}]}]
-)
-def test_a_launch_that_no_agent_wrote_is_no_gang(launch: dict[str, Any]) -> None:
-    plain = gang_to_json(gang_from_message(send(a_spec("j"))))
-    with pytest.raises((TypeError, ValueError)):
-        gang_from_json(plain | {"launch": launch})

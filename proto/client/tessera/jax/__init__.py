@@ -22,7 +22,7 @@ from the plan that Tessera has chosen for this start:
     )
 
 docs/training-jax.md explains all of it. The module needs jax, optax and orbax-checkpoint, and
-nothing else of Tessera. Importing it starts no devices.
+of Tessera ``tessera.plans`` and ``tessera.progress`` alone. Importing it starts no devices.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ from tessera.jax.errors import (
 )
 from tessera.jax.layouts import constrain
 from tessera.jax.models import EXPERT, TENSOR, Layer, Model
-from tessera.jax.plans import Plan, Stage, read_plan
+from tessera.jax.plans import read_plan
 from tessera.jax.samples import SampleOrder
 from tessera.jax.training import Data, Training, train
+from tessera.plans import ExecutionPlan, PlanStage
 
 __all__ = [
     "EXPERT",
@@ -49,14 +50,14 @@ __all__ = [
     "CheckpointRefused",
     "Data",
     "Engine",
+    "ExecutionPlan",
     "Layer",
     "LossNotFinite",
     "Model",
     "ModelRefused",
-    "Plan",
     "PlanRefused",
+    "PlanStage",
     "SampleOrder",
-    "Stage",
     "TrainState",
     "Training",
     "TrainingError",

@@ -10,14 +10,14 @@ import optax
 from tessera.jax.engines import Engine
 from tessera.jax.models import Model
 from tessera.jax.pipelines import PipelineEngine
-from tessera.jax.plans import Plan
 from tessera.jax.whole import WholeEngine
+from tessera.plans import ExecutionPlan
 
 
 def build_engine(
     model: Model,
     optimizer: optax.GradientTransformation,
-    plan: Plan,
+    plan: ExecutionPlan,
     devices: Sequence[jax.Device],
     *,
     seed: int,

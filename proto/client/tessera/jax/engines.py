@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import jax
 
 from tessera.jax.models import Params, Values
-from tessera.jax.plans import Plan
+from tessera.plans import ExecutionPlan
 
 OptimizerState: TypeAlias = Any
 
@@ -26,7 +26,7 @@ class Engine(Protocol):
     """A model, an optimizer and a plan on devices."""
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> ExecutionPlan:
         """Return the plan."""
         ...
 

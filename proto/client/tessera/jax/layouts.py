@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tessera.jax.errors import PlanRefused
 from tessera.jax.models import EXPERT, TENSOR, Layer, Params, Values, named_leaves
-from tessera.jax.plans import Plan, Stage
+from tessera.plans import ExecutionPlan, PlanStage
 
 AXES: Final = ("replica", "expert_replica", "expert_tensor", "whole_tensor")
 DATA: Final = ("replica", "expert_replica")
@@ -37,7 +37,7 @@ _DIVIDED: Final = {
 class StageLayout:
     """A stage on its devices. ``zero`` is the plan's ZeRO stage."""
 
-    stage: Stage
+    stage: PlanStage
     mesh: Mesh
     zero: int
     sequence_axis: int | None = None
@@ -136,7 +136,7 @@ def _spread(
 
 
 def stage_layouts(
-    plan: Plan, devices: Sequence[jax.Device], sequence_axis: int | None
+    plan: ExecutionPlan, devices: Sequence[jax.Device], sequence_axis: int | None
 ) -> tuple[StageLayout, ...]:
     """Return the layout of each stage. Stages have devices in their order.
 
@@ -144,14 +144,14 @@ def stage_layouts(
         PlanRefused: experts cannot be divided over a stage's devices.
     """
     meshes, first = [], 0
-    for stage in plan.stages[: plan.degree]:
-        own = np.array(devices[first : first + stage.devices], dtype=object)
+    for stage in plan.stages[: plan.pipeline_degree]:
+        own = np.array(devices[first : first + stage.gpus], dtype=object)
         meshes.append(Mesh(own.reshape(_mesh_shape(stage)), AXES))
-        first += stage.devices
+        first += stage.gpus
     return tuple(
         StageLayout(
             stage=stage,
-            mesh=meshes[index % plan.degree],
+            mesh=meshes[index % plan.pipeline_degree],
             zero=plan.zero,
             sequence_axis=sequence_axis,
         )
@@ -159,7 +159,7 @@ def stage_layouts(
     )
 
 
-def _mesh_shape(stage: Stage) -> tuple[int, int, int, int]:
+def _mesh_shape(stage: PlanStage) -> tuple[int, int, int, int]:
     if stage.dp % stage.ep == 0:
         return stage.dp // stage.ep, stage.ep, 1, stage.tp
     if stage.ep % stage.dp == 0 and stage.tp % (stage.ep // stage.dp) == 0:

@@ -15,7 +15,8 @@ import jax
 from jax.sharding import PartitionSpec
 
 from tessera.jax.errors import ModelRefused, PlanRefused
-from tessera.jax.plans import Plan
+from tessera.jax.plans import require_supported
+from tessera.plans import ExecutionPlan
 
 Params: TypeAlias = Any
 """The parameters of a layer: a pytree of arrays. Its keys are strings."""
@@ -112,21 +113,22 @@ class Model:
             _check_divisions(layer, dict(named_leaves(shapes[layer.name])))
         return shapes
 
-    def check_plan(self, plan: Plan, devices: int, global_batch: int) -> None:
+    def check_plan(self, plan: ExecutionPlan, devices: int, global_batch: int) -> None:
         """Check that the plan fits this model, the devices here, and the job's global batch.
 
         Raises:
             PlanRefused: it does not; the message says what to change.
         """
+        require_supported(plan)
         if plan.layers != len(self.layers):
             raise PlanRefused(
                 f"the plan has {plan.layers} layers, but the model has {len(self.layers)}; the job's"
                 " workload must name this model"
             )
-        if plan.devices > devices:
+        if plan.gpus > devices:
             raise PlanRefused(
-                f"the plan needs {plan.devices} devices, but there are {devices}; on CPUs, set"
-                f" XLA_FLAGS=--xla_force_host_platform_device_count={plan.devices}"
+                f"the plan needs {plan.gpus} devices, but there are {devices}; on CPUs, set"
+                f" XLA_FLAGS=--xla_force_host_platform_device_count={plan.gpus}"
             )
         if plan.global_batch != global_batch:
             raise PlanRefused(

@@ -14,16 +14,16 @@ from tessera.jax.engines import OptimizerState
 from tessera.jax.errors import PlanRefused
 from tessera.jax.layouts import StageLayout
 from tessera.jax.models import Layer, Params
-from tessera.jax.plans import Plan
+from tessera.plans import ExecutionPlan
 
 HOST_MEMORY = "pinned_host"
 """The memory of a host to which states are offloaded, in JAX's words."""
 
 
-def lay_parameters(layer: Layer, shapes: Params, layout: StageLayout, plan: Plan) -> Params:
+def lay_parameters(
+    layer: Layer, shapes: Params, layout: StageLayout, plan: ExecutionPlan
+) -> Params:
     """Return the shapes of a layer's parameters with their shardings. Raises PlanRefused."""
-    if plan.offload == "parameters" and plan.zero < 3:
-        raise PlanRefused("an offload of parameters needs ZeRO stage 3; state zero 3 in the plan")
     places = layout.parameters(layer, shapes)
     return place_shapes(shapes, _offload(places, layout, plan.offload == "parameters"))
 
@@ -33,7 +33,7 @@ def lay_optimizer(
     shapes: Params,
     layout: StageLayout,
     optimizer: optax.GradientTransformation,
-    plan: Plan,
+    plan: ExecutionPlan,
 ) -> OptimizerState:
     """Return the shapes of the optimizer's state for a layer, with their shardings.
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from tessera.jax.layouts import StageLayout, tracing_on
 from tessera.jax.models import Layer, Params, Values
-from tessera.jax.plans import Plan
+from tessera.plans import ExecutionPlan
 
 _INITIAL, _SAMPLES = 0, 1
 """What keys are for: the initial parameters, and random layers."""
@@ -39,7 +39,7 @@ Pass = Callable[[Sequence[Params], Values, Draws | None], Values]
 def trace_layers(
     layers: Sequence[Layer],
     layout: StageLayout,
-    plan: Plan,
+    plan: ExecutionPlan,
     seed: int,
     *,
     frees_results: bool = False,
@@ -91,7 +91,9 @@ def _sample_keys(seed: int, draws: Draws, place: int, samples: int) -> jax.Array
     return jax.vmap(lambda sample: jax.random.fold_in(key, sample))(places)
 
 
-def _prepare(layer: Layer, gathered: StageLayout | None, plan: Plan) -> Callable[..., Values]:
+def _prepare(
+    layer: Layer, gathered: StageLayout | None, plan: ExecutionPlan
+) -> Callable[..., Values]:
     """Return the function of a layer with the plan's precision and recomputation.
 
     It is a new one for each trace. JAX keeps what it traced of old ones, perhaps for another layout.

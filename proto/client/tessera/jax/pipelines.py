@@ -24,7 +24,6 @@ from tessera.jax.layouts import StageLayout, stage_layouts
 from tessera.jax.models import Model, Params, Values
 from tessera.jax.optimizers import fetch, place_shapes, shardings_of
 from tessera.jax.passes import Draws, Pass, trace_layers
-from tessera.jax.plans import Plan
 from tessera.jax.schedules import merge_lanes, order_lanes
 from tessera.jax.stageprograms import (
     Split,
@@ -39,6 +38,7 @@ from tessera.jax.updates import (
     lay_state,
     send_back,
 )
+from tessera.plans import ExecutionPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,13 +74,13 @@ class PipelineEngine:
         self,
         model: Model,
         optimizer: optax.GradientTransformation,
-        plan: Plan,
+        plan: ExecutionPlan,
         devices: Sequence[jax.Device],
         *,
         clip_norm: float | None = None,
         seed: int = 0,
     ) -> None:
-        if len({device.process_index for device in devices[: plan.devices]}) > 1:
+        if len({device.process_index for device in devices[: plan.gpus]}) > 1:
             raise PlanRefused(
                 "the plan's stages are on several hosts, but pipelines run on one host; use a plan"
                 " with one stage, or with stages that fit one host"
@@ -96,7 +96,7 @@ class PipelineEngine:
             place: tuple(jax.device_put(first, place) for first in firsts)
             for place in {x.layout.whole() for x in self._stages if x.is_random}
         }
-        lanes = order_lanes(plan.schedule, plan.degree, plan.chunks, plan.accumulation)
+        lanes = order_lanes(plan.schedule, plan.pipeline_degree, plan.chunks, plan.accumulation)
         self._order = merge_lanes(lanes)
         self._flows: dict[Hashable, Flow] = {}
 
@@ -107,7 +107,7 @@ class PipelineEngine:
         return PipelineUpdate(states, self._optimizer, self._clip_norm, self.library)
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> ExecutionPlan:
         """Return the plan."""
         return self._plan
 

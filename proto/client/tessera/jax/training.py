@@ -7,7 +7,7 @@ import math
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
@@ -26,10 +26,11 @@ from tessera.jax.errors import (
 )
 from tessera.jax.hosts import RequestExchange, is_any_host, is_first_host, prepare_devices
 from tessera.jax.models import Model, Values
-from tessera.jax.plans import Plan, current_plan, read_plan
+from tessera.jax.plans import current_plan, read_plan, set_precision
 from tessera.jax.purity import check_model
 from tessera.jax.samples import Ints, SampleOrder
 from tessera.jax.tuning import tune
+from tessera.plans import ExecutionPlan
 
 if TYPE_CHECKING:
     from tessera.jax.engines import Engine, TrainState
@@ -71,7 +72,7 @@ class Training:
         seed: int = 1,
         precision: str | None = None,
         clip_norm: float | None = None,
-        plan: Plan | None = None,
+        plan: ExecutionPlan | None = None,
     ) -> None:
         """Read the plan and the checkpoint of this start, and place the state accordingly.
 
@@ -89,7 +90,7 @@ class Training:
         prepare_devices()
         devices = jax.devices()
         batch = progress.global_batch(default=batch)
-        chosen = _set_precision(
+        chosen = set_precision(
             current_plan(len(model.layers), len(devices), batch, default=plan), precision
         )
         model.check_plan(chosen, len(devices), batch)
@@ -98,8 +99,8 @@ class Training:
         inputs, targets = data.load(self._order.samples_of(0)[: chosen.micro_batch])
         check_model(model, inputs, targets)
 
-        def make_engine(tried: Plan) -> Engine:
-            tried = _set_precision(tried, precision)
+        def make_engine(tried: ExecutionPlan) -> Engine:
+            tried = set_precision(tried, precision)
             return build_engine(model, optimizer, tried, devices, seed=seed, clip_norm=clip_norm)
 
         tuned = tune(make_engine, lambda: data.load(self._order.samples_of(0)), seed)
@@ -109,7 +110,7 @@ class Training:
         self.state: TrainState = self._first_state()
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> ExecutionPlan:
         """Return the plan that runs."""
         return self.engine.plan
 
@@ -204,10 +205,6 @@ def train(
     except TrainingError as error:
         reason = next((name for kind, name in _REASONS.items() if isinstance(error, kind)), "error")
         progress.fail(reason, str(error))
-
-
-def _set_precision(plan: Plan, precision: str | None) -> Plan:
-    return replace(plan, precision=precision) if precision else plan
 
 
 def _run(

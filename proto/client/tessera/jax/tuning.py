@@ -25,7 +25,8 @@ from tessera.jax.engines import Engine
 from tessera.jax.errors import TrainingError
 from tessera.jax.hosts import find_largest_of_hosts, is_first_host, take_from_first_host
 from tessera.jax.models import Values
-from tessera.jax.plans import Plan, read_plan
+from tessera.jax.plans import read_plan
+from tessera.plans import ExecutionPlan
 
 WARM_UP_ITERATIONS: Final = 2
 """Iterations of a plan that are not measured: programs are compiled, and memory is first used."""
@@ -41,7 +42,7 @@ MAX_PROBLEM_CHARS: Final = 200
 PlainPlan: TypeAlias = Mapping[str, Any]
 """A plan as JSON's plain values, as ``progress.plan`` returns it."""
 
-EngineMaker: TypeAlias = Callable[[Plan], Engine]
+EngineMaker: TypeAlias = Callable[[ExecutionPlan], Engine]
 
 _FAILURES: Final = (TrainingError, RuntimeError, ValueError, TypeError, MemoryError)
 """Errors of a plan that cannot be compiled, has too little memory, or does not fit the model. Those

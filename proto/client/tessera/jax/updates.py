@@ -27,7 +27,7 @@ from tessera.jax.optimizers import (
     take_steps,
 )
 from tessera.jax.passes import initial_key
-from tessera.jax.plans import Plan
+from tessera.plans import ExecutionPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +125,7 @@ def lay_state(
     layout: StageLayout,
     shapes: dict[str, Params],
     optimizer: optax.GradientTransformation,
-    plan: Plan,
+    plan: ExecutionPlan,
 ) -> StageState:
     """Return the state of a stage's layers, laid on its devices.
 

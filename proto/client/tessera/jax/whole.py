@@ -25,7 +25,7 @@ from tessera.jax.optimizers import (
     take_steps,
 )
 from tessera.jax.passes import Draws, initial_key, mean_loss, trace_layers
-from tessera.jax.plans import Plan
+from tessera.plans import ExecutionPlan
 
 
 class WholeEngine:
@@ -39,7 +39,7 @@ class WholeEngine:
         self,
         model: Model,
         optimizer: optax.GradientTransformation,
-        plan: Plan,
+        plan: ExecutionPlan,
         devices: Sequence[jax.Device],
         *,
         seed: int,
@@ -74,7 +74,7 @@ class WholeEngine:
         )
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> ExecutionPlan:
         """Return the plan."""
         return self._plan
 

@@ -893,22 +893,17 @@ class DesiredGang(_message.Message):
     SHARES_FIELD_NUMBER: _builtins.int
     LEADER_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
-    MODEL_FIELD_NUMBER: _builtins.int
-    PARAMS_FIELD_NUMBER: _builtins.int
     GLOBAL_BATCH_FIELD_NUMBER: _builtins.int
     GPU_TYPE_FIELD_NUMBER: _builtins.int
-    GPUS_FIELD_NUMBER: _builtins.int
-    PIPELINE_DEGREE_FIELD_NUMBER: _builtins.int
-    PLAN_FIELD_NUMBER: _builtins.int
     ITER_TIME_S_FIELD_NUMBER: _builtins.int
     ITERATIONS_TOTAL_FIELD_NUMBER: _builtins.int
     ITERATIONS_DONE_FIELD_NUMBER: _builtins.int
     RESTART_S_FIELD_NUMBER: _builtins.int
     COMMAND_FIELD_NUMBER: _builtins.int
-    RUNTIME_FIELD_NUMBER: _builtins.int
     NETWORK_FIELD_NUMBER: _builtins.int
     JOB_NUMBER_FIELD_NUMBER: _builtins.int
     EXECUTION_PLAN_FIELD_NUMBER: _builtins.int
+    PIPELINE_DEGREE_FIELD_NUMBER: _builtins.int
     LAUNCH_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     MEMBER_GPUS_FIELD_NUMBER: _builtins.int
@@ -919,14 +914,8 @@ class DesiredGang(_message.Message):
     generation: _builtins.int
     leader: _builtins.str
     """The id of the node of the leader, which reports progress."""
-    model: _builtins.str
-    params: _builtins.str
     global_batch: _builtins.int
     gpu_type: _builtins.str
-    gpus: _builtins.int
-    pipeline_degree: _builtins.int
-    plan: _builtins.str
-    """The digest of the execution plan. Empty: the best plan, which was not recorded."""
     iter_time_s: _builtins.float
     """The expected seconds of one iteration. 0: unknown, because nothing is known of the model. The
     replay runtime then takes 1 s.
@@ -936,16 +925,14 @@ class DesiredGang(_message.Message):
     """The iterations that the server knows to be done. A checkpoint may be further on."""
     restart_s: _builtins.float
     """The seconds that a start of the job costs. The replay runtime waits for this time first."""
-    runtime: _builtins.str
-    """The name of the runtime. Empty: the agent's own runtime. "profile": the single-device profiler,
-    which gets `command` as its arguments.
-    """
     job_number: _builtins.int
     """A number that rises with each job that is submitted to this database. It distinguishes the job
     from an earlier one of the same name that was deleted or pruned.
     """
     execution_plan: _builtins.str
-    """The canonical JSON of the execution plan. Empty if the plan was not recorded."""
+    """The canonical JSON of the execution plan."""
+    pipeline_degree: _builtins.int
+    """The number of pipeline stages of a Cell whose plan was not recorded."""
     tenant: _builtins.str
     """The tenant that the job is accounted to. Its secrets are those of this tenant."""
     array_index: _builtins.int
@@ -969,7 +956,9 @@ class DesiredGang(_message.Message):
 
     @_builtins.property
     def launch(self) -> _launch_pb2.Launch:
-        """The way in which the job's program is started. Absent: as by "replay" or "profile"."""
+        """The way in which the job's program is started. Without a runtime, the agent's own runtime starts
+        it. "profile" is the single-device profiler, which gets `command` as its arguments.
+        """
 
     @_builtins.property
     def member_gpus(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -989,22 +978,17 @@ class DesiredGang(_message.Message):
         shares: _abc.Iterable[Global___AgentShare] | None = ...,
         leader: _builtins.str = ...,
         members: _abc.Iterable[_builtins.str] | None = ...,
-        model: _builtins.str = ...,
-        params: _builtins.str = ...,
         global_batch: _builtins.int = ...,
         gpu_type: _builtins.str = ...,
-        gpus: _builtins.int = ...,
-        pipeline_degree: _builtins.int = ...,
-        plan: _builtins.str = ...,
         iter_time_s: _builtins.float = ...,
         iterations_total: _builtins.float = ...,
         iterations_done: _builtins.float = ...,
         restart_s: _builtins.float = ...,
         command: _abc.Iterable[_builtins.str] | None = ...,
-        runtime: _builtins.str = ...,
         network: Global___GangNetwork | None = ...,
         job_number: _builtins.int = ...,
         execution_plan: _builtins.str = ...,
+        pipeline_degree: _builtins.int = ...,
         launch: _launch_pb2.Launch | None = ...,
         tenant: _builtins.str = ...,
         member_gpus: _abc.Iterable[_builtins.int] | None = ...,
@@ -1012,11 +996,13 @@ class DesiredGang(_message.Message):
         array_index: _builtins.int = ...,
         array_size: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["launch", b"launch", "network", b"network"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["division", b"division", "execution_plan", b"execution_plan", "launch", b"launch", "network", b"network", "pipeline_degree", b"pipeline_degree"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["array_index", b"array_index", "array_size", b"array_size", "command", b"command", "execution_plan", b"execution_plan", "generation", b"generation", "global_batch", b"global_batch", "gpu_type", b"gpu_type", "gpus", b"gpus", "iter_time_s", b"iter_time_s", "iterations_done", b"iterations_done", "iterations_total", b"iterations_total", "job", b"job", "job_number", b"job_number", "launch", b"launch", "leader", b"leader", "member_gpus", b"member_gpus", "members", b"members", "model", b"model", "network", b"network", "params", b"params", "pipeline_degree", b"pipeline_degree", "plan", b"plan", "restart_s", b"restart_s", "runtime", b"runtime", "shares", b"shares", "tenant", b"tenant", "tuning_plans", b"tuning_plans"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["array_index", b"array_index", "array_size", b"array_size", "command", b"command", "division", b"division", "execution_plan", b"execution_plan", "generation", b"generation", "global_batch", b"global_batch", "gpu_type", b"gpu_type", "iter_time_s", b"iter_time_s", "iterations_done", b"iterations_done", "iterations_total", b"iterations_total", "job", b"job", "job_number", b"job_number", "launch", b"launch", "leader", b"leader", "member_gpus", b"member_gpus", "members", b"members", "network", b"network", "pipeline_degree", b"pipeline_degree", "restart_s", b"restart_s", "shares", b"shares", "tenant", b"tenant", "tuning_plans", b"tuning_plans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType_division: _TypeAlias = _typing.Literal["execution_plan", "pipeline_degree"]  # noqa: Y015
+    _WhichOneofArgType_division: _TypeAlias = _typing.Literal["division", b"division"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_division) -> _WhichOneofReturnType_division | None: ...
 
 Global___DesiredGang: _TypeAlias = DesiredGang  # noqa: Y015
 

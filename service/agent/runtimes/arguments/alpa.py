@@ -21,12 +21,8 @@ from tessera.formulation.execution_plan import (
 )
 from tessera.formulation.runtimes import ALPA
 from tessera.formulation.submeshes import refuse_nodes, slice_nodes
-from tessera.service.agent.runtimes.arguments.layout import (
-    LaunchArguments,
-    RankLayout,
-    check_plan,
-    read_program,
-)
+from tessera.service.agent.keeper.spec import LaunchArguments
+from tessera.service.agent.runtimes.arguments.layout import RankLayout, check_plan, read_program
 from tessera.service.agent.runtimes.arguments.words import fill_words
 
 RUNNER: Final = str(Path(__file__).parents[2] / "programs" / "alpa_runner.py")

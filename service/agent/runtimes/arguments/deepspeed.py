@@ -22,9 +22,8 @@ from tessera.formulation.execution_plan import (
     Recomputation,
 )
 from tessera.formulation.runtimes import DEEPSPEED
+from tessera.service.agent.keeper.spec import FILES, LaunchArguments
 from tessera.service.agent.runtimes.arguments.layout import (
-    FILES,
-    LaunchArguments,
     PythonProgram,
     RankLayout,
     check_plan,

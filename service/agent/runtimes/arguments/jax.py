@@ -8,12 +8,8 @@ from dataclasses import replace
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ExecutionPlan
 from tessera.formulation.runtimes import JAX
-from tessera.service.agent.runtimes.arguments.layout import (
-    LaunchArguments,
-    RankLayout,
-    check_plan,
-    read_program,
-)
+from tessera.service.agent.keeper.spec import LaunchArguments
+from tessera.service.agent.runtimes.arguments.layout import RankLayout, check_plan, read_program
 from tessera.service.agent.runtimes.arguments.words import fill_words
 
 

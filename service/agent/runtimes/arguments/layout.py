@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ExecutionPlan
 from tessera.formulation.runtimes import RUNTIMES
-
-FILES: Final = "{files}"
-"""The place holder of the gang's private directory on the node, e.g. in ``{files}/NAME``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,31 +59,6 @@ class RankLayout:
     def gpus(self) -> int:
         """Return the number of GPUs on all nodes."""
         return sum(self.member_gpus)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchArguments:
-    """The command that starts a launcher, with variables and files of its own.
-
-    Words of ``argv`` name a file by ``{files}/NAME``. ``stdin`` is the text of its standard input.
-    Lines of its output that begin with ``report_prefix`` are reports; if it is "", none are.
-    """
-
-    argv: tuple[str, ...]
-    environment: Mapping[str, str] = field(default_factory=dict)
-    files: Mapping[str, str] = field(default_factory=dict)
-    stdin: str = ""
-    report_prefix: str = ""
-
-    def place_files(self, directory: str) -> LaunchArguments:
-        """Return the same arguments with the files in ``directory``.
-
-        Only names of ``files`` are replaced. Other words of the user stay as they are.
-        """
-        argv = list(self.argv)
-        for name in self.files:
-            argv = [word.replace(f"{FILES}/{name}", f"{directory}/{name}") for word in argv]
-        return replace(self, argv=tuple(argv))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

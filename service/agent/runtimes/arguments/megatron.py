@@ -21,12 +21,8 @@ from tessera.formulation.execution_plan import (
     ZeroStage,
 )
 from tessera.formulation.runtimes import MEGATRON
-from tessera.service.agent.runtimes.arguments.layout import (
-    LaunchArguments,
-    RankLayout,
-    check_plan,
-    read_program,
-)
+from tessera.service.agent.keeper.spec import LaunchArguments
+from tessera.service.agent.runtimes.arguments.layout import RankLayout, check_plan, read_program
 from tessera.service.agent.runtimes.arguments.torchrun import launcher_variables, launcher_words
 from tessera.service.agent.runtimes.arguments.words import fill_words, read_flags
 

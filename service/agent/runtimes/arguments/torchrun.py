@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from tessera.formulation.execution_plan import ExecutionPlan
 from tessera.formulation.runtimes import TORCHRUN
+from tessera.service.agent.keeper.spec import LaunchArguments
 from tessera.service.agent.runtimes.arguments.layout import (
-    LaunchArguments,
     PythonProgram,
     RankLayout,
     check_plan,

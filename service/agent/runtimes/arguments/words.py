@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import fields
 from typing import Final
 
 from tessera.formulation.errors import InvalidInput
 from tessera.formulation.execution_plan import ExecutionPlan
+
+INTERNAL_FIELDS: Final = ("stages", "micro_batch", "shape", "model")
+"""Fields of a plan that no word holds as they are."""
 
 PLACEHOLDER: Final = re.compile(r"\{plan\.([^{}]*)\}")
 
@@ -21,16 +25,9 @@ def plan_values(plan: ExecutionPlan) -> dict[str, str]:
         "gpus": plan.gpus,
         "layers": plan.layers,
         "pp": plan.pipeline_degree,
-        "chunks": plan.chunks,
-        "accumulation": plan.accumulation,
         "global_batch": plan.global_batch,
-        "zero": plan.zero.value,
-        "schedule": plan.schedule.value,
-        "offload": plan.offload.value,
-        "cpus_per_gpu": plan.cpus_per_gpu,
-        "recomputation": plan.recomputation.value,
-        "precision": plan.precision.value,
     }
+    values |= {f.name: getattr(plan, f.name) for f in fields(plan) if f.name not in INTERNAL_FIELDS}
     for name in ("dp", "tp", "ep", "cp", "sp"):
         degrees = {getattr(stage, name) for stage in plan.stages}
         if len(degrees) == 1:
