@@ -15,7 +15,7 @@ import numpy as np
 
 from tessera.formulation.lifecycle import LEAVING
 from tessera.formulation.placement import Gang, Placement, changed_gangs, current_gangs
-from tessera.formulation.problem import Problem, RowKind
+from tessera.formulation.problem import Problem, RowKind, migration_price, placed_value
 from tessera.formulation.snapshot import STATES, Snapshot
 from tessera.formulation.solution import Solution
 from tessera.formulation.tables import Bools, Ints
@@ -431,40 +431,3 @@ def score_solution(
                     nodes = 0 if len(gang.members) == fewest[k] else gang.nodes
                     values[k] -= migration_price(problem, job, column, nodes)
     return sum(values) / problem.scale
-
-
-def placed_value(problem: Problem, column: int, nodes: int) -> float:
-    """Return the value of ``column`` spread over ``nodes`` nodes, in the problem's units.
-
-    A positive value shrinks with the rate. A cost (a value below 0) does not. A faster shape counts
-    no more than the best column of the same job, type and GPU count, so that columns bound it.
-    """
-    value = float(problem.value[column])
-    if value <= 0:
-        return value
-    cell = int(problem.cell[column])
-    share = problem.cells.placed_rate(cell, nodes) / float(problem.cells.rate[cell])
-    return min(share * value, _best_alike(problem, column)) if share > 1 else share * value
-
-
-def _best_alike(problem: Problem, column: int) -> float:
-    """Return the greatest value of a column of the same job, type and GPU count."""
-    job = int(np.searchsorted(problem.job_start, column, side="right")) - 1
-    own = np.arange(problem.job_start[job], problem.job_start[job + 1])
-    cells, cell = problem.cells, problem.cell
-    alike = (cells.gpu_type[cell[own]] == cells.gpu_type[cell[column]]) & (
-        cells.gpus[cell[own]] == cells.gpus[cell[column]]
-    )
-    return float(problem.value[own[alike]].max())
-
-
-def migration_price(problem: Problem, job: int, column: int, nodes: int = 0) -> float:
-    """Return the restart cost of moving ``job`` within ``column``, in the problem's units.
-
-    If it is moved to ``nodes`` nodes, on which it is faster, the cost is a share of the value there.
-    It is then the same as for a start on that shape.
-    """
-    gross = abs(float(problem.value[column] + problem.restart_price[column]))
-    if nodes and problem.value[column] > 0:
-        gross *= max(1.0, placed_value(problem, column, nodes) / float(problem.value[column]))
-    return gross * float(problem.restart_share[job])

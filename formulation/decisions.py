@@ -10,10 +10,9 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from tessera.formulation.admission import Admission
-from tessera.formulation.check import migration_price
 from tessera.formulation.lifecycle import ACTIVE, JobState
 from tessera.formulation.placement import Gang, Placement, changed_gangs, current_gangs
-from tessera.formulation.problem import Problem
+from tessera.formulation.problem import Problem, migration_price
 from tessera.formulation.reasons import Reason
 from tessera.formulation.replans import Replan, start_duration_s, unsaved_s
 from tessera.formulation.snapshot import Snapshot

@@ -368,3 +368,40 @@ def scale_values(values: Floats, scale: float) -> Ints:
     if not (most < MAX_TOTAL and least > -MAX_TOTAL):  # the maximum of numbers with a NaN is NaN
         raise ProblemTooLarge("value", "a value is not finite or exceeds 2^53 once scaled")
     return np.rint(product, out=product).astype(np.int64)
+
+
+def placed_value(problem: Problem, column: int, nodes: int) -> float:
+    """Return the value of ``column`` spread over ``nodes`` nodes, in the problem's units.
+
+    A positive value shrinks with the rate. A cost (a value below 0) does not. A faster shape counts
+    no more than the best column of the same job, type and GPU count, so that columns bound it.
+    """
+    value = float(problem.value[column])
+    if value <= 0:
+        return value
+    cell = int(problem.cell[column])
+    share = problem.cells.placed_rate(cell, nodes) / float(problem.cells.rate[cell])
+    return min(share * value, _best_alike(problem, column)) if share > 1 else share * value
+
+
+def _best_alike(problem: Problem, column: int) -> float:
+    """Return the greatest value of a column of the same job, type and GPU count."""
+    job = int(np.searchsorted(problem.job_start, column, side="right")) - 1
+    own_columns = np.arange(problem.job_start[job], problem.job_start[job + 1])
+    cells, cell = problem.cells, problem.cell
+    alike = (cells.gpu_type[cell[own_columns]] == cells.gpu_type[cell[column]]) & (
+        cells.gpus[cell[own_columns]] == cells.gpus[cell[column]]
+    )
+    return float(problem.value[own_columns[alike]].max())
+
+
+def migration_price(problem: Problem, job: int, column: int, nodes: int = 0) -> float:
+    """Return the restart cost of moving ``job`` within ``column``, in the problem's units.
+
+    If it is moved to ``nodes`` nodes, on which it is faster, the cost is a share of the value there.
+    It is then the same as for a start on that shape.
+    """
+    gross = abs(float(problem.value[column] + problem.restart_price[column]))
+    if nodes and problem.value[column] > 0:
+        gross *= max(1.0, placed_value(problem, column, nodes) / float(problem.value[column]))
+    return gross * float(problem.restart_share[job])

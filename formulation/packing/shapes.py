@@ -14,9 +14,8 @@ from typing import Final
 import numpy as np
 
 from tessera.formulation.cells import Cells
-from tessera.formulation.check import migration_price
 from tessera.formulation.packing.shares import MAX_NODE_GPUS, Sizes
-from tessera.formulation.problem import Problem
+from tessera.formulation.problem import Problem, migration_price
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.tables import Floats, Ints, begins_group
 

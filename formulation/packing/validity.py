@@ -15,9 +15,9 @@ from typing import Final
 
 import numpy as np
 
-from tessera.formulation.check import Violation, migration_price, placed_value
+from tessera.formulation.check import Violation
 from tessera.formulation.placement import Gang
-from tessera.formulation.problem import Problem, RowKind
+from tessera.formulation.problem import Problem, RowKind, migration_price, placed_value
 from tessera.formulation.snapshot import Snapshot
 
 RULE: Final = "packing row"

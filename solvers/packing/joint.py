@@ -17,11 +17,10 @@ from typing import Final
 import numpy as np
 from ortools.sat.python import cp_model
 
-from tessera.formulation.check import migration_price, placed_value
 from tessera.formulation.packing.shapes import ShapeClasses
 from tessera.formulation.packing.shares import shares_of
 from tessera.formulation.placement import Gang
-from tessera.formulation.problem import Problem, RowKind
+from tessera.formulation.problem import Problem, RowKind, migration_price, placed_value
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.solution import SolveStatus
 from tessera.formulation.tables import Floats, Ints

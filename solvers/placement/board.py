@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tessera.formulation.check import migration_price, placed_value
 from tessera.formulation.demand import Demand
 from tessera.formulation.given_demand import demands_of_columns
 from tessera.formulation.node_choices import NodeChoices
 from tessera.formulation.placement import Gang, Placement, current_gangs
-from tessera.formulation.problem import Problem
+from tessera.formulation.problem import Problem, migration_price, placed_value
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.tables import Ints
 from tessera.solvers.placement.blocks import carve_share, indices_of, mask_of

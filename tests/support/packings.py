@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import combinations_with_replacement
 
-from tessera.formulation.check import migration_price, placed_value
 from tessera.formulation.placement import Gang
-from tessera.formulation.problem import Problem
+from tessera.formulation.problem import Problem, migration_price, placed_value
 from tessera.formulation.snapshot import Snapshot
 
 

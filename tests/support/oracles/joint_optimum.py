@@ -14,9 +14,8 @@ from typing import Final
 import numpy as np
 from ortools.sat.python import cp_model
 
-from tessera.formulation.check import placed_value
 from tessera.formulation.policy import Policy
-from tessera.formulation.problem import Problem
+from tessera.formulation.problem import Problem, placed_value
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.statement import build_problem
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from tessera.formulation.check import migration_price, placed_value
 from tessera.formulation.columns import first_draft
 from tessera.formulation.draft import Draft
 from tessera.formulation.goals import Linear
 from tessera.formulation.objectives import LEVELS_OF, column_values, goals_of, with_needs
 from tessera.formulation.objectives.fairness import fair_rate
 from tessera.formulation.policy import Policy
+from tessera.formulation.problem import migration_price, placed_value
 from tessera.formulation.reasons import ReasonCode
 from tessera.formulation.statement import state_round
 from tests.support.builders import a_job
