@@ -1,13 +1,13 @@
-"""Deadlines over several rounds: slots of time, options of jobs, and a checker of schedules.
+"""Deadlines over several rounds: slots of time, options of jobs, and their schedules.
 
 Equations (22) to (29) of ``docs/mathematics.md``. Slots are a grid of absolute time. It is fine
 near now and doubles with the distance. A later grid contains every boundary that an earlier one had
 beyond it, so a promised schedule can always be expressed in the slots of a later round.
 """
 
-from tessera.formulation.lookahead.check import WORK_TOLERANCE, find_schedule_violations
 from tessera.formulation.lookahead.grid import slot_boundaries, slot_spacing
 from tessera.formulation.lookahead.plan import (
+    WORK_TOLERANCE,
     WORK_UNITS,
     Lookahead,
     Picks,
@@ -27,7 +27,6 @@ __all__ = [
     "Picks",
     "all_trained_samples",
     "are_allowed",
-    "find_schedule_violations",
     "look_ahead",
     "may_be_scattered",
     "picks_of",

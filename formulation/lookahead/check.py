@@ -12,14 +12,13 @@ from tessera.formulation.cells import find_narrowest
 from tessera.formulation.check import Violation
 from tessera.formulation.last_round import ScheduleSegments
 from tessera.formulation.lifecycle import ACTIVE
+from tessera.formulation.lookahead.plan import WORK_TOLERANCE
 from tessera.formulation.moments import SAME_S
 from tessera.formulation.placement import current_gangs
 from tessera.formulation.replans import start_duration_s
 from tessera.formulation.snapshot import STATE_CODE, Snapshot
 from tessera.formulation.tables import Bools, Floats, Ints
 
-WORK_TOLERANCE: Final = 1e-6
-"""Share of a job's whole work by which a schedule may fall short, to allow for rounding."""
 ROUNDING: Final = 1e-9
 """Share of a job's whole work by which two sums of the same seconds may differ."""
 

@@ -17,6 +17,8 @@ from tessera.formulation.tables import Bools, Floats, Ints, concatenate_ranges
 
 WORK_UNITS: Final = 10**8
 """A job's remaining work in integers. Rounding loses less than a millionth of it."""
+WORK_TOLERANCE: Final = 1e-6
+"""Share of a job's whole work by which a schedule may fall short, to allow for rounding."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

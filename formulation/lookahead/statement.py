@@ -9,9 +9,13 @@ import numpy as np
 from tessera.formulation.cells import most_compact_by_job
 from tessera.formulation.draft import Draft, RowUse
 from tessera.formulation.last_round import ScheduleSegments
-from tessera.formulation.lookahead.check import WORK_TOLERANCE
 from tessera.formulation.lookahead.grid import slot_boundaries
-from tessera.formulation.lookahead.plan import Lookahead, all_trained_samples, picks_of
+from tessera.formulation.lookahead.plan import (
+    WORK_TOLERANCE,
+    Lookahead,
+    all_trained_samples,
+    picks_of,
+)
 from tessera.formulation.lookahead.reservations import rates_if_kept, reserve_columns
 from tessera.formulation.moments import SAME_S
 from tessera.formulation.policy import KEEP_MODE, PLANNED_MODE

@@ -25,7 +25,7 @@ from tessera.formulation.explanations.starts import tell_starts
 from tessera.formulation.goals import GoalResult
 from tessera.formulation.last_round import ScheduleSegments, StartPlan
 from tessera.formulation.law_check import find_law_violations
-from tessera.formulation.lookahead import find_schedule_violations
+from tessera.formulation.lookahead.check import find_schedule_violations
 from tessera.formulation.network.outcome import NetworkOutcome
 from tessera.formulation.network.running import running_after
 from tessera.formulation.packing.validity import find_false_rows

@@ -11,13 +11,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tessera.benchmarks.deadlines.bench_deadlines import OverloadCase, draw_overload, drive_load
-from tessera.formulation.lookahead import (
-    Lookahead,
-    find_schedule_violations,
-    look_ahead,
-    picks_of,
-    slot_boundaries,
-)
+from tessera.formulation.lookahead import Lookahead, look_ahead, picks_of, slot_boundaries
+from tessera.formulation.lookahead.check import find_schedule_violations
 from tessera.formulation.policy import DEADLINE_MODES, Policy
 from tessera.formulation.snapshot import Snapshot
 from tessera.formulation.tables import Floats, Ints

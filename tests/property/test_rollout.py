@@ -9,7 +9,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.formulation.lookahead import find_schedule_violations, look_ahead
+from tessera.formulation.lookahead import look_ahead
+from tessera.formulation.lookahead.check import find_schedule_violations
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import Snapshot
 from tessera.solvers.base import Budget

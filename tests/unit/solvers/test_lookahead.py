@@ -11,13 +11,8 @@ import pytest
 from tessera.formulation.admission import Admission
 from tessera.formulation.last_round import PlannedStarts, ScheduleSegments
 from tessera.formulation.lifecycle import JobState
-from tessera.formulation.lookahead import (
-    Lookahead,
-    find_schedule_violations,
-    look_ahead,
-    slot_boundaries,
-    slot_spacing,
-)
+from tessera.formulation.lookahead import Lookahead, look_ahead, slot_boundaries, slot_spacing
+from tessera.formulation.lookahead.check import find_schedule_violations
 from tessera.formulation.placement import Gang
 from tessera.formulation.policy import Policy
 from tessera.formulation.reasons import ReasonCode

@@ -11,7 +11,8 @@ import pytest
 
 from tessera.benchmarks.deadlines.large_rounds import draw_deadlines
 from tessera.formulation.admission import Admission
-from tessera.formulation.lookahead import Lookahead, find_schedule_violations, look_ahead, picks_of
+from tessera.formulation.lookahead import Lookahead, look_ahead, picks_of
+from tessera.formulation.lookahead.check import find_schedule_violations
 from tessera.formulation.policy import Policy
 from tessera.formulation.snapshot import Snapshot
 from tessera.solvers.base import Budget, SolverFailed
