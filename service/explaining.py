@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Final
 
 from tessera.db.job_rounds import rounds_of_job
@@ -16,7 +14,8 @@ from tessera.formulation.errors import DeadlineTooShort, InvalidInput, NotAllowe
 from tessera.formulation.explanations.records import Explanation
 from tessera.formulation.lifecycle import ACTIVE, TERMINAL, JobState
 from tessera.formulation.reasons import Reason, ReasonCode
-from tessera.formulation.records.jobs import JobRecord, PlannedStartRecord
+from tessera.formulation.records.explanations import JobExplanation
+from tessera.formulation.records.jobs import JobRecord
 from tessera.formulation.records.rounds import JobRound, RoundRecord, decision_record
 from tessera.formulation.snapshot import Snapshot
 from tessera.service.loop import RoundLoop
@@ -44,30 +43,6 @@ _OUT_OF_TIME: Final = (
     "not every step was tried, because the call's time ended; call again with a longer deadline"
 )
 _ENDED: Final = "the job has ended"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobExplanation:
-    """The explanation of a job, with the round that it is about and the job's earlier rounds.
-
-    ``number`` is 0 if a round on the present state was decided for it. ``kind`` is the round's
-    decision; it is "" if the job has ended. ``explanation`` is None if nothing more is known.
-    ``note`` says why steps may be missing; it is "" if none is. ``start_by_s`` and ``planned_start``
-    are the stored job's, unless the explanation is of a round that the caller has named.
-    """
-
-    number: int
-    created_s: float
-    kind: str
-    explanation: Explanation | None
-    history: Sequence[JobRound]
-    note: str = ""
-    start_by_s: float = math.inf
-    planned_start: PlannedStartRecord | None = None
-
-    def with_starts_of(self, record: JobRecord) -> JobExplanation:
-        """Return the explanation with the promised and the planned start of the stored job."""
-        return replace(self, start_by_s=record.start_by_s, planned_start=record.planned_start)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,8 +280,3 @@ def _require_decided(number: int, name: str, history: Sequence[JobRound]) -> Non
         return
     known = f"; rounds {history[-1].number} to {history[0].number} did" if history else ""
     raise InvalidInput("round", f"round {number} did not decide on {name}{known}")
-
-
-def group_rounds(history: Sequence[JobRound]) -> list[list[JobRound]]:
-    """Return rounds (newest first) as spans of the same decision, for the same reason, on one Cell."""
-    return [list(span) for _, span in groupby(history, key=lambda r: (r.kind, r.code, r.cell))]

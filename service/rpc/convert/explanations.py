@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from tessera.formulation.explanations.records import Displacement, Step
 from tessera.formulation.reasons import CAUSES, ReasonCode
+from tessera.formulation.records.explanations import JobExplanation, group_rounds
 from tessera.formulation.records.rounds import JobRound
-from tessera.service.explaining import JobExplanation, group_rounds
 from tessera.service.rpc import fields, names
 from tessera.service.rpc.convert.jobs import of_planned_start, of_reason
 from tessera.v1 import jobs_pb2 as pb
