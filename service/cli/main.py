@@ -43,35 +43,35 @@ class DeferredCommand:
 
 
 CLIENT_MODULES: Final = {
-    "jobs": ("submit", "jobs", "job"),
-    "queue": ("queue", "top"),
-    "explain": ("explain",),
-    "whatif": ("whatif",),
-    "curves": ("curve",),
-    "logs": ("logs",),
-    "jobchanges": ("update", "cancel", "hold", "release"),
-    "rounds": ("round", "rounds", "replay"),
-    "policies": ("policy",),
-    "networks": ("network",),
-    "clusters": ("cluster",),
-    "nodes": ("nodes",),
-    "drains": ("drain", "undrain"),
-    "tenants": ("tenants",),
-    "usage": ("usage",),
-    "webhooks": ("webhooks",),
-    "reservations": ("reserve",),
-    "cells": ("cells",),
-    "models": ("models",),
-    "access": ("token", "join-token", "certificate", "audit"),
-    "doctor": ("doctor",),
-    "configprint": ("config",),
+    "tessera.service.cli.jobs": ("submit", "jobs", "job"),
+    "tessera.service.cli.queue": ("queue", "top"),
+    "tessera.service.cli.explain": ("explain",),
+    "tessera.service.cli.whatif": ("whatif",),
+    "tessera.service.cli.curves": ("curve",),
+    "tessera.service.cli.logs": ("logs",),
+    "tessera.service.cli.jobchanges": ("update", "cancel", "hold", "release"),
+    "tessera.service.cli.rounds": ("round", "rounds", "replay"),
+    "tessera.service.cli.policies": ("policy",),
+    "tessera.service.cli.networks": ("network",),
+    "tessera.service.cli.clusters": ("cluster",),
+    "tessera.service.cli.nodes": ("nodes",),
+    "tessera.service.cli.drains": ("drain", "undrain"),
+    "tessera.service.cli.tenants": ("tenants",),
+    "tessera.service.cli.usage": ("usage",),
+    "tessera.service.cli.webhooks": ("webhooks",),
+    "tessera.service.cli.reservations": ("reserve",),
+    "tessera.service.cli.cells": ("cells",),
+    "tessera.service.cli.models": ("models",),
+    "tessera.service.cli.access": ("token", "join-token", "certificate", "audit"),
+    "tessera.service.cli.doctor": ("doctor",),
+    "tessera.service.cli.configprint": ("config",),
 }
 """The modules of the client's commands, with the names of the commands that each of them adds.
 
 A call imports one of them. The help imports all, because they are light."""
 
 _CLIENT: Final = {
-    name: DeferredCommand(f"tessera.service.cli.{module}:add_commands", extra="client")
+    name: DeferredCommand(f"{module}:add_commands", extra="client")
     for module, names in CLIENT_MODULES.items()
     for name in names
 }
